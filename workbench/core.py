@@ -1,0 +1,225 @@
+"""The plain data that layers hand to each other, and the one protocol search needs of an engine.
+
+No torch here: a plan can be pickled, replayed without a model, or sent to another process.
+What it does not do: decide anything. The scheduler makes plans, an executor carries them out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.errors import ConfigError
+
+
+def node_seed(run_seed: int, problem_id: str, path: SequenceOf[int]) -> int:
+    """64-bit seed of a tree node: depends on the run's seed, the problem and the node's path only."""
+    text = f"{run_seed}\x1f{problem_id}\x1f{'/'.join(map(str, path))}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose tokens and when to stop. temperature 0 is greedy; top_k 0 and top_p 1 filter nothing."""
+
+    temperature: float = 1.0
+    max_tokens: int = 16
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int = 0
+    ignore_eos: bool = False
+    logprobs: int | None = None  # None: none; k >= 0: the chosen token's and the k most likely ones'
+
+    def __post_init__(self) -> None:
+        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        object.__setattr__(self, "stop", stops)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        checks = (
+            ("temperature", self.temperature, self.temperature >= 0, ">= 0"),
+            ("max_tokens", self.max_tokens, self.max_tokens >= 1, ">= 1"),
+            ("top_k", self.top_k, self.top_k >= 0, ">= 0 (0: all)"),
+            ("top_p", self.top_p, 0 < self.top_p <= 1, "in (0, 1]"),
+            ("min_p", self.min_p, 0 <= self.min_p < 1, "in [0, 1)"),
+            ("logprobs", self.logprobs, self.logprobs is None or self.logprobs >= 0, "None or >= 0"),
+            ("stop", stops, all(stops), "non-empty strings"),
+        )
+        for name, given, fine, allowed in checks:
+            if not fine:
+                raise ConfigError(f"SamplingParams.{name} is {given!r}; allowed: {allowed}.")
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreParams:
+    """Which logits a scoring request wants: for each position p the logits that follow tokens[: p + 1]."""
+
+    positions: tuple[int, ...]  # ascending, each < len(token_ids)
+    columns: tuple[int, ...]  # token ids
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """Where a request comes from, for the trace only: never read by the scheduler or the sampler."""
+
+    problem_id: str = ""
+    node_id: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One request in flight. Invariant: num_computed <= len(token_ids), and < once anything is wanted.
+
+    token_ids: prompt, then what was sampled. num_computed: tokens whose KV is in the cache now.
+    """
+
+    request_id: int
+    token_ids: list[int]
+    num_prompt_tokens: int
+    params: SamplingParams | None = None  # exactly one of params and score
+    score: ScoreParams | None = None
+    salt: bytes = b""
+    tag: Tag = field(default_factory=Tag)
+    arrival_s: float = 0.0
+    num_computed: int = 0
+    num_cached_tokens: int = 0  # hit at the first admission
+    readmit_cached_tokens: int = 0
+    preemptions: int = 0
+    scheduled_s: float | None = None
+    first_token_s: float | None = None
+    logprobs: list[dict[int, float]] = field(default_factory=list)
+    score_rows: dict[int, NDArray[np.float32]] = field(default_factory=dict)  # position -> [columns]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def kind(self) -> str:
+        return "score" if self.params is None else "generate"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """The rows of a step that are sampled, as columns; R rows. All filters are applied in float64."""
+
+    rows: NDArray[np.int64]  # [R] row of the flat batch whose logits are sampled
+    positions: NDArray[np.int64]  # [R] absolute position of the token to come (counter of the noise)
+    seeds: NDArray[np.uint64]  # [R]
+    temperature: NDArray[np.float64]  # [R]
+    top_k: NDArray[np.int64]  # [R] 0: all
+    top_p: NDArray[np.float64]  # [R]
+    min_p: NDArray[np.float64]  # [R]
+    logprobs: NDArray[np.int64]  # [R] -1: none wanted, else how many beside the chosen token's
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class WantedLogits:
+    """Logits asked for by scoring requests that share the same columns: result shape [rows, columns]."""
+
+    rows: NDArray[np.int64]  # rows of the flat batch
+    columns: NDArray[np.int64]  # token ids
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """Everything one forward pass needs: one flat batch of T tokens of S sequences, no padding between them.
+
+    Sequence s owns rows query_start[s] : query_start[s + 1]; its keys are positions 0 .. context_len[s] - 1;
+    block b of its table lies at element offset block_offsets[s, b] within each layer's slab (0 where unused).
+    """
+
+    step: int
+    tokens: NDArray[np.int64]  # [T]
+    positions: NDArray[np.int64]  # [T]
+    query_start: NDArray[np.int32]  # [S + 1]
+    context_len: NDArray[np.int32]  # [S]
+    block_offsets: NDArray[np.int64]  # [S, most blocks of one sequence]
+    sampling: SamplingRows
+    wanted: tuple[WantedLogits, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_seqs(self) -> int:
+        return len(self.context_len)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What an executor answers to a StepPlan; rows in the plan's order."""
+
+    tokens: NDArray[np.int64]  # [R] sampled
+    logprobs: tuple[dict[int, float] | None, ...] = ()  # [R] or empty when no row wants any
+    wanted: tuple[NDArray[np.float32], ...] = ()  # one [rows, columns] a WantedLogits
+    forward_s: float = 0.0
+    sampling_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A finished request. finish_reason: stop | length | eos | score | abort | error."""
+
+    request_id: int
+    token_ids: tuple[int, ...]  # sampled, stop string's and end-of-sequence tokens included
+    text: str
+    finish_reason: str
+    num_cached_tokens: int = 0
+    logprobs: tuple[dict[int, float], ...] | None = None
+    logits: NDArray[np.float32] | None = None  # [positions, columns] of a scoring request
+    error: Exception | None = None
+
+
+class TokenEngine(Protocol):
+    """What search needs of an engine; an adapter to another engine declares what it lacks in capabilities."""
+
+    name: str
+    max_model_len: int
+    tokenizer: Any  # workbench.tokenizer.Tokenizer or a look-alike
+    fingerprint: str  # of the weights and the arithmetic: equal fingerprints give equal tokens
+    capabilities: frozenset[str]  # of "token_identity", "trace", "resplit"
+
+    def add(
+        self, prompt: str | SequenceOf[int], params: SamplingParams, *, tag: Tag | None = None
+    ) -> int:
+        """Queue a prompt; answers its request id."""
+        ...
+
+    def add_score(
+        self,
+        token_ids: SequenceOf[int],
+        positions: SequenceOf[int],
+        columns: SequenceOf[int],
+        *,
+        tag: Tag | None = None,
+    ) -> int:
+        """Queue a scoring request; its output carries logits [positions, columns]."""
+        ...
+
+    def step(self) -> list[RequestOutput]:
+        """One scheduling step; answers the requests that finished in it."""
+        ...
+
+    def abort(self, request_id: int) -> None:
+        """Drop a request; unknown or finished ids are ignored."""
+        ...
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request waits or runs."""
+        ...

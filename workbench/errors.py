@@ -1,0 +1,44 @@
+"""Every error the workbench raises on bad input: each says what was given, what is allowed and what to do.
+
+Imported by every layer, imports nothing. Errors of our own making (a broken invariant) are plain `assert`s instead.
+"""
+
+from difflib import get_close_matches
+
+
+class WorkbenchError(Exception):
+    """The root: `except WorkbenchError` catches all bad input and nothing else."""
+
+
+class ConfigError(WorkbenchError, ValueError):
+    """A setting that is unknown, of the wrong type, or outside what is allowed."""
+
+
+class ModelError(WorkbenchError):
+    """A model that is unknown, incomplete, corrupt, or of an unsupported architecture."""
+
+
+class PromptError(WorkbenchError, ValueError):
+    """A request the engine can never serve: empty, too long, or with token ids outside the vocabulary."""
+
+
+class OutOfMemory(WorkbenchError, MemoryError):
+    """A budget that leaves a model without blocks for one request of max_model_len."""
+
+
+class ProblemFileError(WorkbenchError, ValueError):
+    """A problem file with a row that cannot be read; the row is named."""
+
+
+class RunStoreError(WorkbenchError):
+    """A run folder that is missing, incomplete or of another schema version."""
+
+
+class StepError(WorkbenchError, RuntimeError):
+    """A forward pass failed; the requests of that step finish with it, the engine goes on."""
+
+
+def nearest(given: str, known: list[str] | tuple[str, ...]) -> str:
+    """` Did you mean 'x'?` when a known name is close to the given one, else an empty text."""
+    close = get_close_matches(given, known, n=1, cutoff=0.5)
+    return f" Did you mean {close[0]!r}?" if close else ""
