@@ -1,0 +1,188 @@
+"""The settings of an engine, a search and a sweep: frozen, checked at construction, fingerprinted.
+
+`from_dict` refuses a key it does not know; `fingerprint()` names a setting by what it contains, so equal settings
+find each other's results. Nothing here reads the machine or loads a model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
+
+from workbench.errors import ConfigError, nearest
+
+_UNITS = {"": 1, "b": 1} | {
+    prefix + ending: base**power
+    for power, prefix in enumerate("kmgt", start=1)
+    for ending, base in (("ib", 1024), ("b", 1000))
+}
+
+
+def parse_size(size: int | str) -> int:
+    """Bytes of a size given as a number of bytes or as text ("1GiB", "64 MiB", "500MB")."""
+    if isinstance(size, int) and not isinstance(size, bool) and size > 0:
+        return size
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(size).lower())
+    if isinstance(size, bool) or found is None or found[2] not in _UNITS or float(found[1]) <= 0:
+        raise ConfigError(
+            f"{size!r} is no size; give a positive number of bytes or text such as '64MiB' or '1GiB'."
+        )
+    return int(float(found[1]) * _UNITS[found[2]])
+
+
+def format_size(num_bytes: float) -> str:
+    """`num_bytes` as a person reads it, in binary units: 1536 -> '1.5 KiB'."""
+    power = min(4, int(math.log2(max(1, abs(num_bytes))) // 10))
+    if power == 0:
+        return f"{num_bytes:.0f} B"
+    return f"{num_bytes / 1024**power:.1f} {'KMGT'[power - 1]}iB"
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """What every configuration can do: be read from a mapping, be written, be named."""
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> Self:
+        known = [f.name for f in fields(cls)]
+        for key in given:
+            if key not in known:
+                raise ConfigError(
+                    f"{cls.__name__} has no setting {key!r}.{nearest(key, known)} Known: {', '.join(known)}."
+                )
+        tuples = {f.name for f in fields(cls) if str(f.type).startswith("tuple")}
+        return cls(**{k: tuple(v) if k in tuples else v for k, v in given.items()})
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def fingerprint(self) -> str:
+        """12 hexadecimal digits of sha256 over the sorted settings."""
+        text = json.dumps(self.to_dict(), sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def _require(self, name: str, fine: bool, allowed: str) -> None:
+        if not fine:
+            given = getattr(self, name)
+            raise ConfigError(f"{type(self).__name__}.{name} is {given!r}; allowed: {allowed}.")
+
+    def _choose(self, name: str, allowed: tuple[str, ...]) -> None:
+        given = str(getattr(self, name))
+        hint = nearest(given, allowed)
+        self._require(name, given in allowed, ", ".join(allowed) + "." + hint)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig(_Settings):
+    """One engine. At most one of memory, kv_memory, num_blocks says how much cache there is.
+
+    memory: all the engine may use, in bytes or text, or a share in (0, 1] of the device's memory;
+    kv_memory: the cache alone; num_blocks: the cache alone, in blocks. None of the three: as many
+    blocks as max_num_seqs requests of max_model_len need, within a quarter of the device's memory.
+    """
+
+    model: str = "tiny-solver"
+    memory: int | float | str | None = None
+    kv_memory: int | str | None = None
+    num_blocks: int | None = None
+    block_size: int = 16  # positions a block holds
+    max_num_seqs: int = 64  # sequences in one step
+    max_num_batched_tokens: int = 2048  # tokens in one step
+    max_model_len: int | None = None  # None: the model's own maximum
+    enable_prefix_caching: bool = True
+    batch_invariant: bool = True
+    quantization: str | None = None
+    activations_in_total: bool = True  # False: `memory` pays for weights and KV only
+    dtype: str = "auto"
+    watermark: float = 0.01  # share of blocks kept free when a request is admitted
+
+    def __post_init__(self) -> None:
+        given = [n for n in ("memory", "kv_memory", "num_blocks") if getattr(self, n) is not None]
+        if len(given) > 1:
+            raise ConfigError(f"EngineConfig got {' and '.join(given)}; give one of them.")
+        if isinstance(self.memory, float):
+            self._require("memory", 0 < self.memory <= 1, "a share in (0, 1], bytes, or text ('1GiB')")
+        elif self.memory is not None:
+            parse_size(self.memory)
+        if self.kv_memory is not None:
+            parse_size(self.kv_memory)
+        self._require("num_blocks", self.num_blocks is None or self.num_blocks >= 1, ">= 1")
+        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
+            self._require(name, getattr(self, name) >= 1, ">= 1")
+        fits = self.max_num_batched_tokens >= self.max_num_seqs
+        self._require("max_num_batched_tokens", fits, f">= max_num_seqs ({self.max_num_seqs})")
+        self._require("max_model_len", self.max_model_len is None or self.max_model_len >= 2, ">= 2")
+        self._require("watermark", 0 <= self.watermark < 1, "in [0, 1)")
+        self._choose("dtype", ("auto", "float32", "float16", "bfloat16"))
+        self._require("quantization", self.quantization is None, "None: weights stay as the file has them")
+
+
+@dataclass(frozen=True, slots=True)
+class SearchConfig(_Settings):
+    """One search: strategy, its sizes, and how tokens are sampled and scores used."""
+
+    strategy: str = "beam_search"
+    n: int = 16
+    beam_width: int = 4
+    max_depth: int = 40
+    temperature: float = 0.8
+    top_p: float = 1.0
+    max_step_tokens: int = 256
+    aggregation: str = "last"
+    voting: str = "weighted"
+    score_cache: bool = True
+    min_problem_batch: int = 8  # problems in flight
+
+    def __post_init__(self) -> None:
+        self._choose("strategy", ("beam_search", "best_of_n"))
+        self._choose("aggregation", ("last", "min", "prod", "mean"))
+        self._choose("voting", ("weighted", "majority", "naive"))
+        for name in ("n", "beam_width", "max_depth", "max_step_tokens", "min_problem_batch"):
+            self._require(name, getattr(self, name) >= 1, ">= 1")
+        self._require("beam_width", self.beam_width <= max(self.n, 1), f"<= n ({self.n})")
+        self._require("temperature", self.temperature >= 0, ">= 0")
+        self._require("top_p", 0 < self.top_p <= 1, "in (0, 1]")
+
+
+@dataclass(frozen=True, slots=True)
+class SweepConfig(_Settings):
+    """A memory-split sweep: `llm_share` of `total_memory` to the LLM, the rest to the PRM (STUDY: the axis)."""
+
+    llm: str = "tiny-solver"
+    prm: str = "tiny-prm"
+    total_memory: int | str = "64MiB"
+    shares: tuple[float, ...] = (0.08, 0.15, 0.2, 0.3, 0.35, 0.4, 0.45, 0.5)
+    problems: str = "tiny"
+    num_problems: int = 16
+    seeds: tuple[int, ...] = (0, 1)
+    n: int = 16
+    beam_width: int = 4
+    max_depth: int = 40
+    temperature: float = 0.8
+    max_step_tokens: int = 256
+    min_problem_batch: int = 8
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    block_size: int = 16
+    max_model_len: int | None = None
+    activations_in_total: bool = False
+    batch_invariant: bool = True
+    profile: str = "default"
+
+    def __post_init__(self) -> None:
+        parse_size(self.total_memory)
+        in_range = bool(self.shares) and all(0 < share < 1 for share in self.shares)
+        self._require("shares", in_range, "one or more shares in (0, 1)")
+        self._require("seeds", bool(self.seeds), "one or more whole numbers")
+        self._require("num_problems", self.num_problems >= 1, ">= 1")
+        self.search()
+
+    def search(self) -> SearchConfig:
+        """The search every run of this sweep performs."""
+        names = {f.name for f in fields(SearchConfig)} & {f.name for f in fields(self)}
+        return SearchConfig(**{name: getattr(self, name) for name in names})

@@ -1,0 +1,199 @@
+"""Text to token ids and back: a `tokenizers` file with its chat template, and a byte tokenizer for tests.
+
+The chat template is rendered by jinja2 in a sandbox with a fixed date, so that tokens do not change from day to day.
+What it does not do: download anything, or load `transformers`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer as Backend
+
+from workbench.errors import ModelError, PromptError
+
+FIXED_DATE = "26 Jul 2024"
+Messages = list[dict[str, str]]
+
+
+def _raise_exception(message: str) -> None:
+    raise PromptError(f"The model's chat template refuses these messages: {message}")
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda format: FIXED_DATE
+    environment.filters["tojson"] = lambda value, **k: json.dumps(value, ensure_ascii=False)
+    return environment
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-in for each byte (Radford et al. 2019), inverted."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    stand_ins = [*map(chr, shown), *(chr(256 + k) for k in range(len(hidden)))]
+    return dict(zip(stand_ins, [*shown, *hidden], strict=True))
+
+
+def _sentencepiece_bytes(piece: str) -> bytes:
+    if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+        return bytes([int(piece[3:5], 16)])
+    return piece.replace("\u2581", " ").encode()
+
+
+class Tokenizer:
+    """A model folder's tokenizer.json with the special tokens and chat template of tokenizer_config.json."""
+
+    def __init__(self, backend: Backend, config: dict[str, Any], eos_ids: Iterable[int] = ()) -> None:
+        self._backend = backend
+        self._config = config
+        self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+        self.bos_id = self._special_id("bos_token")
+        own_eos = self._special_id("eos_token")
+        self.eos_ids = frozenset(eos_ids) | (frozenset() if own_eos is None else {own_eos})
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> Tokenizer:
+        """Read tokenizer.json, tokenizer_config.json and the end-of-sequence ids of (generation_)config.json."""
+        folder = Path(folder)
+        if not (folder / "tokenizer.json").is_file():
+            raise ModelError(
+                f"{folder} has no tokenizer.json; a model folder needs one (fast tokenizer format)."
+            )
+        try:
+            backend = Backend.from_file(str(folder / "tokenizer.json"))
+        except Exception as error:  # tokenizers raises bare Exception
+            raise ModelError(f"{folder / 'tokenizer.json'} cannot be read: {error}") from error
+        backend.no_padding()
+        backend.no_truncation()
+        config = _read_json(folder / "tokenizer_config.json")
+        if "chat_template" not in config and (folder / "chat_template.jinja").is_file():
+            config["chat_template"] = (folder / "chat_template.jinja").read_text()
+        return cls(backend, config, _eos_ids(folder))
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; special tokens written out in it are recognised."""
+        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
+        """The text of token ids; bytes that are no UTF-8 become U+FFFD."""
+        return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def render_chat(self, messages: Messages, add_generation_prompt: bool = True) -> str:
+        """The chat as the model was trained to see it, dated 26 Jul 2024 where the template wants a date."""
+        try:
+            return self._template.render(
+                messages=messages,
+                add_generation_prompt=add_generation_prompt,
+                date_string=FIXED_DATE,
+                **self._special_texts(),
+            )
+        except TemplateError as error:
+            raise PromptError(f"The chat template cannot render these messages: {error}") from error
+
+    def encode_chat(self, messages: Messages, add_generation_prompt: bool = True) -> list[int]:
+        """Token ids of a rendered chat; the template writes its own special tokens."""
+        return self.encode(self.render_chat(messages, add_generation_prompt), add_special_tokens=False)
+
+    @cached_property
+    def token_bytes(self) -> tuple[bytes, ...]:
+        """The bytes each token id adds to the text, b"" for special tokens."""
+        added = self._backend.get_added_tokens_decoder()
+        special = {token_id for token_id, token in added.items() if token.special}
+        pieces = [self._backend.id_to_token(k) or "" for k in range(self.vocab_size)]
+        alphabet = _byte_alphabet() if self._is_byte_level else None
+        return tuple(
+            b"" if k in special else self._piece_bytes(piece, alphabet, k in added)
+            for k, piece in enumerate(pieces)
+        )
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """12 hexadecimal digits over vocabulary, rules and chat template."""
+        text = self._backend.to_str() + str(self._config.get("chat_template")) + FIXED_DATE
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @cached_property
+    def _template(self) -> Any:
+        source = self._config.get("chat_template")
+        if not isinstance(source, str):
+            raise PromptError(
+                "This model has no chat template; run_search and chat requests need one "
+                "(tokenizer_config.json: chat_template, or chat_template.jinja)."
+            )
+        return _environment().from_string(source)
+
+    @property
+    def _is_byte_level(self) -> bool:
+        rules = json.loads(self._backend.to_str())
+        return "ByteLevel" in json.dumps([rules.get("pre_tokenizer"), rules.get("decoder")])
+
+    @staticmethod
+    def _piece_bytes(piece: str, alphabet: dict[str, int] | None, added: bool) -> bytes:
+        if added:
+            return piece.encode()
+        if alphabet is None:
+            return _sentencepiece_bytes(piece)
+        return bytes(alphabet[char] for char in piece)
+
+    def _special_texts(self) -> dict[str, str]:
+        names = ("bos_token", "eos_token", "pad_token", "unk_token")
+        return {n: _token_text(self._config[n]) for n in names if self._config.get(n)}
+
+    def _special_id(self, name: str) -> int | None:
+        text = self._config.get(name)
+        return None if text is None else self._backend.token_to_id(_token_text(text))
+
+
+def _token_text(token: str | dict[str, Any]) -> str:
+    return token if isinstance(token, str) else str(token["content"])
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text())
+    except ValueError as error:
+        raise ModelError(f"{path} is no valid JSON: {error}") from error
+    return dict(found)
+
+
+def _eos_ids(folder: Path) -> set[int]:
+    found = [_read_json(folder / n).get("eos_token_id") for n in ("generation_config.json", "config.json")]
+    ids = {k for item in found if item is not None for k in (item if isinstance(item, list) else [item])}
+    return {int(k) for k in ids}
+
+
+class ByteTokenizer:
+    """One token a byte, then <bos> and <eos>: the surface of Tokenizer without a file, for tests."""
+
+    vocab_size = 258
+    bos_id = 256
+    eos_ids = frozenset({257})
+    token_bytes = (*(bytes([b]) for b in range(256)), b"", b"")
+    fingerprint = "bytes"
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
+        return b"".join(self.token_bytes[k] for k in ids).decode(errors="replace")
+
+    def render_chat(self, messages: Messages, add_generation_prompt: bool = True) -> str:
+        turns = "".join(f"[{m['role']}]{m['content']}[end]" for m in messages)
+        return turns + ("[assistant]" if add_generation_prompt else "")
+
+    def encode_chat(self, messages: Messages, add_generation_prompt: bool = True) -> list[int]:
+        return self.encode(self.render_chat(messages, add_generation_prompt))
