@@ -1,0 +1,40 @@
+"""What every test run shares: thread counts that suit two cores, and tests that need a GPU or browser.
+
+A test worker keeps to one thread: two workers with two threads each cost four to five times per token.
+"""
+
+import os
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # before torch or numba is imported
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
+        os.environ.setdefault(variable, "1")
+
+import shutil
+
+import pytest
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _has_browser() -> bool:
+    named = os.environ.get("BROWSER_PATH")
+    return bool(named) or any(map(shutil.which, BROWSERS))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip, with the reason, what this machine cannot run."""
+    needs = (
+        ("gpu", _has_gpu, "no NVIDIA GPU on this machine"),
+        ("browser", _has_browser, "no Chromium on this machine (Debian: apt install chromium)"),
+    )
+    for marker, present, reason in needs:
+        marked = [item for item in items if marker in item.keywords]
+        if marked and not present():
+            for item in marked:
+                item.add_marker(pytest.mark.skip(reason=reason))
