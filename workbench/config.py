@@ -151,7 +151,10 @@ class SearchConfig(_Settings):
 
 @dataclass(frozen=True, slots=True)
 class SweepConfig(_Settings):
-    """A memory-split sweep: `llm_share` of `total_memory` to the LLM, the rest to the PRM (STUDY: the axis)."""
+    """A memory-split sweep: `llm_share` of `total_memory` to the LLM, the rest to the PRM (STUDY: the axis).
+
+    The settings from `profile` on say how the sweep is carried out; they do not enter a run's fingerprint.
+    """
 
     llm: str = "tiny-solver"
     prm: str = "tiny-prm"
@@ -159,13 +162,20 @@ class SweepConfig(_Settings):
     shares: tuple[float, ...] = (0.08, 0.15, 0.2, 0.3, 0.35, 0.4, 0.45, 0.5)
     problems: str = "tiny"
     num_problems: int = 16
+    levels: tuple[int, ...] = ()  # empty: all, uniformly
+    problem_seed: int = 0  # which problems are drawn
     seeds: tuple[int, ...] = (0, 1)
+    strategy: str = "beam_search"
     n: int = 16
     beam_width: int = 4
     max_depth: int = 40
     temperature: float = 0.8
+    top_p: float = 1.0
     max_step_tokens: int = 256
-    min_problem_batch: int = 8
+    aggregation: str = "last"
+    voting: str = "weighted"
+    score_cache: bool = True
+    min_problem_batch: int = 8  # problems in flight: sets how much cache the working set wants
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
     block_size: int = 16
@@ -173,13 +183,22 @@ class SweepConfig(_Settings):
     activations_in_total: bool = False
     batch_invariant: bool = True
     profile: str = "default"
+    warmup_problems: int = 2  # of the run before the first, which is thrown away; 0: none
+    sentinel_every: int = 10  # runs between two repetitions of the sentinel setting; 0: none
+    sentinel_share: float = 0.3
+    order_seed: int = 0  # of the shuffled order
 
     def __post_init__(self) -> None:
         parse_size(self.total_memory)
         in_range = bool(self.shares) and all(0 < share < 1 for share in self.shares)
         self._require("shares", in_range, "one or more shares in (0, 1)")
+        self._require("shares", len(set(self.shares)) == len(self.shares), "each share once")
         self._require("seeds", bool(self.seeds), "one or more whole numbers")
+        self._require("seeds", len(set(self.seeds)) == len(self.seeds), "each seed once")
         self._require("num_problems", self.num_problems >= 1, ">= 1")
+        for name in ("warmup_problems", "sentinel_every"):
+            self._require(name, getattr(self, name) >= 0, ">= 0")
+        self._require("sentinel_share", 0 < self.sentinel_share < 1, "in (0, 1)")
         self.search()
 
     def search(self) -> SearchConfig:
