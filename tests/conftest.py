@@ -1,6 +1,6 @@
-"""What every test run shares: thread counts that suit two cores, and tests that need a GPU or browser.
+"""What every test run shares: threads that suit two cores, and tests that need a GPU or browser.
 
-A test worker keeps to one thread: two workers with two threads each cost four to five times per token.
+A test worker keeps to one thread: two workers with two threads each cost 4 to 5 times per token.
 """
 
 import os

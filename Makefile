@@ -1,0 +1,53 @@
+# One command each; every target first makes .venv and installs what is missing or has changed.
+#
+#   make figures     run the memory study here and draw it       PROFILE=quick|default|full|thesis
+#   make test        the tests                                   TESTS=tests/kvcache  WORKERS=1
+#   make lab         JupyterLab on the notebooks
+#   make bench       the benchmarks, into build/bench            BENCH="engine search identity"
+#   make clean       everything that can be made again; measured runs (reports/runs) stay
+#
+# TORCH_INDEX=URL chooses where torch comes from, PYTHON=python3.12 the interpreter, NO_BROWSER=1 leaves apt alone.
+# ARGS= goes to `workbench figures` or `workbench bench` as it is:  make figures ARGS=--dry-run
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+PROFILE ?= default
+BENCH ?= engine search identity
+TESTS ?= tests
+WORKERS ?= 2
+ARGS ?=
+
+# The stamp's name holds what was installed: a change of these files installs again, nothing else does.
+CONTENTS := $(shell cat pyproject.toml constraints.txt .ci/setup | cksum | tr -d ' ')
+READY := $(VENV)/.installed-$(CONTENTS)
+
+.PHONY: help setup figures test lab bench clean
+help:
+	@sed -n '2,/^$$/s/^#  *//p' Makefile
+
+setup: $(READY)
+$(READY):
+	@.ci/setup $(VENV)
+	@rm -f $(VENV)/.installed-*
+	@touch $@
+
+figures: $(READY)
+	$(BIN)/workbench figures --profile $(PROFILE) $(ARGS)
+
+test: $(READY)
+	$(BIN)/python -m pytest -n $(WORKERS) $(TESTS)
+
+lab: $(READY)
+	$(BIN)/jupyter lab --notebook-dir notebooks
+
+bench: $(READY)
+	@mkdir -p build/bench
+	for name in $(BENCH); do $(BIN)/workbench bench $$name --json build/bench/$$name.json $(ARGS); done
+
+clean:
+	rm -rf $(VENV) build dist reports/notebooks *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
