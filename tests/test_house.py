@@ -1,0 +1,162 @@
+"""The house rules, as a reviewer would check them: tools pass, files are what they say."""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import rattler
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parent.parent
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+EXTRAS = PYPROJECT["project"]["optional-dependencies"]
+TEXT = {".py", ".md", ".toml", ".txt", ".yml", ".yaml", ".ipynb", ".json", ".html", ".svg", ".tex"}
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def tracked(*patterns: str) -> list[Path]:
+    """The files git knows of, or all below the root where this is no checkout."""
+    listed = run("git", "ls-files", "-z", "--", *patterns)
+    if listed.returncode == 0:
+        return [p for name in listed.stdout.split("\0") if name and (p := ROOT / name).is_file()]
+    return [path for pattern in patterns for path in ROOT.rglob(pattern)]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(["ruff", "check", "--output-format=concise"], id="ruff"),
+        pytest.param(["ruff", "format", "--check"], id="format"),
+        pytest.param(["mypy"], id="types", marks=pytest.mark.slow),
+        pytest.param(["importlinter.cli", "lint-imports"], id="layers"),
+    ],
+)
+def test_tools_have_nothing_to_say(command: list[str]) -> None:
+    """Lint, format, types and layers hold for the whole tree."""
+    if command[0] == "importlinter.cli":
+        command = ["-c", "from importlinter.cli import lint_imports_command as main; main()"]
+        done = run(sys.executable, *command)
+    else:
+        done = run(sys.executable, "-m", *command)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_notebooks_carry_no_outputs() -> None:
+    """A committed notebook has neither outputs nor execution counts."""
+    for path in tracked("*.ipynb"):
+        cells = json.loads(path.read_text())["cells"]
+        left = [k for k, c in enumerate(cells) if c.get("outputs") or c.get("execution_count")]
+        assert not left, f"{path.relative_to(ROOT)}: cells {left} have outputs; run nbstripout"
+
+
+def test_no_path_of_one_machine() -> None:
+    """Nothing committed names a folder that exists on the author's machine only."""
+    personal = {str(ROOT), str(Path.home()), tempfile.gettempdir()} - {"/"}
+    folders = "|".join(("home", "root", "Users", "tmp", "opt", "work"))
+    pattern = re.compile(
+        rf"(?<![\w.}}/])/(?:{folders})/\w|" + "|".join(re.escape(p) + r"\b" for p in personal)
+    )
+    for path in tracked():
+        if path.suffix in TEXT and path.stat().st_size < 2_000_000:
+            found = pattern.search(path.read_text(encoding="utf-8"))
+            assert found is None, f"{path.relative_to(ROOT)} names {found and found[0]!r}"
+
+
+def test_nothing_is_left_unfinished() -> None:
+    """No reminder, stub or expected failure stands in the code."""
+    words = ("TO" + "DO", "FIX" + "ME", "X" * 3, "NotImplemented" + "Error", "mark." + "xfail")
+    for path in tracked("workbench/*.py", "tests/*.py", "notebooks/*.ipynb"):
+        found = [word for word in words if word in path.read_text()]
+        assert not found, f"{path.relative_to(ROOT)}: {found}"
+
+
+def test_files_stay_readable() -> None:
+    """A module is one idea: at most 300 lines."""
+    long = {str(p.relative_to(ROOT)): n for p in tracked("workbench/*.py") if (n := lines(p)) > 300}
+    assert not long
+
+
+def lines(path: Path) -> int:
+    return len(path.read_text().splitlines())
+
+
+def requirements(names: list[str]) -> list[Requirement]:
+    """The requirements of a list, with `workbench[a,b]` replaced by what those extras hold."""
+    found: list[Requirement] = []
+    for name in names:
+        item = Requirement(name)
+        inner = [more for extra in item.extras for more in EXTRAS[extra]]
+        found += requirements(inner) if item.name == "workbench" else [item]
+    return found
+
+
+def test_everything_named_is_installed_and_pinned() -> None:
+    """What `.[all]` names is here, within its range, in the version that constraints.txt pins."""
+    named = requirements([*PYPROJECT["project"]["dependencies"], *EXTRAS["all"]])
+    pins = {
+        canonicalize_name(name): pin
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if not line.startswith("#")
+        for name, pin in [line.split("==")]
+    }
+    for item in named:
+        here = version(item.name)
+        assert item.specifier.contains(here), f"{item} is not met by {here}"
+        pin = pins.get(canonicalize_name(item.name))
+        assert pin is not None, f"constraints.txt does not pin {item.name}"
+        assert item.specifier.contains(pin), f"{item}: pinned {pin}"
+
+
+def test_all_is_the_sum_of_the_extras() -> None:
+    """`pip install -e .[all]` leaves no extra out."""
+    everything = {str(item) for item in requirements(EXTRAS["all"])}
+    named = [item for name, extra in EXTRAS.items() if name != "all" for item in extra]
+    assert everything == {str(Requirement(item)) for item in named}
+
+
+def test_conda_environment_is_thin() -> None:
+    """environment.yml brings Python and pip, and leaves the packages to pyproject.toml."""
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    assert environment["channels"] == ["conda-forge", "nodefaults"]
+    *conda, last = environment["dependencies"]
+    assert [rattler.MatchSpec(item).name.normalized for item in conda] == ["python", "pip"]
+    (item,) = last["pip"]
+    editable, target = item.split()
+    assert editable == "-e"
+    assert set(Requirement(target.replace(".", "workbench", 1)).extras) <= set(EXTRAS)
+
+
+def make(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return run("make", "--dry-run", *arguments)
+
+
+@pytest.mark.parametrize("target", ["figures", "test", "lab", "bench", "clean", "setup", "help"])
+def test_make_knows(target: str) -> None:
+    """The targets that the README and CI call exist."""
+    done = make(target)
+    assert done.returncode == 0, done.stderr
+
+
+def test_make_passes_its_variables_on() -> None:
+    """PROFILE and ARGS reach `workbench figures`."""
+    shown = make("figures", "PROFILE=quick", "ARGS=--dry-run").stdout
+    assert "figures --profile quick --dry-run" in shown
+
+
+def test_scripts_are_executable_bash() -> None:
+    """CI calls .ci/run, make calls .ci/setup."""
+    for name in ("run", "setup"):
+        path = ROOT / ".ci" / name
+        assert path.stat().st_mode & 0o111
+        assert run("bash", "-n", str(path)).returncode == 0
