@@ -18,14 +18,17 @@ from workbench.errors import ConfigError
 
 
 def node_seed(run_seed: int, problem_id: str, path: SequenceOf[int]) -> int:
-    """64-bit seed of a tree node: depends on the run's seed, the problem and the node's path only."""
+    """64-bit seed of a tree node: depends on the run's seed, problem and the node's path only."""
     text = f"{run_seed}\x1f{problem_id}\x1f{'/'.join(map(str, path))}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to choose tokens and when to stop. temperature 0 is greedy; top_k 0 and top_p 1 filter nothing."""
+    """How to choose tokens and when to stop.
+
+    temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 filter nothing.
+    """
 
     temperature: float = 1.0
     max_tokens: int = 16
@@ -36,7 +39,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     seed: int = 0
     ignore_eos: bool = False
-    logprobs: int | None = None  # None: none; k >= 0: the chosen token's and the k most likely ones'
+    logprobs: int | None = None  # k >= 0: the chosen token's and the k most likely
 
     def __post_init__(self) -> None:
         stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -48,7 +51,7 @@ class SamplingParams:
             ("top_k", self.top_k, self.top_k >= 0, ">= 0 (0: all)"),
             ("top_p", self.top_p, 0 < self.top_p <= 1, "in (0, 1]"),
             ("min_p", self.min_p, 0 <= self.min_p < 1, "in [0, 1)"),
-            ("logprobs", self.logprobs, self.logprobs is None or self.logprobs >= 0, "None or >= 0"),
+            ("logprobs", self.logprobs, (self.logprobs or 0) >= 0, "None or >= 0"),
             ("stop", stops, all(stops), "non-empty strings"),
         )
         for name, given, fine, allowed in checks:
@@ -58,7 +61,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class ScoreParams:
-    """Which logits a scoring request wants: for each position p the logits that follow tokens[: p + 1]."""
+    """The logits a scoring request wants: for each position p those that follow tokens[: p + 1]."""
 
     positions: tuple[int, ...]  # ascending, each < len(token_ids)
     columns: tuple[int, ...]  # token ids
@@ -66,7 +69,7 @@ class ScoreParams:
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """Where a request comes from, for the trace only: never read by the scheduler or the sampler."""
+    """Where a request comes from, for the trace only: neither scheduler nor sampler reads it."""
 
     problem_id: str = ""
     node_id: str = ""
@@ -74,7 +77,7 @@ class Tag:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One request in flight. Invariant: num_computed <= len(token_ids), and < once anything is wanted.
+    """One request in flight. num_computed <= len(token_ids), and < once anything is wanted.
 
     token_ids: prompt, then what was sampled. num_computed: tokens whose KV is in the cache now.
     """
@@ -94,7 +97,8 @@ class Sequence:
     scheduled_s: float | None = None
     first_token_s: float | None = None
     logprobs: list[dict[int, float]] = field(default_factory=list)
-    score_rows: dict[int, NDArray[np.float32]] = field(default_factory=dict)  # position -> [columns]
+    # position -> logits [columns]
+    score_rows: dict[int, NDArray[np.float32]] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:
@@ -111,10 +115,10 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """The rows of a step that are sampled, as columns; R rows. All filters are applied in float64."""
+    """The rows of a step that are sampled, as columns; R rows. Filters are applied in float64."""
 
     rows: NDArray[np.int64]  # [R] row of the flat batch whose logits are sampled
-    positions: NDArray[np.int64]  # [R] absolute position of the token to come (counter of the noise)
+    positions: NDArray[np.int64]  # [R] of the token to come (counter of the noise)
     seeds: NDArray[np.uint64]  # [R]
     temperature: NDArray[np.float64]  # [R]
     top_k: NDArray[np.int64]  # [R] 0: all
@@ -128,7 +132,7 @@ class SamplingRows:
 
 @dataclass(frozen=True, slots=True)
 class WantedLogits:
-    """Logits asked for by scoring requests that share the same columns: result shape [rows, columns]."""
+    """Logits asked for by scoring requests that share the columns: result [rows, columns]."""
 
     rows: NDArray[np.int64]  # rows of the flat batch
     columns: NDArray[np.int64]  # token ids
@@ -136,10 +140,11 @@ class WantedLogits:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Everything one forward pass needs: one flat batch of T tokens of S sequences, no padding between them.
+    """Everything one forward pass needs: one flat batch of T tokens of S sequences, no padding.
 
-    Sequence s owns rows query_start[s] : query_start[s + 1]; its keys are positions 0 .. context_len[s] - 1;
-    block b of its table lies at element offset block_offsets[s, b] within each layer's slab (0 where unused).
+    Sequence s owns rows query_start[s] : query_start[s + 1]; its keys are positions
+    0 .. context_len[s] - 1; block b of its table lies at element offset block_offsets[s, b]
+    within each layer's slab (0 where unused).
     """
 
     step: int
@@ -186,7 +191,7 @@ class RequestOutput:
 
 
 class TokenEngine(Protocol):
-    """What search needs of an engine; an adapter to another engine declares what it lacks in capabilities."""
+    """What search needs of an engine; an adapter declares what it lacks in `capabilities`."""
 
     name: str
     max_model_len: int
