@@ -1,0 +1,135 @@
+"""Realistic frames without a model: a PRM whose room shrinks with the share, an LLM whose room
+grows.
+
+A toy cache makes the trace (blocks are taken, cached, evicted), so its columns obey the laws of a
+real one.
+"""
+
+import numpy as np
+import pandas as pd
+
+SHARES = (0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
+FACE = (
+    "tiny-solver + tiny-prm (measured tiny), 64 MiB fp32, activations outside the total; profile "
+    "default: 16 problems, 2 seeds; AMD EPYC 9B14, 2 cores, 2 threads.\nCounts carry over at equal "
+    "ratios; seconds do not."
+)
+
+
+def rooms(shares=SHARES):
+    """KV tokens of both models over the share."""
+    share = np.asarray(shares)
+    llm = (share - 0.06) * 64 * 2**20 / 512
+    prm = (1 - share - 0.35) * 64 * 2**20 / 2048
+    return pd.DataFrame({"llm_share": share, "llm_kv_tokens": llm, "prm_kv_tokens": prm})
+
+
+def split_rows(shares=SHARES):
+    """Tidy rows of memory_split: a hump with its peak at 0.3."""
+    hump = 1 - 4 * (np.asarray(shares) - 0.3) ** 2
+    heights = {
+        "tokens_per_s": 2400 * hump,
+        "problems_per_min": 31 * hump,
+        "llm_tokens_per_busy_s": 5200 * (0.7 + 0.3 * hump),
+        "prm_tokens_per_busy_s": 9800 * (0.4 + 0.6 * hump),
+    }
+    parts = [
+        rooms(shares).assign(metric=name, value=v, low=0.93 * v, high=1.06 * v)
+        for name, v in heights.items()
+    ]
+    peak = rooms((0.3,)).assign(metric="peak_share", value=0.3, low=0.2, high=0.4)
+    return pd.concat([*parts, peak], ignore_index=True)
+
+
+def block_rows(steps=1500, total=320, share=0.5, seed=0):
+    """A trace of one engine: demand swings, what is freed stays cached until its room is needed."""
+    rng = np.random.default_rng(seed)
+    active = cached = 0
+    rows = []
+    for step in range(steps):
+        want = int(total * (0.45 + 0.35 * np.sin(step / 40) + 0.15 * rng.random()))
+        taken = max(want - active, 0)
+        evicted = max(taken - (total - active - cached), 0)
+        cached += max(active - want, 0) - evicted
+        active = want
+        rows.append((step, active, cached, taken, evicted))
+    names = ["step", "blocks_active", "blocks_cached", "allocated", "evicted"]
+    return pd.DataFrame(rows, columns=names).assign(
+        engine="prm",
+        llm_share=share,
+        blocks_total=total,
+        axis_steps=steps,
+        axis_blocks=400,
+        axis_events=90,
+    )
+
+
+def hit_rows(shares=SHARES):
+    """Hit rates: the PRM's falls towards 0.5, the LLM's towards 0.08."""
+    share = np.asarray(shares)
+    rates = {
+        "llm": 0.93 - 0.4 * np.exp(-(share - 0.08) / 0.05),
+        "prm": 0.95 - 0.5 * np.exp((share - 0.5) / 0.06),
+    }
+    parts = [
+        rooms(shares).assign(engine=e, value=v, low=v - 0.02, high=np.minimum(v + 0.02, 1))
+        for e, v in rates.items()
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+def thrash_rows(shares=SHARES):
+    """Thrash counts: zero in the middle, with the rule of three as upper bound."""
+    share = np.asarray(shares)
+    events = {
+        "llm": 120 * np.clip(0.14 - share, 0, None),
+        "prm": 300 * np.clip(share - 0.34, 0, None),
+    }
+    parts = []
+    for engine, rate in events.items():
+        for metric, scale, bound in (("events_per_1000", 1.0, 0.7), ("blocks", 40.0, 28.0)):
+            value = rate * scale
+            high = np.where(value > 0, 1.2 * value, bound)
+            frame = rooms(shares).assign(
+                engine=engine, metric=metric, value=value, low=0.8 * value, high=high
+            )
+            parts.append(frame)
+    return pd.concat(parts, ignore_index=True)
+
+
+def lost_rows(shares=(0.08, 0.15, 0.2, 0.3, 0.35, 0.4, 0.45, 0.5)):
+    """Parts of the wall time; they add up to wall_s."""
+    room = rooms(shares)
+    starved = np.clip(np.asarray(shares) - 0.3, 0, None)
+    parts = {
+        "llm_decode": 9 + 0 * starved,
+        "llm_prefill": 2 + 0 * starved,
+        "prm_prefill": 5 + 0 * starved,
+        "recomputed_evicted": 25 * starved,
+        "recomputed_preempted": 0.1 + 3 * starved,
+        "recomputed_partial": 0.8 + 0 * starved,
+        "waiting": 0.1 + 0 * starved,
+        "bookkeeping": 3 + 0 * starved,
+    }
+    wall = sum(parts.values())
+    return pd.concat(
+        [room.assign(part=name, seconds=seconds, wall_s=wall) for name, seconds in parts.items()],
+        ignore_index=True,
+    )
+
+
+def tree_nodes(depth=8, beams=4, width=4, seed=0):
+    """One problem's tree: `beams` survivors, each continued `width` times, a level at a time."""
+    rng = np.random.default_rng(seed)
+    rows, survivors = [], [None] * beams
+    for level in range(depth):
+        children = [(parent, k) for parent in survivors for k in range(width)]
+        scores = rng.beta(3, 2, len(children))
+        best = set(np.argsort(-scores)[:beams])
+        names = [f"{level}.{i}" for i in range(len(children))]
+        last = level == depth - 1
+        for i, (parent, _) in enumerate(children):
+            rows.append((names[i], parent, level, scores[i], i in best, last and i in best))
+        survivors = [names[i] for i in sorted(best)]
+    columns = ["node_id", "parent_id", "depth", "score", "kept", "finished"]
+    return pd.DataFrame(rows, columns=columns)

@@ -1,0 +1,34 @@
+"""Figures: a function takes a DataFrame and answers a plotly Figure. Imports nothing else of the
+workbench.
+
+FIGURES names every figure of the study by the name of its files, so that stored rows can be drawn
+again. What it does not do: read runs, compute intervals, or write files (experiments does).
+"""
+
+from collections.abc import Callable
+
+import plotly.graph_objects as go
+
+from workbench.plots.caching import prefix_hits, thrashing
+from workbench.plots.memory import memory_split
+from workbench.plots.search import search_tree
+from workbench.plots.timeline import lost_time, prm_blocks
+
+FIGURES: dict[str, Callable[..., go.Figure]] = {
+    "memory_split": memory_split,
+    "prm_blocks_030": prm_blocks,
+    "prm_blocks_050": prm_blocks,
+    "prefix_hits": prefix_hits,
+    "thrashing": thrashing,
+    "lost_time": lost_time,
+}
+
+__all__ = [
+    "FIGURES",
+    "lost_time",
+    "memory_split",
+    "prefix_hits",
+    "prm_blocks",
+    "search_tree",
+    "thrashing",
+]

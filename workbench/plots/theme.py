@@ -1,0 +1,244 @@
+"""How every figure looks: the template, a style for each model, the share axis, what was measured.
+
+Okabe-Ito colours, chosen to survive colour-blind eyes; the LLM and the PRM are also told apart by
+dash and marker, so that a grey print still reads. Fonts are 12 px, which is 9 pt in a PDF 150 mm
+wide. Draws no data itself.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
+SKY, VERMILION, YELLOW, BLACK = "#56B4E9", "#D55E00", "#F0E442", "#000000"
+GREY = "#8C8C8C"  # what is no model's: waiting, pruned branches
+FONT = "Arial, Liberation Sans, DejaVu Sans, sans-serif"
+FONT_PX = 12
+PRINT_WIDTH_PX = 567  # 150 mm at 96 px an inch
+SCREEN_WIDTH_PX = 800
+FACE = "face"  # the name of the annotation that says what was measured
+_LINE_PX = 15  # height of one line of the face
+_SMALLEST_TICK_GAP = 0.06  # of the axis: two labels nearer than this would touch
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStyle:
+    """How one model is drawn everywhere: never told apart by colour alone."""
+
+    label: str
+    colour: str
+    soft: str  # the same hue, for areas
+    dash: str
+    symbol: str
+
+
+MODELS = {
+    "llm": ModelStyle("LLM", BLUE, "#A6CEE8", "solid", "circle"),
+    "prm": ModelStyle("PRM", VERMILION, "#F5C2A0", "dash", "square"),
+}
+
+_AXIS = {
+    "showline": True,
+    "linecolor": "#444444",
+    "ticks": "outside",
+    "ticklen": 4,
+    "tickcolor": "#444444",
+    "gridcolor": "#E6E6E6",
+    "zeroline": False,
+    "title": {"standoff": 8, "font": {"size": FONT_PX}},
+}
+
+TEMPLATE = go.layout.Template(
+    layout={
+        "font": {"family": FONT, "size": FONT_PX, "color": "#111111"},
+        "colorway": [BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK, YELLOW],
+        "paper_bgcolor": "white",
+        "plot_bgcolor": "white",
+        "modebar": {"remove": ["sendChartToCloud"]},  # it would upload the data to a stranger
+        "title": {"x": 0, "xref": "container", "xanchor": "left", "pad": {"l": 12}},
+        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "yanchor": "bottom"},
+        "hoverlabel": {"font": {"family": FONT, "size": FONT_PX}},
+        "xaxis": _AXIS,
+        "yaxis": _AXIS,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Room in px: the panels' own height and what stands above, below and beside them."""
+
+    panels: int  # height of the drawing between the margins
+    top: int = 66  # title and legend
+    bottom: int = 52  # the axis with its title
+    left: int = 66
+    right: int = 18
+
+    def above(self, px: float) -> float:
+        """A place `px` above the first panel, in paper coordinates."""
+        return 1 + px / self.panels
+
+
+UPPER_AXIS_PX = 62  # what the axis of KV tokens takes above the first panel
+_TITLE_PX = 30
+
+
+def finish(fig: go.Figure, title: str, caption: str, face: str, frame: Frame) -> go.Figure:
+    """`fig` with the house template, a title above and `face`, what was measured, below.
+
+    Answers the same figure. `layout.meta` carries what export needs: caption, face, and the layout
+    on paper.
+    """
+    lines = wrapped(face, 140)
+    room = _LINE_PX * len(lines) + 10
+    fig.update_layout(
+        template=TEMPLATE,
+        title={
+            "text": f"<b>{title}</b>",
+            "font": {"size": 15},
+            "y": 1,
+            "yanchor": "top",
+            "pad": {"t": 10, "l": 12},
+        },
+        height=frame.panels + frame.top + frame.bottom + room,
+        margin={"l": frame.left, "r": frame.right, "t": frame.top, "b": frame.bottom + room},
+        meta={"caption": caption, "face": face, "on_paper": _on_paper(frame)},
+    )
+    fig.add_annotation(
+        name=FACE,
+        text="<br>".join(lines),
+        xref="paper",
+        yref="paper",
+        x=0,
+        y=0,
+        xanchor="left",
+        yanchor="top",
+        xshift=12 - frame.left,
+        yshift=-frame.bottom,
+        align="left",
+        showarrow=False,
+        font={"size": 11, "color": "#444444"},
+    )
+    return fig
+
+
+def legend_at(fig: go.Figure, name: str, y: float) -> None:
+    """Place one horizontal legend (`legend`, `legend2`, ...) with its foot at `y` in paper
+    coordinates.
+    """
+    place = {"orientation": "h", "x": 0, "xanchor": "left", "y": y, "yanchor": "bottom"}
+    fig.update_layout({name: {**place, "bgcolor": "rgba(255,255,255,0)"}})
+
+
+def _on_paper(frame: Frame) -> dict[str, object]:
+    """The layout for a PDF: 150 mm wide, no title and no face (they go into the caption), nor the
+    room they took.
+    """
+    margin = {"l": frame.left - 8, "r": frame.right, "t": frame.top - _TITLE_PX, "b": frame.bottom}
+    height = frame.panels + margin["t"] + margin["b"]
+    return {"width": PRINT_WIDTH_PX, "height": height, "margin": margin}
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """`text` in lines of at most `width` characters; a line break in it stays one."""
+    return [line for part in text.splitlines() for line in textwrap.wrap(part, width) or [""]]
+
+
+def interval(rows: pd.DataFrame, colour: str) -> dict[str, object]:
+    """plotly's error bars from the columns value, low and high; an infinite bound (one problem
+    alone) draws none.
+    """
+    above = (rows["high"] - rows["value"]).where(np.isfinite(rows["high"]))
+    below = (rows["value"] - rows["low"]).where(np.isfinite(rows["low"]))
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": above,
+        "arrayminus": below,
+        "color": colour,
+        "thickness": 1.2,
+        "width": 4,
+    }
+
+
+def thinned(values: Sequence[float], smallest_gap: float = _SMALLEST_TICK_GAP) -> list[int]:
+    """Indices of the sorted `values` whose labels fit: the ends always, others if no nearer than
+    the gap.
+    """
+    span = (values[-1] - values[0]) or 1.0
+    kept = [0]
+    for i in range(1, len(values) - 1):
+        room = min(values[i] - values[kept[-1]], values[-1] - values[i])
+        kept += [i] if room >= smallest_gap * span else []
+    return kept + ([len(values) - 1] if len(values) > 1 else [])
+
+
+def tokens_text(tokens: float) -> str:
+    """4 digits at most: 812, 2.5k, 12k."""
+    if tokens < 1000:
+        return f"{tokens:.0f}"
+    return f"{tokens / 1000:.1f}k" if tokens < 9950 else f"{tokens / 1000:.0f}k"
+
+
+def share_axes(
+    fig: go.Figure, rows: pd.DataFrame, *, panels: int, at: Sequence[float] | None = None
+) -> None:
+    """The LLM's share on the lowest axis, the KV tokens both models then have on an axis above the
+    first panel.
+
+    rows: columns llm_share, llm_kv_tokens, prm_kv_tokens. at: where on the axis each distinct share
+    is drawn (default: at its value). panels: how many rows of subplots share the axis.
+    """
+    table = rows[["llm_share", "llm_kv_tokens", "prm_kv_tokens"]].drop_duplicates("llm_share")
+    table = table.sort_values("llm_share")
+    places = list(table["llm_share"] if at is None else at)
+    margin = 0.04 * ((places[-1] - places[0]) or 1.0) if at is None else 0.6
+    kept = thinned(places)
+    below = [f"{table['llm_share'].iloc[i]:.2f}" for i in kept]
+    above = [_both(table["llm_kv_tokens"].iloc[i], table["prm_kv_tokens"].iloc[i]) for i in kept]
+    ticks = {"tickmode": "array", "tickvals": [places[i] for i in kept]}
+    reach = [places[0] - margin, places[-1] + margin]
+    for panel in range(1, panels + 1):
+        fig.update_xaxes(range=reach, **ticks, ticktext=below, row=panel, col=1)
+    fig.update_xaxes(
+        title_text="LLM share of total memory (the PRM has the rest)", row=panels, col=1
+    )
+    _upper_axis(fig, {**ticks, "range": reach, "ticktext": above}, sum(places) / len(places))
+
+
+def _both(llm_tokens: float, prm_tokens: float) -> str:
+    parts = ((MODELS["prm"], prm_tokens), (MODELS["llm"], llm_tokens))
+    return "<br>".join(
+        f"<span style='color:{style.colour}'>{tokens_text(tokens)}</span>"
+        for style, tokens in parts
+    )
+
+
+def _upper_axis(fig: go.Figure, axis: dict[str, object], middle: float) -> None:
+    """A second x axis over the first panel; plotly draws one only where a trace, here an empty one,
+    uses it.
+    """
+    title = (
+        f"room for KV, tokens: <span style='color:{VERMILION}'>PRM</span> above "
+        f"<span style='color:{BLUE}'>LLM</span>"
+    )
+    fig.update_layout(
+        xaxis9={
+            **axis,
+            "overlaying": "x",
+            "side": "top",
+            "anchor": "y",
+            "showgrid": False,
+            "title": {"text": title, "standoff": 6, "font": {"size": FONT_PX}},
+        }
+    )
+    empty = go.Scatter(
+        x=[middle], y=[None], xaxis="x9", yaxis="y", showlegend=False, hoverinfo="skip"
+    )
+    fig.add_trace(empty)

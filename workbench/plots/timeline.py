@@ -1,0 +1,216 @@
+"""What happened over time: blocks over scheduling steps (thesis, figures 6.2 and 6.3), and where
+wall time went.
+
+Takes rows of the `steps` trace table, or sums the experiments made of them. Long traces are thinned
+before drawing, never by dropping extremes: the shortest spike of evictions stays as high as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from workbench.plots.theme import (
+    BLACK,
+    BLUE,
+    GREEN,
+    MODELS,
+    ORANGE,
+    PURPLE,
+    SKY,
+    UPPER_AXIS_PX,
+    VERMILION,
+    YELLOW,
+    Frame,
+    finish,
+    legend_at,
+    share_axes,
+)
+
+BLOCK_COLUMNS = ("blocks_active", "blocks_cached", "allocated", "evicted")
+LIMITS = ("axis_steps", "axis_blocks", "axis_events")
+LOST_TIME = {  # part: (label, colour, hatching)
+    "llm_decode": ("LLM decode", BLUE, ""),
+    "llm_prefill": ("LLM prefill", SKY, "/"),
+    "prm_prefill": ("PRM new prefill", VERMILION, ""),
+    "recomputed_evicted": ("recomputed: evicted", ORANGE, "x"),
+    "recomputed_preempted": ("recomputed: preempted", YELLOW, "\\"),
+    "recomputed_partial": ("recomputed: partial", PURPLE, "."),
+    "waiting": ("waiting", "#D0D0D0", ""),
+    "bookkeeping": ("bookkeeping", GREEN, "-"),
+}
+_BLOCKS_FRAME = Frame(panels=430)
+_LOST_FRAME = Frame(panels=340, top=114 + UPPER_AXIS_PX)
+_LOST_CAPTION = (
+    "Wall time of a search against the LLM's share of total memory, divided among what it was "
+    "spent on. A step that mixes kinds of work is divided by its floating-point operations; the "
+    "bar across each column is the measured wall time. Seconds of models of this size do not carry "
+    "over to larger ones, the order of the parts may."
+)
+
+
+def decimated(rows: pd.DataFrame, columns: Sequence[str], buckets: int = 400) -> pd.DataFrame:
+    """At most buckets * (2 * columns) + 2 of `rows`: of each bucket those where a column is least
+    or greatest.
+
+    Keeps order, the first row and the last; answers `rows` itself where there are few.
+    """
+    if len(rows) <= 2 * buckets:
+        return rows
+    bucket = np.arange(len(rows)) * buckets // len(rows)
+    kept = {0, len(rows) - 1}
+    for column in columns:
+        by_bucket = pd.Series(rows[column].to_numpy()).groupby(bucket)
+        kept.update(by_bucket.idxmin(), by_bucket.idxmax())
+    return rows.iloc[sorted(kept)]
+
+
+def prm_blocks(rows: pd.DataFrame, face: str = "") -> go.Figure:
+    """Blocks one engine holds at each of its scheduling steps, and how many it takes and evicts.
+
+    rows: one a step, in order: engine, llm_share, step, blocks_total, blocks_active, blocks_cached,
+    allocated, evicted; constant columns axis_steps, axis_blocks, axis_events give figures that are
+    compared the same axes.
+    """
+    style = MODELS[str(rows["engine"].iloc[0])]
+    fig = make_subplots(rows=2, shared_xaxes=True, vertical_spacing=0.13, row_heights=[0.6, 0.4])
+    drawn = decimated(rows, BLOCK_COLUMNS)
+    _area(fig, drawn, "blocks_active", "active (held)", style.colour)
+    _area(fig, drawn, "blocks_cached", "cached (can be hit)", style.soft)
+    _capacity(fig, rows)
+    _event(fig, drawn, "allocated", int(rows["allocated"].sum()), SKY, 1)
+    _event(fig, drawn, "evicted", int(rows["evicted"].sum()), "#444444", -1)
+    _block_axes(fig, rows, style.label)
+    title = f"Blocks of the {style.label} at each scheduling step, LLM share {_share(rows):.2f}"
+    return finish(fig, title, _blocks_caption(rows, style.label), face, _BLOCKS_FRAME)
+
+
+def _share(rows: pd.DataFrame) -> float:
+    return float(rows["llm_share"].iloc[0])
+
+
+def _area(fig: go.Figure, rows: pd.DataFrame, column: str, label: str, colour: str) -> None:
+    area = go.Scatter(
+        x=rows["step"],
+        y=rows[column],
+        name=label,
+        stackgroup="blocks",
+        mode="lines",
+        fillcolor=colour,
+        line={"width": 0, "color": colour, "shape": "hv"},
+        legend="legend",
+        hovertemplate="step %{x}: %{y:,} blocks<extra>" + label + "</extra>",
+    )
+    fig.add_trace(area, row=1, col=1)
+
+
+def _capacity(fig: go.Figure, rows: pd.DataFrame) -> None:
+    total = int(rows["blocks_total"].max())
+    line = {"color": BLACK, "dash": "dash", "width": 1.5}
+    ends = [0, int(rows["step"].iloc[-1])]
+    name = f"capacity ({total:,} blocks)"
+    trace = go.Scatter(
+        x=ends, y=[total, total], name=name, mode="lines", line=line, legend="legend"
+    )
+    fig.add_trace(trace, row=1, col=1)
+
+
+def _event(
+    fig: go.Figure, rows: pd.DataFrame, column: str, total: int, colour: str, sign: int
+) -> None:
+    """Blocks taken upwards, blocks evicted downwards: neither hides the other."""
+    trace = go.Scatter(
+        x=rows["step"],
+        y=sign * rows[column],
+        customdata=rows[column],
+        name=f"{column} per step ({total:,} in all)",
+        mode="lines",
+        line={"color": colour, "width": 1, "shape": "hv"},
+        fill="tozeroy",
+        legend="legend2",
+        hovertemplate="step %{x}: %{customdata:,} " + column + "<extra></extra>",
+    )
+    fig.add_trace(trace, row=2, col=1)
+
+
+def _block_axes(fig: go.Figure, rows: pd.DataFrame, label: str) -> None:
+    own = {
+        "axis_steps": rows["step"].max(),
+        "axis_blocks": rows["blocks_total"].max(),
+        "axis_events": rows[["allocated", "evicted"]].to_numpy().max(),
+    }
+    steps, blocks, events = (float(rows[c].iloc[0]) if c in rows else float(own[c]) for c in LIMITS)
+    fig.update_xaxes(range=[0, steps * 1.01])
+    fig.update_xaxes(title_text=f"{label} scheduling step", row=2, col=1)
+    fig.update_yaxes(title_text="blocks", range=[0, blocks * 1.04], row=1, col=1)
+    tick = _round(max(events, 2) / 1.6)
+    most = min(2, int(max(events, 1) // tick))
+    values = [tick * i for i in range(-most, most + 1)]
+    ticks = {"tickvals": values, "ticktext": [f"{abs(v):g}" for v in values]}
+    reach = max(events * 1.1, 1)
+    fig.update_yaxes(title_text="blocks per step", range=[-reach, reach], **ticks, row=2, col=1)
+    legend_at(fig, "legend", 1.01)
+    legend_at(fig, "legend2", 0.37)
+
+
+def _round(value: float) -> float:
+    """The largest of 1, 2, 5 times a power of ten that is no larger than `value` (at least 1)."""
+    power = 10.0 ** np.floor(np.log10(max(value, 1)))
+    return float(max(step * power for step in (1, 2, 5) if step * power <= max(value, 1)))
+
+
+def _blocks_caption(rows: pd.DataFrame, label: str) -> str:
+    return (
+        f"KV blocks of the {label} at each of its scheduling steps at an LLM share of "
+        f"{_share(rows):.2f}, after scheduling and before the forward: active and cached blocks "
+        "stacked, free ones are what is missing to the capacity. Below, blocks allocated (up) and "
+        f"evicted (down) in each step. One run; {int(rows['evicted'].sum()):,} of "
+        f"{int(rows['allocated'].sum()):,} allocated blocks evicted another."
+    )
+
+
+def lost_time(rows: pd.DataFrame, face: str = "") -> go.Figure:
+    """Wall time of a search, divided among what it was spent on, over the LLM's share.
+
+    rows: llm_share, llm_kv_tokens, prm_kv_tokens, part (a key of LOST_TIME), seconds (a mean over
+    runs), wall_s.
+    """
+    shares = sorted(rows["llm_share"].unique())
+    fig = make_subplots(rows=1)
+    for part, (label, colour, hatching) in LOST_TIME.items():
+        fig.add_trace(_bar(rows, part, shares, label, colour, hatching))
+    walls = rows.groupby("llm_share")["wall_s"].first().reindex(shares)
+    line = {"color": BLACK, "width": 2}
+    marker = {"symbol": "line-ew", "size": 34, "line": line}
+    wall = go.Scatter(
+        x=list(range(len(shares))), y=walls, mode="markers", marker=marker, name="wall time"
+    )
+    fig.add_trace(wall)
+    share_axes(fig, rows, panels=1, at=range(len(shares)))
+    fig.update_yaxes(title_text="seconds a search (mean over seeds)", rangemode="tozero")
+    fig.update_layout(barmode="stack", bargap=0.35)
+    legend_at(fig, "legend", _LOST_FRAME.above(UPPER_AXIS_PX - 4))
+    fig.update_layout(legend={"traceorder": "normal", "entrywidth": 128})
+    return finish(fig, "Where the wall time of a search goes", _LOST_CAPTION, face, _LOST_FRAME)
+
+
+def _bar(
+    rows: pd.DataFrame, part: str, shares: list[float], label: str, colour: str, hatching: str
+) -> go.Bar:
+    seconds = (
+        rows[rows["part"] == part].groupby("llm_share")["seconds"].sum().reindex(shares).fillna(0.0)
+    )
+    walls = rows.groupby("llm_share")["wall_s"].first().reindex(shares)
+    pattern = {"shape": hatching, "fgcolor": BLACK, "bgcolor": colour, "size": 6, "solidity": 0.15}
+    return go.Bar(
+        x=list(range(len(shares))),
+        y=seconds,
+        customdata=100 * seconds / walls,
+        name=label,
+        marker={"color": colour, "pattern": pattern, "line": {"width": 0}},
+        hovertemplate="%{y:.2f} s, %{customdata:.1f} %<extra>" + label + "</extra>",
+    )
