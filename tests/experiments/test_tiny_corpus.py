@@ -1,0 +1,133 @@
+"""Guards the corpus of the embedded models: true labels, stated slips, nothing held out in it."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from itertools import islice, pairwise
+
+import pytest
+
+from workbench.experiments.tiny_corpus import (
+    FLAWLESS_STUDENT,
+    STEP_END,
+    STUDENT,
+    StudentRates,
+    has_carry,
+    training_solutions,
+    value_left,
+    work_out,
+)
+from workbench.search.arithmetic import draw_terms
+
+
+def solutions(count: int, seed: int = 0, rates: StudentRates = STUDENT, longest: int = 24):
+    stream = training_solutions(range(2, longest + 1), random.Random(seed), [rates])
+    return list(islice(stream, count))
+
+
+def value_of(expression: str) -> int:
+    """Sum of a chain, digit by digit: no code shared with the corpus."""
+    total, sign, number = 0, 1, ""
+    for character in expression + "+":
+        if character.isdigit():
+            number += character
+        else:
+            total += sign * int(number) if number else 0
+            sign, number = (-1 if character == "-" else 1), ""
+    return total
+
+
+def test_no_held_out_problem_is_ever_trained_on():
+    for work in solutions(400):
+        digest = hashlib.sha256(work.problem.encode()).hexdigest()
+        assert int(digest, 16) % 8 != 0
+
+
+def test_a_step_is_labelled_right_when_what_its_text_leaves_has_the_true_value():
+    for work in solutions(200):
+        truth = value_of(work.problem.removeprefix("Compute ").rstrip("."))
+        for step in work.steps[:-1]:
+            left = value_of(step.text.split(" ")[-1])
+            assert left == sum(step.left) == value_left(step.text)
+            assert step.correct == (left == truth)
+        answer = work.steps[-1].text
+        assert answer == f"The answer is \\boxed{{{work.steps[-1].left[0]}}}."
+        assert work.steps[-1].correct == (value_left(answer) == truth)
+
+
+def test_a_solution_goes_on_from_what_it_wrote():
+    for work in solutions(200, seed=1):
+        before = work.terms
+        for step in work.steps[:-1]:
+            assert len(step.left) == len(before) - (step.kind != "check")
+            before = step.left
+        assert work.steps[-1].left == before
+
+
+def test_a_flawless_student_is_always_right():
+    for work in solutions(200, rates=FLAWLESS_STUDENT):
+        assert all(step.correct and not step.slipped for step in work.steps)
+
+
+def test_slips_come_at_the_stated_rate_and_a_forgotten_carry_is_ten_too_little():
+    carries = forgotten = plain = scattered = 0
+    for work in solutions(600, seed=2):
+        before = work.terms
+        for step in work.steps[:-1]:
+            change = sum(step.left) - sum(before)
+            possible = any(has_carry(*pair) for pair in pairwise(before[:4]))
+            if change == -10 and possible:
+                forgotten += 1
+            elif step.kind == "merge":
+                plain += 1
+                scattered += step.slipped
+            before = step.left
+        carries += _carries(work)
+    assert forgotten / carries == pytest.approx(STUDENT.dropped_carry, abs=0.05)
+    assert scattered / plain == pytest.approx(STUDENT.scattered_slip, abs=0.01)
+
+
+def _carries(work) -> int:
+    """How many steps of a solution merged a pair that had a carry."""
+    count = 0
+    for step in work.steps[:-1]:
+        if step.kind != "check":
+            pair = step.text.split("=")[0].split(":")[0].split(" ")[1]
+            cut = max(pair.rfind("+"), pair.rfind("-"))
+            count += has_carry(int(pair[:cut]), int(pair[cut:]))
+    return count
+
+
+def test_checks_make_no_progress_and_are_few():
+    steps = [step for work in solutions(400, seed=3) for step in work.steps]
+    share = sum(step.kind == "check" for step in steps) / len(steps)
+    assert 0.05 < share < 0.25
+
+
+def test_steps_hold_no_step_end_and_the_completion_joins_them():
+    for work in solutions(50):
+        assert all(STEP_END not in step.text for step in work.steps)
+        assert work.completion.split(STEP_END) == [step.text for step in work.steps]
+
+
+def test_the_stream_depends_on_its_generator_alone():
+    assert solutions(30, seed=5) == solutions(30, seed=5)
+    assert solutions(30, seed=5) != solutions(30, seed=6)
+
+
+def test_nothing_readable_has_no_value():
+    assert value_left("well") is None
+    assert value_left("so") is None
+    assert value_left("take 1+2=3, left") is None
+    assert value_left("The answer is \\boxed{-7}.") == -7
+
+
+def test_a_prompt_says_nothing_about_the_answer():
+    rng = random.Random(0)
+    for _ in range(50):
+        terms = draw_terms(5, rng)
+        assert (
+            work_out(terms, rng).problem
+            == f"Compute {terms[0]}" + "".join(f"{term:+d}" for term in terms[1:]) + "."
+        )

@@ -1,0 +1,175 @@
+"""Worked solutions of the tiny family, with a weak student's slips and the true label of a step.
+
+A step merges two neighbouring terms and restates what is left; now and then it only checks, and
+restates without progress. The student often forgets a carry, always in the same direction, so
+wrong answers agree with each other and a majority vote is no way out; rarer slips scatter. After
+a slip the solution goes on consistently from the wrong rest. A step is labelled right when the
+value of what it leaves is the value of the problem. Pure Python; the models are trained elsewhere.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from workbench.search.arithmetic import Terms, draw_terms, format_terms, is_held_out, problem_text
+
+STEP_END = "\n\n"
+PAIR_WEIGHTS = (0.6, 0.25, 0.15)
+MERGE_WORDINGS = (
+    "take {pair}={result}, left {rest}",
+    "now {pair}={result}, giving {rest}",
+    "next {pair}={result}, so {rest}",
+    "do {pair}={result}, then {rest}",
+    "put {pair}={result}, which leaves {rest}",
+    "use {pair}={result}, rest {rest}",
+)
+CHECK_WORDINGS = ("check {rest}", "again {rest}", "still {rest}")
+VERBOSE_WORDING = "slowly {pair}: {work}, hence {pair}={result}, left {rest}"
+ANSWER_WORDING = "The answer is \\boxed{{{answer}}}."
+
+_REST = re.compile(r"(?:^|\s)(-?\d+(?:[+-]\d+)*)$")
+_ANSWER = re.compile(r"\\boxed\{(-?\d+)\}")
+_TERM = re.compile(r"[+-]?\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class StudentRates:
+    """How often the student does what; probabilities per opportunity."""
+
+    dropped_carry: float = 0.42
+    scattered_slip: float = 0.018
+    verbose: float = 0.3
+    check: float = 0.06
+    check_again: float = 0.76
+    longest_check: int = 10
+    """A check begins only when at most this many terms are left, so its text stays short."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkedStep:
+    """One step: its text without STEP_END, the terms it leaves, whether they have the true value.
+
+    The last step leaves its answer as the only term.
+    """
+
+    text: str
+    left: Terms
+    correct: bool
+    kind: str
+    slipped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkedSolution:
+    """A problem and its steps."""
+
+    problem: str
+    terms: Terms
+    steps: tuple[WorkedStep, ...]
+
+    @property
+    def completion(self) -> str:
+        """What the LLM is trained to write; every step but the last ends in STEP_END."""
+        return STEP_END.join(step.text for step in self.steps)
+
+
+STUDENT = StudentRates()
+CAREFUL_STUDENT = StudentRates(dropped_carry=0.12, scattered_slip=0.015)
+FLAWLESS_STUDENT = StudentRates(dropped_carry=0.0, scattered_slip=0.0)
+
+
+def work_out(terms: Terms, rng: random.Random, rates: StudentRates = STUDENT) -> WorkedSolution:
+    """One sampled solution of a chain, slips and labels included."""
+    truth, left, steps = sum(terms), terms, []
+    checking = False
+    while len(left) > 1:
+        checking = _checks(left, checking, rng, rates)
+        step = _check_step(left, rng) if checking else _merge_step(left, rng, rates)
+        left = step[1]
+        steps.append(WorkedStep(step[0], left, sum(left) == truth, step[2], step[3]))
+    answer = ANSWER_WORDING.format(answer=left[0])
+    steps.append(WorkedStep(answer, left, left[0] == truth, "answer"))
+    return WorkedSolution(problem_text(terms), terms, tuple(steps))
+
+
+def _checks(left: Terms, checking: bool, rng: random.Random, rates: StudentRates) -> bool:
+    if checking:
+        return rng.random() < rates.check_again
+    return len(left) <= rates.longest_check and rng.random() < rates.check
+
+
+def _check_step(left: Terms, rng: random.Random) -> tuple[str, Terms, str, bool]:
+    return rng.choice(CHECK_WORDINGS).format(rest=format_terms(left)), left, "check", False
+
+
+def _merge_step(
+    left: Terms, rng: random.Random, rates: StudentRates
+) -> tuple[str, Terms, str, bool]:
+    places = range(min(len(PAIR_WEIGHTS), len(left) - 1))
+    place = rng.choices(places, PAIR_WEIGHTS[: len(places)])[0]
+    first, second = left[place], left[place + 1]
+    dropped = has_carry(first, second) and rng.random() < rates.dropped_carry
+    result = first + second - 10 * dropped
+    rest = (*left[:place], result, *left[place + 2 :])
+    pair = format_terms((first, second))
+    slipped = dropped
+    verbose = max(abs(first), abs(second)) >= 10 and rng.random() < rates.verbose
+    if not verbose and rng.random() < rates.scattered_slip:
+        result, rest = _scatter(rest, place, first, second, rng)
+        slipped = True
+    fields = {"pair": pair, "result": result, "rest": format_terms(rest)}
+    if verbose and (work := _spelled_out(first, second, dropped)):
+        return VERBOSE_WORDING.format(work=work, **fields), rest, "verbose", slipped
+    return rng.choice(MERGE_WORDINGS).format(**fields), rest, "merge", slipped
+
+
+def has_carry(first: int, second: int) -> bool:
+    """Whether the student can forget a carry here: two positive terms whose ones reach ten."""
+    return first > 0 and second > 0 and first % 10 + second % 10 >= 10
+
+
+def _scatter(
+    rest: Terms, place: int, first: int, second: int, rng: random.Random
+) -> tuple[int, Terms]:
+    """A rare slip: off by one, a sign misread, or (where there is another term) one miscopied."""
+    result, other = rest[place], len(rest) > 1
+    kind = rng.choices(("off by one", "sign", "copy"), (0.5, 0.25, 0.25 * other))[0]
+    if kind == "copy":
+        index = rng.choice([index for index in range(len(rest)) if index != place])
+        return result, (*rest[:index], rest[index] + rng.choice((-1, 1)), *rest[index + 1 :])
+    result = first - second if kind == "sign" else result + rng.choice((-1, 1))
+    return result, (*rest[:place], result, *rest[place + 1 :])
+
+
+def _spelled_out(first: int, second: int, dropped: bool) -> str:
+    """The working of a sum of two positive numbers, or of taking a two-digit number away."""
+    if first > 0 and second > 0:
+        ones, carried = first % 10 + second % 10, has_carry(first, second) and not dropped
+        tens = first // 10 + second // 10 + carried
+        carry = "+1" if carried else ""
+        ones_work = f"ones {first % 10}+{second % 10}={ones}"
+        return f"{ones_work}, tens {first // 10}+{second // 10}{carry}={tens}"
+    if first > 0 and second <= -10:
+        round_part = -(-second // 10) * 10
+        halfway = first + round_part
+        return f"{first}{round_part}={halfway}, {halfway}-{-second % 10}={first + second}"
+    return ""
+
+
+def training_solutions(
+    operations: Sequence[int], rng: random.Random, rates: Sequence[StudentRates] = (STUDENT,)
+) -> Iterator[WorkedSolution]:
+    """An endless stream of worked solutions; a held-out problem is never among them."""
+    while True:
+        terms = draw_terms(rng.choice(operations), rng)
+        if not is_held_out(problem_text(terms)):
+            yield work_out(terms, rng, rng.choice(rates))
+
+
+def value_left(step: str) -> int | None:
+    """The value of what a step's text leaves (or answers); None where nothing can be read."""
+    found = _ANSWER.search(step) or _REST.search(step.strip())
+    return sum(map(int, _TERM.findall(found.group(1)))) if found else None
