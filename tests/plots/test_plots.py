@@ -1,0 +1,197 @@
+"""What a figure draws is what its rows say; checked on the figure's data, never on pixels."""
+
+import ast
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.plots import synthetic
+from workbench import plots
+from workbench.plots import theme
+from workbench.plots.timeline import BLOCK_COLUMNS, LOST_TIME, decimated
+
+FIGURES = {
+    "memory_split": (plots.memory_split, synthetic.split_rows),
+    "prm_blocks": (plots.prm_blocks, synthetic.block_rows),
+    "prefix_hits": (plots.prefix_hits, synthetic.hit_rows),
+    "thrashing": (plots.thrashing, synthetic.thrash_rows),
+    "lost_time": (plots.lost_time, synthetic.lost_rows),
+    "search_tree": (plots.search_tree, synthetic.tree_nodes),
+}
+OVER_SHARES = ("memory_split", "prefix_hits", "thrashing", "lost_time")
+
+
+def drawn(name):
+    draw, rows = FIGURES[name]
+    return draw(rows(), synthetic.FACE)
+
+
+def trace(fig, text, panel=None):
+    found = [t for t in fig.data if text in (t.name or "") and panel in (None, t.yaxis)]
+    assert len(found) == 1, [t.name for t in fig.data]
+    return found[0]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_says_what_was_measured_and_shares_nothing(name):
+    fig = drawn(name)
+    texts = " ".join(a.text for a in fig.layout.annotations).replace("<br>", " ")
+    assert "measured tiny" in texts
+    assert "16 problems" in texts
+    assert "seconds do not" in texts
+    assert fig.layout.template.layout.modebar.remove == ("sendChartToCloud",)
+    assert len(fig.layout.meta["caption"]) > 40
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_visible_axis_has_a_title(name):
+    layout = drawn(name).to_plotly_json()["layout"]
+    axes = {key: value for key, value in layout.items() if key.startswith(("xaxis", "yaxis"))}
+    unnamed = [
+        k
+        for k, v in axes.items()
+        if not v.get("title", {}).get("text") and v.get("showticklabels", True)
+    ]
+    assert not unnamed
+
+
+@pytest.mark.parametrize("name", OVER_SHARES)
+def test_split_figures_carry_the_share_below_and_kv_tokens_of_both_models_above(name):
+    fig = drawn(name)
+    assert fig.layout.xaxis9.side == "top"
+    first = fig.layout.xaxis9.ticktext[0]
+    assert "19k" in first
+    assert "2.6k" in first
+    assert len(fig.layout.xaxis9.ticktext) == len(fig.layout.xaxis9.tickvals)
+    assert any(t.xaxis == "x9" for t in fig.data), "plotly hides an axis no trace uses"
+
+
+def test_models_look_the_same_everywhere_and_differ_in_more_than_colour():
+    llm, prm = theme.MODELS["llm"], theme.MODELS["prm"]
+    assert (llm.colour, prm.colour) == ("#0072B2", "#D55E00")
+    assert llm.dash != prm.dash
+    assert llm.symbol != prm.symbol
+    for name in ("prefix_hits", "memory_split"):
+        for style in (llm, prm):
+            line = trace(drawn(name), style.label)
+            assert (line.line.color, line.line.dash) == (style.colour, style.dash)
+
+
+def test_memory_split_draws_values_intervals_and_the_peak_as_a_band():
+    fig = drawn("memory_split")
+    rows = synthetic.split_rows().query("metric == 'tokens_per_s'")
+    line = trace(fig, "generated tokens/s")
+    np.testing.assert_allclose(line.y, rows["value"])
+    np.testing.assert_allclose(line.error_y.array, rows["high"] - rows["value"])
+    np.testing.assert_allclose(line.error_y.arrayminus, rows["value"] - rows["low"])
+    band = fig.layout.shapes[0]
+    assert (band.x0, band.x1) == pytest.approx((0.2, 0.4), abs=0.01)
+
+
+def test_an_interval_without_bounds_is_not_drawn():
+    rows = synthetic.hit_rows().assign(low=-np.inf, high=np.inf)
+    assert pd.isna(plots.prefix_hits(rows).data[0].error_y.array).all()
+
+
+def test_hits_are_drawn_in_per_cent_from_0_to_100():
+    fig = drawn("prefix_hits")
+    prm = synthetic.hit_rows().query("engine == 'prm'")
+    np.testing.assert_allclose(trace(fig, "PRM").y, 100 * prm["value"])
+    assert fig.layout.yaxis.range[0] == 0
+    assert fig.layout.yaxis.range[1] >= 100
+
+
+def test_a_zero_is_drawn_as_zero_with_its_upper_bound():
+    line = trace(drawn("thrashing"), "PRM", "y")
+    at_zero = [i for i, y in enumerate(line.y) if y == 0]
+    assert at_zero
+    assert all(line.marker.symbol[i] == "square-open" for i in at_zero)
+    assert all(line.error_y.array[i] == pytest.approx(0.7) for i in at_zero)
+    assert all(s == "square" for i, s in enumerate(line.marker.symbol) if i not in at_zero)
+
+
+def test_blocks_are_stacked_under_the_capacity():
+    rows = synthetic.block_rows(steps=300)
+    fig = plots.prm_blocks(rows)
+    active, cached = trace(fig, "active"), trace(fig, "cached")
+    assert active.stackgroup == cached.stackgroup
+    assert (np.asarray(active.y) + np.asarray(cached.y)).max() <= trace(fig, "capacity").y[0]
+    assert f"{rows['evicted'].sum():,}" in trace(fig, "evicted").name
+
+
+def test_two_block_figures_can_have_the_same_axes():
+    short, long = (
+        plots.prm_blocks(synthetic.block_rows(steps=s, total=t)) for s, t in ((200, 90), (900, 380))
+    )
+    narrow = synthetic.block_rows(steps=200, total=90)
+    wide = synthetic.block_rows(steps=900, total=380)
+    limits = {"axis_steps": 900, "axis_blocks": 380, "axis_events": 70}
+    a, b = (plots.prm_blocks(rows.assign(**limits)) for rows in (narrow, wide))
+    for axis in ("xaxis", "yaxis", "yaxis2"):
+        assert a.layout[axis].range == b.layout[axis].range
+    assert short.layout.yaxis.range == long.layout.yaxis.range, (
+        "the synthetic rows carry limits too"
+    )
+
+
+def test_decimation_keeps_every_extreme_and_the_order():
+    rows = synthetic.block_rows(steps=20_000)
+    rows.loc[12_345, "evicted"] = 10_000
+    rows.loc[77, "blocks_active"] = -5
+    thin = decimated(rows, BLOCK_COLUMNS)
+    assert len(thin) < 3_300
+    assert thin["step"].is_monotonic_increasing
+    for column in BLOCK_COLUMNS:
+        assert thin[column].max() == rows[column].max()
+        assert thin[column].min() == rows[column].min()
+    assert {0, 19_999, 12_345, 77} <= set(thin["step"])
+
+
+def test_lost_time_stacks_to_the_wall_time():
+    rows = synthetic.lost_rows()
+    fig = plots.lost_time(rows)
+    stack = sum(np.asarray(t.y, float) for t in fig.data if t.type == "bar")
+    np.testing.assert_allclose(stack, trace(fig, "wall time").y)
+    assert [t.name for t in fig.data if t.type == "bar"] == [
+        label for label, _, _ in LOST_TIME.values()
+    ]
+    looks = {(t.marker.color, t.marker.pattern.shape) for t in fig.data if t.type == "bar"}
+    assert len(looks) == len(LOST_TIME)
+
+
+def test_a_search_tree_shows_every_node_and_edge_once():
+    nodes = synthetic.tree_nodes()
+    fig = plots.search_tree(nodes)
+    markers = [t for t in fig.data if t.mode == "markers"]
+    lines = [t for t in fig.data if t.mode == "lines"]
+    assert sum(len(t.x) for t in markers) == len(nodes)
+    assert sum(len(t.x) for t in lines) == 3 * len(nodes)
+
+
+def test_shares_too_near_for_two_labels_keep_the_ends():
+    kept = theme.thinned(synthetic.SHARES)
+    assert kept[0] == 0
+    assert kept[-1] == len(synthetic.SHARES) - 1
+    assert 1 not in kept, "0.10 would touch 0.08"
+    assert theme.thinned([0.3]) == [0]
+
+
+def test_one_share_alone_can_be_drawn():
+    for draw, rows in (
+        (plots.prefix_hits, synthetic.hit_rows),
+        (plots.lost_time, synthetic.lost_rows),
+    ):
+        assert draw(rows((0.3,))).layout.xaxis9.ticktext == fig_labels(rows((0.3,)))
+
+
+def fig_labels(rows):
+    return (theme._both(rows["llm_kv_tokens"].iloc[0], rows["prm_kv_tokens"].iloc[0]),)
+
+
+def test_plots_import_nothing_of_the_workbench():
+    for file in Path(plots.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("workbench"):
+                assert node.module.startswith("workbench.plots"), file.name
