@@ -1,0 +1,133 @@
+"""`run_search`: the door to everything in this package.
+
+Checks what it is given, tokenises the prompts, plays the rounds and collects the result. The answer
+of a problem is read when the result is collected and at no other time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from workbench.core import SamplingParams, TokenEngine
+from workbench.errors import ConfigError, PromptError
+from workbench.search.active import ActiveSearch
+from workbench.search.measure import Throughput
+from workbench.search.prm import PRM
+from workbench.search.problems import Problem
+from workbench.search.requests import Strategy
+from workbench.search.result import SearchResult, collect
+from workbench.search.rounds import OnRound, Progress, Rounds
+from workbench.search.score_cache import ScoreCache
+from workbench.search.scoring import ProblemScores
+from workbench.search.voting import AGGREGATIONS, VOTINGS, check_choice
+
+__all__ = ["Progress", "SearchResult", "chat_prompt", "run_search"]
+
+
+def run_search(
+    problems: Problem | Sequence[Problem],
+    *,
+    llm: TokenEngine,
+    prm: PRM,
+    strategy: Strategy,
+    seed: int = 0,
+    min_problem_batch: int = 8,
+    score_cache: bool | ScoreCache = True,
+    temperature: float = 0.8,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    min_p: float = 0.0,
+    max_step_tokens: int = 256,
+    aggregation: str | None = None,
+    voting: str = "weighted",
+    system_prompt: str | None = None,
+    score_shuffle_seed: int | None = None,
+    on_round: OnRound | None = None,
+) -> SearchResult:
+    """Search every problem; answers, tree and measurements in one result.
+
+    min_problem_batch: problems in flight, kept full from the queue.
+    score_cache: False asks every step of every beam again; a ScoreCache is shared with other runs.
+    max_step_tokens: tokens of a step, at most; the LLM's max_model_len may leave fewer. A beam for
+        which either model has no room left ends unfinished, its last finish_reason is "context".
+    aggregation: None is the strategy's own. system_prompt: None is the model template's default.
+    score_shuffle_seed: the control experiment, see control.py.
+    on_round: called after each round; may raise to stop the search.
+    Raises ConfigError or PromptError before anything runs. What an engine or on_round raises ends
+    the search; its requests are aborted and both engines stay usable.
+    """
+    problems = [problems] if isinstance(problems, Problem) else list(problems)
+    _check(problems, voting, min_problem_batch, max_step_tokens)
+    params = SamplingParams(
+        temperature=temperature, max_tokens=max_step_tokens, top_k=top_k, top_p=top_p, min_p=min_p
+    )
+    if aggregation is not None:
+        check_choice("aggregation", aggregation, tuple(AGGREGATIONS))
+        strategy = replace(strategy, aggregation=aggregation)  # type: ignore[type-var]
+    cache = (
+        score_cache
+        if isinstance(score_cache, ScoreCache)
+        else ScoreCache()
+        if score_cache
+        else None
+    )
+    rounds = Rounds(llm, prm, seed, params, min_problem_batch)
+    rounds.spans.switch("tokenising")
+    searches = [
+        ActiveSearch(
+            problem,
+            chat_prompt(problem, llm, system_prompt),
+            strategy,
+            ProblemScores(prm, problem, cache),
+            score_shuffle_seed,
+        )
+        for problem in problems
+    ]
+    rounds.run(searches, on_round)
+    return collect(
+        searches,
+        run_id="",
+        aggregation=strategy.aggregation,
+        voting=voting,
+        throughput=Throughput.of(rounds.marks, rounds.llm_busy_s, rounds.prm_busy_s),
+        trace=None,
+    )
+
+
+def chat_prompt(problem: Problem, llm: TokenEngine, system_prompt: str | None = None) -> list[int]:
+    """Token ids before anything is sampled. Raises PromptError when there are too many."""
+    messages = [{"role": "user", "content": problem.problem}]
+    if system_prompt is not None:
+        messages.insert(0, {"role": "system", "content": system_prompt})
+    prompt = list(llm.tokenizer.encode_chat(messages))
+    if len(prompt) >= llm.max_model_len:
+        raise PromptError(
+            f"Problem {problem.id!r} is {len(prompt)} tokens with its chat template; {llm.name} "
+            f"takes fewer than max_model_len = {llm.max_model_len}. Raise it or drop the problem."
+        )
+    return prompt
+
+
+def _check(
+    problems: Sequence[Problem], voting: str, min_problem_batch: int, max_step_tokens: int
+) -> None:
+    check_choice("voting", voting, VOTINGS)
+    for name, value in (
+        ("min_problem_batch", min_problem_batch),
+        ("max_step_tokens", max_step_tokens),
+    ):
+        if value < 1:
+            raise ConfigError(f"{name} is {value}; allowed: >= 1.")
+    if not problems:
+        raise ConfigError(
+            "run_search got no problem; give at least one, e.g. load_problems('tiny', 4)."
+        )
+    seen: set[str] = set()
+    for problem in problems:
+        if problem.id in seen:
+            raise ConfigError(
+                f"run_search got two problems with id {problem.id!r}; ids must differ, because "
+                "the seed of every node is made from its problem's id."
+            )
+        seen.add(problem.id)
