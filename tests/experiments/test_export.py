@@ -1,0 +1,124 @@
+"""Exported figures: complete, equal for equal input, honest without a browser, drawable again."""
+
+import json
+import re
+
+import pandas as pd
+import pytest
+
+from tests.plots import synthetic
+from workbench.errors import RunStoreError
+from workbench.experiments import static
+from workbench.experiments.export import replot, save_figure, tex_escaped
+from workbench.plots import FIGURES, memory_split
+
+ENDINGS = {".svg", ".pdf", ".html", ".tex", ".parquet", ".json"}
+PARAMETERS = {"profile": "quick", "n": 16}
+
+
+def drawn():
+    return memory_split(synthetic.split_rows(), synthetic.FACE)
+
+
+@pytest.fixture
+def no_browser(monkeypatch):
+    """A machine where kaleido finds none, whatever is installed here."""
+
+    def refuse(self):
+        raise RuntimeError("no chrome here\nand a long story")
+
+    monkeypatch.setattr(static.Browser, "_start", refuse)
+
+
+@pytest.mark.browser
+def test_all_six_files_are_written_and_equal_for_equal_figures(tmp_path):
+    rows = synthetic.split_rows()
+    measured = {
+        "versions": {"torch": "2.13"},
+        "git": {"commit": "c0ffee"},
+        "machine": {"gpu": "H200"},
+    }
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        saved = save_figure(drawn(), rows, "memory_split", folder, PARAMETERS, measured=measured)
+        assert set(saved.endings) == ENDINGS
+        assert saved.problem is None
+    for a, b in zip(*(sorted(p.iterdir()) for p in (tmp_path / "a", tmp_path / "b")), strict=True):
+        assert a.read_bytes() == b.read_bytes(), a.name
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "a" / "memory_split.parquet"), rows)
+
+
+@pytest.mark.browser
+def test_the_pdf_is_150_mm_wide_with_embedded_fonts_and_no_title(tmp_path):
+    save_figure(drawn(), synthetic.split_rows(), "memory_split", tmp_path, PARAMETERS)
+    pdf = (tmp_path / "memory_split.pdf").read_bytes()
+    width = float(re.search(rb"MediaBox ?\[0 0 ([\d.]+)", pdf)[1]) / 72 * 25.4
+    assert width == pytest.approx(150, abs=0.5)
+    assert pdf.count(b"/Type /Page\n") + pdf.count(b"/Type /Page/") in (0, 1)
+    assert b"/FontFile" in pdf
+    svg = (tmp_path / "memory_split.svg").read_text()
+    assert "Throughput against the memory split" in svg
+    paper = static.print_version(drawn())
+    assert paper.layout.title.text is None
+    assert not [a for a in paper.layout.annotations if a.name == "face"]
+    assert paper.layout.template.layout.font.size == 12  # px, which is 9 pt
+
+
+def test_without_a_browser_page_rows_and_record_are_written_and_the_rest_is_said(
+    tmp_path, no_browser
+):
+    (tmp_path / "memory_split.svg").write_text("old")
+    saved = save_figure(drawn(), synthetic.split_rows(), "memory_split", tmp_path, PARAMETERS)
+    assert set(saved.endings) == {".html", ".parquet", ".json"}
+    assert "apt-get install chromium" in repr(saved)
+    assert "Older than these rows: memory_split.svg" in repr(saved)
+    assert all(file.stat().st_size for file in saved.files)
+
+
+def test_the_record_says_where_the_rows_come_from(tmp_path, no_browser):
+    save_figure(drawn(), synthetic.split_rows(), "memory_split", tmp_path, PARAMETERS)
+    record = json.loads((tmp_path / "memory_split.json").read_text())
+    assert set(record) == {"parameters", "versions", "git", "machine"}
+    assert record["parameters"]["profile"] == "quick"
+    assert "measured tiny" in record["parameters"]["face"]
+    assert record["machine"]["cores"] >= 1
+
+
+def test_pages_share_one_plotly_js_and_carry_a_sentence_of_text(tmp_path, no_browser):
+    for name in ("one", "two"):
+        save_figure(drawn(), synthetic.split_rows(), name, tmp_path, PARAMETERS)
+    assert [p.name for p in tmp_path.glob("*.js")] == ["plotly.min.js"]
+    page = (tmp_path / "one.html").read_text()
+    assert '<script src="plotly.min.js">' in page
+    assert len(page) < 200_000
+    assert "<figcaption>Throughput of the search" in page
+    assert '"remove":["sendChartToCloud"]' in page
+
+
+def test_nothing_is_left_aside_when_writing_fails(tmp_path, no_browser):
+    rows = synthetic.split_rows()
+    rows["odd"] = [object()] * len(rows)
+    with pytest.raises(Exception, match="odd"):
+        save_figure(drawn(), rows, "memory_split", tmp_path, PARAMETERS)
+    assert {p.name for p in tmp_path.iterdir()} <= {"plotly.min.js"}
+
+
+def test_stored_rows_are_drawn_again_with_the_machine_they_were_measured_on(tmp_path, no_browser):
+    measured = {"versions": {}, "git": {}, "machine": {"gpu": "H200"}}
+    rows = synthetic.hit_rows()
+    fig = FIGURES["prefix_hits"](rows, synthetic.FACE)
+    save_figure(fig, rows, "prefix_hits", tmp_path, PARAMETERS, measured=measured)
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    assert [saved.name for saved in replot(tmp_path, FIGURES)] == ["prefix_hits"]
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+def test_a_figure_that_is_unknown_or_was_never_drawn_is_refused_with_the_way_out(tmp_path):
+    with pytest.raises(RunStoreError, match="Did you mean 'memory_split'"):
+        replot(tmp_path, FIGURES, ["memory_spilt"])
+    with pytest.raises(RunStoreError, match="run `workbench figures` first"):
+        replot(tmp_path, FIGURES, ["memory_split"])
+
+
+def test_captions_compile():
+    assert tex_escaped("95 % of a_b & {c} #1 $2") == "95 \\% of a\\_b \\& \\{c\\} \\#1 \\$2"
+    assert tex_escaped("\\") == "\\textbackslash{}"
