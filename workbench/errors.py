@@ -38,6 +38,10 @@ class StepError(WorkbenchError, RuntimeError):
     """A forward pass failed; the requests of that step finish with it, the engine goes on."""
 
 
+class NotebookError(WorkbenchError, RuntimeError):
+    """A notebook stopped at a cell that failed; it is named, and so is what it had written by then."""
+
+
 def nearest(given: str, known: list[str] | tuple[str, ...]) -> str:
     """` Did you mean 'x'?` when a known name is close to the given one, else an empty text."""
     close = get_close_matches(given, known, n=1, cutoff=0.5)

@@ -1,0 +1,177 @@
+"""Notebooks run from top to bottom by papermill, for `workbench figures`, CI, and whoever else.
+
+A notebook that fails is an error that names it and where it stopped; what it had written is kept as
+NAME.failed.ipynb, never under the name of a finished one. An unknown parameter is refused before
+anything runs, here and in plain `papermill` (which would only warn). What it does not do: know what
+a notebook computes.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import ConfigError, NotebookError, nearest
+from workbench.experiments.paths import project_root
+
+INJECTED = "# Parameters"  # the first line of the cell papermill inserts
+BATCH = {
+    "PLOTLY_RENDERER": "plotly_mimetype",  # a figure is its data; the report draws it
+    "TQDM_MININTERVAL": "5",
+    "SPYDER_TEXT_PROGRESS": "1",  # tqdm.auto's own sign for "no widgets": progress as text
+}
+
+
+def notebook_files(names: Sequence[str] | None = None, folder: Path | None = None) -> list[Path]:
+    """The notebooks called `names` ("02_memory_split" or "02"), all of them by default, in order.
+
+    Raises ConfigError for a name there is no notebook of.
+    """
+    place = folder or project_root() / "notebooks"
+    known = sorted(place.glob("[0-9]*.ipynb"))
+    if not known:
+        raise ConfigError(f"There are no notebooks in {place}; run from a checkout of the project.")
+    if names is None:
+        return known
+    return [_named(name.removesuffix(".ipynb"), known) for name in names]
+
+
+def known_parameters(notebook: Path) -> dict[str, Any]:
+    """Names and defaults of the cell tagged `parameters`; empty when there is none."""
+    import nbformat  # noqa: PLC0415  an optional extra
+
+    cells = nbformat.read(notebook, as_version=4).cells
+    tagged = [c.source for c in cells if "parameters" in c.metadata.get("tags", ())]
+    return assignments(tagged[0]) if tagged else {}
+
+
+def assignments(source: str) -> dict[str, Any]:
+    """What a parameters cell assigns, by name; a value that is no literal is given as its text."""
+    simple = [node for node in ast.parse(source).body if isinstance(node, ast.Assign)]
+    return {
+        target.id: _value(node.value)
+        for node in simple
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+
+
+def _value(expression: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(expression)
+    except ValueError:
+        return ast.unparse(expression)
+
+
+def check_parameters(cells: Sequence[str]) -> None:
+    """Refuse an unknown parameter from within a notebook, in its first cells: check_parameters(In).
+
+    cells: the sources run so far. papermill puts its own cell right after the parameters cell and
+    accepts any name there.
+    """
+    for before, injected in pairwise(cells):
+        if injected.startswith(INJECTED):
+            refuse_unknown(assignments(injected), assignments(before), "This notebook")
+
+
+def refuse_unknown(given: Mapping[str, Any], known: Mapping[str, Any], where: str) -> None:
+    """Raise ConfigError for the first name in `given` that is not in `known`, with the nearest that
+    is.
+    """
+    names = list(known)
+    for name in given:
+        if name not in known:
+            hint = nearest(name, names)
+            raise ConfigError(
+                f"{where} has no parameter {name!r}.{hint} Known: {', '.join(names)}."
+            )
+
+
+def run_notebooks(
+    names: Sequence[str] | None = None,
+    profile: str | None = None,
+    parameters: Mapping[str, Any] | None = None,
+    out_dir: str | Path | None = None,
+    *,
+    folder: Path | None = None,
+    progress: bool = True,
+) -> list[Path]:
+    """Execute notebooks in order; answers the executed files in `out_dir` (default:
+    reports/notebooks/PROFILE).
+
+    parameters: each goes to every notebook that has it; one that none has is a ConfigError before
+    the first starts. progress: what notebooks write to their error stream (progress bars) goes to
+    ours. Raises NotebookError.
+    """
+    files = notebook_files(names, folder)
+    given = dict(parameters or {}) | ({"profile": profile} if profile else {})
+    known = {file: known_parameters(file) for file in files}
+    together = {name: None for each in known.values() for name in each}
+    refuse_unknown(given, together, " and ".join(file.stem for file in files))
+    reports = project_root() / "reports" / "notebooks"
+    place = Path(out_dir) if out_dir else reports / (profile or "default")
+    place.mkdir(parents=True, exist_ok=True)
+    with environment(BATCH):
+        return [_run(file, _wanted(given, known[file]), place, progress) for file in files]
+
+
+def _wanted(given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if name in known}
+
+
+def _run(notebook: Path, parameters: dict[str, Any], place: Path, progress: bool) -> Path:
+    import papermill  # noqa: PLC0415  an optional extra
+
+    done, failed = place / notebook.name, place / f"{notebook.stem}.failed.ipynb"
+    partial = place / f".{notebook.stem}.partial.ipynb"
+    for old in (done, failed):
+        old.unlink(missing_ok=True)
+    quiet = {"progress_bar": False, "stderr_file": sys.stderr if progress else None}
+    try:
+        papermill.execute_notebook(notebook, partial, parameters, cwd=project_root(), **quiet)
+    except BaseException as problem:
+        if partial.exists():
+            partial.replace(failed)
+        if not isinstance(problem, Exception):  # an interrupt stays what it is
+            raise
+        raise NotebookError(_explained(notebook, failed, problem)) from problem
+    return partial.replace(done)
+
+
+def _explained(notebook: Path, failed: Path, problem: Exception) -> str:
+    """What failed and where, and where to look."""
+    kind = getattr(problem, "ename", type(problem).__name__)
+    what = re.sub(r"\x1b\[[0-9;]*m", "", str(getattr(problem, "evalue", problem))).strip()
+    cell = getattr(problem, "exec_count", None)
+    where = f" in cell In [{cell}]" if cell else ""
+    return f"Notebook {notebook.name} failed{where}: {kind}: {what} See {failed}."
+
+
+def _named(name: str, known: Sequence[Path]) -> Path:
+    found = [file for file in known if name in (file.stem, file.stem.split("_")[0])]
+    if not found:
+        stems = [file.stem for file in known]
+        hint = nearest(name, stems)
+        raise ConfigError(f"There is no notebook {name!r}.{hint} Notebooks: {', '.join(stems)}.")
+    return found[0]
+
+
+@contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Variables for the kernels started within; those set before win, and all are as before
+    afterwards.
+    """
+    ours = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
