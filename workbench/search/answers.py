@@ -8,6 +8,7 @@ it is finished or not. Equal texts and whole numbers are compared here; anything
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Sequence
 from functools import lru_cache
@@ -17,8 +18,11 @@ from workbench.errors import WorkbenchError
 
 BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)|\\boxed\s+(?=[^\s{])")
 WHOLE_NUMBER = re.compile(r"[+-]?\d{1,18}")
-LONGEST_COMPARED = 200
-"""Characters; a longer answer equals only its own text (parsing one may take for ever)."""
+LONGEST_COMPARED = 200  # characters
+LARGEST_POWER = 10**6
+POWER_TOWER = re.compile(r"\^\s*(\{[^{}]*\^|[^{}\s]\s*\^)")
+POWER = re.compile(r"([)}\]]?)\s*\^\s*\{?\s*[-+]?(\d+)")
+FACTORIAL = re.compile(r"\d{5,}\s*!|!\s*!|\)\s*!")
 
 
 def extract_answer(text: str) -> str:
@@ -57,9 +61,22 @@ def same_answer(reference: str, given: str) -> bool:
         return True
     if WHOLE_NUMBER.fullmatch(reference) and WHOLE_NUMBER.fullmatch(given):
         return int(reference) == int(given)
-    if max(len(reference), len(given)) > LONGEST_COMPARED:
+    if not (_can_be_evaluated(reference) and _can_be_evaluated(given)):
         return False
     return _equal_mathematics(reference, given)
+
+
+def _can_be_evaluated(answer: str) -> bool:
+    """Whether working it out ends soon; what a model puts in a box may be a tower of powers.
+
+    An answer that cannot be evaluated equals only its own text.
+    """
+    if len(answer) > LONGEST_COMPARED or POWER_TOWER.search(answer) or FACTORIAL.search(answer):
+        return False
+    powers = [(bracket, int(digits)) for bracket, digits in POWER.findall(answer)]
+    of_brackets = math.prod(power for bracket, power in powers if bracket)
+    largest = max((power for bracket, power in powers if not bracket), default=1)
+    return of_brackets * largest <= LARGEST_POWER
 
 
 def group_answers(answers: Sequence[str]) -> list[int]:

@@ -1,0 +1,168 @@
+"""Problems: what is read, what is chosen, and how a bad row is named."""
+
+import csv
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from workbench.errors import ConfigError, ProblemFileError
+from workbench.search import problems as module
+from workbench.search.problems import Problem, load_problems, pick_uniformly, read_problems
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+def write(tmp_path, *rows, name="rows.jsonl"):
+    path = tmp_path / name
+    path.write_text("\n".join(r if isinstance(r, str) else json.dumps(r) for r in rows))
+    return path
+
+
+def test_tiny_is_uniform_over_levels():
+    """128 problems over five levels are 26, 26, 26, 25 and 25."""
+    found = load_problems("tiny", limit=128)
+    assert [count for _, count in sorted(Counter(p.level for p in found).items())] == [
+        26,
+        26,
+        26,
+        25,
+        25,
+    ]
+    assert load_problems("tiny", limit=5) == found[:5]
+    assert {p.level for p in load_problems("tiny", limit=6, levels=[2, 4])} == {2, 4}
+
+
+def test_math500_rows_are_read_without_their_solutions():
+    """The worked solution would be an answer leaking in; only the final answer is kept."""
+    found = read_problems(DATA / "math500_sample.json")
+    rows = json.loads((DATA / "math500_sample.json").read_text())
+    assert [p.answer for p in found] == [row["answer"] for row in rows]
+    assert [p.id for p in found] == [row["unique_id"] for row in rows]
+    assert {p.level for p in found} == {1, 2, 3, 4, 5}
+    assert all(p.subject for p in found)
+    assert not any(row["solution"] in repr(p) for p, row in zip(found, rows))
+
+
+def test_the_committed_128_of_math500():
+    """The rule is fixed: these ids for ever, whatever order the file has."""
+    with (DATA / "math500_levels.csv").open() as file:
+        rows = [Problem(r["unique_id"], "?", None, int(r["level"])) for r in csv.DictReader(file)]
+    chosen = (DATA / "math500_128_seed0.txt").read_text().split()
+    assert [p.id for p in pick_uniformly(rows[::-1], 128, 0)] == chosen
+    assert sorted(Counter(p.level for p in pick_uniformly(rows, 128, 0)).items()) == [
+        (1, 26),
+        (2, 26),
+        (3, 26),
+        (4, 25),
+        (5, 25),
+    ]
+    assert [p.id for p in pick_uniformly(rows, 128, 1)] != chosen
+
+
+def test_a_level_that_runs_out_leaves_its_turns_to_the_others():
+    """`limit` is at most; nothing is repeated to fill it."""
+    rows = [Problem(str(k), "?", None, 1 if k < 2 else 2) for k in range(8)]
+    assert Counter(p.level for p in pick_uniformly(rows, 6, 0)) == {1: 2, 2: 4}
+    assert len(pick_uniformly(rows, 99, 0)) == 8
+
+
+def test_gsm8k_answers_are_the_number_after_the_marks():
+    """question/answer rows; an empty line and a line separator inside a text are no rows."""
+    found = read_problems(DATA / "gsm8k_like.jsonl")
+    assert [p.answer for p in found] == ["1040", "4"]
+    assert "####" not in repr(found)
+    assert len({p.id for p in found}) == 2
+
+
+def test_a_malformed_file_names_row_and_field():
+    """The first bad row of the committed example is its second."""
+    with pytest.raises(ProblemFileError, match=r"malformed\.jsonl, row 2 lacks field 'answer'"):
+        load_problems(DATA / "malformed.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("{not json", "row 2 is no valid JSON"),
+        ("[1, 2]", "row 2 is a list"),
+        ({"answer": "4"}, "lacks field 'problem' or 'question'"),
+        ({"problem": "", "answer": "4"}, "'' in field 'problem'"),
+        ({"problem": "a", "answer": None}, "None in field 'answer'"),
+        ({"problem": "a", "answer": "work ####  "}, "no answer after '####'"),
+        ({"problem": "a", "answer": "4", "level": "hard"}, "'hard' in field 'level'"),
+        ({"problem": "How?", "answer": "4"}, "same id or text as row 1"),
+    ],
+)
+def test_every_kind_of_bad_row_is_named(tmp_path, row, said):
+    """File, row number and field: enough to correct it."""
+    path = write(tmp_path, {"problem": "How?", "answer": 3}, row)
+    with pytest.raises(ProblemFileError) as error:
+        load_problems(path)
+    assert said in str(error.value)
+    assert f"{path}, row 2" in str(error.value)
+
+
+def test_numbers_and_level_texts_are_understood(tmp_path):
+    """MATH writes "Level 3"; hand-written files write numbers."""
+    rows = [{"problem": "a", "answer": 3, "level": "Level 3"}, {"problem": "b", "answer": "x"}]
+    path = write(tmp_path, *rows)
+    assert [(p.answer, p.level) for p in load_problems(path)] == [("3", 3), ("x", None)]
+    assert [p.level for p in load_problems(path, levels=[3])] == [3]
+    with pytest.raises(ConfigError, match=r"levels are \[7\]; .* has \[3\]"):
+        load_problems(path, levels=[7])
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "said"),
+    [
+        ("tinny", ConfigError, "Did you mean 'tiny'"),
+        ("math50", ConfigError, "Did you mean 'math500'"),
+        ("nowhere.jsonl", ProblemFileError, "no problem file nowhere.jsonl"),
+    ],
+)
+def test_an_unknown_source_is_named(source, error, said):
+    """With the nearest known one."""
+    with pytest.raises(error, match=said):
+        load_problems(source)
+
+
+def test_empty_and_odd_files_are_refused(tmp_path):
+    """No silent zero problems."""
+    with pytest.raises(ProblemFileError, match="holds no problem"):
+        load_problems(write(tmp_path, ""))
+    with pytest.raises(ProblemFileError, match="holds a dict"):
+        load_problems(write(tmp_path, {"problem": "a", "answer": "b"}, name="rows.json"))
+    with pytest.raises(ConfigError, match="limit is 0"):
+        load_problems("tiny", limit=0)
+
+
+def test_math500_offline_says_what_to_do(monkeypatch):
+    """No cache and no network: a path is the way out."""
+    import huggingface_hub
+
+    tried = []
+
+    def refuse(*args, local_files_only, **kwargs):
+        tried.append(local_files_only)
+        raise OSError("offline")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", refuse)
+    with pytest.raises(ProblemFileError, match=r"Give the path of a MATH-500"):
+        load_problems("math500", limit=3)
+    assert tried == [True, False]  # the cache first, then the hub
+
+
+def test_math500_from_the_cache_asks_no_network(monkeypatch):
+    """A file found locally ends the matter."""
+    monkeypatch.setattr(module, "math500_file", lambda: DATA / "math500_sample.json")
+    assert Counter(p.level for p in load_problems("math500", limit=5)) == dict.fromkeys(
+        range(1, 6), 1
+    )
+
+
+def test_a_strategy_gets_a_copy_without_the_answer():
+    """The type itself can forget."""
+    problem = Problem("p", "How?", "42", 3, "s")
+    assert problem.without_answer() == Problem("p", "How?", None, 3, "s")
