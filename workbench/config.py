@@ -1,7 +1,7 @@
 """The settings of an engine, a search and a sweep: frozen, checked at construction, fingerprinted.
 
-`from_dict` refuses a key it does not know; `fingerprint()` names a setting by what it contains, so equal settings
-find each other's results. Nothing here reads the machine or loads a model.
+`from_dict` refuses a key it does not know; `fingerprint()` names a setting by what it contains, so
+equal settings find each other's results. Nothing here reads the machine or loads a model.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def parse_size(size: int | str) -> int:
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(size).lower())
     if isinstance(size, bool) or found is None or found[2] not in _UNITS or float(found[1]) <= 0:
         raise ConfigError(
-            f"{size!r} is no size; give a positive number of bytes or text such as '64MiB' or '1GiB'."
+            f"{size!r} is no size; give a positive number of bytes, or text such as '64MiB'."
         )
     return int(float(found[1]) * _UNITS[found[2]])
 
@@ -53,7 +53,8 @@ class _Settings:
         for key in given:
             if key not in known:
                 raise ConfigError(
-                    f"{cls.__name__} has no setting {key!r}.{nearest(key, known)} Known: {', '.join(known)}."
+                    f"{cls.__name__} has no setting {key!r}.{nearest(key, known)} "
+                    f"Known: {', '.join(known)}."
                 )
         tuples = {f.name for f in fields(cls) if str(f.type).startswith("tuple")}
         return cls(**{k: tuple(v) if k in tuples else v for k, v in given.items()})
@@ -106,7 +107,9 @@ class EngineConfig(_Settings):
         if len(given) > 1:
             raise ConfigError(f"EngineConfig got {' and '.join(given)}; give one of them.")
         if isinstance(self.memory, float):
-            self._require("memory", 0 < self.memory <= 1, "a share in (0, 1], bytes, or text ('1GiB')")
+            self._require(
+                "memory", 0 < self.memory <= 1, "a share in (0, 1], bytes, or text ('1GiB')"
+            )
         elif self.memory is not None:
             parse_size(self.memory)
         if self.kv_memory is not None:
@@ -116,10 +119,14 @@ class EngineConfig(_Settings):
             self._require(name, getattr(self, name) >= 1, ">= 1")
         fits = self.max_num_batched_tokens >= self.max_num_seqs
         self._require("max_num_batched_tokens", fits, f">= max_num_seqs ({self.max_num_seqs})")
-        self._require("max_model_len", self.max_model_len is None or self.max_model_len >= 2, ">= 2")
+        self._require(
+            "max_model_len", self.max_model_len is None or self.max_model_len >= 2, ">= 2"
+        )
         self._require("watermark", 0 <= self.watermark < 1, "in [0, 1)")
         self._choose("dtype", ("auto", "float32", "float16", "bfloat16"))
-        self._require("quantization", self.quantization is None, "None: weights stay as the file has them")
+        self._require(
+            "quantization", self.quantization is None, "None: weights stay as the file has them"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +158,10 @@ class SearchConfig(_Settings):
 
 @dataclass(frozen=True, slots=True)
 class SweepConfig(_Settings):
-    """A memory-split sweep: `llm_share` of `total_memory` to the LLM, the rest to the PRM (STUDY: the axis).
+    """A memory-split sweep: `llm_share` of `total_memory` to the LLM, the rest to the PRM.
 
-    The settings from `profile` on say how the sweep is carried out; they do not enter a run's fingerprint.
+    The settings from `profile` on say how the sweep is carried out; they do not enter a run's
+    fingerprint.
     """
 
     llm: str = "tiny-solver"

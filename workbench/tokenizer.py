@@ -1,7 +1,7 @@
-"""Text to token ids and back: a `tokenizers` file with its chat template, and a byte tokenizer for tests.
+"""Text to token ids and back: a `tokenizers` file with its chat template; bytes for tests.
 
-The chat template is rendered by jinja2 in a sandbox with a fixed date, so that tokens do not change from day to day.
-What it does not do: download anything, or load `transformers`.
+The chat template is rendered by jinja2 in a sandbox with a fixed date, so that tokens do not change
+from day to day. What it does not do: download anything, or load `transformers`.
 """
 
 from __future__ import annotations
@@ -53,9 +53,11 @@ def _sentencepiece_bytes(piece: str) -> bytes:
 
 
 class Tokenizer:
-    """A model folder's tokenizer.json with the special tokens and chat template of tokenizer_config.json."""
+    """A model folder's tokenizer.json, with the chat template of its tokenizer_config.json."""
 
-    def __init__(self, backend: Backend, config: dict[str, Any], eos_ids: Iterable[int] = ()) -> None:
+    def __init__(
+        self, backend: Backend, config: dict[str, Any], eos_ids: Iterable[int] = ()
+    ) -> None:
         self._backend = backend
         self._config = config
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
@@ -65,7 +67,7 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Tokenizer:
-        """Read tokenizer.json, tokenizer_config.json and the end-of-sequence ids of (generation_)config.json."""
+        """Read the tokenizer's files, and the end-of-sequence ids of (generation_)config.json."""
         folder = Path(folder)
         if not (folder / "tokenizer.json").is_file():
             raise ModelError(
@@ -91,7 +93,7 @@ class Tokenizer:
         return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def render_chat(self, messages: Messages, add_generation_prompt: bool = True) -> str:
-        """The chat as the model was trained to see it, dated 26 Jul 2024 where the template wants a date."""
+        """The chat as the model was trained to see it, dated 26 Jul 2024 where it has a date."""
         try:
             return self._template.render(
                 messages=messages,
@@ -104,7 +106,9 @@ class Tokenizer:
 
     def encode_chat(self, messages: Messages, add_generation_prompt: bool = True) -> list[int]:
         """Token ids of a rendered chat; the template writes its own special tokens."""
-        return self.encode(self.render_chat(messages, add_generation_prompt), add_special_tokens=False)
+        return self.encode(
+            self.render_chat(messages, add_generation_prompt), add_special_tokens=False
+        )
 
     @cached_property
     def token_bytes(self) -> tuple[bytes, ...]:
@@ -171,13 +175,15 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _eos_ids(folder: Path) -> set[int]:
-    found = [_read_json(folder / n).get("eos_token_id") for n in ("generation_config.json", "config.json")]
-    ids = {k for item in found if item is not None for k in (item if isinstance(item, list) else [item])}
-    return {int(k) for k in ids}
+    ids: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        given = _read_json(folder / name).get("eos_token_id")
+        ids.update(given if isinstance(given, list) else [] if given is None else [given])
+    return ids
 
 
 class ByteTokenizer:
-    """One token a byte, then <bos> and <eos>: the surface of Tokenizer without a file, for tests."""
+    """One token a byte, then <bos> and <eos>: Tokenizer's surface without a file, for tests."""
 
     vocab_size = 258
     bos_id = 256
