@@ -1,0 +1,367 @@
+"""Iteration-level scheduling: what every step computes, who is admitted, who must give up their blocks.
+
+Each step gives every running sequence the tokens it lacks, decoding ones first, then admits waiting ones in order
+(CONTRACTS section 4, REFERENCE section 2). Its three calls are schedule -> StepPlan, then update or fail.
+What it does not do: compute (executor.py), or hold the batch's arrays (inputs.py).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.core import SamplingParams, Sequence, StepPlan, StepResult
+from workbench.engine.accounting import StepAccount
+from workbench.engine.inputs import Batch, Chunk, PlannedStep, plan_step, tokens_to_compute
+from workbench.errors import ConfigError, OutOfMemory, PromptError
+from workbench.kvcache.manager import KVCacheManager
+from workbench.trace.rows import StepCounts
+
+
+class StopChecker(Protocol):
+    """What the scheduler needs of stop conditions (sampling/stop.py has the real one)."""
+
+    def add(self, request_id: int, params: SamplingParams) -> None: ...
+    def remove(self, request_id: int) -> None: ...
+    def suspects(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]: ...
+    def finish_reason(self, seq: Sequence) -> str | None: ...
+
+
+class Scheduler:
+    """The queues of one engine. offsets: int64 element offset of each block id.
+
+    Raises ConfigError when a step could not hold one token of each sequence, and OutOfMemory when the
+    cache has fewer blocks than one request of max_model_len needs.
+    """
+
+    def __init__(
+        self,
+        cache: KVCacheManager,
+        offsets: NDArray[np.int64],
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        stops: StopChecker,
+        watermark: float = 0.01,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        _require_room(cache, max_num_seqs, max_num_batched_tokens, max_model_len)
+        self._cache = cache
+        self._max_num_seqs = max_num_seqs
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_model_len = max_model_len
+        self._stops = stops
+        self._watermark_blocks = math.ceil(watermark * cache.num_blocks)
+        self._clock = clock
+        most_blocks = -(-max_model_len // cache.block_size)
+        self._batch = Batch(max_num_seqs, most_blocks, np.asarray(offsets, np.int64))
+        self._waiting: deque[Sequence] = deque()
+        self._known: dict[int, Sequence] = {}  # waiting or running, not aborted
+        self._aborted: set[int] = set()  # aborted while their step is in flight
+        self._in_flight: PlannedStep | None = None
+        self._account = StepAccount(cache)
+        self._next_step = 0
+        self.counts: StepCounts | None = None  # of the last schedule() that made a plan
+
+    # -- queues --
+
+    @property
+    def num_running(self) -> int:
+        return len(self._batch)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._known)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a request. PromptError if it is empty or longer than max_model_len allows."""
+        assert sequence.request_id not in self._known, "a request is queued once"
+        self._require_fits(sequence)
+        if sequence.params is not None:
+            self._stops.add(sequence.request_id, sequence.params)
+        self._known[sequence.request_id] = sequence
+        self._waiting.append(sequence)
+
+    def _require_fits(self, sequence: Sequence) -> None:
+        """A prompt must leave room for one token; a scoring request may fill max_model_len."""
+        score = sequence.score
+        if not sequence.token_ids or (score is not None and not score.positions):
+            raise PromptError("The request is empty; give a token (and a position to score).")
+        length, most = tokens_to_compute(sequence), self._max_model_len - (score is None)
+        if length > most:
+            raise PromptError(
+                f"The request has {length} tokens; allowed are at most {most} "
+                f"(max_model_len={self._max_model_len}). Shorten it, or raise max_model_len."
+            )
+
+    def abort(self, request_id: int) -> Sequence | None:
+        """Drop a request; None if unknown or finished. While a step is in flight its blocks wait for it."""
+        sequence = self._known.pop(request_id, None)
+        if sequence is None:
+            return None
+        if sequence.params is not None:
+            self._stops.remove(request_id)
+        if sequence in self._waiting:
+            self._waiting.remove(sequence)
+            self._account.forget(request_id)
+        else:
+            self._aborted.add(request_id)
+            if self._in_flight is None:
+                self._release_aborted()
+        return sequence
+
+    # -- one step --
+
+    def schedule(self) -> StepPlan | None:
+        """Plan the next step; None when nothing waits or runs. Answer a plan with update or fail."""
+        assert self._in_flight is None, "the last plan was neither updated nor failed"
+        if not self._known:
+            return None
+        self._account.open()
+        self._make_room_for_decodes()
+        num_decodes = int(np.count_nonzero(self._batch.decoding[: len(self._batch)]))
+        budget = self._max_num_batched_tokens - num_decodes
+        chunks = self._plan_chunks(budget)
+        if not self._account.preempted:
+            self._admit(chunks, budget - sum(c.end - c.start for c in chunks))
+        decodes = np.flatnonzero(self._batch.decoding[: len(self._batch)])
+        size = self._cache.block_size
+        self._in_flight = plan_step(self._next_step, self._batch, decodes, chunks, size)
+        self._next_step += 1
+        self.counts = self._account.close(self._batch, self._in_flight, len(self._waiting))
+        return self._in_flight.plan
+
+    def _make_room_for_decodes(self) -> None:
+        """Oldest first; whatever runs after the one that lacks a block is not planned yet."""
+        batch, count = self._batch, len(self._batch)
+        at_boundary = batch.length[:count] % self._cache.block_size <= 1
+        for row in np.flatnonzero(batch.decoding[:count] & at_boundary).tolist():
+            while row < len(batch) and not self._extend(row, batch.sequences[row].token_ids):
+                self._preempt(len(batch) - 1)
+
+    def _plan_chunks(self, budget: int) -> list[Chunk]:
+        """Prefilling sequences, oldest first; the latest of them is the victim, decodes are planned."""
+        batch = self._batch
+        rows = np.flatnonzero(~batch.decoding[: len(batch)]).tolist()
+        chunks: list[Chunk] = []
+        while len(chunks) < len(rows) and budget > 0:
+            row = rows[len(chunks)]
+            sequence, start = batch.sequences[row], int(batch.computed[row])
+            end = min(int(batch.length[row]), start + budget)
+            if self._extend(row, sequence.token_ids[:end]):
+                chunks.append(Chunk(sequence, row, start, end))
+                budget -= end - start
+            else:
+                self._preempt(rows.pop())
+        return chunks
+
+    def _extend(self, row: int, token_ids: list[int]) -> bool:
+        """Room for these tokens of a running sequence, if there are blocks."""
+        sequence = self._batch.sequences[row]
+        new = self._cache.extend(sequence.request_id, token_ids)
+        if new:
+            first = -(-int(self._batch.computed[row]) // self._cache.block_size)
+            self._batch.set_blocks(row, first, new)
+        return new is not None
+
+    def _preempt(self, row: int) -> None:
+        """Take a running sequence's blocks; it waits at the head of the queue and is recomputed."""
+        sequence = self._batch.sequences[row]
+        self._account.preempt(sequence)
+        self._free_blocks(sequence)
+        self._batch.remove({row})
+        sequence.num_computed = 0
+        sequence.preemptions += 1
+        self._waiting.appendleft(sequence)
+
+    def _admit(self, chunks: list[Chunk], budget: int) -> None:
+        """Waiting requests in order, up to the first that does not fit."""
+        while self._waiting and budget > 0 and len(self._batch) < self._max_num_seqs:
+            chunk = self._try_admit(self._waiting[0], budget)
+            if chunk is None:
+                return
+            self._waiting.popleft()
+            chunks.append(chunk)
+            budget -= chunk.end - chunk.start
+
+    def _try_admit(self, sequence: Sequence, budget: int) -> Chunk | None:
+        """Admit it if all its tokens fit above the watermark, with room for its first chunk."""
+        tokens = sequence.token_ids[: tokens_to_compute(sequence)]
+        max_hit, salt = _first_wanted(sequence), sequence.salt
+        start = self._cache.match(tokens, salt=salt, max_hit=max_hit)
+        end = min(len(tokens), start + budget)
+        allocation = self._cache.allocate(
+            sequence.request_id,
+            tokens,
+            end,
+            salt=salt,
+            max_hit=max_hit,
+            keep_free=self._watermark_blocks if len(self._batch) else 0,
+            readmission=sequence.preemptions > 0,
+        )
+        if allocation is None:
+            return None
+        assert allocation.num_cached_tokens == start
+        self._account.admit(sequence, allocation)
+        self._stamp_admission(sequence, start)
+        row = self._batch.append(sequence, self._limit(sequence), start, allocation.block_ids)
+        return Chunk(sequence, row, start, end)
+
+    def _stamp_admission(self, sequence: Sequence, num_cached_tokens: int) -> None:
+        if sequence.preemptions:
+            sequence.readmit_cached_tokens += num_cached_tokens
+        else:
+            sequence.num_cached_tokens = num_cached_tokens
+            sequence.scheduled_s = self._clock()
+
+    def _limit(self, sequence: Sequence) -> int:
+        """Number of tokens at which generation ends for length: max_tokens, cut to max_model_len."""
+        if sequence.params is None:
+            return self._max_model_len + 1
+        return min(sequence.num_prompt_tokens + sequence.params.max_tokens, self._max_model_len)
+
+    # -- its result --
+
+    def update(self, plan: StepPlan, result: StepResult) -> list[tuple[Sequence, str]]:
+        """Take in a computed step; answers who finished and why (eos | stop | length | score)."""
+        step, batch = self._close_step(plan), self._batch
+        batch.computed[step.rows] = plan.context_len
+        for row, computed in zip(step.rows.tolist(), plan.context_len.tolist()):
+            batch.sequences[row].num_computed = computed
+        reasons = self._take_tokens(step, result) | self._take_scores(step, result)
+        finished = [(batch.sequences[row], reason) for row, reason in sorted(reasons.items())]
+        for sequence, _ in finished:
+            self._finish(sequence)
+        self._release(set(reasons))
+        self._release_aborted()
+        return finished
+
+    def fail(self, plan: StepPlan) -> list[Sequence]:
+        """The step raised: its requests are dropped and answered, and nothing it should have computed
+        can be hit. The rest go on."""
+        step = self._close_step(plan)
+        sequences = [self._batch.sequences[row] for row in step.rows.tolist()]
+        failed = [s for s in sequences if s.request_id not in self._aborted]
+        for sequence in failed:
+            self._finish(sequence)
+        self._release(set(step.rows.tolist()))
+        self._release_aborted()
+        return failed
+
+    def _close_step(self, plan: StepPlan) -> PlannedStep:
+        step = self._in_flight
+        assert step is not None and step.plan.step == plan.step, "not the plan in flight"
+        self._in_flight = None
+        return step
+
+    def _take_tokens(self, step: PlannedStep, result: StepResult) -> dict[int, str]:
+        """Append what was sampled; row -> why it finished."""
+        rows, batch = step.sampled, self._batch
+        if not len(rows):
+            return {}
+        tokens = np.asarray(result.tokens, np.int64)
+        batch.last_token[rows] = tokens
+        batch.length[rows] += 1
+        batch.decoding[rows] = True
+        sequences = [batch.sequences[row] for row in rows.tolist()]
+        for sequence, token in zip(sequences, tokens.tolist()):
+            sequence.token_ids.append(token)
+        for sequence, logprobs in zip(sequences, result.logprobs):
+            if logprobs is not None:
+                sequence.logprobs.append(logprobs)
+        self._stamp_first_tokens(sequences[step.num_decodes :])
+        return self._stopped(rows, sequences, tokens)
+
+    def _stamp_first_tokens(self, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            if sequence.first_token_s is None:
+                sequence.first_token_s = self._clock()
+
+    def _stopped(
+        self, rows: NDArray[np.int64], sequences: list[Sequence], tokens: NDArray[np.int64]
+    ) -> dict[int, str]:
+        """row -> why its sequence stops; only those that may have stopped are looked at."""
+        at_limit = self._batch.length[rows] >= self._batch.limit[rows]
+        reasons = {}
+        for i in np.flatnonzero(at_limit | self._stops.suspects(tokens)).tolist():
+            if sequences[i].request_id in self._aborted:
+                continue
+            reason = self._stops.finish_reason(sequences[i]) or ("length" if at_limit[i] else None)
+            if reason is not None:
+                reasons[int(rows[i])] = reason
+        return reasons
+
+    def _take_scores(self, step: PlannedStep, result: StepResult) -> dict[int, str]:
+        """Keep the wanted logits; row -> "score" for the requests that have all of theirs."""
+        for owners, values in zip(step.wanted, result.wanted):
+            for (sequence, position), row in zip(owners, values):
+                sequence.score_rows[position] = np.array(row)
+        return {
+            chunk.row: "score"
+            for chunk in step.chunks
+            if chunk.sequence.score is not None
+            and chunk.end == tokens_to_compute(chunk.sequence)
+            and chunk.sequence.request_id not in self._aborted
+        }
+
+    # -- leaving --
+
+    def _finish(self, sequence: Sequence) -> None:
+        del self._known[sequence.request_id]
+        if sequence.params is not None:
+            self._stops.remove(sequence.request_id)
+
+    def _release(self, rows: set[int]) -> None:
+        """Free the blocks of these rows and drop the rows."""
+        if not rows:
+            return
+        for row in sorted(rows):
+            sequence = self._batch.sequences[row]
+            self._free_blocks(sequence)
+            self._account.forget(sequence.request_id)
+            self._aborted.discard(sequence.request_id)
+        self._batch.remove(rows)
+
+    def _release_aborted(self) -> None:
+        if self._aborted:
+            running = enumerate(self._batch.sequences)
+            self._release({row for row, s in running if s.request_id in self._aborted})
+
+    def _free_blocks(self, sequence: Sequence) -> None:
+        """Give the blocks back; whatever was not computed can no longer be hit."""
+        computed = sequence.num_computed
+        self._cache.free(sequence.request_id, computed, token_ids=sequence.token_ids)
+
+
+def _first_wanted(sequence: Sequence) -> int | None:
+    """The first position whose logits a scoring request still lacks."""
+    if sequence.score is None:
+        return None
+    return next(p for p in sequence.score.positions if p not in sequence.score_rows)
+
+
+def _require_room(cache: KVCacheManager, seqs: int, tokens: int, length: int) -> None:
+    """Nothing may wait for ever: every running sequence decodes each step, one request always fits."""
+    if not 1 <= seqs <= tokens:
+        raise ConfigError(
+            f"max_num_seqs={seqs} and max_num_batched_tokens={tokens}; allowed: 1 <= max_num_seqs <= "
+            "max_num_batched_tokens, as each running sequence decodes a token in every step."
+        )
+    needed = -(-length // cache.block_size)
+    if cache.num_blocks < needed:
+        raise OutOfMemory(
+            f"{cache.num_blocks} KV blocks of {cache.block_size} tokens cannot hold one request of "
+            f"max_model_len={length}, which needs {needed}. Give more memory, or set max_model_len "
+            f"to at most {cache.num_blocks * cache.block_size}."
+        )

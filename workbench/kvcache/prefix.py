@@ -1,0 +1,99 @@
+"""Which block holds which content: a chain of hashes, the map from hash to block, and the eviction order.
+
+A block's hash is sha256(hash of the block before it, its token ids), so equal hashes mean equal whole prefixes;
+the chain starts from the model's namespace and the request's salt, which keeps models and tenants apart.
+What it does not do: count references or hand out blocks (pool.py), or know sequences (manager.py).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from hashlib import sha256
+
+
+def chain_root(namespace: bytes, salt: bytes) -> bytes:
+    """The parent of a first block: 32 bytes that carry the model's namespace and the request's salt."""
+    return sha256(len(namespace).to_bytes(8, "little") + namespace + salt).digest()
+
+
+def extend_chain(
+    root: bytes, chain: list[bytes], token_ids: list[int], block_size: int
+) -> list[bytes]:
+    """The hashes of all full blocks of token_ids that follow `chain` (hashes of its first blocks); new ones only."""
+    first, end = len(chain), len(token_ids) // block_size
+    if first >= end:
+        return []
+    width = 4 * block_size
+    content = array("i", token_ids[first * block_size : end * block_size]).tobytes()
+    parent = chain[-1] if chain else root
+    added = []
+    for start in range(0, len(content), width):
+        parent = sha256(parent + content[start : start + width]).digest()
+        added.append(parent)
+    return added
+
+
+class PrefixIndex:
+    """hash -> block id, the unreferenced holders in eviction order, and every hash ever evicted.
+
+    Invariant: a hash has one holder and a block one hash; parked blocks are holders nobody references.
+    The memory of evicted hashes (about 100 bytes each) is what makes a thrash countable exactly.
+    """
+
+    def __init__(self) -> None:
+        self._holder: dict[bytes, int] = {}
+        self._parked: OrderedDict[int, bytes] = OrderedDict()  # least recently freed first
+        self._evicted: set[bytes] = set()
+
+    @property
+    def num_parked(self) -> int:
+        """Unreferenced blocks that can still be hit."""
+        return len(self._parked)
+
+    @property
+    def parked(self) -> dict[int, bytes]:
+        """block id -> hash of every parked block, the next to be evicted first (a copy)."""
+        return dict(self._parked)
+
+    @property
+    def holders(self) -> dict[bytes, int]:
+        """hash -> block id of everything that can be hit (a copy)."""
+        return dict(self._holder)
+
+    def find(self, digest: bytes) -> int | None:
+        """The block that holds this content, or None."""
+        return self._holder.get(digest)
+
+    def was_evicted(self, digest: bytes) -> bool:
+        """Whether this content is not held now although it once was, and was evicted."""
+        return digest in self._evicted and digest not in self._holder
+
+    def publish(self, digest: bytes, block_id: int) -> bool:
+        """Let the block be hit under this hash; False, and nothing happens, when another holds it already."""
+        return self._holder.setdefault(digest, block_id) == block_id
+
+    def withdraw(self, digest: bytes) -> None:
+        """Nobody can hit this hash any more, and it does not count as evicted."""
+        del self._holder[digest]
+
+    def park(self, digest: bytes, block_id: int) -> None:
+        """The last reference to a holder is gone: it becomes the most recently freed one."""
+        self._parked[block_id] = digest
+
+    def unpark(self, block_id: int) -> None:
+        """A parked block is hit: it leaves the eviction order."""
+        del self._parked[block_id]
+
+    def evict(self) -> int:
+        """Give up the content of the least recently freed block; answers its id."""
+        block_id, digest = self._parked.popitem(last=False)
+        del self._holder[digest]
+        self._evicted.add(digest)
+        return block_id
+
+    def clear(self) -> None:
+        """Forget everything, the evicted hashes too."""
+        self._holder.clear()
+        self._parked.clear()
+        self._evicted.clear()

@@ -1,0 +1,86 @@
+"""Why tokens are computed again: their block was evicted, or it was never full and so never could be hit.
+
+Kept for the trace alone: no decision depends on it. Tails of partial blocks are remembered when a sequence is freed,
+under the hash of the block before them, in bounded memory (the oldest are forgotten first).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+TAILS_PER_PARENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputed:
+    """Tokens in one computed span that had been computed before, by why they were lost."""
+
+    evicted: int = 0
+    preempted: int = 0
+    partial: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Positions of an admitted sequence that were computed before and are no longer there: ascending, disjoint.
+
+    preempted_end: positions below it were computed by this very request before it was preempted; they count as that.
+    """
+
+    evicted: tuple[range, ...] = ()
+    partial: tuple[range, ...] = ()
+    preempted_end: int = 0
+
+    def count(self, start: int, end: int) -> Recomputed:
+        """How many positions in [start, end) are recomputed, by reason; each is counted once."""
+        rest = min(max(start, self.preempted_end), end)
+        return Recomputed(
+            _overlap(self.evicted, rest, end), rest - start, _overlap(self.partial, rest, end)
+        )
+
+
+NOTHING_LOST = Lost()
+
+
+def _overlap(spans: tuple[range, ...], start: int, end: int) -> int:
+    return sum(max(0, min(span.stop, end) - max(span.start, start)) for span in spans)
+
+
+def _common_prefix(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    for i, (a, b) in enumerate(zip(one, other)):
+        if a != b:
+            return i
+    return min(len(one), len(other))
+
+
+class PartialTails:
+    """Computed tokens of blocks that never filled, by the hash of the block before them."""
+
+    def __init__(self, max_parents: int) -> None:
+        self._max_parents = max_parents
+        self._tails: OrderedDict[bytes, dict[tuple[int, ...], None]] = OrderedDict()
+
+    def remember(self, parent: bytes, tail: tuple[int, ...]) -> None:
+        """A sequence is freed whose last block held only these tokens."""
+        if not tail:
+            return
+        tails = self._tails.setdefault(parent, {})
+        self._tails.move_to_end(parent)
+        tails.pop(tail, None)
+        tails[tail] = None
+        if len(tails) > TAILS_PER_PARENT:
+            del tails[next(iter(tails))]
+        if len(self._tails) > self._max_parents:
+            self._tails.popitem(last=False)
+
+    def longest(self, parent: bytes, tokens: tuple[int, ...]) -> int:
+        """How many of the tokens that follow `parent` some remembered tail starts with."""
+        return max((_common_prefix(t, tokens) for t in self._tails.get(parent, ())), default=0)
+
+    def __contains__(self, parent: bytes) -> bool:
+        return parent in self._tails
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._tails.clear()

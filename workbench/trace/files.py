@@ -1,0 +1,103 @@
+"""Trace tables as DataFrames and as Parquet files with the schema version inside.
+
+Files are written beside their target and moved over it, so a reader sees the old file or the new one, never a part.
+What it does not do: record (recorder.py), or know run folders (experiments/store.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_type_hints
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from workbench.errors import RunStoreError
+from workbench.trace.rows import ROW_TYPES
+
+SCHEMA_VERSION = 1
+_VERSION_KEY = b"workbench_schema_version"
+_DTYPES = {
+    "int": "int64",
+    "float": "float64",
+    "str": "str",
+    "bool": "bool",
+    "float | None": "float64",
+    "int | None": "UInt64",
+}
+
+
+def _dtypes(table: str) -> dict[str, str]:
+    """Column -> pandas dtype of a trace table; columns of lists are left as they are."""
+    hints = get_type_hints(ROW_TYPES[table])
+    names = {c: h.__name__ if isinstance(h, type) else str(h) for c, h in hints.items()}
+    return {column: _DTYPES[name] for column, name in names.items() if name in _DTYPES}
+
+
+def frame(table: str, rows: Sequence[tuple[object, ...]]) -> pd.DataFrame:
+    """A trace table with exactly its columns and types, also when there are no rows."""
+    columns = list(ROW_TYPES[table]._fields)
+    by_column: Iterable[Sequence[object]] = zip(*rows) if rows else [()] * len(columns)
+    dtypes = _dtypes(table)
+    return pd.DataFrame(
+        {c: pd.Series(list(v), dtype=dtypes.get(c, "object")) for c, v in zip(columns, by_column)}
+    )
+
+
+def write_table(table: pd.DataFrame, path: str | os.PathLike[str]) -> Path:
+    """Write one table atomically, the schema version in the file's metadata; answers the path."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = pa.Table.from_pandas(table, preserve_index=False)
+    metadata = {**(content.schema.metadata or {}), _VERSION_KEY: str(SCHEMA_VERSION).encode()}
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        pq.write_table(content.replace_schema_metadata(metadata), beside, compression="zstd")
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+    return path
+
+
+def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
+    """Read one table; RunStoreError if it is missing, no Parquet file, or of another schema version."""
+    try:
+        content = pq.read_table(path)
+    except FileNotFoundError as error:
+        raise RunStoreError(f"{path} is missing; the run is incomplete: run it again.") from error
+    except pa.ArrowException as error:
+        raise RunStoreError(
+            f"{path} is no readable Parquet file ({error}); run it again."
+        ) from error
+    version = (content.schema.metadata or {}).get(_VERSION_KEY, b"none").decode()
+    if version != str(SCHEMA_VERSION):
+        raise RunStoreError(
+            f"{path} has schema version {version}; this workbench reads version {SCHEMA_VERSION}. "
+            "Read it with the workbench that wrote it, or run it again."
+        )
+    return content.to_pandas()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """The four tables of a run: columns as in CONTRACTS section 7, seconds from the run's origin."""
+
+    steps: pd.DataFrame
+    requests: pd.DataFrame
+    nodes: pd.DataFrame
+    spans: pd.DataFrame
+
+    def to_parquet(self, folder: str | os.PathLike[str]) -> Path:
+        """Write steps.parquet, requests.parquet, nodes.parquet and spans.parquet; answers the folder."""
+        for table in ROW_TYPES:
+            write_table(getattr(self, table), Path(folder) / f"{table}.parquet")
+        return Path(folder)
+
+    @classmethod
+    def read(cls, folder: str | os.PathLike[str]) -> Trace:
+        """The trace that `to_parquet` wrote; RunStoreError as read_table."""
+        return cls(**{t: read_table(Path(folder) / f"{t}.parquet") for t in ROW_TYPES})
