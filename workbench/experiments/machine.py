@@ -1,0 +1,136 @@
+"""What a number was measured with: the machine, the versions, the commit. Written into every
+record.
+
+Reads what is there and never imports torch by itself: where torch is already loaded its threads and
+its GPU are named, else the environment's setting. No paths, user or host names: records are
+published.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from workbench import __version__
+
+PACKAGES = ("torch", "numpy", "numba", "pandas", "pyarrow", "transformers", "tokenizers", "plotly")
+
+
+def machine_facts() -> dict[str, Any]:
+    """CPU model, cores usable by this process, memory in bytes, threads of torch, GPU or None."""
+    return {
+        "cpu": cpu_model(),
+        "cores": usable_cores(),
+        "memory_bytes": memory_bytes(),
+        "threads": torch_threads(),
+        "gpu": gpu_name(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def describe(machine: dict[str, Any]) -> str:
+    """One line for the face of a figure: "AMD EPYC 9B14, 2 cores, 2 threads"."""
+    where = machine.get("gpu") or machine["cpu"]
+    return f"{where}, {machine['cores']} cores, {machine['threads']} threads"
+
+
+def versions() -> dict[str, str]:
+    """Version of Python, of the workbench and of every package that takes part in a measurement."""
+    found = {"python": platform.python_version(), "workbench": __version__}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def git_state(folder: Path | None = None) -> dict[str, Any]:
+    """The commit and whether tracked files differ from it; {"commit": None, "dirty": None} outside
+    git.
+    """
+    where = folder or Path(__file__).resolve().parent
+    commit = _git(where, "rev-parse", "HEAD")
+    if not commit:
+        return {"commit": None, "dirty": None}
+    changed = _git(where, "status", "--porcelain", "--untracked-files=no", "--", str(where))
+    return {"commit": commit, "dirty": bool(changed)}
+
+
+def cpu_model() -> str:
+    """The processor's marketing name, as the system gives it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def cpu_features() -> tuple[str, ...]:
+    """The vector instruction sets that matter to matrix products, of those the system names."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ()
+    flags = {
+        word for line in text.splitlines() if line.startswith("flags") for word in line.split()
+    }
+    return tuple(
+        name for name in ("sse4_2", "avx", "avx2", "fma", "avx512f", "amx_tile") if name in flags
+    )
+
+
+def usable_cores() -> int:
+    """Cores this process may run on (its affinity, not what the machine has)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def memory_bytes() -> int | None:
+    """Physical memory, or the control group's limit where that is smaller; None where neither is
+    told.
+    """
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+    limit = Path("/sys/fs/cgroup/memory.max")
+    try:
+        text = limit.read_text().strip()
+    except OSError:
+        return total
+    return min(total, int(text)) if text.isdigit() else total
+
+
+def torch_threads() -> int:
+    """Threads of one matrix product: torch's own once it is loaded, else what it would take."""
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "get_num_threads"):
+        return int(torch.get_num_threads())
+    setting = os.environ.get("OMP_NUM_THREADS", "")
+    return int(setting) if setting.isdigit() and int(setting) > 0 else usable_cores()
+
+
+def gpu_name() -> str | None:
+    """The first GPU's name when torch is loaded and sees one."""
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "cuda") or not torch.cuda.is_available():
+        return None
+    return str(torch.cuda.get_device_name(0))
+
+
+def _git(folder: Path, *words: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", *words], cwd=folder, capture_output=True, text=True, timeout=20, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

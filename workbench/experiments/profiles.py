@@ -1,0 +1,72 @@
+"""The four sizes of the study: quick for a look, default for `make figures`, full and thesis for
+days.
+
+STUDY §3 fixes problems, seeds and shares. A profile is a SweepConfig; any of its settings can be
+overridden.
+What it does not do: say which figures are drawn from it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from workbench.config import SweepConfig
+from workbench.errors import ConfigError, nearest
+
+EVERY_SHARE = (0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
+
+TINY: dict[str, Any] = {
+    "llm": "tiny-solver",
+    "prm": "tiny-prm",
+    "total_memory": "64MiB",
+    "activations_in_total": False,
+    "problems": "tiny",
+    "n": 16,
+    "beam_width": 4,
+    "max_depth": 40,
+    "temperature": 0.8,
+    "block_size": 16,
+}
+
+PROFILES: dict[str, dict[str, Any]] = {
+    "quick": TINY | {"num_problems": 8, "seeds": (0,), "shares": (0.08, 0.2, 0.3, 0.5)},
+    "default": TINY
+    | {
+        "num_problems": 16,
+        "seeds": (0, 1),
+        "shares": (0.08, 0.15, 0.2, 0.3, 0.35, 0.4, 0.45, 0.5),
+    },
+    "full": TINY | {"num_problems": 128, "seeds": (0, 1, 2, 3, 4), "shares": EVERY_SHARE},
+    "thesis": {
+        "llm": "llama-3.2-1b",
+        "prm": "llama-3.1-8b-prm",
+        "total_memory": "40GiB",
+        "activations_in_total": True,
+        "max_model_len": 4096,
+        "problems": "math500",
+        "num_problems": 128,
+        "seeds": (0, 1, 2, 3, 4),
+        "shares": EVERY_SHARE,
+        "max_step_tokens": 2048,
+        "max_num_seqs": 256,
+        "max_num_batched_tokens": 8192,
+        "min_problem_batch": 16,
+    },
+}
+
+SECONDS_PER_PROBLEM = {"quick": 1.5, "default": 1.5, "full": 1.5, "thesis": 60.0}
+"""Rough cost of one problem on the reference machine: used until this machine has finished a run.
+"""
+
+
+def sweep_config(profile: str = "default", **overrides: Any) -> SweepConfig:
+    """The sweep of a profile, with settings overridden; refuses a profile or a setting it does not
+    know.
+    """
+    if profile not in PROFILES:
+        known = list(PROFILES)
+        raise ConfigError(
+            f"There is no profile {profile!r}.{nearest(profile, known)} "
+            f"Profiles: {', '.join(known)}."
+        )
+    return SweepConfig.from_dict(PROFILES[profile] | {"profile": profile} | overrides)
