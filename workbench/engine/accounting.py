@@ -1,4 +1,5 @@
-"""What a step did, for its row of the trace: counts of the cache, and tokens computed a second time.
+"""What a step did, for its row of the trace: counts of the cache, and tokens computed a second
+time.
 
 No decision depends on anything here. What it does not do: record rows (trace/recorder.py).
 """
@@ -108,7 +109,9 @@ class StepAccount:
         return evicted, preempted, partial
 
     def _tokens_held(self, batch: Batch, planned: PlannedStep) -> int:
-        """Tokens in active blocks once the step is computed: only a sequence's last block has room left."""
+        """Tokens in active blocks once the step is computed: only a sequence's last block has room
+        left.
+        """
         held = batch.computed[: len(batch)].copy()
         held[planned.rows] = planned.plan.context_len
         slack = int(np.sum(-held % self._cache.block_size))

@@ -1,7 +1,8 @@
 """The running sequences as columns, and the step plan built from them.
 
-Row i of every column is the i-th running sequence, oldest first; columns persist from step to step, so a step of
-decoding touches no Python object per sequence. What it does not do: choose what runs (scheduler.py), or compute.
+Row i of every column is the i-th running sequence, oldest first; columns persist from step to step,
+so a step of decoding touches no Python object per sequence. What it does not do: choose what runs
+(scheduler.py), or compute.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens [start, end) of one prefilling sequence, planned in this step. row: its row of the batch."""
+    """Tokens [start, end) of one prefilling sequence, planned in this step. row: its row of the
+    batch.
+    """
 
     sequence: Sequence
     row: int
@@ -27,7 +30,9 @@ class Chunk:
 
 
 def tokens_to_compute(sequence: Sequence) -> int:
-    """How many leading tokens are ever computed: all, or for a scoring request up to its last position."""
+    """How many leading tokens are ever computed: all, or for a scoring request up to its last
+    position.
+    """
     if sequence.score is None:
         return len(sequence.token_ids)
     return sequence.score.positions[-1] + 1
@@ -36,8 +41,8 @@ def tokens_to_compute(sequence: Sequence) -> int:
 class Batch:
     """Columns of the running sequences, [capacity] each, and the element offsets of their blocks.
 
-    length: tokens to compute; computed: tokens whose KV exists; limit: length at which generation ends;
-    decoding: the last step sampled, so exactly the newest token is to be computed.
+    length: tokens to compute; computed: tokens whose KV exists; limit: length at which generation
+    ends; decoding: the last step sampled, so exactly the newest token is to be computed.
     """
 
     def __init__(self, capacity: int, max_blocks: int, offsets: NDArray[np.int64]) -> None:
@@ -92,6 +97,20 @@ class Batch:
                 block_ids
             ]
 
+    def advance(self, rows: Rows, computed: NDArray[np.int32]) -> None:
+        """The step was computed: these rows' sequences have that many tokens in the cache."""
+        self.computed[rows] = computed
+        for row, count in zip(rows.tolist(), computed.tolist()):
+            self.sequences[row].num_computed = count
+
+    def append_tokens(self, rows: Rows, tokens: NDArray[np.int64]) -> None:
+        """These rows' sequences got one sampled token each."""
+        self.last_token[rows] = tokens
+        self.length[rows] += 1
+        self.decoding[rows] = True
+        for row, token in zip(rows.tolist(), tokens.tolist()):
+            self.sequences[row].token_ids.append(token)
+
     def remove(self, rows: set[int]) -> None:
         """Drop these rows; later ones move up and keep their order."""
         count = len(self.sequences)
@@ -104,7 +123,9 @@ class Batch:
         self.sequences = [self.sequences[i] for i in kept]
 
     def sampling_rows(self, flat_rows: Rows, rows: Rows) -> SamplingRows:
-        """What the sampler needs of batch rows `rows`, whose logits are rows `flat_rows` of the flat batch."""
+        """What the sampler needs of batch rows `rows`, whose logits are rows `flat_rows` of the
+        flat batch.
+        """
         return SamplingRows(
             rows=flat_rows,
             positions=self.length[rows],

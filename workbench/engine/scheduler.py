@@ -1,8 +1,10 @@
-"""Iteration-level scheduling: what every step computes, who is admitted, who must give up their blocks.
+"""Iteration-level scheduling: what every step computes, who is admitted, who must give up their
+blocks.
 
-Each step gives every running sequence the tokens it lacks, decoding ones first, then admits waiting ones in order
-(CONTRACTS section 4, REFERENCE section 2). Its three calls are schedule -> StepPlan, then update or fail.
-What it does not do: compute (executor.py), or hold the batch's arrays (inputs.py).
+Each step gives every running sequence the tokens it lacks, decoding ones first, then admits waiting
+ones in order (CONTRACTS section 4, REFERENCE section 2). Its three calls are schedule -> StepPlan,
+then update or fail. What it does not do: compute (executor.py), or hold the batch's arrays
+(inputs.py).
 """
 
 from __future__ import annotations
@@ -11,33 +13,24 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.core import SamplingParams, Sequence, StepPlan, StepResult
+from workbench.core import Sequence, StepPlan, StepResult
 from workbench.engine.accounting import StepAccount
 from workbench.engine.inputs import Batch, Chunk, PlannedStep, plan_step, tokens_to_compute
-from workbench.errors import ConfigError, OutOfMemory, PromptError
+from workbench.engine.limits import first_wanted, length_limit, require_room, require_servable
+from workbench.engine.outcome import StopChecker, stopped, take_scores, take_tokens
 from workbench.kvcache.manager import KVCacheManager
 from workbench.trace.rows import StepCounts
-
-
-class StopChecker(Protocol):
-    """What the scheduler needs of stop conditions (sampling/stop.py has the real one)."""
-
-    def add(self, request_id: int, params: SamplingParams) -> None: ...
-    def remove(self, request_id: int) -> None: ...
-    def suspects(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]: ...
-    def finish_reason(self, seq: Sequence) -> str | None: ...
 
 
 class Scheduler:
     """The queues of one engine. offsets: int64 element offset of each block id.
 
-    Raises ConfigError when a step could not hold one token of each sequence, and OutOfMemory when the
-    cache has fewer blocks than one request of max_model_len needs.
+    Raises ConfigError when a step could not hold one token of each sequence, and OutOfMemory when
+    the cache has fewer blocks than one request of max_model_len needs.
     """
 
     def __init__(
@@ -52,7 +45,7 @@ class Scheduler:
         watermark: float = 0.01,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        _require_room(cache, max_num_seqs, max_num_batched_tokens, max_model_len)
+        require_room(cache, max_num_seqs, max_num_batched_tokens, max_model_len)
         self._cache = cache
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
@@ -87,26 +80,16 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue a request. PromptError if it is empty or longer than max_model_len allows."""
         assert sequence.request_id not in self._known, "a request is queued once"
-        self._require_fits(sequence)
+        require_servable(sequence, self._max_model_len)
         if sequence.params is not None:
             self._stops.add(sequence.request_id, sequence.params)
         self._known[sequence.request_id] = sequence
         self._waiting.append(sequence)
 
-    def _require_fits(self, sequence: Sequence) -> None:
-        """A prompt must leave room for one token; a scoring request may fill max_model_len."""
-        score = sequence.score
-        if not sequence.token_ids or (score is not None and not score.positions):
-            raise PromptError("The request is empty; give a token (and a position to score).")
-        length, most = tokens_to_compute(sequence), self._max_model_len - (score is None)
-        if length > most:
-            raise PromptError(
-                f"The request has {length} tokens; allowed are at most {most} "
-                f"(max_model_len={self._max_model_len}). Shorten it, or raise max_model_len."
-            )
-
     def abort(self, request_id: int) -> Sequence | None:
-        """Drop a request; None if unknown or finished. While a step is in flight its blocks wait for it."""
+        """Drop a request; None if unknown or finished. While a step is in flight its blocks wait
+        for it.
+        """
         sequence = self._known.pop(request_id, None)
         if sequence is None:
             return None
@@ -151,7 +134,9 @@ class Scheduler:
                 self._preempt(len(batch) - 1)
 
     def _plan_chunks(self, budget: int) -> list[Chunk]:
-        """Prefilling sequences, oldest first; the latest of them is the victim, decodes are planned."""
+        """Prefilling sequences, oldest first; the latest of them is the victim, decodes are
+        planned.
+        """
         batch = self._batch
         rows = np.flatnonzero(~batch.decoding[: len(batch)]).tolist()
         chunks: list[Chunk] = []
@@ -198,7 +183,7 @@ class Scheduler:
     def _try_admit(self, sequence: Sequence, budget: int) -> Chunk | None:
         """Admit it if all its tokens fit above the watermark, with room for its first chunk."""
         tokens = sequence.token_ids[: tokens_to_compute(sequence)]
-        max_hit, salt = _first_wanted(sequence), sequence.salt
+        max_hit, salt = first_wanted(sequence), sequence.salt
         start = self._cache.match(tokens, salt=salt, max_hit=max_hit)
         end = min(len(tokens), start + budget)
         allocation = self._cache.allocate(
@@ -215,7 +200,9 @@ class Scheduler:
         assert allocation.num_cached_tokens == start
         self._account.admit(sequence, allocation)
         self._stamp_admission(sequence, start)
-        row = self._batch.append(sequence, self._limit(sequence), start, allocation.block_ids)
+        row = self._batch.append(
+            sequence, length_limit(sequence, self._max_model_len), start, allocation.block_ids
+        )
         return Chunk(sequence, row, start, end)
 
     def _stamp_admission(self, sequence: Sequence, num_cached_tokens: int) -> None:
@@ -225,21 +212,17 @@ class Scheduler:
             sequence.num_cached_tokens = num_cached_tokens
             sequence.scheduled_s = self._clock()
 
-    def _limit(self, sequence: Sequence) -> int:
-        """Number of tokens at which generation ends for length: max_tokens, cut to max_model_len."""
-        if sequence.params is None:
-            return self._max_model_len + 1
-        return min(sequence.num_prompt_tokens + sequence.params.max_tokens, self._max_model_len)
-
     # -- its result --
 
     def update(self, plan: StepPlan, result: StepResult) -> list[tuple[Sequence, str]]:
         """Take in a computed step; answers who finished and why (eos | stop | length | score)."""
         step, batch = self._close_step(plan), self._batch
-        batch.computed[step.rows] = plan.context_len
-        for row, computed in zip(step.rows.tolist(), plan.context_len.tolist()):
-            batch.sequences[row].num_computed = computed
-        reasons = self._take_tokens(step, result) | self._take_scores(step, result)
+        batch.advance(step.rows, plan.context_len)
+        reasons: dict[int, str] = {}
+        if len(step.sampled):
+            take_tokens(batch, step, result, self._clock)
+            reasons |= stopped(batch, step, result, self._stops, self._aborted)
+        reasons |= take_scores(step, result, self._aborted)
         finished = [(batch.sequences[row], reason) for row, reason in sorted(reasons.items())]
         for sequence, _ in finished:
             self._finish(sequence)
@@ -248,8 +231,9 @@ class Scheduler:
         return finished
 
     def fail(self, plan: StepPlan) -> list[Sequence]:
-        """The step raised: its requests are dropped and answered, and nothing it should have computed
-        can be hit. The rest go on."""
+        """The step raised: its requests are dropped and answered, and nothing it should have
+        computed can be hit. The rest go on.
+        """
         step = self._close_step(plan)
         sequences = [self._batch.sequences[row] for row in step.rows.tolist()]
         failed = [s for s in sequences if s.request_id not in self._aborted]
@@ -261,59 +245,10 @@ class Scheduler:
 
     def _close_step(self, plan: StepPlan) -> PlannedStep:
         step = self._in_flight
-        assert step is not None and step.plan.step == plan.step, "not the plan in flight"
+        assert step is not None, "no plan is in flight"
+        assert step.plan.step == plan.step, "another plan is in flight"
         self._in_flight = None
         return step
-
-    def _take_tokens(self, step: PlannedStep, result: StepResult) -> dict[int, str]:
-        """Append what was sampled; row -> why it finished."""
-        rows, batch = step.sampled, self._batch
-        if not len(rows):
-            return {}
-        tokens = np.asarray(result.tokens, np.int64)
-        batch.last_token[rows] = tokens
-        batch.length[rows] += 1
-        batch.decoding[rows] = True
-        sequences = [batch.sequences[row] for row in rows.tolist()]
-        for sequence, token in zip(sequences, tokens.tolist()):
-            sequence.token_ids.append(token)
-        for sequence, logprobs in zip(sequences, result.logprobs):
-            if logprobs is not None:
-                sequence.logprobs.append(logprobs)
-        self._stamp_first_tokens(sequences[step.num_decodes :])
-        return self._stopped(rows, sequences, tokens)
-
-    def _stamp_first_tokens(self, sequences: list[Sequence]) -> None:
-        for sequence in sequences:
-            if sequence.first_token_s is None:
-                sequence.first_token_s = self._clock()
-
-    def _stopped(
-        self, rows: NDArray[np.int64], sequences: list[Sequence], tokens: NDArray[np.int64]
-    ) -> dict[int, str]:
-        """row -> why its sequence stops; only those that may have stopped are looked at."""
-        at_limit = self._batch.length[rows] >= self._batch.limit[rows]
-        reasons = {}
-        for i in np.flatnonzero(at_limit | self._stops.suspects(tokens)).tolist():
-            if sequences[i].request_id in self._aborted:
-                continue
-            reason = self._stops.finish_reason(sequences[i]) or ("length" if at_limit[i] else None)
-            if reason is not None:
-                reasons[int(rows[i])] = reason
-        return reasons
-
-    def _take_scores(self, step: PlannedStep, result: StepResult) -> dict[int, str]:
-        """Keep the wanted logits; row -> "score" for the requests that have all of theirs."""
-        for owners, values in zip(step.wanted, result.wanted):
-            for (sequence, position), row in zip(owners, values):
-                sequence.score_rows[position] = np.array(row)
-        return {
-            chunk.row: "score"
-            for chunk in step.chunks
-            if chunk.sequence.score is not None
-            and chunk.end == tokens_to_compute(chunk.sequence)
-            and chunk.sequence.request_id not in self._aborted
-        }
 
     # -- leaving --
 
@@ -342,26 +277,3 @@ class Scheduler:
         """Give the blocks back; whatever was not computed can no longer be hit."""
         computed = sequence.num_computed
         self._cache.free(sequence.request_id, computed, token_ids=sequence.token_ids)
-
-
-def _first_wanted(sequence: Sequence) -> int | None:
-    """The first position whose logits a scoring request still lacks."""
-    if sequence.score is None:
-        return None
-    return next(p for p in sequence.score.positions if p not in sequence.score_rows)
-
-
-def _require_room(cache: KVCacheManager, seqs: int, tokens: int, length: int) -> None:
-    """Nothing may wait for ever: every running sequence decodes each step, one request always fits."""
-    if not 1 <= seqs <= tokens:
-        raise ConfigError(
-            f"max_num_seqs={seqs} and max_num_batched_tokens={tokens}; allowed: 1 <= max_num_seqs <= "
-            "max_num_batched_tokens, as each running sequence decodes a token in every step."
-        )
-    needed = -(-length // cache.block_size)
-    if cache.num_blocks < needed:
-        raise OutOfMemory(
-            f"{cache.num_blocks} KV blocks of {cache.block_size} tokens cannot hold one request of "
-            f"max_model_len={length}, which needs {needed}. Give more memory, or set max_model_len "
-            f"to at most {cache.num_blocks * cache.block_size}."
-        )

@@ -1,8 +1,10 @@
-"""The KV cache as bookkeeping: block tables of sequences, prefix hits, and their exact statistics; no torch.
+"""The KV cache as bookkeeping: block tables of sequences, prefix hits, and their exact statistics;
+no torch.
 
-A hash is published as soon as room is made for the tokens that fill its block, so requests of one step share;
-`free(seq_id, num_computed)` withdraws what was never computed. Laws: CONTRACTS section 2; `check()` verifies them.
-What it does not do: preempt, order requests (engine/scheduler.py), or hold bytes (storage.py).
+A hash is published as soon as room is made for the tokens that fill its block, so requests of one
+step share; `free(seq_id, num_computed)` withdraws what was never computed. Laws: CONTRACTS section
+2; `check()` verifies them. What it does not do: preempt, order requests (engine/scheduler.py), or
+hold bytes (storage.py).
 """
 
 from __future__ import annotations
@@ -13,34 +15,26 @@ from dataclasses import dataclass, field
 from workbench.errors import ConfigError
 from workbench.kvcache.pool import Block, BlockPool, CacheStats
 from workbench.kvcache.prefix import chain_root, extend_chain
-from workbench.kvcache.recompute import NOTHING_LOST, Lost, PartialTails
+from workbench.kvcache.recompute import NOTHING_LOST, Lost, PartialTails, find_lost
+from workbench.kvcache.table import BlockTable
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """An admission: tokens found cached, the whole block table, and (for the trace) what was lost before."""
+    """An admission: tokens found cached, the whole block table, and (for the trace) what was lost
+    before.
+    """
 
     num_cached_tokens: int
     block_ids: list[int]
     lost: Lost = field(default=NOTHING_LOST, compare=False)
 
 
-@dataclass(slots=True, eq=False)
-class _Table:
-    """One sequence's blocks. chain: hashes of its full blocks known so far; the first num_published were offered."""
-
-    root: bytes
-    blocks: list[Block]
-    chain: list[bytes]
-    num_published: int
-    num_tokens: int  # room was made for these
-
-
 class KVCacheManager:
     """Blocks of one model's KV cache, shared between sequences with equal prefixes.
 
-    num_blocks: all usable. namespace: the model's fingerprint, part of every hash. Raises ConfigError on bad sizes,
-    on a sequence id allocated twice, and on one that holds nothing.
+    num_blocks: all usable. namespace: the model's fingerprint, part of every hash. Raises
+    ConfigError on bad sizes, on a sequence id allocated twice, and on one that holds nothing.
     """
 
     def __init__(
@@ -53,18 +47,19 @@ class KVCacheManager:
     ) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ConfigError(
-                f"KVCacheManager got num_blocks={num_blocks}, block_size={block_size}; both must be at least 1."
+                f"KVCacheManager got num_blocks={num_blocks}, block_size={block_size}; "
+                "allowed: at least 1 each."
             )
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self._namespace = namespace
         self._pool = BlockPool(num_blocks)
-        self._tables: dict[int, _Table] = {}
+        self._tables: dict[int, BlockTable] = {}
         self._tails = PartialTails(max_parents=max(4096, num_blocks))
         self._last_chain: tuple[bytes, list[int], list[bytes]] = (b"", [], [])
 
-    # -- state ---------------------------------------------------------------------------------------------------
+    # -- state --
 
     @property
     def num_active(self) -> int:
@@ -97,7 +92,7 @@ class KVCacheManager:
         tokens, _, chain = self._hashed(token_ids, salt)
         return self.block_size * len(self._hit(chain, self._coverable(len(tokens), max_hit)))
 
-    # -- changes -------------------------------------------------------------------------------------------------
+    # -- changes --
 
     def allocate(
         self,
@@ -110,10 +105,11 @@ class KVCacheManager:
         keep_free: int = 0,
         readmission: bool = False,
     ) -> Allocation | None:
-        """Admit a sequence: share its cached prefix and make room for its first num_tokens (default: all).
+        """Admit a sequence: share its cached prefix and make room for its first num_tokens
+        (default: all).
 
-        max_hit: the first position whose logits are wanted. None, and nothing has changed, unless all of
-        token_ids fits now with keep_free blocks to spare.
+        max_hit: the first position whose logits are wanted. None, and nothing has changed, unless
+        all of token_ids fits now with keep_free blocks to spare.
         """
         if seq_id in self._tables:
             raise ConfigError(f"sequence {seq_id!r} is allocated already; free it first.")
@@ -124,12 +120,12 @@ class KVCacheManager:
         needed = self._blocks_for(len(tokens)) - len(hit) + unreferenced
         if needed + keep_free > self._pool.num_available:
             return None
-        lost = self._find_lost(tokens, root, chain, len(hit), coverable)
+        lost = self._find_lost(tokens, root, chain, range(len(hit), coverable))
         self._count(len(tokens), len(hit), lost, readmission)
         num_cached_tokens = len(hit) * self.block_size
         for block in hit:
             self._pool.share(block)
-        table = _Table(root, hit, list(chain), len(hit), num_cached_tokens)
+        table = BlockTable(root, hit, list(chain), len(hit), num_cached_tokens)
         self._tables[seq_id] = table
         self._grow(table, len(tokens) if num_tokens is None else min(num_tokens, len(tokens)))
         return Allocation(num_cached_tokens, [block.id for block in table.blocks], lost)
@@ -154,16 +150,18 @@ class KVCacheManager:
         *,
         token_ids: list[int] | None = None,
     ) -> None:
-        """Release a sequence's blocks, tail first, and withdraw the hash of each that reaches past num_computed.
+        """Release a sequence's blocks, tail first, and withdraw the hash of each that reaches past
+        num_computed.
 
-        num_computed: tokens whose KV exists (default: all that room was made for). token_ids: the sequence, if its
-        computed tail in a partial block shall be remembered for the trace.
+        num_computed: tokens whose KV exists (default: all that room was made for). token_ids: the
+        sequence, if its computed tail in a partial block shall be remembered for the trace.
         """
         table = self._table(seq_id)
         computed = table.num_tokens if num_computed is None else num_computed
         num_kept = computed // self.block_size
         if token_ids is not None and self.enable_prefix_caching:
-            self._remember_tail(table, token_ids, num_kept, computed)
+            tail = tuple(token_ids[num_kept * self.block_size : computed])
+            self._tails.remember(table.parent_of(num_kept), tail)
         for block in table.blocks[num_kept:]:
             self._pool.withdraw(block)
         for block in reversed(table.blocks):
@@ -171,10 +169,12 @@ class KVCacheManager:
         del self._tables[seq_id]
 
     def reset(self) -> None:
-        """Forget all content and every evicted hash; statistics go on. ConfigError while a sequence holds blocks."""
+        """Forget all content and every evicted hash; statistics go on. ConfigError while a sequence
+        holds blocks.
+        """
         if self._tables:
             raise ConfigError(
-                f"reset while {len(self._tables)} sequences hold blocks; free (or abort) them first."
+                f"reset while {len(self._tables)} sequences hold blocks; free or abort them first."
             )
         self._pool.clear()
         self._tails.clear()
@@ -183,14 +183,14 @@ class KVCacheManager:
         """Raise AssertionError if a law is broken; O(blocks + table entries)."""
         references: dict[int, int] = {}
         for seq_id, table in self._tables.items():
-            self._check_table(seq_id, table)
+            table.check(f"sequence {seq_id!r}", self.block_size)
             for block in table.blocks:
                 references[block.id] = references.get(block.id, 0) + 1
         self._pool.check(references)
 
-    # -- how -----------------------------------------------------------------------------------------------------
+    # -- how --
 
-    def _table(self, seq_id: int) -> _Table:
+    def _table(self, seq_id: int) -> BlockTable:
         table = self._tables.get(seq_id)
         if table is None:
             raise ConfigError(f"sequence {seq_id!r} holds no blocks; allocate it first.")
@@ -200,7 +200,9 @@ class KVCacheManager:
         return -(-num_tokens // self.block_size)
 
     def _coverable(self, num_tokens: int, max_hit: int | None) -> int:
-        """Full blocks that a hit may cover: the last token's logits, and those from max_hit on, are wanted."""
+        """Full blocks that a hit may cover: the last token's logits, and those from max_hit on, are
+        wanted.
+        """
         most = num_tokens - 1 if max_hit is None else min(num_tokens - 1, max_hit)
         return max(most, 0) // self.block_size
 
@@ -232,7 +234,7 @@ class KVCacheManager:
             run.append(block)
         return run
 
-    def _grow(self, table: _Table, num_tokens: int) -> list[int]:
+    def _grow(self, table: BlockTable, num_tokens: int) -> list[int]:
         """Take the blocks that num_tokens need and publish those they fill."""
         missing = self._blocks_for(num_tokens) - len(table.blocks)
         new = [self._pool.take() for _ in range(missing)]
@@ -244,27 +246,12 @@ class KVCacheManager:
         table.num_published = max(table.num_published, full)
         return [block.id for block in new]
 
-    def _find_lost(
-        self, tokens: list[int], root: bytes, chain: list[bytes], hit: int, coverable: int
-    ) -> Lost:
-        """What of the missed blocks was computed before: evicted ones in full, and tails of partial ones."""
+    def _find_lost(self, tokens: list[int], root: bytes, chain: list[bytes], missed: range) -> Lost:
         if not self.enable_prefix_caching:
             return NOTHING_LOST
-        size, index = self.block_size, self._pool.index
-        evicted, partial = [], []
-        for i in range(hit, self._blocks_for(len(tokens))):
-            start = i * size
-            if i < len(chain):
-                was_evicted = index.was_evicted(chain[i])
-                if was_evicted and i < coverable:
-                    evicted.append(range(start, start + size))
-                if was_evicted or index.find(chain[i]) is not None:
-                    continue
-            parent = chain[i - 1] if i else root
-            if parent in self._tails:
-                common = self._tails.longest(parent, tuple(tokens[start : start + size]))
-                partial.append(range(start, start + common))
-        return Lost(tuple(evicted), tuple(partial))
+        return find_lost(
+            self._pool.index, self._tails, tokens, root, chain, missed, self.block_size
+        )
 
     def _count(self, num_tokens: int, num_hit: int, lost: Lost, readmission: bool) -> None:
         """Statistics of one successful admission."""
@@ -278,19 +265,3 @@ class KVCacheManager:
         else:
             stats.query_tokens += num_tokens
             stats.hit_tokens += num_hit * self.block_size
-
-    def _remember_tail(
-        self, table: _Table, token_ids: list[int], num_full: int, computed: int
-    ) -> None:
-        tail = tuple(token_ids[num_full * self.block_size : computed])
-        self._tails.remember(table.chain[num_full - 1] if num_full else table.root, tail)
-
-    def _check_table(self, seq_id: int, table: _Table) -> None:
-        named = f"sequence {seq_id!r}"
-        ids = [block.id for block in table.blocks]
-        assert len(set(ids)) == len(ids), f"{named}: a block twice in its table"
-        assert len(ids) == self._blocks_for(table.num_tokens), f"{named}: room and table differ"
-        for i, block in enumerate(table.blocks):
-            if block.digest is not None:
-                assert i < table.num_published, f"{named}: block {i} is published but not full"
-                assert block.digest == table.chain[i], f"{named}: block {i} holds another prefix"

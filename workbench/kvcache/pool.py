@@ -1,7 +1,9 @@
-"""Blocks and their references: who may use a block, which blocks are free, and when a cached one is given up.
+"""Blocks and their references: who may use a block, which blocks are free, and when a cached one is
+given up.
 
-A block is active (referenced), cached (unreferenced, its content can be hit) or free; the three add up to the total.
-What it does not do: know sequences, tokens or hits (manager.py), or where a block lies in memory (storage.py).
+A block is active (referenced), cached (unreferenced, its content can be hit) or free; the three add
+up to the total. What it does not do: know sequences, tokens or hits (manager.py), or where a block
+lies in memory (storage.py).
 """
 
 from __future__ import annotations
@@ -23,10 +25,12 @@ class Block:
 
 @dataclass(slots=True)
 class CacheStats:
-    """Counts since the cache was created. Tokens: *_tokens; blocks: allocated, evicted, thrashed*, duplicates.
+    """Counts since the cache was created. Tokens: *_tokens; blocks: allocated, evicted, thrashed*,
+    duplicates.
 
-    readmit_*: the second and later admissions of preempted requests, not contained in query_tokens and hit_tokens.
-    thrashed: missed full blocks whose content was evicted before, both kinds; thrash_events: admissions with any.
+    readmit_*: the second and later admissions of preempted requests, not contained in query_tokens
+    and hit_tokens. thrashed: missed full blocks whose content was evicted before, both kinds;
+    thrash_events: admissions with any.
     """
 
     query_tokens: int = 0
@@ -42,7 +46,9 @@ class CacheStats:
 
 
 class BlockPool:
-    """All blocks of one cache. Reuse order: blocks without content first, then the least recently freed."""
+    """All blocks of one cache. Reuse order: blocks without content first, then the least recently
+    freed.
+    """
 
     def __init__(self, num_blocks: int) -> None:
         self.blocks = [Block(i) for i in range(num_blocks)]
@@ -73,7 +79,9 @@ class BlockPool:
         return None if block_id is None else self.blocks[block_id]
 
     def take(self) -> Block:
-        """A private block with one reference; evicts the least recently freed content if nothing is free."""
+        """A private block with one reference; evicts the least recently freed content if nothing is
+        free.
+        """
         if self._free:
             block = self._free.popleft()
         else:
@@ -101,7 +109,9 @@ class BlockPool:
                 self.index.park(block.digest, block.id)
 
     def publish(self, block: Block, digest: bytes) -> None:
-        """Let a full block be hit; the first block of equal content keeps the hash, a later one is a duplicate."""
+        """Let a full block be hit; the first block of equal content keeps the hash, a later one is
+        a duplicate.
+        """
         if self.index.publish(digest, block.id):
             block.digest = digest
         else:
@@ -122,7 +132,9 @@ class BlockPool:
         self._free = deque(self.blocks)
 
     def check(self, references: dict[int, int]) -> None:
-        """Raise unless every block is in exactly the state its references (block id -> count) and hash say."""
+        """Raise unless every block is in exactly the state its references (block id -> count) and
+        hash say.
+        """
         free = {block.id for block in self._free}
         parked, holders = self.index.parked, self.index.holders
         assert len(free) == len(self._free), "a block is free twice"
@@ -141,4 +153,5 @@ class BlockPool:
         assert all(self.blocks[i].digest == d for i, d in parked.items()), "a parked hash is stale"
         total = self.num_active + self.num_cached + self.num_free
         active = sum(block.ref_count > 0 for block in self.blocks)
-        assert total == len(self.blocks) and self.num_active == active, "a block leaked"
+        assert total == len(self.blocks), "active + cached + free differs from the total"
+        assert self.num_active == active, "a block leaked"

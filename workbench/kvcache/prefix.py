@@ -1,8 +1,10 @@
-"""Which block holds which content: a chain of hashes, the map from hash to block, and the eviction order.
+"""Which block holds which content: a chain of hashes, the map from hash to block, and the eviction
+order.
 
-A block's hash is sha256(hash of the block before it, its token ids), so equal hashes mean equal whole prefixes;
-the chain starts from the model's namespace and the request's salt, which keeps models and tenants apart.
-What it does not do: count references or hand out blocks (pool.py), or know sequences (manager.py).
+A block's hash is sha256(hash of the block before it, its token ids), so equal hashes mean equal
+whole prefixes; the chain starts from the model's namespace and the request's salt, which keeps
+models and tenants apart. What it does not do: count references or hand out blocks (pool.py), or
+know sequences (manager.py).
 """
 
 from __future__ import annotations
@@ -13,14 +15,18 @@ from hashlib import sha256
 
 
 def chain_root(namespace: bytes, salt: bytes) -> bytes:
-    """The parent of a first block: 32 bytes that carry the model's namespace and the request's salt."""
+    """The parent of a first block: 32 bytes that carry the model's namespace and the request's
+    salt.
+    """
     return sha256(len(namespace).to_bytes(8, "little") + namespace + salt).digest()
 
 
 def extend_chain(
     root: bytes, chain: list[bytes], token_ids: list[int], block_size: int
 ) -> list[bytes]:
-    """The hashes of all full blocks of token_ids that follow `chain` (hashes of its first blocks); new ones only."""
+    """The hashes of all full blocks of token_ids that follow `chain` (hashes of its first blocks);
+    new ones only.
+    """
     first, end = len(chain), len(token_ids) // block_size
     if first >= end:
         return []
@@ -37,8 +43,9 @@ def extend_chain(
 class PrefixIndex:
     """hash -> block id, the unreferenced holders in eviction order, and every hash ever evicted.
 
-    Invariant: a hash has one holder and a block one hash; parked blocks are holders nobody references.
-    The memory of evicted hashes (about 100 bytes each) is what makes a thrash countable exactly.
+    Invariant: a hash has one holder and a block one hash; parked blocks are holders nobody
+    references. The memory of evicted hashes (about 100 bytes each) is what makes a thrash countable
+    exactly.
     """
 
     def __init__(self) -> None:
@@ -69,8 +76,14 @@ class PrefixIndex:
         """Whether this content is not held now although it once was, and was evicted."""
         return digest in self._evicted and digest not in self._holder
 
+    def was_held(self, digest: bytes) -> bool:
+        """Whether this content is held now or was evicted."""
+        return digest in self._holder or digest in self._evicted
+
     def publish(self, digest: bytes, block_id: int) -> bool:
-        """Let the block be hit under this hash; False, and nothing happens, when another holds it already."""
+        """Let the block be hit under this hash; False, and nothing happens, when another holds it
+        already.
+        """
         return self._holder.setdefault(digest, block_id) == block_id
 
     def withdraw(self, digest: bytes) -> None:

@@ -1,13 +1,17 @@
-"""Why tokens are computed again: their block was evicted, or it was never full and so never could be hit.
+"""Why tokens are computed again: their block was evicted, or it was never full and so never could
+be hit.
 
-Kept for the trace alone: no decision depends on it. Tails of partial blocks are remembered when a sequence is freed,
-under the hash of the block before them, in bounded memory (the oldest are forgotten first).
+Kept for the trace alone: no decision depends on it. Tails of partial blocks are remembered when a
+sequence is freed, under the hash of the block before them, in bounded memory (the oldest are
+forgotten first).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+
+from workbench.kvcache.prefix import PrefixIndex
 
 TAILS_PER_PARENT = 64
 
@@ -23,9 +27,11 @@ class Recomputed:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Positions of an admitted sequence that were computed before and are no longer there: ascending, disjoint.
+    """Positions of an admitted sequence that were computed before and are no longer there:
+    ascending, disjoint.
 
-    preempted_end: positions below it were computed by this very request before it was preempted; they count as that.
+    preempted_end: positions below it were computed by this very request before it was preempted;
+    they count as that.
     """
 
     evicted: tuple[range, ...] = ()
@@ -84,3 +90,32 @@ class PartialTails:
     def clear(self) -> None:
         """Forget all."""
         self._tails.clear()
+
+
+def find_lost(
+    index: PrefixIndex,
+    tails: PartialTails,
+    tokens: list[int],
+    root: bytes,
+    chain: list[bytes],
+    missed: range,
+    block_size: int,
+) -> Lost:
+    """What an admission computes again. missed: the full blocks a hit could have covered and did
+    not.
+
+    A full block counts as evicted if its content was, else a block counts as partial as far as some
+    remembered tail reaches into it.
+    """
+    evicted, partial = [], []
+    for i, start in enumerate(range(0, len(tokens), block_size)):
+        if i < missed.start:
+            continue
+        held_once = i < len(chain) and index.was_held(chain[i])
+        if held_once and i in missed and index.was_evicted(chain[i]):
+            evicted.append(range(start, start + block_size))
+        parent = chain[i - 1] if i else root
+        if not held_once and parent in tails:
+            common = tails.longest(parent, tuple(tokens[start : start + block_size]))
+            partial.append(range(start, start + common))
+    return Lost(tuple(evicted), tuple(partial))

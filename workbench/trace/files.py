@@ -1,7 +1,8 @@
 """Trace tables as DataFrames and as Parquet files with the schema version inside.
 
-Files are written beside their target and moved over it, so a reader sees the old file or the new one, never a part.
-What it does not do: record (recorder.py), or know run folders (experiments/store.py).
+Files are written beside their target and moved over it, so a reader sees the old file or the new
+one, never a part. What it does not do: record (recorder.py), or know run folders
+(experiments/store.py).
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ def write_table(table: pd.DataFrame, path: str | os.PathLike[str]) -> Path:
 
 
 def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """Read one table; RunStoreError if it is missing, no Parquet file, or of another schema version."""
+    """Read one table; RunStoreError if it is missing, no Parquet file, or of another schema
+    version.
+    """
     try:
         content = pq.read_table(path)
     except FileNotFoundError as error:
@@ -92,7 +95,9 @@ class Trace:
     spans: pd.DataFrame
 
     def to_parquet(self, folder: str | os.PathLike[str]) -> Path:
-        """Write steps.parquet, requests.parquet, nodes.parquet and spans.parquet; answers the folder."""
+        """Write steps.parquet, requests.parquet, nodes.parquet and spans.parquet; answers the
+        folder.
+        """
         for table in ROW_TYPES:
             write_table(getattr(self, table), Path(folder) / f"{table}.parquet")
         return Path(folder)

@@ -1,7 +1,8 @@
 """Collects the rows of a run while it happens, for all engines of the run, on one clock.
 
-Appending a row costs about a microsecond; DataFrames are made when asked for. All times given to it are readings of
-one monotonic clock (time.perf_counter unless the run says otherwise) and are recorded relative to the run's origin.
+Appending a row costs about a microsecond; DataFrames are made when asked for. All times given to it
+are readings of one monotonic clock (time.perf_counter unless the run says otherwise) and are
+recorded relative to the run's origin.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ __all__ = ["Recorder", "Trace"]
 
 
 class Recorder:
-    """The trace of one run in the making. origin: the clock's reading that is second 0 (default: now)."""
+    """The trace of one run in the making. origin: the clock's reading that is second 0 (default:
+    now).
+    """
 
     def __init__(self, run_id: str = "run", origin: float | None = None) -> None:
         self.run_id = run_id
@@ -43,7 +46,9 @@ class Recorder:
         score_cache_hits: int = 0,
         blocks_target: int | None = None,
     ) -> None:
-        """One scheduling step; start_s is a clock reading, blocks_target defaults to the blocks there are."""
+        """One scheduling step; start_s is a clock reading, blocks_target defaults to the blocks
+        there are.
+        """
         target = counts.blocks_total if blocks_target is None else blocks_target
         timing = (start_s - self.origin, duration_s, schedule_s)
         row = (self.run_id, engine, step, *timing, *counts, score_cache_hits, target)
