@@ -137,7 +137,7 @@ def _sums(values: ArrayLike, units: Sequence[object]) -> NDArray[np.float64]:
         raise ConfigError(
             f"Got {column.shape} values for {len(units)} units; give one unit a value."
         )
-    _, place = np.unique(np.asarray(units, dtype=str), return_inverse=True)
+    _, place = np.unique(np.asarray(list(units), dtype=str), return_inverse=True)
     return np.bincount(place, weights=column)
 
 

@@ -1,0 +1,241 @@
+"""Two runs, or two groups of runs, side by side: what was set differently and what that changed.
+
+Differences are paired: the same problem with the same seed on both sides, so that what problems
+have in common cancels. What it does not do: draw; `overlay` hands both sides to whatever function
+draws.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pandas as pd
+
+from workbench.errors import RunStoreError
+from workbench.experiments.record import FINISHED
+from workbench.experiments.statistics import (
+    Interval,
+    paired_difference,
+    paired_ratio_difference,
+)
+from workbench.experiments.store import load_runs, load_table, read_config
+
+Runs = str | Path | Iterable[str | Path]
+Drawn = TypeVar("Drawn")
+
+PAIRED = {
+    "correct": "accuracy",
+    "tokens": "tokens",
+    "iterations": "iterations",
+    "seconds": "seconds",
+}
+"""Columns of `problems` that are compared, and what their mean is called."""
+PLACES = ("machine", "versions", "git_commit")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDifference:
+    """The first node whose tokens or score differ; a side that has no such node shows None."""
+
+    problem_id: str
+    seed: int
+    node_id: str
+    what: str  # "tokens" | "score" | "missing"
+    a: Any
+    b: Any
+
+    def __str__(self) -> str:
+        where = f"problem {self.problem_id}, seed {self.seed}, node {self.node_id}"
+        return f"{where}: {self.what} differ, a has {self.a}, b has {self.b}"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What `compare` found.
+
+    parameters: name, a, b of every setting that differs; differences: metric, a, b, difference (b -
+    a), low, high, pairs; identical: every node of every pair has equal tokens and scores; warnings:
+    why the two may not be comparable.
+    """
+
+    a: tuple[str, ...]
+    b: tuple[str, ...]
+    parameters: pd.DataFrame
+    differences: pd.DataFrame
+    identical: bool
+    first_difference: NodeDifference | None
+    warnings: tuple[str, ...]
+
+    def overlay(self, draw: Callable[[pd.DataFrame], Drawn], table: str = "steps") -> Drawn:
+        """`draw` of one trace table of both sides; column `side` is "a" or "b"."""
+        sides = (load_table(s, table).assign(side=n) for n, s in (("a", self.a), ("b", self.b)))
+        return draw(pd.concat(list(sides), ignore_index=True))
+
+    def to_frame(self) -> pd.DataFrame:
+        """The paired differences."""
+        return self.differences
+
+    def _repr_html_(self) -> str:
+        tokens = "identical" if self.identical else f"different ({self.first_difference})"
+        notes = "".join(f"<p><b>Warning:</b> {text}</p>" for text in self.warnings)
+        tables = self.parameters.to_html(index=False) + self.differences.to_html(index=False)
+        return f"{notes}{tables}<p>Tokens and scores: {tokens}.</p>"
+
+
+def compare(a: Runs, b: Runs) -> Comparison:
+    """Compare the runs at `a` with those at `b`: each a run folder, several, or a folder of run
+    folders.
+
+    Runs pair by seed (and by llm_share, where a side holds several); problems pair within them.
+    Raises RunStoreError where a side holds no finished run or the two have no pair in common.
+    """
+    left, right = _finished(a, "a"), _finished(b, "b")
+    keys = _pair_keys(left, right)
+    problems = _paired(left, right, "problems", [*keys, "problem_id"])
+    if problems.empty:
+        raise RunStoreError(
+            f"The two have no problem in common with equal {' and '.join(keys)}; compare runs "
+            "of the same problems and seeds."
+        )
+    first = _first_difference(left, right, keys)
+    return Comparison(
+        a=tuple(left["folder"]),
+        b=tuple(right["folder"]),
+        parameters=_parameters(left, right),
+        differences=_differences(problems, left, right, keys),
+        identical=first is None,
+        first_difference=first,
+        warnings=tuple(_warnings(left, right)),
+    )
+
+
+def _finished(runs: Runs, side: str) -> pd.DataFrame:
+    found = load_runs(runs)
+    found = found[found["status"] == FINISHED]
+    if found.empty:
+        raise RunStoreError(
+            f"Side {side} holds no finished run; `workbench runs list` shows status."
+        )
+    return found.reset_index(drop=True)
+
+
+def _pair_keys(left: pd.DataFrame, right: pd.DataFrame) -> list[str]:
+    """Columns that tell the runs of a side apart."""
+    for keys in (["seed"], ["seed", "llm_share"], ["seed", "llm_share", "role", "repeat"]):
+        if not (left.duplicated(keys).any() or right.duplicated(keys).any()):
+            return keys
+    raise RunStoreError(
+        "A side holds several runs of equal seed and share; name the run folders to be compared."
+    )
+
+
+def _table(runs: pd.DataFrame, name: str, keys: list[str]) -> pd.DataFrame:
+    """A trace table with the run's keys in place of its own (`requests` has a seed a node)."""
+    table = load_table(list(runs["folder"]), name)
+    own = [key for key in keys if key in table]
+    return table.drop(columns=own).merge(runs[["run_id", *keys]], on="run_id")
+
+
+def _paired(left: pd.DataFrame, right: pd.DataFrame, name: str, on: list[str]) -> pd.DataFrame:
+    keys = [key for key in on if key in left]
+    tables = [_table(runs, name, keys) for runs in (left, right)]
+    return tables[0].merge(tables[1], on=on, suffixes=("_a", "_b"))
+
+
+def _parameters(left: pd.DataFrame, right: pd.DataFrame) -> pd.DataFrame:
+    values = [_settings(runs) for runs in (left, right)]
+    names = sorted({*values[0], *values[1]})
+    rows = [(n, values[0].get(n, "-"), values[1].get(n, "-")) for n in names]
+    return pd.DataFrame([row for row in rows if row[1] != row[2]], columns=["name", "a", "b"])
+
+
+def _settings(runs: pd.DataFrame) -> dict[str, str]:
+    """Each setting of a side as text; where its runs differ, all values."""
+    found: dict[str, set[str]] = {}
+    for folder in runs["folder"]:
+        config = read_config(Path(folder))
+        cells = config["parameters"] | {f"identity.{k}": v for k, v in config["identity"].items()}
+        for name, value in cells.items():
+            found.setdefault(name, set()).add(json.dumps(value))
+    return {name: ", ".join(sorted(values)) for name, values in found.items()}
+
+
+def _differences(
+    problems: pd.DataFrame, left: pd.DataFrame, right: pd.DataFrame, keys: list[str]
+) -> pd.DataFrame:
+    units = list(problems["problem_id"])
+    rows = []
+    for column, name in PAIRED.items():
+        known = problems[[f"{column}_a", f"{column}_b"]].notna().all(axis=1)
+        if known.any():
+            a, b = (problems.loc[known, f"{column}_{side}"].astype(float) for side in "ab")
+            found = paired_difference(a, b, list(problems.loc[known, "problem_id"]))
+            rows.append(_row(name, a.mean(), b.mean(), found, int(known.sum())))
+    sides = [_tokens_and_seconds(problems, side) for side in "ab"]
+    found = paired_ratio_difference(sides[0], sides[1], units)
+    speeds = [float(tokens.sum() / seconds.sum()) for tokens, seconds in sides]
+    rows.append(_row("tokens_per_s", speeds[0], speeds[1], found, len(problems)))
+    columns = ["metric", "a", "b", "difference", "low", "high", "pairs"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _row(name: str, a: float, b: float, found: Interval, pairs: int) -> tuple[Any, ...]:
+    return name, float(a), float(b), found.estimate, found.low, found.high, pairs
+
+
+def _tokens_and_seconds(problems: pd.DataFrame, side: str) -> tuple[pd.Series, pd.Series]:
+    """Tokens of each problem and its part of the run's wall time (its time in flight, scaled)."""
+    return problems[f"tokens_{side}"].astype(float), problems[f"wall_part_s_{side}"].astype(float)
+
+
+def _first_difference(
+    left: pd.DataFrame, right: pd.DataFrame, keys: list[str]
+) -> NodeDifference | None:
+    on = [*keys, "problem_id", "node_id"]
+    tables = [_table(runs, "nodes", keys) for runs in (left, right)]
+    tables = [table[[*on, "depth", "token_ids", "score"]] for table in tables]
+    shared = (
+        tables[0][[*keys, "problem_id"]].merge(tables[1][[*keys, "problem_id"]]).drop_duplicates()
+    )
+    both = (
+        tables[0]
+        .merge(shared)
+        .merge(tables[1].merge(shared), on=on, how="outer", suffixes=("_a", "_b"))
+    )
+    both["depth"] = both["depth_a"].fillna(both["depth_b"])
+    ordered = both.sort_values([*keys, "problem_id", "depth", "node_id"])
+    for row in ordered.itertuples(index=False):
+        found = _difference(row)
+        if found is not None:
+            return found
+    return None
+
+
+def _difference(row: Any) -> NodeDifference | None:
+    where = (str(row.problem_id), int(row.seed), str(row.node_id))
+    tokens = [
+        None if ids is None or ids is pd.NA or isinstance(ids, float) else list(ids)
+        for ids in (row.token_ids_a, row.token_ids_b)
+    ]
+    if None in tokens:
+        return NodeDifference(*where, "missing", *tokens)
+    if tokens[0] != tokens[1]:
+        return NodeDifference(*where, "tokens", *tokens)
+    if row.score_a != row.score_b:
+        return NodeDifference(*where, "score", row.score_a, row.score_b)
+    return None
+
+
+def _warnings(left: pd.DataFrame, right: pd.DataFrame) -> Iterable[str]:
+    for column in PLACES:
+        values = [sorted(map(str, set(runs[column]))) for runs in (left, right)]
+        if values[0] != values[1] or len(values[0]) > 1:
+            a, b = (" / ".join(each) for each in values)
+            yield f"{column} differs: a {a}; b {b}. Seconds and rates do not compare."
+    for side, runs in (("a", left), ("b", right)):
+        if runs["git_dirty"].astype("boolean").fillna(False).any():
+            yield f"side {side} was measured with uncommitted changes."
