@@ -18,7 +18,7 @@ def require_room(cache: KVCacheManager, max_seqs: int, max_tokens: int, max_mode
     if not 1 <= max_seqs <= max_tokens:
         raise ConfigError(
             f"max_num_seqs={max_seqs} and max_num_batched_tokens={max_tokens}; allowed: "
-            "1 <= max_num_seqs <= max_num_batched_tokens, as each running sequence decodes a token in every step."
+            "1 <= max_num_seqs <= max_num_batched_tokens (all running sequences decode every step)."
         )
     needed = -(-max_model_len // cache.block_size)
     if cache.num_blocks < needed:

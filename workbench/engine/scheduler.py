@@ -107,7 +107,7 @@ class Scheduler:
     # -- one step --
 
     def schedule(self) -> StepPlan | None:
-        """Plan the next step; None when nothing waits or runs. Answer a plan with update or fail."""
+        """Plan the next step; None when there is none. Answer a plan with update or fail."""
         assert self._in_flight is None, "the last plan was neither updated nor failed"
         if not self._known:
             return None
@@ -134,9 +134,7 @@ class Scheduler:
                 self._preempt(len(batch) - 1)
 
     def _plan_chunks(self, budget: int) -> list[Chunk]:
-        """Prefilling sequences, oldest first; the latest of them is the victim, decodes are
-        planned.
-        """
+        """Prefilling sequences, oldest first; the latest is the victim, as decodes are planned."""
         batch = self._batch
         rows = np.flatnonzero(~batch.decoding[: len(batch)]).tolist()
         chunks: list[Chunk] = []
@@ -200,9 +198,8 @@ class Scheduler:
         assert allocation.num_cached_tokens == start
         self._account.admit(sequence, allocation)
         self._stamp_admission(sequence, start)
-        row = self._batch.append(
-            sequence, length_limit(sequence, self._max_model_len), start, allocation.block_ids
-        )
+        limit = length_limit(sequence, self._max_model_len)
+        row = self._batch.append(sequence, limit, start, allocation.block_ids)
         return Chunk(sequence, row, start, end)
 
     def _stamp_admission(self, sequence: Sequence, num_cached_tokens: int) -> None:

@@ -142,11 +142,12 @@ class BlockPool:
             named = f"block {block.id}"
             assert block.ref_count == references.get(block.id, 0), f"{named}: wrong ref_count"
             unused = block.ref_count == 0
-            hittable = block.digest is not None
+            digest = block.digest
+            hittable = digest is not None
             assert (block.id in free) == (unused and not hittable), f"{named}: wrongly (un)free"
             assert (block.id in parked) == (unused and hittable), f"{named}: wrongly (un)cached"
-            if hittable:
-                assert holders.get(block.digest) == block.id, f"{named}: its hash is another's"
+            if digest is not None:
+                assert holders.get(digest) == block.id, f"{named}: its hash is another's"
         assert len(holders) == sum(b.digest is not None for b in self.blocks), (
             "a hash without block"
         )

@@ -1,4 +1,4 @@
-"""One sequence's block table, with the hashes of its full blocks. The manager owns and changes it."""
+"""One sequence's block table, with the hashes of its full blocks. The manager changes it."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """The four tables of a run: columns as in CONTRACTS section 7, seconds from the run's origin."""
+    """The four tables of a run: columns as in CONTRACTS section 7, seconds from its origin."""
 
     steps: pd.DataFrame
     requests: pd.DataFrame

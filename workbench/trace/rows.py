@@ -106,7 +106,7 @@ class RequestRow(NamedTuple):
 
 
 class NodeRow(NamedTuple):
-    """One sampled node of a search tree (no root row). path: ordinals; token_ids: that step's own."""
+    """One sampled node of a search tree (no root row). path: ordinals; token_ids: its own."""
 
     run_id: str
     problem_id: str
@@ -124,7 +124,7 @@ class NodeRow(NamedTuple):
 
 
 class SpanRow(NamedTuple):
-    """Time outside steps. lane: whose time; kind: tokenising, strategy, bookkeeping, waiting, ..."""
+    """Time outside steps. lane: whose time; kind: tokenising, strategy, waiting, ..."""
 
     run_id: str
     lane: str
