@@ -7,6 +7,7 @@ search can be tested without a model; how many requests it runs at once is a set
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 
 import numpy as np
@@ -79,8 +80,15 @@ class FakeEngine:
             return RequestOutput(number, (), "", "error", error=MemoryError("forward failed"))
         if isinstance(params, ScoreParams):
             rows = [self.judge(token_ids[: position + 1]) for position in params.positions]
-            return RequestOutput(number, (), "", "score", logits=np.array(rows, np.float32))
+            logits = np.array(rows, np.float32)
+            return RequestOutput(number, (), "", "score", self._cached(number), logits=logits)
         return self._sample(number, token_ids, params)
+
+    def _cached(self, number):
+        """Tokens shared with an earlier request, before the first position that is wanted."""
+        token_ids, params, _ = self.asked[number]
+        shared = [len(os.path.commonprefix([token_ids, other[0]])) for other in self.asked[:number]]
+        return min(max(shared, default=0), params.positions[0])
 
     def judge(self, token_ids):
         """(good, bad) logits of a solution, by its text alone."""

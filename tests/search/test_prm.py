@@ -1,6 +1,7 @@
 """RLHFlow inputs: rendered by the template, grown step by step, scored by two logits."""
 
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -68,7 +69,7 @@ def test_the_input_is_the_rendered_chat_up_to_the_last_verdict(prm_with, templat
 def test_a_longer_input_begins_with_the_shorter_one(prm_with, template):
     """The law that lets a prefix cache serve a growing solution."""
     grown = inputs(prm_with(template), "How?", ["a\n\n", "b + c\n\n", "a\n\n", "d"])
-    for shorter, longer in zip(grown, grown[1:]):
+    for shorter, longer in pairwise(grown):
         assert longer[: len(shorter)] == shorter
         assert longer[len(shorter)] == ord("+")
 

@@ -8,41 +8,60 @@ included, over wall time from first admission to last answer.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 import numpy as np
+
+from workbench.core import RequestOutput, TokenEngine
+from workbench.trace.recorder import Recorder
 
 LANE = "search"
 STEADY = (0.1, 0.9)
 """The part of wall time that the steady state keeps: the first and last 10 % are dropped."""
 
 
-class Span(NamedTuple):
-    """A stretch of the search's own work; start_s in the clock's seconds."""
-
-    kind: str  # strategy | tokenising | bookkeeping
-    start_s: float
-    duration_s: float
-
-
-@dataclass(slots=True)
 class SpanClock:
-    """Which kind of work goes on: one at a time; engine steps in between belong to none."""
+    """Which kind of work goes on: one at a time; an engine's steps in between belong to none."""
 
-    clock: Callable[[], float] = time.perf_counter
-    spans: list[Span] = field(default_factory=list)
-    _kind: str = ""
-    _since: float = 0.0
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._kind = ""
+        self._since = 0.0
 
     def switch(self, kind: str) -> float:
         """End the running span and begin one of `kind` ("": none); answers the time."""
-        now = self.clock()
-        if self._kind and now > self._since:
-            self.spans.append(Span(self._kind, self._since, now - self._since))
+        now = time.perf_counter()
+        if self._kind:
+            self._recorder.span(LANE, self._kind, self._since, now - self._since)
         self._kind, self._since = kind, now
         return now
+
+    def drain(self, engine: TokenEngine, score_cache_hits: int = 0) -> Drained:
+        """Run an engine until it has no request.
+
+        What the loop and the engine spent outside recorded steps becomes a bookkeeping span. The
+        score cache's hits since the last PRM step belong to the first step there is now.
+        """
+        rows, outputs = self._recorder.step_rows, []
+        first, start = len(rows), self.switch("")
+        while engine.has_work:
+            outputs += engine.step()
+        end = self.switch("bookkeeping")
+        steps = rows[first:]
+        if steps:
+            outside = end - start - sum(step.duration_s for step in steps)
+            self._recorder.span(LANE, "bookkeeping", end - max(outside, 0.0), max(outside, 0.0))
+            rows[first] = steps[0]._replace(score_cache_hits=score_cache_hits)
+        return Drained(outputs, end - start, len(steps))
+
+
+class Drained(NamedTuple):
+    """What running an engine to the end brought; recorded_steps is 0 for one without a trace."""
+
+    outputs: list[RequestOutput]
+    busy_s: float
+    recorded_steps: int
 
 
 class Mark(NamedTuple):

@@ -7,6 +7,7 @@ problem batching is written here once; strategies know nothing of it. No decisio
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from workbench.search.prm import PRM
 from workbench.search.requests import Generate, Score, Step
 from workbench.search.scoring import ScoreRequest
 from workbench.search.tree import node_id
+from workbench.trace.recorder import Recorder
 
 OnRound = Callable[["Progress"], None]
 
@@ -48,18 +50,26 @@ class Rounds:
     """The queue, the searches in flight, and the requests of the present round."""
 
     def __init__(
-        self, llm: TokenEngine, prm: PRM, seed: int, params: SamplingParams, min_problem_batch: int
+        self,
+        llm: TokenEngine,
+        prm: PRM,
+        *,
+        seed: int,
+        params: SamplingParams,
+        min_problem_batch: int,
+        recorder: Recorder,
     ) -> None:
         self.llm, self.prm = llm, prm
         self.seed, self.params = seed, params
         self.min_problem_batch = min_problem_batch
-        self.spans = SpanClock()
+        self.spans = SpanClock(recorder)
         self.marks: list[Mark] = []
         self.llm_busy_s = 0.0
         self.prm_busy_s = 0.0
         self.round = 0
         self._queue: deque[ActiveSearch] = deque()
         self._active: list[ActiveSearch] = []
+        self._cache_hits = 0  # since the last PRM step
         self._answered = 0
         self._tokens = 0
         self._sampling: dict[int, Sampling] = {}
@@ -84,18 +94,19 @@ class Rounds:
         self._advance()
         self._submit_samples()
         self._submit_scores()
-        outputs, busy_s = self._drain(self.llm)
-        self.llm_busy_s += busy_s
-        self._take_samples(outputs)
-        outputs, busy_s = self._drain(self.prm.engine)
-        self.prm_busy_s += busy_s
-        self._take_scores(outputs)
+        sampled = self.spans.drain(self.llm)
+        self.llm_busy_s += sampled.busy_s
+        self._take_samples(sampled.outputs)
+        scored = self.spans.drain(self.prm.engine, self._cache_hits)
+        self.prm_busy_s += scored.busy_s
+        self._cache_hits = 0 if scored.recorded_steps else self._cache_hits
+        self._take_scores(scored.outputs)
         self._mark("bookkeeping")
 
     def _admit(self) -> None:
         while self._queue and len(self._active) < self.min_problem_batch:
             search = self._queue.popleft()
-            search.admitted_s = self.spans.clock()
+            search.admitted_s = time.perf_counter()
             self._active.append(search)
 
     def _advance(self) -> None:
@@ -143,7 +154,9 @@ class Rounds:
             request = search.request
             if isinstance(request, Score):
                 self.spans.switch("tokenising")
+                cached = search.scores.counts.steps_cached
                 asked = search.scores.requests([beam for _, beam in in_order(request.beams)])
+                self._cache_hits += search.scores.counts.steps_cached - cached
                 self.spans.switch("bookkeeping")
                 for score_request in asked:
                     self._submit_score(search, score_request)
@@ -154,14 +167,6 @@ class Rounds:
             request.token_ids, request.positions, self.prm.columns, tag=tag
         )
         self._scoring[number] = (search, request)
-
-    def _drain(self, engine: TokenEngine) -> tuple[list[RequestOutput], float]:
-        """Run an engine until it has no request; its outputs and the seconds that took."""
-        outputs: list[RequestOutput] = []
-        start = self.spans.switch("")
-        while engine.has_work:
-            outputs += engine.step()
-        return outputs, self.spans.switch("bookkeeping") - start
 
     def _take_samples(self, outputs: Iterable[RequestOutput]) -> None:
         self.spans.switch("tokenising")  # of the new steps, for the PRM: most of what is done here

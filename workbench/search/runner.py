@@ -8,19 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from workbench.core import SamplingParams, TokenEngine
 from workbench.errors import ConfigError, PromptError
 from workbench.search.active import ActiveSearch
+from workbench.search.collect import collect
 from workbench.search.measure import Throughput
 from workbench.search.prm import PRM
 from workbench.search.problems import Problem
 from workbench.search.requests import Strategy
-from workbench.search.result import SearchResult, collect
+from workbench.search.result import SearchResult
 from workbench.search.rounds import OnRound, Progress, Rounds
 from workbench.search.score_cache import ScoreCache
 from workbench.search.scoring import ProblemScores
 from workbench.search.voting import AGGREGATIONS, VOTINGS, check_choice
+from workbench.trace.recorder import Recorder
 
 __all__ = ["Progress", "SearchResult", "chat_prompt", "run_search"]
 
@@ -72,7 +75,17 @@ def run_search(
         if score_cache
         else None
     )
-    rounds = Rounds(llm, prm, seed, params, min_problem_batch)
+    recorder = Recorder("search")
+    _record(llm, recorder, "llm")
+    _record(prm.engine, recorder, "prm")
+    rounds = Rounds(
+        llm,
+        prm,
+        seed=seed,
+        params=params,
+        min_problem_batch=min_problem_batch,
+        recorder=recorder,
+    )
     rounds.spans.switch("tokenising")
     searches = [
         ActiveSearch(
@@ -87,12 +100,17 @@ def run_search(
     rounds.run(searches, on_round)
     return collect(
         searches,
-        run_id="",
         aggregation=strategy.aggregation,
         voting=voting,
         throughput=Throughput.of(rounds.marks, rounds.llm_busy_s, rounds.prm_busy_s),
-        trace=None,
+        recorder=recorder,
     )
+
+
+def _record(engine: Any, recorder: Recorder, name: str) -> None:
+    """Let an engine that can write its steps and requests into this run's trace."""
+    if "trace" in engine.capabilities:
+        engine.trace_as(recorder, name)
 
 
 def chat_prompt(problem: Problem, llm: TokenEngine, system_prompt: str | None = None) -> list[int]:

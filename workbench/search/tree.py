@@ -67,15 +67,14 @@ class Tree:
             node = self._nodes[beam.path]
             node.score = aggregate(row[node.steps_before :] or row, aggregation)
 
-    def rows(self, run_id: str, problem_id: str) -> list[dict[str, Any]]:
-        """The rows of the `nodes` table, with the step's text and why it ended beside them."""
+    def rows(self, problem_id: str) -> list[dict[str, Any]]:
+        """The `nodes` table's columns but run_id, then why the step ended and its text."""
         return [
             {
-                "run_id": run_id,
                 "problem_id": problem_id,
                 "node_id": node_id(node.path),
                 "parent_id": node_id(node.path[:-1]),
-                "path": list(node.path),
+                "path": node_id(node.path),
                 "depth": len(node.path),
                 "beam": node.beam,
                 "step_tokens": len(node.step.token_ids),
@@ -83,7 +82,7 @@ class Tree:
                 "score": node.score,
                 "kept": node.kept,
                 "finished": node.step.finish_reason == "eos",
-                "token_ids": list(node.step.token_ids),
+                "token_ids": node.step.token_ids,
                 "finish_reason": node.step.finish_reason,
                 "text": node.step.text,
             }

@@ -1,0 +1,145 @@
+"""The result's tables, measures and views."""
+
+import pandas as pd
+import pytest
+
+from workbench.errors import ConfigError
+from workbench.search.beam import BeamSearch
+from workbench.search.best_of_n import BestOfN
+from workbench.search.measure import Mark, Throughput
+from workbench.search.prm import PRM
+from workbench.search.problems import Problem, load_problems
+from workbench.search.runner import run_search
+from workbench.trace.rows import NodeRow
+
+
+@pytest.fixture
+def result(fake_engine):
+    return run_search(
+        load_problems("tiny", limit=6),
+        llm=fake_engine(),
+        prm=PRM(fake_engine()),
+        strategy=BeamSearch(n=6, beam_width=3, max_depth=6),
+        min_problem_batch=2,
+    )
+
+
+def voters(fake_engine, voting="weighted"):
+    """Four completions of one problem: 1, 1, 2 and no box, with scores by their text."""
+    texts = ["\\boxed{1}<eos>", "so \\boxed{01}<eos>", "\\boxed{2}<eos>", "nothing<eos>"]
+    served = iter(texts)
+    llm, prm = fake_engine(lambda text, seed: next(served), batch=1), fake_engine()
+    by_text = {"\\boxed{1}": -1.0, "so \\boxed{01}": -1.0, "\\boxed{2}": 0.1, "nothing": 9.0}
+
+    def judge(ids):
+        text = prm.tokenizer.decode(ids)
+        return next(v for k, v in reversed(by_text.items()) if k in text), 0.0
+
+    prm.judge = judge
+    problem = Problem("p", "How?", "2", 1)
+    strategy = BestOfN(n=4)
+    return run_search(problem, llm=llm, prm=PRM(prm), strategy=strategy, voting=voting)
+
+
+@pytest.mark.parametrize(
+    ("voting", "answer"), [("majority", "1"), ("naive", "2"), ("weighted", "1")]
+)
+def test_votes_over_real_candidates(fake_engine, voting, answer):
+    """Equal answers in two spellings vote together; the best text has no box and no vote."""
+    result = voters(fake_engine, voting)
+    assert result.answers == {"p": answer}
+    assert result.accuracy == float(answer == "2")
+    assert result.correct_by("naive").tolist() == [True]
+    assert result.correct_by("majority").tolist() == [False]
+
+
+def test_pass_at_k(fake_engine):
+    """One right of four: 1/4, then 1/2, then certain; five of four is an error."""
+    result = voters(fake_engine)
+    assert result.pass_at_k(1) == pytest.approx(0.25)
+    assert result.pass_at_k(2) == pytest.approx(0.5)
+    assert result.pass_at_k(4) == 1.0
+    with pytest.raises(ConfigError, match="k is 5"):
+        result.pass_at_k(5)
+
+
+def test_nodes_have_the_contracts_columns(result):
+    """trace.nodes exactly; tree with the text and the reason beside."""
+    assert list(result.trace.nodes.columns) == list(NodeRow._fields)
+    assert list(result.tree.columns) == [*NodeRow._fields, "finish_reason", "text"]
+    assert result.tree["score"].notna().all()
+
+
+def test_the_tree_is_a_tree(result):
+    """Every parent is a row, one step above; only kept nodes have children; tokens add up."""
+    nodes = result.tree.set_index(["problem_id", "node_id"])
+    for (problem, _), node in nodes.iterrows():
+        if node["parent_id"]:
+            parent = nodes.loc[(problem, node["parent_id"])]
+            assert parent["kept"]
+            assert not parent["finished"]
+            assert node["depth"] == parent["depth"] + 1
+            assert node["total_tokens"] == parent["total_tokens"] + node["step_tokens"]
+        else:
+            assert node["depth"] == 1
+        assert node["step_tokens"] == len(node["token_ids"])
+    outcome = result.candidates.set_index(["problem_id", "node_id"]).index
+    assert nodes.loc[outcome, "kept"].all()
+    assert len(result.candidates) == 6 * 6
+
+
+def test_problems_table(result):
+    """One row a problem in the order given; tokens are those of the tree, pruned ones included."""
+    problems = result.problems
+    assert problems["problem_id"].tolist() == [p.id for p in load_problems("tiny", limit=6)]
+    sampled = result.tree.groupby("problem_id", sort=False)["step_tokens"].sum()
+    assert problems["tokens"].tolist() == sampled.tolist()
+    depths = result.tree.groupby("problem_id", sort=False)["depth"].max()
+    assert problems["iterations"].tolist() == depths.tolist()
+    assert (problems["seconds"] > 0).all()
+    assert (problems["finished"] == (problems["finished_beams"] > 0)).all()
+    assert result.throughput.tokens == problems["tokens"].sum()
+    assert result.throughput.problems == 6
+
+
+def test_spans_name_the_searchs_own_time(result):
+    """Strategy, tokenising and bookkeeping, in order, inside wall time."""
+    spans = result.trace.spans
+    assert set(spans["kind"]) == {"strategy", "tokenising", "bookkeeping"}
+    assert (spans["duration_s"] >= 0).all()
+    assert set(spans["lane"]) == {"search"}
+
+
+def test_unknown_answers_leave_accuracy_open(fake_engine):
+    """A problem nobody knows the answer to is neither right nor wrong."""
+    result = run_search(
+        Problem("p", "How?"), llm=fake_engine(), prm=PRM(fake_engine()), strategy=BestOfN(n=2)
+    )
+    assert result.problems["correct"].isna().all()
+    assert pd.isna(result.accuracy)
+    assert pd.isna(result.pass_at_k(1))
+
+
+def test_views_and_files(result, tmp_path):
+    """A short repr, a table in a notebook, Parquet with the schema version inside."""
+    assert repr(result).startswith("SearchResult(6 problems, accuracy 0.")
+    assert "<table" in result._repr_html_()
+    assert result.to_frame() is result.problems
+    files = result.to_parquet(tmp_path)
+    assert sorted(f.name for f in files) == [
+        "candidates.parquet",
+        "nodes.parquet",
+        "problems.parquet",
+    ]
+    assert len(pd.read_parquet(tmp_path / "nodes.parquet")) == len(result.tree)
+
+
+def test_throughput_and_its_steady_state():
+    """Slow ends are in the total and not in the steady state."""
+    marks = [Mark(10, 0, 0), Mark(11, 0, 0), Mark(19, 800, 4), Mark(20, 800, 6)]
+    speed = Throughput.of(marks, 5.0, 3.0)
+    assert speed.tokens_per_s == pytest.approx(80)
+    assert speed.problems_per_min == pytest.approx(36)
+    assert speed.steady_tokens_per_s == pytest.approx(100)
+    assert speed.steady_problems_per_min == pytest.approx(30)
+    assert (speed.wall_s, speed.llm_busy_s, speed.prm_busy_s) == (10, 5.0, 3.0)

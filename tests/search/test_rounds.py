@@ -1,0 +1,255 @@
+"""Many searches over two fake engines: sameness, order, rounds, limits, and no leaked answer."""
+
+import re
+from collections import Counter
+
+import pytest
+
+from workbench.core import SamplingParams, ScoreParams, node_seed
+from workbench.errors import ConfigError, PromptError
+from workbench.search.beam import BeamSearch
+from workbench.search.best_of_n import BestOfN
+from workbench.search.prm import PRM
+from workbench.search.problems import Problem, load_problems
+from workbench.search.runner import run_search
+
+STRATEGY = BeamSearch(n=6, beam_width=3, max_depth=5)
+
+
+@pytest.fixture
+def problems():
+    return load_problems("tiny", limit=7)
+
+
+@pytest.fixture
+def search(fake_engine, problems):
+    """Run a search over fresh fake engines; the result and the two engines."""
+
+    def run(given=None, *, strategy=STRATEGY, llm=None, prm=None, **settings):
+        llm, prm = llm or fake_engine(), prm or fake_engine()
+        given = problems if given is None else given
+        return run_search(given, llm=llm, prm=PRM(prm), strategy=strategy, **settings), llm, prm
+
+    return run
+
+
+def tree(result):
+    columns = ["problem_id", "node_id", "token_ids", "score", "kept", "finished"]
+    return result.tree[columns].sort_values(["problem_id", "node_id"]).to_dict("records")
+
+
+def test_the_same_search_twice_is_the_same(search):
+    """Tokens, scores, what was kept, and the answers."""
+    first, second = search(seed=3)[0], search(seed=3)[0]
+    assert tree(first) == tree(second)
+    assert first.answers == second.answers
+    assert tree(first) != tree(search(seed=4)[0])
+
+
+@pytest.mark.parametrize("batch", [1, 2, 50])
+def test_nothing_depends_on_batches_or_problems_in_flight(search, fake_engine, batch):
+    """Engines that answer in another order and size, and another number of problems at once."""
+    expected = tree(search()[0])
+    found = search(
+        llm=fake_engine(batch=batch), prm=fake_engine(batch=batch + 1), min_problem_batch=batch
+    )
+    assert tree(found[0]) == expected
+
+
+def test_nothing_depends_on_the_company_of_other_problems(search, problems):
+    """A problem alone, and in reverse order, has the same tree."""
+    expected = [row for row in tree(search()[0]) if row["problem_id"] == problems[2].id]
+    assert tree(search(problems[2])[0]) == expected
+    reverse = tree(search(problems[::-1])[0])
+    assert [row for row in reverse if row["problem_id"] == problems[2].id] == expected
+
+
+def test_scores_do_not_depend_on_the_score_cache(search):
+    """With and without it: the same tree; without it, many times the PRM tokens."""
+    with_cache, without = search()[0], search(score_cache=False)[0]
+    assert tree(with_cache) == tree(without)
+    assert without.prm_tokens["computed"] > 3 * with_cache.prm_tokens["computed"]
+    assert without.prm_tokens["distinct"] == with_cache.prm_tokens["distinct"]
+    assert with_cache.prm_tokens["computed"] >= with_cache.prm_tokens["distinct"]
+
+
+def test_requests_are_submitted_by_problem_depth_and_path(search, problems):
+    """Engines see siblings side by side, in an order that no clock decides."""
+    _, llm, prm = search(min_problem_batch=3)
+    place = {problem.id: index for index, problem in enumerate(problems)}
+    for engine in (llm, prm):
+        tags = [(place[tag.problem_id], tag.node_id) for _, _, tag in engine.asked]
+        assert len(set(tags)) == len(tags)
+        depths = {}
+        for problem, node in tags:  # within a problem: deeper later, siblings in path order
+            path = tuple(map(int, node.split("/")))
+            assert (len(path), path) > depths.get(problem, (0, ()))
+            depths[problem] = (len(path), path)
+        first_round = [problem for problem, node in tags if "/" not in node and problem < 3]
+        assert first_round == sorted(first_round)
+
+
+def test_seed_and_parameters_of_a_request(search, problems):
+    """seed(node) from run seed, problem and path; the prompt is the chat and what was sampled."""
+    _, llm, _ = search(problems[0], seed=11, temperature=0.7, top_p=0.9, max_step_tokens=33)
+    by_node = {tag.node_id: (tokens, params) for tokens, params, tag in llm.asked}
+    tokens, params = by_node["0"]
+    assert params == SamplingParams(
+        temperature=0.7,
+        top_p=0.9,
+        max_tokens=33,
+        stop=("\n\n",),
+        seed=node_seed(11, problems[0].id, (0,)),
+    )
+    chat = llm.tokenizer.encode_chat([{"role": "user", "content": problems[0].problem}])
+    assert list(tokens) == chat
+    deeper = next(node for node in by_node if node.count("/") == 2)
+    assert list(by_node[deeper][0][: len(chat)]) == chat
+    assert by_node[deeper][1].seed == node_seed(11, problems[0].id, map(int, deeper.split("/")))
+
+
+def test_sampled_tokens_are_never_retokenised(search):
+    """A child's prompt is its parent's prompt and exactly the tokens that were sampled."""
+    result, llm, _ = search()
+    prompts = {(tag.problem_id, tag.node_id): tokens for tokens, _, tag in llm.asked}
+    sampled = result.tree.set_index(["problem_id", "node_id"])["token_ids"]
+    for (problem, node), tokens in prompts.items():
+        parent = node.rpartition("/")[0]
+        if parent:
+            assert tokens == prompts[problem, parent] + tuple(sampled[problem, parent])
+
+
+def test_system_prompt_is_optional(search, problems):
+    """None leaves the template's own; a text becomes the first message."""
+    _, llm, _ = search(problems[0], system_prompt="Be brief.", strategy=BestOfN(n=1))
+    assert llm.tokenizer.decode(llm.asked[0][0]).startswith("[system]Be brief.[end][user]")
+
+
+def test_problems_in_flight_stay_at_the_minimum_batch(search):
+    """Never more; the queue refills a place the round after it is free."""
+    seen = []
+    search(min_problem_batch=3, on_round=seen.append)
+    assert max(progress.in_flight for progress in seen) == 3
+    assert seen[-1].answered == seen[-1].problems == 7
+    assert [p.round for p in seen] == list(range(1, len(seen) + 1))
+    waiting = [p for p in seen if p.problems - p.answered - p.in_flight > 0]
+    assert all(p.in_flight + 1 >= 3 or p.answered for p in waiting)
+    assert seen[-1].tokens > 0
+
+
+def test_no_answer_leaks_into_a_prompt_or_a_score(search, fake_engine):
+    """An answer no one could guess is in no request, and does not change one token or score."""
+    secret = "7391846520"
+    with_secret = [Problem("p", "How much is it?", secret)]
+    without = [Problem("p", "How much is it?", "1")]
+
+    class Watching(BeamSearch):
+        def search(self, problem):
+            assert problem.answer is None
+            return super().search(problem)
+
+    result, llm, prm = search(with_secret, strategy=Watching(n=4, beam_width=2, max_depth=4))
+    texts = [engine.tokenizer.decode(ids) for engine in (llm, prm) for ids, _, _ in engine.asked]
+    assert not any(secret in text for text in texts)
+    other, *_ = search(without, strategy=Watching(n=4, beam_width=2, max_depth=4))
+    assert tree(result) == tree(other)
+
+
+def test_a_beam_at_the_llms_limit_ends_unfinished(search, fake_engine, problems):
+    """No request reaches max_model_len; the reason stands in the tree, the search goes on."""
+    prompt = len(fake_engine().tokenizer.encode_chat([{"role": "user", "content": "How?"}]))
+    llm = fake_engine(lambda text, seed: "step\n\n", max_model_len=prompt + 16)
+    result, *_ = search(Problem("p", "How?"), llm=llm)
+    assert set(result.candidates["ended"]) == {"context"}
+    assert not result.problems["finished"].any()
+    last = result.tree[result.tree["depth"] == 3]
+    assert set(last["finish_reason"]) == {"context"}
+    assert max(len(tokens) for tokens, _, _ in llm.asked) < llm.max_model_len
+    assert result.tree["total_tokens"].max() == 16
+
+
+def test_a_beam_at_the_prms_limit_ends_unfinished(search, fake_engine):
+    """The PRM is sent nothing too long; the step takes its parent's score, visibly."""
+    llm = fake_engine(lambda text, seed: "a step of some length\n\n")
+    result, _, prm = search(
+        Problem("p", "How?"), llm=llm, prm=fake_engine(max_model_len=110), strategy=STRATEGY
+    )
+    assert set(result.candidates["ended"]) == {"context"}
+    ended = result.tree[result.tree["finish_reason"] == "context"]
+    assert (ended["score"].to_numpy() == _parents(result.tree, ended)["score"].to_numpy()).all()
+    assert all(len(tokens) < 110 for tokens, _, _ in prm.asked)
+
+
+def _parents(nodes, rows):
+    return nodes.set_index("node_id").loc[rows["parent_id"]]
+
+
+def test_best_of_n_splits_and_scores_whole_completions(search, fake_engine):
+    """One request a completion for each model; the node's score is the aggregate of its steps."""
+    llm = fake_engine(lambda text, seed: f"one\n\ntwo {seed % 5}\n\n\\boxed{{{seed % 2}}}<eos>")
+    result, llm, prm = search(strategy=BestOfN(n=8, max_tokens=99), aggregation="min", llm=llm)
+    assert len(llm.asked) == 7 * 8
+    assert {params.stop for _, params, _ in llm.asked} == {()}
+    assert {params.max_tokens for _, params, _ in llm.asked} == {99}
+    assert all(isinstance(params, ScoreParams) for _, params, _ in prm.asked)
+    assert max(len(params.positions) for _, params, _ in prm.asked) == 3
+    assert (result.tree["depth"] == 1).all()
+    merged = result.tree.merge(result.candidates, on=["problem_id", "node_id"])
+    assert (merged["score_x"] == merged["score_y"]).all()
+
+
+@pytest.mark.parametrize("which", ["llm", "prm"])
+def test_a_failed_request_ends_the_search_and_leaves_no_request(search, fake_engine, which):
+    """The engine's own error is raised; both engines are left without this search's requests."""
+    engines = {"llm": fake_engine(batch=4), "prm": fake_engine(batch=4)}
+    engines[which].fail_on = 5
+    with pytest.raises(MemoryError, match="forward failed"):
+        search(**engines)
+    assert not any(engine.has_work for engine in engines.values())
+
+
+def test_on_round_may_stop_the_search(search, fake_engine):
+    """Whatever it raises comes out; nothing keeps running."""
+    llm = fake_engine()
+
+    def stop(progress):
+        if progress.round == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        search(llm=llm, on_round=stop)
+    assert not llm.has_work
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "said"),
+    [
+        ({"voting": "weightd"}, ConfigError, "Did you mean 'weighted'"),
+        ({"aggregation": "lst"}, ConfigError, "Did you mean 'last'"),
+        ({"min_problem_batch": 0}, ConfigError, "min_problem_batch is 0"),
+        ({"max_step_tokens": 0}, ConfigError, "max_step_tokens is 0"),
+        ({"temperature": -1.0}, ConfigError, "temperature"),
+        ({"given": []}, ConfigError, "no problem"),
+        (
+            {"given": [Problem("p", "a"), Problem("p", "b")]},
+            ConfigError,
+            "two problems with id 'p'",
+        ),
+        ({"given": [Problem("p", "x" * 9999)]}, PromptError, re.escape("Problem 'p' is 10")),
+    ],
+)
+def test_bad_input_is_refused_before_anything_runs(search, fake_engine, settings, error, said):
+    """A named error, and not one request."""
+    llm = fake_engine()
+    with pytest.raises(error, match=said):
+        search(llm=llm, **settings)
+    assert not llm.asked
+
+
+def test_shuffled_scores_change_the_search_but_not_the_prm(search):
+    """The control: other beams survive, the tree still shows what the PRM said."""
+    plain, control = search()[0], search(score_shuffle_seed=1)[0]
+    assert tree(plain) != tree(control)
+    assert tree(control) == tree(search(score_shuffle_seed=1)[0])
+    depths = Counter(plain.tree.loc[plain.tree["depth"] == 1, "score"])
+    assert depths == Counter(control.tree.loc[control.tree["depth"] == 1, "score"])

@@ -1,0 +1,146 @@
+"""What is asked of the PRM: each step once, nothing for white space; and what that costs."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workbench.core import RequestOutput
+from workbench.search.prm import PRM
+from workbench.search.problems import Problem
+from workbench.search.requests import Beam
+from workbench.search.score_cache import ScoreCache
+from workbench.search.scoring import ProblemScores, trie_size
+
+PROBLEM = Problem("p", "How?", "42")
+
+
+def beam(*steps, path=(0,)):
+    return Beam(path=path, steps=steps)
+
+
+def answer(scores, requests, cached=0):
+    """Play the engine: every asked step gets a score made from its input."""
+    for request in requests:
+        rows = [(sum(request.token_ids[: p + 1]) % 7 / 7, 0.0) for p in request.positions]
+        output = RequestOutput(0, (), "", "score", cached, logits=np.array(rows, np.float32))
+        scores.receive(request, output)
+
+
+@pytest.fixture
+def prm(fake_engine):
+    return PRM(fake_engine())
+
+
+@pytest.fixture
+def scores(prm):
+    return ProblemScores(prm, PROBLEM, ScoreCache())
+
+
+def test_only_new_steps_are_asked(scores):
+    """A grown beam asks one position; its earlier steps are known."""
+    answer(scores, scores.requests([beam("a\n\n", "b\n\n")]))
+    (request,) = scores.requests([beam("a\n\n", "b\n\n", "c\n\n")])
+    assert request.positions == (len(request.token_ids) - 1,)
+    answer(scores, [request])
+    assert scores.counts.steps_asked == 3
+    assert scores.counts.steps_cached == 2
+    assert scores.requests([beam("a\n\n", "b\n\n", "c\n\n")]) == []
+
+
+def test_equal_beams_in_flight_are_asked_once(scores):
+    """Two siblings that sampled the same text share one request and one score."""
+    beams = [beam("a\n\n", "x\n\n", path=(0, k)) for k in range(3)] + [beam("a\n\n", "y\n\n")]
+    requests = scores.requests(beams)
+    assert [len(request.asked) for request in requests] == [2, 1]  # "a" is asked by the first alone
+    answer(scores, requests)
+    replies = scores.replies(beams)
+    assert replies[0] == replies[1] == replies[2]
+    assert replies[3][0] == replies[0][0]
+    assert scores.counts.steps_shared == 5
+
+
+def test_without_a_score_cache_everything_is_asked_again(prm):
+    """The baseline: all steps of every beam, duplicates too."""
+    scores = ProblemScores(prm, PROBLEM, None)
+    beams = [beam("a\n\n", "b\n\n"), beam("a\n\n", "b\n\n")]
+    for _ in range(2):
+        requests = scores.requests(beams)
+        assert [len(request.asked) for request in requests] == [2, 2]
+        answer(scores, requests)
+    assert scores.counts.steps_asked == 8
+    assert scores.counts.requests == 4
+    cached = ProblemScores(prm, PROBLEM, ScoreCache())
+    answer(cached, cached.requests(beams))
+    assert cached.replies(beams) == scores.replies(beams)
+
+
+def test_white_space_takes_its_parents_score(scores):
+    """0.5 at the root; no request; the next real step's input does not contain it."""
+    blank = beam("\n\n")
+    assert scores.requests([blank]) == []
+    assert scores.replies([blank]) == [(0.5,)]
+    later = [beam("a\n\n", " \n\n", "b\n\n"), beam("a\n\n", "b\n\n")]
+    requests = scores.requests(later)
+    assert requests[0].token_ids == requests[1].token_ids
+    answer(scores, requests)
+    with_blank, without = scores.replies(later)
+    assert with_blank == (without[0], without[0], without[1])
+
+
+def test_exact_step_texts_are_the_key(scores):
+    """ "a" and "a " may score alike, but neither stands for the other in the cache."""
+    assert len(scores.requests([beam("a"), beam("a ")])) == 2
+
+
+def test_a_shared_cache_knows_problem_and_prm(prm):
+    """Another problem, or another PRM, finds nothing; the same problem finds all."""
+    cache = ScoreCache()
+    first = ProblemScores(prm, PROBLEM, cache)
+    answer(first, first.requests([beam("a\n\n", "b")]))
+    assert len(cache) == 2
+    again = ProblemScores(prm, PROBLEM, cache)
+    assert again.requests([beam("a\n\n", "b")]) == []
+    assert again.replies([beam("a\n\n", "b")]) == first.replies([beam("a\n\n", "b")])
+    other = ProblemScores(prm, Problem("q", "How?"), cache)
+    assert len(other.requests([beam("a\n\n", "b")])) == 1
+    prm.fingerprint = "another"
+    assert len(ProblemScores(prm, PROBLEM, cache).requests([beam("a\n\n", "b")])) == 1
+
+
+def test_a_step_for_which_the_prm_has_no_room_takes_its_parents_score(fake_engine):
+    """Nothing too long is ever sent; what fits is scored as ever."""
+    prm = PRM(fake_engine(max_model_len=60))
+    scores = ProblemScores(prm, PROBLEM, ScoreCache())
+    steps = ("short\n\n", "x" * 50, "more")
+    assert scores.has_room(steps[:1])
+    assert not scores.has_room(steps[:2])
+    requests = scores.requests([beam(*steps)])
+    assert [len(request.asked) for request in requests] == [1]
+    answer(scores, requests)
+    (reply,) = scores.replies([beam(*steps)])
+    assert reply == (reply[0],) * 3
+
+
+def test_computed_tokens_leave_out_what_the_prefix_cache_held(scores):
+    """asked counts whole inputs, computed what was not cached."""
+    requests = scores.requests([beam("a\n\n")])
+    answer(scores, requests, cached=4)
+    assert scores.counts.tokens_asked == len(requests[0].token_ids)
+    assert scores.counts.tokens_computed == len(requests[0].token_ids) - 4
+
+
+def test_distinct_tokens_are_the_trie_of_all_inputs(scores):
+    """The ideal against which computed tokens are held."""
+    requests = scores.requests([beam("ab\n\n", "c"), beam("ab\n\n", "d"), beam("ax\n\n")])
+    answer(scores, requests)
+    inputs = [request.token_ids for request in requests]
+    prefixes = {tuple(ids[: k + 1]) for ids in inputs for k in range(len(ids))}
+    assert scores.finish().tokens_distinct == len(prefixes)
+
+
+@given(st.lists(st.lists(st.integers(0, 300), max_size=8), max_size=12))
+def test_trie_size_counts_distinct_prefixes(inputs):
+    """Against the definition, written out."""
+    prefixes = {tuple(ids[: k + 1]) for ids in inputs for k in range(len(ids))}
+    assert trie_size(inputs) == len(prefixes)
