@@ -7,7 +7,6 @@ search can be tested without a model; how many requests it runs at once is a set
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
 
 import numpy as np
@@ -31,6 +30,12 @@ def wander(text: str, seed: int) -> str:
     if draw % 5 == 0:
         return f"so \\boxed{{{draw % 3}}}<eos>"
     return f"step {draw % 7}\n\n"
+
+
+def common_prefix(first, second):
+    """Tokens two sequences begin with alike."""
+    pairs = zip(first, second)
+    return next((k for k, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
 class FakeEngine:
@@ -87,7 +92,7 @@ class FakeEngine:
     def _cached(self, number):
         """Tokens shared with an earlier request, before the first position that is wanted."""
         token_ids, params, _ = self.asked[number]
-        shared = [len(os.path.commonprefix([token_ids, other[0]])) for other in self.asked[:number]]
+        shared = [common_prefix(token_ids, earlier) for earlier, _, _ in self.asked[:number]]
         return min(max(shared, default=0), params.positions[0])
 
     def judge(self, token_ids):
