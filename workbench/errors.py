@@ -1,6 +1,7 @@
-"""Every error the workbench raises on bad input: each says what was given, what is allowed and what to do.
+"""The errors raised on bad input: each says what was given, what is allowed and what to do.
 
-Imported by every layer, imports nothing. Errors of our own making (a broken invariant) are plain `assert`s instead.
+Imported by every layer, imports nothing. Errors of our own making (a broken invariant) are plain
+`assert`s instead.
 """
 
 from difflib import get_close_matches
@@ -19,7 +20,7 @@ class ModelError(WorkbenchError):
 
 
 class PromptError(WorkbenchError, ValueError):
-    """A request the engine can never serve: empty, too long, or with token ids outside the vocabulary."""
+    """A request the engine can never serve: empty, too long, or with unknown token ids."""
 
 
 class OutOfMemory(WorkbenchError, MemoryError):
@@ -39,7 +40,7 @@ class StepError(WorkbenchError, RuntimeError):
 
 
 class NotebookError(WorkbenchError, RuntimeError):
-    """A notebook stopped at a cell that failed; it is named, and so is what it had written by then."""
+    """A notebook stopped at a cell that failed; the cell is named, and what was written by then."""
 
 
 def nearest(given: str, known: list[str] | tuple[str, ...]) -> str:
