@@ -45,7 +45,9 @@ class Beam:
 
     def child(self, ordinal: int) -> Beam:
         """The node to be sampled as this beam's `ordinal`-th child; it holds nothing new yet."""
-        return replace(self, path=(*self.path, ordinal))
+        return Beam(
+            (*self.path, ordinal), self.token_ids, self.text, self.step_scores, steps=self.steps
+        )
 
     def grown(self, step: Step, pieces: SequenceOf[str] | None = None) -> Beam:
         """This node with what was sampled for it: one step, or the `pieces` its text is made of."""
