@@ -11,6 +11,21 @@ __version__ = "0.1.0"
 
 _EXPORTS = {
     "SamplingParams": "workbench.core",
+    "KVCacheManager": "workbench.kvcache.manager",
+    "Trace": "workbench.trace.files",
+    "Generate": "workbench.search.requests",
+    "Score": "workbench.search.requests",
+    "Step": "workbench.search.requests",
+    "Beam": "workbench.search.requests",
+    "Outcome": "workbench.search.requests",
+    "Problem": "workbench.search.problems",
+    "BeamSearch": "workbench.search.beam",
+    "BestOfN": "workbench.search.best_of_n",
+    "PRM": "workbench.search.prm",
+    "run_search": "workbench.search.runner",
+    "load_problems": "workbench.search.problems",
+    "load_runs": "workbench.experiments.store",
+    "compare": "workbench.experiments.compare",
 }
 
 __all__ = ["__version__", *_EXPORTS]
