@@ -1,0 +1,75 @@
+"""Tokens and text agree, and a chat renders to the same tokens on any day."""
+
+import json
+
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from workbench.errors import ModelError, PromptError
+from workbench.tokenizer import ByteTokenizer, Tokenizer
+
+DATED = "{{ strftime_now('%d %b %Y') }}|{{ date_string }}|{{ messages[0]['content'] | trim }}"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet, show_progress=False
+    )
+    backend.train_from_iterator(["the cat sat on the mat\n\n"] * 50, trainer)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    config = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": DATED}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": [1, 7]}))
+    return tmp_path
+
+
+@pytest.mark.parametrize("text", ["the cat", "naïve 🙂 \n\n tail", "a\n\nb"])
+def test_token_bytes_add_up_to_the_text(folder, text):
+    tokenizer = Tokenizer.from_folder(folder)
+    ids = tokenizer.encode(text)
+    assert b"".join(tokenizer.token_bytes[k] for k in ids) == text.encode()
+    assert tokenizer.decode(ids) == text
+
+
+def test_special_tokens_are_known_and_have_no_bytes(folder):
+    tokenizer = Tokenizer.from_folder(folder)
+    assert tokenizer.bos_id == 0 and tokenizer.eos_ids == {1, 7}
+    assert tokenizer.token_bytes[:2] == (b"", b"")
+    assert tokenizer.encode("</s>the") [0] == 1
+
+
+def test_a_chat_is_dated_the_same_every_day(folder):
+    chat = [{"role": "user", "content": " hi "}]
+    assert Tokenizer.from_folder(folder).render_chat(chat) == "26 Jul 2024|26 Jul 2024|hi"
+
+
+def test_the_fingerprint_changes_with_the_chat_template(folder):
+    before = Tokenizer.from_folder(folder).fingerprint
+    config = {"chat_template": DATED + "!"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    assert Tokenizer.from_folder(folder).fingerprint != before
+
+
+def test_what_is_missing_is_named(folder, tmp_path):
+    (folder / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(PromptError, match="no chat template"):
+        Tokenizer.from_folder(folder).render_chat([])
+    (folder / "tokenizer.json").write_text("{")
+    with pytest.raises(ModelError, match="cannot be read"):
+        Tokenizer.from_folder(folder)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match="has no tokenizer.json"):
+        Tokenizer.from_folder(folder)
+
+
+def test_the_byte_tokenizer_has_the_same_surface():
+    tokenizer = ByteTokenizer()
+    assert tokenizer.decode(tokenizer.encode("añb")) == "añb"
+    public = {name for name in vars(Tokenizer) if not name.startswith("_")} - {"from_folder"}
+    assert public <= set(dir(tokenizer))

@@ -1,0 +1,137 @@
+"""What search is worth on the embedded pair, and what the caches save: accuracies, throughput, PRM tokens.
+
+Every seed runs five searches over the same problems: beam search, beam search whose scores are dealt out at random,
+16 samples (pass@1 and majority vote), and beam search without PRM cache and score cache. Gains are paired by problem;
+their intervals draw problems. What it does not do: choose settings; they are the study's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from workbench.bench.record import Row
+from workbench.bench.rows import interval_row, plain_row
+from workbench.engine.engine import Engine
+from workbench.experiments.statistics import bootstrap_mean
+from workbench.search.beam import BeamSearch
+from workbench.search.best_of_n import BestOfN
+from workbench.search.prm import PRM
+from workbench.search.problems import Problem, load_problems
+from workbench.search.result import SearchResult
+from workbench.search.runner import run_search
+
+PROFILES = {"quick": (8, 1), "default": (32, 2), "full": (128, 5)}  # problems, seeds
+N, BEAM_WIDTH, MAX_DEPTH, IN_FLIGHT = 16, 4, 40, 16
+BLOCKS = {"llm": 8192, "prm": 8192}  # roomy: what is measured is the search, not the memory
+
+
+@dataclass(slots=True)
+class Evidence:
+    """One value a (seed, problem) of each accuracy, and the problem it belongs to."""
+
+    problem_ids: list[str] = field(default_factory=list)
+    beam: list[float] = field(default_factory=list)
+    shuffled: list[float] = field(default_factory=list)
+    majority: list[float] = field(default_factory=list)
+    pass_1: list[float] = field(default_factory=list)
+
+    def row(self, name: str, minus: list[float] | None, seeds: int) -> Row:
+        """Beam search's accuracy, less another's where one is given."""
+        values = np.array(self.beam) - (0.0 if minus is None else np.array(minus))
+        return interval_row(name, bootstrap_mean(values, self.problem_ids), "fraction", seeds)
+
+
+class Pair:
+    """The two engines, and the same two with the PRM's prefix cache off."""
+
+    def __init__(self, llm: str, prm: str) -> None:
+        self.llm = _engine(llm, "llm")
+        self.prm = PRM(_engine(prm, "prm"))
+        self.prm_without_cache = PRM(_engine(prm, "prm", enable_prefix_caching=False))
+
+    def beam(self, problems: list[Problem], seed: int, shuffle: bool = False) -> SearchResult:
+        """Beam search, its scores as they are or dealt out at random."""
+        strategy = BeamSearch(n=N, beam_width=BEAM_WIDTH, max_depth=MAX_DEPTH)
+        dealt = seed if shuffle else None
+        return _search(problems, self.llm, self.prm, strategy, seed, score_shuffle_seed=dealt)
+
+    def samples(self, problems: list[Problem], seed: int) -> SearchResult:
+        """N independent solutions of each problem."""
+        return _search(problems, self.llm, self.prm, BestOfN(n=N), seed, max_step_tokens=2048)
+
+    def beam_without_caches(self, problems: list[Problem], seed: int) -> SearchResult:
+        """Beam search whose PRM reads every solution from its beginning, and scores every step again."""
+        strategy = BeamSearch(n=N, beam_width=BEAM_WIDTH, max_depth=MAX_DEPTH)
+        return _search(problems, self.llm, self.prm_without_cache, strategy, seed, score_cache=False)
+
+
+def run(profile: str = "default", llm: str = "tiny-solver", prm: str = "tiny-prm") -> Iterator[Row]:
+    """The rows of `workbench bench search`."""
+    limit, seeds = PROFILES[profile]
+    problems = load_problems("tiny", limit=limit)
+    pair = Pair(llm, prm)
+    pair.beam(problems[:2], seed=10_000)  # warm-up: compiled kernels, allocators
+    for engine in (pair.llm, pair.prm.engine):
+        engine.cache.reset()
+    evidence, beams, saved = Evidence(), [], []
+    for seed in tqdm(range(seeds), desc="seeds"):
+        beams.append(pair.beam(problems, seed))
+        _add(evidence, beams[-1], pair.beam(problems, seed, shuffle=True), pair.samples(problems, seed))
+        _forget(pair)
+        if seed == 0:
+            saved.append(pair.beam_without_caches(problems, seed).prm_tokens["computed"])
+    yield from _rows(evidence, beams, saved, seeds)
+
+
+def _rows(
+    evidence: Evidence, beams: list[SearchResult], saved: list[int], seeds: int
+) -> Iterator[Row]:
+    speeds = [result.throughput for result in beams]
+    yield plain_row("problems_per_min", [speed.problems_per_min for speed in speeds], "problems/min")
+    yield plain_row("tokens_per_s", [speed.tokens_per_s for speed in speeds], "tokens/s")
+    yield evidence.row("accuracy", None, seeds)
+    pass_1 = bootstrap_mean(evidence.pass_1, evidence.problem_ids)
+    yield interval_row("pass_at_1", pass_1, "fraction", seeds)
+    yield evidence.row("accuracy_gain", evidence.pass_1, seeds)
+    yield evidence.row("gain_over_majority", evidence.majority, seeds)
+    yield evidence.row("gain_over_shuffled", evidence.shuffled, seeds)
+    counts = [result.prm_tokens for result in beams]
+    ratios = [without / count["computed"] for without, count in zip(saved, counts)]
+    yield plain_row("prm_tokens_saved", ratios, "x")
+    over = [count["computed"] / count["distinct"] for count in counts]
+    yield plain_row("prm_over_ideal", over, "x")
+
+
+def _add(evidence: Evidence, beam: SearchResult, shuffled: SearchResult, samples: SearchResult) -> None:
+    table = samples.problems
+    evidence.problem_ids += list(beam.problems["problem_id"])
+    evidence.beam += beam.problems["correct"].astype(float).tolist()
+    evidence.shuffled += shuffled.problems["correct"].astype(float).tolist()
+    evidence.majority += samples.correct_by("majority").astype(float).tolist()
+    evidence.pass_1 += (table["correct_candidates"] / table["candidates"]).astype(float).tolist()
+
+
+def _forget(pair: Pair) -> None:
+    """A seed starts with empty caches, as its own run would."""
+    for engine in (pair.llm, pair.prm.engine):
+        engine.cache.reset()
+
+
+def _engine(model: str, role: str, **settings: object) -> Engine:
+    return Engine(model, num_blocks=BLOCKS[role], max_num_seqs=256, **settings)
+
+
+def _search(
+    problems: list[Problem],
+    llm: Engine,
+    prm: PRM,
+    strategy: BeamSearch | BestOfN,
+    seed: int,
+    **settings: object,
+) -> SearchResult:
+    settings = {"min_problem_batch": IN_FLIGHT, "temperature": 0.8} | settings
+    return run_search(problems, llm=llm, prm=prm, strategy=strategy, seed=seed, **settings)  # type: ignore[arg-type]

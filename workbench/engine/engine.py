@@ -1,0 +1,347 @@
+"""The engine a user holds: prompts in, finished outputs out, every step recorded.
+
+A step is three calls: the scheduler plans, the executor computes, the scheduler takes the result
+in. The engine itself only builds the parts, numbers the requests, turns tokens into text and writes
+the trace.
+"""
+
+from __future__ import annotations
+
+import codecs
+import time
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as SequenceOf
+from typing import Any
+
+import numpy as np
+
+from workbench.config import EngineConfig
+from workbench.core import (
+    RequestOutput,
+    SamplingParams,
+    ScoreParams,
+    Sequence,
+    StepPlan,
+    StepResult,
+    Tag,
+)
+from workbench.engine.executor import Executor
+from workbench.engine.memory import MemoryProfile, StepLimits, plan_memory
+from workbench.engine.scheduler import Scheduler
+from workbench.errors import ConfigError, PromptError, StepError
+from workbench.kvcache.manager import KVCacheManager
+from workbench.kvcache.storage import KVStorage
+from workbench.models.llama import LlamaModel
+from workbench.models.loading import load_model
+from workbench.models.spec import ModelSpec
+from workbench.sampling.stop import StopChecker
+from workbench.tokenizer import Tokenizer
+from workbench.trace.recorder import Recorder, Trace
+
+Prompt = str | SequenceOf[int]
+NO_TAG = Tag()
+
+
+class Engine:
+    """One model, its paged KV cache and its scheduler.
+
+    model: a short name, a local folder, a hub id, or `dummy:NAME`; settings: the fields of
+    EngineConfig (memory="1GiB", block_size=16, ...). Raises ModelError for weights that cannot be
+    used, OutOfMemory when the budget leaves no room for one request of max_model_len, ConfigError
+    for a setting that is unknown or out of range.
+    """
+
+    capabilities = frozenset({"token_identity", "trace"})
+
+    def __init__(self, model: str = "tiny-solver", **settings: object) -> None:
+        self.config = config = EngineConfig.from_dict({"model": model, **settings})
+        weights = load_model(model, dtype=config.dtype)
+        self.name, self.spec = model, weights.spec
+        self.tokenizer = Tokenizer.from_folder(weights.folder)
+        mode = "invariant" if config.batch_invariant else "fast"
+        self.fingerprint = f"{weights.fingerprint}/{self.tokenizer.fingerprint}/{mode}"
+        self.max_model_len = _model_len(config, weights.spec)
+        self.memory = self._plan_memory(weights)
+        self.executor = self._executor(weights)
+        self.cache = KVCacheManager(
+            self.memory.num_blocks,
+            config.block_size,
+            config.enable_prefix_caching,
+            namespace=weights.fingerprint.encode(),
+        )
+        self.scheduler = self._scheduler()
+        self.forward_s = self.sampling_s = 0.0
+        self._next_id = self._next_step = 0
+        self._held: list[RequestOutput] = []  # finished while a call waited for others
+        self.trace_as(Recorder("engine"), model)
+
+    def _plan_memory(self, weights: LlamaModel) -> MemoryProfile:
+        config = self.config
+        return plan_memory(
+            weights,
+            StepLimits(config.max_num_batched_tokens, config.max_num_seqs, self.max_model_len),
+            config.block_size,
+            memory=config.memory,
+            kv_memory=config.kv_memory,
+            num_blocks=config.num_blocks,
+            activations_in_total=config.activations_in_total,
+        )
+
+    def _executor(self, weights: LlamaModel) -> Executor:
+        spec, config = weights.spec, self.config
+        shape = (config.block_size, spec.layers, spec.kv_heads, spec.head_dim)
+        storage = KVStorage(self.memory.num_blocks, *shape, weights.dtype, weights.device)
+        return Executor(
+            weights,
+            storage,
+            batch_invariant=config.batch_invariant,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_seqs=config.max_num_seqs,
+        )
+
+    def _scheduler(self) -> Scheduler:
+        return Scheduler(
+            self.cache,
+            self.executor.storage.offsets,
+            max_num_seqs=self.config.max_num_seqs,
+            max_num_batched_tokens=self.config.max_num_batched_tokens,
+            max_model_len=self.max_model_len,
+            stops=StopChecker(self.tokenizer.token_bytes, self.tokenizer.eos_ids),
+            watermark=self.config.watermark,
+        )
+
+    # -- requests --
+
+    def add(
+        self, prompt: Prompt, params: SamplingParams, *, tag: Tag = NO_TAG, salt: bytes = b""
+    ) -> int:
+        """Queue a prompt: text, tokenised as it is, or token ids; answers its request id.
+
+        salt: keeps this request's cache entries apart from others'. PromptError when the prompt is
+        empty, holds an unknown token id, or has max_model_len tokens or more.
+        """
+        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        return self._queue(token_ids, params=params, tag=tag, salt=salt).request_id
+
+    def add_score(
+        self,
+        token_ids: SequenceOf[int],
+        positions: SequenceOf[int],
+        columns: SequenceOf[int],
+        *,
+        tag: Tag = NO_TAG,
+        salt: bytes = b"",
+    ) -> int:
+        """Queue a scoring request: of the logits that follow token_ids[: p + 1], for each position
+        p, the given columns (token ids). Its output carries .logits [positions, columns].
+        """
+        score = ScoreParams(tuple(positions), tuple(columns))
+        if any(a >= b for a, b in zip(score.positions, score.positions[1:])):
+            raise PromptError(f"Score positions must ascend; given: {score.positions}.")
+        self._require_vocabulary(score.columns)
+        return self._queue(list(token_ids), score=score, tag=tag, salt=salt).request_id
+
+    def _queue(
+        self,
+        token_ids: list[int],
+        params: SamplingParams | None = None,
+        score: ScoreParams | None = None,
+        tag: Tag = NO_TAG,
+        salt: bytes = b"",
+    ) -> Sequence:
+        self._require_vocabulary(token_ids)
+        sequence = Sequence(self._next_id, token_ids, len(token_ids), params, score, salt, tag)
+        sequence.arrival_s = time.perf_counter()
+        self.scheduler.add(sequence)
+        self._next_id += 1
+        return sequence
+
+    def _require_vocabulary(self, token_ids: SequenceOf[int]) -> None:
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.spec.vocab:
+            bad = next(k for k in token_ids if not 0 <= k < self.spec.vocab)
+            raise PromptError(
+                f"Token id {bad} is not in {self.name}'s vocabulary; allowed: 0 to "
+                f"{self.spec.vocab - 1}."
+            )
+
+    def abort(self, request_id: int) -> None:
+        """Drop a request; an unknown or finished id is ignored."""
+        sequence = self.scheduler.abort(request_id)
+        if sequence is not None:
+            self._finish(sequence, "abort")
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request waits or runs."""
+        return self.scheduler.has_work or bool(self._held)
+
+    # -- steps --
+
+    def step(self) -> list[RequestOutput]:
+        """One scheduling step; answers the requests that finished in it.
+
+        A forward pass that fails finishes the requests of its step with the error in `.error`; the
+        engine and all other requests go on.
+        """
+        held, self._held = self._held, []
+        start = time.perf_counter()
+        plan = self.scheduler.schedule()
+        if plan is None:
+            return held
+        scheduled = time.perf_counter()
+        outputs = self._carry_out(plan)
+        self._record(start, scheduled)
+        return held + outputs if held else outputs
+
+    def _carry_out(self, plan: StepPlan) -> list[RequestOutput]:
+        try:
+            result = self.executor.submit(plan).result()
+        except StepError as error:
+            return [self._finish(s, "error", error) for s in self.scheduler.fail(plan)]
+        self._count(result)
+        return [self._finish(s, reason) for s, reason in self.scheduler.update(plan, result)]
+
+    def _count(self, result: StepResult) -> None:
+        self.forward_s += result.forward_s
+        self.sampling_s += result.sampling_s
+
+    def _record(self, start: float, scheduled: float) -> None:
+        counts = self.scheduler.counts
+        assert counts is not None
+        duration = time.perf_counter() - start
+        timing = (start, duration, scheduled - start)
+        self._recorder.step(self._trace_name, self._next_step, *timing, counts)
+        self._next_step += 1
+
+    def _finish(
+        self, sequence: Sequence, reason: str, error: Exception | None = None
+    ) -> RequestOutput:
+        self._recorder.request(self._trace_name, sequence, reason, time.perf_counter())
+        output = tuple(sequence.token_ids[sequence.num_prompt_tokens :])
+        params, score = sequence.params, sequence.score
+        wants_logprobs = params is not None and params.logprobs is not None
+        rows = sequence.score_rows
+        logits = np.stack([rows[p] for p in score.positions]) if score and reason == "score" else None
+        return RequestOutput(
+            sequence.request_id,
+            output,
+            self._text(output),
+            reason,
+            sequence.num_cached_tokens,
+            tuple(sequence.logprobs) if wants_logprobs else None,
+            logits,
+            error,
+        )
+
+    def _text(self, token_ids: SequenceOf[int]) -> str:
+        """The text of sampled tokens; special tokens, the end-of-sequence token among them, have none."""
+        return self._bytes(token_ids).decode(errors="replace")
+
+    def _bytes(self, token_ids: SequenceOf[int]) -> bytes:
+        of_token = self.tokenizer.token_bytes
+        return b"".join([of_token[k] for k in token_ids])
+
+    # -- whole requests --
+
+    def generate(
+        self, prompts: SequenceOf[Prompt], params: SamplingParams | SequenceOf[SamplingParams]
+    ) -> list[RequestOutput]:
+        """Run prompts to their end; outputs in the prompts' order. params: one for all, or a list.
+
+        Raises StepError, once all have ended, when a forward pass failed.
+        """
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        if isinstance(prompts, str) or len(each) != len(prompts):
+            raise PromptError(
+                f"generate got {type(prompts).__name__} of {len(prompts)} prompts and {len(each)} "
+                "SamplingParams; give a list of prompts, and one SamplingParams or as many."
+            )
+        return self._run_all(lambda prompt, own: self.add(prompt, own), list(zip(prompts, each)))
+
+    def score(
+        self,
+        token_ids: SequenceOf[int],
+        positions: SequenceOf[int],
+        columns: SequenceOf[int],
+    ) -> RequestOutput:
+        """add_score, run to its end."""
+        return self._run_all(self.add_score, [(token_ids, positions, columns)])[0]
+
+    def _run_all(self, queue: Callable[..., int], calls: list[tuple[Any, ...]]) -> list[RequestOutput]:
+        """Queue every call, step until all have finished; what else finishes is held for step()."""
+        ids: list[int] = []
+        try:
+            for arguments in calls:
+                ids.append(queue(*arguments))
+            found = self._wait_for(set(ids))
+        except BaseException:
+            for request_id in ids:
+                self.abort(request_id)
+            raise
+        outputs = [found[request_id] for request_id in ids]
+        for output in outputs:
+            if output.error is not None:
+                raise output.error
+        return outputs
+
+    def _wait_for(self, ids: set[int]) -> dict[int, RequestOutput]:
+        found: dict[int, RequestOutput] = {}
+        others: list[RequestOutput] = []
+        try:
+            while len(found) < len(ids):
+                for output in self.step():
+                    if output.request_id in ids:
+                        found[output.request_id] = output
+                    else:
+                        others.append(output)
+        finally:
+            self._held = others + self._held
+        return found
+
+    def stream(self, prompt: Prompt, params: SamplingParams) -> Iterator[str]:
+        """The text of one request, piece by piece as tokens come; closing the iterator aborts it.
+
+        The pieces together are the output's text; a piece ends with a whole character.
+        """
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        sequence = self._queue(token_ids, params=params)
+        shown, finished, others = len(token_ids), False, []
+        try:
+            while not finished:
+                outputs = self.step()
+                finished = any(o.request_id == sequence.request_id for o in outputs)
+                others += [o for o in outputs if o.request_id != sequence.request_id]
+                piece = decoder.decode(self._bytes(sequence.token_ids[shown:]), final=finished)
+                shown = sequence.num_tokens
+                if piece:
+                    yield piece
+        finally:
+            self.abort(sequence.request_id)
+            self._held = others + self._held
+
+    # -- trace --
+
+    def trace_as(self, recorder: Recorder, name: str) -> None:
+        """Write steps and requests from now on to this recorder, under this name."""
+        self._recorder, self._trace_name = recorder, name
+
+    @property
+    def trace(self) -> Trace:
+        """What the present recorder holds, as frames."""
+        return self._recorder.trace()
+
+    def __repr__(self) -> str:
+        blocks = f"{self.memory.num_blocks} blocks of {self.config.block_size} tokens"
+        return f"Engine({self.name!r}, {blocks}, max_model_len={self.max_model_len})"
+
+
+def _model_len(config: EngineConfig, spec: ModelSpec) -> int:
+    """The longest request: the model's own maximum unless less is asked for."""
+    wanted = config.max_model_len or spec.max_model_len
+    if wanted > spec.max_model_len:
+        raise ConfigError(
+            f"max_model_len={wanted} exceeds the {spec.max_model_len} positions that {config.model} "
+            "was trained for; give at most that, or None."
+        )
+    return wanted
