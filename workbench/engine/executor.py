@@ -1,0 +1,139 @@
+"""Carries out a step plan: owns the weights, the KV storage and the buffers, and answers tokens and wanted logits.
+
+The only part of the engine that computes. A plan that fails leaves the executor as it was: what the failed step
+stored is in blocks that the scheduler then withdraws.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from workbench.core import SamplingRows, StepPlan, StepResult, WantedLogits
+from workbench.errors import ConfigError, StepError
+from workbench.kernels import ForwardContext, LayerCache
+from workbench.kvcache.storage import KVStorage
+from workbench.models.layers import Linear, find_row_tiles
+from workbench.models.llama import Buffers, LlamaModel
+from workbench.sampling.sampler import Logprobs, sample
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class StepHandle:
+    """A step under way. On a CPU it is done when `submit` returns; elsewhere `result` waits."""
+
+    outcome: StepResult | Exception
+
+    def result(self) -> StepResult:
+        """The step's result; StepError when its forward pass failed."""
+        if isinstance(self.outcome, Exception):
+            raise StepError(
+                f"The forward pass failed: {type(self.outcome).__name__}: {self.outcome}"
+            ) from self.outcome
+        return self.outcome
+
+
+class Executor:
+    """One model over one KV storage, for steps of at most max_num_batched_tokens rows of max_num_seqs sequences."""
+
+    def __init__(
+        self,
+        model: LlamaModel,
+        storage: KVStorage,
+        *,
+        batch_invariant: bool = True,
+        max_num_batched_tokens: int = 2048,
+        max_num_seqs: int = 64,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        """Raises ConfigError when batch_invariant is asked of kernels that are not."""
+        if batch_invariant and not model.kernels.batch_invariant:
+            raise ConfigError(
+                f"batch_invariant=True, but the {model.kernels.name!r} kernels, used for {model.dtype} on "
+                f"{model.device}, are not; use float32 on a CPU or batch_invariant=False."
+            )
+        self.model, self.storage, self.batch_invariant, self._clock = (
+            model,
+            storage,
+            batch_invariant,
+            clock,
+        )
+        self.buffers = Buffers(model.spec, max_num_batched_tokens, max_num_seqs, model.embedding)
+        self._caches = [
+            LayerCache(
+                storage.data, int(base), storage.block_size, storage.kv_heads, storage.head_dim
+            )
+            for base in storage.layer_base
+        ]
+        self._columns: dict[
+            bytes, Linear
+        ] = {}  # output matrices of the columns that scoring asks for
+        model.choose_row_tiles(batch_invariant)
+
+    def submit(self, plan: StepPlan) -> StepHandle:
+        """Start a step. Its errors are raised by the handle, not here."""
+        try:
+            with torch.inference_mode():
+                return StepHandle(self._run(plan))
+        except Exception as error:  # whatever went wrong is the step's, and the engine goes on
+            return StepHandle(error)
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        started = self._clock()
+        hidden = self._forward(plan)
+        logits = self._sampled_logits(hidden, plan.sampling)
+        wanted = tuple(self._wanted_logits(hidden, each) for each in plan.wanted)
+        forwarded = self._clock()
+        tokens, logprobs = self._sample(logits, plan.sampling)
+        return StepResult(tokens, logprobs, wanted, forwarded - started, self._clock() - forwarded)
+
+    def _forward(self, plan: StepPlan) -> torch.Tensor:
+        if plan.num_tokens > self.buffers.tokens:
+            raise ConfigError(
+                f"The step has {plan.num_tokens} tokens; this executor has room for {self.buffers.tokens}."
+            )
+        tokens = torch.from_numpy(np.require(plan.tokens, np.int64, ("C", "W"))).to(
+            self.model.device
+        )
+        return self.model.forward(tokens, self._caches, ForwardContext.of(plan), self.buffers)
+
+    def _sampled_logits(self, hidden: torch.Tensor, sampling: SamplingRows) -> NDArray[np.float32]:
+        """float32 [R, vocab]; valid until the next step."""
+        if len(sampling) == 0:
+            return np.empty((0, self.model.spec.vocab), np.float32)
+        rows = torch.from_numpy(np.require(sampling.rows, np.int64, ("C", "W"))).to(hidden.device)
+        return self.model.logits(hidden, rows, self.buffers).float().cpu().numpy()
+
+    def _sample(
+        self, logits: NDArray[np.float32], sampling: SamplingRows
+    ) -> tuple[NDArray[np.int64], Logprobs]:
+        if len(sampling) == 0:
+            return np.empty(0, np.int64), ()
+        return sample(logits, sampling)
+
+    def _wanted_logits(self, hidden: torch.Tensor, wanted: WantedLogits) -> NDArray[np.float32]:
+        """float32 [rows, columns]: the output matrix's asked columns only."""
+        head, count = self._head_of(wanted.columns), len(wanted.rows)
+        padded = head.tiles.pad(count)
+        rows = torch.zeros(padded, dtype=torch.int64)
+        rows[:count] = torch.from_numpy(wanted.rows)
+        out = hidden.new_empty(padded, len(wanted.columns))
+        head(hidden.index_select(0, rows.to(hidden.device)), count, out)
+        return out[:count].float().cpu().numpy()
+
+    def _head_of(self, columns: NDArray[np.int64]) -> Linear:
+        key = np.ascontiguousarray(columns, np.int64).tobytes()
+        if key not in self._columns:
+            chosen = torch.from_numpy(columns).to(self.model.device)
+            head = Linear(self.model.head.weight.index_select(1, chosen).contiguous())
+            if self.batch_invariant:
+                head.tiles = find_row_tiles(head.weight)
+            self._columns[key] = head
+        return self._columns[key]

@@ -1,0 +1,239 @@
+"""How an engine's memory is divided, in bytes: weights, activations, other, and what is left for the KV cache.
+
+    kv = total - weights - activations - other        num_blocks = kv // block_bytes
+Activations are measured by one step of the largest size: what the executor's buffers hold, and the highest sum of what
+torch and numpy allocated beside them. `other` is 0 on a CPU: the interpreter is not charged.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import tracemalloc
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from workbench.config import format_size, parse_size
+from workbench.core import SamplingRows, StepPlan
+from workbench.engine.executor import Executor
+from workbench.errors import ConfigError, OutOfMemory
+from workbench.kvcache.storage import KVStorage
+from workbench.models.llama import LlamaModel
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryProfile:
+    """Where an engine's bytes go. Invariant: the parts that `total` pays for add up to no more than it."""
+
+    total: int
+    weights: int
+    activations: int
+    other: int
+    kv: int
+    block_bytes: int
+    num_blocks: int
+    activations_in_total: bool = True  # False: activations come on top of total
+
+    @property
+    def unused(self) -> int:
+        """Bytes of the budget too few for another block."""
+        return self.kv - self.num_blocks * self.block_bytes
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row a part: part, bytes, share of total."""
+        parts = {n: getattr(self, n) for n in ("weights", "activations", "other", "kv", "total")}
+        shares = [size / self.total for size in parts.values()]
+        return pd.DataFrame({"part": list(parts), "bytes": list(parts.values()), "share": shares})
+
+    def _repr_html_(self) -> str:
+        return str(self.table.to_html(index=False))
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """The largest step an engine may be asked for, and the longest request."""
+
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_model_len: int
+
+
+def plan_memory(
+    model: LlamaModel,
+    limits: StepLimits,
+    block_size: int,
+    *,
+    memory: int | float | str | None = None,
+    kv_memory: int | str | None = None,
+    num_blocks: int | None = None,
+    activations_in_total: bool = True,
+) -> MemoryProfile:
+    """The division of a budget, of which at most one is given: all memory, the cache's alone, or its blocks.
+
+    With none, as many blocks as max_num_seqs requests of max_model_len need, within a quarter of the device.
+    Raises OutOfMemory when one request of max_model_len would not fit, and names the longest that does.
+    """
+    activations = measure_activations(model, limits)
+    block_bytes = model.spec.block_bytes(block_size, model.dtype.itemsize)
+    fixed = model.weight_bytes + (activations if activations_in_total else 0)
+    if num_blocks is not None:
+        kv = num_blocks * block_bytes
+    elif kv_memory is not None:
+        kv = parse_size(kv_memory)
+    elif memory is not None:
+        kv = total_bytes(memory) - fixed
+    else:
+        enough = limits.max_num_seqs * math.ceil(limits.max_model_len / block_size) * block_bytes
+        kv = min(enough, device_memory() // 4 - fixed)
+    profile = MemoryProfile(
+        total=kv + fixed,
+        weights=model.weight_bytes,
+        activations=activations,
+        other=0,
+        kv=kv,
+        block_bytes=block_bytes,
+        num_blocks=max(0, kv // block_bytes),
+        activations_in_total=activations_in_total,
+    )
+    _refuse_too_few(profile, limits, block_size)
+    return profile
+
+
+def total_bytes(memory: int | float | str) -> int:
+    """Bytes of a `memory` setting: a size, or a float in (0, 1], a share of the device's memory."""
+    if isinstance(memory, float):
+        if not 0 < memory <= 1:
+            raise ConfigError(
+                f"memory is {memory!r}; a share is in (0, 1], a size is a whole number or text."
+            )
+        return int(memory * device_memory())
+    return parse_size(memory)
+
+
+def device_memory() -> int:
+    """Bytes of this machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _refuse_too_few(profile: MemoryProfile, limits: StepLimits, block_size: int) -> None:
+    needed = math.ceil(limits.max_model_len / block_size)
+    if profile.num_blocks >= needed:
+        return
+    missing = needed * profile.block_bytes - max(0, profile.kv) + max(0, -profile.kv)
+    fits = profile.num_blocks * block_size
+    parts = (
+        f"weights {format_size(profile.weights)}, activations {format_size(profile.activations)}"
+    )
+    raise OutOfMemory(
+        f"{format_size(profile.total)} leave {profile.num_blocks} blocks of {block_size} tokens ({parts}); one request of "
+        f"max_model_len={limits.max_model_len} needs {needed}. {missing:,} bytes are missing. "
+        + (
+            f"Give that much more, or max_model_len={fits} at most."
+            if fits
+            else "Not one block fits."
+        )
+    )
+
+
+def measure_activations(model: LlamaModel, limits: StepLimits) -> int:
+    """Bytes beside weights and KV that the largest step needs: buffers held, and the peak of what comes and goes."""
+    spec = model.spec
+    storage = KVStorage(1, 1, spec.layers, spec.kv_heads, spec.head_dim, model.dtype, model.device)
+    executor = Executor(
+        model,
+        storage,
+        batch_invariant=False,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_num_seqs=limits.max_num_seqs,
+    )
+    plan = _largest_plan(limits)
+    executor.submit(
+        _largest_plan(StepLimits(1, 1, 1))
+    ).result()  # first-call allocations are not the step's
+    with _Peak() as peak:
+        executor.submit(plan).result()
+    return executor.buffers.nbytes + peak.bytes
+
+
+def _largest_plan(limits: StepLimits) -> StepPlan:
+    """max_num_batched_tokens over as many sequences as are allowed; every block is the same one: contents do not count."""
+    tokens = limits.max_num_batched_tokens
+    seqs = min(limits.max_num_seqs, tokens)
+    lengths = np.full(seqs, tokens // seqs, np.int32)
+    lengths[: tokens % seqs] += 1
+    ends = np.cumsum(lengths)
+    return StepPlan(
+        step=0,
+        tokens=np.zeros(tokens, np.int64),
+        positions=np.concatenate([np.arange(n, dtype=np.int64) for n in lengths]),
+        query_start=np.concatenate([[0], ends]).astype(np.int32),
+        context_len=lengths,
+        block_offsets=np.zeros((seqs, int(lengths.max())), np.int64),
+        sampling=SamplingRows(
+            rows=ends.astype(np.int64) - 1,
+            positions=lengths.astype(np.int64),
+            seeds=np.zeros(seqs, np.uint64),
+            temperature=np.ones(seqs),
+            top_k=np.zeros(seqs, np.int64),
+            top_p=np.full(seqs, 0.9),
+            min_p=np.zeros(seqs),
+            logprobs=np.full(seqs, -1, np.int64),
+        ),
+    )
+
+
+class _Peak(TorchDispatchMode):
+    """The highest sum of bytes of torch storages born inside, and of Python's and numpy's allocations, at one time.
+
+    The two peaks are added although they need not coincide: an upper bound, by little.
+    """
+
+    def __enter__(self) -> _Peak:
+        gc.collect()
+        self._alive, self._highest, self._seen = 0, 0, set[int]()
+        tracemalloc.start()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._traced = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+
+    @property
+    def bytes(self) -> int:
+        return self._highest + self._traced
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {
+            t.untyped_storage()._cdata
+            for t in tree_leaves((args, kwargs))
+            if isinstance(t, torch.Tensor)
+        }
+        answer = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(answer):
+            if isinstance(tensor, torch.Tensor):
+                self._count(tensor.untyped_storage(), given)
+        return answer
+
+    def _count(self, storage: torch.UntypedStorage, given: set[int]) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in given or key in self._seen:
+            return
+        self._seen.add(key)
+        self._alive += size
+        self._highest = max(self._highest, self._alive)
+        weakref.finalize(storage, self._forget, key, size)
+
+    def _forget(self, key: int, size: int) -> None:
+        self._seen.discard(key)
+        self._alive -= size

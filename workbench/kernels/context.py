@@ -1,0 +1,58 @@
+"""What every kernel of one forward pass shares: where rows belong and where keys and values lie.
+
+Built once per step and passed down; nothing here is looked up in a global. Kernels never see requests or blocks as
+objects, only positions and int64 element offsets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from workbench.core import StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardContext:
+    """The flat batch of one step: T rows of S sequences. Arrays are C-contiguous.
+
+    Row t of the batch is position positions[t] of sequence sequence[t]; sequence s owns rows
+    query_start[s] : query_start[s + 1] and sees keys 0 .. context_len[s] - 1, block b of which starts
+    block_offsets[s, b] elements after its layer's base.
+    """
+
+    positions: NDArray[np.int64]  # [T]
+    sequence: NDArray[np.int64]  # [T]
+    query_start: NDArray[np.int32]  # [S + 1]
+    context_len: NDArray[np.int32]  # [S]
+    block_offsets: NDArray[np.int64]  # [S, blocks]
+
+    @classmethod
+    def of(cls, plan: StepPlan) -> ForwardContext:
+        """The context of a plan; arrays are shared with it where their layout allows."""
+        query_start = np.require(plan.query_start, np.int32, ("C", "W"))
+        return cls(
+            positions=np.require(plan.positions, np.int64, ("C", "W")),
+            sequence=np.repeat(np.arange(plan.num_seqs, dtype=np.int64), np.diff(query_start)),
+            query_start=query_start,
+            context_len=np.require(plan.context_len, np.int32, ("C", "W")),
+            block_offsets=np.require(plan.block_offsets, np.int64, ("C", "W")),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """Where one layer keeps its keys and values: position p of a sequence, in block p // block_size at offset o,
+
+    has its key at data[base + o + (p % block_size) * width : + width], width = kv_heads * head_dim, laid out
+    [kv_heads, head_dim], and its value block_size * width further on.
+    """
+
+    data: torch.Tensor  # flat, all layers
+    base: int  # elements
+    block_size: int
+    kv_heads: int
+    head_dim: int

@@ -1,0 +1,127 @@
+"""The two parts of a transformer that need thought: matrix products whose rows do not notice each other, and RoPE.
+
+A BLAS picks its code by the number of rows, and with the code the order of a row's sums. `Linear` hands it row counts
+within which, on this machine and with this number of threads, a row's result was seen not to change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from workbench.models.spec import ModelSpec
+
+_CHECK_FLOPS = (
+    2e10  # most work of one product in the check: no tile is larger than what was checked
+)
+_COUNTS = (
+    *range(1, 34),
+    40,
+    47,
+    48,
+    63,
+    64,
+    65,
+    96,
+    100,
+    128,
+    200,
+    256,
+    257,
+    512,
+    1000,
+    1024,
+    2048,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RowTiles:
+    """How many rows one product may have: a multiple of `multiple`, at most `largest` (a multiple of it too)."""
+
+    multiple: int
+    largest: int
+
+    def pad(self, rows: int) -> int:
+        """`rows` rounded up to what may be computed."""
+        return -(-rows // self.multiple) * self.multiple
+
+    def spans(self, rows: int) -> Iterator[tuple[int, int]]:
+        """[start, stop) of the products that together compute at least `rows` rows."""
+        padded = self.pad(rows)
+        for start in range(0, padded, self.largest):
+            yield start, min(start + self.largest, padded)
+
+
+UNTILED = RowTiles(1, 1 << 60)
+
+
+def find_row_tiles(weight: torch.Tensor) -> RowTiles:
+    """The widest tiles within which a row of x @ weight [inputs, outputs] is bit for bit the same, by trying.
+
+    The fallback, tiles of exactly 64 rows, needs no trial: every product then has the same shape.
+    """
+    inputs, outputs = weight.shape
+    counts = [n for n in _COUNTS if n <= max(64, _CHECK_FLOPS / (2 * inputs * outputs))]
+    rows = torch.randn(counts[-1], inputs, generator=torch.Generator().manual_seed(0)).to(weight)
+    expected = rows[:64] @ weight
+    alike = {n: _alike(rows[:n], weight, expected) for n in counts}
+    for multiple in (2, 4, 8, 16, 32):
+        tried = [n for n in counts if n % multiple == 0]
+        fine = tried[: next((i for i, n in enumerate(tried) if not alike[n]), len(tried))]
+        if fine and fine[-1] >= 64:
+            return RowTiles(multiple, fine[-1])
+    return RowTiles(64, 64)
+
+
+def _alike(rows: torch.Tensor, weight: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether the first 64 rows come out as expected, at their own place and from the last place backwards."""
+    count = min(64, len(rows))
+    straight, reversed_ = rows @ weight, (rows.flip(0) @ weight).flip(0)
+    return torch.equal(straight[:count], expected[:count]) and torch.equal(reversed_, straight)
+
+
+class Linear:
+    """out = x @ weight, weight [inputs, outputs] contiguous (faster for few rows than the file's [outputs, inputs])."""
+
+    __slots__ = ("tiles", "weight")
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.weight = weight
+        self.tiles = UNTILED
+
+    def __call__(self, x: torch.Tensor, rows: int, out: torch.Tensor) -> None:
+        """Fills out[:rows]; x and out have room for tiles.pad(rows) rows, and rows beyond `rows` hold anything."""
+        tiles = self.tiles
+        if rows <= tiles.largest:
+            padded = tiles.pad(rows)
+            torch.mm(x[:padded], self.weight, out=out[:padded])
+            return
+        for start, stop in tiles.spans(rows):
+            torch.mm(x[start:stop], self.weight, out=out[start:stop])
+
+
+def rotary_frequencies(spec: ModelSpec) -> torch.Tensor:
+    """Radians a position of each pair of dimensions: float32 [head_dim / 2].
+
+    Su et al. 2021; with `rope_scaling` Llama 3.1's: slow rotations are divided by `factor`, fast ones kept,
+    those between blended, by how often each turns within the original context.
+    """
+    exponents = torch.arange(0, spec.head_dim, 2, dtype=torch.int64).float() / spec.head_dim
+    frequency = 1.0 / spec.rope_theta**exponents
+    scaling = spec.rope_scaling
+    if scaling is None:
+        return frequency
+    turns = scaling.original_max_position * frequency / (2 * math.pi)
+    span = scaling.high_freq_factor - scaling.low_freq_factor
+    kept = ((turns - scaling.low_freq_factor) / span).clamp(0, 1)
+    return (1 - kept) * frequency / scaling.factor + kept * frequency
+
+
+def rotary_tables(spec: ModelSpec, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosine and sine of each position's angles: two float32 [positions, head_dim / 2]."""
+    angles = torch.arange(positions).float()[:, None] * rotary_frequencies(spec)
+    return angles.cos(), angles.sin()

@@ -1,0 +1,154 @@
+"""A Llama forward pass (Touvron et al. 2023; GQA, RoPE, SwiGLU, RMSNorm) over one flat batch and a paged KV cache.
+
+Rows of all sequences lie one after the other; only attention knows where one ends. Buffers are made once, for the
+largest step; every product's weight is [inputs, outputs], queries, keys and values fused, gate and up fused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from workbench.kernels import ForwardContext, Kernels, LayerCache, load_kernels
+from workbench.models.layers import UNTILED, Linear, RowTiles, find_row_tiles, rotary_tables
+from workbench.models.spec import ModelSpec
+
+_SPARE_ROWS = 64  # what padding to row tiles may need beyond the largest step
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One transformer layer's weights."""
+
+    attention_norm: torch.Tensor  # [hidden]
+    qkv: Linear  # [hidden, (heads + 2 kv_heads) head_dim]
+    output: Linear  # [heads head_dim, hidden]
+    mlp_norm: torch.Tensor  # [hidden]
+    gate_up: Linear  # [hidden, 2 intermediate]
+    down: Linear  # [intermediate, hidden]
+
+    @property
+    def products(self) -> tuple[Linear, ...]:
+        return self.qkv, self.output, self.gate_up, self.down
+
+
+class Buffers:
+    """Room for the activations of a step of `tokens` rows, of which `logits` rows reach the vocabulary."""
+
+    def __init__(self, spec: ModelSpec, tokens: int, logits: int, like: torch.Tensor) -> None:
+        def room(rows: int, columns: int) -> torch.Tensor:
+            return torch.zeros(rows + _SPARE_ROWS, columns, dtype=like.dtype, device=like.device)
+
+        self.tokens, self.logit_rows = tokens, logits
+        self.residual = room(tokens, spec.hidden)
+        self.normed = room(tokens, spec.hidden)
+        self.delta = room(tokens, spec.hidden)
+        self.qkv = room(tokens, spec.qkv_columns)
+        self.attended = room(tokens, spec.heads * spec.head_dim)
+        self.gate_up = room(tokens, 2 * spec.intermediate)
+        self.gated = room(tokens, spec.intermediate)
+        self.wanted = room(logits, spec.hidden)
+        self.logits = room(logits, spec.vocab)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in vars(self).values() if isinstance(t, torch.Tensor))
+
+
+class LlamaModel:
+    """Weights and the forward pass; one step at a time, on one device.
+
+    folder: where config and tokenizer lie; fingerprint: of weights and shapes.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        embedding: torch.Tensor,  # [vocab, hidden]
+        layers: Sequence[Layer],
+        final_norm: torch.Tensor,
+        head: Linear,  # [hidden, vocab]
+        folder: Path = Path(),
+        fingerprint: str = "",
+    ) -> None:
+        self.spec = spec
+        self.embedding, self.layers, self.final_norm, self.head = (
+            embedding,
+            tuple(layers),
+            final_norm,
+            head,
+        )
+        self.folder, self.fingerprint = folder, fingerprint
+        self.device, self.dtype = embedding.device, embedding.dtype
+        self.kernels: Kernels = load_kernels(self.device, self.dtype)
+        tables = rotary_tables(spec, spec.max_model_len)
+        self.cosine, self.sine = (table.to(embedding) for table in tables)
+
+    @property
+    def products(self) -> tuple[Linear, ...]:
+        """Every matrix product of a forward pass."""
+        return (*(p for layer in self.layers for p in layer.products), self.head)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights and tables held, each counted once."""
+        held = [
+            self.embedding,
+            self.final_norm,
+            self.cosine,
+            self.sine,
+            *(p.weight for p in self.products),
+        ]
+        held += [norm for layer in self.layers for norm in (layer.attention_norm, layer.mlp_norm)]
+        return sum({tensor.data_ptr(): tensor.nbytes for tensor in held}.values())
+
+    def choose_row_tiles(self, batch_invariant: bool) -> None:
+        """Fixes how products are cut: by trial for each shape, or not at all."""
+        found: dict[tuple[int, ...], RowTiles] = {}
+        for product in self.products:
+            shape = tuple(product.weight.shape)
+            if batch_invariant and shape not in found:
+                found[shape] = find_row_tiles(product.weight)
+            product.tiles = found.get(shape, UNTILED)
+
+    def forward(
+        self,
+        tokens: torch.Tensor,  # int64 [T]
+        caches: Sequence[LayerCache],
+        context: ForwardContext,
+        buffers: Buffers,
+    ) -> torch.Tensor:
+        """Stores the rows' keys and values, answers their last hidden states, normed: [T, hidden], a buffer's view."""
+        kernels, rows, epsilon = self.kernels, len(tokens), self.spec.rms_epsilon
+        b = buffers
+        residual, normed, delta = b.residual[:rows], b.normed[:rows], b.delta[:rows]
+        qkv, attended, gate_up, gated = (
+            b.qkv[:rows],
+            b.attended[:rows],
+            b.gate_up[:rows],
+            b.gated[:rows],
+        )
+        torch.index_select(self.embedding, 0, tokens, out=residual)
+        kernels.rms_norm(residual, self.layers[0].attention_norm, epsilon, normed)
+        following = (*(layer.attention_norm for layer in self.layers[1:]), self.final_norm)
+        for layer, cache, next_norm in zip(self.layers, caches, following, strict=True):
+            layer.qkv(b.normed, rows, b.qkv)
+            kernels.store_kv(qkv, self.cosine, self.sine, cache, context)
+            kernels.attend(qkv, attended, cache, context)
+            layer.output(b.attended, rows, b.delta)
+            kernels.add_rms_norm(residual, delta, layer.mlp_norm, epsilon, normed)
+            layer.gate_up(b.normed, rows, b.gate_up)
+            kernels.silu_mul(gate_up, gated)
+            layer.down(b.gated, rows, b.delta)
+            kernels.add_rms_norm(residual, delta, next_norm, epsilon, normed)
+        return normed
+
+    def logits(self, hidden: torch.Tensor, rows: torch.Tensor, buffers: Buffers) -> torch.Tensor:
+        """Logits of some rows of the hidden states: [rows, vocab], a buffer's view."""
+        count = len(rows)
+        torch.index_select(hidden, 0, rows, out=buffers.wanted[:count])
+        self.head(buffers.wanted, count, buffers.logits)
+        return buffers.logits[:count]

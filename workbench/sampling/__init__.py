@@ -1,0 +1,1 @@
+"""From logits to tokens: counter-based noise, the seeded sampler, and when a sequence stops."""
