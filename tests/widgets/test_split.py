@@ -1,4 +1,4 @@
-"""The split slider: what it shows is what was measured, and it stays away where nobody can move it."""
+"""The split slider: it shows what was measured, and stays away where nobody can move it."""
 
 import pandas as pd
 import pytest

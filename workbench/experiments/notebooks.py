@@ -70,15 +70,22 @@ def _value(expression: ast.expr) -> Any:
         return ast.unparse(expression)
 
 
-def check_parameters(cells: Sequence[str]) -> None:
-    """Refuse an unknown parameter from within a notebook, in its first cells: check_parameters(In).
+def check_parameters(cells: Sequence[str] | None = None) -> None:
+    """Refuse an unknown parameter from within a notebook, in one of its first cells.
 
-    cells: the sources run so far. papermill puts its own cell right after the parameters cell and
-    accepts any name there.
+    papermill puts its own cell right after the parameters cell and accepts any name there.
+    cells: the sources run so far; by default those of the running notebook.
     """
-    for before, injected in pairwise(cells):
+    for before, injected in pairwise(_cells_run() if cells is None else cells):
         if injected.startswith(INJECTED):
             refuse_unknown(assignments(injected), assignments(before), "This notebook")
+
+
+def _cells_run() -> Sequence[str]:
+    from IPython import get_ipython  # noqa: PLC0415  an optional extra
+
+    shell = get_ipython()
+    return shell.user_ns["In"] if shell is not None else ()
 
 
 def refuse_unknown(given: Mapping[str, Any], known: Mapping[str, Any], where: str) -> None:

@@ -109,6 +109,36 @@ def _prm_steps(sweep: Tables, llm_share: float, seed: int) -> pd.DataFrame:
     return prm.assign(step=np.arange(len(prm)))
 
 
+def starvation_rows(sweep: Tables, prm_share: float = 0.5, llm_share: float = 0.08) -> pd.DataFrame:
+    """Whether each model really runs out of blocks at its end of the axis: what, where, count,
+    seen.
+
+    Counts are sums over all seeds; `seen` is whether there was any.
+    """
+    steps = sweep.table("steps")
+    wanted = (
+        ("prm", prm_share, "evicted", "blocks evicted"),
+        ("prm", prm_share, "recomputed_tokens_evicted", "evicted tokens computed again"),
+        ("llm", llm_share, "preempted", "requests preempted"),
+    )
+    rows = [
+        {
+            "engine": engine,
+            "llm_share": share,
+            "what": words,
+            "count": _sum_at(steps, engine, share, column),
+        }
+        for engine, share, column, words in wanted
+    ]
+    table = pd.DataFrame(rows)
+    return table.assign(seen=table["count"] > 0)
+
+
+def _sum_at(steps: pd.DataFrame, engine: str, share: float, column: str) -> int:
+    here = (steps["engine"] == engine) & ((steps["llm_share"] - share).abs() < 1e-9)
+    return int(steps.loc[here, column].sum())
+
+
 def prefix_hit_rows(sweep: Tables) -> pd.DataFrame:
     """Rows of plots.prefix_hits: tokens found cached over tokens queried, at first admissions."""
     requests = sweep.table("requests").rename(

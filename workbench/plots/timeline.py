@@ -72,7 +72,7 @@ def decimated(rows: pd.DataFrame, columns: Sequence[str], buckets: int = 400) ->
 def prm_blocks(rows: pd.DataFrame, face: str = "") -> go.Figure:
     """Blocks one engine holds at each of its scheduling steps, and how many it takes and evicts.
 
-    rows: one a step, in order: engine, llm_share, step, blocks_total, blocks_active, blocks_cached,
+    rows: one a step, in order: engine, step, blocks_total, blocks_active, blocks_cached,
     allocated, evicted; constant columns axis_steps, axis_blocks, axis_events give figures that are
     compared the same axes.
     """
@@ -85,12 +85,9 @@ def prm_blocks(rows: pd.DataFrame, face: str = "") -> go.Figure:
     _event(fig, drawn, "allocated", int(rows["allocated"].sum()), SKY, 1)
     _event(fig, drawn, "evicted", int(rows["evicted"].sum()), "#444444", -1)
     _block_axes(fig, rows, style.label)
-    title = f"Blocks of the {style.label} at each scheduling step, LLM share {_share(rows):.2f}"
-    return finish(fig, title, _blocks_caption(rows, style.label), face, _BLOCKS_FRAME)
-
-
-def _share(rows: pd.DataFrame) -> float:
-    return float(rows["llm_share"].iloc[0])
+    at = f" at an LLM share of {rows['llm_share'].iloc[0]:.2f}" if "llm_share" in rows else ""
+    title = f"Blocks of the {style.label} at each scheduling step{at}"
+    return finish(fig, title, _blocks_caption(rows, style.label, at), face, _BLOCKS_FRAME)
 
 
 def _area(fig: go.Figure, rows: pd.DataFrame, column: str, label: str, colour: str) -> None:
@@ -163,13 +160,13 @@ def _round(value: float) -> float:
     return float(max(step * power for step in (1, 2, 5) if step * power <= max(value, 1)))
 
 
-def _blocks_caption(rows: pd.DataFrame, label: str) -> str:
+def _blocks_caption(rows: pd.DataFrame, label: str, at: str) -> str:
+    evicted, allocated = int(rows["evicted"].sum()), int(rows["allocated"].sum())
     return (
-        f"KV blocks of the {label} at each of its scheduling steps at an LLM share of "
-        f"{_share(rows):.2f}, after scheduling and before the forward: active and cached blocks "
-        "stacked, free ones are what is missing to the capacity. Below, blocks allocated (up) and "
-        f"evicted (down) in each step. One run; {int(rows['evicted'].sum()):,} of "
-        f"{int(rows['allocated'].sum()):,} allocated blocks evicted another."
+        f"KV blocks of the {label} at each of its scheduling steps{at}, after scheduling, before "
+        "the forward: active and cached blocks stacked, what is missing is free. "
+        "Below, blocks allocated (up) and evicted (down) in each step. One run: "
+        f"{allocated:,} blocks allocated, {evicted:,} evicted."
     )
 
 

@@ -1,0 +1,180 @@
+"""The study's claims that one sweep can answer: holds, fails or depends on, each with its number
+and interval.
+
+A verdict is a rule over numbers, written beside the claim, so that it can be argued with. What it
+does not do: judge claims that need other experiments (C7 and C8), or carry a verdict over to other
+models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import pandas as pd
+
+from workbench.experiments.lost_time import lost_time_rows
+from workbench.experiments.statistics import Interval, paired_ratio_difference
+from workbench.experiments.views import (
+    Tables,
+    memory_split_rows,
+    prefix_hit_rows,
+    problem_seconds,
+    thrashing_rows,
+)
+
+HOLDS, FAILS, DEPENDS = "holds", "fails", "depends on"
+BASELINE_SHARE = 0.3
+HIGH_HIT_RATE = 0.8
+RARE_EVENTS = 10.0
+"""Thrash events per 1,000 look-ups below which thrashing is called rare."""
+CONSTANT = ("weights_bytes", "activations_bytes", "other_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One claim's verdict. number: what it rests on, with its interval; figure: where to look."""
+
+    key: str
+    text: str
+    verdict: str
+    number: str
+    figure: str
+    rung: str = "measured tiny"
+
+
+def claims_table(claims: Sequence[Claim]) -> pd.DataFrame:
+    """One row a claim."""
+    return pd.DataFrame([asdict(claim) for claim in claims])
+
+
+def claims_of(sweep: Tables, rung: str = "measured tiny") -> list[Claim]:
+    """Every claim this sweep can answer, in the study's order."""
+    found = [
+        peak_claim(memory_split_rows(sweep)),
+        constant_claim(sweep.runs),
+        linear_claim(sweep.runs),
+        eviction_claim(problem_seconds(sweep), lost_time_rows(sweep)),
+        hits_claim(prefix_hit_rows(sweep)),
+        thrash_claim(thrashing_rows(sweep)),
+        sameness_claim(sweep.table("nodes")),
+    ]
+    return [Claim(**{**asdict(claim), "rung": rung}) for claim in found]
+
+
+def peak_claim(rows: pd.DataFrame) -> Claim:
+    """C1. Depends where the interval reaches an end of the axis; fails where it leaves 0.3 out."""
+    peak = rows[rows["metric"] == "peak_share"].iloc[0]
+    shares = rows.loc[rows["metric"] == "tokens_per_s", "llm_share"]
+    inside = shares.min() < peak["low"] and peak["high"] < shares.max()
+    covers = peak["low"] <= BASELINE_SHARE <= peak["high"]
+    verdict = FAILS if not covers else HOLDS if inside else DEPENDS
+    number = f"peak at {peak['value']:.2f} [{peak['low']:.2f}, {peak['high']:.2f}]"
+    text = "Throughput peaks inside the interval, at a share of 0.3"
+    return Claim("C1", text, verdict, number, "memory_split")
+
+
+def constant_claim(runs: pd.DataFrame) -> Claim:
+    """C2. Holds where weights, activations and other are the same bytes in every run."""
+    names = [f"{engine}_{part}" for engine in ("llm", "prm") for part in CONSTANT]
+    moved = [name for name in names if runs[name].nunique() > 1]
+    same = f"{len(names) - len(moved)} of {len(names)}"
+    number = f"{same} memory parts have the same size in all {len(runs)} runs"
+    verdict = FAILS if moved else HOLDS
+    return Claim("C2", "Only the KV cache changes with the share", verdict, number, "memory_split")
+
+
+def linear_claim(runs: pd.DataFrame) -> Claim:
+    """C3. Holds where both models' blocks are within one block of the line the formula gives."""
+    off = max(_off_the_line(runs, engine) for engine in ("llm", "prm"))
+    number = f"largest distance from the formula {off:.2f} blocks"
+    verdict = HOLDS if off <= 1 else FAILS
+    return Claim("C3", "Blocks are linear in the share", verdict, number, "memory_split")
+
+
+def _off_the_line(runs: pd.DataFrame, engine: str) -> float:
+    fixed = runs[f"{engine}_bytes"] - runs[f"{engine}_kv_bytes"]
+    line = (runs[f"{engine}_bytes"] - fixed.iloc[0]) / runs[f"{engine}_block_bytes"]
+    return float((runs[f"{engine}_blocks"] - line).abs().max())
+
+
+def eviction_claim(seconds: pd.DataFrame, lost: pd.DataFrame) -> Claim:
+    """C4. Holds where the upper end is slower than 0.3 and recomputing what was evicted is most of
+    it.
+
+    Depends where the slow-down is not told from none; fails where it is and something else is most
+    of it.
+    """
+    end, base = seconds["llm_share"].max(), _nearest(seconds["llm_share"], BASELINE_SHARE)
+    slower = _throughput_difference(seconds, base, end)
+    extra = _seconds(lost, end) - _seconds(lost, base)
+    again = _seconds(lost, end, "recomputed_evicted") - _seconds(lost, base, "recomputed_evicted")
+    part = again / extra if extra > 0 else float("nan")
+    verdict = DEPENDS if slower.high >= 0 else HOLDS if part > 0.5 else FAILS
+    number = (
+        f"tokens/s at {end:.2f} minus at {base:.2f}: {slower.estimate:.0f} [{slower.low:.0f}, "
+        f"{slower.high:.0f}]; recomputing what was evicted is {again:.2f} s of {extra:.2f} s more"
+    )
+    text = "The PRM-starved end slows down through eviction"
+    return Claim("C4", text, verdict, number, "lost_time")
+
+
+def _nearest(shares: pd.Series, wanted: float) -> float:
+    distinct = shares.drop_duplicates()
+    return float(distinct.iloc[(distinct - wanted).abs().argmin()])
+
+
+def _throughput_difference(seconds: pd.DataFrame, base: float, end: float) -> Interval:
+    sides = (seconds[seconds["llm_share"] == share] for share in (base, end))
+    sums = [side.groupby("problem_id")[["tokens", "wall_part_s"]].sum() for side in sides]
+    a, b = (side.loc[sums[0].index.intersection(sums[1].index)] for side in sums)
+    before, after = ((side["tokens"], side["wall_part_s"]) for side in (a, b))
+    return paired_ratio_difference(before, after, list(a.index))
+
+
+def _seconds(lost: pd.DataFrame, share: float, part: str | None = None) -> float:
+    rows = lost[lost["llm_share"] == share]
+    return float(rows[rows["part"] == part]["seconds"].sum() if part else rows["wall_s"].iloc[0])
+
+
+def hits_claim(rows: pd.DataFrame) -> Claim:
+    """C5. Holds where every rate's lower bound is 80 % or more; fails where some upper bound is
+    below."""
+    least = rows.sort_values("value").iloc[0]
+    verdict = HOLDS if rows["low"].min() >= HIGH_HIT_RATE else DEPENDS
+    verdict = FAILS if rows["high"].min() < HIGH_HIT_RATE else verdict
+    number = (
+        f"lowest {least['engine'].upper()} at {least['llm_share']:.2f}: {least['value']:.1%} "
+        f"[{least['low']:.1%}, {least['high']:.1%}]; high means {HIGH_HIT_RATE:.0%}"
+    )
+    return Claim(
+        "C5", "Hit rates are high everywhere for both models", verdict, number, "prefix_hits"
+    )
+
+
+def thrash_claim(rows: pd.DataFrame) -> Claim:
+    """C6. Holds below 10 events per 1,000 look-ups at every share, fails above at every share."""
+    events = rows[rows["metric"] == "events_per_1000"]
+    most = events.sort_values("value").iloc[-1]
+    often = events["value"] >= RARE_EVENTS
+    verdict = HOLDS if not often.any() else FAILS if often.all() else DEPENDS
+    shares = ", ".join(f"{share:.2f}" for share in sorted(events.loc[often, "llm_share"].unique()))
+    number = (
+        f"most {most['engine'].upper()} at {most['llm_share']:.2f}: {most['value']:.1f} "
+        f"[{most['low']:.1f}, {most['high']:.1f}] per 1,000 look-ups; "
+        f"not rare at {shares or 'no share'}"
+    )
+    return Claim("C6", "Thrashing is rare", verdict, number, "thrashing")
+
+
+def sameness_claim(nodes: pd.DataFrame) -> Claim:
+    """C9, as far as the split goes: every node has the same tokens at every share of a seed."""
+    tokens = nodes.assign(text=nodes["token_ids"].map(tuple))
+    tokens["all_shares"] = tokens.groupby("run_seed")["llm_share"].transform("nunique")
+    found = tokens.groupby(["run_seed", "problem_id", "node_id"]).agg(
+        texts=("text", "nunique"), shares=("llm_share", "nunique"), wanted=("all_shares", "first")
+    )
+    differ = int(((found["texts"] > 1) | (found["shares"] < found["wanted"])).sum())
+    number = f"{differ:,} of {len(found):,} nodes differ between the shares"
+    verdict = FAILS if differ else HOLDS
+    return Claim("C9", "The memory split leaves the output alone", verdict, number, "memory_split")

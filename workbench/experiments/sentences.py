@@ -1,0 +1,118 @@
+"""Results in words: one sentence a figure, its numbers computed from the rows drawn, never typed
+in.
+
+Notebooks show these below their figures, so that the prose cannot drift from the data. What it does
+not do: judge claims (claims.py), or soften a number.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from workbench.experiments.lost_time import AGAIN, accounted
+
+MODELS = {"llm": "LLM", "prm": "PRM"}
+
+
+def peak_sentence(rows: pd.DataFrame) -> str:
+    """Where throughput peaks, how sure that is, and what the ends of the axis cost. Rows of
+    memory_split."""
+    rate = rows[rows["metric"] == "tokens_per_s"].set_index("llm_share")["value"].sort_index()
+    peak = rows[rows["metric"] == "peak_share"].iloc[0]
+    best, low, high = rate.max(), rate.index[0], rate.index[-1]
+    return (
+        f"Throughput is highest at an LLM share of **{peak['value']:.2f}** (95 %: "
+        f"{peak['low']:.2f} to {peak['high']:.2f}) with **{best:,.0f}** generated tokens/s; at "
+        f"{low:.2f} it is {_change(rate[low], best)} and at {high:.2f} {_change(rate[high], best)}."
+    )
+
+
+def busy_sentence(rows: pd.DataFrame) -> str:
+    """How fast each model is while it works, at the ends against its best. Rows of memory_split."""
+    parts = []
+    for engine, label in MODELS.items():
+        rate = rows[rows["metric"] == f"{engine}_tokens_per_busy_s"].set_index("llm_share")["value"]
+        parts.append(
+            f"the {label} processes at most {rate.max():,.0f} tokens per busy second (at "
+            f"{rate.idxmax():.2f}) and at least {rate.min():,.0f} (at {rate.idxmin():.2f})"
+        )
+    return f"While it works, {parts[0]}; {parts[1]}."
+
+
+def blocks_sentence(rows: pd.DataFrame) -> str:
+    """How full the PRM's cache was and what was evicted. Rows of prm_blocks."""
+    total, most = int(rows["blocks_total"].max()), int(rows["blocks_active"].max())
+    evicted, allocated = int(rows["evicted"].sum()), int(rows["allocated"].sum())
+    again = int(rows["recomputed_tokens_evicted"].sum())
+    return (
+        f"At a share of {rows['llm_share'].iloc[0]:.2f} the PRM has {total:,} blocks and holds at "
+        f"most {most:,} of them ({most / total:.0%}) at once, over {len(rows):,} scheduling steps. "
+        f"It takes {allocated:,} blocks; **{evicted:,}** of them evict a cached one, and "
+        f"**{again:,}** tokens are computed again because their block was evicted."
+    )
+
+
+def hits_sentence(rows: pd.DataFrame) -> str:
+    """Highest and lowest hit rate of each model. Rows of prefix_hits."""
+    parts = []
+    for engine, label in MODELS.items():
+        rate = rows[rows["engine"] == engine].set_index("llm_share")["value"]
+        parts.append(
+            f"the {label} finds between **{rate.min():.1%}** (at {rate.idxmin():.2f}) and "
+            f"{rate.max():.1%} (at {rate.idxmax():.2f})"
+        )
+    return f"Of the prompt tokens it asks for, {parts[0]} cached, and {parts[1]}."
+
+
+def thrash_sentence(rows: pd.DataFrame) -> str:
+    """Where each model thrashes most, or the bound below which its rate lies. Rows of thrashing."""
+    events = rows[rows["metric"] == "events_per_1000"]
+    parts = [_thrash_of(events[events["engine"] == e], label) for e, label in MODELS.items()]
+    return f"{parts[0]}; {parts[1]}."
+
+
+def lost_sentence(rows: pd.DataFrame) -> str:
+    """Which of the thesis's two sentences the lost time supports. Rows of lost_time."""
+    table = rows.pivot_table(index="llm_share", columns="part", values="seconds", aggfunc="sum")
+    walls = rows.groupby("llm_share")["wall_s"].first()
+    best, worst = int(walls.argmin()), len(walls) - 1
+    extra = float(walls.iloc[worst] - walls.iloc[best])
+    change = table.iloc[worst] - table.iloc[best]
+    again = float(change.reindex(list(AGAIN)).sum())
+    evicted = float(change.get("recomputed_evicted", 0.0))
+    first, second = (
+        ("holds", "does not") if evicted > 0.5 * extra > 0 else ("does not hold", "fits better")
+    )
+    return (
+        f"From the fastest share ({walls.index[best]:.2f}) to the highest "
+        f"({walls.index[worst]:.2f}) a search takes {extra:+.2f} s "
+        f"({extra / walls.iloc[best]:+.1%}); computing evicted tokens again changes by "
+        f"{evicted:+.2f} s, all recomputation by {again:+.2f} s. So here the thesis's sentence "
+        f"that evictions explain the slow-down {first}, and the one that thrashing is extremely "
+        f"rare {second}."
+    )
+
+
+def accounted_sentence(rows: pd.DataFrame) -> str:
+    """How much of the wall time the parts add up to. Rows of lost_time."""
+    shares = accounted(rows)
+    return (
+        f"Steps and spans add up to between {shares.min():.2%} and {shares.max():.2%} of the wall "
+        "time that was measured apart."
+    )
+
+
+def _thrash_of(events: pd.DataFrame, label: str) -> str:
+    most = events.sort_values("value").iloc[-1]
+    if most["value"] == 0:
+        bound = f"below {events['high'].max():.2f} events per 1,000 look-ups"
+        return f"the {label} never thrashed: its rate is {bound} everywhere"
+    return (
+        f"the {label} thrashes most at {most['llm_share']:.2f}, **{most['value']:.1f}** events per "
+        f"1,000 look-ups (95 %: {most['low']:.1f} to {most['high']:.1f}), and not at all at "
+        f"{int((events['value'] == 0).sum())} of {len(events)} shares"
+    )
+
+
+def _change(value: float, best: float) -> str:
+    return f"{value:,.0f} ({value / best - 1:+.1%})"

@@ -1,0 +1,49 @@
+"""What the study's notebooks share: the one sweep they all read, and figures kept under their fixed
+names.
+
+A parameter left at None is the profile's own. What it does not do: choose what is drawn or said.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from workbench.config import SweepConfig
+from workbench.experiments.export import SavedFigure, save_figure
+from workbench.experiments.face import measured
+from workbench.experiments.paths import project_root
+from workbench.experiments.profiles import sweep_config
+from workbench.experiments.sweep import Sweep, run_sweep
+
+
+def study_config(profile: str = "default", **overrides: Any) -> SweepConfig:
+    """The profile's sweep with the overrides that are not None; lists (papermill's) become
+    tuples."""
+    given = {name: value for name, value in overrides.items() if value is not None}
+    tuples = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
+    return sweep_config(profile, **tuples)
+
+
+def study_sweep(
+    profile: str = "default", runs_dir: str | Path | None = None, **overrides: Any
+) -> Sweep:
+    """The sweep of a profile: what is stored is read, what is missing is run now."""
+    return run_sweep(study_config(profile, **overrides), runs_dir)
+
+
+def keep_figure(
+    fig: go.Figure,
+    rows: pd.DataFrame,
+    name: str,
+    sweep: Sweep,
+    folder: str | Path | None = None,
+) -> SavedFigure:
+    """Save a figure of the sweep in `folder` (default: the project's figures/) with where it comes
+    from."""
+    place = Path(folder) if folder else project_root() / "figures"
+    parameters = sweep.config.to_dict()
+    return save_figure(fig, rows, name, place, parameters, measured=measured(sweep.runs))
