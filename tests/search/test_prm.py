@@ -62,7 +62,7 @@ def test_the_input_is_the_rendered_chat_up_to_the_last_verdict(prm_with, templat
     prm, steps = prm_with(template), ["one\n\n", " two\n\n", "three"]
     rendered = prm.engine.tokenizer.render_chat(chat("How?", steps))
     expected = rendered[: rendered.rindex("+")]
-    assert bytes(inputs(prm, "How?", steps)[-1]).decode() == expected
+    assert prm.engine.tokenizer.decode(inputs(prm, "How?", steps)[-1]) == expected
 
 
 @pytest.mark.parametrize("template", TEMPLATES)

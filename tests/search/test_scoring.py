@@ -1,5 +1,7 @@
 """What is asked of the PRM: each step once, nothing for white space; and what that costs."""
 
+from array import array
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -143,4 +145,4 @@ def test_distinct_tokens_are_the_trie_of_all_inputs(scores):
 def test_trie_size_counts_distinct_prefixes(inputs):
     """Against the definition, written out."""
     prefixes = {tuple(ids[: k + 1]) for ids in inputs for k in range(len(ids))}
-    assert trie_size(inputs) == len(prefixes)
+    assert trie_size(array("i", ids) for ids in inputs) == len(prefixes)

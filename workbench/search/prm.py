@@ -10,13 +10,15 @@ new step is ever tokenised.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from workbench.core import TokenEngine
 from workbench.errors import ConfigError, ModelError, nearest
 
+TokenIds: TypeAlias = "array[int]"  # of C integers: thousands of inputs are held at a time
 FORMATS = ("rlhflow",)
 GOOD, BAD = "+", "-"
 SCORE_UNIT = 2**16
@@ -89,17 +91,17 @@ class PRM:
         self.columns = (self._verdict_id(GOOD), self._verdict_id(BAD))
         self._head = self._ids(pieces.head)
         self._verdict_mark = self._ids(pieces.verdict_mark)
-        self._between = [self.columns[0], *self._ids(pieces.between)]
+        self._between = array("i", [self.columns[0]]) + self._ids(pieces.between)
 
-    def first_input(self, question: str, step: str) -> list[int]:
+    def first_input(self, question: str, step: str) -> TokenIds:
         """Token ids of a chat with one step; its last position predicts the verdict."""
-        return [*self._head, *self._ids(f"{question} {step.strip()}"), *self._verdict_mark]
+        return self._head + self._ids(f"{question} {step.strip()}") + self._verdict_mark
 
-    def next_input(self, token_ids: list[int], step: str) -> list[int]:
+    def next_input(self, token_ids: TokenIds, step: str) -> TokenIds:
         """Token ids of the chat `token_ids` with one more step; `token_ids` is their beginning."""
-        return [*token_ids, *self._between, *self._ids(step.strip()), *self._verdict_mark]
+        return token_ids + self._between + self._ids(step.strip()) + self._verdict_mark
 
-    def fits(self, token_ids: list[int]) -> bool:
+    def fits(self, token_ids: TokenIds) -> bool:
         """Whether the engine takes a scoring request of this length."""
         return len(token_ids) < self.engine.max_model_len
 
@@ -110,8 +112,8 @@ class PRM:
             difference = min(max(float(bad) - float(good), -700.0), 700.0)
             yield round(SCORE_UNIT / (1.0 + math.exp(difference))) / SCORE_UNIT
 
-    def _ids(self, text: str) -> list[int]:
-        return list(self._encode(text, add_special_tokens=False)) if text else []
+    def _ids(self, text: str) -> TokenIds:
+        return array("i", self._encode(text, add_special_tokens=False) if text else ())
 
     def _verdict_id(self, text: str) -> int:
         ids = self._ids(text)

@@ -8,13 +8,13 @@ and takes its parent's score (0.5 at the root), as does a step for which the PRM
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from workbench.core import RequestOutput
-from workbench.search.prm import PRM
+from workbench.search.prm import PRM, TokenIds
 from workbench.search.problems import Problem
 from workbench.search.requests import Beam
 from workbench.search.score_cache import ScoreCache
@@ -23,14 +23,14 @@ from workbench.search.voting import UNSCORED
 
 @dataclass(slots=True, eq=False)
 class StepNode:
-    """A solution up to one step. token_ids: its PRM input, [] before any step, None: no room.
+    """A solution up to one step. token_ids: its PRM input, empty before any step, None: no room.
 
     steps: the texts so far, this one last; lineage: their nodes, this one last.
     asks: whether the PRM is to judge this step; otherwise its score is its parent's.
     """
 
     steps: tuple[str, ...]
-    token_ids: list[int] | None
+    token_ids: TokenIds | None
     asks: bool
     lineage: list[StepNode] = field(default_factory=list)
     score: float | None = None
@@ -42,7 +42,7 @@ class ScoreRequest:
     """One request to the PRM engine: the last node's input, with the positions of `asked`."""
 
     beam: Beam
-    token_ids: list[int]
+    token_ids: TokenIds
     asked: tuple[StepNode, ...]
 
     @property
@@ -73,7 +73,7 @@ class ProblemScores:
         self.counts = ScoreCounts()
         self._question = problem.problem
         self._problem_id = problem.id
-        self._nodes: dict[tuple[str, ...], StepNode] = {(): StepNode((), [], asks=False)}
+        self._nodes: dict[tuple[str, ...], StepNode] = {(): StepNode((), array("i"), asks=False)}
 
     def has_room(self, steps: tuple[str, ...]) -> bool:
         """Whether the PRM's max_model_len holds these steps."""
@@ -102,6 +102,8 @@ class ProblemScores:
         """Count the distinct tokens and let the inputs go."""
         inputs = [node.token_ids for node in self._nodes.values() if node.asks and node.token_ids]
         self.counts.tokens_distinct = trie_size(inputs)
+        for node in self._nodes.values():
+            node.lineage.clear()  # it holds the node itself: no cycle is left to be collected
         self._nodes.clear()
         return self.counts
 
@@ -153,7 +155,7 @@ class ProblemScores:
             node.score = self.cache.get(self.prm.fingerprint, self._problem_id, steps)
         return node
 
-    def _input(self, token_ids: list[int], step: str) -> list[int]:
+    def _input(self, token_ids: TokenIds, step: str) -> TokenIds:
         if token_ids:
             return self.prm.next_input(token_ids, step)
         return self.prm.first_input(self._question, step)
@@ -170,11 +172,11 @@ def _scores(lineage: list[StepNode]) -> tuple[float, ...]:
     return tuple(scores)
 
 
-def trie_size(inputs: Sequence[Sequence[int]]) -> int:
+def trie_size(inputs: Iterable[TokenIds]) -> int:
     """Nodes of the trie of these token sequences, its root not counted."""
     size = 0
     previous = np.empty(0, np.intc)
-    for text in sorted({array("i", ids).tobytes() for ids in inputs}):  # prefixes lie together
+    for text in sorted({ids.tobytes() for ids in inputs}):  # prefixes lie together
         current = np.frombuffer(text, np.intc)
         shared = min(len(previous), len(current))
         differs = np.flatnonzero(previous[:shared] != current[:shared])
