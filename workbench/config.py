@@ -190,6 +190,7 @@ class SweepConfig(_Settings):
     max_model_len: int | None = None
     activations_in_total: bool = False
     batch_invariant: bool = True
+    dtype: str = "auto"  # of weights and KV of both models
     profile: str = "default"
     warmup_problems: int = 2  # of the run before the first, which is thrown away; 0: none
     sentinel_every: int = 10  # runs between two repetitions of the sentinel setting; 0: none

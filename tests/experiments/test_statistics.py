@@ -1,4 +1,4 @@
-"""Intervals: they cover what they should, keep the seeds of a problem together, and never invent one."""
+"""Intervals: they cover what they should, keep a problem's seeds together, never invent one."""
 
 import numpy as np
 import pytest

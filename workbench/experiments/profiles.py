@@ -42,6 +42,7 @@ PROFILES: dict[str, dict[str, Any]] = {
         "prm": "llama-3.1-8b-prm",
         "total_memory": "40GiB",
         "activations_in_total": True,
+        "dtype": "bfloat16",
         "max_model_len": 4096,
         "problems": "math500",
         "num_problems": 128,

@@ -1,0 +1,172 @@
+"""The command line: help that loads nothing heavy, errors in one clean block, stored runs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.experiments.fakes import store_fake
+from workbench.bench.record import Row
+from workbench.cli import MODULES, main
+from workbench.cli import bench as bench_command
+from workbench.cli.arguments import COMMANDS
+from workbench.cli.settings import key_values
+from workbench.errors import ConfigError
+from workbench.experiments.plan import RunSpec
+from workbench.experiments.profiles import PROFILES, sweep_config
+
+ROOT = Path(__file__).parents[2]
+CONFIG = sweep_config("quick", num_problems=3)
+EVERY_HELP = [[], *([name] for name in COMMANDS)]
+EVERY_HELP += [["runs", name] for name in ("list", "show", "compare", "export", "import")]
+
+
+def fresh(code):
+    """Standard output of a fresh interpreter."""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def stored(tmp_path):
+    return [store_fake(tmp_path, RunSpec(CONFIG, share, 0)) for share in (0.3, 0.5)]
+
+
+@pytest.mark.parametrize("command", EVERY_HELP, ids=" ".join)
+def test_every_help_is_there_and_explains_each_option(command, capsys):
+    with pytest.raises(SystemExit) as left:
+        main([*command, "--help"])
+    assert left.value.code == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: {' '.join(['workbench', *command])}")
+    assert "==" not in text
+    assert "%(" not in text
+
+
+def test_without_a_command_help_is_shown(capsys):
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in COMMANDS)
+
+
+def test_help_and_the_list_of_runs_load_no_torch(tmp_path):
+    heavy = "{'torch', 'transformers', 'numba', 'plotly'} & set(sys.modules)"
+    arguments = ["runs", "list", "--runs", str(tmp_path)]
+    code = f"import sys; from workbench.cli import main; main({arguments!r}); print({heavy})"
+    assert fresh(code).splitlines()[-1] == "set()"
+    help_code = (
+        "import sys; from workbench.cli.arguments import build_parser as b; b().format_help();"
+        "print({'torch', 'pandas', 'numpy', 'rich'} & set(sys.modules))"
+    )
+    assert fresh(help_code).strip() == "set()"
+
+
+def test_the_parser_and_the_code_agree_on_profiles_and_commands():
+    from workbench.cli.arguments import PROFILES as OFFERED
+
+    assert set(OFFERED) == set(PROFILES)
+    assert set(MODULES) == set(COMMANDS)
+
+
+def test_bad_input_is_one_block_on_standard_error_and_status_2(capsys):
+    assert main(["sweep", "--set", "tempature=1", "--dry-run"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "Did you mean 'temperature'" in shown.err
+    assert "Traceback" not in shown.err
+    with pytest.raises(ConfigError):
+        main(["sweep", "--set", "tempature=1", "--debug"])
+
+
+def test_a_dry_run_lists_runs_shares_and_minutes(tmp_path, capsys):
+    options = ["--profile", "quick", "--shares", "0.02,0.3", "--runs", str(tmp_path)]
+    assert main(["sweep", "--dry-run", *options]) == 0
+    shown = capsys.readouterr().out
+    assert "split-0.300-seed0" in shown
+    assert "lacks" in shown
+    assert "1 of 2 runs to do" in shown
+    assert "is feasible in 64.0 MiB" in shown
+    assert not any(tmp_path.iterdir())
+
+
+def test_settings_come_from_profile_file_options_and_set_in_that_order(tmp_path, capsys):
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps({"shares": [0.1, 0.2], "num_problems": 5, "n": 8}))
+    options = ["--config", str(file), "--shares", "0.4", "--set", "seeds=[7]"]
+    assert main(["sweep", "--dry-run", "--runs", str(tmp_path), *options]) == 0
+    assert "split-0.400-seed7" in capsys.readouterr().out
+    file.write_text("[1, 2")
+    assert main(["sweep", "--dry-run", "--config", str(file)]) == 2
+    assert "mine.json" in capsys.readouterr().err
+
+
+def test_values_read_as_what_they_are():
+    given = ["a=8", "b=0.3", "c=true", "d=none", "e=[1, 2]", "f=tiny", "g=a=b"]
+    expected = {"a": 8, "b": 0.3, "c": True, "d": None, "e": [1, 2], "f": "tiny", "g": "a=b"}
+    assert key_values(given, "-p") == expected
+    with pytest.raises(ConfigError, match="is not NAME=VALUE"):
+        key_values(["n"], "-p")
+
+
+def test_runs_are_listed_shown_and_compared(tmp_path, stored, capsys):
+    where = ["--runs", str(tmp_path)]
+    assert main(["runs", "list", *where]) == 0
+    listed = capsys.readouterr().out
+    assert all(folder.name in listed for folder in stored)
+    assert main(["runs", "show", stored[0].name[-12:], *where]) == 0
+    assert "machine_cpu" in capsys.readouterr().out
+    assert main(["runs", "compare", "split-0.300", "split-0.500", *where]) == 0
+    shown = capsys.readouterr().out
+    assert "llm_share" in shown
+    assert "tokens_per_s" in shown
+    assert "tokens and scores: identical" in shown
+    assert main(["runs", "show", "split-0.3000", *where]) == 2
+    assert "Did you mean" in capsys.readouterr().err
+    assert main(["runs", "show", "split", *where]) == 2
+    assert "2 runs begin so" in capsys.readouterr().err
+
+
+def test_an_empty_store_says_how_to_fill_it(tmp_path, capsys):
+    assert main(["runs", "list", "--runs", str(tmp_path / "none")]) == 0
+    assert "workbench sweep" in capsys.readouterr().out
+
+
+def test_runs_travel_by_export_and_import(tmp_path, stored, capsys):
+    archive = str(tmp_path / "runs.tar.gz")
+    assert main(["runs", "export", archive, "--runs", str(tmp_path)]) == 0
+    there = ["--runs", str(tmp_path / "there")]
+    assert main(["runs", "import", archive, *there]) == 0
+    assert "2 runs stored, 0 were there already" in capsys.readouterr().out
+    assert main(["runs", "import", archive, *there]) == 0
+    assert "0 runs stored, 2 were there already" in capsys.readouterr().out
+    assert main(["runs", "import", str(tmp_path / "none.zip"), *there]) == 2
+
+
+def test_a_bench_prints_its_rows_and_writes_its_record(tmp_path, monkeypatch, capsys):
+    class Fake:
+        MODE = {"batch_invariant": True}
+
+        @staticmethod
+        def run(model="tiny-solver", profile="default", seed=0):
+            yield Row("decode_b1", 12.5, "tokens/s", peer="transformers", peer_value=5.0, ratio=2.5)
+            yield Row("gain", 0.2, "fraction", spread=(0.1, 0.3))
+
+    monkeypatch.setattr(bench_command, "import_module", lambda name: Fake)
+    file = tmp_path / "engine.json"
+    assert main(["bench", "engine", "--json", str(file), "--profile", "quick"]) == 0
+    shown = capsys.readouterr().out
+    assert "2.50x transformers" in shown
+    assert "[0.1, 0.3]" in shown
+    record = json.loads(file.read_text())
+    assert record["mode"] == {
+        "profile": "quick",
+        "model": "tiny-solver",
+        "seed": 0,
+        "batch_invariant": True,
+    }
+    assert [row["name"] for row in record["rows"]] == ["decode_b1", "gain"]
+    assert main(["bench", "engine", "--llm", "x"]) == 2
+    assert "takes no --llm" in capsys.readouterr().err

@@ -1,0 +1,53 @@
+"""`workbench bench`: a benchmark's rows as they are measured, and its record."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+from importlib import import_module
+from typing import Any
+
+from workbench.bench.record import Row, record, write_record
+from workbench.cli.settings import terminal
+from workbench.errors import ConfigError
+
+OPTIONS = ("profile", "model", "llm", "prm", "seed")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Measure, print each row, write the record when asked."""
+    module, console = import_module(f"workbench.bench.{given.name}"), terminal()
+    settings = accepted(module.run, given)
+    rows = []
+    for row in module.run(**settings):
+        rows.append(row)
+        console.print(line(row))
+    if given.json:
+        mode = settings | getattr(module, "MODE", {})
+        console.print(f"written: {write_record(record(given.name, rows, mode), given.json)}")
+    return 0
+
+
+def accepted(measure: Any, given: argparse.Namespace) -> dict[str, Any]:
+    """The options this benchmark takes, defaults filled in; one it does not take is refused."""
+    known = inspect.signature(measure).parameters
+    named = {n: getattr(given, n) for n in OPTIONS if getattr(given, n) is not None}
+    for name in named:
+        if name not in known:
+            takes = ", ".join(f"--{n}" for n in OPTIONS if n in known)
+            raise ConfigError(f"bench {given.name} takes no --{name}; it takes {takes}.")
+    return {n: named.get(n, known[n].default) for n in OPTIONS if n in known}
+
+
+def line(row: Row) -> str:
+    """One row as a line: name, value, peer and ratio, ceiling, spread."""
+    parts = [f"{row.name:32} {row.value:>12,.4g} {row.unit}"]
+    if row.ratio is not None:
+        parts.append(f"{row.ratio:.2f}x {row.peer} ({row.peer_value:,.4g})")
+    if row.share_of_ceiling is not None:
+        parts.append(f"{row.share_of_ceiling:.0%} of the ceiling")
+    if isinstance(row.spread, tuple):
+        parts.append(f"[{row.spread[0]:.3g}, {row.spread[1]:.3g}]".replace("[", "\\["))
+    elif row.spread is not None:
+        parts.append(f"± {row.spread:.2g}")
+    return "  ".join(parts)

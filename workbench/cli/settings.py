@@ -1,0 +1,100 @@
+"""What the commands share: KEY=VALUE texts, the sweep that is meant, tables on the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from workbench.config import SweepConfig, format_size
+from workbench.errors import ConfigError
+from workbench.experiments.preview import Preview, preview
+from workbench.experiments.profiles import sweep_config
+
+OPTIONS = ("shares", "seeds", "num_problems", "total_memory")
+
+
+def key_values(texts: Iterable[str], option: str) -> dict[str, Any]:
+    """{"n": 8} of ["n=8"]: a value is a Python or JSON literal where it reads as one, else text."""
+    pairs = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"{option} {text!r} is not NAME=VALUE, e.g. {option} n=16.")
+        pairs[key.strip()] = literal(value)
+    return pairs
+
+
+def literal(text: str) -> Any:
+    """The value a text means: 8, 0.3, true, None, [1, 2], or the text itself."""
+    words = {"true": True, "false": False, "null": None, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def sweep_of(given: argparse.Namespace) -> SweepConfig:
+    """The sweep a command line means: profile, then --config, then options, then --set."""
+    settings = _from_file(given.config) if given.config else {}
+    profile = settings.pop("profile", given.profile)
+    named = {name: getattr(given, name) for name in OPTIONS if getattr(given, name) is not None}
+    return sweep_config(profile, **(settings | named | key_values(given.set, "--set")))
+
+
+def print_preview(config: SweepConfig, runs_dir: str | None, retry_failed: bool = False) -> Preview:
+    """The dry run on the terminal; answers what was shown."""
+    found, console = preview(config, runs_dir, retry_failed=retry_failed), terminal()
+    rows = [
+        (
+            row.name,
+            f"{row.llm_share:g}",
+            str(row.seed),
+            f"{row.llm_blocks:,}",
+            f"{row.prm_blocks:,}",
+            f"lacks {format_size(row.lacks_bytes)}" if row.lacks_bytes else row.status,
+            f"{row.expected_s / 60:.1f}",
+        )
+        for row in found.runs.itertuples()
+    ]
+    headings = ("run", "llm_share", "seed", "LLM blocks", "PRM blocks", "status", "minutes")
+    console.print(table(headings, rows))
+    console.print(f"{found.feasible}.")
+    source = "from this machine's runs" if found.measured_before else "rough: none finished here"
+    todo = f"{found.num_to_run} of {len(found.runs)} runs to do"
+    console.print(f"{todo}, about {found.minutes:.0f} min ({source}).")
+    return found
+
+
+def terminal() -> Console:
+    """Where commands print: as wide as the terminal, or 140 columns into a file or a pipe."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(width=140, highlight=False)
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A plain table; all but the first column to the right."""
+    drawn = Table(box=None, pad_edge=False, header_style="bold")
+    for place, heading in enumerate(headings):
+        drawn.add_column(heading, justify="right" if place else "left", no_wrap=True)
+    for row in rows:
+        drawn.add_row(*row)
+    return drawn
+
+
+def _from_file(file: str) -> dict[str, Any]:
+    try:
+        content = json.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise ConfigError(f"{file} cannot be read as JSON settings: {problem}.") from problem
+    if not isinstance(content, dict):
+        raise ConfigError(f'{file} holds no object of settings, e.g. {{"n": 16}}.')
+    return content

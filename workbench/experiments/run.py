@@ -1,0 +1,151 @@
+"""One run, carried out: two engines with their parts of the memory, one search, the tables it left.
+
+The only module of the experiments that loads models. It measures and decides nothing: what failed
+is told by an exception, and the sweep makes a row of it.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from workbench.config import EngineConfig, SearchConfig
+from workbench.engine.engine import Engine
+from workbench.experiments.identity import sweep_problems
+from workbench.experiments.plan import RunSpec
+from workbench.experiments.record import RunResult
+from workbench.search.beam import BeamSearch
+from workbench.search.best_of_n import BestOfN
+from workbench.search.prm import PRM
+from workbench.search.requests import Strategy
+from workbench.search.result import SearchResult
+from workbench.search.runner import run_search
+
+TRACE_TABLES = ("steps", "requests", "spans")
+ENGINES = ("llm", "prm")
+COUNTS = (
+    "preempted",
+    "allocated",
+    "evicted",
+    "thrashed",
+    "thrash_events",
+    "query_tokens",
+    "hit_tokens",
+    "prefill_tokens",
+    "decode_tokens",
+    "recomputed_tokens_evicted",
+    "recomputed_tokens_preempted",
+    "recomputed_tokens_partial",
+)
+"""Columns of `steps` whose sums are kept in the `runs` row, one each an engine."""
+
+
+def execute(spec: RunSpec) -> RunResult:
+    """Carry out one run. Raises whatever building the engines or the search raises."""
+    problems = sweep_problems(spec.config)
+    llm, prm = (build_engine(spec.engine(role), role) for role in ENGINES)
+    try:
+        result = search(problems, llm, prm, spec.search, spec.seed)
+        return RunResult(measured_columns(result, llm, prm), tables(result))
+    finally:
+        del llm, prm
+        gc.collect()  # engines hold cycles; the next share must not pay for this one's memory
+
+
+def build_engine(config: EngineConfig, role: str = "engine") -> Engine:
+    """The engine of a configuration; `role` is its name in the trace."""
+    settings = config.to_dict()
+    return Engine(settings.pop("model"), trace_name=role, **settings)
+
+
+def make_strategy(config: SearchConfig) -> Strategy:
+    """The strategy a configuration names."""
+    if config.strategy == "best_of_n":
+        return BestOfN(n=config.n, aggregation=config.aggregation)
+    return BeamSearch(
+        n=config.n,
+        beam_width=config.beam_width,
+        max_depth=config.max_depth,
+        aggregation=config.aggregation,
+    )
+
+
+def search(
+    problems: list[Any], llm: Engine, prm: Engine, config: SearchConfig, seed: int
+) -> SearchResult:
+    """One search with the settings of `config`."""
+    return run_search(
+        problems,
+        llm=llm,
+        prm=PRM(prm),
+        strategy=make_strategy(config),
+        seed=seed,
+        min_problem_batch=config.min_problem_batch,
+        score_cache=config.score_cache,
+        temperature=config.temperature,
+        top_p=config.top_p,
+        max_step_tokens=config.max_step_tokens,
+        voting=config.voting,
+    )
+
+
+def tables(result: SearchResult) -> dict[str, pd.DataFrame]:
+    """Problems, nodes and the trace of both engines, as stored."""
+    traced = {name: getattr(result.trace, name) for name in TRACE_TABLES}
+    return {"problems": with_wall_part(result), "nodes": result.tree} | traced
+
+
+def with_wall_part(result: SearchResult) -> pd.DataFrame:
+    """The problems with wall_part_s: wall time divided among them by their time in flight.
+
+    The parts add up to wall time, so tokens over wall_part_s is the run's throughput, problem by
+    problem.
+    """
+    seconds = result.problems["seconds"]
+    scale = result.throughput.wall_s / seconds.sum() if seconds.sum() else 0.0
+    return result.problems.assign(wall_part_s=seconds * scale)
+
+
+def measured_columns(result: SearchResult, llm: Engine, prm: Engine) -> dict[str, Any]:
+    """Cells of the `runs` row: throughputs, accuracy, memory parts and sums over all steps."""
+    speed = result.throughput.to_dict()
+    speed["sampled_tokens"], speed["answered_problems"] = speed.pop("tokens"), speed.pop("problems")
+    row: dict[str, Any] = speed | {"accuracy": result.accuracy}
+    for role, engine in zip(ENGINES, (llm, prm), strict=True):
+        row |= _prefixed(role, memory_parts(engine))
+        row |= _prefixed(role, step_sums(result.trace.steps, role))
+    row["llm_tokens_per_busy_s"] = _rate(row["sampled_tokens"], row["llm_busy_s"])
+    row["prm_tokens_per_busy_s"] = _rate(row["prm_query_tokens"], row["prm_busy_s"])
+    return row
+
+
+def memory_parts(engine: Engine) -> dict[str, Any]:
+    """The engine's memory in bytes, part by part, and what its cache holds."""
+    memory = engine.memory
+    return {
+        "weights_bytes": memory.weights,
+        "activations_bytes": memory.activations,
+        "other_bytes": memory.other,
+        "kv_bytes": memory.kv,
+        "block_bytes": memory.block_bytes,
+        "blocks": memory.num_blocks,
+        "kv_tokens": memory.num_blocks * memory.block_size,
+    }
+
+
+def step_sums(steps: pd.DataFrame, engine: str) -> dict[str, Any]:
+    """Counts of one engine over the whole run; hit_rate is NaN where nothing was asked."""
+    own = steps[steps["engine"] == engine]
+    sums = {name: int(own[name].sum()) for name in COUNTS}
+    return sums | {"steps": len(own), "hit_rate": _rate(sums["hit_tokens"], sums["query_tokens"])}
+
+
+def _prefixed(role: str, cells: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{role}_{name}": value for name, value in cells.items()}
+
+
+def _rate(amount: float, of: float) -> float:
+    return amount / of if of else float("nan")
