@@ -7,6 +7,7 @@ search can be tested without a model; how many requests it runs at once is a set
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 
 from workbench.core import RequestOutput, SamplingParams, ScoreParams, Tag
 from workbench.tokenizer import ByteTokenizer
+from workbench.trace.rows import StepCounts
 
 EOS = 257
 Script = Callable[[str, int], str]  # (text so far, seed) -> what comes next, "<eos>" at its end
@@ -119,3 +121,26 @@ class FakeEngine:
 def fake_engine() -> type[FakeEngine]:
     """The fake engine's class; tests choose its script, batch and length."""
     return FakeEngine
+
+
+class TracedFakeEngine(FakeEngine):
+    """A fake engine that writes its steps into the run's trace, as the real one does."""
+
+    capabilities = frozenset({"token_identity", "trace"})
+
+    def trace_as(self, recorder, name):
+        self.recorder, self.trace_name = recorder, name
+
+    def step(self):
+        start = time.perf_counter()
+        outputs = super().step()
+        counts = StepCounts(*[0] * len(StepCounts._fields))
+        duration = time.perf_counter() - start
+        self.recorder.step(self.trace_name, len(self.asked), start, duration, 0.0, counts)
+        return outputs
+
+
+@pytest.fixture
+def traced_engine() -> type[TracedFakeEngine]:
+    """The class of the fake engine with a trace."""
+    return TracedFakeEngine

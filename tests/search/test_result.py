@@ -143,3 +143,25 @@ def test_throughput_and_its_steady_state():
     assert speed.steady_tokens_per_s == pytest.approx(100)
     assert speed.steady_problems_per_min == pytest.approx(30)
     assert (speed.wall_s, speed.llm_busy_s, speed.prm_busy_s) == (10, 5.0, 3.0)
+
+
+@pytest.fixture
+def traced(traced_engine):
+    engines = {"llm": traced_engine(batch=4), "prm": PRM(traced_engine(batch=4))}
+    return run_search(load_problems("tiny", limit=6), strategy=BeamSearch(n=6), **engines)
+
+
+def test_steps_and_spans_add_up_to_wall_time(traced):
+    """Nothing between the first and the last moment is unaccounted for, nothing counted twice."""
+    steps, spans = traced.trace.steps, traced.trace.spans
+    both = pd.concat([steps[["start_s", "duration_s"]], spans[["start_s", "duration_s"]]])
+    wall = (both["start_s"] + both["duration_s"]).max() - both["start_s"].min()
+    assert both["duration_s"].sum() == pytest.approx(wall, rel=0.01)
+    assert set(steps["engine"]) == {"llm", "prm"}
+
+
+def test_score_cache_hits_stand_in_the_prms_steps(traced):
+    """Every hit once, in a step of the PRM."""
+    hits = traced.trace.steps.groupby("engine")["score_cache_hits"].sum()
+    assert hits["prm"] == traced.problems["scores_cached"].sum() > 0
+    assert hits["llm"] == 0

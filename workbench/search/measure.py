@@ -37,11 +37,10 @@ class SpanClock:
         self._kind, self._since = kind, now
         return now
 
-    def drain(self, engine: TokenEngine, score_cache_hits: int = 0) -> Drained:
+    def drain(self, engine: TokenEngine) -> Drained:
         """Run an engine until it has no request.
 
-        What the loop and the engine spent outside recorded steps becomes a bookkeeping span. The
-        score cache's hits since the last PRM step belong to the first step there is now.
+        What the loop and the engine spent outside recorded steps becomes a bookkeeping span.
         """
         rows, outputs = self._recorder.step_rows, []
         first, start = len(rows), self.switch("")
@@ -52,16 +51,15 @@ class SpanClock:
         if steps:
             outside = end - start - sum(step.duration_s for step in steps)
             self._recorder.span(LANE, "bookkeeping", end - max(outside, 0.0), max(outside, 0.0))
-            rows[first] = steps[0]._replace(score_cache_hits=score_cache_hits)
-        return Drained(outputs, end - start, len(steps))
+        return Drained(outputs, end - start, range(first, len(rows)))
 
 
 class Drained(NamedTuple):
-    """What running an engine to the end brought; recorded_steps is 0 for one without a trace."""
+    """What running an engine to the end brought; steps: their rows in the trace, if it has one."""
 
     outputs: list[RequestOutput]
     busy_s: float
-    recorded_steps: int
+    steps: range
 
 
 class Mark(NamedTuple):

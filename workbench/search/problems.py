@@ -146,7 +146,7 @@ def _file(source: str | Path) -> Path:
 def _rows(path: Path) -> Iterator[tuple[int, Any]]:
     """Each row with its number, from 1: the line of a .jsonl file, the place in a .json list."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ProblemFileError(f"{path} cannot be read: {error}") from error
     if path.suffix == ".jsonl":

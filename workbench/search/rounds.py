@@ -69,7 +69,9 @@ class Rounds:
         self.round = 0
         self._queue: deque[ActiveSearch] = deque()
         self._active: list[ActiveSearch] = []
-        self._cache_hits = 0  # since the last PRM step
+        self._cache_hits = 0  # not yet in the trace
+        self._prm_steps = range(0)  # rows of the last PRM steps
+        self._recorder = recorder
         self._answered = 0
         self._tokens = 0
         self._sampling: dict[int, Sampling] = {}
@@ -97,10 +99,11 @@ class Rounds:
         sampled = self.spans.drain(self.llm)
         self.llm_busy_s += sampled.busy_s
         self._take_samples(sampled.outputs)
-        scored = self.spans.drain(self.prm.engine, self._cache_hits)
+        scored = self.spans.drain(self.prm.engine)
         self.prm_busy_s += scored.busy_s
-        self._cache_hits = 0 if scored.recorded_steps else self._cache_hits
+        self._prm_steps = scored.steps or self._prm_steps
         self._take_scores(scored.outputs)
+        self._credit_cache_hits()
         self._mark("bookkeeping")
 
     def _admit(self) -> None:
@@ -184,6 +187,14 @@ class Rounds:
             if search is not None and request is not None:
                 _check(output)
                 search.scores.receive(request, output)
+
+    def _credit_cache_hits(self) -> None:
+        """Hits of a round go to its first PRM step, or to that of the last round which had one."""
+        if self._prm_steps and self._cache_hits:
+            rows, first = self._recorder.step_rows, self._prm_steps[0]
+            hits = rows[first].score_cache_hits + self._cache_hits
+            rows[first] = rows[first]._replace(score_cache_hits=hits)
+            self._cache_hits = 0
 
     def _mark(self, kind: str) -> None:
         self.marks.append(Mark(self.spans.switch(kind), self._tokens, self._answered))
