@@ -1,0 +1,153 @@
+"""The engine as a user holds it: outputs in order, text, streaming, aborts, failures, errors that name the fix."""
+
+import numpy as np
+import pytest
+
+from workbench.core import SamplingParams, Tag
+from workbench.engine.engine import Engine
+from workbench.errors import ConfigError, ModelError, OutOfMemory, PromptError, StepError
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
+CHAT = [{"role": "user", "content": "Compute 7-3+12+9."}]
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return Engine("tiny-solver", num_blocks=256, max_num_seqs=16, max_num_batched_tokens=256)
+
+
+@pytest.fixture
+def prompt(engine):
+    return engine.tokenizer.encode_chat(CHAT)
+
+
+def test_outputs_come_in_the_order_of_the_prompts(engine, prompt):
+    params = [SamplingParams(temperature=1.0, seed=s, max_tokens=5 + s) for s in range(12)]
+    together = engine.generate([prompt] * 12, params)
+    alone = [engine.generate([prompt], own)[0] for own in params]
+    assert [o.token_ids for o in together] == [o.token_ids for o in alone]
+
+
+def test_text_is_all_that_was_sampled_but_the_end_of_sequence(engine, prompt):
+    out = engine.generate([prompt], SamplingParams(temperature=0.0, max_tokens=400))[0]
+    assert out.finish_reason == "eos" and out.token_ids[-1] in engine.tokenizer.eos_ids
+    assert out.text == engine.tokenizer.decode(out.token_ids[:-1])
+
+
+def test_a_stop_string_ends_the_text_and_stays_in_it(engine, prompt):
+    out = engine.generate([prompt], SamplingParams(temperature=0.0, max_tokens=200, stop="\n\n"))[0]
+    assert out.finish_reason == "stop" and out.text.endswith("\n\n")
+    assert out.text.count("\n\n") == 1
+
+
+def test_max_tokens_and_max_model_len_end_with_length(engine, prompt):
+    ignoring = SamplingParams(temperature=0.0, max_tokens=10_000, ignore_eos=True)
+    assert len(engine.generate([prompt], GREEDY)[0].token_ids) <= 24
+    out = engine.generate([prompt], ignoring)[0]
+    assert out.finish_reason == "length" and len(prompt) + len(out.token_ids) == engine.max_model_len
+
+
+def test_streamed_pieces_are_the_text(engine, prompt):
+    assert "".join(engine.stream(prompt, GREEDY)) == engine.generate([prompt], GREEDY)[0].text
+
+
+def test_closing_a_stream_frees_its_blocks(engine, prompt):
+    stream = engine.stream(prompt, SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True))
+    next(stream)
+    stream.close()
+    assert not engine.has_work and engine.cache.num_active == 0
+
+
+def test_generate_loses_no_other_request(engine, prompt):
+    mine = engine.add(prompt, SamplingParams(temperature=0.0, max_tokens=2))
+    engine.generate([prompt], GREEDY)
+    assert engine.has_work and [o.request_id for o in engine.step()] == [mine]
+    assert not engine.has_work
+
+
+def test_an_aborted_request_never_answers(engine, prompt):
+    request_id = engine.add(prompt, GREEDY)
+    engine.step()
+    engine.abort(request_id)
+    engine.abort(request_id)
+    assert engine.step() == [] and engine.cache.num_active == 0
+    engine.cache.check()
+
+
+def test_logprobs_hold_the_chosen_and_the_likeliest(engine, prompt):
+    out = engine.generate([prompt], SamplingParams(temperature=0.0, max_tokens=3, logprobs=2))[0]
+    assert len(out.logprobs) == len(out.token_ids)
+    for token, found in zip(out.token_ids, out.logprobs):
+        assert token in found and found[token] == max(found.values()) <= 0
+
+
+def test_a_score_is_the_same_whatever_is_cached(prompt):
+    engine = Engine("tiny-prm", num_blocks=256)
+    positions, columns = (40, 100, len(prompt) - 1), (5, 9, 17)
+    first, second = (engine.score(prompt, positions, columns) for _ in range(2))
+    assert first.logits.shape == (3, 3) and second.num_cached_tokens == 32
+    assert np.array_equal(first.logits, second.logits)
+    whole = engine.score(prompt, range(len(prompt)), range(engine.spec.vocab)).logits
+    np.testing.assert_allclose(whole[np.ix_(positions, columns)], first.logits, atol=1e-4)
+
+
+def test_the_trace_has_a_row_a_step_and_a_row_a_request(prompt):
+    engine = Engine("tiny-solver", num_blocks=256)
+    out = engine.generate([prompt] * 3, GREEDY)
+    engine.add(prompt, GREEDY, tag=Tag("p", "n"))
+    while engine.has_work:
+        engine.step()
+    steps, requests = engine.trace.steps, engine.trace.requests
+    total = steps.blocks_active + steps.blocks_cached + steps.blocks_free
+    assert (total == steps.blocks_total).all() and (steps.duration_s > 0).all()
+    assert len(requests) == 4 and requests.problem_id.tolist() == ["", "", "", "p"]
+    assert requests.output_tokens.tolist() == [len(o.token_ids) for o in out] + [24]
+    assert requests.cached_tokens.tolist()[1:] == [160, 160, 160]
+
+
+def test_a_failed_step_ends_its_requests_and_nothing_else(engine, prompt, monkeypatch):
+    expected = engine.generate([prompt], GREEDY)[0].token_ids
+    forward = engine.executor.model.forward
+
+    def broken(*arguments):
+        raise FloatingPointError("overheated")
+
+    monkeypatch.setattr(engine.executor.model, "forward", broken)
+    with pytest.raises(StepError, match="overheated"):
+        engine.generate([prompt[::-1]] * 3, GREEDY)
+    monkeypatch.setattr(engine.executor.model, "forward", forward)
+    engine.cache.check()
+    assert not engine.has_work and engine.cache.num_active == 0
+    assert engine.cache.match(prompt[::-1]) == 0
+    assert engine.generate([prompt], GREEDY)[0].token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "complaint"),
+    [
+        ({"model": "tiny-solvr"}, ModelError, "tiny-solver"),
+        ({"block_sise": 8}, ConfigError, "block_size"),
+        ({"num_blocks": 4}, OutOfMemory, "max_model_len"),
+        ({"memory": "5MiB", "activations_in_total": False}, OutOfMemory, "max_model_len"),
+        ({"memory": "1MiB"}, OutOfMemory, "bytes are missing"),
+        ({"max_model_len": 4096}, ConfigError, "2048"),
+    ],
+)
+def test_an_engine_that_cannot_be_built_says_why(settings, error, complaint):
+    with pytest.raises(error, match=complaint):
+        Engine(**{"model": "tiny-solver"} | settings)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "complaint"),
+    [([], "empty"), ([0] * 2048, "2047"), ([0, 10**6], "vocabulary"), ([-1], "vocabulary")],
+)
+def test_a_prompt_that_cannot_be_served_is_refused(engine, prompt, complaint):
+    with pytest.raises(PromptError, match=complaint):
+        engine.generate([prompt], GREEDY)
+    assert not engine.has_work
+
+
+def test_a_single_text_is_no_list_of_prompts(engine):
+    with pytest.raises(PromptError, match="list of prompts"):
+        engine.generate("Compute 1+1.", GREEDY)
