@@ -1,0 +1,117 @@
+"""Committed notebooks keep the house rules; each runs from top to bottom with tiny parameters."""
+
+import ast
+import json
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from workbench.experiments.notebooks import known_parameters, notebook_files, run_notebooks
+from workbench.plots import FIGURES
+
+FOLDER = Path(__file__).parents[2] / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+TINY = {
+    "shares": [0.3, 0.5],
+    "num_problems": 2,
+    "seeds": [0],
+    "n": 4,
+    "max_depth": 3,
+    "llm_share": 0.3,
+    "strict": False,
+}
+TOUR = {"num_problems": 1, "n": 4, "max_depth": 3}
+DRAWN = {
+    "02_memory_split": ("memory_split",),
+    "03_block_occupancy": ("prm_blocks_030", "prm_blocks_050"),
+    "05_prefix_cache": ("prefix_hits",),
+    "06_cache_thrashing": ("thrashing", "lost_time"),
+}
+
+
+def code_cells(file):
+    return [c for c in nbformat.read(file, as_version=4).cells if c.cell_type == "code"]
+
+
+def test_the_notebooks_of_the_study_are_there():
+    assert [file.stem for file in NOTEBOOKS] == ["00_tour", *DRAWN]
+    assert {name for names in DRAWN.values() for name in names} == set(FIGURES)
+
+
+@pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda f: f.stem)
+def test_a_notebook_is_committed_without_outputs(file):
+    content = json.loads(file.read_text(encoding="utf-8"))
+    code = [cell for cell in content["cells"] if cell["cell_type"] == "code"]
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in code)
+    assert "widgets" not in content["metadata"]
+
+
+@pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda f: f.stem)
+def test_a_notebook_is_prose_with_short_cells(file):
+    cells = nbformat.read(file, as_version=4).cells
+    code = code_cells(file)
+    assert cells[0].cell_type == "markdown"
+    assert "**Question" in cells[0].source
+    assert len(code) <= 25
+    assert "Markdown(" in cells[-1].source, "the last cell states the answer with its numbers"
+    for cell in code:
+        tree = ast.parse(cell.source)
+        assert not [n for n in ast.walk(tree) if isinstance(n, ast.ClassDef)]
+        functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
+        assert all(n.end_lineno - n.lineno < 3 for n in functions)
+        tagged = "tags" in cell.metadata
+        assert tagged or len(cell.source.splitlines()) <= 20
+
+
+@pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda f: f.stem)
+def test_parameters_come_first_and_are_independent_literals(file):
+    cells = code_cells(file)
+    assert cells[0].metadata.tags == ["parameters"]
+    assert not any("tags" in cell.metadata for cell in cells[1:])
+    for node in ast.parse(cells[0].source).body:
+        assert isinstance(node, ast.Assign)
+        ast.literal_eval(node.value)
+    assert "check_parameters()" in cells[1].source
+    assert known_parameters(file)
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory):
+    """Every notebook once, over one tiny sweep: the first computes it, the others read it."""
+    place = tmp_path_factory.mktemp("study")
+    folders = {"runs_dir": str(place / "runs"), "figures_folder": str(place / "figures")}
+    run_notebooks(list(DRAWN), "quick", TINY | folders, place / "out", progress=False)
+    run_notebooks(["00_tour"], None, TOUR, place / "out", progress=False)
+    return place
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda f: f.stem)
+def test_a_notebook_runs_from_top_to_bottom(executed, file):
+    done = nbformat.read(executed / "out" / file.name, as_version=4)
+    assert not [o for c in done.cells for o in c.get("outputs", ()) if o.output_type == "error"]
+    last = done.cells[-1].outputs[-1]["data"]["text/markdown"]
+    assert any(character.isdigit() for character in last), last
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_of_the_study_is_written_with_its_rows_and_record(executed, name):
+    figures = executed / "figures"
+    for ending in (".html", ".parquet", ".json"):
+        assert (figures / f"{name}{ending}").stat().st_size > 0
+    record = json.loads((figures / f"{name}.json").read_text())
+    assert record["parameters"]["n"] == 4
+    assert "2 problems, 1 seed" in record["parameters"]["face"]
+
+
+@pytest.mark.slow
+def test_all_notebooks_of_the_study_read_one_sweep(executed):
+    runs = [p for p in (executed / "runs").iterdir() if not p.name.startswith(".")]
+    assert len(runs) == 2, "two shares, one seed"
+
+
+def test_the_runner_finds_notebooks_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert [file.stem for file in notebook_files()] == [file.stem for file in NOTEBOOKS]
