@@ -1,16 +1,23 @@
 """RLHFlow inputs: rendered by the template, grown step by step, scored by two logits."""
 
 import math
+import random
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import Environment
 
+import workbench
 from workbench.errors import ConfigError, ModelError
+from workbench.experiments.tiny_corpus import STEP_END, work_out
+from workbench.search.arithmetic import draw_terms
 from workbench.search.prm import PRM, ChatPieces
-from workbench.tokenizer import ByteTokenizer
+from workbench.tokenizer import ByteTokenizer, Tokenizer
+
+EMBEDDED = Path(workbench.__file__).parent / "models" / "embedded"
 
 TEMPLATES = {
     "plain": "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}",
@@ -72,6 +79,20 @@ def test_a_longer_input_begins_with_the_shorter_one(prm_with, template):
     for shorter, longer in pairwise(grown):
         assert longer[: len(shorter)] == shorter
         assert longer[len(shorter)] == ord("+")
+
+
+def test_the_embedded_prm_sees_the_chat_it_was_trained_on(fake_engine):
+    """Message by message, the tokens are those of the whole chat tokenised at once."""
+    engine = fake_engine()
+    engine.tokenizer = Tokenizer.from_folder(EMBEDDED / "tiny-prm")
+    prm, rng = PRM(engine), random.Random(7)
+    for _ in range(20):
+        work = work_out(draw_terms(rng.randint(2, 24), rng), rng)
+        steps = [step.text + STEP_END for step in work.steps]
+        whole = engine.tokenizer.encode_chat(chat(work.problem, steps), add_generation_prompt=False)
+        *before, verdict = whole
+        assert verdict == prm.columns[0]
+        assert inputs(prm, work.problem, steps)[-1].tolist() == before
 
 
 @pytest.mark.parametrize(
