@@ -1,4 +1,4 @@
-"""Settings refuse what they do not know, say what is allowed, and are named by what they contain."""
+"""Settings refuse what they do not know, say what is allowed, and are named by content."""
 
 import pytest
 
@@ -26,14 +26,15 @@ def test_sizes_print_in_binary_units():
 
 
 def test_an_unknown_key_names_the_nearest_known_one():
-    with pytest.raises(ConfigError, match="'block_sise'.*Did you mean 'block_size'"):
+    with pytest.raises(ConfigError, match=r"'block_sise'.*Did you mean 'block_size'"):
         EngineConfig.from_dict({"block_sise": 8})
 
 
 @pytest.mark.parametrize("config", [EngineConfig(), SearchConfig(), SweepConfig()])
 def test_a_configuration_survives_a_round_trip_and_keeps_its_name(config):
     again = type(config).from_dict(config.to_dict())
-    assert again == config and again.fingerprint() == config.fingerprint()
+    assert again == config
+    assert again.fingerprint() == config.fingerprint()
 
 
 def test_any_changed_setting_changes_the_fingerprint():
@@ -61,6 +62,12 @@ def test_a_bad_value_says_what_is_allowed(kind, settings, complaint):
 
 
 def test_a_node_seed_depends_on_run_problem_and_path_alone():
-    seeds = {node_seed(r, p, path) for r in (0, 1) for p in ("a", "b") for path in ((), (0,), (0, 1), (1,))}
-    assert len(seeds) == 16 and all(0 <= seed < 2**64 for seed in seeds)
+    seeds = {
+        node_seed(r, p, path)
+        for r in (0, 1)
+        for p in ("a", "b")
+        for path in ((), (0,), (0, 1), (1,))
+    }
+    assert len(seeds) == 16
+    assert all(0 <= seed < 2**64 for seed in seeds)
     assert node_seed(0, "a", (0, 11)) != node_seed(0, "a", (0, 1, 1))

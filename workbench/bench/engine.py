@@ -1,8 +1,9 @@
-"""How fast the engine is, beside `transformers` on the same weights, threads and prompts, in one run.
+"""How fast the engine is, beside `transformers` on the same weights, threads and prompts.
 
-Input (CONTRACTS: numbers): distinct random prompts of 128 tokens, 64 new ones, greedy, end of sequence ignored, prefix
-caching off; decoding is timed apart from prefill; the order of the two alternates from repeat to repeat. prefill_512
-is one prompt of 512 tokens in one step against one forward that computes the last position's logits only.
+Input (CONTRACTS: numbers): distinct random prompts of 128 tokens, 64 new ones, greedy, end of
+sequence ignored, prefix caching off; decoding is timed apart from prefill; the order of the two
+alternates from repeat to repeat. prefill_512 is one prompt of 512 tokens in one step against one
+forward that computes the last position's logits only.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def _engine(model: str, batch_invariant: bool) -> Engine:
 
 
 def _transformers(model: str) -> Any:
-    from transformers import AutoModelForCausalLM  # optional extra
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415 - optional extra
 
     return AutoModelForCausalLM.from_pretrained(resolve(model), dtype=torch.float32).eval()
 
@@ -83,16 +84,31 @@ def _decode_rows(
     contenders = {suffix: ours(suffix) for suffix in engines}
     contenders["peer"] = lambda prompts: peer_decode(peer, prompts)
     shape = (batch, PROMPT_TOKENS)
-    rates = _interleave(contenders, repeats, lambda: _prompts(random, shape, spec.vocab_size), f"b{batch}")
+    rates = _interleave(
+        contenders, repeats, lambda: _prompts(random, shape, spec.vocab_size), f"b{batch}"
+    )
     bound = batch / decode_seconds(ceiling, spec, batch, PROMPT_TOKENS + NEW_TOKENS // 2)
     for suffix in engines:
-        yield rate_row(f"decode_b{batch}{suffix}", rates[suffix], rates["peer"], "tokens/s", "transformers", bound)
+        yield rate_row(
+            f"decode_b{batch}{suffix}",
+            rates[suffix],
+            rates["peer"],
+            "tokens/s",
+            "transformers",
+            bound,
+        )
         if batch == max(BATCHES):
-            yield plain_row(f"bookkeeping_share_b{batch}{suffix}", shares[suffix][-repeats:], "fraction")
+            yield plain_row(
+                f"bookkeeping_share_b{batch}{suffix}", shares[suffix][-repeats:], "fraction"
+            )
 
 
 def _prefill_rows(
-    engines: dict[str, Engine], peer: Any, ceiling: Ceiling, repeats: int, random: np.random.Generator
+    engines: dict[str, Engine],
+    peer: Any,
+    ceiling: Ceiling,
+    repeats: int,
+    random: np.random.Generator,
 ) -> Iterator[Row]:
     spec = engines[""].spec
     contenders = {suffix: _prefill_of(engine) for suffix, engine in engines.items()}
@@ -116,7 +132,7 @@ def _interleave(
     draw: Callable[[], np.ndarray],
     label: str,
 ) -> dict[str, list[float]]:
-    """Each repeat runs every contender on the same fresh prompts, in alternating order; one warm-up is dropped."""
+    """Each repeat: every contender on the same fresh prompts, in alternating order; one warm-up."""
     rates: dict[str, list[float]] = {name: [] for name in contenders}
     for repeat in tqdm(range(-1, repeats), desc=label, leave=False):
         prompts = draw()
@@ -133,7 +149,7 @@ def _prompts(random: np.random.Generator, shape: tuple[int, int], vocab_size: in
 
 
 def engine_decode(engine: Engine, prompts: np.ndarray) -> tuple[float, float]:
-    """Tokens/s of the steps that only decode, and bookkeeping's share of them: 1 - (forward + sampling) / wall."""
+    """Tokens/s of the steps that only decode; bookkeeping: 1 - (forward + sampling) / wall."""
     params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
     for prompt in prompts.tolist():
         engine.add(prompt, params)
@@ -147,14 +163,16 @@ def engine_decode(engine: Engine, prompts: np.ndarray) -> tuple[float, float]:
 
 
 def engine_prefill(engine: Engine, prompts: np.ndarray) -> float:
-    """Prompt tokens/s of one step over one prompt, its last position's logits and first token included."""
+    """Prompt tokens/s of one step over one prompt, last logits and first token included."""
     start = time.perf_counter()
-    engine.generate(prompts.tolist(), SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True))
+    engine.generate(
+        prompts.tolist(), SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+    )
     return prompts.size / (time.perf_counter() - start)
 
 
 def peer_decode(model: Any, prompts: np.ndarray) -> float:
-    """Tokens/s of `generate` after its first token: a static batch, greedy, its key-value cache on."""
+    """Tokens/s of `generate` after its first token: static batch, greedy, its own cache on."""
     stamps: list[float] = []
 
     def stamp(ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
@@ -169,8 +187,8 @@ def peer_decode(model: Any, prompts: np.ndarray) -> float:
 
 
 def _greedy(model: Any) -> dict[str, Any]:
-    """Settings of `generate` without an end-of-sequence rule, which would cost it time each step."""
-    from transformers import GenerationConfig  # optional extra
+    """Settings of `generate` without an end-of-sequence rule, which would cost it time."""
+    from transformers import GenerationConfig  # noqa: PLC0415 - optional extra
 
     model.generation_config = GenerationConfig(eos_token_id=None, pad_token_id=0)
     return {"max_new_tokens": NEW_TOKENS, "do_sample": False}
@@ -183,4 +201,3 @@ def peer_prefill(model: Any, prompts: np.ndarray) -> float:
     with torch.inference_mode():
         model(ids, use_cache=True, logits_to_keep=1).logits.argmax(-1)
     return prompts.size / (time.perf_counter() - start)
-

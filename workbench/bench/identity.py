@@ -1,8 +1,9 @@
-"""Whether a search's tokens and scores are the same whatever the memory, the batch and the block size.
+"""Whether a search's tokens and scores are the same whatever the memory, batch and block size.
 
-One search is run under settings that share nothing but the models, the problems and the seed; every node of every
-tree is compared with the first setting's, token by token and score by score. The last setting leaves each engine just
-one request's worth of blocks, so that requests are preempted all the time. A record holds the fraction of equal nodes.
+One search is run under settings that share nothing but the models, the problems and the seed; every
+node of every tree is compared with the first setting's, token by token and score by score. The last
+setting leaves each engine just one request's worth of blocks, so that requests are preempted all
+the time. A record holds the fraction of equal nodes.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class Setting:
     def name(self) -> str:
         """The row's name in the record."""
         where = "preempting" if self.share is None else f"share{self.share}"
-        return f"{where},seqs{self.max_num_seqs},block{self.block_size},chunk{self.max_num_batched_tokens}"
+        sizes = f"seqs{self.max_num_seqs},block{self.block_size}"
+        return f"{where},{sizes},chunk{self.max_num_batched_tokens}"
 
     def engine(self, model: str, share: float | None) -> Engine:
         """An engine under this setting with its share of the memory."""
@@ -54,7 +56,7 @@ class Setting:
         return Engine(model, memory=int(share * parse_size(TOTAL)), **settings)
 
 
-# Four splits, two batch sizes, two block sizes, each with each of the others' values; then preemption forced.
+# Four splits, two batch sizes, two block sizes; then preemption forced.
 SETTINGS = (
     Setting(0.3, 64, 16),
     Setting(0.3, 16, 8, 256),
@@ -72,14 +74,16 @@ SETTINGS = (
 def run(
     profile: str = "default", llm: str = "tiny-solver", prm: str = "tiny-prm", seed: int = 0
 ) -> Iterator[Row]:
-    """A row a setting: the fraction of nodes equal to the first setting's; beside it the preemptions there were."""
+    """A row a setting: the fraction of nodes equal to the first setting's; its preemptions."""
     problems = load_problems("tiny", limit=PROFILES[profile])
     first: pd.DataFrame | None = None
     for setting in tqdm(SETTINGS, desc="settings"):
         result = search(setting, problems, llm, prm, seed)
         nodes = result.tree.set_index(["problem_id", "node_id"]).sort_index()
         first = nodes if first is None else first
-        yield Row(f"identical@{setting.name}", equal_share(first, nodes), "fraction", repeats=len(nodes))
+        yield Row(
+            f"identical@{setting.name}", equal_share(first, nodes), "fraction", repeats=len(nodes)
+        )
         preempted = float(result.trace.steps["preempted"].sum())
         yield Row(f"preemptions@{setting.name}", preempted, "requests")
 
@@ -100,8 +104,12 @@ def search(setting: Setting, problems: list, llm: str, prm: str, seed: int) -> S
 def equal_share(first: pd.DataFrame, other: pd.DataFrame) -> float:
     """Nodes with the same id, tokens and score, over all nodes of both trees."""
     together = first.join(other, rsuffix="_other", how="outer")
-    same_tokens = [a == b for a, b in zip(_tuples(together["token_ids"]), _tuples(together["token_ids_other"]))]
-    same = pd.Series(same_tokens, index=together.index) & (together["score"] == together["score_other"])
+    same_tokens = [
+        a == b for a, b in zip(_tuples(together["token_ids"]), _tuples(together["token_ids_other"]))
+    ]
+    same = pd.Series(same_tokens, index=together.index) & (
+        together["score"] == together["score_other"]
+    )
     return float(same.mean())
 
 

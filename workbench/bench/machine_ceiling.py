@@ -1,7 +1,7 @@
 """What this machine can do at best: fp32 matrix products per second and bytes read per second.
 
-Measured in the same run as whatever is held against it, with the same threads. What it does not do: look anything up
-in a table of processors.
+Measured in the same run as whatever is held against it, with the same threads. What it does not do:
+look anything up in a table of processors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Ceiling:
 
 
 def measure_ceiling(repeats: int = 5) -> Ceiling:
-    """Median of `repeats`: a 1536-cubed product, and the sum of 256 MiB that no cache level here keeps."""
+    """Median of `repeats`: a 1536-cubed product; the sum of 256 MiB, more than a cache keeps."""
     side = 1536
     left, right = torch.randn(side, side), torch.randn(side, side)
     product = torch.empty(side, side)

@@ -1,7 +1,8 @@
 """How repeats become the row of a record: medians, paired ratios, and their spread.
 
-Contenders run interleaved, so repeat k of one is paired with repeat k of the other: noise of the machine that lasts
-longer than a repeat falls on both. What it does not do: measure, or write files (record.py).
+Contenders run interleaved, so repeat k of one is paired with repeat k of the other: noise of the
+machine that lasts longer than a repeat falls on both. What it does not do: measure, or write files
+(record.py).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def rate_row(
     peer: str,
     ceiling: float | None = None,
 ) -> Row:
-    """Our rate (more is better) beside the peer's; ratio is the median of the paired ratios, spread theirs."""
+    """Our rate (more is better) beside the peer's; ratio and spread are of the paired ratios."""
     ratios = [mine / other for mine, other in zip(ours, peers, strict=True)]
     value = median(ours)
     return Row(

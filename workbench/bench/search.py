@@ -1,8 +1,9 @@
-"""What search is worth on the embedded pair, and what the caches save: accuracies, throughput, PRM tokens.
+"""What search is worth on the embedded pair, and what the caches save.
 
-Every seed runs five searches over the same problems: beam search, beam search whose scores are dealt out at random,
-16 samples (pass@1 and majority vote), and beam search without PRM cache and score cache. Gains are paired by problem;
-their intervals draw problems. What it does not do: choose settings; they are the study's.
+Every seed runs five searches over the same problems: beam search, beam search whose scores are
+dealt out at random, 16 samples (pass@1 and majority vote), and beam search without PRM cache and
+score cache. Gains are paired by problem; their intervals draw problems. What it does not do: choose
+settings; they are the study's.
 """
 
 from __future__ import annotations
@@ -64,9 +65,11 @@ class Pair:
         return _search(problems, self.llm, self.prm, BestOfN(n=N), seed, max_step_tokens=2048)
 
     def beam_without_caches(self, problems: list[Problem], seed: int) -> SearchResult:
-        """Beam search whose PRM reads every solution from its beginning, and scores every step again."""
+        """Beam search whose PRM reads every solution anew and scores every step again."""
         strategy = BeamSearch(n=N, beam_width=BEAM_WIDTH, max_depth=MAX_DEPTH)
-        return _search(problems, self.llm, self.prm_without_cache, strategy, seed, score_cache=False)
+        return _search(
+            problems, self.llm, self.prm_without_cache, strategy, seed, score_cache=False
+        )
 
 
 def run(profile: str = "default", llm: str = "tiny-solver", prm: str = "tiny-prm") -> Iterator[Row]:
@@ -80,7 +83,12 @@ def run(profile: str = "default", llm: str = "tiny-solver", prm: str = "tiny-prm
     evidence, beams, saved = Evidence(), [], []
     for seed in tqdm(range(seeds), desc="seeds"):
         beams.append(pair.beam(problems, seed))
-        _add(evidence, beams[-1], pair.beam(problems, seed, shuffle=True), pair.samples(problems, seed))
+        _add(
+            evidence,
+            beams[-1],
+            pair.beam(problems, seed, shuffle=True),
+            pair.samples(problems, seed),
+        )
         _forget(pair)
         if seed == 0:
             saved.append(pair.beam_without_caches(problems, seed).prm_tokens["computed"])
@@ -91,7 +99,9 @@ def _rows(
     evidence: Evidence, beams: list[SearchResult], saved: list[int], seeds: int
 ) -> Iterator[Row]:
     speeds = [result.throughput for result in beams]
-    yield plain_row("problems_per_min", [speed.problems_per_min for speed in speeds], "problems/min")
+    yield plain_row(
+        "problems_per_min", [speed.problems_per_min for speed in speeds], "problems/min"
+    )
     yield plain_row("tokens_per_s", [speed.tokens_per_s for speed in speeds], "tokens/s")
     yield evidence.row("accuracy", None, seeds)
     pass_1 = bootstrap_mean(evidence.pass_1, evidence.problem_ids)
@@ -106,7 +116,9 @@ def _rows(
     yield plain_row("prm_over_ideal", over, "x")
 
 
-def _add(evidence: Evidence, beam: SearchResult, shuffled: SearchResult, samples: SearchResult) -> None:
+def _add(
+    evidence: Evidence, beam: SearchResult, shuffled: SearchResult, samples: SearchResult
+) -> None:
     table = samples.problems
     evidence.problem_ids += list(beam.problems["problem_id"])
     evidence.beam += beam.problems["correct"].astype(float).tolist()

@@ -1,7 +1,8 @@
-"""The arithmetic that is worth a kernel: attention over blocks, storing keys and values, norms, SwiGLU.
+"""What is worth a kernel: attention over blocks, storing keys and values, norms, SwiGLU.
 
-`load_kernels` chooses one implementation for a device, once; all have the signatures of `Kernels`. `reference` is
-plain torch and says what is meant; `cpu` is numba and is what runs. Matrix products are not here: torch has them.
+`load_kernels` chooses one implementation for a device, once; all have the signatures of `Kernels`.
+`reference` is plain torch and says what is meant; `cpu` is numba and is what runs. Matrix products
+are not here: torch has them.
 """
 
 from __future__ import annotations
@@ -18,16 +19,19 @@ __all__ = ["ForwardContext", "Kernels", "LayerCache", "load_kernels"]
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """One device's kernels. T rows; width = (heads + 2 * kv_heads) * head_dim of a fused query-key-value row.
+    """One device's kernels, for T rows of fused queries, keys and values.
+
+    width = (heads + 2 * kv_heads) * head_dim of such a row.
 
     rms_norm(x [T, hidden], weight [hidden], epsilon, out [T, hidden]): out = x / rms(x) * weight.
     add_rms_norm(x, delta, weight, epsilon, out): x += delta, then out = rms_norm(x).
-    store_kv(qkv [T, width], cosine, sine [positions, head_dim / 2], cache, context): rotates queries and keys in
-        place by their positions, then writes keys and values to the cache.
-    attend(qkv [T, width], out [T, heads * head_dim], cache, context): causal attention of each row's query over the
-        cached keys of its sequence at positions <= its own, scaled by 1 / sqrt(head_dim).
+    store_kv(qkv [T, width], cosine, sine [positions, head_dim / 2], cache, context): rotates
+        queries and keys in place by their positions, then writes keys and values to the cache.
+    attend(qkv [T, width], out [T, heads * head_dim], cache, context): causal attention of each
+        row's query over the cached keys of its sequence at positions <= its own, scaled by
+        1 / sqrt(head_dim).
     silu_mul(gate_up [T, 2 * inner], out [T, inner]): silu(gate) * up.
-    batch_invariant: whether each row's result is bit for bit the same in whatever batch it is computed.
+    batch_invariant: whether each row's result is bit for bit the same in whatever batch.
     """
 
     name: str
@@ -40,9 +44,9 @@ class Kernels:
 
 
 def load_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
-    """The kernels for tensors of `dtype` on `device`: numba for float32 on a CPU, else plain torch."""
+    """The kernels for `dtype` on `device`: numba for float32 on a CPU, else plain torch."""
     if device.type == "cpu" and dtype == torch.float32:
-        from workbench.kernels import cpu as chosen  # compiles: only where it is what runs
+        from workbench.kernels import cpu as chosen  # noqa: PLC0415 - compiles: only where it runs
     else:
-        from workbench.kernels import reference as chosen
+        from workbench.kernels import reference as chosen  # noqa: PLC0415
     return chosen.kernels()

@@ -1,7 +1,7 @@
 """What every kernel of one forward pass shares: where rows belong and where keys and values lie.
 
-Built once per step and passed down; nothing here is looked up in a global. Kernels never see requests or blocks as
-objects, only positions and int64 element offsets.
+Built once per step and passed down; nothing here is looked up in a global. Kernels never see
+requests or blocks as objects, only positions and int64 element offsets.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class ForwardContext:
     """The flat batch of one step: T rows of S sequences. Arrays are C-contiguous.
 
     Row t of the batch is position positions[t] of sequence sequence[t]; sequence s owns rows
-    query_start[s] : query_start[s + 1] and sees keys 0 .. context_len[s] - 1, block b of which starts
-    block_offsets[s, b] elements after its layer's base.
+    query_start[s] : query_start[s + 1] and sees keys 0 .. context_len[s] - 1, block b of which
+    starts block_offsets[s, b] elements after its layer's base.
     """
 
     positions: NDArray[np.int64]  # [T]
@@ -45,10 +45,11 @@ class ForwardContext:
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """Where one layer keeps its keys and values: position p of a sequence, in block p // block_size at offset o,
+    """Where one layer keeps its keys and values.
 
-    has its key at data[base + o + (p % block_size) * width : + width], width = kv_heads * head_dim, laid out
-    [kv_heads, head_dim], and its value block_size * width further on.
+    Position p of a sequence, in block p // block_size at offset o, has its key at data[base + o +
+    (p % block_size) * width : + width], width = kv_heads * head_dim, laid out [kv_heads, head_dim],
+    and its value block_size * width further on.
     """
 
     data: torch.Tensor  # flat, all layers

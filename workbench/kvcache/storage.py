@@ -1,8 +1,9 @@
 """The bytes of a paged KV cache: one flat tensor, and where each layer and block lies in it.
 
-The only tensors in kvcache. Who owns a block is the manager's business; kernels get element offsets from here.
+The only tensors in kvcache. Who owns a block is the manager's business; kernels get element offsets
+from here.
 
-    data:   | layer 0: block 0 | block 1 | ... | layer 1: block 0 | ... |        a layer's blocks lie side by side
+    data:   | layer 0: block 0 | block 1 | ... | layer 1: block 0 | ... |   layer by layer
     block:  | keys [block_size, kv_heads, head_dim] | values, the same |
     address of a block's keys in a layer = layer_base[layer] + offsets[block], in elements (int64)
 """
@@ -16,7 +17,7 @@ from workbench.errors import OutOfMemory
 
 
 class KVStorage:
-    """`num_blocks` blocks of `block_size` positions for every layer; zeros until something is stored."""
+    """`num_blocks` blocks of `block_size` positions for every layer; zeros at first."""
 
     def __init__(
         self,
@@ -38,8 +39,9 @@ class KVStorage:
             self.data = torch.zeros(layers * elements, dtype=dtype, device=device)
         except RuntimeError as error:  # torch.OutOfMemoryError is one too
             raise OutOfMemory(
-                f"The KV cache of {num_blocks} blocks needs {layers * elements * dtype.itemsize:,} bytes, which "
-                f"{device} does not have. Give less `memory`, `kv_memory` or `num_blocks`."
+                f"The KV cache of {num_blocks} blocks needs {layers * elements * dtype.itemsize:,} "
+                f"bytes, which {device} does not have. Give less `memory`, `kv_memory` or "
+                f"`num_blocks`."
             ) from error
 
     @property
