@@ -9,7 +9,7 @@ from workbench import plots
 from workbench.errors import RunStoreError
 from workbench.experiments import claims, lost_time, views
 from workbench.experiments.face import face, measured
-from workbench.experiments.peak import peak_interval
+from workbench.experiments.peak import draw_rates
 
 COSTS = {
     "llm": lambda tokens, context, logits: tokens * 100.0,
@@ -59,16 +59,40 @@ def test_the_peak_is_a_measured_share_within_its_interval(sweep):
     assert {peak["low"], peak["high"]} <= set(SHARES)
 
 
-def test_a_peak_that_problems_disagree_on_is_an_interval():
+def many(noise, seeds=3, problems=12):
+    """Rows of a flat curve: every share has the same rate but for `noise(rng)` seconds."""
     rng = np.random.default_rng(0)
-    rows = pd.DataFrame(
-        [(share, p, 100.0, 1.0 + rng.random()) for share in SHARES for p in map(str, range(12))],
-        columns=["llm_share", "problem_id", "tokens", "seconds"],
-    )
-    found = peak_interval(rows, "tokens", "seconds")
+    keys = [(s, k, p) for s in SHARES for k in range(seeds) for p in range(problems)]
+    rows = pd.DataFrame(keys, columns=["llm_share", "seed", "problem_id"])
+    rows["run_id"] = rows["llm_share"].astype(str) + "-" + rows["seed"].astype(str)
+    return rows.assign(tokens=100.0, seconds=[1.0 + x for x in noise(rng, rows)])
+
+
+def test_a_peak_that_problems_disagree_on_is_an_interval():
+    rows = many(lambda rng, rows: rng.random(len(rows)))
+    found = draw_rates(rows, "tokens", "seconds").peak
     assert found.low < found.high
-    alone = peak_interval(rows[rows["problem_id"] == "3"], "tokens", "seconds")
-    assert (alone.low, alone.high) == (SHARES[0], SHARES[-1])
+    alone = draw_rates(rows[rows["problem_id"] == 3], "tokens", "seconds")
+    assert (alone.peak.low, alone.peak.high) == (SHARES[0], SHARES[-1])
+    assert alone.difference(0.3, 0.5).low == -np.inf
+
+
+def test_a_slow_run_is_not_taken_for_the_shares_doing():
+    """All problems of a run share its noise: drawing problems alone would call the peak certain."""
+
+    def by_run(rng, rows):
+        return rows["run_id"].map({run: 0.2 * rng.random() for run in rows["run_id"].unique()})
+
+    rates = draw_rates(many(by_run), "tokens", "seconds")
+    assert rates.peak.low < rates.peak.high
+    assert not rates.difference(0.3, 0.5).excludes_zero
+
+
+def test_a_difference_all_problems_and_runs_agree_on_is_seen():
+    rows = many(lambda rng, rows: 0.5 * (rows["llm_share"] == 0.5) + 0.01 * rng.random(len(rows)))
+    found = draw_rates(rows, "tokens", "seconds").difference(0.3, 0.5)
+    assert found.estimate == pytest.approx(100 / 1.5 - 100, rel=0.03)
+    assert found.high < 0
 
 
 def test_hit_rates_are_those_of_first_admissions(sweep):
@@ -152,7 +176,7 @@ def test_claims_are_judged_by_their_rules(sweep, lost, monkeypatch):
 
 def test_claims_can_fail(sweep):
     runs = sweep.runs
-    moved = runs.assign(llm_weights_bytes=range(len(runs)))
+    moved = runs.assign(llm_weights_bytes=range(1, len(runs) + 1))
     assert claims.constant_claim(moved).verdict == "fails"
     bent = runs.assign(prm_blocks=runs["prm_blocks"] + 40 * (runs["llm_share"] > 0.3))
     assert claims.linear_claim(bent).verdict == "fails"

@@ -1,11 +1,15 @@
-"""At which share throughput peaks, and how sure that is: a percentile bootstrap over problems of
-the best share.
+"""At which share throughput peaks, how sure that is, and how two shares differ: draws of a rate,
+paired by problem.
 
-Every draw takes the same problems at all shares (the pairs of the study), so what makes one problem
-slow everywhere cancels. What it does not do: claim that the peak lies between the measured shares.
+A draw takes the same problems at all shares (the study's pairs), so what makes one problem slow
+everywhere cancels, and at each share the seeds' runs anew, so that one slow run is not taken for
+the share's doing. With one seed the runs' own noise stays unseen. What it does not do: claim that
+the peak lies between the measured shares.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -13,36 +17,74 @@ from numpy.typing import NDArray
 
 from workbench.experiments.statistics import DRAWS, LEVEL, Interval
 
+Array = NDArray[np.float64]
 
-def peak_interval(
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """sum(top) / sum(bottom) at each share: as measured [shares], and drawn anew [draws,
+    shares]."""
+
+    shares: Array
+    measured: Array
+    drawn: Array
+    problems: int
+
+    @property
+    def peak(self) -> Interval:
+        """The share with the greatest rate; 95 % of the draws have theirs within the bounds.
+
+        One problem alone gives the whole axis.
+        """
+        estimate = float(self.shares[np.argmax(self.measured)])
+        if self.problems == 1:
+            return Interval(estimate, float(self.shares[0]), float(self.shares[-1]), 1)
+        best = self.shares[np.argmax(self.drawn, axis=1)]
+        low, high = np.quantile(best, _tails(), method="nearest")
+        return Interval(estimate, float(low), float(high), self.problems)
+
+    def difference(self, base: float, other: float) -> Interval:
+        """The rate at `other` minus the rate at `base`, two of the shares."""
+        a, b = (int(np.abs(self.shares - share).argmin()) for share in (base, other))
+        estimate = float(self.measured[b] - self.measured[a])
+        if self.problems == 1:
+            return Interval(estimate, -np.inf, np.inf, 1)
+        low, high = np.quantile(self.drawn[:, b] - self.drawn[:, a], _tails())
+        return Interval(estimate, float(low), float(high), self.problems)
+
+
+def draw_rates(
     rows: pd.DataFrame, top: str, bottom: str, *, draws: int = DRAWS, seed: int = 0
-) -> Interval:
-    """The llm_share with the greatest sum(top) / sum(bottom), and the range of shares that were it.
+) -> Rates:
+    """Rates of `top` over `bottom` from rows of a run and problem each.
 
-    rows: llm_share, problem_id and the two columns. The bounds are measured shares: 95 % of the
-    draws have their best share within them. One problem alone gives the whole axis.
+    rows: run_id, llm_share, problem_id and the two columns. Problems and seeds that some share
+    lacks are left out.
     """
-    shares, above, below = _matrices(rows, top, bottom)
-    estimate = float(shares[np.argmax(above.sum(1) / below.sum(1))])
-    problems = above.shape[1]
-    if problems == 1:
-        return Interval(estimate, float(shares[0]), float(shares[-1]), 1)
+    shares, above, below = _cubes(rows, top, bottom)
+    count, runs, problems = above.shape
     generator = np.random.default_rng(seed)
-    weights = generator.multinomial(problems, np.full(problems, 1 / problems), size=draws)
-    best = shares[np.argmax((weights @ above.T) / (weights @ below.T), axis=1)]
-    low, high = np.quantile(best, ((1 - LEVEL) / 2, (1 + LEVEL) / 2), method="nearest")
-    return Interval(estimate, float(low), float(high), problems)
+    each = generator.multinomial(problems, np.full(problems, 1 / problems), size=draws)
+    seeds = generator.multinomial(runs, np.full(runs, 1 / runs), size=(draws, count))
+    sums = [np.einsum("dsr,srd->ds", seeds, cube @ each.T) for cube in (above, below)]
+    measured = above.sum(axis=(1, 2)) / below.sum(axis=(1, 2))
+    return Rates(shares, measured, sums[0] / sums[1], problems)
 
 
-def _matrices(
-    rows: pd.DataFrame, top: str, bottom: str
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Shares [S] and both columns [S, problems], added up over seeds; problems that all shares
-    have.
-    """
-    keys = ["llm_share", "problem_id"]
-    sums = rows.groupby(keys)[[top, bottom]].sum().reset_index()
-    above, below = (sums.pivot(index=keys[0], columns=keys[1], values=c) for c in (top, bottom))
-    everywhere = above.columns[above.notna().all()]
-    shares = above.index.to_numpy(float)
-    return shares, above[everywhere].to_numpy(float), below[everywhere].to_numpy(float)
+def _cubes(rows: pd.DataFrame, top: str, bottom: str) -> tuple[Array, Array, Array]:
+    """Shares [S] and both columns [S, runs of a share, problems]."""
+    order = rows.groupby("llm_share")["run_id"].rank(method="dense").astype(int)
+    wide = rows.assign(run=order).pivot_table(
+        index=["llm_share", "run"], columns="problem_id", values=[top, bottom], aggfunc="sum"
+    )
+    whole = wide[top].columns[wide[top].notna().all()]
+    shares = np.unique(rows["llm_share"].to_numpy(float))
+    runs = int(rows.assign(run=order).groupby("llm_share")["run"].max().min())
+    kept = wide[wide.index.get_level_values("run") <= runs]
+    shape = (len(shares), runs, len(whole))
+    cubes = (kept[column][whole].to_numpy(float).reshape(shape) for column in (top, bottom))
+    return shares, *cubes
+
+
+def _tails() -> tuple[float, float]:
+    return (1 - LEVEL) / 2, (1 + LEVEL) / 2

@@ -27,6 +27,20 @@ def peak_sentence(rows: pd.DataFrame) -> str:
     )
 
 
+def drift_sentence(runs: pd.DataFrame) -> str:
+    """How far the repeated setting moved over the sweep: what a difference must exceed. All runs."""
+    rates = runs.loc[runs["role"] == "sentinel", "tokens_per_s"].dropna()
+    if len(rates) < 2:
+        return (
+            "This sweep is too short for a repeated setting: timing noise shows between seeds."
+        )
+    spread = (rates.max() - rates.min()) / rates.mean()
+    return (
+        f"One setting was repeated {len(rates)} times between the others; its throughput moved by "
+        f"**{spread:.1%}**, which is this machine's own noise over the sweep."
+    )
+
+
 def busy_sentence(rows: pd.DataFrame) -> str:
     """How fast each model is while it works, at the ends against its best. Rows of memory_split."""
     parts = []

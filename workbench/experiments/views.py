@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from workbench.errors import RunStoreError
-from workbench.experiments.peak import peak_interval
+from workbench.experiments.peak import draw_rates
 from workbench.experiments.statistics import Interval, bootstrap_ratio, proportion_upper_bound
 
 ENGINES = ("llm", "prm")
@@ -54,7 +54,7 @@ def memory_split_rows(sweep: Tables) -> pd.DataFrame:
         for share, rows in shared.groupby("llm_share")
         for metric, (top, bottom) in rates.items()
     ]
-    peak = peak_interval(shared, "tokens", "wall_part_s")
+    peak = draw_rates(shared, "tokens", "wall_part_s").peak
     parts.append({"llm_share": peak.estimate, "metric": "peak_share", **_cells(peak)})
     return _with_rooms(parts, sweep)
 
