@@ -140,9 +140,12 @@ def _run(notebook: Path, parameters: dict[str, Any], place: Path, progress: bool
     partial = place / f".{notebook.stem}.partial.ipynb"
     for old in (done, failed):
         old.unlink(missing_ok=True)
-    quiet = {"progress_bar": False, "stderr_file": sys.stderr if progress else None}
+    shown = {"progress_bar": False, "stderr_file": sys.stderr if progress else None}
+    quiet = {"extra_arguments": ["--IPKernelApp.log_level=ERROR"]}  # not how the kernel is reached
     try:
-        papermill.execute_notebook(notebook, partial, parameters, cwd=project_root(), **quiet)
+        papermill.execute_notebook(
+            notebook, partial, parameters, cwd=project_root(), **shown, **quiet
+        )
     except BaseException as problem:
         if partial.exists():
             partial.replace(failed)

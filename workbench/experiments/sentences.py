@@ -28,7 +28,7 @@ def peak_sentence(rows: pd.DataFrame) -> str:
 
 
 def drift_sentence(runs: pd.DataFrame) -> str:
-    """How far the repeated setting moved over the sweep: what a difference must exceed. All runs."""
+    """How far the repeated setting moved: what a difference must exceed. Rows of all runs."""
     rates = runs.loc[runs["role"] == "sentinel", "tokens_per_s"].dropna()
     if len(rates) < 2:
         return (
