@@ -2,7 +2,7 @@
 
 import pytest
 
-from workbench.errors import ModelError
+from workbench.errors import ModelError, OutOfMemory
 from workbench.experiments.feasible import feasibility, feasible_shares
 from workbench.experiments.plan import RunSpec
 from workbench.experiments.profiles import sweep_config
@@ -83,3 +83,17 @@ def test_a_run_names_the_model_that_lacks_bytes():
     assert found.columns["prm_lacks_bytes"] == found.prm_lacks > 0
     with pytest.raises(ModelError, match="no model"):
         feasible_shares("tiny-solver", "nothing-of-this-name", "64MiB")
+
+
+@pytest.mark.parametrize("model", ["tiny-solver", "tiny-prm"])
+def test_the_rule_is_the_engine_s_own_to_the_byte(model):
+    """One byte less than `least` is refused by the engine itself, with `least` it starts."""
+    from workbench.engine.engine import Engine
+
+    need = feasible_shares(model, model, "64MiB").llm
+    settings = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "activations_in_total": False}
+    engine = Engine(model, memory=need.least, **settings)
+    assert engine.memory.weights == need.weights
+    assert engine.memory.num_blocks == need.blocks == need.num_blocks(need.least)
+    with pytest.raises(OutOfMemory, match="1 bytes are missing"):
+        Engine(model, memory=need.least - 1, **settings)

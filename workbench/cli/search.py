@@ -6,6 +6,7 @@ import argparse
 
 import pandas as pd
 from rich.console import Console
+from rich.markup import escape
 from rich.tree import Tree
 
 from workbench.cli.settings import key_values, terminal
@@ -24,7 +25,7 @@ def run(given: argparse.Namespace) -> int:
     problem = chosen_problem(given)
     settings = {name: getattr(given, name) for name in OPTIONS} | key_values(given.set, "--set")
     spec = RunSpec(SweepConfig.from_dict(settings), given.llm_share, given.seed)
-    llm, prm = (build_engine(spec.engine(role), role) for role in ("llm", "prm"))
+    llm, prm = (build_engine(spec.engine(role)) for role in ("llm", "prm"))
     result = search([problem], llm, prm, spec.search, spec.seed)
     show(result, problem, given.tree_depth, terminal())
     return 0
@@ -45,13 +46,14 @@ def chosen_problem(given: argparse.Namespace) -> Problem:
 
 def show(result: SearchResult, problem: Problem, depth: int, console: Console) -> None:
     """Problem, tree, answer and speed."""
-    console.print(f"[bold]problem[/]  {problem.problem}")
+    console.print(f"[bold]problem[/]  {escape(problem.problem)}")
     if depth:
         console.print(tree_of(result.tree, depth))
     row = result.problems.iloc[0]
-    console.print(f"[bold]answer[/]   {row['predicted'] or '(none)'}{_verdict(row)}")
+    console.print(f"[bold]answer[/]   {escape(row['predicted'] or '(none)')}{_verdict(row)}")
     best = result.candidates.iloc[0]
-    console.print(f"[bold]best[/]     {' / '.join(best['text'].split())}")
+    steps = [step.strip() for step in best["text"].split("\n\n") if step.strip()]
+    console.print(f"[bold]best[/]     {escape(' / '.join(steps))}")
     console.print(
         f"[bold]speed[/]    {result.throughput}; {len(result.tree)} nodes, {row['tokens']} tokens, "
         f"{row['iterations']} iterations"
@@ -63,7 +65,7 @@ def tree_of(nodes: pd.DataFrame, depth: int) -> Tree:
     drawn = Tree("tree  (score, step; bold: kept)")
     branches = {"": drawn}
     for node in nodes[nodes["depth"] <= depth].sort_values(["depth", "node_id"]).itertuples():
-        text = " ".join(str(node.text).split()).replace("[", "\\[")
+        text = escape(" ".join(str(node.text).split()))
         style = "bold" if node.kept else "dim"
         branches[node.node_id] = branches[node.parent_id].add(
             f"[{style}]{node.score:.3f}  {text}[/]"

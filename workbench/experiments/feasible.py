@@ -152,4 +152,5 @@ def _need(
     size = DTYPE_BYTES.get(dtype, 4)
     blocks = -(-(max_model_len or spec.max_model_len) // block_size)
     block_bytes = spec.block_bytes(block_size, size)
-    return Need(model, spec.weight_bytes(size), activations, block_bytes, blocks)
+    weights = spec.weight_bytes(size) + spec.table_bytes(size)
+    return Need(model, weights, activations, block_bytes, blocks)

@@ -46,7 +46,7 @@ COUNTS = (
 def execute(spec: RunSpec) -> RunResult:
     """Carry out one run. Raises whatever building the engines or the search raises."""
     problems = sweep_problems(spec.config)
-    llm, prm = (build_engine(spec.engine(role), role) for role in ENGINES)
+    llm, prm = (build_engine(spec.engine(role)) for role in ENGINES)
     try:
         result = search(problems, llm, prm, spec.search, spec.seed)
         return RunResult(measured_columns(result, llm, prm), tables(result))
@@ -55,10 +55,9 @@ def execute(spec: RunSpec) -> RunResult:
         gc.collect()  # engines hold cycles; the next share must not pay for this one's memory
 
 
-def build_engine(config: EngineConfig, role: str = "engine") -> Engine:
-    """The engine of a configuration; `role` is its name in the trace."""
-    settings = config.to_dict()
-    return Engine(settings.pop("model"), trace_name=role, **settings)
+def build_engine(config: EngineConfig) -> Engine:
+    """The engine of a configuration."""
+    return Engine(**config.to_dict())
 
 
 def make_strategy(config: SearchConfig) -> Strategy:
@@ -118,8 +117,14 @@ def measured_columns(result: SearchResult, llm: Engine, prm: Engine) -> dict[str
         row |= _prefixed(role, memory_parts(engine))
         row |= _prefixed(role, step_sums(result.trace.steps, role))
     row["llm_tokens_per_busy_s"] = _rate(row["sampled_tokens"], row["llm_busy_s"])
-    row["prm_tokens_per_busy_s"] = _rate(row["prm_query_tokens"], row["prm_busy_s"])
+    row["prm_tokens_per_busy_s"] = _rate(new_prm_tokens(row), row["prm_busy_s"])
     return row
+
+
+def new_prm_tokens(row: Mapping[str, Any]) -> int:
+    """Tokens the PRM computed for the first time: recomputing them is no progress."""
+    again = (row[f"prm_{name}"] for name in COUNTS if name.startswith("recomputed"))
+    return int(row["prm_prefill_tokens"] - sum(again))
 
 
 def memory_parts(engine: Engine) -> dict[str, Any]:
@@ -132,7 +137,7 @@ def memory_parts(engine: Engine) -> dict[str, Any]:
         "kv_bytes": memory.kv,
         "block_bytes": memory.block_bytes,
         "blocks": memory.num_blocks,
-        "kv_tokens": memory.num_blocks * memory.block_size,
+        "kv_tokens": memory.num_blocks * engine.config.block_size,
     }
 
 

@@ -53,11 +53,12 @@ class Sweep:
     @property
     def runs(self) -> pd.DataFrame:
         """The finished measured runs, by share and seed."""
-        runs = self.all_runs
-        if runs.empty:
-            return runs
-        wanted = (runs["status"] == FINISHED) & (runs["role"] == MEASURE)
-        return runs[wanted].sort_values(["llm_share", "seed"], ignore_index=True)
+        every = self.all_runs
+        if every.empty:
+            return every
+        wanted = every[(every["status"] == FINISHED) & (every["role"] == MEASURE)]
+        runs = load_runs(list(wanted["folder"]))  # anew: beside failed runs, counts are floats
+        return runs.sort_values(["llm_share", "seed"], ignore_index=True) if len(runs) else runs
 
     def table(
         self, name: str, llm_share: float | None = None, seed: int | None = None

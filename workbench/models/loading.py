@@ -17,18 +17,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from workbench.errors import ConfigError, ModelError
+from workbench.models.folders import find_folder, read_spec
 from workbench.models.layers import Linear
 from workbench.models.llama import Layer, LlamaModel
-from workbench.models.names import resolve
 from workbench.models.spec import ModelSpec
 
-_FILES = (
-    "config.json",
-    "*.safetensors",
-    "model.safetensors.index.json",
-    "tokenizer*",
-    "generation_config.json",
-)
 _DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -36,9 +29,7 @@ _DTYPES = {
     "float64": torch.float64,
 }
 _IGNORED = (".rotary_emb.inv_freq",)  # older files keep what follows from the config
-_COPIED_HEAD_BYTES = (
-    32 * 2**20
-)  # a tied output matrix up to this size is held a second time, transposed: faster
+_TURNED_BYTES = 32 * 2**20  # a tied matrix up to this size is held for the output product: faster
 Take = Callable[[str, tuple[int, ...]], torch.Tensor]
 
 
@@ -62,73 +53,6 @@ def load_model(name: str, *, dtype: str = "auto", device: str = "cpu", seed: int
         model.fingerprint = _digest(f"{weights.digest()} {spec} {chosen}")
     model.folder = folder
     return model
-
-
-def find_folder(name: str, *, weights: bool = True) -> Path:
-    """The local folder of a model, brought from the hub when it is on no disk here. `weights=False`: config only."""
-    where = resolve(name)
-    if isinstance(where, Path):
-        if not (where / "config.json").is_file():
-            raise ModelError(
-                f"{where} has no config.json; a model folder holds config.json and *.safetensors."
-            )
-        return where
-    return _from_hub(
-        where, _FILES if weights else tuple(f for f in _FILES if "safetensors" not in f)
-    )
-
-
-def _from_hub(hub_id: str, files: tuple[str, ...]) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-    )
-
-    try:
-        folder = Path(snapshot_download(hub_id, allow_patterns=list(files), local_files_only=True))
-        if _complete(folder, files):
-            return folder
-    except (LocalEntryNotFoundError, ValueError):
-        pass  # not in the cache
-    try:
-        return Path(snapshot_download(hub_id, allow_patterns=list(files)))
-    except GatedRepoError as error:
-        raise ModelError(
-            f"{hub_id} is gated: accept its licence at https://huggingface.co/{hub_id}, then set HF_TOKEN to a token "
-            "of that account (https://huggingface.co/settings/tokens)."
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise ModelError(
-            f"The hub has no model {hub_id!r} (or it is private: set HF_TOKEN)."
-        ) from error
-    except (
-        Exception
-    ) as error:  # whatever the network raised: no route, no name, time-out, a proxy's answer
-        raise ModelError(
-            f"{hub_id} is not in the local cache and the hub cannot be reached ({type(error).__name__}: {error}). "
-            "Give a local folder, or fetch it once where there is a network: "
-            f"`hf download {hub_id}`."
-        ) from error
-
-
-def _complete(folder: Path, files: tuple[str, ...]) -> bool:
-    """Whether a cached snapshot has what is asked for: its config, and its weights where they are wanted."""
-    wants_weights = any("safetensors" in pattern for pattern in files)
-    return (folder / "config.json").is_file() and (
-        not wants_weights or any(folder.glob("*.safetensors"))
-    )
-
-
-def read_spec(folder: Path) -> ModelSpec:
-    """The ModelSpec of a folder's config.json."""
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read as JSON: {error}.") from error
-    return ModelSpec.from_config(config, str(path))
 
 
 def _dtype(dtype: str, device: str, spec: ModelSpec) -> torch.dtype:
@@ -234,9 +158,8 @@ def _build(spec: ModelSpec, take: Take, dtype: torch.dtype, device: str) -> Llam
     layers = [
         _layer(spec, take, f"model.layers.{i}.", norm, dtype, device) for i in range(spec.layers)
     ]
-    return LlamaModel(
-        spec, embedding, layers, norm("model.norm.weight"), _head(spec, take, embedding)
-    )
+    embedding, head = _ends(spec, take, embedding)
+    return LlamaModel(spec, embedding, layers, norm("model.norm.weight"), head)
 
 
 def _layer(
@@ -265,11 +188,16 @@ def _layer(
     )
 
 
-def _head(spec: ModelSpec, take: Take, embedding: torch.Tensor) -> Linear:
-    """The output matrix; a tied one is the embedding itself, held again only where that is small."""
+def _ends(spec: ModelSpec, take: Take, embedding: torch.Tensor) -> tuple[torch.Tensor, Linear]:
+    """Embedding [vocab, hidden] and output matrix [hidden, vocab]; tied ones share their bytes.
+
+    A small tied matrix lies as the output product wants it and is looked up in columns; a large one
+    lies as the file has it, since columns of a wide matrix are slow to gather.
+    """
     if not spec.tied:
         given = take("lm_head.weight", (spec.vocab, spec.hidden)).to(embedding)
-        return Linear(given.t().contiguous())
-    if embedding.nbytes <= _COPIED_HEAD_BYTES:
-        return Linear(embedding.t().contiguous())
-    return Linear(embedding.t())
+        return embedding, Linear(given.t().contiguous())
+    if embedding.nbytes > _TURNED_BYTES:
+        return embedding, Linear(embedding.t())
+    turned = embedding.t().contiguous()
+    return turned.t(), Linear(turned)

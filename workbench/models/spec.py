@@ -97,6 +97,10 @@ class ModelSpec:
     def weight_bytes(self, dtype_bytes: int, tp: int = 1, pp: int = 1) -> int:
         return self.parameters(tp, pp) * dtype_bytes
 
+    def table_bytes(self, dtype_bytes: int) -> int:
+        """Bytes of the rotary tables (cosine and sine), which a rank holds beside its weights."""
+        return self.max_model_len * self.head_dim * dtype_bytes
+
     def flops(
         self, new_tokens: int, context: int, logits: int | None = None, tp: int = 1, pp: int = 1
     ) -> int:
