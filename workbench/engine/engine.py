@@ -60,6 +60,7 @@ class Engine:
         self.tokenizer = Tokenizer.from_folder(weights.folder)
         mode = "invariant" if config.batch_invariant else "fast"
         self.fingerprint = f"{weights.fingerprint}/{self.tokenizer.fingerprint}/{mode}"
+        self._token_bytes = _padded(self.tokenizer.token_bytes, weights.spec.vocab)
         self.max_model_len = _model_len(config, weights.spec)
         self.memory = self._plan_memory(weights)
         self.executor = self._executor(weights)
@@ -106,7 +107,7 @@ class Engine:
             max_num_seqs=self.config.max_num_seqs,
             max_num_batched_tokens=self.config.max_num_batched_tokens,
             max_model_len=self.max_model_len,
-            stops=StopChecker(self.tokenizer.token_bytes, self.tokenizer.eos_ids),
+            stops=StopChecker(self._token_bytes, self.tokenizer.eos_ids),
             watermark=self.config.watermark,
         )
 
@@ -238,7 +239,7 @@ class Engine:
         return self._bytes(token_ids).decode(errors="replace")
 
     def _bytes(self, token_ids: SequenceOf[int]) -> bytes:
-        of_token = self.tokenizer.token_bytes
+        of_token = self._token_bytes
         return b"".join([of_token[k] for k in token_ids])
 
     # -- whole requests --
@@ -334,6 +335,11 @@ class Engine:
     def __repr__(self) -> str:
         blocks = f"{self.memory.num_blocks} blocks of {self.config.block_size} tokens"
         return f"Engine({self.name!r}, {blocks}, max_model_len={self.max_model_len})"
+
+
+def _padded(token_bytes: tuple[bytes, ...], vocab: int) -> tuple[bytes, ...]:
+    """As many as the model's vocabulary, which may be rounded up beyond the tokenizer's."""
+    return token_bytes + (b"",) * (vocab - len(token_bytes))
 
 
 def _model_len(config: EngineConfig, spec: ModelSpec) -> int:
