@@ -1,13 +1,14 @@
 # One command each; every target first makes .venv and installs what is missing or has changed.
 #
 #   make figures     run the memory study here and draw it       PROFILE=quick|default|full|thesis
+#                    and the notebooks' parameters               llm=FOLDER total_memory=40GiB seeds=[0]
 #   make test        the tests                                   TESTS=tests/kvcache  WORKERS=1
 #   make lab         JupyterLab on the notebooks
 #   make bench       the benchmarks, into build/bench            BENCH="engine search identity"
 #   make clean       everything that can be made again; measured runs (reports/runs) stay
 #
 # TORCH_INDEX=URL chooses where torch comes from, PYTHON=python3.12 the interpreter, NO_BROWSER=1 leaves apt alone.
-# ARGS= goes to `workbench figures` or `workbench bench` as it is:  make figures ARGS=--dry-run
+# ARGS= goes to the command as it is:                             make figures ARGS=--dry-run
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -21,13 +22,17 @@ TESTS ?= tests
 WORKERS ?= 2
 ARGS ?=
 
+# Parameters of the notebooks that were given on make's command line, as options of `workbench figures`.
+PARAMETERS := llm prm total_memory shares problems num_problems seeds n max_depth runs_dir
+GIVEN = $(foreach name,$(PARAMETERS),$(if $(filter command,$(origin $(name))),-p '$(name)=$($(name))'))
+
 # The stamp's name holds what was installed: a change of these files installs again, nothing else does.
 CONTENTS := $(shell cat pyproject.toml constraints.txt .ci/setup | cksum | tr -d ' ')
 READY := $(VENV)/.installed-$(CONTENTS)
 
 .PHONY: help setup figures test lab bench clean
 help:
-	@sed -n '2,/^$$/s/^#  *//p' Makefile
+	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
 
 setup: $(READY)
 $(READY):
@@ -36,7 +41,7 @@ $(READY):
 	@touch $@
 
 figures: $(READY)
-	$(BIN)/workbench figures --profile $(PROFILE) $(ARGS)
+	$(BIN)/workbench figures --profile $(PROFILE) $(strip $(GIVEN) $(ARGS))
 
 test: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) $(TESTS)

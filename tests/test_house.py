@@ -149,9 +149,9 @@ def test_make_knows(target: str) -> None:
 
 
 def test_make_passes_its_variables_on() -> None:
-    """PROFILE and ARGS reach `workbench figures`."""
-    shown = make("figures", "PROFILE=quick", "ARGS=--dry-run").stdout
-    assert "figures --profile quick --dry-run" in shown
+    """PROFILE, ARGS and the notebooks' parameters reach `workbench figures`."""
+    shown = make("figures", "PROFILE=quick", "seeds=[0, 1]", "ARGS=--dry-run").stdout
+    assert "figures --profile quick -p 'seeds=[0, 1]' --dry-run" in shown
 
 
 def test_scripts_are_executable_bash() -> None:

@@ -10,8 +10,10 @@ from typing import Any
 __version__ = "0.1.0"
 
 _EXPORTS = {
+    "Engine": "workbench.engine.engine",
     "SamplingParams": "workbench.core",
     "KVCacheManager": "workbench.kvcache.manager",
+    "MemoryProfile": "workbench.engine.memory",
     "Trace": "workbench.trace.files",
     "Generate": "workbench.search.requests",
     "Score": "workbench.search.requests",
