@@ -218,7 +218,7 @@ def _samples(chunk: Chunk) -> bool:
 def _wanted_logits(
     chunks: list[Chunk], starts: list[int]
 ) -> tuple[tuple[WantedLogits, ...], list[list[tuple[Sequence, int]]]]:
-    """The positions that scoring requests want of their chunks, grouped by equal columns."""
+    """The positions that scoring requests still want of their chunks, grouped by equal columns."""
     rows: dict[tuple[int, ...], list[int]] = {}
     owners: dict[tuple[int, ...], list[tuple[Sequence, int]]] = {}
     for chunk, start in zip(chunks, starts):
@@ -226,7 +226,8 @@ def _wanted_logits(
         if score is None:
             continue
         for position in score.positions:
-            if chunk.start <= position < chunk.end:
+            inside = chunk.start <= position < chunk.end
+            if inside and position not in chunk.sequence.score_rows:
                 rows.setdefault(score.columns, []).append(start + position - chunk.start)
                 owners.setdefault(score.columns, []).append((chunk.sequence, position))
     groups = (WantedLogits(np.array(r, np.int64), np.array(c, np.int64)) for c, r in rows.items())

@@ -5,6 +5,8 @@ Independent of the memory split of the moment (CONTRACTS section 4).
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from workbench.core import Sequence
 from workbench.engine.inputs import tokens_to_compute
 from workbench.errors import ConfigError, OutOfMemory, PromptError
@@ -34,16 +36,22 @@ def require_servable(sequence: Sequence, max_model_len: int) -> None:
     score = sequence.score
     if not sequence.token_ids or (score is not None and not score.positions):
         raise PromptError("The request is empty; give a token (and a position to score).")
-    if score is not None and not 0 <= score.positions[-1] < len(sequence.token_ids):
-        raise PromptError(
-            f"Position {score.positions[-1]} is wanted of {len(sequence.token_ids)} tokens; "
-            f"allowed are 0 to {len(sequence.token_ids) - 1}."
-        )
+    if score is not None:
+        _require_positions(score.positions, len(sequence.token_ids))
     length, most = tokens_to_compute(sequence), max_model_len - (score is None)
     if length > most:
         raise PromptError(
             f"The request has {length} tokens; allowed are at most {most} "
             f"(max_model_len={max_model_len}). Shorten it, or raise max_model_len."
+        )
+
+
+def _require_positions(positions: tuple[int, ...], num_tokens: int) -> None:
+    ascending = all(a < b for a, b in pairwise(positions))
+    if not ascending or positions[0] < 0 or positions[-1] >= num_tokens:
+        raise PromptError(
+            f"Logits are wanted at positions {positions}; allowed are ascending ones from 0 to "
+            f"{num_tokens - 1}, the request's last token."
         )
 
 

@@ -72,7 +72,7 @@ def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
         content = pq.read_table(path)
     except FileNotFoundError as error:
         raise RunStoreError(f"{path} is missing; the run is incomplete: run it again.") from error
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OSError) as error:
         raise RunStoreError(
             f"{path} is no readable Parquet file ({error}); run it again."
         ) from error

@@ -1,0 +1,144 @@
+"""An executor without a model that still notices every wrong, stale or never computed KV entry.
+
+Each computed token writes (its position, itself, a hash of the whole prefix read back from memory)
+to its block and slot. Each row checks that all it attends to is one unbroken chain of prefixes, and
+what it samples depends on all of it, so tokens can be compared with those of a run without any
+cache.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from workbench.core import Sequence, StepPlan, StepResult
+
+VOCABULARY = 4  # few tokens: many equal prefixes
+EOS = 3
+
+
+class Entry(NamedTuple):
+    position: int
+    token: int
+    prefix: int
+
+
+def prefix_hash(prefix: int, token: int) -> int:
+    return hash((prefix, token))
+
+
+def sampled_token(prefix: int, seed: int, position: int) -> int:
+    return hash((prefix, seed, position)) % VOCABULARY
+
+
+def logit(prefix: int, column: int) -> float:
+    return hash((prefix, column)) % 1000
+
+
+class FakeStops:
+    """Stops at EOS unless it is ignored; insists on being told of every request once."""
+
+    def __init__(self) -> None:
+        self.params = {}
+        self.examined = 0
+
+    def add(self, request_id, params) -> None:
+        assert request_id not in self.params
+        self.params[request_id] = params
+
+    def remove(self, request_id) -> None:
+        del self.params[request_id]
+
+    def suspects(self, tokens):
+        return tokens == EOS
+
+    def finish_reason(self, seq: Sequence) -> str | None:
+        self.examined += 1
+        ends = seq.token_ids[-1] == EOS and not self.params[seq.request_id].ignore_eos
+        return "eos" if ends else None
+
+
+class FakeExecutor:
+    """memory: (element offset of a block, slot) -> what was written there last."""
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.memory: dict[tuple[int, int], Entry] = {}
+
+    def run(self, plan: StepPlan) -> StepResult:
+        prefixes = self.store(plan, plan.num_tokens)
+        self.check_attended(plan)
+        sampling = plan.sampling
+        chosen = zip(sampling.rows.tolist(), sampling.seeds.tolist(), sampling.positions.tolist())
+        tokens = [sampled_token(prefixes[row], seed, position) for row, seed, position in chosen]
+        wanted = tuple(
+            np.array([[logit(prefixes[r], c) for c in w.columns.tolist()] for r in w.rows.tolist()])
+            for w in plan.wanted
+        )
+        return StepResult(np.array(tokens, np.int64), wanted=wanted)
+
+    def crash(self, plan: StepPlan, num_rows: int) -> None:
+        """Die after num_rows rows; the rest of the step's slots hold rubbish."""
+        self.store(plan, num_rows)
+        for row in range(num_rows, plan.num_tokens):
+            place = self.place(plan, self.owner(plan, row), int(plan.positions[row]))
+            self.memory[place] = Entry(-1, -1, -1)
+
+    def store(self, plan: StepPlan, num_rows: int) -> list[int]:
+        """Write the first rows' entries, one after the other; answers their prefix hashes."""
+        prefixes = []
+        for row in range(num_rows):
+            sequence, position = self.owner(plan, row), int(plan.positions[row])
+            before = 0
+            if position:
+                before = self.memory[self.place(plan, sequence, position - 1)].prefix
+            token = int(plan.tokens[row])
+            prefixes.append(prefix_hash(before, token))
+            place = self.place(plan, sequence, position)
+            self.memory[place] = Entry(position, token, prefixes[-1])
+        return prefixes
+
+    def owner(self, plan: StepPlan, row: int) -> int:
+        return int(np.searchsorted(plan.query_start, row, side="right")) - 1
+
+    def place(self, plan: StepPlan, sequence: int, position: int) -> tuple[int, int]:
+        block, slot = divmod(position, self.block_size)
+        return int(plan.block_offsets[sequence, block]), slot
+
+    def check_attended(self, plan: StepPlan) -> None:
+        """Every sequence's context is one chain of prefixes and ends with its own rows."""
+        for sequence, context in enumerate(plan.context_len.tolist()):
+            start, end = plan.query_start[sequence : sequence + 2].tolist()
+            positions = plan.positions[start:end].tolist()
+            assert positions == list(range(context - (end - start), context))
+            before = 0
+            for position in range(context):
+                entry = self.memory[self.place(plan, sequence, position)]
+                assert entry.position == position, "a slot holds another position's KV, or none"
+                before = prefix_hash(before, entry.token)
+                assert entry.prefix == before, "a slot holds the KV of another prefix"
+            own = [self.memory[self.place(plan, sequence, p)].token for p in positions]
+            assert own == plan.tokens[start:end].tolist()
+
+
+def expected_tokens(prompt: list[int], seed: int, max_tokens: int, ignore_eos: bool) -> list[int]:
+    """What generation without any cache, batch or preemption samples."""
+    prefix = 0
+    for token in prompt:
+        prefix = prefix_hash(prefix, token)
+    sampled: list[int] = []
+    while len(sampled) < max_tokens:
+        sampled.append(sampled_token(prefix, seed, len(prompt) + len(sampled)))
+        if sampled[-1] == EOS and not ignore_eos:
+            break
+        prefix = prefix_hash(prefix, sampled[-1])
+    return sampled
+
+
+def expected_logits(tokens: list[int], positions, columns) -> dict[int, list[float]]:
+    """position -> what a scoring request must be answered."""
+    prefix, answers = 0, {}
+    for position, token in enumerate(tokens):
+        prefix = prefix_hash(prefix, token)
+        if position in positions:
+            answers[position] = [logit(prefix, column) for column in columns]
+    return answers

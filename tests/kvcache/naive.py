@@ -1,0 +1,233 @@
+"""The laws of the KV cache, written as plainly as possible: lists, scans, whole prefixes instead of
+hashes.
+
+Slow on purpose; the real manager is compared with it call by call.
+"""
+
+from dataclasses import dataclass, field
+
+Key = tuple[bytes, tuple[int, ...]]  # salt, all tokens up to the block's end
+
+
+@dataclass(eq=False)
+class NaiveBlock:
+    content: Key | None = None  # under which it can be hit
+    users: list[int] = field(default_factory=list)
+
+
+@dataclass
+class NaiveSequence:
+    salt: bytes
+    tokens: list[int]
+    blocks: list[NaiveBlock]
+    room: int
+    offered: int  # full blocks that were offered for hits
+
+
+class NaiveCache:
+    """One answer, the same statistics and the same three counts for each call of the manager."""
+
+    def __init__(self, num_blocks: int, block_size: int, caching: bool = True) -> None:
+        self.size, self.caching = block_size, caching
+        self.blocks = [NaiveBlock() for _ in range(num_blocks)]
+        self.unused = list(self.blocks)  # in the order of their last release
+        self.sequences: dict[int, NaiveSequence] = {}
+        self.ever_evicted: set[Key] = set()
+        self.tails: list[Key] = []  # computed tokens of blocks that were not full, with all before
+        names = "query_tokens hit_tokens readmit_query_tokens readmit_hit_tokens allocated evicted"
+        names += " thrashed thrashed_readmit thrash_events duplicates"
+        self.stats = dict.fromkeys(names.split(), 0)
+
+    def counts(self) -> tuple[int, int, int]:
+        active = sum(bool(b.users) for b in self.blocks)
+        cached = sum(not b.users and b.content is not None for b in self.blocks)
+        return active, cached, len(self.blocks) - active - cached
+
+    def holder(self, key: Key) -> NaiveBlock | None:
+        return next((b for b in self.blocks if b.content == key), None)
+
+    def key(self, salt: bytes, tokens: list[int], block: int) -> Key:
+        return salt, tuple(tokens[: (block + 1) * self.size])
+
+    def coverable(self, tokens: list[int], max_hit: int | None) -> int:
+        most = len(tokens) - 1
+        return (most if max_hit is None else min(most, max_hit)) // self.size
+
+    def hit(self, tokens: list[int], salt: bytes, max_hit: int | None) -> list[NaiveBlock]:
+        found = []
+        for i in range(self.coverable(tokens, max_hit)):
+            block = self.holder(self.key(salt, tokens, i))
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def needed(self, num_tokens: int) -> int:
+        return (num_tokens + self.size - 1) // self.size
+
+    def match(self, tokens: list[int], salt: bytes = b"", max_hit: int | None = None) -> int:
+        return len(self.hit(tokens, salt, max_hit)) * self.size
+
+    def allocate(
+        self,
+        seq_id,
+        tokens,
+        num_tokens=None,
+        *,
+        salt=b"",
+        max_hit=None,
+        keep_free=0,
+        readmission=False,
+    ) -> tuple[int, int, dict[int, str]] | None:
+        """(cached tokens, blocks in the table, position -> why it is computed again)."""
+        hit = self.hit(tokens, salt, max_hit)
+        spare = [b for b in self.blocks if not b.users and b not in hit]
+        if self.needed(len(tokens)) - len(hit) + keep_free > len(spare):
+            return None
+        lost = self.lost(tokens, salt, len(hit), self.coverable(tokens, max_hit))
+        thrashed = list(lost.values()).count("evicted") // self.size
+        kind = "readmit_" if readmission else ""
+        self.stats[kind + "query_tokens"] += len(tokens)
+        self.stats[kind + "hit_tokens"] += len(hit) * self.size
+        self.stats["thrashed"] += thrashed
+        self.stats["thrashed_readmit"] += thrashed if readmission else 0
+        self.stats["thrash_events"] += 1 if thrashed else 0
+        for block in hit:
+            block.users.append(seq_id)
+            if block in self.unused:
+                self.unused.remove(block)
+        room = len(tokens) if num_tokens is None else num_tokens
+        self.sequences[seq_id] = NaiveSequence(salt, list(tokens), list(hit), 0, len(hit))
+        self.grow(seq_id, max(room, len(hit) * self.size))
+        return len(hit) * self.size, len(self.sequences[seq_id].blocks), lost
+
+    def lost(self, tokens, salt, num_hit, coverable) -> dict[int, str]:
+        reasons: dict[int, str] = {}
+        if not self.caching:
+            return reasons
+        for i in range(num_hit, self.needed(len(tokens))):
+            start, end = i * self.size, (i + 1) * self.size
+            key = self.key(salt, tokens, i)
+            held_now = end <= len(tokens) and self.holder(key) is not None
+            evicted = end <= len(tokens) and key in self.ever_evicted
+            if evicted and not held_now and i < coverable:
+                reasons |= dict.fromkeys(range(start, end), "evicted")
+            if not evicted and not held_now:
+                for position in range(start, min(end, len(tokens))):
+                    if self.in_a_tail(salt, tuple(tokens[: position + 1]), start):
+                        reasons[position] = "partial"
+        return reasons
+
+    def in_a_tail(self, salt: bytes, prefix: tuple[int, ...], start: int) -> bool:
+        return any(
+            s == salt
+            and (len(t) - 1) // self.size * self.size == start
+            and t[: len(prefix)] == prefix
+            for s, t in self.tails
+        )
+
+    def extend(self, seq_id: int, tokens: list[int]) -> int | None:
+        """Number of new blocks."""
+        sequence = self.sequences[seq_id]
+        missing = self.needed(len(tokens)) - len(sequence.blocks)
+        if missing > len(self.unused):
+            return None
+        sequence.tokens = list(tokens) if len(tokens) > len(sequence.tokens) else sequence.tokens
+        self.grow(seq_id, len(tokens))
+        return max(missing, 0)
+
+    def grow(self, seq_id: int, room: int) -> None:
+        sequence = self.sequences[seq_id]
+        while len(sequence.blocks) * self.size < room:
+            sequence.blocks.append(self.take(seq_id))
+        sequence.room = max(sequence.room, room)
+        while self.caching and (sequence.offered + 1) * self.size <= room:
+            key = self.key(sequence.salt, sequence.tokens, sequence.offered)
+            if self.holder(key) is None:
+                sequence.blocks[sequence.offered].content = key
+            else:
+                self.stats["duplicates"] += 1
+            sequence.offered += 1
+
+    def take(self, seq_id: int) -> NaiveBlock:
+        block = next((b for b in self.unused if b.content is None), self.unused[0])
+        if block.content is not None:
+            self.ever_evicted.add(block.content)
+            self.stats["evicted"] += 1
+            block.content = None
+        self.stats["allocated"] += 1
+        self.unused.remove(block)
+        block.users.append(seq_id)
+        return block
+
+    def free(self, seq_id: int, num_computed: int | None = None, *, token_ids=None) -> None:
+        sequence = self.sequences.pop(seq_id)
+        computed = sequence.room if num_computed is None else num_computed
+        for i, block in enumerate(sequence.blocks):
+            if (i + 1) * self.size > computed:
+                block.content = None
+        if token_ids is not None and computed % self.size:
+            self.tails.append((sequence.salt, tuple(token_ids[:computed])))
+        for block in reversed(sequence.blocks):
+            block.users.remove(seq_id)
+            if not block.users:
+                self.unused.append(block)
+
+
+class ComparedCache:
+    """A manager and the naive cache, given the same calls; any difference is an AssertionError."""
+
+    def __init__(self, manager) -> None:
+        self.manager = manager
+        self.naive = NaiveCache(
+            manager.num_blocks, manager.block_size, manager.enable_prefix_caching
+        )
+        self.lost: dict[int, dict[int, str]] = {}  # of the sequences that hold blocks
+        self.hits: dict[int, int] = {}  # of their last admission
+
+    def __getattr__(self, name):  # sizes, counts and statistics are the manager's
+        return getattr(self.manager, name)
+
+    def match(self, tokens, **options):
+        answer = self.manager.match(tokens, **options)
+        assert answer == self.naive.match(tokens, **options)
+        return answer
+
+    def allocate(self, seq_id, tokens, num_tokens=None, **options):
+        answer = self.manager.allocate(seq_id, tokens, num_tokens, **options)
+        expected = self.naive.allocate(seq_id, tokens, num_tokens, **options)
+        self.compare()
+        assert (answer is None) == (expected is None)
+        if answer is not None:
+            cached, num_blocks, self.lost[seq_id] = expected
+            self.hits[seq_id] = cached
+            assert (answer.num_cached_tokens, len(answer.block_ids)) == (cached, num_blocks)
+            spans = [(r, "evicted") for r in answer.lost.evicted]
+            spans += [(r, "partial") for r in answer.lost.partial]
+            lost = {position: reason for span, reason in spans for position in span}
+            assert lost == self.lost[seq_id]
+            assert answer.block_ids == self.manager.block_table(seq_id)
+        return answer
+
+    def extend(self, seq_id, tokens):
+        before = self.manager.block_table(seq_id)
+        answer = self.manager.extend(seq_id, tokens)
+        expected = self.naive.extend(seq_id, tokens)
+        self.compare()
+        assert (None if answer is None else len(answer)) == expected
+        assert self.manager.block_table(seq_id) == before + (answer or [])
+        return answer
+
+    def free(self, seq_id, num_computed=None, **options):
+        self.manager.free(seq_id, num_computed, **options)
+        self.naive.free(seq_id, num_computed, **options)
+        self.lost.pop(seq_id)
+        self.compare()
+
+    def compare(self) -> None:
+        manager, naive = self.manager, self.naive
+        manager.check()
+        counts = (manager.num_active, manager.num_cached, manager.num_free)
+        assert counts == naive.counts()
+        assert sum(counts) == manager.num_blocks
+        assert {name: getattr(manager.stats, name) for name in naive.stats} == naive.stats

@@ -1,0 +1,88 @@
+"""The manager alone against a naive model: any interleaving of admissions, growth and releases."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from tests.kvcache.naive import ComparedCache
+from workbench.kvcache.manager import KVCacheManager
+
+TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=14)  # few tokens: many equal prefixes
+SALTS = st.sampled_from([b"", b"tenant"])
+MAX_HITS = st.none() | st.integers(0, 14)
+
+
+class ManagerMachine(RuleBasedStateMachine):
+    """Each call goes to both and every answer, count and statistic is compared (naive.py)."""
+
+    sequences = Bundle("sequences")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.next_id = 0
+        self.caches: dict[str, ComparedCache] = {}
+        self.tokens: dict[int, list[int]] = {}
+
+    @rule(
+        num_blocks=st.integers(1, 12),
+        block_size=st.integers(1, 4),
+        caching=st.sampled_from([True] * 4 + [False]),
+    )
+    def create(self, num_blocks: int, block_size: int, caching: bool) -> None:
+        if not self.caches:
+            self.caches["it"] = ComparedCache(KVCacheManager(num_blocks, block_size, caching))
+
+    @property
+    def cache(self) -> ComparedCache:
+        self.create(num_blocks=8, block_size=2, caching=True)
+        return self.caches["it"]
+
+    @rule(
+        target=sequences, tokens=TOKENS, first=st.none() | st.integers(1, 14), salt=SALTS,
+        max_hit=MAX_HITS, keep_free=st.integers(0, 3), readmission=st.booleans(),
+    )  # fmt: skip
+    def allocate(self, tokens, first, salt, max_hit, keep_free, readmission) -> int:
+        self.next_id += 1
+        first = None if first is None else min(first, len(tokens))
+        cached = self.cache.match(tokens, salt=salt, max_hit=max_hit)
+        answer = self.cache.allocate(
+            self.next_id,
+            tokens,
+            first,
+            salt=salt,
+            max_hit=max_hit,
+            keep_free=keep_free,
+            readmission=readmission,
+        )
+        if answer is not None:
+            assert answer.num_cached_tokens == cached
+            self.tokens[self.next_id] = tokens
+        return self.next_id
+
+    @rule(sequence=sequences, more=st.lists(st.integers(0, 1), max_size=5))
+    def extend(self, sequence: int, more: list[int]) -> None:
+        if sequence in self.tokens:
+            tokens = self.tokens[sequence] + more
+            if self.cache.extend(sequence, tokens) is not None:
+                self.tokens[sequence] = tokens
+
+    @rule(sequence=consumes(sequences), computed=st.none() | st.integers(0, 20), tail=st.booleans())
+    def free(self, sequence: int, computed: int | None, tail: bool) -> None:
+        if sequence in self.tokens:
+            tokens = self.tokens.pop(sequence)
+            room = self.cache.naive.sequences[sequence].room
+            computed = None if computed is None else min(computed, room)
+            self.cache.free(sequence, computed, token_ids=tokens if tail else None)
+
+    @rule(tokens=TOKENS, salt=SALTS, max_hit=MAX_HITS)
+    def match(self, tokens, salt, max_hit) -> None:
+        self.cache.match(tokens, salt=salt, max_hit=max_hit)
+
+    @invariant()
+    def laws_hold(self) -> None:
+        if self.caches:
+            self.cache.compare()
+
+
+TestManager = ManagerMachine.TestCase
+TestManager.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
