@@ -1,6 +1,7 @@
-"""The CPU kernels (numba, float32): keys and values into blocks, norms, SwiGLU; attention is in cpu_attention.
+"""The CPU kernels (numba, float32): keys and values into blocks, norms, SwiGLU; and attention's.
 
-Every sum has one order, written out, so a row's result does not depend on the batch it is computed in.
+Every sum has one order, written out, so a row's result does not depend on the batch it is in.
+What they mean is said in `Kernels` and, in plain torch, in `reference`.
 """
 
 from __future__ import annotations
@@ -9,94 +10,119 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import types
+from numba import njit, types
 
 from workbench.kernels import Kernels
-from workbench.kernels.compiled import compiled, exponential, fma
+from workbench.kernels.compiled import MATRIX, VECTOR, compiled
 from workbench.kernels.context import ForwardContext, LayerCache
-from workbench.kernels.cpu_attention import FEW_LANES, attend_few, attend_many
+from workbench.kernels.cpu_attention import attend as _attend
+from workbench.kernels.lanes import (
+    WIDTH,
+    add,
+    div,
+    exponential,
+    fma,
+    load,
+    mul,
+    same,
+    store,
+    sub,
+    total,
+)
 
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 
-_MATRIX, _VECTOR = types.float32[:, ::1], types.float32[::1]
-_INDEX, _COUNTS, _TABLE = types.int64[::1], types.int32[::1], types.int64[:, ::1]
-_CACHE = (
-    _VECTOR,
-    types.int64,
-    types.int64,
-    types.int64,
-    types.int64,
-)  # LayerCache's fields in order
+
+@njit(error_model="numpy", inline="always")
+def _norm_rows(x: Any, weight: Any, epsilon: Any, out: Any) -> None:
+    """Squares are added in 16 interleaved sums, these in order, then what 16 does not divide."""
+    width = x.shape[1]
+    for t in range(x.shape[0]):
+        row, target = x[t], out[t]
+        squares = same(_ZERO)
+        for i in range(0, width - WIDTH + 1, WIDTH):
+            part = load(row, i)
+            squares = fma(part, part, squares)
+        square = total(squares)
+        for i in range(width - width % WIDTH, width):
+            square += row[i] * row[i]
+        scale = same(_ONE / np.sqrt(square / np.float32(width) + epsilon))
+        for i in range(0, width - WIDTH + 1, WIDTH):
+            store(target, i, mul(mul(load(row, i), scale), load(weight, i)))
+        end = width - WIDTH  # the last 16 once more, for what 16 does not divide
+        store(target, end, mul(mul(load(row, end), scale), load(weight, end)))
 
 
-@compiled(types.void(_MATRIX, _VECTOR, types.float32, _MATRIX))
+@compiled(MATRIX, VECTOR, types.float32, MATRIX)
 def _rms_norm(x: Any, weight: Any, epsilon: Any, out: Any) -> None:
-    """Squares are added in 16 interleaved sums, then the 16 in order: one order, and a vector instruction."""
-    rows, width = x.shape
-    sums = np.empty(16, np.float32)
-    for t in range(rows):
-        sums[:] = _ZERO
-        for first in range(0, width - 15, 16):
-            for i in range(16):
-                sums[i] = fma(x[t, first + i], x[t, first + i], sums[i])
-        for i in range(width - width % 16, width):
-            sums[0] = fma(x[t, i], x[t, i], sums[0])
-        total = _ZERO
-        for i in range(16):
-            total += sums[i]
-        scale = _ONE / np.sqrt(total / np.float32(width) + epsilon)
-        for i in range(width):
-            out[t, i] = x[t, i] * scale * weight[i]
+    _norm_rows(x, weight, epsilon, out)
 
 
-@compiled(types.void(_MATRIX, _MATRIX, _VECTOR, types.float32, _MATRIX))
+@compiled(MATRIX, MATRIX, VECTOR, types.float32, MATRIX)
 def _add_rms_norm(x: Any, delta: Any, weight: Any, epsilon: Any, out: Any) -> None:
     for t in range(x.shape[0]):
         for i in range(x.shape[1]):
             x[t, i] += delta[t, i]
-    _rms_norm(x, weight, epsilon, out)
+    _norm_rows(x, weight, epsilon, out)
 
 
-@compiled(types.void(_MATRIX, _MATRIX))
+@njit(error_model="numpy", inline="always")
+def _silu_lanes(row: Any, at: int, inner: int, out: Any) -> None:
+    gate, up = load(row, at), load(row, inner + at)
+    negated = exponential(sub(same(_ZERO), gate))
+    store(out, at, mul(div(gate, add(same(_ONE), negated)), up))
+
+
+@compiled(MATRIX, MATRIX)
 def _silu_mul(gate_up: Any, out: Any) -> None:
     inner = out.shape[1]
     for t in range(out.shape[0]):
-        for i in range(inner):
-            gate = gate_up[t, i]
-            out[t, i] = gate / (_ONE + exponential(-gate)) * gate_up[t, inner + i]
+        row, target = gate_up[t], out[t]
+        for i in range(0, inner - WIDTH + 1, WIDTH):
+            _silu_lanes(row, i, inner, target)
+        _silu_lanes(row, inner - WIDTH, inner, target)
 
 
-@compiled(types.void(_MATRIX, _MATRIX, _MATRIX, *_CACHE, _INDEX, _INDEX, _TABLE))
+@njit(error_model="numpy", inline="always")
+def _rotate(row: Any, head: int, half: int, cosine: Any, sine: Any) -> None:
+    for i in range(half):
+        first, second = row[head + i], row[head + half + i]
+        row[head + i] = first * cosine[i] - second * sine[i]
+        row[head + half + i] = second * cosine[i] + first * sine[i]
+
+
+@compiled(
+    *(MATRIX, MATRIX, MATRIX),  # qkv, cosine, sine
+    *(VECTOR, types.int64, types.int64, types.int64, types.int64),  # LayerCache
+    *(types.int64[::1], types.int64[::1], types.int64[:, ::1]),  # of ForwardContext
+)
 def _store_kv(
     qkv: Any,
     cosine: Any,
     sine: Any,
     data: Any,
-    base: Any,
-    block_size: Any,
-    kv_heads: Any,
-    head_dim: Any,
+    base: int,
+    block_size: int,
+    kv_heads: int,
+    head_dim: int,
     positions: Any,
     sequence: Any,
     block_offsets: Any,
 ) -> None:
     rows, columns = qkv.shape
     width = kv_heads * head_dim
-    half = head_dim // 2
     for t in range(rows):
         p = positions[t]
         for head in range(0, columns - width, head_dim):
-            for i in range(half):
-                first, second = qkv[t, head + i], qkv[t, head + half + i]
-                qkv[t, head + i] = fma(first, cosine[p, i], -(second * sine[p, i]))
-                qkv[t, head + half + i] = fma(second, cosine[p, i], first * sine[p, i])
-        at = base + block_offsets[sequence[t], p // block_size] + p % block_size * width
+            _rotate(qkv[t], head, head_dim // 2, cosine[p], sine[p])
+        key = base + block_offsets[sequence[t], p // block_size] + p % block_size * width
+        value = key + block_size * width
         for i in range(width):
-            data[at + i] = qkv[t, columns - 2 * width + i]
-            data[at + block_size * width + i] = qkv[t, columns - width + i]
+            data[key + i] = qkv[t, columns - 2 * width + i]
+            data[value + i] = qkv[t, columns - width + i]
 
 
-def _numbers(cache: LayerCache) -> tuple[Any, int, int, int, int]:
+def _fields(cache: LayerCache) -> tuple[Any, int, int, int, int]:
     return cache.data.numpy(), cache.base, cache.block_size, cache.kv_heads, cache.head_dim
 
 
@@ -122,19 +148,16 @@ def store_kv(
     context: ForwardContext,
 ) -> None:
     where = (context.positions, context.sequence, context.block_offsets)
-    _store_kv(qkv.numpy(), cosine.numpy(), sine.numpy(), *_numbers(cache), *where)
+    _store_kv(qkv.numpy(), cosine.numpy(), sine.numpy(), *_fields(cache), *where)
 
 
 def attend(
     qkv: torch.Tensor, out: torch.Tensor, cache: LayerCache, context: ForwardContext
 ) -> None:
-    heads = out.shape[1] // cache.head_dim
-    lanes_each = len(context.positions) * heads // (cache.kv_heads * len(context.context_len))
-    kernel = attend_few if lanes_each <= FEW_LANES else attend_many
-    where = (context.positions, context.query_start, context.block_offsets)
-    kernel(qkv.numpy(), out.numpy(), *_numbers(cache), *where)
+    where = (context.positions, context.query_start, context.context_len, context.block_offsets)
+    _attend(qkv.numpy(), out.numpy(), *_fields(cache), *where)
 
 
 def kernels() -> Kernels:
-    """The CPU kernels; they compile when first imported on a machine and are read from disk afterwards."""
+    """The CPU kernels; compiled when first imported on a machine, read from disk afterwards."""
     return Kernels("cpu", True, rms_norm, add_rms_norm, store_kv, attend, silu_mul)

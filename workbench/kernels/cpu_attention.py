@@ -1,12 +1,12 @@
 """Attention over blocks on a CPU: keys and values are read where they lie, nothing is gathered.
 
-A *lane* is one query row of one head; the lanes that share a key-value head are worked on side by side, so a vector
-instruction handles 8 or 16 of them, and each lane adds up its keys alone, one after the other in position order,
-rescaled at fixed multiples of 32 positions (online softmax, Milakov and Gimelshein 2018). A lane's result therefore
-depends on no other lane, and on no block size, chunk or batch: a masked key adds exactly nothing.
+A *lane* is one query row of one head; sixteen lanes that share a key-value head are worked on side by side. Each adds
+up its keys alone, one after the other in position order, rescaled at fixed multiples of 32 positions (online softmax,
+Milakov and Gimelshein 2018): a lane's result depends on no other lane, and on no block size, chunk or batch. A key that
+a lane does not see has weight exactly 0 and so adds exactly nothing.
 
     lane = (row - first row) * group + (head - first head)        group = heads / kv_heads
-    queries[dimension, lane]   scores[position in tile, lane]   sums[dimension, lane]
+    queries[dimension * 16 + lane]   scores[position in tile * 16 + lane]   sums[dimension * 16 + lane]
 """
 
 from __future__ import annotations
@@ -17,191 +17,172 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
-from workbench.kernels.compiled import compiled, exponential, fma
+from workbench.kernels.compiled import MATRIX, VECTOR, compiled
+from workbench.kernels.lanes import (
+    WIDTH,
+    add,
+    div,
+    exponential,
+    fma,
+    largest,
+    load,
+    mul,
+    same,
+    spread,
+    store,
+    sub,
+    where_at_most,
+)
 
 TILE = 32  # positions between two rescalings; part of the arithmetic: changing it changes results
-FEW_LANES, MANY_LANES = 8, 64  # lanes side by side: a choice of speed alone
 _UNSEEN = np.float32(-1e30)
-_ZERO, _ONE = np.float32(0.0), np.float32(1.0)
-
-_MATRIX, _VECTOR = types.float32[:, ::1], types.float32[::1]
-_SIGNATURE = types.void(
-    *(_MATRIX, _MATRIX),  # qkv [T, width], out [T, heads * head_dim]
-    *(_VECTOR, types.int64, types.int64, types.int64, types.int64),  # LayerCache, field by field
-    *(
-        types.int64[::1],
-        types.int32[::1],
-        types.int64[:, ::1],
-    ),  # positions, query_start, block_offsets
-)
-_inlined = njit(
-    error_model="numpy", forceinline=True
-)  # so that `lanes` is a constant where it is used
+_ZERO = np.float32(0.0)
+_inlined = njit(error_model="numpy", inline="always")
 
 
 @_inlined
-def _score(lanes: int, data: Any, address: Any, count: int, queries: Any, scores: Any) -> None:
-    """scores[j, lane] = key j . query; dimensions are added in ascending order, eight a pass."""
-    head_dim = queries.shape[0]
-    for j in range(count):
-        at = address[j]
-        for r in range(lanes):
-            scores[j, r] = _ZERO
-        for d in range(0, head_dim, 8):
-            k0, k1, k2, k3 = data[at + d], data[at + d + 1], data[at + d + 2], data[at + d + 3]
-            k4, k5, k6, k7 = data[at + d + 4], data[at + d + 5], data[at + d + 6], data[at + d + 7]
-            for r in range(lanes):
-                s = fma(k0, queries[d, r], scores[j, r])
-                s = fma(k1, queries[d + 1, r], s)
-                s = fma(k2, queries[d + 2, r], s)
-                s = fma(k3, queries[d + 3, r], s)
-                s = fma(k4, queries[d + 4, r], s)
-                s = fma(k5, queries[d + 5, r], s)
-                s = fma(k6, queries[d + 6, r], s)
-                scores[j, r] = fma(k7, queries[d + 7, r], s)
-
-
-@_inlined
-def _hide(lanes: int, first: int, count: int, limit: Any, scores: Any) -> None:
-    """Scores of keys past a lane's own position become so small that their weight is exactly 0."""
-    for j in range(count):
-        for r in range(lanes):
-            if first + j > limit[r]:
-                scores[j, r] = _UNSEEN
-
-
-@_inlined
-def _weigh(lanes: int, count: int, scores: Any, top: Any, total: Any, shrink: Any) -> None:
-    """Scores become weights exp(score - top); `shrink` is what sums over earlier tiles must be scaled by."""
-    for r in range(lanes):
-        shrink[r] = top[r]
-    for j in range(count):
-        for r in range(lanes):
-            top[r] = max(top[r], scores[j, r])
-    for r in range(lanes):
-        shrink[r] = exponential(shrink[r] - top[r])
-        total[r] *= shrink[r]
-    for j in range(count):
-        for r in range(lanes):
-            scores[j, r] = exponential(scores[j, r] - top[r])
-    for j in range(count):
-        for r in range(lanes):
-            total[r] += scores[j, r]
-
-
-@_inlined
-def _add_values(
-    lanes: int, data: Any, address: Any, count: int, scores: Any, shrink: Any, sums: Any
-) -> None:
-    """sums[d, lane] = sums * shrink + weights . values; positions are added in ascending order, eight a pass."""
-    head_dim = sums.shape[0]
-    for d in range(head_dim):
-        for r in range(lanes):
-            sums[d, r] *= shrink[r]
-    for j in range(0, count - 7, 8):
+def _score(data: Any, address: Any, count: int, queries: Any, scores: Any) -> None:
+    """scores[j] = key j . query, eight keys at a time, dimensions added in ascending order."""
+    head_dim = len(queries) // WIDTH
+    for j in range(0, count, 8):
         a0, a1, a2, a3 = address[j], address[j + 1], address[j + 2], address[j + 3]
         a4, a5, a6, a7 = address[j + 4], address[j + 5], address[j + 6], address[j + 7]
+        s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = same(_ZERO)
         for d in range(head_dim):
-            v0, v1, v2, v3 = data[a0 + d], data[a1 + d], data[a2 + d], data[a3 + d]
-            v4, v5, v6, v7 = data[a4 + d], data[a5 + d], data[a6 + d], data[a7 + d]
-            for r in range(lanes):
-                s = fma(v0, scores[j, r], sums[d, r])
-                s = fma(v1, scores[j + 1, r], s)
-                s = fma(v2, scores[j + 2, r], s)
-                s = fma(v3, scores[j + 3, r], s)
-                s = fma(v4, scores[j + 4, r], s)
-                s = fma(v5, scores[j + 5, r], s)
-                s = fma(v6, scores[j + 6, r], s)
-                sums[d, r] = fma(v7, scores[j + 7, r], s)
-    for j in range(count - count % 8, count):
-        for d in range(head_dim):
-            value = data[address[j] + d]
-            for r in range(lanes):
-                sums[d, r] = fma(value, scores[j, r], sums[d, r])
+            query = load(queries, d * WIDTH)
+            s0 = fma(spread(data, a0 + d), query, s0)
+            s1 = fma(spread(data, a1 + d), query, s1)
+            s2 = fma(spread(data, a2 + d), query, s2)
+            s3 = fma(spread(data, a3 + d), query, s3)
+            s4 = fma(spread(data, a4 + d), query, s4)
+            s5 = fma(spread(data, a5 + d), query, s5)
+            s6 = fma(spread(data, a6 + d), query, s6)
+            s7 = fma(spread(data, a7 + d), query, s7)
+        at = j * WIDTH
+        store(scores, at, s0)
+        store(scores, at + WIDTH, s1)
+        store(scores, at + 2 * WIDTH, s2)
+        store(scores, at + 3 * WIDTH, s3)
+        store(scores, at + 4 * WIDTH, s4)
+        store(scores, at + 5 * WIDTH, s5)
+        store(scores, at + 6 * WIDTH, s6)
+        store(scores, at + 7 * WIDTH, s7)
 
 
 @_inlined
-def _locate(
-    first: int, count: int, base: int, block_size: int, width: int, table: Any, address: Any
-) -> None:
-    """Element addresses of the keys of positions first .. first + count - 1 of one head."""
+def _hide(first: int, count: int, limit: Any, scores: Any) -> None:
+    """Scores of keys past a lane's own position become so small that their weight is exactly 0."""
+    last = load(limit, 0)
     for j in range(count):
-        p = first + j
-        address[j] = base + table[p // block_size] + p % block_size * width
+        position = same(np.float32(first + j))
+        score = load(scores, j * WIDTH)
+        store(scores, j * WIDTH, where_at_most(position, last, score, same(_UNSEEN)))
 
 
 @_inlined
-def _attend(
-    lanes: int,
-    qkv: Any,
-    out: Any,
-    data: Any,
-    base: int,
-    block_size: int,
-    kv_heads: int,
-    head_dim: int,
-    positions: Any,
-    query_start: Any,
-    block_offsets: Any,
+def _add_values(data: Any, address: Any, shift: int, count: int, scores: Any, shrink: Any, sums: Any) -> None:
+    """sums = sums * shrink + weights . values, eight dimensions at a time, positions added in ascending order."""
+    for d in range(0, len(sums) // WIDTH, 8):
+        at = d * WIDTH
+        s0, s1 = mul(load(sums, at), shrink), mul(load(sums, at + WIDTH), shrink)
+        s2, s3 = mul(load(sums, at + 2 * WIDTH), shrink), mul(load(sums, at + 3 * WIDTH), shrink)
+        s4, s5 = mul(load(sums, at + 4 * WIDTH), shrink), mul(load(sums, at + 5 * WIDTH), shrink)
+        s6, s7 = mul(load(sums, at + 6 * WIDTH), shrink), mul(load(sums, at + 7 * WIDTH), shrink)
+        for j in range(count):
+            weight = load(scores, j * WIDTH)
+            value = address[j] + shift + d
+            s0 = fma(spread(data, value), weight, s0)
+            s1 = fma(spread(data, value + 1), weight, s1)
+            s2 = fma(spread(data, value + 2), weight, s2)
+            s3 = fma(spread(data, value + 3), weight, s3)
+            s4 = fma(spread(data, value + 4), weight, s4)
+            s5 = fma(spread(data, value + 5), weight, s5)
+            s6 = fma(spread(data, value + 6), weight, s6)
+            s7 = fma(spread(data, value + 7), weight, s7)
+        store(sums, at, s0)
+        store(sums, at + WIDTH, s1)
+        store(sums, at + 2 * WIDTH, s2)
+        store(sums, at + 3 * WIDTH, s3)
+        store(sums, at + 4 * WIDTH, s4)
+        store(sums, at + 5 * WIDTH, s5)
+        store(sums, at + 6 * WIDTH, s6)
+        store(sums, at + 7 * WIDTH, s7)
+
+
+@_inlined
+def _attend_lanes(data: Any, address: Any, shift: int, queries: Any, limit: Any, scores: Any, sums: Any) -> None:
+    """Sixteen lanes over the keys each sees, positions 0 .. limit[lane]; the last lane sees most. Answers in `sums`."""
+    sums[:] = _ZERO
+    top, weights = same(_UNSEEN), same(_ZERO)
+    end = int(limit[WIDTH - 1]) + 1
+    for first in range(0, end, TILE):
+        count = min(TILE, end - first)
+        here = address[first:]
+        _score(data, here, count, queries, scores)
+        if first + count - 1 > limit[0]:
+            _hide(first, count, limit, scores)
+        before = top
+        for j in range(count):
+            top = largest(top, load(scores, j * WIDTH))
+        shrink = exponential(sub(before, top))
+        weights = mul(weights, shrink)
+        for j in range(count):
+            weight = exponential(sub(load(scores, j * WIDTH), top))
+            store(scores, j * WIDTH, weight)
+            weights = add(weights, weight)
+        _add_values(data, here, shift, count, scores, shrink, sums)
+    for d in range(0, len(sums), WIDTH):
+        store(sums, d, div(load(sums, d), weights))
+
+
+@_inlined
+def _locate(count: int, base: int, block_size: int, width: int, table: Any, address: Any) -> None:
+    """Element addresses of the keys of positions 0 .. count - 1, then seven more of the last."""
+    for first in range(0, count, block_size):
+        start = base + table[first // block_size] - first * width
+        for p in range(first, min(first + block_size, count)):
+            address[p] = start + p * width
+    for p in range(count, count + 7):  # scores are computed eight keys at a time
+        address[p] = address[count - 1]
+
+
+@_inlined
+def _place(
+    first: int, lanes: int, row: int, head: int, group: int, positions: Any, rows: Any, heads: Any, limit: Any
 ) -> None:
-    group = out.shape[1] // head_dim // kv_heads
-    width = kv_heads * head_dim
+    """Row, head and position of lanes first .. first + 15; those past the last repeat it."""
+    for i in range(WIDTH):
+        lane = min(first + i, lanes - 1)
+        rows[i], heads[i] = row + lane // group, head * group + lane % group
+        limit[i] = positions[rows[i]]
+
+
+@_inlined
+def _load_queries(qkv: Any, rows: Any, heads: Any, queries: Any) -> None:
+    """Each lane's query, scaled, as a column of `queries`."""
+    head_dim = len(queries) // WIDTH
     scale = np.float32(1.0 / math.sqrt(head_dim))
-    queries, sums = np.empty((head_dim, lanes), np.float32), np.empty((head_dim, lanes), np.float32)
-    scores, address = np.empty((TILE, lanes), np.float32), np.empty(TILE, np.int64)
-    top, total, shrink = (
-        np.empty(lanes, np.float32),
-        np.empty(lanes, np.float32),
-        np.empty(lanes, np.float32),
-    )
-    limit = np.zeros(lanes, np.int32)  # the last position each lane sees
-    for s in range(block_offsets.shape[0]):
-        all_lanes = (query_start[s + 1] - query_start[s]) * group
-        for item in range(kv_heads * ((all_lanes + lanes - 1) // lanes)):
-            head, first = item % kv_heads, item // kv_heads * lanes
-            used = min(lanes, all_lanes - first)
-            queries[:, :] = _ZERO
-            for r in range(used):
-                row, column = (
-                    query_start[s] + (first + r) // group,
-                    (head * group + (first + r) % group) * head_dim,
-                )
-                limit[r] = positions[row]
-                for d in range(head_dim):
-                    queries[d, r] = qkv[row, column + d] * scale
-            limit[used:] = limit[used - 1]
-            sums[:, :] = _ZERO
-            top[:] = _UNSEEN
-            total[:] = _ZERO
-            end = limit[used - 1] + 1
-            for tile in range(0, end, TILE):
-                count = min(TILE, end - tile)
-                _locate(
-                    tile,
-                    count,
-                    base + head * head_dim,
-                    block_size,
-                    width,
-                    block_offsets[s],
-                    address,
-                )
-                _score(lanes, data, address, count, queries, scores)
-                if tile + count - 1 > limit[0]:
-                    _hide(lanes, tile, count, limit, scores)
-                _weigh(lanes, count, scores, top, total, shrink)
-                address += block_size * width  # from keys to values
-                _add_values(lanes, data, address, count, scores, shrink, sums)
-            for r in range(used):
-                row, column = (
-                    query_start[s] + (first + r) // group,
-                    (head * group + (first + r) % group) * head_dim,
-                )
-                for d in range(head_dim):
-                    out[row, column + d] = sums[d, r] / total[r]
+    for lane in range(WIDTH):
+        source, at = qkv[rows[lane]], heads[lane] * head_dim
+        for d in range(head_dim):
+            queries[d * WIDTH + lane] = source[at + d] * scale
 
 
-@compiled(_SIGNATURE, nogil=True)
-def attend_few(
+@_inlined
+def _store_sums(sums: Any, rows: Any, heads: Any, out: Any) -> None:
+    head_dim = len(sums) // WIDTH
+    for lane in range(WIDTH):
+        target, at = out[rows[lane]], heads[lane] * head_dim
+        for d in range(head_dim):
+            target[at + d] = sums[d * WIDTH + lane]
+
+
+@compiled(
+    *(MATRIX, MATRIX),  # qkv, out
+    *(VECTOR, types.int64, types.int64, types.int64, types.int64),  # LayerCache
+    *(types.int64[::1], types.int32[::1], types.int32[::1], types.int64[:, ::1]),  # ForwardContext
+)
+def attend(
     qkv: Any,
     out: Any,
     data: Any,
@@ -211,48 +192,23 @@ def attend_few(
     head_dim: int,
     positions: Any,
     query_start: Any,
+    context_len: Any,
     block_offsets: Any,
 ) -> None:
-    """Attention where a sequence has few query rows, as in decoding."""
-    _attend(
-        FEW_LANES,
-        qkv,
-        out,
-        data,
-        base,
-        block_size,
-        kv_heads,
-        head_dim,
-        positions,
-        query_start,
-        block_offsets,
-    )
-
-
-@compiled(_SIGNATURE, nogil=True)
-def attend_many(
-    qkv: Any,
-    out: Any,
-    data: Any,
-    base: int,
-    block_size: int,
-    kv_heads: int,
-    head_dim: int,
-    positions: Any,
-    query_start: Any,
-    block_offsets: Any,
-) -> None:
-    """Attention where a sequence has many query rows, as in prefill."""
-    _attend(
-        MANY_LANES,
-        qkv,
-        out,
-        data,
-        base,
-        block_size,
-        kv_heads,
-        head_dim,
-        positions,
-        query_start,
-        block_offsets,
-    )
+    """Kernels.attend over the fields of LayerCache and ForwardContext."""
+    group, width = out.shape[1] // head_dim // kv_heads, kv_heads * head_dim
+    queries, sums = np.empty(head_dim * WIDTH, np.float32), np.empty(head_dim * WIDTH, np.float32)
+    scores, limit = np.empty(TILE * WIDTH, np.float32), np.empty(WIDTH, np.float32)
+    rows, heads = np.empty(WIDTH, np.int64), np.empty(WIDTH, np.int64)
+    address = np.empty(context_len.max() + 7, np.int64)
+    to_values = block_size * width
+    for s in range(len(context_len)):
+        row, lanes = query_start[s], (query_start[s + 1] - query_start[s]) * group
+        _locate(context_len[s], base, block_size, width, block_offsets[s], address)
+        for head in range(kv_heads):
+            for first in range(0, lanes, WIDTH):
+                _place(first, lanes, row, head, group, positions, rows, heads, limit)
+                _load_queries(qkv, rows, heads, queries)
+                _attend_lanes(data, address, to_values, queries, limit, scores, sums)
+                _store_sums(sums, rows, heads, out)
+            address += head_dim

@@ -1,0 +1,142 @@
+"""The CPU kernels compute what the plain torch reference computes, and each row of them is its own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from workbench.kernels import ForwardContext, LayerCache, cpu, load_kernels, reference
+
+HEADS = {"mha": (4, 4, 16), "solver": (8, 1, 16), "prm": (5, 1, 64), "odd_group": (6, 2, 24)}
+# (tokens already cached, new tokens) of each sequence of the batch
+BATCHES = {
+    "decode": [(5, 1), (31, 1), (32, 1), (100, 1)],
+    "prefill": [(0, 40), (0, 1), (0, 65)],
+    "mixed": [(0, 33), (64, 1), (17, 20)],
+}
+
+
+def random_batch(
+    shape: tuple[int, int, int], batch: list[tuple[int, int]], block_size: int
+) -> tuple[torch.Tensor, LayerCache, ForwardContext]:
+    """A fused qkv of the batch, a cache of random contents in scattered blocks, and their context."""
+    heads, kv_heads, head_dim = shape
+    draw = np.random.default_rng(0)
+    new, ends = [n for _, n in batch], [sum(pair) for pair in batch]
+    blocks = [-(-end // block_size) for end in ends]
+    elements = 2 * block_size * kv_heads * head_dim
+    names = iter(draw.permutation(sum(blocks)))
+    offsets = np.zeros((len(batch), max(blocks)), np.int64)
+    for s, count in enumerate(blocks):
+        offsets[s, :count] = [next(names) * elements for _ in range(count)]
+    context = ForwardContext(
+        positions=np.concatenate([np.arange(cached, cached + n) for cached, n in batch]),
+        sequence=np.repeat(np.arange(len(batch)), new),
+        query_start=np.cumsum([0, *new]).astype(np.int32),
+        context_len=np.array(ends, np.int32),
+        block_offsets=offsets,
+    )
+    base = 7
+    data = torch.from_numpy(draw.standard_normal(base + sum(blocks) * elements, np.float32))
+    width = (heads + 2 * kv_heads) * head_dim
+    qkv = torch.from_numpy(draw.standard_normal((sum(new), width), np.float32))
+    return qkv, LayerCache(data, base, block_size, kv_heads, head_dim), context
+
+
+@pytest.mark.parametrize("block_size", [1, 8, 16, 32])
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("shape", HEADS)
+def test_attend_equals_reference(shape: str, batch: str, block_size: int) -> None:
+    """Attention over scattered blocks agrees with softmax over gathered keys."""
+    qkv, cache, context = random_batch(HEADS[shape], BATCHES[batch], block_size)
+    ours = torch.full((len(qkv), HEADS[shape][0] * HEADS[shape][2]), torch.nan)
+    theirs = torch.empty_like(ours)
+    cpu.attend(qkv, ours, cache, context)
+    reference.attend(qkv, theirs, cache, context)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("block_size", [1, 16])
+@pytest.mark.parametrize("shape", HEADS)
+def test_store_kv_equals_reference(shape: str, block_size: int) -> None:
+    """Rotation and the place of every key and value agree; nothing else in the cache changes."""
+    qkv, cache, context = random_batch(HEADS[shape], BATCHES["mixed"], block_size)
+    half = HEADS[shape][2] // 2
+    angles = torch.rand(128, half, generator=torch.Generator().manual_seed(1)) * 6
+    other = LayerCache(cache.data.clone(), cache.base, block_size, cache.kv_heads, cache.head_dim)
+    rotated = qkv.clone()
+    cpu.store_kv(qkv, angles.cos(), angles.sin(), cache, context)
+    reference.store_kv(rotated, angles.cos(), angles.sin(), other, context)
+    torch.testing.assert_close(qkv, rotated, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(cache.data, other.data, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("width", [16, 33, 100, 544])
+def test_norms_and_silu_equal_reference(width: int) -> None:
+    """Row kernels agree for widths that 16 divides and for others."""
+    generator = torch.Generator().manual_seed(width)
+    x, delta, gate_up = (torch.randn(5, n, generator=generator) for n in (width, width, 2 * width))
+    weight, out, expected = torch.rand(width), torch.empty(5, width), torch.empty(5, width)
+    same = x.clone()
+    cpu.add_rms_norm(x, delta, weight, 1e-5, out)
+    reference.add_rms_norm(same, delta, weight, 1e-5, expected)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(x, same)
+    cpu.rms_norm(x, weight, 1e-5, expected)
+    assert torch.equal(out, expected)
+    cpu.silu_mul(gate_up * 20, out)
+    reference.silu_mul(gate_up * 20, expected)
+    torch.testing.assert_close(out, expected, rtol=2e-6, atol=1e-30)
+
+
+@pytest.mark.parametrize("shape", HEADS)
+def test_attention_of_a_row_is_its_own(shape: str) -> None:
+    """A row's bits are the same in one prefill, in chunks, alone, and for every block size."""
+    seen = []
+    heads, kv_heads, head_dim = HEADS[shape]
+    draw = np.random.default_rng(2)
+    keys = draw.standard_normal((2, 97, kv_heads * head_dim), np.float32)
+    rows = torch.from_numpy(draw.standard_normal((97, (heads + 2 * kv_heads) * head_dim), np.float32))
+    for block_size in (1, 8, 16, 32):
+        for chunk in (97, 40, 7, 1):
+            out = torch.empty(97, heads * head_dim)
+            for first in range(0, 97, chunk):
+                new = min(chunk, 97 - first)
+                _, cache, context = random_batch(HEADS[shape], [(first, new), (3, 2)], block_size)
+                fill(cache, context, keys[:, : first + new])
+                part = torch.cat([rows[first : first + new], rows[:2]])
+                answer = torch.empty(new + 2, heads * head_dim)
+                cpu.attend(part, answer, cache, context)
+                out[first : first + new] = answer[:new]
+            seen.append(out)
+    assert all(torch.equal(seen[0], other) for other in seen[1:])
+
+
+def fill(cache: LayerCache, context: ForwardContext, keys: np.ndarray) -> None:
+    """Writes keys and values [2, positions, width] to the first sequence's blocks."""
+    width = keys.shape[2]
+    for p in range(keys.shape[1]):
+        block, slot = divmod(p, cache.block_size)
+        at = cache.base + context.block_offsets[0, block] + slot * width
+        for kind in (0, 1):
+            start = at + kind * cache.block_size * width
+            cache.data[start : start + width] = torch.from_numpy(keys[kind, p])
+
+
+def test_a_masked_key_of_the_same_tile_adds_nothing() -> None:
+    """Huge keys and values after a row's own position leave its bits alone."""
+    qkv, cache, context = random_batch((8, 1, 16), [(0, 20)], 16)
+    before, after = torch.empty(20, 128), torch.empty(20, 128)
+    cpu.attend(qkv, before, cache, context)
+    tail = int(cache.base + context.block_offsets[0, 1])
+    cache.data[tail : tail + 2 * 16 * 16] = 1e20
+    cpu.attend(qkv, after, cache, context)
+    assert torch.equal(before[:16], after[:16])
+    assert not torch.equal(before[16:], after[16:])
+
+
+def test_kernels_are_chosen_by_device_and_dtype() -> None:
+    """float32 on a CPU is compiled and batch-invariant; other dtypes take the reference, which is not."""
+    assert load_kernels(torch.device("cpu"), torch.float32).batch_invariant
+    assert load_kernels(torch.device("cpu"), torch.bfloat16).name == "reference"
