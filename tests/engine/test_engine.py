@@ -1,4 +1,4 @@
-"""The engine as a user holds it: outputs in order, text, streaming, aborts, failures, errors that name the fix."""
+"""The engine as a user holds it: outputs, streaming, aborts, failures, errors with a remedy."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,8 @@ def test_max_tokens_and_max_model_len_end_with_length(engine, prompt):
     ignoring = SamplingParams(temperature=0.0, max_tokens=10_000, ignore_eos=True)
     assert len(engine.generate([prompt], GREEDY)[0].token_ids) <= 24
     out = engine.generate([prompt], ignoring)[0]
-    assert out.finish_reason == "length" and len(prompt) + len(out.token_ids) == engine.max_model_len
+    assert out.finish_reason == "length"
+    assert len(prompt) + len(out.token_ids) == engine.max_model_len
 
 
 def test_streamed_pieces_are_the_text(engine, prompt):

@@ -1,4 +1,4 @@
-"""A dozen lines that drive an executor without scheduler or cache manager: sequences, each with its own blocks."""
+"""Drives an executor without scheduler or cache manager: sequences, each with its own blocks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Driver:
         self.lengths: dict[str, int] = {}
 
     def fork(self, parent: str, child: str, length: int) -> None:
-        """`child` starts from the first `length` tokens of `parent`, sharing its blocks: a prefix hit."""
+        """`child` starts from `length` tokens of `parent`, in its blocks: a prefix hit."""
         assert length % self.storage.block_size == 0
         self.tables[child] = self.tables[parent][: length // self.storage.block_size]
         self.lengths[child] = length

@@ -1,4 +1,4 @@
-"""Greedy tokens equal those of `transformers` in float32, for random-weight Llama models of several shapes."""
+"""Greedy tokens equal those of `transformers` in float32, for random Llama models."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NEAR_TIE = (
 
 
 def peer_model(folder: Path, **changes: object) -> torch.nn.Module:
-    """A LlamaForCausalLM with weights large enough that logits differ clearly, saved to `folder`."""
+    """A LlamaForCausalLM with weights so large that logits differ clearly, saved in `folder`."""
     shape = {
         "vocab_size": 320,
         "hidden_size": 64,

@@ -1,7 +1,7 @@
-"""Carries out a step plan: owns the weights, the KV storage and the buffers, and answers tokens and wanted logits.
+"""Carries out a step plan: owns weights, KV storage and buffers; answers tokens and logits.
 
-The only part of the engine that computes. A plan that fails leaves the executor as it was: what the failed step
-stored is in blocks that the scheduler then withdraws.
+The only part of the engine that computes. A plan that fails leaves the executor as it was: what the
+failed step stored is in blocks that the scheduler then withdraws.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ class StepHandle:
 
 
 class Executor:
-    """One model over one KV storage, for steps of at most max_num_batched_tokens rows of max_num_seqs sequences."""
+    """One model over one KV storage.
+
+    A step has at most max_num_batched_tokens rows of at most max_num_seqs sequences.
+    """
 
     def __init__(
         self,
@@ -56,8 +59,9 @@ class Executor:
         """Raises ConfigError when batch_invariant is asked of kernels that are not."""
         if batch_invariant and not model.kernels.batch_invariant:
             raise ConfigError(
-                f"batch_invariant=True, but the {model.kernels.name!r} kernels, used for {model.dtype} on "
-                f"{model.device}, are not; use float32 on a CPU or batch_invariant=False."
+                f"batch_invariant=True, but the {model.kernels.name!r} kernels, used for "
+                f"{model.dtype} on {model.device}, are not; use float32 on a CPU or "
+                "batch_invariant=False."
             )
         self.model, self.storage, self.batch_invariant, self._clock = (
             model,
@@ -97,7 +101,8 @@ class Executor:
     def _forward(self, plan: StepPlan) -> torch.Tensor:
         if plan.num_tokens > self.buffers.tokens:
             raise ConfigError(
-                f"The step has {plan.num_tokens} tokens; this executor has room for {self.buffers.tokens}."
+                f"The step has {plan.num_tokens} tokens; this executor has room for "
+                f"{self.buffers.tokens}."
             )
         tokens = torch.from_numpy(np.require(plan.tokens, np.int64, ("C", "W"))).to(
             self.model.device

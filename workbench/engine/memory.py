@@ -1,8 +1,10 @@
-"""How an engine's memory is divided, in bytes: weights, activations, other, and what is left for the KV cache.
+"""How an engine's memory is divided, in bytes: weights, activations, other, and the KV cache.
 
     kv = total - weights - activations - other        num_blocks = kv // block_bytes
-Activations are measured by one step of the largest size: what the executor's buffers hold, and the highest sum of what
-torch and numpy allocated beside them. `other` is 0 on a CPU: the interpreter is not charged.
+
+Activations are measured by one step of the largest size: what the executor's buffers hold, and the
+highest sum of what torch and numpy allocated beside them. `other` is 0 on a CPU: the
+interpreter is not charged.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from workbench.models.llama import LlamaModel
 
 @dataclass(frozen=True, slots=True)
 class MemoryProfile:
-    """Where an engine's bytes go. Invariant: the parts that `total` pays for add up to no more than it."""
+    """Where an engine's bytes go. The parts that `total` pays for add up to no more than it."""
 
     total: int
     weights: int
@@ -77,10 +79,11 @@ def plan_memory(
     num_blocks: int | None = None,
     activations_in_total: bool = True,
 ) -> MemoryProfile:
-    """The division of a budget, of which at most one is given: all memory, the cache's alone, or its blocks.
+    """The division of a budget: all memory, the cache's alone, or its blocks; at most one given.
 
-    With none, as many blocks as max_num_seqs requests of max_model_len need, within a quarter of the device.
-    Raises OutOfMemory when one request of max_model_len would not fit, and names the longest that does.
+    With none, as many blocks as max_num_seqs requests of max_model_len need, within a quarter of
+    the device. Raises OutOfMemory when one request of max_model_len would not fit, and names the
+    longest that does.
     """
     activations = measure_activations(model, limits)
     block_bytes = model.spec.block_bytes(block_size, model.dtype.itemsize)
@@ -133,19 +136,16 @@ def _refuse_too_few(profile: MemoryProfile, limits: StepLimits, block_size: int)
     parts = (
         f"weights {format_size(profile.weights)}, activations {format_size(profile.activations)}"
     )
+    remedy = f"Give that much more, or max_model_len={fits} at most." if fits else "No block fits."
     raise OutOfMemory(
-        f"{format_size(profile.total)} leave {profile.num_blocks} blocks of {block_size} tokens ({parts}); one request of "
-        f"max_model_len={limits.max_model_len} needs {needed}. {missing:,} bytes are missing. "
-        + (
-            f"Give that much more, or max_model_len={fits} at most."
-            if fits
-            else "Not one block fits."
-        )
+        f"{format_size(profile.total)} leave {profile.num_blocks} blocks of {block_size} tokens "
+        f"({parts}); one request of max_model_len={limits.max_model_len} needs {needed}. "
+        f"{missing:,} bytes are missing. {remedy}"
     )
 
 
 def measure_activations(model: LlamaModel, limits: StepLimits) -> int:
-    """Bytes beside weights and KV that the largest step needs: buffers held, and the peak of what comes and goes."""
+    """Bytes beside weights and KV that the largest step needs: buffers, and what comes and goes."""
     spec = model.spec
     storage = KVStorage(1, 1, spec.layers, spec.kv_heads, spec.head_dim, model.dtype, model.device)
     executor = Executor(
@@ -165,7 +165,7 @@ def measure_activations(model: LlamaModel, limits: StepLimits) -> int:
 
 
 def _largest_plan(limits: StepLimits) -> StepPlan:
-    """max_num_batched_tokens over as many sequences as are allowed; every block is the same one: contents do not count."""
+    """The largest step; every block is the same one, since contents do not count."""
     tokens = limits.max_num_batched_tokens
     seqs = min(limits.max_num_seqs, tokens)
     lengths = np.full(seqs, tokens // seqs, np.int32)
@@ -192,7 +192,7 @@ def _largest_plan(limits: StepLimits) -> StepPlan:
 
 
 class _Peak(TorchDispatchMode):
-    """The highest sum of bytes of torch storages born inside, and of Python's and numpy's allocations, at one time.
+    """The most bytes held at one time by torch storages born inside, Python and numpy.
 
     The two peaks are added although they need not coincide: an upper bound, by little.
     """

@@ -1,9 +1,10 @@
-"""Sixteen float32 side by side as one value in numba code, so that a kernel says itself what is a vector.
+"""Sixteen float32 side by side as one value in numba code: a kernel says what is a vector.
 
-numba leaves vectors to LLVM's guess, which keeps sums in memory and checks at run time whether arrays overlap. Here
-`Lanes` is LLVM's <16 x float>: one AVX-512 register, or several smaller ones elsewhere. No fast-math flag is set, so
-LLVM may neither reorder nor fuse: each lane's result is exactly what the source says, on every machine.
-An index counts elements of a flat C-contiguous float32 array; nothing is checked.
+numba leaves vectors to LLVM's guess, which keeps sums in memory and checks at run time whether
+arrays overlap. Here `Lanes` is LLVM's <16 x float>: one AVX-512 register, or several smaller ones
+elsewhere. No fast-math flag is set, so LLVM may neither reorder nor fuse: each lane's result is
+exactly what the source says, on every machine. An index counts elements of a flat C-contiguous
+float32 array; nothing is checked.
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ _VECTOR, _INT_VECTOR = ir.VectorType(_FLOAT, WIDTH), ir.VectorType(_INT, WIDTH)
 _ARRAY = types.float32[::1]
 
 # exp: minimax polynomial of (exp(r) - 1 - r) / r^2 on |r| <= ln(2) / 2 (Cephes expf, S. Moshier).
-_POLYNOMIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+_POLYNOMIAL = (
+    1.9875691500e-4,
+    1.3981999507e-3,
+    8.3334519073e-3,
+    4.1665795894e-2,
+    1.6666665459e-1,
+    5.0000001201e-1,
+)
 _LOG2_E, _LN2_HIGH, _LN2_LOW = 1.44269504088896341, 0.693359375, -2.12194440e-4
 _ROUND = 12582912.0  # 1.5 * 2^23: adding it rounds a float32 to an integer
 _SMALLEST, _LARGEST = -87.0, 88.0
@@ -47,7 +55,9 @@ def _constant(value: float) -> ir.Constant:
 
 def _fma(builder: ir.IRBuilder, a: Any, b: Any, c: Any) -> Any:
     kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.fma.v16f32"), [a, b, c])
+    return builder.call(
+        cgutils.get_or_insert_function(builder.module, kind, "llvm.fma.v16f32"), [a, b, c]
+    )
 
 
 def _largest(builder: ir.IRBuilder, a: Any, b: Any) -> Any:
@@ -60,10 +70,14 @@ def _spread(builder: ir.IRBuilder, scalar: Any) -> Any:
 
 
 def _exponential(builder: ir.IRBuilder, x: Any) -> Any:
-    """exp of each lane, within 2 units in the last place; 0 below -87, exp(88) above 88; exp(0) is exactly 1."""
+    """exp of each lane, within 2 units in the last place; 0 below -87, exp(88) above 88."""
     bounded = _largest(builder, x, _constant(_SMALLEST))
-    bounded = builder.select(builder.fcmp_ordered("<", bounded, _constant(_LARGEST)), bounded, _constant(_LARGEST))
-    n = builder.fsub(_fma(builder, bounded, _constant(_LOG2_E), _constant(_ROUND)), _constant(_ROUND))
+    bounded = builder.select(
+        builder.fcmp_ordered("<", bounded, _constant(_LARGEST)), bounded, _constant(_LARGEST)
+    )
+    n = builder.fsub(
+        _fma(builder, bounded, _constant(_LOG2_E), _constant(_ROUND)), _constant(_ROUND)
+    )
     r = _fma(builder, n, _constant(-_LN2_HIGH), bounded)
     r = _fma(builder, n, _constant(-_LN2_LOW), r)
     p = _constant(_POLYNOMIAL[0])
@@ -76,7 +90,9 @@ def _exponential(builder: ir.IRBuilder, x: Any) -> Any:
     return builder.select(seen, builder.fmul(mantissa, power), _constant(0.0))
 
 
-def _pointer(context: Any, builder: ir.IRBuilder, kind: Any, array: Any, index: Any, target: Any) -> Any:
+def _pointer(
+    context: Any, builder: ir.IRBuilder, kind: Any, array: Any, index: Any, target: Any
+) -> Any:
     data = context.make_array(kind)(context, builder, array).data
     return builder.bitcast(builder.gep(data, [index]), target.as_pointer())
 
@@ -96,7 +112,9 @@ def store(_: Any, array: Any, index: Any, value: Any) -> Any:
     """array[index : index + 16] = value."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.store(args[2], _pointer(context, builder, signature.args[0], *args[:2], _VECTOR), align=4)
+        builder.store(
+            args[2], _pointer(context, builder, signature.args[0], *args[:2], _VECTOR), align=4
+        )
         return context.get_dummy_value()
 
     return types.void(array, types.int64, Lanes), generate
@@ -107,7 +125,9 @@ def spread(_: Any, array: Any, index: Any) -> Any:
     """array[index] in every lane."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _spread(builder, builder.load(_pointer(context, builder, signature.args[0], *args, _FLOAT)))
+        return _spread(
+            builder, builder.load(_pointer(context, builder, signature.args[0], *args, _FLOAT))
+        )
 
     return Lanes(array, types.int64), generate
 
@@ -121,26 +141,31 @@ def same(_: Any, value: Any) -> Any:
 @intrinsic
 def fma(_: Any, a: Any, b: Any, c: Any) -> Any:
     """a * b + c with one rounding (IEEE 754 fusedMultiplyAdd)."""
-    return Lanes(Lanes, Lanes, Lanes), lambda context, builder, signature, args: _fma(builder, *args)
+    kind = Lanes(Lanes, Lanes, Lanes)
+    return kind, lambda context, builder, signature, args: _fma(builder, *args)
 
 
 @intrinsic
 def add(_: Any, a: Any, b: Any) -> Any:
+    """a + b, lane by lane."""
     return Lanes(Lanes, Lanes), lambda context, builder, signature, args: builder.fadd(*args)
 
 
 @intrinsic
 def sub(_: Any, a: Any, b: Any) -> Any:
+    """a - b, lane by lane."""
     return Lanes(Lanes, Lanes), lambda context, builder, signature, args: builder.fsub(*args)
 
 
 @intrinsic
 def mul(_: Any, a: Any, b: Any) -> Any:
+    """a * b, lane by lane."""
     return Lanes(Lanes, Lanes), lambda context, builder, signature, args: builder.fmul(*args)
 
 
 @intrinsic
 def div(_: Any, a: Any, b: Any) -> Any:
+    """a / b, lane by lane."""
     return Lanes(Lanes, Lanes), lambda context, builder, signature, args: builder.fdiv(*args)
 
 

@@ -1,7 +1,7 @@
-"""The kernels in plain torch: what is meant, for tests to compare with and for dtypes the CPU kernels do not take.
+"""The kernels in plain torch: what is meant, and what runs where no faster one does.
 
-One sequence at a time, its keys and values gathered into one tensor. Neither fast nor batch-invariant: a row's sums
-may depend on how many rows torch was given.
+One sequence at a time, its keys and values gathered into one tensor. Neither fast nor
+batch-invariant: a row's sums may depend on how many rows torch was given.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.T
 def add_rms_norm(
     x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor
 ) -> None:
+    """x += delta, then out = rms_norm(x)."""
     x.add_(delta)
     rms_norm(x, weight, epsilon, out)
 
 
 def _rotate(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> None:
-    """Rotates pairs (i, i + head_dim / 2) of heads [T, heads, head_dim] in place; cosine, sine [T, 1, half]."""
+    """Rotates pairs (i, i + half) of heads [T, heads, 2 half] in place; tables [T, 1, half]."""
     half = heads.shape[-1] // 2
     first, second = heads[..., :half].clone(), heads[..., half:].clone()
     heads[..., :half] = first * cosine - second * sine
@@ -39,7 +40,7 @@ def _rotate(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> No
 def _addresses(
     cache: LayerCache, context: ForwardContext, sequence: int, count: int
 ) -> torch.Tensor:
-    """Element addresses of the keys of positions 0 .. count - 1 of a sequence: [count, kv_heads * head_dim]."""
+    """Addresses of the keys of a sequence's first positions: [count, kv_heads * head_dim]."""
     positions = torch.arange(count)
     width = cache.kv_heads * cache.head_dim
     offsets = torch.from_numpy(context.block_offsets[sequence])[positions // cache.block_size]
@@ -54,6 +55,7 @@ def store_kv(
     cache: LayerCache,
     context: ForwardContext,
 ) -> None:
+    """Rotates queries and keys in place, then writes keys and values to the cache."""
     heads = qkv.view(len(qkv), -1, cache.head_dim)
     positions = torch.from_numpy(context.positions).to(cosine.device)
     _rotate(heads[:, : -cache.kv_heads], cosine[positions, None], sine[positions, None])
@@ -69,6 +71,7 @@ def store_kv(
 def attend(
     qkv: torch.Tensor, out: torch.Tensor, cache: LayerCache, context: ForwardContext
 ) -> None:
+    """Causal attention, sequence by sequence, over keys and values gathered from their blocks."""
     heads = qkv.view(len(qkv), -1, cache.head_dim)[:, : -2 * cache.kv_heads]
     group = heads.shape[1] // cache.kv_heads
     for s, count in enumerate(context.context_len):
@@ -89,6 +92,7 @@ def attend(
 
 
 def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:
+    """SwiGLU's product (Shazeer 2020): silu(gate) * up."""
     gate, up = gate_up.chunk(2, dim=-1)
     torch.mul(torch.nn.functional.silu(gate), up, out=out)
 

@@ -1,7 +1,8 @@
-"""The two parts of a transformer that need thought: matrix products whose rows do not notice each other, and RoPE.
+"""Matrix products whose rows do not notice each other, and rotary position embedding.
 
-A BLAS picks its code by the number of rows, and with the code the order of a row's sums. `Linear` hands it row counts
-within which, on this machine and with this number of threads, a row's result was seen not to change.
+A BLAS picks its code by the number of rows, and with the code the order of a row's sums. `Linear`
+hands it row counts within which, on this machine and with this number of threads, a row's result
+was seen not to change.
 """
 
 from __future__ import annotations
@@ -14,33 +15,16 @@ import torch
 
 from workbench.models.spec import ModelSpec
 
-_CHECK_FLOPS = (
-    2e10  # most work of one product in the check: no tile is larger than what was checked
-)
-_COUNTS = (
-    *range(1, 34),
-    40,
-    47,
-    48,
-    63,
-    64,
-    65,
-    96,
-    100,
-    128,
-    200,
-    256,
-    257,
-    512,
-    1000,
-    1024,
-    2048,
-)
+# Most work of one product in the check: no tile is larger than what was checked.
+_CHECK_FLOPS = 2e10
+# Row counts tried: all small ones, and some on either side of where a BLAS may change its code.
+_LARGE = (40, 47, 48, 63, 64, 65, 96, 100, 128, 200, 256, 257, 512, 1000, 1024, 2048)
+_COUNTS = (*range(1, 34), *_LARGE)
 
 
 @dataclass(frozen=True, slots=True)
 class RowTiles:
-    """How many rows one product may have: a multiple of `multiple`, at most `largest` (a multiple of it too)."""
+    """How many rows a product may have: a multiple of `multiple` up to `largest`, which is one."""
 
     multiple: int
     largest: int
@@ -60,7 +44,9 @@ UNTILED = RowTiles(1, 1 << 60)
 
 
 def find_row_tiles(weight: torch.Tensor) -> RowTiles:
-    """The widest tiles within which a row of x @ weight [inputs, outputs] is bit for bit the same, by trying.
+    """The widest tiles within which a row of x @ weight is bit for bit the same, by trying.
+
+    weight: [inputs, outputs].
 
     The fallback, tiles of exactly 64 rows, needs no trial: every product then has the same shape.
     """
@@ -78,14 +64,14 @@ def find_row_tiles(weight: torch.Tensor) -> RowTiles:
 
 
 def _alike(rows: torch.Tensor, weight: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether the first 64 rows come out as expected, at their own place and from the last place backwards."""
+    """Whether the first 64 rows come out as expected, at their place and from the end backwards."""
     count = min(64, len(rows))
     straight, reversed_ = rows @ weight, (rows.flip(0) @ weight).flip(0)
     return torch.equal(straight[:count], expected[:count]) and torch.equal(reversed_, straight)
 
 
 class Linear:
-    """out = x @ weight, weight [inputs, outputs] contiguous (faster for few rows than the file's [outputs, inputs])."""
+    """out = x @ weight; weight [inputs, outputs], which for few rows is faster than transposed."""
 
     __slots__ = ("tiles", "weight")
 
@@ -94,7 +80,7 @@ class Linear:
         self.tiles = UNTILED
 
     def __call__(self, x: torch.Tensor, rows: int, out: torch.Tensor) -> None:
-        """Fills out[:rows]; x and out have room for tiles.pad(rows) rows, and rows beyond `rows` hold anything."""
+        """Fills out[:rows]; x and out have tiles.pad(rows) rows, the last ones hold anything."""
         tiles = self.tiles
         if rows <= tiles.largest:
             padded = tiles.pad(rows)
@@ -107,8 +93,8 @@ class Linear:
 def rotary_frequencies(spec: ModelSpec) -> torch.Tensor:
     """Radians a position of each pair of dimensions: float32 [head_dim / 2].
 
-    Su et al. 2021; with `rope_scaling` Llama 3.1's: slow rotations are divided by `factor`, fast ones kept,
-    those between blended, by how often each turns within the original context.
+    Su et al. 2021; with `rope_scaling` Llama 3.1's: slow rotations are divided by `factor`, fast
+    ones kept, those between blended, by how often each turns within the original context.
     """
     exponents = torch.arange(0, spec.head_dim, 2, dtype=torch.int64).float() / spec.head_dim
     frequency = 1.0 / spec.rope_theta**exponents

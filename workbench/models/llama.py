@@ -1,7 +1,8 @@
-"""A Llama forward pass (Touvron et al. 2023; GQA, RoPE, SwiGLU, RMSNorm) over one flat batch and a paged KV cache.
+"""A Llama forward pass (Touvron et al. 2023) over one flat batch and a paged KV cache.
 
-Rows of all sequences lie one after the other; only attention knows where one ends. Buffers are made once, for the
-largest step; every product's weight is [inputs, outputs], queries, keys and values fused, gate and up fused.
+Rows of all sequences lie one after the other; only attention knows where one ends. Buffers are made
+once, for the largest step; every product's weight is [inputs, outputs], queries, keys and values
+fused, gate and up fused.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Layer:
 
 
 class Buffers:
-    """Room for the activations of a step of `tokens` rows, of which `logits` rows reach the vocabulary."""
+    """Room for a step of `tokens` rows, of which `logits` rows reach the vocabulary."""
 
     def __init__(self, spec: ModelSpec, tokens: int, logits: int, like: torch.Tensor) -> None:
         def room(rows: int, columns: int) -> torch.Tensor:
@@ -121,7 +122,7 @@ class LlamaModel:
         context: ForwardContext,
         buffers: Buffers,
     ) -> torch.Tensor:
-        """Stores the rows' keys and values, answers their last hidden states, normed: [T, hidden], a buffer's view."""
+        """Stores the rows' keys and values; their last hidden states, normed [T, hidden]."""
         kernels, rows, epsilon = self.kernels, len(tokens), self.spec.rms_epsilon
         b = buffers
         residual, normed, delta = b.residual[:rows], b.normed[:rows], b.delta[:rows]

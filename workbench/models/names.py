@@ -31,6 +31,7 @@ def resolve(name: str) -> str | Path:
     if name.count("/") == 1 and not name.startswith((".", "/", "~")):
         return name
     raise ModelError(
-        f"There is no model {name!r}: no folder of that name, no short name.{nearest(name, list(REGISTRY))} "
-        f"Short names: {', '.join(REGISTRY)}; a hub id has the form 'owner/name'; 'dummy:NAME' takes random weights."
+        f"There is no model {name!r}: no folder of that name, no short name."
+        f"{nearest(name, list(REGISTRY))} Short names: {', '.join(REGISTRY)}; a hub id is "
+        "'owner/name'; 'dummy:NAME' takes random weights."
     )

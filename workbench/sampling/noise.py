@@ -1,7 +1,7 @@
-"""Noise that is a function of (seed, position) alone, so a token does not depend on who else was sampled.
+"""Noise that is a function of seed and position alone: nobody else's tokens enter.
 
-Counter-based (Salmon et al. 2011): splitmix64's finaliser (Steele, Lea and Flood 2014), applied to the seed and then
-to seed and position together. No state is kept. Not for cryptography.
+Counter-based (Salmon et al. 2011): splitmix64's finaliser (Steele, Lea and Flood 2014), applied to
+the seed and then to seed and position together. No state is kept. Not for cryptography.
 """
 
 from __future__ import annotations

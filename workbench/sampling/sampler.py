@@ -1,8 +1,9 @@
-"""Seeded sampling of many rows at once; each row's token depends on its own logits, parameters and noise only.
+"""Seeded sampling of many rows at once; a row's token depends on nothing but its own row.
 
-Order, as in vLLM and transformers: temperature, then top_k, top_p, min_p, each on what the one before left. The token
-is the inverse CDF of u = uniform(seed, position) over ascending token ids, in float64. Temperature 0 takes the largest
-logit, the lowest id on ties. Log probabilities are of the unfiltered distribution at temperature 1.
+Order, as in vLLM and transformers: temperature, then top_k, top_p, min_p, each on what the one
+before left. The token is the inverse CDF of u = uniform(seed, position) over ascending token ids,
+in float64. Temperature 0 takes the largest logit, the lowest id on ties. Log probabilities are of
+the unfiltered distribution at temperature 1.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Logprobs = tuple[dict[int, float] | None, ...]
 
 
 def sample(logits: NDArray[np.float32], rows: SamplingRows) -> tuple[NDArray[np.int64], Logprobs]:
-    """Tokens int64 [R] of logits float32 [R, vocab], and {token: log probability} of the rows that want it."""
+    """Tokens int64 [R] of logits float32 [R, vocab]; log probabilities of rows that want them."""
     tokens = logits.argmax(axis=1)  # the first of equal ones
     warm = np.flatnonzero(rows.temperature > 0)
     if len(warm) == len(tokens):
@@ -42,7 +43,7 @@ def _draw(
 
 
 def _weights(logits: NDArray[np.float32], temperature: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Unnormalised softmax: exp((logit - largest) / temperature), float64 [R, vocab]; the largest is exactly 1."""
+    """Unnormalised softmax, float64 [R, vocab]: exp((logit - largest) / temperature), at most 1."""
     wide = logits.astype(np.float64)
     wide -= wide.max(axis=1, keepdims=True)
     wide /= temperature[:, None]
@@ -50,7 +51,7 @@ def _weights(logits: NDArray[np.float32], temperature: NDArray[np.float64]) -> N
 
 
 def _filter(weights: NDArray[np.float64], rows: SamplingRows, at: NDArray[np.int64]) -> None:
-    """Sets the weights of filtered tokens to 0, row by row where a row has filters; in place on our own array."""
+    """Sets the weights of filtered tokens to 0, where a row has filters; in place on our array."""
     vocab = weights.shape[1]
     filtered = (
         (rows.top_k[at] > 0) & (rows.top_k[at] < vocab)
@@ -63,9 +64,10 @@ def _filter(weights: NDArray[np.float64], rows: SamplingRows, at: NDArray[np.int
 
 
 def _filter_row(weights: NDArray[np.float64], top_k: int, top_p: float, min_p: float) -> None:
-    """top_k keeps k tokens, of equal ones the lowest ids; top_p keeps the fewest, most likely first, that reach it;
+    """Which tokens stay, in token order.
 
-    min_p keeps tokens of at least min_p times the most likely one's probability.
+    top_k keeps k tokens, of equal ones the lowest ids; top_p the fewest, most likely first, that
+    reach it; min_p those of at least min_p times the most likely one's probability.
     """
     order = np.argsort(-weights, kind="stable")
     if 0 < top_k < len(order):

@@ -1,7 +1,8 @@
 """When a sequence is finished by what it says: an end-of-sequence id, a stop id, or a stop string.
 
-Every step asks first, for all its tokens at once, which of them could finish anybody (`suspects`); only those few
-sequences are looked at one by one (`finish_reason`). Lengths are the scheduler's business.
+Every step asks first, for all its tokens at once, which of them could finish anybody (`suspects`);
+only those few sequences are looked at one by one (`finish_reason`). Lengths are the scheduler's
+business.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from workbench.core import SamplingParams, Sequence
 
 
 class StopChecker:
-    """Stop conditions of the requests in flight, over the bytes of each token id (b"" for special tokens)."""
+    """Stop conditions of the requests in flight, over each token id's bytes (special ones: b"")."""
 
     def __init__(self, token_bytes: SequenceOf[bytes], eos_ids: Iterable[int]) -> None:
         self._bytes = token_bytes
@@ -49,12 +50,12 @@ class StopChecker:
                 self._count(condition, -1)
 
     def suspects(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which tokens may finish somebody's sequence: never False for one that does. Shape of `tokens`."""
+        """Which tokens may finish somebody's sequence: never False for one that does."""
         found: NDArray[np.bool_] = self._reasons[np.minimum(tokens, len(self._reasons) - 1)] > 0
         return found
 
     def finish_reason(self, seq: Sequence) -> str | None:
-        """ "eos", "stop", or None: whether the last token of a watched sequence finishes it. Prompts never do."""
+        """Whether the last sampled token finishes its sequence: "eos", "stop" or None."""
         params = self._params.get(seq.request_id)
         if params is None or seq.num_output_tokens < 1:
             return None
@@ -102,7 +103,7 @@ def _conditions(params: SamplingParams) -> set[str | int]:
 
 
 def _may_complete(token: bytes, stop: bytes) -> bool:
-    """Whether appending `token` to some text can complete `stop`: a beginning of token is an end of stop."""
+    """Whether appending `token` can complete `stop`: a beginning of token is an end of stop."""
     return stop in token or any(
         stop.endswith(token[:k]) for k in range(1, min(len(token), len(stop)) + 1)
     )
