@@ -88,6 +88,7 @@ def _run(share, seed):
         row[f"{engine}_blocks"] = row[f"{engine}_kv_bytes"] // BLOCKS
         row[f"{engine}_kv_tokens"] = 16 * row[f"{engine}_blocks"]
     problems = pd.DataFrame({"problem_id": PROBLEMS, "tokens": [80, 100, 120, 100]})
+    problems["prm_tokens_computed"] = [100, 200, 300, 200]
     problems["wall_part_s"] = wall(share) / len(PROBLEMS)
     tables = {"steps": steps, "spans": spans, "problems": problems}
     return {"row": row, **tables, "requests": _requests(), "nodes": _nodes(seed)}

@@ -153,7 +153,7 @@ def test_lost_time_stacks_to_the_wall_time():
     rows = synthetic.lost_rows()
     fig = plots.lost_time(rows)
     stack = sum(np.asarray(t.y, float) for t in fig.data if t.type == "bar")
-    np.testing.assert_allclose(stack, trace(fig, "wall time").y)
+    np.testing.assert_allclose(stack, trace(fig, "wall time").y[::3])
     assert [t.name for t in fig.data if t.type == "bar"] == [
         label for label, _, _ in LOST_TIME.values()
     ]

@@ -26,11 +26,12 @@ def face(runs: pd.DataFrame) -> str:
     outside = "" if first["activations_in_total"] else ", activations outside it"
     sample = f"{first['num_problems']} problems, {_count(runs['seed'].nunique(), 'seed')}"
     search = f"n = {first['n']}, beam width {first['beam_width']}"
-    parts = (
-        f"LLM {first['llm']}, PRM {first['prm']} ({rung(runs)}); total {budget}{outside}",
-        f"profile {_all(runs['profile'])}: {sample}, {search}; {_all(runs['machine'])}.",
+    lines = (
+        f"LLM {first['llm']}, PRM {first['prm']} ({rung(runs)}); total memory {budget}{outside}.",
+        f"Profile {_all(runs['profile'])}: {sample}, {search}; {_all(runs['machine'])}.",
+        CARRIES_OVER,
     )
-    return f"{'; '.join(parts)}\n{CARRIES_OVER}"
+    return "\n".join(lines)
 
 
 def rung(runs: pd.DataFrame) -> str:

@@ -36,7 +36,8 @@ def machine_facts() -> dict[str, Any]:
 def describe(machine: dict[str, Any]) -> str:
     """One line for the face of a figure: "AMD EPYC 9B14, 2 cores, 2 threads"."""
     where = machine.get("gpu") or machine["cpu"]
-    return f"{where}, {machine['cores']} cores, {machine['threads']} threads"
+    counts = ((machine["cores"], "core"), (machine["threads"], "thread"))
+    return ", ".join([where, *(f"{n} {noun}{'' if n == 1 else 's'}" for n, noun in counts)])
 
 
 def versions() -> dict[str, str]:

@@ -17,6 +17,7 @@ from workbench.experiments.claims import Claim
 from workbench.experiments.export import share_plotly_js, write_together
 
 FIGURE = "application/vnd.plotly.v1+json"
+NO_NETWORK = dict.fromkeys(("require_js_url", "mathjax_url", "jquery_url", "mermaid_js_url"), "")
 STYLE = """
 body { font-family: Arial, sans-serif; max-width: 1000px; margin: 2em auto; padding: 0 1em; }
 table { border-collapse: collapse; } tr { border-bottom: 1px solid #ddd; }
@@ -45,7 +46,9 @@ def write_page(notebook: Path) -> Path:
     content = nbformat.read(notebook, as_version=4)
     for number, output in enumerate(_figure_outputs(content)):
         output["data"] = {"text/html": drawing(output["data"][FIGURE], f"figure-{number}")}
-    body, _ = nbconvert.HTMLExporter(embed_images=True).from_notebook_node(content)
+    exporter = nbconvert.HTMLExporter(embed_images=True, **NO_NETWORK)
+    body, _ = exporter.from_notebook_node(content)
+    body = body.replace('<script src=""></script>', "")
     page = body.replace("<head>", f'<head>\n<script src="{script}"></script>', 1)
     write_together(notebook.parent, {f"{notebook.stem}.html": page.encode()})
     return notebook.with_suffix(".html")

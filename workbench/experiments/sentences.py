@@ -31,9 +31,7 @@ def drift_sentence(runs: pd.DataFrame) -> str:
     """How far the repeated setting moved: what a difference must exceed. Rows of all runs."""
     rates = runs.loc[runs["role"] == "sentinel", "tokens_per_s"].dropna()
     if len(rates) < 2:
-        return (
-            "This sweep is too short for a repeated setting: timing noise shows between seeds."
-        )
+        return "This sweep is too short for a repeated setting: timing noise shows between seeds."
     spread = (rates.max() - rates.min()) / rates.mean()
     return (
         f"One setting was repeated {len(rates)} times between the others; its throughput moved by "
@@ -82,7 +80,7 @@ def thrash_sentence(rows: pd.DataFrame) -> str:
     """Where each model thrashes most, or the bound below which its rate lies. Rows of thrashing."""
     events = rows[rows["metric"] == "events_per_1000"]
     parts = [_thrash_of(events[events["engine"] == e], label) for e, label in MODELS.items()]
-    return f"{parts[0]}; {parts[1]}."
+    return f"{parts[0][0].upper()}{parts[0][1:]}; {parts[1]}."
 
 
 def lost_sentence(rows: pd.DataFrame) -> str:

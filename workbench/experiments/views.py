@@ -62,17 +62,20 @@ def memory_split_rows(sweep: Tables) -> pd.DataFrame:
 def problem_seconds(sweep: Tables) -> pd.DataFrame:
     """One row a run and problem: tokens, and its parts of wall and busy seconds.
 
-    prm_tokens: its part of the prompt tokens that the PRM computed and had not computed before.
+    prm_tokens: prompt tokens the PRM computed for the first time; what each problem computed again
+    is not recorded, so a run's total is divided by what each had computed.
     """
-    problems = sweep.table("problems")
-    rows = problems[["run_id", "llm_share", "problem_id", "tokens", "wall_part_s"]]
+    columns = ["run_id", "llm_share", "problem_id", "tokens", "wall_part_s", "prm_tokens_computed"]
+    rows = sweep.table("problems")[columns]
     rows = rows.merge(sweep.runs[["run_id", "wall_s", "llm_busy_s", "prm_busy_s"]], on="run_id")
     part = rows["wall_part_s"] / rows["wall_s"]
+    computed = rows.pop("prm_tokens_computed")
+    read = computed / computed.groupby(rows["run_id"]).transform("sum")
     return rows.assign(
         sixty=60.0,
         llm_busy_part_s=part * rows["llm_busy_s"],
         prm_busy_part_s=part * rows["prm_busy_s"],
-        prm_tokens=part * rows["run_id"].map(new_prm_tokens(sweep)),
+        prm_tokens=read * rows["run_id"].map(new_prm_tokens(sweep)),
     )
 
 

@@ -78,7 +78,7 @@ def prm_blocks(rows: pd.DataFrame, face: str = "") -> go.Figure:
     """
     style = MODELS[str(rows["engine"].iloc[0])]
     fig = make_subplots(rows=2, shared_xaxes=True, vertical_spacing=0.13, row_heights=[0.6, 0.4])
-    drawn = decimated(rows, BLOCK_COLUMNS)
+    drawn = _closed(decimated(rows, BLOCK_COLUMNS))
     _area(fig, drawn, "blocks_active", "active (held)", style.colour)
     _area(fig, drawn, "blocks_cached", "cached (can be hit)", style.soft)
     _capacity(fig, rows)
@@ -88,6 +88,12 @@ def prm_blocks(rows: pd.DataFrame, face: str = "") -> go.Figure:
     at = f" at an LLM share of {rows['llm_share'].iloc[0]:.2f}" if "llm_share" in rows else ""
     title = f"Blocks of the {style.label} at each scheduling step{at}"
     return finish(fig, title, _blocks_caption(rows, style.label, at), face, _BLOCKS_FRAME)
+
+
+def _closed(rows: pd.DataFrame) -> pd.DataFrame:
+    """The last step again one further on, so that it is drawn as wide as the others."""
+    last = rows.iloc[[-1]]
+    return pd.concat([rows, last.assign(step=last["step"] + 1)], ignore_index=True)
 
 
 def _area(fig: go.Figure, rows: pd.DataFrame, column: str, label: str, colour: str) -> None:
@@ -108,7 +114,7 @@ def _area(fig: go.Figure, rows: pd.DataFrame, column: str, label: str, colour: s
 def _capacity(fig: go.Figure, rows: pd.DataFrame) -> None:
     total = int(rows["blocks_total"].max())
     line = {"color": BLACK, "dash": "dash", "width": 1.5}
-    ends = [0, int(rows["step"].iloc[-1])]
+    ends = [0, int(rows["step"].iloc[-1]) + 1]
     name = f"capacity ({total:,} blocks)"
     trace = go.Scatter(
         x=ends, y=[total, total], name=name, mode="lines", line=line, legend="legend"
@@ -136,7 +142,7 @@ def _event(
 
 def _block_axes(fig: go.Figure, rows: pd.DataFrame, label: str) -> None:
     own = {
-        "axis_steps": rows["step"].max(),
+        "axis_steps": rows["step"].max() + 1,
         "axis_blocks": rows["blocks_total"].max(),
         "axis_events": rows[["allocated", "evicted"]].to_numpy().max(),
     }
@@ -181,18 +187,21 @@ def lost_time(rows: pd.DataFrame, face: str = "") -> go.Figure:
     for part, (label, colour, hatching) in LOST_TIME.items():
         fig.add_trace(_bar(rows, part, shares, label, colour, hatching))
     walls = rows.groupby("llm_share")["wall_s"].first().reindex(shares)
-    line = {"color": BLACK, "width": 2}
-    marker = {"symbol": "line-ew", "size": 34, "line": line}
-    wall = go.Scatter(
-        x=list(range(len(shares))), y=walls, mode="markers", marker=marker, name="wall time"
-    )
-    fig.add_trace(wall)
+    fig.add_trace(_across(walls))
     share_axes(fig, rows, panels=1, at=range(len(shares)))
     fig.update_yaxes(title_text="seconds a search (mean over seeds)", rangemode="tozero")
-    fig.update_layout(barmode="stack", bargap=0.35)
+    fig.update_layout(barmode="stack")
     legend_at(fig, "legend", _LOST_FRAME.above(UPPER_AXIS_PX - 4))
     fig.update_layout(legend={"traceorder": "normal", "entrywidth": 122})
     return finish(fig, "Where the wall time of a search goes", _LOST_CAPTION, face, _LOST_FRAME)
+
+
+def _across(walls: pd.Series) -> go.Scatter:
+    """The measured wall time as a stroke across each column."""
+    xs = [x for i in range(len(walls)) for x in (i - 0.4, i + 0.4, None)]
+    ys = [y for wall in walls for y in (wall, wall, None)]
+    line = {"color": BLACK, "width": 2.5}
+    return go.Scatter(x=xs, y=ys, mode="lines", line=line, name="wall time", hoverinfo="skip")
 
 
 def _bar(
@@ -206,6 +215,7 @@ def _bar(
     return go.Bar(
         x=list(range(len(shares))),
         y=seconds,
+        width=0.6,
         customdata=100 * seconds / walls,
         name=label,
         marker={"color": colour, "pattern": pattern, "line": {"width": 0}},
