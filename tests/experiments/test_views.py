@@ -7,7 +7,7 @@ import pytest
 from tests.experiments.fake_sweep import BLOCKS, PROBLEMS, SHARES, FakeSweep, wall
 from workbench import plots
 from workbench.errors import RunStoreError
-from workbench.experiments import claims, lost_time, views
+from workbench.experiments import claims, lost_time, sentences, views
 from workbench.experiments.face import face, measured
 from workbench.experiments.peak import draw_rates
 
@@ -205,3 +205,32 @@ def test_the_face_names_what_was_measured_and_where(sweep):
     assert "Counts carry over" in text
     assert measured(sweep.runs)["machine"] == {"cpu": "A CPU", "gpu": None}
     assert BLOCKS > 0
+
+
+def test_sentences_say_the_numbers_of_their_rows(sweep, lost):
+    rows = views.memory_split_rows(sweep)
+    assert (
+        "**0.30** (95 %: 0.30 to 0.30) with **40** generated tokens/s"
+        in sentences.peak_sentence(rows)
+    )
+    assert "at most 10 tokens" not in sentences.busy_sentence(rows)
+    blocks = sentences.blocks_sentence(views.block_rows(sweep, 0.5))
+    assert "200 blocks and holds at most 100 of them (50%)" in blocks
+    assert "**200** of them evict" in blocks
+    assert "LLM finds between **90.0%**" in sentences.hits_sentence(views.prefix_hit_rows(sweep))
+    thrash = sentences.thrash_sentence(views.thrashing_rows(sweep))
+    assert thrash.startswith("The LLM never thrashed: its rate is below ")
+    assert "the PRM thrashes most at 0.50, **2000.0**" in thrash
+    assert "100.00%" in sentences.accounted_sentence(lost)
+
+
+def test_the_slow_down_is_put_into_numbers(lost):
+    slow = sentences.lost_sentence(lost)
+    assert slow.startswith("From the fastest share (0.30) to the highest (0.50)")
+    fast = sentences.lost_sentence(lost[lost["llm_share"] <= 0.3])
+    assert "no slow-down that evictions could explain" in fast
+    verdict = sentences.thesis_sentence(
+        claims.Claim("C4", "", "fails", "", ""), claims.Claim("C6", "", "depends on", "", "")
+    )
+    assert "**fails** here" in verdict
+    assert verdict.endswith("**depends on** the share.")

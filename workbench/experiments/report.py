@@ -8,6 +8,7 @@ sentence of text. What it does not do: run notebooks or judge claims.
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -48,7 +49,7 @@ def write_page(notebook: Path) -> Path:
         output["data"] = {"text/html": drawing(output["data"][FIGURE], f"figure-{number}")}
     exporter = nbconvert.HTMLExporter(embed_images=True, **NO_NETWORK)
     body, _ = exporter.from_notebook_node(content)
-    body = body.replace('<script src=""></script>', "")
+    body = re.sub(r'<script src="">\s*</script>', "", body)
     page = body.replace("<head>", f'<head>\n<script src="{script}"></script>', 1)
     write_together(notebook.parent, {f"{notebook.stem}.html": page.encode()})
     return notebook.with_suffix(".html")
@@ -104,12 +105,13 @@ def claims_html(claims: Sequence[Claim]) -> str:
 
 
 def _claim_row(claim: Claim) -> str:
-    cells = [html.escape(text) for text in (claim.text, claim.number, claim.figure, claim.rung)]
+    cells = [html.escape(text) for text in (claim.text, claim.number, claim.rung)]
+    figure = f'<a href="../figures/{claim.figure}.html">{claim.figure}</a>'
     kind = claim.verdict.split()[0]
     return (
         f"<tr><th scope='row'>{claim.key}</th><td>{cells[0]}</td>"
         f"<td class='verdict {kind}'>{claim.verdict}</td>"
-        f"<td>{cells[1]}</td><td>{cells[2]}</td><td>{cells[3]}</td></tr>"
+        f"<td>{cells[1]}</td><td>{figure}</td><td>{cells[2]}</td></tr>"
     )
 
 
