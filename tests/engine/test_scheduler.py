@@ -256,6 +256,21 @@ def test_a_failed_step_leaves_nothing_to_be_hit_and_the_rest_go_on() -> None:
     assert waiting.num_computed == 16
 
 
+def test_a_step_that_fails_a_readmitted_request_leaves_nothing_of_it() -> None:
+    """What it had computed before it was preempted is no excuse for what it lacks now."""
+    rig = Rig(6, max_model_len=24, caching=True)
+    sequence = rig.add(12)
+    rig.step()
+    rig.scheduler._preempt(0)
+    rig.cache.allocate(99, list(range(500, 524)))  # takes every block, so all is evicted
+    rig.cache.free(99, 0)
+    plan = rig.scheduler.schedule()
+    assert rig.rows(plan) == [13]
+    rig.executor.crash(plan, 0)
+    assert rig.scheduler.fail(plan) == [sequence]
+    assert rig.cache.num_cached == 0
+
+
 def test_a_failed_decode_keeps_what_was_computed_before() -> None:
     """Only the block that the failed step should have filled is withdrawn."""
     rig = Rig()
@@ -314,7 +329,7 @@ def test_what_can_never_be_served_is_refused_with_the_numbers() -> None:
     rig.add_score([1] * 12, (11,))  # nothing is sampled, so it may fill max_model_len
     with pytest.raises(PromptError, match="13 tokens"):
         rig.add_score([1] * 13, (12,))
-    with pytest.raises(OutOfMemory, match="needs 4.*at most 12"):
+    with pytest.raises(OutOfMemory, match=r"needs 4.*at most 12"):
         Rig(3, max_model_len=13)
     with pytest.raises(ConfigError, match="max_num_seqs=9 and max_num_batched_tokens=8"):
         Rig(max_num_seqs=9, max_num_batched_tokens=8)

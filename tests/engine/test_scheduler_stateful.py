@@ -237,6 +237,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.scheduler.num_running + self.scheduler.num_waiting == len(self.live)
         assert self.scheduler.has_work == bool(self.live)
         assert len(self.cache.lost) == self.scheduler.num_running
+        waiting = [s for i, s in self.live.items() if i not in self.cache.lost]
+        assert all(s.num_computed == 0 for s in waiting)
 
     def teardown(self) -> None:
         """Whatever is left is answered in a bounded number of steps, and then holds no block."""

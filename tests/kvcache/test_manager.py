@@ -205,6 +205,24 @@ def test_thrash_is_bounded_by_max_hit_and_needs_a_successful_admission() -> None
     assert cache.stats.thrash_events == 1
 
 
+def test_a_missed_block_that_is_held_again_is_no_thrash() -> None:
+    """It cannot be hit without the block before it, but its content is there."""
+    cache = cache_of(4)
+    run(cache, 1, PROMPT)
+    evict_everything(cache)
+    cache.allocate(2, PROMPT[:4])  # holds the first block's hash
+    cache.allocate(3, PROMPT[:4])  # a duplicate of it
+    assert cache.extend(3, PROMPT[:8]) is not None  # holds the second block's hash
+    cache.free(2)
+    before = cache.stats.thrashed
+    cache.allocate(4, [9] * 8)  # one free block; the first block's hash is evicted
+    cache.free(4, 0)
+    assert cache.allocate(5, PROMPT[:9]) is None
+    cache.free(3)
+    assert cache.allocate(5, PROMPT[:9]).num_cached_tokens == 0
+    assert cache.stats.thrashed - before == 1
+
+
 def test_extend_never_counts_a_thrash() -> None:
     cache = cache_of(4)
     run(cache, 1, PROMPT)

@@ -7,7 +7,10 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from tests.kvcache.naive import ComparedCache
 from workbench.kvcache.manager import KVCacheManager
 
-TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=14)  # few tokens: many equal prefixes
+FAMILY = [0, 1, 1, 0, 1, 0, 0, 0, 1, 1, 1, 0, 1, 1]  # few tokens, many equal prefixes
+TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=14) | st.integers(1, 14).map(
+    lambda n: FAMILY[:n]
+)
 SALTS = st.sampled_from([b"", b"tenant"])
 MAX_HITS = st.none() | st.integers(0, 14)
 
@@ -24,7 +27,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.tokens: dict[int, list[int]] = {}
 
     @rule(
-        num_blocks=st.integers(1, 12),
+        num_blocks=st.integers(1, 9),
         block_size=st.integers(1, 4),
         caching=st.sampled_from([True] * 4 + [False]),
     )
@@ -74,6 +77,12 @@ class ManagerMachine(RuleBasedStateMachine):
             computed = None if computed is None else min(computed, room)
             self.cache.free(sequence, computed, token_ids=tokens if tail else None)
 
+    @rule(tokens=TOKENS, readmission=st.booleans())
+    def visit(self, tokens: list[int], readmission: bool) -> None:
+        """Come, compute everything, go: what fills a cache with content to be evicted."""
+        if self.cache.allocate(0, tokens, readmission=readmission) is not None:
+            self.cache.free(0, token_ids=tokens)
+
     @rule(tokens=TOKENS, salt=SALTS, max_hit=MAX_HITS)
     def match(self, tokens, salt, max_hit) -> None:
         self.cache.match(tokens, salt=salt, max_hit=max_hit)
@@ -85,4 +94,4 @@ class ManagerMachine(RuleBasedStateMachine):
 
 
 TestManager = ManagerMachine.TestCase
-TestManager.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestManager.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
