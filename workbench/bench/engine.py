@@ -85,7 +85,7 @@ def _decode_rows(
     contenders["peer"] = lambda prompts: peer_decode(peer, prompts)
     shape = (batch, PROMPT_TOKENS)
     rates = _interleave(
-        contenders, repeats, lambda: _prompts(random, shape, spec.vocab_size), f"b{batch}"
+        contenders, repeats, lambda: _prompts(random, shape, spec.vocab), f"b{batch}"
     )
     bound = batch / decode_seconds(ceiling, spec, batch, PROMPT_TOKENS + NEW_TOKENS // 2)
     for suffix in engines:
@@ -113,7 +113,7 @@ def _prefill_rows(
     spec = engines[""].spec
     contenders = {suffix: _prefill_of(engine) for suffix, engine in engines.items()}
     contenders["peer"] = lambda prompts: peer_prefill(peer, prompts)
-    draw = lambda: _prompts(random, (1, PREFILL_TOKENS), spec.vocab_size)  # noqa: E731
+    draw = lambda: _prompts(random, (1, PREFILL_TOKENS), spec.vocab)  # noqa: E731
     rates = _interleave(contenders, 3 * repeats, draw, "prefill")
     flops = PREFILL_TOKENS * spec.flops(1, PREFILL_TOKENS // 2)
     bound = PREFILL_TOKENS / ceiling.seconds(flops, spec.weight_bytes(4))

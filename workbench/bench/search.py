@@ -51,7 +51,8 @@ class Pair:
 
     def __init__(self, llm: str, prm: str) -> None:
         self.llm = _engine(llm, "llm")
-        self.prm = PRM(_engine(prm, "prm"))
+        self.prm_engine = _engine(prm, "prm")
+        self.prm = PRM(self.prm_engine)
         self.prm_without_cache = PRM(_engine(prm, "prm", enable_prefix_caching=False))
 
     def beam(self, problems: list[Problem], seed: int, shuffle: bool = False) -> SearchResult:
@@ -78,8 +79,7 @@ def run(profile: str = "default", llm: str = "tiny-solver", prm: str = "tiny-prm
     problems = load_problems("tiny", limit=limit)
     pair = Pair(llm, prm)
     pair.beam(problems[:2], seed=10_000)  # warm-up: compiled kernels, allocators
-    for engine in (pair.llm, pair.prm.engine):
-        engine.cache.reset()
+    _forget(pair)
     evidence, beams, saved = Evidence(), [], []
     for seed in tqdm(range(seeds), desc="seeds"):
         beams.append(pair.beam(problems, seed))
@@ -129,7 +129,7 @@ def _add(
 
 def _forget(pair: Pair) -> None:
     """A seed starts with empty caches, as its own run would."""
-    for engine in (pair.llm, pair.prm.engine):
+    for engine in (pair.llm, pair.prm_engine):
         engine.cache.reset()
 
 

@@ -114,7 +114,12 @@ class Engine:
     # -- requests --
 
     def add(
-        self, prompt: Prompt, params: SamplingParams, *, tag: Tag = NO_TAG, salt: bytes = b""
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        tag: Tag | None = None,
+        salt: bytes = b"",
     ) -> int:
         """Queue a prompt: text, tokenised as it is, or token ids; answers its request id.
 
@@ -130,7 +135,7 @@ class Engine:
         positions: SequenceOf[int],
         columns: SequenceOf[int],
         *,
-        tag: Tag = NO_TAG,
+        tag: Tag | None = None,
         salt: bytes = b"",
     ) -> int:
         """Queue a scoring request: of the logits that follow token_ids[: p + 1], for each position
@@ -147,11 +152,13 @@ class Engine:
         token_ids: list[int],
         params: SamplingParams | None = None,
         score: ScoreParams | None = None,
-        tag: Tag = NO_TAG,
+        tag: Tag | None = None,
         salt: bytes = b"",
     ) -> Sequence:
         self._require_vocabulary(token_ids)
-        sequence = Sequence(self._next_id, token_ids, len(token_ids), params, score, salt, tag)
+        sequence = Sequence(
+            self._next_id, token_ids, len(token_ids), params, score, salt, tag or NO_TAG
+        )
         sequence.arrival_s = time.perf_counter()
         self.scheduler.add(sequence)
         self._next_id += 1
@@ -222,7 +229,9 @@ class Engine:
         params, score = sequence.params, sequence.score
         wants_logprobs = params is not None and params.logprobs is not None
         rows = sequence.score_rows
-        logits = np.stack([rows[p] for p in score.positions]) if score and reason == "score" else None
+        logits = (
+            np.stack([rows[p] for p in score.positions]) if score and reason == "score" else None
+        )
         return RequestOutput(
             sequence.request_id,
             output,
@@ -235,7 +244,7 @@ class Engine:
         )
 
     def _text(self, token_ids: SequenceOf[int]) -> str:
-        """The text of sampled tokens; special tokens, the end-of-sequence token among them, have none."""
+        """The text of sampled tokens; special ones, such as the end of sequence, have none."""
         return self._bytes(token_ids).decode(errors="replace")
 
     def _bytes(self, token_ids: SequenceOf[int]) -> bytes:
@@ -268,7 +277,9 @@ class Engine:
         """add_score, run to its end."""
         return self._run_all(self.add_score, [(token_ids, positions, columns)])[0]
 
-    def _run_all(self, queue: Callable[..., int], calls: list[tuple[Any, ...]]) -> list[RequestOutput]:
+    def _run_all(
+        self, queue: Callable[..., int], calls: list[tuple[Any, ...]]
+    ) -> list[RequestOutput]:
         """Queue every call, step until all have finished; what else finishes is held for step()."""
         ids: list[int] = []
         try:
@@ -347,7 +358,7 @@ def _model_len(config: EngineConfig, spec: ModelSpec) -> int:
     wanted = config.max_model_len or spec.max_model_len
     if wanted > spec.max_model_len:
         raise ConfigError(
-            f"max_model_len={wanted} exceeds the {spec.max_model_len} positions that {config.model} "
-            "was trained for; give at most that, or None."
+            f"max_model_len={wanted} exceeds the {spec.max_model_len} positions of {config.model}; "
+            "give at most that, or None."
         )
     return wanted

@@ -46,7 +46,7 @@ class Kernels:
 def load_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
     """The kernels for `dtype` on `device`: numba for float32 on a CPU, else plain torch."""
     if device.type == "cpu" and dtype == torch.float32:
-        from workbench.kernels import cpu as chosen  # noqa: PLC0415 - compiles: only where it runs
+        from workbench.kernels.cpu import kernels  # noqa: PLC0415 - compiles: only where it runs
     else:
-        from workbench.kernels import reference as chosen  # noqa: PLC0415
-    return chosen.kernels()
+        from workbench.kernels.reference import kernels  # noqa: PLC0415
+    return kernels()

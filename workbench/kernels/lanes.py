@@ -102,7 +102,9 @@ def load(_: Any, array: Any, index: Any) -> Any:
     """array[index : index + 16] as lanes."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.load(_pointer(context, builder, signature.args[0], *args, _VECTOR), align=4)
+        array, index = args
+        start = _pointer(context, builder, signature.args[0], array, index, _VECTOR)
+        return builder.load(start, align=4)
 
     return Lanes(array, types.int64), generate
 
@@ -112,9 +114,9 @@ def store(_: Any, array: Any, index: Any, value: Any) -> Any:
     """array[index : index + 16] = value."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.store(
-            args[2], _pointer(context, builder, signature.args[0], *args[:2], _VECTOR), align=4
-        )
+        array, index, value = args
+        start = _pointer(context, builder, signature.args[0], array, index, _VECTOR)
+        builder.store(value, start, align=4)
         return context.get_dummy_value()
 
     return types.void(array, types.int64, Lanes), generate
@@ -125,9 +127,9 @@ def spread(_: Any, array: Any, index: Any) -> Any:
     """array[index] in every lane."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _spread(
-            builder, builder.load(_pointer(context, builder, signature.args[0], *args, _FLOAT))
-        )
+        array, index = args
+        place = _pointer(context, builder, signature.args[0], array, index, _FLOAT)
+        return _spread(builder, builder.load(place))
 
     return Lanes(array, types.int64), generate
 
