@@ -118,7 +118,7 @@ def build_slider(readings: pd.DataFrame, face: str = "") -> Any:
     typed = ipywidgets.BoundedFloatText(
         value=start, min=shares[0], max=shares[-1], step=0.01, description="or type"
     )
-    words = ipywidgets.Label(in_words(readings, start))
+    words = ipywidgets.HTML(in_words(readings, start))  # a Label would cut it off
 
     def show(change: dict[str, Any]) -> None:
         share = nearest_share(readings, change["new"])
