@@ -1,8 +1,8 @@
 """The engine a user holds: prompts in, finished outputs out, every step recorded.
 
 A step is three calls: the scheduler plans, the executor computes, the scheduler takes the result
-in. The engine itself only builds the parts, numbers the requests, turns tokens into text and writes
-the trace.
+in. The engine itself numbers the requests, turns tokens into text and writes the trace; parts.py
+builds what it is made of.
 """
 
 from __future__ import annotations
@@ -25,17 +25,8 @@ from workbench.core import (
     StepResult,
     Tag,
 )
-from workbench.engine.executor import Executor
-from workbench.engine.memory import MemoryProfile, StepLimits, plan_memory
-from workbench.engine.scheduler import Scheduler
-from workbench.errors import ConfigError, PromptError, StepError
-from workbench.kvcache.manager import KVCacheManager
-from workbench.kvcache.storage import KVStorage
-from workbench.models.llama import LlamaModel
-from workbench.models.loading import load_model
-from workbench.models.spec import ModelSpec
-from workbench.sampling.stop import StopChecker
-from workbench.tokenizer import Tokenizer
+from workbench.engine.parts import build_parts
+from workbench.errors import PromptError, StepError
 from workbench.trace.recorder import Recorder, Trace
 
 Prompt = str | SequenceOf[int]
@@ -54,62 +45,16 @@ class Engine:
     capabilities = frozenset({"token_identity", "trace"})
 
     def __init__(self, model: str = "tiny-solver", **settings: object) -> None:
-        self.config = config = EngineConfig.from_dict({"model": model, **settings})
-        weights = load_model(model, dtype=config.dtype)
-        self.name, self.spec = model, weights.spec
-        self.tokenizer = Tokenizer.from_folder(weights.folder)
-        mode = "invariant" if config.batch_invariant else "fast"
-        self.fingerprint = f"{weights.fingerprint}/{self.tokenizer.fingerprint}/{mode}"
-        self._token_bytes = _padded(self.tokenizer.token_bytes, weights.spec.vocab)
-        self.max_model_len = _model_len(config, weights.spec)
-        self.memory = self._plan_memory(weights)
-        self.executor = self._executor(weights)
-        self.cache = KVCacheManager(
-            self.memory.num_blocks,
-            config.block_size,
-            config.enable_prefix_caching,
-            namespace=weights.fingerprint.encode(),
-        )
-        self.scheduler = self._scheduler()
+        self.config = EngineConfig.from_dict({"model": model, **settings})
+        parts = build_parts(self.config)
+        self.name, self.spec, self.fingerprint = model, parts.spec, parts.fingerprint
+        self.tokenizer, self._token_bytes = parts.tokenizer, parts.token_bytes
+        self.max_model_len, self.memory = parts.max_model_len, parts.memory
+        self.executor, self.cache, self.scheduler = parts.executor, parts.cache, parts.scheduler
         self.forward_s = self.sampling_s = 0.0
         self._next_id = self._next_step = 0
         self._held: list[RequestOutput] = []  # finished while a call waited for others
         self.trace_as(Recorder("engine"), model)
-
-    def _plan_memory(self, weights: LlamaModel) -> MemoryProfile:
-        config = self.config
-        return plan_memory(
-            weights,
-            StepLimits(config.max_num_batched_tokens, config.max_num_seqs, self.max_model_len),
-            config.block_size,
-            memory=config.memory,
-            kv_memory=config.kv_memory,
-            num_blocks=config.num_blocks,
-            activations_in_total=config.activations_in_total,
-        )
-
-    def _executor(self, weights: LlamaModel) -> Executor:
-        spec, config = weights.spec, self.config
-        shape = (config.block_size, spec.layers, spec.kv_heads, spec.head_dim)
-        storage = KVStorage(self.memory.num_blocks, *shape, weights.dtype, weights.device)
-        return Executor(
-            weights,
-            storage,
-            batch_invariant=config.batch_invariant,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_num_seqs=config.max_num_seqs,
-        )
-
-    def _scheduler(self) -> Scheduler:
-        return Scheduler(
-            self.cache,
-            self.executor.storage.offsets,
-            max_num_seqs=self.config.max_num_seqs,
-            max_num_batched_tokens=self.config.max_num_batched_tokens,
-            max_model_len=self.max_model_len,
-            stops=StopChecker(self._token_bytes, self.tokenizer.eos_ids),
-            watermark=self.config.watermark,
-        )
 
     # -- requests --
 
@@ -346,19 +291,3 @@ class Engine:
     def __repr__(self) -> str:
         blocks = f"{self.memory.num_blocks} blocks of {self.config.block_size} tokens"
         return f"Engine({self.name!r}, {blocks}, max_model_len={self.max_model_len})"
-
-
-def _padded(token_bytes: tuple[bytes, ...], vocab: int) -> tuple[bytes, ...]:
-    """As many as the model's vocabulary, which may be rounded up beyond the tokenizer's."""
-    return token_bytes + (b"",) * (vocab - len(token_bytes))
-
-
-def _model_len(config: EngineConfig, spec: ModelSpec) -> int:
-    """The longest request: the model's own maximum unless less is asked for."""
-    wanted = config.max_model_len or spec.max_model_len
-    if wanted > spec.max_model_len:
-        raise ConfigError(
-            f"max_model_len={wanted} exceeds the {spec.max_model_len} positions of {config.model}; "
-            "give at most that, or None."
-        )
-    return wanted

@@ -1,0 +1,106 @@
+"""What an engine is made of, built from its settings in the order in which one part needs another.
+
+Weights and tokenizer first, then how much memory that leaves, then the cache, the executor and the
+scheduler over it. What it does not do: run anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workbench.config import EngineConfig
+from workbench.engine.executor import Executor
+from workbench.engine.memory import MemoryProfile, StepLimits, plan_memory
+from workbench.engine.scheduler import Scheduler
+from workbench.errors import ConfigError
+from workbench.kvcache.manager import KVCacheManager
+from workbench.kvcache.storage import KVStorage
+from workbench.models.llama import LlamaModel
+from workbench.models.loading import load_model
+from workbench.models.spec import ModelSpec
+from workbench.sampling.stop import StopChecker
+from workbench.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """One engine's parts. token_bytes: the bytes of every token id of the model's vocabulary."""
+
+    spec: ModelSpec
+    fingerprint: str  # of weights, tokenizer and arithmetic
+    tokenizer: Tokenizer
+    token_bytes: tuple[bytes, ...]
+    max_model_len: int
+    memory: MemoryProfile
+    executor: Executor
+    cache: KVCacheManager
+    scheduler: Scheduler
+
+
+def build_parts(config: EngineConfig) -> Parts:
+    """All parts of an engine. Raises ModelError, OutOfMemory or ConfigError as Engine does."""
+    weights = load_model(config.model, dtype=config.dtype)
+    tokenizer = Tokenizer.from_folder(weights.folder)
+    token_bytes = _padded(tokenizer.token_bytes, weights.spec.vocab)
+    max_model_len = _model_len(config, weights.spec)
+    memory = _plan_memory(config, weights, max_model_len)
+    executor = _executor(config, weights, memory)
+    cache = KVCacheManager(
+        memory.num_blocks,
+        config.block_size,
+        config.enable_prefix_caching,
+        namespace=weights.fingerprint.encode(),
+    )
+    scheduler = Scheduler(
+        cache,
+        executor.storage.offsets,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=max_model_len,
+        stops=StopChecker(token_bytes, tokenizer.eos_ids),
+        watermark=config.watermark,
+    )
+    mode = "invariant" if config.batch_invariant else "fast"
+    fingerprint = f"{weights.fingerprint}/{tokenizer.fingerprint}/{mode}"
+    found = (weights.spec, fingerprint, tokenizer, token_bytes, max_model_len, memory)
+    return Parts(*found, executor, cache, scheduler)
+
+
+def _plan_memory(config: EngineConfig, weights: LlamaModel, max_model_len: int) -> MemoryProfile:
+    return plan_memory(
+        weights,
+        StepLimits(config.max_num_batched_tokens, config.max_num_seqs, max_model_len),
+        config.block_size,
+        memory=config.memory,
+        kv_memory=config.kv_memory,
+        num_blocks=config.num_blocks,
+        activations_in_total=config.activations_in_total,
+    )
+
+
+def _executor(config: EngineConfig, weights: LlamaModel, memory: MemoryProfile) -> Executor:
+    spec = weights.spec
+    shape = (config.block_size, spec.layers, spec.kv_heads, spec.head_dim)
+    return Executor(
+        weights,
+        KVStorage(memory.num_blocks, *shape, weights.dtype, weights.device),
+        batch_invariant=config.batch_invariant,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=config.max_num_seqs,
+    )
+
+
+def _padded(token_bytes: tuple[bytes, ...], vocab: int) -> tuple[bytes, ...]:
+    """As many as the model's vocabulary, which may be rounded up beyond the tokenizer's."""
+    return token_bytes + (b"",) * (vocab - len(token_bytes))
+
+
+def _model_len(config: EngineConfig, spec: ModelSpec) -> int:
+    """The longest request: the model's own maximum unless less is asked for."""
+    wanted = config.max_model_len or spec.max_model_len
+    if wanted > spec.max_model_len:
+        raise ConfigError(
+            f"max_model_len={wanted} exceeds the {spec.max_model_len} positions of {config.model}; "
+            "give at most that, or None."
+        )
+    return wanted
