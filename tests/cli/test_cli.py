@@ -5,12 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from tests.experiments.fakes import store_fake
 from workbench.bench.record import Row
 from workbench.cli import MODULES, main
 from workbench.cli import bench as bench_command
+from workbench.cli import figures as figures_command
 from workbench.cli.arguments import COMMANDS
 from workbench.cli.settings import key_values
 from workbench.errors import ConfigError
@@ -170,3 +172,77 @@ def test_a_bench_prints_its_rows_and_writes_its_record(tmp_path, monkeypatch, ca
     assert [row["name"] for row in record["rows"]] == ["decode_b1", "gain"]
     assert main(["bench", "engine", "--llm", "x"]) == 2
     assert "takes no --llm" in capsys.readouterr().err
+
+
+@pytest.fixture
+def no_notebooks(monkeypatch, tmp_path):
+    """`workbench figures` with everything slow replaced; answers what was called."""
+    calls = []
+
+    def remember(name, answer):
+        def call(*given, **named):
+            calls.append((name, given, named))
+            return answer
+
+        monkeypatch.setattr(figures_command, name, call)
+
+    class Swept:
+        runs = None
+        all_runs = pd.DataFrame()
+
+    remember("run_sweep", Swept())
+    remember("run_notebooks", [tmp_path / "02.ipynb"])
+    for name in ("claims_of", "rung", "face"):
+        remember(name, name)
+    remember("write_report", tmp_path / "index.html")
+    remember("replot", [])
+    monkeypatch.chdir(ROOT)
+    return calls
+
+
+def test_figures_sweeps_executes_and_reports(no_notebooks, tmp_path, capsys):
+    options = ["--profile", "quick", "-p", "num_problems=2", "--runs", str(tmp_path)]
+    assert main(["figures", *options]) == 0
+    assert [name for name, _, _ in no_notebooks if name[:4] in ("run_", "writ")] == [
+        "run_sweep",
+        "run_notebooks",
+        "write_report",
+    ]
+    swept, executed = no_notebooks[0][1], no_notebooks[1][1]
+    assert (swept[0].profile, swept[0].num_problems, swept[1]) == ("quick", 2, str(tmp_path))
+    assert executed[:3] == (None, "quick", {"num_problems": 2, "runs_dir": str(tmp_path)})
+    assert "4 of 4 runs to do, about" in capsys.readouterr().out
+
+
+def test_figures_of_the_tour_alone_need_no_sweep(no_notebooks):
+    assert main(["figures", "00"]) == 0
+    assert [name for name, _, _ in no_notebooks] == ["run_notebooks"]
+
+
+def test_a_parameter_no_notebook_has_is_refused_before_anything_runs(no_notebooks, capsys):
+    assert main(["figures", "-p", "num_problem=2"]) == 2
+    assert "Did you mean 'num_problems'" in capsys.readouterr().err
+    assert main(["figures", "07"]) == 2
+    assert no_notebooks == []
+
+
+def test_replot_and_dry_run_run_nothing(no_notebooks, tmp_path, capsys):
+    assert main(["figures", "--replot", "memory_split"]) == 0
+    assert [name for name, _, _ in no_notebooks] == ["replot"]
+    assert main(["figures", "--dry-run", "--profile", "full", "--runs", str(tmp_path)]) == 0
+    assert "55 of 55 runs to do" in capsys.readouterr().out
+    assert [name for name, _, _ in no_notebooks] == ["replot"]
+
+
+def test_one_search_prints_problem_tree_answer_and_speed(capsys):
+    options = ["--n", "4", "--beam-width", "2", "--max-depth", "3", "--tree-depth", "2"]
+    options += ["--set", "max_num_seqs=8", "--set", "max_num_batched_tokens=256"]
+    assert main(["run", "Compute 3+4-2.", *options]) == 0
+    shown = capsys.readouterr().out
+    assert "Compute 3+4-2." in shown
+    assert "tokens/s" in shown
+    assert shown.count("├──") + shown.count("└──") >= 4
+    assert main(["run", "--problems", "tiny", "--index", "0", "--level", "9"]) == 2
+    assert "level" in capsys.readouterr().err
+    assert main(["run", "--llm", "tiny-solvr"]) == 2
+    assert "Did you mean 'tiny-solver'" in capsys.readouterr().err

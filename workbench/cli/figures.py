@@ -1,25 +1,34 @@
-"""`workbench figures`: run what is missing, execute the notebooks, write the report; or only redraw
-or look.
+"""`workbench figures`: run what is missing, execute the notebooks, write the report.
+
+With --replot it only redraws figures from their stored rows, with --dry-run it only looks.
 """
 
 from __future__ import annotations
 
 import argparse
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from workbench.cli.settings import key_values, print_preview, terminal
+from workbench.cli.settings import expectation, key_values, print_preview, terminal
 from workbench.config import SweepConfig
 from workbench.experiments.claims import claims_of
 from workbench.experiments.export import replot
 from workbench.experiments.face import face, rung
-from workbench.experiments.notebooks import run_notebooks
+from workbench.experiments.health import remarks
+from workbench.experiments.notebooks import (
+    known_parameters,
+    notebook_files,
+    refuse_unknown,
+    run_notebooks,
+)
 from workbench.experiments.paths import project_root
+from workbench.experiments.preview import preview
 from workbench.experiments.profiles import sweep_config
 from workbench.experiments.report import write_report
-from workbench.experiments.sweep import run_sweep
+from workbench.experiments.sweep import Sweep, run_sweep
 from workbench.plots import FIGURES
 
 
@@ -28,7 +37,7 @@ def run(given: argparse.Namespace) -> int:
     console, parameters = terminal(), key_values(given.parameter, "-p")
     if given.replot:
         for saved in replot(project_root() / "figures", FIGURES, given.names or None):
-            console.print(repr(saved), highlight=False)
+            console.print(repr(saved))
         return 0
     config = sweep_config(given.profile, **sweep_settings(parameters))
     if given.dry_run:
@@ -41,15 +50,42 @@ def _everything(
     given: argparse.Namespace, config: SweepConfig, parameters: dict[str, Any], console: Console
 ) -> int:
     """The sweep first, so that its progress is seen here; the notebooks then find its runs."""
-    sweep = run_sweep(config, given.runs_dir)
-    executed = run_notebooks(given.names or None, given.profile, parameters, given.out)
-    claims = claims_of(sweep, rung(sweep.runs))
-    index = write_report(executed, claims, face(sweep.runs), project_root() / "reports")
-    console.print(f"figures: {project_root() / 'figures'}\nreport:  {index}", highlight=False)
+    names = given.names or None
+    if given.runs_dir:
+        parameters = parameters | {"runs_dir": str(Path(given.runs_dir).resolve())}
+    check_names(names, parameters)
+    sweep = _sweep(config, given.runs_dir, console) if _reads_sweep(names) else None
+    executed = run_notebooks(names, given.profile, parameters, given.out)
+    if sweep is not None:
+        claims, reports = claims_of(sweep, rung(sweep.runs)), project_root() / "reports"
+        index = write_report(executed, claims, face(sweep.runs), reports)
+        for remark in remarks(sweep.all_runs):
+            console.print(remark, style="yellow")
+        console.print(f"figures: {project_root() / 'figures'}\nreport:  {index}")
     return 0
+
+
+def _sweep(config: SweepConfig, runs_dir: str | None, console: Console) -> Sweep:
+    found = preview(config, runs_dir)
+    if found.num_to_run:
+        console.print(expectation(found))
+    return run_sweep(config, runs_dir)
+
+
+def check_names(names: list[str] | None, parameters: dict[str, Any]) -> None:
+    """Refuse a notebook or a parameter that does not exist before the sweep starts."""
+    files = notebook_files(names)
+    known = {name: None for file in files for name in known_parameters(file)}
+    where = " and ".join(file.stem for file in files)
+    refuse_unknown(parameters, known, where)
 
 
 def sweep_settings(parameters: dict[str, Any]) -> dict[str, Any]:
     """Those notebook parameters that are settings of the sweep the notebooks ask for."""
     known = {field.name for field in fields(SweepConfig)} - {"profile"}
-    return {name: value for name, value in parameters.items() if name in known}
+    return {k: v for k, v in parameters.items() if k in known and v is not None}
+
+
+def _reads_sweep(names: list[str] | None) -> bool:
+    """Whether any of these notebooks looks at the sweep; the tour does not."""
+    return any("profile" in known_parameters(file) for file in notebook_files(names))

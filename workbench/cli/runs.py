@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from rich.console import Console
@@ -60,7 +61,9 @@ def comparison(given: argparse.Namespace, store: RunStore, console: Console) -> 
         console.print(f"warning: {warning}", style="yellow")
     for frame in (found.parameters, found.differences):
         if len(frame):
-            console.print(table(list(frame), ([_cell(v) for v in row] for row in frame.to_numpy())))
+            console.print(
+                table(list(map(str, frame)), ([_cell(v) for v in row] for row in frame.to_numpy()))
+            )
             console.print()
     same = "identical" if found.identical else f"different; first: {found.first_difference}"
     console.print(f"tokens and scores: {same}")
@@ -99,7 +102,7 @@ def find(name: str, store: RunStore) -> Path:
     return found[0]
 
 
-def _cell(value: object) -> str:
+def _cell(value: Any) -> str:
     if value is None or (pd.api.types.is_scalar(value) and pd.isna(value)):
         return "-"
     return f"{value:,.4g}" if isinstance(value, float) else str(value)

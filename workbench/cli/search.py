@@ -64,12 +64,11 @@ def tree_of(nodes: pd.DataFrame, depth: int) -> Tree:
     """The nodes down to `depth`: kept ones bold, each with its score and the text of its step."""
     drawn = Tree("tree  (score, step; bold: kept)")
     branches = {"": drawn}
-    for node in nodes[nodes["depth"] <= depth].sort_values(["depth", "node_id"]).itertuples():
-        text = escape(" ".join(str(node.text).split()))
-        style = "bold" if node.kept else "dim"
-        branches[node.node_id] = branches[node.parent_id].add(
-            f"[{style}]{node.score:.3f}  {text}[/]"
-        )
+    for node in nodes[nodes["depth"] <= depth].sort_values(["depth", "node_id"]).to_dict("records"):
+        text = escape(" ".join(node["text"].split()))
+        style = "bold" if node["kept"] else "dim"
+        label = f"[{style}]{node['score']:.3f}  {text}[/]"
+        branches[node["node_id"]] = branches[node["parent_id"]].add(label)
     return drawn
 
 

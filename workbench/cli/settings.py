@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,31 +53,38 @@ def sweep_of(given: argparse.Namespace) -> SweepConfig:
 def print_preview(config: SweepConfig, runs_dir: str | None, retry_failed: bool = False) -> Preview:
     """The dry run on the terminal; answers what was shown."""
     found, console = preview(config, runs_dir, retry_failed=retry_failed), terminal()
-    rows = [
-        (
-            row.name,
-            f"{row.llm_share:g}",
-            str(row.seed),
-            f"{row.llm_blocks:,}",
-            f"{row.prm_blocks:,}",
-            f"lacks {format_size(row.lacks_bytes)}" if row.lacks_bytes else row.status,
-            f"{row.expected_s / 60:.1f}",
-        )
-        for row in found.runs.itertuples()
-    ]
+    rows = [_preview_row(row) for row in found.runs.to_dict("records")]
     headings = ("run", "llm_share", "seed", "LLM blocks", "PRM blocks", "status", "minutes")
     console.print(table(headings, rows))
     console.print(f"{found.feasible}.")
-    source = "from this machine's runs" if found.measured_before else "rough: none finished here"
-    todo = f"{found.num_to_run} of {len(found.runs)} runs to do"
-    console.print(f"{todo}, about {found.minutes:.0f} min ({source}).")
+    console.print(expectation(found))
     return found
 
 
+def _preview_row(row: Mapping[Any, Any]) -> list[str]:
+    lacks = row["lacks_bytes"]
+    return [
+        row["name"],
+        f"{row['llm_share']:g}",
+        str(row["seed"]),
+        f"{row['llm_blocks']:,}",
+        f"{row['prm_blocks']:,}",
+        f"lacks {format_size(lacks)}" if lacks else row["status"],
+        f"{row['expected_s'] / 60:.1f}",
+    ]
+
+
+def expectation(found: Preview) -> str:
+    """How many runs are left and how long they take, in one sentence."""
+    source = "from this machine's runs" if found.measured_before else "rough: none finished here"
+    time = f"{found.minutes:.0f} min" if found.minutes < 120 else f"{found.minutes / 60:.0f} hours"
+    return f"{found.num_to_run} of {len(found.runs)} runs to do, about {time} ({source})."
+
+
 def terminal() -> Console:
-    """Where commands print: as wide as the terminal, or 140 columns into a file or a pipe."""
+    """Where commands print: as wide as the terminal, or 200 columns into a file or a pipe."""
     console = Console(highlight=False)
-    return console if console.is_terminal else Console(width=140, highlight=False)
+    return console if console.is_terminal else Console(width=200, highlight=False)
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import pandas as pd
 
 from workbench.cli.settings import print_preview, sweep_of, table, terminal
+from workbench.experiments.health import remarks
 from workbench.experiments.sweep import Sweep, run_sweep
 
 SHOWN = {
@@ -43,8 +45,10 @@ def show(sweep: Sweep) -> int:
     bad = every[every["status"] != "finished"]
     for row in bad.to_dict("records"):
         console.print(f"{row['status']}: {row['run_id']}: {_reason(row['error'])}", style="yellow")
+    for remark in remarks(every):
+        console.print(remark, style="yellow")
     return int((bad["status"] == "failed").any())
 
 
-def _reason(error: object) -> str:
+def _reason(error: Any) -> str:
     return "no reason was kept" if pd.isna(error) else str(error)

@@ -26,18 +26,14 @@ ENDINGS = (".tar", ".tar.gz", ".tgz", ".zip")
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What an import did: names of the run folders stored, and of those that were there already,
-    equal.
-    """
+    """What an import did: names of the runs stored, and of those there already, equal."""
 
     stored: tuple[str, ...]
     already_there: tuple[str, ...]
 
 
 def export_runs(path: str | Path | Iterable[str | Path], archive: str | Path) -> list[str]:
-    """Write the run folders at `path` into `archive`; answers their names. An existing file is
-    refused.
-    """
+    """Write the runs at `path` into a new file `archive`; answers their names."""
     target, folders = Path(archive), run_folders(path)
     _check_ending(target)
     if target.exists():
@@ -65,9 +61,7 @@ def export_runs(path: str | Path | Iterable[str | Path], archive: str | Path) ->
 
 
 def import_runs(archive: str | Path, runs_dir: str | Path) -> Imported:
-    """Store the runs of `archive` in `runs_dir`. All are checked first: one bad or conflicting run
-    stores none.
-    """
+    """Store the runs of `archive`; all are checked first, and a bad one stores none."""
     source, store = Path(archive), RunStore(Path(runs_dir))
     _check_ending(source)
     if not source.is_file():

@@ -87,8 +87,7 @@ class Comparison:
 
 
 def compare(a: Runs, b: Runs) -> Comparison:
-    """Compare the runs at `a` with those at `b`: each a run folder, several, or a folder of run
-    folders.
+    """Compare two sides: each a run folder, several, or a folder of run folders.
 
     Runs pair by seed (and by llm_share, where a side holds several); problems pair within them.
     Raises RunStoreError where a side holds no finished run or the two have no pair in common.

@@ -1,9 +1,8 @@
-"""Which shares leave both models room for one request, and by how many bytes the others fall short.
+"""Which shares leave both models room for one request, and how many bytes the others lack.
 
 The same rule as the engines': weights (and activations where the total pays for them) are taken
 off, and what is left must hold ceil(max_model_len / block_size) blocks. Computed from a model's
-config alone: no weights are read and no torch is loaded, so a sweep knows its infeasible shares
-before it starts.
+config alone, without weights or torch, so a sweep knows its infeasible shares before it starts.
 """
 
 from __future__ import annotations
@@ -19,9 +18,7 @@ DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one model takes of its part of the memory, in bytes. blocks: the fewest it can work
-    with.
-    """
+    """What one model takes of its part of the memory, in bytes."""
 
     model: str
     weights: int

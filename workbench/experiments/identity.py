@@ -1,5 +1,4 @@
-"""What a run depends on beside its settings: the bytes of both models and the texts of its
-problems.
+"""What a run depends on beside its settings: the bytes of both models and its problems' texts.
 
 Files are hashed, not loaded: no torch. Large weight files are told apart by size, header and
 samples of their content, since hashing tens of gigabytes would take longer than a run.

@@ -1,9 +1,7 @@
-"""What a number was measured with: the machine, the versions, the commit. Written into every
-record.
+"""What a number was measured with: the machine, the versions, the commit; part of every record.
 
 Reads what is there and never imports torch by itself: where torch is already loaded its threads and
-its GPU are named, else the environment's setting. No paths, user or host names: records are
-published.
+its GPU are named, else the environment's setting. No paths, user or host names: records are public.
 """
 
 from __future__ import annotations
@@ -52,9 +50,7 @@ def versions() -> dict[str, str]:
 
 
 def git_state(folder: Path | None = None) -> dict[str, Any]:
-    """The commit and whether tracked files differ from it; {"commit": None, "dirty": None} outside
-    git.
-    """
+    """The commit, and whether the package differs from it; both None outside git."""
     where = folder or Path(__file__).resolve().parent
     commit = _git(where, "rev-parse", "HEAD")
     if not commit:
@@ -95,9 +91,7 @@ def usable_cores() -> int:
 
 
 def memory_bytes() -> int | None:
-    """Physical memory, or the control group's limit where that is smaller; None where neither is
-    told.
-    """
+    """Physical memory, or the control group's limit if smaller; None where not told."""
     try:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):

@@ -1,5 +1,4 @@
-"""Where results lie: reports/runs of the project, from whatever folder a notebook or a command is
-started.
+"""Where results lie: reports/runs of the project, from whatever folder one starts.
 
 The project is the nearest folder upwards that holds workbench/ and pyproject.toml, else the
 checkout the package is imported from, else the current folder. WORKBENCH_HOME names another.

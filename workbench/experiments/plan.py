@@ -34,9 +34,7 @@ SENTINELS_FROM = 10
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a run's result depends on beside its settings: weights, problem texts, code and table
-    schema.
-    """
+    """What a run depends on beside its settings: weights, problems, code, schema."""
 
     llm: str
     prm: str
@@ -49,9 +47,7 @@ class Identity:
 
 
 def fingerprint_of(parameters: dict[str, Any], role: str, identity: dict[str, Any]) -> str:
-    """The fingerprint of what config.json holds, so that a stored or imported run can be checked
-    against it.
-    """
+    """The fingerprint of what config.json holds; stored runs are checked against it."""
     content = {"parameters": parameters, "role": role, "identity": identity}
     text = json.dumps(content, sort_keys=True, default=list)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -59,9 +55,7 @@ def fingerprint_of(parameters: dict[str, Any], role: str, identity: dict[str, An
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """One run of a sweep. `repeat` tells the sentinel's repetitions apart and is 0 for a measured
-    run.
-    """
+    """One run of a sweep; `repeat` counts the sentinel's repetitions, else it is 0."""
 
     config: SweepConfig
     llm_share: float
@@ -118,9 +112,7 @@ def measured_runs(config: SweepConfig) -> list[RunSpec]:
 
 
 def planned_runs(config: SweepConfig) -> list[RunSpec]:
-    """The measured runs with the sentinel before the first and after every `sentinel_every`-th of
-    them.
-    """
+    """The measured runs, the sentinel before the first and after every so many."""
     measured = measured_runs(config)
     every = config.sentinel_every
     if not every or len(measured) <= SENTINELS_FROM:
@@ -133,9 +125,7 @@ def planned_runs(config: SweepConfig) -> list[RunSpec]:
 
 
 def warmup_run(config: SweepConfig) -> RunSpec | None:
-    """The run that is thrown away: loads weights, compiles kernels, warms caches. None when not
-    wanted.
-    """
+    """The run that is thrown away: it compiles kernels and warms caches; None: none."""
     if not config.warmup_problems:
         return None
     few = replace(config, num_problems=min(config.num_problems, config.warmup_problems))

@@ -1,5 +1,4 @@
-"""What a sweep would do, without doing it: its runs, which are stored, which cannot fit, how long
-it takes.
+"""What a sweep would do, without doing it: its runs, which are stored, which cannot fit, how long.
 
 Reads configs and stored rows only; loads no model. What it does not do: promise. Minutes come from
 the runs this machine has finished, or from the profile's rough figure where it has finished none.
@@ -27,9 +26,11 @@ TO_RUN = "to run"
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """runs: one row a run, in the order they would be carried out: name, role, llm_share, seed,
-    status,
-    llm_blocks, prm_blocks, lacks_bytes, expected_s (0 where nothing is left to do)."""
+    """What is left to do. runs: one row a run, in order.
+
+    Columns: name, role, llm_share, seed, status, llm_blocks, prm_blocks, lacks_bytes, expected_s (0
+    where nothing is left to do).
+    """
 
     runs: pd.DataFrame
     feasible: FeasibleShares
@@ -48,9 +49,7 @@ class Preview:
 def preview(
     config: SweepConfig, runs_dir: str | Path | None = None, *, retry_failed: bool = False
 ) -> Preview:
-    """Look at a sweep before it runs. Raises ConfigError, ModelError or ProblemFileError as it
-    would.
-    """
+    """Look at a sweep before it runs; bad settings raise as they would then."""
     store = RunStore(Path(runs_dir) if runs_dir is not None else runs_folder())
     identity, seconds = identify(config), seconds_per_problem(config, store)
     each = seconds or SECONDS_PER_PROBLEM.get(config.profile, 1.5)

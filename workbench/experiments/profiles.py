@@ -1,9 +1,7 @@
-"""The four sizes of the study: quick for a look, default for `make figures`, full and thesis for
-days.
+"""The four sizes of the study: quick for a look, default for `make figures`, full and thesis.
 
 STUDY §3 fixes problems, seeds and shares. A profile is a SweepConfig; any of its settings can be
-overridden.
-What it does not do: say which figures are drawn from it.
+overridden. What it does not do: say which figures are drawn from it.
 """
 
 from __future__ import annotations
@@ -61,9 +59,7 @@ SECONDS_PER_PROBLEM = {"quick": 1.5, "default": 1.5, "full": 1.5, "thesis": 60.0
 
 
 def sweep_config(profile: str = "default", **overrides: Any) -> SweepConfig:
-    """The sweep of a profile, with settings overridden; refuses a profile or a setting it does not
-    know.
-    """
+    """The sweep of a profile with settings overridden; what it does not know it refuses."""
     if profile not in PROFILES:
         known = list(PROFILES)
         raise ConfigError(

@@ -58,9 +58,7 @@ def run_tables(
 
 
 def run_config(spec: RunSpec, identity: Identity) -> dict[str, Any]:
-    """What config.json holds: enough to make the same run again, and to see why its fingerprint is
-    what it is.
-    """
+    """What config.json holds: enough to make the same run again and to check its name."""
     return {
         "name": spec.name,
         "fingerprint": spec.fingerprint(identity),

@@ -1,5 +1,4 @@
-"""Intervals for what a sweep claims: the problem is the unit that is drawn, runs of one problem
-stay together.
+"""Intervals for what a sweep claims: problems are drawn, the runs of one problem stay together.
 
 Every interval is a percentile bootstrap over problems (Efron, 1979): problems are drawn with
 replacement, all seeds of a drawn problem come along, so that the many tokens of one problem are
@@ -11,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,9 +23,7 @@ LEVEL = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate with the bounds of its `level` interval; `units` independent problems stand
-    behind it.
-    """
+    """An estimate and its `level` interval; `units` problems stand behind it."""
 
     estimate: float
     low: float
@@ -56,8 +54,7 @@ def bootstrap_ratio(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> Interval:
-    """Interval of sum(numerator) / sum(denominator), both [N], with problems `units` [N] drawn
-    anew.
+    """Interval of sum(numerator) / sum(denominator), both [N], over problems `units` [N].
 
     One problem alone has no spread: its interval is (-inf, inf), never a point.
     """
@@ -77,9 +74,7 @@ def bootstrap_ratio(
 def paired_difference(
     a: ArrayLike, b: ArrayLike, units: Sequence[object], *, draws: int = DRAWS, seed: int = 0
 ) -> Interval:
-    """Interval of mean(b - a): entry i of both is the same problem and seed, so what they share
-    cancels.
-    """
+    """Interval of mean(b - a); entry i of both is the same problem and seed."""
     first, second = np.asarray(a, float), np.asarray(b, float)
     if first.shape != second.shape:
         raise ConfigError(
@@ -97,9 +92,7 @@ def paired_ratio_difference(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> Interval:
-    """Interval of sum(b0)/sum(b1) - sum(a0)/sum(a1), the same problems drawn on both sides
-    (throughputs).
-    """
+    """Interval of sum(b0) / sum(b1) - sum(a0) / sum(a1): a difference of throughputs."""
     sums = [_sums(column, units) for column in (*a, *b)]
     if len(sums[0]) == 0:
         raise ConfigError("A difference of no pairs was asked for; give one or more rows.")
@@ -114,8 +107,7 @@ def paired_ratio_difference(
 
 
 def proportion_upper_bound(events: int, trials: int, level: float = LEVEL) -> float:
-    """Upper bound of a rate when `events` of `trials` were seen; for none it is 1 - (1 - level)^(1
-    / trials).
+    """Upper bound of a rate when `events` of `trials` were seen (none: exact).
 
     For events > 0 the Wilson bound. A zero is then drawn as zero with its upper bound.
     """
@@ -123,7 +115,7 @@ def proportion_upper_bound(events: int, trials: int, level: float = LEVEL) -> fl
         return 1.0
     if events == 0:
         return 1.0 - (1.0 - level) ** (1.0 / trials)
-    z = 1.959963984540054
+    z = NormalDist().inv_cdf((1 + level) / 2)
     share = events / trials
     centre = share + z * z / (2 * trials)
     margin = z * np.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
@@ -138,7 +130,7 @@ def _sums(values: ArrayLike, units: Sequence[object]) -> NDArray[np.float64]:
             f"Got {column.shape} values for {len(units)} units; give one unit a value."
         )
     _, place = np.unique(np.asarray(list(units), dtype=str), return_inverse=True)
-    return np.bincount(place, weights=column)
+    return np.bincount(place, weights=column).astype(np.float64)
 
 
 def _weights(units: int, draws: int, seed: int) -> NDArray[np.float64]:

@@ -1,5 +1,4 @@
-"""Run folders: NAME-FINGERPRINT/ with Parquet tables and config.json, each complete or not there at
-all.
+"""Run folders: NAME-FINGERPRINT/ with Parquet tables and config.json, whole or not there at all.
 
 A folder is written under a temporary sibling name, flushed to disk and renamed in one step, so a
 run killed at any moment leaves no half result under its own name. The temporary name carries host
@@ -33,9 +32,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RunStore:
-    """The folder of run folders. Several processes may write into it at once: the first to finish a
-    run wins.
-    """
+    """The folder of run folders; of several processes the first to finish a run wins."""
 
     root: Path
 
@@ -148,7 +145,7 @@ def read_run(folder: Path) -> Row:
         raise RunStoreError(
             f"{folder.name}/runs.parquet has {len(frame)} rows; a run has exactly one."
         )
-    return frame.to_dict("records")[0]
+    return {str(name): value for name, value in frame.to_dict("records")[0].items()}
 
 
 def status_of(folder: Path) -> str:

@@ -1,5 +1,4 @@
-"""The sweep: carry out what is not stored yet, one run folder each, and look at all of them as
-tables.
+"""The sweep: carry out what is not stored yet, one run folder each, and see all of it as tables.
 
 Whoever needs a sweep calls `run_sweep`; finished runs are found by fingerprint and not repeated, so
 the first notebook pays and the others read. Interrupted at any moment it resumes. A run that fails
