@@ -22,6 +22,8 @@ SET_HELP = (
     "any other setting of the sweep by its name in SweepConfig (repeatable), e.g. --set "
     "min_problem_batch=12"
 )
+DRY_RUN_HELP = "list runs, feasible shares and expected minutes; run nothing"
+STATUSES = ("finished", "failed", "infeasible", "unreadable")
 BENCHES = ("engine", "search", "identity")
 Parser = argparse.ArgumentParser
 
@@ -65,125 +67,49 @@ def build_parser() -> Parser:
 
 
 def _figures(command: Parser) -> None:
-    command.add_argument(
-        "names",
-        nargs="*",
-        metavar="NAME",
-        help="notebooks (02 or 02_memory_split); with --replot figures; all if none",
-    )
+    names = "notebooks (02 or 02_memory_split); with --replot figures; all if none"
+    command.add_argument("names", nargs="*", metavar="NAME", help=names)
     _profile(command)
-    command.add_argument(
-        "--replot", action="store_true", help="redraw figures/ from their stored rows; runs nothing"
-    )
-    command.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="list runs, feasible shares and expected minutes; run nothing",
-    )
-    command.add_argument(
-        "-p",
-        "--parameter",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="set a parameter of the notebooks (repeatable); one that no notebook has is refused",
-    )
-    command.add_argument(
-        "--out",
-        metavar="DIR",
-        help="folder of the executed notebooks; reports/notebooks/PROFILE if not given",
-    )
+    _flag(command, "--replot", "redraw figures/ from their stored rows; runs nothing")
+    _flag(command, "--dry-run", DRY_RUN_HELP)
+    refused = "set a parameter of the notebooks (repeatable); one that no notebook has is refused"
+    _repeat(command, ("-p", "--parameter"), "NAME=VALUE", refused)
+    place = "folder of the executed notebooks; reports/notebooks/PROFILE if not given"
+    _value(command, "--out", "DIR", place)
     _runs_dir(command)
 
 
 def _run(command: Parser) -> None:
-    command.add_argument(
-        "problem", nargs="?", help='a problem as text ("Compute 7-3+12."); else one of --problems'
-    )
-    command.add_argument(
-        "--problems", default="tiny", metavar="SOURCE", help="tiny, math500, or a .json/.jsonl file"
-    )
-    command.add_argument(
-        "--index", type=int, default=0, metavar="K", help="which of --problems, counted from 0"
-    )
-    command.add_argument(
-        "--level", type=int, metavar="L", help="only problems of this level (1 to 5)"
-    )
-    command.add_argument(
-        "--llm",
-        default="tiny-solver",
-        metavar="MODEL",
-        help="generator: short name, hub id or folder",
-    )
-    command.add_argument("--prm", default="tiny-prm", metavar="MODEL", help="process reward model")
-    command.add_argument(
-        "--total-memory", default="64MiB", metavar="SIZE", help="memory of both models together"
-    )
-    command.add_argument(
-        "--llm-share", type=float, default=0.3, metavar="S", help="the LLM's share of it, in (0, 1)"
-    )
-    command.add_argument(
-        "--strategy",
-        choices=("beam_search", "best_of_n"),
-        default="beam_search",
-        help="how to search",
-    )
-    command.add_argument(
-        "--n", type=int, default=16, metavar="N", help="beams (or samples) of a problem"
-    )
-    command.add_argument(
-        "--beam-width",
-        type=int,
-        default=4,
-        metavar="W",
-        help="children of a survivor; n // beam-width survive",
-    )
-    command.add_argument(
-        "--max-depth", type=int, default=40, metavar="D", help="steps of a beam, at most"
-    )
-    command.add_argument(
-        "--temperature", type=float, default=0.8, metavar="T", help="of sampling; 0 is greedy"
-    )
-    command.add_argument(
-        "--seed", type=int, default=0, metavar="K", help="equal seeds give equal trees"
-    )
-    command.add_argument(
-        "--tree-depth",
-        type=int,
-        default=6,
-        metavar="D",
-        help="levels of the tree that are printed; 0: none",
-    )
-    command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=SET_HELP)
+    given = 'a problem as text ("Compute 7-3+12."); else one of --problems'
+    command.add_argument("problem", nargs="?", metavar="PROBLEM", help=given)
+    _value(command, "--problems", "SOURCE", "tiny, math500, or a .json/.jsonl file", "tiny")
+    _value(command, "--index", "K", "which of --problems, counted from 0", 0)
+    _value(command, "--level", "L", "only problems of this level (1 to 5)", kind=int)
+    _value(command, "--llm", "MODEL", "generator: short name, hub id or folder", "tiny-solver")
+    _value(command, "--prm", "MODEL", "process reward model", "tiny-prm")
+    _value(command, "--total-memory", "SIZE", "memory of both models together", "64MiB")
+    _value(command, "--llm-share", "S", "the LLM's share of it, in (0, 1)", 0.3)
+    _choice(command, "--strategy", ("beam_search", "best_of_n"), "how to search", "beam_search")
+    _value(command, "--n", "N", "beams (or samples) of a problem", 16)
+    _value(command, "--beam-width", "W", "children of a survivor; N // W survive", 4)
+    _value(command, "--max-depth", "D", "steps of a beam, at most", 40)
+    _value(command, "--temperature", "T", "of sampling; 0 is greedy", 0.8)
+    _value(command, "--seed", "K", "equal seeds give equal trees", 0)
+    _value(command, "--tree-depth", "D", "levels of the tree that are printed; 0: none", 6)
+    _repeat(command, ("--set",), "KEY=VALUE", SET_HELP)
 
 
 def _sweep(command: Parser) -> None:
     _profile(command)
-    command.add_argument(
-        "--config", metavar="FILE", help="JSON file of settings, laid over the profile"
-    )
-    command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=SET_HELP)
-    command.add_argument(
-        "--shares",
-        type=_numbers(float),
-        metavar="S,S,...",
-        help="the LLM's shares of total memory, in (0, 1)",
-    )
-    command.add_argument(
-        "--seeds", type=_numbers(int), metavar="K,K,...", help="one run a share and seed"
-    )
-    command.add_argument("--num-problems", type=int, metavar="N", help="problems of a run")
-    command.add_argument(
-        "--total-memory", metavar="SIZE", help="memory of both models together, e.g. 64MiB"
-    )
-    command.add_argument(
-        "--retry-failed", action="store_true", help="repeat runs whose row says failed"
-    )
-    command.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="list runs, feasible shares and expected minutes; run nothing",
-    )
+    _value(command, "--config", "FILE", "JSON file of settings, laid over the profile")
+    _repeat(command, ("--set",), "KEY=VALUE", SET_HELP)
+    shares = "the LLM's shares of total memory, each in (0, 1)"
+    _value(command, "--shares", "S,S,...", shares, kind=_numbers(float))
+    _value(command, "--seeds", "K,K,...", "one run a share and seed", kind=_numbers(int))
+    _value(command, "--num-problems", "N", "problems of a run", kind=int)
+    _value(command, "--total-memory", "SIZE", "memory of both models together, e.g. 64MiB")
+    _flag(command, "--retry-failed", "repeat runs whose row says failed")
+    _flag(command, "--dry-run", DRY_RUN_HELP)
     _runs_dir(command)
 
 
@@ -192,9 +118,7 @@ def _runs(command: Parser) -> None:
         dest="action", metavar="ACTION", required=True, title="actions"
     )
     listing = _action(actions, "list", "one line a stored run")
-    listing.add_argument(
-        "--status", choices=("finished", "failed", "infeasible", "unreadable"), help="only these"
-    )
+    _choice(listing, "--status", STATUSES, "only these")
     show = _action(actions, "show", "everything about one run")
     show.add_argument("run", help="run folder, its name, or the beginning of its fingerprint")
     compare = _action(actions, "compare", "what differs between two runs, with 95 %% intervals")
@@ -208,65 +132,27 @@ def _runs(command: Parser) -> None:
 
 
 def _bench(command: Parser) -> None:
-    command.add_argument(
-        "name", choices=BENCHES, metavar="NAME", help=f"what to measure: {', '.join(BENCHES)}"
-    )
-    command.add_argument(
-        "--json", metavar="FILE", help="write the record (machine, versions, commit, rows) here"
-    )
-    command.add_argument(
-        "--profile",
-        choices=("quick", "default", "full"),
-        default="default",
-        help="how many repeats or problems",
-    )
-    command.add_argument(
-        "--model", metavar="MODEL", help="model of bench engine (default: tiny-solver)"
-    )
-    command.add_argument(
-        "--llm",
-        metavar="MODEL",
-        help="generator of bench search and identity (default: tiny-solver)",
-    )
-    command.add_argument(
-        "--prm",
-        metavar="MODEL",
-        help="reward model of bench search and identity (default: tiny-prm)",
-    )
-    command.add_argument(
-        "--seed",
-        type=int,
-        metavar="K",
-        help="of prompts or search, where the bench takes one (default: 0)",
-    )
+    what = f"what to measure: {', '.join(BENCHES)}"
+    command.add_argument("name", choices=BENCHES, metavar="NAME", help=what)
+    _value(command, "--json", "FILE", "write the record (machine, versions, commit, rows) here")
+    sizes = ("quick", "default", "full")
+    _choice(command, "--profile", sizes, "how many repeats or problems", "default")
+    _value(command, "--model", "MODEL", "what is measured (default: tiny-solver)")
+    _value(command, "--llm", "MODEL", "search, identity: generator (default: tiny-solver)")
+    _value(command, "--prm", "MODEL", "search, identity: reward model (default: tiny-prm)")
+    _value(command, "--seed", "K", "where the bench takes one (default: 0)", kind=int)
 
 
 def _train(command: Parser) -> None:
-    command.add_argument(
-        "--out", default="trained", metavar="DIR", help="folder the model folders are written to"
-    )
-    command.add_argument(
-        "--minutes",
-        type=float,
-        default=60.0,
-        metavar="M",
-        help="training time of all models together, minutes",
-    )
-    command.add_argument(
-        "--seed", type=int, default=0, metavar="K", help="of data and initial weights"
-    )
-    command.add_argument(
-        "--model",
-        action="append",
-        choices=("tiny-solver", "tiny-prm"),
-        help="only this one (repeatable); both if not given",
-    )
+    _value(command, "--out", "DIR", "folder the model folders are written to", "trained")
+    _value(command, "--minutes", "M", "training time of all models together, minutes", 60.0)
+    _value(command, "--seed", "K", "of data and initial weights", 0)
+    models = "tiny-solver or tiny-prm: only this one (repeatable); both if not given"
+    _repeat(command, ("--model",), "MODEL", models, ("tiny-solver", "tiny-prm"))
 
 
 def _doctor(command: Parser) -> None:
-    command.epilog = (
-        "Looks and changes nothing. Exit status 1 when something is missing that every run needs."
-    )
+    command.epilog = "Looks and changes nothing. Exit status 1 when a thing every run needs lacks."
 
 
 COMMANDS: dict[str, tuple[str, Callable[[Parser], None]]] = {
@@ -284,32 +170,56 @@ COMMANDS: dict[str, tuple[str, Callable[[Parser], None]]] = {
 
 
 def _action(actions: Any, name: str, summary: str) -> Parser:
+    description = summary.replace("%%", "%")
     parser: Parser = actions.add_parser(
-        name,
-        help=summary,
-        description=summary.replace("%%", "%"),
-        formatter_class=Formatter,
+        name, help=summary, description=description, formatter_class=Formatter
     )
     _runs_dir(parser)
     _debug(parser)
     return parser
 
 
+def _value(
+    command: Parser, name: str, metavar: str, text: str, default: Any = None, kind: Any = None
+) -> None:
+    """An option with a value; its type is that of the default unless `kind` says otherwise."""
+    parse = kind or (type(default) if default is not None else str)
+    command.add_argument(name, metavar=metavar, help=text, default=default, type=parse)
+
+
+def _choice(
+    command: Parser, name: str, allowed: tuple[str, ...], text: str, default: str | None = None
+) -> None:
+    command.add_argument(name, choices=allowed, help=text, default=default)
+
+
+def _flag(command: Parser, name: str, text: str) -> None:
+    command.add_argument(name, action="store_true", help=text)
+
+
+def _repeat(
+    command: Parser,
+    names: tuple[str, ...],
+    metavar: str,
+    text: str,
+    allowed: tuple[str, ...] | None = None,
+) -> None:
+    """An option that may be given several times; a list of texts, empty by default."""
+    settings: dict[str, Any] = {"metavar": metavar, "help": text, "choices": allowed}
+    command.add_argument(*names, action="append", default=[], **settings)
+
+
 def _profile(command: Parser) -> None:
-    command.add_argument("--profile", choices=PROFILES, default="default", help=PROFILE_HELP)
+    _choice(command, "--profile", PROFILES, PROFILE_HELP, "default")
 
 
 def _runs_dir(command: Parser) -> None:
-    command.add_argument(
-        "--runs",
-        dest="runs_dir",
-        metavar="DIR",
-        help="folder of run folders; reports/runs of the project if not given",
-    )
+    text = "folder of run folders; reports/runs of the project if not given"
+    command.add_argument("--runs", dest="runs_dir", metavar="DIR", help=text)
 
 
 def _debug(command: Parser) -> None:
-    command.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    _flag(command, "--debug", "show the traceback of an error")
 
 
 def _numbers(kind: type) -> Callable[[str], tuple[Any, ...]]:

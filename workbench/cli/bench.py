@@ -32,6 +32,8 @@ def accepted(measure: Any, given: argparse.Namespace) -> dict[str, Any]:
     """The options this benchmark takes, defaults filled in; one it does not take is refused."""
     known = inspect.signature(measure).parameters
     named = {n: getattr(given, n) for n in OPTIONS if getattr(given, n) is not None}
+    if "model" in named and "model" not in known:  # searches name two models, this is the first
+        named.setdefault("llm", named.pop("model"))
     for name in named:
         if name not in known:
             takes = ", ".join(f"--{n}" for n in OPTIONS if n in known)
