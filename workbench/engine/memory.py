@@ -13,15 +13,13 @@ import gc
 import math
 import os
 import tracemalloc
-import weakref
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.autograd.profiler import profile
 
 from workbench.config import format_size, parse_size
 from workbench.core import SamplingRows, StepPlan
@@ -29,6 +27,9 @@ from workbench.engine.executor import Executor
 from workbench.errors import ConfigError, OutOfMemory
 from workbench.kvcache.storage import KVStorage
 from workbench.models.llama import LlamaModel
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler announces itself otherwise
+_GRAIN = 1 << 16  # peaks are rounded up to it: Python's own allocations differ a little each time
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,49 +192,28 @@ def _largest_plan(limits: StepLimits) -> StepPlan:
     )
 
 
-class _Peak(TorchDispatchMode):
-    """The most bytes held at one time by torch storages born inside, Python and numpy.
+class _Peak:
+    """The most bytes that torch, and Python and numpy, held at one time, born inside.
 
     The two peaks are added although they need not coincide: an upper bound, by little.
+    torch's comes from its profiler's list of allocations and releases.
     """
 
     def __enter__(self) -> _Peak:
         gc.collect()
-        self._alive, self._highest, self._seen = 0, 0, set[int]()
+        self._profile = profile(use_cpu=True, profile_memory=True, use_kineto=True)
+        self._profile.__enter__()
         tracemalloc.start()
-        super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
         self._traced = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
+        self._profile.__exit__(*error)
 
     @property
     def bytes(self) -> int:
-        return self._highest + self._traced
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {
-            t.untyped_storage()._cdata
-            for t in tree_leaves((args, kwargs))
-            if isinstance(t, torch.Tensor)
-        }
-        answer = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(answer):
-            if isinstance(tensor, torch.Tensor):
-                self._count(tensor.untyped_storage(), given)
-        return answer
-
-    def _count(self, storage: torch.UntypedStorage, given: set[int]) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        if key in given or key in self._seen:
-            return
-        self._seen.add(key)
-        self._alive += size
-        self._highest = max(self._highest, self._alive)
-        weakref.finalize(storage, self._forget, key, size)
-
-    def _forget(self, key: int, size: int) -> None:
-        self._seen.discard(key)
-        self._alive -= size
+        events = [e for e in self._profile.kineto_results.events() if e.name() == "[memory]"]
+        changes = [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
+        highest = max(accumulate(changes, initial=0))
+        return math.ceil((highest + self._traced) / _GRAIN) * _GRAIN
