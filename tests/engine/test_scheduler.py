@@ -159,17 +159,35 @@ def test_recomputed_tokens_of_a_preempted_request_count_as_preempted() -> None:
     assert lost == recomputed > 0
 
 
-def test_a_prefill_is_preempted_rather_than_a_decode_that_is_planned() -> None:
-    """The oldest request prefills, a later one decodes: the prefill gives way, nobody is stuck."""
-    rig = Rig(6, max_num_batched_tokens=9, max_num_seqs=2, max_model_len=24)
-    rig.add(1, 1)
-    long, short = rig.add(20, 4), rig.add(3, 20)
-    for _ in range(60):
-        if rig.scheduler.has_work:
+def test_a_prefill_gives_way_to_decodes_that_are_planned() -> None:
+    """It is the victim of its own lack of blocks, and comes back when the decodes are done."""
+    rig = Rig(6, max_num_seqs=2, max_num_batched_tokens=5, max_model_len=24)
+    decoder = rig.add(3, 17)
+    rig.step()
+    prefill = rig.add(20, 1)
+    while not prefill.preemptions:
+        before = decoder.num_tokens
+        rig.step()
+        assert decoder.num_tokens == before + 1
+        assert prefill.num_computed < 20
+    while rig.scheduler.has_work:
+        rig.step()
+    assert rig.finished == {1: "length", 2: "length"}
+    assert decoder.preemptions == 0
+
+
+def test_what_two_preemptions_lost_counts_as_often_as_it_is_computed_again() -> None:
+    """The second took less than the first, yet everything the first took is computed again."""
+    rig = Rig(max_num_batched_tokens=8, caching=False)
+    rig.add(20, 1)
+    recomputed = []
+    for chunks in (2, 1, 3):
+        for _ in range(chunks):
             rig.step()
-    assert rig.finished == {1: "length", 2: "length", 3: "length"}
-    assert long.num_output_tokens == 4
-    assert short.num_output_tokens == 20
+            recomputed.append(rig.scheduler.counts.recomputed_tokens_preempted)
+        if rig.scheduler.has_work:
+            rig.scheduler._preempt(0)
+    assert recomputed == [0, 0, 8, 8, 8, 0]
 
 
 def test_a_score_request_answers_its_positions_and_computes_nothing_after_the_last() -> None:
@@ -199,20 +217,20 @@ def test_a_score_request_hits_at_most_up_to_its_first_wanted_position() -> None:
 
 
 def test_a_readmitted_score_request_wants_only_what_it_lacks() -> None:
-    rig = Rig(6, max_num_batched_tokens=9, max_model_len=24)
+    rig = Rig(max_num_batched_tokens=11)
     decoder = rig.add(4, 20)
     rig.step()
-    sequence = rig.add_score(list(range(16)), (2, 6, 15))
+    sequence = rig.add_score(list(range(16)), (2, 9, 15))
     asked: list[int] = []
     while rig.scheduler.has_work:
         plan = rig.scheduler.schedule()
         asked += [int(plan.positions[row]) for w in plan.wanted for row in w.rows.tolist()]
         rig.scheduler.update(plan, rig.executor.run(plan))
-        if sequence.num_computed == 8 and not sequence.preemptions:
+        if sequence.num_computed == 10 and not sequence.preemptions:
             rig.scheduler._preempt(1)
     assert sequence.preemptions == 1
-    assert asked == [2, 6, 15]
-    assert sequence.readmit_cached_tokens == 8, "positions 2 and 6 need no second look"
+    assert asked == [2, 9, 15]
+    assert sequence.readmit_cached_tokens == 8, "9 is computed again, not asked again"
     assert decoder.num_output_tokens == 20
 
 
