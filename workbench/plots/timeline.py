@@ -33,23 +33,24 @@ from workbench.plots.theme import (
 
 BLOCK_COLUMNS = ("blocks_active", "blocks_cached", "allocated", "evicted")
 LIMITS = ("axis_steps", "axis_blocks", "axis_events")
-LOST_TIME = {  # part: (label, colour, hatching)
-    "llm_decode": ("LLM decode", BLUE, ""),
-    "llm_prefill": ("LLM prefill", SKY, "/"),
-    "prm_prefill": ("PRM new prefill", VERMILION, ""),
-    "recomputed_evicted": ("recomputed: evicted", ORANGE, "x"),
-    "recomputed_preempted": ("recomputed: preempted", YELLOW, "\\"),
-    "recomputed_partial": ("recomputed: partial", PURPLE, "."),
-    "waiting": ("waiting", "#D0D0D0", ""),
-    "bookkeeping": ("bookkeeping", GREEN, "-"),
+LOST_TIME = {  # part: (label, colour), from the foot of a column; neighbours differ in lightness
+    "llm_decode": ("LLM decode", BLUE),
+    "llm_prefill": ("LLM prefill", SKY),
+    "prm_prefill": ("PRM new prefill", VERMILION),
+    "recomputed_evicted": ("recomputed: evicted", ORANGE),
+    "recomputed_preempted": ("recomputed: preempted", YELLOW),
+    "recomputed_partial": ("recomputed: partial", PURPLE),
+    "waiting": ("waiting", "#D0D0D0"),
+    "bookkeeping": ("bookkeeping", GREEN),
 }
 _BLOCKS_FRAME = Frame(panels=430)
 _LOST_FRAME = Frame(panels=340, top=114 + UPPER_AXIS_PX)
 _LOST_CAPTION = (
     "Wall time of a search against the LLM's share of total memory, divided among what it was "
-    "spent on. A step that mixes kinds of work is divided by its floating-point operations; the "
-    "bar across each column is the measured wall time. Seconds of models of this size do not carry "
-    "over to larger ones, the order of the parts may."
+    "spent on; the stroke across each column is wall time measured apart. Recomputed: prompt "
+    "tokens computed before and lost because their block was evicted, their request preempted, or "
+    "their block never full. A step that mixes kinds of work is divided by its floating-point "
+    "operations. Seconds of models of this size do not carry over to larger ones."
 )
 
 
@@ -184,8 +185,8 @@ def lost_time(rows: pd.DataFrame, face: str = "") -> go.Figure:
     """
     shares = sorted(rows["llm_share"].unique())
     fig = make_subplots(rows=1)
-    for part, (label, colour, hatching) in LOST_TIME.items():
-        fig.add_trace(_bar(rows, part, shares, label, colour, hatching))
+    for part in LOST_TIME:
+        fig.add_trace(_bar(rows, part, shares))
     walls = rows.groupby("llm_share")["wall_s"].first().reindex(shares)
     fig.add_trace(_across(walls))
     share_axes(fig, rows, panels=1, at=range(len(shares)))
@@ -204,20 +205,17 @@ def _across(walls: pd.Series) -> go.Scatter:
     return go.Scatter(x=xs, y=ys, mode="lines", line=line, name="wall time", hoverinfo="skip")
 
 
-def _bar(
-    rows: pd.DataFrame, part: str, shares: list[float], label: str, colour: str, hatching: str
-) -> go.Bar:
-    seconds = (
-        rows[rows["part"] == part].groupby("llm_share")["seconds"].sum().reindex(shares).fillna(0.0)
-    )
+def _bar(rows: pd.DataFrame, part: str, shares: list[float]) -> go.Bar:
+    label, colour = LOST_TIME[part]
+    own = rows[rows["part"] == part]
+    seconds = own.groupby("llm_share")["seconds"].sum().reindex(shares).fillna(0.0)
     walls = rows.groupby("llm_share")["wall_s"].first().reindex(shares)
-    pattern = {"shape": hatching, "fgcolor": BLACK, "bgcolor": colour, "size": 6, "solidity": 0.15}
     return go.Bar(
         x=list(range(len(shares))),
         y=seconds,
         width=0.6,
         customdata=100 * seconds / walls,
         name=label,
-        marker={"color": colour, "pattern": pattern, "line": {"width": 0}},
+        marker={"color": colour, "line": {"color": "white", "width": 0.6}},
         hovertemplate="%{y:.2f} s, %{customdata:.1f} %<extra>" + label + "</extra>",
     )
