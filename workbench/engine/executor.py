@@ -139,6 +139,6 @@ class Executor:
             chosen = torch.from_numpy(columns).to(self.model.device)
             head = Linear(self.model.head.weight.index_select(1, chosen).contiguous())
             if self.batch_invariant:
-                head.tiles = find_row_tiles(head.weight)
+                head.cut(find_row_tiles(head.weight))
             self._columns[key] = head
         return self._columns[key]

@@ -2,7 +2,7 @@
 
 A BLAS picks its code by the number of rows, and with the code the order of a row's sums. `Linear`
 hands it row counts within which, on this machine and with this number of threads, a row's result
-was seen not to change.
+was seen not to change, and sums short enough that no thread takes a part of one.
 """
 
 from __future__ import annotations
@@ -22,12 +22,21 @@ _LARGE = (40, 47, 48, 63, 64, 65, 96, 100, 128, 200, 256, 257, 512, 1000, 1024, 
 _COUNTS = (*range(1, 34), *_LARGE)
 
 
+# Inputs summed in one product: a BLAS that splits longer sums among threads changes their order.
+_DEPTH = 512
+_UNLIMITED = 1 << 60
+
+
 @dataclass(frozen=True, slots=True)
 class RowTiles:
-    """How many rows a product may have: a multiple of `multiple` up to `largest`, which is one."""
+    """How a product is cut: rows a multiple of `multiple` up to `largest`, sums of `depth` inputs.
+
+    Invariant: largest is a multiple of multiple.
+    """
 
     multiple: int
     largest: int
+    depth: int
 
     def pad(self, rows: int) -> int:
         """`rows` rounded up to what may be computed."""
@@ -40,54 +49,76 @@ class RowTiles:
             yield start, min(start + self.largest, padded)
 
 
-UNTILED = RowTiles(1, 1 << 60)
-
-
-def find_row_tiles(weight: torch.Tensor) -> RowTiles:
-    """The widest tiles within which a row of x @ weight is bit for bit the same, by trying.
-
-    weight: [inputs, outputs].
-
-    The fallback, tiles of exactly 64 rows, needs no trial: every product then has the same shape.
-    """
-    inputs, outputs = weight.shape
-    counts = [n for n in _COUNTS if n <= max(64, _CHECK_FLOPS / (2 * inputs * outputs))]
-    rows = torch.randn(counts[-1], inputs, generator=torch.Generator().manual_seed(0)).to(weight)
-    expected = rows[:64] @ weight
-    alike = {n: _alike(rows[:n], weight, expected) for n in counts}
-    for multiple in (2, 4, 8, 16, 32):
-        tried = [n for n in counts if n % multiple == 0]
-        fine = tried[: next((i for i, n in enumerate(tried) if not alike[n]), len(tried))]
-        if fine and fine[-1] >= 64:
-            return RowTiles(multiple, fine[-1])
-    return RowTiles(64, 64)
-
-
-def _alike(rows: torch.Tensor, weight: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether the first 64 rows come out as expected, at their place and from the end backwards."""
-    count = min(64, len(rows))
-    straight, reversed_ = rows @ weight, (rows.flip(0) @ weight).flip(0)
-    return torch.equal(straight[:count], expected[:count]) and torch.equal(reversed_, straight)
+UNTILED = RowTiles(1, _UNLIMITED, _UNLIMITED)
 
 
 class Linear:
     """out = x @ weight; weight [inputs, outputs], which for few rows is faster than transposed."""
 
-    __slots__ = ("tiles", "weight")
+    __slots__ = ("_parts", "tiles", "weight")
 
     def __init__(self, weight: torch.Tensor) -> None:
         self.weight = weight
-        self.tiles = UNTILED
+        self.cut(UNTILED)
+
+    def cut(self, tiles: RowTiles) -> None:
+        """Computes in these tiles from now on."""
+        self.tiles = tiles
+        self._parts = self.weight.split(min(tiles.depth, len(self.weight)))
 
     def __call__(self, x: torch.Tensor, rows: int, out: torch.Tensor) -> None:
         """Fills out[:rows]; x and out have tiles.pad(rows) rows, the last ones hold anything."""
         tiles = self.tiles
         if rows <= tiles.largest:
             padded = tiles.pad(rows)
-            torch.mm(x[:padded], self.weight, out=out[:padded])
+            self._multiply(x[:padded], out[:padded])
             return
         for start, stop in tiles.spans(rows):
-            torch.mm(x[start:stop], self.weight, out=out[start:stop])
+            self._multiply(x[start:stop], out[start:stop])
+
+    def _multiply(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """One tile of rows; long sums are added up part by part, in order."""
+        if len(self._parts) == 1:
+            torch.mm(x, self.weight, out=out)
+            return
+        for number, (inputs, part) in enumerate(
+            zip(x.split(len(self._parts[0]), dim=1), self._parts, strict=True)
+        ):
+            torch.addmm(out, inputs, part, beta=int(number > 0), out=out)
+
+
+def find_row_tiles(weight: torch.Tensor) -> RowTiles:
+    """The widest tiles within which a row of x @ weight is bit for bit the same, by trying.
+
+    weight: [inputs, outputs]. The fallback, tiles of exactly 64 rows, needs no trial: every
+    product then has the same shape.
+    """
+    inputs, outputs = weight.shape
+    counts = [n for n in _COUNTS if n <= max(64, _CHECK_FLOPS / (2 * inputs * outputs))]
+    rows = torch.randn(counts[-1], inputs, generator=torch.Generator().manual_seed(0)).to(weight)
+    product = Linear(weight)
+    product.cut(RowTiles(1, _UNLIMITED, _DEPTH))
+    expected = _product(product, rows[:64])
+    alike = {n: _alike(product, rows[:n], expected) for n in counts}
+    for multiple in (2, 4, 8, 16, 32):
+        tried = [n for n in counts if n % multiple == 0]
+        fine = tried[: next((i for i, n in enumerate(tried) if not alike[n]), len(tried))]
+        if fine and fine[-1] >= 64:
+            return RowTiles(multiple, fine[-1], _DEPTH)
+    return RowTiles(64, 64, _DEPTH)
+
+
+def _product(product: Linear, rows: torch.Tensor) -> torch.Tensor:
+    out = rows.new_empty(len(rows), product.weight.shape[1])
+    product(rows, len(rows), out)
+    return out
+
+
+def _alike(product: Linear, rows: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether the first 64 rows come out as expected, at their place and from the end backwards."""
+    count = min(64, len(rows))
+    straight, backwards = _product(product, rows), _product(product, rows.flip(0)).flip(0)
+    return torch.equal(straight[:count], expected[:count]) and torch.equal(backwards, straight)
 
 
 def rotary_frequencies(spec: ModelSpec) -> torch.Tensor:

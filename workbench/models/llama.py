@@ -18,6 +18,7 @@ from workbench.models.layers import UNTILED, Linear, RowTiles, find_row_tiles, r
 from workbench.models.spec import ModelSpec
 
 _SPARE_ROWS = 64  # what padding to row tiles may need beyond the largest step
+_MLP_ROWS = 256  # rows widened to `intermediate` at a time: they stay in cache, and buffers small
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,8 @@ class Buffers:
         self.delta = room(tokens, spec.hidden)
         self.qkv = room(tokens, spec.qkv_columns)
         self.attended = room(tokens, spec.heads * spec.head_dim)
-        self.gate_up = room(tokens, 2 * spec.intermediate)
-        self.gated = room(tokens, spec.intermediate)
+        self.gate_up = room(min(tokens, _MLP_ROWS), 2 * spec.intermediate)
+        self.gated = room(min(tokens, _MLP_ROWS), spec.intermediate)
         self.wanted = room(logits, spec.hidden)
         self.logits = room(logits, spec.vocab)
 
@@ -113,7 +114,7 @@ class LlamaModel:
             shape = tuple(product.weight.shape)
             if batch_invariant and shape not in found:
                 found[shape] = find_row_tiles(product.weight)
-            product.tiles = found.get(shape, UNTILED)
+            product.cut(found.get(shape, UNTILED))
 
     def forward(
         self,
@@ -126,12 +127,7 @@ class LlamaModel:
         kernels, rows, epsilon = self.kernels, len(tokens), self.spec.rms_epsilon
         b = buffers
         residual, normed, delta = b.residual[:rows], b.normed[:rows], b.delta[:rows]
-        qkv, attended, gate_up, gated = (
-            b.qkv[:rows],
-            b.attended[:rows],
-            b.gate_up[:rows],
-            b.gated[:rows],
-        )
+        qkv, attended = b.qkv[:rows], b.attended[:rows]
         torch.index_select(self.embedding, 0, tokens, out=residual)
         kernels.rms_norm(residual, self.layers[0].attention_norm, epsilon, normed)
         following = (*(layer.attention_norm for layer in self.layers[1:]), self.final_norm)
@@ -141,11 +137,17 @@ class LlamaModel:
             kernels.attend(qkv, attended, cache, context)
             layer.output(b.attended, rows, b.delta)
             kernels.add_rms_norm(residual, delta, layer.mlp_norm, epsilon, normed)
-            layer.gate_up(b.normed, rows, b.gate_up)
-            kernels.silu_mul(gate_up, gated)
-            layer.down(b.gated, rows, b.delta)
+            self._mlp(layer, rows, b)
             kernels.add_rms_norm(residual, delta, next_norm, epsilon, normed)
         return normed
+
+    def _mlp(self, layer: Layer, rows: int, b: Buffers) -> None:
+        """SwiGLU (Shazeer 2020) of b.normed into b.delta, some rows at a time."""
+        for start in range(0, rows, _MLP_ROWS):
+            count = min(_MLP_ROWS, rows - start)
+            layer.gate_up(b.normed[start:], count, b.gate_up)
+            self.kernels.silu_mul(b.gate_up[:count], b.gated[:count])
+            layer.down(b.gated, count, b.delta[start:])
 
     def logits(self, hidden: torch.Tensor, rows: torch.Tensor, buffers: Buffers) -> torch.Tensor:
         """Logits of some rows of the hidden states: [rows, vocab], a buffer's view."""
