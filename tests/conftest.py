@@ -1,13 +1,12 @@
 """What every test run shares: threads that suit two cores, and tests that need a GPU or browser.
 
-A test worker keeps to one thread: two workers with two threads each cost 4 to 5 times per token.
+Tests keep to one thread: more, beside another busy process, cost 4 to 5 times per token.
 """
 
 import os
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # before torch or numba is imported
-    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
-        os.environ.setdefault(variable, "1")
+for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")  # before torch or numba is imported
 
 import shutil
 

@@ -1,0 +1,160 @@
+"""The README holds: its code runs, its links lead somewhere, its numbers are those of the records.
+
+`python tests/test_readme.py` writes the tables between the README's markers anew from the records
+under reports/bench.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+MARKERS = ("<!-- results: written by tests/test_readme.py -->", "<!-- end of results -->")
+SHOWN = {
+    "engine": {
+        "decode_b1": "decode, 1 sequence",
+        "decode_b16": "decode, 16 sequences",
+        "decode_b64": "decode, 64 sequences",
+        "decode_b64+invariant": "decode, 64 sequences, default (batch-invariant) mode",
+        "prefill_512": "prefill, one prompt of 512 tokens",
+        "bookkeeping_share_b64": "bookkeeping's part of a step, 64 sequences",
+    },
+    "search": {
+        "pass_at_1": "pass@1 of the solver",
+        "accuracy": "accuracy of beam search",
+        "accuracy_gain": "beam search over pass@1",
+        "gain_over_majority": "beam search over majority vote of 16",
+        "gain_over_shuffled": "beam search over the same with shuffled scores",
+        "problems_per_min": "problems a minute",
+        "tokens_per_s": "generated tokens a second",
+        "prm_tokens_saved": "PRM tokens without caches over ours",
+        "prm_over_ideal": "PRM tokens computed over distinct ones",
+    },
+}
+
+
+def records() -> dict[str, dict[str, Any]]:
+    """The committed bench records by name."""
+    files = sorted((ROOT / "reports" / "bench").glob("*.json"))
+    return {(found := json.loads(file.read_text()))["bench"]: found for file in files}
+
+
+def number(value: float, unit: str) -> str:
+    """Three figures and the unit; fractions bare."""
+    digits = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return digits if unit == "fraction" else f"{digits} {unit}"
+
+
+def between(row: dict[str, Any]) -> str:
+    """The interval or spread of a row as text."""
+    spread = row["spread"]
+    if isinstance(spread, list):
+        return f"{spread[0]:.3g} to {spread[1]:.3g}"
+    of = "ratio" if row["ratio"] is not None else row["unit"]
+    return "" if spread is None else f"±{spread:.2g} ({of})"
+
+
+def beside(row: dict[str, Any]) -> str:
+    """The peer's value and the ratio, where there is a peer."""
+    if row["peer"] is None:
+        return ""
+    return f"{row['peer']} {number(row['peer_value'], row['unit'])}: {row['ratio']:.2f}x"
+
+
+def table(name: str, found: dict[str, Any]) -> list[str]:
+    """One record as a heading and a Markdown table; a row per thing that the README shows."""
+    machine, software, mode = found["machine"], found["versions"], found["mode"]
+    where = f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads"
+    with_ = f"Python {software['python']}, torch {software['torch']}"
+    lines = [f"`workbench bench {name}`, profile {mode['profile']}, on {where}; {with_}.", ""]
+    lines += ["| | value | beside | spread or 95 % interval |", "|---|---|---|---|"]
+    rows = {row["name"]: row for row in found["rows"]}
+    for key, label in SHOWN[name].items():
+        row = rows[key]
+        cells = (label, number(row["value"], row["unit"]), beside(row), between(row))
+        lines.append("| " + " | ".join(cells) + " |")
+    return [*lines, ""]
+
+
+def identity(found: dict[str, Any]) -> list[str]:
+    """The identity record in one sentence."""
+    shares = [r["value"] for r in found["rows"] if r["name"].startswith("identical@")]
+    nodes = sum(r["repeats"] for r in found["rows"] if r["name"].startswith("identical@"))
+    return [
+        f"`workbench bench identity`: {sum(share == 1 for share in shares)} of {len(shares)} "
+        f"settings of memory split, batch and block size gave every token and every score of the "
+        f"first one's search ({nodes:,} nodes compared).",
+        "",
+    ]
+
+
+def results() -> str:
+    """All that stands between the markers."""
+    found = records()
+    lines = [line for name in SHOWN if name in found for line in table(name, found[name])]
+    lines += identity(found["identity"]) if "identity" in found else []
+    return "\n".join(["", *lines])
+
+
+def parts() -> tuple[str, str, str]:
+    """The README before, between and after the markers."""
+    before, rest = README.read_text().split(MARKERS[0])
+    between_, after = rest.split(MARKERS[1])
+    return before, between_, after
+
+
+def test_the_numbers_are_those_of_the_records() -> None:
+    """No number of the results stands in the README that a committed record does not hold."""
+    assert parts()[1].strip() == results().strip(), "run: python tests/test_readme.py"
+
+
+def test_links_lead_somewhere() -> None:
+    """Every relative link and picture exists."""
+    targets = re.findall(r"\]\(([^)#]+)\)", README.read_text())
+    missing = [t for t in targets if "://" not in t and not (ROOT / t).exists()]
+    assert not missing
+
+
+def test_the_tree_is_that_of_the_package() -> None:
+    """Every folder of the package stands in the README's file tree."""
+    text = README.read_text()
+    folders = {p.parent.name for p in (ROOT / "workbench").glob("*/__init__.py")}
+    assert not {name for name in folders if f"{name}/" not in text}
+
+
+def test_make_targets_and_commands_exist() -> None:
+    """What the README tells a reader to type exists."""
+    text = README.read_text()
+    targets = set(re.findall(r"^\s*make (\w+)", text, flags=re.M))
+    known = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), flags=re.M))
+    assert targets <= known
+    shown = subprocess.run(
+        [sys.executable, "-c", "from workbench.cli import main; main(['--help'])"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    ).stdout
+    for command in set(re.findall(r"workbench ([a-z-]+)\b", text)):
+        assert re.search(rf"^    {command}\b", shown, flags=re.M), command
+
+
+@pytest.mark.slow
+def test_the_tour_runs(tmp_path: Path) -> None:
+    """The README's Python runs as it stands, from another folder."""
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.S)
+    assert blocks
+    program = tmp_path / "tour.py"
+    program.write_text("\n".join(blocks))
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+if __name__ == "__main__":
+    head, _, tail = parts()
+    README.write_text(head + MARKERS[0] + "\n" + results() + "\n" + MARKERS[1] + tail)
