@@ -4,13 +4,12 @@ Tests keep to one thread: more, beside another busy process, cost 4 to 5 times p
 """
 
 import os
-
-for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
-    os.environ.setdefault(variable, "1")  # before torch or numba is imported
-
 import shutil
 
 import pytest
+
+for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")  # before torch or numba is imported
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
