@@ -27,6 +27,10 @@ from workbench.experiments.static import Browser, stable
 
 PLOTLY_JS = "plotly.min.js"
 RECORD_KEYS = ("parameters", "versions", "git", "machine")
+PAGE_STYLE = """
+body { font-family: Arial, sans-serif; max-width: 1000px; margin: 1em auto; padding: 0 1em; }
+figure { margin: 0; } figcaption { font-size: .85em; color: #333; padding: 0 1em; }
+"""
 Draw = Callable[[pd.DataFrame, str], go.Figure]
 
 
@@ -149,9 +153,15 @@ def page(fig: go.Figure, name: str) -> str:
 <meta charset="utf-8">
 <title>{html.escape(name)}</title>
 <script src="{PLOTLY_JS}"></script>
-<style>body {{ font-family: Arial, sans-serif; max-width: 1000px; margin: 1em auto; }} figure {{
-margin: 0; }}</style> </head> <body> <figure aria-label="{caption}"> {drawing}
-<figcaption>{caption}</figcaption> </figure> </body> </html>
+<style>{PAGE_STYLE}</style>
+</head>
+<body>
+<figure aria-label="{caption}">
+{drawing}
+<figcaption>{caption}</figcaption>
+</figure>
+</body>
+</html>
 """
 
 

@@ -19,6 +19,7 @@ from workbench.experiments.export import share_plotly_js, write_together
 
 FIGURE = "application/vnd.plotly.v1+json"
 NO_NETWORK = dict.fromkeys(("require_js_url", "mathjax_url", "jquery_url", "mermaid_js_url"), "")
+CAPTIONS = "figcaption { font-size: .85em; color: #333; }"
 STYLE = """
 body { font-family: Arial, sans-serif; max-width: 1000px; margin: 2em auto; padding: 0 1em; }
 table { border-collapse: collapse; } tr { border-bottom: 1px solid #ddd; }
@@ -50,7 +51,8 @@ def write_page(notebook: Path) -> Path:
     exporter = nbconvert.HTMLExporter(embed_images=True, **NO_NETWORK)
     body, _ = exporter.from_notebook_node(content)
     body = re.sub(r'<script src="">\s*</script>', "", body)
-    page = body.replace("<head>", f'<head>\n<script src="{script}"></script>', 1)
+    head = f'<head>\n<script src="{script}"></script>\n<style>{CAPTIONS}</style>'
+    page = body.replace("<head>", head, 1)
     write_together(notebook.parent, {f"{notebook.stem}.html": page.encode()})
     return notebook.with_suffix(".html")
 
