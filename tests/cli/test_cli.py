@@ -187,7 +187,7 @@ def no_notebooks(monkeypatch, tmp_path):
         monkeypatch.setattr(figures_command, name, call)
 
     class Swept:
-        runs = None
+        runs = pd.DataFrame({"run_id": ["r"]})
         all_runs = pd.DataFrame()
 
     remember("run_sweep", Swept())
@@ -212,6 +212,14 @@ def test_figures_sweeps_executes_and_reports(no_notebooks, tmp_path, capsys):
     assert (swept[0].profile, swept[0].num_problems, swept[1]) == ("quick", 2, str(tmp_path))
     assert executed[:3] == (None, "quick", {"num_problems": 2, "runs_dir": str(tmp_path)})
     assert "4 of 4 runs to do, about" in capsys.readouterr().out
+
+
+def test_a_sweep_that_cannot_fit_is_said_before_any_notebook_runs(tmp_path, capsys):
+    options = ["-p", "shares=[0.01, 0.02]", "--profile", "quick", "--runs", str(tmp_path)]
+    assert main(["figures", *options]) == 2
+    assert "llm_share 0.01 is infeasible: the LLM (tiny-solver) lacks" in capsys.readouterr().err
+    assert main(["sweep", "--shares", "0.01", "--profile", "quick", "--runs", str(tmp_path)]) == 0
+    assert "infeasible: split-0.010-seed0" in capsys.readouterr().out
 
 
 def test_figures_of_the_tour_alone_need_no_sweep(no_notebooks):

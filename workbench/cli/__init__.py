@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from workbench.cli.arguments import build_parser
-from workbench.errors import WorkbenchError
+from workbench.errors import NotebookError, StepError, WorkbenchError
 
 MODULES = {
     "figures": "workbench.cli.figures",
@@ -25,7 +25,7 @@ MODULES = {
     "train-tiny": "workbench.cli.train",
     "doctor": "workbench.cli.doctor",
 }
-BAD_INPUT, INTERRUPTED = 2, 130
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.debug:
             raise
         print(f"workbench {given.command}: {problem}", file=sys.stderr)
-        return BAD_INPUT
+        return FAILED if isinstance(problem, NotebookError | StepError) else BAD_INPUT
     except KeyboardInterrupt:
         print("\nInterrupted. Finished runs are kept; the same command resumes.", file=sys.stderr)
         return INTERRUPTED

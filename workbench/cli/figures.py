@@ -14,6 +14,7 @@ from rich.console import Console
 
 from workbench.cli.settings import expectation, key_values, print_preview, terminal
 from workbench.config import SweepConfig
+from workbench.errors import RunStoreError
 from workbench.experiments.claims import claims_of
 from workbench.experiments.export import replot
 from workbench.experiments.face import face, rung
@@ -69,7 +70,11 @@ def _sweep(config: SweepConfig, runs_dir: str | None, console: Console) -> Sweep
     found = preview(config, runs_dir)
     if found.num_to_run:
         console.print(expectation(found))
-    return run_sweep(config, runs_dir)
+    sweep = run_sweep(config, runs_dir)
+    if sweep.runs.empty:
+        reasons = "; ".join(sweep.all_runs["error"].dropna().astype(str).unique())
+        raise RunStoreError(f"No run of the sweep finished: {reasons}. There is nothing to draw.")
+    return sweep
 
 
 def check_names(names: list[str] | None, parameters: dict[str, Any]) -> None:

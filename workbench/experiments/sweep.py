@@ -67,7 +67,7 @@ class Sweep:
         """
         runs = self.runs
         for column, value in (("llm_share", llm_share), ("seed", seed)):
-            if value is not None:
+            if value is not None and len(runs):
                 runs = runs[(runs[column] - value).abs() < 1e-9]
         if runs.empty:
             raise RunStoreError(
