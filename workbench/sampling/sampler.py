@@ -36,10 +36,10 @@ def _draw(
     _filter(weights, rows, at)
     sums = np.cumsum(weights, axis=1)
     target = uniform(rows.seeds[at], rows.positions[at]) * sums[:, -1]
-    # u < 1, yet u * total may round up to the total: then the last token of any weight is taken
-    tokens = (sums <= target[:, None]).sum(axis=1)
-    last = sums.shape[1] - 1 - (weights[:, ::-1] > 0).argmax(axis=1)
-    return np.minimum(tokens, last)
+    tokens = np.count_nonzero(sums <= target[:, None], axis=1)
+    for i in np.flatnonzero(tokens == sums.shape[1]):  # u < 1, yet u * total rounded up to total
+        tokens[i] = np.flatnonzero(weights[i])[-1]
+    return tokens
 
 
 def _weights(logits: NDArray[np.float32], temperature: NDArray[np.float64]) -> NDArray[np.float64]:
