@@ -114,6 +114,18 @@ def test_thrashing_counts_per_look_up_and_bounds_a_zero(sweep):
     )
 
 
+def test_a_request_that_was_never_admitted_is_no_look_up():
+    class Waiting(FakeSweep):
+        def table(self, name, **where):
+            rows = super().table(name, **where)
+            if name == "requests":
+                rows.loc[rows["problem_id"] == "a", "scheduled_s"] = np.nan
+            return rows
+
+    rows = views.thrashing_rows(Waiting())
+    assert at(rows, 0.5, engine="prm", metric="events_per_1000")["value"] == 1000 * 40 / 15
+
+
 def test_block_figures_get_every_step_and_common_axes(sweep):
     a, b = views.block_rows(sweep, 0.3, beside=(0.5,)), views.block_rows(sweep, 0.5, beside=(0.3,))
     assert len(a) == 40

@@ -1,5 +1,4 @@
-"""The study's claims that one sweep can answer: holds, fails or depends on, each with its number
-and interval.
+"""The claims one sweep can answer: holds, fails or depends on, with number and interval.
 
 A verdict is a rule over numbers, written beside the claim, so that it can be argued with. What it
 does not do: judge claims that need other experiments (C7 and C8), or carry a verdict over to other
@@ -102,8 +101,7 @@ def _off_the_line(runs: pd.DataFrame, engine: str) -> float:
 
 
 def eviction_claim(seconds: pd.DataFrame, lost: pd.DataFrame) -> Claim:
-    """C4. Holds where the upper end is slower than 0.3 and recomputing what was evicted is most of
-    it.
+    """C4. Holds where the upper end is slower and recomputing evicted tokens is most of it.
 
     Depends where the slow-down is not told from none; fails where it is and something else is most
     of it.
@@ -133,8 +131,7 @@ def _seconds(lost: pd.DataFrame, share: float, part: str | None = None) -> float
 
 
 def hits_claim(rows: pd.DataFrame) -> Claim:
-    """C5. Holds where every rate's lower bound is 80 % or more; fails where some upper bound is
-    below."""
+    """C5. Holds where every lower bound is 80 % or more; fails where an upper one is below."""
     least = rows.sort_values("value").iloc[0]
     verdict = HOLDS if rows["low"].min() >= HIGH_HIT_RATE else DEPENDS
     verdict = FAILS if rows["high"].min() < HIGH_HIT_RATE else verdict

@@ -1,5 +1,4 @@
-"""Figures to files: NAME.svg .pdf .html .tex, NAME.parquet (the rows drawn), NAME.json (what they
-come from).
+"""Figures to files: NAME.svg .pdf .html .tex, .parquet (the rows drawn), .json (their origin).
 
 A figure's files appear together, each by an atomic rename, and equal figures give equal bytes, so
 that version control shows what changed. Stored rows can be drawn again without a run. What it does
@@ -96,8 +95,7 @@ def save_figure(
 def replot(
     folder: str | Path, figures: Mapping[str, Draw], names: list[str] | None = None
 ) -> list[SavedFigure]:
-    """Draw stored figures again from their rows; `figures` says how each is drawn
-    (workbench.plots.FIGURES).
+    """Draw stored figures again from their rows; `figures` says how (workbench.plots.FIGURES).
 
     names: some of them; by default all that have rows in `folder`. Raises RunStoreError for a
     figure that is unknown or was never drawn.
@@ -141,9 +139,7 @@ def record_text(
 
 
 def page(fig: go.Figure, name: str) -> str:
-    """A page that shows the figure with one sentence of text beside it; plotly.js lies in the same
-    folder.
-    """
+    """A page with the figure and a sentence of text; plotly.js lies in the same folder."""
     config = {"displaylogo": False, "responsive": True}
     drawing = fig.to_html(full_html=False, include_plotlyjs=False, div_id=name, config=config)
     caption = html.escape(caption_of(fig))
@@ -171,9 +167,7 @@ def caption_of(fig: go.Figure) -> str:
 
 
 def tex(fig: go.Figure, name: str) -> str:
-    """A LaTeX figure that needs graphicx alone; the caption says what title and face say on a
-    screen.
-    """
+    """A LaTeX figure that needs graphicx alone; its caption takes in title and face."""
     face = (fig.layout.meta or {}).get("face", "").replace("\n", " ")
     caption = tex_escaped(f"{caption_of(fig)} {face}".strip())
     return (

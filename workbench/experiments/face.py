@@ -1,5 +1,4 @@
-"""What stands on the face of every figure: models, rung, budget, profile, sample, machine, and what
-carries over.
+"""What stands on the face of every figure: models, rung, budget, sample, machine.
 
 Read from the rows of the runs drawn, never from this process, so that a run made elsewhere names
 where it was made.
@@ -19,8 +18,7 @@ CARRIES_OVER = "Counts carry over at equal ratios of need to room; seconds do no
 
 
 def face(runs: pd.DataFrame) -> str:
-    """Two lines about the runs drawn. Raises nothing: several machines or profiles are all
-    named."""
+    """Three lines about the runs drawn; several machines or profiles are all named."""
     first = runs.iloc[0]
     budget = format_size(int(first["total_memory"]))
     outside = "" if first["activations_in_total"] else ", activations outside it"

@@ -24,8 +24,7 @@ Cost = Callable[[int, int, int], float]
 
 
 def lost_time_rows(sweep: Tables, costs: Mapping[str, Cost] | None = None) -> pd.DataFrame:
-    """Rows of plots.lost_time: llm_share, lane, part, seconds and wall_s (means over seeds), KV
-    tokens.
+    """Rows of plots.lost_time: seconds by llm_share, lane and part, wall_s, KV tokens.
 
     costs: of one forward, by engine ("llm", "prm"); by default those of the sweep's models.
     """
@@ -41,8 +40,7 @@ def lost_time_rows(sweep: Tables, costs: Mapping[str, Cost] | None = None) -> pd
 
 
 def accounted(rows: pd.DataFrame) -> pd.Series:
-    """Share of each share's wall time that the parts add up to, by llm_share: 1 when nothing
-    lacks."""
+    """What part of each share's wall time the parts add up to: 1 when nothing lacks."""
     return rows.groupby("llm_share")["seconds"].sum() / rows.groupby("llm_share")["wall_s"].first()
 
 

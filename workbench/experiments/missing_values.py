@@ -1,5 +1,4 @@
-"""What the thesis leaves open, what this study takes instead, and why: a table for the first page
-and the tour.
+"""What the thesis leaves open, what this study takes instead, and why.
 
 A value marked as open is one whose effect on the peak only a replay over many settings can tell.
 What it does not do: hide that a choice was made.

@@ -89,9 +89,7 @@ def _cells_run() -> Sequence[str]:
 
 
 def refuse_unknown(given: Mapping[str, Any], known: Mapping[str, Any], where: str) -> None:
-    """Raise ConfigError for the first name in `given` that is not in `known`, with the nearest that
-    is.
-    """
+    """Raise ConfigError for a name in `given` that is not in `known`; the nearest is named."""
     names = list(known)
     for name in given:
         if name not in known:
@@ -110,8 +108,9 @@ def run_notebooks(
     folder: Path | None = None,
     progress: bool = True,
 ) -> list[Path]:
-    """Execute notebooks in order; answers the executed files in `out_dir` (default:
-    reports/notebooks/PROFILE).
+    """Execute notebooks in order; answers the executed files.
+
+    out_dir: where to (default: reports/notebooks/PROFILE).
 
     parameters: each goes to every notebook that has it; one that none has is a ConfigError before
     the first starts. progress: what notebooks write to their error stream (progress bars) goes to
@@ -175,9 +174,7 @@ def _named(name: str, known: Sequence[Path]) -> Path:
 
 @contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Variables for the kernels started within; those set before win, and all are as before
-    afterwards.
-    """
+    """Variables for the kernels started within; those set before win."""
     ours = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(ours)
     try:

@@ -1,5 +1,4 @@
-"""At which share throughput peaks, how sure that is, and how two shares differ: draws of a rate,
-paired by problem.
+"""At which share throughput peaks, how sure that is, and how two shares differ.
 
 A draw takes the same problems at all shares (the study's pairs), so what makes one problem slow
 everywhere cancels, and at each share the seeds' runs anew, so that one slow run is not taken for
@@ -22,8 +21,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """sum(top) / sum(bottom) at each share: as measured [shares], and drawn anew [draws,
-    shares]."""
+    """sum(top) / sum(bottom) at each share: measured [shares], drawn anew [draws, shares]."""
 
     shares: Array
     measured: Array

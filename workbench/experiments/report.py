@@ -1,5 +1,4 @@
-"""reports/: executed notebooks as pages that work without a network, and an index with the claims'
-verdicts.
+"""reports/: executed notebooks as pages that need no network, and an index with claims.
 
 Figures stay alive (hover, zoom) through one plotly.js beside the pages; every figure carries its
 sentence of text. What it does not do: run notebooks or judge claims.

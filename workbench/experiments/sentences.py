@@ -1,5 +1,4 @@
-"""Results in words: one sentence a figure, its numbers computed from the rows drawn, never typed
-in.
+"""Results in words: a sentence a figure, its numbers computed from the rows drawn.
 
 Notebooks show these below their figures, so that the prose cannot drift from the data. What it does
 not do: judge claims (claims.py), or soften a number.
@@ -16,8 +15,7 @@ MODELS = {"llm": "LLM", "prm": "PRM"}
 
 
 def peak_sentence(rows: pd.DataFrame) -> str:
-    """Where throughput peaks, how sure that is, and what the ends of the axis cost. Rows of
-    memory_split."""
+    """Where throughput peaks, how sure that is, what the ends cost. Rows of memory_split."""
     rate = rows[rows["metric"] == "tokens_per_s"].set_index("llm_share")["value"].sort_index()
     peak = rows[rows["metric"] == "peak_share"].iloc[0]
     best, low, high = rate.max(), rate.index[0], rate.index[-1]

@@ -60,9 +60,7 @@ class Browser:
         return stable_svg(self._draw(fig, options))
 
     def pdf(self, fig: go.Figure) -> bytes:
-        """The figure for paper, 150 mm wide, without title and face; equal figures give equal
-        bytes.
-        """
+        """The figure for paper, 150 mm wide; equal figures give equal bytes."""
         paper = print_version(fig)
         size = {"width": paper.layout.width, "height": paper.layout.height}
         return stable_pdf(self._draw(paper, {"format": "pdf", **size}))
@@ -91,8 +89,7 @@ def stable(fig: go.Figure) -> go.Figure:
 
 
 def print_version(fig: go.Figure) -> go.Figure:
-    """A copy for paper: its caption says what title and face say on a screen, so it carries
-    neither.
+    """A copy for paper, without title and face: the caption says what they do on a screen.
 
     `layout.meta["on_paper"]` is the layout to use; a figure without it keeps its own.
     """

@@ -1,5 +1,4 @@
-"""What the study's notebooks share: the one sweep they all read, and figures kept under their fixed
-names.
+"""What the study's notebooks share: one sweep, and figures kept under their fixed names.
 
 A parameter left at None is the profile's own. What it does not do: choose what is drawn or said.
 """
@@ -21,8 +20,7 @@ from workbench.experiments.sweep import Sweep, run_sweep
 
 
 def study_config(profile: str = "default", **overrides: Any) -> SweepConfig:
-    """The profile's sweep with the overrides that are not None; lists (papermill's) become
-    tuples."""
+    """The profile's sweep with the overrides that are not None; lists become tuples."""
     given = {name: value for name, value in overrides.items() if value is not None}
     tuples = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
     return sweep_config(profile, **tuples)
@@ -42,8 +40,7 @@ def keep_figure(
     sweep: Sweep,
     folder: str | Path | None = None,
 ) -> SavedFigure:
-    """Save a figure of the sweep in `folder` (default: the project's figures/) with where it comes
-    from."""
+    """Save a figure of the sweep in `folder` (default: the project's figures/)."""
     place = Path(folder) if folder else project_root() / "figures"
     parameters = sweep.config.to_dict()
     return save_figure(fig, rows, name, place, parameters, measured=measured(sweep.runs))

@@ -1,5 +1,4 @@
-"""The rows each figure draws, made of one sweep's tables: rates over the share, each with its
-interval.
+"""The rows each figure draws, made of one sweep's tables, each rate with its interval.
 
 Many problems are in flight at once, so none has a wall time of its own; the runs give each the part
 that its time in flight is of all problems' (wall_part_s), and intervals come from drawing problems
@@ -34,8 +33,7 @@ class Tables(Protocol):
 
 
 def rooms(sweep: Tables) -> pd.DataFrame:
-    """One row a share: llm_share, llm_kv_tokens, prm_kv_tokens (positions both caches could
-    hold)."""
+    """One row a share: llm_share, llm_kv_tokens, prm_kv_tokens (positions a cache can hold)."""
     columns = ["llm_share", "llm_kv_tokens", "prm_kv_tokens"]
     return sweep.runs[columns].drop_duplicates("llm_share").sort_values("llm_share")
 
@@ -113,8 +111,7 @@ def _prm_steps(sweep: Tables, llm_share: float, seed: int) -> pd.DataFrame:
 
 
 def starvation_rows(sweep: Tables, prm_share: float = 0.5, llm_share: float = 0.08) -> pd.DataFrame:
-    """Whether each model really runs out of blocks at its end of the axis: what, where, count,
-    seen.
+    """Whether each model runs out of blocks at its end of the axis: what, where, count, seen.
 
     Counts are sums over all seeds; `seen` is whether there was any.
     """
@@ -182,12 +179,10 @@ def _stretches(sweep: Tables) -> pd.DataFrame:
     ends = steps.assign(end=steps["start_s"] + steps["duration_s"]).groupby(keys)["end"].max()
     counts = _by_stretch(steps, "start_s", ends, keys, ["thrash_events", "thrashed"])
     requests = sweep.table("requests")
-    requests = requests.assign(look_ups=1 + requests["preemptions"])
-    return (
-        counts.join(_by_stretch(requests, "scheduled_s", ends, keys, ["look_ups"]))
-        .fillna(0)
-        .reset_index()
-    )
+    admitted = requests[requests["scheduled_s"].notna()]
+    look_ups = admitted.assign(look_ups=1 + admitted["preemptions"])
+    look_ups = _by_stretch(look_ups, "scheduled_s", ends, keys, ["look_ups"])
+    return counts.join(look_ups, how="outer").fillna(0).reset_index()
 
 
 def _by_stretch(

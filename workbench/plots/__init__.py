@@ -1,5 +1,4 @@
-"""Figures: a function takes a DataFrame and answers a plotly Figure. Imports nothing else of the
-workbench.
+"""Figures: DataFrame in, plotly Figure out. Imports nothing else of the workbench.
 
 FIGURES names every figure of the study by the name of its files, so that stored rows can be drawn
 again. What it does not do: read runs, compute intervals, or write files (experiments does).

@@ -1,5 +1,4 @@
-"""How well prefixes are remembered: hit rates and thrashing over the memory split (thesis, figures
-6.6 and 6.7).
+"""How well prefixes are remembered: hit rates and thrashing (thesis, figures 6.6 and 6.7).
 
 Both figures draw the two models side by side over the LLM's share, with intervals made by the
 experiments.
@@ -51,8 +50,7 @@ def prefix_hits(rows: pd.DataFrame, face: str = "") -> go.Figure:
 
 
 def thrashing(rows: pd.DataFrame, face: str = "") -> go.Figure:
-    """Thrash events per 1,000 look-ups and thrashed blocks a search, of both models, over the LLM's
-    share.
+    """Thrash events per 1,000 look-ups and thrashed blocks a search, over the LLM's share.
 
     rows: llm_share, llm_kv_tokens, prm_kv_tokens, engine, metric (events_per_1000 | blocks), value,
     low, high.

@@ -38,8 +38,7 @@ _CAPTION = (
 
 
 def memory_split(rows: pd.DataFrame, face: str = "") -> go.Figure:
-    """Throughput of the search, and of each model while it is busy, over the LLM's share; 95 %
-    intervals.
+    """Throughput of the search, and of each model while busy, over the LLM's share.
 
     rows: llm_share, llm_kv_tokens, prm_kv_tokens, metric, value, low, high; metrics tokens_per_s,
     problems_per_min, llm_tokens_per_busy_s, prm_tokens_per_busy_s, and optionally one row

@@ -129,17 +129,13 @@ def finish(fig: go.Figure, title: str, caption: str, face: str, frame: Frame) ->
 
 
 def legend_at(fig: go.Figure, name: str, y: float) -> None:
-    """Place one horizontal legend (`legend`, `legend2`, ...) with its foot at `y` in paper
-    coordinates.
-    """
+    """Place one horizontal legend (`legend`, `legend2`, ...), its foot at `y` of the paper."""
     place = {"orientation": "h", "x": 0, "xanchor": "left", "y": y, "yanchor": "bottom"}
     fig.update_layout({name: {**place, "bgcolor": "rgba(255,255,255,0)"}})
 
 
 def _on_paper(frame: Frame) -> dict[str, object]:
-    """The layout for a PDF: 150 mm wide, no title and no face (they go into the caption), nor the
-    room they took.
-    """
+    """The layout for a PDF, 150 mm wide: title and face are in the caption, their room is gone."""
     margin = {"l": frame.left - 8, "r": frame.right, "t": frame.top - _TITLE_PX, "b": frame.bottom}
     height = frame.panels + margin["t"] + margin["b"]
     return {"width": PRINT_WIDTH_PX, "height": height, "margin": margin}
@@ -151,9 +147,7 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def interval(rows: pd.DataFrame, colour: str) -> dict[str, object]:
-    """plotly's error bars from the columns value, low and high; an infinite bound (one problem
-    alone) draws none.
-    """
+    """plotly's error bars from value, low and high; an infinite bound draws none."""
     above = (rows["high"] - rows["value"]).where(np.isfinite(rows["high"]))
     below = (rows["value"] - rows["low"]).where(np.isfinite(rows["low"]))
     return {
@@ -168,9 +162,7 @@ def interval(rows: pd.DataFrame, colour: str) -> dict[str, object]:
 
 
 def thinned(values: Sequence[float], smallest_gap: float = _SMALLEST_TICK_GAP) -> list[int]:
-    """Indices of the sorted `values` whose labels fit: the ends always, others if no nearer than
-    the gap.
-    """
+    """Indices of the sorted `values` whose labels fit: the ends, and what is far enough."""
     span = (values[-1] - values[0]) or 1.0
     kept = [0]
     for i in range(1, len(values) - 1):
@@ -189,8 +181,7 @@ def tokens_text(tokens: float) -> str:
 def share_axes(
     fig: go.Figure, rows: pd.DataFrame, *, panels: int, at: Sequence[float] | None = None
 ) -> None:
-    """The LLM's share on the lowest axis, the KV tokens both models then have on an axis above the
-    first panel.
+    """The LLM's share on the lowest axis, the KV tokens of both models above the first panel.
 
     rows: columns llm_share, llm_kv_tokens, prm_kv_tokens. at: where on the axis each distinct share
     is drawn (default: at its value). panels: how many rows of subplots share the axis.
@@ -221,9 +212,7 @@ def _both(llm_tokens: float, prm_tokens: float) -> str:
 
 
 def _upper_axis(fig: go.Figure, axis: dict[str, object], middle: float) -> None:
-    """A second x axis over the first panel; plotly draws one only where a trace, here an empty one,
-    uses it.
-    """
+    """A second x axis; plotly draws one only where a trace, here an empty one, uses it."""
     title = (
         f"room for KV, tokens: <span style='color:{VERMILION}'>PRM</span> above "
         f"<span style='color:{BLUE}'>LLM</span>"

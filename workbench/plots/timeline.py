@@ -1,5 +1,4 @@
-"""What happened over time: blocks over scheduling steps (thesis, figures 6.2 and 6.3), and where
-wall time went.
+"""Blocks over scheduling steps (thesis, figures 6.2 and 6.3), and where wall time went.
 
 Takes rows of the `steps` trace table, or sums the experiments made of them. Long traces are thinned
 before drawing, never by dropping extremes: the shortest spike of evictions stays as high as it was.
@@ -55,8 +54,7 @@ _LOST_CAPTION = (
 
 
 def decimated(rows: pd.DataFrame, columns: Sequence[str], buckets: int = 400) -> pd.DataFrame:
-    """At most buckets * (2 * columns) + 2 of `rows`: of each bucket those where a column is least
-    or greatest.
+    """Fewer of `rows`: of each of `buckets` stretches those where a column has an extreme.
 
     Keeps order, the first row and the last; answers `rows` itself where there are few.
     """

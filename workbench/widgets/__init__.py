@@ -1,2 +1,1 @@
-"""Things to move with a mouse in a live notebook; each has a plain function behind it. Imports
-nothing."""
+"""Things to move with a mouse in a live notebook, each with a plain function behind it."""
