@@ -1,7 +1,8 @@
-"""Greedy tokens of the whole engine equal `transformers` in float32, however requests are cut, batched and evicted.
+"""Greedy tokens of the whole engine equal `transformers`, however requests are cut and batched.
 
-Checked by forcing: `transformers` reads prompt and answer in one pass, and at every position its likeliest token must
-be the one we gave. A first difference is allowed at a near tie only (CONTRACTS section 6).
+Checked by forcing: `transformers` reads prompt and answer in one pass, and at every position its
+likeliest token must be the one we gave. A first difference is
+allowed at a near tie only (CONTRACTS section 6).
 """
 
 import json
@@ -81,7 +82,9 @@ def _random_model(folder: Path):
 
 def chats(engine: Engine) -> list[list[int]]:
     problems = load_problems("tiny", limit=PROMPTS)
-    return [engine.tokenizer.encode_chat([{"role": "user", "content": p.problem}]) for p in problems]
+    return [
+        engine.tokenizer.encode_chat([{"role": "user", "content": p.problem}]) for p in problems
+    ]
 
 
 def first_difference(peer, prompt: list[int], answer: tuple[int, ...]) -> float | None:

@@ -1,7 +1,8 @@
-"""How CPU kernels are compiled: numba, one explicit signature each, cached on disk where that is possible.
+"""How CPU kernels are compiled: by numba, one explicit signature each, cached where possible.
 
 No fast-math flag is ever given: LLVM may then neither reorder a sum nor fuse a product, so a kernel
-computes exactly what its source says, whatever the vector width, the unrolling or the number of rows.
+computes exactly what its source says, whatever the vector width, the unrolling or the number of
+rows.
 """
 
 from __future__ import annotations

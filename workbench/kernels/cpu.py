@@ -127,16 +127,19 @@ def _fields(cache: LayerCache) -> tuple[Any, int, int, int, int]:
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor) -> None:
+    """out = x / rms(x) * weight (Zhang and Sennrich 2019)."""
     _rms_norm(x.numpy(), weight.numpy(), epsilon, out.numpy())
 
 
 def add_rms_norm(
     x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor
 ) -> None:
+    """x += delta, then out = rms_norm(x)."""
     _add_rms_norm(x.numpy(), delta.numpy(), weight.numpy(), epsilon, out.numpy())
 
 
 def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:
+    """SwiGLU's product (Shazeer 2020): silu(gate) * up."""
     _silu_mul(gate_up.numpy(), out.numpy())
 
 
@@ -147,6 +150,7 @@ def store_kv(
     cache: LayerCache,
     context: ForwardContext,
 ) -> None:
+    """Rotates queries and keys in place, then writes keys and values to the cache."""
     where = (context.positions, context.sequence, context.block_offsets)
     _store_kv(qkv.numpy(), cosine.numpy(), sine.numpy(), *_fields(cache), *where)
 
@@ -154,6 +158,7 @@ def store_kv(
 def attend(
     qkv: torch.Tensor, out: torch.Tensor, cache: LayerCache, context: ForwardContext
 ) -> None:
+    """Causal attention over the cached keys and values, sixteen lanes at a time."""
     where = (context.positions, context.query_start, context.context_len, context.block_offsets)
     _attend(qkv.numpy(), out.numpy(), *_fields(cache), *where)
 

@@ -1,12 +1,15 @@
 """Attention over blocks on a CPU: keys and values are read where they lie, nothing is gathered.
 
-A *lane* is one query row of one head; sixteen lanes that share a key-value head are worked on side by side. Each adds
-up its keys alone, one after the other in position order, rescaled at fixed multiples of 32 positions (online softmax,
-Milakov and Gimelshein 2018): a lane's result depends on no other lane, and on no block size, chunk or batch. A key that
-a lane does not see has weight exactly 0 and so adds exactly nothing.
+A *lane* is one query row of one head; sixteen lanes that share a key-value head are worked on side
+by side. Each adds up its keys alone, one after the other in position order, rescaled at fixed
+multiples of 32 positions (online softmax, Milakov and Gimelshein 2018): a lane's result depends on
+no other lane, and on no block size, chunk or batch. A key that a lane does not see has weight
+exactly 0 and so adds exactly nothing.
 
     lane = (row - first row) * group + (head - first head)        group = heads / kv_heads
-    queries[dimension * 16 + lane]   scores[position in tile * 16 + lane]   sums[dimension * 16 + lane]
+    queries[dimension * 16 + lane]
+    scores[position in tile * 16 + lane]
+    sums[dimension * 16 + lane]
 """
 
 from __future__ import annotations
@@ -80,8 +83,10 @@ def _hide(first: int, count: int, limit: Any, scores: Any) -> None:
 
 
 @_inlined
-def _add_values(data: Any, address: Any, shift: int, count: int, scores: Any, shrink: Any, sums: Any) -> None:
-    """sums = sums * shrink + weights . values, eight dimensions at a time, positions added in ascending order."""
+def _add_values(
+    data: Any, address: Any, shift: int, count: int, scores: Any, shrink: Any, sums: Any
+) -> None:
+    """sums = sums * shrink + weights . values; positions are added in ascending order."""
     for d in range(0, len(sums) // WIDTH, 8):
         at = d * WIDTH
         s0, s1 = mul(load(sums, at), shrink), mul(load(sums, at + WIDTH), shrink)
@@ -110,8 +115,10 @@ def _add_values(data: Any, address: Any, shift: int, count: int, scores: Any, sh
 
 
 @_inlined
-def _attend_lanes(data: Any, address: Any, shift: int, queries: Any, limit: Any, scores: Any, sums: Any) -> None:
-    """Sixteen lanes over the keys each sees, positions 0 .. limit[lane]; the last lane sees most. Answers in `sums`."""
+def _attend_lanes(
+    data: Any, address: Any, shift: int, queries: Any, limit: Any, scores: Any, sums: Any
+) -> None:
+    """Sixteen lanes over positions 0 .. limit[lane]; the last lane sees most. Fills `sums`."""
     sums[:] = _ZERO
     top, weights = same(_UNSEEN), same(_ZERO)
     end = int(limit[WIDTH - 1]) + 1
@@ -148,7 +155,15 @@ def _locate(count: int, base: int, block_size: int, width: int, table: Any, addr
 
 @_inlined
 def _place(
-    first: int, lanes: int, row: int, head: int, group: int, positions: Any, rows: Any, heads: Any, limit: Any
+    first: int,
+    lanes: int,
+    row: int,
+    head: int,
+    group: int,
+    positions: Any,
+    rows: Any,
+    heads: Any,
+    limit: Any,
 ) -> None:
     """Row, head and position of lanes first .. first + 15; those past the last repeat it."""
     for i in range(WIDTH):

@@ -1,7 +1,8 @@
-"""Weights into a LlamaModel: from a folder of safetensors, from the hub, or random ones of the right shapes.
+"""Weights into a LlamaModel: from a folder of safetensors, from the hub, or random ones.
 
-Strict both ways: a tensor that is missing, one that is not known, one of another shape, a file that is cut short are
-each an error that names the file and the tensor. The hub is asked only when no local copy exists.
+Strict both ways: a tensor that is missing, one that is not known, one of another shape, a file that
+is cut short are each an error that names the file and the tensor. The hub is asked only when no
+local copy exists.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ Take = Callable[[str, tuple[int, ...]], torch.Tensor]
 
 
 def load_model(name: str, *, dtype: str = "auto", device: str = "cpu", seed: int = 0) -> LlamaModel:
-    """The model of a short name, a folder, a hub id, or `dummy:` and one of them (random weights from `seed`).
+    """The model of a short name, a folder, a hub id, or `dummy:` and one of them.
+
+    A dummy has random weights, from `seed`.
 
     dtype: of the weights and of all arithmetic; "auto" is float32 on a CPU, else the config's.
     Raises ModelError (unknown, incomplete, corrupt or unsupported model) or ConfigError (dtype).
@@ -75,7 +78,7 @@ class Weights:
         self.left = set(self.file_of)
 
     def _index(self) -> dict[str, Path]:
-        """The file that holds each tensor, from the index of a sharded model or from the single file."""
+        """The file that holds each tensor: from a sharded model's index, or the single file."""
         index = self.folder / "model.safetensors.index.json"
         single = self.folder / "model.safetensors"
         if single.is_file():
@@ -112,7 +115,8 @@ class Weights:
             tensor: torch.Tensor = opened.get_tensor(name)
         if tuple(tensor.shape) != shape:
             raise ModelError(
-                f"{self.file_of[name]}: {name} has shape {list(tensor.shape)}; config.json says {list(shape)}."
+                f"{self.file_of[name]}: {name} has shape {list(tensor.shape)}; config.json says "
+                f"{list(shape)}."
             )
         self.left.discard(name)
         return tensor
@@ -122,8 +126,9 @@ class Weights:
         unknown = sorted(name for name in self.left if not name.endswith(_IGNORED))
         if unknown:
             raise ModelError(
-                f"{self.file_of[unknown[0]]} holds {len(unknown)} tensors that this architecture does not know, "
-                f"first {unknown[0]!r}; nothing is dropped silently: the config does not belong to these weights."
+                f"{self.file_of[unknown[0]]} holds {len(unknown)} tensors that this architecture "
+                f"does not know, first {unknown[0]!r}; nothing is dropped silently: the config "
+                "does not belong to these weights."
             )
 
     def digest(self) -> str:

@@ -1,7 +1,8 @@
-"""A model's shapes, and every formula of sizes and work that follows from them: one source for memory and replay.
+"""A model's shapes, and every formula of sizes and work that follows from them.
 
-Plain numbers, no torch. Formulas take (tp, pp): the number of ranks that split a layer's heads and columns (tensor
-parallel) and the layers (pipeline parallel); they answer for one rank, the largest where ranks differ.
+Plain numbers, no torch. Formulas take (tp, pp): the number of ranks that split a layer's heads and
+columns (tensor parallel) and the layers (pipeline parallel); they answer for one rank, the largest
+where ranks differ.
 """
 
 from __future__ import annotations
@@ -70,8 +71,9 @@ class ModelSpec:
             raise ModelError(f"{where} lacks {missing}, which a Llama model needs.") from None
         if spec.heads % spec.kv_heads or spec.head_dim % 8:
             raise ModelError(
-                f"{where} has {spec.heads} heads over {spec.kv_heads} key-value heads of {spec.head_dim} dimensions; "
-                "allowed: heads a multiple of key-value heads, dimensions a multiple of 8."
+                f"{where} has {spec.heads} heads over {spec.kv_heads} key-value heads of "
+                f"{spec.head_dim} dimensions; allowed: heads a multiple of key-value "
+                "heads, dimensions a multiple of 8."
             )
         return spec
 
@@ -89,7 +91,7 @@ class ModelSpec:
         return block_size * self.kv_bytes_per_token(dtype_bytes, tp, pp)
 
     def parameters(self, tp: int = 1, pp: int = 1) -> int:
-        """Weights of one rank: its layers, and on the larger end of the pipeline the embedding or the output."""
+        """Weights of one rank: its layers, and at the pipeline's larger end embedding or output."""
         matrices = self._layer_products() // tp + 2 * self.hidden
         ends = 1 if self.tied or pp > 1 else 2
         return self._layers(pp) * matrices + ends * self.vocab * self.hidden // tp + self.hidden
@@ -104,9 +106,10 @@ class ModelSpec:
     def flops(
         self, new_tokens: int, context: int, logits: int | None = None, tp: int = 1, pp: int = 1
     ) -> int:
-        """Floating point operations of one forward of one sequence on one rank, a multiply-add counted as two.
+        """Floating point operations of one sequence's forward on one rank; a multiply-add is two.
 
-        context: tokens in the cache before; logits: rows whose logits are computed (None: the last one).
+        context: tokens in the cache before; logits: rows whose logits are computed (None: the last
+            one).
         """
         keys = new_tokens * context + new_tokens * (new_tokens + 1) // 2
         attention = 4 * keys * self.heads * self.head_dim // tp
@@ -141,7 +144,7 @@ def _refuse_unsupported(config: Mapping[str, Any], where: str) -> None:
 
 
 def _rope(config: Mapping[str, Any], where: str) -> tuple[float, RopeScaling | None]:
-    """Base and scaling from either spelling: `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling`."""
+    """Base and scaling: `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling`."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
     kind = rope.get("rope_type") or rope.get("type") or "default"
