@@ -1,6 +1,4 @@
-"""The scheduler's rules (CONTRACTS section 4), one example each, with an executor that checks every
-KV.
-"""
+"""The scheduler's rules, one example each, with an executor that checks every KV entry."""
 
 import pickle
 

@@ -255,4 +255,4 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=80, stateful_step_count=25, deadline=None)
+TestScheduler.settings = settings(max_examples=200, stateful_step_count=25, deadline=None)

@@ -1,5 +1,4 @@
-"""The laws of the KV cache, written as plainly as possible: lists, scans, whole prefixes instead of
-hashes.
+"""The laws of the KV cache, as plainly as possible: lists, scans, prefixes instead of hashes.
 
 Slow on purpose; the real manager is compared with it call by call.
 """

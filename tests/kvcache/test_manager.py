@@ -1,4 +1,4 @@
-"""The laws of CONTRACTS section 2, one example each."""
+"""The laws of the KV cache manager, one example each."""
 
 import subprocess
 import sys

@@ -94,4 +94,4 @@ class ManagerMachine(RuleBasedStateMachine):
 
 
 TestManager = ManagerMachine.TestCase
-TestManager.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestManager.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)

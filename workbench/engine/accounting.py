@@ -109,9 +109,7 @@ class StepAccount:
         return evicted, preempted, partial
 
     def _tokens_held(self, batch: Batch, planned: PlannedStep) -> int:
-        """Tokens in active blocks once the step is computed: only a sequence's last block has room
-        left.
-        """
+        """Tokens in active blocks after the step; only a sequence's last block has room left."""
         held = batch.computed[: len(batch)].copy()
         held[planned.rows] = planned.plan.context_len
         slack = int(np.sum(-held % self._cache.block_size))

@@ -19,9 +19,7 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens [start, end) of one prefilling sequence, planned in this step. row: its row of the
-    batch.
-    """
+    """Tokens [start, end) of the prefilling sequence in this row of the batch, planned now."""
 
     sequence: Sequence
     row: int
@@ -30,9 +28,7 @@ class Chunk:
 
 
 def tokens_to_compute(sequence: Sequence) -> int:
-    """How many leading tokens are ever computed: all, or for a scoring request up to its last
-    position.
-    """
+    """How many leading tokens are ever computed: all, or up to the last position scored."""
     if sequence.score is None:
         return len(sequence.token_ids)
     return sequence.score.positions[-1] + 1
@@ -123,9 +119,7 @@ class Batch:
         self.sequences = [self.sequences[i] for i in kept]
 
     def sampling_rows(self, flat_rows: Rows, rows: Rows) -> SamplingRows:
-        """What the sampler needs of batch rows `rows`, whose logits are rows `flat_rows` of the
-        flat batch.
-        """
+        """What the sampler needs of these rows; their logits are rows flat_rows of the plan."""
         return SamplingRows(
             rows=flat_rows,
             positions=self.length[rows],

@@ -1,6 +1,6 @@
 """What is refused at once, so that nothing waits for ever, and how far a request may go.
 
-Independent of the memory split of the moment (CONTRACTS section 4).
+Independent of the memory split of the moment.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from workbench.kvcache.manager import KVCacheManager
 
 
 def require_room(cache: KVCacheManager, max_seqs: int, max_tokens: int, max_model_len: int) -> None:
-    """ConfigError unless each running sequence can decode every step; OutOfMemory unless one
-    request fits.
-    """
+    """ConfigError unless all can decode every step; OutOfMemory unless one request fits."""
     if not 1 <= max_seqs <= max_tokens:
         raise ConfigError(
             f"max_num_seqs={max_seqs} and max_num_batched_tokens={max_tokens}; allowed: "

@@ -1,8 +1,7 @@
-"""Iteration-level scheduling: what every step computes, who is admitted, who must give up their
-blocks.
+"""Iteration-level scheduling: what a step computes, who is admitted, who gives up their blocks.
 
 Each step gives every running sequence the tokens it lacks, decoding ones first, then admits waiting
-ones in order (CONTRACTS section 4, REFERENCE section 2). Its three calls are schedule -> StepPlan,
+ones in order, if all of their tokens fit. Its three calls are schedule -> StepPlan,
 then update or fail. What it does not do: compute (executor.py), or hold the batch's arrays
 (inputs.py).
 """
@@ -87,9 +86,7 @@ class Scheduler:
         self._waiting.append(sequence)
 
     def abort(self, request_id: int) -> Sequence | None:
-        """Drop a request; None if unknown or finished. While a step is in flight its blocks wait
-        for it.
-        """
+        """Drop a request; None if unknown. Its blocks wait for a step that is in flight."""
         sequence = self._known.pop(request_id, None)
         if sequence is None:
             return None
@@ -228,8 +225,9 @@ class Scheduler:
         return finished
 
     def fail(self, plan: StepPlan) -> list[Sequence]:
-        """The step raised: its requests are dropped and answered, and nothing it should have
-        computed can be hit. The rest go on.
+        """The step raised: drops and answers its requests; nothing of theirs can be hit later.
+
+        The rest go on.
         """
         step = self._close_step(plan)
         sequences = [self._batch.sequences[row] for row in step.rows.tolist()]

@@ -1,10 +1,9 @@
-"""The KV cache as bookkeeping: block tables of sequences, prefix hits, and their exact statistics;
-no torch.
+"""The KV cache as pure bookkeeping: block tables of sequences, prefix hits, exact statistics.
 
 A hash is published as soon as room is made for the tokens that fill its block, so requests of one
-step share; `free(seq_id, num_computed)` withdraws what was never computed. Laws: CONTRACTS section
-2; `check()` verifies them. What it does not do: preempt, order requests (engine/scheduler.py), or
-hold bytes (storage.py).
+step share; `free(seq_id, num_computed)` withdraws what was never computed; `check()` verifies the
+laws. What it does not do: preempt or order requests (engine/scheduler.py), hold bytes
+(storage.py).
 """
 
 from __future__ import annotations
@@ -21,9 +20,7 @@ from workbench.kvcache.table import BlockTable
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """An admission: tokens found cached, the whole block table, and (for the trace) what was lost
-    before.
-    """
+    """An admission: tokens found cached, the whole block table, and (for the trace) what was lost."""
 
     num_cached_tokens: int
     block_ids: list[int]
@@ -105,8 +102,7 @@ class KVCacheManager:
         keep_free: int = 0,
         readmission: bool = False,
     ) -> Allocation | None:
-        """Admit a sequence: share its cached prefix and make room for its first num_tokens
-        (default: all).
+        """Admit a sequence: share its cached prefix, make room for its first num_tokens (all).
 
         max_hit: the first position whose logits are wanted. None, and nothing has changed, unless
         all of token_ids fits now with keep_free blocks to spare.
@@ -150,8 +146,7 @@ class KVCacheManager:
         *,
         token_ids: list[int] | None = None,
     ) -> None:
-        """Release a sequence's blocks, tail first, and withdraw the hash of each that reaches past
-        num_computed.
+        """Release a sequence's blocks, tail first; those that reach past num_computed are no hit.
 
         num_computed: tokens whose KV exists (default: all that room was made for). token_ids: the
         sequence, if its computed tail in a partial block shall be remembered for the trace.
@@ -169,9 +164,7 @@ class KVCacheManager:
         del self._tables[seq_id]
 
     def reset(self) -> None:
-        """Forget all content and every evicted hash; statistics go on. ConfigError while a sequence
-        holds blocks.
-        """
+        """Forget content and evicted hashes, not statistics. ConfigError if a block is in use."""
         if self._tables:
             raise ConfigError(
                 f"reset while {len(self._tables)} sequences hold blocks; free or abort them first."
@@ -200,9 +193,7 @@ class KVCacheManager:
         return -(-num_tokens // self.block_size)
 
     def _coverable(self, num_tokens: int, max_hit: int | None) -> int:
-        """Full blocks that a hit may cover: the last token's logits, and those from max_hit on, are
-        wanted.
-        """
+        """Full blocks a hit may cover: logits of the last token and from max_hit on are wanted."""
         most = num_tokens - 1 if max_hit is None else min(num_tokens - 1, max_hit)
         return max(most, 0) // self.block_size
 

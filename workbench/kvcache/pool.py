@@ -1,5 +1,4 @@
-"""Blocks and their references: who may use a block, which blocks are free, and when a cached one is
-given up.
+"""Blocks and their references: which are in use, which are free, when a cached one is given up.
 
 A block is active (referenced), cached (unreferenced, its content can be hit) or free; the three add
 up to the total. What it does not do: know sequences, tokens or hits (manager.py), or where a block
@@ -25,8 +24,7 @@ class Block:
 
 @dataclass(slots=True)
 class CacheStats:
-    """Counts since the cache was created. Tokens: *_tokens; blocks: allocated, evicted, thrashed*,
-    duplicates.
+    """Counts since the cache was created: *_tokens in tokens, the others in blocks.
 
     readmit_*: the second and later admissions of preempted requests, not contained in query_tokens
     and hit_tokens. thrashed: missed full blocks whose content was evicted before, both kinds;
@@ -46,9 +44,7 @@ class CacheStats:
 
 
 class BlockPool:
-    """All blocks of one cache. Reuse order: blocks without content first, then the least recently
-    freed.
-    """
+    """All blocks of one cache; reused are those without content, then the least recently freed."""
 
     def __init__(self, num_blocks: int) -> None:
         self.blocks = [Block(i) for i in range(num_blocks)]
@@ -79,9 +75,7 @@ class BlockPool:
         return None if block_id is None else self.blocks[block_id]
 
     def take(self) -> Block:
-        """A private block with one reference; evicts the least recently freed content if nothing is
-        free.
-        """
+        """A private block with one reference; evicts the least recently freed if none is free."""
         if self._free:
             block = self._free.popleft()
         else:
@@ -109,9 +103,7 @@ class BlockPool:
                 self.index.park(block.digest, block.id)
 
     def publish(self, block: Block, digest: bytes) -> None:
-        """Let a full block be hit; the first block of equal content keeps the hash, a later one is
-        a duplicate.
-        """
+        """Let a full block be hit; if another has its content already, it is a duplicate."""
         if self.index.publish(digest, block.id):
             block.digest = digest
         else:
@@ -132,9 +124,7 @@ class BlockPool:
         self._free = deque(self.blocks)
 
     def check(self, references: dict[int, int]) -> None:
-        """Raise unless every block is in exactly the state its references (block id -> count) and
-        hash say.
-        """
+        """Raise unless each block's state follows from its references (id -> count) and hash."""
         free = {block.id for block in self._free}
         parked, holders = self.index.parked, self.index.holders
         assert len(free) == len(self._free), "a block is free twice"

@@ -1,5 +1,4 @@
-"""Which block holds which content: a chain of hashes, the map from hash to block, and the eviction
-order.
+"""Which block holds which content: hash chain, map from hash to block, eviction order.
 
 A block's hash is sha256(hash of the block before it, its token ids), so equal hashes mean equal
 whole prefixes; the chain starts from the model's namespace and the request's salt, which keeps
@@ -15,18 +14,14 @@ from hashlib import sha256
 
 
 def chain_root(namespace: bytes, salt: bytes) -> bytes:
-    """The parent of a first block: 32 bytes that carry the model's namespace and the request's
-    salt.
-    """
+    """The parent of a first block: 32 bytes that carry the model's namespace and the salt."""
     return sha256(len(namespace).to_bytes(8, "little") + namespace + salt).digest()
 
 
 def extend_chain(
     root: bytes, chain: list[bytes], token_ids: list[int], block_size: int
 ) -> list[bytes]:
-    """The hashes of all full blocks of token_ids that follow `chain` (hashes of its first blocks);
-    new ones only.
-    """
+    """The hashes of the full blocks of token_ids that come after those in `chain`."""
     first, end = len(chain), len(token_ids) // block_size
     if first >= end:
         return []
@@ -81,9 +76,7 @@ class PrefixIndex:
         return digest in self._holder or digest in self._evicted
 
     def publish(self, digest: bytes, block_id: int) -> bool:
-        """Let the block be hit under this hash; False, and nothing happens, when another holds it
-        already.
-        """
+        """Let the block be hit under this hash; False, and no change, when another holds it."""
         return self._holder.setdefault(digest, block_id) == block_id
 
     def withdraw(self, digest: bytes) -> None:

@@ -1,5 +1,4 @@
-"""Why tokens are computed again: their block was evicted, or it was never full and so never could
-be hit.
+"""Why tokens are computed again: their block was evicted, or never full and so never a hit.
 
 Kept for the trace alone: no decision depends on it. Tails of partial blocks are remembered when a
 sequence is freed, under the hash of the block before them, in bounded memory (the oldest are
@@ -27,8 +26,7 @@ class Recomputed:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Positions of an admitted sequence that were computed before and are no longer there:
-    ascending, disjoint.
+    """Positions of an admitted sequence that were computed before: ascending, disjoint.
 
     preempted_end: positions below it were computed by this very request before it was preempted;
     they count as that.
@@ -101,8 +99,7 @@ def find_lost(
     missed: range,
     block_size: int,
 ) -> Lost:
-    """What an admission computes again. missed: the full blocks a hit could have covered and did
-    not.
+    """What an admission computes again. missed: full blocks a hit could have covered.
 
     A full block counts as evicted if its content was, else a block counts as partial as far as some
     remembered tail reaches into it.

@@ -26,9 +26,7 @@ class BlockTable:
         return self.chain[block - 1] if block else self.root
 
     def check(self, name: str, block_size: int) -> None:
-        """Raise AssertionError unless the table has room for its tokens and only full blocks can be
-        hit.
-        """
+        """Raise unless the table has room for its tokens and only full blocks can be hit."""
         ids = {block.id for block in self.blocks}
         assert len(ids) == len(self.blocks), f"{name}: a block is twice in its table"
         room = len(self.blocks) * block_size

@@ -1,6 +1,4 @@
-"""The record of a run: frozen row types, a recorder shared by its engines, Parquet files with a
-schema version.
-"""
+"""The record of a run: frozen row types, a recorder shared by its engines, Parquet files."""
 
 from workbench.trace.files import SCHEMA_VERSION, Trace, read_table, write_table
 from workbench.trace.recorder import Recorder

@@ -65,9 +65,7 @@ def write_table(table: pd.DataFrame, path: str | os.PathLike[str]) -> Path:
 
 
 def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """Read one table; RunStoreError if it is missing, no Parquet file, or of another schema
-    version.
-    """
+    """Read one table; RunStoreError if missing, no Parquet, or of another schema version."""
     try:
         content = pq.read_table(path)
     except FileNotFoundError as error:
@@ -87,7 +85,7 @@ def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """The four tables of a run: columns as in CONTRACTS section 7, seconds from its origin."""
+    """The four tables of a run: columns as in rows.py, seconds from the run's origin."""
 
     steps: pd.DataFrame
     requests: pd.DataFrame
@@ -95,9 +93,7 @@ class Trace:
     spans: pd.DataFrame
 
     def to_parquet(self, folder: str | os.PathLike[str]) -> Path:
-        """Write steps.parquet, requests.parquet, nodes.parquet and spans.parquet; answers the
-        folder.
-        """
+        """Write steps, requests, nodes and spans .parquet into the folder; answers it."""
         for table in ROW_TYPES:
             write_table(getattr(self, table), Path(folder) / f"{table}.parquet")
         return Path(folder)

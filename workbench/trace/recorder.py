@@ -22,9 +22,7 @@ __all__ = ["Recorder", "Trace"]
 
 
 class Recorder:
-    """The trace of one run in the making. origin: the clock's reading that is second 0 (default:
-    now).
-    """
+    """The trace of a run in the making. origin: the clock's reading at second 0 (default: now)."""
 
     def __init__(self, run_id: str = "run", origin: float | None = None) -> None:
         self.run_id = run_id
@@ -46,9 +44,7 @@ class Recorder:
         score_cache_hits: int = 0,
         blocks_target: int | None = None,
     ) -> None:
-        """One scheduling step; start_s is a clock reading, blocks_target defaults to the blocks
-        there are.
-        """
+        """One scheduling step; start_s is a clock reading, blocks_target default: blocks_total."""
         target = counts.blocks_total if blocks_target is None else blocks_target
         timing = (start_s - self.origin, duration_s, schedule_s)
         row = (self.run_id, engine, step, *timing, *counts, score_cache_hits, target)

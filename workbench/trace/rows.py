@@ -1,5 +1,4 @@
-"""The rows of the trace tables: one frozen type a table, its fields the columns, in order
-(CONTRACTS section 7).
+"""The rows of the trace tables: one frozen type a table, one field a column.
 
 Tuples, because a row is made every step; seconds count from the run's one origin, counts are the
 step's own. What it does not do: hold rows (recorder.py) or files (files.py).
@@ -11,8 +10,7 @@ from typing import NamedTuple
 
 
 class StepCounts(NamedTuple):
-    """What a scheduler did in one step. blocks_*: after scheduling, before the forward; the rest:
-    this step's counts.
+    """What a scheduler did in one step. blocks_*: after scheduling; the rest: this step's counts.
 
     cached_tokens: found cached by this step's admissions, re-admissions included. tokens_held:
     tokens that the active blocks hold, shared ones once. recomputed_*: computed in this step and
@@ -45,9 +43,7 @@ class StepCounts(NamedTuple):
 
 
 class StepRow(NamedTuple):
-    """One scheduling step of one engine. duration_s covers the whole step, schedule_s the
-    scheduler's part.
-    """
+    """One step of one engine. duration_s: the whole step; schedule_s: the scheduler's part."""
 
     run_id: str
     engine: str
@@ -82,9 +78,7 @@ class StepRow(NamedTuple):
 
 
 class RequestRow(NamedTuple):
-    """One finished request. kind: generate | score; seed: None for a scoring request; times None if
-    never reached.
-    """
+    """One finished request. kind: generate | score; seed: None if it scores; time None: never."""
 
     run_id: str
     engine: str
