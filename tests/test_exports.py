@@ -19,6 +19,8 @@ TORCH_FREE = (
     "engine/scheduler.py",
     "kvcache",
     "models/spec.py",
+    "models/names.py",
+    "models/folders.py",
     "search",
     "replay",
     "plots",
