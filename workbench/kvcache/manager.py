@@ -20,7 +20,7 @@ from workbench.kvcache.table import BlockTable
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """An admission: tokens found cached, the whole block table, and (for the trace) what was lost."""
+    """An admission: tokens found cached, the whole block table; what was lost: for the trace."""
 
     num_cached_tokens: int
     block_ids: list[int]
