@@ -43,8 +43,8 @@ class StudentRates:
     scattered_slip: float = 0.018
     verbose: float = 0.3
     check: float = 0.06
-    check_again: float = 0.76
-    longest_check: int = 10
+    check_again: float = 0.2
+    longest_check: int = 12
     """A check begins only when at most this many terms are left, so its text stays short."""
 
 

@@ -1,0 +1,165 @@
+"""Guards the training set-up: template laws, targets in place, a widening that loses nothing."""
+
+from __future__ import annotations
+
+import random
+from itertools import islice, pairwise
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from workbench.errors import ConfigError  # noqa: E402
+from workbench.experiments.tiny_corpus import training_solutions, work_out  # noqa: E402
+from workbench.experiments.tiny_examples import (  # noqa: E402
+    IGNORED,
+    batches,
+    examples,
+    prm_example,
+    solver_example,
+    without_prefix,
+)
+from workbench.experiments.tiny_tokenizer import (  # noqa: E402
+    ASSISTANT,
+    DEFAULT_SYSTEM_MESSAGE,
+    END,
+    USER,
+    build_tokenizer,
+    save_tokenizer,
+    system_prefix,
+)
+from workbench.experiments.tiny_widening import query_slots, widened  # noqa: E402
+from workbench.experiments.train_tiny import rate_at, train_tiny  # noqa: E402
+from workbench.tokenizer import Tokenizer  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return build_tokenizer(solutions=300)
+
+
+@pytest.fixture(scope="module")
+def chat(tokenizer, tmp_path_factory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    save_tokenizer(tokenizer, folder)
+    return Tokenizer.from_folder(folder)
+
+
+def test_digits_signs_and_step_ends_are_single_tokens_and_any_text_comes_back(tokenizer):
+    for text in [*"0123456789", "+", "-", "\n\n"]:
+        assert len(tokenizer.encode(text).ids) == 1
+    strange = "Größe: \\frac{1}{2}\n\n\n x \t\u2713 12-3"
+    assert tokenizer.decode(tokenizer.encode(strange).ids) == strange
+
+
+def test_the_default_system_message_fills_eight_blocks(tokenizer, chat):
+    assert len(system_prefix(tokenizer)) >= 128
+    ids = chat.encode_chat([{"role": "user", "content": "Compute 1+2."}])
+    prompt = tokenizer.encode(f"{USER}Compute 1+2.{ASSISTANT}").ids
+    assert ids == system_prefix(tokenizer) + prompt
+
+
+def test_a_longer_chat_begins_with_the_shorter_one(chat):
+    steps = ["Compute 1+2-3. take 1+2=3, left 3-3", "do 3-3=0, then 0", "The answer is 0."]
+    turns = [({"role": "user", "content": step}, {"role": "assistant", "content": "+"})
+             for step in steps]  # fmt: skip
+    renderings = [
+        chat.encode_chat([message for turn in turns[:count] for message in turn], False)
+        for count in (1, 2, 3)
+    ]
+    for shorter, longer in pairwise(renderings):
+        assert longer[: len(shorter)] == shorter
+
+
+def test_a_system_message_of_ones_own_replaces_the_default(chat):
+    text = chat.render_chat([{"role": "system", "content": "Be brief."}])
+    assert "Be brief." in text
+    assert DEFAULT_SYSTEM_MESSAGE not in text
+
+
+def test_the_solver_learns_its_completion_and_nothing_of_the_prompt(tokenizer):
+    work = next(training_solutions([4], random.Random(0)))
+    example = solver_example(work, tokenizer, system_prefix(tokenizer))
+    learnt = [target for target in example.targets if target != IGNORED]
+    assert tokenizer.decode(learnt, skip_special_tokens=False) == f"{work.completion}{END}"
+    for position, target in enumerate(example.targets[:-1]):
+        assert target in (IGNORED, example.ids[position + 1])
+
+
+def test_the_prm_reads_plus_in_the_history_and_is_asked_for_the_true_label(tokenizer):
+    rng = random.Random(1)
+    good, bad = tokenizer.token_to_id("+"), tokenizer.token_to_id("-")
+    for work in islice(training_solutions(range(2, 9), rng), 60):
+        example = prm_example(work, tokenizer, [], rng)
+        labels = [step.correct for step in work.steps][: len(example.verdicts)]
+        assert [example.targets[place] for place in example.verdicts] == [
+            good if label else bad for label in labels
+        ]
+        assert all(example.ids[place + 1] == good for place in example.verdicts)
+        for position, target in enumerate(example.targets[:-1]):
+            if position not in example.verdicts:
+                assert target in (IGNORED, example.ids[position + 1])
+
+
+def test_a_slipped_step_is_never_learnt_as_text(tokenizer):
+    rng = random.Random(2)
+    work = next(w for w in training_solutions([6], rng) if w.steps[2].slipped)
+    example = prm_example(work, tokenizer, [], rng)
+    if len(example.verdicts) > 2:
+        between = example.targets[example.verdicts[1] + 2 : example.verdicts[2]]
+        assert set(between) == {IGNORED}
+
+
+def test_leaving_the_system_message_out_moves_everything_alike(tokenizer):
+    prefix = system_prefix(tokenizer)
+    work = work_out((7, 8, -2), random.Random(0))
+    whole = prm_example(work, tokenizer, prefix, random.Random(0))
+    bare = prm_example(work, tokenizer, [], random.Random(0))
+    assert without_prefix(whole, len(prefix)) == bare
+
+
+def test_batches_hold_every_example_once_and_few_tokens(tokenizer):
+    stream = examples("tiny-solver", tokenizer, 0, [3, 5])
+    batch_stream = batches(stream, 1000, random.Random(0), pool=32)
+    first = list(islice(batch_stream, 3))
+    for batch in first:
+        longest = max(len(example.ids) for example in batch)
+        assert longest * len(batch) <= 1000 or len(batch) == 1
+
+
+def test_a_widened_model_computes_nearly_what_the_narrow_one_does():
+    torch.manual_seed(0)
+    shape = {"num_hidden_layers": 2, "head_dim": 8, "vocab_size": 64, "rms_norm_eps": 1e-5,
+             "tie_word_embeddings": True}  # fmt: skip
+    narrow = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=1,
+        initializer_range=0.2, **shape))  # fmt: skip
+    wide = widened(narrow, transformers.LlamaConfig(
+        hidden_size=72, intermediate_size=96, num_attention_heads=6, num_key_value_heads=2,
+        initializer_range=0.002, **shape))  # fmt: skip
+    ids = torch.randint(0, 64, (2, 20))
+    with torch.no_grad():
+        expected, got = narrow(ids).logits, wide(ids).logits
+    assert (got - expected).abs().max() < 0.02 * expected.abs().max()
+
+
+def test_query_heads_are_dealt_out_over_the_groups():
+    config = transformers.LlamaConfig(num_attention_heads=12, num_key_value_heads=4, head_dim=16,
+                                      hidden_size=336)  # fmt: skip
+    assert query_slots(8, config) == [0, 3, 6, 9, 1, 4, 7, 10]
+
+
+def test_the_rate_warms_up_and_falls():
+    rates = [rate_at(progress / 100, 1.0) for progress in range(101)]
+    assert max(rates) <= 1.05
+    assert rates[0] < 0.1
+    assert rates[-1] < 0.03
+    assert rates[3:] == sorted(rates[3:], reverse=True)
+
+
+def test_an_unknown_model_or_a_missing_solver_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="tiny-poet"):
+        train_tiny(tmp_path, 1.0, models=("tiny-poet",))
+    with pytest.raises(ConfigError, match="train both"):
+        train_tiny(tmp_path, 1.0, models=("tiny-prm",))
