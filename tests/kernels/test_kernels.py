@@ -1,4 +1,4 @@
-"""The CPU kernels compute what the plain torch reference computes, and each row of them is its own."""
+"""CPU kernels compute what the plain torch reference computes, each row by itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BATCHES = {
 def random_batch(
     shape: tuple[int, int, int], batch: list[tuple[int, int]], block_size: int
 ) -> tuple[torch.Tensor, LayerCache, ForwardContext]:
-    """A fused qkv of the batch, a cache of random contents in scattered blocks, and their context."""
+    """A fused qkv, a cache of random contents in scattered blocks, and their context."""
     heads, kv_heads, head_dim = shape
     draw = np.random.default_rng(0)
     new, ends = [n for _, n in batch], [sum(pair) for pair in batch]
@@ -97,7 +97,9 @@ def test_attention_of_a_row_is_its_own(shape: str) -> None:
     heads, kv_heads, head_dim = HEADS[shape]
     draw = np.random.default_rng(2)
     keys = draw.standard_normal((2, 97, kv_heads * head_dim), np.float32)
-    rows = torch.from_numpy(draw.standard_normal((97, (heads + 2 * kv_heads) * head_dim), np.float32))
+    rows = torch.from_numpy(
+        draw.standard_normal((97, (heads + 2 * kv_heads) * head_dim), np.float32)
+    )
     for block_size in (1, 8, 16, 32):
         for chunk in (97, 40, 7, 1):
             out = torch.empty(97, heads * head_dim)
@@ -137,6 +139,6 @@ def test_a_masked_key_of_the_same_tile_adds_nothing() -> None:
 
 
 def test_kernels_are_chosen_by_device_and_dtype() -> None:
-    """float32 on a CPU is compiled and batch-invariant; other dtypes take the reference, which is not."""
+    """float32 on a CPU is compiled and invariant; other dtypes take the reference."""
     assert load_kernels(torch.device("cpu"), torch.float32).batch_invariant
     assert load_kernels(torch.device("cpu"), torch.bfloat16).name == "reference"

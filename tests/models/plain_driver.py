@@ -38,7 +38,8 @@ class Driver:
     ) -> None:
         spec = model.spec
         blocks = tokens // block_size
-        self.storage = KVStorage(blocks, block_size, spec.layers, spec.kv_heads, spec.head_dim)
+        shape = (spec.layers, spec.kv_heads, spec.head_dim)
+        self.storage = KVStorage(blocks, block_size, *shape, model.dtype)
         self.executor = Executor(model, self.storage, **options)  # type: ignore[arg-type]
         self.free = np.random.default_rng(0).permutation(blocks).tolist()
         self.tables: dict[str, list[int]] = {}

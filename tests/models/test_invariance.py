@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -90,7 +90,7 @@ def test_logits_after_a_prefix_hit_are_those_of_a_full_prefill(model: LlamaModel
 
 
 def test_logits_do_not_depend_on_the_number_of_threads(model: LlamaModel) -> None:
-    """One thread and two give the same bits, for batches that a BLAS would split by columns or depth."""
+    """One thread and two give the same bits, for a batch that a BLAS would split."""
     tokens = np.random.default_rng(3).integers(0, VOCAB, 300).tolist()
     before, seen = torch.get_num_threads(), []
     try:
@@ -123,5 +123,5 @@ def test_row_tiles_cover_all_rows_in_allowed_sizes() -> None:
             spans = list(tiles.spans(rows))
             assert spans[0][0] == 0
             assert spans[-1][1] == tiles.pad(rows) >= rows
-            assert all(a[1] == b[0] for a, b in zip(spans, spans[1:], strict=False))
+            assert all(a[1] == b[0] for a, b in pairwise(spans))
             assert all((b - a) % tiles.multiple == 0 and b - a <= tiles.largest for a, b in spans)

@@ -65,7 +65,7 @@ def peer_tokens(
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_greedy_tokens_equal_transformers(shape: str, tmp_path: Path) -> None:
-    """32 prompts of four lengths x 64 tokens in one batch give the peer's tokens, near ties apart."""
+    """32 prompts x 64 tokens in one batch give the peer's tokens, near ties apart."""
     peer = peer_model(tmp_path, **SHAPES[shape])
     draw = np.random.default_rng(1)
     prompts = [

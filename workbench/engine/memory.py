@@ -132,7 +132,7 @@ def _refuse_too_few(profile: MemoryProfile, limits: StepLimits, block_size: int)
     needed = math.ceil(limits.max_model_len / block_size)
     if profile.num_blocks >= needed:
         return
-    missing = needed * profile.block_bytes - max(0, profile.kv) + max(0, -profile.kv)
+    missing = needed * profile.block_bytes - profile.kv
     fits = profile.num_blocks * block_size
     parts = (
         f"weights {format_size(profile.weights)}, activations {format_size(profile.activations)}"

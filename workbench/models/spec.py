@@ -69,12 +69,9 @@ class ModelSpec:
             )
         except KeyError as missing:
             raise ModelError(f"{where} lacks {missing}, which a Llama model needs.") from None
-        if spec.heads % spec.kv_heads or spec.head_dim % 8:
-            raise ModelError(
-                f"{where} has {spec.heads} heads over {spec.kv_heads} key-value heads of "
-                f"{spec.head_dim} dimensions; allowed: heads a multiple of key-value "
-                "heads, dimensions a multiple of 8."
-            )
+        except (TypeError, ValueError) as error:
+            raise ModelError(f"{where} has a size that is no number: {error}.") from error
+        spec._refuse_shapes(where)
         return spec
 
     @property
@@ -116,6 +113,24 @@ class ModelSpec:
         products = 2 * new_tokens * self._layer_products() // tp
         head = 2 * (1 if logits is None else logits) * self.hidden * self.vocab // tp
         return self._layers(pp) * (attention + products) + head
+
+    def _refuse_shapes(self, where: str) -> None:
+        """ModelError for shapes that the forward pass has no code for."""
+        checks = (
+            (
+                "num_attention_heads",
+                self.heads,
+                self.heads % self.kv_heads == 0,
+                f"a multiple of num_key_value_heads = {self.kv_heads}",
+            ),
+            ("head_dim", self.head_dim, self.head_dim % 8 == 0, "a multiple of 8"),
+            ("hidden_size", self.hidden, self.hidden >= 16, "16 or more"),
+            ("intermediate_size", self.intermediate, self.intermediate >= 16, "16 or more"),
+            ("num_hidden_layers", self.layers, self.layers >= 1, "1 or more"),
+        )
+        for name, given, fine, allowed in checks:
+            if not fine:
+                raise ModelError(f"{where} says {name} = {given}; supported: {allowed}.")
 
     def _layers(self, pp: int) -> int:
         return math.ceil(self.layers / pp)

@@ -1,0 +1,127 @@
+"""The executor computes the rows a plan asks for, and survives a plan that fails."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.models.plain_driver import Driver
+from workbench.core import WantedLogits
+from workbench.errors import ConfigError, StepError
+from workbench.models.llama import LlamaModel
+from workbench.models.loading import load_model
+from workbench.sampling.sampler import sample
+
+VOCAB = 50
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "intermediate_size": 48,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 128,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return folder
+
+
+@pytest.fixture
+def model(folder: Path) -> LlamaModel:
+    return load_model(f"dummy:{folder}")
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
+
+
+def test_sampled_tokens_are_those_of_the_wanted_logits(model: LlamaModel) -> None:
+    """Greedy and warm tokens are what the sampler makes of the same rows' logits."""
+    for temperature in (0.0, 1.0):
+        driver = Driver(model)
+        work = [("a", prompt(1, 9), True), ("b", prompt(2, 30), False), ("c", prompt(3, 4), True)]
+        wanted = (WantedLogits(np.array([8, 42]), np.arange(VOCAB)),)
+        plan = driver.plan(work, wanted, temperature)
+        result = driver.executor.submit(plan).result()
+        assert plan.sampling.rows.tolist() == [8, 42]
+        assert result.tokens.tolist() == sample(result.wanted[0], plan.sampling)[0].tolist()
+        assert result.forward_s > 0
+        assert result.sampling_s > 0
+
+
+def test_wanted_columns_are_columns_of_all_logits(model: LlamaModel) -> None:
+    """Several scoring requests with other rows and columns, and nothing sampled."""
+    tokens = prompt(4, 40)
+    everything = WantedLogits(np.arange(40), np.arange(VOCAB))
+    some = WantedLogits(np.array([3, 39]), np.array([7, 2]))
+    result = Driver(model).step([("a", tokens, False)], (everything, some))
+    assert result.tokens.shape == (0,)
+    assert result.wanted[1].shape == (2, 2)
+    np.testing.assert_allclose(result.wanted[1], result.wanted[0][[3, 39]][:, [7, 2]], rtol=1e-4)
+
+
+def test_logprobs_come_with_the_tokens(model: LlamaModel) -> None:
+    driver = Driver(model)
+    plan = driver.plan([("a", prompt(1, 5), True)])
+    plan = replace(plan, sampling=replace(plan.sampling, logprobs=np.array([2])))
+    result = driver.executor.submit(plan).result()
+    assert result.logprobs[0] is not None
+    assert max(result.logprobs[0], key=result.logprobs[0].__getitem__) == result.tokens[0]
+
+
+def test_a_failing_step_raises_from_its_handle_and_the_next_one_works(model: LlamaModel) -> None:
+    """A token outside the vocabulary breaks its own step only."""
+    driver, other = Driver(model), Driver(model)
+    handle = driver.executor.submit(driver.plan([("bad", [0, VOCAB + 5], True)]))
+    with pytest.raises(StepError, match="forward pass failed"):
+        handle.result()
+    tokens = prompt(5, 12)
+    assert driver.step([("a", tokens, True)]).tokens == other.step([("a", tokens, True)]).tokens
+
+
+def test_a_step_larger_than_agreed_is_refused(model: LlamaModel) -> None:
+    driver = Driver(model, max_num_batched_tokens=8)
+    with pytest.raises(StepError, match=r"9 tokens.*room for 8"):
+        driver.step([("a", prompt(1, 9), True)])
+
+
+def test_plans_whose_arrays_are_views_or_read_only(model: LlamaModel) -> None:
+    """A scheduler may hand out slices of its own tables."""
+    driver, other = Driver(model), Driver(model)
+    plan = driver.plan([("a", prompt(1, 40), True)])
+    wide = np.zeros((3, 9), np.int64)
+    wide[:1, :3] = plan.block_offsets
+    positions = plan.positions.copy()
+    positions.flags.writeable = False
+    plan = replace(plan, block_offsets=wide[:1, :3], positions=positions)
+    result = driver.executor.submit(plan).result()
+    assert result.tokens == other.step([("a", prompt(1, 40), True)]).tokens
+
+
+def test_only_kernels_that_are_batch_invariant_may_claim_it(folder: Path) -> None:
+    """bfloat16 runs on the reference kernels, after saying that rows may depend on the batch."""
+    model = load_model(f"dummy:{folder}", dtype="bfloat16")
+    with pytest.raises(ConfigError, match="batch_invariant=False"):
+        Driver(model)
+    driver = Driver(model, batch_invariant=False)
+    assert 0 <= driver.step([("a", [1, 2, 3], True)]).tokens[0] < VOCAB
+
+
+def test_modes_agree_up_to_rounding(folder: Path) -> None:
+    """Without invariance products may sum in another order, and nothing else changes."""
+    everything = (WantedLogits(np.arange(30), np.arange(VOCAB)),)
+    answers = []
+    for batch_invariant in (True, False):
+        driver = Driver(load_model(f"dummy:{folder}"), batch_invariant=batch_invariant)
+        answers.append(driver.step([("a", prompt(6, 30), False)], everything).wanted[0])
+    np.testing.assert_allclose(*answers, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,203 @@
+"""Weights load whole or not at all: every way a model can be wrong has its own clear error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from workbench.errors import ConfigError, ModelError
+from workbench.models.folders import find_folder
+from workbench.models.loading import load_model
+from workbench.models.names import REGISTRY, resolve
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "vocab_size": 40,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}
+MIDDLE = "model.layers.1.mlp.up_proj.weight"
+
+
+def shapes() -> dict[str, tuple[int, ...]]:
+    layer = {
+        "input_layernorm": (32,),
+        "post_attention_layernorm": (32,),
+        "self_attn.q_proj": (32, 32),
+        "self_attn.k_proj": (16, 32),
+        "self_attn.v_proj": (16, 32),
+        "self_attn.o_proj": (32, 32),
+        "mlp.gate_proj": (48, 32),
+        "mlp.up_proj": (48, 32),
+        "mlp.down_proj": (32, 48),
+    }
+    ends = {"model.embed_tokens": (40, 32), "model.norm": (32,), "lm_head": (40, 32)}
+    names = ends | {f"model.layers.{i}.{n}": shape for i in (0, 1) for n, shape in layer.items()}
+    return {f"{name}.weight": shape for name, shape in names.items()}
+
+
+def save(folder: Path, tensors: dict[str, torch.Tensor], config: dict[str, object]) -> str:
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors")
+    return str(folder)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A small sound model."""
+    generator = torch.Generator().manual_seed(0)
+    save(tmp_path, {n: torch.randn(s, generator=generator) for n, s in shapes().items()}, CONFIG)
+    return tmp_path
+
+
+def change(folder: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def test_fused_weights_are_the_files_tensors(folder: Path) -> None:
+    """Queries, keys, values side by side; gate and up side by side; all transposed."""
+    model, tensors = load_model(str(folder)), load_file(folder / "model.safetensors")
+    attention = [tensors[f"model.layers.1.self_attn.{p}_proj.weight"] for p in "qkv"]
+    assert torch.equal(model.layers[1].qkv.weight.t(), torch.cat(attention))
+    mlp = [tensors[f"model.layers.1.mlp.{p}_proj.weight"] for p in ("gate", "up")]
+    assert torch.equal(model.layers[1].gate_up.weight.t(), torch.cat(mlp))
+    assert torch.equal(model.head.weight.t(), tensors["lm_head.weight"])
+    assert model.folder == folder
+
+
+def test_a_missing_tensor_is_named(folder: Path) -> None:
+    change(folder, lambda tensors: tensors.pop(MIDDLE))
+    with pytest.raises(ModelError, match=r"lacks the tensor '.*layers.1.mlp.up_proj.*\[48, 32\]"):
+        load_model(str(folder))
+
+
+def test_an_unknown_tensor_is_named(folder: Path) -> None:
+    change(folder, lambda tensors: tensors.update({"model.layers.2.x": torch.ones(1)}))
+    with pytest.raises(ModelError, match=r"1 tensors .* does not know.*model\.layers\.2\.x"):
+        load_model(str(folder))
+
+
+def test_a_wrong_shape_is_named(folder: Path) -> None:
+    change(folder, lambda tensors: tensors.update({MIDDLE: torch.ones(47, 32)}))
+    with pytest.raises(
+        ModelError, match=r"up_proj.* shape \[47, 32\]; config.json says \[48, 32\]"
+    ):
+        load_model(str(folder))
+
+
+@pytest.mark.parametrize("kept", [0, 4, 1000, -1])
+def test_a_truncated_file_is_named(folder: Path, kept: int) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(ModelError, match=r"model\.safetensors is missing, cut short or corrupt"):
+        load_model(str(folder))
+
+
+def test_rotary_tables_in_old_files_are_ignored(folder: Path) -> None:
+    """What follows from the config may be there; nothing is lost by not reading it."""
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    change(folder, lambda tensors: tensors.update({name: torch.ones(4)}))
+    load_model(str(folder))
+
+
+def test_shards_give_the_same_model(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    tensors, other = load_file(folder / "model.safetensors"), tmp_path_factory.mktemp("shards")
+    names = sorted(tensors)
+    parts = {"a.safetensors": names[:9], "b.safetensors": names[9:]}
+    for file, part in parts.items():
+        save_file({n: tensors[n] for n in part}, other / file)
+    index = {"weight_map": {n: file for file, part in parts.items() for n in part}}
+    (other / "model.safetensors.index.json").write_text(json.dumps(index))
+    (other / "config.json").write_text(json.dumps(CONFIG))
+    one, two = load_model(str(folder)), load_model(str(other))
+    for a, b in zip(one.products, two.products, strict=True):
+        assert torch.equal(a.weight, b.weight)
+    (other / "b.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"b\.safetensors is missing"):
+        load_model(str(other))
+
+
+def test_half_precision_files_compute_in_float32(folder: Path) -> None:
+    change(folder, lambda tensors: tensors.update({n: t.bfloat16() for n, t in tensors.items()}))
+    model, file = load_model(str(folder)), load_file(folder / "model.safetensors")
+    assert model.dtype == torch.float32
+    assert torch.equal(model.head.weight.t(), file["lm_head.weight"].float())
+    assert load_model(str(folder), dtype="bfloat16").dtype == torch.bfloat16
+    with pytest.raises(ConfigError, match="dtype is 'int8'; allowed: 'auto', 'float32'"):
+        load_model(str(folder), dtype="int8")
+
+
+def test_a_dummy_needs_only_the_config(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"neither model\.safetensors nor"):
+        load_model(str(folder))
+    one, two = (load_model(f"dummy:{folder}", seed=seed) for seed in (1, 1))
+    assert torch.equal(one.head.weight, two.head.weight)
+    assert one.fingerprint == two.fingerprint != load_model(f"dummy:{folder}", seed=2).fingerprint
+
+
+def test_fingerprints_follow_the_weights(folder: Path) -> None:
+    before = load_model(str(folder)).fingerprint
+    assert load_model(str(folder)).fingerprint == before
+    change(folder, lambda tensors: tensors[MIDDLE].mul_(1.001))
+    assert load_model(str(folder)).fingerprint != before
+
+
+def test_tied_weights_are_held_once(folder: Path) -> None:
+    change(folder, lambda tensors: tensors.pop("lm_head.weight"))
+    untied = load_file(folder / "model.safetensors")
+    model = load_model(save(folder, untied, CONFIG | {"tie_word_embeddings": True}))
+    assert torch.equal(model.embedding, untied["model.embed_tokens.weight"])
+    assert model.weight_bytes == model.spec.weight_bytes(4) + model.spec.table_bytes(4)
+
+
+def test_names_that_are_none() -> None:
+    with pytest.raises(ModelError, match=r"no model .tiny-solvr.*Did you mean .tiny-solver"):
+        resolve("tiny-solvr")
+    with pytest.raises(ModelError, match="no short name"):
+        resolve("./nowhere/at/all")
+    assert resolve("owner/name") == "owner/name"
+    assert resolve("tiny-prm") == REGISTRY["tiny-prm"]
+
+
+def test_a_folder_without_config_or_with_a_broken_one(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"config\.json cannot be read as JSON"):
+        load_model(str(folder))
+    (folder / "config.json").unlink()
+    with pytest.raises(ModelError, match=r"has no config\.json"):
+        load_model(str(folder))
+
+
+def test_the_hub_is_not_asked_when_a_snapshot_is_cached(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cached snapshot answers; without one and without a network the error says what to do."""
+    asked = []
+
+    def snapshot(hub_id: str, local_files_only: bool = False, **_: object) -> str:
+        asked.append(local_files_only)
+        if not local_files_only:
+            raise ConnectionError("no route to host")
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    assert find_folder("owner/name") == folder
+    assert asked == [True]
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"cannot be reached .*no route.*hf download owner/name"):
+        load_model("owner/name")
+    assert asked == [True, True, False]
+    assert load_model("dummy:owner/name").spec.layers == 2

@@ -1,0 +1,104 @@
+"""Sizes and work follow from the shapes, and configs that mean another model are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from workbench.errors import ModelError
+from workbench.models.layers import rotary_frequencies
+from workbench.models.spec import ModelSpec
+
+LLAMA_1B = {
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 16,
+    "hidden_size": 2048,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "intermediate_size": 8192,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+LLAMA3 = {
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def test_published_sizes() -> None:
+    """Llama-3.2-1B: 1,235,814,400 parameters; 512 KiB of KV a 16-token block in bfloat16."""
+    spec = ModelSpec.from_config(LLAMA_1B)
+    assert spec.parameters() == 1_235_814_400
+    assert spec.block_bytes(16, 2) == 512 * 1024
+    assert spec.kv_bytes_per_token(2, tp=8, pp=4) == 2 * 4 * 1 * 64 * 2
+    assert spec.dtype == "bfloat16"
+    assert dataclasses.replace(spec, tied=False).parameters() == 1_235_814_400 + 128256 * 2048
+
+
+def test_flops_are_two_a_weight_and_four_a_key() -> None:
+    """One token: every matrix once; and scores and sums over each key seen."""
+    spec = ModelSpec.from_config(LLAMA_1B)
+    matrices = spec.parameters() - 2048 * (2 * 16 + 1)
+    assert spec.flops(1, 0) == 2 * matrices + 16 * 4 * 2048
+    assert spec.flops(1, 100) - spec.flops(1, 0) == 100 * 16 * 4 * 2048
+    assert spec.flops(10, 0, logits=0) == sum(spec.flops(1, n, logits=0) for n in range(10))
+
+
+@pytest.mark.parametrize("kind", ["rope_scaling", "rope_parameters"])
+def test_both_spellings_of_rope_scaling_agree(kind: str) -> None:
+    """transformers 4 writes rope_theta beside rope_scaling, 5 writes both into rope_parameters."""
+    rope = {"rope_type": "llama3", **LLAMA3}
+    given = dict(LLAMA_1B) | {kind: rope}
+    if kind == "rope_parameters":
+        rope["rope_theta"] = given.pop("rope_theta")
+    spec = ModelSpec.from_config(given)
+    assert spec.rope_theta == 500000.0
+    assert spec.rope_scaling is not None
+    assert spec.rope_scaling.factor == 32.0
+
+
+def test_llama3_scaling_keeps_fast_rotations_and_stretches_slow_ones() -> None:
+    plain = ModelSpec.from_config(LLAMA_1B)
+    scaled = ModelSpec.from_config(LLAMA_1B | {"rope_scaling": {"rope_type": "llama3", **LLAMA3}})
+    before, after = rotary_frequencies(plain), rotary_frequencies(scaled)
+    assert torch.equal(before[:8], after[:8])
+    torch.testing.assert_close(before[-4:] / 32, after[-4:])
+    assert ((after <= before) & (after >= before / 32.001)).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel.*supported: LlamaForCausalLM"),
+        ({"architectures": None}, "supported: LlamaForCausalLM"),
+        ({"hidden_act": "gelu"}, "hidden_act = 'gelu'; supported: 'silu'"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type 'yarn'"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "lacks 'low_freq_factor'"),
+        (
+            {"num_key_value_heads": 5},
+            "num_attention_heads = 32; supported: a multiple of num_key_value_heads = 5",
+        ),
+        ({"head_dim": 60}, "head_dim = 60; supported: a multiple of 8"),
+        ({"intermediate_size": 8}, "intermediate_size = 8; supported: 16 or more"),
+        ({"hidden_size": "many"}, "no number: .*many"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+    ],
+)
+def test_other_models_are_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        ModelSpec.from_config(LLAMA_1B | change)
+
+
+def test_a_config_that_lacks_a_size_names_it() -> None:
+    given = {k: v for k, v in LLAMA_1B.items() if k != "intermediate_size"}
+    with pytest.raises(ModelError, match="lacks 'intermediate_size'"):
+        ModelSpec.from_config(given)
