@@ -123,6 +123,18 @@ def test_a_failed_step_ends_its_requests_and_nothing_else(engine, prompt, monkey
     assert engine.generate([prompt], GREEDY)[0].token_ids == expected
 
 
+def test_an_interrupted_step_leaves_the_engine_usable(engine, prompt, monkeypatch):
+    def interrupted(plan):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.executor, "submit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.generate([prompt], GREEDY)
+    assert not engine.has_work and engine.cache.num_active == 0
+    assert engine.generate([prompt], GREEDY)[0].finish_reason == "length"
+
+
 @pytest.mark.parametrize(
     ("settings", "error", "complaint"),
     [

@@ -151,6 +151,12 @@ class Engine:
             result = self.executor.submit(plan).result()
         except StepError as error:
             return [self._finish(s, "error", error) for s in self.scheduler.fail(plan)]
+        except (
+            BaseException
+        ):  # an interrupt: the step's requests go with it, the engine stays usable
+            for sequence in self.scheduler.fail(plan):
+                self._finish(sequence, "abort")
+            raise
         self._count(result)
         return [self._finish(s, reason) for s, reason in self.scheduler.update(plan, result)]
 
