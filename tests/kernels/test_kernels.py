@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numba.core.caching
 import numpy as np
 import pytest
 import torch
 
 from workbench.kernels import ForwardContext, LayerCache, cpu, load_kernels, reference
+from workbench.kernels.compiled import VECTOR, compiled
 
 HEADS = {"mha": (4, 4, 16), "solver": (8, 1, 16), "prm": (5, 1, 64), "odd_group": (6, 2, 24)}
 # (tokens already cached, new tokens) of each sequence of the batch
@@ -142,3 +146,20 @@ def test_kernels_are_chosen_by_device_and_dtype() -> None:
     """float32 on a CPU is compiled and invariant; other dtypes take the reference."""
     assert load_kernels(torch.device("cpu"), torch.float32).batch_invariant
     assert load_kernels(torch.device("cpu"), torch.bfloat16).name == "reference"
+
+
+def test_kernels_compile_where_no_cache_folder_can_be_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A read-only installation and home: compiled in memory, with the same results."""
+    locators = numba.core.caching.CacheImpl._locator_classes
+    for locator in locators:
+        monkeypatch.setattr(locator, "from_function", lambda *_: None)
+
+    def double(x: Any) -> None:
+        for i in range(len(x)):
+            x[i] *= np.float32(2)
+
+    values = np.ones(3, np.float32)
+    compiled(VECTOR)(double)(values)
+    assert values.tolist() == [2, 2, 2]

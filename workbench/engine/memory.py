@@ -213,7 +213,8 @@ class _Peak:
 
     @property
     def bytes(self) -> int:
-        events = [e for e in self._profile.kineto_results.events() if e.name() == "[memory]"]
+        results: Any = self._profile.kineto_results
+        events = [e for e in results.events() if e.name() == "[memory]"]
         changes = [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
         highest = max(accumulate(changes, initial=0))
         return math.ceil((highest + self._traced) / _GRAIN) * _GRAIN

@@ -15,7 +15,7 @@ from numba import njit, types
 from workbench.kernels import Kernels
 from workbench.kernels.compiled import MATRIX, VECTOR, compiled
 from workbench.kernels.context import ForwardContext, LayerCache
-from workbench.kernels.cpu_attention import attend as _attend
+from workbench.kernels.cpu_attention import attend_rows
 from workbench.kernels.lanes import (
     WIDTH,
     add,
@@ -159,8 +159,8 @@ def attend(
     qkv: torch.Tensor, out: torch.Tensor, cache: LayerCache, context: ForwardContext
 ) -> None:
     """Causal attention over the cached keys and values, sixteen lanes at a time."""
-    where = (context.positions, context.query_start, context.context_len, context.block_offsets)
-    _attend(qkv.numpy(), out.numpy(), *_fields(cache), *where)
+    where = (context.positions, context.sequence, context.query_start, context.block_offsets)
+    attend_rows(qkv.numpy(), out.numpy(), *_fields(cache), *where, 0, len(qkv))
 
 
 def kernels() -> Kernels:

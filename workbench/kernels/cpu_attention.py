@@ -195,9 +195,10 @@ def _store_sums(sums: Any, rows: Any, heads: Any, out: Any) -> None:
 @compiled(
     *(MATRIX, MATRIX),  # qkv, out
     *(VECTOR, types.int64, types.int64, types.int64, types.int64),  # LayerCache
-    *(types.int64[::1], types.int32[::1], types.int32[::1], types.int64[:, ::1]),  # ForwardContext
+    *(types.int64[::1], types.int64[::1], types.int32[::1], types.int64[:, ::1]),  # ForwardContext
+    *(types.int64, types.int64),
 )
-def attend(
+def attend_rows(
     qkv: Any,
     out: Any,
     data: Any,
@@ -206,24 +207,30 @@ def attend(
     kv_heads: int,
     head_dim: int,
     positions: Any,
+    sequence: Any,
     query_start: Any,
-    context_len: Any,
     block_offsets: Any,
+    begin: int,
+    end: int,
 ) -> None:
-    """Kernels.attend over the fields of LayerCache and ForwardContext."""
+    """Kernels.attend for rows begin .. end - 1, over LayerCache and ForwardContext by field."""
     group, width = out.shape[1] // head_dim // kv_heads, kv_heads * head_dim
     queries, sums = np.empty(head_dim * WIDTH, np.float32), np.empty(head_dim * WIDTH, np.float32)
     scores, limit = np.empty(TILE * WIDTH, np.float32), np.empty(WIDTH, np.float32)
     rows, heads = np.empty(WIDTH, np.int64), np.empty(WIDTH, np.int64)
-    address = np.empty(context_len.max() + 7, np.int64)
+    address = np.empty(positions[begin:end].max() + 8, np.int64)
     to_values = block_size * width
-    for s in range(len(context_len)):
-        row, lanes = query_start[s], (query_start[s + 1] - query_start[s]) * group
-        _locate(context_len[s], base, block_size, width, block_offsets[s], address)
+    row = begin
+    while row < end:
+        s = sequence[row]
+        stop = min(end, query_start[s + 1])
+        _locate(positions[stop - 1] + 1, base, block_size, width, block_offsets[s], address)
         for head in range(kv_heads):
-            for first in range(0, lanes, WIDTH):
+            for first in range(0, (stop - row) * group, WIDTH):
+                lanes = (stop - row) * group
                 _place(first, lanes, row, head, group, positions, rows, heads, limit)
                 _load_queries(qkv, rows, heads, queries)
                 _attend_lanes(data, address, to_values, queries, limit, scores, sums)
                 _store_sums(sums, rows, heads, out)
             address += head_dim
+        row = stop
