@@ -59,7 +59,7 @@ def test_a_run_that_is_not_what_its_name_says_is_refused(tmp_path, two_runs):
     assert load_runs(tmp_path / "there").empty
 
 
-@pytest.mark.parametrize("name", ["../evil/config.json", "/tmp/config.json", "a/b/config.json"])
+@pytest.mark.parametrize("name", ["../evil/config.json", "/config.json", "a/b/config.json"])
 def test_members_outside_a_run_folder_are_refused(tmp_path, name):
     with zipfile.ZipFile(tmp_path / "evil.zip", "w") as out:
         out.writestr(name, "{}")

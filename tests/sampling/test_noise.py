@@ -12,7 +12,7 @@ FROZEN = [
 
 
 def test_known_answers() -> None:
-    """splitmix64's published stream for seed 1234567, which is mix of multiples of its increment."""
+    """splitmix64's published stream for seed 1234567: mix of multiples of its increment."""
     state = np.uint64(1234567) + np.arange(1, 6, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     expected = [
         6457827717110365317,
