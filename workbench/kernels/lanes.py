@@ -5,6 +5,9 @@ arrays overlap. Here `Lanes` is LLVM's <16 x float>: one AVX-512 register, or se
 elsewhere. No fast-math flag is set, so LLVM may neither reorder nor fuse: each lane's result is
 exactly what the source says, on every machine. An index counts elements of a flat C-contiguous
 float32 array; nothing is checked.
+
+numba's cache on disk looks only at the file a kernel is in: after a change here, touch cpu.py and
+cpu_attention.py.
 """
 
 from __future__ import annotations
@@ -204,3 +207,18 @@ def total(_: Any, x: Any) -> Any:
         return answer
 
     return types.float32(Lanes), generate
+
+
+@intrinsic
+def prefetch(_: Any, array: Any, index: Any) -> Any:
+    """Asks for the cache line of array[index]; changes nothing but the time a later load takes."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        byte = ir.IntType(8)
+        kind = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), _INT, _INT, _INT])
+        ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        line = _pointer(context, builder, signature.args[0], *args, byte)
+        builder.call(ask, [line, _INT(0), _INT(3), _INT(1)])  # to read, kept in all caches, data
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64), generate
