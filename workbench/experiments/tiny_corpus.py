@@ -77,7 +77,7 @@ class WorkedSolution:
 
 
 STUDENT = StudentRates()
-CAREFUL_STUDENT = StudentRates(dropped_carry=0.12, scattered_slip=0.015)
+DISTRACTED_STUDENT = StudentRates(dropped_carry=0.15, scattered_slip=0.1)
 FLAWLESS_STUDENT = StudentRates(dropped_carry=0.0, scattered_slip=0.0)
 
 
@@ -117,7 +117,7 @@ def _merge_step(
     pair = format_terms((first, second))
     slipped = dropped
     verbose = max(abs(first), abs(second)) >= 10 and rng.random() < rates.verbose
-    if not verbose and rng.random() < rates.scattered_slip:
+    if rng.random() < rates.scattered_slip:
         result, rest = _scatter(rest, place, first, second, rng)
         slipped = True
     fields = {"pair": pair, "result": result, "rest": format_terms(rest)}
@@ -134,14 +134,29 @@ def has_carry(first: int, second: int) -> bool:
 def _scatter(
     rest: Terms, place: int, first: int, second: int, rng: random.Random
 ) -> tuple[int, Terms]:
-    """A rare slip: off by one, a sign misread, or (where there is another term) one miscopied."""
-    result, other = rest[place], len(rest) > 1
-    kind = rng.choices(("off by one", "sign", "copy"), (0.5, 0.25, 0.25 * other))[0]
-    if kind == "copy":
-        index = rng.choice([index for index in range(len(rest)) if index != place])
-        return result, (*rest[:index], rest[index] + rng.choice((-1, 1)), *rest[index + 1 :])
-    result = first - second if kind == "sign" else result + rng.choice((-1, 1))
+    """A rare slip: a wrong result, or (where there is another term) one of the others miscopied."""
+    if len(rest) > 1 and rng.random() < 0.35:
+        return rest[place], _miscopied(rest, place, rng)
+    kind = rng.choices(("off by one", "off by ten", "sign", "guess"), (0.5, 0.15, 0.2, 0.15))[0]
+    result = {
+        "off by one": rest[place] + rng.choice((-1, 1)),
+        "off by ten": rest[place] + rng.choice((-10, 10)),
+        "sign": first - second,
+        "guess": rest[place] + _misread(rng),
+    }[kind]
     return result, (*rest[:place], result, *rest[place + 1 :])
+
+
+def _miscopied(rest: Terms, place: int, rng: random.Random) -> Terms:
+    """`rest` with one term other than the result misread, with the wrong sign, or left out."""
+    index = rng.choice([index for index in range(len(rest)) if index != place])
+    term = rest[index]
+    wrong = rng.choice(((term + rng.choice((-1, 1)),), (term + _misread(rng),), (-term,), ()))
+    return (*rest[:index], *wrong, *rest[index + 1 :])
+
+
+def _misread(rng: random.Random) -> int:
+    return rng.choice((-1, 1)) * rng.randint(2, 9)
 
 
 def _spelled_out(first: int, second: int, dropped: bool) -> str:

@@ -14,7 +14,7 @@ from itertools import islice
 from tokenizers import Tokenizer
 
 from workbench.experiments.tiny_corpus import (
-    CAREFUL_STUDENT,
+    DISTRACTED_STUDENT,
     STEP_END,
     STUDENT,
     WorkedSolution,
@@ -87,7 +87,7 @@ def examples(
 ) -> Iterator[Example]:
     """The endless training stream of one model."""
     rng, prefix = random.Random(f"{name}-{seed}"), system_prefix(tokenizer)
-    rates = (STUDENT,) if name == "tiny-solver" else (STUDENT, CAREFUL_STUDENT)
+    rates = (STUDENT,) if name == "tiny-solver" else (STUDENT, DISTRACTED_STUDENT)
     for work in training_solutions(operations, rng, rates):
         if len(work.steps) > LONG and rng.random() < EXCERPT_SHARE:
             work = replace(work, steps=work.steps[: rng.randint(4, LONG)])
