@@ -28,6 +28,7 @@ PROMPT_TOKENS, NEW_TOKENS, PREFILL_TOKENS = 128, 64, 512
 BATCHES = (1, 16, 64)
 REPEATS = {"quick": 3, "default": 9, "full": 21}
 MODES = {"": False, "+invariant": True}  # row suffix -> batch_invariant
+MODE = {"batch_invariant": {"no suffix": False, "+invariant": True}, "dtype": "float32"}
 
 
 def run(model: str = "tiny-solver", profile: str = "default", seed: int = 0) -> Iterator[Row]:

@@ -25,6 +25,7 @@ from workbench.search.runner import run_search
 
 PROFILES = {"quick": 6, "default": 32, "full": 128}  # problems
 TOTAL = "64MiB"
+MODE = {"batch_invariant": True, "n": 16, "beam_width": 4, "total_memory": TOTAL}
 
 
 @dataclass(frozen=True, slots=True)
