@@ -217,7 +217,8 @@ def prefetch(_: Any, array: Any, index: Any) -> Any:
         byte = ir.IntType(8)
         kind = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), _INT, _INT, _INT])
         ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        line = _pointer(context, builder, signature.args[0], *args, byte)
+        array, index = args
+        line = _pointer(context, builder, signature.args[0], array, index, byte)
         builder.call(ask, [line, _INT(0), _INT(3), _INT(1)])  # to read, kept in all caches, data
         return context.get_dummy_value()
 
