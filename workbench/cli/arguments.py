@@ -149,6 +149,8 @@ def _train(command: Parser) -> None:
     _value(command, "--seed", "K", "of data and initial weights", 0)
     models = "tiny-solver or tiny-prm: only this one (repeatable); both if not given"
     _repeat(command, ("--model",), "MODEL", models, ("tiny-solver", "tiny-prm"))
+    _flag(command, "--card", "train nothing: measure the pair in use, print its model card's table")
+    _value(command, "--num-problems", "N", "--card: fresh problems, uniform over levels", 128)
 
 
 def _doctor(command: Parser) -> None:

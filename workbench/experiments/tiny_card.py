@@ -16,12 +16,13 @@ import numpy as np
 import pandas as pd
 
 from workbench.core import TokenEngine
+from workbench.engine.engine import Engine
 from workbench.experiments.statistics import bootstrap_mean
 from workbench.experiments.tiny_corpus import value_left
 from workbench.search.beam import BeamSearch
 from workbench.search.best_of_n import BestOfN, split_steps
 from workbench.search.prm import PRM
-from workbench.search.problems import Problem
+from workbench.search.problems import Problem, load_problems
 from workbench.search.result import SearchResult
 from workbench.search.runner import run_search
 from workbench.search.score_cache import ScoreCache
@@ -183,6 +184,14 @@ def card_table(
     """The table of a model card. Takes minutes on two cores with 128 problems."""
     rows = card_rows(search_all(problems, llm, prm, seed), llm, prm)
     return pd.DataFrame(rows, columns=["figure", "demanded", "measured"])
+
+
+def embedded_card(
+    num_problems: int = 128, seed: int = 0, kv_memory: str = "256MiB"
+) -> pd.DataFrame:
+    """The table of the embedded pair, each model with `kv_memory` for its KV cache."""
+    llm, prm = (Engine(name, kv_memory=kv_memory) for name in ("tiny-solver", "tiny-prm"))
+    return card_table(load_problems("tiny", num_problems, seed=seed), llm, PRM(prm), seed)
 
 
 def as_markdown(table: pd.DataFrame) -> str:

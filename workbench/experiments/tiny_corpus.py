@@ -40,7 +40,7 @@ class StudentRates:
     """How often the student does what; probabilities per opportunity."""
 
     dropped_carry: float = 0.42
-    scattered_slip: float = 0.018
+    scattered_slip: float = 0.01
     verbose: float = 0.3
     check: float = 0.06
     check_again: float = 0.2
