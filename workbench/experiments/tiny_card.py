@@ -18,7 +18,7 @@ import pandas as pd
 from workbench.core import TokenEngine
 from workbench.engine.engine import Engine
 from workbench.experiments.statistics import bootstrap_mean
-from workbench.experiments.tiny_corpus import value_left
+from workbench.experiments.tiny_corpus import is_right
 from workbench.search.beam import BeamSearch
 from workbench.search.best_of_n import BestOfN, split_steps
 from workbench.search.prm import PRM
@@ -72,7 +72,7 @@ def sampled_steps(
                 "level": levels[name],
                 "sample": sample.node_id,
                 "depth": count,
-                "correct": value_left(piece) == answers[name],
+                "correct": is_right(piece, answers[name]),
                 "score": cache.get(prm.fingerprint, name, pieces[:count]),
                 "llm_tokens": len(llm.tokenizer.encode(piece, add_special_tokens=False)),
                 "prm_tokens": len(prm.next_input(array("i"), piece)),
@@ -123,6 +123,19 @@ def depth_reached(result: SearchResult) -> pd.DataFrame:
     return steps.groupby("level")[["steps", "deep"]].mean()
 
 
+def longest_input(result: SearchResult, prm: PRM) -> int:
+    """Tokens of the longest PRM input among a search's final beams."""
+    questions = dict(zip(result.problems["problem_id"], result.problems["problem"], strict=True))
+    longest = 0
+    for beam in result.candidates.itertuples():
+        pieces = split_steps(str(beam.text)) or ("",)
+        ids = prm.first_input(questions[str(beam.problem_id)], pieces[0])
+        for piece in pieces[1:]:
+            ids = prm.next_input(ids, piece)
+        longest = max(longest, len(ids))
+    return longest
+
+
 def card_rows(found: Searches, llm: TokenEngine, prm: PRM) -> Iterator[tuple[str, str, str]]:
     """(figure, demanded, measured) of everything STUDY demands of the pair."""
     pass_1 = _sample_accuracy(found.samples)
@@ -149,6 +162,8 @@ def card_rows(found: Searches, llm: TokenEngine, prm: PRM) -> Iterator[tuple[str
     for model in ("llm", "prm"):
         demanded = "mean >= 24" if model == "prm" else ""
         yield f"tokens a step, {model}", demanded, _lengths(found.steps[f"{model}_tokens"])
+    longest = max(longest_input(result, prm) for result in (found.samples, found.beams))
+    yield "longest PRM input, tokens", "< 2,048", f"{longest:,}"
     depth = depth_reached(found.beams)
     yield "steps of a beam by level", "level 5: >= 20", _listed(depth["steps"], "{:.1f}")
     yield "level 5 beams at depth 40", "0.02-0.10", f"{depth['deep'].get(5, float('nan')):.3f}"

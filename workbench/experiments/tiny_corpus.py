@@ -1,10 +1,11 @@
 """Worked solutions of the tiny family, with a weak student's slips and the true label of a step.
 
-A step merges two neighbouring terms and restates what is left; now and then it only checks, and
+A step merges the first two terms and restates what is left; now and then it only checks, and
 restates without progress. The student often forgets a carry, always in the same direction, so
 wrong answers agree with each other and a majority vote is no way out; rarer slips scatter. After
-a slip the solution goes on consistently from the wrong rest. A step is labelled right when the
-value of what it leaves is the value of the problem. Pure Python; the models are trained elsewhere.
+a slip the solution goes on consistently from the wrong rest. A step is labelled right when it makes
+progress and what it leaves has the value of the problem: a verifier that praised mere restating
+would have a search restate for ever. Pure Python; the models are trained elsewhere.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from dataclasses import dataclass
 from workbench.search.arithmetic import Terms, draw_terms, format_terms, is_held_out, problem_text
 
 STEP_END = "\n\n"
-PAIR_WEIGHTS = (0.6, 0.25, 0.15)
+PAIR_WEIGHTS = (1.0,)
+"""How often the first, second, ... pair is merged; choosing among several made a model of this size
+miscopy what no verifier of this size sees."""
 MERGE_WORDINGS = (
     "take {pair}={result}, left {rest}",
     "now {pair}={result}, giving {rest}",
@@ -27,6 +30,7 @@ MERGE_WORDINGS = (
     "use {pair}={result}, rest {rest}",
 )
 CHECK_WORDINGS = ("check {rest}", "again {rest}", "still {rest}")
+_CHECKING = tuple(wording.split(" ")[0] for wording in CHECK_WORDINGS)
 VERBOSE_WORDING = "slowly {pair}: {work}, hence {pair}={result}, left {rest}"
 ANSWER_WORDING = "The answer is \\boxed{{{answer}}}."
 
@@ -50,7 +54,7 @@ class StudentRates:
 
 @dataclass(frozen=True, slots=True)
 class WorkedStep:
-    """One step: its text without STEP_END, the terms it leaves, whether they have the true value.
+    """One step: its text without STEP_END, the terms it leaves, whether it is labelled right.
 
     The last step leaves its answer as the only term.
     """
@@ -89,7 +93,8 @@ def work_out(terms: Terms, rng: random.Random, rates: StudentRates = STUDENT) ->
         checking = _checks(left, checking, rng, rates)
         step = _check_step(left, rng) if checking else _merge_step(left, rng, rates)
         left = step[1]
-        steps.append(WorkedStep(step[0], left, sum(left) == truth, step[2], step[3]))
+        right = not checking and sum(left) == truth
+        steps.append(WorkedStep(step[0], left, right, step[2], step[3]))
     answer = ANSWER_WORDING.format(answer=left[0])
     steps.append(WorkedStep(answer, left, left[0] == truth, "answer"))
     return WorkedSolution(problem_text(terms), terms, tuple(steps))
@@ -188,3 +193,8 @@ def value_left(step: str) -> int | None:
     """The value of what a step's text leaves (or answers); None where nothing can be read."""
     found = _ANSWER.search(step) or _REST.search(step.strip())
     return sum(map(int, _TERM.findall(found.group(1)))) if found else None
+
+
+def is_right(step: str, answer: int) -> bool:
+    """The true label of a step, by its text: it makes progress, and leaves the answer."""
+    return not step.strip().startswith(_CHECKING) and value_left(step) == answer
