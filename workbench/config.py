@@ -183,7 +183,7 @@ class SweepConfig(_Settings):
     aggregation: str = "last"
     voting: str = "weighted"
     score_cache: bool = True
-    min_problem_batch: int = 8  # problems in flight: sets how much cache the working set wants
+    min_problem_batch: int = 12  # problems in flight: sets how much cache the working set wants
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
     block_size: int = 16
