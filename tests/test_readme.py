@@ -72,7 +72,9 @@ def table(name: str, found: dict[str, Any]) -> list[str]:
     machine, software, mode = found["machine"], found["versions"], found["mode"]
     where = f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads"
     with_ = f"Python {software['python']}, torch {software['torch']}"
-    lines = [f"`workbench bench {name}`, profile {mode['profile']}, on {where}; {with_}.", ""]
+    seeds = f" with {mode['seeds']} seeds" if mode.get("seeds") else ""
+    what = f"`workbench bench {name}`, profile {mode['profile']}{seeds}"
+    lines = [f"{what}, on {where}; {with_}.", ""]
     lines += ["| | value | beside | spread or 95 % interval |", "|---|---|---|---|"]
     rows = {row["name"]: row for row in found["rows"]}
     for key, label in SHOWN[name].items():

@@ -75,9 +75,15 @@ class Pair:
         )
 
 
-def run(profile: str = "default", llm: str = "tiny-solver", prm: str = "tiny-prm") -> Iterator[Row]:
-    """The rows of `workbench bench search`."""
-    limit, seeds = PROFILES[profile]
+def run(
+    profile: str = "default",
+    llm: str = "tiny-solver",
+    prm: str = "tiny-prm",
+    seeds: int | None = None,
+) -> Iterator[Row]:
+    """The rows of `workbench bench search`; seeds: as many as these instead of the profile's."""
+    limit, all_seeds = PROFILES[profile]
+    seeds = seeds or all_seeds
     problems = load_problems("tiny", limit=limit)
     pair = Pair(llm, prm)
     pair.beam(problems[:2], seed=10_000)  # warm-up: compiled kernels, allocators

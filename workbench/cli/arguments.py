@@ -141,6 +141,7 @@ def _bench(command: Parser) -> None:
     _value(command, "--llm", "MODEL", "search, identity: generator (default: tiny-solver)")
     _value(command, "--prm", "MODEL", "search, identity: reward model (default: tiny-prm)")
     _value(command, "--seed", "K", "where the bench takes one (default: 0)", kind=int)
+    _value(command, "--seeds", "N", "search: how many, not the profile's number", kind=int)
 
 
 def _train(command: Parser) -> None:

@@ -11,7 +11,7 @@ from workbench.bench.record import Row, record, write_record
 from workbench.cli.settings import terminal
 from workbench.errors import ConfigError
 
-OPTIONS = ("profile", "model", "llm", "prm", "seed")
+OPTIONS = ("profile", "model", "llm", "prm", "seed", "seeds")
 
 
 def run(given: argparse.Namespace) -> int:
