@@ -26,7 +26,6 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 EXTRAS = {
     "math-verify": ("answers that are not whole numbers", "pip install math-verify"),
     "transformers": ("bench engine's peer, train-tiny", "pip install transformers"),
-    "reasoning-gym": ("a check in the tests", "pip install reasoning-gym"),
     "papermill": ("figures", "pip install 'workbench[notebooks]'"),
     "kaleido": ("figures as SVG and PDF", "pip install kaleido"),
     "jupyterlab": ("make lab", "pip install 'workbench[notebooks]'"),
