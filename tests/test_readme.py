@@ -1,7 +1,7 @@
 """The README holds: its code runs, its links lead somewhere, its numbers are those of the records.
 
-`python tests/test_readme.py` writes the tables between the README's markers anew from the records
-under reports/bench.
+`python tests/test_readme.py` writes the tables between the README's markers anew, from the rows of
+the committed figures and the records under reports/bench.
 """
 
 import json
@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -23,7 +24,10 @@ SHOWN = {
         "decode_b64": "decode, 64 sequences",
         "decode_b64+invariant": "decode, 64 sequences, default (batch-invariant) mode",
         "prefill_512": "prefill, one prompt of 512 tokens",
+        "prefill_512+invariant": "the same in the default mode",
         "bookkeeping_share_b64": "bookkeeping's part of a step, 64 sequences",
+        "gemm_flops_per_s": "this machine's matrix products, float32",
+        "read_bytes_per_s": "this machine's memory, reading",
     },
     "search": {
         "pass_at_1": "pass@1 of the solver",
@@ -45,8 +49,15 @@ def records() -> dict[str, dict[str, Any]]:
     return {(found := json.loads(file.read_text()))["bench"]: found for file in files}
 
 
+def count(number: int, noun: str) -> str:
+    """`1 core`, `2 cores`."""
+    return f"{number} {noun}" + "s" * (number != 1)
+
+
 def number(value: float, unit: str) -> str:
     """Three figures and the unit; fractions bare."""
+    if unit in ("FLOP/s", "B/s"):
+        value, unit = value / 1e9, f"G{unit}"
     digits = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
     return digits if unit == "fraction" else f"{digits} {unit}"
 
@@ -70,7 +81,8 @@ def beside(row: dict[str, Any]) -> str:
 def table(name: str, found: dict[str, Any]) -> list[str]:
     """One record as a heading and a Markdown table; a row per thing that the README shows."""
     machine, software, mode = found["machine"], found["versions"], found["mode"]
-    where = f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads"
+    sizes = f"{count(machine['cores'], 'core')}, {count(machine['threads'], 'thread')}"
+    where = f"{machine['cpu']}, {sizes}"
     with_ = f"Python {software['python']}, torch {software['torch']}"
     seeds = f" with {mode['seeds']} seeds" if mode.get("seeds") else ""
     what = f"`workbench bench {name}`, profile {mode['profile']}{seeds}"
@@ -96,10 +108,47 @@ def identity(found: dict[str, Any]) -> list[str]:
     ]
 
 
+def rows_of(figure: str, **wanted: str) -> pd.DataFrame:
+    """The stored rows of a committed figure with these values, by share."""
+    rows = pd.read_parquet(ROOT / "figures" / f"{figure}.parquet")
+    for column, value in wanted.items():
+        rows = rows[rows[column] == value]
+    return rows.set_index("llm_share")
+
+
+def split() -> list[str]:
+    """The memory split as a table: a row a share."""
+    file = ROOT / "figures" / "memory_split.json"
+    if not file.is_file():
+        return []
+    speed = rows_of("memory_split", metric="tokens_per_s")
+    hits = {name: rows_of("prefix_hits", engine=name)["value"] for name in ("llm", "prm")}
+    thrash = {
+        name: rows_of("thrashing", engine=name, metric="events_per_1000")["value"]
+        for name in ("llm", "prm")
+    }
+    face = " ".join(json.loads(file.read_text())["parameters"]["face"].split())
+    lines = [f"The memory split: {face}", ""]
+    heads = ("LLM's share", "KV tokens LLM / PRM", "generated tokens/s (95 % interval)")
+    heads += ("prefix hits LLM / PRM", "thrash events per 1,000 look-ups LLM / PRM")
+    lines += ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    for share, row in speed.iterrows():
+        cells = (
+            f"{share:.2f}",
+            f"{row.llm_kv_tokens:,.0f} / {row.prm_kv_tokens:,.0f}",
+            f"{row.value:,.0f} ({row.low:,.0f} to {row.high:,.0f})",
+            f"{hits['llm'][share]:.1%} / {hits['prm'][share]:.1%}",
+            f"{thrash['llm'][share]:.3g} / {thrash['prm'][share]:.3g}",
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return [*lines, ""]
+
+
 def results() -> str:
     """All that stands between the markers."""
     found = records()
-    lines = [line for name in SHOWN if name in found for line in table(name, found[name])]
+    lines = split()
+    lines += [line for name in SHOWN if name in found for line in table(name, found[name])]
     lines += identity(found["identity"]) if "identity" in found else []
     return "\n".join(["", *lines])
 
