@@ -98,12 +98,14 @@ def table(name: str, found: dict[str, Any]) -> list[str]:
 
 def identity(found: dict[str, Any]) -> list[str]:
     """The identity record in one sentence."""
-    shares = [r["value"] for r in found["rows"] if r["name"].startswith("identical@")]
-    nodes = sum(r["repeats"] for r in found["rows"] if r["name"].startswith("identical@"))
+    rows = found["rows"]
+    settings = [r for r in rows if r["name"].startswith("identical@")]
+    same = sum(r["value"] == 1 for r in settings)
+    preempted = sum(r["value"] for r in rows if r["name"].startswith("preemptions@"))
     return [
-        f"`workbench bench identity`: {sum(share == 1 for share in shares)} of {len(shares)} "
-        f"settings of memory split, batch and block size gave every token and every score of the "
-        f"first one's search ({nodes:,} nodes compared).",
+        f"`workbench bench identity`: {same} of {len(settings)} settings of memory split, batch, "
+        f"chunk and block size gave one and the same search, token by token and score by score "
+        f"({settings[0]['repeats']:,} nodes each; {preempted:,.0f} preemptions in all).",
         "",
     ]
 
