@@ -68,7 +68,7 @@ def between(row: dict[str, Any]) -> str:
     if isinstance(spread, list):
         return f"{spread[0]:.3g} to {spread[1]:.3g}"
     of = "ratio" if row["ratio"] is not None else row["unit"]
-    return "" if spread is None else f"±{spread:.2g} ({of})"
+    return "" if spread is None else f"±{spread:.3g} ({of})"
 
 
 def beside(row: dict[str, Any]) -> str:
