@@ -91,9 +91,7 @@ def test_an_unknown_tensor_is_named(folder: Path) -> None:
 
 def test_a_wrong_shape_is_named(folder: Path) -> None:
     change(folder, lambda tensors: tensors.update({MIDDLE: torch.ones(47, 32)}))
-    with pytest.raises(
-        ModelError, match=r"up_proj.* shape \[47, 32\]; config.json says \[48, 32\]"
-    ):
+    with pytest.raises(ModelError, match=r"up_proj.* shape \[47, 32\]; its config says \[48, 32\]"):
         load_model(str(folder))
 
 

@@ -8,20 +8,17 @@ local copy exists.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
-from workbench.errors import ConfigError, ModelError
+from workbench.errors import ConfigError
 from workbench.models.folders import find_folder, read_spec
 from workbench.models.layers import Linear
 from workbench.models.llama import Layer, LlamaModel
 from workbench.models.spec import ModelSpec
+from workbench.models.weights import FolderWeights
 
 _DTYPES = {
     "float32": torch.float32,
@@ -29,7 +26,6 @@ _DTYPES = {
     "float16": torch.float16,
     "float64": torch.float64,
 }
-_IGNORED = (".rotary_emb.inv_freq",)  # older files keep what follows from the config
 _TURNED_BYTES = 32 * 2**20  # a tied matrix up to this size is held for the output product: faster
 Take = Callable[[str, tuple[int, ...]], torch.Tensor]
 
@@ -50,7 +46,7 @@ def load_model(name: str, *, dtype: str = "auto", device: str = "cpu", seed: int
         model = _build(spec, _random(seed), chosen, device)
         model.fingerprint = _digest(f"dummy {seed} {spec} {chosen}")
     else:
-        weights = Weights(folder)
+        weights = FolderWeights(folder)
         model = _build(spec, weights.take, chosen, device)
         weights.refuse_leftovers()
         model.fingerprint = _digest(f"{weights.digest()} {spec} {chosen}")
@@ -67,77 +63,6 @@ def _dtype(dtype: str, device: str, spec: ModelSpec) -> torch.dtype:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-class Weights:
-    """The safetensors files of a folder, each tensor taken once and by name."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.file_of = self._index()
-        self.left = set(self.file_of)
-
-    def _index(self) -> dict[str, Path]:
-        """The file that holds each tensor: from a sharded model's index, or the single file."""
-        index = self.folder / "model.safetensors.index.json"
-        single = self.folder / "model.safetensors"
-        if single.is_file():
-            files = [single]
-        elif index.is_file():
-            try:
-                listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            except (ValueError, KeyError) as error:
-                raise ModelError(f"{index} has no readable weight_map: {error}.") from error
-            files = sorted({self.folder / name for name in listed.values()})
-        else:
-            raise ModelError(
-                f"{self.folder} has neither model.safetensors nor model.safetensors.index.json."
-            )
-        return {name: file for file in files for name in self._names(file)}
-
-    def _names(self, file: Path) -> list[str]:
-        with self._open(file) as opened:
-            return list(opened.keys())
-
-    def _open(self, file: Path) -> Any:
-        try:
-            return safe_open(file, framework="pt")
-        except (SafetensorError, OSError) as error:
-            raise ModelError(
-                f"{file} is missing, cut short or corrupt ({error}); fetch the model again."
-            ) from error
-
-    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """The tensor `name`; ModelError when it is not there or has another shape."""
-        if name not in self.file_of:
-            raise ModelError(f"{self.folder} lacks the tensor {name!r} of shape {list(shape)}.")
-        with self._open(self.file_of[name]) as opened:
-            tensor: torch.Tensor = opened.get_tensor(name)
-        if tuple(tensor.shape) != shape:
-            raise ModelError(
-                f"{self.file_of[name]}: {name} has shape {list(tensor.shape)}; config.json says "
-                f"{list(shape)}."
-            )
-        self.left.discard(name)
-        return tensor
-
-    def refuse_leftovers(self) -> None:
-        """ModelError when a tensor was in a file that no part of the model asked for."""
-        unknown = sorted(name for name in self.left if not name.endswith(_IGNORED))
-        if unknown:
-            raise ModelError(
-                f"{self.file_of[unknown[0]]} holds {len(unknown)} tensors that this architecture "
-                f"does not know, first {unknown[0]!r}; nothing is dropped silently: the config "
-                "does not belong to these weights."
-            )
-
-    def digest(self) -> str:
-        """sha256 over the bytes of all files."""
-        total = hashlib.sha256()
-        for file in sorted(set(self.file_of.values())):
-            with file.open("rb") as opened:
-                total.update(hashlib.file_digest(opened, "sha256").digest())
-        return total.hexdigest()
 
 
 def _random(seed: int) -> Take:
