@@ -1,4 +1,4 @@
-"""Greedy tokens equal those of `transformers` in float32, for random Llama models."""
+"""Greedy tokens equal those of `transformers` in float32, for random models of each family."""
 
 from __future__ import annotations
 
@@ -26,14 +26,17 @@ SHAPES = {
     "mha_untied": {"num_key_value_heads": 4, "tie_word_embeddings": False},
     "llama3_gqa": {"num_key_value_heads": 2, "rope_parameters": LLAMA3},
     "wide_heads": {"num_key_value_heads": 2, "head_dim": 32, "tie_word_embeddings": True},
+    "qwen2_tied": {"family": "Qwen2", "num_key_value_heads": 2, "tie_word_embeddings": True},
+    "qwen2_untied": {"family": "Qwen2", "num_key_value_heads": 4, "tie_word_embeddings": False},
+    "mistral": {"family": "Mistral", "num_key_value_heads": 2, "sliding_window": None},
 }
 NEAR_TIE = (
     1e-4  # a first difference is allowed where the reference's best two logits are this close
 )
 
 
-def peer_model(folder: Path, **changes: object) -> torch.nn.Module:
-    """A LlamaForCausalLM with weights so large that logits differ clearly, saved in `folder`."""
+def peer_model(folder: Path, family: str = "Llama", **changes: object) -> torch.nn.Module:
+    """A model of a family, with weights so large that logits differ clearly, saved in `folder`."""
     shape = {
         "vocab_size": 320,
         "hidden_size": 64,
@@ -44,7 +47,12 @@ def peer_model(folder: Path, **changes: object) -> torch.nn.Module:
         "initializer_range": 0.15,
     }
     torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**shape, **changes})).eval()
+    config = getattr(transformers, f"{family}Config")(**{**shape, **changes})
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for name, weights in model.named_parameters():
+            if name.endswith(".bias"):  # zero until trained
+                weights.normal_()
     model.save_pretrained(folder)
     return model
 

@@ -53,13 +53,23 @@ UNTILED = RowTiles(1, _UNLIMITED, _UNLIMITED)
 
 
 class Linear:
-    """out = x @ weight; weight [inputs, outputs], which for few rows is faster than transposed."""
+    """out = x @ weight + bias; weight [inputs, outputs], for few rows faster than transposed."""
 
-    __slots__ = ("_parts", "tiles", "weight")
+    __slots__ = ("_parts", "bias", "tiles", "weight")
 
-    def __init__(self, weight: torch.Tensor) -> None:
-        self.weight = weight
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self.weight, self.bias = weight, bias
         self.cut(UNTILED)
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Weight, and bias where there is one."""
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+    def columns(self, chosen: torch.Tensor) -> Linear:
+        """The product of some outputs only, in the given order."""
+        bias = None if self.bias is None else self.bias.index_select(0, chosen)
+        return Linear(self.weight.index_select(1, chosen).contiguous(), bias)
 
     def cut(self, tiles: RowTiles) -> None:
         """Computes in these tiles from now on."""
@@ -72,9 +82,11 @@ class Linear:
         if rows <= tiles.largest:
             padded = tiles.pad(rows)
             self._multiply(x[:padded], out[:padded])
-            return
-        for start, stop in tiles.spans(rows):
-            self._multiply(x[start:stop], out[start:stop])
+        else:
+            for start, stop in tiles.spans(rows):
+                self._multiply(x[start:stop], out[start:stop])
+        if self.bias is not None:
+            out[:rows].add_(self.bias)
 
     def _multiply(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """One tile of rows; long sums are added up part by part, in order."""

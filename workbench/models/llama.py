@@ -53,7 +53,7 @@ class Buffers:
         self.gate_up = room(min(tokens, _MLP_ROWS), 2 * spec.intermediate)
         self.gated = room(min(tokens, _MLP_ROWS), spec.intermediate)
         self.wanted = room(logits, spec.hidden)
-        self.logits = room(logits, spec.vocab)
+        self.logits = room(logits, spec.outputs)
 
     @property
     def nbytes(self) -> int:
@@ -72,7 +72,8 @@ class LlamaModel:
         embedding: torch.Tensor,  # [vocab, hidden]
         layers: Sequence[Layer],
         final_norm: torch.Tensor,
-        head: Linear,  # [hidden, vocab]
+        head: Linear,  # [hidden, outputs]
+        inner: Sequence[Linear] = (),  # of a value head, each [hidden, hidden] and followed by ReLU
         folder: Path = Path(),
         fingerprint: str = "",
     ) -> None:
@@ -83,6 +84,7 @@ class LlamaModel:
             final_norm,
             head,
         )
+        self.inner = tuple(inner)
         self.folder, self.fingerprint = folder, fingerprint
         self.device, self.dtype = embedding.device, embedding.dtype
         self.kernels: Kernels = load_kernels(self.device, self.dtype)
@@ -92,7 +94,7 @@ class LlamaModel:
     @property
     def products(self) -> tuple[Linear, ...]:
         """Every matrix product of a forward pass."""
-        return (*(p for layer in self.layers for p in layer.products), self.head)
+        return (*(p for layer in self.layers for p in layer.products), *self.inner, self.head)
 
     @property
     def weight_bytes(self) -> int:
@@ -102,7 +104,7 @@ class LlamaModel:
             self.final_norm,
             self.cosine,
             self.sine,
-            *(p.weight for p in self.products),
+            *(tensor for product in self.products for tensor in product.tensors),
         ]
         held += [norm for layer in self.layers for norm in (layer.attention_norm, layer.mlp_norm)]
         return sum({tensor.data_ptr(): tensor.nbytes for tensor in held}.values())
@@ -148,6 +150,17 @@ class LlamaModel:
             layer.gate_up(b.normed[start:], count, b.gate_up)
             self.kernels.silu_mul(b.gate_up[:count], b.gated[:count])
             layer.down(b.gated, count, b.delta[start:])
+
+    def head_inputs(self, hidden: torch.Tensor, rows: int) -> torch.Tensor:
+        """What the head multiplies, of so many hidden states: themselves where nothing lies before.
+
+        hidden: [rows and padding, hidden], as is what comes back.
+        """
+        for product in self.inner:
+            out = torch.zeros_like(hidden)
+            product(hidden, rows, out)
+            hidden = out.relu_()
+        return hidden
 
     def logits(self, hidden: torch.Tensor, rows: torch.Tensor, buffers: Buffers) -> torch.Tensor:
         """Logits of some rows of the hidden states: [rows, vocab], a buffer's view."""

@@ -48,7 +48,7 @@ def load_model(name: str, *, dtype: str = "auto", device: str = "cpu", seed: int
     else:
         weights = FolderWeights(folder)
         model = _build(spec, weights.take, chosen, device)
-        weights.refuse_leftovers()
+        weights.refuse_leftovers(spec.unused_tensors)
         model.fingerprint = _digest(f"{weights.digest()} {spec} {chosen}")
     model.folder = folder
     return model
@@ -66,12 +66,15 @@ def _digest(text: str) -> str:
 
 
 def _random(seed: int) -> Take:
-    """Gaussian matrices that keep activations near 1, norms of ones; the same for the same seed."""
+    """Gaussian matrices that keep activations near 1, norms of ones, biases of zeros.
+
+    The same for the same seed.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def take(name: str, shape: tuple[int, ...]) -> torch.Tensor:
         if len(shape) == 1:
-            return torch.ones(shape)
+            return torch.zeros(shape) if name.endswith(".bias") else torch.ones(shape)
         scale = 1.0 if "embed_tokens" in name else 1 / math.sqrt(shape[1])
         return torch.randn(shape, generator=generator) * scale
 
@@ -88,8 +91,12 @@ def _build(spec: ModelSpec, take: Take, dtype: torch.dtype, device: str) -> Llam
     layers = [
         _layer(spec, take, f"model.layers.{i}.", norm, dtype, device) for i in range(spec.layers)
     ]
+    final_norm = norm("model.norm.weight")
+    if spec.value_head is not None:
+        *inner, head = _value_head(spec, take, embedding)
+        return LlamaModel(spec, embedding, layers, final_norm, head, inner)
     embedding, head = _ends(spec, take, embedding)
-    return LlamaModel(spec, embedding, layers, norm("model.norm.weight"), head)
+    return LlamaModel(spec, embedding, layers, final_norm, head)
 
 
 def _layer(
@@ -102,15 +109,19 @@ def _layer(
 ) -> Layer:
     queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
 
-    def fused(inputs: int, outputs: dict[str, int]) -> Linear:
-        parts = [take(f"{prefix}{name}.weight", (rows, inputs)) for name, rows in outputs.items()]
-        return Linear(torch.cat(parts).to(device, dtype).t().contiguous())
+    def joined(names: dict[str, int], kind: str, *inputs: int) -> torch.Tensor:
+        parts = [take(f"{prefix}{name}.{kind}", (rows, *inputs)) for name, rows in names.items()]
+        return torch.cat(parts).to(device, dtype)
+
+    def fused(inputs: int, outputs: dict[str, int], bias: bool = False) -> Linear:
+        weight = joined(outputs, "weight", inputs).t().contiguous()
+        return Linear(weight, joined(outputs, "bias") if bias else None)
 
     attention = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
     mlp = {"mlp.gate_proj": spec.intermediate, "mlp.up_proj": spec.intermediate}
     return Layer(
         attention_norm=norm(prefix + "input_layernorm.weight"),
-        qkv=fused(spec.hidden, attention),
+        qkv=fused(spec.hidden, attention, spec.qkv_bias),
         output=fused(queries, {"self_attn.o_proj": spec.hidden}),
         mlp_norm=norm(prefix + "post_attention_layernorm.weight"),
         gate_up=fused(spec.hidden, mlp),
@@ -131,3 +142,17 @@ def _ends(spec: ModelSpec, take: Take, embedding: torch.Tensor) -> tuple[torch.T
         return embedding, Linear(embedding.t())
     turned = embedding.t().contiguous()
     return turned.t(), Linear(turned)
+
+
+def _value_head(spec: ModelSpec, take: Take, like: torch.Tensor) -> list[Linear]:
+    """The products of a value head, in order."""
+    assert spec.value_head is not None
+    *inner, last = spec.value_head.names
+    widths = dict.fromkeys(inner, spec.hidden) | {last: spec.outputs}
+    return [
+        Linear(
+            take(f"{name}.weight", (rows, spec.hidden)).to(like).t().contiguous(),
+            take(f"{name}.bias", (rows,)).to(like),
+        )
+        for name, rows in widths.items()
+    ]

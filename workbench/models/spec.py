@@ -13,8 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.errors import ModelError
-
-SUPPORTED = ("LlamaForCausalLM",)
+from workbench.models.architectures import (
+    ARCHITECTURES,
+    ValueHead,
+    named_architecture,
+    refuse_variants,
+    sliding_window,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +34,7 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """The shapes of a Llama-architecture model. Invariant: heads is a multiple of kv_heads."""
+    """The shapes of a model of Llama's layers. Invariant: heads is a multiple of kv_heads."""
 
     layers: int
     hidden: int
@@ -44,11 +49,14 @@ class ModelSpec:
     rope_scaling: RopeScaling | None
     tied: bool  # the output matrix is the embedding's
     dtype: str  # of the file: "float32", "bfloat16", ...
+    architecture: str = "LlamaForCausalLM"  # a key of ARCHITECTURES
+    sliding_window: int | None = None  # longer requests would need attention to the latest only
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], where: str = "config.json") -> ModelSpec:
         """The spec of a Hugging Face config; ModelError names what is missing or not supported."""
-        _refuse_unsupported(config, where)
+        architecture = named_architecture(config, where)
+        refuse_variants(config, where)
         try:
             heads = int(config["num_attention_heads"])
             theta, scaling = _rope(config, where)
@@ -66,13 +74,35 @@ class ModelSpec:
                 rope_scaling=scaling,
                 tied=bool(config.get("tie_word_embeddings", False)),
                 dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
+                architecture=architecture,
+                sliding_window=sliding_window(config, architecture),
             )
         except KeyError as missing:
-            raise ModelError(f"{where} lacks {missing}, which a Llama model needs.") from None
+            raise ModelError(f"{where} lacks {missing}, which {architecture} needs.") from None
         except (TypeError, ValueError) as error:
             raise ModelError(f"{where} has a size that is no number: {error}.") from error
         spec._refuse_shapes(where)
         return spec
+
+    @property
+    def qkv_bias(self) -> bool:
+        """Whether queries, keys and values have a bias."""
+        return ARCHITECTURES[self.architecture].qkv_bias
+
+    @property
+    def value_head(self) -> ValueHead | None:
+        """What stands in place of the vocabulary; None for a language model."""
+        return ARCHITECTURES[self.architecture].value_head
+
+    @property
+    def unused_tensors(self) -> tuple[str, ...]:
+        """Names that a file of this architecture may hold and no part of the model reads."""
+        return ARCHITECTURES[self.architecture].unused
+
+    @property
+    def outputs(self) -> int:
+        """Columns of what a position is given: the vocabulary's logits, or the head's values."""
+        return self.vocab if self.value_head is None else self.value_head.outputs
 
     @property
     def qkv_columns(self) -> int:
@@ -89,9 +119,9 @@ class ModelSpec:
 
     def parameters(self, tp: int = 1, pp: int = 1) -> int:
         """Weights of one rank: its layers, and at the pipeline's larger end embedding or output."""
-        matrices = self._layer_products() // tp + 2 * self.hidden
-        ends = 1 if self.tied or pp > 1 else 2
-        return self._layers(pp) * matrices + ends * self.vocab * self.hidden // tp + self.hidden
+        biases = self.qkv_columns // tp if self.qkv_bias else 0
+        layer = self._layer_products() // tp + biases + 2 * self.hidden
+        return self._layers(pp) * layer + self._ends(tp, pp) + self.hidden
 
     def weight_bytes(self, dtype_bytes: int, tp: int = 1, pp: int = 1) -> int:
         return self.parameters(tp, pp) * dtype_bytes
@@ -111,7 +141,7 @@ class ModelSpec:
         keys = new_tokens * context + new_tokens * (new_tokens + 1) // 2
         attention = 4 * keys * self.heads * self.head_dim // tp
         products = 2 * new_tokens * self._layer_products() // tp
-        head = 2 * (1 if logits is None else logits) * self.hidden * self.vocab // tp
+        head = 2 * (1 if logits is None else logits) * self._head_products() // tp
         return self._layers(pp) * (attention + products) + head
 
     def _refuse_shapes(self, where: str) -> None:
@@ -135,27 +165,24 @@ class ModelSpec:
     def _layers(self, pp: int) -> int:
         return math.ceil(self.layers / pp)
 
+    def _ends(self, tp: int, pp: int) -> int:
+        """Embedding and head; where they lie on two ranks, the larger one."""
+        embedding = self.vocab * self.hidden // tp
+        if self.value_head is None:
+            return embedding * (1 if self.tied or pp > 1 else 2)
+        biases = self.hidden * (len(self.value_head.names) - 1) + self.outputs
+        head = self._head_products() // tp + biases
+        return max(embedding, head) if pp > 1 else embedding + head
+
+    def _head_products(self) -> int:
+        """Elements of the head's matrices."""
+        inner = 0 if self.value_head is None else len(self.value_head.names) - 1
+        return self.hidden * (inner * self.hidden + self.outputs)
+
     def _layer_products(self) -> int:
         """Elements of one layer's matrices."""
         attention = self.qkv_columns + self.heads * self.head_dim
         return self.hidden * (attention + 3 * self.intermediate)
-
-
-def _refuse_unsupported(config: Mapping[str, Any], where: str) -> None:
-    architectures = config.get("architectures") or []
-    if not any(name in SUPPORTED for name in architectures):
-        raise ModelError(
-            f"{where} says architectures {architectures}; supported: {', '.join(SUPPORTED)}."
-        )
-    for key, allowed in (
-        ("hidden_act", "silu"),
-        ("attention_bias", False),
-        ("mlp_bias", False),
-        ("pretraining_tp", 1),
-        ("quantization_config", None),
-    ):
-        if config.get(key, allowed) != allowed:
-            raise ModelError(f"{where} says {key} = {config[key]!r}; supported: {allowed!r} only.")
 
 
 def _rope(config: Mapping[str, Any], where: str) -> tuple[float, RopeScaling | None]:

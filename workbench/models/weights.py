@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +52,13 @@ class Weights(ABC):
         self.left.discard(name)
         return stored
 
-    def refuse_leftovers(self) -> None:
-        """ModelError when a tensor was in a file that no part of the model asked for."""
-        unknown = sorted(name for name in self.left if not name.endswith(_IGNORED))
+    def refuse_leftovers(self, unused: Collection[str] = ()) -> None:
+        """ModelError when a tensor was in a file that no part of the model asked for.
+
+        unused: names that the architecture knows and has no use for.
+        """
+        left = self.left.difference(unused)
+        unknown = sorted(name for name in left if not name.endswith(_IGNORED))
         if unknown:
             raise ModelError(
                 f"{self.file(unknown[0])} holds {len(unknown)} tensors that this architecture "
