@@ -101,6 +101,7 @@ class EngineConfig(_Settings):
     activations_in_total: bool = True  # False: `memory` pays for weights and KV only
     dtype: str = "auto"
     watermark: float = 0.01  # share of blocks kept free when a request is admitted
+    batching: str = "continuous"  # or "static": whole padded batches, without prefix caching
 
     def __post_init__(self) -> None:
         given = [n for n in ("memory", "kv_memory", "num_blocks") if getattr(self, n) is not None]
@@ -124,6 +125,11 @@ class EngineConfig(_Settings):
         )
         self._require("watermark", 0 <= self.watermark < 1, "in [0, 1)")
         self._choose("dtype", ("auto", "float32", "float16", "bfloat16"))
+        self._choose("batching", ("continuous", "static"))
+        shares = self.batching == "static" and self.enable_prefix_caching
+        self._require(
+            "enable_prefix_caching", not shares, "False with batching='static', which pads prompts"
+        )
         self._require(
             "quantization", self.quantization is None, "None: weights stay as the file has them"
         )

@@ -109,8 +109,8 @@ class StepAccount:
         return evicted, preempted, partial
 
     def _tokens_held(self, batch: Batch, planned: PlannedStep) -> int:
-        """Tokens in active blocks after the step; only a sequence's last block has room left."""
-        held = batch.computed[: len(batch)].copy()
-        held[planned.rows] = planned.plan.context_len
-        slack = int(np.sum(-held % self._cache.block_size))
-        return self._cache.num_active * self._cache.block_size - slack
+        """Tokens in active blocks after the step; shared blocks are full, others may not be."""
+        held, size = batch.computed[: len(batch)].copy(), self._cache.block_size
+        held[planned.rows] = planned.computed
+        slack = int(np.sum(batch.num_blocks[: len(batch)] * size - held))
+        return self._cache.num_active * size - slack

@@ -19,12 +19,21 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens [start, end) of the prefilling sequence in this row of the batch, planned now."""
+    """Tokens [start, end) of the prefilling sequence in this row of the batch, planned now.
+
+    padding: rows computed after them for nothing, as in a padded batch (static_batch.py).
+    """
 
     sequence: Sequence
     row: int
     start: int
     end: int
+    padding: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the plan that it takes."""
+        return self.end - self.start + self.padding
 
 
 def tokens_to_compute(sequence: Sequence) -> int:
@@ -38,7 +47,8 @@ class Batch:
     """Columns of the running sequences, [capacity] each, and the element offsets of their blocks.
 
     length: tokens to compute; computed: tokens whose KV exists; limit: length at which generation
-    ends; decoding: the last step sampled, so exactly the newest token is to be computed.
+    ends; num_blocks: of its block table; decoding: the last step sampled, so exactly the newest
+    token is to be computed.
     """
 
     def __init__(self, capacity: int, max_blocks: int, offsets: NDArray[np.int64]) -> None:
@@ -47,6 +57,7 @@ class Batch:
         self.length = np.zeros(capacity, np.int64)
         self.computed = np.zeros(capacity, np.int64)
         self.limit = np.zeros(capacity, np.int64)
+        self.num_blocks = np.zeros(capacity, np.int64)
         self.last_token = np.zeros(capacity, np.int64)
         self.decoding = np.zeros(capacity, bool)
         self.seeds = np.zeros(capacity, np.uint64)
@@ -70,7 +81,7 @@ class Batch:
         self.computed[row] = computed
         self.limit[row] = limit
         self.decoding[row] = False
-        self.block_offsets[row] = 0
+        self.block_offsets[row] = self.num_blocks[row] = 0
         self.set_blocks(row, 0, block_ids)
         if sequence.params is not None:
             self._set_sampling(row, sequence)
@@ -89,9 +100,9 @@ class Batch:
     def set_blocks(self, row: int, first: int, block_ids: list[int]) -> None:
         """Blocks first, first + 1, ... of the row's table are these."""
         if block_ids:
-            self.block_offsets[row, first : first + len(block_ids)] = self._offset_of_block[
-                block_ids
-            ]
+            end = first + len(block_ids)
+            self.block_offsets[row, first:end] = self._offset_of_block[block_ids]
+            self.num_blocks[row] = end
 
     def advance(self, rows: Rows, computed: NDArray[np.int32]) -> None:
         """The step was computed: these rows' sequences have that many tokens in the cache."""
@@ -146,6 +157,16 @@ class PlannedStep:
     chunks: list[Chunk]
     wanted: list[list[tuple[Sequence, int]]] = field(default_factory=list)
 
+    @property
+    def computed(self) -> NDArray[np.int32]:
+        """[S] tokens of each sequence whose KV exists after the step; padding leaves none."""
+        padding = [chunk.padding for chunk in self.chunks]
+        if not any(padding):
+            return self.plan.context_len
+        computed = self.plan.context_len.copy()
+        computed[self.num_decodes :] -= np.array(padding, np.int32)
+        return computed
+
 
 def plan_step(
     step: int, batch: Batch, decodes: Rows, chunks: list[Chunk], size: int
@@ -156,16 +177,18 @@ def plan_step(
     num_decodes = len(decodes)
     rows = np.concatenate([decodes, np.array([c.row for c in chunks], np.int64)])
     counts = np.ones(len(rows), np.int64)
-    counts[num_decodes:] = [c.end - c.start for c in chunks]
+    counts[num_decodes:] = [c.num_rows for c in chunks]
     query_start = np.zeros(len(rows) + 1, np.int64)
     np.cumsum(counts, out=query_start[1:])
     tokens = [batch.last_token[decodes]]
     positions = [batch.computed[decodes]]
     for chunk in chunks:
-        tokens.append(np.array(chunk.sequence.token_ids[chunk.start : chunk.end], np.int64))
-        positions.append(np.arange(chunk.start, chunk.end, dtype=np.int64))
+        tokens.append(_chunk_tokens(chunk))
+        positions.append(np.arange(chunk.start, chunk.end + chunk.padding, dtype=np.int64))
     last = [i for i, c in enumerate(chunks, num_decodes) if _samples(c)]
     order = np.concatenate([np.arange(num_decodes), np.array(last, np.int64)])
+    newest = query_start[order + 1] - 1
+    newest[num_decodes:] -= np.array([chunks[i - num_decodes].padding for i in last], np.int64)
     wanted, owners = _wanted_logits(chunks, query_start[num_decodes:].tolist())
     context = batch.computed[rows] + counts
     plan = StepPlan(
@@ -175,7 +198,7 @@ def plan_step(
         query_start=query_start.astype(np.int32),
         context_len=context.astype(np.int32),
         block_offsets=_block_offsets(batch, rows, context, size),
-        sampling=batch.sampling_rows(query_start[order + 1] - 1, rows[order]),
+        sampling=batch.sampling_rows(newest, rows[order]),
         wanted=wanted,
     )
     return PlannedStep(plan, rows, rows[order], num_decodes, chunks, owners)
@@ -202,6 +225,13 @@ def _block_offsets(batch: Batch, rows: Rows, context: Rows, size: int) -> NDArra
     """[rows, most blocks of one]; unused entries are 0."""
     width = -(-int(context.max()) // size)
     return np.take(batch.block_offsets[:, :width], rows, axis=0)
+
+
+def _chunk_tokens(chunk: Chunk) -> NDArray[np.int64]:
+    """[num_rows]; padding is token 0."""
+    tokens = np.zeros(chunk.num_rows, np.int64)
+    tokens[: chunk.end - chunk.start] = chunk.sequence.token_ids[chunk.start : chunk.end]
+    return tokens
 
 
 def _samples(chunk: Chunk) -> bool:

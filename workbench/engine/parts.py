@@ -12,6 +12,7 @@ from workbench.config import EngineConfig
 from workbench.engine.executor import Executor
 from workbench.engine.memory import MemoryProfile, StepLimits, plan_memory
 from workbench.engine.scheduler import Scheduler
+from workbench.engine.static_batch import StaticScheduler
 from workbench.errors import ConfigError
 from workbench.kvcache.manager import KVCacheManager
 from workbench.kvcache.storage import KVStorage
@@ -51,7 +52,8 @@ def build_parts(config: EngineConfig) -> Parts:
         config.enable_prefix_caching,
         namespace=weights.fingerprint.encode(),
     )
-    scheduler = Scheduler(
+    kind = StaticScheduler if config.batching == "static" else Scheduler
+    scheduler = kind(
         cache,
         executor.storage.offsets,
         max_num_seqs=config.max_num_seqs,

@@ -110,17 +110,19 @@ class Scheduler:
             return None
         self._account.open()
         self._make_room_for_decodes()
-        num_decodes = int(np.count_nonzero(self._batch.decoding[: len(self._batch)]))
-        budget = self._max_num_batched_tokens - num_decodes
+        budget = self._max_num_batched_tokens - len(self._decoding_rows())
         chunks = self._plan_chunks(budget)
         if not self._account.preempted:
             self._admit(chunks, budget - sum(c.end - c.start for c in chunks))
-        decodes = np.flatnonzero(self._batch.decoding[: len(self._batch)])
-        size = self._cache.block_size
+        decodes, size = self._decoding_rows(), self._cache.block_size
         self._in_flight = plan_step(self._next_step, self._batch, decodes, chunks, size)
         self._next_step += 1
         self.counts = self._account.close(self._batch, self._in_flight, len(self._waiting))
         return self._in_flight.plan
+
+    def _decoding_rows(self) -> NDArray[np.int64]:
+        """Rows of the batch that compute their newest token in this step."""
+        return np.flatnonzero(self._batch.decoding[: len(self._batch)])
 
     def _make_room_for_decodes(self) -> None:
         """Oldest first; whatever runs after the one that lacks a block is not planned yet."""
@@ -211,7 +213,7 @@ class Scheduler:
     def update(self, plan: StepPlan, result: StepResult) -> list[tuple[Sequence, str]]:
         """Take in a computed step; answers who finished and why (eos | stop | length | score)."""
         step, batch = self._close_step(plan), self._batch
-        batch.advance(step.rows, plan.context_len)
+        batch.advance(step.rows, step.computed)
         reasons: dict[int, str] = {}
         if len(step.sampled):
             take_tokens(batch, step, result, self._clock)

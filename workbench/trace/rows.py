@@ -13,7 +13,8 @@ class StepCounts(NamedTuple):
     """What a scheduler did in one step. blocks_*: after scheduling; the rest: this step's counts.
 
     cached_tokens: found cached by this step's admissions, re-admissions included. tokens_held:
-    tokens that the active blocks hold, shared ones once. recomputed_*: computed in this step and
+    tokens that the active blocks hold, shared ones once. prefill_tokens and decode_tokens: rows
+    computed, in static batches their padding too. recomputed_*: computed in this step and
     once before, lost by eviction, by preemption of their request, or because their block was never
     full. score_requests: first admitted in this step.
     """

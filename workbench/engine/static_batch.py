@@ -1,0 +1,176 @@
+"""Static, padded, request-level batching: what continuous batching is measured against.
+
+Requests are taken max_num_seqs at a time and nobody joins until the slowest of them is done (thesis
+2.2.5). Prompts are padded to the longest: every step of the prefill computes as many rows of each
+member. A member that has ended repeats its last row until the batch ends, and from the start each
+has blocks for the longest of them. All of this is computed, so measured time holds the waste; the
+tokens are those of continuous batching. Prefixes are not shared: rows of one length cannot skip
+different parts. Attention reads a row's own keys only, as a kernel that honours the mask does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.core import Sequence, StepPlan, StepResult
+from workbench.engine.inputs import Chunk, PlannedStep, tokens_to_compute
+from workbench.engine.limits import length_limit, require_servable
+from workbench.engine.outcome import stopped, take_scores, take_tokens
+from workbench.engine.scheduler import Scheduler
+from workbench.errors import ConfigError, OutOfMemory
+from workbench.kvcache.manager import KVCacheManager
+
+
+class StaticScheduler(Scheduler):
+    """A Scheduler of whole batches. The cache must not share prefixes (ConfigError).
+
+    In the trace prefill_tokens and decode_tokens are rows computed, padding included; what they
+    exceed the requests' own tokens by is padding.
+    """
+
+    def __init__(self, cache: KVCacheManager, offsets: NDArray[np.int64], **limits: Any) -> None:
+        if cache.enable_prefix_caching:
+            raise ConfigError(
+                "Static batching pads all prompts of a batch to one length and cannot skip a "
+                "cached part of some; give enable_prefix_caching=False with it."
+            )
+        super().__init__(cache, offsets, **limits)
+        self._ended: dict[int, str] = {}  # request id of a member that waits for the slowest: why
+        self._columns_left = 0  # of the padded prompts, still to be computed
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a request. OutOfMemory unless a whole batch padded to it fits the cache."""
+        require_servable(sequence, self._max_model_len)
+        needed = self._max_num_seqs * self._blocks_for(self._most_tokens(sequence))
+        if needed > self._cache.num_blocks:
+            raise OutOfMemory(
+                f"A batch of max_num_seqs={self._max_num_seqs} requests padded to "
+                f"{self._most_tokens(sequence)} tokens needs {needed:,} KV blocks of "
+                f"{self._cache.block_size}; there are {self._cache.num_blocks:,}. Give more "
+                "memory, or lower max_num_seqs, max_tokens or the prompt's length."
+            )
+        super().add(sequence)
+
+    # -- one step --
+
+    def _decoding_rows(self) -> NDArray[np.int64]:
+        """All that generate, ended or not, once the last prompt is computed."""
+        return super()._decoding_rows() if not self._columns_left else np.empty(0, np.int64)
+
+    def _make_room_for_decodes(self) -> None:
+        """Blocks were taken when the batch was formed."""
+
+    def _plan_chunks(self, budget: int) -> list[Chunk]:
+        """The next columns of the padded prompts, as many rows of each member."""
+        if not len(self._batch):
+            self._form_batch()
+        width = min(self._columns_left, budget // max(len(self._batch), 1))
+        return [self._chunk(row, width) for row in range(len(self._batch))] if width else []
+
+    def _admit(self, chunks: list[Chunk], budget: int) -> None:
+        """Nobody joins a batch."""
+
+    def _form_batch(self) -> None:
+        """The next max_num_seqs waiting requests, each with blocks for the longest of them."""
+        count = min(self._max_num_seqs, len(self._waiting))
+        members = [self._waiting.popleft() for _ in range(count)]
+        most = max(self._most_tokens(member) for member in members)
+        for member in members:
+            self._take_in(member, most)
+        self._columns_left = max(tokens_to_compute(member) for member in members)
+
+    def _take_in(self, member: Sequence, most: int) -> None:
+        tokens = member.token_ids[: tokens_to_compute(member)]
+        allocation = self._cache.allocate(member.request_id, tokens)
+        reserved = self._cache.extend(member.request_id, [0] * most)
+        assert allocation is not None and reserved is not None, "`add` saw that a batch fits"
+        self._account.admit(member, allocation)
+        self._stamp_admission(member, 0)
+        blocks = allocation.block_ids + reserved
+        self._batch.append(member, length_limit(member, self._max_model_len), 0, blocks)
+
+    def _chunk(self, row: int, width: int) -> Chunk:
+        """The row's part of `width` columns: what its prompt still has, then padding."""
+        sequence, start = self._batch.sequences[row], int(self._batch.computed[row])
+        end = min(start + width, max(start, self._prompt_end(sequence)))
+        return Chunk(sequence, row, start, end, padding=width - (end - start))
+
+    # -- its result --
+
+    def update(self, plan: StepPlan, result: StepResult) -> list[tuple[Sequence, str]]:
+        """Take in a computed step; answers the whole batch once its slowest member is done."""
+        step, members = self._close_step(plan), self._batch.sequences
+        self._columns_left -= max((chunk.num_rows for chunk in step.chunks), default=0)
+        going_on = self._going_on(step.rows)
+        self._batch.advance(step.rows[going_on], step.computed[going_on])
+        reasons: dict[int, str] = {}
+        if len(step.sampled):
+            step, result = self._of_those_going_on(step, result)
+            take_tokens(self._batch, step, result, self._clock)
+            reasons |= stopped(self._batch, step, result, self._stops, self._aborted)
+        reasons |= take_scores(step, result, self._aborted)
+        self._ended |= {members[row].request_id: reason for row, reason in reasons.items()}
+        rows = np.arange(len(self._batch))
+        return [] if self._going_on(rows).any() else self._end_batch()
+
+    def fail(self, plan: StepPlan) -> list[Sequence]:
+        """The step raised: the whole batch goes with it; what waits goes on."""
+        self._close_step(plan)
+        failed = [s for s in self._batch.sequences if s.request_id not in self._aborted]
+        self._leave(failed)
+        return failed
+
+    def _going_on(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of these rows' members have neither ended nor been aborted."""
+        over, members = self._ended.keys() | self._aborted, self._batch.sequences
+        return np.array([members[row].request_id not in over for row in rows.tolist()], bool)
+
+    def _of_those_going_on(
+        self, step: PlannedStep, result: StepResult
+    ) -> tuple[PlannedStep, StepResult]:
+        """The step and its result without what was sampled for members that are done."""
+        kept = self._going_on(step.sampled)
+        logprobs = tuple(each for each, keep in zip(result.logprobs, kept) if keep)
+        sampled = replace(result, tokens=np.asarray(result.tokens)[kept], logprobs=logprobs)
+        return replace(step, sampled=step.sampled[kept]), sampled
+
+    # -- leaving --
+
+    def _end_batch(self) -> list[tuple[Sequence, str]]:
+        members, reasons = self._batch.sequences, self._ended
+        finished = [
+            (s, reasons[s.request_id]) for s in members if s.request_id not in self._aborted
+        ]
+        self._leave([sequence for sequence, _ in finished])
+        return finished
+
+    def _leave(self, sequences: list[Sequence]) -> None:
+        """The batch is over; these are its requests that nobody aborted."""
+        for sequence in sequences:
+            self._finish(sequence)
+        self._release(set(range(len(self._batch))))
+        self._ended, self._columns_left = {}, 0
+
+    def _release_aborted(self) -> None:
+        """An aborted member's row stays until its batch ends, unless all members are aborted."""
+        if all(s.request_id in self._aborted for s in self._batch.sequences):
+            self._leave([])
+
+    # -- sizes --
+
+    def _most_tokens(self, sequence: Sequence) -> int:
+        """Tokens that a request may grow to."""
+        if sequence.score is not None:
+            return tokens_to_compute(sequence)
+        return length_limit(sequence, self._max_model_len)
+
+    def _blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._cache.block_size)
+
+    def _prompt_end(self, sequence: Sequence) -> int:
+        """Tokens of the prompt to be computed: of a score, up to the last position asked."""
+        return sequence.num_prompt_tokens if sequence.score is None else tokens_to_compute(sequence)
