@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from workbench.errors import ConfigError, ModelError
-from workbench.models.folders import find_folder
+from workbench.models.folders import find_model
 from workbench.models.loading import load_model
 from workbench.models.names import REGISTRY, resolve
 
@@ -180,10 +180,12 @@ def test_a_folder_without_config_or_with_a_broken_one(folder: Path) -> None:
 
 
 def test_the_hub_is_not_asked_when_a_snapshot_is_cached(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cached snapshot answers; without one and without a network the error says what to do."""
     asked = []
+    (tmp_path / "models--owner--name").mkdir()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
 
     def snapshot(hub_id: str, local_files_only: bool = False, **_: object) -> str:
         asked.append(local_files_only)
@@ -192,7 +194,7 @@ def test_the_hub_is_not_asked_when_a_snapshot_is_cached(
         return str(folder)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
-    assert find_folder("owner/name") == folder
+    assert find_model("owner/name") == folder
     assert asked == [True]
     (folder / "model.safetensors").unlink()
     with pytest.raises(ModelError, match=r"cannot be reached .*no route.*hf download owner/name"):

@@ -36,10 +36,10 @@ NO_TAG = Tag()
 class Engine:
     """One model, its paged KV cache and its scheduler.
 
-    model: a short name, a local folder, a hub id, or `dummy:NAME`; settings: the fields of
-    EngineConfig (memory="1GiB", block_size=16, ...). Raises ModelError for weights that cannot be
-    used, OutOfMemory when the budget leaves no room for one request of max_model_len, ConfigError
-    for a setting that is unknown or out of range.
+    model: a short name, a local folder, a .gguf file, a hub id, or `dummy:NAME`; settings: the
+    fields of EngineConfig (memory="1GiB", block_size=16, ...). Raises ModelError for weights that
+    cannot be used, OutOfMemory when the budget leaves no room for one request of max_model_len,
+    ConfigError for a setting that is unknown or out of range.
     """
 
     capabilities = frozenset({"token_identity", "trace"})

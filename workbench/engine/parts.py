@@ -16,11 +16,12 @@ from workbench.engine.static_batch import StaticScheduler
 from workbench.errors import ConfigError
 from workbench.kvcache.manager import KVCacheManager
 from workbench.kvcache.storage import KVStorage
+from workbench.models.folders import DUMMY, load_tokenizer
 from workbench.models.llama import LlamaModel
 from workbench.models.loading import load_model
 from workbench.models.spec import ModelSpec
 from workbench.sampling.stop import StopChecker
-from workbench.tokenizer import Tokenizer
+from workbench.tokenizer import ByteTokenizer, Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Parts:
 
     spec: ModelSpec
     fingerprint: str  # of weights, tokenizer and arithmetic
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | ByteTokenizer
     token_bytes: tuple[bytes, ...]
     max_model_len: int
     memory: MemoryProfile
@@ -41,7 +42,7 @@ class Parts:
 def build_parts(config: EngineConfig) -> Parts:
     """All parts of an engine. Raises ModelError, OutOfMemory or ConfigError as Engine does."""
     weights = load_model(config.model, dtype=config.dtype)
-    tokenizer = Tokenizer.from_folder(weights.folder)
+    tokenizer = load_tokenizer(weights.folder, dummy=config.model.startswith(DUMMY))
     token_bytes = _padded(tokenizer.token_bytes, weights.spec.vocab)
     max_model_len = _model_len(config, weights.spec)
     memory = _plan_memory(config, weights, max_model_len)

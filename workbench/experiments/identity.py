@@ -14,7 +14,7 @@ from pathlib import Path
 from workbench import __version__
 from workbench.config import SweepConfig
 from workbench.experiments.plan import Identity
-from workbench.models.folders import DUMMY, find_folder
+from workbench.models.folders import DUMMY, find_model
 from workbench.search.problems import Problem, load_problems
 from workbench.trace.files import SCHEMA_VERSION
 
@@ -47,9 +47,9 @@ def problems_fingerprint(problems: list[Problem]) -> str:
 def model_fingerprint(model: str) -> str:
     """12 hexadecimal digits over the content of a model's files; of a dummy only its configs."""
     dummy = model.startswith(DUMMY)
-    folder = find_folder(model.removeprefix(DUMMY), weights=not dummy)
+    where = find_model(model.removeprefix(DUMMY), weights=not dummy)
     patterns = MODEL_FILES[:1] if dummy else MODEL_FILES
-    files = sorted(file for pattern in patterns for file in folder.glob(pattern))
+    files = sorted(file for pattern in patterns for file in where.glob(pattern)) or [where]
     stamp = tuple((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
     return ("dummy-" if dummy else "") + _hash_files(stamp)
 

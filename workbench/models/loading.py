@@ -10,15 +10,17 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
 from workbench.errors import ConfigError
-from workbench.models.folders import find_folder, read_spec
+from workbench.models.folders import DUMMY, find_model, is_gguf, read_spec
+from workbench.models.gguf_weights import GGUFWeights
 from workbench.models.layers import Linear
 from workbench.models.llama import Layer, LlamaModel
 from workbench.models.spec import ModelSpec
-from workbench.models.weights import FolderWeights
+from workbench.models.weights import FolderWeights, Weights
 
 _DTYPES = {
     "float32": torch.float32,
@@ -31,27 +33,32 @@ Take = Callable[[str, tuple[int, ...]], torch.Tensor]
 
 
 def load_model(name: str, *, dtype: str = "auto", device: str = "cpu", seed: int = 0) -> LlamaModel:
-    """The model of a short name, a folder, a hub id, or `dummy:` and one of them.
+    """The model of a short name, a folder, a .gguf file, a hub id, or `dummy:` and one of them.
 
     A dummy has random weights, from `seed`.
 
     dtype: of the weights and of all arithmetic; "auto" is float32 on a CPU, else the config's.
     Raises ModelError (unknown, incomplete, corrupt or unsupported model) or ConfigError (dtype).
     """
-    dummy = name.startswith("dummy:")
-    folder = find_folder(name.removeprefix("dummy:"), weights=not dummy)
-    spec = read_spec(folder)
+    dummy = name.startswith(DUMMY)
+    where = find_model(name.removeprefix(DUMMY), weights=not dummy)
+    spec = read_spec(where)
     chosen = _dtype(dtype, device, spec)
     if dummy:
         model = _build(spec, _random(seed), chosen, device)
         model.fingerprint = _digest(f"dummy {seed} {spec} {chosen}")
     else:
-        weights = FolderWeights(folder)
+        weights = open_weights(where)
         model = _build(spec, weights.take, chosen, device)
         weights.refuse_leftovers(spec.unused_tensors)
         model.fingerprint = _digest(f"{weights.digest()} {spec} {chosen}")
-    model.folder = folder
+    model.folder = where
     return model
+
+
+def open_weights(where: Path) -> Weights:
+    """The tensors of a model's folder or .gguf file, by the names Hugging Face gives them."""
+    return GGUFWeights(where) if is_gguf(where) else FolderWeights(where)
 
 
 def _dtype(dtype: str, device: str, spec: ModelSpec) -> torch.dtype:

@@ -1,0 +1,66 @@
+"""The tensors of a GGUF file under the names, and in the order of rows, of Hugging Face.
+
+Quantised matrices stay the file's mapped bytes until somebody dequantises them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from workbench.kernels.quantised import FORMATS, Quantised
+from workbench.models.gguf_config import ROPE_FACTORS, hub_name
+from workbench.models.gguf_file import GGUFFile
+from workbench.models.weights import Stored, Weights
+
+_PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+class GGUFWeights(Weights):
+    """One file's tensors, each taken once and by the name that Hugging Face gives it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._file = path, GGUFFile(path)
+        self._own = {hub_name(name): name for name in self._file.tensors if name != ROPE_FACTORS}
+        super().__init__(path, self._own)
+
+    def file(self, name: str) -> Path:
+        return self.path
+
+    def read(self, name: str) -> Stored:
+        stored = self._file.tensors[self._own[name]]
+        data = self._file.data(stored.name)
+        heads = self._interleaved_heads(name)
+        if stored.kind in FORMATS and len(stored.shape) == 2:
+            rows, columns = stored.shape
+            matrix = Quantised(stored.kind, data.reshape(rows, -1), (rows, columns))
+            return matrix if heads is None else matrix.pick(_halves_first(rows, heads))
+        plain = torch.frombuffer(data.copy(), dtype=_PLAIN[stored.kind]).view(stored.shape)
+        return plain if heads is None else plain[torch.from_numpy(_halves_first(len(plain), heads))]
+
+    def digest(self) -> str:
+        with self.path.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+
+    def _interleaved_heads(self, name: str) -> int | None:
+        """Heads of a projection whose rows lie in pairs; None where rows lie as usual."""
+        if self._file.metadata["general.architecture"] != "llama":
+            return None
+        if ".self_attn.q_proj." in name:
+            return int(self._file.metadata["llama.attention.head_count"])
+        if ".self_attn.k_proj." in name:
+            return int(self._file.metadata["llama.attention.head_count_kv"])
+        return None
+
+
+def _halves_first(rows: int, heads: int) -> np.ndarray:
+    """The rows in Hugging Face's order: of each head the first of all pairs, then the second.
+
+    Llama files rotate neighbouring rows (0, 1), (2, 3); ours and Hugging Face's rotate row i with
+    row i + head_dim / 2.
+    """
+    pairs = np.arange(rows).reshape(heads, rows // heads // 2, 2)
+    return pairs.swapaxes(1, 2).reshape(-1)
