@@ -1,0 +1,121 @@
+"""Small GGUF files for tests, written by the `gguf` package as llama.cpp's converter would."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType as Kind
+from gguf import quants
+
+LAYERS, HIDDEN, HEADS, KV_HEADS, INNER, VOCAB = 2, 64, 4, 2, 96, 320
+HEAD_DIM = HIDDEN // HEADS
+PARTS = {
+    "input_layernorm": ("attn_norm", (HIDDEN,)),
+    "self_attn.q_proj": ("attn_q", (HIDDEN, HIDDEN)),
+    "self_attn.k_proj": ("attn_k", (KV_HEADS * HEAD_DIM, HIDDEN)),
+    "self_attn.v_proj": ("attn_v", (KV_HEADS * HEAD_DIM, HIDDEN)),
+    "self_attn.o_proj": ("attn_output", (HIDDEN, HIDDEN)),
+    "post_attention_layernorm": ("ffn_norm", (HIDDEN,)),
+    "mlp.gate_proj": ("ffn_gate", (INNER, HIDDEN)),
+    "mlp.up_proj": ("ffn_up", (INNER, HIDDEN)),
+    "mlp.down_proj": ("ffn_down", (HIDDEN, INNER)),
+}
+ENDS = {
+    "model.embed_tokens": ("token_embd", (VOCAB, HIDDEN)),
+    "model.norm": ("output_norm", (HIDDEN,)),
+    "lm_head": ("output", (VOCAB, HIDDEN)),
+}
+NAMES = {f"{hub}.weight": (f"{own}.weight", shape) for hub, (own, shape) in ENDS.items()} | {
+    f"model.layers.{i}.{hub}.weight": (f"blk.{i}.{own}.weight", shape)
+    for i in range(LAYERS)
+    for hub, (own, shape) in PARTS.items()
+}
+BIASES = {
+    f"model.layers.{i}.self_attn.{part}_proj.bias": (f"blk.{i}.attn_{part}.bias", (rows,))
+    for i in range(LAYERS)
+    for part, rows in (("q", HIDDEN), ("k", KV_HEADS * HEAD_DIM), ("v", KV_HEADS * HEAD_DIM))
+}
+
+
+def random_tensors(names: Mapping[str, tuple[str, Any]] = NAMES) -> dict[str, np.ndarray]:
+    """A small model's tensors by their Hugging Face names."""
+    draw = np.random.default_rng(0)
+    return {n: draw.normal(size=s).astype(np.float32) for n, (_, s) in names.items()}
+
+
+def interleaved(matrix: np.ndarray, heads: int) -> np.ndarray:
+    """Rows as llama.cpp's converter lays them for Llama: a head's two halves row by row in turn."""
+    halves = matrix.reshape(heads, 2, -1, *matrix.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(matrix.shape)
+
+
+def own_tensors(tensors: Mapping[str, np.ndarray], arch: str) -> dict[str, np.ndarray]:
+    """The tensors under the names, and with the rows, of a GGUF file."""
+    found = {}
+    for name, tensor in tensors.items():
+        own = (NAMES | BIASES)[name][0]
+        heads = {"attn_q": HEADS, "attn_k": KV_HEADS}.get(own.split(".")[-2])
+        found[own] = interleaved(tensor, heads) if heads and arch == "llama" else tensor
+    return found
+
+
+def write_gguf(
+    path: Path,
+    tensors: Mapping[str, np.ndarray],
+    kind: Kind = Kind.F32,
+    arch: str = "llama",
+    extra: Mapping[str, np.ndarray] | None = None,
+    about: Mapping[str, Any] | None = None,
+) -> Path:
+    """A file of these tensors (Hugging Face's names), matrices stored as `kind`.
+
+    extra: further tensors by their own names, uint8 ones as rows of `kind`; about: metadata, added
+    or (None) left out.
+    """
+    writer = gguf.GGUFWriter(path, arch)
+    for key, value in (_metadata(arch) | dict(about or {})).items():
+        if value is not None:
+            _add(writer, key, value)
+    for name, tensor in (own_tensors(tensors, arch) | dict(extra or {})).items():
+        if tensor.dtype == np.uint8:
+            writer.add_tensor(name, tensor, raw_dtype=kind)
+        elif tensor.ndim == 1 or kind == Kind.F32:
+            writer.add_tensor(name, tensor)
+        else:
+            writer.add_tensor(name, quants.quantize(tensor, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _metadata(arch: str) -> dict[str, Any]:
+    sizes = {
+        "block_count": LAYERS,
+        "embedding_length": HIDDEN,
+        "feed_forward_length": INNER,
+        "attention.head_count": HEADS,
+        "attention.head_count_kv": KV_HEADS,
+        "context_length": 128,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.freq_base": 10000.0,
+    }
+    return {f"{arch}.{key}": value for key, value in sizes.items()}
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)
