@@ -6,6 +6,7 @@ Quantised matrices stay the file's mapped bytes until somebody dequantises them.
 from __future__ import annotations
 
 import hashlib
+import math
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,13 @@ class GGUFWeights(Weights):
             return matrix if heads is None else matrix.pick(_halves_first(rows, heads))
         plain = torch.frombuffer(data.copy(), dtype=_PLAIN[stored.kind]).view(stored.shape)
         return plain if heads is None else plain[torch.from_numpy(_halves_first(len(plain), heads))]
+
+    def held_bytes(self, itemsize: int) -> int:
+        tensors = [self._file.tensors[own] for own in self._own.values()]
+        return sum(
+            tensor.nbytes if tensor.kind in FORMATS else math.prod(tensor.shape) * itemsize
+            for tensor in tensors
+        )
 
     def digest(self) -> str:
         with self.path.open("rb") as opened:

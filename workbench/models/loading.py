@@ -19,6 +19,7 @@ from workbench.models.folders import DUMMY, find_model, is_gguf, read_spec
 from workbench.models.gguf_weights import GGUFWeights
 from workbench.models.layers import Linear
 from workbench.models.llama import Layer, LlamaModel
+from workbench.models.room import require_room
 from workbench.models.spec import ModelSpec
 from workbench.models.weights import FolderWeights, Weights
 
@@ -38,17 +39,20 @@ def load_model(name: str, *, dtype: str = "auto", device: str = "cpu", seed: int
     A dummy has random weights, from `seed`.
 
     dtype: of the weights and of all arithmetic; "auto" is float32 on a CPU, else the config's.
-    Raises ModelError (unknown, incomplete, corrupt or unsupported model) or ConfigError (dtype).
+    Raises ModelError (unknown, incomplete, corrupt or unsupported model), ConfigError (dtype) or
+    OutOfMemory (weights larger than the memory available).
     """
     dummy = name.startswith(DUMMY)
     where = find_model(name.removeprefix(DUMMY), weights=not dummy)
     spec = read_spec(where)
     chosen = _dtype(dtype, device, spec)
     if dummy:
+        require_room(spec.weight_bytes(chosen.itemsize), name, str(chosen))
         model = _build(spec, _random(seed), chosen, device)
         model.fingerprint = _digest(f"dummy {seed} {spec} {chosen}")
     else:
         weights = open_weights(where)
+        require_room(weights.held_bytes(chosen.itemsize), name, str(chosen))
         model = _build(spec, weights.take, chosen, device)
         weights.refuse_leftovers(spec.unused_tensors)
         model.fingerprint = _digest(f"{weights.digest()} {spec} {chosen}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -75,6 +76,10 @@ class Weights(ABC):
         """The tensor of a name that is there, as stored."""
 
     @abstractmethod
+    def held_bytes(self, itemsize: int) -> int:
+        """Bytes of all tensors once held: numbers of `itemsize` bytes, quantised ones as stored."""
+
+    @abstractmethod
     def digest(self) -> str:
         """sha256 over the bytes of all files."""
 
@@ -124,6 +129,14 @@ class FolderWeights(Weights):
         with self._open(self.file_of[name]) as opened:
             tensor: torch.Tensor = opened.get_tensor(name)
         return tensor
+
+    def held_bytes(self, itemsize: int) -> int:
+        total = 0
+        for file in sorted(set(self.file_of.values())):
+            with self._open(file) as opened:
+                shapes = [opened.get_slice(name).get_shape() for name in opened.keys()]  # noqa: SIM118
+            total += sum(map(math.prod, shapes)) * itemsize
+        return total
 
     def digest(self) -> str:
         """sha256 over the bytes of all files."""
