@@ -64,7 +64,7 @@ class ScoreParams:
     """The logits a scoring request wants: for each position p those that follow tokens[: p + 1]."""
 
     positions: tuple[int, ...]  # ascending, each < len(token_ids)
-    columns: tuple[int, ...]  # token ids
+    columns: tuple[int, ...]  # token ids, or outputs of a value head
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +198,8 @@ class TokenEngine(Protocol):
     tokenizer: Any  # workbench.tokenizer.Tokenizer or a look-alike
     fingerprint: str  # of the weights and the arithmetic: equal fingerprints give equal tokens
     capabilities: frozenset[str]  # of "token_identity", "trace", "resplit"
+    architecture: str  # as the model's config names it
+    value_outputs: int | None  # columns of its value head; None: a language model
 
     def add(
         self, prompt: str | SequenceOf[int], params: SamplingParams, *, tag: Tag | None = None
@@ -213,7 +215,10 @@ class TokenEngine(Protocol):
         *,
         tag: Tag | None = None,
     ) -> int:
-        """Queue a scoring request; its output carries logits [positions, columns]."""
+        """Queue a scoring request; its output carries logits [positions, columns].
+
+        columns: token ids, or outputs of a value head.
+        """
         ...
 
     def step(self) -> list[RequestOutput]:

@@ -44,9 +44,10 @@ class FakeEngine:
     """TokenEngine over a script and a judge. Every request it was given stays in `asked`."""
 
     capabilities = frozenset({"token_identity"})
+    architecture, value_outputs = "LlamaForCausalLM", None
 
     def __init__(self, script: Script = wander, batch: int = 3, max_model_len: int = 4096) -> None:
-        self.name, self.fingerprint = "fake", "fake-1"
+        self.name, self.fingerprint = "fake-rlhflow", "fake-1"
         self.tokenizer = ByteTokenizer()
         self.max_model_len = max_model_len
         self.script, self.batch = script, batch

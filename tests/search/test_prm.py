@@ -14,7 +14,8 @@ import workbench
 from workbench.errors import ConfigError, ModelError
 from workbench.experiments.tiny_corpus import STEP_END, work_out
 from workbench.search.arithmetic import draw_terms
-from workbench.search.prm import PRM, ChatPieces
+from workbench.search.chat_pieces import ChatPieces
+from workbench.search.prm import PRM
 from workbench.tokenizer import ByteTokenizer, Tokenizer
 
 EMBEDDED = Path(workbench.__file__).parent / "models" / "embedded"

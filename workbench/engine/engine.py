@@ -25,6 +25,7 @@ from workbench.core import (
     StepResult,
     Tag,
 )
+from workbench.engine.limits import require_columns, require_token_ids, require_vocabulary
 from workbench.engine.parts import build_parts
 from workbench.errors import PromptError, StepError
 from workbench.trace.recorder import Recorder, Trace
@@ -48,6 +49,8 @@ class Engine:
         self.config = EngineConfig.from_dict({"model": model, **settings})
         parts = build_parts(self.config)
         self.name, self.spec, self.fingerprint = model, parts.spec, parts.fingerprint
+        self.architecture, head = self.spec.architecture, self.spec.value_head
+        self.value_outputs = None if head is None else head.outputs
         self.tokenizer, self._token_bytes = parts.tokenizer, parts.token_bytes
         self.max_model_len, self.memory = parts.max_model_len, parts.memory
         self.executor, self.cache, self.scheduler = parts.executor, parts.cache, parts.scheduler
@@ -69,7 +72,8 @@ class Engine:
         """Queue a prompt: text, tokenised as it is, or token ids; answers its request id.
 
         salt: keeps this request's cache entries apart from others'. PromptError when the prompt is
-        empty, holds an unknown token id, or has max_model_len tokens or more.
+        empty, holds an unknown token id, has max_model_len tokens or more, or when the model has a
+        value head and cannot generate.
         """
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         return self._queue(token_ids, params=params, tag=tag, salt=salt).request_id
@@ -84,12 +88,13 @@ class Engine:
         salt: bytes = b"",
     ) -> int:
         """Queue a scoring request: of the logits that follow token_ids[: p + 1], for each position
-        p, the given columns (token ids). Its output carries .logits [positions, columns].
+        p, the given columns (token ids; outputs of a value head). Its output carries .logits
+        [positions, columns].
         """
         score = ScoreParams(tuple(positions), tuple(columns))
         if any(a >= b for a, b in zip(score.positions, score.positions[1:])):
             raise PromptError(f"Score positions must ascend; given: {score.positions}.")
-        self._require_vocabulary(score.columns)
+        require_columns(score.columns, self.spec, self.name)
         return self._queue(list(token_ids), score=score, tag=tag, salt=salt).request_id
 
     def _queue(
@@ -100,7 +105,9 @@ class Engine:
         tag: Tag | None = None,
         salt: bytes = b"",
     ) -> Sequence:
-        self._require_vocabulary(token_ids)
+        require_token_ids(token_ids, self.spec, self.name)
+        if params is not None:
+            require_vocabulary(self.spec, self.name)
         sequence = Sequence(
             self._next_id, token_ids, len(token_ids), params, score, salt, tag or NO_TAG
         )
@@ -108,14 +115,6 @@ class Engine:
         self.scheduler.add(sequence)
         self._next_id += 1
         return sequence
-
-    def _require_vocabulary(self, token_ids: SequenceOf[int]) -> None:
-        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.spec.vocab:
-            bad = next(k for k in token_ids if not 0 <= k < self.spec.vocab)
-            raise PromptError(
-                f"Token id {bad} is not in {self.name}'s vocabulary; allowed: 0 to "
-                f"{self.spec.vocab - 1}."
-            )
 
     def abort(self, request_id: int) -> None:
         """Drop a request; an unknown or finished id is ignored."""

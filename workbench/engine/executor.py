@@ -112,7 +112,7 @@ class Executor:
     def _sampled_logits(self, hidden: torch.Tensor, sampling: SamplingRows) -> NDArray[np.float32]:
         """float32 [R, vocab]; valid until the next step."""
         if len(sampling) == 0:
-            return np.empty((0, self.model.spec.vocab), np.float32)
+            return np.empty((0, self.model.spec.outputs), np.float32)
         rows = torch.from_numpy(np.require(sampling.rows, np.int64, ("C", "W"))).to(hidden.device)
         return self.model.logits(hidden, rows, self.buffers).float().cpu().numpy()
 
@@ -124,20 +124,21 @@ class Executor:
         return sample(logits, sampling)
 
     def _wanted_logits(self, hidden: torch.Tensor, wanted: WantedLogits) -> NDArray[np.float32]:
-        """float32 [rows, columns]: the output matrix's asked columns only."""
+        """float32 [rows, columns]: of the vocabulary or the value head, the asked columns only."""
         head, count = self._head_of(wanted.columns), len(wanted.rows)
-        padded = head.tiles.pad(count)
+        padded = max(product.tiles.pad(count) for product in (*self.model.inner, head))
         rows = torch.zeros(padded, dtype=torch.int64)
         rows[:count] = torch.from_numpy(wanted.rows)
+        x = self.model.head_inputs(hidden.index_select(0, rows.to(hidden.device)), count)
         out = hidden.new_empty(padded, len(wanted.columns))
-        head(hidden.index_select(0, rows.to(hidden.device)), count, out)
+        head(x, count, out)
         return out[:count].float().cpu().numpy()
 
     def _head_of(self, columns: NDArray[np.int64]) -> Linear:
         key = np.ascontiguousarray(columns, np.int64).tobytes()
         if key not in self._columns:
             chosen = torch.from_numpy(columns).to(self.model.device)
-            head = Linear(self.model.head.weight.index_select(1, chosen).contiguous())
+            head = self.model.head.columns(chosen)
             if self.batch_invariant:
                 head.cut(find_row_tiles(head.weight))
             self._columns[key] = head

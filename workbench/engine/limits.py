@@ -5,12 +5,14 @@ Independent of the memory split of the moment.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
 from itertools import pairwise
 
 from workbench.core import Sequence
 from workbench.engine.inputs import tokens_to_compute
 from workbench.errors import ConfigError, OutOfMemory, PromptError
 from workbench.kvcache.manager import KVCacheManager
+from workbench.models.spec import ModelSpec
 
 
 def require_room(cache: KVCacheManager, max_seqs: int, max_tokens: int, max_model_len: int) -> None:
@@ -26,6 +28,49 @@ def require_room(cache: KVCacheManager, max_seqs: int, max_tokens: int, max_mode
             f"{cache.num_blocks} KV blocks of {cache.block_size} tokens cannot hold one request of "
             f"max_model_len={max_model_len}, which needs {needed}. Give more memory, or set "
             f"max_model_len to at most {cache.num_blocks * cache.block_size}."
+        )
+
+
+def require_token_ids(token_ids: SequenceOf[int], spec: ModelSpec, name: str) -> None:
+    """PromptError for a token id that the model's embedding does not have."""
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < spec.vocab:
+        bad = next(k for k in token_ids if not 0 <= k < spec.vocab)
+        raise PromptError(
+            f"Token id {bad} is not in {name}'s vocabulary; allowed: 0 to {spec.vocab - 1}."
+        )
+
+
+def require_columns(columns: SequenceOf[int], spec: ModelSpec, name: str) -> None:
+    """PromptError for a column that the model's head does not have."""
+    bad = [column for column in columns if not 0 <= column < spec.outputs]
+    if bad:
+        kind = "vocabulary" if spec.value_head is None else "value head"
+        raise PromptError(
+            f"Column {bad[0]} is not in {name}'s {kind}; allowed: 0 to {spec.outputs - 1}."
+        )
+
+
+def require_vocabulary(spec: ModelSpec, name: str) -> None:
+    """PromptError when tokens are wanted of a model that gives values."""
+    if spec.value_head is not None:
+        raise PromptError(
+            f"{name} ({spec.architecture}) has a value head, {spec.outputs} outputs in place of a "
+            "vocabulary, and cannot generate; use it as a PRM, or ask score() for its columns."
+        )
+
+
+def require_served_length(max_model_len: int, spec: ModelSpec, name: str) -> None:
+    """ConfigError when requests may be longer than the model has positions or sees of them."""
+    if max_model_len > spec.max_model_len:
+        raise ConfigError(
+            f"max_model_len={max_model_len} exceeds the {spec.max_model_len} positions of {name}; "
+            "give at most that, or None."
+        )
+    if spec.sliding_window is not None and max_model_len > spec.sliding_window:
+        raise ConfigError(
+            f"max_model_len={max_model_len} exceeds the sliding window of {name}, in which a token "
+            f"sees {spec.sliding_window} positions; sliding-window attention is not supported: "
+            f"give max_model_len={spec.sliding_window} at most."
         )
 
 

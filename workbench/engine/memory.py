@@ -19,10 +19,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from torch.autograd.profiler import profile
 
 from workbench.config import format_size, parse_size
-from workbench.core import SamplingRows, StepPlan
+from workbench.core import SamplingRows, StepPlan, WantedLogits
 from workbench.engine.executor import Executor
 from workbench.errors import ConfigError, OutOfMemory
 from workbench.kvcache.storage import KVStorage
@@ -156,17 +157,21 @@ def measure_activations(model: LlamaModel, limits: StepLimits) -> int:
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_num_seqs=limits.max_num_seqs,
     )
-    plan = _largest_plan(limits)
+    samples = spec.value_head is None
+    plan = _largest_plan(limits, samples)
     executor.submit(
-        _largest_plan(StepLimits(1, 1, 1))
+        _largest_plan(StepLimits(1, 1, 1), samples)
     ).result()  # first-call allocations are not the step's
     with _Peak() as peak:
         executor.submit(plan).result()
     return executor.buffers.nbytes + peak.bytes
 
 
-def _largest_plan(limits: StepLimits) -> StepPlan:
-    """The largest step; every block is the same one, since contents do not count."""
+def _largest_plan(limits: StepLimits, samples: bool) -> StepPlan:
+    """The largest step; every block is the same one, since contents do not count.
+
+    samples: each sequence samples a token; else each wants one output of a value head.
+    """
     tokens = limits.max_num_batched_tokens
     seqs = min(limits.max_num_seqs, tokens)
     lengths = np.full(seqs, tokens // seqs, np.int32)
@@ -179,16 +184,23 @@ def _largest_plan(limits: StepLimits) -> StepPlan:
         query_start=np.concatenate([[0], ends]).astype(np.int32),
         context_len=lengths,
         block_offsets=np.zeros((seqs, int(lengths.max())), np.int64),
-        sampling=SamplingRows(
-            rows=ends.astype(np.int64) - 1,
-            positions=lengths.astype(np.int64),
-            seeds=np.zeros(seqs, np.uint64),
-            temperature=np.ones(seqs),
-            top_k=np.zeros(seqs, np.int64),
-            top_p=np.full(seqs, 0.9),
-            min_p=np.zeros(seqs),
-            logprobs=np.full(seqs, -1, np.int64),
-        ),
+        sampling=_sampling(ends - 1, lengths) if samples else _sampling(ends[:0], lengths[:0]),
+        wanted=() if samples else (WantedLogits(ends.astype(np.int64) - 1, np.zeros(1, np.int64)),),
+    )
+
+
+def _sampling(rows: NDArray[Any], positions: NDArray[Any]) -> SamplingRows:
+    """Sampling of these rows with the filter that needs most room."""
+    count = len(rows)
+    return SamplingRows(
+        rows=rows.astype(np.int64),
+        positions=positions.astype(np.int64),
+        seeds=np.zeros(count, np.uint64),
+        temperature=np.ones(count),
+        top_k=np.zeros(count, np.int64),
+        top_p=np.full(count, 0.9),
+        min_p=np.zeros(count),
+        logprobs=np.full(count, -1, np.int64),
     )
 
 

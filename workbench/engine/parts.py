@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from workbench.config import EngineConfig
 from workbench.engine.executor import Executor
+from workbench.engine.limits import require_served_length
 from workbench.engine.memory import MemoryProfile, StepLimits, plan_memory
 from workbench.engine.scheduler import Scheduler
 from workbench.engine.static_batch import StaticScheduler
-from workbench.errors import ConfigError
 from workbench.kvcache.manager import KVCacheManager
 from workbench.kvcache.storage import KVStorage
 from workbench.models.folders import DUMMY, load_tokenizer
@@ -101,9 +101,5 @@ def _padded(token_bytes: tuple[bytes, ...], vocab: int) -> tuple[bytes, ...]:
 def _model_len(config: EngineConfig, spec: ModelSpec) -> int:
     """The longest request: the model's own maximum unless less is asked for."""
     wanted = config.max_model_len or spec.max_model_len
-    if wanted > spec.max_model_len:
-        raise ConfigError(
-            f"max_model_len={wanted} exceeds the {spec.max_model_len} positions of {config.model}; "
-            "give at most that, or None."
-        )
+    require_served_length(wanted, spec, config.model)
     return wanted

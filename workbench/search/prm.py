@@ -1,105 +1,69 @@
-"""The process reward model: how a partial solution is shown to it, and what its logits mean.
+"""The process reward model: a scoring engine and the format in which it is asked.
 
-RLHFlow's format (RLHFlow/Llama3.1-8B-PRM-Deepseek-Data) is a chat of (question + " " + step 0)
--> "+", step 1 -> "+", ...; a step's score is the softmax over the logits of "+" and "-" where the
-assistant's "+" is predicted. Each message is tokenised alone and the chat grows step by step: the
-input of a longer solution begins with the shorter one's, so a prefix cache serves it, and only a
-new step is ever tokenised.
+The format follows from the model: from its architecture where that has a value head, else from its
+name, since a language model's config does not say how it was trained to judge; or it is given.
+The law of every format: the input of k + 1 steps, up to step k's position, is the input of k steps,
+so a prefix cache serves a growing solution, and only a new step is ever tokenised.
 """
 
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 from workbench.core import TokenEngine
-from workbench.errors import ConfigError, ModelError, nearest
+from workbench.errors import ConfigError, nearest
+from workbench.search.prm_formats import FORMATS, TokenIds
 
-TokenIds: TypeAlias = "array[int]"  # of C integers: thousands of inputs are held at a time
-FORMATS = ("rlhflow",)
-GOOD, BAD = "+", "-"
+ARCHITECTURES = {
+    "Qwen2ForProcessRewardModel": "qwen2.5-math-prm",
+    "Qwen2ForPrmModel": "skywork",
+}
+"""Formats of reward models that their architecture tells."""
+
+NAMES = {
+    "tiny-prm": "rlhflow",
+    "llama-3.1-8b-prm": "rlhflow",
+    "llama3.1-8b-prm": "rlhflow",
+    "rlhflow": "rlhflow",
+    "math-shepherd": "math-shepherd",
+}
+"""Formats of language models by a part of their names, in lower case."""
+
 SCORE_UNIT = 2**16
 """Scores are whole multiples of 1 / SCORE_UNIT, so that beams with equal texts tie exactly."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChatPieces:
-    """What the chat template writes around the messages of a PRM chat, as text.
-
-    A chat of k steps is head + content + verdict_mark (+ GOOD + between + content + verdict_mark)*.
-    """
-
-    head: str
-    verdict_mark: str
-    between: str
-
-    @classmethod
-    def of(cls, tokenizer: Any) -> ChatPieces:
-        """Render a chat of stand-in texts and cut it at them.
-
-        Raises ModelError when the template does not repeat itself from turn to turn: then a longer
-        solution's input would not begin with a shorter one's.
-        """
-        contents = ["first marker", GOOD, "second marker", GOOD, "third marker", GOOD]
-        roles = ("user", "assistant")
-        messages = [{"role": roles[k % 2], "content": text} for k, text in enumerate(contents)]
-        rest = tokenizer.render_chat(messages, add_generation_prompt=False)
-        gaps = []
-        for marker in contents[::2]:
-            before, found, rest = rest.partition(marker)
-            if not found:
-                raise ModelError(
-                    "The PRM's chat template drops a user message; RLHFlow scoring needs all."
-                )
-            gaps.append(before)
-        gaps.append(rest)
-        return cls._from_gaps(gaps)
-
-    @classmethod
-    def _from_gaps(cls, gaps: list[str]) -> ChatPieces:
-        head, first, second, tail = gaps
-        mark, found, between = first.rpartition(GOOD)
-        if not found or first != second or not tail.startswith(mark + GOOD):
-            raise ModelError(
-                "The PRM's chat template writes a turn differently as the chat grows, so the input "
-                "of k + 1 steps would not begin with that of k steps; RLHFlow scoring needs it to."
-            )
-        return cls(head, mark, between)
+def known_format(name: str, architecture: str) -> str | None:
+    """The format of a model, by its architecture or by its name; None when neither tells it."""
+    if architecture in ARCHITECTURES:
+        return ARCHITECTURES[architecture]
+    tail = "/".join(name.lower().rstrip("/").split("/")[-2:])  # owner/name, or a folder's end
+    return next((format for part, format in NAMES.items() if part in tail), None)
 
 
 class PRM:
     """A scoring engine together with its format; shared by any number of searches.
 
-    Raises ConfigError for an unknown format, ModelError where the tokenizer or the chat template
-    cannot express the format.
+    format: None takes the one that fits the model. Raises ConfigError for a format that is unknown,
+    cannot be told, or is not for this model's head; ModelError where tokenizer or chat template
+    cannot express it.
     """
 
-    def __init__(self, engine: TokenEngine, format: str = "rlhflow") -> None:
-        if format not in FORMATS:
-            raise ConfigError(
-                f"PRM format is {format!r}; allowed: {', '.join(FORMATS)}."
-                f"{nearest(format, FORMATS)}"
-            )
+    def __init__(self, engine: TokenEngine, format: str | None = None) -> None:
         self.engine = engine
-        self.format = format
-        self.fingerprint = f"{engine.fingerprint}/{format}"
-        self._encode = engine.tokenizer.encode
-        pieces = ChatPieces.of(engine.tokenizer)
-        self.columns = (self._verdict_id(GOOD), self._verdict_id(BAD))
-        self._head = self._ids(pieces.head)
-        self._verdict_mark = self._ids(pieces.verdict_mark)
-        self._between = array("i", [self.columns[0]]) + self._ids(pieces.between)
+        self.format = _chosen(engine, format)
+        self.fingerprint = f"{engine.fingerprint}/{self.format}"
+        self._inputs = FORMATS[self.format](engine.tokenizer)
+        self.columns = self._inputs.columns
 
     def first_input(self, question: str, step: str) -> TokenIds:
-        """Token ids of a chat with one step; its last position predicts the verdict."""
-        return self._head + self._ids(f"{question} {step.strip()}") + self._verdict_mark
+        """Token ids of a solution with one step; its verdict is read at the last position."""
+        return self._inputs.first(question, step.strip())
 
     def next_input(self, token_ids: TokenIds, step: str) -> TokenIds:
-        """Token ids of the chat `token_ids` with one more step; `token_ids` is their beginning."""
-        return token_ids + self._between + self._ids(step.strip()) + self._verdict_mark
+        """Token ids of the solution `token_ids` with one more step; they are its beginning."""
+        return self._inputs.next(token_ids, step.strip())
 
     def fits(self, token_ids: TokenIds) -> bool:
         """Whether the engine takes a scoring request of this length."""
@@ -107,19 +71,35 @@ class PRM:
 
     @staticmethod
     def scores(logits: Iterable[Iterable[float]]) -> Iterator[float]:
-        """Probability of "+" for each row of (good, bad) logits, rounded to 2^-16."""
-        for good, bad in logits:
-            difference = min(max(float(bad) - float(good), -700.0), 700.0)
+        """A probability for each row, rounded to 2^-16.
+
+        A row of two logits is (good, bad), and its softmax taken; of a lone value the sigmoid,
+        which is the softmax of it and 0.
+        """
+        for good, *bad in logits:
+            difference = min(max(float(bad[0] if bad else 0.0) - float(good), -700.0), 700.0)
             yield round(SCORE_UNIT / (1.0 + math.exp(difference))) / SCORE_UNIT
 
-    def _ids(self, text: str) -> TokenIds:
-        return array("i", self._encode(text, add_special_tokens=False) if text else ())
 
-    def _verdict_id(self, text: str) -> int:
-        ids = self._ids(text)
-        if len(ids) != 1:
-            raise ModelError(
-                f"The PRM's tokenizer writes {text!r} as {len(ids)} tokens; "
-                "RLHFlow scoring needs it to be one."
-            )
-        return ids[0]
+def _chosen(engine: TokenEngine, given: str | None) -> str:
+    """The format given, or the known one; ConfigError lists the supported ones."""
+    supported = f"supported: {', '.join(FORMATS)}"
+    name = given or known_format(engine.name, engine.architecture)
+    if name is None:
+        raise ConfigError(
+            f"The PRM format of {engine.name} ({engine.architecture}) cannot be told from its name "
+            f"or architecture; {supported}. Give one: PRM(engine, format=...)."
+        )
+    if name not in FORMATS:
+        raise ConfigError(f"PRM format is {name!r}; {supported}.{nearest(name, tuple(FORMATS))}")
+    wanted = FORMATS[name].value_outputs
+    if wanted != engine.value_outputs:
+        raise ConfigError(
+            f"PRM format {name!r} reads {_head(wanted)}; {engine.name} ({engine.architecture}) "
+            f"has {_head(engine.value_outputs)}; {supported}."
+        )
+    return name
+
+
+def _head(outputs: int | None) -> str:
+    return "a vocabulary's logits" if outputs is None else f"a value head of {outputs} outputs"

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from workbench.core import RequestOutput
-from workbench.search.prm import PRM, TokenIds
+from workbench.search.prm import PRM
+from workbench.search.prm_formats import TokenIds
 from workbench.search.problems import Problem
 from workbench.search.requests import Beam
 from workbench.search.score_cache import ScoreCache

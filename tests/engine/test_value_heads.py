@@ -1,0 +1,90 @@
+"""Models with a value head answer scoring requests through the same engine, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+
+from tests.search.prm_tokenizers import qwen_like, save
+from workbench.core import SamplingParams
+from workbench.engine.engine import Engine
+from workbench.errors import ConfigError, ModelError, PromptError
+from workbench.models.loading import load_model
+
+pytest.importorskip("transformers")
+
+from tests.models.reward_models import HEADS, reward_model
+
+LIMITS = {"max_model_len": 256, "max_num_seqs": 8}
+
+
+@pytest.fixture(scope="module", params=HEADS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random reward model of each kind."""
+    folder = tmp_path_factory.mktemp(request.param)
+    reward_model(folder, request.param, vocab_size=save(qwen_like(), folder))
+    save(qwen_like(), folder)
+    return folder
+
+
+def test_values_are_the_same_in_any_batch_and_chunks(folder: Path) -> None:
+    """Bit for bit: alone, among others, in chunks, at other positions, out of the cache."""
+    draw = np.random.default_rng(0)
+    tokens = draw.integers(0, 250, 100).tolist()
+    engine = Engine(str(folder), num_blocks=64, **LIMITS)
+    columns = range(engine.value_outputs)
+    alone = engine.score(tokens, range(100), columns).logits
+    chunked = Engine(str(folder), num_blocks=64, max_num_batched_tokens=16, **LIMITS)
+    ids = [chunked.add_score(draw.integers(0, 250, 9 + k).tolist(), (5,), (0,)) for k in range(5)]
+    ids.append(chunked.add_score(tokens, (7, 50, 99), columns))
+    found = {}
+    while chunked.has_work:
+        found |= {output.request_id: output for output in chunked.step()}
+    assert np.array_equal(found[ids[-1]].logits, alone[[7, 50, 99]])
+    again = engine.score(tokens, (99,), columns)
+    assert again.num_cached_tokens == 96
+    assert np.array_equal(again.logits, alone[[99]])
+
+
+def test_it_gives_no_tokens_and_has_few_columns(folder: Path) -> None:
+    """What cannot be is refused at once, and by name."""
+    engine = Engine(str(folder), num_blocks=64, **LIMITS)
+    with pytest.raises(PromptError, match=r"value head.* cannot generate; use it as a PRM"):
+        engine.generate([[1, 2]], SamplingParams())
+    with pytest.raises(PromptError, match=r"value head.* cannot generate"):
+        next(engine.stream([1, 2], SamplingParams()))
+    with pytest.raises(PromptError, match=r"Column 2 is not in .*'s value head; allowed: 0 to"):
+        engine.score([1, 2], (0,), (2,))
+    assert not engine.has_work
+
+
+def test_sizes_are_those_of_the_spec(folder: Path) -> None:
+    """Head and biases are counted, and an lm_head that lies beside them is not held."""
+    model = load_model(str(folder))
+    assert model.weight_bytes == model.spec.weight_bytes(4) + model.spec.table_bytes(4)
+
+
+def test_a_head_that_is_incomplete_is_named(folder: Path, tmp_path: Path) -> None:
+    """A language model's file under a reward model's config is not taken for one."""
+    tensors = load_file(folder / "model.safetensors")
+    lacking = next(
+        name for name in tensors if name.endswith(("v_head.summary.bias", "score.2.bias"))
+    )
+    save_file({k: v for k, v in tensors.items() if k != lacking}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    with pytest.raises(ModelError, match=f"lacks the tensor '{lacking}'"):
+        load_model(str(tmp_path))
+
+
+def test_a_sliding_window_bounds_the_requests(tmp_path: Path) -> None:
+    """Mistral's window is no obstacle while every request fits into it."""
+    reward_model(tmp_path, "MistralForCausalLM", vocab_size=260, sliding_window=128)
+    save(qwen_like(), tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["sliding_window"] == 128
+    with pytest.raises(ConfigError, match=r"max_model_len=512 .* give max_model_len=128 at most"):
+        Engine(str(tmp_path), num_blocks=64)
+    assert Engine(str(tmp_path), num_blocks=64, max_model_len=128).max_model_len == 128

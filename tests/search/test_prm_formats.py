@@ -1,0 +1,170 @@
+"""Each PRM format writes what its model was trained on, step by step, and is found by its model."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.search.prm_tokenizers import mistral_like, qwen_like, save
+from workbench.errors import ConfigError, ModelError
+from workbench.search.prm import ARCHITECTURES, NAMES, PRM, known_format
+from workbench.search.prm_formats import FORMATS, Qwen25MathPRM
+from workbench.tokenizer import ByteTokenizer, Tokenizer
+
+TOKENIZERS = {
+    "rlhflow": qwen_like,
+    "qwen2.5-math-prm": qwen_like,
+    "skywork": qwen_like,
+    "math-shepherd": mistral_like,
+}
+BOS = {"skywork": "<|endoftext|>", "math-shepherd": "<s>"}
+STEPS = ["Step 1: 2 + 3 = 5.\n\n", " Step 2: so it is\n5.", "Step 1: 2 + 3 = 5.", "=-+"]
+TEXTS = st.text("St 1+-=\n.", min_size=1, max_size=9).filter(str.strip)
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory) -> dict[str, Tokenizer]:
+    """The tokenizer of each format."""
+    found = {}
+    for name, make in TOKENIZERS.items():
+        folder = tmp_path_factory.mktemp("tokenizer")
+        save(make(), folder, BOS.get(name))
+        found[name] = Tokenizer.from_folder(folder)
+    return found
+
+
+@pytest.fixture
+def prm_of(fake_engine, tokenizers):
+    """A PRM over a fake engine with a head as the format wants it."""
+
+    def make(name: str, tokenizer=None) -> PRM:
+        engine = fake_engine()
+        engine.tokenizer = tokenizer or tokenizers[name]
+        engine.value_outputs = FORMATS[name].value_outputs
+        return PRM(engine, format=name)
+
+    return make
+
+
+def inputs(prm: PRM, question: str, steps: list[str]) -> list[list[int]]:
+    """The input of 1, 2, ... steps."""
+    grown = [prm.first_input(question, steps[0])]
+    for step in steps[1:]:
+        grown.append(prm.next_input(grown[-1], step))
+    return [ids.tolist() for ids in grown]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=st.lists(TEXTS, min_size=2, max_size=5), other=TEXTS)
+def test_the_law_of_growing_inputs(prm_of, name, steps, other):
+    """k + 1 steps begin with k steps, whatever the last one is; a step's tokens are its own."""
+    prm = prm_of(name)
+    grown = inputs(prm, "What is 2 + 3?", steps)
+    for shorter, longer in pairwise(grown):
+        assert longer[: len(shorter)] == shorter
+    changed = inputs(prm, "What is 2 + 3?", [*steps[:-1], other])
+    assert changed[:-1] == grown[:-1]
+    again = inputs(prm, "Another?", [other, *steps[1:]])
+    added = [longer[len(shorter) :] for shorter, longer in pairwise(grown)]
+    assert added == [longer[len(shorter) :] for shorter, longer in pairwise(again)]
+
+
+def test_qwen_math_prm_is_the_model_cards_conversation(prm_of, tokenizers):
+    """The card tokenises the whole chat, steps joined by <extra_0>; ours ends at the last one."""
+    steps = [step.strip() for step in STEPS]
+    chat = [
+        {"role": "system", "content": Qwen25MathPRM.system},
+        {"role": "user", "content": "What is 2 + 3?"},
+        {"role": "assistant", "content": "<extra_0>".join(steps) + "<extra_0>"},
+    ]
+    tokenizer = tokenizers["qwen2.5-math-prm"]
+    whole = tokenizer.encode_chat(chat, add_generation_prompt=False)
+    mark = tokenizer.encode("<extra_0>")[0]
+    ends = [k + 1 for k, token in enumerate(whole) if token == mark]
+    prm = prm_of("qwen2.5-math-prm")
+    assert inputs(prm, "What is 2 + 3?", STEPS) == [whole[:end] for end in ends]
+    assert prm.columns == (1, 0)  # good first
+
+
+def test_skywork_is_the_published_preparation(prm_of, tokenizers):
+    """Begin-of-sequence, problem and newline in one; each step alone, then the newline's token."""
+    encode = tokenizers["skywork"].encode
+    expected, ids = [], encode("<|endoftext|>What is 2 + 3?\n")
+    for step in STEPS:
+        ids = ids + encode(step.strip()) + [encode("\n")[-1]]
+        expected.append(ids)
+    assert inputs(prm_of("skywork"), "What is 2 + 3?", STEPS) == expected
+
+
+def test_math_shepherd_is_the_model_cards_text(prm_of, tokenizers):
+    """The card tokenises "question step ки\\nstep ки" whole; ours is the same, cut at each "ки"."""
+    encode = tokenizers["math-shepherd"].encode
+    text = "What is 2 + 3? " + " ки\n".join(step.strip() for step in STEPS) + " ки"
+    whole = [*encode("<s>", add_special_tokens=False)[-1:], *encode(text)]
+    (mark,) = encode("ки")
+    ends = [k + 1 for k, token in enumerate(whole) if token == mark]
+    prm = prm_of("math-shepherd")
+    assert inputs(prm, "What is 2 + 3?", STEPS) == [whole[:end] for end in ends]
+    assert list(prm.columns) == encode("+ -")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("qwen2.5-math-prm", "'<extra_0>' as 9 tokens"),
+        ("math-shepherd", r"'\+ -' as 3 tokens"),
+    ],
+)
+def test_a_tokenizer_without_the_marks_is_refused(prm_of, name, message):
+    with pytest.raises(ModelError, match=message):
+        prm_of(name, ByteTokenizer())
+
+
+@pytest.mark.parametrize(
+    ("model", "architecture", "expected"),
+    [
+        ("tiny-prm", "LlamaForCausalLM", "rlhflow"),
+        ("dummy:llama-3.1-8b-prm", "LlamaForCausalLM", "rlhflow"),
+        ("RLHFlow/Llama3.1-8B-PRM-Deepseek-Data", "LlamaForCausalLM", "rlhflow"),
+        ("peiyi9979/math-shepherd-mistral-7b-prm", "MistralForCausalLM", "math-shepherd"),
+        ("anything", "Qwen2ForProcessRewardModel", "qwen2.5-math-prm"),
+        ("/models/skywork", "Qwen2ForPrmModel", "skywork"),
+        ("smollm2-135m", "LlamaForCausalLM", None),
+        ("math-shepherd/models/smollm2-135m", "LlamaForCausalLM", None),
+    ],
+)
+def test_formats_are_known_by_architecture_or_name(model, architecture, expected):
+    """Only the model's own name counts, not the folders above it."""
+    assert known_format(model, architecture) == expected
+
+
+def test_every_known_model_has_a_supported_format():
+    assert set(ARCHITECTURES.values()) | set(NAMES.values()) == set(FORMATS)
+
+
+def test_a_format_that_cannot_be_told_lists_the_supported(fake_engine):
+    engine = fake_engine()
+    engine.name = "smollm2-135m"
+    with pytest.raises(ConfigError, match=f"cannot be told .*supported: {', '.join(FORMATS)}"):
+        PRM(engine)
+    assert PRM(engine, format="rlhflow").format == "rlhflow"
+
+
+def test_a_format_for_another_head_is_refused(fake_engine):
+    """A language model has no labels, a value head no "+"."""
+    engine = fake_engine()
+    with pytest.raises(ConfigError, match=r"'skywork' reads a value head of 1 .* vocabulary"):
+        PRM(engine, format="skywork")
+    engine.value_outputs = 2
+    with pytest.raises(ConfigError, match=r"'rlhflow' reads a vocabulary's .* 2 outputs"):
+        PRM(engine, format="rlhflow")
+
+
+@given(st.floats(-80, 80, width=32))
+def test_a_lone_value_is_scored_by_its_sigmoid(value):
+    """As the softmax of it and 0."""
+    assert list(PRM.scores([(value,)])) == list(PRM.scores([(value, 0.0)]))
