@@ -38,11 +38,11 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-in for each byte (Radford et al. 2019), inverted."""
+def _byte_alphabet() -> dict[int, int]:
+    """GPT-2's printable stand-in for each byte (Radford et al. 2019), inverted: code -> byte."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in shown]
-    stand_ins = [*map(chr, shown), *(chr(256 + k) for k in range(len(hidden)))]
+    stand_ins = [*shown, *range(256, 256 + len(hidden))]
     return dict(zip(stand_ins, [*shown, *hidden], strict=True))
 
 
@@ -140,16 +140,15 @@ class Tokenizer:
 
     @property
     def _is_byte_level(self) -> bool:
-        rules = json.loads(self._backend.to_str())
-        return "ByteLevel" in json.dumps([rules.get("pre_tokenizer"), rules.get("decoder")])
+        return "ByteLevel" in f"{self._backend.pre_tokenizer!r} {self._backend.decoder!r}"
 
     @staticmethod
-    def _piece_bytes(piece: str, alphabet: dict[str, int] | None, added: bool) -> bytes:
+    def _piece_bytes(piece: str, alphabet: dict[int, int] | None, added: bool) -> bytes:
         if added:
             return piece.encode()
         if alphabet is None:
             return _sentencepiece_bytes(piece)
-        return bytes(alphabet[char] for char in piece)
+        return piece.translate(alphabet).encode("latin-1")
 
     def _special_texts(self) -> dict[str, str]:
         names = ("bos_token", "eos_token", "pad_token", "unk_token")
