@@ -15,6 +15,8 @@ def test_reports_a_sound_machine() -> None:
     assert doctor.run(Console(file=page, width=160)) == 0
     for topic in ("processor", "threads", "memory", "versions", "tiny-solver", "tiny-prm", "runs"):
         assert topic in page.getvalue()
+    for name in ("Qwen2ForProcessRewardModel", "math-shepherd"):  # what is supported
+        assert name in page.getvalue()
 
 
 def test_a_missing_browser_is_a_remark(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from workbench.errors import ModelError
+from workbench.models.architectures import ARCHITECTURES
 from workbench.models.layers import rotary_frequencies
 from workbench.models.spec import ModelSpec
 
@@ -41,6 +42,51 @@ def test_published_sizes() -> None:
     assert spec.kv_bytes_per_token(2, tp=8, pp=4) == 2 * 4 * 1 * 64 * 2
     assert spec.dtype == "bfloat16"
     assert dataclasses.replace(spec, tied=False).parameters() == 1_235_814_400 + 128256 * 2048
+
+
+QWEN_7B = {  # Qwen2.5-Math-PRM-7B
+    "architectures": ["Qwen2ForProcessRewardModel"],
+    "num_hidden_layers": 28,
+    "hidden_size": 3584,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "intermediate_size": 18944,
+    "vocab_size": 152064,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+    "sliding_window": 4096,
+    "use_sliding_window": False,
+}
+
+
+def test_a_value_head_takes_the_vocabularys_place() -> None:
+    """Qwen2.5-7B has 7,615,616,512 parameters; as a PRM its head is two layers with biases."""
+    language = ModelSpec.from_config(QWEN_7B | {"architectures": ["Qwen2ForCausalLM"]})
+    assert language.parameters() == 7_615_616_512
+    assert (language.outputs, language.value_head) == (152064, None)
+    judge = ModelSpec.from_config(QWEN_7B)
+    head = 3584 * 3584 + 3584 + 2 * 3584 + 2
+    assert judge.parameters() == 7_615_616_512 - 152064 * 3584 + head
+    assert judge.parameters(pp=2) == language.parameters(pp=2)  # the end with the embedding
+    assert judge.outputs == 2
+    assert judge.block_bytes(16, 2) == 896 * 1024
+    assert judge.flops(1, 0) - judge.flops(1, 0, logits=0) == 2 * (3584 * 3584 + 2 * 3584)
+    skywork = ModelSpec.from_config(QWEN_7B | {"architectures": ["Qwen2ForPrmModel"]})
+    assert judge.parameters() - skywork.parameters() == head - (3584 + 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"sliding_window": None}, None),
+        ({"sliding_window": 1024}, 1024),
+        ({}, 4096),  # as `transformers` reads a config without it
+    ],
+)
+def test_mistrals_window_is_known(given: dict[str, object], expected: int | None) -> None:
+    mistral = LLAMA_1B | {"architectures": ["MistralForCausalLM"]} | given
+    assert ModelSpec.from_config(mistral).sliding_window == expected
+    assert ModelSpec.from_config(LLAMA_1B | given).sliding_window is None
 
 
 def test_flops_are_two_a_weight_and_four_a_key() -> None:
@@ -78,7 +124,8 @@ def test_llama3_scaling_keeps_fast_rotations_and_stretches_slow_ones() -> None:
     ("change", "message"),
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel.*supported: LlamaForCausalLM"),
-        ({"architectures": None}, "supported: LlamaForCausalLM"),
+        ({"architectures": None}, f"supported: {', '.join(ARCHITECTURES)}"),
+        ({"use_sliding_window": True}, "use_sliding_window = True; supported: False"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu'; supported: 'silu'"),
         ({"attention_bias": True}, "attention_bias"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type 'yarn'"),

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from workbench import __version__
+from workbench.search.prm_formats import FORMATS
 
 PROFILES = ("quick", "default", "full", "thesis")
 PROFILE_HELP = (
@@ -87,6 +88,7 @@ def _run(command: Parser) -> None:
     _value(command, "--level", "L", "only problems of this level (1 to 5)", kind=int)
     _value(command, "--llm", "MODEL", "generator: short name, hub id or folder", "tiny-solver")
     _value(command, "--prm", "MODEL", "process reward model", "tiny-prm")
+    _choice(command, "--prm-format", tuple(FORMATS), "how it is asked (default: as its name tells)")
     _value(command, "--total-memory", "SIZE", "memory of both models together", "64MiB")
     _value(command, "--llm-share", "S", "the LLM's share of it, in (0, 1)", 0.3)
     _choice(command, "--strategy", ("beam_search", "best_of_n"), "how to search", "beam_search")

@@ -21,6 +21,8 @@ from workbench.config import format_size
 from workbench.errors import WorkbenchError
 from workbench.experiments.machine import cpu_features, git_state, machine_facts, versions
 from workbench.experiments.paths import project_root, runs_folder
+from workbench.models.architectures import ARCHITECTURES
+from workbench.search.prm_formats import FORMATS
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 EXTRAS = {
@@ -53,6 +55,7 @@ def examine() -> Iterator[Finding]:
     """Every finding, cheapest first."""
     yield from machine()
     yield from software()
+    yield from supported()
     yield from embedded_models()
     yield browser()
     yield store()
@@ -96,6 +99,12 @@ def software() -> Iterator[Finding]:
     for name, (purpose, remedy) in EXTRAS.items():
         if not _installed(name):
             yield Finding(name, f"not installed; wanted by: {purpose}", remedy)
+
+
+def supported() -> Iterator[Finding]:
+    """What may be asked for by name."""
+    yield Finding("architectures", ", ".join(ARCHITECTURES))
+    yield Finding("PRM formats", ", ".join(FORMATS))
 
 
 def embedded_models() -> Iterator[Finding]:

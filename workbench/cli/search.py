@@ -26,7 +26,7 @@ def run(given: argparse.Namespace) -> int:
     settings = {name: getattr(given, name) for name in OPTIONS} | key_values(given.set, "--set")
     spec = RunSpec(SweepConfig.from_dict(settings), given.llm_share, given.seed)
     llm, prm = (build_engine(spec.engine(role)) for role in ("llm", "prm"))
-    result = search([problem], llm, prm, spec.search, spec.seed)
+    result = search([problem], llm, prm, spec.search, spec.seed, given.prm_format)
     show(result, problem, given.tree_depth, terminal())
     return 0
 

@@ -73,13 +73,18 @@ def make_strategy(config: SearchConfig) -> Strategy:
 
 
 def search(
-    problems: list[Any], llm: Engine, prm: Engine, config: SearchConfig, seed: int
+    problems: list[Any],
+    llm: Engine,
+    prm: Engine,
+    config: SearchConfig,
+    seed: int,
+    prm_format: str | None = None,
 ) -> SearchResult:
-    """One search with the settings of `config`."""
+    """One search with the settings of `config`; prm_format: None is the model's own."""
     return run_search(
         problems,
         llm=llm,
-        prm=PRM(prm),
+        prm=PRM(prm, prm_format),
         strategy=make_strategy(config),
         seed=seed,
         min_problem_batch=config.min_problem_batch,

@@ -88,7 +88,8 @@ def _chosen(engine: TokenEngine, given: str | None) -> str:
     if name is None:
         raise ConfigError(
             f"The PRM format of {engine.name} ({engine.architecture}) cannot be told from its name "
-            f"or architecture; {supported}. Give one: PRM(engine, format=...)."
+            f"or architecture; {supported}. Give one: PRM(engine, format=...), or "
+            "`workbench run --prm-format`."
         )
     if name not in FORMATS:
         raise ConfigError(f"PRM format is {name!r}; {supported}.{nearest(name, tuple(FORMATS))}")
