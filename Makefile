@@ -4,7 +4,8 @@
 #                    and the notebooks' parameters               llm=FOLDER total_memory=40GiB seeds=[0]
 #   make test        the tests                                   TESTS=tests/kvcache  WORKERS=1
 #   make lab         JupyterLab on the notebooks
-#   make bench       the benchmarks, into build/bench            BENCH="engine search identity"
+#   make bench       the benchmarks, into build/bench            BENCH="engine search identity memory"
+#   make bench-peers vLLM and llama.cpp, to bench against        PEERS="vllm llama.cpp"
 #   make clean       everything that can be made again; measured runs (reports/runs) stay
 #
 # TORCH_INDEX=URL chooses where torch comes from, PYTHON=python3.12 the interpreter, NO_BROWSER=1 leaves apt alone.
@@ -17,7 +18,8 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 VENV ?= .venv
 BIN := $(VENV)/bin
 PROFILE ?= default
-BENCH ?= engine search identity
+BENCH ?= engine search identity memory
+PEERS ?= vllm llama.cpp
 TESTS ?= tests
 WORKERS ?= 2
 ARGS ?=
@@ -30,7 +32,7 @@ GIVEN = $(foreach name,$(PARAMETERS),$(if $(filter command,$(origin $(name))),-p
 CONTENTS := $(shell cat pyproject.toml constraints.txt .ci/setup | cksum | tr -d ' ')
 READY := $(VENV)/.installed-$(CONTENTS)
 
-.PHONY: help setup figures test lab bench clean
+.PHONY: help setup figures test lab bench bench-peers clean
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
 
@@ -52,6 +54,9 @@ lab: $(READY)
 bench: $(READY)
 	@mkdir -p build/bench
 	for name in $(BENCH); do $(BIN)/workbench bench $$name --json build/bench/$$name.json $(ARGS); done
+
+bench-peers:
+	@PYTHON=$${PYTHON:-python3} .ci/peers $(PEERS)
 
 clean:
 	rm -rf $(VENV) build dist reports/notebooks *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

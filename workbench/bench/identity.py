@@ -2,30 +2,47 @@
 
 One search is run under settings that share nothing but the models, the problems and the seed; every
 node of every tree is compared with the first setting's, token by token and score by score. The last
-setting leaves each engine just one request's worth of blocks, so that requests are preempted all
+settings leave each engine only a few requests' worth of blocks, so that requests are preempted all
 the time. A record holds the fraction of equal nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import pandas as pd
 from tqdm.auto import tqdm
 
 from workbench.bench.record import Row
+from workbench.bench.workload import Workload, is_tiny, real_workload, reward_model
 from workbench.config import parse_size
 from workbench.engine.engine import Engine
-from workbench.search.beam import BeamSearch
-from workbench.search.prm import PRM
 from workbench.search.problems import load_problems
 from workbench.search.result import SearchResult
-from workbench.search.runner import run_search
 
 PROFILES = {"quick": 6, "default": 32, "full": 128}  # problems
-TOTAL = "64MiB"
-MODE = {"batch_invariant": True, "n": 16, "beam_width": 4, "total_memory": TOTAL}
+REAL_PROBLEMS = {"quick": 2, "default": 8, "full": 8}  # of a generator of true size
+REAL_DEPTH = 4  # iterations
+MODE = {"batch_invariant": True, "n": 16, "beam_width": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The memory that settings deal out, and the longest request; None: the model's own.
+
+    total: of both engines, weights included where so said; least_tokens: an engine's positions when
+    preemption is forced.
+    """
+
+    total: str = "64MiB"
+    with_weights: bool = True
+    max_model_len: int | None = None
+    least_tokens: int = 2048
+
+
+TINY_ROOM = Room()
+REAL_ROOM = Room("2GiB", with_weights=False, max_model_len=2048, least_tokens=4096)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +61,21 @@ class Setting:
         sizes = f"seqs{self.max_num_seqs},block{self.block_size}"
         return f"{where},{sizes},chunk{self.max_num_batched_tokens}"
 
-    def engine(self, model: str, share: float | None) -> Engine:
+    def engine(self, model: str, share: float | None, room: Room) -> Engine:
         """An engine under this setting with its share of the memory."""
         settings: dict[str, object] = {
             "max_num_seqs": self.max_num_seqs,
             "block_size": self.block_size,
             "max_num_batched_tokens": self.max_num_batched_tokens,
+            "max_model_len": room.max_model_len,
             "activations_in_total": False,
         }
         if share is None:
-            return Engine(model, num_blocks=-(-2048 // self.block_size), **settings)
-        return Engine(model, memory=int(share * parse_size(TOTAL)), **settings)
+            return Engine(model, num_blocks=-(-room.least_tokens // self.block_size), **settings)
+        settings["memory" if room.with_weights else "kv_memory"] = int(
+            share * parse_size(room.total)
+        )
+        return Engine(model, **settings)
 
 
 # Four splits, two batch sizes, two block sizes; then preemption forced.
@@ -70,16 +91,44 @@ SETTINGS = (
     Setting(None, 64, 16),
     Setting(None, 64, 8, 256),
 )
+# The same four splits and sizes in half as many, since a search takes minutes.
+REAL_SETTINGS = (
+    Setting(0.3, 64, 16),
+    Setting(0.08, 16, 8, 256),
+    Setting(0.2, 16, 16, 256),
+    Setting(0.5, 64, 8),
+    Setting(None, 64, 16, 256),
+)
 
 
 def run(
-    profile: str = "default", llm: str = "tiny-solver", prm: str = "tiny-prm", seed: int = 0
+    profile: str = "default",
+    llm: str = "tiny-solver",
+    prm: str | None = None,
+    seed: int = 0,
+    problems: str | None = None,
 ) -> Iterator[Row]:
-    """A row a setting: the fraction of nodes equal to the first setting's; its preemptions."""
-    problems = load_problems("tiny", limit=PROFILES[profile])
+    """A row a setting: the fraction of nodes equal to the first setting's; its preemptions.
+
+    prm: None is tiny-prm beside tiny-solver, else the generator itself. problems: what a generator
+    of true size searches.
+    """
+    if is_tiny(llm):
+        chosen = tuple(load_problems("tiny", limit=PROFILES[profile]))
+        workload = Workload(llm, reward_model(llm, prm), chosen, max_depth=40, max_step_tokens=256)
+        yield from compare(workload, SETTINGS, TINY_ROOM, seed)
+    else:
+        workload = real_workload(llm, prm, problems, REAL_PROBLEMS[profile])
+        yield from compare(replace(workload, max_depth=REAL_DEPTH), REAL_SETTINGS, REAL_ROOM, seed)
+
+
+def compare(
+    workload: Workload, settings: Sequence[Setting], room: Room, seed: int = 0
+) -> Iterator[Row]:
+    """The workload under each setting, each tree beside the first."""
     first: pd.DataFrame | None = None
-    for setting in tqdm(SETTINGS, desc="settings"):
-        result = search(setting, problems, llm, prm, seed)
+    for setting in tqdm(settings, desc="settings"):
+        result = search(setting, workload, room, seed)
         nodes = result.tree.set_index(["problem_id", "node_id"]).sort_index()
         first = nodes if first is None else first
         yield Row(
@@ -89,17 +138,11 @@ def run(
         yield Row(f"preemptions@{setting.name}", preempted, "requests")
 
 
-def search(setting: Setting, problems: list, llm: str, prm: str, seed: int) -> SearchResult:
+def search(setting: Setting, workload: Workload, room: Room, seed: int) -> SearchResult:
     """The one search, under a setting."""
     rest = None if setting.share is None else 1 - setting.share
-    return run_search(
-        problems,
-        llm=setting.engine(llm, setting.share),
-        prm=PRM(setting.engine(prm, rest)),
-        strategy=BeamSearch(n=16, beam_width=4, max_depth=40),
-        seed=seed,
-        temperature=0.8,
-    )
+    prm = workload.reward(setting.engine(workload.prm, rest, room))
+    return workload.search(setting.engine(workload.llm, setting.share, room), prm, seed)
 
 
 def equal_share(first: pd.DataFrame, other: pd.DataFrame) -> float:

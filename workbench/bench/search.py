@@ -3,7 +3,8 @@
 Every seed runs three searches over the same problems: beam search, beam search whose scores are
 dealt out at random, and 16 samples (pass@1 and majority vote). Gains are paired by problem; their
 intervals draw problems. The first problems are searched once more without PRM cache and score
-cache, for the tokens that both save. What it does not do: choose settings; they are the study's.
+cache, for the tokens that both save. A generator of true size is real_search.py's. What it does not
+do: choose settings; they are the study's.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from tqdm.auto import tqdm
 
+from workbench.bench import real_search
 from workbench.bench.record import Row
 from workbench.bench.rows import interval_row, plain_row
+from workbench.bench.workload import is_tiny, real_workload, reward_model
 from workbench.engine.engine import Engine
 from workbench.experiments.statistics import bootstrap_mean
 from workbench.search.beam import BeamSearch
@@ -26,6 +29,7 @@ from workbench.search.result import SearchResult
 from workbench.search.runner import run_search
 
 PROFILES = {"quick": (8, 1), "default": (32, 2), "full": (128, 5)}  # problems, seeds
+REAL_PROBLEMS = {"quick": 2, "default": 8, "full": 8}  # of a generator of true size
 N, BEAM_WIDTH, MAX_DEPTH, IN_FLIGHT = 16, 4, 40, 32
 BLOCKS = 16384  # roomy: what is measured is the search, not the memory
 UNCACHED_PROBLEMS = 16  # searched without caches: the slowest search of all
@@ -78,10 +82,22 @@ class Pair:
 def run(
     profile: str = "default",
     llm: str = "tiny-solver",
-    prm: str = "tiny-prm",
+    prm: str | None = None,
     seeds: int | None = None,
+    problems: str | None = None,
 ) -> Iterator[Row]:
-    """The rows of `workbench bench search`; seeds: as many as these instead of the profile's."""
+    """The rows of `workbench bench search`.
+
+    prm: None is tiny-prm beside tiny-solver, else the generator itself. seeds: as many as these
+    instead of the profile's, on the tiny pair. problems: what a generator of true size searches.
+    """
+    if is_tiny(llm):
+        yield from _tiny_rows(profile, llm, reward_model(llm, prm), seeds)
+    else:
+        yield from real_search.rows(real_workload(llm, prm, problems, REAL_PROBLEMS[profile]))
+
+
+def _tiny_rows(profile: str, llm: str, prm: str, seeds: int | None) -> Iterator[Row]:
     limit, all_seeds = PROFILES[profile]
     seeds = seeds or all_seeds
     problems = load_problems("tiny", limit=limit)

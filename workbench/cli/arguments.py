@@ -25,7 +25,7 @@ SET_HELP = (
 )
 DRY_RUN_HELP = "list runs, feasible shares and expected minutes; run nothing"
 STATUSES = ("finished", "failed", "infeasible", "unreadable")
-BENCHES = ("engine", "search", "identity")
+BENCHES = ("engine", "search", "identity", "memory")
 Parser = argparse.ArgumentParser
 
 
@@ -144,6 +144,12 @@ def _bench(command: Parser) -> None:
     _value(command, "--prm", "MODEL", "search, identity: reward model (default: tiny-prm)")
     _value(command, "--seed", "K", "where the bench takes one (default: 0)", kind=int)
     _value(command, "--seeds", "N", "search: how many, not the profile's number", kind=int)
+    problems = "search, identity, memory: problem file (default: math500) for models but the tiny"
+    _value(command, "--problems", "PATH", problems)
+    repeats = "engine, memory: how many, not the profile's number"
+    _value(command, "--repeats", "N", repeats, kind=int)
+    peers = "engine: installed (default), none, or names joined by commas; see make bench-peers"
+    _value(command, "--peers", "NAMES", peers)
 
 
 def _train(command: Parser) -> None:

@@ -11,20 +11,24 @@ from workbench.bench.record import Row, record, write_record
 from workbench.cli.settings import terminal
 from workbench.errors import ConfigError
 
-OPTIONS = ("profile", "model", "llm", "prm", "seed", "seeds")
+OPTIONS = ("profile", "model", "llm", "prm", "problems", "seed", "seeds", "repeats", "peers")
 
 
 def run(given: argparse.Namespace) -> int:
-    """Measure, print each row, write the record when asked."""
+    """Measure, print each row, write the record when asked: also of a run that was broken off."""
     module, console = import_module(f"workbench.bench.{given.name}"), terminal()
     settings = accepted(module.run, given)
-    rows = []
-    for row in module.run(**settings):
-        rows.append(row)
-        console.print(line(row))
-    if given.json:
-        mode = settings | getattr(module, "MODE", {})
-        console.print(f"written: {write_record(record(given.name, rows, mode), given.json)}")
+    rows: list[Row] = []
+    complete = False
+    try:
+        for row in module.run(**settings):
+            rows.append(row)
+            console.print(line(row))
+        complete = True
+    finally:
+        if given.json and rows:
+            mode = settings | getattr(module, "MODE", {}) | {"complete": complete}
+            console.print(f"written: {write_record(record(given.name, rows, mode), given.json)}")
     return 0
 
 

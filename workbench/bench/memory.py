@@ -1,0 +1,96 @@
+"""What memory the engine takes: beams that share their past, and an engine that starts.
+
+kv_beams_saving: the 16 beams of one problem, as a real search had them when they were longest, in
+blocks with shared prefixes against one contiguous piece each of exactly its length. The cache
+manager is given what it was given in the search: each beam's path is admitted, then its own step is
+room of its own, so equal steps of two beams count twice. startup_s and startup_peak_over_budget:
+startup.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pandas as pd
+
+from workbench.bench.record import Row
+from workbench.bench.rows import plain_row
+from workbench.bench.startup import measure
+from workbench.bench.workload import Workload, is_tiny, real_workload, reward_model
+from workbench.engine.engine import Engine
+from workbench.kvcache.manager import KVCacheManager
+from workbench.search.problems import load_problems
+from workbench.search.runner import chat_prompt
+
+PROBLEMS = {"quick": 1, "default": 3, "full": 8}
+STARTS = {"quick": 1, "default": 5, "full": 9}
+BLOCK_SIZE = 16
+KV_MEMORY = {True: "64MiB", False: "1GiB"}  # of an engine; whether the model is one of the tiny
+MODE = {"batch_invariant": True, "n": 16, "beam_width": 4, "block_size": BLOCK_SIZE}
+Beam = tuple[list[int], list[int]]  # the tokens before its own step, and its step's
+
+
+def run(
+    profile: str = "default",
+    model: str = "tiny-solver",
+    prm: str | None = None,
+    seed: int = 0,
+    problems: str | None = None,
+    repeats: int | None = None,
+) -> Iterator[Row]:
+    """The rows of `workbench bench memory`. repeats: starts, instead of the profile's."""
+    kv_memory = KV_MEMORY[is_tiny(model)]
+    starts = [measure(model, kv_memory) for _ in range((repeats or STARTS[profile]) + 1)][1:]
+    yield plain_row("startup_s", [start.seconds for start in starts], "s")
+    yield Row("startup_cold_s", measure(model, kv_memory, cold=True).seconds, "s", repeats=1)
+    peaks = [start.peak_bytes for start in starts]
+    yield plain_row("startup_peak_bytes", peaks, "B")
+    over = [start.peak_bytes / start.budget_bytes for start in starts]
+    yield plain_row("startup_peak_over_budget", over, "fraction")
+    workload = _workload(model, prm, problems, PROBLEMS[profile])
+    savings = list(savings_of(workload, kv_memory, seed))
+    yield plain_row("kv_beams_saving", savings, "x")
+
+
+def _workload(model: str, prm: str | None, source: str | None, limit: int) -> Workload:
+    if not is_tiny(model):
+        return real_workload(model, prm, source, limit)
+    chosen = tuple(load_problems("tiny", limit=limit))
+    return Workload(model, reward_model(model, prm), chosen, max_depth=40)
+
+
+def savings_of(workload: Workload, kv_memory: str, seed: int) -> Iterator[float]:
+    """For each problem: bytes of contiguous pieces over bytes of the blocks used, all n beams."""
+    llm = Engine(workload.llm, kv_memory=kv_memory, block_size=BLOCK_SIZE)
+    prm = workload.reward(Engine(workload.prm, kv_memory=kv_memory))
+    for problem in workload.problems:
+        result = replace(workload, problems=(problem,)).search(llm, prm, seed)
+        beams = longest_beams(result.tree, chat_prompt(problem, llm), workload.n)
+        if beams:
+            tokens = sum(len(before) + len(step) for before, step in beams)
+            yield tokens / (blocks_used(beams) * BLOCK_SIZE)
+
+
+def longest_beams(tree: pd.DataFrame, prompt: list[int], n: int) -> list[Beam]:
+    """The beams of the iteration that holds most tokens, of those in which all n were sampled."""
+    tokens_to: dict[str, list[int]] = {}
+    iterations: dict[int, list[Beam]] = {}
+    for node in tree.sort_values("depth").itertuples():
+        before = tokens_to.get(str(node.parent_id), prompt)
+        step: list[int] = list(node.token_ids)  # type: ignore[arg-type]
+        tokens_to[str(node.node_id)] = before + step
+        iterations.setdefault(int(node.depth), []).append((before, step))  # type: ignore[arg-type]
+    whole = [beams for beams in iterations.values() if len(beams) == n]
+    return max(whole, key=lambda beams: sum(len(b) + len(s) for b, s in beams), default=[])
+
+
+def blocks_used(beams: Sequence[Beam]) -> int:
+    """Active blocks when all beams are held at once: paths admitted first, then their steps."""
+    most = sum(-(-(len(before) + len(step)) // BLOCK_SIZE) for before, step in beams)
+    cache = KVCacheManager(num_blocks=most, block_size=BLOCK_SIZE)
+    for number, (before, _) in enumerate(beams):
+        assert cache.allocate(number, before) is not None
+    for number, (before, step) in enumerate(beams):
+        assert cache.extend(number, before + step) is not None
+    return cache.num_active

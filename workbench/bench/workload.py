@@ -1,0 +1,75 @@
+"""What the search benchmarks search: the tiny family, or MATH problems for a model of true size.
+
+A real generator needs a reward model that takes its share of time; where none is named, the
+generator's own weights are asked in RLHFlow's form: the shape and the cost of a PRM, scores that
+mean nothing. So such a workload is for speed, memory and sameness, never for accuracy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workbench.engine.engine import Engine
+from workbench.search.beam import BeamSearch
+from workbench.search.prm import PRM
+from workbench.search.problems import Problem, load_problems
+from workbench.search.result import SearchResult
+from workbench.search.runner import run_search
+
+TINY = {"tiny-solver": "tiny-prm"}  # generator -> its reward model
+TINY_SOURCE, REAL_SOURCE = "tiny", "math500"
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Problems, models and the search over them. max_step_tokens: of one step, at most."""
+
+    llm: str
+    prm: str
+    problems: tuple[Problem, ...]
+    n: int = 16
+    beam_width: int = 4
+    max_depth: int = 10
+    max_step_tokens: int = 128
+    in_flight: int = 8
+
+    @property
+    def label(self) -> str:
+        """The generator's name as rows carry it: `smollm2` of `smollm2-135m`."""
+        return Path(self.llm).name.split("-")[0].lower()
+
+    def reward(self, engine: Engine) -> PRM:
+        """The scoring end over an engine of `prm`."""
+        return PRM(engine, "rlhflow" if self.prm == self.llm else None)
+
+    def search(self, llm: Engine, prm: PRM, seed: int = 0, **settings: Any) -> SearchResult:
+        """Beam search over all problems."""
+        return run_search(
+            list(self.problems),
+            llm=llm,
+            prm=prm,
+            strategy=BeamSearch(self.n, self.beam_width, self.max_depth),
+            seed=seed,
+            temperature=0.8,
+            max_step_tokens=self.max_step_tokens,
+            min_problem_batch=self.in_flight,
+            **settings,
+        )
+
+
+def is_tiny(llm: str) -> bool:
+    """Whether the generator is the embedded one, whose searches are studied for accuracy too."""
+    return llm in TINY
+
+
+def reward_model(llm: str, prm: str | None) -> str:
+    """The reward model's name: as given, else the generator's own."""
+    return prm or TINY.get(llm, llm)
+
+
+def real_workload(llm: str, prm: str | None, source: str | None, limit: int) -> Workload:
+    """Eight or so MATH problems, 16 beams, 10 iterations of at most 128 tokens."""
+    problems = load_problems(source or REAL_SOURCE, limit=limit)
+    return Workload(llm, reward_model(llm, prm), tuple(problems))
