@@ -8,7 +8,7 @@ import pytest
 
 from workbench.engine.memory import StepLimits, device_memory, plan_memory, total_bytes
 from workbench.errors import ConfigError, OutOfMemory
-from workbench.models.llama import Buffers, LlamaModel
+from workbench.models.llama import LlamaModel
 from workbench.models.loading import load_model
 
 LIMITS = StepLimits(max_num_batched_tokens=256, max_num_seqs=16, max_model_len=64)
@@ -49,7 +49,7 @@ def test_activations_cover_buffers_and_grow_with_the_step(model: LlamaModel) -> 
     small = plan_memory(model, LIMITS, 16, num_blocks=8).activations
     wide = StepLimits(1024, 16, 64)
     large = plan_memory(model, wide, 16, num_blocks=8).activations
-    held = Buffers(model.spec, 1024, 16, model.embedding).nbytes
+    held = model.buffers(1024, 16).nbytes
     assert held < large < held + 2**20
     assert small < large == plan_memory(model, wide, 16, num_blocks=8).activations
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 
 import numpy as np
 import pytest
-import torch
 
 from tests.models.plain_driver import Driver
 from workbench.core import WantedLogits
-from workbench.models.layers import Linear, RowTiles, find_row_tiles
+from workbench.kernels.cpu import CpuKernels
+from workbench.kernels.team import Team
 from workbench.models.llama import LlamaModel
 from workbench.models.loading import load_model
 
@@ -90,38 +89,14 @@ def test_logits_after_a_prefix_hit_are_those_of_a_full_prefill(model: LlamaModel
 
 
 def test_logits_do_not_depend_on_the_number_of_threads(model: LlamaModel) -> None:
-    """One thread and two give the same bits, for a batch that a BLAS would split."""
+    """One thread and three give the same bits, for a batch of many pieces."""
     tokens = np.random.default_rng(3).integers(0, VOCAB, 300).tolist()
-    before, seen = torch.get_num_threads(), []
+    assert isinstance(model.kernels, CpuKernels)
+    before, seen = model.kernels.team, []
     try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
+        for threads in (1, 3):
+            model.kernels.team = Team(threads)
             seen.append(logits_in_chunks(Driver(model), "a", tokens, 300))
     finally:
-        torch.set_num_threads(before)
+        model.kernels.team = before
     assert np.array_equal(*seen)
-
-
-@pytest.mark.parametrize("shape", [(128, 1088), (1280, 320), (100, 33), (64, 2)])
-def test_products_in_the_tiles_found_are_invariant(shape: tuple[int, int]) -> None:
-    """Every number of rows up to 300 gives the rows of the largest product."""
-    generator = torch.Generator().manual_seed(5)
-    product = Linear(torch.randn(*shape, generator=generator))
-    product.cut(find_row_tiles(product.weight))
-    x = torch.randn(364, shape[0], generator=generator)
-    expected, out = torch.empty(364, shape[1]), torch.empty(364, shape[1])
-    product(x, 300, expected)
-    for rows in (*range(1, 40), 63, 64, 65, 127, 128, 129, 200, 255, 257, 299):
-        product(x, rows, out)
-        assert torch.equal(out[:rows], expected[:rows]), rows
-
-
-def test_row_tiles_cover_all_rows_in_allowed_sizes() -> None:
-    """Spans join without a gap, none larger than allowed, each a multiple."""
-    for tiles in (RowTiles(2, 128, 9), RowTiles(64, 64, 9), RowTiles(16, 32, 9)):
-        for rows in (1, 2, 63, 64, 129, 500):
-            spans = list(tiles.spans(rows))
-            assert spans[0][0] == 0
-            assert spans[-1][1] == tiles.pad(rows) >= rows
-            assert all(a[1] == b[0] for a, b in pairwise(spans))
-            assert all((b - a) % tiles.multiple == 0 and b - a <= tiles.largest for a, b in spans)

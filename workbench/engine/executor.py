@@ -18,8 +18,8 @@ from workbench.core import SamplingRows, StepPlan, StepResult, WantedLogits
 from workbench.errors import ConfigError, StepError
 from workbench.kernels import ForwardContext, LayerCache
 from workbench.kvcache.storage import KVStorage
-from workbench.models.layers import Linear, find_row_tiles
-from workbench.models.llama import Buffers, LlamaModel
+from workbench.models.layers import Linear
+from workbench.models.llama import LlamaModel
 from workbench.sampling.sampler import Logprobs, sample
 
 Clock = Callable[[], float]
@@ -69,7 +69,7 @@ class Executor:
             batch_invariant,
             clock,
         )
-        self.buffers = Buffers(model.spec, max_num_batched_tokens, max_num_seqs, model.embedding)
+        self.buffers = model.buffers(max_num_batched_tokens, max_num_seqs)
         self._caches = [
             LayerCache(
                 storage.data, int(base), storage.block_size, storage.kv_heads, storage.head_dim
@@ -79,7 +79,6 @@ class Executor:
         self._columns: dict[
             bytes, Linear
         ] = {}  # output matrices of the columns that scoring asks for
-        model.choose_row_tiles(batch_invariant)
 
     def submit(self, plan: StepPlan) -> StepHandle:
         """Start a step. Its errors are raised by the handle, not here."""
@@ -125,21 +124,15 @@ class Executor:
 
     def _wanted_logits(self, hidden: torch.Tensor, wanted: WantedLogits) -> NDArray[np.float32]:
         """float32 [rows, columns]: of the vocabulary or the value head, the asked columns only."""
-        head, count = self._head_of(wanted.columns), len(wanted.rows)
-        padded = max(product.tiles.pad(count) for product in (*self.model.inner, head))
-        rows = torch.zeros(padded, dtype=torch.int64)
-        rows[:count] = torch.from_numpy(wanted.rows)
-        x = self.model.head_inputs(hidden.index_select(0, rows.to(hidden.device)), count)
-        out = hidden.new_empty(padded, len(wanted.columns))
-        head(x, count, out)
-        return out[:count].float().cpu().numpy()
+        rows = torch.from_numpy(np.require(wanted.rows, np.int64, ("C", "W"))).to(hidden.device)
+        out = hidden.new_empty(len(wanted.rows), len(wanted.columns))
+        self._head_of(wanted.columns)(self.model.head_inputs(hidden.index_select(0, rows)), out)
+        return out.float().cpu().numpy()
 
     def _head_of(self, columns: NDArray[np.int64]) -> Linear:
         key = np.ascontiguousarray(columns, np.int64).tobytes()
         if key not in self._columns:
-            chosen = torch.from_numpy(columns).to(self.model.device)
-            head = self.model.head.columns(chosen)
-            if self.batch_invariant:
-                head.cut(find_row_tiles(head.weight))
-            self._columns[key] = head
+            chosen = torch.from_numpy(np.require(columns, np.int64, ("C", "W")))
+            model = self.model
+            self._columns[key] = model.head.columns(chosen.to(model.device), model.final_norm)
         return self._columns[key]

@@ -1,52 +1,98 @@
-"""What is worth a kernel: attention over blocks, storing keys and values, norms, SwiGLU.
+"""What is worth a kernel: products with packed weights, attention over blocks, norms.
 
 `load_kernels` chooses one implementation for a device, once; all have the signatures of `Kernels`.
-`reference` is plain torch and says what is meant; `cpu` is numba and is what runs. Matrix products
-are not here: torch has them.
+`reference` is plain torch and says what is meant; `cpu` is numba and is what runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from workbench.kernels.context import ForwardContext, LayerCache
+from workbench.kernels.quantised import Quantised
 
-__all__ = ["ForwardContext", "Kernels", "LayerCache", "load_kernels"]
+__all__ = ["ForwardContext", "Kernels", "LayerCache", "Quantised", "load_kernels"]
+
+Part = torch.Tensor | Quantised  # some rows of a weight matrix, [outputs, inputs] as files have it
 
 
-@dataclass(frozen=True, slots=True)
-class Kernels:
-    """One device's kernels, for T rows of fused queries, keys and values.
+class Kernels(ABC):
+    """One device's kernels, for T rows of hidden states, or of fused queries, keys and values.
 
-    width = (heads + 2 * kv_heads) * head_dim of such a row.
-
-    rms_norm(x [T, hidden], weight [hidden], epsilon, out [T, hidden]): out = x / rms(x) * weight.
-    add_rms_norm(x, delta, weight, epsilon, out): x += delta, then out = rms_norm(x).
-    store_kv(qkv [T, width], cosine, sine [positions, head_dim / 2], cache, context): rotates
-        queries and keys in place by their positions, then writes keys and values to the cache.
-    attend(qkv [T, width], out [T, heads * head_dim], cache, context): causal attention of each
-        row's query over the cached keys of its sequence at positions <= its own, scaled by
-        1 / sqrt(head_dim).
-    silu_mul(gate_up [T, 2 * inner], out [T, inner]): silu(gate) * up.
+    A *matrix* is what `pack` made: opaque, with `shape` (inputs, outputs) and `nbytes`.
     batch_invariant: whether each row's result is bit for bit the same in whatever batch.
     """
 
     name: str
     batch_invariant: bool
-    rms_norm: Callable[[torch.Tensor, torch.Tensor, float, torch.Tensor], None]
-    add_rms_norm: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float, torch.Tensor], None]
-    store_kv: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, LayerCache, ForwardContext], None]
-    attend: Callable[[torch.Tensor, torch.Tensor, LayerCache, ForwardContext], None]
-    silu_mul: Callable[[torch.Tensor, torch.Tensor], None]
+
+    @abstractmethod
+    def pack(self, parts: Sequence[Part], gated: bool = False) -> Any:
+        """The matrix whose outputs are the parts' rows one after the other.
+
+        gated: two parts of equal shape, for `multiply_gated` only. Quantised parts stay quantised
+        where the kernels can multiply them so.
+        """
+
+    @abstractmethod
+    def multiply(self, x: torch.Tensor, matrix: Any, out: torch.Tensor) -> None:
+        """out [T, outputs] = x [T, inputs] @ matrix."""
+
+    @abstractmethod
+    def multiply_add(self, x: torch.Tensor, matrix: Any, out: torch.Tensor) -> None:
+        """out [T, outputs] += x [T, inputs] @ matrix."""
+
+    @abstractmethod
+    def multiply_gated(self, x: torch.Tensor, matrix: Any, out: torch.Tensor) -> None:
+        """out [T, outputs] = silu(x @ first part) * (x @ second part): SwiGLU, Shazeer 2020."""
+
+    @abstractmethod
+    def columns(self, matrix: Any, numbers: torch.Tensor, out: torch.Tensor) -> None:
+        """out [C, inputs]: the outputs' weights, numbers int64 [C]. Not of a gated matrix."""
+
+    @abstractmethod
+    def rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor
+    ) -> None:
+        """out [T, hidden] = x / rms(x) * weight [hidden] (Zhang and Sennrich 2019)."""
+
+    @abstractmethod
+    def store_kv(
+        self,
+        qkv: torch.Tensor,
+        cosine: torch.Tensor,
+        sine: torch.Tensor,
+        cache: LayerCache,
+        context: ForwardContext,
+    ) -> None:
+        """Rotates queries and keys in place by their positions, writes keys and values to blocks.
+
+        qkv: [T, (heads + 2 kv_heads) head_dim]; cosine, sine: [positions, head_dim / 2].
+        """
+
+    @abstractmethod
+    def attend(
+        self, qkv: torch.Tensor, out: torch.Tensor, cache: LayerCache, context: ForwardContext
+    ) -> None:
+        """out [T, heads head_dim]: causal attention of each row over its sequence's cached keys.
+
+        Keys at positions up to the row's own, scaled by 1 / sqrt(head_dim).
+        """
 
 
-def load_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
-    """The kernels for `dtype` on `device`: numba for float32 on a CPU, else plain torch."""
+def load_kernels(device: torch.device, dtype: torch.dtype, threads: int | None = None) -> Kernels:
+    """The kernels for `dtype` on `device`: numba for float32 on a CPU, else plain torch.
+
+    threads: of the CPU kernels; as many as torch has if not given.
+    """
     if device.type == "cpu" and dtype == torch.float32:
-        from workbench.kernels.cpu import kernels  # noqa: PLC0415 - compiles: only where it runs
-    else:
-        from workbench.kernels.reference import kernels  # noqa: PLC0415
-    return kernels()
+        from workbench.kernels.cpu import CpuKernels  # noqa: PLC0415 - compiles: only where it runs
+
+        return CpuKernels(threads or torch.get_num_threads())
+    from workbench.kernels.reference import ReferenceKernels  # noqa: PLC0415
+
+    return ReferenceKernels(device, dtype)

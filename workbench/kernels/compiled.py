@@ -13,20 +13,26 @@ from typing import Any
 from numba import njit, types
 
 MATRIX, VECTOR = types.float32[:, ::1], types.float32[::1]
+OPTIONS: dict[str, Any] = {"error_model": "numpy", "nogil": True}
 
 
-def compiled(*arguments: Any) -> Callable[[Callable[..., Any]], Any]:
-    """`njit` for one signature without an answer, other threads running meanwhile.
+def cached(
+    compiler: Callable[..., Any], signature: Any, **options: Any
+) -> Callable[[Callable[..., Any]], Any]:
+    """`compiler` (numba's njit or cfunc) for one signature, kept on disk.
 
     Where no cache folder can be written it is compiled in memory, each run anew.
     """
-    signature = types.void(*arguments)
-    options: dict[str, Any] = {"error_model": "numpy", "nogil": True}
 
     def wrap(function: Callable[..., Any]) -> Any:
         try:
-            return njit(signature, cache=True, **options)(function)
+            return compiler(signature, cache=True, **options)(function)
         except (RuntimeError, OSError):  # numba found no folder it may write to
-            return njit(signature, **options)(function)
+            return compiler(signature, **options)(function)
 
     return wrap
+
+
+def compiled(*arguments: Any) -> Callable[[Callable[..., Any]], Any]:
+    """`njit` for one signature without an answer, other threads running meanwhile."""
+    return cached(njit, types.void(*arguments), **OPTIONS)

@@ -7,6 +7,8 @@ requests or blocks as objects, only positions and int64 element offsets.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -14,8 +16,10 @@ from numpy.typing import NDArray
 
 from workbench.core import StepPlan
 
+PIECE = 32  # rows that one thread attends with at a time
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class ForwardContext:
     """The flat batch of one step: T rows of S sequences. Arrays are C-contiguous.
 
@@ -29,6 +33,15 @@ class ForwardContext:
     query_start: NDArray[np.int32]  # [S + 1]
     context_len: NDArray[np.int32]  # [S]
     block_offsets: NDArray[np.int64]  # [S, blocks]
+
+    @cached_property
+    def pieces(self) -> NDArray[np.int64]:
+        """Bounds [P + 1] of runs of at most 32 rows, each within one sequence."""
+        counts = np.diff(self.query_start)
+        if len(counts) == len(self.positions):  # every sequence owns one row
+            return np.arange(len(counts) + 1, dtype=np.int64)
+        runs = [np.arange(*pair, PIECE) for pair in pairwise(self.query_start.tolist())]
+        return np.concatenate([*runs, self.query_start[-1:]]).astype(np.int64)
 
     @classmethod
     def of(cls, plan: StepPlan) -> ForwardContext:

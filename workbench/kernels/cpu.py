@@ -1,4 +1,4 @@
-"""The CPU kernels (numba, float32): keys and values into blocks, norms, SwiGLU; and attention's.
+"""The CPU kernels (numba, float32): norms, keys and values into blocks; products and attention's.
 
 Every sum has one order, written out, so a row's result does not depend on the batch it is in.
 What they mean is said in `Kernels` and, in plain torch, in `reference`.
@@ -6,29 +6,21 @@ What they mean is said in `Kernels` and, in plain torch, in `reference`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numba import njit, types
 
-from workbench.kernels import Kernels
+from workbench.kernels import ForwardContext, Kernels, LayerCache, Part, Quantised
+from workbench.kernels.codes import join, take_apart
 from workbench.kernels.compiled import MATRIX, VECTOR, compiled
-from workbench.kernels.context import ForwardContext, LayerCache
-from workbench.kernels.cpu_attention import attend_rows
-from workbench.kernels.lanes import (
-    WIDTH,
-    add,
-    div,
-    exponential,
-    fma,
-    load,
-    mul,
-    same,
-    store,
-    sub,
-    total,
-)
+from workbench.kernels.cpu_attention import attend
+from workbench.kernels.lanes import WIDTH, fma, load, mul, same, store, total
+from workbench.kernels.panels import Panels, pack_codes, pack_floats
+from workbench.kernels.products import ADD, GATED, PLAIN, columns, multiply
+from workbench.kernels.team import Team
 
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 
@@ -56,31 +48,6 @@ def _norm_rows(x: Any, weight: Any, epsilon: Any, out: Any) -> None:
 @compiled(MATRIX, VECTOR, types.float32, MATRIX)
 def _rms_norm(x: Any, weight: Any, epsilon: Any, out: Any) -> None:
     _norm_rows(x, weight, epsilon, out)
-
-
-@compiled(MATRIX, MATRIX, VECTOR, types.float32, MATRIX)
-def _add_rms_norm(x: Any, delta: Any, weight: Any, epsilon: Any, out: Any) -> None:
-    for t in range(x.shape[0]):
-        for i in range(x.shape[1]):
-            x[t, i] += delta[t, i]
-    _norm_rows(x, weight, epsilon, out)
-
-
-@njit(error_model="numpy", inline="always")
-def _silu_lanes(row: Any, at: int, inner: int, out: Any) -> None:
-    gate, up = load(row, at), load(row, inner + at)
-    negated = exponential(sub(same(_ZERO), gate))
-    store(out, at, mul(div(gate, add(same(_ONE), negated)), up))
-
-
-@compiled(MATRIX, MATRIX)
-def _silu_mul(gate_up: Any, out: Any) -> None:
-    inner = out.shape[1]
-    for t in range(out.shape[0]):
-        row, target = gate_up[t], out[t]
-        for i in range(0, inner - WIDTH + 1, WIDTH):
-            _silu_lanes(row, i, inner, target)
-        _silu_lanes(row, inner - WIDTH, inner, target)
 
 
 @njit(error_model="numpy", inline="always")
@@ -126,43 +93,55 @@ def _fields(cache: LayerCache) -> tuple[Any, int, int, int, int]:
     return cache.data.numpy(), cache.base, cache.block_size, cache.kv_heads, cache.head_dim
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor) -> None:
-    """out = x / rms(x) * weight (Zhang and Sennrich 2019)."""
-    _rms_norm(x.numpy(), weight.numpy(), epsilon, out.numpy())
+class CpuKernels(Kernels):
+    """float32 on a CPU, by a team of threads."""
 
+    name, batch_invariant = "cpu", True
 
-def add_rms_norm(
-    x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor
-) -> None:
-    """x += delta, then out = rms_norm(x)."""
-    _add_rms_norm(x.numpy(), delta.numpy(), weight.numpy(), epsilon, out.numpy())
+    def __init__(self, threads: int) -> None:
+        self.team = Team(threads)
 
+    def pack(self, parts: Sequence[Part], gated: bool = False) -> Panels:
+        """Parts in codes of one layout stay codes; others become float32."""
+        codes = [take_apart(part) for part in parts if isinstance(part, Quantised)]
+        if len(codes) == len(parts) and len({(c.bits, c.group) for c in codes}) == 1:
+            return pack_codes(join(codes), gated)
+        floats = [
+            part.dequantise() if isinstance(part, Quantised) else part.float().numpy()
+            for part in parts
+        ]
+        return pack_floats(np.concatenate(floats), gated)
 
-def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:
-    """SwiGLU's product (Shazeer 2020): silu(gate) * up."""
-    _silu_mul(gate_up.numpy(), out.numpy())
+    def multiply(self, x: torch.Tensor, matrix: Panels, out: torch.Tensor) -> None:
+        multiply(self.team, x, matrix, out, PLAIN)
 
+    def multiply_add(self, x: torch.Tensor, matrix: Panels, out: torch.Tensor) -> None:
+        multiply(self.team, x, matrix, out, ADD)
 
-def store_kv(
-    qkv: torch.Tensor,
-    cosine: torch.Tensor,
-    sine: torch.Tensor,
-    cache: LayerCache,
-    context: ForwardContext,
-) -> None:
-    """Rotates queries and keys in place, then writes keys and values to the cache."""
-    where = (context.positions, context.sequence, context.block_offsets)
-    _store_kv(qkv.numpy(), cosine.numpy(), sine.numpy(), *_fields(cache), *where)
+    def multiply_gated(self, x: torch.Tensor, matrix: Panels, out: torch.Tensor) -> None:
+        multiply(self.team, x, matrix, out, GATED)
 
+    def columns(self, matrix: Panels, numbers: torch.Tensor, out: torch.Tensor) -> None:
+        columns(self.team, matrix, numbers, out)
 
-def attend(
-    qkv: torch.Tensor, out: torch.Tensor, cache: LayerCache, context: ForwardContext
-) -> None:
-    """Causal attention over the cached keys and values, sixteen lanes at a time."""
-    where = (context.positions, context.sequence, context.query_start, context.block_offsets)
-    attend_rows(qkv.numpy(), out.numpy(), *_fields(cache), *where, 0, len(qkv))
+    def rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor
+    ) -> None:
+        _rms_norm(x.numpy(), weight.numpy(), epsilon, out.numpy())
 
+    def store_kv(
+        self,
+        qkv: torch.Tensor,
+        cosine: torch.Tensor,
+        sine: torch.Tensor,
+        cache: LayerCache,
+        context: ForwardContext,
+    ) -> None:
+        where = (context.positions, context.sequence, context.block_offsets)
+        _store_kv(qkv.numpy(), cosine.numpy(), sine.numpy(), *_fields(cache), *where)
 
-def kernels() -> Kernels:
-    """The CPU kernels; compiled when first imported on a machine, read from disk afterwards."""
-    return Kernels("cpu", True, rms_norm, add_rms_norm, store_kv, attend, silu_mul)
+    def attend(
+        self, qkv: torch.Tensor, out: torch.Tensor, cache: LayerCache, context: ForwardContext
+    ) -> None:
+        """Sixteen lanes at a time."""
+        attend(self.team, qkv, out, cache, context)

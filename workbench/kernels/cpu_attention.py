@@ -18,9 +18,11 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+import torch
+from numba import njit
 
-from workbench.kernels.compiled import MATRIX, VECTOR, compiled
+from workbench.kernels.addresses import integers, matrix, numbers
+from workbench.kernels.context import ForwardContext, LayerCache
 from workbench.kernels.lanes import (
     WIDTH,
     add,
@@ -37,10 +39,12 @@ from workbench.kernels.lanes import (
     sub,
     where_at_most,
 )
+from workbench.kernels.team import Team, kernel, take
 
 TILE = 32  # positions between two rescalings; part of the arithmetic: changing it changes results
 _UNSEEN = np.float32(-1e30)
 _ZERO = np.float32(0.0)
+_UNBOUNDED = 1 << 60
 _inlined = njit(error_model="numpy", inline="always")
 
 
@@ -117,14 +121,26 @@ def _add_values(
 
 @_inlined
 def _attend_lanes(
-    data: Any, address: Any, shift: int, queries: Any, limit: Any, scores: Any, sums: Any
+    data: Any,
+    address: Any,
+    shift: int,
+    queries: Any,
+    limit: Any,
+    scores: Any,
+    sums: Any,
+    once: bool,
 ) -> None:
-    """Sixteen lanes over positions 0 .. limit[lane]; the last lane sees most. Fills `sums`."""
+    """Sixteen lanes over positions 0 .. limit[lane]; the last lane sees most. Fills `sums`.
+
+    once: no other lanes will read these keys, so they are fetched ahead.
+    """
     sums[:] = _ZERO
     top, weights = same(_UNSEEN), same(_ZERO)
-    end = int(limit[WIDTH - 1]) + 1
+    end, head_dim = int(limit[WIDTH - 1]) + 1, len(sums) // WIDTH
     for first in range(0, end, TILE):
         count = min(TILE, end - first)
+        if once:
+            _ask_for(data, address, first + TILE, end, head_dim, shift)
         here = address[first:]
         _score(data, here, count, queries, scores)
         if first + count - 1 > limit[0]:
@@ -155,15 +171,15 @@ def _locate(count: int, base: int, block_size: int, width: int, table: Any, addr
 
 
 @_inlined
-def _ask_for(data: Any, address: Any, count: int, width: int, to_values: int) -> None:
-    """All keys and values are fetched at once; blocks lie too scattered for the processor to see.
+def _ask_for(data: Any, address: Any, first: int, end: int, head_dim: int, shift: int) -> None:
+    """Keys and values of the next tile are fetched ahead: blocks lie too scattered to be foreseen.
 
-    In decoding, where each is read once, this takes a sixth off the time of attention.
+    In decoding, where each is read once, reading is what attention costs.
     """
-    for p in range(count):
-        for i in range(0, width, WIDTH):
+    for p in range(first, min(first + TILE, end)):
+        for i in range(0, head_dim, WIDTH):
             prefetch(data, address[p] + i)
-            prefetch(data, address[p] + to_values + i)
+            prefetch(data, address[p] + shift + i)
 
 
 @_inlined
@@ -205,48 +221,76 @@ def _store_sums(sums: Any, rows: Any, heads: Any, out: Any) -> None:
             target[at + d] = sums[d * WIDTH + lane]
 
 
-@compiled(
-    *(MATRIX, MATRIX),  # qkv, out
-    *(VECTOR, types.int64, types.int64, types.int64, types.int64),  # LayerCache
-    *(types.int64[::1], types.int64[::1], types.int32[::1], types.int64[:, ::1]),  # ForwardContext
-    *(types.int64, types.int64),
-)
-def attend_rows(
+@_inlined
+def _attend_piece(
     qkv: Any,
     out: Any,
     data: Any,
     base: int,
     block_size: int,
     kv_heads: int,
-    head_dim: int,
     positions: Any,
-    sequence: Any,
-    query_start: Any,
-    block_offsets: Any,
+    table: Any,
     begin: int,
     end: int,
+    head: int,
+    room: Any,
 ) -> None:
-    """Kernels.attend for rows begin .. end - 1, over LayerCache and ForwardContext by field."""
+    """One key-value head's queries of rows begin .. end - 1, all of one sequence."""
+    queries, sums, scores, limit, rows, heads, address = room
+    head_dim = len(sums) // WIDTH
     group, width = out.shape[1] // head_dim // kv_heads, kv_heads * head_dim
-    queries, sums = np.empty(head_dim * WIDTH, np.float32), np.empty(head_dim * WIDTH, np.float32)
-    scores, limit = np.empty(TILE * WIDTH, np.float32), np.empty(WIDTH, np.float32)
-    rows, heads = np.empty(WIDTH, np.int64), np.empty(WIDTH, np.int64)
-    address = np.empty(positions[begin:end].max() + 8, np.int64)
-    to_values = block_size * width
-    row = begin
-    while row < end:
-        s = sequence[row]
-        stop = min(end, query_start[s + 1])
-        count = positions[stop - 1] + 1
-        _locate(count, base, block_size, width, block_offsets[s], address)
-        if (stop - row) * group <= WIDTH:
-            _ask_for(data, address, count, width, to_values)
-        for head in range(kv_heads):
-            for first in range(0, (stop - row) * group, WIDTH):
-                lanes = (stop - row) * group
-                _place(first, lanes, row, head, group, positions, rows, heads, limit)
-                _load_queries(qkv, rows, heads, queries)
-                _attend_lanes(data, address, to_values, queries, limit, scores, sums)
-                _store_sums(sums, rows, heads, out)
-            address += head_dim
-        row = stop
+    count = positions[end - 1] + 1
+    _locate(count, base + head * head_dim, block_size, width, table, address)
+    lanes = (end - begin) * group
+    for first in range(0, lanes, WIDTH):
+        _place(first, lanes, begin, head, group, positions, rows, heads, limit)
+        _load_queries(qkv, rows, heads, queries)
+        shift, once = block_size * width, lanes <= WIDTH
+        _attend_lanes(data, address, shift, queries, limit, scores, sums, once)
+        _store_sums(sums, rows, heads, out)
+
+
+@kernel
+def _attend(arguments: int, counter: int) -> None:
+    """Kernels.attend; piece i is one key-value head of one run of rows (ForwardContext.pieces)."""
+    a = integers(arguments, 18)
+    tokens, head_dim, kv_heads, longest = a[0], a[1], a[2], a[3]
+    qkv, out = matrix(a[4], tokens, a[5]), matrix(a[6], tokens, a[7])
+    data, base, block_size = numbers(a[8], _UNBOUNDED), a[9], a[10]
+    positions, sequence = integers(a[11], tokens), integers(a[12], tokens)
+    blocks, width, pieces = a[13], a[14], a[15]
+    bounds = integers(a[16], pieces + 1)
+    room = (
+        np.empty(head_dim * WIDTH, np.float32),
+        np.empty(head_dim * WIDTH, np.float32),
+        np.empty(TILE * WIDTH, np.float32),
+        np.empty(WIDTH, np.float32),
+        np.empty(WIDTH, np.int64),
+        np.empty(WIDTH, np.int64),
+        np.empty(longest + 8, np.int64),
+    )
+    number = take(counter)
+    while number < pieces * kv_heads:
+        piece, head = number // kv_heads, number % kv_heads
+        begin, end = bounds[piece], bounds[piece + 1]
+        table = integers(blocks + sequence[begin] * width * 8, width)
+        _attend_piece(
+            qkv, out, data, base, block_size, kv_heads, positions, table, begin, end, head, room
+        )
+        number = take(counter)
+
+
+def attend(
+    team: Team, qkv: torch.Tensor, out: torch.Tensor, cache: LayerCache, context: ForwardContext
+) -> None:
+    """`Kernels.attend` by a team."""
+    pieces, table = context.pieces, context.block_offsets
+    team.run(
+        _attend.address,
+        *(len(qkv), cache.head_dim, cache.kv_heads, int(context.context_len.max())),
+        *(qkv.data_ptr(), qkv.shape[1], out.data_ptr(), out.shape[1]),
+        *(cache.data.data_ptr(), cache.base, cache.block_size),
+        *(context.positions.ctypes.data, context.sequence.ctypes.data),
+        *(table.ctypes.data, table.shape[1], len(pieces) - 1, pieces.ctypes.data),
+    )

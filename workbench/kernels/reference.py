@@ -7,26 +7,110 @@ batch-invariant: a row's sums may depend on how many rows torch was given.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
-from workbench.kernels import Kernels
-from workbench.kernels.context import ForwardContext, LayerCache
+from workbench.kernels import ForwardContext, Kernels, LayerCache, Part, Quantised
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor) -> None:
-    """Zhang and Sennrich 2019, computed in float32 as Llama does."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
-    out.copy_(weight * (wide * scale).to(x.dtype))
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """A matrix as torch multiplies it: weight [inputs, outputs]; gated, both parts' outputs."""
+
+    weight: torch.Tensor
+    gated: bool
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        inputs, outputs = self.weight.shape
+        return inputs, outputs // (2 if self.gated else 1)
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes
 
 
-def add_rms_norm(
-    x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor
-) -> None:
-    """x += delta, then out = rms_norm(x)."""
-    x.add_(delta)
-    rms_norm(x, weight, epsilon, out)
+class ReferenceKernels(Kernels):
+    """The reference on any device, in any floating point type."""
+
+    name, batch_invariant = "reference", False
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.device, self.dtype = device, dtype
+
+    def pack(self, parts: Sequence[Part], gated: bool = False) -> Dense:
+        """Quantised parts are dequantised."""
+        tensors = [
+            torch.from_numpy(part.dequantise()) if isinstance(part, Quantised) else part
+            for part in parts
+        ]
+        joined = torch.cat([tensor.to(self.device, self.dtype) for tensor in tensors])
+        return Dense(joined.t().contiguous(), gated)
+
+    def multiply(self, x: torch.Tensor, matrix: Dense, out: torch.Tensor) -> None:
+        torch.mm(x, matrix.weight, out=out)
+
+    def multiply_add(self, x: torch.Tensor, matrix: Dense, out: torch.Tensor) -> None:
+        out.addmm_(x, matrix.weight)
+
+    def multiply_gated(self, x: torch.Tensor, matrix: Dense, out: torch.Tensor) -> None:
+        gate, up = (x @ matrix.weight).chunk(2, dim=-1)
+        torch.mul(torch.nn.functional.silu(gate), up, out=out)
+
+    def columns(self, matrix: Dense, numbers: torch.Tensor, out: torch.Tensor) -> None:
+        out.copy_(matrix.weight[:, numbers].t())
+
+    def rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor
+    ) -> None:
+        """Computed in float32 at least, as Llama does."""
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
+        out.copy_(weight * (wide * scale).to(x.dtype))
+
+    def store_kv(
+        self,
+        qkv: torch.Tensor,
+        cosine: torch.Tensor,
+        sine: torch.Tensor,
+        cache: LayerCache,
+        context: ForwardContext,
+    ) -> None:
+        """Rotates queries and keys in place, then writes keys and values to the cache."""
+        heads = qkv.view(len(qkv), -1, cache.head_dim)
+        positions = torch.from_numpy(context.positions).to(cosine.device)
+        _rotate(heads[:, : -cache.kv_heads], cosine[positions, None], sine[positions, None])
+        width = cache.kv_heads * cache.head_dim
+        key, value = qkv[:, -2 * width : -width], qkv[:, -width:]
+        for s, count in enumerate(context.context_len):
+            rows = slice(context.query_start[s], context.query_start[s + 1])
+            at = _addresses(cache, context, s, int(count))[context.positions[rows]]
+            cache.data[at] = key[rows]
+            cache.data[at + cache.block_size * width] = value[rows]
+
+    def attend(
+        self, qkv: torch.Tensor, out: torch.Tensor, cache: LayerCache, context: ForwardContext
+    ) -> None:
+        """Sequence by sequence, over keys and values gathered from their blocks."""
+        heads = qkv.view(len(qkv), -1, cache.head_dim)[:, : -2 * cache.kv_heads]
+        group = heads.shape[1] // cache.kv_heads
+        for s, count in enumerate(context.context_len):
+            rows = slice(context.query_start[s], context.query_start[s + 1])
+            at = _addresses(cache, context, s, int(count))
+            shape = (int(count), cache.kv_heads, cache.head_dim)
+            key = cache.data[at].view(shape).repeat_interleave(group, dim=1)
+            value = (
+                cache.data[at + cache.block_size * at.shape[1]]
+                .view(shape)
+                .repeat_interleave(group, dim=1)
+            )
+            scores = torch.einsum("thd,chd->htc", heads[rows], key) / math.sqrt(cache.head_dim)
+            positions = torch.from_numpy(context.positions[rows]).to(scores.device)
+            hidden = torch.arange(int(count), device=scores.device) > positions[:, None]
+            weights = scores.float().masked_fill(hidden, -math.inf).softmax(-1).to(value.dtype)
+            out[rows] = torch.einsum("htc,chd->thd", weights, value).reshape(-1, out.shape[1])
 
 
 def _rotate(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> None:
@@ -46,57 +130,3 @@ def _addresses(
     offsets = torch.from_numpy(context.block_offsets[sequence])[positions // cache.block_size]
     start = cache.base + offsets + positions % cache.block_size * width
     return (start[:, None] + torch.arange(width)).to(cache.data.device)
-
-
-def store_kv(
-    qkv: torch.Tensor,
-    cosine: torch.Tensor,
-    sine: torch.Tensor,
-    cache: LayerCache,
-    context: ForwardContext,
-) -> None:
-    """Rotates queries and keys in place, then writes keys and values to the cache."""
-    heads = qkv.view(len(qkv), -1, cache.head_dim)
-    positions = torch.from_numpy(context.positions).to(cosine.device)
-    _rotate(heads[:, : -cache.kv_heads], cosine[positions, None], sine[positions, None])
-    width = cache.kv_heads * cache.head_dim
-    key, value = qkv[:, -2 * width : -width], qkv[:, -width:]
-    for s, count in enumerate(context.context_len):
-        rows = slice(context.query_start[s], context.query_start[s + 1])
-        at = _addresses(cache, context, s, int(count))[context.positions[rows]]
-        cache.data[at] = key[rows]
-        cache.data[at + cache.block_size * width] = value[rows]
-
-
-def attend(
-    qkv: torch.Tensor, out: torch.Tensor, cache: LayerCache, context: ForwardContext
-) -> None:
-    """Causal attention, sequence by sequence, over keys and values gathered from their blocks."""
-    heads = qkv.view(len(qkv), -1, cache.head_dim)[:, : -2 * cache.kv_heads]
-    group = heads.shape[1] // cache.kv_heads
-    for s, count in enumerate(context.context_len):
-        rows = slice(context.query_start[s], context.query_start[s + 1])
-        at = _addresses(cache, context, s, int(count))
-        shape = (int(count), cache.kv_heads, cache.head_dim)
-        key = cache.data[at].view(shape).repeat_interleave(group, dim=1)
-        value = (
-            cache.data[at + cache.block_size * at.shape[1]]
-            .view(shape)
-            .repeat_interleave(group, dim=1)
-        )
-        scores = torch.einsum("thd,chd->htc", heads[rows], key) / math.sqrt(cache.head_dim)
-        positions = torch.from_numpy(context.positions[rows]).to(scores.device)
-        hidden = torch.arange(int(count), device=scores.device) > positions[:, None]
-        weights = scores.float().masked_fill(hidden, -math.inf).softmax(-1).to(value.dtype)
-        out[rows] = torch.einsum("htc,chd->thd", weights, value).reshape(-1, out.shape[1])
-
-
-def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:
-    """SwiGLU's product (Shazeer 2020): silu(gate) * up."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    torch.mul(torch.nn.functional.silu(gate), up, out=out)
-
-
-def kernels() -> Kernels:
-    """The reference as a set of kernels."""
-    return Kernels("reference", False, rms_norm, add_rms_norm, store_kv, attend, silu_mul)

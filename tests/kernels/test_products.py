@@ -1,0 +1,135 @@
+"""Products with packed weights: right, exact in every form, and each row by itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from workbench.kernels import Quantised, load_kernels
+from workbench.kernels.codes import take_apart
+from workbench.kernels.cpu import CpuKernels
+from workbench.kernels.panels import FLOAT32, Panels
+from workbench.kernels.quantised import FORMATS
+from workbench.kernels.reference import ReferenceKernels
+
+CPU = torch.device("cpu")
+KINDS = sorted(FORMATS)
+OPERATIONS = ("multiply", "multiply_add", "multiply_gated")
+
+
+@pytest.fixture(scope="module")
+def kernels() -> CpuKernels:
+    """Two threads, whatever this machine has."""
+    found = load_kernels(CPU, torch.float32, threads=2)
+    assert isinstance(found, CpuKernels)
+    return found
+
+
+def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> Quantised:
+    """Random codes under small random scales."""
+    draw, form = np.random.default_rng(seed), FORMATS[kind]
+    blocks = draw.integers(0, 256, (rows, columns // form.columns, form.size), dtype=np.uint8)
+    for first in form.halves:
+        scales = (draw.standard_normal(blocks.shape[:2]) / 100).astype(np.float16)
+        blocks[..., first : first + 2] = scales.view(np.uint8).reshape(*blocks.shape[:2], 2)
+    return Quantised(kind, blocks.reshape(rows, -1), (rows, columns))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_codes_are_what_the_format_means(kind: str) -> None:
+    """scale * code + offset is the dequantised weight, bit for bit."""
+    matrix = random_blocks(kind, 5, 512)
+    codes = take_apart(matrix)
+    wide = np.repeat(codes.scales, codes.group, axis=1) * codes.codes.astype(np.float32)
+    if codes.offsets is not None:
+        wide += np.repeat(codes.offsets, codes.group, axis=1)
+    assert np.array_equal(wide, matrix.dequantise())
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("shape", [(72, 100), (128, 368), (300, 33), (1536, 64)])
+def test_products_equal_reference(
+    kernels: CpuKernels, shape: tuple[int, int], operation: str
+) -> None:
+    """Odd widths and depths, one row to more than a piece: as torch has it, up to rounding."""
+    inputs, outputs = shape
+    generator = torch.Generator().manual_seed(inputs)
+    reference, gated = ReferenceKernels(CPU, torch.float32), operation == "multiply_gated"
+    parts = [
+        torch.randn(outputs, inputs, generator=generator) / inputs**0.5
+        for _ in range(2 if gated else 1)
+    ]
+    ours, theirs = kernels.pack(parts, gated), reference.pack(parts, gated)
+    assert ours.shape == theirs.shape == (inputs, outputs)
+    for rows in (1, 3, 14, 15, 29, 257):
+        x = torch.randn(rows, inputs, generator=generator)
+        out = torch.randn(rows, outputs, generator=generator)
+        expected = out.clone()
+        getattr(kernels, operation)(x, ours, out)
+        getattr(reference, operation)(x, theirs, expected)
+        torch.testing.assert_close(out, expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_quantised_products_are_those_of_the_dequantised(
+    kernels: CpuKernels, kind: str, operation: str
+) -> None:
+    """Kept quantised or as float32, equal weights give equal bits; and take fewer bytes."""
+    gated = operation == "multiply_gated"
+    parts = [random_blocks(kind, 80, 768, seed) for seed in range(2 if gated else 1)]
+    small = kernels.pack(parts, gated)
+    wide = kernels.pack([torch.from_numpy(part.dequantise()) for part in parts], gated)
+    assert isinstance(small, Panels)
+    assert small.form.kind != FLOAT32
+    assert small.nbytes < wide.nbytes / 2.5
+    for rows in (1, 2, 7, 40):
+        x = torch.randn(rows, 768, generator=torch.Generator().manual_seed(rows))
+        one = torch.ones(rows, 80)
+        other = one.clone()
+        getattr(kernels, operation)(x, small, one)
+        getattr(kernels, operation)(x, wide, other)
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_row_is_its_own(kernels: CpuKernels, operation: str) -> None:
+    """A row's bits are the same alone, at any place, and among any number of rows."""
+    gated = operation == "multiply_gated"
+    generator = torch.Generator().manual_seed(1)
+    matrix = kernels.pack(
+        [torch.randn(100, 300, generator=generator) for _ in range(2 if gated else 1)], gated
+    )
+    x = torch.randn(530, 300, generator=generator)
+    expected = torch.zeros(530, 100)
+    getattr(kernels, operation)(x, matrix, expected)
+    for first, count in ((0, 1), (529, 1), (3, 2), (100, 13), (255, 3), (10, 64), (1, 300)):
+        out = torch.zeros(count, 100)
+        getattr(kernels, operation)(x[first : first + count], matrix, out)
+        assert torch.equal(out, expected[first : first + count]), (first, count)
+
+
+@pytest.mark.parametrize("kind", [None, *KINDS])
+def test_columns_are_the_weights(kernels: CpuKernels, kind: str | None) -> None:
+    """A tied embedding's rows come back exactly, in the order asked, repeated ones too."""
+    chosen = torch.tensor([40, 0, 39, 40, 7])
+    if kind is None:
+        weight = torch.randn(41, 100)
+        matrix = kernels.pack([weight])
+    else:
+        blocks = random_blocks(kind, 41, 256)
+        weight, matrix = torch.from_numpy(blocks.dequantise()), kernels.pack([blocks])
+    out = torch.empty(5, weight.shape[1])
+    kernels.columns(matrix, chosen, out)
+    assert torch.equal(out, weight[chosen])
+
+
+def test_parts_of_unlike_kinds_become_float32(kernels: CpuKernels) -> None:
+    """Where a file mixes formats in one fused product, nothing is rounded."""
+    parts = [random_blocks("Q4_K", 32, 256), random_blocks("Q6_K", 32, 256)]
+    matrix = kernels.pack(parts)
+    assert matrix.form.kind == FLOAT32
+    out, every = torch.empty(64, 256), torch.arange(64)
+    kernels.columns(matrix, every, out)
+    assert np.array_equal(out.numpy(), np.concatenate([part.dequantise() for part in parts]))

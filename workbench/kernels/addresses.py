@@ -1,0 +1,189 @@
+"""Numba code on raw addresses: sixteen numbers at a time, atomic integers, calls through a pointer.
+
+What threads share and what a kernel is handed is an int64 address in bytes; `lanes` has the same
+sixteen float32 over arrays. Nothing is checked: who makes an address answers for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import carray, njit, types
+from numba.extending import intrinsic
+
+from workbench.kernels.lanes import WIDTH, Lanes
+
+_BYTE, _INT, _LONG = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_LANES = ir.VectorType(ir.FloatType(), WIDTH)
+_INTS = ir.VectorType(_INT, WIDTH)
+_BYTES = ir.VectorType(_BYTE, WIDTH)
+Generate = Callable[[Any, Any, Any, Any], Any]
+
+
+def _at(builder: ir.IRBuilder, address: Any, kind: Any) -> Any:
+    return builder.inttoptr(address, kind.as_pointer())
+
+
+def _load(builder: ir.IRBuilder, address: Any, kind: Any, align: int = 1) -> Any:
+    return builder.load(_at(builder, address, kind), align=align)
+
+
+def _whole(value: int) -> ir.Constant:
+    return ir.Constant(_INTS, [value] * WIDTH)
+
+
+@intrinsic
+def floats(_: Any, address: Any) -> Any:
+    """Sixteen float32 as lanes."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _load(builder, args[0], _LANES, 4)
+
+    return Lanes(types.int64), generate
+
+
+@intrinsic
+def put(_: Any, address: Any, value: Any) -> Any:
+    """Writes lanes as sixteen float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store(args[1], _at(builder, args[0], _LANES), align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, Lanes), generate
+
+
+@intrinsic
+def halves(_: Any, address: Any) -> Any:
+    """Sixteen float16, widened."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.VectorType(ir.HalfType(), WIDTH)
+        return builder.fpext(_load(builder, args[0], kind, 2), _LANES)
+
+    return Lanes(types.int64), generate
+
+
+@intrinsic
+def upper_halves(_: Any, address: Any) -> Any:
+    """Sixteen bfloat16, widened: the upper half of a float32's bits."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        stored = _load(builder, args[0], ir.VectorType(ir.IntType(16), WIDTH), 2)
+        return builder.bitcast(builder.shl(builder.zext(stored, _INTS), _whole(16)), _LANES)
+
+    return Lanes(types.int64), generate
+
+
+@intrinsic
+def signed_bytes(_: Any, address: Any) -> Any:
+    """Sixteen int8 as float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.sitofp(builder.sext(_load(builder, args[0], _BYTES), _INTS), _LANES)
+
+    return Lanes(types.int64), generate
+
+
+@intrinsic
+def low_nibbles(_: Any, address: Any) -> Any:
+    """The lower four bits of sixteen bytes, 0 to 15, as float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        wide = builder.zext(_load(builder, args[0], _BYTES), _INTS)
+        return builder.sitofp(builder.and_(wide, _whole(15)), _LANES)
+
+    return Lanes(types.int64), generate
+
+
+@intrinsic
+def high_nibbles(_: Any, address: Any) -> Any:
+    """The upper four bits of sixteen bytes, 0 to 15, as float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        wide = builder.zext(_load(builder, args[0], _BYTES), _INTS)
+        return builder.sitofp(builder.lshr(wide, _whole(4)), _LANES)
+
+    return Lanes(types.int64), generate
+
+
+@intrinsic
+def read(_: Any, address: Any) -> Any:
+    """An int64 that another thread may have written before (acquire)."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load_atomic(_at(builder, args[0], _LONG), "seq_cst", 8)
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def write(_: Any, address: Any, value: Any) -> Any:
+    """Writes an int64; who reads it sees all that was written before (release)."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store_atomic(args[1], _at(builder, args[0], _LONG), "seq_cst", 8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@intrinsic
+def fetch_add(_: Any, address: Any, value: Any) -> Any:
+    """Adds to an int64 at once; answers what it was before."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.atomic_rmw("add", _at(builder, args[0], _LONG), args[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), generate
+
+
+@intrinsic
+def exchange(_: Any, address: Any, value: Any) -> Any:
+    """Replaces an int64 at once; answers what it was before."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.atomic_rmw("xchg", _at(builder, args[0], _LONG), args[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), generate
+
+
+@intrinsic
+def call(_: Any, function: Any, arguments: Any, counter: Any) -> Any:
+    """Calls the kernel (see `team`) at an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [_LONG, _LONG])
+        builder.call(_at(builder, args[0], kind), args[1:])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
+def _pointer(_: Any, address: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], _BYTE.as_pointer())
+
+    return types.voidptr(types.int64), generate
+
+
+@njit(error_model="numpy", inline="always")
+def integers(address: int, count: int) -> Any:
+    """The int64 array of so many elements at an address."""
+    return carray(_pointer(address), (count,), np.int64)
+
+
+@njit(error_model="numpy", inline="always")
+def numbers(address: int, count: int) -> Any:
+    """The float32 array of so many elements at an address."""
+    return carray(_pointer(address), (count,), np.float32)
+
+
+@njit(error_model="numpy", inline="always")
+def matrix(address: int, rows: int, columns: int) -> Any:
+    """The float32 array [rows, columns] at an address."""
+    return carray(_pointer(address), (rows, columns), np.float32)
