@@ -20,11 +20,16 @@ TINY = {
     "max_depth": 3,
     "llm_share": 0.3,
     "strict": False,
+    "grid_seqs": [4, 16],
+    "grid_tokens": [8, 128],
+    "compared_seqs": [4],
+    "block_sizes": [16],
 }
 TOUR = {"num_problems": 1, "n": 4, "max_depth": 3}
 DRAWN = {
     "02_memory_split": ("memory_split",),
     "03_block_occupancy": ("prm_blocks_030", "prm_blocks_050"),
+    "04_batching": ("llm_batch", "prm_batch", "balance"),
     "05_prefix_cache": ("prefix_hits",),
     "06_cache_thrashing": ("thrashing", "lost_time"),
 }
@@ -108,7 +113,7 @@ def test_every_figure_of_the_study_is_written_with_its_rows_and_record(executed,
 
 @pytest.mark.slow
 def test_all_notebooks_of_the_study_read_one_sweep(executed):
-    runs = [p for p in (executed / "runs").iterdir() if not p.name.startswith(".")]
+    runs = [p.name for p in (executed / "runs").iterdir() if p.name.startswith("split-")]
     assert len(runs) == 2, "two shares, one seed"
 
 

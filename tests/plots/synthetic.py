@@ -133,3 +133,37 @@ def tree_nodes(depth=8, beams=4, width=4, seed=0):
         survivors = [names[i] for i in sorted(best)]
     columns = ["node_id", "parent_id", "depth", "score", "kept", "finished"]
     return pd.DataFrame(rows, columns=columns)
+
+
+def limit_rows(model="llm"):
+    """Cells of both limits; more sequences than tokens cannot be, nor a wide static batch."""
+    rows = []
+    for seqs in (8, 64, 512):
+        for tokens in (256, 2048, 16384):
+            rate = np.nan if seqs > tokens else 20.0 * seqs**0.5 + tokens / 1000
+            rows.append(("continuous", seqs, tokens, 20 * rate, rate, "more sequences than tokens"))
+    for kind, rate in (("continuous, no prefix cache", 9.0), ("static, padded", 6.0)):
+        rows += [(kind, seqs, 2048, np.nan, rate * seqs / 8, "") for seqs in (8, 16)]
+    rows.append(("static, padded", 64, 2048, np.nan, np.nan, "needs 99 blocks. Give more."))
+    names = ["kind", "max_num_seqs", "max_num_batched_tokens", "tokens_per_s", "steps_per_s"]
+    return pd.DataFrame(rows, columns=[*names, "error"]).assign(model=model)
+
+
+def balance_rows(shares=SHARES):
+    """The PRM's steps fall towards high shares; larger blocks waste more, static batches most."""
+    heights = {"llm": 90 + 0 * np.asarray(shares), "prm": 120 - 160 * np.asarray(shares)}
+    busy = [
+        rooms(shares).assign(
+            metric="steps_per_busy_s", model=model, value=v, low=0.9 * v, high=1.1 * v
+        )
+        for model, v in heights.items()
+    ]
+    waste = [
+        ("continuous", model, size, seqs, size / (size + 40))
+        for model in ("llm", "prm")
+        for size in (1, 4, 16, 64)
+        for seqs in (8, 64)
+    ]
+    waste += [("static, padded", model, 16, 8, 0.5) for model in ("llm", "prm")]
+    names = ["kind", "model", "block_size", "max_num_seqs", "value"]
+    return pd.concat([*busy, pd.DataFrame(waste, columns=names).assign(metric="waste")])

@@ -19,9 +19,11 @@ FIGURES = {
     "prefix_hits": (plots.prefix_hits, synthetic.hit_rows),
     "thrashing": (plots.thrashing, synthetic.thrash_rows),
     "lost_time": (plots.lost_time, synthetic.lost_rows),
+    "llm_batch": (plots.batch_limits, synthetic.limit_rows),
+    "balance": (plots.balance, synthetic.balance_rows),
     "search_tree": (plots.search_tree, synthetic.tree_nodes),
 }
-OVER_SHARES = ("memory_split", "prefix_hits", "thrashing", "lost_time")
+OVER_SHARES = ("memory_split", "prefix_hits", "thrashing", "lost_time", "balance")
 
 
 def drawn(name):
@@ -111,6 +113,40 @@ def test_a_zero_is_drawn_as_zero_with_its_upper_bound():
     assert all(line.marker.symbol[i] == "square-open" for i in at_zero)
     assert all(line.error_y.array[i] == pytest.approx(0.7) for i in at_zero)
     assert all(s == "square" for i, s in enumerate(line.marker.symbol) if i not in at_zero)
+
+
+def test_the_heat_map_holds_every_cell_and_hatches_what_cannot_be():
+    fig, rows = drawn("llm_batch"), synthetic.limit_rows()
+    heat = next(t for t in fig.data if t.type == "heatmap")
+    grid = rows[rows["kind"] == "continuous"].pivot(
+        index="max_num_seqs", columns="max_num_batched_tokens", values="tokens_per_s"
+    )
+    np.testing.assert_allclose(np.array(heat.z, float), grid)
+    assert heat.text[2][0] == ""
+    hatched = trace(fig, "infeasible")
+    assert (list(hatched.x), list(hatched.base)) == ([0], [1.5])
+    assert "more sequences than tokens" in hatched.customdata[0][0]
+    assert "Infeasible: more sequences than tokens; needs 99 blocks." in fig.layout.meta["caption"]
+
+
+def test_static_batches_stand_beside_continuous_ones_and_a_cross_marks_what_does_not_fit():
+    fig = drawn("llm_batch")
+    assert list(trace(fig, "no prefix cache").y) == [9.0, 18.0]
+    padded, refused = (t for t in fig.data if "static" in (t.name or ""))
+    assert list(padded.y) == [6.0, 12.0]
+    assert (list(refused.x), list(refused.y)) == ([64], [0])
+    limits = [t.name for t in fig.data if "tokens a step" in (t.name or "")]
+    assert limits == ["256 tokens a step", "2,048 tokens a step", "16,384 tokens a step"]
+
+
+def test_balance_draws_both_models_and_waste_in_per_cent():
+    fig, rows = drawn("balance"), synthetic.balance_rows()
+    busy = rows.query("metric == 'steps_per_busy_s' and model == 'prm'")
+    np.testing.assert_allclose(trace(fig, "PRM", "y").y, busy["value"])
+    own = rows.query("metric == 'waste' and model == 'llm' and max_num_seqs == 8")
+    own = own[own["kind"] == "continuous"]
+    np.testing.assert_allclose(trace(fig, "LLM, 8").y, 100 * own["value"])
+    assert trace(fig, "PRM, static").text == ("8",)
 
 
 def test_blocks_are_stacked_under_the_capacity():

@@ -5,6 +5,7 @@ A parameter left at None is the profile's own. What it does not do: choose what 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from workbench.config import SweepConfig
+from workbench.experiments.batch_study import BatchStudy, batch_grid, run_batches
 from workbench.experiments.export import SavedFigure, save_figure
 from workbench.experiments.face import measured
 from workbench.experiments.paths import project_root
@@ -33,11 +35,23 @@ def study_sweep(
     return run_sweep(study_config(profile, **overrides), runs_dir)
 
 
+def study_batches(
+    profile: str = "default",
+    runs_dir: str | Path | None = None,
+    *,
+    grid: Mapping[str, Any] | None = None,
+    **overrides: Any,
+) -> BatchStudy:
+    """The batching study of a profile, as study_sweep; grid: fields of BatchGrid to override."""
+    config = study_config(profile, **overrides)
+    return run_batches(config, batch_grid(profile, **(grid or {})), runs_dir)
+
+
 def keep_figure(
     fig: go.Figure,
     rows: pd.DataFrame,
     name: str,
-    sweep: Sweep,
+    sweep: Sweep | BatchStudy,
     folder: str | Path | None = None,
 ) -> SavedFigure:
     """Save a figure of the sweep in `folder` (default: the project's figures/)."""

@@ -9,7 +9,7 @@ imported when the first run starts.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -90,9 +90,11 @@ def run_sweep(
     retry_failed: bool = False,
     progress: bool = True,
     execute: Execute | None = None,
+    specs: Sequence[RunSpec] | None = None,
 ) -> Sweep:
     """Carry out every run of the sweep that is not stored yet and answer all of them.
 
+    specs: other runs than the configuration's own, such as the cells of the batching study.
     compute=False only looks (figures redrawn from stored rows); retry_failed repeats runs whose row
     says failed. execute carries out one run; None is this process (workbench.experiments.run).
     Raises ConfigError, ModelError and ProblemFileError before the first run; whatever one run
@@ -100,7 +102,7 @@ def run_sweep(
     """
     store = RunStore(Path(runs_dir) if runs_dir is not None else runs_folder())
     identity = identify(config)
-    specs = planned_runs(config)
+    specs = planned_runs(config) if specs is None else specs
     if compute:
         store.clear_leftovers()
         todo = [spec for spec in specs if not is_stored(store, spec, identity, retry_failed)]

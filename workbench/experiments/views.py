@@ -48,13 +48,13 @@ def memory_split_rows(sweep: Tables) -> pd.DataFrame:
         "prm_tokens_per_busy_s": ("prm_tokens", "prm_busy_part_s"),
     }
     parts = [
-        {"llm_share": share, "metric": metric, **_cells(_ratio(rows, top, bottom))}
+        {"llm_share": share, "metric": metric, **interval_cells(problem_ratio(rows, top, bottom))}
         for share, rows in shared.groupby("llm_share")
         for metric, (top, bottom) in rates.items()
     ]
     peak = draw_rates(shared, "tokens", "wall_part_s").peak
-    parts.append({"llm_share": peak.estimate, "metric": "peak_share", **_cells(peak)})
-    return _with_rooms(parts, sweep)
+    parts.append({"llm_share": peak.estimate, "metric": "peak_share", **interval_cells(peak)})
+    return with_rooms(parts, sweep)
 
 
 def problem_seconds(sweep: Tables) -> pd.DataFrame:
@@ -145,10 +145,14 @@ def prefix_hit_rows(sweep: Tables) -> pd.DataFrame:
         columns={"cached_tokens": "hit", "prompt_tokens": "asked"}
     )
     parts = [
-        {"llm_share": share, "engine": engine, **_cells(_ratio(rows, "hit", "asked"))}
+        {
+            "llm_share": share,
+            "engine": engine,
+            **interval_cells(problem_ratio(rows, "hit", "asked")),
+        }
         for (share, engine), rows in requests.groupby(["llm_share", "engine"])
     ]
-    return _with_rooms(parts, sweep)
+    return with_rooms(parts, sweep)
 
 
 def thrashing_rows(sweep: Tables) -> pd.DataFrame:
@@ -169,7 +173,7 @@ def thrashing_rows(sweep: Tables) -> pd.DataFrame:
             {**where, "metric": "events_per_1000", **events},
             {**where, "metric": "blocks", **blocks},
         ]
-    return _with_rooms(parts, sweep)
+    return with_rooms(parts, sweep)
 
 
 def _stretches(sweep: Tables) -> pd.DataFrame:
@@ -199,16 +203,19 @@ def _rate(rows: pd.DataFrame, top: str, bottom: str, scale: float) -> dict[str, 
         bound = proportion_upper_bound(0, int(rows[bottom].sum()))
         return {"value": 0.0, "low": 0.0, "high": scale * bound}
     found = bootstrap_ratio(rows[top], rows[bottom], list(units))
-    return {name: scale * value for name, value in _cells(found).items()}
+    return {name: scale * value for name, value in interval_cells(found).items()}
 
 
-def _ratio(rows: pd.DataFrame, top: str, bottom: str) -> Interval:
+def problem_ratio(rows: pd.DataFrame, top: str, bottom: str) -> Interval:
+    """Sum of `top` over sum of `bottom`, its interval from drawing problems anew."""
     return bootstrap_ratio(rows[top], rows[bottom], list(rows["problem_id"]))
 
 
-def _cells(interval: Interval) -> dict[str, float]:
+def interval_cells(interval: Interval) -> dict[str, float]:
+    """An interval as columns value, low, high."""
     return {"value": interval.estimate, "low": interval.low, "high": interval.high}
 
 
-def _with_rooms(parts: list[dict[str, Any]], sweep: Tables) -> pd.DataFrame:
+def with_rooms(parts: list[dict[str, Any]], sweep: Tables) -> pd.DataFrame:
+    """Rows with llm_share as a table, with the columns of `rooms`."""
     return pd.DataFrame(parts).merge(rooms(sweep), on="llm_share", how="left")

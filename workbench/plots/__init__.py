@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import plotly.graph_objects as go
 
+from workbench.plots.balance import balance
+from workbench.plots.batching import batch_limits
 from workbench.plots.caching import prefix_hits, thrashing
 from workbench.plots.memory import memory_split
 from workbench.plots.search import search_tree
@@ -17,6 +19,9 @@ FIGURES: dict[str, Callable[..., go.Figure]] = {
     "memory_split": memory_split,
     "prm_blocks_030": prm_blocks,
     "prm_blocks_050": prm_blocks,
+    "prm_batch": batch_limits,
+    "llm_batch": batch_limits,
+    "balance": balance,
     "prefix_hits": prefix_hits,
     "thrashing": thrashing,
     "lost_time": lost_time,
@@ -24,6 +29,8 @@ FIGURES: dict[str, Callable[..., go.Figure]] = {
 
 __all__ = [
     "FIGURES",
+    "balance",
+    "batch_limits",
     "lost_time",
     "memory_split",
     "prefix_hits",

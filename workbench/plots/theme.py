@@ -18,6 +18,7 @@ import plotly.graph_objects as go
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, VERMILION, YELLOW, BLACK = "#56B4E9", "#D55E00", "#F0E442", "#000000"
 GREY = "#8C8C8C"  # what is no model's: waiting, pruned branches
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "star", "pentagon", "hexagon")
 FONT = "Arial, Liberation Sans, DejaVu Sans, sans-serif"
 FONT_PX = 12
 PRINT_WIDTH_PX = 567  # 150 mm at 96 px an inch
@@ -159,6 +160,18 @@ def interval(rows: pd.DataFrame, colour: str) -> dict[str, object]:
         "thickness": 1.2,
         "width": 4,
     }
+
+
+def shade(model: str, rank: int, count: int) -> str:
+    """The model's colour, lighter for the first of `count`, full for the last."""
+    return mixed(model, 0.35 + 0.65 * (rank / (count - 1) if count > 1 else 1.0))
+
+
+def mixed(model: str, strength: float) -> str:
+    """The model's colour on white paper; strength 1 is the colour itself."""
+    colour = MODELS[model].colour
+    parts = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+    return "#" + "".join(f"{round(255 - strength * (255 - part)):02X}" for part in parts)
 
 
 def thinned(values: Sequence[float], smallest_gap: float = _SMALLEST_TICK_GAP) -> list[int]:
