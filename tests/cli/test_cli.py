@@ -1,5 +1,6 @@
 """The command line: help that loads nothing heavy, errors in one clean block, stored runs."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -168,10 +169,27 @@ def test_a_bench_prints_its_rows_and_writes_its_record(tmp_path, monkeypatch, ca
         "model": "tiny-solver",
         "seed": 0,
         "batch_invariant": True,
+        "complete": True,
     }
     assert [row["name"] for row in record["rows"]] == ["decode_b1", "gain"]
     assert main(["bench", "engine", "--llm", "x"]) == 2
     assert "takes no --llm" in capsys.readouterr().err
+
+
+def test_a_bench_that_is_broken_off_writes_what_it_measured(tmp_path, monkeypatch):
+    class Broken:
+        @staticmethod
+        def run(profile="default"):
+            yield Row("decode_b1", 12.5, "tokens/s")
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench_command, "import_module", lambda name: Broken)
+    file = tmp_path / "engine.json"
+    with contextlib.suppress(KeyboardInterrupt):
+        main(["bench", "engine", "--json", str(file)])
+    record = json.loads(file.read_text())
+    assert record["mode"]["complete"] is False
+    assert [row["name"] for row in record["rows"]] == ["decode_b1"]
 
 
 @pytest.fixture
@@ -238,7 +256,14 @@ def test_replot_and_dry_run_run_nothing(no_notebooks, tmp_path, capsys):
     assert main(["figures", "--replot", "memory_split"]) == 0
     assert [name for name, _, _ in no_notebooks] == ["replot"]
     assert main(["figures", "--dry-run", "--profile", "full", "--runs", str(tmp_path)]) == 0
-    assert "55 of 55 runs to do" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "55 of 55 runs to do" in shown
+    assert "batching cells to do, about" in shown
+    grid = ["-p", "grid_seqs=[8]", "-p", "grid_tokens=[256]", "-p", "block_sizes=[16]"]
+    assert main(["figures", "04", "--dry-run", *grid, "--runs", str(tmp_path)]) == 0
+    assert "16 of 16 batching cells to do" in capsys.readouterr().out
+    assert main(["figures", "03", "--dry-run", "--runs", str(tmp_path)]) == 0
+    assert "batching" not in capsys.readouterr().out
     assert [name for name, _, _ in no_notebooks] == ["replot"]
 
 

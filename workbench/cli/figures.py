@@ -15,6 +15,8 @@ from rich.console import Console
 from workbench.cli.settings import expectation, key_values, print_preview, terminal
 from workbench.config import SweepConfig
 from workbench.errors import RunStoreError
+from workbench.experiments.batch_plan import BatchGrid
+from workbench.experiments.batch_study import GRID_PARAMETERS, batch_grid, left_to_do
 from workbench.experiments.claims import claims_of
 from workbench.experiments.export import replot
 from workbench.experiments.face import face, rung
@@ -32,6 +34,8 @@ from workbench.experiments.report import write_report
 from workbench.experiments.sweep import Sweep, run_sweep
 from workbench.plots import FIGURES
 
+BATCHING = "04_batching"  # the notebook with runs beside the sweep's
+
 
 def run(given: argparse.Namespace) -> int:
     """One of three: redraw, look, or do it all."""
@@ -43,6 +47,8 @@ def run(given: argparse.Namespace) -> int:
     config = sweep_config(given.profile, **sweep_settings(parameters))
     if given.dry_run:
         print_preview(config, given.runs_dir)
+        if BATCHING in [file.stem for file in notebook_files(given.names or None)]:
+            console.print(left_to_do(config, _grid(given.profile, parameters), given.runs_dir))
         return 0
     return _everything(given, config, parameters, console)
 
@@ -64,6 +70,12 @@ def _everything(
             console.print(remark, style="yellow")
         console.print(f"figures: {project_root() / 'figures'}\nreport:  {index}")
     return 0
+
+
+def _grid(profile: str, parameters: dict[str, Any]) -> BatchGrid:
+    """The grid of the batching notebook with these parameters."""
+    fields_ = {name: parameters.get(key) for key, name in GRID_PARAMETERS.items()}
+    return batch_grid(profile, **fields_)
 
 
 def _sweep(config: SweepConfig, runs_dir: str | None, console: Console) -> Sweep:

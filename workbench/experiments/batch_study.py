@@ -25,14 +25,20 @@ from workbench.experiments.batch_plan import (
     batch_cells,
 )
 from workbench.experiments.face import face
+from workbench.experiments.identity import identify
+from workbench.experiments.paths import runs_folder
 from workbench.experiments.plan import RunSpec
+from workbench.experiments.profiles import SECONDS_PER_PROBLEM
 from workbench.experiments.record import FINISHED, RunResult
-from workbench.experiments.sweep import Execute, Sweep, run_sweep
+from workbench.experiments.store import RunStore
+from workbench.experiments.sweep import Execute, Sweep, is_stored, run_sweep
 from workbench.experiments.views import Tables, interval_cells, problem_ratio, with_rooms
 
 CELL_COLUMNS = ["model", "kind", "max_num_seqs", "max_num_batched_tokens", "status", "error"]
 RATES = ["tokens_per_s", "steps_per_s", "padding", "waste", "most_running", "kv_blocks"]
 TOO_FEW_TOKENS = "more sequences than tokens in a step: not all could decode"
+PROBLEMS_PER_CELL = {TIMED: 0.6, COUNTED: 0.1}
+"""Roughly what a cell takes of the time of searching its problems; measured on the tiny pair."""
 BUSY = {"llm": "llm_busy_part_s", "prm": "prm_busy_part_s"}
 
 
@@ -60,6 +66,16 @@ class BatchStudy:
         return done.sort_values(CELL_COLUMNS[:4], ignore_index=True)
 
 
+GRID_PARAMETERS = {
+    "grid_seqs": "max_num_seqs",
+    "grid_tokens": "max_num_batched_tokens",
+    "compared_seqs": "compared",
+    "block_sizes": "block_sizes",
+    "batch_problems": "num_problems",
+}
+"""Parameters of the notebook and the fields of BatchGrid they set."""
+
+
 def batch_grid(profile: str = "default", **overrides: Any) -> BatchGrid:
     """The profile's grid with the overrides that are not None; lists become tuples."""
     given = {name: value for name, value in overrides.items() if value is not None}
@@ -81,6 +97,17 @@ def run_batches(
     own = cells[0].config
     sweep = run_sweep(own, runs_dir, specs=cells, execute=execute or _execute_here())
     return BatchStudy(own, grid, sweep)
+
+
+def left_to_do(config: SweepConfig, grid: BatchGrid, runs_dir: str | Path | None = None) -> str:
+    """How many cells are not stored yet and roughly how long they take, in one sentence."""
+    store = RunStore(Path(runs_dir) if runs_dir is not None else runs_folder())
+    cells = batch_cells(config, grid)
+    identity = identify(cells[0].config)
+    todo = [cell for cell in cells if not is_stored(store, cell, identity)]
+    problem_s = SECONDS_PER_PROBLEM[config.profile] * grid.num_problems
+    minutes = sum(problem_s * PROBLEMS_PER_CELL[cell.role] for cell in todo) / 60
+    return f"{len(todo)} of {len(cells)} batching cells to do, about {minutes:.0f} min (rough)."
 
 
 def _execute_here() -> Execute:

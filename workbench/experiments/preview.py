@@ -72,8 +72,10 @@ def seconds_per_problem(config: SweepConfig, store: RunStore) -> float | None:
     runs = runs[runs["status"] == FINISHED]
     if runs.empty:
         return None
+    if "wall_s" not in runs:  # cells of the batching study search nothing
+        return None
     own = (runs["llm"] == config.llm) & (runs["prm"] == config.prm) & (runs["n"] == config.n)
-    runs = runs[own & (runs["machine_cpu"] == machine_facts()["cpu"])]
+    runs = runs[own & (runs["machine_cpu"] == machine_facts()["cpu"]) & runs["wall_s"].notna()]
     return float((runs["wall_s"] / runs["num_problems"]).median()) if len(runs) else None
 
 
