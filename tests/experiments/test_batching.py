@@ -20,6 +20,7 @@ from workbench.experiments.batch_plan import (
 )
 from workbench.experiments.batch_run import BatchRuns, wasted_share
 from workbench.experiments.batch_study import balance_rows, batch_grid, batch_rows, run_batches
+from workbench.experiments.compare import compare
 from workbench.experiments.identity import identify
 from workbench.experiments.profiles import sweep_config
 from workbench.experiments.record import RunResult
@@ -166,3 +167,9 @@ def test_padding_is_what_the_trace_counts_beyond_the_requests_own_rows(carried_o
     assert static.measured["padding"] == pytest.approx(1 - own / rows)
     assert static.measured["padding"] > 0
     assert static.measured["waste"] > carried_out[TIMED, model, UNCACHED, 16].measured["waste"]
+
+
+def test_cells_beside_searches_do_not_disturb_a_comparison(study):
+    root = study.sweep.folders[0].parent
+    with pytest.raises(RunStoreError, match="Side a holds no finished search"):
+        compare(root, root)

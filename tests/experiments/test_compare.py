@@ -104,5 +104,5 @@ def test_runs_without_pairs_are_refused(tmp_path, pair):
     other = store_fake(tmp_path, RunSpec(CONFIGURATION, 0.3, 1))
     with pytest.raises(RunStoreError, match="no problem in common"):
         compare(pair[0], other)
-    with pytest.raises(RunStoreError, match="no finished run"):
+    with pytest.raises(RunStoreError, match="no finished search"):
         compare(pair[0], [])

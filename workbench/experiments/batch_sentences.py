@@ -14,13 +14,14 @@ STEPS = {"llm": "sampled", "prm": "judged"}
 
 
 def limits_sentence(rows: pd.DataFrame) -> str:
-    """Which limits are fastest, and what the smallest cost. Rows of one model."""
+    """Which limits are fastest and which slowest. Rows of one model."""
     cells = _measured(rows, CONTINUOUS)
-    best, least = cells.iloc[int(cells["steps_per_s"].argmax())], cells.iloc[0]
-    high, low = best["steps_per_s"], least["steps_per_s"]
+    rates = cells["steps_per_s"]
+    best, least = cells.iloc[int(rates.argmax())], cells.iloc[int(rates.argmin())]
+    high, low = rates.max(), rates.min()
     return (
         f"The {_name(rows)} is fastest with at most {_limits(best)}: **{high:,.1f}** reasoning "
-        f"steps {_verb(rows)} a second. With {_limits(least)} it reaches {low:,.1f}, a factor of "
+        f"steps {_verb(rows)} a second, and slowest with {_limits(least)}: {low:,.1f}, a factor of "
         f"**{high / low:.1f}** less."
     )
 
@@ -38,12 +39,12 @@ def static_sentence(rows: pd.DataFrame) -> str:
         f"second; {padding} of the rows they compute are padding, {waste} of their blocks' room "
         "holds nothing"
     ]
-    for kind, words in ((UNCACHED, "without a prefix cache either"), (CONTINUOUS, "with one")):
+    for kind, words in ((UNCACHED, "without a prefix cache"), (CONTINUOUS, "with one")):
         own = _measured(rows, kind).groupby("max_num_seqs")["steps_per_s"].max()
         if len(own):
             beside = min(own.index, key=lambda seqs: abs(seqs - most))
             parts.append(
-                f"continuous batching of at most {beside}, {words}, is "
+                f"continuous batching of at most {beside} sequences {words} is "
                 f"**{own[beside] / rate:.1f}** times as fast"
             )
     refused = f" {_why_not(rows)}." if _why_not(rows) else ""

@@ -188,7 +188,7 @@ def limits_face(study: BatchStudy) -> str:
     asked = " and ".join(f"{requests[m]:,.0f} of the {m.upper()}" for m in requests.index)
     return (
         f"Each model alone, with its memory at an LLM share of {study.grid.llm_share:g}; requests "
-        f"of one search queued at once ({asked}).\n{face(study.runs)}"
+        f"of one search queued at once ({asked}), one run a cell.\n{face(study.runs)}"
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from workbench.errors import RunStoreError
+from workbench.experiments.batch_plan import COUNTED, TIMED
 from workbench.experiments.record import FINISHED
 from workbench.experiments.statistics import (
     Interval,
@@ -115,9 +116,11 @@ def compare(a: Runs, b: Runs) -> Comparison:
 def _finished(runs: Runs, side: str) -> pd.DataFrame:
     found = load_runs(runs)
     found = found[found["status"] == FINISHED]
+    if "role" in found:
+        found = found[~found["role"].isin((TIMED, COUNTED))]  # cells ask, they search nothing
     if found.empty:
         raise RunStoreError(
-            f"Side {side} holds no finished run; `workbench runs list` shows status."
+            f"Side {side} holds no finished search; `workbench runs list` shows status."
         )
     return found.reset_index(drop=True)
 
