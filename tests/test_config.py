@@ -1,5 +1,6 @@
 """Settings refuse what they do not know, say what is allowed, and are named by content."""
 
+import numpy as np
 import pytest
 
 from workbench.config import EngineConfig, SearchConfig, SweepConfig, format_size, parse_size
@@ -54,11 +55,70 @@ def test_any_changed_setting_changes_the_fingerprint():
         (SweepConfig, {"temperature": -1.0}, "temperature"),
         (SamplingParams, {"top_p": 0.0}, "top_p"),
         (SamplingParams, {"stop": ("",)}, "non-empty"),
+        (SamplingParams, {"temperature": float("nan")}, "temperature"),
+        (SamplingParams, {"temperature": float("inf")}, "temperature"),
+        (SamplingParams, {"top_k": 10**30}, "top_k"),
+        (SamplingParams, {"stop_token_ids": (-1,)}, "token ids, >= 0"),
     ],
 )
 def test_a_bad_value_says_what_is_allowed(kind, settings, complaint):
     with pytest.raises(ConfigError, match=complaint):
         kind(**settings)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "given", "allowed"),
+    [
+        (EngineConfig, "block_size", "x", "a whole number"),
+        (EngineConfig, "block_size", 16.0, "a whole number"),
+        (EngineConfig, "num_blocks", True, "a whole number or None"),
+        (EngineConfig, "memory", [1], "a number or text or None"),
+        (EngineConfig, "batch_invariant", 1, "true or false"),
+        (EngineConfig, "model", None, "text"),
+        (SearchConfig, "n", "abc", "a whole number"),
+        (SearchConfig, "temperature", "x", "a number"),
+        (SearchConfig, "strategy", 3, "text"),
+        (SweepConfig, "seeds", 0, "a list of whole numbers"),
+        (SweepConfig, "seeds", "01", "a list of whole numbers"),
+        (SweepConfig, "seeds", [0, 1.5], "a list of whole numbers"),
+        (SweepConfig, "shares", 0.3, "a list of numbers"),
+        (SweepConfig, "shares", ["a"], "a list of numbers"),
+        (SweepConfig, "max_model_len", "2k", "a whole number or None"),
+        (SamplingParams, "seed", 1.5, "a whole number"),
+        (SamplingParams, "seed", "a", "a whole number"),
+        (SamplingParams, "max_tokens", 1.5, "a whole number"),
+        (SamplingParams, "top_k", 2.5, "a whole number"),
+        (SamplingParams, "logprobs", 1.5, "a whole number or None"),
+        (SamplingParams, "temperature", "x", "a number"),
+        (SamplingParams, "stop", (3,), "a list of texts"),
+        (SamplingParams, "stop_token_ids", ("a",), "a list of whole numbers"),
+        (SamplingParams, "ignore_eos", "no", "true or false"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_name_with_what_is_allowed(
+    kind, name, given, allowed
+):
+    with pytest.raises(ConfigError) as raised:
+        kind(**{name: given})
+    assert str(raised.value) == f"{kind.__name__}.{name} is {given!r}; allowed: {allowed}."
+
+
+def test_values_that_lose_nothing_are_put_into_the_declared_type():
+    """Equal settings have one fingerprint, whether typed, read from JSON or computed by numpy."""
+    numpys = SweepConfig(shares=[np.float64(0.3)], seeds=np.arange(2), temperature=1)
+    assert numpys.fingerprint() == SweepConfig(shares=(0.3,), temperature=1.0).fingerprint()
+    assert [type(seed) for seed in numpys.seeds] == [int, int]
+    params = SamplingParams(stop="a", stop_token_ids=[np.int64(3)], seed=np.uint64(5))
+    assert params == SamplingParams(stop=("a",), stop_token_ids=(3,), seed=5)
+
+
+def test_a_message_ends_with_one_full_stop():
+    """The hint follows the list of what is allowed as a sentence of its own."""
+    with pytest.raises(ConfigError) as raised:
+        SearchConfig(voting="weightd")
+    assert str(raised.value).endswith("majority, naive. Did you mean 'weighted'?")
+    with pytest.raises(ConfigError, match=r"float16, bfloat16\.$"):
+        EngineConfig(dtype="q")
 
 
 def test_a_node_seed_depends_on_run_problem_and_path_alone():

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 from workbench.errors import ConfigError, nearest
+from workbench.fields import require_types
 
 _UNITS = {"": 1, "b": 1} | {
     prefix + ending: base**power
@@ -56,8 +57,7 @@ class _Settings:
                     f"{cls.__name__} has no setting {key!r}.{nearest(key, known)} "
                     f"Known: {', '.join(known)}."
                 )
-        tuples = {f.name for f in fields(cls) if str(f.type).startswith("tuple")}
-        return cls(**{k: tuple(v) if k in tuples else v for k, v in given.items()})
+        return cls(**given)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -67,15 +67,15 @@ class _Settings:
         text = json.dumps(self.to_dict(), sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
-    def _require(self, name: str, fine: bool, allowed: str) -> None:
+    def _require(self, name: str, fine: bool, allowed: str, hint: str = "") -> None:
         if not fine:
             given = getattr(self, name)
-            raise ConfigError(f"{type(self).__name__}.{name} is {given!r}; allowed: {allowed}.")
+            kind = type(self).__name__
+            raise ConfigError(f"{kind}.{name} is {given!r}; allowed: {allowed}.{hint}")
 
     def _choose(self, name: str, allowed: tuple[str, ...]) -> None:
-        given = str(getattr(self, name))
-        hint = nearest(given, allowed)
-        self._require(name, given in allowed, ", ".join(allowed) + "." + hint)
+        given = getattr(self, name)
+        self._require(name, given in allowed, ", ".join(allowed), nearest(given, allowed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +104,7 @@ class EngineConfig(_Settings):
     batching: str = "continuous"  # or "static": whole padded batches, without prefix caching
 
     def __post_init__(self) -> None:
+        require_types(self)
         given = [n for n in ("memory", "kv_memory", "num_blocks") if getattr(self, n) is not None]
         if len(given) > 1:
             raise ConfigError(f"EngineConfig got {' and '.join(given)}; give one of them.")
@@ -152,13 +153,14 @@ class SearchConfig(_Settings):
     min_problem_batch: int = 8  # problems in flight
 
     def __post_init__(self) -> None:
+        require_types(self)
         self._choose("strategy", ("beam_search", "best_of_n"))
         self._choose("aggregation", ("last", "min", "prod", "mean"))
         self._choose("voting", ("weighted", "majority", "naive"))
         for name in ("n", "beam_width", "max_depth", "max_step_tokens", "min_problem_batch"):
             self._require(name, getattr(self, name) >= 1, ">= 1")
         self._require("beam_width", self.beam_width <= max(self.n, 1), f"<= n ({self.n})")
-        self._require("temperature", self.temperature >= 0, ">= 0")
+        self._require("temperature", 0 <= self.temperature < math.inf, ">= 0")
         self._require("top_p", 0 < self.top_p <= 1, "in (0, 1]")
 
 
@@ -204,6 +206,7 @@ class SweepConfig(_Settings):
     order_seed: int = 0  # of the shuffled order
 
     def __post_init__(self) -> None:
+        require_types(self)
         parse_size(self.total_memory)
         in_range = bool(self.shares) and all(0 < share < 1 for share in self.shares)
         self._require("shares", in_range, "one or more shares in (0, 1)")

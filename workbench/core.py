@@ -7,6 +7,7 @@ What it does not do: decide anything. The scheduler makes plans, an executor car
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.errors import ConfigError
+from workbench.fields import require_types
 
 
 def node_seed(run_seed: int, problem_id: str, path: SequenceOf[int]) -> int:
@@ -42,20 +44,23 @@ class SamplingParams:
     logprobs: int | None = None  # k >= 0: the chosen token's and the k most likely
 
     def __post_init__(self) -> None:
-        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        object.__setattr__(self, "stop", stops)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        require_types(self)
+        most = 2**31 - 1
         checks = (
-            ("temperature", self.temperature, self.temperature >= 0, ">= 0"),
-            ("max_tokens", self.max_tokens, self.max_tokens >= 1, ">= 1"),
-            ("top_k", self.top_k, self.top_k >= 0, ">= 0 (0: all)"),
-            ("top_p", self.top_p, 0 < self.top_p <= 1, "in (0, 1]"),
-            ("min_p", self.min_p, 0 <= self.min_p < 1, "in [0, 1)"),
-            ("logprobs", self.logprobs, (self.logprobs or 0) >= 0, "None or >= 0"),
-            ("stop", stops, all(stops), "non-empty strings"),
+            ("temperature", 0 <= self.temperature < math.inf, ">= 0"),
+            ("max_tokens", self.max_tokens >= 1, ">= 1"),
+            ("top_k", 0 <= self.top_k <= most, f"0 (all) to {most}"),
+            ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
+            ("min_p", 0 <= self.min_p < 1, "in [0, 1)"),
+            ("logprobs", 0 <= (self.logprobs or 0) <= most, f"None, or 0 to {most}"),
+            ("stop", all(self.stop), "non-empty strings"),
+            ("stop_token_ids", min(self.stop_token_ids, default=0) >= 0, "token ids, >= 0"),
         )
-        for name, given, fine, allowed in checks:
+        for name, fine, allowed in checks:
             if not fine:
+                given = getattr(self, name)
                 raise ConfigError(f"SamplingParams.{name} is {given!r}; allowed: {allowed}.")
 
 

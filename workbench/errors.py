@@ -4,6 +4,7 @@ Imported by every layer, imports nothing. Errors of our own making (a broken inv
 `assert`s instead.
 """
 
+from collections.abc import Iterable
 from difflib import get_close_matches
 
 
@@ -36,7 +37,14 @@ class RunStoreError(WorkbenchError):
 
 
 class StepError(WorkbenchError, RuntimeError):
-    """A forward pass failed; the requests of that step finish with it, the engine goes on."""
+    """A forward pass failed; the requests of that step finish with it, the engine goes on.
+
+    rows: of the step's flat batch, those at fault where that is known.
+    """
+
+    def __init__(self, message: str, rows: Iterable[int] = ()) -> None:
+        super().__init__(message)
+        self.rows = tuple(rows)
 
 
 class NotebookError(WorkbenchError, RuntimeError):

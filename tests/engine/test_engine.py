@@ -152,6 +152,70 @@ def test_an_engine_that_cannot_be_built_says_why(settings, error, complaint):
 
 
 @pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"params": SamplingParams(stop_token_ids=(10**11,))}, "Stop id 100000000000 is not in"),
+        ({"params": None}, "give SamplingParams"),
+        ({"prompt": [1.5, 2.0]}, "token ids are .1.5, 2.0.; allowed: whole numbers"),
+        ({"prompt": 7}, "token ids are 7"),
+        ({"tag": "p"}, "a Tag or None"),
+        ({"salt": "text"}, "and bytes"),
+    ],
+)
+def test_a_bad_request_changes_nothing_and_the_next_one_is_served(engine, prompt, given, complaint):
+    """Refused before anything is queued: an engine is not lost to one request."""
+    expected = engine.generate([prompt], GREEDY)[0].token_ids
+    with pytest.raises(PromptError, match=complaint):
+        engine.add(**{"prompt": prompt, "params": GREEDY} | given)
+    assert not engine.has_work
+    assert engine.generate([prompt], GREEDY)[0].token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("positions", "columns", "complaint"),
+    [
+        ([1], [], "no column"),
+        ([], [1], "empty"),
+        ([1.5], [1], "positions are"),
+        ([2, 1], [1], "ascending"),
+        ([1], ["a"], "columns are"),
+        ([1], [10**9], "Column 1000000000 is not in"),
+    ],
+)
+def test_a_bad_scoring_request_is_refused_by_name(engine, prompt, positions, columns, complaint):
+    with pytest.raises(PromptError, match=complaint):
+        engine.score(prompt, positions, columns)
+    assert not engine.has_work
+    assert engine.score(prompt, [3], [1]).logits.shape == (1, 1)
+
+
+def test_logits_that_are_not_finite_end_the_step_and_name_the_requests(engine, prompt, monkeypatch):
+    """Nothing is sampled from NaN; the error says whose row it was, for tokens and for scores."""
+    expected = engine.generate([prompt], GREEDY)[0].token_ids
+    forward = engine.executor.model.forward
+
+    def damaged(*arguments):
+        hidden = forward(*arguments)
+        hidden[-1] = float("nan")
+        return hidden
+
+    short = prompt[:5]
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.executor.model, "forward", damaged)
+        for ask in (
+            lambda: engine.add(short, GREEDY),
+            lambda: engine.add_score(short, [1, 4], [2]),
+        ):
+            ids = [ask(), ask()]
+            outputs = engine.step()
+            assert [output.request_id for output in outputs] == ids
+            assert all(isinstance(output.error, StepError) for output in outputs)
+            assert f"At fault: request {ids[1]}." in str(outputs[0].error)
+    engine.cache.check()
+    assert engine.generate([prompt], GREEDY)[0].token_ids == expected
+
+
+@pytest.mark.parametrize(
     ("prompt", "complaint"),
     [([], "empty"), ([0] * 2048, "2047"), ([0, 10**6], "vocabulary"), ([-1], "vocabulary")],
 )

@@ -115,6 +115,18 @@ def test_a_truncated_file_is_named(folder: Path, kept: int) -> None:
         load_model(str(folder))
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_tensor_with_one_number_that_is_not_finite_is_named(
+    folder: Path, bad: float, dtype: torch.dtype
+) -> None:
+    """One damaged number anywhere is seen before the model runs, whatever the file's dtype."""
+    tensors = {name: t.to(dtype) for name, t in load_file(folder / "model.safetensors").items()}
+    tensors[MIDDLE][31, 17] = bad
+    with pytest.raises(ModelError, match=rf"{MIDDLE} holds numbers that are not finite"):
+        load_model(save(folder, tensors, CONFIG))
+
+
 def test_rotary_tables_in_old_files_are_ignored(folder: Path) -> None:
     """What follows from the config may be there; nothing is lost by not reading it."""
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"

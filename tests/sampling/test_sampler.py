@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from workbench.core import SamplingRows
+from workbench.errors import StepError
 from workbench.sampling.noise import uniform
 from workbench.sampling.sampler import sample
 
@@ -131,3 +132,18 @@ def test_logprobs_are_of_the_unfiltered_distribution() -> None:
     assert only_chosen[0] == pytest.approx({3: expected[3]})
     some_want = replace(make_rows(2), logprobs=np.array([-1, 1]))
     assert sample(np.tile(logits, (2, 1)), some_want)[1][0] is None
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_row_whose_logits_are_not_finite_is_named_and_never_sampled(
+    temperature: float, bad: float
+) -> None:
+    """A NaN anywhere in a row is found; a token ruled out by -inf is none of that."""
+    logits = repeated([0.0, 1.0, 2.0, -np.inf], 5)
+    assert (sample(logits, make_rows(5, temperature=temperature))[0] < 3).all()
+    logits[3, 1] = bad
+    rows = replace(make_rows(5, temperature=temperature), rows=np.arange(5) * 10)
+    with pytest.raises(StepError, match="1 of 5 rows are not finite") as raised:
+        sample(logits, rows)
+    assert raised.value.rows == (30,)

@@ -22,10 +22,9 @@ from workbench.core import (
     ScoreParams,
     Sequence,
     StepPlan,
-    StepResult,
     Tag,
 )
-from workbench.engine.limits import require_columns, require_token_ids, require_vocabulary
+from workbench.engine.limits import require_request, whole_numbers
 from workbench.engine.parts import build_parts
 from workbench.errors import PromptError, StepError
 from workbench.trace.recorder import Recorder, Trace
@@ -71,12 +70,11 @@ class Engine:
     ) -> int:
         """Queue a prompt: text, tokenised as it is, or token ids; answers its request id.
 
-        salt: keeps this request's cache entries apart from others'. PromptError when the prompt is
-        empty, holds an unknown token id, has max_model_len tokens or more, or when the model has a
-        value head and cannot generate.
+        salt: keeps this request's cache entries apart from others'. PromptError, and nothing has
+        changed, when the prompt is empty, holds an unknown token id, has max_model_len tokens or
+        more, when a stop id is unknown, or when the model has a value head and cannot generate.
         """
-        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        return self._queue(token_ids, params=params, tag=tag, salt=salt).request_id
+        return self._queue(self._encode(prompt), params, tag=tag, salt=salt).request_id
 
     def add_score(
         self,
@@ -91,11 +89,15 @@ class Engine:
         p, the given columns (token ids; outputs of a value head). Its output carries .logits
         [positions, columns].
         """
-        score = ScoreParams(tuple(positions), tuple(columns))
-        if any(a >= b for a, b in zip(score.positions, score.positions[1:])):
-            raise PromptError(f"Score positions must ascend; given: {score.positions}.")
-        require_columns(score.columns, self.spec, self.name)
-        return self._queue(list(token_ids), score=score, tag=tag, salt=salt).request_id
+        found = whole_numbers(positions, "positions"), whole_numbers(columns, "columns")
+        score = ScoreParams(tuple(found[0]), tuple(found[1]))
+        return self._queue(self._encode(token_ids), score=score, tag=tag, salt=salt).request_id
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        """A list of our own of the prompt's token ids."""
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        return whole_numbers(prompt, "token ids")
 
     def _queue(
         self,
@@ -105,12 +107,9 @@ class Engine:
         tag: Tag | None = None,
         salt: bytes = b"",
     ) -> Sequence:
-        require_token_ids(token_ids, self.spec, self.name)
-        if params is not None:
-            require_vocabulary(self.spec, self.name)
-        sequence = Sequence(
-            self._next_id, token_ids, len(token_ids), params, score, salt, tag or NO_TAG
-        )
+        tag = NO_TAG if tag is None else tag
+        sequence = Sequence(self._next_id, token_ids, len(token_ids), params, score, salt, tag)
+        require_request(sequence, self.spec, self.name)
         sequence.arrival_s = time.perf_counter()
         self.scheduler.add(sequence)
         self._next_id += 1
@@ -149,19 +148,22 @@ class Engine:
         try:
             result = self.executor.submit(plan).result()
         except StepError as error:
-            return [self._finish(s, "error", error) for s in self.scheduler.fail(plan)]
-        except (
-            BaseException
-        ):  # an interrupt: the step's requests go with it, the engine stays usable
+            named = self._name_requests(error)
+            return [self._finish(s, "error", named) for s in self.scheduler.fail(plan)]
+        except BaseException:  # an interrupt takes the step's requests along; the engine goes on
             for sequence in self.scheduler.fail(plan):
                 self._finish(sequence, "abort")
             raise
-        self._count(result)
-        return [self._finish(s, reason) for s, reason in self.scheduler.update(plan, result)]
-
-    def _count(self, result: StepResult) -> None:
         self.forward_s += result.forward_s
         self.sampling_s += result.sampling_s
+        return [self._finish(s, reason) for s, reason in self.scheduler.update(plan, result)]
+
+    def _name_requests(self, error: StepError) -> StepError:
+        """The error with the ids of the requests whose rows are at fault, where that is known."""
+        if not error.rows:
+            return error
+        ids = ", ".join(map(str, self.scheduler.requests_of(error.rows)))
+        return StepError(f"{error} At fault: request {ids}.", error.rows)
 
     def _record(self, start: float, scheduled: float) -> None:
         counts = self.scheduler.counts
@@ -266,9 +268,8 @@ class Engine:
         The pieces together are the output's text; a piece ends with a whole character.
         """
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        sequence = self._queue(token_ids, params=params)
-        shown, finished, others = len(token_ids), False, []
+        sequence = self._queue(self._encode(prompt), params)
+        shown, finished, others = sequence.num_tokens, False, []
         try:
             while not finished:
                 outputs = self.step()

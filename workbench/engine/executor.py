@@ -20,7 +20,7 @@ from workbench.kernels import ForwardContext, LayerCache
 from workbench.kvcache.storage import KVStorage
 from workbench.models.layers import Linear
 from workbench.models.llama import LlamaModel
-from workbench.sampling.sampler import Logprobs, sample
+from workbench.sampling.sampler import Logprobs, require_finite, sample
 
 Clock = Callable[[], float]
 
@@ -33,6 +33,8 @@ class StepHandle:
 
     def result(self) -> StepResult:
         """The step's result; StepError when its forward pass failed."""
+        if isinstance(self.outcome, StepError):
+            raise self.outcome
         if isinstance(self.outcome, Exception):
             raise StepError(
                 f"The forward pass failed: {type(self.outcome).__name__}: {self.outcome}"
@@ -127,7 +129,9 @@ class Executor:
         rows = torch.from_numpy(np.require(wanted.rows, np.int64, ("C", "W"))).to(hidden.device)
         out = hidden.new_empty(len(wanted.rows), len(wanted.columns))
         self._head_of(wanted.columns)(self.model.head_inputs(hidden.index_select(0, rows)), out)
-        return out.float().cpu().numpy()
+        logits: NDArray[np.float32] = out.float().cpu().numpy()
+        require_finite(logits, wanted.rows)
+        return logits
 
     def _head_of(self, columns: NDArray[np.int64]) -> Linear:
         key = np.ascontiguousarray(columns, np.int64).tobytes()

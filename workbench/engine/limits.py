@@ -5,10 +5,12 @@ Independent of the memory split of the moment.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from itertools import pairwise
+from operator import index
 
-from workbench.core import Sequence
+from workbench.core import SamplingParams, Sequence, Tag
 from workbench.engine.inputs import tokens_to_compute
 from workbench.errors import ConfigError, OutOfMemory, PromptError
 from workbench.kvcache.manager import KVCacheManager
@@ -31,32 +33,47 @@ def require_room(cache: KVCacheManager, max_seqs: int, max_tokens: int, max_mode
         )
 
 
-def require_token_ids(token_ids: SequenceOf[int], spec: ModelSpec, name: str) -> None:
-    """PromptError for a token id that the model's embedding does not have."""
-    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < spec.vocab:
-        bad = next(k for k in token_ids if not 0 <= k < spec.vocab)
+def whole_numbers(given: Iterable[int], what: str) -> list[int]:
+    """The numbers as ints; PromptError for one that is not whole. what: "token ids", ..."""
+    try:
+        return [*map(index, given)]
+    except TypeError:
+        raise PromptError(f"The {what} are {given!r:.200}; allowed: whole numbers.") from None
+
+
+def require_request(sequence: Sequence, spec: ModelSpec, name: str) -> None:
+    """PromptError unless all of a request is what this model, the trace and the cache can use."""
+    if not isinstance(sequence.tag, Tag) or not isinstance(sequence.salt, bytes):
         raise PromptError(
-            f"Token id {bad} is not in {name}'s vocabulary; allowed: 0 to {spec.vocab - 1}."
+            f"tag is {sequence.tag!r:.200} and salt {sequence.salt!r:.200}; allowed: a Tag or "
+            "None, and bytes."
         )
-
-
-def require_columns(columns: SequenceOf[int], spec: ModelSpec, name: str) -> None:
-    """PromptError for a column that the model's head does not have."""
-    bad = [column for column in columns if not 0 <= column < spec.outputs]
-    if bad:
+    _require_inside("Token id", sequence.token_ids, spec.vocab, f"{name}'s vocabulary")
+    if sequence.score is None:
+        _require_params(sequence.params, spec, name)
+    elif not sequence.score.columns:
+        raise PromptError("The request wants no column of the logits; give at least one.")
+    else:
         kind = "vocabulary" if spec.value_head is None else "value head"
-        raise PromptError(
-            f"Column {bad[0]} is not in {name}'s {kind}; allowed: 0 to {spec.outputs - 1}."
-        )
+        _require_inside("Column", sequence.score.columns, spec.outputs, f"{name}'s {kind}")
 
 
-def require_vocabulary(spec: ModelSpec, name: str) -> None:
-    """PromptError when tokens are wanted of a model that gives values."""
+def _require_params(params: SamplingParams | None, spec: ModelSpec, name: str) -> None:
+    """PromptError for what is no SamplingParams, and for a model that cannot follow them."""
+    if not isinstance(params, SamplingParams):
+        raise PromptError(f"params is {params!r:.200}; give SamplingParams(...).")
     if spec.value_head is not None:
         raise PromptError(
             f"{name} ({spec.architecture}) has a value head, {spec.outputs} outputs in place of a "
             "vocabulary, and cannot generate; use it as a PRM, or ask score() for its columns."
         )
+    _require_inside("Stop id", params.stop_token_ids, spec.vocab, f"{name}'s vocabulary")
+
+
+def _require_inside(what: str, given: SequenceOf[int], size: int, where: str) -> None:
+    if given and not 0 <= min(given) <= max(given) < size:
+        bad = next(k for k in given if not 0 <= k < size)
+        raise PromptError(f"{what} {bad} is not in {where}; allowed: 0 to {size - 1}.")
 
 
 def require_served_length(max_model_len: int, spec: ModelSpec, name: str) -> None:

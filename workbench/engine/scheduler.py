@@ -12,6 +12,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,14 +67,17 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
+        """Requests that hold blocks."""
         return len(self._batch)
 
     @property
     def num_waiting(self) -> int:
+        """Requests in the queue, preempted ones included."""
         return len(self._waiting)
 
     @property
     def has_work(self) -> bool:
+        """Whether any request waits or runs."""
         return bool(self._known)
 
     def add(self, sequence: Sequence) -> None:
@@ -207,6 +211,14 @@ class Scheduler:
         else:
             sequence.num_cached_tokens = num_cached_tokens
             sequence.scheduled_s = self._clock()
+
+    def requests_of(self, rows: SequenceOf[int]) -> list[int]:
+        """Request ids that own these rows of the flat batch of the plan in flight."""
+        step = self._in_flight
+        assert step is not None, "no plan is in flight"
+        owners = np.searchsorted(step.plan.query_start, list(rows), side="right") - 1
+        found = (self._batch.sequences[row].request_id for row in step.rows[owners])
+        return list(dict.fromkeys(found))
 
     # -- its result --
 

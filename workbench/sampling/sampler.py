@@ -12,20 +12,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.core import SamplingRows
+from workbench.errors import StepError
 from workbench.sampling.noise import uniform
 
 Logprobs = tuple[dict[int, float] | None, ...]
 
 
 def sample(logits: NDArray[np.float32], rows: SamplingRows) -> tuple[NDArray[np.int64], Logprobs]:
-    """Tokens int64 [R] of logits float32 [R, vocab]; log probabilities of rows that want them."""
-    tokens = logits.argmax(axis=1)  # the first of equal ones
+    """Tokens int64 [R] of logits float32 [R, vocab]; log probabilities of rows that want them.
+
+    Raises StepError naming the rows whose logits are NaN or unbounded.
+    """
+    tokens = logits.argmax(axis=1)  # the first of equal ones; of a row with NaN, that NaN
+    require_finite(logits[np.arange(len(tokens)), tokens], rows.rows)
     warm = np.flatnonzero(rows.temperature > 0)
     if len(warm) == len(tokens):
         tokens = _draw(logits, rows, warm)
     elif len(warm):
         tokens[warm] = _draw(logits[warm], rows, warm)
     return tokens, _logprobs(logits, rows, tokens)
+
+
+def require_finite(values: NDArray[np.float32], rows: NDArray[np.int64]) -> None:
+    """StepError unless all values are finite; values[i], one or several, are of rows[i]."""
+    finite = np.isfinite(values)
+    if not finite.all():
+        bad = np.flatnonzero(~finite.reshape(len(values), -1).all(axis=1))
+        raise StepError(
+            f"The logits of {len(bad)} of {len(values)} rows are not finite: the model's weights "
+            "are damaged, or its numbers exceed its dtype. Fetch the model again, or use float32.",
+            rows[bad].tolist(),
+        )
 
 
 def _draw(
