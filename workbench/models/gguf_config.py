@@ -77,9 +77,9 @@ def _sizes(file: GGUFFile, kind: str) -> dict[str, Any]:
     }
     found = {name: file.metadata.get(f"{kind}.{key}") for name, key in keys.items()}
     for name, value in found.items():
-        if not isinstance(value, int | float):
+        if not isinstance(value, int | float) or value <= 0:
             raise ModelError(
-                f"{file.path} says {kind}.{keys[name]} = {value!r}; a number is needed "
+                f"{file.path} says {kind}.{keys[name]} = {value!r}; a number above 0 is needed "
                 "(layers that differ in it are not supported)."
             )
     if file.metadata.get(f"{kind}.expert_count"):

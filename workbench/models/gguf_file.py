@@ -93,7 +93,9 @@ class GGUFFile:
         num_tensors, num_keys = cursor.number("Q"), cursor.number("Q")
         self.metadata = dict(cursor.entry() for _ in range(num_keys))
         listed = [cursor.tensor() for _ in range(num_tensors)]
-        grain = int(self.metadata.get("general.alignment", 32))
+        grain = self.metadata.get("general.alignment", 32)
+        if not isinstance(grain, int) or grain < 1:
+            raise self._cut_short(f"general.alignment is {grain!r}")
         first = -(-cursor.place // grain) * grain
         self.tensors = {t[0]: self._stored(*t, first) for t in listed}
 
@@ -107,7 +109,7 @@ class GGUFFile:
                 f"{kinds}. Take another quantisation of the model, such as Q8_0."
             )
         kind, columns, size = KINDS[code]
-        if not shape or shape[-1] % columns:
+        if not shape or 0 in shape or shape[-1] % columns:
             raise self._cut_short(f"{name} of shape {list(shape)} is no whole {kind} blocks")
         start, nbytes = first + offset, math.prod(shape) // columns * size
         if start + nbytes > len(self._map):

@@ -51,30 +51,30 @@ def read_tokenizer(file: GGUFFile) -> Tokenizer:
     """The file's tokenizer. ModelError where it has none, or one of another kind."""
     about = _Metadata(file)
     cutting = about.cutting()
-    tokens = list(about.required("tokens"))
-    merges = [tuple(merge.split(" ")) for merge in about.required("merges")]
-    vocabulary = {token: number for number, token in enumerate(tokens)}
-    try:
-        model = BPE(vocab=vocabulary, merges=merges, ignore_merges=cutting.whole)
-    except Exception as error:  # tokenizers raises bare Exception
-        raise ModelError(f"{file.path}: its tokens and merges do not fit: {error}") from error
-    backend = Backend(model)
+    tokens = about.tokens = list(about.required("tokens"))
+    backend = Backend(_merging(about, cutting))
     _cut(backend, cutting)
     kinds = about.get("token_type") or [1] * len(tokens)
+    whole = [(t, kind) for t, kind in zip(tokens, kinds) if kind in (_CONTROL, _USER_DEFINED)]
     backend.add_tokens(
-        [
-            AddedToken(token, special=kind == _CONTROL, normalized=False)
-            for token, kind in zip(tokens, kinds)
-            if kind in (_CONTROL, _USER_DEFINED)
-        ]
+        [AddedToken(token, special=kind == _CONTROL, normalized=False) for token, kind in whole]
     )
     if about.get("add_bos_token", cutting.begins):
         bos = about.required("bos_token_id")
-        single = processors.TemplateProcessing(
-            single=f"{tokens[bos]} $A", special_tokens=[(tokens[bos], bos)]
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"{about.token(bos)} $A", special_tokens=[(about.token(bos), bos)]
         )
-        backend.post_processor = single
-    return Tokenizer(backend, _config(about, tokens), about.eos_ids())
+    return Tokenizer(backend, _config(about), about.eos_ids())
+
+
+def _merging(about: _Metadata, cutting: Cutting) -> BPE:
+    """Tokens, and the pairs of them that are merged, the first pair first."""
+    merges = [tuple(merge.split(" ")) for merge in about.required("merges")]
+    vocabulary = {token: number for number, token in enumerate(about.tokens)}
+    try:
+        return BPE(vocab=vocabulary, merges=merges, ignore_merges=cutting.whole)
+    except Exception as error:  # tokenizers raises bare Exception
+        raise ModelError(f"{about.path}: its tokens and merges do not fit: {error}") from error
 
 
 class _Metadata:
@@ -82,6 +82,7 @@ class _Metadata:
 
     def __init__(self, file: GGUFFile) -> None:
         self.path, self.all = file.path, file.metadata
+        self.tokens: Sequence[str] = ()
 
     def get(self, key: str, default: Any = None) -> Any:
         return self.all.get(f"tokenizer.ggml.{key}", default)
@@ -94,6 +95,14 @@ class _Metadata:
                 "that was converted together with its tokenizer."
             )
         return found
+
+    def token(self, number: int) -> str:
+        """The token of an id that the file names."""
+        if not 0 <= number < len(self.tokens):
+            raise ModelError(
+                f"{self.path} names token id {number}; allowed: 0 to {len(self.tokens) - 1}."
+            )
+        return self.tokens[number]
 
     def cutting(self) -> Cutting:
         kind, name = self.required("model"), self.get("pre", "gpt-2")
@@ -130,10 +139,10 @@ def _cut(backend: Backend, cutting: Cutting) -> None:
     backend.decoder = decoders.ByteLevel()
 
 
-def _config(about: _Metadata, tokens: Sequence[str]) -> dict[str, Any]:
+def _config(about: _Metadata) -> dict[str, Any]:
     """What tokenizer_config.json would say: special tokens by name, and the chat template."""
     keys = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
     ids = {f"{name}_token": about.get(f"{key}_token_id") for name, key in keys.items()}
-    config: dict[str, Any] = {n: tokens[k] for n, k in ids.items() if k is not None}
+    config: dict[str, Any] = {name: about.token(k) for name, k in ids.items() if k is not None}
     template = about.all.get("tokenizer.chat_template")
     return config if template is None else config | {"chat_template": template}

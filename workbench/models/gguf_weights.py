@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from workbench.kernels.quantised import FORMATS, Quantised
 from workbench.models.gguf_config import ROPE_FACTORS, hub_name
@@ -33,14 +34,14 @@ class GGUFWeights(Weights):
 
     def read(self, name: str) -> Stored:
         stored = self._file.tensors[self._own[name]]
-        data = self._file.data(stored.name)
-        heads = self._interleaved_heads(name)
-        if stored.kind in FORMATS and len(stored.shape) == 2:
-            rows, columns = stored.shape
+        data, order = self._file.data(stored.name), self._order(name, stored.shape[0])
+        if stored.kind in FORMATS:
+            columns = stored.shape[-1]
+            rows = math.prod(stored.shape) // columns
             matrix = Quantised(stored.kind, data.reshape(rows, -1), (rows, columns))
-            return matrix if heads is None else matrix.pick(_halves_first(rows, heads))
+            return matrix if order is None else matrix.pick(order)
         plain = torch.frombuffer(data.copy(), dtype=_PLAIN[stored.kind]).view(stored.shape)
-        return plain if heads is None else plain[torch.from_numpy(_halves_first(len(plain), heads))]
+        return plain if order is None else plain[torch.from_numpy(order)]
 
     def held_bytes(self, itemsize: int) -> int:
         tensors = [self._file.tensors[own] for own in self._own.values()]
@@ -53,8 +54,21 @@ class GGUFWeights(Weights):
         with self.path.open("rb") as opened:
             return hashlib.file_digest(opened, "sha256").hexdigest()
 
-    def _interleaved_heads(self, name: str) -> int | None:
-        """Heads of a projection whose rows lie in pairs; None where rows lie as usual."""
+    def _order(self, name: str, rows: int) -> NDArray[np.intp] | None:
+        """Which rows to take for Hugging Face's order: None where they lie so.
+
+        Llama files rotate neighbouring rows of a head, (0, 1), (2, 3); ours and Hugging Face's
+        rotate row i with row i + head_dim / 2. Rows that are no whole heads stay: their shape will
+        be refused.
+        """
+        heads = self._heads(name)
+        if heads is None or rows % (2 * heads):
+            return None
+        pairs = np.arange(rows).reshape(heads, rows // heads // 2, 2)
+        return pairs.swapaxes(1, 2).reshape(-1)
+
+    def _heads(self, name: str) -> int | None:
+        """Heads of a projection that a Llama file rotates in its own way; None for all others."""
         if self._file.metadata["general.architecture"] != "llama":
             return None
         if ".self_attn.q_proj." in name:
@@ -62,13 +76,3 @@ class GGUFWeights(Weights):
         if ".self_attn.k_proj." in name:
             return int(self._file.metadata["llama.attention.head_count_kv"])
         return None
-
-
-def _halves_first(rows: int, heads: int) -> np.ndarray:
-    """The rows in Hugging Face's order: of each head the first of all pairs, then the second.
-
-    Llama files rotate neighbouring rows (0, 1), (2, 3); ours and Hugging Face's rotate row i with
-    row i + head_dim / 2.
-    """
-    pairs = np.arange(rows).reshape(heads, rows // heads // 2, 2)
-    return pairs.swapaxes(1, 2).reshape(-1)
