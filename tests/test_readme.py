@@ -24,7 +24,7 @@ SHOWN = {
         "decode_b64": "decode, 64 sequences",
         "decode_b64+invariant": "decode, 64 sequences, default (batch-invariant) mode",
         "prefill_512": "prefill, one prompt of 512 tokens",
-        "prefill_512+invariant": "the same in the default mode",
+        "prefill_512+invariant": "prefill of 512 tokens, default mode",
         "bookkeeping_share_b64": "bookkeeping's part of a step, 64 sequences",
         "gemm_flops_per_s": "this machine's matrix products, float32",
         "read_bytes_per_s": "this machine's memory, reading",
@@ -40,13 +40,35 @@ SHOWN = {
         "prm_tokens_saved": "PRM tokens without caches over ours",
         "prm_over_ideal": "PRM tokens computed over distinct ones",
     },
+    "memory": {
+        "startup_s": "from construction to the first token",
+        "startup_peak_over_budget": "peak memory of that over weights and KV budget",
+        "kv_beams_saving": "KV of 16 beams: contiguous pieces over blocks",
+    },
+}
+PEERED = ("decode_b1", "decode_b16", "decode_b64", "prefill_512")
+PEERS = ("", "@vllm", "@llama.cpp", "@transformers_cb")  # the next column names them
+SHOWN["engine_smollm2"] = {
+    **{row + peer: SHOWN["engine"][row] for row in PEERED for peer in PEERS},
+    **{row: label for row, label in SHOWN["engine"].items() if row not in PEERED},
+    "paged_over_contiguous": "time over paged KV, contiguous KV being 1",
+}
+SHOWN["search_smollm2"] = {
+    "search_smollm2": "problems a minute",
+    "search_tokens_smollm2": "generated tokens a second",
+    "prm_tokens_saved_smollm2": "PRM tokens without caches over ours",
+}
+SHOWN["memory_smollm2"] = {
+    "startup_s": SHOWN["memory"]["startup_s"],
+    "startup_cold_s": "the same, its files not in memory",
+    **SHOWN["memory"],
 }
 
 
 def records() -> dict[str, dict[str, Any]]:
-    """The committed bench records by name."""
+    """The committed bench records by file: `engine`, `engine_smollm2`, ..."""
     files = sorted((ROOT / "reports" / "bench").glob("*.json"))
-    return {(found := json.loads(file.read_text()))["bench"]: found for file in files}
+    return {file.stem: json.loads(file.read_text()) for file in files}
 
 
 def count(number: int, noun: str) -> str:
@@ -85,11 +107,15 @@ def table(name: str, found: dict[str, Any]) -> list[str]:
     where = f"{machine['cpu']}, {sizes}"
     with_ = f"Python {software['python']}, torch {software['torch']}"
     seeds = f" with {mode['seeds']} seeds" if mode.get("seeds") else ""
-    what = f"`workbench bench {name}`, profile {mode['profile']}{seeds}"
+    model = mode.get("model") or mode.get("llm") or ""
+    chosen = "" if model.startswith("tiny-") else f" --model {model}"
+    what = f"`workbench bench {found['bench']}{chosen}`, profile {mode['profile']}{seeds}"
     lines = [f"{what}, on {where}; {with_}.", ""]
     lines += ["| | value | beside | spread or 95 % interval |", "|---|---|---|---|"]
     rows = {row["name"]: row for row in found["rows"]}
     for key, label in SHOWN[name].items():
+        if "@" in key and key not in rows:
+            continue  # a peer that was not installed
         row = rows[key]
         cells = (label, number(row["value"], row["unit"]), beside(row), between(row))
         lines.append("| " + " | ".join(cells) + " |")
@@ -98,14 +124,16 @@ def table(name: str, found: dict[str, Any]) -> list[str]:
 
 def identity(found: dict[str, Any]) -> list[str]:
     """The identity record in one sentence."""
-    rows = found["rows"]
+    rows, model = found["rows"], found["mode"]["llm"]
+    chosen = "" if model.startswith("tiny-") else f" --model {model}"
     settings = [r for r in rows if r["name"].startswith("identical@")]
     same = sum(r["value"] == 1 for r in settings)
     preempted = sum(r["value"] for r in rows if r["name"].startswith("preemptions@"))
     return [
-        f"`workbench bench identity`: {same} of {len(settings)} settings of memory split, batch, "
-        f"chunk and block size gave one and the same search, token by token and score by score "
-        f"({settings[0]['repeats']:,} nodes each; {preempted:,.0f} preemptions in all).",
+        f"`workbench bench identity{chosen}`: {same} of {len(settings)} settings of memory "
+        f"split, batch, chunk and block size gave one and the same search, token by token and "
+        f"score by score ({settings[0]['repeats']:,} nodes each; {preempted:,.0f} preemptions in "
+        "all).",
         "",
     ]
 
@@ -151,7 +179,8 @@ def results() -> str:
     found = records()
     lines = split()
     lines += [line for name in SHOWN if name in found for line in table(name, found[name])]
-    lines += identity(found["identity"]) if "identity" in found else []
+    for name in ("identity", "identity_smollm2"):
+        lines += identity(found[name]) if name in found else []
     return "\n".join(["", *lines])
 
 

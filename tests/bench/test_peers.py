@@ -78,7 +78,7 @@ def test_a_peer_that_cannot_load_says_why(fake):
 def test_a_peer_that_dies_is_named_with_its_last_words(fake):
     """Guards against waiting for ever on a worker that has crashed."""
     peer = fake()
-    with pytest.raises(PeerError, match="fake ended at 'prefill': .*out of luck"):
+    with pytest.raises(PeerError, match=r"fake ended at 'prefill': .*out of luck"):
         peer.prefill(np.full((1, 2), 13))
 
 

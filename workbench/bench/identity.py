@@ -10,21 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pandas as pd
 from tqdm.auto import tqdm
 
 from workbench.bench.record import Row
-from workbench.bench.workload import Workload, is_tiny, real_workload, reward_model
+from workbench.bench.workload import REAL_SOURCE, Workload, is_tiny, reward_model
 from workbench.config import parse_size
 from workbench.engine.engine import Engine
-from workbench.search.problems import load_problems
+from workbench.search.problems import Problem, load_problems
 from workbench.search.result import SearchResult
 
 PROFILES = {"quick": 6, "default": 32, "full": 128}  # problems
 REAL_PROBLEMS = {"quick": 2, "default": 8, "full": 8}  # of a generator of true size
-REAL_DEPTH = 4  # iterations
-MODE = {"batch_invariant": True, "n": 16, "beam_width": 4}
+TINY_DEPTH, REAL_DEPTH = 40, 4  # iterations
+TINY_STEP_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +115,26 @@ def run(
     of true size searches.
     """
     if is_tiny(llm):
-        chosen = tuple(load_problems("tiny", limit=PROFILES[profile]))
-        workload = Workload(llm, reward_model(llm, prm), chosen, max_depth=40, max_step_tokens=256)
-        yield from compare(workload, SETTINGS, TINY_ROOM, seed)
+        chosen = load_problems("tiny", limit=PROFILES[profile])
+        yield from compare(_workload(llm, prm, chosen), SETTINGS, TINY_ROOM, seed)
     else:
-        workload = real_workload(llm, prm, problems, REAL_PROBLEMS[profile])
-        yield from compare(replace(workload, max_depth=REAL_DEPTH), REAL_SETTINGS, REAL_ROOM, seed)
+        chosen = load_problems(problems or REAL_SOURCE, limit=REAL_PROBLEMS[profile])
+        yield from compare(_workload(llm, prm, chosen), REAL_SETTINGS, REAL_ROOM, seed)
+
+
+def mode_of(settings: dict[str, Any]) -> dict[str, Any]:
+    """What the record says of a run with these settings."""
+    room = TINY_ROOM if is_tiny(settings["llm"]) else REAL_ROOM
+    memory = "total_memory" if room.with_weights else "kv_memory"
+    sizes = _workload(settings["llm"], settings["prm"], ()).mode
+    return {"batch_invariant": True, memory: room.total} | sizes
+
+
+def _workload(llm: str, prm: str | None, problems: Sequence[Problem]) -> Workload:
+    workload = Workload(llm, reward_model(llm, prm), tuple(problems))
+    if is_tiny(llm):
+        return replace(workload, max_depth=TINY_DEPTH, max_step_tokens=TINY_STEP_TOKENS)
+    return replace(workload, max_depth=REAL_DEPTH)
 
 
 def compare(

@@ -46,6 +46,12 @@ def interpreter(name: str, folder: Path) -> Path:
     return found
 
 
+def _preloaded(python: Path) -> dict[str, str]:
+    """Intel's OpenMP where the peer's environment brings it: what vLLM asks for on a CPU."""
+    library = python.parent.parent / "lib" / "libiomp5.so"
+    return {"LD_PRELOAD": str(library.absolute())} if library.is_file() else {}
+
+
 class PeerProcess:
     """A worker with one model loaded; a Contender. Close it when done."""
 
@@ -53,14 +59,15 @@ class PeerProcess:
         """Starts the worker and loads the model. Raises PeerError with the worker's reason."""
         self.name = name
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
-        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        inherited = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        environment = inherited | {"OMP_NUM_THREADS": str(threads)} | _preloaded(python)
         self._process = subprocess.Popen(
             [python, WORKER, PEERS[name]],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
-            env=environment | {"OMP_NUM_THREADS": str(threads)},
+            env=environment,
         )
         try:
             self.version = self._ask("load", threads=threads, **settings)["version"]

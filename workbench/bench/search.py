@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -18,7 +19,7 @@ from tqdm.auto import tqdm
 from workbench.bench import real_search
 from workbench.bench.record import Row
 from workbench.bench.rows import interval_row, plain_row
-from workbench.bench.workload import is_tiny, real_workload, reward_model
+from workbench.bench.workload import Workload, is_tiny, real_workload, reward_model
 from workbench.engine.engine import Engine
 from workbench.experiments.statistics import bootstrap_mean
 from workbench.search.beam import BeamSearch
@@ -77,6 +78,15 @@ class Pair:
         return _search(
             problems, self.llm, self.prm_without_cache, strategy, seed, score_cache=False
         )
+
+
+def mode_of(settings: dict[str, Any]) -> dict[str, Any]:
+    """What the record says of a run with these settings."""
+    llm, prm = settings["llm"], reward_model(settings["llm"], settings["prm"])
+    if is_tiny(llm):
+        return MODE | {"prm": prm}
+    sizes = Workload(llm, prm, ()).mode
+    return {"batch_invariant": True, "kv_memory": real_search.KV_MEMORY} | sizes
 
 
 def run(

@@ -36,6 +36,18 @@ class Workload:
     in_flight: int = 8
 
     @property
+    def mode(self) -> dict[str, Any]:
+        """The search's sizes as a record's mode names them."""
+        return {
+            "prm": self.prm,
+            "n": self.n,
+            "beam_width": self.beam_width,
+            "max_depth": self.max_depth,
+            "max_step_tokens": self.max_step_tokens,
+            "problems_in_flight": self.in_flight,
+        }
+
+    @property
     def label(self) -> str:
         """The generator's name as rows carry it: `smollm2` of `smollm2-135m`."""
         return Path(self.llm).name.split("-")[0].lower()

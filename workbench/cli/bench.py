@@ -27,9 +27,16 @@ def run(given: argparse.Namespace) -> int:
         complete = True
     finally:
         if given.json and rows:
-            mode = settings | getattr(module, "MODE", {}) | {"complete": complete}
+            mode = settings | mode_of(module, settings) | {"complete": complete}
             console.print(f"written: {write_record(record(given.name, rows, mode), given.json)}")
     return 0
+
+
+def mode_of(module: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """What else the record says of the run: the module's mode_of(settings), or its MODE."""
+    if hasattr(module, "mode_of"):
+        return dict(module.mode_of(settings))
+    return dict(getattr(module, "MODE", {}))
 
 
 def accepted(measure: Any, given: argparse.Namespace) -> dict[str, Any]:
