@@ -67,13 +67,29 @@ def test_quantised_weights_are_given_as_they_are_stored(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [Kind.Q4_K, Kind.Q6_K])
 def test_kinds_of_256_columns_are_read(kind: Kind, tmp_path: Path) -> None:
-    """Files of these kinds hold any bytes here, since the gguf package cannot quantise to them."""
-    size = FORMATS[kind.name].size
-    rows = np.random.default_rng(1).integers(0, 256, (8, 2 * size), dtype=np.uint8)
+    """Any bytes, with finite scales, since the gguf package cannot quantise to these kinds."""
+    form = FORMATS[kind.name]
+    rows = np.random.default_rng(1).integers(0, 256, (8, 2 * form.size), dtype=np.uint8)
+    for first in form.halves:
+        rows.reshape(-1, form.size)[:, first + 1] &= 0xBF
     path = write_gguf(tmp_path / "model.gguf", {}, kind, extra={"own": rows})
     given = open_weights(path).take("own", (8, 512)).numpy()
-    with np.errstate(invalid="ignore"):
-        assert np.array_equal(given, quants.dequantize(rows, kind), equal_nan=True)
+    assert np.array_equal(given, quants.dequantize(rows, kind))
+
+
+@pytest.mark.parametrize("wrong", [np.inf, np.nan])
+def test_scales_that_are_no_numbers_are_refused(wrong: float, tmp_path: Path) -> None:
+    """In one block of one matrix: named before anything is computed with it."""
+    rows = quants.quantize(random_tensors()[QUERY], Kind.Q4_1)
+    rows[5, 2:4] = np.array([wrong], np.float16).view(np.uint8)
+    tensors = random_tensors()
+    del tensors[QUERY]
+    extra = {"blk.1.attn_q.weight": rows}
+    path = write_gguf(tmp_path / "model.gguf", tensors, Kind.Q4_1, extra=extra)
+    with pytest.raises(
+        ModelError, match=r"1\.self_attn\.q_proj.* holds numbers that are not"
+    ):
+        load_model(str(path))
 
 
 def test_the_reader_knows_the_kinds_that_can_be_computed_with() -> None:

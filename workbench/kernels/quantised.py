@@ -58,6 +58,13 @@ class Quantised:
         """Bytes as stored."""
         return int(self.rows.nbytes)
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether no scale is infinite or NaN: a float16 with every bit of its exponent set."""
+        form = FORMATS[self.kind]
+        high_bytes = [self.rows.reshape(-1, form.size)[:, first + 1] for first in form.halves]
+        return not any((part & 0x7C == 0x7C).any() for part in high_bytes)
+
     def dequantise(self) -> Floats:
         """The values: float32 [rows, columns]."""
         form, out = FORMATS[self.kind], np.empty(self.shape, np.float32)

@@ -50,7 +50,7 @@ class Weights(ABC):
                 f"{self.file(name)}: {name} has shape {list(stored.shape)}; its config says "
                 f"{list(shape)}."
             )
-        if isinstance(stored, torch.Tensor) and not _is_finite(stored):
+        if not (stored.is_finite if isinstance(stored, Quantised) else _is_finite(stored)):
             raise ModelError(
                 f"{self.file(name)}: {name} holds numbers that are not finite; the file is "
                 "corrupt: fetch the model again."
