@@ -86,9 +86,7 @@ def test_scales_that_are_no_numbers_are_refused(wrong: float, tmp_path: Path) ->
     del tensors[QUERY]
     extra = {"blk.1.attn_q.weight": rows}
     path = write_gguf(tmp_path / "model.gguf", tensors, Kind.Q4_1, extra=extra)
-    with pytest.raises(
-        ModelError, match=r"1\.self_attn\.q_proj.* holds numbers that are not"
-    ):
+    with pytest.raises(ModelError, match=r"1\.self_attn\.q_proj.* holds numbers that are not"):
         load_model(str(path))
 
 

@@ -86,7 +86,7 @@ def _run(command: Parser) -> None:
     _value(command, "--problems", "SOURCE", "tiny, math500, or a .json/.jsonl file", "tiny")
     _value(command, "--index", "K", "which of --problems, counted from 0", 0)
     _value(command, "--level", "L", "only problems of this level (1 to 5)", kind=int)
-    _value(command, "--llm", "MODEL", "generator: short name, hub id, folder, .gguf file", "tiny-solver")
+    _value(command, "--llm", "MODEL", "generator: a name, hub id, folder or .gguf", "tiny-solver")
     _value(command, "--prm", "MODEL", "process reward model", "tiny-prm")
     _choice(command, "--prm-format", tuple(FORMATS), "how it is asked (default: as its name tells)")
     _value(command, "--total-memory", "SIZE", "memory of both models together", "64MiB")
