@@ -240,6 +240,14 @@ def test_on_round_may_stop_the_search(search, fake_engine):
             ConfigError,
             "two problems with id 'p'",
         ),
+        ({"given": ["1+1"]}, ConfigError, "Problem 0 is '1\\+1'; give a Problem"),
+        ({"given": "tiny"}, ConfigError, "load_problems\\('tiny'\\)"),
+        ({"given": 3}, ConfigError, "problems is 3"),
+        ({"given": [Problem("p", "  ")]}, ConfigError, "Problem 'p' has the text '  '"),
+        ({"strategy": BeamSearch}, ConfigError, "strategy is .*BeamSearch"),
+        ({"strategy": "beam_search"}, ConfigError, "strategy is 'beam_search'"),
+        ({"max_step_tokens": 1.5}, ConfigError, "max_step_tokens is 1.5"),
+        ({"temperature": "x"}, ConfigError, "temperature is 'x'"),
         ({"given": [Problem("p", "x" * 9999)]}, PromptError, re.escape("Problem 'p' is 10")),
     ],
 )
@@ -249,6 +257,19 @@ def test_bad_input_is_refused_before_anything_runs(search, fake_engine, settings
     with pytest.raises(error, match=said):
         search(llm=llm, **settings)
     assert not llm.asked
+
+
+def test_models_that_cannot_search_together_are_refused_by_name(fake_engine, problems):
+    """An engine in the PRM's place, one engine for both, a name in the place of an engine."""
+    engine, other = fake_engine(), fake_engine()
+    for llm, prm, said in (
+        (engine, other, r"prm is .*; give PRM\(engine\)"),
+        (engine, PRM(engine), "one engine; give each its own"),
+        ("tiny-solver", PRM(engine), "llm is 'tiny-solver'; give an Engine"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            run_search(problems, llm=llm, prm=prm, strategy=STRATEGY)
+    assert not engine.asked
 
 
 def test_shuffled_scores_change_the_search_but_not_the_prm(search):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 LEVEL_OPERATIONS = {1: (2, 3), 2: (3, 4), 3: (5, 7), 4: (8, 12), 5: (20, 24)}
@@ -105,8 +104,3 @@ def stream_problems(levels: Sequence[int], seed: int) -> Iterator[TinyProblem]:
                 problem = tiny_problem(level, generators[level])
             seen.add(problem.id)
             yield problem
-
-
-def running_totals(terms: Sequence[int]) -> list[int]:
-    """The totals after each term: what a solver going left to right holds in mind."""
-    return list(accumulate(terms))

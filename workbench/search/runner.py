@@ -11,9 +11,15 @@ from dataclasses import replace
 from typing import Any
 
 from workbench.core import SamplingParams, TokenEngine
-from workbench.errors import ConfigError, PromptError
+from workbench.errors import PromptError
 from workbench.search.active import ActiveSearch
 from workbench.search.collect import collect
+from workbench.search.given import (
+    as_problems,
+    require_models,
+    require_strategy,
+    require_whole,
+)
 from workbench.search.measure import Throughput
 from workbench.search.prm import PRM
 from workbench.search.problems import Problem
@@ -60,32 +66,19 @@ def run_search(
     Raises ConfigError or PromptError before anything runs. What an engine or on_round raises ends
     the search; its requests are aborted and both engines stay usable.
     """
-    problems = [problems] if isinstance(problems, Problem) else list(problems)
-    _check(problems, voting, min_problem_batch, max_step_tokens)
+    problems = as_problems(problems)
+    require_models(llm, prm)
+    require_strategy(strategy)
+    require_whole(1, min_problem_batch=min_problem_batch, max_step_tokens=max_step_tokens)
+    check_choice("voting", voting, VOTINGS)
     params = SamplingParams(
         temperature=temperature, max_tokens=max_step_tokens, top_k=top_k, top_p=top_p, min_p=min_p
     )
-    if aggregation is not None:
-        check_choice("aggregation", aggregation, tuple(AGGREGATIONS))
-        strategy = replace(strategy, aggregation=aggregation)  # type: ignore[type-var]
-    cache = (
-        score_cache
-        if isinstance(score_cache, ScoreCache)
-        else ScoreCache()
-        if score_cache
-        else None
-    )
-    recorder = Recorder("search")
-    _record(llm, recorder, "llm")
-    _record(prm.engine, recorder, "prm")
-    rounds = Rounds(
-        llm,
-        prm,
-        seed=seed,
-        params=params,
-        min_problem_batch=min_problem_batch,
-        recorder=recorder,
-    )
+    strategy = _aggregating(strategy, aggregation)
+    cache = _cache(score_cache)
+    recorder = _recorder(llm=llm, prm=prm.engine)
+    batch = min_problem_batch
+    rounds = Rounds(llm, prm, seed=seed, params=params, min_problem_batch=batch, recorder=recorder)
     rounds.spans.switch("tokenising")
     searches = [
         ActiveSearch(
@@ -98,19 +91,33 @@ def run_search(
         for problem in problems
     ]
     rounds.run(searches, on_round)
-    return collect(
-        searches,
-        aggregation=strategy.aggregation,
-        voting=voting,
-        throughput=Throughput.of(rounds.marks, rounds.llm_busy_s, rounds.prm_busy_s),
-        recorder=recorder,
-    )
+    speed = Throughput.of(rounds.marks, rounds.llm_busy_s, rounds.prm_busy_s)
+    how = {"aggregation": strategy.aggregation, "voting": voting}
+    return collect(searches, **how, throughput=speed, recorder=recorder)
 
 
-def _record(engine: Any, recorder: Recorder, name: str) -> None:
-    """Let an engine that can write its steps and requests into this run's trace."""
-    if "trace" in engine.capabilities:
-        engine.trace_as(recorder, name)
+def _aggregating(strategy: Strategy, aggregation: str | None) -> Strategy:
+    """The strategy with this aggregation; None is its own."""
+    if aggregation is None:
+        return strategy
+    check_choice("aggregation", aggregation, tuple(AGGREGATIONS))
+    return replace(strategy, aggregation=aggregation)  # type: ignore[type-var]
+
+
+def _cache(wanted: bool | ScoreCache) -> ScoreCache | None:
+    """The cache given, a fresh one, or none."""
+    if isinstance(wanted, ScoreCache):
+        return wanted
+    return ScoreCache() if wanted else None
+
+
+def _recorder(**engines: Any) -> Recorder:
+    """A fresh trace, into which engines that can write their steps and requests from now on."""
+    recorder = Recorder("search")
+    for name, engine in engines.items():
+        if "trace" in engine.capabilities:
+            engine.trace_as(recorder, name)
+    return recorder
 
 
 def chat_prompt(problem: Problem, llm: TokenEngine, system_prompt: str | None = None) -> list[int]:
@@ -125,27 +132,3 @@ def chat_prompt(problem: Problem, llm: TokenEngine, system_prompt: str | None = 
             f"takes fewer than max_model_len = {llm.max_model_len}. Raise it or drop the problem."
         )
     return prompt
-
-
-def _check(
-    problems: Sequence[Problem], voting: str, min_problem_batch: int, max_step_tokens: int
-) -> None:
-    check_choice("voting", voting, VOTINGS)
-    for name, value in (
-        ("min_problem_batch", min_problem_batch),
-        ("max_step_tokens", max_step_tokens),
-    ):
-        if value < 1:
-            raise ConfigError(f"{name} is {value}; allowed: >= 1.")
-    if not problems:
-        raise ConfigError(
-            "run_search got no problem; give at least one, e.g. load_problems('tiny', 4)."
-        )
-    seen: set[str] = set()
-    for problem in problems:
-        if problem.id in seen:
-            raise ConfigError(
-                f"run_search got two problems with id {problem.id!r}; ids must differ, because "
-                "the seed of every node is made from its problem's id."
-            )
-        seen.add(problem.id)
