@@ -1,15 +1,18 @@
-"""The innermost loop of a matrix product: some rows times 32 columns, written in LLVM's own terms.
+"""The innermost loops of a matrix product: some rows times 32 columns, in LLVM's own terms.
 
     out[r, c] (+)= x[r, 0] w[0, c] + x[r, 1] w[1, c] + ...      r < rows, c < 32
 
 Each product is fused with its addition, inputs in ascending order, one sum for each element that
 stays in a register: an element's value does not depend on how many rows there are, nor on where a
 sum is interrupted and taken up again. 14 rows of 32 columns are 28 registers of 16 numbers, as many
-as AVX-512 has room for; other machines split them.
+as AVX-512 has room for; other machines split them. `tile` reads float32 weights; `few_rows` widens
+quantised ones on the way, which for few rows costs less than putting them down in between.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from llvmlite import ir
@@ -21,49 +24,59 @@ from workbench.kernels.lanes import WIDTH
 
 PANEL = 2 * WIDTH  # columns side by side
 MOST_ROWS = 14
+FEW_ROWS = 4
+GROUP = 32  # inputs that share a scale, in `few_rows`
 _LONG = ir.IntType(64)
+_BYTES, _INTS = ir.VectorType(ir.IntType(8), WIDTH), ir.VectorType(ir.IntType(32), WIDTH)
 _FLOAT = ir.FloatType()
 _VECTOR = ir.VectorType(_FLOAT, WIDTH)
 _FLOAT_BYTES, _VECTOR_BYTES = 4, 4 * WIDTH
 
 
+def _whole(value: int) -> ir.Constant:
+    return ir.Constant(_INTS, [value] * WIDTH)
+
+
+Sums = list[list[Any]]  # a vector a row and half panel
+
+
 class _Tile:
-    """Emits one tile's code. Sums and rows are Python lists of LLVM values."""
+    """Emits one tile's code. Rows are addresses; all numbers are LLVM values."""
 
     columns = PANEL // WIDTH  # vectors side by side
 
     def __init__(self, builder: ir.IRBuilder, rows: int) -> None:
         self.builder, self.rows = builder, rows
-
-    def _vector(self, address: Any, index: int) -> Any:
-        b = self.builder
-        place = b.add(address, _LONG(index * _VECTOR_BYTES))
-        return b.inttoptr(place, _VECTOR.as_pointer())
+        self._fma = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(_VECTOR, [_VECTOR] * 3), "llvm.fma.v16f32"
+        )
 
     def addresses(self, base: Any, stride: Any) -> list[Any]:
         """Of the rows, `stride` bytes apart."""
         b = self.builder
         return [b.add(base, b.mul(_LONG(row), stride)) for row in range(self.rows)]
 
-    def load(self, rows: list[Any]) -> list[list[Any]]:
-        """The sums so far."""
-        load, vector = self.builder.load, self._vector
-        return [[load(vector(row, c), align=4) for c in range(self.columns)] for row in rows]
+    def vectors(self, address: Any, kind: ir.Type = _VECTOR, align: int = 4) -> list[Any]:
+        """The vectors side by side from an address; align: bytes of one element."""
+        return [
+            self.builder.load(self._at(address, c * WIDTH * align, kind), align=align)
+            for c in range(self.columns)
+        ]
 
-    def store(self, rows: list[Any], sums: list[list[Any]]) -> None:
+    def store(self, rows: list[Any], sums: Sums) -> None:
         """Writes the sums back."""
         for row, line in zip(rows, sums):
             for c, value in enumerate(line):
-                self.builder.store(value, self._vector(row, c), align=4)
+                self.builder.store(value, self._at(row, c * _VECTOR_BYTES, _VECTOR), align=4)
 
-    def start(self, rows: list[Any], fresh: Any) -> list[list[Any]]:
+    def start(self, rows: list[Any], fresh: Any) -> Sums:
         """Zeros if fresh, else what is in `rows`."""
         b, zero = self.builder, ir.Constant(_VECTOR, [0.0] * WIDTH)
         with b.if_else(b.icmp_signed("!=", fresh, _LONG(0))) as (then, otherwise):
             with then:
                 new = b.block
             with otherwise:
-                loaded, old = self.load(rows), b.block
+                loaded, old = [self.vectors(row) for row in rows], b.block
         sums = [[b.phi(_VECTOR) for _ in line] for line in loaded]
         for line, values in zip(sums, loaded):
             for phi, value in zip(line, values):
@@ -71,51 +84,90 @@ class _Tile:
                 phi.add_incoming(value, old)
         return sums
 
-    def multiply(self, sums: list[list[Any]], x: list[Any], panel: Any, depth: Any) -> Any:
-        """The loop over inputs; answers the sums behind it."""
+    def loop(self, sums: Sums, count: Any, body: Callable[[Any, Sums], Sums]) -> Sums:
+        """sums = body(i, sums) for i = 0 .. count - 1; count is at least 1."""
         b = self.builder
-        before, loop, behind = b.block, b.append_basic_block("inputs"), b.append_basic_block("done")
-        b.branch(loop)
-        b.position_at_end(loop)
-        k = b.phi(_LONG)
-        k.add_incoming(_LONG(0), before)
+        before, inside, behind = b.block, b.append_basic_block("loop"), b.append_basic_block("end")
+        b.branch(inside)
+        b.position_at_end(inside)
+        i = b.phi(_LONG)
         running = [[b.phi(_VECTOR) for _ in line] for line in sums]
-        new = self._one_input(running, x, panel, k)
-        following = b.add(k, _LONG(1))
-        k.add_incoming(following, loop)
-        for line, first, last in zip(running, sums, new):
-            for phi, value, later in zip(line, first, last):
+        new = body(i, running)
+        following, last = b.add(i, _LONG(1)), b.block
+        i.add_incoming(_LONG(0), before)
+        i.add_incoming(following, last)
+        for line, values, later in zip(running, sums, new):
+            for phi, value, other in zip(line, values, later):
                 phi.add_incoming(value, before)
-                phi.add_incoming(later, loop)
-        b.cbranch(b.icmp_signed("<", following, depth), loop, behind)
+                phi.add_incoming(other, last)
+        b.cbranch(b.icmp_signed("<", following, count), inside, behind)
         b.position_at_end(behind)
         return new
 
-    def _one_input(self, sums: list[list[Any]], x: list[Any], panel: Any, k: Any) -> Any:
-        b = self.builder
-        fma = cgutils.get_or_insert_function(
-            b.module, ir.FunctionType(_VECTOR, [_VECTOR] * 3), "llvm.fma.v16f32"
-        )
-        step = b.mul(k, _LONG(PANEL * _FLOAT_BYTES))
-        place = b.add(panel, step)
-        weights = [b.load(self._vector(place, c), align=4) for c in range(self.columns)]
-        offset = b.mul(k, _LONG(_FLOAT_BYTES))
+    def add_input(self, sums: Sums, x: list[Any], k: Any, weights: list[Any]) -> Sums:
+        """Each row's input k, times this input's weights, added to its sums."""
+        b, offset = self.builder, self.builder.mul(k, _LONG(_FLOAT_BYTES))
         new = []
         for row, line in zip(x, sums):
             scalar = b.load(b.inttoptr(b.add(row, offset), _FLOAT.as_pointer()))
-            first = b.insert_element(ir.Constant(_VECTOR, ir.Undefined), scalar, ir.IntType(32)(0))
-            zeros = ir.Constant(ir.VectorType(ir.IntType(32), WIDTH), [0] * WIDTH)
-            spread = b.shuffle_vector(first, first, zeros)
-            new.append([b.call(fma, [spread, w, total]) for w, total in zip(weights, line)])
+            spread = self._spread(scalar)
+            new.append([b.call(self._fma, [spread, w, s]) for w, s in zip(weights, line)])
         return new
 
+    def scales(self, address: Any, half: bool) -> list[Any]:
+        """32 scales or offsets as vectors."""
+        if not half:
+            return self.vectors(address)
+        stored = self.vectors(address, ir.VectorType(ir.HalfType(), WIDTH), 2)
+        return [self.builder.fpext(vector, _VECTOR) for vector in stored]
 
-def _emit(builder: ir.IRBuilder, rows: int, args: Any) -> None:
-    x, x_stride, panel, out, out_stride, depth, fresh = args
-    code = _Tile(builder, rows)
-    target = code.addresses(out, out_stride)
-    sums = code.multiply(code.start(target, fresh), code.addresses(x, x_stride), panel, depth)
-    code.store(target, sums)
+    def nibbles(self, address: Any) -> list[Any]:
+        """32 codes of four bits as vectors: lower halves of 16 bytes, then upper ones."""
+        b = self.builder
+        wide = b.zext(b.load(self._at(address, 0, _BYTES), align=1), _INTS)
+        halves = b.and_(wide, _whole(15)), b.lshr(wide, _whole(4))
+        return [b.sitofp(half, _VECTOR) for half in halves]
+
+    def signed_bytes(self, address: Any) -> list[Any]:
+        """32 codes of eight bits as vectors."""
+        b = self.builder
+        loaded = [b.load(self._at(address, c * WIDTH, _BYTES), align=1) for c in range(2)]
+        return [b.sitofp(b.sext(each, _INTS), _VECTOR) for each in loaded]
+
+    def scaled(self, codes: list[Any], scales: list[Any], offsets: list[Any] | None) -> list[Any]:
+        """scale * code + offset."""
+        b = self.builder
+        if offsets is None:
+            return [b.fmul(scale, code) for scale, code in zip(scales, codes)]
+        return [b.call(self._fma, list(three)) for three in zip(scales, codes, offsets)]
+
+    def _at(self, address: Any, offset: int, kind: ir.Type) -> Any:
+        return self.builder.inttoptr(self.builder.add(address, _LONG(offset)), kind.as_pointer())
+
+    def _spread(self, scalar: Any) -> Any:
+        b = self.builder
+        first = b.insert_element(ir.Constant(_VECTOR, ir.Undefined), scalar, ir.IntType(32)(0))
+        return b.shuffle_vector(first, first, _whole(0))
+
+
+@contextmanager
+def _each(builder: ir.IRBuilder, value: Any, values: range) -> Iterator[Iterator[int]]:
+    """Code for each value that an LLVM value may have; nothing else may it be."""
+    done, none = builder.append_basic_block("done"), builder.append_basic_block("none")
+    choice = builder.switch(value, none)
+
+    def cases() -> Iterator[int]:
+        for number in values:
+            block = builder.append_basic_block(f"case_{number}")
+            choice.add_case(_LONG(number), block)
+            builder.position_at_end(block)
+            yield number
+            builder.branch(done)
+
+    yield cases()
+    builder.position_at_end(none)
+    builder.unreachable()
+    builder.position_at_end(done)
 
 
 @intrinsic
@@ -136,18 +188,102 @@ def tile(
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        done = builder.append_basic_block("tile_done")
-        none = builder.append_basic_block("tile_none")
-        choice = builder.switch(args[0], none)
-        for count in range(1, MOST_ROWS + 1):
-            block = builder.append_basic_block(f"tile_{count}")
-            choice.add_case(_LONG(count), block)
-            builder.position_at_end(block)
-            _emit(builder, count, args[1:])
-            builder.branch(done)
-        builder.position_at_end(none)
-        builder.unreachable()
-        builder.position_at_end(done)
+        rows, x, x_stride, panel, out, out_stride, depth, fresh = args
+        with _each(builder, rows, range(1, MOST_ROWS + 1)) as counts:
+            for count in counts:
+                _emit_tile(_Tile(builder, count), x, x_stride, panel, out, out_stride, depth, fresh)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 8), generate
+
+
+def _emit_tile(
+    code: _Tile,
+    x: Any,
+    x_stride: Any,
+    panel: Any,
+    out: Any,
+    out_stride: Any,
+    depth: Any,
+    fresh: Any,
+) -> None:
+    b, target = code.builder, code.addresses(out, out_stride)
+    sources = code.addresses(x, x_stride)
+
+    def one_input(k: Any, sums: Sums) -> Sums:
+        weights = code.vectors(b.add(panel, b.mul(k, _LONG(PANEL * _FLOAT_BYTES))))
+        return code.add_input(sums, sources, k, weights)
+
+    code.store(target, code.loop(code.start(target, fresh), depth, one_input))
+
+
+@intrinsic
+def few_rows(
+    _: Any,
+    rows: Any,
+    bits: Any,
+    half: Any,
+    x: Any,
+    x_stride: Any,
+    panel: Any,
+    out: Any,
+    out_stride: Any,
+    groups: Any,
+    fresh: Any,
+) -> Any:
+    """`tile` for 1 to 4 rows and a quantised panel of so many groups of 32 inputs (see `panels`).
+
+    bits: of a code, 4 (with offsets) or 8; half: 1 if scales are float16, else 0.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        rows, bits, half, *rest = args
+        number = builder.add(
+            builder.mul(
+                builder.add(builder.mul(half, _LONG(2)), builder.lshr(bits, _LONG(3))),
+                _LONG(FEW_ROWS),
+            ),
+            rows,
+        )
+        with _each(builder, number, range(1, 4 * FEW_ROWS + 1)) as cases:
+            for case in cases:
+                form, few = divmod(case - 1, FEW_ROWS)
+                _emit_few_rows(_Tile(builder, few + 1), 4 << form % 2, form >= 2, *rest)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 10), generate
+
+
+def _emit_few_rows(
+    code: _Tile,
+    bits: int,
+    half: bool,
+    x: Any,
+    x_stride: Any,
+    panel: Any,
+    out: Any,
+    out_stride: Any,
+    groups: Any,
+    fresh: Any,
+) -> None:
+    b, target = code.builder, code.addresses(out, out_stride)
+    sources = code.addresses(x, x_stride)
+    scale_bytes = PANEL * (2 if half else 4)
+    before_codes = scale_bytes * (2 if bits == 4 else 1)
+    input_bytes = PANEL * bits // 8
+
+    def one_group(group: Any, sums: Sums) -> Sums:
+        at = b.add(panel, b.mul(group, _LONG(before_codes + GROUP * input_bytes)))
+        codes, first = b.add(at, _LONG(before_codes)), b.mul(group, _LONG(GROUP))
+        scales = code.scales(at, half)
+        offsets = code.scales(b.add(at, _LONG(scale_bytes)), half) if bits == 4 else None
+
+        def one_input(k: Any, sums: Sums) -> Sums:
+            place = b.add(codes, b.mul(k, _LONG(input_bytes)))
+            small = code.nibbles(place) if bits == 4 else code.signed_bytes(place)
+            weights = code.scaled(small, scales, offsets)
+            return code.add_input(sums, sources, b.add(first, k), weights)
+
+        return code.loop(sums, _LONG(GROUP), one_input)
+
+    code.store(target, code.loop(code.start(target, fresh), groups, one_group))
