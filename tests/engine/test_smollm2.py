@@ -19,7 +19,7 @@ from tests.models.test_parity import NEAR_TIE
 from workbench.core import SamplingParams
 from workbench.engine.engine import Engine
 from workbench.errors import ModelError
-from workbench.models.folders import find_model, is_gguf, load_tokenizer, read_spec
+from workbench.models.folders import find_model, held_bytes, is_gguf, load_tokenizer, read_spec
 from workbench.models.loading import open_weights
 
 transformers = pytest.importorskip("transformers")
@@ -131,6 +131,8 @@ def test_greedy_tokens_equal_transformers(
     params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
     outputs = engine.generate(prompts, params)
     engine.cache.check()
+    expected = held_bytes(NAME, 4) + engine.spec.table_bytes(4)
+    assert engine.memory.weights == pytest.approx(expected, rel=0.05)  # quantised as in the file
     assert (engine.trace.steps["preempted"].sum() > 0) == (cut == "preempting")
     gaps = []
     for prompt, output in zip(prompts, outputs, strict=True):

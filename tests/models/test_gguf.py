@@ -24,7 +24,7 @@ from tests.models.gguf_making import (
 from workbench.errors import ModelError
 from workbench.kernels.quantised import FORMATS, Quantised
 from workbench.models.folders import model_spec
-from workbench.models.gguf_file import KINDS, GGUFFile
+from workbench.models.gguf_file import KINDS, PLAIN, GGUFFile
 from workbench.models.layers import rotary_frequencies
 from workbench.models.loading import load_model, open_weights
 from workbench.models.spec import ModelSpec
@@ -95,8 +95,7 @@ def test_the_reader_knows_the_kinds_that_can_be_computed_with() -> None:
     for number, (name, columns, size) in KINDS.items():
         assert Kind[name] == number
         assert gguf.GGML_QUANT_SIZES[Kind(number)] == (columns, size)
-    plain = {"F32", "F16", "BF16"}
-    assert {name for name, _, _ in KINDS.values()} == plain | set(FORMATS)
+    assert {name for name, _, _ in KINDS.values()} == {*PLAIN, *FORMATS}
 
 
 def test_the_spec_is_that_of_the_config(file: Path) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from workbench.config import EngineConfig, format_size, parse_size
 from workbench.experiments.plan import RunSpec
-from workbench.models.folders import model_spec
+from workbench.models.folders import held_bytes, model_spec
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -149,5 +149,5 @@ def _need(
     size = DTYPE_BYTES.get(dtype, 4)
     blocks = -(-(max_model_len or spec.max_model_len) // block_size)
     block_bytes = spec.block_bytes(block_size, size)
-    weights = spec.weight_bytes(size) + spec.table_bytes(size)
+    weights = held_bytes(model, size) + spec.table_bytes(size)
     return Need(model, weights, activations, block_bytes, blocks)

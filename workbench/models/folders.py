@@ -30,6 +30,17 @@ def model_spec(name: str) -> ModelSpec:
     return read_spec(find_model(name.removeprefix(DUMMY), weights=False))
 
 
+def held_bytes(name: str, itemsize: int) -> int:
+    """Bytes of a model's weights once held: numbers of `itemsize` bytes, quantised ones as stored.
+
+    Only configs are read, and a file's list of tensors.
+    """
+    where = find_model(name.removeprefix(DUMMY), weights=False)
+    if is_gguf(where) and not name.startswith(DUMMY):
+        return GGUFFile(where).held_bytes(itemsize)
+    return read_spec(where).weight_bytes(itemsize)
+
+
 def find_model(name: str, *, weights: bool = True) -> Path:
     """A model's folder or .gguf file, brought from the hub when it is on no disk here.
 

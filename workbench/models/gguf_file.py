@@ -32,6 +32,7 @@ KINDS = {
     12: ("Q4_K", 256, 144),
     14: ("Q6_K", 256, 210),
 }
+PLAIN = ("F32", "F16", "BF16")  # numbers, each by itself
 # Kinds that are not read, for the error to name.
 _OTHERS = {6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 13: "Q5_K", 15: "Q8_K"}
 _OTHERS |= {16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S"}
@@ -82,6 +83,13 @@ class GGUFFile:
         """A tensor's bytes, mapped and read-only."""
         tensor = self.tensors[name]
         return self._bytes[tensor.start : tensor.start + tensor.nbytes]
+
+    def held_bytes(self, itemsize: int) -> int:
+        """Bytes of all tensors once held: numbers of `itemsize` bytes, quantised ones as stored."""
+        return sum(
+            math.prod(t.shape) * itemsize if t.kind in PLAIN else t.nbytes
+            for t in self.tensors.values()
+        )
 
     def _read_header(self) -> None:
         cursor = _Cursor(self._map, 4)

@@ -44,11 +44,7 @@ class GGUFWeights(Weights):
         return plain if order is None else plain[torch.from_numpy(order)]
 
     def held_bytes(self, itemsize: int) -> int:
-        tensors = [self._file.tensors[own] for own in self._own.values()]
-        return sum(
-            tensor.nbytes if tensor.kind in FORMATS else math.prod(tensor.shape) * itemsize
-            for tensor in tensors
-        )
+        return self._file.held_bytes(itemsize)
 
     def digest(self) -> str:
         with self.path.open("rb") as opened:
