@@ -80,12 +80,13 @@ def plan_memory(
     kv_memory: int | str | None = None,
     num_blocks: int | None = None,
     activations_in_total: bool = True,
+    name: str = "model",
 ) -> MemoryProfile:
     """The division of a budget: all memory, the cache's alone, or its blocks; at most one given.
 
     With none, as many blocks as max_num_seqs requests of max_model_len need, within a quarter of
     the device. Raises OutOfMemory when one request of max_model_len would not fit, and names the
-    longest that does.
+    model and the longest that does.
     """
     activations = measure_activations(model, limits)
     block_bytes = model.spec.block_bytes(block_size, model.dtype.itemsize)
@@ -109,7 +110,7 @@ def plan_memory(
         num_blocks=max(0, kv // block_bytes),
         activations_in_total=activations_in_total,
     )
-    _refuse_too_few(profile, limits, block_size)
+    _refuse_too_few(profile, limits, block_size, name)
     return profile
 
 
@@ -129,7 +130,7 @@ def device_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _refuse_too_few(profile: MemoryProfile, limits: StepLimits, block_size: int) -> None:
+def _refuse_too_few(profile: MemoryProfile, limits: StepLimits, block_size: int, name: str) -> None:
     needed = math.ceil(limits.max_model_len / block_size)
     if profile.num_blocks >= needed:
         return
@@ -140,18 +141,21 @@ def _refuse_too_few(profile: MemoryProfile, limits: StepLimits, block_size: int)
     )
     remedy = f"Give that much more, or max_model_len={fits} at most." if fits else "No block fits."
     raise OutOfMemory(
-        f"{format_size(profile.total)} leave {profile.num_blocks} blocks of {block_size} tokens "
-        f"({parts}); one request of max_model_len={limits.max_model_len} needs {needed}. "
+        f"{name}: {format_size(profile.total)} leave {profile.num_blocks} blocks of {block_size} "
+        f"tokens ({parts}); one request of max_model_len={limits.max_model_len} needs {needed}. "
         f"{missing:,} bytes are missing. {remedy}"
     )
 
 
 def measure_activations(model: LlamaModel, limits: StepLimits) -> int:
-    """Bytes beside weights and KV that the largest step needs: buffers, and what comes and goes."""
+    """Bytes beside weights and KV that the largest step needs: buffers, and what comes and goes.
+
+    The step goes through one layer: the others work in the same buffers, one after the other.
+    """
     spec = model.spec
-    storage = KVStorage(1, 1, spec.layers, spec.kv_heads, spec.head_dim, model.dtype, model.device)
+    storage = KVStorage(1, 1, 1, spec.kv_heads, spec.head_dim, model.dtype, model.device)
     executor = Executor(
-        model,
+        model.first_layers(1),
         storage,
         batch_invariant=False,
         max_num_batched_tokens=limits.max_num_batched_tokens,

@@ -7,6 +7,7 @@ made of them.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,6 +101,12 @@ class LlamaModel:
         tensors = (self.final_norm, self.cosine, self.sine, *norms)
         packed = self.embedding.nbytes + sum(product.nbytes for product in self.products)
         return packed + sum(tensor.nbytes for tensor in tensors)
+
+    def first_layers(self, count: int) -> LlamaModel:
+        """The same model, cut off behind so many layers."""
+        shallow = copy.copy(self)
+        shallow.layers = self.layers[:count]
+        return shallow
 
     def buffers(self, tokens: int, logits: int) -> Buffers:
         """Room for steps of up to `tokens` rows, `logits` of them wanted at the output."""

@@ -15,6 +15,7 @@ from workbench.core import SamplingRows
 from workbench.errors import StepError
 from workbench.sampling.noise import uniform
 
+_TOGETHER = 1 << 16  # float64 weights worked on at a time: they stay in cache, and memory small
 Logprobs = tuple[dict[int, float] | None, ...]
 
 
