@@ -275,7 +275,3 @@ def test_one_search_prints_problem_tree_answer_and_speed(capsys):
     assert "Compute 3+4-2." in shown
     assert "tokens/s" in shown
     assert shown.count("├──") + shown.count("└──") >= 4
-    assert main(["run", "--problems", "tiny", "--index", "0", "--level", "9"]) == 2
-    assert "level" in capsys.readouterr().err
-    assert main(["run", "--llm", "tiny-solvr"]) == 2
-    assert "Did you mean 'tiny-solver'" in capsys.readouterr().err

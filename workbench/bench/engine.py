@@ -27,6 +27,7 @@ from workbench.bench.machine_ceiling import measure_ceiling
 from workbench.bench.peer_process import PeerError
 from workbench.bench.record import Row
 from workbench.bench.rows import plain_row, rate_row
+from workbench.models.folders import model_spec
 
 WARM_UP_TOKENS = 4  # new tokens of the repeat that is not counted
 BATCHES = (1, 16, 64)
@@ -51,6 +52,7 @@ def run(
 
     repeats: instead of the profile's; peers: "installed", "none", or names joined by commas.
     """
+    model_spec(model)  # an unknown one is refused before anything is measured
     machine = measure_ceiling()
     yield Row("gemm_flops_per_s", machine.flops_per_s, "FLOP/s")
     yield Row("read_bytes_per_s", machine.bytes_per_s, "B/s")

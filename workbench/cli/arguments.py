@@ -71,7 +71,8 @@ def _figures(command: Parser) -> None:
     names = "notebooks (02 or 02_memory_split); with --replot figures; all if none"
     command.add_argument("names", nargs="*", metavar="NAME", help=names)
     _profile(command)
-    _flag(command, "--replot", "redraw figures/ from their stored rows; runs nothing")
+    _flag(command, "--replot", "redraw the profile's figures from their stored rows; runs nothing")
+    _flag(command, "--retry-failed", "repeat runs whose row says failed")
     _flag(command, "--dry-run", DRY_RUN_HELP)
     refused = "set a parameter of the notebooks (repeatable); one that no notebook has is refused"
     _repeat(command, ("-p", "--parameter"), "NAME=VALUE", refused)
@@ -83,8 +84,10 @@ def _figures(command: Parser) -> None:
 def _run(command: Parser) -> None:
     given = 'a problem as text ("Compute 7-3+12."); else one of --problems'
     command.add_argument("problem", nargs="?", metavar="PROBLEM", help=given)
-    _value(command, "--problems", "SOURCE", "tiny, math500, or a .json/.jsonl file", "tiny")
-    _value(command, "--index", "K", "which of --problems, counted from 0", 0)
+    source = "tiny, math500, or a .json/.jsonl file (default: tiny)"
+    _value(command, "--problems", "SOURCE", source)
+    which = "which of --problems, counted from 0 (default: 0)"
+    _value(command, "--index", "K", which, kind=_at_least(0))
     _value(command, "--level", "L", "only problems of this level (1 to 5)", kind=int)
     _value(command, "--llm", "MODEL", "generator: a name, hub id, folder or .gguf", "tiny-solver")
     _value(command, "--prm", "MODEL", "process reward model", "tiny-prm")
@@ -97,7 +100,8 @@ def _run(command: Parser) -> None:
     _value(command, "--max-depth", "D", "steps of a beam, at most", 40)
     _value(command, "--temperature", "T", "of sampling; 0 is greedy", 0.8)
     _value(command, "--seed", "K", "equal seeds give equal trees", 0)
-    _value(command, "--tree-depth", "D", "levels of the tree that are printed; 0: none", 6)
+    levels = "levels of the tree that are printed; 0: none"
+    _value(command, "--tree-depth", "D", levels, 6, _at_least(0))
     _repeat(command, ("--set",), "KEY=VALUE", SET_HELP)
 
 
@@ -143,11 +147,12 @@ def _bench(command: Parser) -> None:
     _value(command, "--llm", "MODEL", "search, identity: generator (default: tiny-solver)")
     _value(command, "--prm", "MODEL", "search, identity: reward model (default: tiny-prm)")
     _value(command, "--seed", "K", "where the bench takes one (default: 0)", kind=int)
-    _value(command, "--seeds", "N", "search: how many, not the profile's number", kind=int)
+    seeds = "search: how many, not the profile's number"
+    _value(command, "--seeds", "N", seeds, kind=_at_least(1))
     problems = "search, identity, memory: problem file (default: math500) for models but the tiny"
     _value(command, "--problems", "PATH", problems)
     repeats = "engine, memory: how many, not the profile's number"
-    _value(command, "--repeats", "N", repeats, kind=int)
+    _value(command, "--repeats", "N", repeats, kind=_at_least(1))
     peers = "engine: installed (default), none, or names joined by commas; see make bench-peers"
     _value(command, "--peers", "NAMES", peers)
 
@@ -159,7 +164,8 @@ def _train(command: Parser) -> None:
     models = "tiny-solver or tiny-prm: only this one (repeatable); both if not given"
     _repeat(command, ("--model",), "MODEL", models, ("tiny-solver", "tiny-prm"))
     _flag(command, "--card", "train nothing: measure the pair in use, print its model card's table")
-    _value(command, "--num-problems", "N", "--card: fresh problems, uniform over levels", 128)
+    fresh = "--card: fresh problems, uniform over levels"
+    _value(command, "--num-problems", "N", fresh, 128, _at_least(1))
 
 
 def _doctor(command: Parser) -> None:
@@ -240,6 +246,17 @@ def _numbers(kind: type) -> Callable[[str], tuple[Any, ...]]:
         return tuple(kind(part) for part in text.split(",") if part.strip())
 
     return numbers
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    """A parser of whole numbers from `least` on; its name is what argparse calls a bad one."""
+
+    def whole_number(text: str) -> int:
+        if int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text} is too small; allowed: {least} or more")
+        return int(text)
+
+    return whole_number
 
 
 def _terminal_width() -> int:

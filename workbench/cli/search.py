@@ -10,38 +10,74 @@ from rich.markup import escape
 from rich.tree import Tree
 
 from workbench.cli.settings import key_values, terminal
-from workbench.config import SweepConfig
-from workbench.errors import ConfigError
+from workbench.config import SweepConfig, format_size, parse_size
+from workbench.engine.engine import Engine
+from workbench.errors import ConfigError, OutOfMemory
+from workbench.experiments.feasible import feasible_shares
 from workbench.experiments.plan import RunSpec
 from workbench.experiments.run import build_engine, search
+from workbench.search.given import as_problems
 from workbench.search.problems import Problem, load_problems
 from workbench.search.result import SearchResult
 
 OPTIONS = ("llm", "prm", "total_memory", "strategy", "n", "beam_width", "max_depth", "temperature")
+SOURCE = "tiny"
 
 
 def run(given: argparse.Namespace) -> int:
     """Search one problem and print what came of it."""
     problem = chosen_problem(given)
-    settings = {name: getattr(given, name) for name in OPTIONS} | key_values(given.set, "--set")
-    spec = RunSpec(SweepConfig.from_dict(settings), given.llm_share, given.seed)
-    llm, prm = (build_engine(spec.engine(role)) for role in ("llm", "prm"))
+    spec = run_spec(given)
+    llm, prm = engines(spec)
     result = search([problem], llm, prm, spec.search, spec.seed, given.prm_format)
     show(result, problem, given.tree_depth, terminal())
     return 0
 
 
+def run_spec(given: argparse.Namespace) -> RunSpec:
+    """The run that the options mean."""
+    if not 0 < given.llm_share < 1:
+        raise ConfigError(f"--llm-share is {given.llm_share:g}; allowed: a share in (0, 1).")
+    settings = {name: getattr(given, name) for name in OPTIONS} | key_values(given.set, "--set")
+    return RunSpec(SweepConfig.from_dict(settings), given.llm_share, given.seed)
+
+
+def engines(spec: RunSpec) -> tuple[Engine, Engine]:
+    """LLM and PRM with their parts of the memory; OutOfMemory names the shares that fit."""
+    try:
+        return build_engine(spec.engine("llm")), build_engine(spec.engine("prm"))
+    except OutOfMemory as error:
+        total = format_size(parse_size(spec.config.total_memory))
+        raise OutOfMemory(
+            f"llm_share {spec.llm_share:g} of {total} is infeasible. {error}{_ends(spec.config)}"
+        ) from error
+
+
+def _ends(config: SweepConfig) -> str:
+    """The shares that fit; nothing where the total pays for activations, which are measured."""
+    if config.activations_in_total:
+        return ""
+    pair, total = (config.llm, config.prm), config.total_memory
+    sizes = {name: getattr(config, name) for name in ("block_size", "max_model_len", "dtype")}
+    return f" {feasible_shares(*pair, total, **sizes)}."
+
+
 def chosen_problem(given: argparse.Namespace) -> Problem:
-    """The problem given as text, or the one picked from a source."""
+    """The problem given as text, or the one picked from a source; never a bit of both."""
+    picked = [n for n in ("problems", "index", "level") if getattr(given, n) is not None]
     if given.problem is not None:
-        return Problem("given", given.problem)
+        if picked:
+            raise ConfigError(
+                f"run got the problem {given.problem!r} and --{picked[0]}, which picks another; "
+                "give one of them."
+            )
+        return as_problems(Problem("given", given.problem))[0]
+    source, index = given.problems or SOURCE, given.index or 0
     levels = None if given.level is None else (given.level,)
-    found = load_problems(given.problems, limit=given.index + 1, levels=levels)
-    if not 0 <= given.index < len(found):
-        raise ConfigError(
-            f"--index is {given.index}; {given.problems} has problems 0 to {len(found) - 1}."
-        )
-    return found[given.index]
+    found = load_problems(source, limit=index + 1, levels=levels)
+    if index >= len(found):
+        raise ConfigError(f"--index is {index}; {source} has problems 0 to {len(found) - 1}.")
+    return found[index]
 
 
 def show(result: SearchResult, problem: Problem, depth: int, console: Console) -> None:

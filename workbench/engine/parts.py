@@ -78,6 +78,7 @@ def _plan_memory(config: EngineConfig, weights: LlamaModel, max_model_len: int) 
         kv_memory=config.kv_memory,
         num_blocks=config.num_blocks,
         activations_in_total=config.activations_in_total,
+        name=config.model,
     )
 
 

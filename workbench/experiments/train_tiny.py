@@ -220,7 +220,12 @@ def train_tiny(
     """Train the embedded models one after the other, `minutes` in all; returns their folders.
 
     tiny-prm begins as the tiny-solver of `out_dir`, so that must be there or among `models`.
+    Raises ConfigError for a model that is unknown and for no time at all.
     """
+    if not 0 < minutes < math.inf:
+        raise ConfigError(
+            f"minutes is {minutes!r}; allowed: more than 0. Untrained is not trained."
+        )
     if unknown := set(models) - set(SHAPES):
         raise ConfigError(f"No embedded model is called {sorted(unknown)}; allowed: {[*SHAPES]}.")
     tokenizer = build_tokenizer(seed)
