@@ -37,6 +37,7 @@ def fake_cell(spec):
         raise OutOfMemory("A batch needs 99 KV blocks; there are 9. Give more memory.")
     rate = {CONTINUOUS: 10.0, UNCACHED: 4.0, STATIC: 2.0}[spec.kind] * spec.max_num_seqs
     measured = {"tokens_per_s": 20 * rate, "steps_per_s": rate, "same_answers": True}
+    measured |= {"steps_per_s_low": 0.9 * rate, "steps_per_s_high": 1.1 * rate}
     measured |= {"padding": 0.25, "waste": 0.5, "requests": 40, "kv_blocks": 9, "most_running": 4}
     return RunResult(measured)
 
@@ -137,7 +138,7 @@ SMALL = sweep_config(
 def carried_out():
     """Real cells of a small search, all by one BatchRuns: by role, model, kind, block size."""
     runs, found = BatchRuns(), {}
-    for spec in batch_cells(SMALL, BatchGrid((4,), (128,), (4,), 1, (4, 16), 1)):
+    for spec in batch_cells(SMALL, BatchGrid((4,), (128,), (4,), 1, (4, 16), 1, repeats=2)):
         found[spec.role, spec.model, spec.kind, spec.cell["block_size"]] = runs(spec)
     return found
 
@@ -146,6 +147,8 @@ def test_every_cell_gives_the_recorded_answers(carried_out):
     timed = [result for cell, result in carried_out.items() if cell[0] == TIMED]
     assert len(timed) == 2 * len((CONTINUOUS, UNCACHED, STATIC))
     assert all(result.measured["same_answers"] for result in timed)
+    for measured in (result.measured for result in timed):
+        assert measured["steps_per_s_low"] < measured["steps_per_s"] < measured["steps_per_s_high"]
 
 
 @pytest.mark.parametrize("model", ["llm", "prm"])

@@ -146,7 +146,9 @@ def limit_rows(model="llm"):
         rows += [(kind, seqs, 2048, np.nan, rate * seqs / 8, "") for seqs in (8, 16)]
     rows.append(("static, padded", 64, 2048, np.nan, np.nan, "needs 99 blocks. Give more."))
     names = ["kind", "max_num_seqs", "max_num_batched_tokens", "tokens_per_s", "steps_per_s"]
-    return pd.DataFrame(rows, columns=[*names, "error"]).assign(model=model)
+    cells = pd.DataFrame(rows, columns=[*names, "error"]).assign(model=model)
+    rate = cells["steps_per_s"]
+    return cells.assign(steps_per_s_low=0.9 * rate, steps_per_s_high=1.2 * rate)
 
 
 def balance_rows(shares=SHARES):

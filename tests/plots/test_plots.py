@@ -134,6 +134,8 @@ def test_static_batches_stand_beside_continuous_ones_and_a_cross_marks_what_does
     assert list(trace(fig, "no prefix cache").y) == [9.0, 18.0]
     padded, refused = (t for t in fig.data if "static" in (t.name or ""))
     assert list(padded.y) == [6.0, 12.0]
+    np.testing.assert_allclose(padded.error_y.array, [1.2, 2.4])
+    np.testing.assert_allclose(padded.error_y.arrayminus, [0.6, 1.2])
     assert (list(refused.x), list(refused.y)) == ([64], [0])
     limits = [t.name for t in fig.data if "tokens a step" in (t.name or "")]
     assert limits == ["256 tokens a step", "2,048 tokens a step", "16,384 tokens a step"]

@@ -39,7 +39,7 @@ class BatchGrid:
 
     compared: max_num_seqs at which static batches stand beside continuous ones; without a prefix
     cache requests cost the same whenever they are asked, so there every so many are enough.
-    num_problems: of the search whose requests are asked.
+    num_problems: of the search whose requests are asked. repeats: times each timed cell asks them.
     """
 
     max_num_seqs: tuple[int, ...] = (8, 64, 512)
@@ -48,6 +48,7 @@ class BatchGrid:
     compared_every: int = 4
     block_sizes: tuple[int, ...] = (1, 4, 16, 64)
     num_problems: int = 4
+    repeats: int = 2
     llm_share: float = THESIS_SHARE
 
     def __post_init__(self) -> None:
@@ -62,18 +63,20 @@ class BatchGrid:
                 raise ConfigError(
                     f"BatchGrid.{name} is {values!r}; allowed: whole numbers from 1, each once."
                 )
-        if min(self.num_problems, self.compared_every) < 1 or not 0 < self.llm_share < 1:
+        counts = {"num_problems": self.num_problems, "repeats": self.repeats}
+        counts["compared_every"] = self.compared_every
+        if min(counts.values()) < 1 or not 0 < self.llm_share < 1:
+            given = ", ".join(f"{name}={count}" for name, count in counts.items())
             raise ConfigError(
-                f"BatchGrid got num_problems={self.num_problems}, compared_every="
-                f"{self.compared_every}, llm_share={self.llm_share}; allowed: at least 1 each, and "
+                f"BatchGrid got {given}, llm_share={self.llm_share}; allowed: at least 1 each, and "
                 "a share in (0, 1)."
             )
 
 
 _POWERS = tuple(2**k for k in range(15))
-_WHOLE = BatchGrid(_POWERS[3:10], _POWERS[8:], _POWERS[3:10], 1, _POWERS[:7], 16)
+_WHOLE = BatchGrid(_POWERS[3:10], _POWERS[8:], _POWERS[3:10], 1, _POWERS[:7], 16, repeats=3)
 GRIDS = {
-    "quick": BatchGrid((8, 64), (256, 2048), (8, 16), 4, (4, 16, 64), 2),
+    "quick": BatchGrid((8, 64), (256, 2048), (8, 16), 4, (4, 16, 64), 2, repeats=1),
     "default": BatchGrid(),
     "full": _WHOLE,
     "thesis": _WHOLE,
@@ -84,7 +87,7 @@ GRIDS = {
 class BatchSpec(RunSpec):
     """One cell. kind: a key of KINDS; block_size: None is the study's own.
 
-    every: of the recorded requests this cell asks each so many-th.
+    every: of the recorded requests this cell asks each so many-th. repeats: times it asks them.
     """
 
     model: str = "llm"
@@ -93,6 +96,7 @@ class BatchSpec(RunSpec):
     kind: str = CONTINUOUS
     block_size: int | None = None
     every: int = 1
+    repeats: int = 1
 
     @property
     def cell(self) -> dict[str, Any]:
@@ -104,6 +108,7 @@ class BatchSpec(RunSpec):
             "kind": self.kind,
             "block_size": self.block_size or self.config.block_size,
             "every": self.every,
+            "repeats": self.repeats,
         }
 
     @property
@@ -135,7 +140,7 @@ def batch_cells(config: SweepConfig, grid: BatchGrid) -> list[BatchSpec]:
     cell = partial(BatchSpec, few, grid.llm_share, config.seeds[0])
     usual = config.max_num_batched_tokens
     cells = [
-        cell(TIMED, 0, model, seqs, tokens, kind, every=every)
+        cell(TIMED, 0, model, seqs, tokens, kind, None, every, grid.repeats)
         for model in MODELS
         for seqs, tokens, kind, every in _timed(grid, usual)
     ]

@@ -35,9 +35,10 @@ from workbench.experiments.sweep import Execute, Sweep, is_stored, run_sweep
 from workbench.experiments.views import Tables, interval_cells, problem_ratio, with_rooms
 
 CELL_COLUMNS = ["model", "kind", "max_num_seqs", "max_num_batched_tokens", "status", "error"]
-RATES = ["tokens_per_s", "steps_per_s", "padding", "waste", "most_running", "kv_blocks"]
+SPEEDS = ["tokens_per_s", "steps_per_s", "steps_per_s_low", "steps_per_s_high"]
+RATES = [*SPEEDS, "padding", "waste", "most_running", "kv_blocks"]
 TOO_FEW_TOKENS = "more sequences than tokens in a step: not all could decode"
-PROBLEMS_PER_CELL = {TIMED: 0.6, COUNTED: 0.1}
+PROBLEMS_PER_CELL = {TIMED: 0.9, COUNTED: 0.1}
 """Roughly what a cell takes of the time of searching its problems; measured on the tiny pair."""
 BUSY = {"llm": "llm_busy_part_s", "prm": "prm_busy_part_s"}
 
@@ -184,11 +185,13 @@ def waste_rows(study: BatchStudy) -> pd.DataFrame:
 
 def limits_face(study: BatchStudy) -> str:
     """What stands on the figures of batch limits: what was measured, and how it was asked."""
-    requests = study.runs.groupby("model")["requests"].max()
+    requests, grid = study.runs.groupby("model")["requests"].max(), study.grid
     asked = " and ".join(f"{requests[m]:,.0f} of the {m.upper()}" for m in requests.index)
+    times = "once" if grid.repeats == 1 else f"{grid.repeats} times"
+    part = f", without a prefix cache 1 in {grid.compared_every}" if grid.compared_every > 1 else ""
     return (
-        f"Each model alone, with its memory at an LLM share of {study.grid.llm_share:g}; requests "
-        f"of one search queued at once ({asked}), one run a cell.\n{face(study.runs)}"
+        f"Each model alone, with its memory at an LLM share of {grid.llm_share:g}; requests of one "
+        f"search ({asked}{part}), queued at once, {times} a cell.\n{face(study.runs)}"
     )
 
 

@@ -22,6 +22,7 @@ from workbench.plots.theme import (
     SYMBOLS,
     Frame,
     finish,
+    interval,
     legend_at,
     mixed,
     shade,
@@ -35,6 +36,11 @@ BESIDE = {  # kind: (label, colour, dash, symbol)
 TOKENS = {"llm": "generated tokens/s", "prm": "tokens read for the first time/s"}
 STEPS = {"llm": "reasoning steps sampled/s", "prm": "reasoning steps judged/s"}
 _LIMITS_FRAME = Frame(panels=560)
+_AS_INTERVAL = {
+    "steps_per_s": "value",
+    "steps_per_s_low": "low",
+    "steps_per_s_high": "high",
+}
 _HEAT_FOOT = 0.66  # of the drawing: the lines below it, the heat map above
 _LINES_HEAD = 0.46
 
@@ -43,7 +49,8 @@ def batch_limits(rows: pd.DataFrame, face: str = "") -> go.Figure:
     """One model's throughput over max_num_batched_tokens and max_num_seqs; static batches beside.
 
     rows: model, kind (continuous | continuous, no prefix cache | static, padded), max_num_seqs,
-    max_num_batched_tokens, tokens_per_s, steps_per_s, error: why a cell has no rates.
+    max_num_batched_tokens, tokens_per_s, steps_per_s with _low and _high, error: why a cell has no
+    rates.
     """
     model = str(rows["model"].iloc[0])
     continuous = rows[rows["kind"] == CONTINUOUS]
@@ -141,6 +148,7 @@ def _line(rows: pd.DataFrame, name: str, colour: str, dash: str, symbol: str) ->
     return go.Scatter(
         x=own["max_num_seqs"],
         y=own["steps_per_s"],
+        error_y=interval(own.rename(columns=_AS_INTERVAL), colour),
         name=name,
         mode="lines+markers",
         line={"color": colour, "dash": dash, "width": 2},
@@ -184,7 +192,8 @@ def _limits_caption(rows: pd.DataFrame, model: str) -> str:
         f"Throughput of the {MODELS[model].label} over the limits of one step, all requests of a "
         "recorded search queued at once, memory as at an LLM share of 0.3. Above: "
         f"{TOKENS[model]}. Below: {STEPS[model]}, and the same requests without a prefix cache in "
-        f"continuous and in static, padded batches.{why}"
+        "continuous and in static, padded batches; bars reach from the slowest to the fastest "
+        f"repetition.{why}"
     )
 
 
