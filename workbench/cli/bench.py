@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -21,15 +24,30 @@ def run(given: argparse.Namespace) -> int:
     rows: list[Row] = []
     complete = False
     try:
-        for row in module.run(**settings):
-            rows.append(row)
-            console.print(line(row))
+        with _termination_interrupts():
+            for row in module.run(**settings):
+                rows.append(row)
+                console.print(line(row))
         complete = True
     finally:
         if given.json and rows:
             mode = settings | mode_of(module, settings) | {"complete": complete}
             console.print(f"written: {write_record(record(given.name, rows, mode), given.json)}")
     return 0
+
+
+@contextmanager
+def _termination_interrupts() -> Iterator[None]:
+    """SIGTERM, which `timeout` sends, ends a benchmark as Ctrl-C does: its rows are written."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def mode_of(module: Any, settings: dict[str, Any]) -> dict[str, Any]:
