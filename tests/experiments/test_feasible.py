@@ -44,6 +44,12 @@ def test_a_total_too_small_for_both_has_no_share():
     assert "no share is feasible" in str(ends)
 
 
+def test_activations_that_nobody_measured_yet_are_said():
+    """Where the total pays for them the ends are too wide, and the sentence says so."""
+    ends = feasible_shares("tiny-solver", "tiny-prm", "64MiB", activations=None)
+    assert str(ends).endswith("is feasible in 64.0 MiB, less what activations take")
+
+
 def test_thesis_scale_is_feasible_where_the_study_says(tmp_path):
     """1B + 8B, bf16: 0.08 to 0.53 at 40 GiB, weights and KV only."""
     import json

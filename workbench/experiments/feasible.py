@@ -89,6 +89,7 @@ class FeasibleShares:
     total: int
     llm: Need
     prm: Need
+    activations_known: bool = True  # False: the total pays for activations that nobody measured yet
 
     @property
     def is_empty(self) -> bool:
@@ -104,7 +105,8 @@ class FeasibleShares:
         if self.is_empty:
             least = format_size(self.llm.least + self.prm.least)
             return f"no share is feasible in {total}: the two models need {least} at least"
-        return f"llm_share {self.low:.3f} to {self.high:.3f} is feasible in {total}"
+        unknown = "" if self.activations_known else ", less what activations take"
+        return f"llm_share {self.low:.3f} to {self.high:.3f} is feasible in {total}{unknown}"
 
 
 def feasible_shares(
@@ -115,21 +117,22 @@ def feasible_shares(
     block_size: int = 16,
     max_model_len: int | None = None,
     dtype: str = "auto",
-    activations: tuple[int, int] = (0, 0),
+    activations: tuple[int, int] | None = (0, 0),
 ) -> FeasibleShares:
     """The ends of the axis for two models in `total` bytes.
 
     max_model_len None is each model's own. activations: bytes of (LLM, PRM) where the total pays
-    for them, as the engines' profiling pass measures them; (0, 0) where it does not. Raises
-    ModelError for an unknown model.
+    for them, as the engines' profiling pass measures them; (0, 0) where it does not, None where
+    they are not known yet and the ends are therefore too wide. Raises ModelError for an unknown
+    model.
     """
     size = parse_size(total)
     needs = [
         _need(model, block_size, max_model_len, dtype, bytes_)
-        for model, bytes_ in zip((llm, prm), activations, strict=True)
+        for model, bytes_ in zip((llm, prm), activations or (0, 0), strict=True)
     ]
     low, high = needs[0].least / size, 1 - needs[1].least / size
-    return FeasibleShares(low, high, size, needs[0], needs[1])
+    return FeasibleShares(low, high, size, needs[0], needs[1], activations is not None)
 
 
 def feasibility(spec: RunSpec) -> Feasibility:
