@@ -1,11 +1,13 @@
 """The house rules, as a reviewer would check them: tools pass, files are what they say."""
 
+import ast
 import json
 import re
 import subprocess
 import sys
 import tempfile
 import tomllib
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -50,6 +52,28 @@ def test_tools_have_nothing_to_say(command: list[str]) -> None:
     else:
         done = run(sys.executable, "-m", *command)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_public_name_is_explained() -> None:
+    """A public class or function has a docstring, or implements a method that has one elsewhere."""
+    found = [
+        (path.relative_to(ROOT), node, ast.get_docstring(node))
+        for path in tracked("workbench/**/*.py", "workbench/*.py")
+        for node in public_names(ast.parse(path.read_text()))
+    ]
+    explained = {node.name for _, node, text in found if text}
+    missing = [f"{path}:{n.lineno} {n.name}" for path, n, _ in found if n.name not in explained]
+    assert len(found) > 500
+    assert not missing
+
+
+def public_names(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.ClassDef]:
+    """Classes and functions of a module that others may use, methods and properties included."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            yield node
+            if isinstance(node, ast.ClassDef):
+                yield from public_names(node)
 
 
 def test_notebooks_carry_no_outputs() -> None:

@@ -107,14 +107,17 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
+        """Prompt and output together."""
         return len(self.token_ids)
 
     @property
     def num_output_tokens(self) -> int:
+        """Tokens sampled so far."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def kind(self) -> str:
+        """How the trace names it: generate or score."""
         return "score" if self.params is None else "generate"
 
 
@@ -163,10 +166,12 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
+        """T, the rows of the flat batch."""
         return len(self.tokens)
 
     @property
     def num_seqs(self) -> int:
+        """S, the sequences that take part."""
         return len(self.context_len)
 
 

@@ -191,14 +191,18 @@ class ByteTokenizer:
     fingerprint = "bytes"
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The text's UTF-8 bytes; there are no special tokens to add."""
         return list(text.encode())
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
+        """The text of token ids; <bos> and <eos> have none."""
         return b"".join(self.token_bytes[k] for k in ids).decode(errors="replace")
 
     def render_chat(self, messages: Messages, add_generation_prompt: bool = True) -> str:
+        """A conversation as text, roles and ends in brackets."""
         turns = "".join(f"[{m['role']}]{m['content']}[end]" for m in messages)
         return turns + ("[assistant]" if add_generation_prompt else "")
 
     def encode_chat(self, messages: Messages, add_generation_prompt: bool = True) -> list[int]:
+        """Token ids of a rendered chat."""
         return self.encode(self.render_chat(messages, add_generation_prompt))

@@ -113,6 +113,7 @@ class BatchSpec(RunSpec):
 
     @property
     def name(self) -> str:
+        """Readable half of the run folder's name."""
         kind = self.kind.replace(",", "").replace(" ", "-")
         limits = "x".join(str(self.cell[name]) for name in LIMITS)
         return f"{self.role}-{self.model}-{limits}-{kind}"

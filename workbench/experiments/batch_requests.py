@@ -114,6 +114,7 @@ class Workload:
 
     @property
     def tokens(self) -> int:
+        """Tokens the work comes to: sampled ones, or distinct ones that are scored."""
         sampled = sum(len(request.sampled) for request in self.requests)
         return sampled or trie_size([array("i", r.token_ids) for r in self.requests])
 

@@ -44,6 +44,7 @@ class SavedFigure:
 
     @property
     def files(self) -> tuple[Path, ...]:
+        """The files written, one an ending."""
         return tuple(self.folder / f"{self.name}{ending}" for ending in self.endings)
 
     def __repr__(self) -> str:

@@ -43,6 +43,7 @@ class Identity:
     schema: int
 
     def to_dict(self) -> dict[str, Any]:
+        """As config.json holds it."""
         return asdict(self)
 
 
@@ -82,18 +83,22 @@ class RunSpec:
 
     @property
     def total_bytes(self) -> int:
+        """Memory of both models."""
         return parse_size(self.config.total_memory)
 
     @property
     def llm_bytes(self) -> int:
+        """The LLM's part of it."""
         return round(self.total_bytes * self.llm_share)
 
     @property
     def prm_bytes(self) -> int:
+        """The PRM's part: what the LLM leaves."""
         return self.total_bytes - self.llm_bytes
 
     @property
     def search(self) -> SearchConfig:
+        """The search that the run carries out."""
         return self.config.search()
 
     def engine(self, role: str) -> EngineConfig:

@@ -37,6 +37,7 @@ class RunStore:
     root: Path
 
     def folder(self, name: str, fingerprint: str) -> Path:
+        """Where a run of this name and fingerprint is kept."""
         return self.root / f"{name}-{fingerprint}"
 
     def find(self, fingerprint: str) -> Path | None:

@@ -47,6 +47,7 @@ class Form:
 
     @property
     def group_bytes(self) -> int:
+        """Bytes of a group: those, and its codes."""
         return self.scale_bytes + self.group * PANEL * _BITS[self.kind] // 8
 
 

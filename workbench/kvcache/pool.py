@@ -54,10 +54,12 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
+        """Blocks without content."""
         return len(self._free)
 
     @property
     def num_cached(self) -> int:
+        """Blocks nobody uses whose content can still be hit."""
         return self.index.num_parked
 
     @property
@@ -67,6 +69,7 @@ class BlockPool:
 
     @property
     def num_active(self) -> int:
+        """Blocks that a running sequence uses."""
         return len(self.blocks) - self.num_available
 
     def find(self, digest: bytes) -> Block | None:

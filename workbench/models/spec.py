@@ -124,6 +124,7 @@ class ModelSpec:
         return self._layers(pp) * layer + self._ends(tp, pp) + self.hidden
 
     def weight_bytes(self, dtype_bytes: int, tp: int = 1, pp: int = 1) -> int:
+        """Bytes of the weights of a rank."""
         return self.parameters(tp, pp) * dtype_bytes
 
     def table_bytes(self, dtype_bytes: int) -> int:

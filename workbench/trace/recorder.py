@@ -115,18 +115,22 @@ class Recorder:
 
     @property
     def steps(self) -> pd.DataFrame:
+        """A row a step, so far."""
         return frame("steps", self.step_rows)
 
     @property
     def requests(self) -> pd.DataFrame:
+        """A row a request that ended, so far."""
         return frame("requests", self.request_rows)
 
     @property
     def nodes(self) -> pd.DataFrame:
+        """A row a node of a search tree, so far."""
         return frame("nodes", self.node_rows)
 
     @property
     def spans(self) -> pd.DataFrame:
+        """A row a stretch of wall time, so far."""
         return frame("spans", self.span_rows)
 
     def trace(self) -> Trace:
