@@ -15,7 +15,14 @@ from workbench.kernels.reference import ReferenceKernels
 
 cpu = load_kernels(torch.device("cpu"), torch.float32, threads=2)
 reference = ReferenceKernels(torch.device("cpu"), torch.float32)
-HEADS = {"mha": (4, 4, 16), "solver": (8, 1, 16), "prm": (5, 1, 64), "odd_group": (6, 2, 24)}
+HEADS = {
+    "mha": (4, 4, 16),
+    "solver": (8, 1, 16),
+    "prm": (5, 1, 64),
+    "odd_group": (6, 2, 24),
+    "smollm2": (9, 3, 64),
+    "wide": (4, 4, 128),
+}
 # (tokens already cached, new tokens) of each sequence of the batch
 BATCHES = {
     "decode": [(5, 1), (31, 1), (32, 1), (100, 1)],
@@ -117,13 +124,16 @@ def test_attention_of_a_row_is_its_own(shape: str) -> None:
 
 def fill(cache: LayerCache, context: ForwardContext, keys: np.ndarray) -> None:
     """Writes keys and values [2, positions, width] to the first sequence's blocks."""
-    width = keys.shape[2]
+    size, shape = cache.block_size, (cache.kv_heads, cache.head_dim)
     for p in range(keys.shape[1]):
-        block, slot = divmod(p, cache.block_size)
-        at = cache.base + context.block_offsets[0, block] + slot * width
-        for kind in (0, 1):
-            start = at + kind * cache.block_size * width
-            cache.data[start : start + width] = torch.from_numpy(keys[kind, p])
+        block, slot = divmod(p, size)
+        at = cache.base + int(context.block_offsets[0, block])
+        half = size * keys.shape[2]
+        stored = cache.data[at : at + 2 * half]
+        stored[:half].view(*shape, size)[:, :, slot] = torch.from_numpy(keys[0, p]).view(shape)
+        stored[half:].view(shape[0], size, shape[1])[:, slot] = torch.from_numpy(keys[1, p]).view(
+            shape
+        )
 
 
 def test_a_masked_key_of_the_same_tile_adds_nothing() -> None:

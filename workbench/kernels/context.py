@@ -60,9 +60,10 @@ class ForwardContext:
 class LayerCache:
     """Where one layer keeps its keys and values.
 
-    Position p of a sequence, in block p // block_size at offset o, has its key at data[base + o +
-    (p % block_size) * width : + width], width = kv_heads * head_dim, laid out [kv_heads, head_dim],
-    and its value block_size * width further on.
+    A block at offset o holds, from element base + o on, its keys [kv_heads, head_dim, block_size],
+    positions side by side, then its values [kv_heads, block_size, head_dim]: what one head reads of
+    a block is in one piece, as its kernels take it. Position p of a sequence is p % block_size of
+    its block p // block_size.
     """
 
     data: torch.Tensor  # flat, all layers

@@ -80,13 +80,17 @@ def _store_kv(
     width = kv_heads * head_dim
     for t in range(rows):
         p = positions[t]
+        row, slot = qkv[t], p % block_size
         for head in range(0, columns - width, head_dim):
-            _rotate(qkv[t], head, head_dim // 2, cosine[p], sine[p])
-        key = base + block_offsets[sequence[t], p // block_size] + p % block_size * width
-        value = key + block_size * width
+            _rotate(row, head, head_dim // 2, cosine[p], sine[p])
+        block = base + block_offsets[sequence[t], p // block_size]
         for i in range(width):
-            data[key + i] = qkv[t, columns - 2 * width + i]
-            data[value + i] = qkv[t, columns - width + i]
+            data[block + i * block_size + slot] = row[columns - 2 * width + i]
+        values = block + block_size * width
+        for head in range(kv_heads):
+            value = values + (head * block_size + slot) * head_dim
+            for d in range(head_dim):
+                data[value + d] = row[columns - width + head * head_dim + d]
 
 
 def _fields(cache: LayerCache) -> tuple[Any, int, int, int, int]:

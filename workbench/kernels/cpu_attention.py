@@ -23,6 +23,7 @@ from numba import njit
 
 from workbench.kernels.addresses import integers, matrix, numbers
 from workbench.kernels.context import ForwardContext, LayerCache
+from workbench.kernels.cpu_decode import attend_row, row_room, takes_row
 from workbench.kernels.lanes import (
     WIDTH,
     add,
@@ -32,7 +33,6 @@ from workbench.kernels.lanes import (
     largest,
     load,
     mul,
-    prefetch,
     same,
     spread,
     store,
@@ -49,7 +49,7 @@ _inlined = njit(error_model="numpy", inline="always")
 
 
 @_inlined
-def _score(data: Any, address: Any, count: int, queries: Any, scores: Any) -> None:
+def _score(data: Any, address: Any, stride: int, count: int, queries: Any, scores: Any) -> None:
     """scores[j] = key j . query, eight keys at a time, dimensions added in ascending order."""
     head_dim = len(queries) // WIDTH
     for j in range(0, count, 8):
@@ -57,15 +57,15 @@ def _score(data: Any, address: Any, count: int, queries: Any, scores: Any) -> No
         a4, a5, a6, a7 = address[j + 4], address[j + 5], address[j + 6], address[j + 7]
         s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = same(_ZERO)
         for d in range(head_dim):
-            query = load(queries, d * WIDTH)
-            s0 = fma(spread(data, a0 + d), query, s0)
-            s1 = fma(spread(data, a1 + d), query, s1)
-            s2 = fma(spread(data, a2 + d), query, s2)
-            s3 = fma(spread(data, a3 + d), query, s3)
-            s4 = fma(spread(data, a4 + d), query, s4)
-            s5 = fma(spread(data, a5 + d), query, s5)
-            s6 = fma(spread(data, a6 + d), query, s6)
-            s7 = fma(spread(data, a7 + d), query, s7)
+            query, at = load(queries, d * WIDTH), d * stride
+            s0 = fma(spread(data, a0 + at), query, s0)
+            s1 = fma(spread(data, a1 + at), query, s1)
+            s2 = fma(spread(data, a2 + at), query, s2)
+            s3 = fma(spread(data, a3 + at), query, s3)
+            s4 = fma(spread(data, a4 + at), query, s4)
+            s5 = fma(spread(data, a5 + at), query, s5)
+            s6 = fma(spread(data, a6 + at), query, s6)
+            s7 = fma(spread(data, a7 + at), query, s7)
         at = j * WIDTH
         store(scores, at, s0)
         store(scores, at + WIDTH, s1)
@@ -88,9 +88,7 @@ def _hide(first: int, count: int, limit: Any, scores: Any) -> None:
 
 
 @_inlined
-def _add_values(
-    data: Any, address: Any, shift: int, count: int, scores: Any, shrink: Any, sums: Any
-) -> None:
+def _add_values(data: Any, address: Any, count: int, scores: Any, shrink: Any, sums: Any) -> None:
     """sums = sums * shrink + weights . values; positions are added in ascending order."""
     for d in range(0, len(sums) // WIDTH, 8):
         at = d * WIDTH
@@ -100,7 +98,7 @@ def _add_values(
         s6, s7 = mul(load(sums, at + 6 * WIDTH), shrink), mul(load(sums, at + 7 * WIDTH), shrink)
         for j in range(count):
             weight = load(scores, j * WIDTH)
-            value = address[j] + shift + d
+            value = address[j] + d
             s0 = fma(spread(data, value), weight, s0)
             s1 = fma(spread(data, value + 1), weight, s1)
             s2 = fma(spread(data, value + 2), weight, s2)
@@ -122,27 +120,21 @@ def _add_values(
 @_inlined
 def _attend_lanes(
     data: Any,
-    address: Any,
-    shift: int,
+    keys: Any,
+    values: Any,
+    stride: int,
     queries: Any,
     limit: Any,
     scores: Any,
     sums: Any,
-    once: bool,
 ) -> None:
-    """Sixteen lanes over positions 0 .. limit[lane]; the last lane sees most. Fills `sums`.
-
-    once: no other lanes will read these keys, so they are fetched ahead.
-    """
+    """Sixteen lanes over positions 0 .. limit[lane]; the last lane sees most. Fills `sums`."""
     sums[:] = _ZERO
     top, weights = same(_UNSEEN), same(_ZERO)
-    end, head_dim = int(limit[WIDTH - 1]) + 1, len(sums) // WIDTH
+    end = int(limit[WIDTH - 1]) + 1
     for first in range(0, end, TILE):
         count = min(TILE, end - first)
-        if once:
-            _ask_for(data, address, first + TILE, end, head_dim, shift)
-        here = address[first:]
-        _score(data, here, count, queries, scores)
+        _score(data, keys[first:], stride, count, queries, scores)
         if first + count - 1 > limit[0]:
             _hide(first, count, limit, scores)
         before = top
@@ -154,32 +146,42 @@ def _attend_lanes(
             weight = exponential(sub(load(scores, j * WIDTH), top))
             store(scores, j * WIDTH, weight)
             weights = add(weights, weight)
-        _add_values(data, here, shift, count, scores, shrink, sums)
+        _add_values(data, values[first:], count, scores, shrink, sums)
     for d in range(0, len(sums), WIDTH):
         store(sums, d, div(load(sums, d), weights))
 
 
 @_inlined
-def _locate(count: int, base: int, block_size: int, width: int, table: Any, address: Any) -> None:
-    """Element addresses of the keys of positions 0 .. count - 1, then seven more of the last."""
+def _locate(
+    count: int, base: int, shape: Any, head: int, table: Any, keys: Any, values: Any
+) -> None:
+    """Element addresses of one head's keys and values of positions 0 .. count - 1.
+
+    Then seven more of the last key: scores are computed eight keys at a time.
+    """
+    block_size, kv_heads, head_dim = shape
     for first in range(0, count, block_size):
-        start = base + table[first // block_size] - first * width
+        block = base + table[first // block_size] - first
+        key = block + head * head_dim * block_size
+        value = block + first + (kv_heads + head) * block_size * head_dim - first * head_dim
         for p in range(first, min(first + block_size, count)):
-            address[p] = start + p * width
-    for p in range(count, count + 7):  # scores are computed eight keys at a time
-        address[p] = address[count - 1]
+            keys[p] = key + p
+            values[p] = value + p * head_dim
+    for p in range(count, count + 7):
+        keys[p] = keys[count - 1]
 
 
 @_inlined
-def _ask_for(data: Any, address: Any, first: int, end: int, head_dim: int, shift: int) -> None:
-    """Keys and values of the next tile are fetched ahead: blocks lie too scattered to be foreseen.
-
-    In decoding, where each is read once, reading is what attention costs.
-    """
-    for p in range(first, min(first + TILE, end)):
-        for i in range(0, head_dim, WIDTH):
-            prefetch(data, address[p] + i)
-            prefetch(data, address[p] + shift + i)
+def _locate_sixteens(count: int, base: int, shape: Any, head: int, table: Any, keys: Any) -> None:
+    """Addresses of every sixteenth key; then seven more of the last."""
+    block_size, _, head_dim = shape
+    sixteens = (count + WIDTH - 1) // WIDTH
+    for i in range(sixteens):
+        p = i * WIDTH
+        block = base + table[p // block_size]
+        keys[i] = block + head * head_dim * block_size + p % block_size
+    for i in range(sixteens, sixteens + 7):
+        keys[i] = keys[sixteens - 1]
 
 
 @_inlined
@@ -227,8 +229,7 @@ def _attend_piece(
     out: Any,
     data: Any,
     base: int,
-    block_size: int,
-    kv_heads: int,
+    shape: Any,
     positions: Any,
     table: Any,
     begin: int,
@@ -237,17 +238,23 @@ def _attend_piece(
     room: Any,
 ) -> None:
     """One key-value head's queries of rows begin .. end - 1, all of one sequence."""
-    queries, sums, scores, limit, rows, heads, address = room
-    head_dim = len(sums) // WIDTH
-    group, width = out.shape[1] // head_dim // kv_heads, kv_heads * head_dim
+    queries, sums, scores, limit, rows, heads, keys, values, row_room = room
+    block_size, kv_heads, head_dim = shape
+    group = out.shape[1] // head_dim // kv_heads
     count = positions[end - 1] + 1
-    _locate(count, base + head * head_dim, block_size, width, table, address)
+    _locate(count, base, shape, head, table, keys, values)
+    if end - begin == 1 and takes_row(block_size, head_dim):
+        _locate_sixteens(count, base, shape, head, table, keys)
+        query = qkv[begin, : out.shape[1]].reshape(-1, head_dim)
+        target = out[begin].reshape(-1, head_dim)
+        mine = slice(head * group, (head + 1) * group)
+        attend_row(data, keys, values, block_size, count, query[mine], target[mine], row_room)
+        return
     lanes = (end - begin) * group
     for first in range(0, lanes, WIDTH):
         _place(first, lanes, begin, head, group, positions, rows, heads, limit)
         _load_queries(qkv, rows, heads, queries)
-        shift, once = block_size * width, lanes <= WIDTH
-        _attend_lanes(data, address, shift, queries, limit, scores, sums, once)
+        _attend_lanes(data, keys, values, block_size, queries, limit, scores, sums)
         _store_sums(sums, rows, heads, out)
 
 
@@ -257,7 +264,7 @@ def _attend(arguments: int, counter: int) -> None:
     a = integers(arguments, 18)
     tokens, head_dim, kv_heads, longest = a[0], a[1], a[2], a[3]
     qkv, out = matrix(a[4], tokens, a[5]), matrix(a[6], tokens, a[7])
-    data, base, block_size = numbers(a[8], _UNBOUNDED), a[9], a[10]
+    data, base, shape = numbers(a[8], _UNBOUNDED), a[9], (a[10], kv_heads, head_dim)
     positions, sequence = integers(a[11], tokens), integers(a[12], tokens)
     blocks, width, pieces = a[13], a[14], a[15]
     bounds = integers(a[16], pieces + 1)
@@ -269,15 +276,15 @@ def _attend(arguments: int, counter: int) -> None:
         np.empty(WIDTH, np.int64),
         np.empty(WIDTH, np.int64),
         np.empty(longest + 8, np.int64),
+        np.empty(longest + 8, np.int64),
+        row_room(longest, head_dim),
     )
     number = take(counter)
     while number < pieces * kv_heads:
         piece, head = number // kv_heads, number % kv_heads
         begin, end = bounds[piece], bounds[piece + 1]
         table = integers(blocks + sequence[begin] * width * 8, width)
-        _attend_piece(
-            qkv, out, data, base, block_size, kv_heads, positions, table, begin, end, head, room
-        )
+        _attend_piece(qkv, out, data, base, shape, positions, table, begin, end, head, room)
         number = take(counter)
 
 

@@ -210,6 +210,16 @@ def total(_: Any, x: Any) -> Any:
 
 
 @intrinsic
+def first(_: Any, x: Any) -> Any:
+    """Lane 0: a float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.extract_element(args[0], _INT(0))
+
+    return types.float32(Lanes), generate
+
+
+@intrinsic
 def prefetch(_: Any, array: Any, index: Any) -> Any:
     """Asks for the cache line of array[index]; changes nothing but the time a later load takes."""
 

@@ -86,9 +86,10 @@ class ReferenceKernels(Kernels):
         key, value = qkv[:, -2 * width : -width], qkv[:, -width:]
         for s, count in enumerate(context.context_len):
             rows = slice(context.query_start[s], context.query_start[s + 1])
-            at = _addresses(cache, context, s, int(count))[context.positions[rows]]
-            cache.data[at] = key[rows]
-            cache.data[at + cache.block_size * width] = value[rows]
+            positions = context.positions[rows]
+            keys, values = _addresses(cache, context, s, int(count))
+            cache.data[keys[positions]] = key[rows]
+            cache.data[values[positions]] = value[rows]
 
     def attend(
         self, qkv: torch.Tensor, out: torch.Tensor, cache: LayerCache, context: ForwardContext
@@ -98,13 +99,10 @@ class ReferenceKernels(Kernels):
         group = heads.shape[1] // cache.kv_heads
         for s, count in enumerate(context.context_len):
             rows = slice(context.query_start[s], context.query_start[s + 1])
-            at = _addresses(cache, context, s, int(count))
             shape = (int(count), cache.kv_heads, cache.head_dim)
-            key = cache.data[at].view(shape).repeat_interleave(group, dim=1)
-            value = (
-                cache.data[at + cache.block_size * at.shape[1]]
-                .view(shape)
-                .repeat_interleave(group, dim=1)
+            key, value = (
+                cache.data[at].view(shape).repeat_interleave(group, dim=1)
+                for at in _addresses(cache, context, s, int(count))
             )
             scores = torch.einsum("thd,chd->htc", heads[rows], key) / math.sqrt(cache.head_dim)
             positions = torch.from_numpy(context.positions[rows]).to(scores.device)
@@ -123,10 +121,15 @@ def _rotate(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> No
 
 def _addresses(
     cache: LayerCache, context: ForwardContext, sequence: int, count: int
-) -> torch.Tensor:
-    """Addresses of the keys of a sequence's first positions: [count, kv_heads * head_dim]."""
-    positions = torch.arange(count)
-    width = cache.kv_heads * cache.head_dim
-    offsets = torch.from_numpy(context.block_offsets[sequence])[positions // cache.block_size]
-    start = cache.base + offsets + positions % cache.block_size * width
-    return (start[:, None] + torch.arange(width)).to(cache.data.device)
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Addresses of keys and values of first positions: [count, kv_heads * head_dim] each."""
+    size, positions = cache.block_size, torch.arange(count)
+    offsets = torch.from_numpy(context.block_offsets[sequence])[positions // size]
+    block, slot = (cache.base + offsets)[:, None, None], (positions % size)[:, None, None]
+    head = torch.arange(cache.kv_heads)[:, None]
+    dimension = torch.arange(cache.head_dim)
+    keys = block + (head * cache.head_dim + dimension) * size + slot
+    shift = size * cache.kv_heads * cache.head_dim
+    values = block + shift + (head * size + slot) * cache.head_dim + dimension
+    device = cache.data.device
+    return keys.flatten(1).to(device), values.flatten(1).to(device)

@@ -4,7 +4,7 @@ The only tensors in kvcache. Who owns a block is the manager's business; kernels
 from here.
 
     data:   | layer 0: block 0 | block 1 | ... | layer 1: block 0 | ... |   layer by layer
-    block:  | keys [block_size, kv_heads, head_dim] | values, the same |
+    block:  | keys [kv_heads, head_dim, block_size] | values [kv_heads, block_size, head_dim] |
     address of a block's keys in a layer = layer_base[layer] + offsets[block], in elements (int64)
 """
 
@@ -36,8 +36,8 @@ class KVStorage:
         self.layer_base = np.arange(layers, dtype=np.int64) * elements
         self.offsets = np.arange(num_blocks, dtype=np.int64) * self.block_elements
         try:
-            self.data = torch.zeros(layers * elements, dtype=dtype, device=device)
-        except RuntimeError as error:  # torch.OutOfMemoryError is one too
+            self.data = _zeros(layers * elements, dtype, torch.device(device))
+        except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is one too
             raise OutOfMemory(
                 f"The KV cache of {num_blocks} blocks needs {layers * elements * dtype.itemsize:,} "
                 f"bytes, which {device} does not have. Give less `memory`, `kv_memory` or "
@@ -52,3 +52,10 @@ class KVStorage:
     @property
     def nbytes(self) -> int:
         return self.data.numel() * self.data.element_size()
+
+
+def _zeros(elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """On a CPU by numpy, which asks for large pages: attention reads all over the cache."""
+    if device.type != "cpu":
+        return torch.zeros(elements, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(elements * dtype.itemsize, np.uint8)).view(dtype)
