@@ -84,6 +84,11 @@ class GGUFFile:
         tensor = self.tensors[name]
         return self._bytes[tensor.start : tensor.start + tensor.nbytes]
 
+    def release(self) -> None:
+        """Gives back the memory of what was read; what is read again comes from the file again."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)
+
     def held_bytes(self, itemsize: int) -> int:
         """Bytes of all tensors once held: numbers of `itemsize` bytes, quantised ones as stored."""
         return sum(

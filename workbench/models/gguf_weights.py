@@ -33,6 +33,7 @@ class GGUFWeights(Weights):
         return self.path
 
     def read(self, name: str) -> Stored:
+        self._file.release()  # else file and packed copy are held at once
         stored = self._file.tensors[self._own[name]]
         data, order = self._file.data(stored.name), self._order(name, stored.shape[0])
         if stored.kind in FORMATS:
