@@ -1,10 +1,13 @@
 """Benchmark records: the fixed keys, unique names, null for what does not apply."""
 
+import inspect
 import json
+from importlib import import_module
 
 import pytest
 
 from workbench.bench.record import KEYS, Row, record, write_record
+from workbench.cli.bench import mode_of
 from workbench.errors import ConfigError
 
 FIELDS = [
@@ -42,3 +45,26 @@ def test_a_record_has_the_contract_s_keys_and_fields(tmp_path):
 def test_two_rows_of_one_name_are_refused():
     with pytest.raises(ConfigError, match="two rows named a"):
         record("engine", [Row("a", 1.0, "s"), Row("a", 2.0, "s")], {})
+
+
+def test_a_record_names_files_without_their_folders():
+    """Guards that a committed record tells nothing of the machine's folders."""
+
+    class Module:
+        MODE = {"batch_invariant": True}
+
+    mode = mode_of(Module, {"problems": "/home/someone/math500.json", "llm": "smollm2-135m"})
+    assert mode == {"problems": "math500.json", "llm": "smollm2-135m", "batch_invariant": True}
+
+
+@pytest.mark.parametrize("name", ["engine", "search", "identity", "memory"])
+def test_every_bench_says_how_it_was_run(name):
+    """Guards that sizes of the search and the mode of arithmetic are in each record."""
+    module = import_module(f"workbench.bench.{name}")
+    settings = {k: p.default for k, p in inspect.signature(module.run).parameters.items()}
+    mode = mode_of(module, settings)
+    assert "batch_invariant" in mode
+    if name in ("search", "identity"):
+        assert (mode["n"], mode["prm"]) == (16, "tiny-prm")
+        real = mode_of(module, settings | {"llm": "smollm2-135m"})
+        assert (real["n"], real["prm"], real["kv_memory"]) == (16, "smollm2-135m", "2GiB")

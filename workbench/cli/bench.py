@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from workbench.bench.record import Row, record, write_record
@@ -31,7 +32,7 @@ def run(given: argparse.Namespace) -> int:
         complete = True
     finally:
         if given.json and rows:
-            mode = settings | mode_of(module, settings) | {"complete": complete}
+            mode = mode_of(module, settings) | {"complete": complete}
             console.print(f"written: {write_record(record(given.name, rows, mode), given.json)}")
     return 0
 
@@ -51,10 +52,17 @@ def _termination_interrupts() -> Iterator[None]:
 
 
 def mode_of(module: Any, settings: dict[str, Any]) -> dict[str, Any]:
-    """What else the record says of the run: the module's mode_of(settings), or its MODE."""
-    if hasattr(module, "mode_of"):
-        return dict(module.mode_of(settings))
-    return dict(getattr(module, "MODE", {}))
+    """How it was run: the settings, and the module's mode_of(settings) or MODE.
+
+    A file is recorded by its name: records are public, and paths are of one machine.
+    """
+    own = module.mode_of(settings) if hasattr(module, "mode_of") else getattr(module, "MODE", {})
+    mode = settings | own
+    return {k: Path(v).name if _is_path(v) else v for k, v in mode.items()}
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str) and (Path(value).is_absolute() or Path(value).exists())
 
 
 def accepted(measure: Any, given: argparse.Namespace) -> dict[str, Any]:

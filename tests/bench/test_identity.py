@@ -1,0 +1,53 @@
+"""A search's tokens and scores are the same under every setting, and a difference is seen."""
+
+import pytest
+
+from workbench.bench import identity
+from workbench.bench.identity import Room, Setting, compare, equal_share
+from workbench.bench.workload import Workload
+from workbench.search.problems import load_problems
+
+PROBLEMS = tuple(load_problems("tiny", limit=6))
+WORKLOAD = Workload("tiny-solver", "tiny-prm", PROBLEMS, n=8, beam_width=4, max_depth=8)
+ROOM = Room(max_model_len=1024, least_tokens=1024)  # so few positions that requests are preempted
+SETTINGS = (Setting(0.3, 64, 16), Setting(0.08, 16, 16, 256), Setting(None, 64, 8, 256))
+
+
+@pytest.fixture(scope="module")
+def compared():
+    """The rows of three settings, and the tree of each."""
+    trees = []
+    search = identity.search
+
+    def watched(*arguments):
+        result = search(*arguments)
+        trees.append(result.tree.set_index(["problem_id", "node_id"]).sort_index())
+        return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(identity, "search", watched)
+        rows = {row.name: row for row in compare(WORKLOAD, SETTINGS, ROOM)}
+    return rows, trees
+
+
+def test_six_problems_are_searched_alike_whatever_the_split_blocks_and_preemptions(compared):
+    """Guards batch-invariant arithmetic and recomputation: every node's tokens and score."""
+    rows, trees = compared
+    assert set(trees[0].index.get_level_values(0)) == {problem.id for problem in PROBLEMS}
+    same = [row for name, row in rows.items() if name.startswith("identical@")]
+    assert [row.value for row in same] == [1.0, 1.0]
+    assert same[0].repeats == rows[f"base@{SETTINGS[0].name}"].value == len(trees[0]) > 100
+    assert rows[f"preemptions@{SETTINGS[2].name}"].value > 0
+
+
+def test_one_changed_token_score_or_lost_node_is_seen(compared):
+    """Guards the comparison: of two trees that differ in one node, not all nodes are equal."""
+    tree = compared[1][0]
+    node = tree.index[len(tree) // 2]
+    token = tree.copy()
+    token.at[node, "token_ids"] = (*tree.at[node, "token_ids"][:-1], 0)
+    score = tree.copy()
+    score.at[node, "score"] = tree.at[node, "score"] + 2**-16
+    assert equal_share(tree, tree.copy()) == 1
+    for other in (token, score, tree.drop(index=[node])):
+        assert equal_share(tree, other) == equal_share(other, tree) == 1 - 1 / len(tree)
