@@ -65,6 +65,12 @@ SHOWN["memory_smollm2"] = {
 }
 
 
+RATIOS = (
+    "A ratio (x) below is the median over repeats, in each of which both sides were measured in "
+    "turn; so it need not be the quotient of the two medians that stand beside it."
+)
+
+
 def records() -> dict[str, dict[str, Any]]:
     """The committed bench records by file: `engine`, `engine_smollm2`, ..."""
     files = sorted((ROOT / "reports" / "bench").glob("*.json"))
@@ -117,6 +123,8 @@ def table(name: str, found: dict[str, Any]) -> list[str]:
         if "@" in key and key not in rows:
             continue  # a peer that was not installed
         row = rows[key]
+        if key == "prm_tokens_saved" and "uncached_problems" in mode:
+            label += f", first {mode['uncached_problems']} problems, seed 0"
         cells = (label, number(row["value"], row["unit"]), beside(row), between(row))
         lines.append("| " + " | ".join(cells) + " |")
     return [*lines, ""]
@@ -126,13 +134,16 @@ def identity(found: dict[str, Any]) -> list[str]:
     """The identity record in one sentence."""
     rows, model = found["rows"], found["mode"]["llm"]
     chosen = "" if model.startswith("tiny-") else f" --model {model}"
-    settings = [r for r in rows if r["name"].startswith("identical@")]
-    same = sum(r["value"] == 1 for r in settings)
+    base, *_ = (r["name"].partition("@")[2] for r in rows)  # the first setting
+    others = [
+        r for r in rows if r["name"].startswith("identical@") and r["name"] != f"identical@{base}"
+    ]
+    same = sum(r["value"] == 1 for r in others)
     preempted = sum(r["value"] for r in rows if r["name"].startswith("preemptions@"))
     return [
-        f"`workbench bench identity{chosen}`: {same} of {len(settings)} settings of memory "
-        f"split, batch, chunk and block size gave one and the same search, token by token and "
-        f"score by score ({settings[0]['repeats']:,} nodes each; {preempted:,.0f} preemptions in "
+        f"`workbench bench identity{chosen}`: {same} of {len(others)} further settings of memory "
+        f"split, batch, chunk and block size gave the same search as the first, token by token and "
+        f"score by score ({others[0]['repeats']:,} nodes each; {preempted:,.0f} preemptions in "
         "all).",
         "",
     ]
@@ -177,7 +188,7 @@ def split() -> list[str]:
 def results() -> str:
     """All that stands between the markers."""
     found = records()
-    lines = split()
+    lines = [*split(), RATIOS, ""]
     lines += [line for name in SHOWN if name in found for line in table(name, found[name])]
     for name in ("identity", "identity_smollm2"):
         lines += identity(found[name]) if name in found else []

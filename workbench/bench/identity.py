@@ -109,7 +109,7 @@ def run(
     seed: int = 0,
     problems: str | None = None,
 ) -> Iterator[Row]:
-    """A row a setting: the fraction of nodes equal to the first setting's; its preemptions.
+    """A row a setting: the fraction of nodes equal to the base's, the first; its preemptions.
 
     prm: None is tiny-prm beside tiny-solver, else the generator itself. problems: what a generator
     of true size searches.
@@ -140,15 +140,20 @@ def _workload(llm: str, prm: str | None, problems: Sequence[Problem]) -> Workloa
 def compare(
     workload: Workload, settings: Sequence[Setting], room: Room, seed: int = 0
 ) -> Iterator[Row]:
-    """The workload under each setting, each tree beside the first."""
-    first: pd.DataFrame | None = None
+    """The workload under each setting, each tree beside the first: the base, which has no row of
+    sameness, since with itself it cannot differ.
+    """
+    base: pd.DataFrame | None = None
     for setting in tqdm(settings, desc="settings"):
         result = search(setting, workload, room, seed)
         nodes = result.tree.set_index(["problem_id", "node_id"]).sort_index()
-        first = nodes if first is None else first
-        yield Row(
-            f"identical@{setting.name}", equal_share(first, nodes), "fraction", repeats=len(nodes)
-        )
+        count = len(nodes)
+        if base is None:
+            base = nodes
+            yield Row(f"base@{setting.name}", count, "nodes")
+        else:
+            same = equal_share(base, nodes)
+            yield Row(f"identical@{setting.name}", same, "fraction", repeats=count)
         preempted = float(result.trace.steps["preempted"].sum())
         yield Row(f"preemptions@{setting.name}", preempted, "requests")
 
@@ -162,7 +167,7 @@ def search(setting: Setting, workload: Workload, room: Room, seed: int) -> Searc
 
 def equal_share(first: pd.DataFrame, other: pd.DataFrame) -> float:
     """Nodes with the same id, tokens and score, over all nodes of both trees."""
-    together = first.join(other, rsuffix="_other", how="outer")
+    together = first.join(other.add_suffix("_other"), how="outer")
     same_tokens = [
         a == b for a, b in zip(_tuples(together["token_ids"]), _tuples(together["token_ids_other"]))
     ]

@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from workbench.bench.record import Row
+from workbench.bench.rows import interval_row
 from workbench.bench.workload import Workload
 from workbench.engine.engine import Engine
+from workbench.experiments.statistics import bootstrap_ratio
 from workbench.search.result import SearchResult
 
 KV_MEMORY = "2GiB"  # of each engine
@@ -32,7 +34,9 @@ def rows(workload: Workload, seed: int = 0) -> Iterator[Row]:
     computed, without = ours.prm_tokens["computed"], other.prm_tokens["computed"]
     saved = without / computed
     yield Row(f"prm_tokens_{name}", computed, "tokens", WITHOUT, without, saved, repeats=1)
-    yield Row(f"prm_tokens_saved_{name}", saved, "x", repeats=1)
+    dear, cheap = (result.problems["prm_tokens_computed"] for result in (other, ours))
+    found = bootstrap_ratio(dear, cheap, ours.problems["problem_id"].tolist())
+    yield interval_row(f"prm_tokens_saved_{name}", found, "x", 1)
 
 
 def _row(name: str, ours: float, other: float, unit: str) -> Row:

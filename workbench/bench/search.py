@@ -1,10 +1,10 @@
 """What search is worth on the embedded pair, and what the caches save.
 
 Every seed runs three searches over the same problems: beam search, beam search whose scores are
-dealt out at random, and 16 samples (pass@1 and majority vote). Gains are paired by problem; their
-intervals draw problems. The first problems are searched once more without PRM cache and score
-cache, for the tokens that both save. A generator of true size is real_search.py's. What it does not
-do: choose settings; they are the study's.
+dealt out at random, and 16 samples (pass@1 and majority vote). Gains are paired by problem; all
+intervals draw problems, each with all its seeds. The first problems are searched once more, with
+seed 0, without PRM cache and score cache, for the tokens that both save. A generator of true size
+is real_search.py's. What it does not do: choose settings; they are the study's.
 """
 
 from __future__ import annotations
@@ -14,16 +14,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike
 from tqdm.auto import tqdm
 
 from workbench.bench import real_search
 from workbench.bench.record import Row
-from workbench.bench.rows import interval_row, plain_row
+from workbench.bench.rows import interval_row
 from workbench.bench.workload import Workload, is_tiny, real_workload, reward_model
 from workbench.engine.engine import Engine
-from workbench.experiments.statistics import bootstrap_mean
+from workbench.experiments.run import with_wall_part
+from workbench.experiments.statistics import bootstrap_mean, bootstrap_ratio
 from workbench.search.beam import BeamSearch
 from workbench.search.best_of_n import BestOfN
+from workbench.search.given import require_whole
 from workbench.search.prm import PRM
 from workbench.search.problems import Problem, load_problems
 from workbench.search.result import SearchResult
@@ -84,7 +88,9 @@ def mode_of(settings: dict[str, Any]) -> dict[str, Any]:
     """What the record says of a run with these settings."""
     llm, prm = settings["llm"], reward_model(settings["llm"], settings["prm"])
     if is_tiny(llm):
-        return MODE | {"prm": prm}
+        limit, seeds = PROFILES[settings["profile"]]
+        sizes = {"problems": limit, "uncached_problems": min(limit, UNCACHED_PROBLEMS)}
+        return MODE | sizes | {"prm": prm, "seeds": settings["seeds"] or seeds}
     sizes = Workload(llm, prm, ()).mode
     return {"batch_invariant": True, "kv_memory": real_search.KV_MEMORY} | sizes
 
@@ -109,7 +115,8 @@ def run(
 
 def _tiny_rows(profile: str, llm: str, prm: str, seeds: int | None) -> Iterator[Row]:
     limit, all_seeds = PROFILES[profile]
-    seeds = seeds or all_seeds
+    seeds = all_seeds if seeds is None else seeds
+    require_whole(1, seeds=seeds)
     problems = load_problems("tiny", limit=limit)
     pair = Pair(llm, prm)
     pair.beam(problems[:2], seed=10_000)  # warm-up: compiled kernels, allocators
@@ -130,26 +137,34 @@ def _tiny_rows(profile: str, llm: str, prm: str, seeds: int | None) -> Iterator[
 
 def _saved(pair: Pair, problems: list[Problem]) -> Row:
     """PRM tokens computed without caches, over those computed with them, for the same searches."""
-    with_caches = pair.beam(problems, seed=0).prm_tokens["computed"]
-    without = pair.beam_without_caches(problems, seed=0).prm_tokens["computed"]
-    return Row("prm_tokens_saved", without / with_caches, "x", repeats=1)
+    computed = "prm_tokens_computed"
+    with_caches = pair.beam(problems, seed=0).problems
+    without = pair.beam_without_caches(problems, seed=0).problems
+    problem_ids = with_caches["problem_id"].tolist()
+    found = bootstrap_ratio(without[computed], with_caches[computed], problem_ids)
+    return interval_row("prm_tokens_saved", found, "x", 1)
 
 
 def _rows(evidence: Evidence, beams: list[SearchResult], seeds: int) -> Iterator[Row]:
-    speeds = [result.throughput for result in beams]
-    yield plain_row(
-        "problems_per_min", [speed.problems_per_min for speed in speeds], "problems/min"
-    )
-    yield plain_row("tokens_per_s", [speed.tokens_per_s for speed in speeds], "tokens/s")
+    done = pd.concat([with_wall_part(result) for result in beams])
+    minutes = done["wall_part_s"] / 60
+    yield _rate("problems_per_min", np.ones(len(done)), minutes, done, "problems/min", seeds)
+    yield _rate("tokens_per_s", done["tokens"], done["wall_part_s"], done, "tokens/s", seeds)
     yield evidence.row("accuracy", None, seeds)
     pass_1 = bootstrap_mean(evidence.pass_1, evidence.problem_ids)
     yield interval_row("pass_at_1", pass_1, "fraction", seeds)
     yield evidence.row("accuracy_gain", evidence.pass_1, seeds)
     yield evidence.row("gain_over_majority", evidence.majority, seeds)
     yield evidence.row("gain_over_shuffled", evidence.shuffled, seeds)
-    counts = [result.prm_tokens for result in beams]
-    over = [count["computed"] / count["distinct"] for count in counts]
-    yield plain_row("prm_over_ideal", over, "x")
+    tokens = done["prm_tokens_computed"], done["prm_tokens_distinct"]
+    yield _rate("prm_over_ideal", *tokens, done, "x", seeds)
+
+
+def _rate(
+    name: str, amount: ArrayLike, of: ArrayLike, done: pd.DataFrame, unit: str, seeds: int
+) -> Row:
+    """Sum over sum, problems drawn; the wall time of a run is divided among its problems."""
+    return interval_row(name, bootstrap_ratio(amount, of, done["problem_id"].tolist()), unit, seeds)
 
 
 def _add(
