@@ -210,8 +210,9 @@ def no_notebooks(monkeypatch, tmp_path):
 
     remember("run_sweep", Swept())
     remember("run_notebooks", [tmp_path / "02.ipynb"])
-    for name in ("claims_of", "rung", "face"):
+    for name in ("claims_of", "rung", "sweep_face"):
         remember(name, name)
+    remember("figures_home", tmp_path / "figures")
     remember("write_report", tmp_path / "index.html")
     remember("replot", [])
     monkeypatch.chdir(ROOT)

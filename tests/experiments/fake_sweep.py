@@ -24,6 +24,18 @@ class FakeSweep:
     def runs(self):
         return pd.DataFrame([run["row"] for run in self._runs])
 
+    @property
+    def all_runs(self):
+        """The measured runs and a sentinel at 0.3 whose three repetitions differ by 2 %."""
+        sentinel = _run(0.3, self.config.seeds[0])["row"] | {"role": "sentinel"}
+        repeated = [
+            sentinel
+            | {"run_id": f"sentinel-{k}", "wall_s": factor * sentinel["wall_s"]}
+            | {"tokens_per_s": sentinel["tokens_per_s"] / factor}
+            for k, factor in enumerate((0.99, 1.0, 1.01))
+        ]
+        return pd.concat([self.runs, pd.DataFrame(repeated)], ignore_index=True)
+
     def table(self, name, llm_share=None, seed=None):
         wanted = [
             run
@@ -55,6 +67,10 @@ def _run(share, seed):
     sizes = {"llm": round(TOTAL * share), "prm": TOTAL - round(TOTAL * share)}
     row = {
         "run_id": f"split-{share}-{seed}",
+        "name": f"split-{share}-{seed}",
+        "status": "finished",
+        "role": "measure",
+        "written_at": "2026-01-01",
         "llm_share": share,
         "seed": seed,
         "profile": "quick",
@@ -76,6 +92,12 @@ def _run(share, seed):
         "tokens_per_s": 400 / wall(share),
         "llm_busy_s": busy["llm"],
         "prm_busy_s": busy["prm"],
+        "llm_prefill_tokens": 320,
+        "llm_decode_tokens": 640,
+        "llm_steps": 40,
+        "prm_prefill_tokens": 2400 + round(1000 * share),  # no two shares' work is equal
+        "prm_decode_tokens": 0,
+        "prm_steps": 40,
         "llm_hit_rate": 0.9,
         "prm_hit_rate": 0.95,
         "llm_preempted": 3 if share < 0.1 else 0,

@@ -11,6 +11,7 @@ from workbench.experiments.claims import Claim
 from workbench.experiments.report import FIGURE, write_report
 from workbench.plots import prefix_hits
 
+FACE = "measured tiny\non a CPU"
 CLAIMS = [
     Claim("C5", "Hit rates are <high>", "depends on", "81 % [79, 83]", "prefix_hits"),
     Claim("C6", "Thrashing is rare", "fails", "176 per 1,000", "thrashing"),
@@ -29,7 +30,7 @@ def reports(tmp_path):
     folder = tmp_path / "notebooks" / "quick"
     folder.mkdir(parents=True)
     nbformat.write(notebook, folder / "05_prefix_cache.ipynb")
-    write_report([folder / "05_prefix_cache.ipynb"], CLAIMS, "measured tiny\non a CPU", tmp_path)
+    write_report([folder / "05_prefix_cache.ipynb"], CLAIMS, FACE, tmp_path, tmp_path / "figures")
     return tmp_path
 
 
@@ -44,6 +45,7 @@ def test_the_index_links_the_notebooks_and_judges_the_claims(reports):
     assert 'href="notebooks/quick/05_prefix_cache.html"' in index
     assert "Hit rates are &lt;high&gt;" in index
     assert "class='verdict depends'>depends on" in index
+    assert 'href="figures/thrashing.html"' in index, "where this profile's figures lie"
     assert "measured tiny<br>on a CPU" in index
 
 

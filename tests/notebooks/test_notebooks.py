@@ -19,7 +19,6 @@ TINY = {
     "n": 4,
     "max_depth": 3,
     "llm_share": 0.3,
-    "strict": False,
     "grid_seqs": [4, 16],
     "grid_tokens": [8, 128],
     "compared_seqs": [4],

@@ -93,6 +93,27 @@ def test_memory_split_draws_values_intervals_and_the_peak_as_a_band():
     assert (band.x0, band.x1) == pytest.approx((0.2, 0.4), abs=0.01)
 
 
+@pytest.mark.parametrize("name", ["memory_split", "thrashing"])
+def test_notes_stand_in_the_legend_and_cover_no_data(name):
+    """A note on the panel ran over the bars at the highest share and beyond the panel's edge."""
+    fig = drawn(name)
+    notes = {"memory_split": "peak 0.30 (95 %: 0.20 to 0.40)", "thrashing": "open markers: 0"}
+    assert trace(fig, notes[name]).x == (None,)
+    assert {a.name for a in fig.layout.annotations} == {theme.FACE}
+
+
+def test_the_font_that_the_set_up_brings_comes_first():
+    setup = (Path(__file__).parents[2] / ".ci" / "setup").read_text()
+    assert "fonts-dejavu-core" in setup
+    for name in FIGURES:
+        assert drawn(name).layout.template.layout.font.family.startswith("DejaVu Sans,")
+
+
+def test_captions_name_what_their_intervals_draw_anew():
+    assert "twentieths of the runs" in drawn("thrashing").layout.meta["caption"]
+    assert "noise between runs of equal work" in drawn("memory_split").layout.meta["caption"]
+
+
 def test_an_interval_without_bounds_is_not_drawn():
     rows = synthetic.hit_rows().assign(low=-np.inf, high=np.inf)
     assert pd.isna(plots.prefix_hits(rows).data[0].error_y.array).all()

@@ -12,14 +12,20 @@ from typing import Any
 
 from rich.console import Console
 
-from workbench.cli.settings import expectation, key_values, print_preview, terminal
+from workbench.cli.settings import (
+    expectation,
+    key_values,
+    print_preview,
+    print_unfinished,
+    terminal,
+)
 from workbench.config import SweepConfig
-from workbench.errors import RunStoreError
+from workbench.errors import ConfigError, RunStoreError
 from workbench.experiments.batch_plan import BatchGrid
 from workbench.experiments.batch_study import GRID_PARAMETERS, batch_grid, left_to_do
 from workbench.experiments.claims import claims_of
 from workbench.experiments.export import replot
-from workbench.experiments.face import face, rung
+from workbench.experiments.face import rung, sweep_face
 from workbench.experiments.health import remarks
 from workbench.experiments.notebooks import (
     known_parameters,
@@ -31,6 +37,7 @@ from workbench.experiments.paths import project_root
 from workbench.experiments.preview import preview
 from workbench.experiments.profiles import sweep_config
 from workbench.experiments.report import write_report
+from workbench.experiments.study import figures_home, profile_figures
 from workbench.experiments.sweep import Sweep, run_sweep
 from workbench.plots import FIGURES
 
@@ -38,19 +45,31 @@ BATCHING = "04_batching"  # the notebook with runs beside the sweep's
 
 
 def run(given: argparse.Namespace) -> int:
-    """One of three: redraw, look, or do it all."""
+    """One of three: redraw, look, or do it all. Exit status 1 when a run failed."""
     console, parameters = terminal(), key_values(given.parameter, "-p")
     if given.replot:
-        for saved in replot(project_root() / "figures", FIGURES, given.names or None):
-            console.print(repr(saved))
-        return 0
+        return _redraw(given, parameters, console)
+    check_names(given.names or None, parameters)
     config = sweep_config(given.profile, **sweep_settings(parameters))
     if given.dry_run:
-        print_preview(config, given.runs_dir)
+        print_preview(config, given.runs_dir, given.retry_failed)
         if BATCHING in [file.stem for file in notebook_files(given.names or None)]:
             console.print(left_to_do(config, _grid(given.profile, parameters), given.runs_dir))
         return 0
     return _everything(given, config, parameters, console)
+
+
+def _redraw(given: argparse.Namespace, parameters: dict[str, Any], console: Console) -> int:
+    """Figures from their stored rows: those of the profile, or of the parameter figures_folder."""
+    folder = _folder(parameters.pop("figures_folder", None), profile_figures(given.profile))
+    if parameters:
+        raise ConfigError(
+            f"--replot draws stored rows and takes no -p {', '.join(parameters)}; allowed: "
+            "-p figures_folder=DIR. Leave it out, or leave --replot out to measure."
+        )
+    for saved in replot(folder, FIGURES, given.names or None):
+        console.print(repr(saved))
+    return 0
 
 
 def _everything(
@@ -60,16 +79,31 @@ def _everything(
     names = given.names or None
     if given.runs_dir:
         parameters = parameters | {"runs_dir": str(Path(given.runs_dir).resolve())}
-    check_names(names, parameters)
-    sweep = _sweep(config, given.runs_dir, console) if _reads_sweep(names) else None
+    sweep = _sweep(config, given, console) if _reads_sweep(names) else None
     executed = run_notebooks(names, given.profile, parameters, given.out)
-    if sweep is not None:
-        claims, reports = claims_of(sweep, rung(sweep.runs)), project_root() / "reports"
-        index = write_report(executed, claims, face(sweep.runs), reports)
-        for remark in remarks(sweep.all_runs):
-            console.print(remark, style="yellow")
-        console.print(f"figures: {project_root() / 'figures'}\nreport:  {index}")
-    return 0
+    return 0 if sweep is None else _report(sweep, executed, parameters, console)
+
+
+def _report(
+    sweep: Sweep, executed: list[Path], parameters: dict[str, Any], console: Console
+) -> int:
+    """The first page, and on the terminal what a reader of the figures must know."""
+    figures = _folder(parameters.get("figures_folder"), figures_home(sweep))
+    claims = claims_of(sweep, rung(sweep.runs))
+    reports = project_root() / "reports"
+    index = write_report(executed, claims, sweep_face(sweep), reports, figures)
+    failed = print_unfinished(sweep.all_runs, console)
+    for remark in remarks(sweep.all_runs):
+        console.print(remark, style="yellow")
+    console.print(f"figures: {figures}\nreport:  {index}")
+    if failed:
+        console.print("`workbench figures --retry-failed` repeats what failed.", style="yellow")
+    return int(failed)
+
+
+def _folder(given: str | None, own: Path) -> Path:
+    """Where figures lie; what is given counts from the project's root, as in a notebook."""
+    return project_root() / given if given else own
 
 
 def _grid(profile: str, parameters: dict[str, Any]) -> BatchGrid:
@@ -78,11 +112,11 @@ def _grid(profile: str, parameters: dict[str, Any]) -> BatchGrid:
     return batch_grid(profile, **fields_)
 
 
-def _sweep(config: SweepConfig, runs_dir: str | None, console: Console) -> Sweep:
-    found = preview(config, runs_dir)
+def _sweep(config: SweepConfig, given: argparse.Namespace, console: Console) -> Sweep:
+    found = preview(config, given.runs_dir, retry_failed=given.retry_failed)
     if found.num_to_run:
         console.print(expectation(found))
-    sweep = run_sweep(config, runs_dir)
+    sweep = run_sweep(config, given.runs_dir, retry_failed=given.retry_failed)
     if sweep.runs.empty:
         reasons = "; ".join(sweep.all_runs["error"].dropna().astype(str).unique())
         raise RunStoreError(f"No run of the sweep finished: {reasons}. There is nothing to draw.")

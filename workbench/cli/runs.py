@@ -50,7 +50,8 @@ def listing(given: argparse.Namespace, store: RunStore, console: Console) -> int
 def show(given: argparse.Namespace, store: RunStore, console: Console) -> int:
     """Every column of one run's row."""
     row = read_run(find(given.run, store))
-    console.print(table(("column", "value"), [(name, _cell(row[name])) for name in row]))
+    cells = [(name, _cell(row[name])) for name in row]
+    console.print(table(("column", "value"), cells, fold=True))
     return 0
 
 

@@ -9,13 +9,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+import pandas as pd
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 
 from workbench.config import SweepConfig, format_size
 from workbench.errors import ConfigError
+from workbench.experiments.health import unfinished
 from workbench.experiments.preview import Preview, preview
 from workbench.experiments.profiles import sweep_config
+from workbench.experiments.record import FAILED
 
 OPTIONS = ("shares", "seeds", "num_problems", "total_memory")
 
@@ -74,6 +77,15 @@ def _preview_row(row: Mapping[Any, Any]) -> list[str]:
     ]
 
 
+def print_unfinished(runs: pd.DataFrame, console: Console) -> bool:
+    """A line for each run that failed, does not fit or cannot be read; whether any failed."""
+    bad = unfinished(runs).to_dict("records")
+    for row in bad:
+        reason = "no reason was kept" if pd.isna(row["error"]) else row["error"]
+        console.print(f"{row['status']}: {row['run_id']}: {reason}", style="yellow", markup=False)
+    return any(row["status"] == FAILED for row in bad)
+
+
 def expectation(found: Preview) -> str:
     """How many runs are left and how long they take, in one sentence."""
     source = "from this machine's runs" if found.measured_before else "rough: none finished here"
@@ -87,11 +99,16 @@ def terminal() -> Console:
     return console if console.is_terminal else Console(width=200, highlight=False)
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A plain table; all but the first column to the right."""
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, fold: bool = False) -> Table:
+    """A plain table; all but the first column to the right.
+
+    fold: texts too long for the last column go on in its next line, to the left.
+    """
     drawn = Table(box=None, pad_edge=False, header_style="bold")
     for place, heading in enumerate(headings):
-        drawn.add_column(heading, justify="right" if place else "left", no_wrap=True)
+        folds = fold and place == len(headings) - 1
+        side: JustifyMethod = "right" if place and not folds else "left"
+        drawn.add_column(heading, justify=side, no_wrap=not folds, overflow="fold")
     for row in rows:
         drawn.add_row(*row)
     return drawn

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-import pandas as pd
-
-from workbench.cli.settings import print_preview, sweep_of, table, terminal
+from workbench.cli.settings import print_preview, print_unfinished, sweep_of, table, terminal
 from workbench.experiments.health import remarks
 from workbench.experiments.sweep import Sweep, run_sweep
 
@@ -42,13 +39,7 @@ def show(sweep: Sweep) -> int:
     columns = [name for name in SHOWN if name in done]
     rows = [[SHOWN[name].format(row[name]) for name in columns] for row in done.to_dict("records")]
     console.print(table([name.replace("_", " ") for name in columns], rows))
-    bad = every[every["status"] != "finished"]
-    for row in bad.to_dict("records"):
-        console.print(f"{row['status']}: {row['run_id']}: {_reason(row['error'])}", style="yellow")
+    failed = print_unfinished(every, console)
     for remark in remarks(every):
         console.print(remark, style="yellow")
-    return int((bad["status"] == "failed").any())
-
-
-def _reason(error: Any) -> str:
-    return "no reason was kept" if pd.isna(error) else str(error)
+    return int(failed)

@@ -24,7 +24,7 @@ from workbench.experiments.batch_plan import (
     accepted,
     batch_cells,
 )
-from workbench.experiments.face import face
+from workbench.experiments.face import face, sweep_face
 from workbench.experiments.identity import identify
 from workbench.experiments.paths import runs_folder
 from workbench.experiments.plan import RunSpec
@@ -199,6 +199,6 @@ def balance_face(sweep: Sweep, study: BatchStudy) -> str:
     """What stands on the balance figure: the sweep above, the recorded search below."""
     problems = f"{study.grid.num_problems} problem{'' if study.grid.num_problems == 1 else 's'}"
     return (
-        f"{face(sweep.runs)}\nWaste: requests of one search of {problems} at an LLM share of "
+        f"{sweep_face(sweep)}\nWaste: requests of one search of {problems} at an LLM share of "
         f"{study.grid.llm_share:g}."
     )

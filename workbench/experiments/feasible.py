@@ -57,14 +57,17 @@ class Feasibility:
 
     @property
     def fits(self) -> bool:
+        """Whether neither model lacks anything."""
         return not (self.llm_lacks or self.prm_lacks)
 
     @property
     def llm_lacks(self) -> int:
+        """Bytes the LLM lacks."""
         return self.llm.lacks(self.llm_bytes)
 
     @property
     def prm_lacks(self) -> int:
+        """Bytes the PRM lacks."""
         return self.prm.lacks(self.prm_bytes)
 
     @property
@@ -93,6 +96,7 @@ class FeasibleShares:
 
     @property
     def is_empty(self) -> bool:
+        """Whether no share leaves room for both."""
         return self.low > self.high
 
     def at(self, llm_share: float) -> Feasibility:

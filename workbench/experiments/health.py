@@ -34,6 +34,11 @@ def sentinel_drift(runs: pd.DataFrame) -> pd.DataFrame:
     ]
 
 
+def unfinished(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs that no figure draws: failed, infeasible or unreadable ones, each with its error."""
+    return runs[runs["status"] != FINISHED] if len(runs) else runs
+
+
 def remarks(runs: pd.DataFrame) -> Iterator[str]:
     """What a reader of these runs must know: mixed machines or versions, other code, drift."""
     done = runs[runs["status"] == FINISHED] if len(runs) else runs

@@ -43,6 +43,7 @@ class Preview:
 
     @property
     def num_to_run(self) -> int:
+        """Runs that are still to be done."""
         return int((self.runs["status"] == TO_RUN).sum())
 
 
@@ -60,6 +61,8 @@ def preview(
         config.total_memory,
         block_size=config.block_size,
         max_model_len=config.max_model_len,
+        dtype=config.dtype,
+        activations=None if config.activations_in_total else (0, 0),
     )
     return Preview(pd.DataFrame(rows), ends, seconds is not None)
 

@@ -6,10 +6,12 @@ overridden. What it does not do: say which figures are drawn from it.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from workbench.config import SweepConfig
 from workbench.errors import ConfigError, nearest
+from workbench.experiments.plan import HOW_IT_IS_CARRIED_OUT
 
 EVERY_SHARE = (0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
 
@@ -67,3 +69,20 @@ def sweep_config(profile: str = "default", **overrides: Any) -> SweepConfig:
             f"Profiles: {', '.join(known)}."
         )
     return SweepConfig.from_dict(PROFILES[profile] | {"profile": profile} | overrides)
+
+
+def promises_scarcity(config: SweepConfig) -> bool:
+    """Whether both models must run out of blocks at their ends of the axis: 0.08 and 0.5.
+
+    True of the default profile's models, memory and search with at least as many problems, both
+    ends among the shares. Smaller sweeps fill too few blocks; other models have other sizes.
+    """
+    usual = sweep_config("default")
+    free = {"num_problems", "seeds", "shares"} | HOW_IT_IS_CARRIED_OUT
+    same = all(
+        getattr(config, field.name) == getattr(usual, field.name)
+        for field in fields(SweepConfig)
+        if field.name not in free
+    )
+    ends = {min(usual.shares), max(usual.shares)} <= set(config.shares)
+    return same and ends and config.num_problems >= usual.num_problems

@@ -7,6 +7,7 @@ sentence of text. What it does not do: run notebooks or judge claims.
 from __future__ import annotations
 
 import html
+import os
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -29,11 +30,14 @@ th, td { text-align: left; padding: .3em .8em; vertical-align: top; }
 
 
 def write_report(
-    executed: Sequence[Path], claims: Sequence[Claim], face: str, reports: Path
+    executed: Sequence[Path], claims: Sequence[Claim], face: str, reports: Path, figures: Path
 ) -> Path:
-    """Pages beside the executed notebooks and `reports`/index.html; answers the index."""
+    """Pages beside the executed notebooks and `reports`/index.html; answers the index.
+
+    figures: the folder that the claims' figures were written to.
+    """
     pages = [write_page(notebook) for notebook in executed]
-    content = index_page(pages, claims, face, reports)
+    content = index_page(pages, claims, face, reports, figures)
     write_together(reports, {"index.html": content.encode()})
     return reports / "index.html"
 
@@ -72,7 +76,9 @@ def drawing(figure: dict[str, Any], name: str) -> str:
     return f'<figure aria-label="{caption}">{inner}<figcaption>{caption}</figcaption></figure>'
 
 
-def index_page(pages: Sequence[Path], claims: Sequence[Claim], face: str, reports: Path) -> str:
+def index_page(
+    pages: Sequence[Path], claims: Sequence[Claim], face: str, reports: Path, figures: Path
+) -> str:
     """The first page: the claims with their verdicts, then the notebooks."""
     links = "\n".join(
         f'<li><a href="{_link(page, reports)}">{page.stem}</a></li>' for page in pages
@@ -86,7 +92,7 @@ def index_page(pages: Sequence[Path], claims: Sequence[Claim], face: str, report
 <h1>How should two models that search together share one memory?</h1>
 <p>{measured}</p>
 <h2>Claims</h2>
-{claims_html(claims)}
+{claims_html(claims, _link(figures, reports))}
 <h2>Notebooks</h2>
 <ul>
 {links}
@@ -97,17 +103,18 @@ def index_page(pages: Sequence[Path], claims: Sequence[Claim], face: str, report
 """
 
 
-def claims_html(claims: Sequence[Claim]) -> str:
-    """The claims as a table."""
+def claims_html(claims: Sequence[Claim], figures: str) -> str:
+    """The claims as a table. figures: where their figures lie, seen from the page."""
     head = "".join(
         f"<th scope='col'>{t}</th>" for t in ("", "claim", "verdict", "number", "figure", "rung")
     )
-    return f"<table>\n<tr>{head}</tr>\n" + "\n".join(map(_claim_row, claims)) + "\n</table>"
+    rows = "\n".join(_claim_row(claim, figures) for claim in claims)
+    return f"<table>\n<tr>{head}</tr>\n{rows}\n</table>"
 
 
-def _claim_row(claim: Claim) -> str:
+def _claim_row(claim: Claim, figures: str) -> str:
     cells = [html.escape(text) for text in (claim.text, claim.number, claim.rung)]
-    figure = f'<a href="../figures/{claim.figure}.html">{claim.figure}</a>'
+    figure = f'<a href="{figures}/{claim.figure}.html">{claim.figure}</a>'
     kind = claim.verdict.split()[0]
     return (
         f"<tr><th scope='row'>{claim.key}</th><td>{cells[0]}</td>"
@@ -117,5 +124,4 @@ def _claim_row(claim: Claim) -> str:
 
 
 def _link(page: Path, reports: Path) -> str:
-    inside = page.is_relative_to(reports)
-    return html.escape((page.relative_to(reports) if inside else page.resolve()).as_posix())
+    return html.escape(Path(os.path.relpath(page, reports)).as_posix())

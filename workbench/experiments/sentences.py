@@ -10,6 +10,7 @@ import pandas as pd
 
 from workbench.experiments.claims import DEPENDS, Claim
 from workbench.experiments.lost_time import AGAIN, accounted
+from workbench.experiments.noise import Noise
 
 MODELS = {"llm": "LLM", "prm": "PRM"}
 
@@ -17,25 +18,26 @@ MODELS = {"llm": "LLM", "prm": "PRM"}
 def peak_sentence(rows: pd.DataFrame) -> str:
     """Where throughput peaks, how sure that is, what the ends cost. Rows of memory_split."""
     rate = rows[rows["metric"] == "tokens_per_s"].set_index("llm_share")["value"].sort_index()
-    peak = rows[rows["metric"] == "peak_share"].iloc[0]
-    best, low, high = rate.max(), rate.index[0], rate.index[-1]
+    peak, same = (rows[rows["metric"] == m].iloc[0] for m in ("peak_share", "same_work"))
+    best, low, high = rate[peak["value"]], rate.index[0], rate.index[-1]
+    plateau = (
+        f" From {same['low']:.2f} to {same['high']:.2f} both models do exactly the same work, so "
+        "what rates differ by between these shares is the machine's noise."
+    )
     return (
         f"Throughput is highest at an LLM share of **{peak['value']:.2f}** (95 %: "
         f"{peak['low']:.2f} to {peak['high']:.2f}) with **{best:,.0f}** generated tokens/s; at "
         f"{low:.2f} it is {_change(rate[low], best)} and at {high:.2f} {_change(rate[high], best)}."
+        f"{plateau if same['low'] < same['high'] else ''}"
     )
 
 
-def drift_sentence(runs: pd.DataFrame) -> str:
-    """How far the repeated setting moved: what a difference must exceed. Rows of all runs."""
-    rates = runs.loc[runs["role"] == "sentinel", "tokens_per_s"].dropna()
-    if len(rates) < 2:
-        return "This sweep is too short for a repeated setting: timing noise shows between seeds."
-    spread = (rates.max() - rates.min()) / rates.mean()
-    return (
-        f"One setting was repeated {len(rates)} times between the others; its throughput moved by "
-        f"**{spread:.1%}**, which is this machine's own noise over the sweep."
-    )
+def noise_sentence(noise: Noise) -> str:
+    """What a difference in time must exceed to be the share's doing."""
+    text = str(noise)
+    if not noise.is_known:
+        return f"{text[0].upper()}{text[1:]}: with fewer than three seeds no difference is certain."
+    return f"**{text}**: a difference between shares must exceed that, and intervals contain it."
 
 
 def busy_sentence(rows: pd.DataFrame) -> str:
@@ -61,6 +63,22 @@ def blocks_sentence(rows: pd.DataFrame) -> str:
         f"It takes {allocated:,} blocks; **{evicted:,}** of them evict a cached one, and "
         f"**{again:,}** tokens are computed again because their block was evicted."
     )
+
+
+def starvation_sentence(rows: pd.DataFrame) -> str:
+    """What the ends of the axis lack, and what they did not show. Rows of starvation_rows."""
+    seen, not_seen = rows[rows["seen"]], rows[~rows["seen"]]
+    texts = [
+        f"**{row['count']:,}** {row['what']} ({MODELS[row['engine']]} at {row['llm_share']:.2f})"
+        for row in seen.to_dict("records")
+    ]
+    found = f"The ends of the axis show {', '.join(texts)}." if texts else ""
+    lacking = [
+        f"{row['what']} ({MODELS[row['engine']]} at {row['llm_share']:.2f})"
+        for row in not_seen.to_dict("records")
+    ]
+    none = "Not seen in a sweep of this size: " + ", ".join(lacking) + "." if lacking else ""
+    return f"{found} {none}".strip()
 
 
 def hits_sentence(rows: pd.DataFrame) -> str:
@@ -99,8 +117,8 @@ def lost_sentence(rows: pd.DataFrame) -> str:
         f"From the fastest share ({walls.index[best]:.2f}) to the highest "
         f"({walls.index[worst]:.2f}) a search takes {extra:+.2f} s "
         f"({extra / walls.iloc[best]:+.1%}); computing evicted tokens again accounts for "
-        f"{evicted:+.2f} s of that (**{evicted / extra:.0%}**), all recomputation for {again:+.2f} "
-        "s."
+        f"**{evicted:+.2f} s**, all recomputation for {again:+.2f} s; the rest is other work and "
+        "the machine's noise."
     )
 
 

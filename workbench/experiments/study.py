@@ -13,6 +13,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from workbench.config import SweepConfig
+from workbench.experiments.batch_plan import batch_cells
 from workbench.experiments.batch_study import BatchStudy, batch_grid, run_batches
 from workbench.experiments.export import SavedFigure, save_figure
 from workbench.experiments.face import measured
@@ -47,6 +48,32 @@ def study_batches(
     return run_batches(config, batch_grid(profile, **(grid or {})), runs_dir)
 
 
+def figures_home(study: Sweep | BatchStudy) -> Path:
+    """Where figures of a sweep are kept: figures/ never mixes profiles or parameters.
+
+    It holds the default profile as it stands; another has build/figures/PROFILE, and one with
+    settings of its own build/figures/PROFILE-changed, which version control ignores.
+    """
+    profile = study.config.profile
+    return profile_figures(profile if _is_its_profile(study) else f"{profile}-changed")
+
+
+def profile_figures(name: str) -> Path:
+    """The folder of a profile's figures."""
+    if name == "default":
+        return project_root() / "figures"
+    return project_root() / "build" / "figures" / name
+
+
+def _is_its_profile(study: Sweep | BatchStudy) -> bool:
+    """Whether a study is its profile's own, no setting overridden."""
+    own = sweep_config(study.config.profile)
+    if isinstance(study, BatchStudy):
+        grid = batch_grid(study.config.profile)
+        return study.grid == grid and study.config == batch_cells(own, grid)[0].config
+    return study.config == own
+
+
 def keep_figure(
     fig: go.Figure,
     rows: pd.DataFrame,
@@ -54,7 +81,7 @@ def keep_figure(
     sweep: Sweep | BatchStudy,
     folder: str | Path | None = None,
 ) -> SavedFigure:
-    """Save a figure of the sweep in `folder` (default: the project's figures/)."""
-    place = Path(folder) if folder else project_root() / "figures"
+    """Save a figure of the sweep in `folder` (default: figures_home)."""
+    place = Path(folder) if folder else figures_home(sweep)
     parameters = sweep.config.to_dict()
     return save_figure(fig, rows, name, place, parameters, measured=measured(sweep.runs))

@@ -2,7 +2,7 @@
 
 Many problems are in flight at once, so none has a wall time of its own; the runs give each the part
 that its time in flight is of all problems' (wall_part_s), and intervals come from drawing problems
-anew. What it does not do: draw, or run anything.
+anew, those of rates also from the machine's noise. What it does not do: draw, or run anything.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import numpy as np
 import pandas as pd
 
 from workbench.errors import RunStoreError
-from workbench.experiments.peak import draw_rates
+from workbench.experiments.noise import noise_of
+from workbench.experiments.peak import Rates, draw_rates
 from workbench.experiments.statistics import Interval, bootstrap_ratio, proportion_upper_bound
 
 ENGINES = ("llm", "prm")
@@ -27,6 +28,9 @@ class Tables(Protocol):
     @property
     def runs(self) -> pd.DataFrame: ...
 
+    @property
+    def all_runs(self) -> pd.DataFrame: ...
+
     def table(
         self, name: str, llm_share: float | None = None, seed: int | None = None
     ) -> pd.DataFrame: ...
@@ -39,33 +43,46 @@ def rooms(sweep: Tables) -> pd.DataFrame:
 
 
 def memory_split_rows(sweep: Tables) -> pd.DataFrame:
-    """Rows of plots.memory_split: four rates a share, and the peak's share with its interval."""
-    shared = problem_seconds(sweep)
-    rates = {
+    """Rows of plots.memory_split: four rates a share, and the peak's share with its interval.
+
+    The row same_work is the range of shares that do the same work as the peak's.
+    """
+    columns = {
         "tokens_per_s": ("tokens", "wall_part_s"),
         "problems_per_min": ("sixty", "wall_part_s"),
         "llm_tokens_per_busy_s": ("tokens", "llm_busy_part_s"),
         "prm_tokens_per_busy_s": ("prm_tokens", "prm_busy_part_s"),
     }
+    rates = {metric: rates_of(sweep, *both) for metric, both in columns.items()}
     parts = [
-        {"llm_share": share, "metric": metric, **interval_cells(problem_ratio(rows, top, bottom))}
-        for share, rows in shared.groupby("llm_share")
-        for metric, (top, bottom) in rates.items()
+        {"llm_share": share, "metric": metric, **interval_cells(found.at(share))}
+        for metric, found in rates.items()
+        for share in found.shares
     ]
-    peak = draw_rates(shared, "tokens", "wall_part_s").peak
-    parts.append({"llm_share": peak.estimate, "metric": "peak_share", **interval_cells(peak)})
+    peak = rates["tokens_per_s"].peak
+    low, high = rates["tokens_per_s"].plateau(peak.estimate)
+    at = {"llm_share": peak.estimate}
+    parts.append(at | {"metric": "peak_share", **interval_cells(peak)})
+    parts.append(at | {"metric": "same_work", "value": peak.estimate, "low": low, "high": high})
     return with_rooms(parts, sweep)
 
 
+def rates_of(sweep: Tables, top: str = "tokens", bottom: str = "wall_part_s") -> Rates:
+    """Rates of two columns of problem_seconds over the split, drawn with the sweep's noise."""
+    noise = noise_of(sweep.all_runs)
+    return draw_rates(problem_seconds(sweep), top, bottom, noise=noise, runs=sweep.runs)
+
+
 def problem_seconds(sweep: Tables) -> pd.DataFrame:
-    """One row a run and problem: tokens, and its parts of wall and busy seconds.
+    """One row a run and problem: seed, tokens, and its parts of wall and busy seconds.
 
     prm_tokens: prompt tokens the PRM computed for the first time; what each problem computed again
     is not recorded, so a run's total is divided by what each had computed.
     """
     columns = ["run_id", "llm_share", "problem_id", "tokens", "wall_part_s", "prm_tokens_computed"]
     rows = sweep.table("problems")[columns]
-    rows = rows.merge(sweep.runs[["run_id", "wall_s", "llm_busy_s", "prm_busy_s"]], on="run_id")
+    runs = sweep.runs[["run_id", "seed", "wall_s", "llm_busy_s", "prm_busy_s"]]
+    rows = rows.merge(runs, on="run_id")
     part = rows["wall_part_s"] / rows["wall_s"]
     computed = rows.pop("prm_tokens_computed")
     read = computed / computed.groupby(rows["run_id"]).transform("sum")

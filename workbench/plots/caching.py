@@ -11,12 +11,14 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.plots.theme import (
+    GREY,
     MODELS,
     UPPER_AXIS_PX,
     Frame,
     finish,
     interval,
     legend_at,
+    legend_note,
     share_axes,
 )
 
@@ -29,8 +31,8 @@ _HITS_CAPTION = (
 _THRASH_CAPTION = (
     "Thrashing against the LLM's share of total memory: look-ups that missed a block which had "
     "been evicted, per 1,000 look-ups (above), and blocks so lost per search (below). Filled "
-    "markers with 95 % bootstrap intervals over problems; an open marker is a true zero, its bar "
-    "the upper bound of the rate (rule of three)."
+    "markers with 95 % intervals of a block bootstrap, whose blocks are twentieths of the runs; an "
+    "open marker is a true zero, its bar the upper bound of the rate (rule of three)."
 )
 
 
@@ -73,12 +75,14 @@ def thrashing(rows: pd.DataFrame, face: str = "") -> go.Figure:
 
 
 def _say_bound(fig: go.Figure, events: pd.DataFrame) -> None:
-    """The bars on zeros are often too short to be seen beside the rest: their bound in words."""
+    """The bars on zeros are often too short to be seen beside the rest: their bound in words, in
+    the legend, where it hides no data.
+    """
     zeros = events[events["value"] == 0]
     if len(zeros):
         text = f"open markers: 0, upper bound at most {zeros['high'].max():.2f}"
-        place = {"x": 1, "xref": "x domain", "xanchor": "right", "y": 0.97, "yref": "y domain"}
-        fig.add_annotation(text=text, showarrow=False, bgcolor="rgba(255,255,255,0.8)", **place)
+        marker = {"symbol": "circle-open", "color": GREY, "line": {"width": 1.5}}
+        fig.add_trace(legend_note("legend", text, marker), row=1, col=1)
 
 
 def _line(rows: pd.DataFrame, engine: str, form: str, unit: str) -> go.Scatter:

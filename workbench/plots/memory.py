@@ -20,6 +20,7 @@ from workbench.plots.theme import (
     finish,
     interval,
     legend_at,
+    legend_note,
     share_axes,
 )
 
@@ -32,8 +33,9 @@ _FRAME = Frame(panels=470, top=66 + UPPER_AXIS_PX, right=62)
 _CAPTION = (
     "Throughput of the search against the LLM's share of total memory: generated tokens per second "
     "and problems per minute (above), tokens each model processes per second it is busy (below). "
-    "Bars: 95 % bootstrap intervals over problems; the band is the interval of the share with the "
-    "highest throughput."
+    "Bars: 95 % bootstrap intervals over problems and seeds, the machine's noise between runs of "
+    "equal work included; the band is the interval of the share with the highest throughput, where "
+    "shares at which both models do the same work count as one."
 )
 
 
@@ -95,11 +97,11 @@ def _axes(fig: go.Figure, rows: pd.DataFrame) -> None:
 
 
 def _peak(fig: go.Figure, peak: pd.DataFrame) -> None:
-    """The peak as an interval: a band over both panels and its numbers in words."""
+    """The peak as an interval: a band over both panels, its numbers in the legend."""
     pad = 0.004  # so that an interval of one share is still seen
     for value, low, high in peak[["value", "low", "high"]].to_numpy(float):
         band = {"fillcolor": SKY, "opacity": 0.18, "line_width": 0, "layer": "below"}
         fig.add_vrect(low - pad, high + pad, **band)
         text = f"peak {value:.2f} (95 %: {low:.2f} to {high:.2f})"
-        place = {"x": value, "y": 0.04, "yref": "y domain", "yanchor": "bottom"}
-        fig.add_annotation(text=text, showarrow=False, bgcolor="rgba(255,255,255,0.8)", **place)
+        marker = {"symbol": "square", "size": 12, "color": SKY, "opacity": 0.4}
+        fig.add_trace(legend_note("legend", text, marker), row=1, col=1)

@@ -8,7 +8,7 @@ wide. Draws no data itself.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,12 +19,14 @@ BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, VERMILION, YELLOW, BLACK = "#56B4E9", "#D55E00", "#F0E442", "#000000"
 GREY = "#8C8C8C"  # what is no model's: waiting, pruned branches
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "star", "pentagon", "hexagon")
-FONT = "Arial, Liberation Sans, DejaVu Sans, sans-serif"
+FONT = "DejaVu Sans, Verdana, sans-serif"
+"""First the font that the set-up brings: the widest, so a reader without it loses nothing."""
 FONT_PX = 12
 PRINT_WIDTH_PX = 567  # 150 mm at 96 px an inch
 SCREEN_WIDTH_PX = 800
 FACE = "face"  # the name of the annotation that says what was measured
 _LINE_PX = 15  # height of one line of the face
+_FACE_CHARACTERS = 135  # of one line, 11 px high, on a screen 800 px wide
 _SMALLEST_TICK_GAP = 0.06  # of the axis: two labels nearer than this would touch
 
 
@@ -96,7 +98,7 @@ def finish(fig: go.Figure, title: str, caption: str, face: str, frame: Frame) ->
     Answers the same figure. `layout.meta` carries what export needs: caption, face, and the layout
     on paper.
     """
-    lines = wrapped(face, 140)
+    lines = wrapped(face, _FACE_CHARACTERS)
     room = _LINE_PX * len(lines) + 10
     fig.update_layout(
         template=TEMPLATE,
@@ -133,6 +135,17 @@ def legend_at(fig: go.Figure, name: str, y: float) -> None:
     """Place one horizontal legend (`legend`, `legend2`, ...), its foot at `y` of the paper."""
     place = {"orientation": "h", "x": 0, "xanchor": "left", "y": y, "yanchor": "bottom"}
     fig.update_layout({name: {**place, "bgcolor": "rgba(255,255,255,0)"}})
+
+
+def legend_note(name: str, text: str, marker: Mapping[str, object]) -> go.Scatter:
+    """An entry of a legend that is no data: what a mark or a band means, in words.
+
+    name: the legend's (`legend`, `legend2`, ...).
+    """
+    size = {"size": 9, **marker}
+    return go.Scatter(
+        x=[None], y=[None], mode="markers", marker=size, name=text, legend=name, hoverinfo="skip"
+    )
 
 
 def _on_paper(frame: Frame) -> dict[str, object]:

@@ -191,7 +191,7 @@ def lost_time(rows: pd.DataFrame, face: str = "") -> go.Figure:
     fig.update_yaxes(title_text="seconds a search (mean over seeds)", rangemode="tozero")
     fig.update_layout(barmode="stack")
     legend_at(fig, "legend", _LOST_FRAME.above(UPPER_AXIS_PX - 4))
-    fig.update_layout(legend={"traceorder": "normal", "entrywidth": 122})
+    fig.update_layout(legend={"traceorder": "normal", "entrywidth": 146})
     return finish(fig, "Where the wall time of a search goes", _LOST_CAPTION, face, _LOST_FRAME)
 
 
