@@ -39,7 +39,8 @@ class BatchGrid:
 
     compared: max_num_seqs at which static batches stand beside continuous ones; without a prefix
     cache requests cost the same whenever they are asked, so there every so many are enough.
-    num_problems: of the search whose requests are asked. repeats: times each timed cell asks them.
+    num_problems: of the search whose requests are asked. repeats: times each timed cell is
+    carried out.
     """
 
     max_num_seqs: tuple[int, ...] = (8, 64, 512)
@@ -87,7 +88,8 @@ GRIDS = {
 class BatchSpec(RunSpec):
     """One cell. kind: a key of KINDS; block_size: None is the study's own.
 
-    every: of the recorded requests this cell asks each so many-th. repeats: times it asks them.
+    every: of the recorded requests this cell asks each so many-th. repeat: which of a timed
+    cell's repetitions it is, from 0.
     """
 
     model: str = "llm"
@@ -96,7 +98,6 @@ class BatchSpec(RunSpec):
     kind: str = CONTINUOUS
     block_size: int | None = None
     every: int = 1
-    repeats: int = 1
 
     @property
     def cell(self) -> dict[str, Any]:
@@ -108,7 +109,6 @@ class BatchSpec(RunSpec):
             "kind": self.kind,
             "block_size": self.block_size or self.config.block_size,
             "every": self.every,
-            "repeats": self.repeats,
         }
 
     @property
@@ -116,7 +116,7 @@ class BatchSpec(RunSpec):
         """Readable half of the run folder's name."""
         kind = self.kind.replace(",", "").replace(" ", "-")
         limits = "x".join(str(self.cell[name]) for name in LIMITS)
-        return f"{self.role}-{self.model}-{limits}-{kind}"
+        return f"{self.role}{self.repeat or ''}-{self.model}-{limits}-{kind}"
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -132,27 +132,30 @@ class BatchSpec(RunSpec):
 
 
 def batch_cells(config: SweepConfig, grid: BatchGrid) -> list[BatchSpec]:
-    """All cells in shuffled order. Limits no engine accepts (more sequences than tokens) have none.
+    """All cells in shuffled order, every one once before any is repeated.
 
     Continuous batching takes the whole grid; static batches, and continuous ones as little cached
-    as they, the study's own step; blocks are counted there for every block size.
+    as they, the study's own step; blocks are counted there for every block size. Limits no engine
+    accepts (more sequences than tokens) have no cell.
     """
     few = replace(config, num_problems=grid.num_problems, warmup_problems=0, sentinel_every=0)
     cell = partial(BatchSpec, few, grid.llm_share, config.seeds[0])
     usual = config.max_num_batched_tokens
-    cells = [
-        cell(TIMED, 0, model, seqs, tokens, kind, None, every, grid.repeats)
+    timed = [
+        cell(TIMED, 0, model, seqs, tokens, kind, every=every)
         for model in MODELS
         for seqs, tokens, kind, every in _timed(grid, usual)
     ]
-    cells += [
+    counted = [
         cell(COUNTED, 0, model, seqs, max(seqs, usual), block_size=size)
         for model in MODELS
         for seqs in grid.max_num_seqs
         for size in grid.block_sizes
     ]
-    random.Random(config.order_seed).shuffle(cells)
-    return cells
+    order = random.Random(config.order_seed)
+    rounds = [timed + counted]
+    rounds += [[replace(each, repeat=k) for each in timed] for k in range(1, grid.repeats)]
+    return [each for cells in rounds for each in order.sample(cells, len(cells))]
 
 
 def _timed(grid: BatchGrid, usual_tokens: int) -> list[tuple[int, int, str, int]]:

@@ -60,45 +60,24 @@ class BatchRuns:
 
 
 def time_engine(spec: BatchSpec, workload: Workload) -> RunResult:
-    """The whole workload through one engine, `repeats` times from an empty cache.
-
-    Rates are of the median time, rate_low and rate_high of the slowest and the fastest; tables and
-    counts are of the first time, since all are alike.
-    """
+    """The whole workload through one engine: rates, rows computed for nothing, blocks wasted."""
     engine, recorder = build_engine(spec.engine(spec.model)), Recorder()
-    passes = [ask_all(engine, workload, recorder, spec.model)]
-    while len(passes) < spec.repeats:
-        engine.cache.reset()
-        passes.append(ask_all(engine, workload, Recorder(), spec.model))
-    seconds = [engine_s for engine_s, _ in passes]
-    engine_s = float(np.median(seconds))
+    engine.trace_as(recorder, spec.model)
+    start = time.perf_counter()
+    numbers = [request.ask(engine) for request in workload.requests]
+    outputs = run_all(engine)
+    engine_s = time.perf_counter() - start
+    pairs = zip(numbers, workload.requests, strict=True)
     measured = {
         "engine_s": engine_s,
         "tokens_per_s": workload.tokens / engine_s if spec.every == 1 else float("nan"),
         "steps_per_s": workload.steps / engine_s,
-        "steps_per_s_low": workload.steps / max(seconds),
-        "steps_per_s_high": workload.steps / min(seconds),
-        "same_answers": all(same for _, same in passes),
+        "same_answers": all(asked.is_answered_by(outputs[number]) for number, asked in pairs),
         "kv_blocks": engine.memory.num_blocks,
         "padding": padding_share(recorder.steps, workload) if spec.kind == STATIC else 0.0,
     }
     tables = {"steps": recorder.steps, "requests": recorder.requests}
     return RunResult(measured | _counts(recorder.steps, spec, workload), tables)
-
-
-def ask_all(
-    engine: Engine, workload: Workload, recorder: Recorder, name: str
-) -> tuple[float, bool]:
-    """Queue every request, step to the end: seconds it took, and whether all answers are the
-    recorded ones.
-    """
-    engine.trace_as(recorder, name)
-    start = time.perf_counter()
-    numbers = [request.ask(engine) for request in workload.requests]
-    outputs = run_all(engine)
-    seconds = time.perf_counter() - start
-    pairs = zip(numbers, workload.requests, strict=True)
-    return seconds, all(asked.is_answered_by(outputs[number]) for number, asked in pairs)
 
 
 def run_all(engine: Engine) -> dict[int, RequestOutput]:

@@ -52,10 +52,10 @@ def static_sentence(rows: pd.DataFrame) -> str:
 
 
 def sameness_sentence(cells: pd.DataFrame) -> str:
-    """How many timed cells gave the recorded answers. Finished cells."""
+    """How many timed runs gave the recorded answers. The study's finished runs."""
     same = int(cells["same_answers"].astype(bool).sum())
     return (
-        f"**{same} of {len(cells)}** cells, static ones included, gave the recorded answers: "
+        f"**{same} of {len(cells)}** runs, static ones included, gave the recorded answers: "
         "tokens of the LLM and logits of the PRM are the same whatever the batch."
     )
 

@@ -35,10 +35,10 @@ from workbench.experiments.sweep import Execute, Sweep, is_stored, run_sweep
 from workbench.experiments.views import Tables, interval_cells, problem_ratio, with_rooms
 
 CELL_COLUMNS = ["model", "kind", "max_num_seqs", "max_num_batched_tokens", "status", "error"]
-SPEEDS = ["tokens_per_s", "steps_per_s", "steps_per_s_low", "steps_per_s_high"]
-RATES = [*SPEEDS, "padding", "waste", "most_running", "kv_blocks"]
+RATES = ["tokens_per_s", "steps_per_s", "padding", "waste", "most_running", "kv_blocks"]
+RANGE = {"steps_per_s_low": ("steps_per_s", "min"), "steps_per_s_high": ("steps_per_s", "max")}
 TOO_FEW_TOKENS = "more sequences than tokens in a step: not all could decode"
-PROBLEMS_PER_CELL = {TIMED: 0.9, COUNTED: 0.1}
+PROBLEMS_PER_CELL = {TIMED: 0.45, COUNTED: 0.06}
 """Roughly what a cell takes of the time of searching its problems; measured on the tiny pair."""
 BUSY = {"llm": "llm_busy_part_s", "prm": "prm_busy_part_s"}
 
@@ -126,7 +126,8 @@ def _execute_here() -> Execute:
 def batch_rows(study: BatchStudy, model: str) -> pd.DataFrame:
     """Rows of plots.batch_limits: one a cell of one model, also those that cannot be.
 
-    Columns: those of CELL_COLUMNS and RATES; error says why a cell has no rate.
+    Columns: those of CELL_COLUMNS, and of RATES the median over repetitions, with the range of
+    steps_per_s; error says why a cell has no rate.
     """
     cells = study.cells
     own = cells[(cells["model"] == model) & (cells["role"] == TIMED)]
@@ -138,8 +139,10 @@ def batch_rows(study: BatchStudy, model: str) -> pd.DataFrame:
         if not accepted(seqs, tokens)
     ]
     together = pd.concat([own, pd.DataFrame(refused)], ignore_index=True)
-    rows = together.reindex(columns=[*CELL_COLUMNS, *RATES])
-    return rows.sort_values(CELL_COLUMNS[:4], ignore_index=True)
+    rows = together.reindex(columns=[*CELL_COLUMNS, *RATES]).astype(dict.fromkeys(RATES, float))
+    medians = {name: (name, "median") for name in RATES}
+    told = {name: (name, "first") for name in CELL_COLUMNS[4:]}
+    return rows.groupby(CELL_COLUMNS[:4], as_index=False).agg(**told, **medians, **RANGE)
 
 
 def balance_rows(sweep: Tables, study: BatchStudy) -> pd.DataFrame:
@@ -179,7 +182,7 @@ def waste_rows(study: BatchStudy) -> pd.DataFrame:
     done = cells[cells["status"] == FINISHED]
     wanted = done[(done["role"] == COUNTED) | (done["kind"] == STATIC)]
     columns = ["model", "kind", "block_size", "max_num_seqs"]
-    rows = wanted[[*columns, "waste"]].rename(columns={"waste": "value"})
+    rows = wanted[[*columns, "waste"]].drop_duplicates(columns).rename(columns={"waste": "value"})
     return rows.assign(metric="waste").sort_values(columns, ignore_index=True)
 
 
@@ -191,7 +194,7 @@ def limits_face(study: BatchStudy) -> str:
     part = f", without a prefix cache 1 in {grid.compared_every}" if grid.compared_every > 1 else ""
     return (
         f"Each model alone, with its memory at an LLM share of {grid.llm_share:g}; requests of one "
-        f"search ({asked}{part}), queued at once, {times} a cell.\n{face(study.runs)}"
+        f"search ({asked}{part}), queued at once, each cell {times}.\n{face(study.runs)}"
     )
 
 
