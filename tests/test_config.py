@@ -55,6 +55,7 @@ def test_any_changed_setting_changes_the_fingerprint():
         (SweepConfig, {"temperature": -1.0}, "temperature"),
         (SamplingParams, {"top_p": 0.0}, "top_p"),
         (SamplingParams, {"stop": ("",)}, "non-empty"),
+        (SamplingParams, {"stop": ("a\ud800",)}, "whole characters"),
         (SamplingParams, {"temperature": float("nan")}, "temperature"),
         (SamplingParams, {"temperature": float("inf")}, "temperature"),
         (SamplingParams, {"top_k": 10**30}, "top_k"),

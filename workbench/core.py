@@ -25,6 +25,14 @@ def node_seed(run_seed: int, problem_id: str, path: SequenceOf[int]) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 
+def _is_text(text: str) -> bool:
+    """Whether it has characters, and each has bytes: half of a surrogate pair has none."""
+    try:
+        return bool(text.encode())
+    except UnicodeEncodeError:
+        return False
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How to choose tokens and when to stop.
@@ -55,7 +63,7 @@ class SamplingParams:
             ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
             ("min_p", 0 <= self.min_p < 1, "in [0, 1)"),
             ("logprobs", 0 <= (self.logprobs or 0) <= most, f"None, or 0 to {most}"),
-            ("stop", all(self.stop), "non-empty strings"),
+            ("stop", all(map(_is_text, self.stop)), "non-empty strings of whole characters"),
             ("stop_token_ids", min(self.stop_token_ids, default=0) >= 0, "token ids, >= 0"),
         )
         for name, fine, allowed in checks:

@@ -158,6 +158,7 @@ def test_an_engine_that_cannot_be_built_says_why(settings, error, complaint):
         ({"params": None}, "give SamplingParams"),
         ({"prompt": [1.5, 2.0]}, "token ids are .1.5, 2.0.; allowed: whole numbers"),
         ({"prompt": 7}, "token ids are 7"),
+        ({"prompt": "a\ud800"}, "at character 1, half of a surrogate pair"),
         ({"tag": "p"}, "a Tag or None"),
         ({"salt": "text"}, "and bytes"),
     ],
@@ -225,6 +226,12 @@ def test_a_prompt_that_cannot_be_served_is_refused(engine, prompt, complaint):
     assert not engine.has_work
 
 
-def test_a_single_text_is_no_list_of_prompts(engine):
-    with pytest.raises(PromptError, match="list of prompts"):
-        engine.generate("Compute 1+1.", GREEDY)
+@pytest.mark.parametrize(
+    ("prompts", "params"),
+    [("Compute 1+1.", GREEDY), (3, GREEDY), ([[1]], None), ([[1]], [GREEDY] * 2)],
+)
+def test_what_is_no_list_of_prompts_with_params_is_refused(engine, prompts, params):
+    """A single text, a number, no params, too many params."""
+    with pytest.raises(PromptError, match="list of prompts, and one SamplingParams or as many"):
+        engine.generate(prompts, params)
+    assert not engine.has_work

@@ -24,9 +24,9 @@ from workbench.core import (
     StepPlan,
     Tag,
 )
-from workbench.engine.limits import require_request, whole_numbers
+from workbench.engine.limits import paired, require_request, require_text, whole_numbers
 from workbench.engine.parts import build_parts
-from workbench.errors import PromptError, StepError
+from workbench.errors import StepError
 from workbench.trace.recorder import Recorder, Trace
 
 Prompt = str | SequenceOf[int]
@@ -96,6 +96,7 @@ class Engine:
     def _encode(self, prompt: Prompt) -> list[int]:
         """A list of our own of the prompt's token ids."""
         if isinstance(prompt, str):
+            require_text(prompt)
             return self.tokenizer.encode(prompt)
         return whole_numbers(prompt, "token ids")
 
@@ -212,13 +213,7 @@ class Engine:
 
         Raises StepError, once all have ended, when a forward pass failed.
         """
-        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
-        if isinstance(prompts, str) or len(each) != len(prompts):
-            raise PromptError(
-                f"generate got {type(prompts).__name__} of {len(prompts)} prompts and {len(each)} "
-                "SamplingParams; give a list of prompts, and one SamplingParams or as many."
-            )
-        return self._run_all(lambda prompt, own: self.add(prompt, own), list(zip(prompts, each)))
+        return self._run_all(self.add, paired(prompts, params))
 
     def score(
         self,

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from itertools import pairwise
 from operator import index
+from typing import Any
 
 from workbench.core import SamplingParams, Sequence, Tag
 from workbench.engine.inputs import tokens_to_compute
@@ -33,12 +34,37 @@ def require_room(cache: KVCacheManager, max_seqs: int, max_tokens: int, max_mode
         )
 
 
+def paired(prompts: Any, params: Any) -> list[tuple[Any, SamplingParams]]:
+    """Each prompt with its SamplingParams: one for all, or as many. Raises PromptError."""
+    try:
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        if not isinstance(prompts, str):
+            return list(zip(prompts, each, strict=True))
+    except (TypeError, ValueError):  # no list, or not as many: one answer to the user
+        pass
+    raise PromptError(
+        f"generate got the prompts {prompts!r:.100} and the params {params!r:.100}; give a list of "
+        "prompts, and one SamplingParams or as many."
+    )
+
+
 def whole_numbers(given: Iterable[int], what: str) -> list[int]:
     """The numbers as ints; PromptError for one that is not whole. what: "token ids", ..."""
     try:
         return [*map(index, given)]
     except TypeError:
         raise PromptError(f"The {what} are {given!r:.200}; allowed: whole numbers.") from None
+
+
+def require_text(prompt: str) -> None:
+    """PromptError for a text with half a character, which no tokenizer can encode."""
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise PromptError(
+            f"The prompt has {prompt[error.start]!r} at character {error.start}, half of a "
+            "surrogate pair; give valid Unicode."
+        ) from None
 
 
 def require_request(sequence: Sequence, spec: ModelSpec, name: str) -> None:
