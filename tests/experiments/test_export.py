@@ -24,7 +24,7 @@ def drawn():
 def no_browser(monkeypatch):
     """A machine where kaleido finds none, whatever is installed here."""
 
-    def refuse(self):
+    async def refuse(self):
         raise RuntimeError("no chrome here\nand a long story")
 
     monkeypatch.setattr(static.Browser, "_start", refuse)
@@ -122,3 +122,15 @@ def test_a_figure_that_is_unknown_or_was_never_drawn_is_refused_with_the_way_out
 def test_captions_compile():
     assert tex_escaped("95 % of a_b & {c} #1 $2") == "95 \\% of a\\_b \\& \\{c\\} \\#1 \\$2"
     assert tex_escaped("\\") == "\\textbackslash{}"
+
+
+@pytest.mark.browser
+def test_a_browser_starts_beside_what_comes_first_and_draws_both_images_at_once():
+    """Redrawing all figures waited for the browser, then for one image after the other."""
+    with static.Browser() as browser:
+        assert browser._starting is not None, "entering waits for nothing"
+        svg, pdf = browser.images(static.stable(drawn()))
+    assert svg.startswith(b"<svg")
+    assert pdf.startswith(b"%PDF")
+    with static.Browser():
+        pass  # left before it was needed: it is closed all the same

@@ -81,8 +81,8 @@ def save_figure(
         ".html": page(fixed, name).encode(),
     }
     if browser.problem is None:
-        images = {".svg": browser.svg(fixed), ".pdf": browser.pdf(fixed)}
-        contents |= images | {".tex": tex(fig, name).encode()}
+        svg, pdf = browser.images(fixed)
+        contents |= {".svg": svg, ".pdf": pdf, ".tex": tex(fig, name).encode()}
     write_together(place, {f"{name}{ending}": content for ending, content in contents.items()})
     stale = [
         f"{name}{e}"
@@ -106,7 +106,8 @@ def replot(
     for name in wanted:
         _require(name, place, figures)
     with Browser() as browser:
-        return [_replot(place, name, figures[name], browser) for name in wanted]
+        drawn = {name: _drawn_again(place, name, figures[name]) for name in wanted}
+        return [_replot(place, name, *drawn[name], browser) for name in wanted]
 
 
 def _require(name: str, folder: Path, figures: Mapping[str, Draw]) -> None:
@@ -119,10 +120,23 @@ def _require(name: str, folder: Path, figures: Mapping[str, Draw]) -> None:
         )
 
 
-def _replot(folder: Path, name: str, draw: Draw, browser: Browser) -> SavedFigure:
+def _drawn_again(
+    folder: Path, name: str, draw: Draw
+) -> tuple[go.Figure, pd.DataFrame, dict[str, Any]]:
+    """The figure, its stored rows and its record."""
     record = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
     rows = pd.read_parquet(folder / f"{name}.parquet")
-    fig = draw(rows, record["parameters"].get("face", ""))
+    return draw(rows, record["parameters"].get("face", "")), rows, record
+
+
+def _replot(
+    folder: Path,
+    name: str,
+    fig: go.Figure,
+    rows: pd.DataFrame,
+    record: dict[str, Any],
+    browser: Browser,
+) -> SavedFigure:
     parameters = record["parameters"]
     return save_figure(fig, rows, name, folder, parameters, measured=record, browser=browser)
 

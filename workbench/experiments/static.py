@@ -1,8 +1,8 @@
 """SVG and PDF of a figure through a browser without a window (kaleido), byte-stable.
 
 One browser serves all figures of a `with Browser() as browser:` block: 0.3 s a figure instead of 3
-s. Where there is no browser nothing is raised: `browser.problem` says what to install, and what
-needs none is written all the same.
+s, and it starts while the first is being prepared. Where there is no browser nothing is raised:
+`browser.problem` says what to install, and what needs none is written all the same.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import re
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self
 
@@ -26,21 +27,18 @@ HOW_TO_GET_ONE = (
 
 
 class Browser:
-    """A browser while the `with` block lasts. problem: None, or why no image can be drawn."""
+    """A browser while the `with` block lasts; it starts beside what is done before an image."""
 
     def __init__(self) -> None:
-        self.problem: str | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._starting: Future[Any] | None = None
         self._kaleido: Any = None
+        self._problem: str | None = None
 
     def __enter__(self) -> Self:
         self._thread.start()
-        try:
-            self._kaleido = self._start()
-        except Exception as problem:  # not installed, not startable, no kaleido: all mean no image
-            reason = str(problem).strip().split("\n")[0] or type(problem).__name__
-            self.problem = f"No browser for static images ({reason}). {HOW_TO_GET_ONE}"
+        self._starting = asyncio.run_coroutine_threadsafe(self._start(), self._loop)
         return self
 
     def __exit__(
@@ -49,32 +47,49 @@ class Browser:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._kaleido is not None:
+        if self.problem is None:
             self._wait(self._kaleido.__aexit__(None, None, None), START_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(START_S)
 
-    def svg(self, fig: go.Figure) -> bytes:
-        """The figure as on a screen 800 px wide; equal figures give equal bytes."""
-        options = {"format": "svg", "width": SCREEN_WIDTH_PX, "height": fig.layout.height or 450}
-        return stable_svg(self._draw(fig, options))
+    @property
+    def problem(self) -> str | None:
+        """None, or why no image can be drawn. Waits until the browser has started."""
+        if self._starting is not None:
+            starting, self._starting = self._starting, None
+            try:
+                self._kaleido = starting.result(START_S)
+            except Exception as problem:  # not installed, not startable, no kaleido: no image
+                reason = str(problem).strip().split("\n")[0] or type(problem).__name__
+                self._problem = f"No browser for static images ({reason}). {HOW_TO_GET_ONE}"
+        return self._problem
 
-    def pdf(self, fig: go.Figure) -> bytes:
-        """The figure for paper, 150 mm wide; equal figures give equal bytes."""
+    def images(self, fig: go.Figure) -> tuple[bytes, bytes]:
+        """SVG as on a screen 800 px wide and PDF for paper, 150 mm wide, drawn at the same time.
+
+        Equal figures give equal bytes.
+        """
+        assert self.problem is None, self.problem
         paper = print_version(fig)
+        screen = {"width": SCREEN_WIDTH_PX, "height": fig.layout.height or 450}
         size = {"width": paper.layout.width, "height": paper.layout.height}
-        return stable_pdf(self._draw(paper, {"format": "pdf", **size}))
+        svg, pdf = self._wait(
+            self._both((fig, {"format": "svg", **screen}), (paper, {"format": "pdf", **size})),
+            DRAW_S,
+        )
+        return stable_svg(svg), stable_pdf(pdf)
 
-    def _start(self) -> Any:
+    async def _start(self) -> Any:
         import kaleido  # noqa: PLC0415  an optional extra
 
-        server = kaleido.Kaleido(mathjax=False)  # no formulas are drawn, no network is asked
-        self._wait(server.__aenter__(), START_S)
+        # no formulas are drawn, no network is asked; one page for SVG, one for PDF
+        server = kaleido.Kaleido(n=2, mathjax=False)
+        await server.__aenter__()
         return server
 
-    def _draw(self, fig: go.Figure, options: dict[str, Any]) -> bytes:
-        assert self.problem is None, self.problem
-        return self._wait(self._kaleido.calc_fig(fig.to_plotly_json(), opts=options), DRAW_S)
+    async def _both(self, *wanted: tuple[go.Figure, dict[str, Any]]) -> list[bytes]:
+        calls = (self._kaleido.calc_fig(f.to_plotly_json(), opts=opts) for f, opts in wanted)
+        return await asyncio.gather(*calls)
 
     def _wait(self, work: Coroutine[Any, Any, Any], seconds: float) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)
