@@ -11,6 +11,9 @@ from workbench.kernels.quantised import FORMATS, Quantised, join
 
 ROWS, COLUMNS = 37, 768
 
+# Random bytes are scales too, infinite ones and NaN among them.
+pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered")
+
 
 def random_blocks(kind: str, seed: int = 0) -> Quantised:
     """A matrix whose bytes are any: infinite and denormal scales among them."""

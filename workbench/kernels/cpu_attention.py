@@ -22,6 +22,7 @@ import torch
 from numba import njit
 
 from workbench.kernels.addresses import integers, matrix, numbers
+from workbench.kernels.blocks import locate, locate_sixteens
 from workbench.kernels.context import ForwardContext, LayerCache
 from workbench.kernels.cpu_decode import attend_row, row_room, takes_row
 from workbench.kernels.lanes import (
@@ -152,39 +153,6 @@ def _attend_lanes(
 
 
 @_inlined
-def _locate(
-    count: int, base: int, shape: Any, head: int, table: Any, keys: Any, values: Any
-) -> None:
-    """Element addresses of one head's keys and values of positions 0 .. count - 1.
-
-    Then seven more of the last key: scores are computed eight keys at a time.
-    """
-    block_size, kv_heads, head_dim = shape
-    for first in range(0, count, block_size):
-        block = base + table[first // block_size] - first
-        key = block + head * head_dim * block_size
-        value = block + first + (kv_heads + head) * block_size * head_dim - first * head_dim
-        for p in range(first, min(first + block_size, count)):
-            keys[p] = key + p
-            values[p] = value + p * head_dim
-    for p in range(count, count + 7):
-        keys[p] = keys[count - 1]
-
-
-@_inlined
-def _locate_sixteens(count: int, base: int, shape: Any, head: int, table: Any, keys: Any) -> None:
-    """Addresses of every sixteenth key; then seven more of the last."""
-    block_size, _, head_dim = shape
-    sixteens = (count + WIDTH - 1) // WIDTH
-    for i in range(sixteens):
-        p = i * WIDTH
-        block = base + table[p // block_size]
-        keys[i] = block + head * head_dim * block_size + p % block_size
-    for i in range(sixteens, sixteens + 7):
-        keys[i] = keys[sixteens - 1]
-
-
-@_inlined
 def _place(
     first: int,
     lanes: int,
@@ -242,9 +210,9 @@ def _attend_piece(
     block_size, kv_heads, head_dim = shape
     group = out.shape[1] // head_dim // kv_heads
     count = positions[end - 1] + 1
-    _locate(count, base, shape, head, table, keys, values)
+    locate(count, base, shape, head, table, keys, values)
     if end - begin == 1 and takes_row(block_size, head_dim):
-        _locate_sixteens(count, base, shape, head, table, keys)
+        locate_sixteens(count, base, shape, head, table, keys)
         query = qkv[begin, : out.shape[1]].reshape(-1, head_dim)
         target = out[begin].reshape(-1, head_dim)
         mine = slice(head * group, (head + 1) * group)

@@ -6,8 +6,8 @@ elsewhere. No fast-math flag is set, so LLVM may neither reorder nor fuse: each 
 exactly what the source says, on every machine. An index counts elements of a flat C-contiguous
 float32 array; nothing is checked.
 
-numba's cache on disk looks only at the file a kernel is in: after a change here, touch cpu.py and
-cpu_attention.py.
+numba's cache on disk looks only at the file a kernel is in: after a change here, in `addresses` or
+in `tiles`, touch the files that compile kernels (cpu_*.py, products.py, team.py).
 """
 
 from __future__ import annotations

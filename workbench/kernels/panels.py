@@ -22,9 +22,9 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from workbench.kernels.codes import Codes
 from workbench.kernels.compiled import MATRIX, compiled
 from workbench.kernels.lanes import WIDTH
+from workbench.kernels.quantised import Codes
 from workbench.kernels.tiles import PANEL
 
 FLOAT32, INT8, INT4 = range(3)

@@ -1,8 +1,9 @@
-"""A weight matrix as a GGUF file stores it: rows of blocks with their scales, and what they mean.
+"""A weight matrix as a GGUF file stores it, and taken apart into what kernels multiply.
 
 A row's columns are cut into blocks of 32 (the K kinds: 256), so rows can be picked and joined
-without a change to any block. Dequantising is exact: the same float32 operations in the same order
-as the `gguf` package. What it does not do: quantise, or multiply.
+without a change to any block. A weight is scale * code + offset in float32, rounded once, and that
+is the value the `gguf` package gives: scale * code is exact in every kind with offsets. What it
+does not do: quantise, or multiply.
 """
 
 from __future__ import annotations
@@ -12,28 +13,40 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import njit, types
 from numpy.typing import NDArray
-
-from workbench.kernels.compiled import MATRIX, VECTOR, compiled
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
-_BLOCKS = types.Array(types.uint8, 2, "C", readonly=True)  # a mapped file is read-only
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """Rows of codes. bits: 4 (codes 0 .. 15, with offsets) or 8 (signed, without).
+
+    codes: uint8 or int8 [rows, columns]; scales, offsets: float32 [rows, columns / group].
+    """
+
+    bits: int
+    group: int
+    codes: NDArray[np.uint8] | NDArray[np.int8]
+    scales: Floats
+    offsets: Floats | None
 
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
     """One kind's block: `columns` weights in `size` bytes, with a float16 at each of `halves`.
 
-    decode(blocks [n, size], one float32 [n] for each half, out [n, columns]) writes the values.
+    apart(blocks [rows, n, size]) gives bits, group, codes, scales and offsets, of any shape.
     """
 
     columns: int
     size: int
     halves: tuple[int, ...]
-    decode: Callable[..., None]
+    apart: Callable[[Bytes], _Apart]
+
+
+_Apart = tuple[int, int, NDArray[Any], Floats, Floats | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +78,26 @@ class Quantised:
         high_bytes = [self.rows.reshape(-1, form.size)[:, first + 1] for first in form.halves]
         return not any((part & 0x7C == 0x7C).any() for part in high_bytes)
 
+    def codes(self) -> Codes:
+        """Codes, scales and offsets."""
+        (rows, columns), form = self.shape, FORMATS[self.kind]
+        blocks = np.ascontiguousarray(self.rows).reshape(rows, -1, form.size)
+        bits, group, codes, scales, offsets = form.apart(blocks)
+
+        def of_groups(values: Floats) -> Floats:
+            return np.ascontiguousarray(values, np.float32).reshape(rows, columns // group)
+
+        given = None if offsets is None else of_groups(offsets)
+        return Codes(bits, group, codes.reshape(rows, columns), of_groups(scales), given)
+
     def dequantise(self) -> Floats:
         """The values: float32 [rows, columns]."""
-        form, out = FORMATS[self.kind], np.empty(self.shape, np.float32)
-        blocks = np.ascontiguousarray(self.rows).reshape(-1, form.size)
-        halves = [_half(blocks, first) for first in form.halves]
-        form.decode(blocks, *halves, out.reshape(-1, form.columns))
-        return out
+        apart = self.codes()
+        values = apart.codes.astype(np.float32).reshape(*apart.scales.shape, apart.group)
+        values *= apart.scales[..., None]
+        if apart.offsets is not None:
+            values += apart.offsets[..., None]
+        return values.reshape(self.shape)
 
     def pick(self, rows: NDArray[np.integer[Any]]) -> Quantised:
         """These rows, in this order, copied."""
@@ -85,84 +111,53 @@ def join(parts: Sequence[Quantised]) -> Quantised:
 
 
 def _half(blocks: Bytes, first: int) -> Floats:
-    """The float16 at byte `first` of each block: float32 [n]."""
-    pairs = np.ascontiguousarray(blocks[:, first : first + 2])
-    return pairs.view(np.float16).astype(np.float32).reshape(-1)
+    """The float16 at a byte of each block, as float32 [..., 1]."""
+    return np.ascontiguousarray(blocks[..., first : first + 2]).view(np.float16).astype(np.float32)
 
 
-@compiled(_BLOCKS, VECTOR, MATRIX)
-def _decode_q8_0(blocks: Any, scales: Any, out: Any) -> None:
-    """32 int8 after the scale: scale * q."""
-    for n in range(len(blocks)):
-        for i in range(32):
-            out[n, i] = scales[n] * np.float32(np.int8(blocks[n, 2 + i]))
+def _nibbles(packed: Bytes) -> Bytes:
+    """Lower halves of the bytes, then the upper ones."""
+    return np.concatenate([packed & 15, packed >> 4], axis=-1)
 
 
-@compiled(_BLOCKS, VECTOR, MATRIX)
-def _decode_q4_0(blocks: Any, scales: Any, out: Any) -> None:
-    """16 bytes after the scale, low halves first: scale * (q - 8)."""
-    for n in range(len(blocks)):
-        for i in range(16):
-            packed = blocks[n, 2 + i]
-            out[n, i] = scales[n] * (np.float32(packed & 15) - np.float32(8))
-            out[n, 16 + i] = scales[n] * (np.float32(packed >> 4) - np.float32(8))
+def _q8_0(blocks: Bytes) -> _Apart:
+    return 8, 32, np.ascontiguousarray(blocks[..., 2:]).view(np.int8), _half(blocks, 0), None
 
 
-@compiled(_BLOCKS, VECTOR, VECTOR, MATRIX)
-def _decode_q4_1(blocks: Any, scales: Any, minima: Any, out: Any) -> None:
-    """16 bytes after scale and minimum, low halves first: scale * q + minimum."""
-    for n in range(len(blocks)):
-        for i in range(16):
-            packed = blocks[n, 4 + i]
-            out[n, i] = scales[n] * np.float32(packed & 15) + minima[n]
-            out[n, 16 + i] = scales[n] * np.float32(packed >> 4) + minima[n]
+def _q4_0(blocks: Bytes) -> _Apart:
+    scales = _half(blocks, 0)
+    return 4, 32, _nibbles(blocks[..., 2:]), scales, np.float32(-8) * scales
 
 
-@njit(error_model="numpy", inline="always")
-def _six_bits(block: Any, part: Any, first: Any) -> Any:
-    """Number `part` of eight 6-bit scales (first=4) or minima (first=8), which share 12 bytes.
-
-    Bytes 4-7 hold the first four scales, 8-11 the first four minima; the two high bits of each,
-    and a half of a byte of 12-15, make the last four of either.
-    """
-    if part < 4:
-        return np.float32(block[first + part] & 63)
-    half = block[8 + part] >> (first - 4)
-    return np.float32((half & 15) | ((block[first + part - 4] >> 2) & 48))
+def _q4_1(blocks: Bytes) -> _Apart:
+    return 4, 32, _nibbles(blocks[..., 4:]), _half(blocks, 0), _half(blocks, 2)
 
 
-@compiled(_BLOCKS, VECTOR, VECTOR, MATRIX)
-def _decode_q4_k(blocks: Any, scales: Any, minima: Any, out: Any) -> None:
-    """Eight parts of 32, a scale and a minimum each, two parts in the halves of 32 bytes."""
-    for n in range(len(blocks)):
-        for part in range(8):
-            scale = scales[n] * _six_bits(blocks[n], part, 4)
-            minimum = minima[n] * _six_bits(blocks[n], part, 8)
-            first, shift = 16 + part // 2 * 32, part % 2 * 4
-            for i in range(32):
-                code = np.float32((blocks[n, first + i] >> shift) & 15)
-                out[n, part * 32 + i] = scale * code - minimum
+def _q4_k(blocks: Bytes) -> _Apart:
+    """256 codes in 8 parts, whose 6-bit scales and minima share bytes 4 .. 15."""
+    low, middle, high = (blocks[..., first : first + 4] for first in (4, 8, 12))
+    scales = np.concatenate([low & 63, (high & 15) | (low >> 2) & 48], axis=-1)
+    minima = np.concatenate([middle & 63, (high >> 4) | (middle >> 2) & 48], axis=-1)
+    packed = blocks[..., 16:].reshape(*blocks.shape[:2], 4, 32)
+    offsets = -(_half(blocks, 2) * minima.astype(np.float32))
+    return 4, 32, _nibbles(packed), _half(blocks, 0) * scales.astype(np.float32), offsets
 
 
-@compiled(_BLOCKS, VECTOR, MATRIX)
-def _decode_q6_k(blocks: Any, scales: Any, out: Any) -> None:
-    """Two halves of 128: low four bits of 64 bytes, two high ones of 32; 16 int8 scales."""
-    for n in range(len(blocks)):
-        for part in range(8):  # 32 values each, two scales
-            low = part // 4 * 64 + part % 2 * 32
-            high = 128 + part // 4 * 32
-            low_shift, high_shift = part % 4 // 2 * 4, part % 4 * 2
-            for i in range(32):
-                scale = scales[n] * np.float32(np.int8(blocks[n, 192 + part * 2 + i // 16]))
-                code = (blocks[n, low + i] >> low_shift) & 15
-                code |= ((blocks[n, high + i] >> high_shift) & 3) << 4
-                out[n, part * 32 + i] = scale * np.float32(np.int64(code) - 32)
+def _q6_k(blocks: Bytes) -> _Apart:
+    """256 codes: 128 bytes of low halves, 64 of upper pairs of bits; 16 signed scales."""
+    low = blocks[..., :128].reshape(*blocks.shape[:2], 2, 1, 64)
+    low = np.concatenate([low & 15, low >> 4], axis=-2).reshape(*blocks.shape[:2], 256)
+    high = blocks[..., 128:192].reshape(*blocks.shape[:2], 2, 1, 32)
+    high = np.concatenate([high >> shift & 3 for shift in (0, 2, 4, 6)], axis=-2)
+    codes = (low | high.reshape(low.shape) << 4).view(np.int8) - np.int8(32)
+    small = np.ascontiguousarray(blocks[..., 192:208]).view(np.int8)
+    return 8, 16, codes, _half(blocks, 208) * small.astype(np.float32), None
 
 
 FORMATS = {
-    "Q8_0": BlockFormat(32, 34, (0,), _decode_q8_0),
-    "Q4_0": BlockFormat(32, 18, (0,), _decode_q4_0),
-    "Q4_1": BlockFormat(32, 20, (0, 2), _decode_q4_1),
-    "Q4_K": BlockFormat(256, 144, (0, 2), _decode_q4_k),
-    "Q6_K": BlockFormat(256, 210, (208,), _decode_q6_k),
+    "Q8_0": BlockFormat(32, 34, (0,), _q8_0),
+    "Q4_0": BlockFormat(32, 18, (0,), _q4_0),
+    "Q4_1": BlockFormat(32, 20, (0, 2), _q4_1),
+    "Q4_K": BlockFormat(256, 144, (0, 2), _q4_k),
+    "Q6_K": BlockFormat(256, 210, (208,), _q6_k),
 }

@@ -86,10 +86,10 @@ class ReferenceKernels(Kernels):
         key, value = qkv[:, -2 * width : -width], qkv[:, -width:]
         for s, count in enumerate(context.context_len):
             rows = slice(context.query_start[s], context.query_start[s + 1])
-            positions = context.positions[rows]
+            new = context.positions[rows]
             keys, values = _addresses(cache, context, s, int(count))
-            cache.data[keys[positions]] = key[rows]
-            cache.data[values[positions]] = value[rows]
+            cache.data[keys[new]] = key[rows]
+            cache.data[values[new]] = value[rows]
 
     def attend(
         self, qkv: torch.Tensor, out: torch.Tensor, cache: LayerCache, context: ForwardContext
