@@ -1,10 +1,13 @@
 """Bad values on the command line: each one named error with what is allowed, status 2."""
 
 import re
+import shutil
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from workbench.cli import main
+from workbench.models.folders import find_model
 
 
 @pytest.mark.parametrize(
@@ -39,6 +42,17 @@ def test_a_share_without_room_names_the_model_and_the_shares_that_fit(options, l
     said = capsys.readouterr().err
     assert f"llm_share {options[1]} of 64.0 MiB is infeasible. {lacking}: " in said
     assert re.search(r"llm_share 0\.0\d+ to 0\.\d+ is feasible in 64\.0 MiB\.", said)
+
+
+def test_a_reward_model_with_nan_in_its_weights_is_refused_by_tensor(tmp_path, capsys):
+    """A damaged PRM would score every step alike; nothing is searched with it."""
+    folder = shutil.copytree(find_model("tiny-prm"), tmp_path / "tiny-prm")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"][3] = float("nan")
+    save_file(tensors, folder / "model.safetensors")
+    assert main(["run", "Compute 1+1.", "--prm", str(folder)]) == 2
+    said = capsys.readouterr().err
+    assert "model.norm.weight holds numbers that are not finite" in said
 
 
 @pytest.mark.parametrize("setting", ["seeds=0", "shares=0.3", "shares=[a]", "num_problems=many"])
