@@ -80,18 +80,18 @@ def test_a_peak_never_tells_shares_of_equal_work_apart(seed):
 def test_a_slow_down_below_the_noise_is_no_finding_and_one_above_it_is():
     lost = lost_time_rows(FakeSweep(), COSTS)
     for noise, slow_end, certain in ((0.2, 1.2, False), (0.01, 1.6, True)):
-        rates = views.rates_of(Noisy(noise=noise, slow_end=slow_end, seed=3))
+        rates = views.throughput(Noisy(noise=noise, slow_end=slow_end, seed=3))
         assert (rates.difference(0.3, 0.5).high < 0) == certain
         claim = claims.eviction_claim(rates, lost)
         assert (claim.verdict != "depends on") == certain, claim
 
 
 def test_the_part_of_a_slow_down_is_a_ratio_in_which_the_machine_cancels():
-    rates = views.rates_of(Noisy(noise=0.005, slow_end=1.5))
+    rates = views.throughput(Noisy(noise=0.005, slow_end=1.5))
     part = rates.part_of_slow_down(0.3, 0.5, (0.0, 0.2))
     assert part.estimate == pytest.approx(0.2 * 1.5 / 0.5, rel=0.05)
     assert part.low < part.estimate < part.high
-    none = views.rates_of(Noisy(noise=0.005)).part_of_slow_down(0.3, 0.5, (0.0, 0.2))
+    none = views.throughput(Noisy(noise=0.005)).part_of_slow_down(0.3, 0.5, (0.0, 0.2))
     assert np.isnan(none.estimate)
 
 

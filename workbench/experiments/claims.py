@@ -20,8 +20,8 @@ from workbench.experiments.views import (
     Tables,
     memory_split_rows,
     prefix_hit_rows,
-    rates_of,
     thrashing_rows,
+    throughput,
 )
 
 HOLDS, FAILS, DEPENDS = "holds", "fails", "depends on"
@@ -56,7 +56,7 @@ def claims_of(sweep: Tables, rung: str = "measured tiny") -> list[Claim]:
         peak_claim(memory_split_rows(sweep)),
         constant_claim(sweep.runs),
         linear_claim(sweep.runs),
-        eviction_claim(rates_of(sweep), lost_time_rows(sweep)),
+        eviction_claim(throughput(sweep), lost_time_rows(sweep)),
         hits_claim(prefix_hit_rows(sweep)),
         thrash_claim(thrashing_rows(sweep)),
         sameness_claim(sweep.table("nodes")),

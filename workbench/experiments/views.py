@@ -7,6 +7,7 @@ anew, those of rates also from the machine's noise. What it does not do: draw, o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -53,7 +54,7 @@ def memory_split_rows(sweep: Tables) -> pd.DataFrame:
         "llm_tokens_per_busy_s": ("tokens", "llm_busy_part_s"),
         "prm_tokens_per_busy_s": ("prm_tokens", "prm_busy_part_s"),
     }
-    rates = {metric: rates_of(sweep, *both) for metric, both in columns.items()}
+    rates = rates_of(sweep, columns)
     parts = [
         {"llm_share": share, "metric": metric, **interval_cells(found.at(share))}
         for metric, found in rates.items()
@@ -67,10 +68,18 @@ def memory_split_rows(sweep: Tables) -> pd.DataFrame:
     return with_rooms(parts, sweep)
 
 
-def rates_of(sweep: Tables, top: str = "tokens", bottom: str = "wall_part_s") -> Rates:
-    """Rates of two columns of problem_seconds over the split, drawn with the sweep's noise."""
-    noise = noise_of(sweep.all_runs)
-    return draw_rates(problem_seconds(sweep), top, bottom, noise=noise, runs=sweep.runs)
+def throughput(sweep: Tables) -> Rates:
+    """Generated tokens a second over the split, drawn with the sweep's noise."""
+    return rates_of(sweep, {"tokens_per_s": ("tokens", "wall_part_s")})["tokens_per_s"]
+
+
+def rates_of(sweep: Tables, columns: Mapping[str, tuple[str, str]]) -> dict[str, Rates]:
+    """Rates of two columns of problem_seconds each, by name, drawn with the sweep's noise."""
+    rows, runs, noise = problem_seconds(sweep), sweep.runs, noise_of(sweep.all_runs)
+    return {
+        name: draw_rates(rows, top, bottom, noise=noise, runs=runs)
+        for name, (top, bottom) in columns.items()
+    }
 
 
 def problem_seconds(sweep: Tables) -> pd.DataFrame:
