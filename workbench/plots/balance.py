@@ -87,7 +87,8 @@ def _waste(
     padded = rows[rows["kind"] != CONTINUOUS]
     points = _waste_line(padded, f"{MODELS[model].label}, static").update(mode="markers+text")
     points.update(marker={"symbol": "triangle-up-open", "size": 10, "color": PURPLE})
-    points.update(text=[f"{s:.0f}" for s in padded["max_num_seqs"]], textposition="middle right")
+    sides = [f"middle {('right', 'left')[k % 2]}" for k in range(len(padded))]  # apart if equal
+    points.update(text=[f"{s:.0f}" for s in padded["max_num_seqs"]], textposition=sides)
     fig.add_trace(points, row=2, col=column)
 
 

@@ -176,7 +176,9 @@ def _limit_axes(fig: go.Figure, rows: pd.DataFrame, model: str) -> None:
         title_text=STEPS[model], range=[0, reach], domain=[0, _LINES_HEAD], row=2, col=1
     )
     legend_at(fig, "legend", _LINES_HEAD + 0.005)
-    _say(fig, f"<b>{TOKENS[model]}</b>, continuous batching; hatched: infeasible", 1.0)
+    cannot = rows.loc[rows["kind"] == CONTINUOUS, "tokens_per_s"].isna().any()
+    hatched = "; hatched: infeasible" if cannot else ""
+    _say(fig, f"<b>{TOKENS[model]}</b>, continuous batching{hatched}", 1.0)
 
 
 def _say(fig: go.Figure, text: str, y: float) -> None:
