@@ -41,7 +41,7 @@ class Noise:
 
     @property
     def is_known(self) -> bool:
-        """Whether any setting was run more than once."""
+        """Whether equal work was done more than once."""
         return self.degrees > 0
 
     def factors(
