@@ -17,6 +17,7 @@ from typing import Any, Self
 from workbench.errors import ConfigError, nearest
 from workbench.fields import require_types
 
+QUANTIZATIONS = ("int8", "int4")  # weights rounded at load, 32 to a scale
 _UNITS = {"": 1, "b": 1} | {
     prefix + ending: base**power
     for power, prefix in enumerate("kmgt", start=1)
@@ -97,7 +98,7 @@ class EngineConfig(_Settings):
     max_model_len: int | None = None  # None: the model's own maximum
     enable_prefix_caching: bool = True
     batch_invariant: bool = True
-    quantization: str | None = None
+    quantization: str | None = None  # None: weights as the file has them; or "int8", "int4"
     activations_in_total: bool = True  # False: `memory` pays for weights and KV only
     dtype: str = "auto"
     watermark: float = 0.01  # share of blocks kept free when a request is admitted
@@ -131,9 +132,8 @@ class EngineConfig(_Settings):
         self._require(
             "enable_prefix_caching", not shares, "False with batching='static', which pads prompts"
         )
-        self._require(
-            "quantization", self.quantization is None, "None: weights stay as the file has them"
-        )
+        if self.quantization is not None:
+            self._choose("quantization", QUANTIZATIONS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ from pathlib import Path
 import torch
 
 from workbench.errors import ConfigError
+from workbench.kernels import Part, Quantised
+from workbench.kernels.quantised import quantise
 from workbench.models.building import Take, build
 from workbench.models.folders import DUMMY, find_model, is_gguf, read_spec
 from workbench.models.gguf_weights import GGUFWeights
@@ -22,6 +24,7 @@ from workbench.models.room import require_room
 from workbench.models.spec import ModelSpec
 from workbench.models.weights import FolderWeights, Weights
 
+_KINDS = {"int8": "Q8_0", "int4": "Q4_1"}  # what QUANTIZATIONS round to
 _DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -30,12 +33,21 @@ _DTYPES = {
 }
 
 
-def load_model(name: str, *, dtype: str = "auto", device: str = "cpu", seed: int = 0) -> LlamaModel:
+def load_model(
+    name: str,
+    *,
+    dtype: str = "auto",
+    device: str = "cpu",
+    seed: int = 0,
+    quantization: str | None = None,
+) -> LlamaModel:
     """The model of a short name, a folder, a .gguf file, a hub id, or `dummy:` and one of them.
 
     A dummy has random weights, from `seed`.
 
     dtype: of the weights and of all arithmetic; "auto" is float32 on a CPU, else the config's.
+    quantization: None keeps weights as the file has them; "int8" or "int4" rounds the matrices
+    that it has as floating point.
     Raises ModelError (unknown, incomplete, corrupt or unsupported model), ConfigError (dtype) or
     OutOfMemory (weights larger than the memory available).
     """
@@ -45,15 +57,17 @@ def load_model(name: str, *, dtype: str = "auto", device: str = "cpu", seed: int
     chosen = _dtype(dtype, device, spec)
     if dummy:
         require_room(spec.weight_bytes(chosen.itemsize), name, str(chosen))
-        model = build(spec, _random(seed), chosen, device)
+        model = build(spec, _rounding(_random(seed), quantization), chosen, device)
         model.fingerprint = _digest(f"dummy {seed} {spec} {chosen}")
     else:
         weights = open_weights(where)
         require_room(weights.held_bytes(chosen.itemsize), name, str(chosen))
-        model = build(spec, weights.take_stored, chosen, device)
+        model = build(spec, _rounding(weights.take_stored, quantization), chosen, device)
         weights.refuse_leftovers(spec.unused_tensors)
         model.fingerprint = _digest(f"{weights.digest()} {spec} {chosen}")
     model.folder = where
+    if quantization is not None:
+        model.fingerprint += f"/{quantization}"
     return model
 
 
@@ -71,6 +85,21 @@ def _dtype(dtype: str, device: str, spec: ModelSpec) -> torch.dtype:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _rounding(take: Take, quantization: str | None) -> Take:
+    """Matrices rounded to a quantised kind; what is quantised already is left as it is."""
+    if quantization is None:
+        return take
+    kind = _KINDS[quantization]
+
+    def rounded(name: str, shape: tuple[int, ...]) -> Part:
+        part = take(name, shape)
+        if isinstance(part, Quantised) or part.ndim != 2 or shape[1] % 32:
+            return part
+        return quantise(kind, part.float().numpy())
+
+    return rounded
 
 
 def _random(seed: int) -> Take:
