@@ -46,7 +46,7 @@ class BatchGrid:
     max_num_seqs: tuple[int, ...] = (8, 64, 512)
     max_num_batched_tokens: tuple[int, ...] = (256, 2048, 16384)
     compared: tuple[int, ...] = (8, 16, 64)
-    compared_every: int = 4
+    compared_every: int = 6
     block_sizes: tuple[int, ...] = (1, 4, 16, 64)
     num_problems: int = 4
     repeats: int = 2
