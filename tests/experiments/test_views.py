@@ -246,3 +246,5 @@ def test_the_slow_down_is_put_into_numbers(lost):
     )
     assert "**fails** here" in verdict
     assert verdict.endswith("**depends on** the share.")
+    open_ = claims.Claim("C4", "", "depends on", "", "")
+    assert "**depends on** more than these runs can tell" in sentences.thesis_sentence(open_, open_)

@@ -124,9 +124,10 @@ def lost_sentence(rows: pd.DataFrame) -> str:
 
 def thesis_sentence(eviction: Claim, thrash: Claim) -> str:
     """Which of the thesis's two sentences holds, from the verdicts on C4 and C6."""
+    where = "more than these runs can tell" if eviction.verdict == DEPENDS else "here"
     return (
         f'Of the thesis\'s two sentences, "evictions explain the slow-down" **{eviction.verdict}** '
-        f'here, and "thrashing is extremely rare" **{thrash.verdict}**'
+        f'{where}, and "thrashing is extremely rare" **{thrash.verdict}**'
         f"{'' if thrash.verdict != DEPENDS else ' the share'}."
     )
 
