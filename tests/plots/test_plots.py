@@ -93,6 +93,15 @@ def test_memory_split_draws_values_intervals_and_the_peak_as_a_band():
     assert (band.x0, band.x1) == pytest.approx((0.2, 0.4), abs=0.01)
 
 
+def test_the_right_axis_reaches_beyond_the_highest_bar():
+    rows = synthetic.split_rows()
+    wide = rows.assign(high=rows["high"].where(rows["metric"] == "peak_share", 3 * rows["value"]))
+    top = plots.memory_split(wide).layout.yaxis2.range[1]
+    assert top > wide.query("metric == 'problems_per_min'")["high"].max()
+    endless = rows.assign(high=np.inf, low=-np.inf).query("metric != 'peak_share'")
+    assert np.isfinite(plots.memory_split(endless).layout.yaxis2.range[1])
+
+
 @pytest.mark.parametrize("name", ["memory_split", "thrashing"])
 def test_notes_stand_in_the_legend_and_cover_no_data(name):
     """A note on the panel ran over the bars at the highest share and beyond the panel's edge."""

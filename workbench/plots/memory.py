@@ -6,6 +6,7 @@ draws them.
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -83,7 +84,9 @@ def _axes(fig: go.Figure, rows: pd.DataFrame) -> None:
     fig.update_yaxes(rangemode="tozero")
     fig.update_yaxes(title_text="generated tokens/s", row=1, col=1, secondary_y=False)
     # both measure the same searches, so their lines would coincide: the right axis reaches higher
-    reach = 1.45 * float(_of(rows, "problems_per_min")["value"].max())
+    right_rows = _of(rows, "problems_per_min")
+    highest = float(right_rows["high"].where(np.isfinite(right_rows["high"])).max())
+    reach = np.nanmax([1.45 * float(right_rows["value"].max()), 1.25 * highest])
     right = {
         "title_text": "problems/min",
         "showgrid": False,
