@@ -53,7 +53,7 @@ def test_a_record_names_files_without_their_folders():
     class Module:
         MODE = {"batch_invariant": True}
 
-    mode = mode_of(Module, {"problems": "/home/someone/math500.json", "llm": "smollm2-135m"})
+    mode = mode_of(Module, {"problems": "/data/math500.json", "llm": "smollm2-135m"})
     assert mode == {"problems": "math500.json", "llm": "smollm2-135m", "batch_invariant": True}
 
 

@@ -167,5 +167,6 @@ def test_kernels_compile_where_no_cache_folder_can_be_written(
             x[i] *= np.float32(2)
 
     values = np.ones(3, np.float32)
-    compiled(VECTOR)(double)(values)
+    with pytest.warns(RuntimeWarning, match="set NUMBA_CACHE_DIR"):
+        compiled(VECTOR)(double)(values)
     assert values.tolist() == [2, 2, 2]

@@ -7,12 +7,17 @@ rows.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 from numba import njit, types
 
 MATRIX, VECTOR = types.float32[:, ::1], types.float32[::1]
+_UNCACHED = (
+    "Compiled kernels cannot be kept ({}), so every run compiles them anew, which takes half a "
+    "minute; set NUMBA_CACHE_DIR to a folder that can be written."
+)
 OPTIONS: dict[str, Any] = {"error_model": "numpy", "nogil": True}
 
 
@@ -21,13 +26,15 @@ def cached(
 ) -> Callable[[Callable[..., Any]], Any]:
     """`compiler` (numba's njit or cfunc) for one signature, kept on disk.
 
-    Where no cache folder can be written it is compiled in memory, each run anew.
+    Where no cache folder can be written, or what lies in it is of a module that has moved, it is
+    compiled in memory, each run anew, and a RuntimeWarning says so.
     """
 
     def wrap(function: Callable[..., Any]) -> Any:
         try:
             return compiler(signature, cache=True, **options)(function)
-        except (RuntimeError, OSError):  # numba found no folder it may write to
+        except (RuntimeError, OSError, ImportError) as error:
+            warnings.warn(_UNCACHED.format(error), RuntimeWarning, stacklevel=2)
             return compiler(signature, **options)(function)
 
     return wrap
