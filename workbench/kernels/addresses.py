@@ -16,10 +16,8 @@ from numba.extending import intrinsic
 
 from workbench.kernels.lanes import WIDTH, Lanes
 
-_BYTE, _INT, _LONG = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_BYTE, _LONG = ir.IntType(8), ir.IntType(64)
 _LANES = ir.VectorType(ir.FloatType(), WIDTH)
-_INTS = ir.VectorType(_INT, WIDTH)
-_BYTES = ir.VectorType(_BYTE, WIDTH)
 Generate = Callable[[Any, Any, Any, Any], Any]
 
 
@@ -29,10 +27,6 @@ def _at(builder: ir.IRBuilder, address: Any, kind: Any) -> Any:
 
 def _load(builder: ir.IRBuilder, address: Any, kind: Any, align: int = 1) -> Any:
     return builder.load(_at(builder, address, kind), align=align)
-
-
-def _whole(value: int) -> ir.Constant:
-    return ir.Constant(_INTS, [value] * WIDTH)
 
 
 @intrinsic
@@ -54,60 +48,6 @@ def put(_: Any, address: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.int64, Lanes), generate
-
-
-@intrinsic
-def halves(_: Any, address: Any) -> Any:
-    """Sixteen float16, widened."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.VectorType(ir.HalfType(), WIDTH)
-        return builder.fpext(_load(builder, args[0], kind, 2), _LANES)
-
-    return Lanes(types.int64), generate
-
-
-@intrinsic
-def upper_halves(_: Any, address: Any) -> Any:
-    """Sixteen bfloat16, widened: the upper half of a float32's bits."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        stored = _load(builder, args[0], ir.VectorType(ir.IntType(16), WIDTH), 2)
-        return builder.bitcast(builder.shl(builder.zext(stored, _INTS), _whole(16)), _LANES)
-
-    return Lanes(types.int64), generate
-
-
-@intrinsic
-def signed_bytes(_: Any, address: Any) -> Any:
-    """Sixteen int8 as float32."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.sitofp(builder.sext(_load(builder, args[0], _BYTES), _INTS), _LANES)
-
-    return Lanes(types.int64), generate
-
-
-@intrinsic
-def low_nibbles(_: Any, address: Any) -> Any:
-    """The lower four bits of sixteen bytes, 0 to 15, as float32."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        wide = builder.zext(_load(builder, args[0], _BYTES), _INTS)
-        return builder.sitofp(builder.and_(wide, _whole(15)), _LANES)
-
-    return Lanes(types.int64), generate
-
-
-@intrinsic
-def high_nibbles(_: Any, address: Any) -> Any:
-    """The upper four bits of sixteen bytes, 0 to 15, as float32."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        wide = builder.zext(_load(builder, args[0], _BYTES), _INTS)
-        return builder.sitofp(builder.lshr(wide, _whole(4)), _LANES)
-
-    return Lanes(types.int64), generate
 
 
 @intrinsic

@@ -19,8 +19,8 @@ from workbench.kernels.addresses import floats, integers, numbers, put
 from workbench.kernels.lanes import WIDTH, add, div, exponential, mul, same, sub
 from workbench.kernels.panels import FLOAT32, INT4, Panels
 from workbench.kernels.team import Team, kernel, take
-from workbench.kernels.tiles import FEW_ROWS, GROUP, MOST_ROWS, PANEL, few_rows, tile
-from workbench.kernels.widening import widen
+from workbench.kernels.tiles import MOST_ROWS, PANEL, tile
+from workbench.kernels.widening import FEW_ROWS, few_rows, widen
 
 ROWS = 256  # of one piece
 _DEPTH = 128  # inputs widened at a time: 16 KiB
@@ -75,29 +75,19 @@ def _multiply_float(x: Any, weights: int, depth: int, out: Any, fresh: bool) -> 
 def _multiply(x: Any, m: Any, number: int, out: Any, fresh: bool, room: Any) -> None:
     """out (+)= x @ the panel of this number; room: where to widen it."""
     panel = m.address + number * m.panel_bytes
+    bits, groups, to = 4 if m.kind == INT4 else 8, m.inputs // m.group, out.address
     if m.kind == FLOAT32:
         _multiply_float(x, panel, m.inputs, out, fresh)
-    elif x.rows <= FEW_ROWS and m.group == GROUP:
-        groups = m.inputs // m.group
-        bits = 4 if m.kind == INT4 else 8
-        few_rows(
-            x.rows,
-            bits,
-            m.half,
-            x.address,
-            x.stride,
-            panel,
-            out.address,
-            out.stride,
-            groups,
-            fresh,
-        )
+    elif x.rows <= FEW_ROWS:
+        at, step = x.address, x.stride
+        few_rows(x.rows, bits, m.half, m.group, at, step, panel, to, out.stride, groups, fresh)
     else:
         for k in range(0, m.inputs, _DEPTH):
             depth = min(_DEPTH, m.inputs - k)
-            widen(panel, m.kind, m.group, m.half, k, depth, room.ctypes.data)
+            weights = room.ctypes.data
+            widen(bits, m.half, m.group, panel, k // m.group, depth // m.group, weights)
             some = _Rows(x.address + k * 4, x.stride, x.rows)
-            _multiply_float(some, room.ctypes.data, depth, out, fresh and k == 0)
+            _multiply_float(some, weights, depth, out, fresh and k == 0)
 
 
 @_plain
@@ -172,8 +162,8 @@ def _columns(arguments: int, counter: int) -> None:
         for k in range(0, m.inputs, _DEPTH):
             depth, weights = min(_DEPTH, m.inputs - k), panel + k * _BYTES
             if m.kind != FLOAT32:
-                weights = room.ctypes.data
-                widen(panel, m.kind, m.group, m.half, k, depth, weights)
+                weights, bits = room.ctypes.data, 4 if m.kind == INT4 else 8
+                widen(bits, m.half, m.group, panel, k // m.group, depth // m.group, weights)
             values = numbers(weights, depth * PANEL)
             for j in range(depth):
                 target[k + j] = values[j * PANEL + column]

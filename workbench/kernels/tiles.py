@@ -5,8 +5,7 @@
 Each product is fused with its addition, inputs in ascending order, one sum for each element that
 stays in a register: an element's value does not depend on how many rows there are, nor on where a
 sum is interrupted and taken up again. 14 rows of 32 columns are 28 registers of 16 numbers, as many
-as AVX-512 has room for; other machines split them. `tile` reads float32 weights; `few_rows` widens
-quantised ones on the way, which for few rows costs less than putting them down in between.
+as AVX-512 has room for; other machines split them. Quantised weights: `widening`.
 """
 
 from __future__ import annotations
@@ -24,32 +23,28 @@ from workbench.kernels.lanes import WIDTH
 
 PANEL = 2 * WIDTH  # columns side by side
 MOST_ROWS = 14
-FEW_ROWS = 4
-GROUP = 32  # inputs that share a scale, in `few_rows`
 _LONG = ir.IntType(64)
-_BYTES, _INTS = ir.VectorType(ir.IntType(8), WIDTH), ir.VectorType(ir.IntType(32), WIDTH)
 _FLOAT = ir.FloatType()
 _VECTOR = ir.VectorType(_FLOAT, WIDTH)
 _FLOAT_BYTES, _VECTOR_BYTES = 4, 4 * WIDTH
 
 
-def _whole(value: int) -> ir.Constant:
-    return ir.Constant(_INTS, [value] * WIDTH)
-
-
 Sums = list[list[Any]]  # a vector a row and half panel
 
 
-class _Tile:
+class Tile:
     """Emits one tile's code. Rows are addresses; all numbers are LLVM values."""
 
     columns = PANEL // WIDTH  # vectors side by side
 
     def __init__(self, builder: ir.IRBuilder, rows: int) -> None:
         self.builder, self.rows = builder, rows
-        self._fma = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(_VECTOR, [_VECTOR] * 3), "llvm.fma.v16f32"
-        )
+
+    def fma(self, a: Any, b: Any, c: Any) -> Any:
+        """a * b + c, rounded once."""
+        kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
+        called = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.fma.v16f32")
+        return self.builder.call(called, [a, b, c])
 
     def addresses(self, base: Any, stride: Any) -> list[Any]:
         """Of the rows, `stride` bytes apart."""
@@ -59,7 +54,7 @@ class _Tile:
     def vectors(self, address: Any, kind: ir.Type = _VECTOR, align: int = 4) -> list[Any]:
         """The vectors side by side from an address; align: bytes of one element."""
         return [
-            self.builder.load(self._at(address, c * WIDTH * align, kind), align=align)
+            self.builder.load(self.at(address, c * WIDTH * align, kind), align=align)
             for c in range(self.columns)
         ]
 
@@ -67,7 +62,7 @@ class _Tile:
         """Writes the sums back."""
         for row, line in zip(rows, sums):
             for c, value in enumerate(line):
-                self.builder.store(value, self._at(row, c * _VECTOR_BYTES, _VECTOR), align=4)
+                self.builder.store(value, self.at(row, c * _VECTOR_BYTES, _VECTOR), align=4)
 
     def start(self, rows: list[Any], fresh: Any) -> Sums:
         """Zeros if fresh, else what is in `rows`."""
@@ -111,47 +106,22 @@ class _Tile:
         for row, line in zip(x, sums):
             scalar = b.load(b.inttoptr(b.add(row, offset), _FLOAT.as_pointer()))
             spread = self._spread(scalar)
-            new.append([b.call(self._fma, [spread, w, s]) for w, s in zip(weights, line)])
+            new.append([self.fma(spread, w, s) for w, s in zip(weights, line)])
         return new
 
-    def scales(self, address: Any, half: bool) -> list[Any]:
-        """32 scales or offsets as vectors."""
-        if not half:
-            return self.vectors(address)
-        stored = self.vectors(address, ir.VectorType(ir.HalfType(), WIDTH), 2)
-        return [self.builder.fpext(vector, _VECTOR) for vector in stored]
-
-    def nibbles(self, address: Any) -> list[Any]:
-        """32 codes of four bits as vectors: lower halves of 16 bytes, then upper ones."""
-        b = self.builder
-        wide = b.zext(b.load(self._at(address, 0, _BYTES), align=1), _INTS)
-        halves = b.and_(wide, _whole(15)), b.lshr(wide, _whole(4))
-        return [b.sitofp(half, _VECTOR) for half in halves]
-
-    def signed_bytes(self, address: Any) -> list[Any]:
-        """32 codes of eight bits as vectors."""
-        b = self.builder
-        loaded = [b.load(self._at(address, c * WIDTH, _BYTES), align=1) for c in range(2)]
-        return [b.sitofp(b.sext(each, _INTS), _VECTOR) for each in loaded]
-
-    def scaled(self, codes: list[Any], scales: list[Any], offsets: list[Any] | None) -> list[Any]:
-        """scale * code + offset."""
-        b = self.builder
-        if offsets is None:
-            return [b.fmul(scale, code) for scale, code in zip(scales, codes)]
-        return [b.call(self._fma, list(three)) for three in zip(scales, codes, offsets)]
-
-    def _at(self, address: Any, offset: int, kind: ir.Type) -> Any:
+    def at(self, address: Any, offset: int, kind: ir.Type) -> Any:
+        """A pointer to a `kind`, so many bytes behind an address."""
         return self.builder.inttoptr(self.builder.add(address, _LONG(offset)), kind.as_pointer())
 
     def _spread(self, scalar: Any) -> Any:
         b = self.builder
         first = b.insert_element(ir.Constant(_VECTOR, ir.Undefined), scalar, ir.IntType(32)(0))
-        return b.shuffle_vector(first, first, _whole(0))
+        zeros = ir.Constant(ir.VectorType(ir.IntType(32), WIDTH), [0] * WIDTH)
+        return b.shuffle_vector(first, first, zeros)
 
 
 @contextmanager
-def _each(builder: ir.IRBuilder, value: Any, values: range) -> Iterator[Iterator[int]]:
+def each_case(builder: ir.IRBuilder, value: Any, values: range) -> Iterator[Iterator[int]]:
     """Code for each value that an LLVM value may have; nothing else may it be."""
     done, none = builder.append_basic_block("done"), builder.append_basic_block("none")
     choice = builder.switch(value, none)
@@ -189,16 +159,16 @@ def tile(
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         rows, x, x_stride, panel, out, out_stride, depth, fresh = args
-        with _each(builder, rows, range(1, MOST_ROWS + 1)) as counts:
+        with each_case(builder, rows, range(1, MOST_ROWS + 1)) as counts:
             for count in counts:
-                _emit_tile(_Tile(builder, count), x, x_stride, panel, out, out_stride, depth, fresh)
+                _emit_tile(Tile(builder, count), x, x_stride, panel, out, out_stride, depth, fresh)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 8), generate
 
 
 def _emit_tile(
-    code: _Tile,
+    code: Tile,
     x: Any,
     x_stride: Any,
     panel: Any,
@@ -215,75 +185,3 @@ def _emit_tile(
         return code.add_input(sums, sources, k, weights)
 
     code.store(target, code.loop(code.start(target, fresh), depth, one_input))
-
-
-@intrinsic
-def few_rows(
-    _: Any,
-    rows: Any,
-    bits: Any,
-    half: Any,
-    x: Any,
-    x_stride: Any,
-    panel: Any,
-    out: Any,
-    out_stride: Any,
-    groups: Any,
-    fresh: Any,
-) -> Any:
-    """`tile` for 1 to 4 rows and a quantised panel of so many groups of 32 inputs (see `panels`).
-
-    bits: of a code, 4 (with offsets) or 8; half: 1 if scales are float16, else 0.
-    """
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        rows, bits, half, *rest = args
-        number = builder.add(
-            builder.mul(
-                builder.add(builder.mul(half, _LONG(2)), builder.lshr(bits, _LONG(3))),
-                _LONG(FEW_ROWS),
-            ),
-            rows,
-        )
-        with _each(builder, number, range(1, 4 * FEW_ROWS + 1)) as cases:
-            for case in cases:
-                form, few = divmod(case - 1, FEW_ROWS)
-                _emit_few_rows(_Tile(builder, few + 1), 4 << form % 2, form >= 2, *rest)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 10), generate
-
-
-def _emit_few_rows(
-    code: _Tile,
-    bits: int,
-    half: bool,
-    x: Any,
-    x_stride: Any,
-    panel: Any,
-    out: Any,
-    out_stride: Any,
-    groups: Any,
-    fresh: Any,
-) -> None:
-    b, target = code.builder, code.addresses(out, out_stride)
-    sources = code.addresses(x, x_stride)
-    scale_bytes = PANEL * (2 if half else 4)
-    before_codes = scale_bytes * (2 if bits == 4 else 1)
-    input_bytes = PANEL * bits // 8
-
-    def one_group(group: Any, sums: Sums) -> Sums:
-        at = b.add(panel, b.mul(group, _LONG(before_codes + GROUP * input_bytes)))
-        codes, first = b.add(at, _LONG(before_codes)), b.mul(group, _LONG(GROUP))
-        scales = code.scales(at, half)
-        offsets = code.scales(b.add(at, _LONG(scale_bytes)), half) if bits == 4 else None
-
-        def one_input(k: Any, sums: Sums) -> Sums:
-            place = b.add(codes, b.mul(k, _LONG(input_bytes)))
-            small = code.nibbles(place) if bits == 4 else code.signed_bytes(place)
-            weights = code.scaled(small, scales, offsets)
-            return code.add_input(sums, sources, b.add(first, k), weights)
-
-        return code.loop(sums, _LONG(GROUP), one_input)
-
-    code.store(target, code.loop(code.start(target, fresh), groups, one_group))

@@ -1,62 +1,178 @@
-"""Quantised weights of a panel as float32: scale * code + offset, rounded once."""
+"""Quantised panels in LLVM's own terms: widened in registers, for a product or into a cache.
+
+A weight is scale * code + offset in float32, rounded once; `panels` says where each lies. For few
+rows a product that widens on the way costs less than putting weights down in between (`few_rows`);
+for many, `widen` puts them down once and `tile` reads them.
+"""
 
 from __future__ import annotations
 
-from numba import njit
+from collections.abc import Callable
+from typing import Any
 
-from workbench.kernels.addresses import (
-    floats,
-    halves,
-    high_nibbles,
-    low_nibbles,
-    put,
-    signed_bytes,
-)
-from workbench.kernels.lanes import WIDTH, fma, mul
-from workbench.kernels.panels import INT4
-from workbench.kernels.tiles import PANEL
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 
-_BYTES, _HALF = PANEL * 4, WIDTH * 4
-_plain = njit(error_model="numpy", inline="always")
+from workbench.kernels.lanes import WIDTH
+from workbench.kernels.tiles import PANEL, Sums, Tile, each_case
 
-
-@_plain
-def _widen_nibbles(at: int, group: int, half: int, out: int) -> None:
-    """One group of INT4."""
-    size = PANEL * (2 if half else 4)  # of one array of scales
-    if half:
-        s0, s1 = halves(at), halves(at + size // 2)
-        o0, o1 = halves(at + size), halves(at + size + size // 2)
-    else:
-        s0, s1 = floats(at), floats(at + size // 2)
-        o0, o1 = floats(at + size), floats(at + size + size // 2)
-    codes = at + 2 * size
-    for k in range(group):
-        put(out + k * _BYTES, fma(s0, low_nibbles(codes + k * WIDTH), o0))
-        put(out + k * _BYTES + _HALF, fma(s1, high_nibbles(codes + k * WIDTH), o1))
+FEW_ROWS = 4
+_FORMS = ((4, False), (8, False), (4, True), (8, True))  # bits of a code; whether scales are halves
+_LONG, _FLOAT = ir.IntType(64), ir.FloatType()
+_VECTOR, _HALVES = ir.VectorType(_FLOAT, WIDTH), ir.VectorType(ir.HalfType(), WIDTH)
+_BYTES, _INTS = ir.VectorType(ir.IntType(8), WIDTH), ir.VectorType(ir.IntType(32), WIDTH)
 
 
-@_plain
-def _widen_bytes(at: int, group: int, half: int, out: int) -> None:
-    """One group of INT8."""
-    size = PANEL * (2 if half else 4)
-    if half:
-        s0, s1 = halves(at), halves(at + size // 2)
-    else:
-        s0, s1 = floats(at), floats(at + size // 2)
-    codes = at + size
-    for k in range(group):
-        put(out + k * _BYTES, mul(s0, signed_bytes(codes + k * PANEL)))
-        put(out + k * _BYTES + _HALF, mul(s1, signed_bytes(codes + k * PANEL + WIDTH)))
+def _whole(value: int) -> ir.Constant:
+    return ir.Constant(_INTS, [value] * WIDTH)
 
 
-@njit(error_model="numpy")
-def widen(panel: int, kind: int, group: int, half: int, first: int, count: int, out: int) -> None:
-    """Inputs first .. first + count - 1, whole groups, of a panel: float32 [count, 32] at `out`."""
-    size = PANEL * (2 if half else 4)
-    for start in range(0, count, group):
-        number, to = (first + start) // group, out + start * _BYTES
-        if kind == INT4:
-            _widen_nibbles(panel + number * (2 * size + group * WIDTH), group, half, to)
-        else:
-            _widen_bytes(panel + number * (size + group * PANEL), group, half, to)
+class _Quantised:
+    """Emits the widening of one form: bits of a code, scales as halves, inputs to a scale."""
+
+    def __init__(self, code: Tile, bits: int, half: bool, group: Any) -> None:
+        self.code, self.builder, self.bits, self.half, self.group = (
+            code,
+            code.builder,
+            bits,
+            half,
+            group,
+        )
+        self.scale_bytes = PANEL * (2 if half else 4)
+        self.input_bytes = PANEL * bits // 8
+
+    def open(self, panel: Any, number: Any) -> Callable[[Any], list[Any]]:
+        """A group's weights by input: its scales are loaded here, its codes where asked for."""
+        b, arrays = self.builder, 2 if self.bits == 4 else 1
+        before = _LONG(arrays * self.scale_bytes)
+        size = b.add(before, b.mul(self.group, _LONG(self.input_bytes)))
+        at = b.add(panel, b.mul(number, size))
+        codes, scales = b.add(at, before), self._scales(at)
+        offsets = self._scales(b.add(at, _LONG(self.scale_bytes))) if arrays == 2 else None
+
+        def weights(k: Any) -> list[Any]:
+            place = b.add(codes, b.mul(k, _LONG(self.input_bytes)))
+            if offsets is None:
+                return [b.fmul(s, c) for s, c in zip(scales, self._signed_bytes(place))]
+            three = zip(scales, self._nibbles(place), offsets)
+            return [self.code.fma(*values) for values in three]
+
+        return weights
+
+    def _scales(self, address: Any) -> list[Any]:
+        if not self.half:
+            return self.code.vectors(address)
+        stored = self.code.vectors(address, _HALVES, 2)
+        return [self.builder.fpext(vector, _VECTOR) for vector in stored]
+
+    def _nibbles(self, address: Any) -> list[Any]:
+        """Lower halves of 16 bytes, then upper ones."""
+        b = self.builder
+        wide = b.zext(b.load(self.code.at(address, 0, _BYTES), align=1), _INTS)
+        halves = b.and_(wide, _whole(15)), b.lshr(wide, _whole(4))
+        return [b.sitofp(half, _VECTOR) for half in halves]
+
+    def _signed_bytes(self, address: Any) -> list[Any]:
+        b = self.builder
+        return [
+            b.sitofp(b.sext(vector, _INTS), _VECTOR)
+            for vector in self.code.vectors(address, _BYTES, 1)
+        ]
+
+
+def _form_number(builder: ir.IRBuilder, bits: Any, half: Any) -> Any:
+    """Where (bits, half) stands in _FORMS."""
+    return builder.add(builder.mul(half, _LONG(2)), builder.lshr(bits, _LONG(3)))
+
+
+@intrinsic
+def few_rows(
+    _: Any,
+    rows: Any,
+    bits: Any,
+    half: Any,
+    group: Any,
+    x: Any,
+    x_stride: Any,
+    panel: Any,
+    out: Any,
+    out_stride: Any,
+    groups: Any,
+    fresh: Any,
+) -> Any:
+    """`tile` for 1 to 4 rows and a quantised panel of so many groups of inputs.
+
+    bits: of a code, 4 (with offsets) or 8; half: 1 if scales are float16, else 0.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        rows, bits, half, *rest = args
+        form = builder.mul(_form_number(builder, bits, half), _LONG(FEW_ROWS))
+        with each_case(builder, builder.add(form, rows), range(1, 4 * FEW_ROWS + 1)) as cases:
+            for case in cases:
+                number, few = divmod(case - 1, FEW_ROWS)
+                _emit_few_rows(Tile(builder, few + 1), _FORMS[number], *rest)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 11), generate
+
+
+def _emit_few_rows(
+    code: Tile,
+    form: tuple[int, bool],
+    group: Any,
+    x: Any,
+    x_stride: Any,
+    panel: Any,
+    out: Any,
+    out_stride: Any,
+    groups: Any,
+    fresh: Any,
+) -> None:
+    b, target = code.builder, code.addresses(out, out_stride)
+    sources, quantised = code.addresses(x, x_stride), _Quantised(code, *form, group)
+
+    def one_group(number: Any, sums: Sums) -> Sums:
+        weights, first = quantised.open(panel, number), b.mul(number, group)
+
+        def one_input(k: Any, sums: Sums) -> Sums:
+            return code.add_input(sums, sources, b.add(first, k), weights(k))
+
+        return code.loop(sums, group, one_input)
+
+    code.store(target, code.loop(code.start(target, fresh), groups, one_group))
+
+
+@intrinsic
+def widen(
+    _: Any, bits: Any, half: Any, group: Any, panel: Any, first: Any, groups: Any, out: Any
+) -> Any:
+    """Groups first, first + 1, ... of a panel: float32 [groups * group, 32] at `out`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        bits, half, *rest = args
+        with each_case(builder, _form_number(builder, bits, half), range(len(_FORMS))) as cases:
+            for case in cases:
+                _emit_widen(Tile(builder, 1), _FORMS[case], *rest)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 7), generate
+
+
+def _emit_widen(
+    code: Tile, form: tuple[int, bool], group: Any, panel: Any, first: Any, groups: Any, out: Any
+) -> None:
+    b, quantised = code.builder, _Quantised(code, *form, group)
+
+    def one_group(number: Any, _: Sums) -> Sums:
+        weights, before = quantised.open(panel, b.add(first, number)), b.mul(number, group)
+
+        def one_input(k: Any, _: Sums) -> Sums:
+            place = b.mul(b.add(before, k), _LONG(PANEL * 4))
+            code.store([b.add(out, place)], [weights(k)])
+            return []
+
+        return code.loop([], group, one_input)
+
+    code.loop([], groups, one_group)
