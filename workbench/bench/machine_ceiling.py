@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 import torch
 
-from workbench.models.spec import ModelSpec
-
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
@@ -22,10 +20,6 @@ class Ceiling:
 
     flops_per_s: float
     bytes_per_s: float
-
-    def seconds(self, flops: float, num_bytes: float) -> float:
-        """The least time this machine needs for so many operations on so many bytes."""
-        return max(flops / self.flops_per_s, num_bytes / self.bytes_per_s)
 
 
 def measure_ceiling(repeats: int = 5) -> Ceiling:
@@ -37,13 +31,6 @@ def measure_ceiling(repeats: int = 5) -> Ceiling:
     data = torch.ones(64 << 20)
     read_s = _median_seconds(data.sum, repeats)
     return Ceiling(2 * side**3 / gemm_s, data.numel() * data.element_size() / read_s)
-
-
-def decode_seconds(ceiling: Ceiling, spec: ModelSpec, num_seqs: int, context: int) -> float:
-    """Least time of one decode step: every weight read once, each sequence's own KV read once."""
-    flops = num_seqs * spec.flops(1, context)
-    kv_bytes = num_seqs * context * spec.kv_bytes_per_token(4)
-    return ceiling.seconds(flops, spec.weight_bytes(4) + kv_bytes)
 
 
 def _median_seconds(work: Callable[[], object], repeats: int) -> float:

@@ -25,16 +25,12 @@ def _at(builder: ir.IRBuilder, address: Any, kind: Any) -> Any:
     return builder.inttoptr(address, kind.as_pointer())
 
 
-def _load(builder: ir.IRBuilder, address: Any, kind: Any, align: int = 1) -> Any:
-    return builder.load(_at(builder, address, kind), align=align)
-
-
 @intrinsic
 def floats(_: Any, address: Any) -> Any:
     """Sixteen float32 as lanes."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _load(builder, args[0], _LANES, 4)
+        return builder.load(_at(builder, args[0], _LANES), align=4)
 
     return Lanes(types.int64), generate
 

@@ -217,19 +217,3 @@ def first(_: Any, x: Any) -> Any:
         return builder.extract_element(args[0], _INT(0))
 
     return types.float32(Lanes), generate
-
-
-@intrinsic
-def prefetch(_: Any, array: Any, index: Any) -> Any:
-    """Asks for the cache line of array[index]; changes nothing but the time a later load takes."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        byte = ir.IntType(8)
-        kind = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), _INT, _INT, _INT])
-        ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        array, index = args
-        line = _pointer(context, builder, signature.args[0], array, index, byte)
-        builder.call(ask, [line, _INT(0), _INT(3), _INT(1)])  # to read, kept in all caches, data
-        return context.get_dummy_value()
-
-    return types.void(array, types.int64), generate
