@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import types
+from numba import njit, types
 from numpy.typing import NDArray
 
 from workbench.kernels.compiled import MATRIX, compiled
@@ -29,6 +29,7 @@ from workbench.kernels.tiles import PANEL
 
 FLOAT32, INT8, INT4 = range(3)
 _BITS = {FLOAT32: 32, INT8: 8, INT4: 4}
+_inlined = njit(error_model="numpy", inline="always")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,14 +130,25 @@ def _place_scales(
     return np.ascontiguousarray(turned).view(np.uint8)
 
 
+@_inlined
+def _take(rows: Any, order: Any, panel: int, room: Any) -> None:
+    """The rows of a panel's columns, side by side in `room`; zeros where there is none."""
+    for column in range(PANEL):
+        row = order[panel * PANEL + column]
+        if row < 0:
+            room[column] = 0
+        else:
+            room[column] = rows[row]
+
+
 @compiled(types.Array(types.float32, 2, "C", readonly=True), types.int64[::1], MATRIX)
 def _place_floats(matrix: Any, order: Any, data: Any) -> None:
-    inputs = matrix.shape[1]
-    for at in range(len(order)):
-        row, panel, column = order[at], at // PANEL, at % PANEL
-        if row >= 0:
-            for k in range(inputs):
-                data[panel, k * PANEL + column] = matrix[row, k]
+    room = np.empty((PANEL, matrix.shape[1]), np.float32)
+    for panel in range(len(data)):
+        _take(matrix, order, panel, room)
+        for k in range(matrix.shape[1]):
+            for column in range(PANEL):
+                data[panel, k * PANEL + column] = room[column, k]
 
 
 _CODES = (types.uint8[:, ::1], types.int64[::1], types.int64, types.int64, types.uint8[:, :, ::1])
@@ -144,19 +156,22 @@ _CODES = (types.uint8[:, ::1], types.int64[::1], types.int64, types.int64, types
 
 @compiled(*_CODES)
 def _place_bytes(codes: Any, order: Any, group: int, start: int, data: Any) -> None:
-    for at in range(len(order)):
-        row, panel, column = order[at], at // PANEL, at % PANEL
-        if row >= 0:
-            for k in range(codes.shape[1]):
-                data[panel, k // group, start + k % group * PANEL + column] = codes[row, k]
+    room = np.empty((PANEL, codes.shape[1]), np.uint8)
+    for panel in range(len(data)):
+        _take(codes, order, panel, room)
+        for k in range(codes.shape[1]):
+            at = start + k % group * PANEL
+            for column in range(PANEL):
+                data[panel, k // group, at + column] = room[column, k]
 
 
 @compiled(*_CODES)
 def _place_nibbles(codes: Any, order: Any, group: int, start: int, data: Any) -> None:
-    for at in range(len(order)):
-        row, panel, column = order[at], at // PANEL, at % PANEL
-        byte, shift = column % WIDTH, column // WIDTH * 4
-        if row >= 0:
-            for k in range(codes.shape[1]):
-                where = start + k % group * WIDTH + byte
-                data[panel, k // group, where] |= codes[row, k] << shift
+    room = np.empty((PANEL, codes.shape[1]), np.uint8)
+    for panel in range(len(data)):
+        _take(codes, order, panel, room)
+        for k in range(codes.shape[1]):
+            at = start + k % group * WIDTH
+            for byte in range(WIDTH):
+                upper = room[WIDTH + byte, k] << 4
+                data[panel, k // group, at + byte] = room[byte, k] | upper
