@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
+import numpy as np
 import pytest
 
+from workbench.core import SamplingRows
 from workbench.engine.memory import StepLimits, device_memory, plan_memory, total_bytes
 from workbench.errors import ConfigError, OutOfMemory
 from workbench.models.llama import LlamaModel
 from workbench.models.loading import load_model
+from workbench.sampling.sampler import sample
 
 LIMITS = StepLimits(max_num_batched_tokens=256, max_num_seqs=16, max_model_len=64)
 BLOCK = 16 * 2 * 2 * 2 * 8 * 4  # tokens, K and V, layers, KV heads, dimensions, bytes
@@ -52,6 +56,27 @@ def test_activations_cover_buffers_and_grow_with_the_step(model: LlamaModel) -> 
     held = model.buffers(1024, 16).nbytes
     assert held < large < held + 2**20
     assert small < large == plan_memory(model, wide, 16, num_blocks=8).activations
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_one_filtered_row_takes_the_room_of_many(count: int) -> None:
+    """Rows are filtered in turn: the profiling pass relies on it, and so filters one."""
+    logits = np.random.default_rng(0).standard_normal((count, 4096), np.float32)
+
+    def peak(filtered: int) -> int:
+        top_p = np.ones(count)
+        top_p[:filtered] = 0.9
+        none, places = np.zeros(count, np.int64), np.arange(count)
+        seeds, warm, zeros = np.zeros(count, np.uint64), np.ones(count), np.zeros(count)
+        rows = SamplingRows(places, places, seeds, warm, none, top_p, zeros, none - 1)
+        tracemalloc.start()
+        sample(logits, rows)
+        highest = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return highest
+
+    peak(count)  # what a first call leaves behind is not a row's
+    assert peak(1) == pytest.approx(peak(count), rel=0.01)
 
 
 def test_activations_can_be_left_out(model: LlamaModel) -> None:

@@ -194,15 +194,17 @@ def _largest_plan(limits: StepLimits, samples: bool) -> StepPlan:
 
 
 def _sampling(rows: NDArray[Any], positions: NDArray[Any]) -> SamplingRows:
-    """Sampling of these rows with the filter that needs most room."""
+    """Sampling of these rows; rows are filtered in turn, so one has the filter of most room."""
     count = len(rows)
+    top_p = np.ones(count)
+    top_p[:1] = 0.9
     return SamplingRows(
         rows=rows.astype(np.int64),
         positions=positions.astype(np.int64),
         seeds=np.zeros(count, np.uint64),
         temperature=np.ones(count),
         top_k=np.zeros(count, np.int64),
-        top_p=np.full(count, 0.9),
+        top_p=top_p,
         min_p=np.zeros(count),
         logprobs=np.full(count, -1, np.int64),
     )
@@ -212,11 +214,13 @@ class _Peak:
     """The most bytes that torch, and Python and numpy, held at one time, born inside.
 
     The two peaks are added although they need not coincide: an upper bound, by little.
-    torch's comes from its profiler's list of allocations and releases.
+    torch's comes from its profiler's list of allocations and releases. Garbage waits meanwhile: its
+    release would count against what is held.
     """
 
     def __enter__(self) -> _Peak:
-        gc.collect()
+        self._collects = gc.isenabled()
+        gc.disable()
         self._profile = profile(use_cpu=True, profile_memory=True, use_kineto=True)
         self._profile.__enter__()
         tracemalloc.start()
@@ -226,6 +230,8 @@ class _Peak:
         self._traced = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         self._profile.__exit__(*error)
+        if self._collects:
+            gc.enable()
 
     @property
     def bytes(self) -> int:
