@@ -7,6 +7,7 @@ import threading
 import time
 
 import numpy as np
+import pytest
 
 from workbench.kernels.addresses import integers
 from workbench.kernels.team import Team, kernel, take
@@ -39,6 +40,32 @@ def test_every_piece_is_taken_once() -> None:
     for threads in (1, 2, 5):
         team = Team(threads)
         assert (launch(team, 100, 500) == 500).all()
+
+
+def test_recorded_launches_run_again_and_only_then() -> None:
+    """Recording runs nothing; each later run does every launch once more; the next is direct."""
+    team, cells = Team(2), np.zeros((2, 100), np.int64)
+
+    def work() -> None:
+        for row in cells:
+            team.run(count_pieces.address, row.ctypes.data, 100)
+        team.run(count_pieces.address, cells.ctypes.data, 100)
+
+    program = team.record(work)
+    assert not cells.any()
+    for _ in range(20):
+        program.run()
+    assert (cells == [[40], [20]]).all()
+    work()
+    assert (cells == [[42], [21]]).all()
+
+
+def test_recording_that_fails_leaves_the_team_usable() -> None:
+    """An error in recorded work is the caller's; launches are direct again."""
+    team = Team(2)
+    with pytest.raises(IndexError):
+        team.record(lambda: [][0])
+    assert (launch(team, 10, 5) == 5).all()
 
 
 def test_helpers_sleep_and_are_woken() -> None:

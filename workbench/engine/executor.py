@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from workbench.core import SamplingRows, StepPlan, StepResult, WantedLogits
+from workbench.engine.decode_steps import DecodeSteps
 from workbench.errors import ConfigError, StepError
 from workbench.kernels import ForwardContext, LayerCache
 from workbench.kvcache.storage import KVStorage
@@ -78,9 +79,9 @@ class Executor:
             )
             for base in storage.layer_base
         ]
-        self._columns: dict[
-            bytes, Linear
-        ] = {}  # output matrices of the columns that scoring asks for
+        self._decode_steps = DecodeSteps(model, self._caches, self.buffers)
+        # Output matrices of the columns that scoring asks for.
+        self._columns: dict[bytes, Linear] = {}
 
     def submit(self, plan: StepPlan) -> StepHandle:
         """Start a step. Its errors are raised by the handle, not here."""
@@ -108,6 +109,8 @@ class Executor:
         tokens = torch.from_numpy(np.require(plan.tokens, np.int64, ("C", "W"))).to(
             self.model.device
         )
+        if plan.num_tokens == plan.num_seqs:
+            return self._decode_steps.forward(tokens, plan)
         return self.model.forward(tokens, self._caches, ForwardContext.of(plan), self.buffers)
 
     def _sampled_logits(self, hidden: torch.Tensor, sampling: SamplingRows) -> NDArray[np.float32]:

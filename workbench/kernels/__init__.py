@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -55,6 +55,10 @@ class Kernels(ABC):
         """out [C, inputs]: the outputs' weights, numbers int64 [C]. Not of a gated matrix."""
 
     @abstractmethod
+    def add_row(self, row: torch.Tensor, out: torch.Tensor) -> None:
+        """Adds row [columns] to each row of out [T, columns]."""
+
+    @abstractmethod
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor
     ) -> None:
@@ -82,6 +86,14 @@ class Kernels(ABC):
 
         Keys at positions up to the row's own, scaled by 1 / sqrt(head_dim).
         """
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """What does `work` again, as often as it is called, and faster where these kernels can.
+
+        work: calls of these kernels and nothing else. Its arrays and tensors are the same each
+        time, in place and shape; what lies in them need not be.
+        """
+        return work
 
 
 def load_kernels(device: torch.device, dtype: torch.dtype, threads: int | None = None) -> Kernels:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
 from workbench.kernels import ForwardContext, Kernels, LayerCache, Part, Quantised
 from workbench.kernels.cpu_attention import attend
-from workbench.kernels.cpu_rows import rms_norm, store_kv
+from workbench.kernels.cpu_rows import add_row, rms_norm, store_kv
 from workbench.kernels.panels import Panels, pack_codes, pack_floats
 from workbench.kernels.products import ADD, GATED, PLAIN, columns, multiply
 from workbench.kernels.quantised import join
@@ -47,6 +47,9 @@ class CpuKernels(Kernels):
     def columns(self, matrix: Panels, numbers: torch.Tensor, out: torch.Tensor) -> None:
         columns(self.team, matrix, numbers, out)
 
+    def add_row(self, row: torch.Tensor, out: torch.Tensor) -> None:
+        add_row(self.team, row, out)
+
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor
     ) -> None:
@@ -67,3 +70,7 @@ class CpuKernels(Kernels):
     ) -> None:
         """Sixteen lanes at a time."""
         attend(self.team, qkv, out, cache, context)
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Launches without Python in between."""
+        return self.team.record(work).run

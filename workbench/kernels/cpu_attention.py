@@ -229,13 +229,13 @@ def _attend_piece(
 @kernel
 def _attend(arguments: int, counter: int) -> None:
     """Kernels.attend; piece i is one key-value head of one run of rows (ForwardContext.pieces)."""
-    a = integers(arguments, 18)
-    tokens, head_dim, kv_heads, longest = a[0], a[1], a[2], a[3]
-    qkv, out = matrix(a[4], tokens, a[5]), matrix(a[6], tokens, a[7])
-    data, base, shape = numbers(a[8], _UNBOUNDED), a[9], (a[10], kv_heads, head_dim)
-    positions, sequence = integers(a[11], tokens), integers(a[12], tokens)
-    blocks, width, pieces = a[13], a[14], a[15]
-    bounds = integers(a[16], pieces + 1)
+    a = integers(arguments, 16)
+    tokens, head_dim, kv_heads = a[0], a[1], a[2]
+    qkv, out = matrix(a[3], tokens, a[4]), matrix(a[5], tokens, a[6])
+    data, base, shape = numbers(a[7], _UNBOUNDED), a[8], (a[9], kv_heads, head_dim)
+    positions, sequence = integers(a[10], tokens), integers(a[11], tokens)
+    blocks, width, pieces = a[12], a[13], a[14]
+    bounds, longest = integers(a[15], pieces + 1), positions.max() + 1
     room = (
         np.empty(head_dim * WIDTH, np.float32),
         np.empty(head_dim * WIDTH, np.float32),
@@ -263,7 +263,7 @@ def attend(
     pieces, table = context.pieces, context.block_offsets
     team.run(
         _attend.address,
-        *(len(qkv), cache.head_dim, cache.kv_heads, int(context.context_len.max())),
+        *(len(qkv), cache.head_dim, cache.kv_heads),
         *(qkv.data_ptr(), qkv.shape[1], out.data_ptr(), out.shape[1]),
         *(cache.data.data_ptr(), cache.base, cache.block_size),
         *(context.positions.ctypes.data, context.sequence.ctypes.data),

@@ -63,6 +63,24 @@ def rms_norm(
     team.run(_rms_norm.address, *x.shape, *where, bits)
 
 
+@kernel
+def _add_row(arguments: int, counter: int) -> None:
+    a = integers(arguments, 4)
+    count, width = a[0], a[1]
+    row, out = numbers(a[2], width), matrix(a[3], count, width)
+    piece = take(counter) * _ROWS
+    while piece < count:
+        for t in range(piece, min(piece + _ROWS, count)):
+            for i in range(width):
+                out[t, i] += row[i]
+        piece = take(counter) * _ROWS
+
+
+def add_row(team: Team, row: torch.Tensor, out: torch.Tensor) -> None:
+    """`Kernels.add_row` by a team."""
+    team.run(_add_row.address, *out.shape, row.data_ptr(), out.data_ptr())
+
+
 @_inlined
 def _rotate(row: Any, head: int, half: int, cosine: Any, sine: Any) -> None:
     """Pairs (i, i + half) of a head, by the angles of its position (Su et al. 2021)."""

@@ -62,6 +62,9 @@ class ReferenceKernels(Kernels):
     def columns(self, matrix: Dense, numbers: torch.Tensor, out: torch.Tensor) -> None:
         out.copy_(matrix.weight[:, numbers].t())
 
+    def add_row(self, row: torch.Tensor, out: torch.Tensor) -> None:
+        out += row
+
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor
     ) -> None:

@@ -36,8 +36,9 @@ _CLOSED = -(1 << 40)
 _LOOKS = 500  # before a waiting thread offers its core to others
 _PATIENCE = 400  # offers before a helper goes to sleep
 
-_MOST_ARGUMENTS = 32
-_PACK = [Struct(f"={count}q") for count in range(_MOST_ARGUMENTS + 1)]
+_MOST_ARGUMENTS = 19
+_ROW = 8 * (1 + _MOST_ARGUMENTS)  # bytes of a launch: the kernel's address and its arguments
+_PACK = [Struct(f"={1 + count}q") for count in range(_MOST_ARGUMENTS + 1)]
 
 _yield = types.ExternalFunction("sched_yield", types.int32())
 _read = types.ExternalFunction("read", types.int64(types.int64, types.int64, types.int64))
@@ -64,9 +65,8 @@ def _wait_for(box: int, count: int) -> None:
             _yield()
 
 
-@cached(njit, types.void(types.int64, types.int64, types.int64, types.int64), **OPTIONS)
-def _launch(box: int, bell: int, kernel: int, arguments: int) -> None:
-    """Runs a kernel to its end."""
+@njit(error_model="numpy")
+def _run(box: int, bell: int, kernel: int, arguments: int) -> None:
     write(box + KERNEL, kernel)
     write(box + ARGUMENTS, arguments)
     write(box + FINISHED, 0)
@@ -77,6 +77,13 @@ def _launch(box: int, bell: int, kernel: int, arguments: int) -> None:
         _write(bell, box, exchange(box + ASLEEP, 0))  # as many bytes, of whatever value
     call(kernel, arguments, box + COUNTER)
     _wait_for(box, exchange(box + JOINED, _CLOSED))
+
+
+@cached(njit, types.void(*[types.int64] * 4), **OPTIONS)
+def _launch(box: int, bell: int, launches: int, count: int) -> None:
+    """Runs kernels one after the other, each to its end: an address and its arguments a row."""
+    for at in range(launches, launches + count * _ROW, _ROW):
+        _run(box, bell, read(at), at + 8)
 
 
 @cached(njit, types.void(types.int64, types.int64), **OPTIONS)
@@ -126,14 +133,32 @@ def _address(buffer: bytearray) -> int:
     return int(np.frombuffer(buffer, np.uint8).ctypes.data)
 
 
+class Program:
+    """Launches that were recorded: `run` does them again, without Python in between.
+
+    Addresses are as they were, what lies there may have changed.
+    """
+
+    def __init__(self, team: Team, launches: bytearray, work: Callable[[], None]) -> None:
+        self._team, self._launches = team, launches
+        self._count = len(launches) // _ROW
+        self._work = work  # keeps alive what lies at the addresses
+
+    def run(self) -> None:
+        """All of them, in their order, each to its end."""
+        if self._count:
+            self._team.launch(_address(self._launches), self._count)
+
+
 class Team:
     """`threads` threads, the caller's included; one launch at a time."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
         box, bell = np.zeros(_LINE, np.int64), _Bell()
-        self._arguments = bytearray(8 * _MOST_ARGUMENTS)
-        self._addresses = box.ctypes.data, bell.ring, _address(self._arguments)
+        self._one = bytearray(_ROW)
+        self._addresses = box.ctypes.data, bell.ring, _address(self._one)
+        self._recorded: bytearray | None = None
         self._gone = weakref.finalize(self, _dismiss, box, bell, threads - 1)
         for number in range(1, threads):
             name = f"kernel-{number}"
@@ -142,5 +167,22 @@ class Team:
     def run(self, address: int, *arguments: int) -> None:
         """Runs the kernel at an address to its end, with these arguments."""
         box, bell, at = self._addresses
-        _PACK[len(arguments)].pack_into(self._arguments, 0, *arguments)
-        _launch(box, bell, address, at)
+        _PACK[len(arguments)].pack_into(self._one, 0, address, *arguments)
+        if self._recorded is None:
+            _launch(box, bell, at, 1)
+        else:
+            self._recorded += self._one
+
+    def launch(self, launches: int, count: int) -> None:
+        """Runs so many launches that lie at an address (see `Program`)."""
+        box, bell, _ = self._addresses
+        _launch(box, bell, launches, count)
+
+    def record(self, work: Callable[[], None]) -> Program:
+        """The launches that `work` asks for, none of them run."""
+        self._recorded = launches = bytearray()
+        try:
+            work()
+        finally:
+            self._recorded = None
+        return Program(self, launches, work)

@@ -41,7 +41,7 @@ class Linear:
     def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
         self.kernels.multiply(x, self.matrix, out)
         if self.bias is not None:
-            out += self.bias
+            self.kernels.add_row(self.bias, out)
 
     def add_to(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """out += the product; of a layer without bias."""

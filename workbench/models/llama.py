@@ -120,10 +120,18 @@ class LlamaModel:
         buffers: Buffers,
     ) -> torch.Tensor:
         """Stores the rows' keys and values; their last hidden states, normed [T, hidden]."""
-        kernels, rows, epsilon = self.kernels, len(tokens), self.spec.rms_epsilon
+        rows = len(tokens)
+        self.embedding(tokens, buffers.residual[:rows])
+        self.run_layers(rows, caches, context, buffers)
+        return buffers.normed[:rows]
+
+    def run_layers(
+        self, rows: int, caches: Sequence[LayerCache], context: ForwardContext, buffers: Buffers
+    ) -> None:
+        """From embeddings in buffers.residual to normed hidden states; calls kernels, no more."""
+        kernels, epsilon = self.kernels, self.spec.rms_epsilon
         residual, normed = buffers.residual[:rows], buffers.normed[:rows]
         qkv, attended, gated = buffers.qkv[:rows], buffers.attended[:rows], buffers.gated[:rows]
-        self.embedding(tokens, residual)
         for layer, cache in zip(self.layers, caches, strict=True):
             kernels.rms_norm(residual, layer.attention_norm, epsilon, normed)
             layer.qkv(normed, qkv)
@@ -134,7 +142,6 @@ class LlamaModel:
             layer.gate_up.gated(normed, gated)
             layer.down.add_to(gated, residual)
         kernels.rms_norm(residual, self.final_norm, epsilon, normed)
-        return normed
 
     def logits(self, hidden: torch.Tensor, rows: torch.Tensor, buffers: Buffers) -> torch.Tensor:
         """Logits of some rows of the hidden states: [rows, outputs], a buffer's view."""
