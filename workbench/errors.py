@@ -36,6 +36,10 @@ class RunStoreError(WorkbenchError):
     """A run folder that is missing, incomplete or of another schema version."""
 
 
+class RecordingError(WorkbenchError, ValueError):
+    """A recorded search that cannot be read, or does not hold what a replay asks of it."""
+
+
 class StepError(WorkbenchError, RuntimeError):
     """A forward pass failed; the requests of that step finish with it, the engine goes on.
 

@@ -8,6 +8,7 @@ included, over wall time from first admission to last answer.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
@@ -24,14 +25,15 @@ STEADY = (0.1, 0.9)
 class SpanClock:
     """Which kind of work goes on: one at a time; an engine's steps in between belong to none."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, clock: Callable[[], float] = time.perf_counter) -> None:
         self._recorder = recorder
+        self._clock = clock
         self._kind = ""
         self._since = 0.0
 
     def switch(self, kind: str) -> float:
         """End the running span and begin one of `kind` ("": none); answers the time."""
-        now = time.perf_counter()
+        now = self._clock()
         if self._kind:
             self._recorder.span(LANE, self._kind, self._since, now - self._since)
         self._kind, self._since = kind, now

@@ -58,11 +58,13 @@ class Rounds:
         params: SamplingParams,
         min_problem_batch: int,
         recorder: Recorder,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.llm, self.prm = llm, prm
         self.seed, self.params = seed, params
         self.min_problem_batch = min_problem_batch
-        self.spans = SpanClock(recorder)
+        self.spans = SpanClock(recorder, clock)
+        self._clock = clock
         self.marks: list[Mark] = []
         self.llm_busy_s = 0.0
         self.prm_busy_s = 0.0
@@ -109,7 +111,7 @@ class Rounds:
     def _admit(self) -> None:
         while self._queue and len(self._active) < self.min_problem_batch:
             search = self._queue.popleft()
-            search.admitted_s = time.perf_counter()
+            search.admitted_s = self._clock()
             self._active.append(search)
 
     def _advance(self) -> None:

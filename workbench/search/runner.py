@@ -6,13 +6,13 @@ of a problem is read when the result is collected and at no other time.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from workbench.core import SamplingParams, TokenEngine
 from workbench.errors import PromptError
-from workbench.search.active import ActiveSearch
 from workbench.search.collect import collect
 from workbench.search.given import (
     as_problems,
@@ -23,6 +23,7 @@ from workbench.search.given import (
 from workbench.search.measure import Throughput
 from workbench.search.prm import PRM
 from workbench.search.problems import Problem
+from workbench.search.record_run import require_recordable, search_kind, write_record
 from workbench.search.requests import Strategy
 from workbench.search.result import SearchResult
 from workbench.search.rounds import OnRound, Progress, Rounds
@@ -52,6 +53,7 @@ def run_search(
     voting: str = "weighted",
     system_prompt: str | None = None,
     score_shuffle_seed: int | None = None,
+    record: str | os.PathLike[str] | None = None,
     on_round: OnRound | None = None,
 ) -> SearchResult:
     """Search every problem; answers, tree and measurements in one result.
@@ -62,6 +64,7 @@ def run_search(
         which either model has no room left ends unfinished, its last finish_reason is "context".
     aggregation: None is the strategy's own. system_prompt: None is the model template's default.
     score_shuffle_seed: the control experiment, see control.py.
+    record: a Parquet file to be written at the end, from which the search can be replayed.
     on_round: called after each round; may raise to stop the search.
     Raises ConfigError or PromptError before anything runs. What an engine or on_round raises ends
     the search; its requests are aborted and both engines stay usable.
@@ -76,12 +79,14 @@ def run_search(
     )
     strategy = _aggregating(strategy, aggregation)
     cache = _cache(score_cache)
+    require_recordable(record, cache)
     recorder = _recorder(llm=llm, prm=prm.engine)
     batch = min_problem_batch
     rounds = Rounds(llm, prm, seed=seed, params=params, min_problem_batch=batch, recorder=recorder)
     rounds.spans.switch("tokenising")
+    new_search = search_kind(record, rounds)
     searches = [
-        ActiveSearch(
+        new_search(
             problem,
             chat_prompt(problem, llm, system_prompt),
             strategy,
@@ -92,6 +97,16 @@ def run_search(
     ]
     rounds.run(searches, on_round)
     speed = Throughput.of(rounds.marks, rounds.llm_busy_s, rounds.prm_busy_s)
+    write_record(
+        record,
+        searches,
+        rounds,
+        recorder,
+        strategy,
+        score_cache=cache is not None,
+        voting=voting,
+        score_shuffle_seed=score_shuffle_seed,
+    )
     how = {"aggregation": strategy.aggregation, "voting": voting}
     return collect(searches, **how, throughput=speed, recorder=recorder)
 

@@ -99,6 +99,10 @@ class ProblemScores:
         """One score for each step of each beam; every request must have been received."""
         return [_scores(self._node(beam.steps).lineage) for beam in beams]
 
+    def solutions(self) -> Iterator[StepNode]:
+        """Every solution known so far but the empty one, each after the one it extends."""
+        return (node for node in self._nodes.values() if node.steps)
+
     def finish(self) -> ScoreCounts:
         """Count the distinct tokens and let the inputs go."""
         inputs = [node.token_ids for node in self._nodes.values() if node.asks and node.token_ids]

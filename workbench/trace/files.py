@@ -51,13 +51,18 @@ def frame(table: str, rows: Sequence[tuple[object, ...]]) -> pd.DataFrame:
 
 def write_table(table: pd.DataFrame, path: str | os.PathLike[str]) -> Path:
     """Write one table atomically, the schema version in the file's metadata; answers the path."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     content = pa.Table.from_pandas(table, preserve_index=False)
     metadata = {**(content.schema.metadata or {}), _VERSION_KEY: str(SCHEMA_VERSION).encode()}
+    return write_atomically(content.replace_schema_metadata(metadata), path)
+
+
+def write_atomically(content: pa.Table, path: str | os.PathLike[str]) -> Path:
+    """Write a Parquet file beside its target and move it there; answers the path."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        pq.write_table(content.replace_schema_metadata(metadata), beside, compression="zstd")
+        pq.write_table(content, beside, compression="zstd")
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)

@@ -1,0 +1,154 @@
+"""Recorded searches: what is kept, that it survives the file, and what is refused on reading."""
+
+import os
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from workbench.errors import ConfigError, RecordingError
+from workbench.search.beam import BeamSearch
+from workbench.search.best_of_n import BestOfN
+from workbench.search.prm import PRM
+from workbench.search.problems import Problem
+from workbench.search.record_file import read_recording, write_recording
+from workbench.search.runner import run_search
+from workbench.search.score_cache import ScoreCache
+
+PROBLEMS = [Problem(f"p{k}", f"Compute {k}+{k}.", str(2 * k), k) for k in range(3)]
+BEAMS = BeamSearch(n=4, beam_width=2, max_depth=4)
+
+
+def search(fake_engine, path, strategy=BEAMS, length: int = 4096, **options):
+    llm, prm = fake_engine(max_model_len=length), PRM(fake_engine())
+    options = {"min_problem_batch": 2, "seed": 3} | options
+    result = run_search(PROBLEMS, llm=llm, prm=prm, strategy=strategy, record=path, **options)
+    return result, llm, prm.engine
+
+
+@pytest.mark.parametrize(
+    ("strategy", "length"), [(BEAMS, 4096), (BestOfN(n=3, max_tokens=60), 4096), (BEAMS, 120)]
+)
+def test_every_token_and_score_is_kept(fake_engine, tmp_path, strategy, length) -> None:
+    """The two tries rebuild each node of the tree and each input that the PRM was asked."""
+    path = tmp_path / "new" / "search.parquet"
+    result, _, prm = search(fake_engine, path, strategy, length)
+    recording = read_recording(path)
+    tree = result.tree.set_index(["problem_id", "node_id"])
+    inputs = set()
+    for kept in recording.problems:
+        for step in kept.steps:
+            row = tree.loc[(kept.problem.id, "/".join(map(str, step.path)))]
+            assert step.tokens == tuple(row["token_ids"])
+            assert (step.text, step.finish_reason) == (row["text"], row["finish_reason"])
+            assert step.slot == row["beam"]
+        tokens = {(): ()}
+        for solution in kept.solutions:
+            tokens[solution.steps] = tokens[solution.steps[:-1]] + solution.tokens
+            if solution.asks and solution.score is not None:
+                inputs.add(tokens[solution.steps])
+    assert len(tree) == sum(len(kept.steps) for kept in recording.problems)
+    assert {tokens for tokens, _, _ in prm.asked} <= inputs
+    assert [kept.problem for kept in recording.problems] == PROBLEMS
+
+
+def test_rounds_of_arrival_are_kept(fake_engine, tmp_path) -> None:
+    """The third of three problems, two in flight, enters when another is answered, not before."""
+    search(fake_engine, tmp_path / "search.parquet")
+    first, second, third = read_recording(tmp_path / "search.parquet").problems
+    for problem in (first, second):
+        assert min(step.round for step in problem.steps) == 1
+    others = [max(step.round for step in p.steps) for p in (first, second)]
+    assert min(step.round for step in third.steps) > min(others)
+    for problem in (first, second, third):
+        rounds = {step.path: step.round for step in problem.steps}
+        assert all(r > rounds[p[:-1]] for p, r in rounds.items() if len(p) > 1)
+
+
+def test_settings_and_engines_are_kept(fake_engine, tmp_path) -> None:
+    """A replay finds strategy, seed, batch and the engines' names in the file."""
+    search(fake_engine, tmp_path / "a", score_cache=False, temperature=0.5)
+    recording = read_recording(tmp_path / "a")
+    kept = recording.settings
+    assert (kept.strategy, kept.strategy_settings["beam_width"]) == ("BeamSearch", 2)
+    assert (kept.seed, kept.min_problem_batch, kept.score_cache) == (3, 2, False)
+    assert (kept.temperature, kept.prm_format) == (0.5, "rlhflow")
+    assert (recording.llm.name, recording.llm.config) == ("fake-rlhflow", None)
+
+
+def test_the_same_recording_is_written_again(fake_engine, tmp_path) -> None:
+    """What was read is what was written: written once more, it reads alike."""
+    search(fake_engine, tmp_path / "a")
+    recording = read_recording(tmp_path / "a")
+    assert read_recording(write_recording(recording, tmp_path / "b")) == recording
+
+
+def test_recording_changes_nothing(fake_engine, tmp_path) -> None:
+    """A recorded search asks its engines the same, in the same order."""
+    _, llm, prm = search(fake_engine, tmp_path / "a")
+    _, plain_llm, plain_prm = search(fake_engine, None)
+    assert (llm.asked, prm.asked) == (plain_llm.asked, plain_prm.asked)
+
+
+def test_a_search_that_fails_leaves_the_old_file(fake_engine, tmp_path) -> None:
+    """The file appears whole, at the end, or not at all."""
+    path = tmp_path / "search.parquet"
+    path.write_bytes(b"old")
+
+    def stop(progress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        search(fake_engine, path, on_round=stop)
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["search.parquet"]
+
+
+def test_a_cut_file_is_refused(fake_engine, tmp_path) -> None:
+    """Every way of cutting a recording short is a named error, never a part of a search."""
+    path = tmp_path / "search.parquet"
+    search(fake_engine, path)
+    whole = path.read_bytes()
+    for length in (0, 3, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(RecordingError, match=r"search\.parquet is no readable Parquet"):
+            read_recording(path)
+
+
+def test_missing_foreign_and_newer_files_are_refused(fake_engine, tmp_path) -> None:
+    """Each says what it is and what to do."""
+    with pytest.raises(RecordingError, match="There is no recording"):
+        read_recording(tmp_path / "none")
+    pq.write_table(pa.table({"kind": ["prompt"]}), tmp_path / "foreign")
+    with pytest.raises(RecordingError, match="no recorded search"):
+        read_recording(tmp_path / "foreign")
+    search(fake_engine, tmp_path / "a")
+    content = pq.read_table(tmp_path / "a")
+    newer = content.schema.metadata | {b"workbench_recording_version": b"99"}
+    pq.write_table(content.replace_schema_metadata(newer), tmp_path / "newer")
+    with pytest.raises(RecordingError, match="version 99; this workbench reads version 1"):
+        read_recording(tmp_path / "newer")
+
+
+def test_damaged_rows_are_refused(fake_engine, tmp_path) -> None:
+    """Rows that are missing, columns that are missing, a parent below its child: all are told."""
+    search(fake_engine, tmp_path / "a")
+    content = pq.ParquetFile(tmp_path / "a").read()
+    parents = content["parent"].to_pylist()
+    parents[1] = len(parents) - 1
+    place = content.schema.get_field_index("parent")
+    turned = content.set_column(place, "parent", pa.array(parents, pa.int32()))
+    for damaged in (content.slice(0, 5), content.drop_columns(["score"]), turned):
+        pq.write_table(damaged, tmp_path / "b")
+        with pytest.raises(RecordingError, match="is damaged"):
+            read_recording(tmp_path / "b")
+
+
+def test_places_and_caches_that_cannot_be_recorded(fake_engine, tmp_path) -> None:
+    """A folder is no file, scores of another run leave holes: refused before anything runs."""
+    with pytest.raises(ConfigError, match="path of a file"):
+        search(fake_engine, tmp_path)
+    cache = ScoreCache()
+    cache.put("another", "p", ("step",), 0.5)
+    with pytest.raises(ConfigError, match="1 scores of another run"):
+        search(fake_engine, tmp_path / "a", score_cache=cache)
