@@ -8,7 +8,7 @@ import torch
 
 from workbench.kernels import Quantised, load_kernels
 from workbench.kernels.cpu import CpuKernels
-from workbench.kernels.panels import FLOAT32, Panels
+from workbench.kernels.panels import FLOAT32, INT4, INT8, Beside, Panels
 from workbench.kernels.quantised import FORMATS
 from workbench.kernels.reference import ReferenceKernels
 
@@ -113,11 +113,25 @@ def test_columns_are_the_weights(kernels: CpuKernels, kind: str | None) -> None:
     assert torch.equal(out, weight[chosen])
 
 
-def test_parts_of_unlike_kinds_become_float32(kernels: CpuKernels) -> None:
-    """Where a file mixes formats in one fused product, nothing is rounded."""
-    parts = [random_blocks("Q4_K", 32, 256), random_blocks("Q6_K", 32, 256)]
-    matrix = kernels.pack(parts)
-    assert matrix.form.kind == FLOAT32
-    out, every = torch.empty(64, 256), torch.arange(64)
-    kernels.columns(matrix, every, out)
-    assert np.array_equal(out.numpy(), np.concatenate([part.dequantise() for part in parts]))
+def test_parts_of_unlike_kinds_keep_their_own(kernels: CpuKernels) -> None:
+    """Where a file mixes formats in one fused product, each stays as small as it was.
+
+    The bits are those of all in float32; a gated pair of two kinds is held so.
+    """
+    blocks = [random_blocks(kind, 48, 256) for kind in ("Q4_K", "Q4_K", "Q6_K")]
+    plain = torch.randn(20, 256, generator=torch.Generator().manual_seed(0))
+    mixed = kernels.pack([*blocks, plain])
+    wide = kernels.pack([*(torch.from_numpy(part.dequantise()) for part in blocks), plain])
+    assert isinstance(mixed, Beside)
+    assert [part.form.kind for part in mixed.parts] == [INT4, INT8, FLOAT32]
+    assert mixed.shape == wide.shape == (256, 164)
+    assert mixed.nbytes == sum(part.nbytes for part in mixed.parts) < wide.nbytes / 2
+    for rows in (1, 5, 40):
+        x = torch.randn(rows, 256, generator=torch.Generator().manual_seed(rows))
+        one, other = torch.ones(rows, 164), torch.zeros(rows, 164)
+        kernels.multiply(x, mixed, one)
+        kernels.multiply(x, wide, other)
+        assert torch.equal(one, other)
+    gated = kernels.pack([blocks[0], blocks[2]], gated=True)
+    assert isinstance(gated, Panels)
+    assert gated.form.kind == FLOAT32

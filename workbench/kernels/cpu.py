@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -10,10 +11,26 @@ import torch
 from workbench.kernels import ForwardContext, Kernels, LayerCache, Part, Quantised
 from workbench.kernels.cpu_attention import attend
 from workbench.kernels.cpu_rows import add_row, rms_norm, store_kv
-from workbench.kernels.panels import Panels, pack_codes, pack_floats
+from workbench.kernels.panels import Beside, Panels, pack_codes, pack_floats
 from workbench.kernels.products import ADD, GATED, PLAIN, columns, multiply
 from workbench.kernels.quantised import join
 from workbench.kernels.team import Team
+
+
+def _kind(part: Part) -> str | None:
+    """What a part is stored as: None if it is no quantised one."""
+    return part.kind if isinstance(part, Quantised) else None
+
+
+def _pack(parts: Sequence[Part], gated: bool) -> Panels:
+    """Parts of one kind in that kind; of several, in float32."""
+    quantised = [part for part in parts if isinstance(part, Quantised)]
+    if len(quantised) == len(parts) and len(set(map(_kind, parts))) == 1:
+        return pack_codes(join(quantised).codes(), gated)
+    floats = [
+        part.dequantise() if isinstance(part, Quantised) else part.float().numpy() for part in parts
+    ]
+    return pack_floats(np.concatenate(floats), gated)
 
 
 class CpuKernels(Kernels):
@@ -24,19 +41,19 @@ class CpuKernels(Kernels):
     def __init__(self, threads: int) -> None:
         self.team = Team(threads)
 
-    def pack(self, parts: Sequence[Part], gated: bool = False) -> Panels:
-        """Quantised parts of one kind stay so; others become float32."""
-        quantised = [part for part in parts if isinstance(part, Quantised)]
-        if len(quantised) == len(parts) and len({part.kind for part in quantised}) == 1:
-            return pack_codes(join(quantised).codes(), gated)
-        floats = [
-            part.dequantise() if isinstance(part, Quantised) else part.float().numpy()
-            for part in parts
-        ]
-        return pack_floats(np.concatenate(floats), gated)
+    def pack(self, parts: Sequence[Part], gated: bool = False) -> Panels | Beside:
+        """Quantised parts stay so, each of its kind; a gated pair of two kinds becomes float32."""
+        runs = [list(parts)] if gated else [list(run) for _, run in groupby(parts, _kind)]
+        packed = [_pack(run, gated) for run in runs]
+        return packed[0] if len(packed) == 1 else Beside(tuple(packed))
 
-    def multiply(self, x: torch.Tensor, matrix: Panels, out: torch.Tensor) -> None:
-        multiply(self.team, x, matrix, out, PLAIN)
+    def multiply(self, x: torch.Tensor, matrix: Panels | Beside, out: torch.Tensor) -> None:
+        if isinstance(matrix, Panels):
+            multiply(self.team, x, matrix, out, PLAIN)
+            return
+        widths = [part.columns for part in matrix.parts]
+        for part, some in zip(matrix.parts, out.split(widths, dim=1)):
+            multiply(self.team, x, part, some, PLAIN)
 
     def multiply_add(self, x: torch.Tensor, matrix: Panels, out: torch.Tensor) -> None:
         multiply(self.team, x, matrix, out, ADD)

@@ -76,6 +76,21 @@ class Panels:
         return self.inputs, self.columns
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Matrices of the same inputs, their columns one after the other, each in a form of its own."""
+
+    parts: tuple[Panels, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.parts[0].inputs, sum(part.columns for part in self.parts)
+
+
 def pack_floats(matrix: NDArray[np.float32], gated: bool = False) -> Panels:
     """Panels of float32 [columns, inputs], a row of it a column of the product.
 
