@@ -17,7 +17,7 @@ from typing import Any, Self
 from workbench.errors import ConfigError, nearest
 from workbench.fields import require_types
 
-QUANTIZATIONS = ("int8", "int4")  # weights rounded at load, 32 to a scale
+QUANTIZATIONS = {"int8": "Q8_0", "int4": "Q4_1"}  # weights rounded at load -> the kind they become
 _UNITS = {"": 1, "b": 1} | {
     prefix + ending: base**power
     for power, prefix in enumerate("kmgt", start=1)
@@ -133,7 +133,7 @@ class EngineConfig(_Settings):
             "enable_prefix_caching", not shares, "False with batching='static', which pads prompts"
         )
         if self.quantization is not None:
-            self._choose("quantization", QUANTIZATIONS)
+            self._choose("quantization", tuple(QUANTIZATIONS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from workbench.config import QUANTIZATIONS
 from workbench.errors import ConfigError
 from workbench.kernels import Part, Quantised
 from workbench.kernels.quantised import quantise
@@ -24,7 +25,6 @@ from workbench.models.room import require_room
 from workbench.models.spec import ModelSpec
 from workbench.models.weights import FolderWeights, Weights
 
-_KINDS = {"int8": "Q8_0", "int4": "Q4_1"}  # what QUANTIZATIONS round to
 _DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -91,7 +91,7 @@ def _rounding(take: Take, quantization: str | None) -> Take:
     """Matrices rounded to a quantised kind; what is quantised already is left as it is."""
     if quantization is None:
         return take
-    kind = _KINDS[quantization]
+    kind = QUANTIZATIONS[quantization]
 
     def rounded(name: str, shape: tuple[int, ...]) -> Part:
         part = take(name, shape)
