@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import carray, njit, types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from workbench.kernels.lanes import WIDTH, Lanes
@@ -85,6 +86,20 @@ def exchange(_: Any, address: Any, value: Any) -> Any:
         return builder.atomic_rmw("xchg", _at(builder, args[0], _LONG), args[1], "seq_cst")
 
     return types.int64(types.int64, types.int64), generate
+
+
+@intrinsic
+def pause(_: Any) -> Any:
+    """Tells the processor that a loop only looks and waits, where it has a word for that."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if builder.module.triple.startswith(("x86_64", "i686")):
+            kind = ir.FunctionType(ir.VoidType(), [])
+            name = "llvm.x86.sse2.pause"
+            builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [])
+        return context.get_dummy_value()
+
+    return types.void(), generate
 
 
 @intrinsic

@@ -27,14 +27,14 @@ import numpy as np
 from numba import cfunc, njit, types
 from numpy.typing import NDArray
 
-from workbench.kernels.addresses import call, exchange, fetch_add, read, write
+from workbench.kernels.addresses import call, exchange, fetch_add, pause, read, write
 from workbench.kernels.compiled import OPTIONS, cached
 
 _LINE = 64  # bytes of a cache line
 LAUNCH, KERNEL, ARGUMENTS, JOINED, FINISHED, COUNTER, STOP, ASLEEP = (_LINE * i for i in range(8))
 _CLOSED = -(1 << 40)
-_LOOKS = 500  # before a waiting thread offers its core to others
-_PATIENCE = 400  # offers before a helper goes to sleep
+_LOOKS = 2000  # some 100 us, before a waiting thread offers its core to others
+_PATIENCE = 100  # offers before a helper goes to sleep
 
 _MOST_ARGUMENTS = 19
 _ROW = 8 * (1 + _MOST_ARGUMENTS)  # bytes of a launch: the kernel's address and its arguments
@@ -63,6 +63,8 @@ def _wait_for(box: int, count: int) -> None:
         looks += 1
         if looks > _LOOKS:
             _yield()
+        else:
+            pause()
 
 
 @njit(error_model="numpy")
@@ -106,6 +108,8 @@ def _help(box: int, bell: int) -> None:
             _read(bell, byte.ctypes.data, 1)
         elif looks > _LOOKS:
             _yield()
+        else:
+            pause()
 
 
 class _Bell:
