@@ -19,7 +19,14 @@ from tests.models.test_parity import NEAR_TIE
 from workbench.core import SamplingParams
 from workbench.engine.engine import Engine
 from workbench.errors import ModelError
-from workbench.models.folders import find_model, held_bytes, is_gguf, load_tokenizer, read_spec
+from workbench.models.folders import (
+    find_model,
+    held_bytes,
+    is_gguf,
+    load_tokenizer,
+    open_source,
+    read_spec,
+)
 from workbench.models.loading import open_weights
 
 transformers = pytest.importorskip("transformers")
@@ -82,7 +89,8 @@ def peer(file: Path) -> torch.nn.Module:
 
 def test_weights_are_those_of_transformers(file: Path, peer: torch.nn.Module) -> None:
     """Every tensor bit for bit, the rows of queries and keys in order, and nothing left over."""
-    weights, spec = open_weights(file), read_spec(file)
+    source = open_source(file)
+    weights, spec = open_weights(source), read_spec(source)
     for name, tensor in peer.state_dict().items():
         if name != "lm_head.weight":  # the embedding's
             assert torch.equal(weights.take(name, tuple(tensor.shape)), tensor), name
@@ -102,7 +110,7 @@ def test_ids_are_those_of_transformers(file: Path) -> None:
     own = theirs.backend_tokenizer.pre_tokenizer
     digits = pre_tokenizers.Digits(individual_digits=True)
     theirs.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, own])
-    ours = load_tokenizer(file)
+    ours = load_tokenizer(open_source(file))
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     for text in (*TEXTS, *readme.split("\n\n"), readme):
         ids = ours.encode(text)

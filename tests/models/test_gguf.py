@@ -23,7 +23,7 @@ from tests.models.gguf_making import (
 )
 from workbench.errors import ModelError
 from workbench.kernels.quantised import FORMATS, Quantised
-from workbench.models.folders import model_spec
+from workbench.models.folders import model_spec, open_source
 from workbench.models.gguf_file import KINDS, PLAIN, GGUFFile
 from workbench.models.layers import rotary_frequencies
 from workbench.models.loading import load_model, open_weights
@@ -42,7 +42,7 @@ def file(tmp_path: Path) -> Path:
 def test_tensors_are_those_the_file_was_made_of(kind: Kind, tmp_path: Path) -> None:
     """Under Hugging Face's names, rows in its order; matrices with the values their kind holds."""
     tensors = random_tensors()
-    weights = open_weights(write_gguf(tmp_path / "model.gguf", tensors, kind))
+    weights = open_weights(open_source(write_gguf(tmp_path / "model.gguf", tensors, kind)))
     for name, tensor in tensors.items():
         held = quants.dequantize(quants.quantize(tensor, kind), kind) if tensor.ndim > 1 else tensor
         given = weights.take(name, tensor.shape)
@@ -53,7 +53,7 @@ def test_tensors_are_those_the_file_was_made_of(kind: Kind, tmp_path: Path) -> N
 def test_quantised_weights_are_given_as_they_are_stored(tmp_path: Path) -> None:
     """Bytes mapped from the file, not copied; the values are those of take."""
     path = write_gguf(tmp_path / "model.gguf", random_tensors(), Kind.Q4_1)
-    weights = open_weights(path)
+    weights = open_weights(open_source(path))
     for name, (_, shape) in NAMES.items():
         stored = weights.take_stored(name, shape)
         assert isinstance(stored, Quantised) == (len(shape) == 2)
@@ -73,7 +73,7 @@ def test_kinds_of_256_columns_are_read(kind: Kind, tmp_path: Path) -> None:
     for first in form.halves:
         rows.reshape(-1, form.size)[:, first + 1] &= 0xBF
     path = write_gguf(tmp_path / "model.gguf", {}, kind, extra={"own": rows})
-    given = open_weights(path).take("own", (8, 512)).numpy()
+    given = open_weights(open_source(path)).take("own", (8, 512)).numpy()
     assert np.array_equal(given, quants.dequantize(rows, kind))
 
 
@@ -125,7 +125,7 @@ def test_without_an_output_matrix_the_embedding_is_it(file: Path, tmp_path: Path
 def test_qwen2_has_biases_and_rows_as_they_are(tmp_path: Path) -> None:
     tensors = random_tensors(NAMES | BIASES)
     path = write_gguf(tmp_path / "model.gguf", tensors, arch="qwen2")
-    weights = open_weights(path)
+    weights = open_weights(open_source(path))
     for name, tensor in tensors.items():
         assert np.array_equal(weights.take(name, tensor.shape).numpy(), tensor), name
     assert model_spec(str(path)).architecture == "Qwen2ForCausalLM"
@@ -154,7 +154,7 @@ def test_llama3_factors_become_the_config_they_came_from(factor: float, tmp_path
     scaling = model_spec(str(path)).rope_scaling
     assert scaling is not None
     assert (scaling.factor, scaling.original_max_position) == (factor, 8192)
-    open_weights(path).take(QUERY, (HIDDEN, HIDDEN))
+    open_weights(open_source(path)).take(QUERY, (HIDDEN, HIDDEN))
     load_model(str(path))
 
 
@@ -217,7 +217,7 @@ def test_any_wrong_byte_of_the_header_is_an_error_or_another_model(file: Path) -
             overwrite(file, place, bytes([byte]))
             with contextlib.suppress(ModelError):
                 model_spec(str(file))
-                weights = open_weights(file)
+                weights = open_weights(open_source(file))
                 for name in weights.names:
                     weights.read(name)
         overwrite(file, place, header[place : place + 1])

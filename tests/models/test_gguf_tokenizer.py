@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Backend
 
 from tests.models.gguf_making import random_tensors, write_gguf
 from workbench.errors import ModelError
-from workbench.models.folders import load_tokenizer
+from workbench.models.folders import load_tokenizer, open_source
 from workbench.models.gguf_tokenizer import CUTTINGS
 from workbench.tokenizer import Tokenizer
 
@@ -103,7 +103,7 @@ def test_ids_are_those_of_the_tokenizer_json(name: str, tmp_path: Path) -> None:
     backend = trained(name)
     expected = Tokenizer(backend, {})
     path = write_gguf(tmp_path / "model.gguf", {}, about=about(backend, name))
-    given = load_tokenizer(path)
+    given = load_tokenizer(open_source(path))
     for text in TEXTS:
         assert given.encode(text) == expected.encode(text), text
         plain = given.encode(text, add_special_tokens=False)
@@ -118,9 +118,8 @@ def test_every_name_is_tested() -> None:
 
 def test_special_ids_and_the_chat_template(tmp_path: Path) -> None:
     """Every id that may end a turn ends one; the template gets the fixed date."""
-    given = load_tokenizer(
-        write_gguf(tmp_path / "model.gguf", {}, about=about(trained("gpt-2"), "gpt-2"))
-    )
+    path = write_gguf(tmp_path / "model.gguf", {}, about=about(trained("gpt-2"), "gpt-2"))
+    given = load_tokenizer(open_source(path))
     assert given.bos_id == 0
     assert given.eos_ids == {1, 3}
     assert given.render_chat([{"role": "user", "content": "hi"}]) == "<|bos|>26 Jul 2024hi"
@@ -131,14 +130,18 @@ def test_the_file_may_say_whether_bos_begins_a_text(tmp_path: Path) -> None:
     backend = trained("gpt-2")
     said = about(backend, "gpt-2") | {"tokenizer.ggml.add_bos_token": True}
     path = write_gguf(tmp_path / "model.gguf", {}, about=said)
-    assert load_tokenizer(path).encode("hi")[0] == 0
-    assert load_tokenizer(path).encode("hi", add_special_tokens=False)[0] != 0
+    assert load_tokenizer(open_source(path)).encode("hi")[0] == 0
+    assert load_tokenizer(open_source(path)).encode("hi", add_special_tokens=False)[0] != 0
 
 
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("model", "llama", r"tokenizer of kind 'llama'; supported: 'gpt2'.*tokenizer\.json"),
+        (
+            "model",
+            "llama",
+            r"kind 'llama', SentencePiece; supported: 'gpt2'.*tokenizer\.json",
+        ),
         ("pre", "tekken", r"cuts text as 'tekken' does; supported: 'gpt-2', 'smollm'"),
         ("merges", None, r"no tokenizer \(tokenizer.ggml.merges is missing\)"),
         ("merges", ["x yz"], "tokens and merges do not fit"),
@@ -151,4 +154,4 @@ def test_other_tokenizers_are_refused(
     said = about(trained("gpt-2"), "gpt-2") | {f"tokenizer.ggml.{key}": value}
     path = write_gguf(tmp_path / "model.gguf", random_tensors(), about=said)
     with pytest.raises(ModelError, match=message):
-        load_tokenizer(path)
+        load_tokenizer(open_source(path))

@@ -86,7 +86,7 @@ def test_fused_weights_are_the_files_tensors(folder: Path) -> None:
     model.layers[1].gate_up.gated(x, out)
     torch.testing.assert_close(out, torch.nn.functional.silu(x @ gate.t()) * (x @ up.t()))
     assert torch.equal(weights(model.head), tensors["lm_head.weight"])
-    assert model.folder == folder
+    assert model.source == folder
 
 
 def test_a_missing_tensor_is_named(folder: Path) -> None:

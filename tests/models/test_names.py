@@ -12,7 +12,7 @@ from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 
 from tests.models.gguf_making import random_tensors, write_gguf
 from workbench.errors import ModelError
-from workbench.models.folders import find_model, load_tokenizer, model_spec
+from workbench.models.folders import find_model, load_tokenizer, model_spec, open_source
 from workbench.models.names import CONFIGS, REGISTRY, resolve
 from workbench.tokenizer import ByteTokenizer
 
@@ -145,4 +145,4 @@ def test_a_model_without_a_tokenizer_says_so(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
     file = write_gguf(tmp_path / "model.gguf", random_tensors())
     with pytest.raises(ModelError, match=r"no tokenizer \(tokenizer.ggml.model is missing\)"):
-        load_tokenizer(file)
+        load_tokenizer(open_source(file))

@@ -40,7 +40,8 @@ def peer_files(model: str, written: Path) -> PeerFiles:
 
 def _as_folder(file: Path, written: Path) -> Path:
     """config.json and model.safetensors in float32, named by the file's content, made once."""
-    weights = GGUFWeights(file)
+    opened = GGUFFile(file)
+    weights = GGUFWeights(opened)
     folder = written / f"{file.stem}-{weights.digest()[:12]}"
     if folder.is_dir():
         return folder
@@ -49,7 +50,6 @@ def _as_folder(file: Path, written: Path) -> Path:
     partial.mkdir(parents=True)
     tensors = {name: _float32(weights, name) for name in sorted(weights.names)}
     save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
-    opened = GGUFFile(file)
     kind = opened.metadata["general.architecture"]
     config = read_config(opened) | {"model_type": kind, "dtype": "float32"}
     (partial / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")

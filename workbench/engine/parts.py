@@ -42,7 +42,7 @@ class Parts:
 def build_parts(config: EngineConfig) -> Parts:
     """All parts of an engine. Raises ModelError, OutOfMemory or ConfigError as Engine does."""
     weights = load_model(config.model, dtype=config.dtype, quantization=config.quantization)
-    tokenizer = load_tokenizer(weights.folder, dummy=config.model.startswith(DUMMY))
+    tokenizer = load_tokenizer(weights.source, dummy=config.model.startswith(DUMMY))
     token_bytes = _padded(tokenizer.token_bytes, weights.spec.vocab)
     max_model_len = _model_len(config, weights.spec)
     memory = _plan_memory(config, weights, max_model_len)

@@ -23,11 +23,17 @@ from workbench.tokenizer import ByteTokenizer, Tokenizer
 CONFIG_FILES = ("config.json", "tokenizer*", "generation_config.json", "*.jinja")
 WEIGHT_FILES = ("*.safetensors", "model.safetensors.index.json")
 DUMMY = "dummy:"
+Source = Path | GGUFFile
 
 
 def model_spec(name: str) -> ModelSpec:
     """The shapes of a model by any of its names; only its config is read."""
-    return read_spec(find_model(name.removeprefix(DUMMY), weights=False))
+    return read_spec(open_source(find_model(name.removeprefix(DUMMY), weights=False)))
+
+
+def open_source(where: Path) -> Source:
+    """What a model is read from: its folder, or its .gguf file, opened once for all that read."""
+    return GGUFFile(where) if is_gguf(where) else where
 
 
 def held_bytes(name: str, itemsize: int) -> int:
@@ -35,10 +41,10 @@ def held_bytes(name: str, itemsize: int) -> int:
 
     Only configs are read, and a file's list of tensors.
     """
-    where = find_model(name.removeprefix(DUMMY), weights=False)
-    if is_gguf(where) and not name.startswith(DUMMY):
-        return GGUFFile(where).held_bytes(itemsize)
-    return read_spec(where).weight_bytes(itemsize)
+    source = open_source(find_model(name.removeprefix(DUMMY), weights=False))
+    if isinstance(source, GGUFFile) and not name.startswith(DUMMY):
+        return source.held_bytes(itemsize)
+    return read_spec(source).weight_bytes(itemsize)
 
 
 def find_model(name: str, *, weights: bool = True) -> Path:
@@ -57,13 +63,13 @@ def find_model(name: str, *, weights: bool = True) -> Path:
     return found or _from_hub(where, files)
 
 
-def load_tokenizer(path: Path, *, dummy: bool = False) -> Tokenizer | ByteTokenizer:
+def load_tokenizer(source: Source, *, dummy: bool = False) -> Tokenizer | ByteTokenizer:
     """The tokenizer of a model's folder or .gguf file; a dummy without one takes bytes."""
-    if is_gguf(path):
-        return read_tokenizer(GGUFFile(path))
-    if dummy and not (path / "tokenizer.json").is_file():
+    if isinstance(source, GGUFFile):
+        return read_tokenizer(source)
+    if dummy and not (source / "tokenizer.json").is_file():
         return ByteTokenizer()
-    return Tokenizer.from_folder(path)
+    return Tokenizer.from_folder(source)
 
 
 def is_gguf(path: Path) -> bool:
@@ -71,11 +77,11 @@ def is_gguf(path: Path) -> bool:
     return path.is_file()
 
 
-def read_spec(path: Path) -> ModelSpec:
+def read_spec(source: Source) -> ModelSpec:
     """The ModelSpec of a folder's config.json, or of a .gguf file's metadata."""
-    if is_gguf(path):
-        return ModelSpec.from_config(read_config(GGUFFile(path)), str(path))
-    path = path / "config.json"
+    if isinstance(source, GGUFFile):
+        return ModelSpec.from_config(read_config(source), str(source.path))
+    path = source / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -107,9 +107,10 @@ class _Metadata:
     def cutting(self) -> Cutting:
         kind, name = self.required("model"), self.get("pre", "gpt-2")
         if kind != "gpt2":
+            name = ", SentencePiece" if kind == "llama" else ""
             raise ModelError(
-                f"{self.path} has a tokenizer of kind {kind!r}; supported: 'gpt2' (byte-level "
-                "BPE). Take the model's folder with tokenizer.json and *.safetensors."
+                f"{self.path} has a tokenizer of kind {kind!r}{name}; supported: 'gpt2' "
+                "(byte-level BPE). Take the model's folder with tokenizer.json and *.safetensors."
             )
         if name not in CUTTINGS:
             raise ModelError(

@@ -24,10 +24,10 @@ _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 class GGUFWeights(Weights):
     """One file's tensors, each taken once and by the name that Hugging Face gives it."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self._file = path, GGUFFile(path)
-        self._own = {hub_name(name): name for name in self._file.tensors if name != ROPE_FACTORS}
-        super().__init__(path, self._own)
+    def __init__(self, file: GGUFFile) -> None:
+        self.path, self._file = file.path, file
+        self._own = {hub_name(name): name for name in file.tensors if name != ROPE_FACTORS}
+        super().__init__(file.path, self._own)
 
     def file(self, name: str) -> Path:
         return self.path

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from workbench.kernels import ForwardContext, Kernels, LayerCache
+from workbench.models.gguf_file import GGUFFile
 from workbench.models.layers import Embedding, Linear, rotary_tables
 from workbench.models.spec import ModelSpec
 
@@ -61,7 +62,7 @@ class Buffers:
 class LlamaModel:
     """Weights and the forward pass; one step at a time, on one device.
 
-    folder: where config and tokenizer lie; fingerprint: of weights and shapes.
+    source: what holds config and tokenizer; fingerprint: of weights and shapes.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class LlamaModel:
         final_norm: torch.Tensor,  # of the dtype and on the device of all arithmetic
         head: Linear,  # [hidden, outputs]
         inner: Sequence[Linear] = (),  # of a value head, each [hidden, hidden] and followed by ReLU
-        folder: Path = Path(),
+        source: Path | GGUFFile = Path(),
         fingerprint: str = "",
     ) -> None:
         self.spec, self.kernels = spec, kernels
@@ -84,7 +85,7 @@ class LlamaModel:
             head,
         )
         self.inner = tuple(inner)
-        self.folder, self.fingerprint = folder, fingerprint
+        self.source, self.fingerprint = source, fingerprint
         self.device, self.dtype = final_norm.device, final_norm.dtype
         tables = rotary_tables(spec, spec.max_model_len)
         self.cosine, self.sine = (table.to(final_norm) for table in tables)
@@ -144,9 +145,14 @@ class LlamaModel:
         kernels.rms_norm(residual, self.final_norm, epsilon, normed)
 
     def logits(self, hidden: torch.Tensor, rows: torch.Tensor, buffers: Buffers) -> torch.Tensor:
-        """Logits of some rows of the hidden states: [rows, outputs], a buffer's view."""
-        wanted, out = buffers.wanted[: len(rows)], buffers.logits[: len(rows)]
-        torch.index_select(hidden, 0, rows, out=wanted)
+        """Logits of some rows of the hidden states: [rows, outputs], a buffer's view.
+
+        rows: in ascending order, so that as many as there are hidden states are all of them.
+        """
+        wanted, out = hidden, buffers.logits[: len(rows)]
+        if len(rows) < len(hidden):
+            wanted = buffers.wanted[: len(rows)]
+            torch.index_select(hidden, 0, rows, out=wanted)
         self.head(self.head_inputs(wanted), out)
         return out
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -18,7 +18,8 @@ from workbench.errors import ConfigError
 from workbench.kernels import Part, Quantised
 from workbench.kernels.quantised import quantise
 from workbench.models.building import Take, build
-from workbench.models.folders import DUMMY, find_model, is_gguf, read_spec
+from workbench.models.folders import DUMMY, Source, find_model, open_source, read_spec
+from workbench.models.gguf_file import GGUFFile
 from workbench.models.gguf_weights import GGUFWeights
 from workbench.models.llama import LlamaModel
 from workbench.models.room import require_room
@@ -53,27 +54,30 @@ def load_model(
     """
     dummy = name.startswith(DUMMY)
     where = find_model(name.removeprefix(DUMMY), weights=not dummy)
-    spec = read_spec(where)
+    source = open_source(where)
+    spec = read_spec(source)
     chosen = _dtype(dtype, device, spec)
     if dummy:
         require_room(spec.weight_bytes(chosen.itemsize), name, str(chosen))
         model = build(spec, _rounding(_random(seed), quantization), chosen, device)
         model.fingerprint = _digest(f"dummy {seed} {spec} {chosen}")
     else:
-        weights = open_weights(where)
+        weights = open_weights(source)
         require_room(weights.held_bytes(chosen.itemsize), name, str(chosen))
-        model = build(spec, _rounding(weights.take_stored, quantization), chosen, device)
+        with ThreadPoolExecutor(max_workers=1) as beside:  # reads the file ahead of who packs it
+            digest = beside.submit(weights.digest)
+            model = build(spec, _rounding(weights.take_stored, quantization), chosen, device)
         weights.refuse_leftovers(spec.unused_tensors)
-        model.fingerprint = _digest(f"{weights.digest()} {spec} {chosen}")
-    model.folder = where
+        model.fingerprint = _digest(f"{digest.result()} {spec} {chosen}")
+    model.source = source
     if quantization is not None:
         model.fingerprint += f"/{quantization}"
     return model
 
 
-def open_weights(where: Path) -> Weights:
+def open_weights(source: Source) -> Weights:
     """The tensors of a model's folder or .gguf file, by the names Hugging Face gives them."""
-    return GGUFWeights(where) if is_gguf(where) else FolderWeights(where)
+    return GGUFWeights(source) if isinstance(source, GGUFFile) else FolderWeights(source)
 
 
 def _dtype(dtype: str, device: str, spec: ModelSpec) -> torch.dtype:
