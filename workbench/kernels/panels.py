@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from workbench.kernels.compiled import MATRIX, compiled
 from workbench.kernels.lanes import WIDTH
-from workbench.kernels.quantised import Codes
+from workbench.kernels.quantised import Codes, Scales
 from workbench.kernels.tiles import PANEL
 
 FLOAT32, INT8, INT4 = range(3)
@@ -130,17 +130,18 @@ def _order(rows: int, gated: bool) -> NDArray[np.int64]:
     return np.stack([one.reshape(-1, WIDTH), other.reshape(-1, WIDTH)], axis=1).reshape(-1)
 
 
-def _all_halves(values: NDArray[np.float32]) -> bool:
+def _all_halves(values: Scales) -> bool:
     """Whether float16 holds them exactly."""
+    if values.dtype == np.float16:
+        return True
     with np.errstate(over="ignore"):
         return bool(np.array_equal(values.astype(np.float16).astype(np.float32), values))
 
 
-def _place_scales(
-    values: NDArray[np.float32], order: NDArray[np.int64], dtype: type
-) -> NDArray[np.uint8]:
+def _place_scales(values: Scales, order: NDArray[np.int64], dtype: type) -> NDArray[np.uint8]:
     """uint8 [panels, groups, bytes]: 32 columns' values side by side."""
-    taken: NDArray[Any] = np.where(order[:, None] < 0, np.float32(0), values[order]).astype(dtype)
+    taken: NDArray[Any] = values.astype(dtype)[order]
+    taken[order < 0] = 0
     turned = taken.reshape(-1, PANEL, values.shape[1]).transpose(0, 2, 1)
     return np.ascontiguousarray(turned).view(np.uint8)
 

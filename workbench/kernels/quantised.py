@@ -17,20 +17,22 @@ from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
+Scales = NDArray[np.float16] | NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class Codes:
     """Rows of codes. bits: 4 (codes 0 .. 15, with offsets) or 8 (signed, without).
 
-    codes: uint8 or int8 [rows, columns]; scales, offsets: float32 [rows, columns / group].
+    codes: uint8 or int8 [rows, columns]; scales, offsets: [rows, columns / group], float16 where
+    the file has them so, else float32.
     """
 
     bits: int
     group: int
     codes: NDArray[np.uint8] | NDArray[np.int8]
-    scales: Floats
-    offsets: Floats | None
+    scales: Scales
+    offsets: Scales | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class BlockFormat:
     apart: Callable[[Bytes], _Apart]
 
 
-_Apart = tuple[int, int, NDArray[Any], Floats, Floats | None]
+_Apart = tuple[int, int, NDArray[Any], Scales, Scales | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +86,8 @@ class Quantised:
         blocks = np.ascontiguousarray(self.rows).reshape(rows, -1, form.size)
         bits, group, codes, scales, offsets = form.apart(blocks)
 
-        def of_groups(values: Floats) -> Floats:
-            return np.ascontiguousarray(values, np.float32).reshape(rows, columns // group)
+        def of_groups(values: Scales) -> Scales:
+            return values.reshape(rows, columns // group)
 
         given = None if offsets is None else of_groups(offsets)
         return Codes(bits, group, codes.reshape(rows, columns), of_groups(scales), given)
@@ -110,14 +112,19 @@ def join(parts: Sequence[Quantised]) -> Quantised:
     return Quantised(parts[0].kind, rows, (len(rows), parts[0].shape[1]))
 
 
-def _half(blocks: Bytes, first: int) -> Floats:
-    """The float16 at a byte of each block, as float32 [..., 1]."""
-    return np.ascontiguousarray(blocks[..., first : first + 2]).view(np.float16).astype(np.float32)
+def _half(blocks: Bytes, first: int) -> NDArray[np.float16]:
+    """The float16 at a byte of each block: [..., 1]."""
+    return np.ascontiguousarray(blocks[..., first : first + 2].view(np.float16))
 
 
 def _nibbles(packed: Bytes) -> Bytes:
-    """Lower halves of the bytes, then the upper ones."""
-    return np.concatenate([packed & 15, packed >> 4], axis=-1)
+    """Lower halves of a block's bytes, then the upper ones; a block's are moved as one number."""
+    block = np.dtype((np.void, packed.shape[-1]))
+    together = np.ascontiguousarray(packed.view(block)).view(np.uint8)
+    codes = np.empty((*packed.shape[:-1], 2), block)
+    codes[..., 0] = (together & 15).view(block)[..., 0]
+    codes[..., 1] = (together >> 4).view(block)[..., 0]
+    return codes.view(np.uint8)
 
 
 def _q8_0(blocks: Bytes) -> _Apart:
@@ -126,7 +133,7 @@ def _q8_0(blocks: Bytes) -> _Apart:
 
 def _q4_0(blocks: Bytes) -> _Apart:
     scales = _half(blocks, 0)
-    return 4, 32, _nibbles(blocks[..., 2:]), scales, np.float32(-8) * scales
+    return 4, 32, _nibbles(blocks[..., 2:]), scales, -8 * scales.astype(np.float32)
 
 
 def _q4_1(blocks: Bytes) -> _Apart:
