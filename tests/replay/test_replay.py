@@ -1,0 +1,200 @@
+"""Replays against measured runs: the same tree and, settings being equal, the same events."""
+
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from workbench.core import SamplingParams, Tag
+from workbench.engine.engine import Engine
+from workbench.errors import ConfigError, OutOfMemory, RecordingError
+from workbench.replay.answers import Answers
+from workbench.replay.cost import MeteredCost
+from workbench.replay.engine import CacheSettings
+from workbench.replay.simulator import Costs, events, recorded_strategy, replay
+from workbench.search.beam import BeamSearch
+from workbench.search.best_of_n import BestOfN
+from workbench.search.prm import PRM
+from workbench.search.problems import load_problems
+from workbench.search.record_file import read_recording, write_recording
+from workbench.search.runner import run_search
+
+
+def free_of_charge() -> Costs:
+    return Costs(MeteredCost(0.001), MeteredCost(0.002))
+
+
+def without_times(requests):
+    times = [c for c in requests.columns if c.endswith("_s")]
+    return requests.drop(columns=["run_id", *times])
+
+
+def test_events_equal_the_measured_run(measured) -> None:
+    """Every count of every step of both engines: tokens, hits, evictions, thrashes, preemptions."""
+    replayed = replay(measured.answers, free_of_charge())
+    steps = events(measured.trace.steps)
+    assert events(replayed.trace.steps).equals(steps)
+    for name in ("hit_tokens", "evicted", "thrashed", "preempted", "recomputed_tokens_evicted"):
+        assert steps[name].sum() > 0, f"the run is too easy: nothing {name}"
+
+
+def test_the_tree_and_the_requests_equal_the_measured_run(measured) -> None:
+    """Nodes with their tokens and scores, and every request with its fate, row by row."""
+    replayed = replay(measured.answers, free_of_charge()).trace
+    nodes = measured.trace.nodes.drop(columns="run_id")
+    assert replayed.nodes.drop(columns="run_id").equals(nodes)
+    assert without_times(replayed.requests).equals(without_times(measured.trace.requests))
+
+
+def test_other_settings_change_events_and_not_the_tree(measured) -> None:
+    """Memory, limits, block size, batch and score cache may change: the search stays the same."""
+    nodes = measured.trace.nodes.drop(columns="run_id")
+    for changes in (
+        {"llm": {"num_blocks": 500}, "prm": {"num_blocks": 500}},
+        {"llm": {"block_size": 8}, "prm": {"block_size": 32}},
+        {"llm": {"max_num_seqs": 3, "max_num_batched_tokens": 32}},
+        {"prm": {"enable_prefix_caching": False}},
+        {"min_problem_batch": 3},
+        {"score_cache": False},
+    ):
+        replayed = replay(measured.answers, free_of_charge(), **changes)
+        found = replayed.trace.nodes.drop(columns="run_id")
+        order = ["problem_id", "path"]
+        assert found.sort_values(order).equals(nodes.sort_values(order)), changes
+        assert not events(replayed.trace.steps).equals(events(measured.trace.steps)), changes
+        replayed.llm.cache.check()
+        assert replayed.llm.cache.num_active == replayed.prm.cache.num_active == 0
+
+
+def test_what_if_is_what_would_be(measured) -> None:
+    """A replay with another cache and other limits equals a measured run that has them."""
+    kept = measured.recording
+    changed = {"num_blocks": 70, "block_size": 8, "max_num_seqs": 5}
+    result = run_search(
+        [p.problem for p in kept.problems],
+        llm=Engine("tiny-solver", max_num_batched_tokens=256, max_model_len=512, **changed),
+        prm=PRM(Engine("tiny-prm", max_num_batched_tokens=64, max_model_len=512, num_blocks=40)),
+        strategy=recorded_strategy(kept),
+        min_problem_batch=3,
+        score_cache=False,
+    )
+    replayed = replay(
+        measured.answers,
+        free_of_charge(),
+        llm=changed,
+        prm={"num_blocks": 40, "max_num_batched_tokens": 64, "max_num_seqs": 64},
+        min_problem_batch=3,
+        score_cache=False,
+    )
+    assert events(replayed.trace.steps).equals(events(result.trace.steps))
+
+
+def test_best_of_n_replays(tmp_path) -> None:
+    """One-shot completions, several pieces a node: the same events and nodes."""
+    path = tmp_path / "search.parquet"
+    result = run_search(
+        load_problems("tiny", 2, levels=[1]),
+        llm=Engine("tiny-solver", num_blocks=40, max_num_seqs=3, max_model_len=256),
+        prm=PRM(Engine("tiny-prm", num_blocks=20, max_num_seqs=3, max_model_len=256)),
+        strategy=BestOfN(n=4, max_tokens=80),
+        record=path,
+    )
+    replayed = replay(read_recording(path), free_of_charge()).trace
+    assert events(replayed.steps).equals(events(result.trace.steps))
+    assert without_times(replayed.requests).equals(without_times(result.trace.requests))
+
+
+def test_static_batches_replay(tmp_path) -> None:
+    """Whole padded batches, which reserve room for max_tokens, replay to the same events."""
+    path = tmp_path / "search.parquet"
+    static = {"batching": "static", "enable_prefix_caching": False, "max_model_len": 256}
+    result = run_search(
+        load_problems("tiny", 1, levels=[2]),
+        llm=Engine("tiny-solver", max_num_seqs=4, **static),
+        prm=PRM(Engine("tiny-prm", max_num_seqs=4, **static)),
+        strategy=BeamSearch(n=4, beam_width=2, max_depth=3),
+        max_step_tokens=40,
+        record=path,
+    )
+    replayed = replay(read_recording(path), free_of_charge()).trace
+    assert events(replayed.steps).equals(events(result.trace.steps))
+
+
+def test_simulated_time_is_the_cost(measured) -> None:
+    """Steps last what they cost, one after the other, and nothing else takes time unless said."""
+    replayed = replay(measured.answers, free_of_charge())
+    steps = replayed.trace.steps
+    lasts = steps["engine"].map({"llm": 0.001, "prm": 0.002})
+    assert steps["duration_s"].to_numpy() == pytest.approx(lasts.to_numpy())
+    assert replayed.throughput.wall_s == pytest.approx(lasts.sum())
+    slower = replay(measured.answers, Costs(MeteredCost(0.001), MeteredCost(0.002), 0.5))
+    outside = slower.throughput.wall_s - replayed.throughput.wall_s
+    assert outside == pytest.approx(0.5 * len(steps) * len(slower.trace.requests) / len(steps))
+    assert slower.trace.spans["duration_s"].sum() == pytest.approx(outside)
+
+
+def test_a_replay_needs_the_file_alone(measured, tmp_path) -> None:
+    """No torch, no numba, no tokenizer and no weights are loaded: a fresh process shows it."""
+    path = write_recording(measured.recording, tmp_path / "search.parquet")
+    code = (
+        "import sys, pickle\n"
+        "from workbench.replay.simulator import replay\n"
+        "from workbench.replay.devices import PRESETS\n"
+        "from workbench.search.record_file import read_recording\n"
+        f"found = replay(read_recording({str(path)!r}), PRESETS['h100'])\n"
+        "heavy = ('torch', 'numba', 'tokenizers', 'safetensors')\n"
+        "loaded = [name for name in heavy if name in sys.modules]\n"
+        "sys.stdout.buffer.write(pickle.dumps((loaded, found.trace.steps)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    loaded, steps = pickle.loads(done.stdout)
+    assert not loaded
+    assert events(steps).equals(events(measured.trace.steps))
+
+
+def test_no_block_is_hashed_twice(measured, monkeypatch) -> None:
+    """Replaying again, or with other memory, hashes nothing; another block size hashes once."""
+    from workbench.kvcache import prefix
+
+    answers = Answers(measured.recording)
+    hashed = []
+
+    def counting(content=b""):
+        hashed.append(content)
+        return sha256(content)
+
+    sha256 = prefix.sha256
+    monkeypatch.setattr(prefix, "sha256", counting)
+    replay(answers, free_of_charge())
+    blocks = [content for content in hashed if len(content) == 32 + 4 * 16]
+    nodes = sum(len(p.steps) + len(p.solutions) + 1 for p in measured.recording.problems)
+    assert len(blocks) <= len(set(blocks)) + nodes  # siblings with equal texts are two entries
+    hashed.clear()
+    replay(answers, free_of_charge(), llm={"num_blocks": 60})
+    assert len([content for content in hashed if len(content) > 64]) == 0
+
+
+def test_changes_that_cannot_be_made_are_refused(measured) -> None:
+    """Unknown settings, wrong types, too few blocks: named errors, as the engines give them."""
+    for changes, error, said in (
+        ({"num_block": 50}, ConfigError, "Did you mean 'num_blocks'"),
+        ({"num_blocks": "many"}, ConfigError, "num_blocks is 'many'"),
+        ({"block_size": 0}, ConfigError, "block_size is 0"),
+        ({"num_blocks": 3}, OutOfMemory, "3 KV blocks of 16 tokens cannot hold"),
+    ):
+        with pytest.raises(error, match=said):
+            replay(measured.answers, free_of_charge(), llm=changes)
+    with pytest.raises(ConfigError, match="min_problem_batch is 0"):
+        replay(measured.answers, free_of_charge(), min_problem_batch=0)
+
+
+def test_what_was_not_recorded_is_refused(measured) -> None:
+    """A wider search, a node nobody sampled: RecordingError says what to do."""
+    with pytest.raises(RecordingError, match="has no tokens of node"):
+        replay(measured.answers, free_of_charge(), strategy=BeamSearch(n=16, beam_width=4))
+    engine = replay(measured.answers, free_of_charge()).llm
+    with pytest.raises(RecordingError, match="node '9/9'"):
+        engine.add([1, 2], SamplingParams(), tag=Tag("nobody", "9/9"))
+    settings = CacheSettings.of(measured.recording.llm, {"block_size": 8})
+    assert settings.num_blocks == 80, "the memory stays when the block size changes"

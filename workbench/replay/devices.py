@@ -1,0 +1,105 @@
+"""What devices can do at best: two slopes and a size, from data sheets or measured.
+
+The figures of GPUs are NVIDIA's for dense bf16 products with fp32 sums and for memory; nothing
+reaches them, so a cost fitted to measured steps comes first wherever there is one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import ConfigError, nearest
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A roofline. memory_bytes: of the device; source: where the numbers are from.
+
+    terms: seconds by model name, as cost.Terms has them, fitted to steps measured on it.
+    """
+
+    name: str
+    flops_per_s: float
+    bytes_per_s: float
+    memory_bytes: int
+    source: str
+    terms: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("flops_per_s", "bytes_per_s", "memory_bytes"):
+            value = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not 0 < value < math.inf:
+                raise ConfigError(
+                    f"Device {self.name!r}: {name} is {value!r}; allowed: a number > 0."
+                )
+
+
+def _nvidia(name: str, tflops: float, gb_per_s: float, gb: int) -> Device:
+    return Device(name, tflops * 1e12, gb_per_s * 1e9, gb * 10**9, "NVIDIA data sheet, dense bf16")
+
+
+PRESETS = {
+    "a100-40": _nvidia("NVIDIA A100 40 GB", 312, 1555, 40),
+    "a100-80": _nvidia("NVIDIA A100 80 GB SXM", 312, 2039, 80),
+    "h100": _nvidia("NVIDIA H100 80 GB SXM", 989.4, 3350, 80),
+    "h200": _nvidia("NVIDIA H200 141 GB SXM", 989.4, 4800, 141),
+    "l40s": _nvidia("NVIDIA L40S", 362.05, 864, 48),
+    "rtx-4090": _nvidia("NVIDIA GeForce RTX 4090", 165.2, 1008, 24),
+}
+
+
+def load_device(name: str | os.PathLike[str]) -> Device:
+    """A preset by its name, or a .json file that `write_device` wrote.
+
+    Raises ConfigError for an unknown name and for a file that lacks a number.
+    """
+    if str(name) in PRESETS:
+        return PRESETS[str(name)]
+    path = Path(name)
+    if path.suffix != ".json":
+        raise ConfigError(
+            f"There is no device {str(name)!r}; known: {', '.join(PRESETS)}, or a .json file that "
+            f"`workbench calibrate` wrote.{nearest(str(name), list(PRESETS))}"
+        )
+    return _read(path)
+
+
+def write_device(device: Device, path: str | os.PathLike[str]) -> Path:
+    """Write a preset as JSON; answers the path."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    beside.write_text(json.dumps(asdict(device), indent=2) + "\n", encoding="utf-8")
+    return beside.replace(path)
+
+
+def _read(path: Path) -> Device:
+    try:
+        given = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{path} cannot be read as a device ({error}); make one with `workbench calibrate`."
+        ) from error
+    known = [f.name for f in fields(Device)]
+    unlike = _unlike(given, known)
+    if unlike:
+        raise ConfigError(f"{path} {unlike}; a device has {', '.join(known)}.")
+    return Device(**given)
+
+
+def _unlike(given: Any, known: list[str]) -> str:
+    """What keeps a file's content from being a device; empty when nothing does."""
+    if not isinstance(given, dict):
+        return f"holds a {type(given).__name__}, not an object"
+    missing = [name for name in known if name not in given and name != "terms"]
+    unknown = [name for name in given if name not in known]
+    if missing:
+        return f"lacks {', '.join(missing)}"
+    return f"has {', '.join(unknown)}, which no device has" if unknown else ""

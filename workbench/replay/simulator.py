@@ -1,0 +1,166 @@
+"""A recorded search, run again: the real runner, strategies, schedulers and caches.
+
+Only the models are missing (answers.py) and the clock is simulated (engine.py, cost.py). With the
+recorded settings every event is the measured run's, step by step; with others, what would have
+been.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pandas as pd
+
+from workbench.core import SamplingParams
+from workbench.errors import ConfigError, RecordingError
+from workbench.replay.answers import Answers, RecordedPRM, RecordedScores
+from workbench.replay.cost import StepCost, Terms
+from workbench.replay.devices import Device
+from workbench.replay.engine import CacheSettings, Cost, ReplayEngine, SimulatedClock
+from workbench.replay.work import ModelWork
+from workbench.search.active import ActiveSearch
+from workbench.search.beam import BeamSearch
+from workbench.search.best_of_n import BestOfN
+from workbench.search.measure import Throughput
+from workbench.search.record import Recording
+from workbench.search.requests import Strategy
+from workbench.search.rounds import Rounds
+from workbench.search.score_cache import ScoreCache
+from workbench.trace.files import Trace
+from workbench.trace.recorder import Recorder
+
+STRATEGIES: dict[str, Any] = {"BeamSearch": BeamSearch, "BestOfN": BestOfN}
+Changes = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replayed:
+    """What a replay brings: the trace of a measured run, in simulated seconds."""
+
+    trace: Trace
+    throughput: Throughput
+    llm: ReplayEngine
+    prm: ReplayEngine
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds of both models' steps, and of everything outside them a request."""
+
+    llm: Cost
+    prm: Cost
+    request_s: float = 0.0
+
+    @classmethod
+    def on(cls, recording: Recording, device: Device) -> Costs:
+        """On a device: its fitted terms where it has some for a model, else its roofline."""
+        llm, prm = (
+            StepCost(ModelWork.of(engine), device, Terms(**device.terms.get(engine.name, {})))
+            for engine in (recording.llm, recording.prm)
+        )
+        return cls(llm, prm, device.terms.get("request", {}).get("seconds", 0.0))
+
+
+def replay(
+    recording: Recording | Answers,
+    costs: Costs | Device,
+    *,
+    llm: Changes | None = None,
+    prm: Changes | None = None,
+    strategy: Strategy | None = None,
+    min_problem_batch: int | None = None,
+    score_cache: bool | None = None,
+) -> Replayed:
+    """Run a recorded search again. llm, prm: changed fields of CacheSettings; None: as recorded.
+
+    Answers(recording) may be given in its place: it remembers the hashes between replays. Raises
+    RecordingError for what the recording does not hold, OutOfMemory and ConfigError as engines do.
+    """
+    answers = recording if isinstance(recording, Answers) else Answers(recording)
+    recording = answers.recording
+    costs = Costs.on(recording, costs) if isinstance(costs, Device) else costs
+    clock, settings = SimulatedClock(), recording.settings
+    engines = [
+        ReplayEngine(recorded, CacheSettings.of(recorded, changes), answers, clock, cost, per)
+        for recorded, changes, cost, per in (
+            (recording.llm, llm, costs.llm, costs.request_s),
+            (recording.prm, prm, costs.prm, costs.request_s),
+        )
+    ]
+    batch = settings.min_problem_batch if min_problem_batch is None else min_problem_batch
+    if batch < 1:
+        raise ConfigError(f"min_problem_batch is {batch}; allowed: whole numbers >= 1.")
+    cached = settings.score_cache if score_cache is None else score_cache
+    strategy = recorded_strategy(recording) if strategy is None else strategy
+    return _play(answers, engines, clock, strategy, batch, ScoreCache() if cached else None)
+
+
+def recorded_strategy(recording: Recording) -> Strategy:
+    """The strategy that was recorded; RecordingError where it is none of this package."""
+    settings = recording.settings
+    kind = STRATEGIES.get(settings.strategy)
+    if kind is None:
+        raise RecordingError(
+            f"The recording's strategy is {settings.strategy!r}; known: {', '.join(STRATEGIES)}. "
+            "Give the same one: replay(..., strategy=...)."
+        )
+    found: Strategy = kind(**settings.strategy_settings)
+    return found
+
+
+def _play(
+    answers: Answers,
+    engines: list[ReplayEngine],
+    clock: SimulatedClock,
+    strategy: Strategy,
+    batch: int,
+    cache: ScoreCache | None,
+) -> Replayed:
+    recorder, recording = Recorder("replay", clock()), answers.recording
+    llm, prm_engine = engines
+    llm.trace_as(recorder, "llm")
+    prm_engine.trace_as(recorder, "prm")
+    prm = RecordedPRM(prm_engine, recording)
+    rounds = Rounds(
+        llm,
+        prm,
+        seed=recording.settings.seed,
+        params=_params(recording),
+        min_problem_batch=batch,
+        recorder=recorder,
+        clock=clock,
+    )
+    shuffle = recording.settings.score_shuffle_seed
+    searches = [
+        ActiveSearch(
+            kept.problem,
+            list(kept.prompt),
+            strategy,
+            RecordedScores(prm, kept, answers, cache),
+            shuffle,
+        )
+        for kept in recording.problems
+    ]
+    rounds.run(searches)
+    for search in searches:
+        for row in search.tree.rows(search.problem.id):
+            del row["finish_reason"], row["text"]
+            recorder.node(**row)
+    speed = Throughput.of(rounds.marks, rounds.llm_busy_s, rounds.prm_busy_s)
+    return Replayed(recorder.trace(), speed, llm, prm_engine)
+
+
+def _params(recording: Recording) -> SamplingParams:
+    kept = asdict(recording.settings)
+    names = ("temperature", "top_p", "top_k", "min_p")
+    return SamplingParams(max_tokens=kept["max_step_tokens"], **{n: kept[n] for n in names})
+
+
+TIMES = ("run_id", "start_s", "duration_s", "schedule_s")
+
+
+def events(steps: pd.DataFrame) -> pd.DataFrame:
+    """The steps table without its times: what measured and replayed runs must have alike."""
+    return steps.drop(columns=list(TIMES)).reset_index(drop=True)

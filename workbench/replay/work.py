@@ -1,0 +1,91 @@
+"""What a step computes and moves, from its plan and the model's shapes: ModelSpec's formulas.
+
+Plain numbers for one step; what they cost on a device is cost.py's business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from workbench.core import StepPlan
+from workbench.errors import RecordingError
+from workbench.models.spec import ModelSpec, RopeScaling
+from workbench.search.record import RecordedEngine
+
+
+class StepWork(NamedTuple):
+    """One step. keys: pairs of a computed token and a position it attends to."""
+
+    tokens: int
+    sequences: int
+    keys: int
+    logits: int  # rows whose logits are computed
+    sampled: int
+    context: int  # positions of all sequences, whose KV is read
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWork:
+    """Floating point operations and bytes of a model's steps.
+
+    Linear in the counts of a step, so each coefficient is a difference of `spec.flops`.
+    """
+
+    spec: ModelSpec
+    weight_bytes: int
+    kv_bytes_per_token: int
+
+    @classmethod
+    def of(cls, engine: RecordedEngine) -> ModelWork:
+        """Of a recorded engine; RecordingError when it did not tell its shapes."""
+        config = engine.config or {}
+        if engine.spec is None or engine.weight_bytes is None or engine.block_bytes is None:
+            raise RecordingError(
+                f"The recording does not hold the shapes of {engine.name}; record the search on an "
+                "Engine of this workbench, or give the replay a cost."
+            )
+        block_size = config.get("block_size", 16)
+        return cls(spec_of(engine), engine.weight_bytes, engine.block_bytes // block_size)
+
+    @classmethod
+    def of_spec(cls, spec: ModelSpec, dtype_bytes: int = 2) -> ModelWork:
+        """Of a model whose weights and cache have this width."""
+        return cls(spec, spec.weight_bytes(dtype_bytes), spec.kv_bytes_per_token(dtype_bytes))
+
+    def flops(self, work: StepWork) -> int:
+        """Operations of a step."""
+        none, key, logit = (self.spec.flops(1, 0, 0), self.spec.flops(1, 1, 0),
+                            self.spec.flops(1, 0, 1))  # fmt: skip
+        per_key, per_logit = key - none, logit - none
+        per_token = none - per_key  # a token attends to itself
+        return work.tokens * per_token + work.keys * per_key + work.logits * per_logit
+
+    def bytes(self, work: StepWork) -> int:
+        """Bytes of a step: all weights once, the KV of every context read, the new one written."""
+        return self.weight_bytes + self.kv_bytes_per_token * (work.context + work.tokens)
+
+
+def spec_of(engine: RecordedEngine) -> ModelSpec:
+    """The shapes that a recording holds."""
+    given = dict(engine.spec or {})
+    if given.get("rope_scaling") is not None:
+        given["rope_scaling"] = RopeScaling(**given["rope_scaling"])
+    try:
+        return ModelSpec(**given)
+    except TypeError as error:
+        raise RecordingError(
+            f"The shapes of {engine.name} are of another workbench ({error}); record again."
+        ) from error
+
+
+def work_of(plan: StepPlan) -> StepWork:
+    """The counts of a step."""
+    new = np.diff(plan.query_start).astype(np.int64)
+    context = plan.context_len.astype(np.int64)
+    keys = int(np.sum(new * (context - new) + new * (new + 1) // 2))
+    sampled = len(plan.sampling)
+    logits = sampled + sum(len(wanted.rows) for wanted in plan.wanted)
+    return StepWork(plan.num_tokens, plan.num_seqs, keys, logits, sampled, int(context.sum()))
