@@ -122,6 +122,36 @@ def test_attention_of_a_row_is_its_own(shape: str) -> None:
     assert all(torch.equal(seen[0], other) for other in seen[1:])
 
 
+@pytest.mark.parametrize("vocab", [1, 7, 256, 300, 49_152])
+def test_draw_takes_the_reference_s_tokens(vocab: int) -> None:
+    """Logits as models give them, some of no weight at all, at cool and hot temperatures."""
+    draw = np.random.default_rng(vocab)
+    rows = 4_000_000 // (vocab + 10_000)
+    logits = torch.from_numpy(draw.standard_normal((rows, vocab), np.float32) * 4)
+    logits[:, vocab // 2] = -1e30
+    temperature = torch.from_numpy(draw.choice([0.05, 0.8, 1.0, 3.0], rows))
+    noise = torch.from_numpy(draw.random(rows))
+    expected = reference.draw(logits, temperature, noise)
+    assert torch.equal(cpu.draw(logits, temperature, noise), expected)
+    assert vocab == 1 or len(set(expected.tolist())) > 1
+
+
+def test_draw_at_the_ends_of_the_noise() -> None:
+    """Noise 0 takes the first token of any weight, the largest noise the last, never none."""
+    logits = torch.full((2, 700), -1e30)
+    logits[:, 3:690] = torch.linspace(-1, 1, 687)
+    ends = torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64)
+    assert cpu.draw(logits, torch.ones(2, dtype=torch.float64), ends).tolist() == [3, 689]
+
+
+def test_add_row_adds_to_every_row() -> None:
+    """As torch does, for widths that no register divides."""
+    out, row = torch.randn(19, 37), torch.randn(37)
+    expected = out + row
+    cpu.add_row(row, out)
+    assert torch.equal(out, expected)
+
+
 def fill(cache: LayerCache, context: ForwardContext, keys: np.ndarray) -> None:
     """Writes keys and values [2, positions, width] to the first sequence's blocks."""
     size, shape = cache.block_size, (cache.kv_heads, cache.head_dim)

@@ -125,7 +125,16 @@ class Executor:
     ) -> tuple[NDArray[np.int64], Logprobs]:
         if len(sampling) == 0:
             return np.empty(0, np.int64), ()
-        return sample(logits, sampling)
+        return sample(logits, sampling, self._draw)
+
+    def _draw(
+        self,
+        logits: NDArray[np.float32],
+        temperature: NDArray[np.float64],
+        noise: NDArray[np.float64],
+    ) -> NDArray[np.int64]:
+        given = (torch.from_numpy(each) for each in (logits, temperature, noise))
+        return self.model.kernels.draw(*given).cpu().numpy()
 
     def _wanted_logits(self, hidden: torch.Tensor, wanted: WantedLogits) -> NDArray[np.float32]:
         """float32 [rows, columns]: of the vocabulary or the value head, the asked columns only."""

@@ -1,13 +1,15 @@
 """What is worth a kernel: products with packed weights, attention over blocks, norms.
 
 `load_kernels` chooses one implementation for a device, once; all have the signatures of `Kernels`.
-`reference` is plain torch and says what is meant; `cpu` is numba and is what runs.
+`reference` is plain torch and says what is meant; `cpu` is numba; `triton` is for GPUs.
 """
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -17,6 +19,10 @@ from workbench.kernels.quantised import Quantised
 
 __all__ = ["ForwardContext", "Kernels", "LayerCache", "Quantised", "load_kernels"]
 
+_NO_TRITON = (
+    "triton is not installed, so attention on the GPU is plain torch, one sequence at a time: "
+    "pip install 'workbench[gpu]'."
+)
 Part = torch.Tensor | Quantised  # some rows of a weight matrix, [outputs, inputs] as files have it
 
 
@@ -25,10 +31,13 @@ class Kernels(ABC):
 
     A *matrix* is what `pack` made: opaque, with `shape` (inputs, outputs) and `nbytes`.
     batch_invariant: whether each row's result is bit for bit the same in whatever batch.
+    keys_by_position: whether a block's keys are [kv_heads, block_size, head_dim], as its values are,
+    and not the transpose that `LayerCache` draws; who stores them reads them, so nobody else asks.
     """
 
     name: str
     batch_invariant: bool
+    keys_by_position: bool = False
 
     @abstractmethod
     def pack(self, parts: Sequence[Part], gated: bool = False) -> Any:
@@ -87,6 +96,16 @@ class Kernels(ABC):
         Keys at positions up to the row's own, scaled by 1 / sqrt(head_dim).
         """
 
+    @abstractmethod
+    def draw(
+        self, logits: torch.Tensor, temperature: torch.Tensor, noise: torch.Tensor
+    ) -> torch.Tensor:
+        """Tokens int64 [R]: of each row the inverse CDF of its noise over ascending token ids.
+
+        The distribution is the softmax of logits / temperature, in float64; logits: [R, vocab],
+        finite; temperature: float64 [R], above 0; noise: float64 [R] in [0, 1).
+        """
+
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """What does `work` again, as often as it is called, and faster where these kernels can.
 
@@ -97,14 +116,21 @@ class Kernels(ABC):
 
 
 def load_kernels(device: torch.device, dtype: torch.dtype, threads: int | None = None) -> Kernels:
-    """The kernels for `dtype` on `device`: numba for float32 on a CPU, else plain torch.
+    """The kernels for `dtype` on `device`: numba for float32 on a CPU, Triton for a GPU.
 
+    Plain torch for other types of a CPU, and on a GPU without triton, which a warning says.
     threads: of the CPU kernels; as many as torch has if not given.
     """
     if device.type == "cpu" and dtype == torch.float32:
         from workbench.kernels.cpu import CpuKernels  # noqa: PLC0415 - compiles: only where it runs
 
         return CpuKernels(threads or torch.get_num_threads())
+    if device.type == "cuda" and find_spec("triton") is not None:
+        from workbench.kernels.triton.kernels import TritonKernels  # noqa: PLC0415 - an extra
+
+        return TritonKernels(device, dtype)
+    if device.type == "cuda":
+        warnings.warn(_NO_TRITON, RuntimeWarning, stacklevel=2)
     from workbench.kernels.reference import ReferenceKernels  # noqa: PLC0415
 
     return ReferenceKernels(device, dtype)

@@ -135,6 +135,12 @@ def numbers(address: int, count: int) -> Any:
 
 
 @njit(error_model="numpy", inline="always")
+def doubles(address: int, count: int) -> Any:
+    """The float64 array of so many elements at an address."""
+    return carray(_pointer(address), (count,), np.float64)
+
+
+@njit(error_model="numpy", inline="always")
 def matrix(address: int, rows: int, columns: int) -> Any:
     """The float32 array [rows, columns] at an address."""
     return carray(_pointer(address), (rows, columns), np.float32)

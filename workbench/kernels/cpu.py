@@ -10,6 +10,7 @@ import torch
 
 from workbench.kernels import ForwardContext, Kernels, LayerCache, Part, Quantised
 from workbench.kernels.cpu_attention import attend
+from workbench.kernels.cpu_draw import draw
 from workbench.kernels.cpu_rows import add_row, rms_norm, store_kv
 from workbench.kernels.panels import Beside, Panels, pack_codes, pack_floats
 from workbench.kernels.products import ADD, GATED, PLAIN, columns, multiply
@@ -87,6 +88,11 @@ class CpuKernels(Kernels):
     ) -> None:
         """Sixteen lanes at a time."""
         attend(self.team, qkv, out, cache, context)
+
+    def draw(
+        self, logits: torch.Tensor, temperature: torch.Tensor, noise: torch.Tensor
+    ) -> torch.Tensor:
+        return draw(self.team, logits, temperature, noise)
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """Launches without Python in between."""

@@ -37,8 +37,10 @@ class ReferenceKernels(Kernels):
 
     name, batch_invariant = "reference", False
 
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        self.device, self.dtype = device, dtype
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype, keys_by_position: bool = False
+    ) -> None:
+        self.device, self.dtype, self.keys_by_position = device, dtype, keys_by_position
 
     def pack(self, parts: Sequence[Part], gated: bool = False) -> Dense:
         """Quantised parts are dequantised."""
@@ -61,6 +63,17 @@ class ReferenceKernels(Kernels):
 
     def columns(self, matrix: Dense, numbers: torch.Tensor, out: torch.Tensor) -> None:
         out.copy_(matrix.weight[:, numbers].t())
+
+    def selected_logits(
+        self,
+        hidden: torch.Tensor,
+        rows: torch.Tensor,
+        matrix: Dense,
+        numbers: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """out [R, C] = hidden[rows] @ the outputs `numbers` of matrix; both int64, not gated."""
+        torch.mm(hidden[rows], matrix.weight[:, numbers], out=out)
 
     def add_row(self, row: torch.Tensor, out: torch.Tensor) -> None:
         out += row
@@ -90,7 +103,7 @@ class ReferenceKernels(Kernels):
         for s, count in enumerate(context.context_len):
             rows = slice(context.query_start[s], context.query_start[s + 1])
             new = context.positions[rows]
-            keys, values = _addresses(cache, context, s, int(count))
+            keys, values = self._addresses(cache, context, s, int(count))
             cache.data[keys[new]] = key[rows]
             cache.data[values[new]] = value[rows]
 
@@ -105,13 +118,39 @@ class ReferenceKernels(Kernels):
             shape = (int(count), cache.kv_heads, cache.head_dim)
             key, value = (
                 cache.data[at].view(shape).repeat_interleave(group, dim=1)
-                for at in _addresses(cache, context, s, int(count))
+                for at in self._addresses(cache, context, s, int(count))
             )
             scores = torch.einsum("thd,chd->htc", heads[rows], key) / math.sqrt(cache.head_dim)
             positions = torch.from_numpy(context.positions[rows]).to(scores.device)
             hidden = torch.arange(int(count), device=scores.device) > positions[:, None]
             weights = scores.float().masked_fill(hidden, -math.inf).softmax(-1).to(value.dtype)
             out[rows] = torch.einsum("htc,chd->thd", weights, value).reshape(-1, out.shape[1])
+
+    def draw(
+        self, logits: torch.Tensor, temperature: torch.Tensor, noise: torch.Tensor
+    ) -> torch.Tensor:
+        """All weights of all rows at once."""
+        wide = logits.double()
+        wide = (wide - wide.max(dim=1, keepdim=True).values) / temperature[:, None]
+        sums = wide.exp_().cumsum(dim=1)
+        tokens = (sums <= (noise * sums[:, -1])[:, None]).sum(dim=1)
+        return tokens.clamp_(max=logits.shape[1] - 1)
+
+    def _addresses(
+        self, cache: LayerCache, context: ForwardContext, sequence: int, count: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Addresses of keys and values of first positions: [count, kv_heads * head_dim] each."""
+        size, positions = cache.block_size, torch.arange(count)
+        offsets = torch.from_numpy(context.block_offsets[sequence])[positions // size]
+        block, slot = (cache.base + offsets)[:, None, None], (positions % size)[:, None, None]
+        head = torch.arange(cache.kv_heads)[:, None]
+        dimension = torch.arange(cache.head_dim)
+        by_position = block + (head * size + slot) * cache.head_dim + dimension
+        by_dimension = block + (head * cache.head_dim + dimension) * size + slot
+        keys = by_position if self.keys_by_position else by_dimension
+        values = by_position + size * cache.kv_heads * cache.head_dim
+        device = cache.data.device
+        return keys.flatten(1).to(device), values.flatten(1).to(device)
 
 
 def _rotate(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> None:
@@ -120,19 +159,3 @@ def _rotate(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> No
     first, second = heads[..., :half].clone(), heads[..., half:].clone()
     heads[..., :half] = first * cosine - second * sine
     heads[..., half:] = second * cosine + first * sine
-
-
-def _addresses(
-    cache: LayerCache, context: ForwardContext, sequence: int, count: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Addresses of keys and values of first positions: [count, kv_heads * head_dim] each."""
-    size, positions = cache.block_size, torch.arange(count)
-    offsets = torch.from_numpy(context.block_offsets[sequence])[positions // size]
-    block, slot = (cache.base + offsets)[:, None, None], (positions % size)[:, None, None]
-    head = torch.arange(cache.kv_heads)[:, None]
-    dimension = torch.arange(cache.head_dim)
-    keys = block + (head * cache.head_dim + dimension) * size + slot
-    shift = size * cache.kv_heads * cache.head_dim
-    values = block + shift + (head * size + slot) * cache.head_dim + dimension
-    device = cache.data.device
-    return keys.flatten(1).to(device), values.flatten(1).to(device)

@@ -8,6 +8,8 @@ the unfiltered distribution at temperature 1.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,22 +17,27 @@ from workbench.core import SamplingRows
 from workbench.errors import StepError
 from workbench.sampling.noise import uniform
 
-_TOGETHER = 1 << 16  # float64 weights worked on at a time: they stay in cache, and memory small
 Logprobs = tuple[dict[int, float] | None, ...]
 
 
-def sample(logits: NDArray[np.float32], rows: SamplingRows) -> tuple[NDArray[np.int64], Logprobs]:
+# Tokens of logits [R, vocab], temperatures [R] above 0 and noise [R], without filters.
+Draw = Callable[[NDArray[np.float32], NDArray[np.float64], NDArray[np.float64]], NDArray[np.int64]]
+
+
+def sample(
+    logits: NDArray[np.float32], rows: SamplingRows, draw: Draw | None = None
+) -> tuple[NDArray[np.int64], Logprobs]:
     """Tokens int64 [R] of logits float32 [R, vocab]; log probabilities of rows that want them.
 
-    Raises StepError naming the rows whose logits are NaN or unbounded.
+    draw: what draws the tokens of rows without filters, `inverse_cdf` if not given. Raises
+    StepError naming the rows whose logits are NaN or unbounded.
     """
     tokens = logits.argmax(axis=1)  # the first of equal ones; of a row with NaN, that NaN
     require_finite(logits[np.arange(len(tokens)), tokens], rows.rows)
-    warm = np.flatnonzero(rows.temperature > 0)
-    if len(warm) == len(tokens):
-        tokens = _draw(logits, rows, warm)
-    elif len(warm):
-        tokens[warm] = _draw(logits[warm], rows, warm)
+    warm, filtered = rows.temperature > 0, _filtered(rows, logits.shape[1])
+    _draw_some(logits, rows, warm & ~filtered, draw or inverse_cdf, tokens)
+    for row in np.flatnonzero(warm & filtered):
+        tokens[row] = _draw_filtered(logits[row], rows, row)
     return tokens, _logprobs(logits, rows, tokens)
 
 
@@ -46,16 +53,41 @@ def require_finite(values: NDArray[np.float32], rows: NDArray[np.int64]) -> None
         )
 
 
-def _draw(
-    logits: NDArray[np.float32], rows: SamplingRows, at: NDArray[np.int64]
+def _draw_some(
+    logits: NDArray[np.float32],
+    rows: SamplingRows,
+    which: NDArray[np.bool_],
+    draw: Draw,
+    tokens: NDArray[np.int64],
+) -> None:
+    """Fills in the tokens of some rows, in whose logits nothing is copied where they are all."""
+    if which.any():
+        at = slice(None) if which.all() else which
+        noise = uniform(rows.seeds[at], rows.positions[at])
+        tokens[at] = draw(logits[at], rows.temperature[at], noise)
+
+
+def inverse_cdf(
+    logits: NDArray[np.float32], temperature: NDArray[np.float64], noise: NDArray[np.float64]
 ) -> NDArray[np.int64]:
-    """Tokens of rows with a temperature: logits[i] belongs to rows[at[i]]."""
-    weights = _weights(logits, rows.temperature[at])
-    _filter(weights, rows, at)
+    """Each row's token: the first whose weights up to it exceed noise times all of them."""
+    return _at_noise(_weights(logits, temperature), noise)
+
+
+def _draw_filtered(logits: NDArray[np.float32], rows: SamplingRows, row: np.int64) -> np.int64:
+    """The token of one row's logits [vocab], by itself: filters sort."""
+    at = slice(row, row + 1)
+    weights = _weights(logits[None], rows.temperature[at])
+    top_k, top_p, min_p = int(rows.top_k[row]), float(rows.top_p[row]), float(rows.min_p[row])
+    _filter_row(weights[0], top_k, top_p, min_p)
+    token: np.int64 = _at_noise(weights, uniform(rows.seeds[at], rows.positions[at]))[0]
+    return token
+
+
+def _at_noise(weights: NDArray[np.float64], noise: NDArray[np.float64]) -> NDArray[np.int64]:
     sums = np.cumsum(weights, axis=1)
-    target = uniform(rows.seeds[at], rows.positions[at]) * sums[:, -1]
-    tokens = np.count_nonzero(sums <= target[:, None], axis=1)
-    for i in np.flatnonzero(tokens == sums.shape[1]):  # u < 1, yet u * total rounded up to total
+    tokens = np.count_nonzero(sums <= (noise * sums[:, -1])[:, None], axis=1)
+    for i in np.flatnonzero(tokens == sums.shape[1]):  # noise < 1, yet the product rounded up
         tokens[i] = np.flatnonzero(weights[i])[-1]
     return tokens
 
@@ -68,17 +100,10 @@ def _weights(logits: NDArray[np.float32], temperature: NDArray[np.float64]) -> N
     return np.exp(wide, out=wide)
 
 
-def _filter(weights: NDArray[np.float64], rows: SamplingRows, at: NDArray[np.int64]) -> None:
-    """Sets the weights of filtered tokens to 0, where a row has filters; in place on our array."""
-    vocab = weights.shape[1]
-    filtered = (
-        (rows.top_k[at] > 0) & (rows.top_k[at] < vocab)
-        | (rows.top_p[at] < 1)
-        | (rows.min_p[at] > 0)
-    )
-    for i in np.flatnonzero(filtered):
-        r = at[i]
-        _filter_row(weights[i], int(rows.top_k[r]), float(rows.top_p[r]), float(rows.min_p[r]))
+def _filtered(rows: SamplingRows, vocab: int) -> NDArray[np.bool_]:
+    """[R] Whether a row leaves tokens out."""
+    some = (rows.top_k > 0) & (rows.top_k < vocab)
+    return some | (rows.top_p < 1) | (rows.min_p > 0)
 
 
 def _filter_row(weights: NDArray[np.float64], top_k: int, top_p: float, min_p: float) -> None:
