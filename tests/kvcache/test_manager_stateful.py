@@ -5,7 +5,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from tests.kvcache.naive import ComparedCache
+from workbench.kvcache.arena import KVArena
 from workbench.kvcache.manager import KVCacheManager
+from workbench.kvcache.pages import BlockShape, PageShape
 
 FAMILY = [0, 1, 1, 0, 1, 0, 0, 0, 1, 1, 1, 0, 1, 1]  # few tokens, many equal prefixes
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=14) | st.integers(1, 14).map(
@@ -33,7 +35,11 @@ class ManagerMachine(RuleBasedStateMachine):
     )
     def create(self, num_blocks: int, block_size: int, caching: bool) -> None:
         if not self.caches:
-            self.caches["it"] = ComparedCache(KVCacheManager(num_blocks, block_size, caching))
+            manager = self.new_manager(num_blocks, block_size, caching)
+            self.caches["it"] = ComparedCache(manager)
+
+    def new_manager(self, num_blocks: int, block_size: int, caching: bool) -> KVCacheManager:
+        return KVCacheManager(num_blocks, block_size, caching)
 
     @property
     def cache(self) -> ComparedCache:
@@ -93,5 +99,16 @@ class ManagerMachine(RuleBasedStateMachine):
             self.cache.compare()
 
 
+class ArenaMachine(ManagerMachine):
+    """One model alone in an arena behaves as one with blocks of its own, pages of any size."""
+
+    def new_manager(self, num_blocks: int, block_size: int, caching: bool) -> KVCacheManager:
+        page = PageShape(slabs=1, stripe=64 * (1 + num_blocks % 3))
+        arena = KVArena(num_blocks * page.page_bytes, [BlockShape("it", 1, 64)], page=page)
+        return arena.cache("it", block_size, caching)
+
+
 TestManager = ManagerMachine.TestCase
 TestManager.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestManagerInArena = ArenaMachine.TestCase
+TestManagerInArena.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

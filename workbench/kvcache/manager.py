@@ -15,6 +15,7 @@ from workbench.errors import ConfigError
 from workbench.kvcache.pool import Block, BlockPool, CacheStats
 from workbench.kvcache.prefix import chain_root, extend_chain
 from workbench.kvcache.recompute import NOTHING_LOST, Lost, PartialTails, find_lost
+from workbench.kvcache.resizing import Resizable
 from workbench.kvcache.table import BlockTable
 
 
@@ -27,11 +28,12 @@ class Allocation:
     lost: Lost = field(default=NOTHING_LOST, compare=False)
 
 
-class KVCacheManager:
+class KVCacheManager(Resizable):
     """Blocks of one model's KV cache, shared between sequences with equal prefixes.
 
-    num_blocks: all usable. namespace: the model's fingerprint, part of every hash. Raises
-    ConfigError on bad sizes, on a sequence id allocated twice, and on one that holds nothing.
+    num_blocks: all usable. namespace: the model's fingerprint, part of every hash. pool: who hands
+    out the blocks (default: a pool of its own). Raises ConfigError on bad sizes, on a sequence id
+    allocated twice, and on one that holds nothing.
     """
 
     def __init__(
@@ -41,17 +43,17 @@ class KVCacheManager:
         enable_prefix_caching: bool = True,
         *,
         namespace: bytes = b"",
+        pool: BlockPool | None = None,
     ) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ConfigError(
                 f"KVCacheManager got num_blocks={num_blocks}, block_size={block_size}; "
                 "allowed: at least 1 each."
             )
-        self.num_blocks = num_blocks
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self._namespace = namespace
-        self._pool = BlockPool(num_blocks)
+        self._pool: BlockPool = BlockPool(num_blocks) if pool is None else pool
         self._tables: dict[int, BlockTable] = {}
         self._tails = PartialTails(max_parents=max(4096, num_blocks))
         self._last_chain: tuple[bytes, list[int], list[bytes]] = (b"", [], [])
@@ -138,6 +140,32 @@ class KVCacheManager:
         if self.enable_prefix_caching:
             table.chain += extend_chain(table.root, table.chain, token_ids, self.block_size)
         return self._grow(table, len(token_ids))
+
+    def fork(self, parent: int, child: int, num_tokens: int | None = None) -> Allocation | None:
+        """A sequence that starts with the parent's first num_tokens tokens (all it has room for).
+
+        Nothing of them is computed again, so their KV must exist. Full blocks are shared; a partial
+        last one, which both go on to write, is copied (`take_moves`). None, and nothing has
+        changed, when the copy needs a block and there is none. Goes on with `extend`.
+        """
+        table, room = self._table(parent), self._table(parent).num_tokens
+        tokens = room if num_tokens is None else num_tokens
+        if child in self._tables or not 1 <= tokens <= room:
+            raise ConfigError(
+                f"fork of {tokens} tokens of sequence {parent!r} to {child!r}; allowed: 1 to "
+                f"{room} tokens, to a sequence that holds nothing."
+            )
+        full, partial = divmod(tokens, self.block_size)
+        if partial and not self._pool.num_available:
+            return None
+        blocks = table.blocks[:full]
+        for block in blocks:
+            self._pool.share(block)
+        if partial:
+            blocks.append(self._pool.copy(table.blocks[full]))
+        published = min(full, table.num_published)
+        self._tables[child] = BlockTable(table.root, blocks, table.chain[:full], published, tokens)
+        return Allocation(tokens, [block.id for block in blocks])
 
     def free(
         self,

@@ -2,7 +2,7 @@
 
 A block is active (referenced), cached (unreferenced, its content can be hit) or free; the three add
 up to the total. What it does not do: know sequences, tokens or hits (manager.py), or where a block
-lies in memory (storage.py).
+lies in memory (storage.py). A pool that leases its blocks with their pages is in leases.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from workbench.errors import ConfigError
 from workbench.kvcache.prefix import PrefixIndex
+from workbench.kvcache.resizing import Copies, ResizeAnswer, answer_resize
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +43,7 @@ class CacheStats:
     thrashed_readmit: int = 0
     thrash_events: int = 0
     duplicates: int = 0
+    copied: int = 0  # for forks, or moved out of the way
 
 
 class BlockPool:
@@ -50,7 +53,16 @@ class BlockPool:
         self.blocks = [Block(i) for i in range(num_blocks)]
         self.index = PrefixIndex()
         self.stats = CacheStats()
+        self.copies = Copies()
+        self.target = num_blocks
+        self.floor = 1  # blocks; a smaller target is refused
         self._free = deque(self.blocks)  # unreferenced and without content, first freed first
+        self._retired: list[Block] = []  # beyond the target; their bytes are not used
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that can be used now: active, cached and free."""
+        return len(self.blocks) - len(self._retired)
 
     @property
     def num_free(self) -> int:
@@ -70,7 +82,7 @@ class BlockPool:
     @property
     def num_active(self) -> int:
         """Blocks that a running sequence uses."""
-        return len(self.blocks) - self.num_available
+        return len(self.blocks) - len(self._retired) - self.num_available
 
     def find(self, digest: bytes) -> Block | None:
         """The block that can be hit under this hash."""
@@ -79,15 +91,17 @@ class BlockPool:
 
     def take(self) -> Block:
         """A private block with one reference; evicts the least recently freed if none is free."""
-        if self._free:
-            block = self._free.popleft()
-        else:
-            block = self.blocks[self.index.evict()]
-            block.digest = None
-            self.stats.evicted += 1
+        block = self._free.popleft() if self._free else self._evict()
         self.stats.allocated += 1
         block.ref_count = 1
         return block
+
+    def copy(self, block: Block) -> Block:
+        """A private block with the same content, once `copies` is carried out."""
+        twin = self.take()
+        self.copies.add(block.id, twin.id)
+        self.stats.copied += 1
+        return twin
 
     def share(self, block: Block) -> None:
         """One more reference to a block that was hit."""
@@ -118,34 +132,70 @@ class BlockPool:
             self.index.withdraw(block.digest)
             block.digest = None
 
+    def resize(self, num_blocks: int) -> ResizeAnswer:
+        """Have so many blocks after the next `settle` that can; changes the target alone."""
+        if num_blocks > len(self.blocks):
+            raise ConfigError(
+                f"resize to {num_blocks} blocks; this cache was made with bytes for "
+                f"{len(self.blocks)}: give at most that, or make the engine over a KVArena."
+            )
+        answer = answer_resize(num_blocks, self.floor, self.num_active)
+        self.target = self.target if answer.refused else num_blocks
+        return answer
+
+    def settle(self) -> bool:
+        """Between steps: come as near to the target as can be. Whether a live block was moved.
+
+        Any block can be retired, so that none ever is: blocks without content go first, then the
+        least recently freed, then those that are released later.
+        """
+        while self.num_blocks < self.target:
+            self._free.append(self._retired.pop())
+        while self.num_blocks > self.target and self.num_available:
+            self._retired.append(self._free.pop() if self._free else self._evict())
+        return False
+
+    def _evict(self) -> Block:
+        block = self.blocks[self.index.evict()]
+        block.digest = None
+        self.stats.evicted += 1
+        return block
+
     def clear(self) -> None:
         """Every block is free and without content; nothing may be referenced."""
         assert self.num_active == 0
         self.index.clear()
         for block in self.blocks:
             block.digest = None
-        self._free = deque(self.blocks)
+        retired = {block.id for block in self._retired}
+        self._free = deque(block for block in self.blocks if block.id not in retired)
 
     def check(self, references: dict[int, int]) -> None:
         """Raise unless each block's state follows from its references (id -> count) and hash."""
-        free = {block.id for block in self._free}
-        parked, holders = self.index.parked, self.index.holders
-        assert len(free) == len(self._free), "a block is free twice"
-        for block in self.blocks:
-            named = f"block {block.id}"
-            assert block.ref_count == references.get(block.id, 0), f"{named}: wrong ref_count"
-            unused = block.ref_count == 0
-            digest = block.digest
-            hittable = digest is not None
-            assert (block.id in free) == (unused and not hittable), f"{named}: wrongly (un)free"
-            assert (block.id in parked) == (unused and hittable), f"{named}: wrongly (un)cached"
-            if digest is not None:
-                assert holders.get(digest) == block.id, f"{named}: its hash is another's"
-        assert len(holders) == sum(b.digest is not None for b in self.blocks), (
-            "a hash without block"
-        )
-        assert all(self.blocks[i].digest == d for i, d in parked.items()), "a parked hash is stale"
+        free = {block.id for block in (*self._free, *self._retired)}
+        assert len(free) == len(self._free) + len(self._retired), "a block is free twice"
+        check_blocks(self.blocks, self.index, references, free)
         total = self.num_active + self.num_cached + self.num_free
         active = sum(block.ref_count > 0 for block in self.blocks)
-        assert total == len(self.blocks), "active + cached + free differs from the total"
+        assert total == self.num_blocks, "active + cached + free differs from the total"
         assert self.num_active == active, "a block leaked"
+
+
+def check_blocks(
+    blocks: list[Block], index: PrefixIndex, references: dict[int, int], free: set[int]
+) -> None:
+    """Raise unless every block is free, parked or referenced, and holds the hash it is found by."""
+    parked, holders = index.parked, index.holders
+    for i, block in enumerate(blocks):
+        named = f"block {block.id}"
+        assert block.id == i, f"{named}: listed as {i}"
+        assert block.ref_count == references.get(block.id, 0), f"{named}: wrong ref_count"
+        unused = block.ref_count == 0
+        digest = block.digest
+        hittable = digest is not None
+        assert (block.id in free) == (unused and not hittable), f"{named}: wrongly (un)free"
+        assert (block.id in parked) == (unused and hittable), f"{named}: wrongly (un)cached"
+        if digest is not None:
+            assert holders.get(digest) == block.id, f"{named}: its hash is another's"
+    assert len(holders) == sum(b.digest is not None for b in blocks), "a hash without block"
+    assert all(blocks[i].digest == d for i, d in parked.items()), "a parked hash is stale"

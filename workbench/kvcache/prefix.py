@@ -98,6 +98,17 @@ class PrefixIndex:
         self._evicted.add(digest)
         return block_id
 
+    def give_up(self, block_id: int) -> bytes:
+        """Give up the content of this parked block; answers its hash."""
+        digest = self._parked.pop(block_id)
+        del self._holder[digest]
+        self._evicted.add(digest)
+        return digest
+
+    def move(self, digest: bytes, block_id: int) -> None:
+        """The content lies in another block now; its old one was referenced."""
+        self._holder[digest] = block_id
+
     def clear(self) -> None:
         """Forget everything, the evicted hashes too."""
         self._holder.clear()

@@ -1,0 +1,74 @@
+"""Memory as plainly as possible: what each block of an arena holds, written and moved for real.
+
+Every read is compared with what ought to be there, so a stale hash, a lost move, or bytes of
+another model that nobody cleared are seen at once.
+"""
+
+from dataclasses import dataclass
+
+from workbench.kvcache.arena import KVArena
+
+Content = tuple[bytes, tuple[int, ...]]  # salt, all tokens up to what is written in the block
+
+
+@dataclass
+class Running:
+    salt: bytes
+    tokens: list[int]
+    room: int  # tokens the cache made room for
+    stored: int  # tokens whose KV is in memory
+
+
+class BytesOracle:
+    """One arena, its caches and the bytes beneath; `store` is the forward pass of a step."""
+
+    def __init__(self, arena: KVArena, block_size: int) -> None:
+        self.arena, self.size = arena, block_size
+        self.caches = {name: arena.cache(name, block_size) for name in arena.models}
+        self.running: dict[str, dict[int, Running]] = {name: {} for name in arena.models}
+        # page -> model that wrote it, and block id -> content
+        self.pages: dict[int, tuple[str, dict[int, Content]]] = {}
+        self.copied = 0
+
+    def read(self, model: str, block: int) -> Content | None:
+        writer, held = self.pages.get(block // self.per_page(model), (model, {}))
+        assert writer == model, "a block is read in a page with another model's bytes"
+        return held.get(block)
+
+    def write(self, model: str, block: int, content: Content) -> None:
+        writer, held = self.pages.setdefault(block // self.per_page(model), (model, {}))
+        assert writer == model, "a page was leased to another model and not cleared"
+        held[block] = content
+
+    def per_page(self, model: str) -> int:
+        return self.arena.packing(model).blocks
+
+    def store(self) -> None:
+        """What is moved is read, pages are cleared, then all is written; then all is read back."""
+        moves = {model: cache.take_moves() for model, cache in self.caches.items()}
+        read = [(m, to, self.read(m, at)) for m, pairs in moves.items() for at, to in pairs]
+        assert len({(model, to) for model, to, _ in read}) == len(read), "two moves to one block"
+        for page in self.arena.take_retyped():
+            self.pages.pop(page, None)
+        for model, to, content in read:
+            if content is not None:
+                self.write(model, to, content)
+        self.copied += len(read)
+        for step in (self.compute, self.verify):
+            for model, running in self.running.items():
+                for seq_id, sequence in running.items():
+                    step(model, seq_id, sequence)
+
+    def compute(self, model: str, seq_id: int, sequence: Running) -> None:
+        table = self.caches[model].block_table(seq_id)
+        for i in range(sequence.stored // self.size, -(-sequence.room // self.size)):
+            self.write(model, table[i], self.content(sequence, i))
+        sequence.stored = sequence.room
+
+    def verify(self, model: str, seq_id: int, sequence: Running) -> None:
+        for i, block in enumerate(self.caches[model].block_table(seq_id)):
+            assert self.read(model, block) == self.content(sequence, i), "not what was written"
+
+    def content(self, sequence: Running, block: int) -> Content:
+        end = min(sequence.room, (block + 1) * self.size)
+        return sequence.salt, tuple(sequence.tokens[:end])

@@ -1,0 +1,217 @@
+"""Two and three models in one arena: any interleaving of their steps, re-splits and forks."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tests.kvcache.bytes_oracle import BytesOracle, Running
+from tests.kvcache.naive import ComparedCache
+from tests.kvcache.test_manager_stateful import FAMILY, SALTS
+from workbench.kvcache.arena import KVArena
+from workbench.kvcache.pages import BlockShape, PageShape
+from workbench.kvcache.policies import FirstCome, MarginalValue, PhaseAware, StaticSplit
+
+SIZE = 2  # tokens a block
+PAGE = PageShape(slabs=2, stripe=256)
+SHAPES = (  # 4, 1 and 2 blocks a page: sizes that divide and one that does not
+    BlockShape("llm", 2, 64, floor_blocks=5),
+    BlockShape("prm", 2, 256, element_bytes=2, floor_blocks=2),
+    BlockShape("third", 1, 160, floor_blocks=3, block_cost=2.0),
+)
+MODELS = st.sampled_from([shape.name for shape in SHAPES])
+TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=14) | st.integers(1, 14).map(
+    lambda n: FAMILY[:n]
+)
+POLICIES = st.sampled_from([StaticSplit, FirstCome, PhaseAware, MarginalValue])
+
+
+def arena_of(num_models: int, num_pages: int, policy) -> KVArena:
+    return KVArena(num_pages * PAGE.page_bytes, SHAPES[:num_models], policy, page=PAGE)
+
+
+class ArenaMachine(RuleBasedStateMachine):
+    """Bytes are written, moved and cleared for real (bytes_oracle.py); every read is compared."""
+
+    @initialize(count=st.integers(2, 3), num_pages=st.integers(6, 11), policy=POLICIES)
+    def create(self, count: int, num_pages: int, policy) -> None:
+        self.arena = arena_of(count, num_pages, policy())
+        self.memory = BytesOracle(self.arena, SIZE)
+        self.next_id = 0
+
+    def model(self, name: str) -> str:
+        return name if name in self.arena.models else "llm"
+
+    def a_running(self, name: str, which: int) -> int | None:
+        ids = list(self.memory.running[name])
+        return ids[which % len(ids)] if ids else None
+
+    @rule(name=MODELS, tokens=TOKENS, first=st.integers(1, 14), salt=SALTS, spare=st.integers(0, 2))
+    def allocate(self, name: str, tokens, first: int, salt: bytes, spare: int) -> None:
+        name, self.next_id = self.model(name), self.next_id + 1
+        cache, first = self.memory.caches[name], min(first, len(tokens))
+        cached, available = cache.match(tokens, salt=salt), cache.num_free + cache.num_cached
+        needed = -(-len(tokens) // SIZE) + spare
+        admitted = cache.allocate(self.next_id, tokens, first, salt=salt, keep_free=spare)
+        if admitted is None:
+            assert needed > available - cached // SIZE
+            return
+        assert needed <= available + cached // SIZE
+        assert admitted.num_cached_tokens == cached
+        room = max(first, cached)
+        self.memory.running[name][self.next_id] = Running(salt, list(tokens), room, cached)
+
+    @rule(name=MODELS, which=st.integers(0, 9), more=st.lists(st.integers(0, 1), max_size=5))
+    def extend(self, name: str, which: int, more: list[int]) -> None:
+        name = self.model(name)
+        seq_id = self.a_running(name, which)
+        if seq_id is not None:
+            sequence = self.memory.running[name][seq_id]
+            self.memory.store()
+            tokens = sequence.tokens + more
+            if self.memory.caches[name].extend(seq_id, tokens) is not None:
+                sequence.tokens, sequence.room = tokens, len(tokens)
+
+    @rule(name=MODELS, which=st.integers(0, 9), computed=st.none() | st.integers(0, 14))
+    def free(self, name: str, which: int, computed: int | None) -> None:
+        name = self.model(name)
+        seq_id = self.a_running(name, which)
+        if seq_id is not None:
+            sequence = self.memory.running[name][seq_id]
+            if computed is None:
+                self.memory.store()
+            stored = sequence.stored if computed is None else min(computed, sequence.stored)
+            self.memory.caches[name].free(seq_id, stored, token_ids=sequence.tokens)
+            del self.memory.running[name][seq_id]
+
+    @rule(name=MODELS, which=st.integers(0, 9), tokens=st.integers(1, 14))
+    def fork(self, name: str, which: int, tokens: int) -> None:
+        name, self.next_id = self.model(name), self.next_id + 1
+        seq_id = self.a_running(name, which)
+        if seq_id is None:
+            return
+        self.memory.store()
+        parent, cache = self.memory.running[name][seq_id], self.memory.caches[name]
+        tokens = min(tokens, parent.room)
+        full = cache.num_free + cache.num_cached == 0
+        child = cache.fork(seq_id, self.next_id, tokens)
+        assert (child is None) == (tokens % SIZE > 0 and full)
+        if child is not None:
+            own = Running(parent.salt, parent.tokens[:tokens], tokens, tokens)
+            self.memory.running[name][self.next_id] = own
+
+    @rule(name=MODELS, tokens=TOKENS)
+    def visit(self, name: str, tokens: list[int]) -> None:
+        """Come, compute everything, go: what fills pages with content to be given up."""
+        name = self.model(name)
+        cache = self.memory.caches[name]
+        cached = cache.match(tokens)
+        if cache.allocate(0, tokens) is not None:
+            self.memory.running[name][0] = Running(b"", tokens, len(tokens), cached)
+            self.memory.store()
+            cache.free(0, token_ids=self.memory.running[name].pop(0).tokens)
+
+    @rule(name=MODELS)
+    def step(self, name: str) -> None:
+        """Between two steps of a model: the arena may take pages, and move this model's blocks."""
+        self.memory.store()
+        cache = self.memory.caches[self.model(name)]
+        before = {s: cache.block_table(s) for s in self.memory.running[self.model(name)]}
+        moved = cache.apply()
+        assert moved == any(cache.block_table(s) != table for s, table in before.items())
+        pool = cache._pool
+        assert not (pool.idle and pool.held > pool.grant.limit), "idle pages above the limit"
+
+    @rule(share=st.floats(0.05, 0.95))
+    def resplit(self, share: float) -> None:
+        before = self.arena.target
+        answer = self.arena.resplit(share)
+        assert answer.outcome in ("reached", "later", "refused")
+        assert self.arena.target == before, "nothing changes before the next step"
+
+    @rule(name=MODELS, num_blocks=st.integers(1, 20))
+    def resize(self, name: str, num_blocks: int) -> None:
+        name = self.model(name)
+        most = self.arena.num_pages * self.memory.per_page(name)
+        answer = self.memory.caches[name].resize(min(num_blocks, most))
+        if min(num_blocks, most) <= SHAPES[self.arena.models.index(name)].floor_blocks - 4:
+            assert answer.refused
+
+    @rule(name=MODELS)
+    def nobody_starves(self, name: str) -> None:
+        """A model without running requests can always admit one of the longest length."""
+        name = self.model(name)
+        shape = self.arena.packing(name).shape
+        if not self.memory.running[name]:
+            tokens = [7] * (shape.floor_blocks * SIZE)
+            assert self.memory.caches[name].allocate(0, tokens) is not None
+            self.memory.caches[name].free(0, 0)
+
+    @rule()
+    def store(self) -> None:
+        self.memory.store()
+
+    @precondition(lambda self: hasattr(self, "arena"))
+    @invariant()
+    def laws_hold(self) -> None:
+        self.arena.check()
+
+    def teardown(self) -> None:
+        """Once nothing runs, every model comes to within its limit."""
+        if not hasattr(self, "arena"):
+            return
+        self.memory.store()
+        for name, running in self.memory.running.items():
+            for seq_id in list(running):
+                self.memory.caches[name].free(seq_id, running.pop(seq_id).stored)
+        for cache in self.memory.caches.values():
+            cache.apply()
+        for pool in self.arena.pools:
+            assert pool.held <= pool.grant.limit
+        self.arena.check()
+
+
+class StaticMachine(RuleBasedStateMachine):
+    """Under a static split each model behaves exactly as one with so many blocks of its own."""
+
+    @initialize(count=st.integers(2, 3), num_pages=st.integers(6, 9))
+    def create(self, count: int, num_pages: int) -> None:
+        self.arena = arena_of(count, num_pages, StaticSplit())
+        self.caches = {m: ComparedCache(self.arena.cache(m, SIZE)) for m in self.arena.models}
+        self.tokens: dict[tuple[str, int], list[int]] = {}
+        self.next_id = 0
+
+    @rule(name=MODELS, tokens=TOKENS, salt=SALTS, again=st.booleans())
+    def allocate(self, name: str, tokens, salt: bytes, again: bool) -> None:
+        name, self.next_id = name if name in self.caches else "llm", self.next_id + 1
+        admitted = self.caches[name].allocate(self.next_id, tokens, salt=salt, readmission=again)
+        if admitted is not None:
+            self.tokens[name, self.next_id] = tokens
+
+    @rule(which=st.integers(0, 9), more=st.lists(st.integers(0, 1), max_size=5))
+    def extend(self, which: int, more: list[int]) -> None:
+        if self.tokens:
+            name, seq_id = list(self.tokens)[which % len(self.tokens)]
+            tokens = self.tokens[name, seq_id] + more
+            if self.caches[name].extend(seq_id, tokens) is not None:
+                self.tokens[name, seq_id] = tokens
+
+    @rule(which=st.integers(0, 9))
+    def free(self, which: int) -> None:
+        if self.tokens:
+            name, seq_id = list(self.tokens)[which % len(self.tokens)]
+            self.caches[name].free(seq_id, token_ids=self.tokens.pop((name, seq_id)))
+
+    @rule(name=MODELS)
+    def step(self, name: str) -> None:
+        assert not self.caches[name if name in self.caches else "llm"].apply()
+
+    @precondition(lambda self: hasattr(self, "arena"))
+    @invariant()
+    def laws_hold(self) -> None:
+        self.arena.check()
+
+
+TestArena = ArenaMachine.TestCase
+TestArena.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestStaticArena = StaticMachine.TestCase
+TestStaticArena.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)

@@ -1,0 +1,269 @@
+"""One memory for the KV caches of several models: pages flow to whoever needs them, live.
+
+Each model has an ordinary KVCacheManager whose blocks lie in pages leased from here; a policy says
+how many each may hold, a person may re-split them while engines run. Pure bookkeeping, so a replay
+runs it; the bytes are arena_storage.py's. What it does not do: preempt, or know a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
+from threading import RLock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.config import format_size, parse_size
+from workbench.errors import ConfigError, OutOfMemory
+from workbench.kvcache.arena_cache import ArenaCache
+from workbench.kvcache.leases import LeasedPool
+from workbench.kvcache.lending import Lender
+from workbench.kvcache.pages import BlockShape, Packing, PageShape, choose_page, pack
+from workbench.kvcache.policies import MarginalValue, ModelState, Policy
+from workbench.kvcache.resizing import ResizeAnswer
+from workbench.kvcache.shares import KVShare, pages_above_floors, pages_of, pages_with_one
+
+SHADOW_SHARE = 8  # the shadow list of a model covers one page in so many
+
+
+class KVArena(Lender):
+    """Pages for the blocks of `models`; memory: bytes or text. kv_share: the first model's.
+
+    page: default, the smallest that wastes at most 5 %. Hold `lock` from scheduling to the plan,
+    and while a step is taken in, where engines run in several threads. Raises ConfigError for two
+    models of one name, a share outside (0, 1) or a block that no page fits, OutOfMemory when the
+    memory does not hold one request of each model.
+    """
+
+    def __init__(
+        self,
+        memory: int | str,
+        models: SequenceOf[BlockShape],
+        policy: Policy | None = None,
+        kv_share: KVShare | None = None,
+        *,
+        page: PageShape | None = None,
+    ) -> None:
+        if not models:
+            raise ConfigError("KVArena got no models; give the BlockShape of at least one.")
+        self.page = choose_page(models) if page is None else page
+        self.memory = parse_size(memory)
+        super().__init__(self.memory // self.page.page_bytes)
+        self.policy: Policy = MarginalValue() if policy is None else policy
+        self.lock = RLock()
+        self._packings: dict[str, Packing] = {}
+        self._caches: dict[str, ArenaCache] = {}
+        for shape in models:
+            self._admit(shape)
+        self._wanted: list[int] | None = None
+        if kv_share is None:
+            self._split = pages_above_floors([p.floor_pages for p in self.pools], self.num_pages)
+        else:
+            self._split = pages_of(kv_share, self.models, self.num_pages)
+        self._refuse_below_floor(self._split)
+        self.policy.split(self._split)
+        self._grant(None)
+
+    def add(self, shape: BlockShape) -> None:
+        """One model more, at its floor until the policy says otherwise; pages stay as they are.
+
+        Raises ConfigError if no page fits its block, OutOfMemory if its floor is not free now.
+        """
+        with self.lock:
+            self._admit(shape)
+            *floors, floor = (pool.floor_pages for pool in self.pools)
+            for _ in range(floor):
+                above = [pages - least for pages, least in zip(self._split, floors)]
+                self._split[above.index(max(above))] -= 1
+            self._split.append(floor)
+            self._wanted = None
+            self.policy.split(self._split)
+            self._grant(None)
+
+    # -- sizes --
+
+    @property
+    def models(self) -> list[str]:
+        """Names, in the order of their coming."""
+        return list(self._packings)
+
+    def packing(self, model: str) -> Packing:
+        """How this model's blocks lie in a page."""
+        if model not in self._packings:
+            raise ConfigError(f"The arena has no model {model!r}; it has {self.models}.")
+        return self._packings[model]
+
+    def layer_base(self, model: str) -> NDArray[np.int64]:
+        """[layers] element offset of each layer of this model."""
+        return self.packing(model).layer_base(self.num_pages)
+
+    def offsets(self, model: str) -> NDArray[np.int64]:
+        """[ids] element offset of each block id of this model, whoever holds its page now."""
+        return self.packing(model).offsets(self.num_pages)
+
+    def waste(self, models: Iterable[BlockShape] | None = None) -> dict[str, int]:
+        """Bytes of a page that each model (default: those of the arena) cannot use."""
+        shapes = [p.shape for p in self._packings.values()] if models is None else models
+        return {shape.name: pack(shape, self.page).waste for shape in shapes}
+
+    @property
+    def target(self) -> dict[str, int]:
+        """Pages each model should come to."""
+        return {pool.shape.name: pool.grant.target for pool in self.pools}
+
+    @property
+    def actual(self) -> dict[str, int]:
+        """Pages each model holds or could have now."""
+        return {p.shape.name: p.held + self.leasable(p) for p in self.pools}
+
+    # -- caches --
+
+    def cache(
+        self,
+        model: str,
+        block_size: int = 16,
+        enable_prefix_caching: bool = True,
+        *,
+        namespace: bytes = b"",
+    ) -> ArenaCache:
+        """The KV cache of a model of the arena; the same one whenever it is asked for."""
+        packing = self.packing(model)
+        if model not in self._caches:
+            pool = self.pools[self.models.index(packing.shape.name)]
+            self._caches[model] = ArenaCache(
+                pool, block_size, enable_prefix_caching, namespace=namespace, lock=self.lock
+            )
+        return self._caches[model]
+
+    # -- who holds how much --
+
+    def resplit(self, kv_share: KVShare) -> ResizeAnswer:
+        """Split the pages anew, from any thread: the first model's share, or each one's by name.
+
+        Takes effect between steps, and drops nothing in use. The answer's target is the first
+        model's, in pages.
+        """
+        with self.lock:
+            return self._want(pages_of(kv_share, self.models, self.num_pages))
+
+    def resize(self, pool: LeasedPool, num_blocks: int) -> ResizeAnswer:
+        """This model's pages are enough for num_blocks; the others share the rest as before."""
+        with self.lock:
+            index = self.pools.index(pool)
+            pages = -(-num_blocks // pool.per_page)
+            if not 0 < pages <= self.num_pages:
+                raise ConfigError(
+                    f"resize to {num_blocks} blocks; the arena has pages for 1 to "
+                    f"{self.num_pages * pool.per_page} of {pool.shape.name!r}."
+                )
+            return self._want(pages_with_one(self._split, index, pages))
+
+    def apply(self, pool: LeasedPool) -> bool:
+        """Between this model's steps: grant anew, take back what is above limits.
+
+        Idle pages go first, the least recently used of each model first; then live blocks of the
+        asking model, whose step is not in flight, are moved. Whether any was.
+        """
+        with self.lock:
+            if self._wanted is not None:
+                self._split, self._wanted = self._wanted, None
+                self.policy.split(self._split)
+            self._grant(pool)
+            pool.short = 0
+            for each in self.pools:
+                while each.idle and each.held > each.grant.limit:
+                    each.give_up_idle()
+            excess = max(pool.held - pool.grant.limit, self._owed_by(pool))
+            return excess > 0 and pool.empty_pages(excess)
+
+    def check(self) -> None:
+        """Raise AssertionError if a law of the arena or of one of its caches is broken."""
+        with self.lock:
+            super().check()
+            for pool in self.pools:
+                name, grant = pool.shape.name, pool.grant
+                assert pool.floor_pages <= grant.keep <= grant.limit, f"{name}: unfair grant"
+            for cache in self._caches.values():
+                cache.check()
+
+    # -- how --
+
+    def _admit(self, shape: BlockShape) -> None:
+        packing = pack(shape, self.page)
+        if shape.name in self._packings or not packing.blocks:
+            raise ConfigError(
+                f"{shape.name!r} has blocks of {shape.layers} layers of {shape.cell_bytes:,} "
+                f"bytes; the arena has {self.models} and pages of {self.page.slabs} stripes of "
+                f"{self.page.stripe:,} bytes. Give each model a name of its own, and name the one "
+                "with the largest blocks when the arena is made."
+            )
+        floors = sum(pool.floor_pages for pool in self.pools)
+        shadow = max(1, self.num_pages // SHADOW_SHARE)
+        pool = LeasedPool(shape, packing.blocks, self.num_pages, shadow, self)
+        lacking = sum(max(0, p.floor_pages - p.held) for p in (*self.pools, pool))
+        if floors + pool.floor_pages > self.num_pages or lacking > self.num_free:
+            raise self._too_small(floors + pool.floor_pages)
+        self.pools.append(pool)
+        self._packings[shape.name] = packing
+
+    def _too_small(self, needed: int) -> OutOfMemory:
+        floors = {p.shape.name: p.floor_pages for p in self.pools}
+        return OutOfMemory(
+            f"The arena of {format_size(self.memory)} has {self.num_pages} pages of "
+            f"{format_size(self.page.page_bytes)}, {self.num_free} of them free; one request of "
+            f"each model needs {needed} (floors so far: {floors}). Give more memory, a smaller "
+            "max_model_len, or add models before requests run."
+        )
+
+    def _refuse_below_floor(self, pages: list[int]) -> None:
+        for pool, count in zip(self.pools, pages):
+            if count < pool.floor_pages:
+                raise OutOfMemory(
+                    f"A split of {pages} pages leaves {pool.shape.name!r} below the "
+                    f"{pool.floor_pages} that one request of the longest length needs. Choose "
+                    "another kv_share, give more memory, or a smaller max_model_len."
+                )
+
+    def _want(self, pages: list[int]) -> ResizeAnswer:
+        """Take the split as the next target, if every model keeps its floor."""
+        for pool, count in zip(self.pools, pages):
+            if count < pool.floor_pages:
+                name = pool.shape.name
+                reason = f"{name!r} would have {count} pages; one request needs {pool.floor_pages}"
+                return ResizeAnswer("refused", pages[0], reason)
+        if not self.policy.keeps_split:
+            name = type(self.policy).__name__
+            return ResizeAnswer("refused", pages[0], f"the policy {name} keeps no split")
+        self._wanted = pages
+        for pool, count in zip(self.pools, pages):
+            live = -(-pool.num_active // pool.per_page)
+            if live > count:
+                reason = f"{pool.shape.name!r} has {live} pages of blocks in use"
+                return ResizeAnswer("later", pages[0], reason)
+        return ResizeAnswer("reached", pages[0])
+
+    def _grant(self, stepping: LeasedPool | None) -> None:
+        """Ask the policy. stepping: the model whose turn it is."""
+        states = [_state(pool, pool is stepping) for pool in self.pools]
+        for pool, grant in zip(self.pools, self.policy.grants(states, self.num_pages)):
+            pool.accept(grant)
+
+    def _owed_by(self, pool: LeasedPool) -> int:
+        """Pages it holds above its keep and that others lack below theirs."""
+        others = (p for p in self.pools if p is not pool)
+        lacking = sum(min(p.short, p.grant.keep - p.held) - self.leasable(p) for p in others)
+        return min(pool.held - pool.grant.keep, lacking)
+
+
+def _state(pool: LeasedPool, stepping: bool) -> ModelState:
+    shadow = pool.shadow
+    gain = shadow.missed_blocks * pool.shape.block_cost / pool.shadow_pages
+    return ModelState(
+        name=pool.shape.name,
+        floor=pool.floor_pages,
+        held=pool.held,
+        running=stepping or pool.num_active > 0,
+        misses=shadow.hits,
+        gain=gain,
+    )

@@ -1,0 +1,129 @@
+"""The pages one model holds: which of their blocks are vacant, which pages have no live block.
+
+A vacant block has neither reference nor content; a live one is referenced. What it does not do:
+know hashes or evict (leases.py), or say who may hold a page (lending.py).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from workbench.kvcache.pool import Block
+
+
+class HeldPages:
+    """Pages of `per_page` blocks. Block b lies in page b // per_page.
+
+    idle: pages without a live block, least recently used first, with the tick of their last use.
+    """
+
+    def __init__(self, per_page: int, num_pages: int) -> None:
+        self.per_page = per_page
+        self.idle: OrderedDict[int, int] = OrderedDict()
+        self.num_vacant = 0
+        self._vacant: dict[int, list[Block]] = {}  # page -> its vacant blocks
+        self._by_vacant: list[dict[int, None]] = [{} for _ in range(per_page + 1)]
+        self._live = [0] * num_pages
+        self._closed: int | None = None
+
+    def __len__(self) -> int:
+        return len(self._vacant)
+
+    def __contains__(self, page: int) -> bool:
+        return page in self._vacant
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._vacant)
+
+    def live(self, page: int) -> int:
+        """Referenced blocks in a page."""
+        return self._live[page]
+
+    def cached(self, page: int) -> int:
+        """Blocks in a page that nothing references and whose content can be hit."""
+        return self.per_page - self._live[page] - len(self._vacant[page])
+
+    def vacant(self, page: int) -> int:
+        """Blocks in a page without content."""
+        return len(self._vacant[page])
+
+    def receive(self, page: int, blocks: list[Block]) -> None:
+        """A page more, all of whose blocks are vacant."""
+        self._vacant[page] = blocks[::-1]
+        self._by_vacant[self.per_page][page] = None
+        self.num_vacant += self.per_page
+
+    def pick(self) -> Block | None:
+        """A block of the fullest page that has a vacant one; it is vacant no more."""
+        for pages in self._by_vacant:
+            if pages:
+                break
+        else:
+            return None
+        page = next(iter(pages))
+        del pages[page]
+        vacant = self._vacant[page]
+        block = vacant.pop()
+        if vacant:
+            self._by_vacant[len(vacant)][page] = None
+        self.num_vacant -= 1
+        return block
+
+    def put(self, block: Block) -> bool:
+        """A block became vacant; whether its page has no content left."""
+        page = block.id // self.per_page
+        vacant = self._vacant[page]
+        self._by_vacant[len(vacant)].pop(page, None)
+        vacant.append(block)
+        self.num_vacant += 1
+        if page != self._closed:
+            self._by_vacant[len(vacant)][page] = None
+        return len(vacant) == self.per_page
+
+    def close(self, page: int) -> None:
+        """Nothing is picked from this page until it is dropped."""
+        self._by_vacant[len(self._vacant[page])].pop(page, None)
+        self._closed = page
+
+    def occupy(self, page: int) -> None:
+        """One live block more."""
+        self._live[page] += 1
+        if self._live[page] == 1:
+            self.idle.pop(page, None)
+
+    def leave(self, page: int) -> bool:
+        """One live block less; whether it was the last."""
+        self._live[page] -= 1
+        return self._live[page] == 0
+
+    def drop(self, page: int) -> None:
+        """The page is held no more; nothing in it is live."""
+        assert self._live[page] == 0, f"page {page} is dropped with live blocks"
+        vacant = self._vacant.pop(page)
+        self._by_vacant[len(vacant)].pop(page, None)
+        self.num_vacant -= len(vacant)
+        self.idle.pop(page, None)
+        self._closed = None if self._closed == page else self._closed
+
+    def check(self, blocks: list[Block]) -> None:
+        """Raise unless the lists say what the blocks say. blocks: of all pages."""
+        assert self._closed is None, "a page was closed and not dropped"
+        live = [0] * len(self._live)
+        for block in blocks:
+            live[block.id // self.per_page] += block.ref_count > 0
+        assert live == self._live, "live blocks of a page are counted wrongly"
+        assert all(page in self for page, count in enumerate(live) if count), "live, but not held"
+        assert set(self.idle) == {page for page in self if not live[page]}, "wrongly (not) idle"
+        assert list(self.idle.values()) == sorted(self.idle.values()), "idle pages out of order"
+        for page, vacant in self._vacant.items():
+            assert len(vacant) < self.per_page, f"page {page} is held without content"
+            assert all(b.id // self.per_page == page for b in vacant), "vacant in another page"
+            sizes = [n for n, pages in enumerate(self._by_vacant) if page in pages]
+            assert sizes == [len(vacant)] * bool(vacant), f"page {page} is filed wrongly"
+        assert self.num_vacant == sum(map(len, self._vacant.values())), "vacant blocks miscounted"
+        assert set().union(*self._by_vacant) <= set(self._vacant), "a page is open but not held"
+
+    def vacant_ids(self) -> set[int]:
+        """Ids of all vacant blocks."""
+        return {block.id for vacant in self._vacant.values() for block in vacant}

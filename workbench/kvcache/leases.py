@@ -1,0 +1,259 @@
+"""The block pool of one model in an arena: its blocks come and go with the pages they lie in.
+
+Free blocks are taken from the fullest page, and pages are given up whole, the one used least
+recently first: victims and pages are chosen together, so that few pages are held half empty. A page
+without content goes back at once. What it does not do: say which model may hold how many pages
+(lending.py, policies.py).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Protocol
+
+from workbench.kvcache.held_pages import HeldPages
+from workbench.kvcache.pages import BlockShape
+from workbench.kvcache.policies import Grant
+from workbench.kvcache.pool import Block, BlockPool, check_blocks
+from workbench.kvcache.resizing import ResizeAnswer
+from workbench.kvcache.shadow import ShadowList
+
+
+class Landlord(Protocol):
+    """Whom a pool asks for pages: the arena."""
+
+    def leasable(self, pool: LeasedPool) -> int:
+        """Pages it could have now, without anybody moving a live block."""
+        ...
+
+    def lease(self, pool: LeasedPool) -> int | None:
+        """A page, or None: then the pool gives up a block of its own."""
+        ...
+
+    def take_back(self, pool: LeasedPool, page: int) -> None:
+        """A page without content."""
+        ...
+
+    def tick(self) -> int:
+        """A number larger than all before: the order in which pages were used last."""
+        ...
+
+    def resize(self, pool: LeasedPool, num_blocks: int) -> ResizeAnswer:
+        """See KVCacheManager.resize."""
+        ...
+
+    def apply(self, pool: LeasedPool) -> bool:
+        """See KVCacheManager.apply."""
+        ...
+
+
+class LeasedPool(BlockPool):
+    """Blocks page * per_page ... of every page; those of the pages it holds can be used.
+
+    A held page has content: a live (referenced) or a cached block.
+    """
+
+    def __init__(
+        self, shape: BlockShape, per_page: int, num_pages: int, shadow_pages: int, arena: Landlord
+    ) -> None:
+        super().__init__(num_pages * per_page)
+        self._free.clear()
+        self.shape, self.per_page, self._arena = shape, per_page, arena
+        self.floor = shape.floor_blocks
+        self.floor_pages = -(-shape.floor_blocks // per_page)
+        self.shadow, self.shadow_pages = ShadowList(shadow_pages * per_page), shadow_pages
+        self.grant = Grant(self.floor_pages, num_pages, num_pages)
+        self.short = 0  # pages that the last refused admission lacked
+        self._pages = HeldPages(per_page, num_pages)
+        self._num_live = 0
+
+    # -- state --
+
+    @property
+    def held(self) -> int:
+        """Pages that it holds."""
+        return len(self._pages)
+
+    @property
+    def pages(self) -> Iterator[int]:
+        """The pages that it holds."""
+        return iter(self._pages)
+
+    @property
+    def idle(self) -> OrderedDict[int, int]:
+        """Held pages without a live block, least recently used first, with their last tick."""
+        return self._pages.idle
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the pages that it holds or could have now."""
+        return (len(self._pages) + self._arena.leasable(self)) * self.per_page
+
+    @property
+    def num_free(self) -> int:
+        """Blocks without content, those of pages it could have included."""
+        return self._pages.num_vacant + self._arena.leasable(self) * self.per_page
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that `take` can hand out: free and cached ones."""
+        return self.num_free + self.index.num_parked
+
+    @property
+    def num_active(self) -> int:
+        """Blocks that a running sequence uses."""
+        return self._num_live
+
+    # -- blocks --
+
+    def take(self) -> Block:
+        """A private block with one reference: of a held page, a new one, or an evicted one."""
+        block = self._pages.pick() or self._of_new_page() or self._evict()
+        self.stats.allocated += 1
+        block.ref_count = 1
+        self._occupy(block)
+        return block
+
+    def share(self, block: Block) -> None:
+        """One more reference to a block that was hit."""
+        if block.ref_count == 0:
+            self.index.unpark(block.id)
+            self._occupy(block)
+        block.ref_count += 1
+
+    def release(self, block: Block) -> None:
+        """One reference less; the last one may leave the page idle, or without content."""
+        assert block.ref_count > 0, f"block {block.id} is released more often than taken"
+        block.ref_count -= 1
+        if block.ref_count:
+            return
+        self._num_live -= 1
+        page = block.id // self.per_page
+        if self._pages.leave(page):
+            self._pages.idle[page] = self._arena.tick()
+        if block.digest is None:
+            self._vacated(block)
+        else:
+            self.index.park(block.digest, block.id)
+
+    def _of_new_page(self) -> Block | None:
+        page = self._arena.lease(self)
+        if page is not None:
+            first = page * self.per_page
+            self._pages.receive(page, self.blocks[first : first + self.per_page])
+        return self._pages.pick()
+
+    def _occupy(self, block: Block) -> None:
+        self._pages.occupy(block.id // self.per_page)
+        self._num_live += 1
+
+    def _vacated(self, block: Block) -> None:
+        """A block lost its content; a page that lost all goes back."""
+        if self._pages.put(block):
+            self._hand_back(block.id // self.per_page)
+
+    def _hand_back(self, page: int) -> None:
+        self._pages.drop(page)
+        self._arena.take_back(self, page)
+
+    def _evict(self) -> Block:
+        block = self.blocks[self.index.evict()]
+        self._forget(block)
+        return block
+
+    def _forget(self, block: Block) -> None:
+        """Its content was given up."""
+        assert block.digest is not None
+        self.shadow.note(block.digest)
+        block.digest = None
+        self.stats.evicted += 1
+
+    # -- pages --
+
+    def give_up_idle(self) -> None:
+        """Hand back the idle page used least recently; its cached blocks are evicted."""
+        self._drop_cached(next(iter(self.idle)))
+
+    def _drop_cached(self, page: int) -> None:
+        """Evict what is cached in a page; it goes back if nothing in it is live."""
+        for block in self._blocks_of(page):
+            if block.digest is not None and block.ref_count == 0:
+                self.index.give_up(block.id)
+                self._forget(block)
+                self._vacated(block)
+
+    def _blocks_of(self, page: int) -> list[Block]:
+        return self.blocks[page * self.per_page : (page + 1) * self.per_page]
+
+    def empty_pages(self, count: int) -> bool:
+        """Hand back up to `count` pages by moving what is live out of the emptiest.
+
+        Between steps only. Whether a live block was moved, and so has another id.
+        """
+        before = self.stats.copied
+        for page in sorted(self._pages, key=self._pages.live)[:count]:
+            elsewhere = self._pages.num_vacant - self._pages.vacant(page)
+            elsewhere += self.index.num_parked - self._pages.cached(page)
+            if elsewhere < self._pages.live(page):
+                break
+            self._empty(page)
+        return self.stats.copied > before
+
+    def _empty(self, page: int) -> None:
+        self._drop_cached(page)
+        if page in self._pages:
+            self._pages.close(page)
+            for block in self._blocks_of(page):
+                if block.ref_count:
+                    self._move(block)
+
+    def _move(self, block: Block) -> None:
+        """A live block changes places, and ids, with one without content in another page."""
+        other = self._pages.pick() or self._evict()
+        source, destination = block.id, other.id
+        self.blocks[source], self.blocks[destination] = other, block
+        block.id, other.id = destination, source
+        if block.digest is not None:
+            self.index.move(block.digest, destination)
+        self._pages.occupy(destination // self.per_page)
+        self._pages.leave(source // self.per_page)
+        self.copies.add(source, destination)
+        self.stats.copied += 1
+        self._vacated(other)
+
+    # -- the arena's --
+
+    def accept(self, grant: Grant) -> None:
+        """Pages it may hold from now on."""
+        self.grant = grant
+        self.target = grant.target * self.per_page
+
+    def resize(self, num_blocks: int) -> ResizeAnswer:
+        """Ask the arena for so many blocks."""
+        return self._arena.resize(self, num_blocks)
+
+    def settle(self) -> bool:
+        """Between steps: the arena moves pages towards what is granted."""
+        return self._arena.apply(self)
+
+    def clear(self) -> None:
+        """No block has content; nothing may be referenced."""
+        assert self._num_live == 0
+        for page in list(self._pages):
+            self._hand_back(page)
+        self.index.clear()
+        for block in self.blocks:
+            block.digest = None
+
+    def check(self, references: dict[int, int]) -> None:
+        """Raise unless blocks, pages and counts agree."""
+        held = {block.id for page in self._pages for block in self._blocks_of(page)}
+        vacant = self._pages.vacant_ids()
+        elsewhere = {block.id for block in self.blocks} - held
+        check_blocks(self.blocks, self.index, references, vacant | elsewhere)
+        self._pages.check(self.blocks)
+        live = sum(block.ref_count > 0 for block in self.blocks)
+        assert self.num_active == live, "a block leaked"
+        total = self.num_active + self.num_cached + self.num_free
+        assert total == self.num_blocks, "active + cached + free differs from the total"

@@ -1,0 +1,43 @@
+"""What a little more memory would have saved: a sampled list of the hashes evicted last.
+
+A block asked for again soon after its eviction would have been a hit with as many more pages as the
+list covers, so its hits are the slope of the miss-ratio curve (ghost list: Megiddo and Modha 2003;
+sampling by hash: Waldspurger et al. 2015). What it does not do: decide (policies.py).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+SAMPLE = 4  # one hash in so many is watched
+
+
+class ShadowList:
+    """The sampled hashes among the last `num_blocks` evicted ones."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._capacity = max(1, num_blocks // SAMPLE)
+        self._digests: OrderedDict[bytes, None] = OrderedDict()
+        self.hits = 0  # watched hashes that were asked for again
+
+    @property
+    def missed_blocks(self) -> int:
+        """Blocks, estimated, that so much more memory would have kept."""
+        return self.hits * SAMPLE
+
+    def note(self, digest: bytes) -> None:
+        """This content was evicted."""
+        if digest[0] % SAMPLE:
+            return
+        self._digests[digest] = None
+        self._digests.move_to_end(digest)
+        if len(self._digests) > self._capacity:
+            self._digests.popitem(last=False)
+
+    def ask(self, digests: Iterable[bytes]) -> None:
+        """An admission missed these contents."""
+        for digest in digests:
+            if digest in self._digests:
+                del self._digests[digest]
+                self.hits += 1
