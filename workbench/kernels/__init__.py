@@ -31,8 +31,8 @@ class Kernels(ABC):
 
     A *matrix* is what `pack` made: opaque, with `shape` (inputs, outputs) and `nbytes`.
     batch_invariant: whether each row's result is bit for bit the same in whatever batch.
-    keys_by_position: whether a block's keys are [kv_heads, block_size, head_dim], as its values are,
-    and not the transpose that `LayerCache` draws; who stores them reads them, so nobody else asks.
+    keys_by_position: whether a block's keys are [kv_heads, block_size, head_dim], as its values
+    are, and not as `LayerCache` draws them; who stores them reads them, so nobody else asks.
     """
 
     name: str

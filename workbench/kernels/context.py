@@ -62,8 +62,8 @@ class LayerCache:
 
     A block at offset o holds, from element base + o on, its keys [kv_heads, head_dim, block_size],
     positions side by side, then its values [kv_heads, block_size, head_dim]: what one head reads of
-    a block is in one piece, as its kernels take it. Position p of a sequence is p % block_size of
-    its block p // block_size.
+    a block is in one piece, as its kernels take it; `Kernels.keys_by_position` says where keys are
+    kept as values are. Position p of a sequence is p % block_size of its block p // block_size.
     """
 
     data: torch.Tensor  # flat, all layers

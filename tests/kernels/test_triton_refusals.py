@@ -1,0 +1,108 @@
+"""What the Triton kernels do not take is refused by name; without triton plain torch serves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed (it exists for Linux)")
+
+from tests.kernels.synthetic import random_step
+from workbench.errors import ConfigError
+from workbench.kernels.triton.kernels import INTERPRETED, TritonKernels
+from workbench.kernels.triton.tuning import Tuning, candidates, chosen
+
+CPU = torch.device("cpu")
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here")
+
+
+@interpreted
+def test_bfloat16_is_refused_under_the_interpreter() -> None:
+    """There its products are wrong without a word."""
+    with pytest.raises(ConfigError, match=r"interpreter multiplies torch\.bfloat16 wrongly"):
+        TritonKernels(CPU, torch.bfloat16)
+
+
+def test_other_types_are_refused() -> None:
+    """The message lists what is taken."""
+    with pytest.raises(ConfigError, match=r"of torch\.float64; they take torch\.float32"):
+        TritonKernels(CPU, torch.float64)
+
+
+@interpreted
+@pytest.mark.parametrize("head_dim", [8, 20, 136])
+def test_head_sizes_are_refused(head_dim: int) -> None:
+    """Too narrow for a tensor core, no multiple of 8, too wide for a tile."""
+    step = random_step((1, 1, head_dim), [(0, 1)], 4)
+    with pytest.raises(ConfigError, match=f"head_dim={head_dim}; .* from 16 to 128"):
+        TritonKernels(CPU, torch.float32).attend(step.qkv, step.room(), step.cache, step.context)
+
+
+@interpreted
+@pytest.mark.parametrize("block_size", [24, 512])
+def test_block_sizes_are_refused(block_size: int) -> None:
+    """Neither a power of two, nor one that a span does not hold."""
+    step = random_step((1, 1, 16), [(0, 1)], block_size)
+    with pytest.raises(ConfigError, match=f"block_size={block_size}; .* powers of two up to 256"):
+        TritonKernels(CPU, torch.float32).attend(step.qkv, step.room(), step.cache, step.context)
+
+
+@interpreted
+def test_a_cache_of_another_type_is_refused() -> None:
+    """Kernels and cache are of one type."""
+    step = random_step((1, 1, 16), [(0, 1)], 4)
+    cache = replace(step.cache, data=step.cache.data.half())
+    with pytest.raises(ConfigError, match=r"float32 over a cache of torch\.float16"):
+        TritonKernels(CPU, torch.float32).attend(step.qkv, step.room(), cache, step.context)
+
+
+def test_tiles_are_powers_of_two_and_spans_hold_them() -> None:
+    """Else a kernel would not compile, or a span would end within a tile."""
+    with pytest.raises(ConfigError, match="power of two from 16 on"):
+        Tuning(tile=48)
+    with pytest.raises(ConfigError, match="A span of 64 positions is shorter than a tile of 128"):
+        Tuning(tile=128, span=64)
+
+
+@pytest.mark.parametrize("element_bytes", [2, 4])
+@pytest.mark.parametrize("head_dim", [16, 64, 128])
+def test_the_table_holds_tiles_for_every_head_size(head_dim: int, element_bytes: int) -> None:
+    """Same bits everywhere where asked for; every candidate beside a choice can be built."""
+    assert chosen(head_dim, element_bytes, batch_invariant=True).same_bits
+    fast = chosen(head_dim, element_bytes, batch_invariant=False)
+    assert fast in set(candidates(fast))
+
+
+def alone(code: str) -> str:
+    """What a fresh Python prints."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_triton_missing_is_said() -> None:
+    """The package's own import fails by name, and says what to install."""
+    said = alone(
+        "import sys; sys.modules['triton'] = None\n"
+        "from workbench.errors import ConfigError\n"
+        "try: import workbench.kernels.triton\n"
+        "except ConfigError as error: print(error)"
+    )
+    assert "pip install 'workbench[gpu]'" in said
+
+
+def test_without_triton_a_gpu_takes_plain_torch() -> None:
+    """`load_kernels` says so and goes on."""
+    said = alone(
+        "import sys, warnings; sys.modules['triton'] = None\n"
+        "import torch, workbench.kernels as k\n"
+        "with warnings.catch_warnings(record=True) as seen:\n"
+        "    warnings.simplefilter('always')\n"
+        "    name = k.load_kernels(torch.device('cuda'), torch.float16).name\n"
+        "print(name, *[w.message for w in seen])"
+    )
+    assert said.startswith("reference triton is not installed")

@@ -1,0 +1,95 @@
+"""The lists that attention is launched over: every row and position once, shared spans shared."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("triton", reason="triton is not installed (it exists for Linux)")
+
+from workbench.kernels import ForwardContext
+from workbench.kernels.triton.tuning import Tuning
+from workbench.kernels.triton.work import StepWork, plan_work, shared_spans
+
+TUNING = Tuning(tile=16, span=16, prefill_lanes=16, span_lanes=16, shared_lanes=16)
+BLOCK = 8
+
+
+def context(tables: list[list[int]], sequences: list[tuple[int, int]]) -> ForwardContext:
+    """(cached, new) tokens of each sequence, over tables of block offsets."""
+    new = [count for _, count in sequences]
+    width = max(map(len, tables))
+    return ForwardContext(
+        positions=np.concatenate([np.arange(c, c + n, dtype=np.int64) for c, n in sequences]),
+        sequence=np.repeat(np.arange(len(new), dtype=np.int64), new),
+        query_start=np.cumsum([0, *new]).astype(np.int32),
+        context_len=np.array([c + n for c, n in sequences], np.int32),
+        block_offsets=np.array([t + [0] * (width - len(t)) for t in tables], np.int64),
+    )
+
+
+def covered(work: StepWork, group: int) -> dict[tuple[int, int], int]:
+    """How often each (row, position) is worked on, by key-value head."""
+    times: dict[tuple[int, int], int] = {}
+    pieces = [(range(f, f + n), s, 0, end) for f, n, s, end in work.prefill.tolist()]
+    for first, count, s, begin, end in [*work.own.tolist(), *work.shared.tolist()]:
+        assert count * group <= TUNING.span_lanes
+        rows = work.slots[work.members[first : first + count]].tolist()
+        pieces.append((rows, s, begin, end))
+    for rows, _, begin, end in pieces:
+        for row in rows:
+            for position in range(begin, end):
+                times[row, position] = times.get((row, position), 0) + 1
+    return times
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sequences=st.lists(st.tuples(st.integers(0, 70), st.integers(1, 20)), min_size=1, max_size=6),
+    parents=st.lists(st.integers(0, 5), min_size=6, max_size=6),
+    common=st.lists(st.integers(0, 9), min_size=6, max_size=6),
+    group=st.sampled_from([1, 3, 8, 16]),
+)
+def test_every_row_sees_every_position_once(
+    sequences: list[tuple[int, int]], parents: list[int], common: list[int], group: int
+) -> None:
+    """Whatever is shared with whom, each row meets each position up to its own exactly once."""
+    tables: list[list[int]] = []
+    for s, (cached, new) in enumerate(sequences):
+        blocks = -(-(cached + new) // BLOCK)
+        own = [1000 * (s + 1) + 16 * b for b in range(blocks)]
+        parent = tables[parents[s]] if parents[s] < s else []
+        shared = parent[: min(common[s], cached // BLOCK)]
+        tables.append(shared + own[len(shared) :])
+    step = context(tables, sequences)
+    times = covered(plan_work(step, group, BLOCK, TUNING), group)
+    for row, position in enumerate(step.positions.tolist()):
+        assert all(times.get((row, p)) == 1 for p in range(position + 1))
+    assert set(times.values()) == {1}
+
+
+def test_siblings_share_what_their_tables_share() -> None:
+    """A trunk of all, a branch of two; a span that one of them has not filled is its own."""
+    trunk, branch = [16, 32], [48, 64]
+    tables = [[*trunk, *branch, 80], [*trunk, *branch, 96], [*trunk, 112, 128], [*trunk, *branch]]
+    step = context(tables, [(35, 1), (33, 1), (30, 1), (29, 1)])
+    assert shared_spans(step, [0, 1, 2, 3], BLOCK, 16) == [([0, 1, 2, 3], 0), ([0, 1], 1)]
+    work = plan_work(step, 4, BLOCK, TUNING)
+    assert work.shared.tolist() == [[4, 4, 0, 0, 16], [8, 2, 0, 16, 32]]
+    assert work.own.tolist() == [
+        [0, 1, 0, 32, 36],
+        [1, 1, 1, 32, 34],
+        [2, 1, 2, 16, 31],
+        [3, 1, 3, 16, 30],
+    ]
+    assert len(work.prefill) == 0
+
+
+def test_long_prefills_come_first() -> None:
+    """Tiles of rows are ordered by the positions they see, most first."""
+    step = context([[16, 32], [48, 64, 80]], [(0, 10), (12, 12)])
+    work = plan_work(step, 4, BLOCK, TUNING)
+    assert work.prefill[:, 3].tolist() == [24, 20, 16, 10, 8, 4]
+    assert len(work.own) == 0

@@ -1,0 +1,24 @@
+"""The GPU's kernels, in Triton; `Kernels` says what they mean, `reference` is their twin.
+
+    kernels.py   TritonKernels: the signatures of `Kernels`, and what they refuse
+    work.py      which program does what of a step's attention: lists, made on the host
+    launch.py    attention of one layer: which kernels, over which lists
+    spans.py     some lanes over some positions: the piece all attention is made of
+    prefill.py, decode.py, fused.py    the programs made of it
+    rows.py      norms, SwiGLU, rotation and storing of keys and values
+    columns.py   logits of some columns at some rows
+    tuning.py    the tiles, by head size
+
+With TRITON_INTERPRET=1, set before triton is first imported, every kernel runs on a CPU, slowly.
+Importing this without triton raises ConfigError.
+"""
+
+from workbench.errors import ConfigError
+
+try:
+    import triton  # noqa: F401 - an optional extra
+except ImportError as error:
+    raise ConfigError(
+        "The Triton kernels need the package triton, which is not installed; it exists for Linux: "
+        "pip install 'workbench[gpu]'. Without it the plain torch kernels serve."
+    ) from error

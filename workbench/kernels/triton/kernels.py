@@ -1,0 +1,227 @@
+"""The kernels of a GPU, in Triton, behind the signatures of `Kernels`; products are torch's.
+
+What is not written in Triton is the reference's.
+Float32, float16 and bfloat16; under the interpreter no bfloat16, whose products it gets wrong
+without a word. Every launch is asynchronous, and nothing here waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import triton
+
+from workbench.errors import ConfigError
+from workbench.kernels import ForwardContext, LayerCache, Part, Quantised
+from workbench.kernels.reference import ReferenceKernels
+from workbench.kernels.triton import columns, rows
+from workbench.kernels.triton.launch import AttentionLaunch
+from workbench.kernels.triton.tuning import SMALLEST, Tuning, chosen
+from workbench.kernels.triton.work import DeviceWork, place, plan_work
+
+INTERPRETED = not isinstance(rows.rms_norm, triton.JITFunction)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+HEAD_DIMS = range(16, 129, 8)
+OLDEST = (8, 0)  # compute capability: tensor cores that take bfloat16
+_HEADS_AT_ONCE, _OUTPUTS_AT_ONCE, _DIMENSIONS_AT_ONCE = 8, 1024, 512
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A matrix as files have it: weight [outputs, inputs]; gated, both parts' outputs."""
+
+    weight: torch.Tensor
+    gated: bool
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        outputs, inputs = self.weight.shape
+        return inputs, outputs // (2 if self.gated else 1)
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes
+
+
+class TritonKernels(ReferenceKernels):
+    """One GPU's kernels for one floating point type; torch's products are not batch-invariant.
+
+    tuning: the tiles of attention, else the table's; keys_by_position: how blocks keep keys. Of a
+    GPU's two layouts the one with a position's dimensions side by side is the default: a new key is
+    then one piece to write, and wide loads need no large blocks.
+    """
+
+    name, batch_invariant = "triton", False
+
+    def __init__(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        tuning: Tuning | None = None,
+        keys_by_position: bool = True,
+        fuse: bool = True,
+    ) -> None:
+        """Raises ConfigError for a dtype or a device that the kernels do not run on."""
+        require_runs(device, dtype)
+        super().__init__(device, dtype, keys_by_position)
+        self.tuning, self.fuse = tuning, fuse
+        self._step: tuple[ForwardContext, tuple[int, int, int], DeviceWork] | None = None
+
+    def pack(self, parts: Sequence[Part], gated: bool = False) -> Any:
+        """Rows; quantised parts are dequantised."""
+        tensors = [
+            torch.from_numpy(part.dequantise()) if isinstance(part, Quantised) else part
+            for part in parts
+        ]
+        return Rows(torch.cat([t.to(self.device, self.dtype) for t in tensors]), gated)
+
+    def multiply(self, x: torch.Tensor, matrix: Any, out: torch.Tensor) -> None:
+        torch.mm(x, matrix.weight.t(), out=out)
+
+    def multiply_add(self, x: torch.Tensor, matrix: Any, out: torch.Tensor) -> None:
+        out.addmm_(x, matrix.weight.t())
+
+    def multiply_gated(self, x: torch.Tensor, matrix: Any, out: torch.Tensor) -> None:
+        size = matrix.shape[1]
+        grid = (len(x), triton.cdiv(size, _OUTPUTS_AT_ONCE))
+        rows.gate[grid](
+            x @ matrix.weight.t(), out, out.stride(0), SIZE=size, TAKEN=_OUTPUTS_AT_ONCE
+        )
+
+    def columns(self, matrix: Any, numbers: torch.Tensor, out: torch.Tensor) -> None:
+        torch.index_select(matrix.weight, 0, numbers, out=out)
+
+    def selected_logits(
+        self,
+        hidden: torch.Tensor,
+        wanted: torch.Tensor,
+        matrix: Any,
+        numbers: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """out [R, C] = hidden[wanted] @ the outputs `numbers` of matrix; both int64, not gated."""
+        count = min(SMALLEST, triton.next_power_of_2(len(numbers)))
+        columns.selected_logits[(len(wanted), triton.cdiv(len(numbers), count))](
+            *(hidden, hidden.stride(0), wanted, matrix.weight, numbers, out),
+            SIZE=hidden.shape[1],
+            COUNT=len(numbers),
+            COLUMNS=count,
+            TAKEN=_DIMENSIONS_AT_ONCE,
+        )
+
+    def rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor
+    ) -> None:
+        """Computed in float32, as Llama does."""
+        size = x.shape[1]
+        rows.rms_norm[(len(x),)](
+            *(x, x.stride(0), weight, out, out.stride(0), epsilon),
+            SIZE=size,
+            PADDED=triton.next_power_of_2(size),
+            num_warps=8 if size > 2048 else 4,
+        )
+
+    def store_kv(
+        self,
+        qkv: torch.Tensor,
+        cosine: torch.Tensor,
+        sine: torch.Tensor,
+        cache: LayerCache,
+        context: ForwardContext,
+    ) -> None:
+        """One kernel rotates and stores."""
+        heads = qkv.shape[1] // cache.head_dim - 2 * cache.kv_heads
+        work = self._work(context, cache, heads)
+        half = cache.head_dim // 2
+        rows.rotate_and_store[(len(qkv), triton.cdiv(heads + cache.kv_heads, _HEADS_AT_ONCE))](
+            *(qkv, qkv.stride(0), cosine, sine, work.positions, work.sequence),
+            *(work.tables, work.tables.shape[1], cache.data[cache.base :]),
+            HEADS=heads,
+            KV_HEADS=cache.kv_heads,
+            HALF=half,
+            PADDED=triton.next_power_of_2(half),
+            BLOCK_SIZE=cache.block_size,
+            TAKEN=_HEADS_AT_ONCE,
+            BY_POSITION=self.keys_by_position,
+        )
+
+    def attend(
+        self, qkv: torch.Tensor, out: torch.Tensor, cache: LayerCache, context: ForwardContext
+    ) -> None:
+        """Prefill in tiles of rows, decode in spans, what siblings share once for all of them."""
+        heads = out.shape[1] // cache.head_dim
+        work = self._work(context, cache, heads)
+        tuning = self.tiles(cache.head_dim, heads // cache.kv_heads)
+        AttentionLaunch(tuning, self.keys_by_position, self.fuse)(qkv, out, cache, work)
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """The same calls; lists of the step are made anew, since its arrays may hold another."""
+
+        def again() -> None:
+            self._step = None
+            work()
+
+        return again
+
+    def tiles(self, head_dim: int, group: int) -> Tuning:
+        """The tiles for a head size, with room for a row of all heads of a group."""
+        tuning = self.tuning or chosen(head_dim, self.dtype.itemsize, self.batch_invariant)
+        lanes = triton.next_power_of_2(group)
+        return replace(
+            tuning,
+            prefill_lanes=max(lanes, tuning.prefill_lanes),
+            span_lanes=max(lanes, tuning.span_lanes),
+            shared_lanes=max(lanes, tuning.shared_lanes),
+        )
+
+    def _work(self, context: ForwardContext, cache: LayerCache, heads: int) -> DeviceWork:
+        """A step's lists on the device: made for its first layer, kept for the others."""
+        shape = (heads, cache.block_size, cache.head_dim)
+        if self._step is None or self._step[0] is not context or self._step[1] != shape:
+            tuning = self.tiles(cache.head_dim, heads // cache.kv_heads)
+            require_takes(cache, self.dtype, tuning)
+            lists = plan_work(context, heads // cache.kv_heads, cache.block_size, tuning)
+            self._step = (context, shape, place(lists, context, cache.base, self.device))
+        return self._step[2]
+
+
+def require_runs(device: torch.device, dtype: torch.dtype) -> None:
+    """Raises ConfigError unless kernels of this type run on this device."""
+    if dtype not in DTYPES:
+        allowed = ", ".join(str(each) for each in DTYPES)
+        raise ConfigError(f"Triton kernels of {dtype}; they take {allowed}.")
+    if INTERPRETED and dtype == torch.bfloat16:
+        raise ConfigError(
+            "Triton's interpreter multiplies torch.bfloat16 wrongly; under TRITON_INTERPRET=1 "
+            "take torch.float32 or torch.float16."
+        )
+    if not INTERPRETED and device.type != "cuda":
+        raise ConfigError(
+            f"Triton kernels on {device}; they run on a CUDA device, or anywhere, slowly, with "
+            "TRITON_INTERPRET=1 set before triton is first imported."
+        )
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < OLDEST:
+        found = ".".join(map(str, torch.cuda.get_device_capability(device)))
+        raise ConfigError(
+            f"Triton kernels on a GPU of compute capability {found}; they need 8.0 (Ampere) or "
+            "later. Use the plain torch kernels there."
+        )
+
+
+def require_takes(cache: LayerCache, dtype: torch.dtype, tuning: Tuning) -> None:
+    """Raises ConfigError for a cache that the kernels cannot read."""
+    if cache.data.dtype != dtype:
+        raise ConfigError(f"Kernels of {dtype} over a cache of {cache.data.dtype}; make them one.")
+    if cache.head_dim not in HEAD_DIMS:
+        raise ConfigError(
+            f"head_dim={cache.head_dim}; the Triton kernels take multiples of {HEAD_DIMS.step} "
+            f"from {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}. Use the plain torch kernels."
+        )
+    size = cache.block_size
+    if size < 1 or size & (size - 1) or size > tuning.span:
+        raise ConfigError(
+            f"block_size={size}; the Triton kernels take powers of two up to {tuning.span}."
+        )
