@@ -177,6 +177,11 @@ class KVArena(Lender):
             excess = max(pool.held - pool.grant.limit, self._owed_by(pool))
             return excess > 0 and pool.empty_pages(excess)
 
+    def take_moves(self) -> dict[str, list[tuple[int, int]]]:
+        """What `take_moves` would answer, of each model that has moves; for who owns the bytes."""
+        moves = {pool.shape.name: pool.copies.take() for pool in self.pools}
+        return {name: pairs for name, pairs in moves.items() if pairs}
+
     def check(self) -> None:
         """Raise AssertionError if a law of the arena or of one of its caches is broken."""
         with self.lock:

@@ -100,6 +100,10 @@ class Packing:
         """Blocks of this model in one page."""
         return self.groups * self.lanes
 
+    def page_of(self, block: int) -> int:
+        """Where a block id of this model lies."""
+        return block // self.blocks
+
     @property
     def waste(self) -> int:
         """Bytes of a page that this model cannot use."""

@@ -1,7 +1,8 @@
-"""The bytes of a paged KV cache: one flat tensor, and where each layer and block lies in it.
+"""The bytes of paged KV caches: flat tensors, and where each layer and block lies in them.
 
-The only tensors in kvcache. Who owns a block is the manager's business; kernels get element offsets
-from here.
+The only tensors in kvcache: one model's own memory, or the arena that several share. Who owns a
+block is the manager's business; kernels get element offsets from here, and what a manager wants
+copied is copied here, before the next store.
 
     data:   | layer 0: block 0 | block 1 | ... | layer 1: block 0 | ... |   layer by layer
     block:  | keys [kv_heads, head_dim, block_size] | values [kv_heads, block_size, head_dim] |
@@ -10,13 +11,82 @@ from here.
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable, Iterator, Sequence
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from workbench.errors import OutOfMemory
+from workbench.errors import ConfigError, OutOfMemory
+from workbench.kvcache.arena import KVArena
+from workbench.kvcache.resizing import Resizable
+
+Moves = Sequence[tuple[int, int]]
+Late = tuple["ModelStorage", int, list[int], torch.Tensor]
 
 
-class KVStorage:
+class BlockStorage:
+    """One model's blocks within a flat tensor of its dtype; kernels need nothing else of it.
+
+    layer_base: [layers], offsets: [ids], both elements.
+    """
+
+    def __init__(
+        self,
+        data: torch.Tensor,
+        layer_base: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        block_size: int,
+        kv_heads: int,
+        head_dim: int,
+    ) -> None:
+        self.data, self.layer_base, self.offsets = data, layer_base, offsets
+        self.layers, self.num_blocks = len(layer_base), len(offsets)
+        self.block_size, self.kv_heads, self.head_dim = block_size, kv_heads, head_dim
+        at = np.concatenate([layer_base, offsets, [self.block_elements]])
+        self._unit = int(np.gcd.reduce(at))  # blocks are copied in pieces of so many elements
+        self.bytes_copied = 0
+
+    @property
+    def block_elements(self) -> int:
+        """Elements of one block in one layer, keys and values."""
+        return 2 * self.block_size * self.kv_heads * self.head_dim
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.numel() * self.data.element_size()
+
+    def settle(self, cache: Resizable) -> None:
+        """Copy what the cache wants copied; between planning a step and storing anything."""
+        self.carry_out(cache.take_moves())
+
+    def carry_out(self, moves: Moves) -> None:
+        """Copy (source, destination) blocks; each layer's sources are read before it is written."""
+        if moves:
+            sources, destinations = zip(*moves)
+            for layer in range(self.layers):
+                self.write(layer, destinations, self.read(layer, sources))
+
+    def read(self, layer: int, blocks: Iterable[int]) -> torch.Tensor:
+        """A copy of these blocks in one layer: [pieces, elements of a piece]."""
+        return self._pieces.index_select(0, self._rows(layer, blocks))
+
+    def write(self, layer: int, blocks: Iterable[int], content: torch.Tensor) -> None:
+        """What `read` answered becomes the content of these blocks."""
+        self._pieces.index_copy_(0, self._rows(layer, blocks), content)
+        self.bytes_copied += content.numel() * content.element_size()
+
+    @property
+    def _pieces(self) -> torch.Tensor:
+        return self.data.view(-1, self._unit)
+
+    def _rows(self, layer: int, blocks: Iterable[int]) -> torch.Tensor:
+        first = (self.layer_base[layer] + self.offsets[list(blocks)]) // self._unit
+        pieces = np.arange(self.block_elements // self._unit)
+        return torch.from_numpy((first[:, None] + pieces).ravel()).to(self.data.device)
+
+
+class KVStorage(BlockStorage):
     """`num_blocks` blocks of `block_size` positions for every layer; zeros at first."""
 
     def __init__(
@@ -30,32 +100,114 @@ class KVStorage:
         device: torch.device | str = "cpu",
     ) -> None:
         """Raises OutOfMemory when the device has no room for it."""
-        self.num_blocks, self.block_size, self.layers = num_blocks, block_size, layers
-        self.kv_heads, self.head_dim = kv_heads, head_dim
-        elements = num_blocks * self.block_elements
-        self.layer_base = np.arange(layers, dtype=np.int64) * elements
-        self.offsets = np.arange(num_blocks, dtype=np.int64) * self.block_elements
-        try:
-            self.data = _zeros(layers * elements, dtype, torch.device(device))
-        except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is one too
-            raise OutOfMemory(
-                f"The KV cache of {num_blocks} blocks needs {layers * elements * dtype.itemsize:,} "
-                f"bytes, which {device} does not have. Give less `memory`, `kv_memory` or "
-                f"`num_blocks`."
-            ) from error
+        block = 2 * block_size * kv_heads * head_dim
+        layer_base = np.arange(layers, dtype=np.int64) * (num_blocks * block)
+        offsets = np.arange(num_blocks, dtype=np.int64) * block
+        what = f"The KV cache of {num_blocks} blocks"
+        data = _zeros(layers * num_blocks * block, dtype, torch.device(device), what)
+        super().__init__(data, layer_base, offsets, block_size, kv_heads, head_dim)
+
+
+class ArenaStorage:
+    """The bytes of a KVArena, zeros at first, and a view for each model.
+
+    A page leased to another model is zeroed before anything is stored in it, so that no kernel,
+    whatever it reads beyond a sequence's end, meets a bit pattern that is no number in its type.
+    """
+
+    def __init__(self, arena: KVArena, device: torch.device | str = "cpu") -> None:
+        """Raises OutOfMemory when the device has no room for it."""
+        self.arena, self.bytes_zeroed = arena, 0
+        what = f"The KV arena of {arena.num_pages} pages"
+        size = arena.num_pages * arena.page.page_bytes
+        self.bytes = _zeros(size, torch.uint8, torch.device(device), what)
+        self._models: dict[str, ModelStorage] = {}
+
+    def model(
+        self, name: str, block_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype
+    ) -> ModelStorage:
+        """This model's blocks. ConfigError unless they are as large as the arena was told."""
+        shape = self.arena.packing(name).shape
+        cell_bytes = 2 * block_size * kv_heads * head_dim * dtype.itemsize
+        if (cell_bytes, dtype.itemsize) != (shape.cell_bytes, shape.element_bytes):
+            raise ConfigError(
+                f"{name!r} has {cell_bytes:,} bytes a block and layer, {dtype.itemsize} an element;"
+                f" the arena was made for {shape.cell_bytes:,} and {shape.element_bytes}. Make it "
+                "with this model's BlockShape."
+            )
+        base, offsets = self.arena.layer_base(name), self.arena.offsets(name)
+        data = self.bytes.view(dtype)
+        view = ModelStorage(self, data, base, offsets, block_size, kv_heads, head_dim)
+        self._models[name] = view
+        return view
 
     @property
-    def block_elements(self) -> int:
-        """Elements of one block in one layer, keys and values."""
-        return 2 * self.block_size * self.kv_heads * self.head_dim
+    def bytes_copied(self) -> int:
+        """Since creation, of all models."""
+        return sum(view.bytes_copied for view in self._models.values())
 
-    @property
-    def nbytes(self) -> int:
-        return self.data.numel() * self.data.element_size()
+    def settle(self) -> None:
+        """Carry out the moves of all models and zero pages that changed hands.
+
+        A copy into a page that changed hands is read before, and written after it is zeroed.
+        """
+        with self.arena.lock:
+            zeroed, moves = self.arena.take_retyped(), self.arena.take_moves()
+            late: list[Late] = []
+            for name, pairs in moves.items():
+                late += self._read_late(name, pairs, zeroed)
+            for name, pairs in moves.items():
+                page_of = self.arena.packing(name).page_of
+                self._models[name].carry_out([p for p in pairs if page_of(p[1]) not in zeroed])
+            self._zero(zeroed)
+            for view, layer, destinations, content in late:
+                view.write(layer, destinations, content)
+
+    def _read_late(self, name: str, pairs: Moves, zeroed: Container[int]) -> Iterator[Late]:
+        """Contents of blocks that go to pages still to be zeroed, layer by layer."""
+        page_of, view = self.arena.packing(name).page_of, self._models[name]
+        late = [pair for pair in pairs if page_of(pair[1]) in zeroed]
+        for layer in range(view.layers if late else 0):
+            content = view.read(layer, [source for source, _ in late])
+            yield view, layer, [destination for _, destination in late], content
+
+    def _zero(self, pages: Sequence[int]) -> None:
+        if pages:
+            page = self.arena.page
+            which = torch.tensor(pages, device=self.bytes.device)
+            self.bytes.view(page.slabs, -1, page.stripe).index_fill_(1, which, 0)
+            self.bytes_zeroed += len(pages) * page.page_bytes
 
 
-def _zeros(elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+class ModelStorage(BlockStorage):
+    """One model's blocks in an arena: block ids of all pages have an offset, leased or not."""
+
+    def __init__(
+        self,
+        arena: ArenaStorage,
+        data: torch.Tensor,
+        layer_base: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        block_size: int,
+        kv_heads: int,
+        head_dim: int,
+    ) -> None:
+        super().__init__(data, layer_base, offsets, block_size, kv_heads, head_dim)
+        self._arena = arena
+
+    def settle(self, cache: Resizable) -> None:
+        """Copy and zero whatever the arena wants copied and zeroed, of all models."""
+        self._arena.settle()
+
+
+def _zeros(elements: int, dtype: torch.dtype, device: torch.device, what: str) -> torch.Tensor:
     """On a CPU by numpy, which asks for large pages: attention reads all over the cache."""
-    if device.type != "cpu":
-        return torch.zeros(elements, dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros(elements * dtype.itemsize, np.uint8)).view(dtype)
+    try:
+        if device.type != "cpu":
+            return torch.zeros(elements, dtype=dtype, device=device)
+        return torch.from_numpy(np.zeros(elements * dtype.itemsize, np.uint8)).view(dtype)
+    except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is one too
+        raise OutOfMemory(
+            f"{what} needs {elements * dtype.itemsize:,} bytes, which {device} does not have. "
+            "Give less `memory`, `kv_memory` or `num_blocks`."
+        ) from error
