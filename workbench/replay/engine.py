@@ -19,6 +19,7 @@ from workbench.engine.static_batch import StaticScheduler
 from workbench.errors import ConfigError, RecordingError, nearest
 from workbench.fields import require_types
 from workbench.replay.answers import Answers, RecordedExecutor, SampledNode
+from workbench.replay.calls import LoggedCache
 from workbench.replay.lines import ChainedCache, Line
 from workbench.search.record import RecordedEngine
 from workbench.trace.recorder import Recorder
@@ -83,7 +84,11 @@ class SimulatedClock:
 
 
 class ReplayEngine:
-    """One recorded model. request_s: seconds that queueing a request takes outside the steps."""
+    """One recorded model.
+
+    request_s: seconds that queueing a request takes, outside the steps. log_calls: keep the cache's
+    calls (calls.logged_calls).
+    """
 
     capabilities = frozenset({"token_identity", "trace"})
     tokenizer = None
@@ -96,6 +101,7 @@ class ReplayEngine:
         clock: SimulatedClock,
         cost: Cost,
         request_s: float = 0.0,
+        log_calls: bool = False,
     ) -> None:
         self.name, self.architecture = recorded.name, recorded.architecture
         self.fingerprint, self.value_outputs = recorded.fingerprint, recorded.value_outputs
@@ -103,7 +109,8 @@ class ReplayEngine:
         self.settings = settings
         self._answers, self._clock, self._cost = answers, clock, cost
         self._request_s = request_s
-        self.cache = ChainedCache(
+        kind = LoggedCache if log_calls else ChainedCache
+        self.cache: ChainedCache = kind(
             settings.num_blocks, settings.block_size, settings.enable_prefix_caching
         )
         self._executor = RecordedExecutor(answers.tokens)

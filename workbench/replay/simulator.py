@@ -72,9 +72,11 @@ def replay(
     strategy: Strategy | None = None,
     min_problem_batch: int | None = None,
     score_cache: bool | None = None,
+    log_calls: bool = False,
 ) -> Replayed:
     """Run a recorded search again. llm, prm: changed fields of CacheSettings; None: as recorded.
 
+    log_calls keeps the caches' calls, for miss-ratio curves.
     Answers(recording) may be given in its place: it remembers the hashes between replays. Raises
     RecordingError for what the recording does not hold, OutOfMemory and ConfigError as engines do.
     """
@@ -83,10 +85,18 @@ def replay(
     costs = Costs.on(recording, costs) if isinstance(costs, Device) else costs
     clock, settings = SimulatedClock(), recording.settings
     engines = [
-        ReplayEngine(recorded, CacheSettings.of(recorded, changes), answers, clock, cost, per)
-        for recorded, changes, cost, per in (
-            (recording.llm, llm, costs.llm, costs.request_s),
-            (recording.prm, prm, costs.prm, costs.request_s),
+        ReplayEngine(
+            recorded,
+            CacheSettings.of(recorded, changes),
+            answers,
+            clock,
+            cost,
+            costs.request_s,
+            log_calls,
+        )
+        for recorded, changes, cost in (
+            (recording.llm, llm, costs.llm),
+            (recording.prm, prm, costs.prm),
         )
     ]
     batch = settings.min_problem_batch if min_problem_batch is None else min_problem_batch
