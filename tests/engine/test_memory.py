@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import tracemalloc
 
@@ -11,7 +12,7 @@ import pytest
 from workbench.core import SamplingRows
 from workbench.engine.memory import StepLimits, device_memory, plan_memory, total_bytes
 from workbench.errors import ConfigError, OutOfMemory
-from workbench.models.llama import LlamaModel
+from workbench.models.llama import Buffers, LlamaModel
 from workbench.models.loading import load_model
 from workbench.sampling.sampler import sample
 
@@ -108,3 +109,14 @@ def test_a_share_is_of_the_device() -> None:
     assert total_bytes(0.5) == device_memory() // 2
     with pytest.raises(ConfigError, match=r"share is in \(0, 1\]"):
         total_bytes(1.5)
+
+
+def test_what_the_profiling_pass_held_is_given_back_at_once(model: LlamaModel) -> None:
+    """No cycle keeps its buffers until garbage is collected, beside those of the engine."""
+    gc.collect()
+    gc.disable()
+    try:
+        plan_memory(model, LIMITS, 16, num_blocks=8)
+        assert not [found for found in gc.get_objects() if type(found) is Buffers]
+    finally:
+        gc.enable()

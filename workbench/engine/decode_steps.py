@@ -48,7 +48,11 @@ class DecodeSteps:
             self._passes.clear()
 
     def _record(self, rows: int) -> Callable[[], None]:
-        """Unused entries of the table are of former steps: no row reads beyond its position."""
+        """Unused entries of the table are of former steps: no row reads beyond its position.
+
+        What is recorded does not hold on to this object, which would keep buffers until garbage is
+        collected.
+        """
         context = ForwardContext(
             positions=self._positions[:rows],
             sequence=np.arange(rows, dtype=np.int64),
@@ -56,6 +60,5 @@ class DecodeSteps:
             context_len=self._context_len[:rows],
             block_offsets=self._block_offsets[:rows],
         )
-        return self._model.kernels.record(
-            lambda: self._model.run_layers(rows, self._caches, context, self._buffers)
-        )
+        model, caches, buffers = self._model, self._caches, self._buffers
+        return model.kernels.record(lambda: model.run_layers(rows, caches, context, buffers))

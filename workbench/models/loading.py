@@ -69,6 +69,8 @@ def load_model(
             model = build(spec, _rounding(weights.take_stored, quantization), chosen, device)
         weights.refuse_leftovers(spec.unused_tensors)
         model.fingerprint = _digest(f"{digest.result()} {spec} {chosen}")
+    if isinstance(source, GGUFFile):
+        source.release()
     model.source = source
     if quantization is not None:
         model.fingerprint += f"/{quantization}"
