@@ -32,6 +32,7 @@ class Faked:
         self.contenders, self.dropped = contenders, []
         self.spec = model_spec("tiny-solver")
         self.labels = {TRANSFORMERS: TRANSFORMERS, "vllm": "vllm 1", "broken": "broken 2"}
+        self.modes = {"": "", "+invariant": "+invariant"}
 
     def drop(self, name, reason):
         self.dropped.append((name, str(reason)))

@@ -8,6 +8,7 @@ The ceiling of a row is the model's matrix products alone, measured in the same 
 
 Peers: `transformers` in this process; those of `make bench-peers` (rows @vllm, @llama.cpp) and the
 continuous batching of `transformers` (@transformers_cb) each in its own, only one busy at a time.
+Kernels that are batch-invariant anyway, as the CPU's are, are measured once for both modes.
 paged_over_contiguous is the time of decoding over blocks of 16 over that with a sequence in one
 block, so that its keys and values lie in one piece: the same code but for the block size.
 """
@@ -125,17 +126,17 @@ def _interleave(
 def _rows(name: str, rates: dict[str, list[float]], lineup: Lineup) -> Iterator[Row]:
     """Ours in each mode against `transformers` and the ceiling; the fast mode against the rest."""
     bound = median(rates[CEILING])
-    for mode in MODES:
+    for mode, ours in lineup.modes.items():
         against = (rates[TRANSFORMERS], "tokens/s", TRANSFORMERS, bound)
-        yield rate_row(f"{name}{mode}", rates[mode], *against)
+        yield rate_row(f"{name}{mode}", rates[ours], *against)
     for peer, label in lineup.labels.items():
         if peer != TRANSFORMERS:
             yield rate_row(f"{name}@{peer}", rates[""], rates[peer], "tokens/s", label)
 
 
 def _bookkeeping(name: str, lineup: Lineup, repeats: int) -> Iterator[Row]:
-    for mode in MODES:
-        ours = lineup.contenders[mode]
+    for mode, contender in lineup.modes.items():
+        ours = lineup.contenders[contender]
         assert isinstance(ours, Ours)
         yield plain_row(f"{name}{mode}", ours.bookkeeping[-repeats:], "fraction")
 

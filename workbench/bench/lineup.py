@@ -50,21 +50,32 @@ class Sizes:
 
 
 class Lineup:
-    """Contenders by name. modes: name of ours -> batch_invariant. A context manager: it ends the
-    peers' processes.
+    """Contenders by name. A context manager: it ends the peers' processes.
+
+    modes: of ours, row suffix -> batch_invariant on the way in, row suffix -> contender as an
+    attribute: where the kernels know one way only, one contender stands for all.
     """
 
     def __init__(self, model: str, modes: Mapping[str, bool], sizes: Sizes) -> None:
         self.model, self.sizes = model, sizes
         self.spec: ModelSpec = model_spec(model)
         self.files: PeerFiles = peer_files(model, PEERS_FOLDER / "models")
-        self.contenders: dict[str, Contender] = {
-            name: Ours(self._engine(invariant)) for name, invariant in modes.items()
-        }
+        self.contenders: dict[str, Contender] = {}
+        self.modes = self._add_ours(modes)
         self.contenders[CEILING] = Linears(self.spec)
         self.contenders[CONTIGUOUS] = Ours(self._engine(False, self._one_block()))
         self.contenders[TRANSFORMERS] = TransformersGenerate(self.files.folder)
         self.labels = {TRANSFORMERS: TRANSFORMERS}  # peer's name in the rows -> with its version
+
+    def _add_ours(self, modes: Mapping[str, bool]) -> dict[str, str]:
+        first = next(iter(modes))
+        engine = self._engine(modes[first])
+        self.contenders[first] = Ours(engine)
+        if engine.executor.model.kernels.batch_invariant:
+            return dict.fromkeys(modes, first)
+        others = {name: Ours(self._engine(modes[name])) for name in modes if name != first}
+        self.contenders |= others
+        return {name: name for name in modes}
 
     def bring(self, peers: str) -> None:
         """Start peers: "installed" (all that are), "none", or names joined by commas.
