@@ -11,7 +11,7 @@ by 1 / its duration, so that long steps do not decide alone. What it does not do
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import astuple, dataclass, fields
 from itertools import combinations
 
 import numpy as np
@@ -34,11 +34,16 @@ class Terms:
     key: float = 0.0
     logit: float = 0.0
 
-    def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not 0 <= value < np.inf:
-                raise ConfigError(f"Term {name} of a cost is {value!r}; allowed: a number >= 0.")
+    @classmethod
+    def on(cls, device: Device, model: str) -> Terms:
+        """The model's on this device: fitted ones where there are any, else the roofline alone."""
+        given, known = device.terms.get(model, {}), [f.name for f in fields(cls)]
+        if not set(given) <= set(known):
+            raise ConfigError(
+                f"The terms of {model} on {device.name!r} are {', '.join(given)}; allowed: "
+                f"{', '.join(known)}."
+            )
+        return cls(**given)
 
 
 @dataclass(frozen=True, slots=True)

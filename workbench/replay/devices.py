@@ -21,7 +21,8 @@ from workbench.errors import ConfigError, nearest
 class Device:
     """A roofline. memory_bytes: of the device; source: where the numbers are from.
 
-    terms: seconds by model name, as cost.Terms has them, fitted to steps measured on it.
+    terms: by model name the factors of cost.Terms that were fitted to steps measured on it, and
+    {"request": {"seconds": ...}}, what a request takes outside of steps.
     """
 
     name: str
@@ -34,11 +35,21 @@ class Device:
     def __post_init__(self) -> None:
         for name in ("flops_per_s", "bytes_per_s", "memory_bytes"):
             value = getattr(self, name)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not 0 < value < math.inf:
+            if not _is_number(value) or value <= 0:
                 raise ConfigError(
                     f"Device {self.name!r}: {name} is {value!r}; allowed: a number > 0."
                 )
+        for model, terms in dict(self.terms).items():
+            for name, value in terms.items():
+                if not _is_number(value) or value < 0:
+                    raise ConfigError(
+                        f"Device {self.name!r}: Term {name} of {model} is {value!r}; allowed: a "
+                        "number >= 0."
+                    )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _nvidia(name: str, tflops: float, gb_per_s: float, gb: int) -> Device:
@@ -100,6 +111,9 @@ def _unlike(given: Any, known: list[str]) -> str:
         return f"holds a {type(given).__name__}, not an object"
     missing = [name for name in known if name not in given and name != "terms"]
     unknown = [name for name in given if name not in known]
+    terms = given.get("terms", {})
+    if not isinstance(terms, dict) or not all(isinstance(t, dict) for t in terms.values()):
+        return "has terms that are no object of objects"
     if missing:
         return f"lacks {', '.join(missing)}"
     return f"has {', '.join(unknown)}, which no device has" if unknown else ""

@@ -57,7 +57,7 @@ class Costs:
     def on(cls, recording: Recording, device: Device) -> Costs:
         """On a device: its fitted terms where it has some for a model, else its roofline."""
         llm, prm = (
-            StepCost(ModelWork.of(engine), device, Terms(**device.terms.get(engine.name, {})))
+            StepCost(ModelWork.of(engine), device, Terms.on(device, engine.name))
             for engine in (recording.llm, recording.prm)
         )
         return cls(llm, prm, device.terms.get("request", {}).get("seconds", 0.0))

@@ -1,0 +1,155 @@
+"""Costs of simulated steps: the formulas, the fit, the devices and their files."""
+
+import json
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workbench.errors import ConfigError, RecordingError
+from workbench.replay.cost import (
+    MeteredCost,
+    StepCost,
+    Terms,
+    fit,
+    non_negative_least_squares,
+)
+from workbench.replay.devices import PRESETS, Device, load_device, write_device
+from workbench.replay.simulator import Costs, replay
+from workbench.replay.work import ModelWork, StepWork, spec_of
+
+MACHINE = Device("here", 1e11, 1e10, 2**30, "a test")
+
+
+def test_step_counts_agree_with_the_trace(measured) -> None:
+    """Tokens of each plan are the trace's; every decoded token reads its whole context."""
+    meters = MeteredCost(), MeteredCost()
+    replayed = replay(measured.answers, Costs(*meters))
+    for name, meter in zip(("llm", "prm"), meters, strict=True):
+        steps = replayed.trace.steps[replayed.trace.steps["engine"] == name]
+        computed = steps["prefill_tokens"] + steps["decode_tokens"]
+        assert [work.tokens for work in meter.works] == computed.tolist()
+        assert all(work.keys >= work.tokens for work in meter.works)
+    decodes = [w for w in meters[0].works if w.tokens == w.sequences == w.sampled]
+    assert decodes
+    assert all(work.keys == work.context for work in decodes)
+
+
+def test_work_of_a_step_is_the_sum_over_its_sequences(measured) -> None:
+    """Operations follow ModelSpec.flops, sequence by sequence; bytes count weights once."""
+    model = ModelWork.of(measured.recording.llm)
+    parts = [(5, 0, 1), (1, 30, 1), (7, 12, 0)]  # new tokens, context before, logits
+    keys = sum(n * c + n * (n + 1) // 2 for n, c, _ in parts)
+    context = sum(n + c for n, c, _ in parts)
+    work = StepWork(13, 3, keys, 2, 2, context)
+    assert model.flops(work) == sum(model.spec.flops(*part) for part in parts)
+    assert model.bytes(work) == model.weight_bytes + model.kv_bytes_per_token * (13 + context)
+    spec = spec_of(measured.recording.llm)
+    assert model.kv_bytes_per_token == spec.kv_bytes_per_token(4)
+
+
+def test_a_decode_is_bound_by_bytes_and_a_prefill_by_operations(measured) -> None:
+    """Of a thesis-size model on an A100: the roofline's two sides."""
+    spec = replace(spec_of(measured.recording.llm), layers=16, hidden=2048, intermediate=8192)
+    cost = StepCost(ModelWork.of_spec(spec), PRESETS["a100-80"])
+    decode, prefill = StepWork(1, 1, 500, 1, 1, 500), StepWork(4096, 1, 8_000_000, 1, 1, 4096)
+    device, model = cost.device, cost.model
+    assert cost.seconds(decode) == pytest.approx(model.bytes(decode) / device.bytes_per_s)
+    assert cost.seconds(prefill) == pytest.approx(model.flops(prefill) / device.flops_per_s)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.floats(0, 5), min_size=6, max_size=6), st.integers(0, 2**32 - 1))
+def test_a_fit_finds_the_terms_that_made_the_times(measured, factors, seed) -> None:
+    """Durations made from known terms, some of them zero, are explained to the last digits."""
+    draw = np.random.default_rng(seed)
+    works = [StepWork(*draw.integers(1, 500, 6).tolist()) for _ in range(40)]
+    scale = (1.0, 1e-3, 1e-6, 1e-5, 1e-8, 1e-6)
+    kept = [f * s if f > 0.5 else 0.0 for f, s in zip(factors, scale, strict=True)]
+    model = ModelWork.of(measured.recording.llm)
+    made = StepCost(model, MACHINE, Terms(*kept))
+    seconds = [made.seconds(work) + 1e-9 for work in works]
+    found = StepCost(model, MACHINE, fit(model, MACHINE, works, seconds))
+    assert [found.seconds(work) for work in works] == pytest.approx(seconds, rel=1e-4)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_least_squares_without_negative_factors_is_the_best(seed) -> None:
+    """The optimum's conditions hold: no factor below 0, and no step downhill stays allowed."""
+    draw = np.random.default_rng(seed)
+    table, wanted = draw.normal(size=(12, 4)), draw.normal(size=12)
+    found = non_negative_least_squares(table, wanted)
+    slope = table.T @ (table @ found - wanted)
+    assert (found >= 0).all()
+    assert (slope >= -1e-8).all()
+    assert np.abs(slope * found).max() < 1e-8
+
+
+def test_terms_of_a_device_are_used(measured, tmp_path) -> None:
+    """A device that knows a model's terms, read back from its file, makes time by them."""
+    terms = {"tiny-solver": asdict(Terms(0, step=0.5)), "tiny-prm": asdict(Terms(0, step=0.25))}
+    device = replace(MACHINE, terms=terms | {"request": {"seconds": 2.0}})
+    device = load_device(write_device(device, tmp_path / "here.json"))
+    replayed = replay(measured.answers, device)
+    counts = replayed.trace.steps["engine"].value_counts()
+    wall = 0.5 * counts["llm"] + 0.25 * counts["prm"] + 2 * len(replayed.trace.requests)
+    assert replayed.throughput.wall_s == pytest.approx(wall)
+
+
+def test_every_preset_is_a_device() -> None:
+    """Names as in the documentation, numbers above zero, each with its source."""
+    assert set(PRESETS) == {"a100-40", "a100-80", "h100", "h200", "l40s", "rtx-4090"}
+    assert all(load_device(name).source for name in PRESETS)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"flops_per_s": None}, "flops_per_s is None; allowed: a number > 0"),
+        ({"bytes_per_s": "fast"}, "bytes_per_s is 'fast'"),
+        ({"memory_bytes": True}, "memory_bytes is True"),
+        ({"flops_per_s": float("nan")}, "flops_per_s is nan"),
+        ({"speed": 3}, "has speed, which no device has"),
+        ({"terms": {"tiny-solver": {"step": -1.0}}}, "Term step of tiny-solver is -1.0"),
+        ({"terms": 4}, "terms that are no object of objects"),
+    ],
+)
+def test_a_device_without_a_number_is_refused(tmp_path, change, said) -> None:
+    """What is missing or no number is named, with what is allowed."""
+    (tmp_path / "a.json").write_text(json.dumps(asdict(MACHINE) | change))
+    with pytest.raises(ConfigError, match=said):
+        load_device(tmp_path / "a.json")
+
+
+def test_files_that_are_no_device_are_refused(tmp_path) -> None:
+    """A lacking field, no object, no JSON, no file, an unknown name."""
+    given = asdict(MACHINE)
+    del given["bytes_per_s"]
+    (tmp_path / "a.json").write_text(json.dumps(given))
+    with pytest.raises(ConfigError, match="lacks bytes_per_s"):
+        load_device(tmp_path / "a.json")
+    for text, said in (("[1]", "holds a list"), ("{", "cannot be read as a device")):
+        (tmp_path / "b.json").write_text(text)
+        with pytest.raises(ConfigError, match=said):
+            load_device(tmp_path / "b.json")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_device(tmp_path / "none.json")
+    with pytest.raises(ConfigError, match="Did you mean 'h100'"):
+        load_device("h1000")
+    odd = replace(MACHINE, terms={"tiny-solver": {"steps": 1.0}})
+    with pytest.raises(ConfigError, match=r"terms of tiny-solver on 'here' are steps; allowed: r"):
+        Terms.on(odd, "tiny-solver")
+
+
+def test_nothing_is_fitted_to_nothing(measured) -> None:
+    """No step, or one that took no time, is no measurement; an engine without shapes has none."""
+    model = ModelWork.of(measured.recording.llm)
+    work = StepWork(1, 1, 1, 1, 1, 1)
+    for works, seconds in (([], []), ([work], [0.0]), ([work], [1.0, 2.0])):
+        with pytest.raises(ConfigError, match="give as many, at least one, each above 0"):
+            fit(model, MACHINE, works, seconds)
+    with pytest.raises(RecordingError, match="does not hold the shapes of tiny-solver"):
+        ModelWork.of(replace(measured.recording.llm, spec=None))
