@@ -12,6 +12,7 @@ from workbench.kvcache.manager import KVCacheManager
 from workbench.replay.calls import LoggedCache, logged_calls, run_calls
 from workbench.replay.cost import MeteredCost
 from workbench.replay.miss_ratio import miss_ratio
+from workbench.replay.optimum import optimal_hits
 from workbench.replay.simulator import Costs, events, replay
 
 FREE = Costs(MeteredCost(), MeteredCost())
@@ -100,6 +101,21 @@ def test_every_size_equals_the_manager(data) -> None:
         assert row_of(curve, place) == order.stats_at(size), f"{size} blocks"
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_the_optimum_is_never_below_lru(data) -> None:
+    """Whatever was called: it fits where LRU fits, and hits as much or more at every such size."""
+    order = Order(data, data.draw(st.sampled_from([1, 2, 3])))
+    order.play()
+    curve = miss_ratio(order.cache.calls, SIZES)
+    best = optimal_hits(order.cache.calls, SIZES).set_index("num_blocks")
+    for row in curve[curve["fits"]].itertuples():
+        found = best.loc[row.num_blocks]
+        least = row.hit_tokens + row.readmit_hit_tokens
+        assert found["hit_tokens"] + found["readmit_hit_tokens"] >= least
+    assert best["hit_tokens"].iloc[-1] == curve["hit_tokens"].iloc[-1], "64 blocks hold all"
+
+
 def calls_of(measured, **changes):
     """The cache calls of both models in a replay."""
     replayed = replay(measured.answers, FREE, log_calls=True, **changes)
@@ -118,6 +134,17 @@ def test_a_real_search_equals_brute_force(measured) -> None:
         assert not curve["fits"].iloc[0]
         assert curve["fits"].iloc[1:].all()
         assert curve["hit_ratio"].iloc[-1] > curve["hit_ratio"].iloc[1]
+
+
+def test_the_optimum_by_hand() -> None:
+    """Three prompts in turn where one stays beside the one that runs: LRU never hits."""
+    cache = LoggedCache(3, 1)
+    for number, token in enumerate([1, 2, 3] * 3):
+        cache.allocate(number, [token, 9])
+        cache.free(number, 1)
+    calls = cache.calls
+    lru, best = miss_ratio(calls, [3]).iloc[0], optimal_hits(calls, [3]).iloc[0]
+    assert (lru["hit_tokens"], best["hit_tokens"]) == (0, 3)
 
 
 def test_the_recorded_size_gives_the_recorded_counts(measured) -> None:
