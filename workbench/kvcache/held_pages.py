@@ -16,16 +16,18 @@ class HeldPages:
     """Pages of `per_page` blocks. Block b lies in page b // per_page.
 
     idle: pages without a live block, least recently used first, with the tick of their last use.
+    last_used: [pages] when a live block of theirs was last released.
     """
 
     def __init__(self, per_page: int, num_pages: int) -> None:
         self.per_page = per_page
         self.idle: OrderedDict[int, int] = OrderedDict()
+        self.last_used = [0] * num_pages
         self.num_vacant = 0
         self._vacant: dict[int, list[Block]] = {}  # page -> its vacant blocks
         self._by_vacant: list[dict[int, None]] = [{} for _ in range(per_page + 1)]
         self._live = [0] * num_pages
-        self._closed: int | None = None
+        self._closed: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._vacant)
@@ -77,14 +79,14 @@ class HeldPages:
         self._by_vacant[len(vacant)].pop(page, None)
         vacant.append(block)
         self.num_vacant += 1
-        if page != self._closed:
+        if page not in self._closed:
             self._by_vacant[len(vacant)][page] = None
         return len(vacant) == self.per_page
 
     def close(self, page: int) -> None:
         """Nothing is picked from this page until it is dropped."""
         self._by_vacant[len(self._vacant[page])].pop(page, None)
-        self._closed = page
+        self._closed.add(page)
 
     def occupy(self, page: int) -> None:
         """One live block more."""
@@ -92,10 +94,16 @@ class HeldPages:
         if self._live[page] == 1:
             self.idle.pop(page, None)
 
-    def leave(self, page: int) -> bool:
-        """One live block less; whether it was the last."""
+    def leave(self, page: int) -> None:
+        """One live block less, which goes elsewhere."""
         self._live[page] -= 1
-        return self._live[page] == 0
+
+    def release(self, page: int, tick: int) -> None:
+        """One live block less, used until now; the last leaves the page idle."""
+        self._live[page] -= 1
+        self.last_used[page] = tick
+        if self._live[page] == 0:
+            self.idle[page] = tick
 
     def drop(self, page: int) -> None:
         """The page is held no more; nothing in it is live."""
@@ -104,11 +112,11 @@ class HeldPages:
         self._by_vacant[len(vacant)].pop(page, None)
         self.num_vacant -= len(vacant)
         self.idle.pop(page, None)
-        self._closed = None if self._closed == page else self._closed
+        self._closed.discard(page)
 
     def check(self, blocks: list[Block]) -> None:
         """Raise unless the lists say what the blocks say. blocks: of all pages."""
-        assert self._closed is None, "a page was closed and not dropped"
+        assert not self._closed, "a page was closed and not dropped"
         live = [0] * len(self._live)
         for block in blocks:
             live[block.id // self.per_page] += block.ref_count > 0

@@ -86,6 +86,12 @@ class LeasedPool(BlockPool):
         return self._pages.idle
 
     @property
+    def next_evicted_used(self) -> int | None:
+        """When the page was used last whose cached block it would evict next."""
+        block = self.index.next_evicted
+        return None if block is None else self._pages.last_used[block // self.per_page]
+
+    @property
     def num_blocks(self) -> int:
         """Blocks of the pages that it holds or could have now."""
         return (len(self._pages) + self._arena.leasable(self)) * self.per_page
@@ -129,9 +135,7 @@ class LeasedPool(BlockPool):
         if block.ref_count:
             return
         self._num_live -= 1
-        page = block.id // self.per_page
-        if self._pages.leave(page):
-            self._pages.idle[page] = self._arena.tick()
+        self._pages.release(block.id // self.per_page, self._arena.tick())
         if block.digest is None:
             self._vacated(block)
         else:
@@ -191,22 +195,30 @@ class LeasedPool(BlockPool):
 
         Between steps only. Whether a live block was moved, and so has another id.
         """
-        before = self.stats.copied
-        for page in sorted(self._pages, key=self._pages.live)[:count]:
-            elsewhere = self._pages.num_vacant - self._pages.vacant(page)
-            elsewhere += self.index.num_parked - self._pages.cached(page)
-            if elsewhere < self._pages.live(page):
-                break
-            self._empty(page)
-        return self.stats.copied > before
-
-    def _empty(self, page: int) -> None:
-        self._drop_cached(page)
-        if page in self._pages:
+        victims = self._emptiest(count)
+        for page in victims:
+            self._drop_cached(page)
+        victims = [page for page in victims if page in self._pages]
+        for page in victims:
             self._pages.close(page)
+        for page in victims:
             for block in self._blocks_of(page):
                 if block.ref_count:
                     self._move(block)
+        return bool(victims)
+
+    def _emptiest(self, count: int) -> list[int]:
+        """Pages with fewest live blocks, as many as the other pages have room for the blocks of."""
+        if (self.held - 1) * self.per_page < self._num_live:
+            return []
+        pages = sorted(self._pages, key=self._pages.live)[:count]
+        room, live = self._pages.num_vacant + self.index.num_parked, 0
+        for number, page in enumerate(pages):
+            live += self._pages.live(page)
+            room -= self._pages.vacant(page) + self._pages.cached(page)
+            if live > room:
+                return pages[:number]
+        return pages
 
     def _move(self, block: Block) -> None:
         """A live block changes places, and ids, with one without content in another page."""
@@ -218,7 +230,7 @@ class LeasedPool(BlockPool):
             self.index.move(block.digest, destination)
         self._pages.occupy(destination // self.per_page)
         self._pages.leave(source // self.per_page)
-        self.copies.add(source, destination)
+        self.copies.move(source, destination)
         self.stats.copied += 1
         self._vacated(other)
 

@@ -90,9 +90,8 @@ class Lender:
             return None
         donor = min(donors, key=lambda p: (not p.grant.lends, _oldest(p)))
         entitled = pool.held < pool.grant.keep or donor.grant.lends
-        if not entitled and pool.idle and _oldest(pool) < _oldest(donor):
-            return None
-        return donor
+        own = pool.next_evicted_used
+        return None if not entitled and own is not None and own < _oldest(donor) else donor
 
     def check(self) -> None:
         """Raise unless every page has one holder, and floors are kept."""

@@ -54,6 +54,11 @@ class PrefixIndex:
         return len(self._parked)
 
     @property
+    def next_evicted(self) -> int | None:
+        """The block that `evict` would answer."""
+        return next(iter(self._parked), None)
+
+    @property
     def parked(self) -> dict[int, bytes]:
         """block id -> hash of every parked block, the next to be evicted first (a copy)."""
         return dict(self._parked)

@@ -52,6 +52,11 @@ class Copies:
         else:
             self._source[destination] = origin
 
+    def move(self, source: int, destination: int) -> None:
+        """As `add`, and what the source holds afterwards does not matter."""
+        self.add(source, destination)
+        self._source.pop(source, None)
+
     def take(self) -> list[tuple[int, int]]:
         """(source, destination) of each; they count as carried out."""
         taken = [(source, destination) for destination, source in self._source.items()]

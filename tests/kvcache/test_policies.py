@@ -1,0 +1,162 @@
+"""Who gets the memory under each policy; none reads a clock, none starves a model."""
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from workbench.kvcache.arena import KVArena
+from workbench.kvcache.pages import BlockShape, PageShape
+from workbench.kvcache.policies import (
+    FirstCome,
+    MarginalValue,
+    ModelState,
+    PhaseAware,
+    Policy,
+    StaticSplit,
+)
+
+SIZE = 4  # tokens a block
+PAGE = PageShape(slabs=1, stripe=256)
+LLM = BlockShape("llm", 1, 64, floor_blocks=8)  # 4 blocks a page, floor of 2 pages
+PRM = BlockShape("prm", 1, 256, floor_blocks=3)  # 1 block a page, floor of 3 pages
+POLICIES = (StaticSplit, FirstCome, PhaseAware, MarginalValue)
+
+
+def arena_of(policy: Policy, num_pages: int = 40) -> KVArena:
+    return KVArena(num_pages * PAGE.page_bytes, [LLM, PRM], policy, 0.5, page=PAGE)
+
+
+def fill(arena: KVArena, model: str, which: int = 0) -> int:
+    """As many cached blocks as one sequence can leave behind."""
+    cache = arena.cache(model, SIZE)
+    cache.apply()
+    count = cache.num_free + cache.num_cached
+    assert cache.allocate(which, [which] * (count * SIZE)) is not None
+    cache.free(which)
+    return count
+
+
+def held(arena: KVArena) -> list[int]:
+    return [pool.held for pool in arena.pools]
+
+
+def test_a_static_split_lends_nothing() -> None:
+    arena = arena_of(StaticSplit())
+    assert fill(arena, "llm") == 80
+    assert fill(arena, "prm") == 20
+    assert held(arena) == [20, 20]
+
+
+def test_first_come_takes_all_but_the_floors_and_the_oldest_page_goes_first() -> None:
+    arena = arena_of(FirstCome())
+    assert fill(arena, "llm") == 37 * 4, "all but the PRM's floor"
+    assert held(arena) == [37, 0]
+    assert fill(arena, "prm", which=1) == 38
+    assert held(arena) == [2, 38]
+    llm = arena.cache("llm", SIZE)
+    assert llm.allocate(2, [2] * (4 * SIZE)) is not None
+    assert held(arena) == [2, 38], "its own pages were used longest ago"
+    assert llm.allocate(3, [3] * (8 * SIZE)) is not None
+    assert held(arena) == [3, 37]
+    arena.check()
+
+
+def test_phase_aware_gives_the_pages_of_the_model_that_rests_to_the_one_that_runs() -> None:
+    arena = arena_of(PhaseAware())
+    llm, prm = arena.cache("llm", SIZE), arena.cache("prm", SIZE)
+    fill(arena, "llm")
+    assert held(arena) == [37, 0]
+    prm.apply()
+    assert prm.allocate(1, [1] * (10 * SIZE)) is not None
+    assert held(arena) == [30, 10], "pages of the resting model went, although none was free"
+    assert prm.stats.evicted == 0
+    llm.apply()
+    assert arena.target == {"llm": 20, "prm": 20}, "both run: the split holds"
+    prm.free(1)
+    llm.apply()
+    assert arena.target == {"llm": 20, "prm": 3}
+
+
+def steps(policy: MarginalValue, gains: list[tuple[float, float]]) -> list[tuple[int, ...]]:
+    """Splits of 64 pages after each step; gains: of the two models up to then."""
+    policy.split([32, 32])
+    splits = []
+    for number, pair in enumerate(gains):
+        states = [
+            ModelState(f"m{i}", 4, 32, number % 2 == i, misses=number * 5, gain=gain)
+            for i, gain in enumerate(pair)
+        ]
+        splits.append(tuple(grant.target for grant in policy.grants(states, 64)))
+    return splits
+
+
+def test_marginal_value_moves_pages_to_the_steeper_slope_until_the_other_is_at_its_floor() -> None:
+    splits = steps(MarginalValue(), [(float(n), n * 2.0) for n in range(60)])
+    assert splits[0] == (32, 32), "nothing was seen yet"
+    assert all(after[1] - before[1] in (0, 2) for before, after in pairwise(splits))
+    assert splits[-1] == (4, 60)
+
+
+def test_marginal_value_leaves_equal_slopes_alone() -> None:
+    assert set(steps(MarginalValue(), [(n * 1.0, n * 1.1) for n in range(60)])) == {(32, 32)}
+
+
+def search_like(arena: KVArena, llm_set: int, prm_set: int, rounds: int, seed: int = 0) -> int:
+    """Rounds in which each model asks again for one of its prompts; answers tokens missed."""
+    random.seed(seed)
+    for number in range(rounds):
+        for model, prompts in (("llm", llm_set), ("prm", prm_set)):
+            cache = arena.cache(model, SIZE)
+            for _ in range(4):
+                cache.apply()
+                which = random.randrange(prompts)
+                admitted = cache.allocate(number, [which] * (3 * SIZE) + [number])
+                assert admitted is not None, "a floor's worth is always admitted"
+                cache.free(number)
+    stats = [arena.cache(model, SIZE).stats for model in arena.models]
+    return sum(s.query_tokens - s.hit_tokens for s in stats)
+
+
+@pytest.mark.parametrize(("llm_set", "prm_set"), [(4, 9), (45, 2)])
+def test_marginal_value_comes_near_the_best_static_split(llm_set: int, prm_set: int) -> None:
+    """Without being told which model needs the memory, and better than the even split."""
+
+    def missed(policy: Policy, share: float) -> int:
+        memory = 40 * PAGE.page_bytes
+        arena = KVArena(memory, [LLM, PRM], policy, share, page=PAGE)
+        return search_like(arena, llm_set, prm_set, rounds=400)
+
+    static = {share: missed(StaticSplit(), share) for share in (0.1, 0.3, 0.5, 0.7, 0.9)}
+    ours = missed(MarginalValue(), 0.5)
+    assert ours <= static[0.5]
+    assert ours <= 1.05 * min(static.values())
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_policy_sees_no_clock_and_decides_alike_twice(policy: type[Policy]) -> None:
+    """A replay must come to the same split: same calls, same pages."""
+    runs = []
+    for _ in range(2):
+        arena = arena_of(policy())
+        missed = search_like(arena, 30, 12, rounds=60)
+        runs.append((missed, held(arena), arena.target))
+        arena.check()
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_policy_starves_a_model(policy: type[Policy]) -> None:
+    """One model takes all it can and holds it; the other still gets a request of its floor."""
+    for greedy, modest, floor in (("llm", "prm", 3), ("prm", "llm", 8)):
+        arena = arena_of(policy())
+        taker = arena.cache(greedy, SIZE)
+        for which in range(200):
+            taker.apply()
+            taker.allocate(which, [which] * SIZE)
+        other = arena.cache(modest, SIZE)
+        for _ in range(3):
+            other.apply()
+            assert other.allocate(0, [7] * (floor * SIZE)) is not None
+            other.free(0, 0)
+        arena.check()
