@@ -57,6 +57,13 @@ def test_unknown_name_is_an_attribute_error() -> None:
         workbench.KVCacheManger  # noqa: B018
 
 
+def test_an_engine_loads_no_tables() -> None:
+    """pandas takes half a second, and a user who never asks for a table need not wait for it."""
+    loaded = loaded_by("from workbench import Engine, SamplingParams")
+    assert "torch" in loaded
+    assert not loaded & {"pandas", "pyarrow", "numba", "transformers", "huggingface_hub"}
+
+
 def test_the_cache_manager_loads_no_torch() -> None:
     """`from workbench import KVCacheManager` is bookkeeping: it starts fast, without torch."""
     assert "torch" not in loaded_by("from workbench import KVCacheManager")

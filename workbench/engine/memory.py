@@ -15,10 +15,9 @@ import os
 import tracemalloc
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 from torch.autograd.profiler import profile
 
@@ -28,6 +27,9 @@ from workbench.engine.executor import Executor
 from workbench.errors import ConfigError, OutOfMemory
 from workbench.kvcache.storage import KVStorage
 from workbench.models.llama import LlamaModel
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler announces itself otherwise
 _GRAIN = 1 << 16  # peaks are rounded up to it: Python's own allocations differ a little each time
@@ -54,6 +56,8 @@ class MemoryProfile:
     @property
     def table(self) -> pd.DataFrame:
         """One row a part: part, bytes, share of total."""
+        import pandas as pd  # noqa: PLC0415 - slow, and an engine runs without
+
         parts = {n: getattr(self, n) for n in ("weights", "activations", "other", "kv", "total")}
         shares = [size / self.total for size in parts.values()]
         return pd.DataFrame({"part": list(parts), "bytes": list(parts.values()), "share": shares})

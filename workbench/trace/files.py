@@ -1,7 +1,8 @@
 """Trace tables as DataFrames and as Parquet files with the schema version inside.
 
 Files are written beside their target and moved over it, so a reader sees the old file or the new
-one, never a part. What it does not do: record (recorder.py), or know run folders
+one, never a part. pandas and pyarrow take half a second and are imported where they are needed: an
+engine runs without. What it does not do: record (recorder.py), or know run folders
 (experiments/store.py).
 """
 
@@ -11,14 +12,14 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_type_hints
-
-import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import TYPE_CHECKING, get_type_hints
 
 from workbench.errors import RunStoreError
 from workbench.trace.rows import ROW_TYPES
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
 
 SCHEMA_VERSION = 1
 _VERSION_KEY = b"workbench_schema_version"
@@ -41,6 +42,8 @@ def _dtypes(table: str) -> dict[str, str]:
 
 def frame(table: str, rows: Sequence[tuple[object, ...]]) -> pd.DataFrame:
     """A trace table with exactly its columns and types, also when there are no rows."""
+    import pandas as pd  # noqa: PLC0415 - slow
+
     columns = list(ROW_TYPES[table]._fields)
     by_column: Iterable[Sequence[object]] = zip(*rows) if rows else [()] * len(columns)
     dtypes = _dtypes(table)
@@ -51,6 +54,8 @@ def frame(table: str, rows: Sequence[tuple[object, ...]]) -> pd.DataFrame:
 
 def write_table(table: pd.DataFrame, path: str | os.PathLike[str]) -> Path:
     """Write one table atomically, the schema version in the file's metadata; answers the path."""
+    import pyarrow as pa  # noqa: PLC0415 - slow
+
     content = pa.Table.from_pandas(table, preserve_index=False)
     metadata = {**(content.schema.metadata or {}), _VERSION_KEY: str(SCHEMA_VERSION).encode()}
     return write_atomically(content.replace_schema_metadata(metadata), path)
@@ -58,6 +63,8 @@ def write_table(table: pd.DataFrame, path: str | os.PathLike[str]) -> Path:
 
 def write_atomically(content: pa.Table, path: str | os.PathLike[str]) -> Path:
     """Write a Parquet file beside its target and move it there; answers the path."""
+    import pyarrow.parquet as pq  # noqa: PLC0415 - slow
+
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -71,6 +78,9 @@ def write_atomically(content: pa.Table, path: str | os.PathLike[str]) -> Path:
 
 def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
     """Read one table; RunStoreError if missing, no Parquet, or of another schema version."""
+    import pyarrow as pa  # noqa: PLC0415 - slow
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
     try:
         content = pq.read_table(path)
     except FileNotFoundError as error:

@@ -11,12 +11,14 @@ import os
 import time
 from collections.abc import Sequence as SequenceOf
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from workbench.core import Sequence
 from workbench.trace.files import Trace, frame
 from workbench.trace.rows import NodeRow, RequestRow, SpanRow, StepCounts, StepRow
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Recorder", "Trace"]
 
