@@ -19,7 +19,7 @@ from workbench.kvcache.policies import (
 SIZE = 4  # tokens a block
 PAGE = PageShape(slabs=1, stripe=256)
 LLM = BlockShape("llm", 1, 64, floor_blocks=8)  # 4 blocks a page, floor of 2 pages
-PRM = BlockShape("prm", 1, 256, floor_blocks=3)  # 1 block a page, floor of 3 pages
+PRM = BlockShape("prm", 1, 256, floor_blocks=4)  # 1 block a page, floor of 4 pages
 POLICIES = (StaticSplit, FirstCome, PhaseAware, MarginalValue)
 
 
@@ -50,8 +50,8 @@ def test_a_static_split_lends_nothing() -> None:
 
 def test_first_come_takes_all_but_the_floors_and_the_oldest_page_goes_first() -> None:
     arena = arena_of(FirstCome())
-    assert fill(arena, "llm") == 37 * 4, "all but the PRM's floor"
-    assert held(arena) == [37, 0]
+    assert fill(arena, "llm") == 36 * 4, "all but the PRM's floor"
+    assert held(arena) == [36, 0]
     assert fill(arena, "prm", which=1) == 38
     assert held(arena) == [2, 38]
     llm = arena.cache("llm", SIZE)
@@ -66,7 +66,7 @@ def test_phase_aware_gives_the_pages_of_the_model_that_rests_to_the_one_that_run
     arena = arena_of(PhaseAware())
     llm, prm = arena.cache("llm", SIZE), arena.cache("prm", SIZE)
     fill(arena, "llm")
-    assert held(arena) == [37, 0]
+    assert held(arena) == [36, 0]
     prm.apply()
     assert prm.allocate(1, [1] * (10 * SIZE)) is not None
     assert held(arena) == [30, 10], "pages of the resting model went, although none was free"
@@ -75,7 +75,7 @@ def test_phase_aware_gives_the_pages_of_the_model_that_rests_to_the_one_that_run
     assert arena.target == {"llm": 20, "prm": 20}, "both run: the split holds"
     prm.free(1)
     llm.apply()
-    assert arena.target == {"llm": 20, "prm": 3}
+    assert arena.target == {"llm": 20, "prm": 4}
 
 
 def steps(policy: MarginalValue, gains: list[tuple[float, float]]) -> list[tuple[int, ...]]:
@@ -148,7 +148,7 @@ def test_a_policy_sees_no_clock_and_decides_alike_twice(policy: type[Policy]) ->
 @pytest.mark.parametrize("policy", POLICIES)
 def test_no_policy_starves_a_model(policy: type[Policy]) -> None:
     """One model takes all it can and holds it; the other still gets a request of its floor."""
-    for greedy, modest, floor in (("llm", "prm", 3), ("prm", "llm", 8)):
+    for greedy, modest, floor in (("llm", "prm", 4), ("prm", "llm", 8)):
         arena = arena_of(policy())
         taker = arena.cache(greedy, SIZE)
         for which in range(200):
