@@ -51,7 +51,8 @@ class TritonKernels(ReferenceKernels):
 
     tuning: the tiles of attention, else the table's; keys_by_position: how blocks keep keys. Of a
     GPU's two layouts the one with a position's dimensions side by side is the default: a new key is
-    then one piece to write, and wide loads need no large blocks.
+    then one piece to write, and wide loads need no large blocks. fuse: prefill and decode in one
+    launch; share: what siblings have in common is worked on once.
     """
 
     name, batch_invariant = "triton", False
@@ -63,11 +64,12 @@ class TritonKernels(ReferenceKernels):
         tuning: Tuning | None = None,
         keys_by_position: bool = True,
         fuse: bool = True,
+        share: bool = True,
     ) -> None:
         """Raises ConfigError for a dtype or a device that the kernels do not run on."""
         require_runs(device, dtype)
         super().__init__(device, dtype, keys_by_position)
-        self.tuning, self.fuse = tuning, fuse
+        self.tuning, self.fuse, self.share = tuning, fuse, share
         self._step: tuple[ForwardContext, tuple[int, int, int], DeviceWork] | None = None
 
     def pack(self, parts: Sequence[Part], gated: bool = False) -> Any:
@@ -183,8 +185,9 @@ class TritonKernels(ReferenceKernels):
         if self._step is None or self._step[0] is not context or self._step[1] != shape:
             tuning = self.tiles(cache.head_dim, heads // cache.kv_heads)
             require_takes(cache, self.dtype, tuning)
-            lists = plan_work(context, heads // cache.kv_heads, cache.block_size, tuning)
-            self._step = (context, shape, place(lists, context, cache.base, self.device))
+            group, size = heads // cache.kv_heads, cache.block_size
+            lists = plan_work(context, group, size, tuning, self.share)
+            self._step = (context, shape, place(lists, context, self.device))
         return self._step[2]
 
 

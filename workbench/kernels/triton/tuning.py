@@ -8,7 +8,7 @@ lists what is worth measuring) is written down here.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from workbench.errors import ConfigError
 
@@ -45,6 +45,11 @@ class Tuning:
                 f"A span of {self.span} positions is shorter than a tile of {self.tile}; "
                 "give a span of at least one tile."
             )
+
+    def difference(self, other: Tuning) -> str:
+        """What differs from another, as a name: "tile=32"."""
+        names = [f.name for f in fields(self) if getattr(self, f.name) != getattr(other, f.name)]
+        return ",".join(f"{name}={getattr(self, name)}" for name in names)
 
     @property
     def same_bits(self) -> bool:

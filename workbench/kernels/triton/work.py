@@ -56,8 +56,10 @@ class DeviceWork:
     aligned: bool
 
 
-def plan_work(context: ForwardContext, group: int, block_size: int, tuning: Tuning) -> StepWork:
-    """Cut a step up; group: query heads of one key-value head."""
+def plan_work(
+    context: ForwardContext, group: int, block_size: int, tuning: Tuning, share: bool = True
+) -> StepWork:
+    """Cut a step up; group: query heads of one key-value head; share: find shared spans."""
     rows = np.diff(context.query_start).astype(np.int64)
     few = rows * group <= tuning.span_lanes
     decoded, prefilled = np.flatnonzero(few & (rows > 0)), np.flatnonzero(~few)
@@ -65,7 +67,8 @@ def plan_work(context: ForwardContext, group: int, block_size: int, tuning: Tuni
     slots = _runs(first[decoded], rows[decoded])
     begins = np.cumsum(rows[decoded]) - rows[decoded]  # of each decoded sequence's slots
     slots_of = {int(s): range(b, b + n) for s, b, n in zip(decoded, begins.tolist(), rows[decoded])}
-    groups = shared_spans(context, decoded.tolist(), block_size, tuning.span)
+    alike = decoded.tolist() if share else []
+    groups = shared_spans(context, alike, block_size, tuning.span)
     shared, joint = _shared_items(groups, slots_of, group, len(slots), tuning)
     depth = dict.fromkeys(decoded.tolist(), 0)
     for sequences, span in groups:
@@ -163,8 +166,8 @@ def _runs(first: Integers, counts: Integers) -> Integers:
     return np.repeat(first, counts) + np.arange(int(counts.sum())) - before
 
 
-def place(work: StepWork, context: ForwardContext, base: int, device: torch.device) -> DeviceWork:
-    """Copy lists and context to a device at once; base: elements before a layer's first block."""
+def place(work: StepWork, context: ForwardContext, device: torch.device) -> DeviceWork:
+    """Copy lists and context to a device at once."""
     named = {
         "prefill": work.prefill,
         "own": work.own,
@@ -186,5 +189,5 @@ def place(work: StepWork, context: ForwardContext, base: int, device: torch.devi
         name: there[i : i + array.size].view(array.shape)
         for i, (name, array) in zip(starts, named.items())
     }
-    aligned = base % ALIGNMENT == 0 and not (context.block_offsets % ALIGNMENT).any()
+    aligned = not (context.block_offsets % ALIGNMENT).any()
     return DeviceWork(**tensors, spans=work.spans, aligned=bool(aligned))
