@@ -11,7 +11,7 @@ by 1 / its duration, so that long steps do not decide alone. What it does not do
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from itertools import combinations
 
 import numpy as np
@@ -33,6 +33,11 @@ class Terms:
     sequence: float = 0.0
     key: float = 0.0
     logit: float = 0.0
+
+    @property
+    def factors(self) -> tuple[float, ...]:
+        """All, in the order of `StepCost.measures`."""
+        return (self.roofline, self.step, self.token, self.sequence, self.key, self.logit)
 
     @classmethod
     def on(cls, device: Device, model: str) -> Terms:
@@ -59,8 +64,7 @@ class StepCost:
 
     def seconds(self, work: StepWork) -> float:
         """Of a step with these counts."""
-        factors = astuple(self.terms)
-        return float(sum(f * x for f, x in zip(factors, self.measures(work), strict=True)))
+        return sum(f * x for f, x in zip(self.terms.factors, self.measures(work), strict=True))
 
     def measures(self, work: StepWork) -> tuple[float, ...]:
         """What the terms multiply, in their order."""

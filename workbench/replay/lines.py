@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
+from itertools import chain
 from typing import Any
 
 from workbench.kvcache.manager import KVCacheManager
@@ -29,7 +30,7 @@ class Entry:
     def line(self) -> Line:
         """All token ids from the root to here."""
         parts = [entry.tokens for entry in self._lineage()]
-        return Line((token for part in reversed(parts) for token in part), self)
+        return Line(chain.from_iterable(reversed(parts)), self)
 
     def chain(self, root: bytes, block_size: int) -> list[bytes]:
         """Hashes of the full blocks from the root to here; kept, so do not change it."""

@@ -5,7 +5,7 @@ Plain numbers for one step; what they cost on a device is cost.py's business.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -37,6 +37,12 @@ class ModelWork:
     spec: ModelSpec
     weight_bytes: int
     kv_bytes_per_token: int
+    flops_of_one: tuple[int, int, int] = field(init=False)  # a token, a key, a row of logits
+
+    def __post_init__(self) -> None:
+        none, key, logit = (self.spec.flops(1, *more) for more in ((0, 0), (1, 0), (0, 1)))
+        per_key = key - none
+        object.__setattr__(self, "flops_of_one", (none - per_key, per_key, logit - none))
 
     @classmethod
     def of(cls, engine: RecordedEngine) -> ModelWork:
@@ -56,12 +62,9 @@ class ModelWork:
         return cls(spec, spec.weight_bytes(dtype_bytes), spec.kv_bytes_per_token(dtype_bytes))
 
     def flops(self, work: StepWork) -> int:
-        """Operations of a step."""
-        none, key, logit = (self.spec.flops(1, 0, 0), self.spec.flops(1, 1, 0),
-                            self.spec.flops(1, 0, 1))  # fmt: skip
-        per_key, per_logit = key - none, logit - none
-        per_token = none - per_key  # a token attends to itself
-        return work.tokens * per_token + work.keys * per_key + work.logits * per_logit
+        """Operations of a step; a token attends to itself, which `keys` counts."""
+        token, key, logit = self.flops_of_one
+        return work.tokens * token + work.keys * key + work.logits * logit
 
     def bytes(self, work: StepWork) -> int:
         """Bytes of a step: all weights once, the KV of every context read, the new one written."""
@@ -83,9 +86,12 @@ def spec_of(engine: RecordedEngine) -> ModelSpec:
 
 def work_of(plan: StepPlan) -> StepWork:
     """The counts of a step."""
-    new = np.diff(plan.query_start).astype(np.int64)
     context = plan.context_len.astype(np.int64)
-    keys = int(np.sum(new * (context - new) + new * (new + 1) // 2))
+    total = int(context.sum())
+    keys = total  # where each sequence computes one token
+    if plan.num_tokens > plan.num_seqs:
+        new = np.diff(plan.query_start).astype(np.int64)
+        keys = int(np.sum(new * (context - new) + new * (new + 1) // 2))
     sampled = len(plan.sampling)
     logits = sampled + sum(len(wanted.rows) for wanted in plan.wanted)
-    return StepWork(plan.num_tokens, plan.num_seqs, keys, logits, sampled, int(context.sum()))
+    return StepWork(plan.num_tokens, plan.num_seqs, keys, logits, sampled, total)
