@@ -20,6 +20,7 @@ from workbench.bench.workload import REAL_SOURCE, Workload, is_tiny, reward_mode
 from workbench.config import parse_size
 from workbench.engine.engine import Engine
 from workbench.search.problems import Problem, load_problems
+from workbench.search.prompts import SEARCH_AND_LEARN
 from workbench.search.result import SearchResult
 
 PROFILES = {"quick": 6, "default": 32, "full": 128}  # problems
@@ -134,7 +135,7 @@ def _workload(llm: str, prm: str | None, problems: Sequence[Problem]) -> Workloa
     workload = Workload(llm, reward_model(llm, prm), tuple(problems))
     if is_tiny(llm):
         return replace(workload, max_depth=TINY_DEPTH, max_step_tokens=TINY_STEP_TOKENS)
-    return replace(workload, max_depth=REAL_DEPTH)
+    return replace(workload, max_depth=REAL_DEPTH, system_prompt=SEARCH_AND_LEARN)
 
 
 def compare(

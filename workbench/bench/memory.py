@@ -21,7 +21,6 @@ from workbench.bench.workload import Workload, is_tiny, real_workload, reward_mo
 from workbench.engine.engine import Engine
 from workbench.kvcache.manager import KVCacheManager
 from workbench.search.problems import load_problems
-from workbench.search.runner import chat_prompt
 
 PROBLEMS = {"quick": 1, "default": 3, "full": 8}
 STARTS = {"quick": 1, "default": 5, "full": 9}
@@ -66,7 +65,7 @@ def savings_of(workload: Workload, kv_memory: str, seed: int) -> Iterator[float]
     prm = workload.reward(Engine(workload.prm, kv_memory=kv_memory))
     for problem in workload.problems:
         result = replace(workload, problems=(problem,)).search(llm, prm, seed)
-        beams = longest_beams(result.tree, chat_prompt(problem, llm), workload.n)
+        beams = longest_beams(result.tree, workload.prompt(problem, llm), workload.n)
         if beams:
             tokens = sum(len(before) + len(step) for before, step in beams)
             yield tokens / (blocks_used(beams) * BLOCK_SIZE)

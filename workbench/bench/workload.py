@@ -15,8 +15,9 @@ from workbench.engine.engine import Engine
 from workbench.search.beam import BeamSearch
 from workbench.search.prm import PRM
 from workbench.search.problems import Problem, load_problems
+from workbench.search.prompts import SEARCH_AND_LEARN
 from workbench.search.result import SearchResult
-from workbench.search.runner import run_search
+from workbench.search.runner import chat_prompt, run_search
 
 TINY = {"tiny-solver": "tiny-prm"}  # generator -> its reward model
 TINY_SOURCE, REAL_SOURCE = "tiny", "math500"
@@ -34,6 +35,7 @@ class Workload:
     max_depth: int = 10
     max_step_tokens: int = 128
     in_flight: int = 8
+    system_prompt: str | None = None
 
     @property
     def mode(self) -> dict[str, Any]:
@@ -45,6 +47,7 @@ class Workload:
             "max_depth": self.max_depth,
             "max_step_tokens": self.max_step_tokens,
             "problems_in_flight": self.in_flight,
+            "system_prompt": self.system_prompt,
         }
 
     @property
@@ -55,6 +58,10 @@ class Workload:
     def reward(self, engine: Engine) -> PRM:
         """The scoring end over an engine of `prm`."""
         return PRM(engine, "rlhflow" if self.prm == self.llm else None)
+
+    def prompt(self, problem: Problem, llm: Engine) -> list[int]:
+        """Token ids before anything is sampled."""
+        return chat_prompt(problem, llm, self.system_prompt)
 
     def search(self, llm: Engine, prm: PRM, seed: int = 0, **settings: Any) -> SearchResult:
         """Beam search over all problems."""
@@ -67,6 +74,7 @@ class Workload:
             temperature=0.8,
             max_step_tokens=self.max_step_tokens,
             min_problem_batch=self.in_flight,
+            system_prompt=self.system_prompt,
             **settings,
         )
 
@@ -82,6 +90,8 @@ def reward_model(llm: str, prm: str | None) -> str:
 
 
 def real_workload(llm: str, prm: str | None, source: str | None, limit: int) -> Workload:
-    """Eight or so MATH problems, 16 beams, 10 iterations of at most 128 tokens."""
-    problems = load_problems(source or REAL_SOURCE, limit=limit)
-    return Workload(llm, reward_model(llm, prm), tuple(problems))
+    """Eight or so MATH problems asked as the field asks, 16 beams, 10 iterations of at most 128
+    tokens.
+    """
+    problems = tuple(load_problems(source or REAL_SOURCE, limit=limit))
+    return Workload(llm, reward_model(llm, prm), problems, system_prompt=SEARCH_AND_LEARN)
