@@ -1,8 +1,8 @@
 """How long an engine takes from its construction to the first token, and the memory of that.
 
 Measured in a process of its own, `python -m workbench.bench.startup MODEL KV_MEMORY [cold]`, from
-the call of Engine(MODEL, kv_memory=KV_MEMORY) to the first token of a prompt of 8 token ids, and the
-peak of resident memory over what was resident before that call. Not in it: what `from workbench
+the call of Engine(MODEL, kv_memory=KV_MEMORY) to the first token of a prompt of 8 token ids; and
+the peak of resident memory over what was resident before that call. Not in it: what `from workbench
 import Engine, SamplingParams` imports, torch above all. In it: the import of numba, loading of the
 compiled kernels (the first start of all, which compiles them, is thrown away), reading, checking,
 hashing and packing of the weights, the tokenizer, and the profiling pass. Cold: the model's files
