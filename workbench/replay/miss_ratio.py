@@ -25,7 +25,7 @@ Counts = NDArray[np.int64]  # [sizes]
 Marks = NDArray[np.bool_]  # [rows, sizes]
 
 ACTIVE = np.int32(2**31 - 1)
-WINDOW = 16  # park events looked at together when a block is to be evicted
+WINDOW = 128  # park events looked at together when a block is to be evicted
 
 
 def miss_ratio(calls: CacheCalls, sizes: Sequence[int]) -> pd.DataFrame:
@@ -89,10 +89,12 @@ class _Sweep:
         self._active = np.zeros(len(sizes), np.int64)
         self._parked = np.zeros(len(sizes), np.int64)
         self._peak = np.zeros(len(sizes), np.int64)
+        self._owes = False  # blocks were taken and nothing evicted for them yet
         self._stats = {f.name: np.zeros(len(sizes), np.int64) for f in fields(CacheStats)}
 
     def frame(self) -> pd.DataFrame:
         """A row a size."""
+        self._settle()
         ratio = self._stats["hit_tokens"] / np.maximum(self._stats["query_tokens"], 1)
         return pd.DataFrame(
             {
@@ -106,6 +108,7 @@ class _Sweep:
 
     def allocate(self, call: Allocate) -> None:
         """Share the longest run of held blocks, take the others, publish what they fill."""
+        self._settle()
         within = call.contents[: call.coverable]
         stamp = self._stamp[within]
         run = np.logical_and.accumulate(stamp > 0, axis=0)
@@ -136,6 +139,7 @@ class _Sweep:
 
     def free(self, call: Free) -> None:
         """Withdraw what was never computed, then park or release every block, tail first."""
+        self._settle()
         running = self._running.pop(call.sequence)
         private = running.blocks - running.holds.sum(axis=0)
         for ghost, where in running.ghosts:
@@ -177,7 +181,7 @@ class _Sweep:
         taken = blocks - running.blocks
         self._active += taken
         self._stats["allocated"] += taken
-        self._evict(self._active + self._parked - self._sizes)
+        self._owes = True
         running.blocks = blocks
         self._publish(running, min(tokens // self._calls.block_size, len(running.contents)))
 
@@ -187,6 +191,9 @@ class _Sweep:
             return
         rows = running.contents[first:full]
         stamp = self._stamp[rows]
+        if ((stamp > 0) & (stamp != ACTIVE)).any():  # an eviction may decide whether it is held
+            self._settle()
+            stamp = self._stamp[rows]
         offered = np.arange(first, full)[:, None] >= running.published
         new = offered & (stamp == 0)
         self._stamp[rows] = np.where(new, ACTIVE, stamp)
@@ -194,6 +201,14 @@ class _Sweep:
         running.holds[first:full] |= new
         self._stats["duplicates"] += (offered & ~new).sum(axis=0)
         running.published = np.maximum(running.published, full)
+
+    def _settle(self) -> None:
+        """Evict for the blocks that were taken. Put off while nobody asks what is cached: until
+        then blocks are only taken, so that the sum of all is what each would have evicted.
+        """
+        if self._owes:
+            self._evict(self._active + self._parked - self._sizes)
+            self._owes = False
 
     def _evict(self, wanted: Counts) -> None:
         """Give up the least recently parked contents, so many at each size."""
