@@ -70,23 +70,25 @@ def write_gguf(
     arch: str = "llama",
     extra: Mapping[str, np.ndarray] | None = None,
     about: Mapping[str, Any] | None = None,
+    kinds: Mapping[str, Kind] | None = None,
 ) -> Path:
     """A file of these tensors (Hugging Face's names), matrices stored as `kind`.
 
-    extra: further tensors by their own names, uint8 ones as rows of `kind`; about: metadata, added
-    or (None) left out.
+    kinds: of tensors, by their own names, that are stored otherwise; extra: further tensors by
+    their own names, uint8 ones as rows of `kind`; about: metadata, added or (None) left out.
     """
     writer = gguf.GGUFWriter(path, arch)
     for key, value in (_metadata(arch) | dict(about or {})).items():
         if value is not None:
             _add(writer, key, value)
     for name, tensor in (own_tensors(tensors, arch) | dict(extra or {})).items():
+        chosen = (kinds or {}).get(name, kind)
         if tensor.dtype == np.uint8:
-            writer.add_tensor(name, tensor, raw_dtype=kind)
-        elif tensor.ndim == 1 or kind == Kind.F32:
+            writer.add_tensor(name, tensor, raw_dtype=chosen)
+        elif tensor.ndim == 1 or chosen == Kind.F32:
             writer.add_tensor(name, tensor)
         else:
-            writer.add_tensor(name, quants.quantize(tensor, kind), raw_dtype=kind)
+            writer.add_tensor(name, quants.quantize(tensor, chosen), raw_dtype=chosen)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -21,6 +21,8 @@ from tests.models.gguf_making import (
     random_tensors,
     write_gguf,
 )
+from tests.models.plain_driver import Driver
+from workbench.core import WantedLogits
 from workbench.errors import ModelError
 from workbench.kernels.quantised import FORMATS, Quantised
 from workbench.models.folders import model_spec, open_source
@@ -96,6 +98,22 @@ def test_the_reader_knows_the_kinds_that_can_be_computed_with() -> None:
         assert Kind[name] == number
         assert gguf.GGML_QUANT_SIZES[Kind(number)] == (columns, size)
     assert {name for name, _, _ in KINDS.values()} == {*PLAIN, *FORMATS}
+
+
+def test_a_file_that_mixes_kinds_computes_what_it_would_in_float32(tmp_path: Path) -> None:
+    """Values finer than queries and keys, as files have them: equal bits, in fewer bytes."""
+    tensors, own = random_tensors(), {f"blk.{i}.attn_v.weight": Kind.Q8_0 for i in range(2)}
+    mixed = write_gguf(tmp_path / "mixed.gguf", tensors, Kind.Q4_1, kinds=own)
+    weights = open_weights(open_source(mixed))
+    held = {name: weights.take(name, t.shape).numpy() for name, t in tensors.items()}
+    plain = write_gguf(tmp_path / "plain.gguf", held)
+    models = [load_model(str(path)) for path in (mixed, plain)]
+    assert models[0].layers[1].qkv.nbytes < models[1].layers[1].qkv.nbytes / 4
+    drivers = [Driver(model) for model in models]
+    for tokens in ([*range(40)], [7]):  # prefill, then decoding
+        wanted = (WantedLogits(np.arange(len(tokens)), np.arange(VOCAB)),)
+        one, other = (d.step([("a", tokens, False)], wanted).wanted[0] for d in drivers)
+        assert np.array_equal(one, other)
 
 
 def test_the_spec_is_that_of_the_config(file: Path) -> None:
