@@ -25,7 +25,7 @@ SET_HELP = (
 )
 DRY_RUN_HELP = "list runs, feasible shares and expected minutes; run nothing"
 STATUSES = ("finished", "failed", "infeasible", "unreadable")
-BENCHES = ("engine", "search", "identity", "memory", "kernels")
+BENCHES = ("engine", "search", "identity", "memory", "kernels", "replay")
 Parser = argparse.ArgumentParser
 
 
@@ -151,7 +151,7 @@ def _bench(command: Parser) -> None:
     _value(command, "--seeds", "N", seeds, kind=_at_least(1))
     problems = "search, identity, memory: problem file (default: math500) for models but the tiny"
     _value(command, "--problems", "PATH", problems)
-    repeats = "engine, memory, kernels: how many, not the profile's number"
+    repeats = "engine, memory, kernels, replay: how many, not the profile's number"
     _value(command, "--repeats", "N", repeats, kind=_at_least(1))
     peers = "engine: installed (default), none, or names joined by commas; see make bench-peers"
     _value(command, "--peers", "NAMES", peers)

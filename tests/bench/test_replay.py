@@ -1,0 +1,40 @@
+"""The replay benchmark: its cells are held out from the fit, and its rows say what they should."""
+
+from workbench.bench import replay
+from workbench.bench.replay import LIMITS, MODE, cells
+from workbench.cli.arguments import BENCHES
+
+
+def test_cells_differ_and_none_is_fitted_and_held_out() -> None:
+    """Every profile's cells are distinct; each n calibrates with two of them."""
+    for _, _, held_out in replay.PROFILES.values():
+        fitted, others = cells(held_out)
+        named = [(c.n, c.blocks, c.limits) for c in (*fitted, *others)]
+        assert len(named) == len(set(named)) == held_out + 4
+        assert sorted(c.n for c in fitted) == [4, 4, 16, 16]
+        assert {c.n for c in others} == {4, 16}
+
+
+def test_every_cell_holds_the_longest_request() -> None:
+    """No cell is refused by an engine: a cache of either model fits max_model_len."""
+    blocks = [size for pair in replay.SPLITS for size in pair]
+    assert min(blocks) * 16 >= MODE["max_model_len"]
+    assert all(seqs <= tokens for seqs, tokens in LIMITS)
+
+
+def test_the_rows_of_a_small_run(monkeypatch) -> None:
+    """One problem, one held-out cell of n = 4: events identical, curve exact, names as agreed."""
+    monkeypatch.setitem(replay.PROFILES, "quick", (1, 1, 1))
+    monkeypatch.setattr(replay, "WIDTHS", (4,))
+    rows = {row.name: row for row in replay.run("quick")}
+    assert {
+        "throughput_mean_error",
+        "throughput_worst_error",
+        "events_identical",
+        "replay_over_simulated",
+        "block_op_us",
+        "miss_ratio_s",
+    } <= set(rows)
+    assert rows["events_identical"].value == rows["miss_ratio_exact"].value == 1.0
+    assert all(row.value >= 0 for row in rows.values())
+    assert "replay" in BENCHES
