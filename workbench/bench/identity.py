@@ -16,11 +16,10 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from workbench.bench.record import Row
-from workbench.bench.workload import REAL_SOURCE, Workload, is_tiny, reward_model
+from workbench.bench.workload import FIELD_PROMPT, REAL_SOURCE, Workload, is_tiny, reward_model
 from workbench.config import parse_size
 from workbench.engine.engine import Engine
 from workbench.search.problems import Problem, load_problems
-from workbench.search.prompts import SEARCH_AND_LEARN
 from workbench.search.result import SearchResult
 
 PROFILES = {"quick": 6, "default": 32, "full": 128}  # problems
@@ -135,7 +134,7 @@ def _workload(llm: str, prm: str | None, problems: Sequence[Problem]) -> Workloa
     workload = Workload(llm, reward_model(llm, prm), tuple(problems))
     if is_tiny(llm):
         return replace(workload, max_depth=TINY_DEPTH, max_step_tokens=TINY_STEP_TOKENS)
-    return replace(workload, max_depth=REAL_DEPTH, system_prompt=SEARCH_AND_LEARN)
+    return replace(workload, max_depth=REAL_DEPTH, system_prompt=FIELD_PROMPT)
 
 
 def compare(

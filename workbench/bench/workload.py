@@ -15,17 +15,21 @@ from workbench.engine.engine import Engine
 from workbench.search.beam import BeamSearch
 from workbench.search.prm import PRM
 from workbench.search.problems import Problem, load_problems
-from workbench.search.prompts import SEARCH_AND_LEARN
+from workbench.search.prompts import SYSTEM_PROMPTS
 from workbench.search.result import SearchResult
 from workbench.search.runner import chat_prompt, run_search
 
 TINY = {"tiny-solver": "tiny-prm"}  # generator -> its reward model
+FIELD_PROMPT = "search-and-learn"  # what a real generator is told
 TINY_SOURCE, REAL_SOURCE = "tiny", "math500"
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Problems, models and the search over them. max_step_tokens: of one step, at most."""
+    """Problems, models and the search over them.
+
+    max_step_tokens: of one step, at most; system_prompt: one of SYSTEM_PROMPTS, or the template's.
+    """
 
     llm: str
     prm: str
@@ -55,13 +59,17 @@ class Workload:
         """The generator's name as rows carry it: `smollm2` of `smollm2-135m`."""
         return Path(self.llm).name.split("-")[0].lower()
 
+    @property
+    def _system_prompt(self) -> str | None:
+        return None if self.system_prompt is None else SYSTEM_PROMPTS[self.system_prompt]
+
     def reward(self, engine: Engine) -> PRM:
         """The scoring end over an engine of `prm`."""
         return PRM(engine, "rlhflow" if self.prm == self.llm else None)
 
     def prompt(self, problem: Problem, llm: Engine) -> list[int]:
         """Token ids before anything is sampled."""
-        return chat_prompt(problem, llm, self.system_prompt)
+        return chat_prompt(problem, llm, self._system_prompt)
 
     def search(self, llm: Engine, prm: PRM, seed: int = 0, **settings: Any) -> SearchResult:
         """Beam search over all problems."""
@@ -74,7 +82,7 @@ class Workload:
             temperature=0.8,
             max_step_tokens=self.max_step_tokens,
             min_problem_batch=self.in_flight,
-            system_prompt=self.system_prompt,
+            system_prompt=self._system_prompt,
             **settings,
         )
 
@@ -94,4 +102,4 @@ def real_workload(llm: str, prm: str | None, source: str | None, limit: int) -> 
     tokens.
     """
     problems = tuple(load_problems(source or REAL_SOURCE, limit=limit))
-    return Workload(llm, reward_model(llm, prm), problems, system_prompt=SEARCH_AND_LEARN)
+    return Workload(llm, reward_model(llm, prm), problems, system_prompt=FIELD_PROMPT)
