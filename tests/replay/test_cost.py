@@ -75,6 +75,18 @@ def test_a_fit_finds_the_terms_that_made_the_times(measured, factors, seed) -> N
     assert [found.seconds(work) for work in works] == pytest.approx(seconds, rel=1e-4)
 
 
+def test_a_fit_keeps_the_total_whatever_held_steps_up(measured) -> None:
+    """Some steps took thirty times as long as their equals: the sum is still the measured sum."""
+    draw = np.random.default_rng(5)
+    works = [StepWork(*draw.integers(1, 500, 6).tolist()) for _ in range(300)]
+    model = ModelWork.of(measured.recording.llm)
+    made = StepCost(model, MACHINE, Terms(1.0, step=1e-3, token=1e-5))
+    held_up = np.where(draw.random(300) < 0.1, 30.0, 1.0)
+    seconds = [made.seconds(work) * late for work, late in zip(works, held_up, strict=True)]
+    found = StepCost(model, MACHINE, fit(model, MACHINE, works, seconds))
+    assert sum(map(found.seconds, works)) == pytest.approx(sum(seconds), rel=1e-3)
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_least_squares_without_negative_factors_is_the_best(seed) -> None:
