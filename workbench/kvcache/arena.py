@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from threading import RLock
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +53,7 @@ class KVArena(Lender):
         super().__init__(self.memory // self.page.page_bytes)
         self.policy: Policy = MarginalValue() if policy is None else policy
         self.lock = RLock()
+        self.storage: Any = None  # who owns the bytes, once there are any: an ArenaStorage
         self._packings: dict[str, Packing] = {}
         self._caches: dict[str, ArenaCache] = {}
         for shape in models:

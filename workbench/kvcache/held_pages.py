@@ -16,7 +16,8 @@ class HeldPages:
     """Pages of `per_page` blocks. Block b lies in page b // per_page.
 
     idle: pages without a live block, least recently used first, with the tick of their last use.
-    last_used: [pages] when a live block of theirs was last released.
+    last_used: [pages] when a live block of theirs was last released. num_vacant: blocks, those of
+    closed pages not counted.
     """
 
     def __init__(self, per_page: int, num_pages: int) -> None:
@@ -50,19 +51,21 @@ class HeldPages:
         """Blocks in a page without content."""
         return len(self._vacant[page])
 
-    def receive(self, page: int, blocks: list[Block]) -> None:
-        """A page more, all of whose blocks are vacant."""
-        self._vacant[page] = blocks[::-1]
-        self._by_vacant[self.per_page][page] = None
-        self.num_vacant += self.per_page
+    def receive(self, page: int, blocks: list[Block]) -> Block:
+        """A page more, without content; answers its first block, the others are vacant."""
+        vacant = blocks[:0:-1]
+        self._vacant[page] = vacant
+        if vacant:
+            self._by_vacant[len(vacant)][page] = None
+            self.num_vacant += len(vacant)
+        return blocks[0]
 
-    def pick(self) -> Block | None:
-        """A block of the fullest page that has a vacant one; it is vacant no more."""
-        for pages in self._by_vacant:
-            if pages:
-                break
-        else:
-            return None
+    def pick(self) -> Block:
+        """A block of the fullest open page that has a vacant one, which it is no more.
+
+        There must be one: `num_vacant` counts them.
+        """
+        pages = next(filter(None, self._by_vacant))
         page = next(iter(pages))
         del pages[page]
         vacant = self._vacant[page]
@@ -73,19 +76,23 @@ class HeldPages:
         return block
 
     def put(self, block: Block) -> bool:
-        """A block became vacant; whether its page has no content left."""
+        """A block became vacant. True if it was its page's last: then the page is to be dropped."""
         page = block.id // self.per_page
         vacant = self._vacant[page]
-        self._by_vacant[len(vacant)].pop(page, None)
-        vacant.append(block)
-        self.num_vacant += 1
+        if len(vacant) + 1 == self.per_page:
+            return True
         if page not in self._closed:
-            self._by_vacant[len(vacant)][page] = None
-        return len(vacant) == self.per_page
+            self._by_vacant[len(vacant)].pop(page, None)
+            self._by_vacant[len(vacant) + 1][page] = None
+            self.num_vacant += 1
+        vacant.append(block)
+        return False
 
     def close(self, page: int) -> None:
         """Nothing is picked from this page until it is dropped."""
-        self._by_vacant[len(self._vacant[page])].pop(page, None)
+        vacant = len(self._vacant[page])
+        self._by_vacant[vacant].pop(page, None)
+        self.num_vacant -= vacant
         self._closed.add(page)
 
     def occupy(self, page: int) -> None:
@@ -108,11 +115,13 @@ class HeldPages:
     def drop(self, page: int) -> None:
         """The page is held no more; nothing in it is live."""
         assert self._live[page] == 0, f"page {page} is dropped with live blocks"
-        vacant = self._vacant.pop(page)
-        self._by_vacant[len(vacant)].pop(page, None)
-        self.num_vacant -= len(vacant)
+        vacant = len(self._vacant.pop(page))
+        if page in self._closed:
+            self._closed.remove(page)
+        else:
+            self._by_vacant[vacant].pop(page, None)
+            self.num_vacant -= vacant
         self.idle.pop(page, None)
-        self._closed.discard(page)
 
     def check(self, blocks: list[Block]) -> None:
         """Raise unless the lists say what the blocks say. blocks: of all pages."""

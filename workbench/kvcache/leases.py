@@ -17,7 +17,7 @@ from workbench.kvcache.pages import BlockShape
 from workbench.kvcache.policies import Grant
 from workbench.kvcache.pool import Block, BlockPool, check_blocks
 from workbench.kvcache.resizing import ResizeAnswer
-from workbench.kvcache.shadow import ShadowList
+from workbench.kvcache.shadow import SAMPLE, ShadowList
 
 
 class Landlord(Protocol):
@@ -64,16 +64,12 @@ class LeasedPool(BlockPool):
         self.floor_pages = -(-shape.floor_blocks // per_page)
         self.shadow, self.shadow_pages = ShadowList(shadow_pages * per_page), shadow_pages
         self.grant = Grant(self.floor_pages, num_pages, num_pages)
+        self.held = 0  # pages
         self.short = 0  # pages that the last refused admission lacked
         self._pages = HeldPages(per_page, num_pages)
         self._num_live = 0
 
     # -- state --
-
-    @property
-    def held(self) -> int:
-        """Pages that it holds."""
-        return len(self._pages)
 
     @property
     def pages(self) -> Iterator[int]:
@@ -94,7 +90,7 @@ class LeasedPool(BlockPool):
     @property
     def num_blocks(self) -> int:
         """Blocks of the pages that it holds or could have now."""
-        return (len(self._pages) + self._arena.leasable(self)) * self.per_page
+        return (self.held + self._arena.leasable(self)) * self.per_page
 
     @property
     def num_free(self) -> int:
@@ -115,17 +111,19 @@ class LeasedPool(BlockPool):
 
     def take(self) -> Block:
         """A private block with one reference: of a held page, a new one, or an evicted one."""
-        block = self._pages.pick() or self._of_new_page() or self._evict()
+        block = self._pages.pick() if self._pages.num_vacant else self._of_new_page()
         self.stats.allocated += 1
         block.ref_count = 1
-        self._occupy(block)
+        self._pages.occupy(block.id // self.per_page)
+        self._num_live += 1
         return block
 
     def share(self, block: Block) -> None:
         """One more reference to a block that was hit."""
         if block.ref_count == 0:
             self.index.unpark(block.id)
-            self._occupy(block)
+            self._pages.occupy(block.id // self.per_page)
+            self._num_live += 1
         block.ref_count += 1
 
     def release(self, block: Block) -> None:
@@ -141,16 +139,13 @@ class LeasedPool(BlockPool):
         else:
             self.index.park(block.digest, block.id)
 
-    def _of_new_page(self) -> Block | None:
+    def _of_new_page(self) -> Block:
+        """The first block of a page more, or an evicted one."""
         page = self._arena.lease(self)
-        if page is not None:
-            first = page * self.per_page
-            self._pages.receive(page, self.blocks[first : first + self.per_page])
-        return self._pages.pick()
-
-    def _occupy(self, block: Block) -> None:
-        self._pages.occupy(block.id // self.per_page)
-        self._num_live += 1
+        if page is None:
+            return self._evict()
+        self.held += 1
+        return self._pages.receive(page, self._blocks_of(page))
 
     def _vacated(self, block: Block) -> None:
         """A block lost its content; a page that lost all goes back."""
@@ -159,6 +154,7 @@ class LeasedPool(BlockPool):
 
     def _hand_back(self, page: int) -> None:
         self._pages.drop(page)
+        self.held -= 1
         self._arena.take_back(self, page)
 
     def _evict(self) -> Block:
@@ -168,8 +164,10 @@ class LeasedPool(BlockPool):
 
     def _forget(self, block: Block) -> None:
         """Its content was given up."""
-        assert block.digest is not None
-        self.shadow.note(block.digest)
+        digest = block.digest
+        assert digest is not None
+        if digest[0] % SAMPLE == 0:
+            self.shadow.note(digest)
         block.digest = None
         self.stats.evicted += 1
 
@@ -177,15 +175,18 @@ class LeasedPool(BlockPool):
 
     def give_up_idle(self) -> None:
         """Hand back the idle page used least recently; its cached blocks are evicted."""
-        self._drop_cached(next(iter(self.idle)))
+        page = next(iter(self.idle))
+        self._evict_cached(page)
+        self._hand_back(page)
 
-    def _drop_cached(self, page: int) -> None:
-        """Evict what is cached in a page; it goes back if nothing in it is live."""
-        for block in self._blocks_of(page):
-            if block.digest is not None and block.ref_count == 0:
-                self.index.give_up(block.id)
-                self._forget(block)
-                self._vacated(block)
+    def _evict_cached(self, page: int) -> list[Block]:
+        """Evict what is cached in a page; answers the blocks, which are in no list then."""
+        blocks = self._blocks_of(page)
+        evicted = [b for b in blocks if b.ref_count == 0 and b.digest is not None]
+        self.index.give_up([block.id for block in evicted])
+        for block in evicted:
+            self._forget(block)
+        return evicted
 
     def _blocks_of(self, page: int) -> list[Block]:
         return self.blocks[page * self.per_page : (page + 1) * self.per_page]
@@ -197,7 +198,8 @@ class LeasedPool(BlockPool):
         """
         victims = self._emptiest(count)
         for page in victims:
-            self._drop_cached(page)
+            for block in self._evict_cached(page):
+                self._vacated(block)
         victims = [page for page in victims if page in self._pages]
         for page in victims:
             self._pages.close(page)
@@ -222,7 +224,7 @@ class LeasedPool(BlockPool):
 
     def _move(self, block: Block) -> None:
         """A live block changes places, and ids, with one without content in another page."""
-        other = self._pages.pick() or self._evict()
+        other = self._pages.pick() if self._pages.num_vacant else self._evict()
         source, destination = block.id, other.id
         self.blocks[source], self.blocks[destination] = other, block
         block.id, other.id = destination, source

@@ -8,6 +8,7 @@ them (policies.Grant). What it does not do: decide grants, or know blocks (lease
 from __future__ import annotations
 
 from collections import deque
+from itertools import count
 
 from workbench.kvcache.leases import LeasedPool
 
@@ -22,17 +23,12 @@ class Lender:
         self._holder: list[LeasedPool | None] = [None] * num_pages
         self._wrote: list[LeasedPool | None] = [None] * num_pages  # whose bytes lie in it
         self._retyped: dict[int, None] = {}
-        self._ticks = 0
+        self.tick = count(1).__next__  # a number larger than all before
 
     @property
     def num_free(self) -> int:
         """Pages that nobody holds."""
         return len(self._free)
-
-    def tick(self) -> int:
-        """A number larger than all before."""
-        self._ticks += 1
-        return self._ticks
 
     def leasable(self, pool: LeasedPool) -> int:
         """Pages a model could have now: free ones, and what others hold idle above their keep."""
@@ -50,16 +46,21 @@ class Lender:
         """A free page, or one that another model has used least recently; None: evict your own."""
         if pool.held >= pool.grant.limit:
             return None
-        if len(self._free) <= self._reserved_from(pool):
+        reserved = 0  # free pages that are the other models' floors
+        for other in self.pools:
+            if other.held < other.floor_pages and other is not pool:
+                reserved += other.floor_pages - other.held
+        if len(self._free) <= reserved:
             donor = self._donor(pool)
             if donor is None:
                 return None
             donor.give_up_idle()
         page = self._free.popleft()
         self._holder[page] = pool
-        if self._wrote[page] not in (pool, None):
-            self._retyped[page] = None
-        self._wrote[page] = pool
+        if self._wrote[page] is not pool:
+            if self._wrote[page] is not None:
+                self._retyped[page] = None
+            self._wrote[page] = pool
         return page
 
     def take_back(self, pool: LeasedPool, page: int) -> None:
@@ -77,11 +78,6 @@ class Lender:
         taken = list(self._retyped)
         self._retyped.clear()
         return taken
-
-    def _reserved_from(self, pool: LeasedPool) -> int:
-        """Free pages that are the other models' floors."""
-        others = (other for other in self.pools if other is not pool)
-        return sum(max(0, other.floor_pages - other.held) for other in others)
 
     def _donor(self, pool: LeasedPool) -> LeasedPool | None:
         """Whose oldest idle page goes: a lender's first; None if the asker's own is older."""

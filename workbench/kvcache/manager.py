@@ -135,7 +135,7 @@ class KVCacheManager(Resizable):
         """
         table = self._table(seq_id)
         missing = self._blocks_for(len(token_ids)) - len(table.blocks)
-        if missing > self._pool.num_available:
+        if missing > 0 and missing > self._pool.num_available:
             return None
         if self.enable_prefix_caching:
             table.chain += extend_chain(table.root, table.chain, token_ids, self.block_size)

@@ -58,10 +58,17 @@ class BlockShape:
 
 @dataclass(frozen=True, slots=True)
 class PageShape:
-    """How a page is cut: `slabs` stripes of `stripe` bytes."""
+    """How a page is cut: `slabs` stripes of `stripe` bytes, a multiple of 64."""
 
     slabs: int
     stripe: int
+
+    def __post_init__(self) -> None:
+        if min(self.slabs, self.stripe) < 1 or self.stripe % ALIGNMENT:
+            raise ConfigError(
+                f"{self}; allowed: at least one slab, and a stripe of a multiple of {ALIGNMENT} "
+                "bytes."
+            )
 
     @property
     def page_bytes(self) -> int:

@@ -103,12 +103,12 @@ class PrefixIndex:
         self._evicted.add(digest)
         return block_id
 
-    def give_up(self, block_id: int) -> bytes:
-        """Give up the content of this parked block; answers its hash."""
-        digest = self._parked.pop(block_id)
-        del self._holder[digest]
-        self._evicted.add(digest)
-        return digest
+    def give_up(self, block_ids: list[int]) -> None:
+        """Give up the content of these parked blocks."""
+        for block_id in block_ids:
+            digest = self._parked.pop(block_id)
+            del self._holder[digest]
+            self._evicted.add(digest)
 
     def move(self, digest: bytes, block_id: int) -> None:
         """The content lies in another block now; its old one was referenced."""

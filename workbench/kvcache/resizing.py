@@ -69,6 +69,7 @@ class Pool(Protocol):
 
     copies: Copies
     target: int
+    floor: int
 
     @property
     def num_blocks(self) -> int:
@@ -107,6 +108,10 @@ class Resizable:
     def target(self) -> int:
         """Blocks asked for last."""
         return self._pool.target
+
+    def require(self, num_blocks: int) -> None:
+        """From now on, refuse targets below so many blocks: what one request needs."""
+        self._pool.floor = max(self._pool.floor, num_blocks)
 
     def resize(self, num_blocks: int) -> ResizeAnswer:
         """Ask for so many blocks, from any thread; the answer says whether and when."""

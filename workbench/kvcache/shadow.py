@@ -27,9 +27,7 @@ class ShadowList:
         return self.hits * SAMPLE
 
     def note(self, digest: bytes) -> None:
-        """This content was evicted."""
-        if digest[0] % SAMPLE:
-            return
+        """This content, one of the sampled (first byte a multiple of SAMPLE), was evicted."""
         self._digests[digest] = None
         self._digests.move_to_end(digest)
         if len(self._digests) > self._capacity:

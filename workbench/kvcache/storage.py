@@ -175,7 +175,8 @@ class ArenaStorage:
         if pages:
             page = self.arena.page
             which = torch.tensor(pages, device=self.bytes.device)
-            self.bytes.view(page.slabs, -1, page.stripe).index_fill_(1, which, 0)
+            words = self.bytes.view(torch.int64)
+            words.view(page.slabs, -1, page.stripe // 8).index_fill_(1, which, 0)
             self.bytes_zeroed += len(pages) * page.page_bytes
 
 
