@@ -54,8 +54,8 @@ def test_candidates_are_named_by_what_they_change() -> None:
     """Each candidate of the tiles' table is timed for decoding and for prompts."""
     bench = KernelBench(torch.device("cpu"), torch.float32, TINY, count, repeats=2)
     first = [row.name for row in islice(bench.candidate_rows(), 4)]
-    assert first[0::2] == ["decode_attention+tile=64", "decode_attention+tile=128"]
-    assert first[1::2] == ["prefill_attention+tile=64", "prefill_attention+tile=128"]
+    assert first[0::2] == ["decode_attention+tile=32", "decode_attention+tile=64"]
+    assert first[1::2] == ["prefill_attention+tile=32", "prefill_attention+tile=64"]
 
 
 def test_work_is_counted_as_it_is_done() -> None:

@@ -18,16 +18,18 @@ COMPILE = """
 import re, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from workbench.kernels.triton import columns, decode, fused, rows
+from workbench.kernels.triton import columns, decode, fused, products, rows
 
 def ptx(kernel, constants, warps=4, element="bf16", stages=3):
     lists = {"items", "prefill_items", "members", "slots", "positions", "tables", "sequence",
-             "rows", "numbers"}
+             "numbers"}
     kinds = dict.fromkeys(kernel.arg_names, "*" + element) | dict.fromkeys(lists, "*i64")
     kinds |= dict.fromkeys(("width", "spans", "prefills", "programs"), "i32")
     kinds |= {n: "i32" for n in kernel.arg_names if n.endswith("_stride")}
     kinds |= {"scale": "fp32", "epsilon": "fp32"}
-    kinds |= dict.fromkeys(("sums", "totals", "tops"), "*fp32")
+    kinds |= dict.fromkeys(("sums", "totals", "tops", "parts"), "*fp32")
+    if "rows" in kinds:  # a list of them, or how many
+        kinds["rows"] = "*i64" if "hidden" in kinds else "i32"
     kinds |= dict.fromkeys(constants, "constexpr")
     index = {n: (i,) for i, n in enumerate(kernel.arg_names)}
     source = ASTSource(

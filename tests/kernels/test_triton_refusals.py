@@ -68,6 +68,13 @@ def test_tiles_are_powers_of_two_and_spans_hold_them() -> None:
         Tuning(tile=128, span=64)
 
 
+@interpreted
+def test_unequal_tiles_are_refused_where_bits_must_be_equal() -> None:
+    """A row decoded by other tiles than it is prefilled by would have other bits."""
+    with pytest.raises(ConfigError, match=r"batch_invariant=True with .* joined=True"):
+        TritonKernels(CPU, torch.float32, Tuning(), batch_invariant=True)
+
+
 @pytest.mark.parametrize("element_bytes", [2, 4])
 @pytest.mark.parametrize("head_dim", [16, 64, 128])
 def test_the_table_holds_tiles_for_every_head_size(head_dim: int, element_bytes: int) -> None:

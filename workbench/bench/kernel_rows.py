@@ -61,10 +61,10 @@ class KernelBench:
         self._timer, self._repeats = timer, repeats
         head_dim, width = sizes.shape.head_dim, dtype.itemsize
         self._fast = chosen(head_dim, width, batch_invariant=False)
-        self._same = chosen(head_dim, width, batch_invariant=True)
         self._candidates = [t for t in candidates(self._fast) if t != self._fast]
         self._tuned: Callable[[Tuning], TritonKernels] = lambda t: TritonKernels(device, dtype, t)
         self.kernels = self._tuned(self._fast)
+        self.invariant = TritonKernels(device, dtype, batch_invariant=True)
         self.unfused = TritonKernels(device, dtype, fuse=False)
         self.unshared = TritonKernels(device, dtype, share=False)
         self.twin = ReferenceKernels(device, dtype, self.kernels.keys_by_position)
@@ -138,6 +138,8 @@ class KernelBench:
         peers: dict[str, Work] = {"torch": lambda: rms_norm(hidden, weight.shape, weight, 1e-5)}
         yield from self._compared("rms_norm", norm, 2 * hidden.nbytes / 1e9, "GB/s", peers, top)
 
+        yield from self.product_rows(ceiling)
+
         head = self.kernels.pack([self._random(self.sizes.vocabulary, self.sizes.hidden)])
         count = min(64, len(hidden))
         rows = torch.arange(count, device=self.device)
@@ -146,6 +148,21 @@ class KernelBench:
         ours = partial(self.kernels.selected_logits, hidden, rows, head, columns, logits)
         peers = {"torch": lambda: hidden[rows] @ head.weight[columns].t()}
         yield from self._compared("selected_logits", ours, 1.0, "calls/s", peers)
+
+    def product_rows(self, ceiling: Ceiling) -> Iterator[Row]:
+        """Products in fixed tiles against torch's, of few rows and of many: TFLOP/s."""
+        same = self.invariant
+        size = self.sizes.hidden
+        matrix = same.pack([self._random(4 * size, size)])
+        for count in (self.sizes.decodes[0], self.sizes.prompts[1]):
+            x, out = self._random(count, size), self._random(count, 4 * size)
+            peers: dict[str, Work] = {"torch": partial(self.kernels.multiply, x, matrix, out)}
+            work = 2 * count * 4 * size * size / 1e12
+            ours = partial(same.multiply, x, matrix, out)
+            top = ceiling.flops_per_s / 1e12
+            yield from self._compared(
+                f"product_{count}_rows+invariant", ours, work, "TFLOP/s", peers, top
+            )
 
     def candidate_rows(self) -> Iterator[Row]:
         """Decoding and prompts with each candidate of the table, named by what it changes."""
@@ -203,9 +220,8 @@ class KernelBench:
 
     def _invariant(self, name: str, step: TimedStep, amount: float, unit: str) -> Row:
         """The same step with tiles of the same bits everywhere, against the fast ones."""
-        same = self._tuned(self._same)
         fast = [amount / s for s in self._seconds(partial(step.attend, self.kernels))]
-        rates = [amount / s for s in self._seconds(partial(step.attend, same))]
+        rates = [amount / s for s in self._seconds(partial(step.attend, self.invariant))]
         return rate_row(f"{name}+invariant", rates, fast, unit, "fast_tiles")
 
     def _error(self, name: str, step: TimedStep) -> Row:

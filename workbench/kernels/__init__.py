@@ -128,7 +128,7 @@ def load_kernels(device: torch.device, dtype: torch.dtype, threads: int | None =
     if device.type == "cuda" and find_spec("triton") is not None:
         from workbench.kernels.triton.kernels import TritonKernels  # noqa: PLC0415 - an extra
 
-        return TritonKernels(device, dtype)
+        return TritonKernels(device, dtype, batch_invariant=True)
     if device.type == "cuda":
         warnings.warn(_NO_TRITON, RuntimeWarning, stacklevel=2)
     from workbench.kernels.reference import ReferenceKernels  # noqa: PLC0415

@@ -7,7 +7,8 @@
     prefill.py, decode.py, fused.py    the programs made of it
     rows.py      norms, SwiGLU, rotation and storing of keys and values
     columns.py   logits of some columns at some rows
-    tuning.py    the tiles, by head size
+    products.py, fixed_tiles.py        matrix products that do not depend on the batch
+    tuning.py    the tiles of attention, by head size
 
 With TRITON_INTERPRET=1, set before triton is first imported, every kernel runs on a CPU, slowly.
 Importing this without triton raises ConfigError.

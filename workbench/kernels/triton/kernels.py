@@ -1,6 +1,7 @@
-"""The kernels of a GPU, in Triton, behind the signatures of `Kernels`; products are torch's.
+"""The kernels of a GPU, in Triton, behind the signatures of `Kernels`.
 
-What is not written in Triton is the reference's.
+Products are torch's, or in fixed tiles where bits must not depend on the batch. What is not written
+in Triton is the reference's.
 Float32, float16 and bfloat16; under the interpreter no bfloat16, whose products it gets wrong
 without a word. Every launch is asynchronous, and nothing here waits for the device.
 """
@@ -18,7 +19,9 @@ from workbench.errors import ConfigError
 from workbench.kernels import ForwardContext, LayerCache, Part, Quantised
 from workbench.kernels.reference import ReferenceKernels
 from workbench.kernels.triton import columns, rows
+from workbench.kernels.triton.fixed_tiles import fixed_tiles
 from workbench.kernels.triton.launch import AttentionLaunch
+from workbench.kernels.triton.products import ADD, GATED, PLAIN
 from workbench.kernels.triton.tuning import SMALLEST, Tuning, chosen
 from workbench.kernels.triton.work import DeviceWork, place, plan_work
 
@@ -47,15 +50,16 @@ class Rows:
 
 
 class TritonKernels(ReferenceKernels):
-    """One GPU's kernels for one floating point type; torch's products are not batch-invariant.
+    """One GPU's kernels for one floating point type.
 
+    batch_invariant: products in fixed tiles, and attention's tiles the same in every kernel.
     tuning: the tiles of attention, else the table's; keys_by_position: how blocks keep keys. Of a
     GPU's two layouts the one with a position's dimensions side by side is the default: a new key is
     then one piece to write, and wide loads need no large blocks. fuse: prefill and decode in one
     launch; share: what siblings have in common is worked on once.
     """
 
-    name, batch_invariant = "triton", False
+    name = "triton"
 
     def __init__(
         self,
@@ -65,11 +69,21 @@ class TritonKernels(ReferenceKernels):
         keys_by_position: bool = True,
         fuse: bool = True,
         share: bool = True,
+        batch_invariant: bool = False,
     ) -> None:
-        """Raises ConfigError for a dtype or a device that the kernels do not run on."""
+        """Raises ConfigError for a dtype or a device that the kernels do not run on.
+
+        And for tiles that differ from kernel to kernel, where bits must not.
+        """
         require_runs(device, dtype)
+        if batch_invariant and tuning is not None and not tuning.same_bits:
+            raise ConfigError(
+                f"batch_invariant=True with {tuning}; it takes joined=True, one number of lanes "
+                "and of warps for all, or the table's tiles."
+            )
         super().__init__(device, dtype, keys_by_position)
         self.tuning, self.fuse, self.share = tuning, fuse, share
+        self.batch_invariant, self.products = batch_invariant, fixed_tiles(dtype.itemsize)
         self._step: tuple[ForwardContext, tuple[int, int, int], DeviceWork] | None = None
 
     def pack(self, parts: Sequence[Part], gated: bool = False) -> Any:
@@ -81,12 +95,21 @@ class TritonKernels(ReferenceKernels):
         return Rows(torch.cat([t.to(self.device, self.dtype) for t in tensors]), gated)
 
     def multiply(self, x: torch.Tensor, matrix: Any, out: torch.Tensor) -> None:
-        torch.mm(x, matrix.weight.t(), out=out)
+        if self.batch_invariant:
+            self.products.multiply(x, matrix.weight, out, PLAIN.value)
+        else:
+            torch.mm(x, matrix.weight.t(), out=out)
 
     def multiply_add(self, x: torch.Tensor, matrix: Any, out: torch.Tensor) -> None:
-        out.addmm_(x, matrix.weight.t())
+        if self.batch_invariant:
+            self.products.multiply(x, matrix.weight, out, ADD.value)
+        else:
+            out.addmm_(x, matrix.weight.t())
 
     def multiply_gated(self, x: torch.Tensor, matrix: Any, out: torch.Tensor) -> None:
+        if self.batch_invariant:
+            self.products.multiply(x, matrix.weight, out, GATED.value)
+            return
         size = matrix.shape[1]
         grid = (len(x), triton.cdiv(size, _OUTPUTS_AT_ONCE))
         rows.gate[grid](

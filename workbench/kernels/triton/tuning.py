@@ -60,22 +60,26 @@ class Tuning:
 
 def chosen(head_dim: int, element_bytes: int, batch_invariant: bool) -> Tuning:
     """The table: tiles for a head size and element size, with or without same bits everywhere."""
-    wide = head_dim > 64 or element_bytes > 2
+    if element_bytes > 2:  # without tensor cores: larger tiles do not fit the registers
+        tile, lanes, warps, stages = 16, 32, 8, 2
+    else:
+        tile, lanes, warps, stages = 64, 64, 4, 2 if head_dim > 64 else 3
+    same = Tuning(
+        tile=tile,
+        prefill_lanes=lanes,
+        span_lanes=lanes,
+        shared_lanes=lanes,
+        prefill_warps=warps,
+        span_warps=warps,
+        stages=stages,
+        joined=True,
+    )
     if batch_invariant:
-        lanes = 32 if element_bytes > 2 else 64
-        return Tuning(
-            tile=32 if element_bytes > 2 else 64,
-            prefill_lanes=lanes,
-            span_lanes=lanes,
-            shared_lanes=lanes,
-            prefill_warps=4,
-            span_warps=4,
-            stages=2 if wide else 3,
-            joined=True,
-        )
+        return same
+    fast = replace(same, span_lanes=SMALLEST, joined=False)
     if element_bytes > 2:
-        return Tuning(tile=32, prefill_lanes=64, shared_lanes=32, prefill_warps=4, stages=2)
-    return Tuning(prefill_lanes=128, prefill_warps=8 if wide else 4, stages=3)
+        return fast
+    return replace(fast, prefill_lanes=128, prefill_warps=8 if head_dim > 64 else 4, stages=3)
 
 
 def candidates(base: Tuning) -> Iterator[Tuning]:
