@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 
 from workbench.core import SamplingRows
-from workbench.engine.memory import StepLimits, device_memory, plan_memory, total_bytes
+from workbench.engine.memory import (
+    StepLimits,
+    collection_paused,
+    device_memory,
+    plan_memory,
+    total_bytes,
+)
 from workbench.errors import ConfigError, OutOfMemory
 from workbench.models.llama import Buffers, LlamaModel
 from workbench.models.loading import load_model
@@ -81,6 +87,22 @@ def test_one_filtered_row_takes_the_room_of_many(count: int) -> None:
 
     peak(count)  # what a first call leaves behind is not a row's
     assert peak(1) == pytest.approx(peak(count), rel=0.01)
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_garbage_is_collected_afterwards_as_before(model: LlamaModel, collects: bool) -> None:
+    """The pause ends with the measurement, also when it fails, and is not one's who had it off."""
+    before = gc.isenabled()
+    try:
+        gc.enable() if collects else gc.disable()
+        plan_memory(model, LIMITS, 16, num_blocks=8)
+        assert gc.isenabled() == collects
+        with pytest.raises(ConfigError):
+            collection_paused()(total_bytes)(1.5)
+        assert gc.isenabled() == collects
+        assert not collection_paused()(gc.isenabled)()
+    finally:
+        gc.enable() if before else gc.disable()
 
 
 def test_activations_can_be_left_out(model: LlamaModel) -> None:

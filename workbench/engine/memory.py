@@ -13,6 +13,8 @@ import gc
 import math
 import os
 import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -151,6 +153,19 @@ def _refuse_too_few(profile: MemoryProfile, limits: StepLimits, block_size: int,
     )
 
 
+@contextmanager
+def collection_paused() -> Iterator[None]:
+    """Garbage waits meanwhile: where much is made and little thrown away, looking is wasted."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+@collection_paused()
 def measure_activations(model: LlamaModel, limits: StepLimits) -> int:
     """Bytes beside weights and KV that the largest step needs: buffers, and what comes and goes.
 
@@ -218,13 +233,11 @@ class _Peak:
     """The most bytes that torch, and Python and numpy, held at one time, born inside.
 
     The two peaks are added although they need not coincide: an upper bound, by little.
-    torch's comes from its profiler's list of allocations and releases. Garbage waits meanwhile: its
-    release would count against what is held.
+    torch's comes from its profiler's list of allocations and releases, so garbage must wait
+    meanwhile: its release would count against what is held.
     """
 
     def __enter__(self) -> _Peak:
-        self._collects = gc.isenabled()
-        gc.disable()
         self._profile = profile(use_cpu=True, profile_memory=True, use_kineto=True)
         self._profile.__enter__()
         tracemalloc.start()
@@ -234,8 +247,6 @@ class _Peak:
         self._traced = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         self._profile.__exit__(*error)
-        if self._collects:
-            gc.enable()
 
     @property
     def bytes(self) -> int:
