@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from workbench.config import EngineConfig
 from workbench.engine.executor import Executor
 from workbench.engine.limits import require_served_length
-from workbench.engine.memory import MemoryProfile, StepLimits, plan_memory
+from workbench.engine.memory import MemoryProfile, StepLimits, collection_paused, plan_memory
 from workbench.engine.scheduler import Scheduler
 from workbench.engine.static_batch import StaticScheduler
 from workbench.kvcache.manager import KVCacheManager
@@ -39,6 +39,7 @@ class Parts:
     scheduler: Scheduler
 
 
+@collection_paused()
 def build_parts(config: EngineConfig) -> Parts:
     """All parts of an engine. Raises ModelError, OutOfMemory or ConfigError as Engine does."""
     weights = load_model(config.model, dtype=config.dtype, quantization=config.quantization)
