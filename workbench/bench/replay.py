@@ -17,8 +17,6 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
-
 from workbench.bench.machine_ceiling import measure_ceiling
 from workbench.bench.record import Row
 from workbench.bench.rows import plain_row
@@ -27,6 +25,7 @@ from workbench.experiments.machine import memory_bytes
 from workbench.replay.answers import Answers
 from workbench.replay.calibration import MeasuredRun, calibrated
 from workbench.replay.calls import CacheCalls, logged_calls, run_calls
+from workbench.replay.curves import curve_sizes
 from workbench.replay.devices import Device
 from workbench.replay.miss_ratio import miss_ratio
 from workbench.replay.simulator import Replayed, events, replay
@@ -58,12 +57,12 @@ class Cell:
     results: list[SearchResult] = field(default_factory=list)
 
     @property
-    def llm(self) -> dict[str, int]:
+    def llm(self) -> dict[str, Any]:
         """What a replay changes of the recorded LLM."""
         return self._settings(self.blocks[0])
 
     @property
-    def prm(self) -> dict[str, int]:
+    def prm(self) -> dict[str, Any]:
         """What a replay changes of the recorded PRM."""
         return self._settings(self.blocks[1])
 
@@ -78,7 +77,7 @@ class Cell:
         rates = sorted((r.throughput.tokens_per_s for r in self.results), reverse=True)
         return 1 - rates[1] / rates[0] if len(rates) > 1 else 0.0
 
-    def _settings(self, blocks: int) -> dict[str, int]:
+    def _settings(self, blocks: int) -> dict[str, Any]:
         seqs, tokens = self.limits
         sizes = {"num_blocks": blocks, "max_num_seqs": seqs}
         return sizes | {"max_num_batched_tokens": tokens}
@@ -86,10 +85,12 @@ class Cell:
     def search(self, problems: list[Problem], seed: int, record: Path | None = None) -> None:
         """Search once more on engines of this cell."""
         limit: dict[str, Any] = {"max_model_len": MAX_MODEL_LEN}
+        llm: dict[str, Any] = self.llm | limit
+        prm: dict[str, Any] = self.prm | limit
         result = run_search(
             problems,
-            llm=Engine("tiny-solver", **self.llm, **limit),
-            prm=PRM(Engine("tiny-prm", **self.prm, **limit)),
+            llm=Engine("tiny-solver", **llm),
+            prm=PRM(Engine("tiny-prm", **prm)),
             strategy=BeamSearch(n=self.n, beam_width=4, max_depth=40),
             seed=seed,
             record=record,
@@ -213,10 +214,9 @@ def block_operations(replayed: Replayed) -> int:
 
 
 def _sizes(calls: CacheCalls) -> list[int]:
-    """From the order's peak of active blocks to where nothing is ever evicted."""
-    most = calls.num_contents + 4096
-    peak = int(miss_ratio(calls, [most])["peak_active"].iloc[0])
-    return [int(size) for size in np.linspace(peak, max(calls.num_contents, peak + 9), CURVE_SIZES)]
+    """Those at which every call succeeds."""
+    curve = miss_ratio(calls, curve_sizes(calls, 2 * CURVE_SIZES))
+    return [int(size) for size in curve.loc[curve["fits"], "num_blocks"].head(CURVE_SIZES)]
 
 
 def _curve_seconds(calls: CacheCalls) -> float:
