@@ -64,7 +64,7 @@ class Setting:
 
     def engine(self, model: str, share: float | None, room: Room) -> Engine:
         """An engine under this setting with its share of the memory."""
-        settings: dict[str, object] = {
+        settings: dict[str, Any] = {
             "max_num_seqs": self.max_num_seqs,
             "block_size": self.block_size,
             "max_num_batched_tokens": self.max_num_batched_tokens,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from workbench.bench.record import Row
 from workbench.bench.rows import interval_row
@@ -54,5 +55,5 @@ def _measured(workload: Workload, llm: Engine, seed: int, caches: bool) -> Searc
     return workload.search(llm, prm, seed, score_cache=caches)
 
 
-def _engine(model: str, **settings: object) -> Engine:
+def _engine(model: str, **settings: Any) -> Engine:
     return Engine(model, kv_memory=KV_MEMORY, **settings)

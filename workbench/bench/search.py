@@ -184,7 +184,7 @@ def _forget(pair: Pair) -> None:
         engine.cache.reset()
 
 
-def _engine(model: str, **settings: object) -> Engine:
+def _engine(model: str, **settings: Any) -> Engine:
     return Engine(model, num_blocks=BLOCKS, max_num_seqs=256, **settings)
 
 
@@ -194,7 +194,7 @@ def _search(
     prm: PRM,
     strategy: BeamSearch | BestOfN,
     seed: int,
-    **settings: object,
+    **settings: Any,
 ) -> SearchResult:
     settings = {"min_problem_batch": IN_FLIGHT, "temperature": 0.8} | settings
     return run_search(problems, llm=llm, prm=prm, strategy=strategy, seed=seed, **settings)  # type: ignore[arg-type]

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 from typing import Any
 
-import numpy as np
-
 from workbench.config import EngineConfig
 from workbench.core import (
     RequestOutput,
@@ -25,8 +23,11 @@ from workbench.core import (
     Tag,
 )
 from workbench.engine.limits import paired, require_request, require_text, whole_numbers
+from workbench.engine.outcome import output_of
 from workbench.engine.parts import build_parts
+from workbench.engine.shared import ArenaPlace
 from workbench.errors import StepError
+from workbench.kvcache.arena import KVArena
 from workbench.trace.recorder import Recorder, Trace
 
 Prompt = str | SequenceOf[int]
@@ -37,16 +38,26 @@ class Engine:
     """One model, its paged KV cache and its scheduler.
 
     model: a short name, a local folder, a .gguf file, a hub id, or `dummy:NAME`; settings: the
-    fields of EngineConfig (memory="1GiB", block_size=16, ...). Raises ModelError for weights that
-    cannot be used, OutOfMemory when the budget leaves no room for one request of max_model_len,
-    ConfigError for a setting that is unknown or out of range.
+    fields of EngineConfig (memory="1GiB", block_size=16, ...). arena: where its KV cache lies
+    instead of in memory of its own, under arena_name or else the model's (see shared.py). Its
+    resizing may be called from any thread, all else from one at a time. Raises ModelError for
+    weights that cannot be used, OutOfMemory when the budget leaves no room for one request of
+    max_model_len, ConfigError for a setting that is unknown or out of range.
     """
 
-    capabilities = frozenset({"token_identity", "trace"})
+    capabilities = frozenset({"token_identity", "trace", "resplit"})
 
-    def __init__(self, model: str = "tiny-solver", **settings: object) -> None:
+    def __init__(
+        self,
+        model: str = "tiny-solver",
+        *,
+        arena: KVArena | None = None,
+        arena_name: str | None = None,
+        **settings: object,
+    ) -> None:
         self.config = EngineConfig.from_dict({"model": model, **settings})
-        parts = build_parts(self.config)
+        place = None if arena is None else ArenaPlace(arena, arena_name or model)
+        parts = build_parts(self.config, place)
         self.name, self.spec, self.fingerprint = model, parts.spec, parts.fingerprint
         self.architecture, head = self.spec.architecture, self.spec.value_head
         self.value_outputs = None if head is None else head.outputs
@@ -118,7 +129,8 @@ class Engine:
 
     def abort(self, request_id: int) -> None:
         """Drop a request; an unknown or finished id is ignored."""
-        sequence = self.scheduler.abort(request_id)
+        with self.cache.lock:
+            sequence = self.scheduler.abort(request_id)
         if sequence is not None:
             self._finish(sequence, "abort")
 
@@ -137,9 +149,11 @@ class Engine:
         """
         held, self._held = self._held, []
         start = time.perf_counter()
-        plan = self.scheduler.schedule()
-        if plan is None:
-            return held
+        with self.cache.lock:
+            plan = self.scheduler.schedule()
+            if plan is None:
+                return held
+            self.executor.storage.settle(self.cache)
         scheduled = time.perf_counter()
         outputs = self._carry_out(plan)
         self._record(start, scheduled)
@@ -150,14 +164,20 @@ class Engine:
             result = self.executor.submit(plan).result()
         except StepError as error:
             named = self._name_requests(error)
-            return [self._finish(s, "error", named) for s in self.scheduler.fail(plan)]
+            return [self._finish(s, "error", named) for s in self._fail(plan)]
         except BaseException:  # an interrupt takes the step's requests along; the engine goes on
-            for sequence in self.scheduler.fail(plan):
+            for sequence in self._fail(plan):
                 self._finish(sequence, "abort")
             raise
         self.forward_s += result.forward_s
         self.sampling_s += result.sampling_s
-        return [self._finish(s, reason) for s, reason in self.scheduler.update(plan, result)]
+        with self.cache.lock:
+            finished = self.scheduler.update(plan, result)
+        return [self._finish(sequence, reason) for sequence, reason in finished]
+
+    def _fail(self, plan: StepPlan) -> list[Sequence]:
+        with self.cache.lock:
+            return self.scheduler.fail(plan)
 
     def _name_requests(self, error: StepError) -> StepError:
         """The error with the ids of the requests whose rows are at fault, where that is known."""
@@ -171,36 +191,20 @@ class Engine:
         assert counts is not None
         duration = time.perf_counter() - start
         timing = (start, duration, scheduled - start)
-        self._recorder.step(self._trace_name, self._next_step, *timing, counts)
+        target = self.cache.target
+        self._recorder.step(
+            self._trace_name, self._next_step, *timing, counts, blocks_target=target
+        )
         self._next_step += 1
 
     def _finish(
         self, sequence: Sequence, reason: str, error: Exception | None = None
     ) -> RequestOutput:
         self._recorder.request(self._trace_name, sequence, reason, time.perf_counter())
-        output = tuple(sequence.token_ids[sequence.num_prompt_tokens :])
-        params, score = sequence.params, sequence.score
-        wants_logprobs = params is not None and params.logprobs is not None
-        rows = sequence.score_rows
-        logits = (
-            np.stack([rows[p] for p in score.positions]) if score and reason == "score" else None
-        )
-        return RequestOutput(
-            sequence.request_id,
-            output,
-            self._text(output),
-            reason,
-            sequence.num_cached_tokens,
-            tuple(sequence.logprobs) if wants_logprobs else None,
-            logits,
-            error,
-        )
-
-    def _text(self, token_ids: SequenceOf[int]) -> str:
-        """The text of sampled tokens; special ones, such as the end of sequence, have none."""
-        return self._bytes(token_ids).decode(errors="replace")
+        return output_of(sequence, reason, self._bytes, error)
 
     def _bytes(self, token_ids: SequenceOf[int]) -> bytes:
+        """The text of sampled tokens; special ones, such as the end of sequence, have none."""
         of_token = self._token_bytes
         return b"".join([of_token[k] for k in token_ids])
 

@@ -18,7 +18,7 @@ from workbench.core import SamplingRows, StepPlan, StepResult, WantedLogits
 from workbench.engine.decode_steps import DecodeSteps
 from workbench.errors import ConfigError, StepError
 from workbench.kernels import ForwardContext, LayerCache
-from workbench.kvcache.storage import KVStorage
+from workbench.kvcache.storage import BlockStorage
 from workbench.models.layers import Linear
 from workbench.models.llama import LlamaModel
 from workbench.sampling.sampler import Logprobs, require_finite, sample
@@ -44,7 +44,7 @@ class StepHandle:
 
 
 class Executor:
-    """One model over one KV storage.
+    """One model over its blocks.
 
     A step has at most max_num_batched_tokens rows of at most max_num_seqs sequences.
     """
@@ -52,7 +52,7 @@ class Executor:
     def __init__(
         self,
         model: LlamaModel,
-        storage: KVStorage,
+        storage: BlockStorage,
         *,
         batch_invariant: bool = True,
         max_num_batched_tokens: int = 2048,

@@ -1,4 +1,5 @@
-"""Takes the result of a step into the sequences: sampled tokens, wanted logits, and who is done.
+"""Takes the result of a step into the sequences: sampled tokens, wanted logits, who is done, and
+what is told of them.
 
 What it does not do: free blocks or drop rows (scheduler.py).
 """
@@ -6,12 +7,13 @@ What it does not do: free blocks or drop rows (scheduler.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Container
+from collections.abc import Sequence as SequenceOf
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.core import SamplingParams, Sequence, StepResult
+from workbench.core import RequestOutput, SamplingParams, Sequence, StepResult
 from workbench.engine.inputs import Batch, PlannedStep, tokens_to_compute
 
 
@@ -26,6 +28,28 @@ class StopChecker(Protocol):
     def remove(self, request_id: int) -> None: ...
     def suspects(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]: ...
     def finish_reason(self, seq: Sequence) -> str | None: ...
+
+
+def output_of(
+    sequence: Sequence,
+    reason: str,
+    to_bytes: Callable[[SequenceOf[int]], bytes],
+    error: Exception | None = None,
+) -> RequestOutput:
+    """What is told of a request that has ended. to_bytes: the UTF-8 of token ids."""
+    token_ids = tuple(sequence.token_ids[sequence.num_prompt_tokens :])
+    params, score, rows = sequence.params, sequence.score, sequence.score_rows
+    wants_logprobs = params is not None and params.logprobs is not None
+    return RequestOutput(
+        sequence.request_id,
+        token_ids,
+        to_bytes(token_ids).decode(errors="replace"),
+        reason,
+        sequence.num_cached_tokens,
+        tuple(sequence.logprobs) if wants_logprobs else None,
+        np.stack([rows[p] for p in score.positions]) if score and reason == "score" else None,
+        error,
+    )
 
 
 def take_tokens(

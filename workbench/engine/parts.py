@@ -13,9 +13,10 @@ from workbench.engine.executor import Executor
 from workbench.engine.limits import require_served_length
 from workbench.engine.memory import MemoryProfile, StepLimits, collection_paused, plan_memory
 from workbench.engine.scheduler import Scheduler
+from workbench.engine.shared import ArenaPlace, require_guaranteed
 from workbench.engine.static_batch import StaticScheduler
 from workbench.kvcache.manager import KVCacheManager
-from workbench.kvcache.storage import KVStorage
+from workbench.kvcache.storage import BlockStorage, KVStorage
 from workbench.models.folders import DUMMY, load_tokenizer
 from workbench.models.llama import LlamaModel
 from workbench.models.loading import load_model
@@ -40,20 +41,25 @@ class Parts:
 
 
 @collection_paused()
-def build_parts(config: EngineConfig) -> Parts:
+def build_parts(config: EngineConfig, place: ArenaPlace | None = None) -> Parts:
     """All parts of an engine. Raises ModelError, OutOfMemory or ConfigError as Engine does."""
     weights = load_model(config.model, dtype=config.dtype, quantization=config.quantization)
     tokenizer = load_tokenizer(weights.source, dummy=config.model.startswith(DUMMY))
     token_bytes = _padded(tokenizer.token_bytes, weights.spec.vocab)
     max_model_len = _model_len(config, weights.spec)
-    memory = _plan_memory(config, weights, max_model_len)
-    executor = _executor(config, weights, memory)
-    cache = KVCacheManager(
-        memory.num_blocks,
-        config.block_size,
-        config.enable_prefix_caching,
-        namespace=weights.fingerprint.encode(),
-    )
+    namespace = weights.fingerprint.encode()
+    cached = (config.block_size, config.enable_prefix_caching)
+    if place is None:
+        memory = _plan_memory(config, weights, max_model_len, config.num_blocks)
+        cache = KVCacheManager(memory.num_blocks, *cached, namespace=namespace)
+        storage: BlockStorage = _own_storage(config, weights, memory)
+    else:
+        require_guaranteed(place, config, max_model_len)
+        cache = place.arena.cache(place.name, *cached, namespace=namespace)
+        memory = _plan_memory(config, weights, max_model_len, cache.num_blocks)
+        storage = place.storage(config, weights)
+    cache.require(-(-max_model_len // config.block_size))
+    executor = _executor(config, weights, storage)
     kind = StaticScheduler if config.batching == "static" else Scheduler
     scheduler = kind(
         cache,
@@ -70,25 +76,31 @@ def build_parts(config: EngineConfig) -> Parts:
     return Parts(*found, executor, cache, scheduler)
 
 
-def _plan_memory(config: EngineConfig, weights: LlamaModel, max_model_len: int) -> MemoryProfile:
+def _plan_memory(
+    config: EngineConfig, weights: LlamaModel, max_model_len: int, num_blocks: int | None
+) -> MemoryProfile:
     return plan_memory(
         weights,
         StepLimits(config.max_num_batched_tokens, config.max_num_seqs, max_model_len),
         config.block_size,
         memory=config.memory,
         kv_memory=config.kv_memory,
-        num_blocks=config.num_blocks,
+        num_blocks=num_blocks,
         activations_in_total=config.activations_in_total,
         name=config.model,
     )
 
 
-def _executor(config: EngineConfig, weights: LlamaModel, memory: MemoryProfile) -> Executor:
+def _own_storage(config: EngineConfig, weights: LlamaModel, memory: MemoryProfile) -> KVStorage:
     spec = weights.spec
     shape = (config.block_size, spec.layers, spec.kv_heads, spec.head_dim)
+    return KVStorage(memory.num_blocks, *shape, weights.dtype, weights.device)
+
+
+def _executor(config: EngineConfig, weights: LlamaModel, storage: BlockStorage) -> Executor:
     return Executor(
         weights,
-        KVStorage(memory.num_blocks, *shape, weights.dtype, weights.device),
+        storage,
         batch_invariant=config.batch_invariant,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_seqs=config.max_num_seqs,

@@ -51,7 +51,7 @@ class Scheduler:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_model_len = max_model_len
         self._stops = stops
-        self._watermark_blocks = math.ceil(watermark * cache.num_blocks)
+        self._watermark = watermark
         self._clock = clock
         most_blocks = -(-max_model_len // cache.block_size)
         self._batch = Batch(max_num_seqs, most_blocks, np.asarray(offsets, np.int64))
@@ -113,6 +113,8 @@ class Scheduler:
         if not self._known:
             return None
         self._account.open()
+        if self._cache.apply():
+            self._read_block_tables()
         self._make_room_for_decodes()
         budget = self._max_num_batched_tokens - len(self._decoding_rows())
         chunks = self._plan_chunks(budget)
@@ -123,6 +125,11 @@ class Scheduler:
         self._next_step += 1
         self.counts = self._account.close(self._batch, self._in_flight, len(self._waiting))
         return self._in_flight.plan
+
+    def _read_block_tables(self) -> None:
+        """Blocks in use have other ids now."""
+        for row, sequence in enumerate(self._batch.sequences):
+            self._batch.set_blocks(row, 0, self._cache.block_table(sequence.request_id))
 
     def _decoding_rows(self) -> NDArray[np.int64]:
         """Rows of the batch that compute their newest token in this step."""
@@ -193,7 +200,7 @@ class Scheduler:
             end,
             salt=salt,
             max_hit=max_hit,
-            keep_free=self._watermark_blocks if len(self._batch) else 0,
+            keep_free=self._keep_free(),
             readmission=sequence.preemptions > 0,
         )
         if allocation is None:
@@ -204,6 +211,10 @@ class Scheduler:
         limit = length_limit(sequence, self._max_model_len)
         row = self._batch.append(sequence, limit, start, allocation.block_ids)
         return Chunk(sequence, row, start, end)
+
+    def _keep_free(self) -> int:
+        """Blocks to spare at an admission; 0 while nothing runs, so that nothing waits for ever."""
+        return math.ceil(self._watermark * self._cache.num_blocks) if len(self._batch) else 0
 
     def _stamp_admission(self, sequence: Sequence, num_cached_tokens: int) -> None:
         if sequence.preemptions:

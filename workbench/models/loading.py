@@ -56,7 +56,7 @@ def load_model(
     where = find_model(name.removeprefix(DUMMY), weights=not dummy)
     source = open_source(where)
     spec = read_spec(source)
-    chosen = _dtype(dtype, device, spec)
+    chosen = arithmetic_dtype(dtype, device, spec)
     if dummy:
         require_room(spec.weight_bytes(chosen.itemsize), name, str(chosen))
         model = build(spec, _rounding(_random(seed), quantization), chosen, device)
@@ -82,7 +82,8 @@ def open_weights(source: Source) -> Weights:
     return GGUFWeights(source) if isinstance(source, GGUFFile) else FolderWeights(source)
 
 
-def _dtype(dtype: str, device: str, spec: ModelSpec) -> torch.dtype:
+def arithmetic_dtype(dtype: str, device: str, spec: ModelSpec) -> torch.dtype:
+    """What a model computes in, and keeps its keys and values in. Raises ConfigError."""
     wanted = ("float32" if device == "cpu" else spec.dtype) if dtype == "auto" else dtype
     if wanted not in _DTYPES:
         raise ConfigError(f"dtype is {dtype!r}; allowed: 'auto', {', '.join(map(repr, _DTYPES))}.")

@@ -1,0 +1,124 @@
+"""Two engines in one arena: memory moves between them while they run, and their tokens never do."""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from workbench.core import SamplingParams
+from workbench.engine.engine import Engine
+from workbench.engine.shared import block_shape
+from workbench.errors import ConfigError, OutOfMemory
+from workbench.kvcache.arena import KVArena
+from workbench.kvcache.policies import FirstCome, MarginalValue, PhaseAware, StaticSplit
+from workbench.search.beam import BeamSearch
+from workbench.search.prm import PRM
+from workbench.search.problems import load_problems
+from workbench.search.runner import run_search
+
+LLM, PRM_NAME = "tiny-solver", "tiny-prm"
+LIMITS: dict[str, Any] = {"max_model_len": 768, "max_num_seqs": 32, "max_num_batched_tokens": 512}
+PARAMS = SamplingParams(temperature=0.8, max_tokens=60, seed=3, ignore_eos=True)
+
+
+def make_arena(memory: str = "4MiB", **settings: Any) -> KVArena:
+    shapes = [block_shape(name, max_model_len=768) for name in (LLM, PRM_NAME)]
+    return KVArena(memory, shapes, **settings)
+
+
+def tree(llm: Engine, prm: Engine, on_round: Any = None) -> pd.DataFrame:
+    """Tokens and scores of every node of a small search."""
+    strategy = BeamSearch(n=8, beam_width=4, max_depth=5)
+    problems = load_problems("tiny", limit=3)
+    found = run_search(
+        problems, llm=llm, prm=PRM(prm), strategy=strategy, seed=1, on_round=on_round
+    ).tree
+    columns = ["problem_id", "node_id", "token_ids", "score"]
+    return found[columns].sort_values(columns[:2]).reset_index(drop=True)
+
+
+@pytest.fixture(scope="module")
+def expected() -> pd.DataFrame:
+    """The search on engines with plenty of memory of their own."""
+    return tree(*(Engine(name, kv_memory="16MiB", **LIMITS) for name in (LLM, PRM_NAME)))
+
+
+@pytest.mark.parametrize("policy", [StaticSplit, FirstCome, PhaseAware, MarginalValue])
+def test_a_search_in_an_arena_is_the_same_under_every_policy(
+    policy: type, expected: pd.DataFrame
+) -> None:
+    """Guards token identity and the arena's laws where memory is short and pages change hands."""
+    arena = make_arena(policy=policy(), kv_share=0.3)
+    engines = [Engine(name, arena=arena, **LIMITS) for name in (LLM, PRM_NAME)]
+    assert tree(*engines, on_round=lambda _: arena.check()).equals(expected)
+    assert all(engine.cache.num_active == 0 for engine in engines)
+
+
+def test_resplitting_from_another_thread_changes_no_token(expected: pd.DataFrame) -> None:
+    """Shares drawn at random all through a search: live blocks move, and every token stays."""
+    arena = make_arena(policy=StaticSplit(), kv_share=0.5)
+    engines = [Engine(name, arena=arena, **LIMITS) for name in (LLM, PRM_NAME)]
+    done, outcomes, draw = threading.Event(), set(), random.Random(0)
+
+    def shake() -> None:
+        while not done.wait(0.002):
+            outcomes.add(arena.resplit(draw.uniform(0.2, 0.8)).outcome)
+
+    thread = threading.Thread(target=shake)
+    thread.start()
+    try:
+        found = tree(*engines)
+    finally:
+        done.set()
+        thread.join()
+    arena.check()
+    assert found.equals(expected)
+    assert "reached" in outcomes
+
+
+def test_a_cache_of_its_own_can_be_resized_while_requests_run() -> None:
+    """Shrinking preempts nobody and waits for blocks; the trace shows target and actual."""
+    prompts = [list(range(k, k + 40)) for k in range(6)]
+    whole = Engine(LLM, num_blocks=256, **LIMITS).generate(prompts, PARAMS)
+    engine = Engine(LLM, num_blocks=256, **LIMITS)
+    for prompt in prompts:
+        engine.add(prompt, PARAMS)
+    outputs = engine.step()
+    assert engine.cache.resize(47).refused
+    answer = engine.cache.resize(48)
+    while engine.has_work:
+        outputs += engine.step()
+        engine.cache.check()
+    assert (answer.outcome, answer.target) == ("reached", 48)
+    found = {output.request_id: output.token_ids for output in outputs}
+    assert [found[i] for i in range(6)] == [output.token_ids for output in whole]
+    steps = engine.trace.steps
+    assert (steps["blocks_target"].iloc[0], steps["blocks_target"].iloc[-1]) == (256, 48)
+    assert steps["blocks_total"].iloc[-1] == 48
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kv_memory": "1MiB"}, "no memory of its own"),
+        ({"max_model_len": 1024}, "guarantees 'tiny-solver' 48 blocks"),
+        ({"block_size": 8, "max_model_len": 384}, "bytes a block and layer"),
+        ({"arena_name": "llm", "max_model_len": 768}, "no model 'llm'"),
+    ],
+)
+def test_an_engine_that_does_not_fit_its_arena_is_refused(
+    settings: dict[str, Any], message: str
+) -> None:
+    """Guards the promise of a floor, and blocks read as another model's."""
+    with pytest.raises(ConfigError, match=message):
+        Engine(LLM, arena=make_arena(), **{"max_model_len": 768, **settings})
+
+
+def test_an_arena_too_small_for_one_request_of_each_is_refused() -> None:
+    """The numbers are named, before any engine is built."""
+    with pytest.raises(OutOfMemory, match="one request of each model needs"):
+        make_arena("1MiB")
