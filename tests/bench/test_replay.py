@@ -1,8 +1,12 @@
 """The replay benchmark: its cells are held out from the fit, and its rows say what they should."""
 
+from workbench.bench import cells as measuring
 from workbench.bench import replay
-from workbench.bench.replay import LIMITS, MODE, cells
+from workbench.bench.cells import LIMITS, SPLITS, cells
+from workbench.bench.replay import MODE
+from workbench.cli import main
 from workbench.cli.arguments import BENCHES
+from workbench.replay.devices import load_device
 
 
 def test_cells_differ_and_none_is_fitted_and_held_out() -> None:
@@ -17,7 +21,7 @@ def test_cells_differ_and_none_is_fitted_and_held_out() -> None:
 
 def test_every_cell_holds_the_longest_request() -> None:
     """No cell is refused by an engine: a cache of either model fits max_model_len."""
-    blocks = [size for pair in replay.SPLITS for size in pair]
+    blocks = [size for pair in SPLITS for size in pair]
     assert min(blocks) * 16 >= MODE["max_model_len"]
     assert all(seqs <= tokens for seqs, tokens in LIMITS)
 
@@ -25,7 +29,7 @@ def test_every_cell_holds_the_longest_request() -> None:
 def test_the_rows_of_a_small_run(monkeypatch) -> None:
     """One problem, one held-out cell of n = 4: events identical, curve exact, names as agreed."""
     monkeypatch.setitem(replay.PROFILES, "quick", (1, 1, 1))
-    monkeypatch.setattr(replay, "WIDTHS", (4,))
+    monkeypatch.setattr(measuring, "WIDTHS", (4,))
     rows = {row.name: row for row in replay.run("quick")}
     assert {
         "throughput_mean_error",
@@ -38,3 +42,19 @@ def test_the_rows_of_a_small_run(monkeypatch) -> None:
     assert rows["events_identical"].value == rows["miss_ratio_exact"].value == 1.0
     assert all(row.value >= 0 for row in rows.values())
     assert "replay" in BENCHES
+
+
+def test_calibrate_writes_a_device(monkeypatch, tmp_path, capsys) -> None:
+    """The command measures this machine and writes a preset that a replay can load."""
+    monkeypatch.setattr(measuring, "WIDTHS", (4,))
+    path = tmp_path / "new" / "here.json"
+    assert main(["calibrate", "--out", str(path), "--num-problems", "1", "--repeats", "1"]) == 0
+    device = load_device(path)
+    assert set(device.terms) == {"tiny-solver", "tiny-prm", "request"}
+    assert str(path.name) in capsys.readouterr().out.replace("\n", "")
+
+
+def test_calibrate_refuses_a_folder_before_it_measures(tmp_path, capsys) -> None:
+    """A place where no file can be written is told at once."""
+    assert main(["calibrate", "--out", str(tmp_path)]) == 2
+    assert "give the path of a file" in capsys.readouterr().err

@@ -22,6 +22,7 @@ MODULES = {
     "sweep": "workbench.cli.sweep",
     "runs": "workbench.cli.runs",
     "bench": "workbench.cli.bench",
+    "calibrate": "workbench.cli.calibrate",
     "train-tiny": "workbench.cli.train",
     "doctor": "workbench.cli.doctor",
 }

@@ -157,6 +157,14 @@ def _bench(command: Parser) -> None:
     _value(command, "--peers", "NAMES", peers)
 
 
+def _calibrate(command: Parser) -> None:
+    command.epilog = "Searches the embedded pair; leave the machine to it meanwhile."
+    _value(command, "--out", "FILE", "the .json file to be written", "device.json")
+    _value(command, "--num-problems", "N", "problems of a search", 4, _at_least(1))
+    _value(command, "--repeats", "N", "searches of a setting; the fastest stands", 3, _at_least(1))
+    _value(command, "--seed", "K", "of the searches", 0)
+
+
 def _train(command: Parser) -> None:
     _value(command, "--out", "DIR", "folder the model folders are written to", "trained")
     _value(command, "--minutes", "M", "training time of all models together, minutes", 60.0)
@@ -181,6 +189,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Parser], None]]] = {
     "sweep": ("measure the memory split over its shares; finished runs are not repeated", _sweep),
     "runs": ("list, show, compare, export and import stored runs", _runs),
     "bench": ("measure speed, search quality or sameness, and write a record", _bench),
+    "calibrate": ("measure this machine and write a device preset for replays", _calibrate),
     "train-tiny": ("train the embedded models anew", _train),
     "doctor": ("say what this machine has, what will be used, and what is missing", _doctor),
 }

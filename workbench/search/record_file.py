@@ -59,7 +59,7 @@ def require_destination(path: str | os.PathLike[str]) -> None:
     place = FilePath(path)
     above = next((p for p in place.parents if p.exists()), None)
     if place.is_dir() or (above is not None and not above.is_dir()):
-        raise ConfigError(f"record is {str(path)!r}; give the path of a file to be written.")
+        raise ConfigError(f"{str(path)!r} cannot be written; give the path of a file.")
 
 
 def write_recording(recording: Recording, path: str | os.PathLike[str]) -> FilePath:
