@@ -2,7 +2,9 @@
 
     kernels.py   TritonKernels: the signatures of `Kernels`, and what they refuse
     work.py      which program does what of a step's attention: lists, made on the host
+    placing.py   those lists on the device, in one copy
     launch.py    attention of one layer: which kernels, over which lists
+    recorded.py  decoding steps as CUDA graphs
     spans.py     some lanes over some positions: the piece all attention is made of
     prefill.py, decode.py, fused.py    the programs made of it
     rows.py      norms, SwiGLU, rotation and storing of keys and values

@@ -21,9 +21,17 @@ from workbench.kernels.reference import ReferenceKernels
 from workbench.kernels.triton import columns, rows
 from workbench.kernels.triton.fixed_tiles import fixed_tiles
 from workbench.kernels.triton.launch import AttentionLaunch
+from workbench.kernels.triton.placing import DeviceWork, place
 from workbench.kernels.triton.products import ADD, GATED, PLAIN
+from workbench.kernels.triton.recorded import (
+    Capture,
+    GraphCapture,
+    RecordedWork,
+    Shape,
+    as_it_is,
+)
 from workbench.kernels.triton.tuning import SMALLEST, Tuning, chosen
-from workbench.kernels.triton.work import DeviceWork, place, plan_work
+from workbench.kernels.triton.work import StepWork, plan_work
 
 INTERPRETED = not isinstance(rows.rms_norm, triton.JITFunction)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -84,7 +92,8 @@ class TritonKernels(ReferenceKernels):
         super().__init__(device, dtype, keys_by_position)
         self.tuning, self.fuse, self.share = tuning, fuse, share
         self.batch_invariant, self.products = batch_invariant, fixed_tiles(dtype.itemsize)
-        self._step: tuple[ForwardContext, tuple[int, int, int], DeviceWork] | None = None
+        self.held: tuple[ForwardContext, Shape, DeviceWork] | None = None
+        self._capture: Capture = GraphCapture() if device.type == "cuda" else as_it_is
 
     def pack(self, parts: Sequence[Part], gated: bool = False) -> Any:
         """Rows; quantised parts are dequantised."""
@@ -183,13 +192,8 @@ class TritonKernels(ReferenceKernels):
         AttentionLaunch(tuning, self.keys_by_position, self.fuse)(qkv, out, cache, work)
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """The same calls; lists of the step are made anew, since its arrays may hold another."""
-
-        def again() -> None:
-            self._step = None
-            work()
-
-        return again
+        """A CUDA graph for each size of step. work: of one row a sequence, over one context."""
+        return RecordedWork(self, work, self._capture)
 
     def tiles(self, head_dim: int, group: int) -> Tuning:
         """The tiles for a head size, with room for a row of all heads of a group."""
@@ -202,16 +206,20 @@ class TritonKernels(ReferenceKernels):
             shared_lanes=max(lanes, tuning.shared_lanes),
         )
 
+    def plan(self, context: ForwardContext, shape: Shape) -> StepWork:
+        """A step's lists."""
+        group, block_size, tuning = shape
+        return plan_work(context, group, block_size, tuning, self.share)
+
     def _work(self, context: ForwardContext, cache: LayerCache, heads: int) -> DeviceWork:
         """A step's lists on the device: made for its first layer, kept for the others."""
-        shape = (heads, cache.block_size, cache.head_dim)
-        if self._step is None or self._step[0] is not context or self._step[1] != shape:
-            tuning = self.tiles(cache.head_dim, heads // cache.kv_heads)
-            require_takes(cache, self.dtype, tuning)
-            group, size = heads // cache.kv_heads, cache.block_size
-            lists = plan_work(context, group, size, tuning, self.share)
-            self._step = (context, shape, place(lists, context, self.device))
-        return self._step[2]
+        group = heads // cache.kv_heads
+        shape = (group, cache.block_size, self.tiles(cache.head_dim, group))
+        if self.held is None or self.held[0] is not context or self.held[1] != shape:
+            require_takes(cache, self.dtype, shape[-1])
+            lists = self.plan(context, shape)
+            self.held = (context, shape, place(lists, context, self.device))
+        return self.held[2]
 
 
 def require_runs(device: torch.device, dtype: torch.dtype) -> None:

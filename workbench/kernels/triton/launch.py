@@ -16,10 +16,10 @@ import triton
 from workbench.kernels.context import LayerCache
 from workbench.kernels.triton.decode import HEADS, join, spans_of
 from workbench.kernels.triton.fused import both
+from workbench.kernels.triton.placing import DeviceWork
 from workbench.kernels.triton.prefill import prefill
 from workbench.kernels.triton.spans import LOG2_E
 from workbench.kernels.triton.tuning import SMALLEST, Tuning
-from workbench.kernels.triton.work import DeviceWork
 
 JOIN_WARPS = 4
 

@@ -3,7 +3,7 @@
 A sequence with few new rows is *decoded*: its positions are cut into spans of a constant length,
 one program each, joined afterwards; the others are *prefilled*, one program for a tile of rows.
 Spans that several decoded sequences have in common, block for block (siblings of a search), are
-worked on once for all of them. What it does not do: launch anything.
+worked on once for all of them. What it does not do: launch anything, or touch a device.
 
     prefill  [P, 4]: first row, rows, sequence, end                  positions 0 .. end - 1
     own      [Q, 5]: first member, members, sequence, begin, end     one sequence's span
@@ -18,14 +18,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from workbench.kernels.context import ForwardContext
 from workbench.kernels.triton.tuning import Tuning
 
 Integers = NDArray[np.int64]
-ALIGNMENT = 16  # elements; block offsets that are multiples of it allow wide loads
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,22 +36,6 @@ class StepWork:
     members: Integers
     slots: Integers
     spans: int
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceWork:
-    """The same on a device, int64, with the context's own arrays, copied there in one piece."""
-
-    prefill: torch.Tensor
-    own: torch.Tensor
-    shared: torch.Tensor
-    members: torch.Tensor
-    slots: torch.Tensor
-    positions: torch.Tensor  # [T]
-    sequence: torch.Tensor  # [T]
-    tables: torch.Tensor  # [S, blocks]
-    spans: int
-    aligned: bool
 
 
 def plan_work(
@@ -164,30 +146,3 @@ def _runs(first: Integers, counts: Integers) -> Integers:
     """first[i], first[i] + 1, ..., counts[i] of them, for each i in turn."""
     before = np.repeat(np.cumsum(counts) - counts, counts)
     return np.repeat(first, counts) + np.arange(int(counts.sum())) - before
-
-
-def place(work: StepWork, context: ForwardContext, device: torch.device) -> DeviceWork:
-    """Copy lists and context to a device at once."""
-    named = {
-        "prefill": work.prefill,
-        "own": work.own,
-        "shared": work.shared,
-        "members": work.members,
-        "slots": work.slots,
-        "positions": context.positions,
-        "sequence": context.sequence,
-        "tables": context.block_offsets,
-    }
-    arrays = named.values()
-    room = [-(-array.size // 2) * 2 for array in arrays]  # each begins at 16 bytes
-    host = torch.empty(sum(room), dtype=torch.int64, pin_memory=device.type == "cuda")
-    starts = np.cumsum([0, *room[:-1]]).tolist()
-    for start, array in zip(starts, arrays):
-        host.numpy()[start : start + array.size] = array.reshape(-1)
-    there = host.to(device, non_blocking=True)
-    tensors = {
-        name: there[i : i + array.size].view(array.shape)
-        for i, (name, array) in zip(starts, named.items())
-    }
-    aligned = not (context.block_offsets % ALIGNMENT).any()
-    return DeviceWork(**tensors, spans=work.spans, aligned=bool(aligned))
