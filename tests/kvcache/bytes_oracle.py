@@ -60,15 +60,25 @@ class BytesOracle:
                     step(model, seq_id, sequence)
 
     def compute(self, model: str, seq_id: int, sequence: Running) -> None:
+        """The tokens that it lacks; those before them in the same block must be there."""
         table = self.caches[model].block_table(seq_id)
         for i in range(sequence.stored // self.size, -(-sequence.room // self.size)):
-            self.write(model, table[i], self.content(sequence, i))
+            if i * self.size < sequence.stored:
+                before = self.content(sequence, i, sequence.stored)
+                assert self.holds(model, table[i], before), "the start of a block is lost"
+            self.write(model, table[i], self.content(sequence, i, sequence.room))
         sequence.stored = sequence.room
 
     def verify(self, model: str, seq_id: int, sequence: Running) -> None:
         for i, block in enumerate(self.caches[model].block_table(seq_id)):
-            assert self.read(model, block) == self.content(sequence, i), "not what was written"
+            expected = self.content(sequence, i, sequence.room)
+            assert self.holds(model, block, expected), "not what was written"
 
-    def content(self, sequence: Running, block: int) -> Content:
-        end = min(sequence.room, (block + 1) * self.size)
+    def holds(self, model: str, block: int, expected: Content) -> bool:
+        """Whether the block starts with it; a fork of fewer tokens holds a copy of more."""
+        salt, tokens = self.read(model, block) or (b"", ())
+        return (salt, tokens[: len(expected[1])]) == expected
+
+    def content(self, sequence: Running, block: int, num_tokens: int) -> Content:
+        end = min(num_tokens, (block + 1) * self.size)
         return sequence.salt, tuple(sequence.tokens[:end])

@@ -89,9 +89,10 @@ class ArenaMachine(RuleBasedStateMachine):
         seq_id = self.a_running(name, which)
         if seq_id is None:
             return
-        self.memory.store()
         parent, cache = self.memory.running[name][seq_id], self.memory.caches[name]
         tokens = min(tokens, parent.room)
+        if parent.stored < tokens:
+            self.memory.store()
         full = cache.num_free + cache.num_cached == 0
         child = cache.fork(seq_id, self.next_id, tokens)
         assert (child is None) == (tokens % SIZE > 0 and full)
@@ -110,10 +111,28 @@ class ArenaMachine(RuleBasedStateMachine):
             self.memory.store()
             cache.free(0, token_ids=self.memory.running[name].pop(0).tokens)
 
-    @rule(name=MODELS)
-    def step(self, name: str) -> None:
-        """Between two steps of a model: the arena may take pages, and move this model's blocks."""
+    @rule(name=MODELS, first=st.integers(2, 40), kept=st.sets(st.integers(0, 11), max_size=4))
+    def scatter(self, name: str, first: int, kept: set[int]) -> None:
+        """Many come and few stay: pages that a block or two hold, with others cached."""
+        name = self.model(name)
+        cache, running = self.memory.caches[name], self.memory.running[name]
+        come = {}
+        for i in range(12):
+            self.next_id += 1
+            if cache.allocate(self.next_id, [first + i] * SIZE) is not None:
+                running[self.next_id] = Running(b"", [first + i] * SIZE, SIZE, 0)
+                come[i] = self.next_id
         self.memory.store()
+        for i, seq_id in come.items():
+            if i not in kept:
+                del running[seq_id]
+                cache.free(seq_id)
+
+    @rule(name=MODELS, stored=st.booleans())
+    def step(self, name: str, stored: bool) -> None:
+        """Between two steps of a model: the arena may take pages, and move this model's blocks."""
+        if stored:
+            self.memory.store()
         cache = self.memory.caches[self.model(name)]
         before = {s: cache.block_table(s) for s in self.memory.running[self.model(name)]}
         moved = cache.apply()

@@ -48,7 +48,7 @@ class Copies:
         """The destination shall hold what the source holds once all earlier copies are done."""
         origin = self._source.get(source, source)
         if origin == destination:  # there and back again
-            del self._source[destination]
+            self._source.pop(destination, None)
         else:
             self._source[destination] = origin
 
