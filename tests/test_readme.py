@@ -44,6 +44,7 @@ SHOWN = {
         "startup_s": "from construction to the first token",
         "startup_peak_over_budget": "peak memory of that over weights and KV budget",
         "kv_beams_saving": "KV of 16 beams: contiguous pieces over blocks",
+        "kv_beams_over_distinct": "the same: blocks over distinct tokens",
     },
 }
 PEERED = ("decode_b1", "decode_b16", "decode_b64", "prefill_512")

@@ -3,14 +3,15 @@
 kv_beams_saving: the 16 beams of one problem, as a real search had them when they were longest, in
 blocks with shared prefixes against one contiguous piece each of exactly its length. The cache
 manager is given what it was given in the search: each beam's path is admitted, then its own step is
-room of its own, so equal steps of two beams count twice. startup_s and startup_peak_over_budget:
-startup.py.
+room of its own, so equal steps of two beams count twice. How large it can be is the search's doing:
+kv_beams_over_distinct is what the blocks hold over the distinct tokens, the least that anyone must
+keep. startup_s and startup_peak_over_budget: startup.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
@@ -21,6 +22,7 @@ from workbench.bench.workload import Workload, is_tiny, real_workload, reward_mo
 from workbench.engine.engine import Engine
 from workbench.kvcache.manager import KVCacheManager
 from workbench.search.problems import load_problems
+from workbench.search.scoring import trie_size
 
 PROBLEMS = {"quick": 1, "default": 3, "full": 8}
 STARTS = {"quick": 1, "default": 5, "full": 9}
@@ -48,8 +50,9 @@ def run(
     over = [start.peak_bytes / start.budget_bytes for start in starts]
     yield plain_row("startup_peak_over_budget", over, "fraction")
     workload = _workload(model, prm, problems, PROBLEMS[profile])
-    savings = list(savings_of(workload, kv_memory, seed))
-    yield plain_row("kv_beams_saving", savings, "x")
+    held = list(beams_of(workload, kv_memory, seed))
+    yield plain_row("kv_beams_saving", [each.contiguous / each.paged for each in held], "x")
+    yield plain_row("kv_beams_over_distinct", [each.paged / each.distinct for each in held], "x")
 
 
 def _workload(model: str, prm: str | None, source: str | None, limit: int) -> Workload:
@@ -59,16 +62,26 @@ def _workload(model: str, prm: str | None, source: str | None, limit: int) -> Wo
     return Workload(model, reward_model(model, prm), chosen, max_depth=40)
 
 
-def savings_of(workload: Workload, kv_memory: str, seed: int) -> Iterator[float]:
-    """For each problem: bytes of contiguous pieces over bytes of the blocks used, all n beams."""
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Tokens' worth of memory that all n beams of a problem take."""
+
+    contiguous: int  # a piece of exactly its length for each
+    paged: int  # whole blocks
+    distinct: int
+
+
+def beams_of(workload: Workload, kv_memory: str, seed: int) -> Iterator[Held]:
+    """For each problem of which all n beams were alive at one time, when they were longest."""
     llm = Engine(workload.llm, kv_memory=kv_memory, block_size=BLOCK_SIZE)
     prm = workload.reward(Engine(workload.prm, kv_memory=kv_memory))
     for problem in workload.problems:
         result = replace(workload, problems=(problem,)).search(llm, prm, seed)
         beams = longest_beams(result.tree, workload.prompt(problem, llm), workload.n)
         if beams:
-            tokens = sum(len(before) + len(step) for before, step in beams)
-            yield tokens / (blocks_used(beams) * BLOCK_SIZE)
+            whole = [before + step for before, step in beams]
+            contiguous, paged = sum(map(len, whole)), blocks_used(beams) * BLOCK_SIZE
+            yield Held(contiguous, paged, trie_size(whole))
 
 
 def longest_beams(tree: pd.DataFrame, prompt: list[int], n: int) -> list[Beam]:
