@@ -8,7 +8,7 @@ from workbench.errors import ConfigError, OutOfMemory
 from workbench.kvcache.arena import KVArena
 from workbench.kvcache.manager import KVCacheManager
 from workbench.kvcache.pages import BlockShape, PageShape
-from workbench.kvcache.policies import FirstCome, StaticSplit
+from workbench.kvcache.policies import FirstCome, MarginalValue, StaticSplit
 
 SIZE = 4  # tokens a block
 PAGE = PageShape(slabs=2, stripe=256)
@@ -170,6 +170,25 @@ def test_few_pages_are_held_half_empty() -> None:
     arena.check()
 
 
+def test_a_model_that_holds_more_than_its_share_moves_its_blocks_for_one_that_is_refused() -> None:
+    """Lent pages that a few live blocks hold come back as soon as they are wanted."""
+    arena = arena_of(policy=MarginalValue(), kv_share=0.5)
+    llm, prm = arena.cache("llm", SIZE), arena.cache("prm", SIZE)
+    for which in range(64):
+        assert llm.allocate(which, [which] * 3) is not None
+    for which in range(64):
+        if which % 4:
+            llm.free(which)
+    assert llm._pool.held == 16
+    assert not llm.apply(), "nobody wants them"
+    assert prm.allocate(0, tokens_of(10, 0)) is None
+    assert llm.apply()
+    assert llm._pool.held == 10, "as many as were wanted, and no fewer than its share"
+    assert len(llm.take_moves()) == 6
+    assert prm.allocate(0, tokens_of(10, 0)) is not None
+    arena.check()
+
+
 def test_a_resplit_may_be_asked_for_from_any_thread() -> None:
     """Targets come from two other threads while this one steps; nothing live is lost."""
     arena = arena_of(kv_share=0.5)
@@ -220,6 +239,8 @@ def test_a_cache_with_blocks_of_its_own_can_be_resized_too() -> None:
     cache.apply()
     assert (cache.num_cached, cache.num_free) == (1, 7)
     assert cache.resize(0).refused
+    cache.floor = 5
+    assert "needs 5" in cache.resize(4).reason
     with pytest.raises(ConfigError, match="bytes for 8"):
         cache.resize(9)
     cache.check()

@@ -84,7 +84,7 @@ def steps(policy: MarginalValue, gains: list[tuple[float, float]]) -> list[tuple
     splits = []
     for number, pair in enumerate(gains):
         states = [
-            ModelState(f"m{i}", 4, 32, number % 2 == i, misses=number * 5, gain=gain)
+            ModelState(f"m{i}", 4, number % 2 == i, misses=number * 5, gain=gain)
             for i, gain in enumerate(pair)
         ]
         splits.append(tuple(grant.target for grant in policy.grants(states, 64)))

@@ -59,6 +59,7 @@ class KVArena(Lender):
         for shape in models:
             self._admit(shape)
         self._wanted: list[int] | None = None
+        self._seen: list[tuple[bool, int]] = []  # by the policy, when it was asked last
         if kv_share is None:
             self._split = pages_above_floors([p.floor_pages for p in self.pools], self.num_pages)
         else:
@@ -143,7 +144,8 @@ class KVArena(Lender):
     def resplit(self, kv_share: KVShare) -> ResizeAnswer:
         """Split the pages anew, from any thread: the first model's share, or each one's by name.
 
-        Takes effect between steps, and drops nothing in use. The answer's target is the first
+        Takes effect between steps, and drops nothing in use. A policy that lends leaves a model
+        above its target for as long as nobody wants the pages. The answer's target is the first
         model's, in pages.
         """
         with self.lock:
@@ -171,8 +173,9 @@ class KVArena(Lender):
             if self._wanted is not None:
                 self._split, self._wanted = self._wanted, None
                 self.policy.split(self._split)
+                self._seen = []
             self._grant(pool)
-            pool.short = 0
+            pool.wanted = 0
             for each in self.pools:
                 while each.idle and each.held > each.grant.limit:
                     each.give_up_idle()
@@ -251,26 +254,32 @@ class KVArena(Lender):
         return ResizeAnswer("reached", pages[0])
 
     def _grant(self, stepping: LeasedPool | None) -> None:
-        """Ask the policy. stepping: the model whose turn it is."""
-        states = [_state(pool, pool is stepping) for pool in self.pools]
+        """Ask the policy, if what it sees has changed. stepping: the model whose turn it is."""
+        seen = [(pool is stepping or pool.num_active > 0, pool.shadow.hits) for pool in self.pools]
+        if seen == self._seen:
+            return
+        self._seen = seen
+        states = [_state(pool, running) for pool, (running, _) in zip(self.pools, seen)]
         for pool, grant in zip(self.pools, self.policy.grants(states, self.num_pages)):
             pool.accept(grant)
 
     def _owed_by(self, pool: LeasedPool) -> int:
-        """Pages it holds above its keep and that others lack below theirs."""
-        others = (p for p in self.pools if p is not pool)
-        lacking = sum(min(p.short, p.grant.keep - p.held) - self.leasable(p) for p in others)
+        """Pages it holds above its keep and that others were refused, below theirs."""
+        lacking = 0
+        for other in self.pools:
+            wanted = min(other.wanted, other.grant.keep) - other.held
+            if other is not pool and wanted > 0:
+                lacking += max(0, wanted - self.leasable(other))
         return min(pool.held - pool.grant.keep, lacking)
 
 
-def _state(pool: LeasedPool, stepping: bool) -> ModelState:
+def _state(pool: LeasedPool, running: bool) -> ModelState:
     shadow = pool.shadow
     gain = shadow.missed_blocks * pool.shape.block_cost / pool.shadow_pages
     return ModelState(
         name=pool.shape.name,
         floor=pool.floor_pages,
-        held=pool.held,
-        running=stepping or pool.num_active > 0,
+        running=running,
         misses=shadow.hits,
         gain=gain,
     )

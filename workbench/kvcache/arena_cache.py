@@ -55,8 +55,8 @@ class ArenaCache(KVCacheManager):
         )
         if admitted is None:
             pool = self._leases
-            lacking = self._blocks_for(len(token_ids)) + keep_free - pool.num_available
-            pool.short = max(1, -(-lacking // pool.per_page))
+            blocks = pool.num_active + self._blocks_for(len(token_ids)) + keep_free
+            pool.wanted = -(-blocks // pool.per_page)
         return admitted
 
     def _find_lost(self, tokens: list[int], root: bytes, chain: list[bytes], missed: range) -> Lost:

@@ -65,7 +65,7 @@ class LeasedPool(BlockPool):
         self.shadow, self.shadow_pages = ShadowList(shadow_pages * per_page), shadow_pages
         self.grant = Grant(self.floor_pages, num_pages, num_pages)
         self.held = 0  # pages
-        self.short = 0  # pages that the last refused admission lacked
+        self.wanted = 0  # pages it would hold had its last admission not been refused
         self._pages = HeldPages(per_page, num_pages)
         self._num_live = 0
 

@@ -22,7 +22,6 @@ class ModelState:
 
     name: str
     floor: int
-    held: int
     running: bool
     misses: int
     gain: float
@@ -55,7 +54,7 @@ class Policy(Protocol):
         ...
 
     def grants(self, models: Sequence[ModelState], num_pages: int) -> list[Grant]:
-        """Asked between steps; the grants hold until the next time."""
+        """Asked between steps, when a state has changed; the grants hold until the next time."""
         ...
 
 

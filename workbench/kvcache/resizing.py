@@ -113,6 +113,15 @@ class Resizable:
         """From now on, refuse targets below so many blocks: what one request needs."""
         self._pool.floor = max(self._pool.floor, num_blocks)
 
+    @property
+    def floor(self) -> int:
+        """Blocks of one request of the longest length; a smaller target is refused."""
+        return self._pool.floor
+
+    @floor.setter
+    def floor(self, num_blocks: int) -> None:
+        self._pool.floor = num_blocks
+
     def resize(self, num_blocks: int) -> ResizeAnswer:
         """Ask for so many blocks, from any thread; the answer says whether and when."""
         return self._pool.resize(num_blocks)
