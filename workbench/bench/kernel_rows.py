@@ -124,12 +124,12 @@ class KernelBench:
         sequences, tokens = self.sizes.prompts
         shape = self.sizes.shape
         step = timed_step(shape, [(0, tokens)] * sequences, self.device, self.dtype)
-        angles = torch.ones(tokens, shape.head_dim // 2, device=self.device, dtype=self.dtype)
+        cosine = torch.ones(tokens, shape.head_dim // 2, device=self.device, dtype=self.dtype)
         cache, context = step.caches[0], step.context
         moved = len(step.qkv) * shape.head_dim * self.dtype.itemsize / 1e9
         rotated, stored = 2 * (shape.heads + shape.kv_heads), 3 * shape.kv_heads
         top = ceiling.bytes_per_s / 1e9
-        store = partial(self.kernels.store_kv, step.qkv, angles, angles, cache, context)
+        store = partial(self.kernels.store_kv, step.qkv, cosine, 0 * cosine, cache, context)
         yield from self._compared("store_kv", store, moved * (rotated + stored), "GB/s", {}, top)
 
         hidden = self._random(sequences * tokens, self.sizes.hidden)

@@ -48,21 +48,23 @@ def plan_work(
     first = context.query_start[:-1].astype(np.int64)
     slots = _runs(first[decoded], rows[decoded])
     begins = np.cumsum(rows[decoded]) - rows[decoded]  # of each decoded sequence's slots
-    slots_of = {int(s): range(b, b + n) for s, b, n in zip(decoded, begins.tolist(), rows[decoded])}
     alike = decoded.tolist() if share else []
     groups = shared_spans(context, alike, block_size, tuning.span)
-    shared, joint = _shared_items(groups, slots_of, group, len(slots), tuning)
-    depth = dict.fromkeys(decoded.tolist(), 0)
+    depth = np.zeros(len(rows), np.int64)  # of each sequence, spans that it shares
     for sequences, span in groups:
-        depth.update(dict.fromkeys(sequences, span + 1))
+        depth[sequences] = span + 1
+    shared, joint = np.empty((0, 5), np.int64), np.empty(0, np.int64)
+    if groups:
+        counts = zip(decoded.tolist(), begins.tolist(), rows[decoded].tolist())
+        slots_of = {s: range(begin, begin + count) for s, begin, count in counts}
+        shared, joint = _shared_items(groups, slots_of, group, len(slots), tuning)
     ends = context.context_len[decoded].astype(np.int64)
-    depths = np.array([*depth.values()], np.int64)
-    own = _own_items(decoded, begins, rows[decoded], ends, depths, tuning.span)
+    own = _own_items(decoded, begins, rows[decoded], ends, depth[decoded], tuning.span)
     return StepWork(
         prefill=_prefill_items(context, prefilled, first, rows, group, tuning),
         own=own,
         shared=shared,
-        members=np.concatenate([np.arange(len(slots)), joint]).astype(np.int64),
+        members=np.concatenate([np.arange(len(slots)), joint]),
         slots=slots,
         spans=int(-(-ends.max(initial=1) // tuning.span)),
     )
@@ -75,20 +77,29 @@ def shared_spans(
 
     In common are a span and all before it: a sequence's shared spans come first in it.
     """
-    blocks, tables = span // block_size, context.block_offsets
+    blocks, lengths = span // block_size, context.context_len.tolist()
     found: list[tuple[list[int], int]] = []
     groups, number = [list(sequences)], 0
     while groups:
         alike: dict[tuple[int, bytes], list[int]] = defaultdict(list)
+        tables = _bytes(context.block_offsets[:, number * blocks : (number + 1) * blocks])
         for g, members in enumerate(groups):
             for s in members:
-                if context.context_len[s] >= (number + 1) * span:
-                    part = tables[s, number * blocks : (number + 1) * blocks]
-                    alike[g, part.tobytes()].append(s)
+                if lengths[s] >= (number + 1) * span:
+                    alike[g, tables[s]].append(s)
         groups = [members for members in alike.values() if len(members) > 1]
         found += [(members, number) for members in groups]
         number += 1
     return found
+
+
+def _bytes(table: Integers) -> list[bytes]:
+    """Each row, as something to compare and hash."""
+    size = table.shape[1] * table.itemsize
+    rows: list[bytes] = (
+        np.ascontiguousarray(table).view(f"V{size}").ravel().tolist() if size else []
+    )
+    return rows
 
 
 def _shared_items(
@@ -132,6 +143,8 @@ def _prefill_items(
     tuning: Tuning,
 ) -> Integers:
     """Tiles of rows, the longest first: what starts last should not end last."""
+    if len(sequences) == 0:
+        return np.empty((0, 4), np.int64)
     at_once = tuning.prefill_lanes // group
     counts = -(-rows[sequences] // at_once)
     owner = np.repeat(sequences, counts)
