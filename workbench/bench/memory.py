@@ -10,6 +10,7 @@ keep. startup_s and startup_peak_over_budget: startup.py.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -81,7 +82,8 @@ def beams_of(workload: Workload, kv_memory: str, seed: int) -> Iterator[Held]:
         if beams:
             whole = [before + step for before, step in beams]
             contiguous, paged = sum(map(len, whole)), blocks_used(beams) * BLOCK_SIZE
-            yield Held(contiguous, paged, trie_size(whole))
+            distinct = trie_size(array("i", beam) for beam in whole)
+            yield Held(contiguous, paged, distinct)
 
 
 def longest_beams(tree: pd.DataFrame, prompt: list[int], n: int) -> list[Beam]:
