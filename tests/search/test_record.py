@@ -1,6 +1,7 @@
 """Recorded searches: what is kept, that it survives the file, and what is refused on reading."""
 
 import os
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,6 +12,7 @@ from workbench.search.beam import BeamSearch
 from workbench.search.best_of_n import BestOfN
 from workbench.search.prm import PRM
 from workbench.search.problems import Problem
+from workbench.search.record import RecordedEngine
 from workbench.search.record_file import read_recording, write_recording
 from workbench.search.runner import run_search
 from workbench.search.score_cache import ScoreCache
@@ -142,6 +144,14 @@ def test_damaged_rows_are_refused(fake_engine, tmp_path) -> None:
         pq.write_table(damaged, tmp_path / "b")
         with pytest.raises(RecordingError, match="is damaged"):
             read_recording(tmp_path / "b")
+
+
+def test_a_cache_that_changed_its_size_has_none(fake_engine) -> None:
+    """An engine whose memory was split anew in the search is not recorded with its first size."""
+    engine = fake_engine()
+    engine.memory = SimpleNamespace(num_blocks=40, weights=1000, block_bytes=64)
+    assert RecordedEngine.of(engine, {40}).num_blocks == 40
+    assert RecordedEngine.of(engine, {40, 30}).num_blocks is None
 
 
 def test_places_and_caches_that_cannot_be_recorded(fake_engine, tmp_path) -> None:

@@ -68,7 +68,8 @@ class CacheSettings:
         own |= changes
         if own["num_blocks"] is None:
             raise ConfigError(
-                f"The recording does not say how many blocks {engine.name} had; give num_blocks."
+                f"The recording does not say how many blocks {engine.name} had, or they changed in "
+                "the search; give num_blocks."
             )
         return cls(**own)
 

@@ -7,7 +7,7 @@ shoulder; record_file.py writes it. What it does not do: keep times, which the t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any
 
@@ -78,8 +78,11 @@ class RecordedEngine:
     block_bytes: int | None = None
 
     @classmethod
-    def of(cls, engine: TokenEngine) -> RecordedEngine:
-        """What this engine tells about itself."""
+    def of(cls, engine: TokenEngine, sizes: Collection[int] = ()) -> RecordedEngine:
+        """What this engine tells about itself. sizes: the blocks it had in this search.
+
+        num_blocks is None when they changed, as they do when a memory is split anew.
+        """
         config, spec, memory = (getattr(engine, n, None) for n in ("config", "spec", "memory"))
         return cls(
             name=engine.name,
@@ -89,7 +92,7 @@ class RecordedEngine:
             value_outputs=engine.value_outputs,
             config=None if config is None else config.to_dict(),
             spec=None if spec is None else asdict(spec),
-            num_blocks=None if memory is None else memory.num_blocks,
+            num_blocks=None if memory is None or len(sizes) > 1 else memory.num_blocks,
             weight_bytes=None if memory is None else memory.weights,
             block_bytes=None if memory is None else memory.block_bytes,
         )

@@ -73,5 +73,9 @@ def write_record(
     reasons = request_reasons(recorder.request_rows)
     kept = [search for search in searches if isinstance(search, RecordingSearch)]
     problems = tuple(search.recorded(reasons) for search in kept)
-    llm, prm = RecordedEngine.of(rounds.llm), RecordedEngine.of(rounds.prm.engine)
+    sizes: dict[str, set[int]] = {"llm": set(), "prm": set()}
+    for row in recorder.step_rows:
+        sizes[row.engine].add(row.blocks_total)
+    llm = RecordedEngine.of(rounds.llm, sizes["llm"])
+    prm = RecordedEngine.of(rounds.prm.engine, sizes["prm"])
     write_recording(Recording(settings, llm, prm, problems), record)
