@@ -96,9 +96,9 @@ def shared_spans(
 def _bytes(table: Integers) -> list[bytes]:
     """Each row, as something to compare and hash."""
     size = table.shape[1] * table.itemsize
-    rows: list[bytes] = (
-        np.ascontiguousarray(table).view(f"V{size}").ravel().tolist() if size else []
-    )
+    if size == 0:
+        return []
+    rows: list[bytes] = np.ascontiguousarray(table).view(f"V{size}").ravel().tolist()
     return rows
 
 
