@@ -117,6 +117,21 @@ def test_a_cut_file_is_refused(fake_engine, tmp_path) -> None:
             read_recording(path)
 
 
+def test_a_flipped_byte_is_noticed(fake_engine, tmp_path) -> None:
+    """Whichever byte of the file changed: it is refused, or it meant nothing."""
+    path = tmp_path / "search.parquet"
+    search(fake_engine, path)
+    whole, recording = path.read_bytes(), read_recording(path)
+    refused = 0
+    for place in range(4, len(whole), len(whole) // 150):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
+        try:
+            assert read_recording(path) == recording, f"byte {place}"
+        except RecordingError:
+            refused += 1
+    assert refused > 50
+
+
 def test_missing_foreign_and_newer_files_are_refused(fake_engine, tmp_path) -> None:
     """Each says what it is and what to do."""
     with pytest.raises(RecordingError, match="There is no recording"):

@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, fields
+from hashlib import sha256
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -32,6 +33,7 @@ from workbench.trace.files import write_atomically
 RECORDING_VERSION = 1
 _VERSION_KEY = b"workbench_recording_version"
 _SETTINGS_KEY = b"workbench_recording"
+_DIGEST_KEY = b"workbench_recording_sha256"
 _NAME = pa.dictionary(pa.int32(), pa.string())
 SCHEMA = pa.schema(
     {
@@ -73,9 +75,11 @@ def write_recording(recording: Recording, path: str | os.PathLike[str]) -> FileP
         "problems": [asdict(problem.problem) for problem in recording.problems],
         "rows": len(rows),
     }
+    text = json.dumps(settings).encode()
     metadata = {
         _VERSION_KEY: str(RECORDING_VERSION).encode(),
-        _SETTINGS_KEY: json.dumps(settings).encode(),
+        _SETTINGS_KEY: text,
+        _DIGEST_KEY: sha256(text).digest(),  # pages have checksums, the footer has none
     }
     columns = {name: [row.get(name) for row in rows] for name in SCHEMA.names}
     content = pa.table(columns, schema=SCHEMA)
@@ -130,6 +134,8 @@ def read_recording(path: str | os.PathLike[str]) -> Recording:
     _require_version(path, metadata)
     if not content.schema.equals(SCHEMA, check_metadata=False):
         raise _damaged(path, f"its columns are {', '.join(content.schema.names)}")
+    if metadata.get(_DIGEST_KEY) != sha256(metadata[_SETTINGS_KEY]).digest():
+        raise _damaged(path, "its settings are not those that were written")
     try:
         return _recording(content, json.loads(metadata[_SETTINGS_KEY]))
     except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -138,7 +144,7 @@ def read_recording(path: str | os.PathLike[str]) -> Recording:
 
 def _read(path: str | os.PathLike[str]) -> pa.Table:
     try:
-        return pq.ParquetFile(path).read()
+        return pq.ParquetFile(path, page_checksum_verification=True).read()
     except FileNotFoundError as error:
         raise RecordingError(
             f"There is no recording {path}; make one with run_search(..., record=path)."

@@ -69,7 +69,7 @@ def write_atomically(content: pa.Table, path: str | os.PathLike[str]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        pq.write_table(content, beside, compression="zstd")
+        pq.write_table(content, beside, compression="zstd", write_page_checksum=True)
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)
