@@ -9,20 +9,16 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 
+from workbench.errors import ConfigError
 from workbench.kernels.context import ForwardContext, LayerCache
 from workbench.kernels.quantised import Quantised
 
 __all__ = ["ForwardContext", "Kernels", "LayerCache", "Quantised", "load_kernels"]
 
-_NO_TRITON = (
-    "triton is not installed, so attention on the GPU is plain torch, one sequence at a time: "
-    "pip install 'workbench[gpu]'."
-)
 Part = torch.Tensor | Quantised  # some rows of a weight matrix, [outputs, inputs] as files have it
 
 
@@ -118,19 +114,20 @@ class Kernels(ABC):
 def load_kernels(device: torch.device, dtype: torch.dtype, threads: int | None = None) -> Kernels:
     """The kernels for `dtype` on `device`: numba for float32 on a CPU, Triton for a GPU.
 
-    Plain torch for other types of a CPU, and on a GPU without triton, which a warning says.
+    Plain torch for other types of a CPU, and on a GPU that Triton cannot serve: a warning says why.
     threads: of the CPU kernels; as many as torch has if not given.
     """
     if device.type == "cpu" and dtype == torch.float32:
         from workbench.kernels.cpu import CpuKernels  # noqa: PLC0415 - compiles: only where it runs
 
         return CpuKernels(threads or torch.get_num_threads())
-    if device.type == "cuda" and find_spec("triton") is not None:
-        from workbench.kernels.triton.kernels import TritonKernels  # noqa: PLC0415 - an extra
-
-        return TritonKernels(device, dtype, batch_invariant=True)
     if device.type == "cuda":
-        warnings.warn(_NO_TRITON, RuntimeWarning, stacklevel=2)
+        try:
+            from workbench.kernels.triton.kernels import TritonKernels  # noqa: PLC0415 - an extra
+
+            return TritonKernels(device, dtype, batch_invariant=True)
+        except ConfigError as problem:
+            warnings.warn(f"{problem} Plain torch computes instead.", RuntimeWarning, stacklevel=2)
     from workbench.kernels.reference import ReferenceKernels  # noqa: PLC0415
 
     return ReferenceKernels(device, dtype)

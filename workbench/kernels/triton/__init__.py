@@ -23,5 +23,5 @@ try:
 except ImportError as error:
     raise ConfigError(
         "The Triton kernels need the package triton, which is not installed; it exists for Linux: "
-        "pip install 'workbench[gpu]'. Without it the plain torch kernels serve."
+        "pip install 'workbench[gpu]'."
     ) from error

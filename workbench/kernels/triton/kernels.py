@@ -241,7 +241,7 @@ def require_runs(device: torch.device, dtype: torch.dtype) -> None:
         found = ".".join(map(str, torch.cuda.get_device_capability(device)))
         raise ConfigError(
             f"Triton kernels on a GPU of compute capability {found}; they need 8.0 (Ampere) or "
-            "later. Use the plain torch kernels there."
+            "later."
         )
 
 
@@ -252,7 +252,7 @@ def require_takes(cache: LayerCache, dtype: torch.dtype, tuning: Tuning) -> None
     if cache.head_dim not in HEAD_DIMS:
         raise ConfigError(
             f"head_dim={cache.head_dim}; the Triton kernels take multiples of {HEAD_DIMS.step} "
-            f"from {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}. Use the plain torch kernels."
+            f"from {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}. Run this model on a CPU."
         )
     size = cache.block_size
     if size < 1 or size & (size - 1) or size > tuning.span:
