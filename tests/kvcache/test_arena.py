@@ -189,6 +189,18 @@ def test_a_model_that_holds_more_than_its_share_moves_its_blocks_for_one_that_is
     arena.check()
 
 
+def test_a_move_whose_block_is_freed_before_it_is_carried_out_is_forgotten() -> None:
+    """Its page may be another model's by then, and is not to be written."""
+    arena = arena_of(policy=MarginalValue(), kv_share=0.5)
+    llm, prm = arena.cache("llm", SIZE), arena.cache("prm", SIZE)
+    assert prm.allocate(1, tokens_of(5, 1)) is not None
+    assert prm.fork(1, 2, 5 * SIZE - 1) is not None
+    assert len(prm._pool.copies._source) == 1
+    prm.free(2, 0)
+    assert arena.take_moves() == {}
+    assert llm.take_moves() == []
+
+
 def test_a_resplit_may_be_asked_for_from_any_thread() -> None:
     """Targets come from two other threads while this one steps; nothing live is lost."""
     arena = arena_of(kv_share=0.5)

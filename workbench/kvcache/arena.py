@@ -2,25 +2,22 @@
 
 Each model has an ordinary KVCacheManager whose blocks lie in pages leased from here; a policy says
 how many each may hold, a person may re-split them while engines run. Pure bookkeeping, so a replay
-runs it; the bytes are arena_storage.py's. What it does not do: preempt, or know a clock.
+runs it; the bytes are storage.py's. What it does not do: preempt, or know a clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Sequence
 from threading import RLock
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from workbench.config import format_size, parse_size
 from workbench.errors import ConfigError, OutOfMemory
 from workbench.kvcache.arena_cache import ArenaCache
+from workbench.kvcache.layout import ArenaLayout
 from workbench.kvcache.leases import LeasedPool
 from workbench.kvcache.lending import Lender
-from workbench.kvcache.pages import BlockShape, Packing, PageShape, choose_page, pack
+from workbench.kvcache.pages import BlockShape, PageShape, choose_page, pack
 from workbench.kvcache.policies import MarginalValue, ModelState, Policy
 from workbench.kvcache.resizing import ResizeAnswer
 from workbench.kvcache.shares import KVShare, pages_above_floors, pages_of, pages_with_one
@@ -28,7 +25,7 @@ from workbench.kvcache.shares import KVShare, pages_above_floors, pages_of, page
 SHADOW_SHARE = 8  # the shadow list of a model covers one page in so many
 
 
-class KVArena(Lender):
+class KVArena(Lender, ArenaLayout):
     """Pages for the blocks of `models`; memory: bytes or text. kv_share: the first model's.
 
     page: default, the smallest that wastes at most 5 %. Hold `lock` from scheduling to the plan,
@@ -40,7 +37,7 @@ class KVArena(Lender):
     def __init__(
         self,
         memory: int | str,
-        models: SequenceOf[BlockShape],
+        models: Sequence[BlockShape],
         policy: Policy | None = None,
         kv_share: KVShare | None = None,
         *,
@@ -48,13 +45,14 @@ class KVArena(Lender):
     ) -> None:
         if not models:
             raise ConfigError("KVArena got no models; give the BlockShape of at least one.")
-        self.page = choose_page(models) if page is None else page
+        page = choose_page(models) if page is None else page
         self.memory = parse_size(memory)
-        super().__init__(self.memory // self.page.page_bytes)
+        num_pages = self.memory // page.page_bytes
+        ArenaLayout.__init__(self, page, num_pages)
+        Lender.__init__(self, num_pages)
         self.policy: Policy = MarginalValue() if policy is None else policy
         self.lock = RLock()
         self.storage: Any = None  # who owns the bytes, once there are any: an ArenaStorage
-        self._packings: dict[str, Packing] = {}
         self._caches: dict[str, ArenaCache] = {}
         for shape in models:
             self._admit(shape)
@@ -84,31 +82,7 @@ class KVArena(Lender):
             self.policy.split(self._split)
             self._grant(None)
 
-    # -- sizes --
-
-    @property
-    def models(self) -> list[str]:
-        """Names, in the order of their coming."""
-        return list(self._packings)
-
-    def packing(self, model: str) -> Packing:
-        """How this model's blocks lie in a page."""
-        if model not in self._packings:
-            raise ConfigError(f"The arena has no model {model!r}; it has {self.models}.")
-        return self._packings[model]
-
-    def layer_base(self, model: str) -> NDArray[np.int64]:
-        """[layers] element offset of each layer of this model."""
-        return self.packing(model).layer_base(self.num_pages)
-
-    def offsets(self, model: str) -> NDArray[np.int64]:
-        """[ids] element offset of each block id of this model, whoever holds its page now."""
-        return self.packing(model).offsets(self.num_pages)
-
-    def waste(self, models: Iterable[BlockShape] | None = None) -> dict[str, int]:
-        """Bytes of a page that each model (default: those of the arena) cannot use."""
-        shapes = [p.shape for p in self._packings.values()] if models is None else models
-        return {shape.name: pack(shape, self.page).waste for shape in shapes}
+    # -- state --
 
     @property
     def target(self) -> dict[str, int]:
@@ -119,8 +93,6 @@ class KVArena(Lender):
     def actual(self) -> dict[str, int]:
         """Pages each model holds or could have now."""
         return {p.shape.name: p.held + self.leasable(p) for p in self.pools}
-
-    # -- caches --
 
     def cache(
         self,

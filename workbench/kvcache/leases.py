@@ -154,6 +154,7 @@ class LeasedPool(BlockPool):
 
     def _hand_back(self, page: int) -> None:
         self._pages.drop(page)
+        self.copies.forget(range(page * self.per_page, (page + 1) * self.per_page))
         self.held -= 1
         self._arena.take_back(self, page)
 

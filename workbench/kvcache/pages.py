@@ -8,7 +8,7 @@ a stripe, so that its layers live in fewer slabs and several groups of blocks sh
     slab 1:  | page 0 | page 1 | page 2 | ...       group:  as many slabs as a block's layers need
     address of a block in a layer = layer_base[layer] + offsets[block], in the model's elements
 
-What it does not do: say who holds a page (arena.py), or own bytes (arena_storage.py).
+What it does not do: say who holds a page (arena.py), or own bytes (storage.py).
 """
 
 from __future__ import annotations

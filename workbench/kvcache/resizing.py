@@ -57,6 +57,12 @@ class Copies:
         self.add(source, destination)
         self._source.pop(source, None)
 
+    def forget(self, destinations: range) -> None:
+        """These blocks lost their content before it came."""
+        if self._source:
+            for destination in destinations:
+                self._source.pop(destination, None)
+
     def take(self) -> list[tuple[int, int]]:
         """(source, destination) of each; they count as carried out."""
         taken = [(source, destination) for destination, source in self._source.items()]
