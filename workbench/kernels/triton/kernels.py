@@ -61,11 +61,11 @@ class TritonKernels(ReferenceKernels):
     """One GPU's kernels for one floating point type.
 
     batch_invariant: products in fixed tiles, and attention's tiles the same in every kernel.
-    tuning: the tiles of attention, else the table's; keys_by_position: how blocks keep keys. Of a
-    GPU's two layouts the one with a position's dimensions side by side is the default: a new key is
-    then one piece to write, and keys are loaded 16 bytes at a time, where Hopper's compiler makes a
-    decode over the transpose load them two by two. fuse: prefill and decode in one launch; share:
-    what siblings have in common is worked on once.
+    tuning: the tiles of attention, else the table's. keys_by_position: how blocks keep keys; the
+    default has a position's dimensions side by side. A new key is then one piece to write, and keys
+    are loaded 16 bytes at a time, where a decode over the transpose compiles, for Hopper, to loads
+    of two bytes. fuse: prefill and decode in one launch; share: what siblings have in common is
+    worked on once.
     """
 
     name = "triton"
