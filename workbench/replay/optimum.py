@@ -2,8 +2,9 @@
 
 The same calls and the same rules of who holds what; only the victim differs: the cached content
 whose next request lies farthest ahead, the deepest of a prefix first where that ties. So the gap to
-the LRU curve is the policy's, and the rest is the size's. One size at a time; a bound to draw, no
-policy to run.
+the LRU curve is the policy's, and the rest is the size's. Where two sequences fill equal blocks,
+the victim also decides whose block the others share, which Belady did not know: there it is close
+to the best, no bound. One size at a time; a line to draw, no policy to run.
 """
 
 from __future__ import annotations
