@@ -29,6 +29,7 @@ class NaiveCache:
     def __init__(self, num_blocks: int, block_size: int, caching: bool = True) -> None:
         self.size, self.caching = block_size, caching
         self.blocks = [NaiveBlock() for _ in range(num_blocks)]
+        self.target = num_blocks
         self.unused = list(self.blocks)  # in the order of their last release
         self.sequences: dict[int, NaiveSequence] = {}
         self.ever_evicted: set[Key] = set()
@@ -148,7 +149,7 @@ class NaiveCache:
                 self.stats["duplicates"] += 1
             sequence.offered += 1
 
-    def take(self, seq_id: int) -> NaiveBlock:
+    def take(self, seq_id: int | None) -> NaiveBlock:
         block = next((b for b in self.unused if b.content is None), self.unused[0])
         if block.content is not None:
             self.ever_evicted.add(block.content)
@@ -158,6 +159,16 @@ class NaiveCache:
         self.unused.remove(block)
         block.users.append(seq_id)
         return block
+
+    def apply(self) -> None:
+        """Blocks without content go first, then the least recently released, never one in use."""
+        while len(self.blocks) < self.target:
+            self.blocks.append(NaiveBlock())
+            self.unused.append(self.blocks[-1])
+        while len(self.blocks) > self.target and self.unused:
+            block = self.take(None)
+            self.stats["allocated"] -= 1
+            self.blocks.remove(block)
 
     def free(self, seq_id: int, num_computed: int | None = None, *, token_ids=None) -> None:
         sequence = self.sequences.pop(seq_id)
@@ -221,6 +232,12 @@ class ComparedCache:
         self.manager.free(seq_id, num_computed, **options)
         self.naive.free(seq_id, num_computed, **options)
         self.lost.pop(seq_id)
+        self.compare()
+
+    def apply(self) -> None:
+        assert not self.manager.apply(), "no block is moved in a cache of its own"
+        self.naive.target = self.manager.target
+        self.naive.apply()
         self.compare()
 
     def compare(self) -> None:

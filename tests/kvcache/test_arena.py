@@ -139,6 +139,8 @@ def test_a_model_can_be_added_if_a_page_fits_its_block_and_its_floor_is_free() -
         arena.add(LLM)
     with pytest.raises(OutOfMemory, match="needs 21"):
         arena.add(BlockShape("greedy", 2, 256, floor_blocks=14))
+    with pytest.raises(ConfigError, match="'third' has a cache already"):
+        arena.cache("third", SIZE, namespace=b"another model")
     with pytest.raises(ConfigError, match="no model 'nobody'"):
         arena.cache("nobody")
     arena.check()
@@ -251,7 +253,7 @@ def test_a_cache_with_blocks_of_its_own_can_be_resized_too() -> None:
     cache.apply()
     assert (cache.num_cached, cache.num_free) == (1, 7)
     assert cache.resize(0).refused
-    cache.floor = 5
+    cache.require(5)
     assert "needs 5" in cache.resize(4).reason
     with pytest.raises(ConfigError, match="bytes for 8"):
         cache.resize(9)

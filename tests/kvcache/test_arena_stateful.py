@@ -77,8 +77,8 @@ class ArenaMachine(RuleBasedStateMachine):
         seq_id = self.a_running(name, which)
         if seq_id is not None:
             sequence = self.memory.running[name][seq_id]
-            if computed is None:
-                self.memory.store()
+            if computed is None or sequence.stored < sequence.room:
+                self.memory.store()  # others may have hit what it was to compute
             stored = sequence.stored if computed is None else min(computed, sequence.stored)
             self.memory.caches[name].free(seq_id, stored, token_ids=sequence.tokens)
             del self.memory.running[name][seq_id]
@@ -233,4 +233,4 @@ class StaticMachine(RuleBasedStateMachine):
 TestArena = ArenaMachine.TestCase
 TestArena.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestStaticArena = StaticMachine.TestCase
-TestStaticArena.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestStaticArena.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)

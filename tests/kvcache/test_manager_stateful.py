@@ -108,7 +108,25 @@ class ArenaMachine(ManagerMachine):
         return arena.cache("it", block_size, caching)
 
 
+class ResizedMachine(ManagerMachine):
+    """A cache that is made smaller and larger all the time drops nothing in use."""
+
+    @rule(num_blocks=st.integers(1, 9))
+    def resize(self, num_blocks: int) -> None:
+        num_blocks, active = min(num_blocks, len(self.cache._pool.blocks)), self.cache.num_active
+        answer = self.cache.resize(num_blocks)
+        assert answer.outcome == ("later" if num_blocks < active else "reached")
+        self.cache.apply()
+        assert self.cache.actual == max(num_blocks, active)
+
+    @rule()
+    def step(self) -> None:
+        self.cache.apply()
+
+
 TestManager = ManagerMachine.TestCase
 TestManager.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 TestManagerInArena = ArenaMachine.TestCase
-TestManagerInArena.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestManagerInArena.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestResizedManager = ResizedMachine.TestCase
+TestResizedManager.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)

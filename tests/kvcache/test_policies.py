@@ -125,7 +125,7 @@ def test_marginal_value_comes_near_the_best_static_split(llm_set: int, prm_set: 
     def missed(policy: Policy, share: float) -> int:
         memory = 40 * PAGE.page_bytes
         arena = KVArena(memory, [LLM, PRM], policy, share, page=PAGE)
-        return search_like(arena, llm_set, prm_set, rounds=400)
+        return search_like(arena, llm_set, prm_set, rounds=250)
 
     static = {share: missed(StaticSplit(), share) for share in (0.1, 0.3, 0.5, 0.7, 0.9)}
     ours = missed(MarginalValue(), 0.5)

@@ -102,14 +102,23 @@ class KVArena(Lender, ArenaLayout):
         *,
         namespace: bytes = b"",
     ) -> ArenaCache:
-        """The KV cache of a model of the arena; the same one whenever it is asked for."""
+        """The KV cache of a model of the arena; the same one whenever it is asked for.
+
+        Raises ConfigError for settings other than the first time's.
+        """
         packing = self.packing(model)
         if model not in self._caches:
             pool = self.pools[self.models.index(packing.shape.name)]
             self._caches[model] = ArenaCache(
                 pool, block_size, enable_prefix_caching, namespace=namespace, lock=self.lock
             )
-        return self._caches[model]
+        cache = self._caches[model]
+        if not cache.is_as(block_size, enable_prefix_caching, namespace):
+            raise ConfigError(
+                f"{model!r} has a cache already, of blocks of {cache.block_size} tokens, for other "
+                "weights or other settings; give the second model a name of its own in the arena."
+            )
+        return cache
 
     # -- who holds how much --
 

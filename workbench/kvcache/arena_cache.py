@@ -32,6 +32,11 @@ class ArenaCache(KVCacheManager):
         self._leases = pool
         self.lock = lock
 
+    def is_as(self, block_size: int, enable_prefix_caching: bool, namespace: bytes) -> bool:
+        """Whether it was made with these settings."""
+        mine = (self.block_size, self.enable_prefix_caching, self._namespace)
+        return mine == (block_size, enable_prefix_caching, namespace)
+
     def allocate(
         self,
         seq_id: int,

@@ -124,10 +124,6 @@ class Resizable:
         """Blocks of one request of the longest length; a smaller target is refused."""
         return self._pool.floor
 
-    @floor.setter
-    def floor(self, num_blocks: int) -> None:
-        self._pool.floor = num_blocks
-
     def resize(self, num_blocks: int) -> ResizeAnswer:
         """Ask for so many blocks, from any thread; the answer says whether and when."""
         return self._pool.resize(num_blocks)
