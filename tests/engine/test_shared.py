@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 from typing import Any
@@ -116,6 +117,17 @@ def test_an_engine_that_does_not_fit_its_arena_is_refused(
     """Guards the promise of a floor, and blocks read as another model's."""
     with pytest.raises(ConfigError, match=message):
         Engine(LLM, arena=make_arena(), **{"max_model_len": 768, **settings})
+
+
+def test_two_engines_of_one_name_are_refused_while_both_live() -> None:
+    """Guards one table of requests a cache; a name is free again once its engine is gone."""
+    arena = make_arena()
+    first = Engine(LLM, arena=arena, **LIMITS)
+    with pytest.raises(ConfigError, match="already; give each its own name"):
+        Engine(LLM, arena=arena, **LIMITS)
+    del first
+    gc.collect()
+    assert Engine(LLM, arena=arena, **LIMITS).generate([[5, 6, 7]], PARAMS)
 
 
 def test_an_arena_too_small_for_one_request_of_each_is_refused() -> None:

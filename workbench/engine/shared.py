@@ -58,11 +58,21 @@ class ArenaPlace:
     name: str
 
     def storage(self, config: EngineConfig, model: LlamaModel) -> ModelStorage:
-        """This model's view of the arena's bytes, which the first engine asks for."""
+        """This model's view of the arena's bytes, which the first engine asks for.
+
+        ConfigError while another engine has its blocks under the same name.
+        """
         if self.arena.storage is None:
             self.arena.storage = ArenaStorage(self.arena, model.device)
+        bytes_: ArenaStorage = self.arena.storage
+        if self.name in bytes_.users:
+            raise ConfigError(
+                f"An engine has its blocks under {self.name!r} in this arena already; give each "
+                "its own name: block_shape(..., name=...) and Engine(..., arena_name=...)."
+            )
         shape = (config.block_size, model.spec.kv_heads, model.spec.head_dim)
-        view: ModelStorage = self.arena.storage.model(self.name, *shape, model.dtype)
+        view = bytes_.model(self.name, *shape, model.dtype)
+        bytes_.users[self.name] = model
         return view
 
 

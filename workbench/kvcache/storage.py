@@ -12,6 +12,8 @@ copied is copied here, before the next store.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Sequence
+from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -122,6 +124,7 @@ class ArenaStorage:
         size = arena.num_pages * arena.page.page_bytes
         self.bytes = _zeros(size, torch.uint8, torch.device(device), what)
         self._models: dict[str, ModelStorage] = {}
+        self.users: WeakValueDictionary[str, Any] = WeakValueDictionary()  # name -> who computes
 
     def model(
         self, name: str, block_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype
