@@ -145,7 +145,7 @@ def test_the_file_may_say_whether_bos_begins_a_text(tmp_path: Path) -> None:
         ("pre", "tekken", r"cuts text as 'tekken' does; supported: 'gpt-2', 'smollm'"),
         ("merges", None, r"no tokenizer \(tokenizer.ggml.merges is missing\)"),
         ("merges", ["x yz"], "tokens and merges do not fit"),
-        ("eos_token_id", 9999, r"names token id 9999; allowed: 0 to \d+"),
+        ("eos_token_id", 9999, r"names token id 9999 \(tokenizer.*\); allowed: 0 to \d+"),
     ],
 )
 def test_other_tokenizers_are_refused(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.errors import ModelError
+from workbench.models.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +60,10 @@ _MISTRAL_WINDOW = 4096  # what `transformers` takes where a Mistral config is si
 
 def named_architecture(config: Mapping[str, Any], where: str) -> str:
     """The architecture a config names; ModelError lists the supported ones."""
-    given = config.get("architectures") or []
-    for name in given:
-        if name in ARCHITECTURES:
-            return str(name)
+    given = config.get("architectures")
+    for name in given if isinstance(given, list | tuple) else ():
+        if isinstance(name, str) and name in ARCHITECTURES:
+            return name
     raise ModelError(f"{where} says architectures {given}; supported: {', '.join(ARCHITECTURES)}.")
 
 
@@ -73,9 +74,10 @@ def refuse_variants(config: Mapping[str, Any], where: str) -> None:
             raise ModelError(f"{where} says {key} = {config[key]!r}; supported: {allowed!r} only.")
 
 
-def sliding_window(config: Mapping[str, Any], architecture: str) -> int | None:
+def sliding_window(said: Settings, architecture: str) -> int | None:
     """Positions a query sees, where fewer than all: Mistral's only; Qwen2's is refused if used."""
     if architecture != "MistralForCausalLM":
         return None
-    window = config.get("sliding_window", _MISTRAL_WINDOW)
-    return None if window is None else int(window)
+    if "sliding_window" in said.given and not said.has("sliding_window"):
+        return None
+    return said.whole("sliding_window", _MISTRAL_WINDOW)

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.errors import ModelError
+from workbench.models.settings import Settings
 
 # Number in the file -> name, weights in a block, bytes of a block.
 KINDS = {
@@ -72,9 +73,14 @@ class GGUFFile:
             raise ModelError(f"{path} is no GGUF file: it begins with {self._map[:4]!r}.")
         try:
             self._read_header()
-        except (struct.error, UnicodeDecodeError, OverflowError) as error:
+        except (struct.error, UnicodeDecodeError, OverflowError, RecursionError) as error:
             raise self._cut_short(f"its header ends early: {error}") from error
         self._bytes = np.frombuffer(self._map, np.uint8)
+
+    @property
+    def settings(self) -> Settings:
+        """The metadata, to be read by kind; errors name the file and the key."""
+        return Settings(self.metadata, str(self.path))
 
     def _cut_short(self, what: str) -> ModelError:
         return ModelError(f"{self.path} is cut short or corrupt ({what}); fetch the model again.")
@@ -194,6 +200,9 @@ class Texts:
         self.end = place
         if place > len(source):
             raise struct.error(f"{count} texts end at byte {place}")
+
+    def __repr__(self) -> str:
+        return f"<{self._count} texts>"
 
     def __len__(self) -> int:
         return self._count

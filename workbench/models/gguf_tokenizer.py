@@ -16,9 +16,10 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
 from workbench.errors import ModelError
-from workbench.models.gguf_file import GGUFFile
+from workbench.models.gguf_file import GGUFFile, Texts
 from workbench.tokenizer import Tokenizer
 
+_UNDER = "tokenizer.ggml."
 _CONTROL, _USER_DEFINED = 3, 4  # kinds of token that are found in text as a whole
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -48,81 +49,144 @@ CUTTINGS = {"gpt-2": _GPT2, "smollm": _SMOLLM, "qwen2": _QWEN2, "llama-bpe": _LL
 
 
 def read_tokenizer(file: GGUFFile) -> Tokenizer:
-    """The file's tokenizer. ModelError where it has none, or one of another kind."""
+    """The file's tokenizer. ModelError where it has none, a damaged one, or one of another kind."""
     about = _Metadata(file)
     cutting = about.cutting()
-    tokens = about.tokens = list(about.required("tokens"))
+    about.tokens = about.texts("tokens")
     backend = Backend(_merging(about, cutting))
     _cut(backend, cutting)
-    kinds = about.get("token_type") or [1] * len(tokens)
-    whole = [(t, kind) for t, kind in zip(tokens, kinds) if kind in (_CONTROL, _USER_DEFINED)]
-    backend.add_tokens(
-        [AddedToken(token, special=kind == _CONTROL, normalized=False) for token, kind in whole]
-    )
-    if about.get("add_bos_token", cutting.begins):
-        bos = about.required("bos_token_id")
-        backend.post_processor = processors.TemplateProcessing(
-            single=f"{about.token(bos)} $A", special_tokens=[(about.token(bos), bos)]
-        )
+    backend.add_tokens(_found_whole(about))
+    if about.flag("add_bos_token", cutting.begins):
+        backend.post_processor = _beginning(about)
     return Tokenizer(backend, _config(about), about.eos_ids())
 
 
 def _merging(about: _Metadata, cutting: Cutting) -> BPE:
     """Tokens, and the pairs of them that are merged, the first pair first."""
-    merges = [tuple(merge.split(" ")) for merge in about.required("merges")]
-    vocabulary = {token: number for number, token in enumerate(about.tokens)}
+    merges: list[Any] = [tuple(merge.split(" ")) for merge in about.texts("merges")]
+    vocabulary = about.vocabulary()
     try:
         return BPE(vocab=vocabulary, merges=merges, ignore_merges=cutting.whole)
     except Exception as error:  # tokenizers raises bare Exception
-        raise ModelError(f"{about.path}: its tokens and merges do not fit: {error}") from error
+        raise ModelError(f"{about.where}: its tokens and merges do not fit: {error}") from error
+
+
+def _found_whole(about: _Metadata) -> list[AddedToken]:
+    """The tokens that are found in text as a whole; all others stand for bytes."""
+    kinds = about.kinds()
+    whole = [kind in (_CONTROL, _USER_DEFINED) for kind in kinds]
+    about.refuse_other_letters([t for t, found in zip(about.tokens, whole) if not found])
+    return [
+        AddedToken(token, special=kind == _CONTROL, normalized=False)
+        for token, kind, found in zip(about.tokens, kinds, whole)
+        if found
+    ]
+
+
+def _beginning(about: _Metadata) -> processors.TemplateProcessing:
+    """Puts the file's bos before a text."""
+    about.required("bos_token_id")
+    number = about.id("bos_token_id")
+    assert number is not None
+    token = about.tokens[number]
+    try:
+        return processors.TemplateProcessing(single=f"{token} $A", special_tokens=[(token, number)])
+    except Exception as error:  # tokenizers raises bare Exception
+        raise ModelError(f"{about.where}: {token!r} can begin no text: {error}") from error
 
 
 class _Metadata:
-    """What a file says under `tokenizer.ggml.`."""
+    """What a file says under `tokenizer.ggml.`; ModelError for a value of the wrong kind."""
 
     def __init__(self, file: GGUFFile) -> None:
-        self.path, self.all = file.path, file.metadata
+        self.said, self.where = file.settings, file.path
         self.tokens: Sequence[str] = ()
 
-    def get(self, key: str, default: Any = None) -> Any:
-        return self.all.get(f"tokenizer.ggml.{key}", default)
-
     def required(self, key: str) -> Any:
-        found = self.get(key)
-        if found is None:
+        """A value that no tokenizer is without."""
+        if not self.said.has(_UNDER + key):
             raise ModelError(
-                f"{self.path} holds no tokenizer (tokenizer.ggml.{key} is missing); take a file "
-                "that was converted together with its tokenizer."
+                f"{self.where} holds no tokenizer ({_UNDER}{key} is missing); take a file that was "
+                "converted together with its tokenizer."
+            )
+        return self.said.given[_UNDER + key]
+
+    def texts(self, key: str) -> list[str]:
+        found = self.required(key)
+        if not isinstance(found, Texts):
+            raise self.said.refusal(_UNDER + key, found, "a list of texts")
+        return list(found)
+
+    def flag(self, key: str, default: bool) -> bool:
+        return self.said.flag(_UNDER + key, default)
+
+    def id(self, key: str) -> int | None:
+        """The token id under a key: one of the tokens', or None where the file names none."""
+        if not self.said.has(_UNDER + key):
+            return None
+        number = self.said.whole(_UNDER + key, least=0)
+        if number >= len(self.tokens):
+            raise ModelError(
+                f"{self.where} names token id {number} ({_UNDER}{key}); allowed: 0 to "
+                f"{len(self.tokens) - 1}."
+            )
+        return number
+
+    def vocabulary(self) -> dict[str, int]:
+        """The id of each token."""
+        found = {token: number for number, token in enumerate(self.tokens)}
+        if len(found) < len(self.tokens):
+            twice = next(t for number, t in enumerate(self.tokens) if found[t] != number)
+            raise self._damaged(f"{_UNDER}tokens holds {twice!r} twice; allowed: each token once")
+        return found
+
+    def kinds(self) -> list[int]:
+        """What each token is; all are plain where the file does not say."""
+        if not self.said.has(_UNDER + "token_type"):
+            return [1] * len(self.tokens)
+        found = self.required("token_type")
+        if not isinstance(found, list) or not {*map(type, found)} <= {int}:
+            raise self.said.refusal(_UNDER + "token_type", found, "a list of whole numbers")
+        if len(found) != len(self.tokens):
+            raise self._damaged(
+                f"{_UNDER}token_type has {len(found)} values for {len(self.tokens)} tokens; "
+                "allowed: one for each"
             )
         return found
 
-    def token(self, number: int) -> str:
-        """The token of an id that the file names."""
-        if not 0 <= number < len(self.tokens):
-            raise ModelError(
-                f"{self.path} names token id {number}; allowed: 0 to {len(self.tokens) - 1}."
+    def refuse_other_letters(self, tokens: Sequence[str]) -> None:
+        """ModelError for tokens with a letter that stands for no byte."""
+        letters = set("".join(tokens)).difference(pre_tokenizers.ByteLevel.alphabet())
+        strange = {letter for letter in letters if ord(letter) > 255}  # below: a byte's own number
+        if strange:
+            token = next(t for t in tokens if not strange.isdisjoint(t))
+            raise self._damaged(
+                f"{_UNDER}tokens holds {token!r}, a plain token with letters that stand for no byte"
             )
-        return self.tokens[number]
 
     def cutting(self) -> Cutting:
-        kind, name = self.required("model"), self.get("pre", "gpt-2")
+        self.required("model")
+        kind, name = self.said.text(_UNDER + "model"), self.said.text(_UNDER + "pre", "gpt-2")
         if kind != "gpt2":
             name = ", SentencePiece" if kind == "llama" else ""
             raise ModelError(
-                f"{self.path} has a tokenizer of kind {kind!r}{name}; supported: 'gpt2' "
+                f"{self.where} has a tokenizer of kind {kind!r}{name}; supported: 'gpt2' "
                 "(byte-level BPE). Take the model's folder with tokenizer.json and *.safetensors."
             )
         if name not in CUTTINGS:
             raise ModelError(
-                f"{self.path} cuts text as {name!r} does; supported: "
+                f"{self.where} cuts text as {name!r} does; supported: "
                 f"{', '.join(map(repr, CUTTINGS))}."
             )
         return CUTTINGS[name]
 
     def eos_ids(self) -> list[int]:
         """What may end a text or a turn."""
-        keys = ("eos_token_id", "eot_token_id", "eom_token_id")
-        return [self.get(key) for key in keys if self.get(key) is not None]
+        found = (self.id(key) for key in ("eos_token_id", "eot_token_id", "eom_token_id"))
+        return [number for number in found if number is not None]
+
+    def _damaged(self, what: str) -> ModelError:
+        return ModelError(f"{self.where}: {what}. Fetch the model again.")
 
 
 def _cut(backend: Backend, cutting: Cutting) -> None:
@@ -143,7 +207,8 @@ def _cut(backend: Backend, cutting: Cutting) -> None:
 def _config(about: _Metadata) -> dict[str, Any]:
     """What tokenizer_config.json would say: special tokens by name, and the chat template."""
     keys = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
-    ids = {f"{name}_token": about.get(f"{key}_token_id") for name, key in keys.items()}
-    config: dict[str, Any] = {name: about.token(k) for name, k in ids.items() if k is not None}
-    template = about.all.get("tokenizer.chat_template")
-    return config if template is None else config | {"chat_template": template}
+    ids = {f"{name}_token": about.id(f"{key}_token_id") for name, key in keys.items()}
+    config: dict[str, Any] = {name: about.tokens[k] for name, k in ids.items() if k is not None}
+    if about.said.has("tokenizer.chat_template"):
+        config["chat_template"] = about.said.text("tokenizer.chat_template")
+    return config

@@ -66,10 +66,11 @@ class GGUFWeights(Weights):
 
     def _heads(self, name: str) -> int | None:
         """Heads of a projection that a Llama file rotates in its own way; None for all others."""
-        if self._file.metadata["general.architecture"] != "llama":
+        settings = self._file.settings
+        if settings.text("general.architecture") != "llama":
             return None
         if ".self_attn.q_proj." in name:
-            return int(self._file.metadata["llama.attention.head_count"])
+            return settings.whole("llama.attention.head_count")
         if ".self_attn.k_proj." in name:
-            return int(self._file.metadata["llama.attention.head_count_kv"])
+            return settings.whole("llama.attention.head_count_kv")
         return None

@@ -20,6 +20,9 @@ from workbench.models.architectures import (
     refuse_variants,
     sliding_window,
 )
+from workbench.models.settings import Settings
+
+_Allowed = tuple[str, float, bool, str]  # setting, its value, whether that is fine, what is
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,32 +58,28 @@ class ModelSpec:
     @classmethod
     def from_config(cls, config: Mapping[str, Any], where: str = "config.json") -> ModelSpec:
         """The spec of a Hugging Face config; ModelError names what is missing or not supported."""
+        said = Settings(config, where)
         architecture = named_architecture(config, where)
         refuse_variants(config, where)
-        try:
-            heads = int(config["num_attention_heads"])
-            theta, scaling = _rope(config, where)
-            spec = cls(
-                layers=int(config["num_hidden_layers"]),
-                hidden=int(config["hidden_size"]),
-                heads=heads,
-                kv_heads=int(config.get("num_key_value_heads") or heads),
-                head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
-                intermediate=int(config["intermediate_size"]),
-                vocab=int(config["vocab_size"]),
-                max_model_len=int(config["max_position_embeddings"]),
-                rms_epsilon=float(config.get("rms_norm_eps", 1e-6)),
-                rope_theta=theta,
-                rope_scaling=scaling,
-                tied=bool(config.get("tie_word_embeddings", False)),
-                dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
-                architecture=architecture,
-                sliding_window=sliding_window(config, architecture),
-            )
-        except KeyError as missing:
-            raise ModelError(f"{where} lacks {missing}, which {architecture} needs.") from None
-        except (TypeError, ValueError) as error:
-            raise ModelError(f"{where} has a size that is no number: {error}.") from error
+        hidden, heads = said.whole("hidden_size"), said.whole("num_attention_heads")
+        theta, scaling = _rope(said)
+        spec = cls(
+            layers=said.whole("num_hidden_layers"),
+            hidden=hidden,
+            heads=heads,
+            kv_heads=said.whole("num_key_value_heads", heads),
+            head_dim=said.whole("head_dim", hidden // heads),
+            intermediate=said.whole("intermediate_size"),
+            vocab=said.whole("vocab_size"),
+            max_model_len=said.whole("max_position_embeddings"),
+            rms_epsilon=said.number("rms_norm_eps", 1e-6),
+            rope_theta=theta,
+            rope_scaling=scaling,
+            tied=bool(config.get("tie_word_embeddings", False)),
+            dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
+            architecture=architecture,
+            sliding_window=sliding_window(said, architecture),
+        )
         spec._refuse_shapes(where)
         return spec
 
@@ -146,22 +145,32 @@ class ModelSpec:
         return self._layers(pp) * (attention + products) + head
 
     def _refuse_shapes(self, where: str) -> None:
-        """ModelError for shapes that the forward pass has no code for."""
-        checks = (
-            (
-                "num_attention_heads",
-                self.heads,
-                self.heads % self.kv_heads == 0,
-                f"a multiple of num_key_value_heads = {self.kv_heads}",
-            ),
+        """ModelError for shapes and rotations that the forward pass has no code for."""
+        for name, given, fine, allowed in (*self._shapes_allowed(), *self._rotations_allowed()):
+            if not fine:
+                raise ModelError(f"{where} says {name} = {given}; supported: {allowed}.")
+
+    def _shapes_allowed(self) -> tuple[_Allowed, ...]:
+        many = f"a multiple of num_key_value_heads = {self.kv_heads}"
+        return (
+            ("num_attention_heads", self.heads, self.heads % self.kv_heads == 0, many),
             ("head_dim", self.head_dim, self.head_dim % 8 == 0, "a multiple of 8"),
             ("hidden_size", self.hidden, self.hidden >= 16, "16 or more"),
             ("intermediate_size", self.intermediate, self.intermediate >= 16, "16 or more"),
-            ("num_hidden_layers", self.layers, self.layers >= 1, "1 or more"),
         )
-        for name, given, fine, allowed in checks:
-            if not fine:
-                raise ModelError(f"{where} says {name} = {given}; supported: {allowed}.")
+
+    def _rotations_allowed(self) -> tuple[_Allowed, ...]:
+        """Below 1, theta or factor may turn by more in one position than float32 can hold."""
+        theta: _Allowed = ("rope_theta", self.rope_theta, self.rope_theta >= 1, "1 or more")
+        scaling = self.rope_scaling
+        if scaling is None:
+            return (theta,)
+        low, high = scaling.low_freq_factor, scaling.high_freq_factor
+        return (
+            theta,
+            ("factor", scaling.factor, scaling.factor >= 1, "1 or more"),
+            ("high_freq_factor", high, high > low, f"more than low_freq_factor = {low}"),
+        )
 
     def _layers(self, pp: int) -> int:
         return math.ceil(self.layers / pp)
@@ -186,18 +195,19 @@ class ModelSpec:
         return self.hidden * (attention + 3 * self.intermediate)
 
 
-def _rope(config: Mapping[str, Any], where: str) -> tuple[float, RopeScaling | None]:
+def _rope(said: Settings) -> tuple[float, RopeScaling | None]:
     """Base and scaling: `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling`."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
-    kind = rope.get("rope_type") or rope.get("type") or "default"
+    new, old = said.part("rope_parameters"), said.part("rope_scaling")
+    rope = new if new.given else old
+    theta = rope.number("rope_theta", said.number("rope_theta", 10000.0))
+    kind = rope.text("rope_type", rope.text("type", "default"))
     if kind == "default":
         return theta, None
     if kind != "llama3":
-        raise ModelError(f"{where} says rope_type {kind!r}; supported: 'default', 'llama3'.")
+        raise ModelError(f"{said.where} says rope_type {kind!r}; supported: 'default', 'llama3'.")
     return theta, RopeScaling(
-        factor=float(rope["factor"]),
-        low_freq_factor=float(rope["low_freq_factor"]),
-        high_freq_factor=float(rope["high_freq_factor"]),
-        original_max_position=int(rope["original_max_position_embeddings"]),
+        factor=rope.number("factor"),
+        low_freq_factor=rope.number("low_freq_factor"),
+        high_freq_factor=rope.number("high_freq_factor"),
+        original_max_position=rope.whole("original_max_position_embeddings"),
     )
