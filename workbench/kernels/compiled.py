@@ -12,11 +12,16 @@ from collections.abc import Callable
 from typing import Any
 
 from numba import njit, types
+from numba.core.caching import FunctionCache
 
 MATRIX, VECTOR = types.float32[:, ::1], types.float32[::1]
 _UNCACHED = (
     "Compiled kernels cannot be kept ({}), so every run compiles them anew, which takes half a "
     "minute; set NUMBA_CACHE_DIR to a folder that can be written."
+)
+_DAMAGED = (
+    "A compiled kernel that was kept cannot be read ({}), so every run compiles it anew; delete "
+    "the folder {}, which is filled again by itself."
 )
 OPTIONS: dict[str, Any] = {"error_model": "numpy", "nogil": True}
 
@@ -26,16 +31,17 @@ def cached(
 ) -> Callable[[Callable[..., Any]], Any]:
     """`compiler` (numba's njit or cfunc) for one signature, kept on disk.
 
-    Where no cache folder can be written, or what lies in it is of a module that has moved, it is
-    compiled in memory, each run anew, and a RuntimeWarning says so.
+    Where no cache folder can be written, or what lies in it is damaged or of a module that has
+    moved, it is compiled in memory, each run anew, and a RuntimeWarning says so.
     """
 
     def wrap(function: Callable[..., Any]) -> Any:
         try:
             return compiler(signature, cache=True, **options)(function)
-        except (RuntimeError, OSError, ImportError) as error:
-            warnings.warn(_UNCACHED.format(error), RuntimeWarning, stacklevel=2)
-            return compiler(signature, **options)(function)
+        except Exception as error:  # what unpickling damaged bytes raises is anything
+            made = compiler(signature, **options)(function)  # a kernel at fault raises again
+            warnings.warn(_reason(function, error), RuntimeWarning, stacklevel=2)
+            return made
 
     return wrap
 
@@ -43,3 +49,13 @@ def cached(
 def compiled(*arguments: Any) -> Callable[[Callable[..., Any]], Any]:
     """`njit` for one signature without an answer, other threads running meanwhile."""
     return cached(njit, types.void(*arguments), **OPTIONS)
+
+
+def _reason(function: Callable[..., Any], error: Exception) -> str:
+    """Why a kernel was not kept or not found, and what to do."""
+    said = f"{type(error).__name__}: {error}"
+    try:
+        folder = FunctionCache(function).cache_path
+    except (RuntimeError, OSError):  # there is no folder
+        return _UNCACHED.format(said)
+    return _UNCACHED.format(said) if isinstance(error, OSError) else _DAMAGED.format(said, folder)

@@ -16,12 +16,11 @@ from workbench.errors import ModelError
 from workbench.models.gguf_config import read_config
 from workbench.models.gguf_file import GGUFFile
 from workbench.models.gguf_tokenizer import read_tokenizer
+from workbench.models.hub import CONFIG_FILES, WEIGHT_FILES, from_hub, in_cache
 from workbench.models.names import WHEELS, known_config, resolve
 from workbench.models.spec import ModelSpec
 from workbench.tokenizer import ByteTokenizer, Tokenizer
 
-CONFIG_FILES = ("config.json", "tokenizer*", "generation_config.json", "*.jinja")
-WEIGHT_FILES = ("*.safetensors", "model.safetensors.index.json")
 DUMMY = "dummy:"
 Source = Path | GGUFFile
 
@@ -57,10 +56,10 @@ def find_model(name: str, *, weights: bool = True) -> Path:
     if isinstance(where, Path):
         return _require_model(where)
     files = CONFIG_FILES + (WEIGHT_FILES if weights else ())
-    found = _in_cache(where, files) or _in_wheel(where)
+    found = in_cache(where, files) or _in_wheel(where)
     if found is None and not weights:
         found = known_config(where)
-    return found or _from_hub(where, files)
+    return found or from_hub(where, files)
 
 
 def load_tokenizer(source: Source, *, dummy: bool = False) -> Tokenizer | ByteTokenizer:
@@ -104,49 +103,3 @@ def _in_wheel(hub_id: str) -> Path | None:
     found = importlib.util.find_spec(WHEELS[hub_id]) if hub_id in WHEELS else None
     places = (found.submodule_search_locations or []) if found else []
     return next((file for place in places for file in sorted(Path(place).glob("*.gguf"))), None)
-
-
-def _in_cache(hub_id: str, files: tuple[str, ...]) -> Path | None:
-    """A snapshot in the hub's cache that is complete; the network is not asked."""
-    from huggingface_hub import constants  # noqa: PLC0415  slow; hub models only
-
-    if not (Path(constants.HF_HUB_CACHE) / f"models--{hub_id.replace('/', '--')}").is_dir():
-        return None
-    from huggingface_hub import snapshot_download  # noqa: PLC0415  slower still
-    from huggingface_hub.errors import LocalEntryNotFoundError  # noqa: PLC0415
-
-    try:
-        folder = Path(snapshot_download(hub_id, allow_patterns=list(files), local_files_only=True))
-    except (LocalEntryNotFoundError, ValueError):
-        return None  # a download that was broken off
-    return folder if _complete(folder, files) else None
-
-
-def _from_hub(hub_id: str, files: tuple[str, ...]) -> Path:
-    from huggingface_hub import snapshot_download  # noqa: PLC0415
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError  # noqa: PLC0415
-
-    try:
-        return Path(snapshot_download(hub_id, allow_patterns=list(files)))
-    except GatedRepoError as error:
-        raise ModelError(
-            f"{hub_id} is gated: accept its licence at https://huggingface.co/{hub_id}, then set "
-            "HF_TOKEN to a token of that account (https://huggingface.co/settings/tokens)."
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise ModelError(
-            f"The hub has no model {hub_id!r} (or it is private: set HF_TOKEN)."
-        ) from error
-    except Exception as error:  # whatever the network raised: no route, no name, time-out
-        raise ModelError(
-            f"{hub_id} is not in the local cache and the hub cannot be reached "
-            f"({type(error).__name__}: {error}). Give a local folder, or fetch it once where there "
-            f"is a network: `hf download {hub_id}`."
-        ) from error
-
-
-def _complete(folder: Path, files: tuple[str, ...]) -> bool:
-    """Whether a cached snapshot has its config, and its weights where they are wanted."""
-    wants_weights = any("safetensors" in pattern for pattern in files)
-    has_weights = any(folder.glob("*.safetensors"))
-    return (folder / "config.json").is_file() and (has_weights or not wants_weights)

@@ -9,20 +9,31 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from workbench.config import QUANTIZATIONS
 from workbench.errors import ConfigError
 from workbench.kernels import Part, Quantised
-from workbench.kernels.quantised import quantise
+from workbench.kernels.quantised import join, quantise
 from workbench.models.building import Take, build
 from workbench.models.folders import DUMMY, Source, find_model, open_source, read_spec
 from workbench.models.gguf_file import GGUFFile
 from workbench.models.gguf_weights import GGUFWeights
 from workbench.models.llama import LlamaModel
 from workbench.models.room import require_room
+from workbench.models.rounding import (
+    Listed,
+    becomes,
+    held_bytes,
+    kind_of,
+    listed,
+    require_rounding,
+)
 from workbench.models.spec import ModelSpec
 from workbench.models.weights import FolderWeights, Weights
 
@@ -32,6 +43,7 @@ _DTYPES = {
     "float16": torch.float16,
     "float64": torch.float64,
 }
+_ROWS = 1024  # of a matrix rounded at a time, so that what that takes beside it stays small
 
 
 def load_model(
@@ -48,30 +60,34 @@ def load_model(
 
     dtype: of the weights and of all arithmetic; "auto" is float32 on a CPU, else the config's.
     quantization: None keeps weights as the file has them; "int8" or "int4" rounds the matrices
-    that it has as floating point.
-    Raises ModelError (unknown, incomplete, corrupt or unsupported model), ConfigError (dtype) or
-    OutOfMemory (weights larger than the memory available).
+    that it has in more bits, be they floating point or quantised. Where some cannot be rounded a
+    warning counts them. Memory is saved by the float32 kernels of a CPU; others widen them again.
+    Raises ModelError (unknown, incomplete, corrupt or unsupported model), ConfigError (dtype, a
+    quantization that is unknown or would round nothing) or OutOfMemory (weights larger than the
+    memory available).
     """
-    dummy = name.startswith(DUMMY)
-    where = find_model(name.removeprefix(DUMMY), weights=not dummy)
-    source = open_source(where)
+    kind, dummy = kind_of(quantization), name.startswith(DUMMY)
+    source = open_source(find_model(name.removeprefix(DUMMY), weights=not dummy))
     spec = read_spec(source)
     chosen = arithmetic_dtype(dtype, device, spec)
-    if dummy:
-        require_room(spec.weight_bytes(chosen.itemsize), name, str(chosen))
-        model = build(spec, _rounding(_random(seed), quantization), chosen, device)
-        model.fingerprint = _digest(f"dummy {seed} {spec} {chosen}")
+    weights = None if dummy else open_weights(source)
+    tensors = listed(spec) if weights is None else _listed(source, weights, spec)
+    if quantization is not None:
+        require_rounding(tensors, quantization, name)
+    _require_room(name, tensors, kind, chosen, device, spec.table_bytes(chosen.itemsize))
+    if weights is None:
+        model = build(spec, _rounding(_random(seed), kind), chosen, device)
+        origin = f"dummy {seed}"
     else:
-        weights = open_weights(source)
-        require_room(weights.held_bytes(chosen.itemsize), name, str(chosen))
         with ThreadPoolExecutor(max_workers=1) as beside:  # reads the file ahead of who packs it
             digest = beside.submit(weights.digest)
-            model = build(spec, _rounding(weights.take_stored, quantization), chosen, device)
+            model = build(spec, _rounding(weights.take_stored, kind), chosen, device)
         weights.refuse_leftovers(spec.unused_tensors)
-        model.fingerprint = _digest(f"{digest.result()} {spec} {chosen}")
+        origin = digest.result()
     if isinstance(source, GGUFFile):
         source.release()
     model.source = source
+    model.fingerprint = _digest(f"{origin} {spec} {chosen}")
     if quantization is not None:
         model.fingerprint += f"/{quantization}"
     return model
@@ -94,19 +110,63 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _rounding(take: Take, quantization: str | None) -> Take:
-    """Matrices rounded to a quantised kind; what is quantised already is left as it is."""
-    if quantization is None:
+def _listed(source: Source, weights: Weights, spec: ModelSpec) -> list[Listed]:
+    """The tensors of a file that the model will hold."""
+    if isinstance(source, GGUFFile):
+        return [Listed(t.name, t.kind, t.shape) for t in source.tensors.values()]
+    assert isinstance(weights, FolderWeights)
+    return [t for t in weights.listed() if t.name not in spec.unused_tensors]
+
+
+def _require_room(
+    name: str,
+    tensors: Sequence[Listed],
+    kind: str | None,
+    dtype: torch.dtype,
+    device: str,
+    table_bytes: int,
+) -> None:
+    """OutOfMemory for what will not fit; only a CPU's float32 kernels keep matrices quantised."""
+    if torch.device(device).type != "cpu" or dtype != torch.float32:
+        numbers = sum(math.prod(tensor.shape) for tensor in tensors)
+        require_room(numbers * dtype.itemsize + table_bytes, name, str(dtype), {})
+        return
+    needed = held_bytes(tensors, dtype.itemsize, kind) + table_bytes
+    rounded = {
+        quantization: held_bytes(tensors, dtype.itemsize, other) + table_bytes
+        for quantization, other in QUANTIZATIONS.items()
+    }
+    smaller = {quantization: size for quantization, size in rounded.items() if size < needed}
+    held = f"matrices rounded to {kind}" if kind else "quantised matrices kept so"
+    require_room(needed, name, f"{dtype}, {held}", smaller)
+
+
+def _rounding(take: Take, kind: str | None) -> Take:
+    """Matrices rounded to a quantised kind, where that makes them smaller."""
+    if kind is None:
         return take
-    kind = QUANTIZATIONS[quantization]
 
     def rounded(name: str, shape: tuple[int, ...]) -> Part:
         part = take(name, shape)
-        if isinstance(part, Quantised) or part.ndim != 2 or shape[1] % 32:
-            return part
-        return quantise(kind, part.float().numpy())
+        held = part.kind if isinstance(part, Quantised) else str(part.dtype)
+        return part if becomes(held, shape, kind) == held else _quantised(part, kind)
 
     return rounded
+
+
+def _quantised(part: Part, kind: str) -> Quantised:
+    """A matrix rounded to `kind`, some rows at a time."""
+    starts = range(0, part.shape[0], _ROWS)
+    return join([quantise(kind, _floats(part, start, start + _ROWS)) for start in starts])
+
+
+def _floats(part: Part, start: int, end: int) -> NDArray[np.float32]:
+    """Some rows of a matrix, as float32."""
+    if isinstance(part, Quantised):
+        rows = part.rows[start:end]
+        return Quantised(part.kind, rows, (len(rows), part.shape[1])).dequantise()
+    floats: NDArray[np.float32] = part[start:end].float().numpy()
+    return floats
 
 
 def _random(seed: int) -> Take:

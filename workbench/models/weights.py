@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from workbench.errors import ModelError
 from workbench.kernels.quantised import Quantised
+from workbench.models.rounding import Listed, held_bytes
 
 _IGNORED = (".rotary_emb.inv_freq",)  # older files keep what follows from the config
 Stored = torch.Tensor | Quantised
@@ -135,13 +136,18 @@ class FolderWeights(Weights):
             tensor: torch.Tensor = opened.get_tensor(name)
         return tensor
 
-    def held_bytes(self, itemsize: int) -> int:
-        total = 0
+    def listed(self) -> list[Listed]:
+        """Every tensor's name, kind of number and shape, by the files' headers."""
+        found = []
         for file in sorted(set(self.file_of.values())):
             with self._open(file) as opened:
-                shapes = [opened.get_slice(name).get_shape() for name in opened.keys()]  # noqa: SIM118
-            total += sum(map(math.prod, shapes)) * itemsize
-        return total
+                slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+                for name, part in slices.items():
+                    found.append(Listed(name, part.get_dtype(), tuple(part.get_shape())))
+        return found
+
+    def held_bytes(self, itemsize: int) -> int:
+        return held_bytes(self.listed(), itemsize)
 
     def digest(self) -> str:
         """sha256 over the bytes of all files."""
