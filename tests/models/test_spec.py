@@ -138,6 +138,7 @@ def test_llama3_scaling_keeps_fast_rotations_and_stretches_slow_ones() -> None:
         ),
         ({"head_dim": 60}, "head_dim = 60; supported: a multiple of 8"),
         ({"intermediate_size": 8}, "intermediate_size = 8; supported: 16 or more"),
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers = 1000000; supported: 10,000 at most"),
         ({"hidden_size": "many"}, "hidden_size = 'many'; allowed: a whole number from 1"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
     ],

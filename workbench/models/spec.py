@@ -23,6 +23,7 @@ from workbench.models.architectures import (
 from workbench.models.settings import Settings
 
 _Allowed = tuple[str, float, bool, str]  # setting, its value, whether that is fine, what is
+_MOST_LAYERS = 10_000  # a list of each layer's parts is made before any weight is read
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +156,7 @@ class ModelSpec:
         return (
             ("num_attention_heads", self.heads, self.heads % self.kv_heads == 0, many),
             ("head_dim", self.head_dim, self.head_dim % 8 == 0, "a multiple of 8"),
+            ("num_hidden_layers", self.layers, self.layers <= _MOST_LAYERS, "10,000 at most"),
             ("hidden_size", self.hidden, self.hidden >= 16, "16 or more"),
             ("intermediate_size", self.intermediate, self.intermediate >= 16, "16 or more"),
         )
