@@ -59,6 +59,15 @@ def test_sampled_tokens_are_those_of_the_wanted_logits(model: LlamaModel) -> Non
         assert result.sampling_s > 0
 
 
+def test_output_matrices_of_columns_are_kept_for_the_last_few_sets(model: LlamaModel) -> None:
+    """Guards memory where every request asks for columns of its own."""
+    driver = Driver(model)
+    for column in (*range(40), 0):
+        wanted = (WantedLogits(np.array([3]), np.array([column])),)
+        driver.executor.submit(driver.plan([(str(column), prompt(4, 5), False)], wanted)).result()
+    assert len(driver.executor._columns) <= 8
+
+
 def test_wanted_columns_are_columns_of_all_logits(model: LlamaModel) -> None:
     """Several scoring requests with other rows and columns, and nothing sampled."""
     tokens = prompt(4, 40)

@@ -55,6 +55,18 @@ def test_the_parts_add_up(model: LlamaModel) -> None:
     assert table.drop("total").share.sum() == pytest.approx(1)
 
 
+def test_a_step_may_have_more_tokens_than_sequences_can_hold(model: LlamaModel) -> None:
+    """Guards the profiling step against positions that the model does not have."""
+    few = StepLimits(max_num_batched_tokens=4096, max_num_seqs=2, max_model_len=128)
+    assert plan_memory(model, few, 16, num_blocks=8).activations > 0
+
+
+def test_a_cache_larger_than_the_machine_is_refused_at_once(model: LlamaModel) -> None:
+    """Before a block is counted; with the numbers."""
+    with pytest.raises(OutOfMemory, match=r"8\.0 TiB is asked for; this machine has"):
+        plan_memory(model, LIMITS, 16, kv_memory="8TiB")
+
+
 def test_activations_cover_buffers_and_grow_with_the_step(model: LlamaModel) -> None:
     """At least what the executor holds, little more, and the same each time it is measured."""
     small = plan_memory(model, LIMITS, 16, num_blocks=8).activations

@@ -144,6 +144,14 @@ def test_draw_at_the_ends_of_the_noise() -> None:
     assert cpu.draw(logits, torch.ones(2, dtype=torch.float64), ends).tolist() == [3, 689]
 
 
+def test_draw_near_temperature_zero_is_greedy() -> None:
+    """Temperatures whose reciprocal overflows: the largest logit, not whatever NaN makes of it."""
+    logits = torch.randn(4, 600, generator=torch.Generator().manual_seed(1))
+    cold = torch.tensor([5e-324, 1e-310, 1e-300, 1e-30], dtype=torch.float64)
+    noise = torch.full((4,), 0.7, dtype=torch.float64)
+    assert torch.equal(cpu.draw(logits, cold, noise), logits.argmax(1))
+
+
 def test_add_row_adds_to_every_row() -> None:
     """As torch does, for widths that no register divides."""
     out, row = torch.randn(19, 37), torch.randn(37)

@@ -24,6 +24,7 @@ from workbench.models.llama import LlamaModel
 from workbench.sampling.sampler import Logprobs, require_finite, sample
 
 Clock = Callable[[], float]
+_KEPT_COLUMNS = 8  # sets of columns whose output matrices are kept; a PRM asks for one
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,7 @@ class Executor:
                 f"The step has {plan.num_tokens} tokens; this executor has room for "
                 f"{self.buffers.tokens}."
             )
+        assert int(plan.positions.max()) < self.model.spec.max_model_len, "no such position"
         tokens = torch.from_numpy(np.require(plan.tokens, np.int64, ("C", "W"))).to(
             self.model.device
         )
@@ -146,9 +148,14 @@ class Executor:
         return logits
 
     def _head_of(self, columns: NDArray[np.int64]) -> Linear:
+        """The output matrix of some columns; those asked for last are kept."""
         key = np.ascontiguousarray(columns, np.int64).tobytes()
-        if key not in self._columns:
+        head = self._columns.pop(key, None)
+        if head is None:
             chosen = torch.from_numpy(np.require(columns, np.int64, ("C", "W")))
             model = self.model
-            self._columns[key] = model.head.columns(chosen.to(model.device), model.final_norm)
-        return self._columns[key]
+            head = model.head.columns(chosen.to(model.device), model.final_norm)
+        self._columns[key] = head
+        if len(self._columns) > _KEPT_COLUMNS:
+            del self._columns[next(iter(self._columns))]
+        return head

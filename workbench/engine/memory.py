@@ -116,6 +116,7 @@ def plan_memory(
         num_blocks=max(0, kv // block_bytes),
         activations_in_total=activations_in_total,
     )
+    _refuse_too_many(profile, name)
     _refuse_too_few(profile, limits, block_size, name)
     return profile
 
@@ -136,6 +137,15 @@ def device_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def _refuse_too_many(profile: MemoryProfile, name: str) -> None:
+    """Before anybody counts the blocks, or asks a system that promises more than it has."""
+    if profile.kv > device_memory():
+        raise OutOfMemory(
+            f"{name}: a KV cache of {format_size(profile.kv)} is asked for; this machine has "
+            f"{format_size(device_memory())}. Give less `memory`, `kv_memory` or `num_blocks`."
+        )
+
+
 def _refuse_too_few(profile: MemoryProfile, limits: StepLimits, block_size: int, name: str) -> None:
     needed = math.ceil(limits.max_model_len / block_size)
     if profile.num_blocks >= needed:
@@ -145,7 +155,9 @@ def _refuse_too_few(profile: MemoryProfile, limits: StepLimits, block_size: int,
     parts = (
         f"weights {format_size(profile.weights)}, activations {format_size(profile.activations)}"
     )
-    remedy = f"Give that much more, or max_model_len={fits} at most." if fits else "No block fits."
+    remedy = f"Give that much more, or max_model_len={fits} at most."
+    if fits < 2:
+        remedy = "Give that much more: no request fits."
     raise OutOfMemory(
         f"{name}: {format_size(profile.total)} leave {profile.num_blocks} blocks of {block_size} "
         f"tokens ({parts}); one request of max_model_len={limits.max_model_len} needs {needed}. "
@@ -195,7 +207,7 @@ def _largest_plan(limits: StepLimits, samples: bool) -> StepPlan:
 
     samples: each sequence samples a token; else each wants one output of a value head.
     """
-    tokens = limits.max_num_batched_tokens
+    tokens = min(limits.max_num_batched_tokens, limits.max_num_seqs * limits.max_model_len)
     seqs = min(limits.max_num_seqs, tokens)
     lengths = np.full(seqs, tokens // seqs, np.int32)
     lengths[: tokens % seqs] += 1

@@ -51,8 +51,8 @@ def build_parts(config: EngineConfig, place: ArenaPlace | None = None) -> Parts:
     cached = (config.block_size, config.enable_prefix_caching)
     if place is None:
         memory = _plan_memory(config, weights, max_model_len, config.num_blocks)
-        cache = KVCacheManager(memory.num_blocks, *cached, namespace=namespace)
         storage: BlockStorage = _own_storage(config, weights, memory)
+        cache = KVCacheManager(memory.num_blocks, *cached, namespace=namespace)
     else:
         require_guaranteed(place, config, max_model_len)
         cache = place.arena.cache(place.name, *cached, namespace=namespace)

@@ -21,6 +21,7 @@ from workbench.kernels.team import Team, kernel, take
 _RUN = 256
 _LOG2_E, _LN2_HIGH, _LN2_LOW = 1.4426950408889634, 0.6931471803691238, 1.9082149292705877e-10
 _SMALLEST = -708.0  # exp of less is taken for 0: it is no normal number
+_COLDEST = 1e-300  # of a temperature: its reciprocal is finite, and all but equal logits weigh 0
 _inlined = njit(error_model="numpy", inline="always")
 
 
@@ -132,7 +133,8 @@ def draw(
     team: Team, logits: torch.Tensor, temperature: torch.Tensor, noise: torch.Tensor
 ) -> torch.Tensor:
     """`Kernels.draw` by a team."""
-    tokens, cooling = torch.empty(len(logits), dtype=torch.int64), temperature.reciprocal()
+    tokens = torch.empty(len(logits), dtype=torch.int64)
+    cooling = temperature.clamp(min=_COLDEST).reciprocal()
     team.run(
         _draw.address,
         *(*logits.shape, logits.data_ptr(), logits.stride(0) * 4),
