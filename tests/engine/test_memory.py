@@ -135,7 +135,7 @@ def test_a_budget_too_small_names_what_fits_and_what_is_missing(model: LlamaMode
         plan_memory(model, LIMITS, 16, kv_memory=3 * BLOCK + BLOCK - 4095)
     assert plan_memory(model, LIMITS, 16, kv_memory=4 * BLOCK).num_blocks == 4
     assert plan_memory(model, StepLimits(256, 16, 48), 16, kv_memory=3 * BLOCK).num_blocks == 3
-    with pytest.raises(OutOfMemory, match="No block fits"):
+    with pytest.raises(OutOfMemory, match="no request fits"):
         plan_memory(model, LIMITS, 16, memory="50KiB")
 
 
