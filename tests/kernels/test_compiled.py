@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numba import cfunc, types
 
-from workbench.kernels.compiled import VECTOR, cached, compiled
+from workbench.kernels.compiled import VECTOR, _forget_stale, cached, compiled
 
 
 def double(x: Any) -> None:
@@ -86,3 +86,18 @@ def test_a_kernel_at_fault_is_not_laid_to_the_cache(folder: Path) -> None:
         warnings.simplefilter("error", RuntimeWarning)
         with pytest.raises(numba.core.errors.TypingError):
             compiled(VECTOR)(wrong)
+
+
+def test_kernels_of_other_sources_are_compiled_anew(folder: Path) -> None:
+    """Guards against code of a module that changed since, in a kernel whose own file did not."""
+    assert doubles()
+    (stamp,) = folder.rglob("kernels.sha256")
+    kept = {file: file.stat().st_mtime_ns for file in stamp.parent.glob("*.nbi")}
+    assert kept
+    _forget_stale.cache_clear()
+    assert doubles()
+    assert {file: file.stat().st_mtime_ns for file in kept} == kept  # the same sources: nothing new
+    stamp.write_text("other sources")
+    _forget_stale.cache_clear()
+    assert doubles()
+    assert all(file.stat().st_mtime_ns > before for file, before in kept.items())

@@ -7,8 +7,11 @@ rows.
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from numba import njit, types
@@ -23,6 +26,7 @@ _DAMAGED = (
     "A compiled kernel that was kept cannot be read ({}), so every run compiles it anew; delete "
     "the folder {}, which is filled again by itself."
 )
+_STAMP = "kernels.sha256"  # beside kept kernels: what they were compiled of
 OPTIONS: dict[str, Any] = {"error_model": "numpy", "nogil": True}
 
 
@@ -31,12 +35,15 @@ def cached(
 ) -> Callable[[Callable[..., Any]], Any]:
     """`compiler` (numba's njit or cfunc) for one signature, kept on disk.
 
-    Where no cache folder can be written, or what lies in it is damaged or of a module that has
-    moved, it is compiled in memory, each run anew, and a RuntimeWarning says so.
+    Kept kernels are those of the sources as they are: numba looks at a kernel's own file only, and
+    much of its code is of others. Where no cache folder can be written, or what lies in it is
+    damaged or of a module that has moved, it is compiled in memory, each run anew, and a
+    RuntimeWarning says so.
     """
 
     def wrap(function: Callable[..., Any]) -> Any:
         try:
+            _forget_stale(FunctionCache(function).cache_path)
             return compiler(signature, cache=True, **options)(function)
         except Exception as error:  # what unpickling damaged bytes raises is anything
             made = compiler(signature, **options)(function)  # a kernel at fault raises again
@@ -49,6 +56,26 @@ def cached(
 def compiled(*arguments: Any) -> Callable[[Callable[..., Any]], Any]:
     """`njit` for one signature without an answer, other threads running meanwhile."""
     return cached(njit, types.void(*arguments), **OPTIONS)
+
+
+@cache
+def _sources() -> str:
+    """Names this package's modules by their contents."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+@cache
+def _forget_stale(folder: str) -> None:
+    """Once a folder: what was compiled of other sources is thrown away."""
+    stamp = Path(folder, _STAMP)
+    if stamp.is_file() and stamp.read_text() == _sources():
+        return
+    for file in Path(folder).glob("*.nb[ic]"):
+        file.unlink(missing_ok=True)
+    stamp.write_text(_sources())
 
 
 def _reason(function: Callable[..., Any], error: Exception) -> str:

@@ -5,9 +5,6 @@ arrays overlap. Here `Lanes` is LLVM's <16 x float>: one AVX-512 register, or se
 elsewhere. No fast-math flag is set, so LLVM may neither reorder nor fuse: each lane's result is
 exactly what the source says, on every machine. An index counts elements of a flat C-contiguous
 float32 array; nothing is checked.
-
-numba's cache on disk looks only at the file a kernel is in: after a change here, in `addresses` or
-in `tiles`, touch the files that compile kernels (cpu_*.py, products.py, team.py).
 """
 
 from __future__ import annotations
