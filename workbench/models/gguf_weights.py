@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from workbench.kernels.quantised import FORMATS, Quantised
 from workbench.models.gguf_config import ROPE_FACTORS, hub_name
 from workbench.models.gguf_file import GGUFFile
+from workbench.models.rounding import Listed
 from workbench.models.weights import Stored, Weights
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -43,6 +44,9 @@ class GGUFWeights(Weights):
             return matrix if order is None else matrix.pick(order)
         plain = torch.frombuffer(data.copy(), dtype=_PLAIN[stored.kind]).view(stored.shape)
         return plain if order is None else plain[torch.from_numpy(order)]
+
+    def listed(self) -> list[Listed]:
+        return [Listed(t.name, t.kind, t.shape) for t in self._file.tensors.values()]
 
     def held_bytes(self, itemsize: int) -> int:
         return self._file.held_bytes(itemsize)

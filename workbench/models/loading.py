@@ -71,7 +71,8 @@ def load_model(
     spec = read_spec(source)
     chosen = arithmetic_dtype(dtype, device, spec)
     weights = None if dummy else open_weights(source)
-    tensors = listed(spec) if weights is None else _listed(source, weights, spec)
+    tensors = listed(spec) if weights is None else weights.listed()
+    tensors = [tensor for tensor in tensors if tensor.name not in spec.unused_tensors]
     if quantization is not None:
         require_rounding(tensors, quantization, name)
     _require_room(name, tensors, kind, chosen, device, spec.table_bytes(chosen.itemsize))
@@ -108,14 +109,6 @@ def arithmetic_dtype(dtype: str, device: str, spec: ModelSpec) -> torch.dtype:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _listed(source: Source, weights: Weights, spec: ModelSpec) -> list[Listed]:
-    """The tensors of a file that the model will hold."""
-    if isinstance(source, GGUFFile):
-        return [Listed(t.name, t.kind, t.shape) for t in source.tensors.values()]
-    assert isinstance(weights, FolderWeights)
-    return [t for t in weights.listed() if t.name not in spec.unused_tensors]
 
 
 def _require_room(

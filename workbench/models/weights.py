@@ -82,6 +82,10 @@ class Weights(ABC):
         """The tensor of a name that is there, as stored."""
 
     @abstractmethod
+    def listed(self) -> list[Listed]:
+        """Every tensor's name, kind of number and shape, by the files' headers."""
+
+    @abstractmethod
     def held_bytes(self, itemsize: int) -> int:
         """Bytes of all tensors once held: numbers of `itemsize` bytes, quantised ones as stored."""
 
@@ -137,7 +141,6 @@ class FolderWeights(Weights):
         return tensor
 
     def listed(self) -> list[Listed]:
-        """Every tensor's name, kind of number and shape, by the files' headers."""
         found = []
         for file in sorted(set(self.file_of.values())):
             with self._open(file) as opened:
