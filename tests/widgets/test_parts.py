@@ -1,0 +1,99 @@
+"""The parts every widget is made of: labels, typed twins, text to copy, figures to save."""
+
+import shlex
+
+import pandas as pd
+import plotly.graph_objects as go
+import pytest
+import yaml
+
+from workbench.errors import ConfigError
+from workbench.widgets import parts
+from workbench.widgets.commands import papermill_command
+
+
+@pytest.fixture
+def dial():
+    return parts.Dial("LLM share of total memory", [0.1, 0.2, 0.5], 0.24, "{:.2f}")
+
+
+def test_a_dial_has_a_label_a_slider_and_a_typed_twin(dial):
+    """The three are shown, and start at the option nearest to the value asked for."""
+    label, slider, typed = dial.box.children
+    assert label.value == "LLM share of total memory"
+    assert slider.description and typed.description
+    assert dial.value == slider.value == typed.value == 0.2
+    assert [text for text, _ in slider.options] == ["0.10", "0.20", "0.50"]
+
+
+def test_either_twin_moves_the_other_and_observers_hear_once(dial):
+    """A value between two options becomes the nearest; one move is one call."""
+    heard = []
+    dial.observe(heard.append)
+    dial.slider.value = 0.5
+    assert (dial.typed.value, heard) == (0.5, [0.5])
+    dial.typed.value = 0.13
+    assert (dial.slider.value, dial.typed.value, heard) == (0.1, 0.1, [0.5, 0.1])
+    dial.typed.value = 99
+    assert (dial.value, dial.typed.value, heard[-1]) == (0.5, 0.5, 0.5)
+
+
+def test_other_options_keep_the_nearest_value(dial):
+    """Observers hear only where the value had to change."""
+    heard = []
+    dial.observe(heard.append)
+    dial.offer([0.2, 0.3])
+    assert (dial.value, heard) == (0.2, [])
+    dial.offer([0.7, 0.6])
+    assert (dial.value, dial.typed.value, heard) == (0.6, 0.6, [0.6])
+    dial.slider.value = 0.7
+    assert dial.typed.value == 0.7
+
+
+def test_a_choice_offers_what_there_is():
+    """What was chosen stays where it still can be, else the first is taken."""
+    choice, heard = parts.Choice("beams (n)", [4, 16], 16), []
+    choice.observe(heard.append)
+    choice.offer([8, 16])
+    assert (choice.value, heard) == (16, [])
+    choice.offer([64])
+    assert (choice.value, heard) == (64, [64])
+
+
+def test_a_command_gives_its_parameters_as_yaml():
+    """Every value comes back with its type; names with spaces are quoted for a shell."""
+    given = {"llm_share": 0.3, "device": "my h100.json", "n": 16, "models": None}
+    command = papermill_command("what_if", given)
+    words = shlex.split(command)
+    assert words[:3] == ["papermill", "notebooks/what_if.ipynb", "what_if.run.ipynb"]
+    found = [yaml.safe_load(word) for word in words[4::2]]
+    assert {k: v for pair in found for k, v in pair.items()} == given
+
+
+def test_the_copied_text_is_shown():
+    """The text is a trait of the widget, so that it can be changed and read."""
+    line = parts.CopyText(text="papermill x")
+    assert line.text == "papermill x"
+    assert "papermill" in line.name
+
+
+def test_figures_are_saved_where_the_user_says_and_the_place_is_told(tmp_path, monkeypatch):
+    """Through the project's save_figure, rows and record beside the drawing."""
+    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))  # no image: that takes seconds
+    fig, rows = go.Figure(go.Scatter(x=[1], y=[2])), pd.DataFrame({"x": [1], "y": [2]})
+    place = tmp_path / "mine"
+    box = parts.save_box(lambda: {"what_if_share": (fig, rows, {"llm_share": 0.3})}, str(place))
+    box.children[1].click()
+    said = box.children[2].value
+    assert str(place) in said
+    assert (place / "what_if_share.html").is_file()
+    assert "0.3" in (place / "what_if_share.json").read_text()
+
+
+def test_what_cannot_be_saved_is_said_beside_the_button():
+    """An empty folder name is a named error in words, not an exception in a log."""
+    with pytest.raises(ConfigError, match="folder"):
+        parts.save_figures({}, "  ")
+    box = parts.save_box(dict, "")
+    box.children[1].click()
+    assert "ConfigError" in box.children[2].value
