@@ -186,10 +186,10 @@ def test_changes_that_cannot_be_made_are_refused(measured) -> None:
     ):
         with pytest.raises(error, match=said):
             replay(measured.answers, free_of_charge(), llm=changes)
-    unsized = replace(measured.recording.llm, num_blocks=None)
+    unsized = replace(measured.recording.llm, num_blocks=None), measured.recording.prm
     with pytest.raises(ConfigError, match="or they changed in the search; give num_blocks"):
-        CacheSettings.of(unsized, {"block_size": 8})
-    assert CacheSettings.of(unsized, {"num_blocks": 50}).num_blocks == 50
+        replay(measured.answers, free_of_charge(), models=unsized, llm={"block_size": 8})
+    assert CacheSettings.of(unsized[0], {"num_blocks": 50}).num_blocks == 50
     with pytest.raises(ConfigError, match="min_problem_batch is 0"):
         replay(measured.answers, free_of_charge(), min_problem_batch=0)
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.errors import ConfigError
+from workbench.kvcache.arena_cache import ArenaCache
 from workbench.kvcache.manager import Allocation, KVCacheManager
 from workbench.kvcache.pool import CacheStats
 from workbench.replay.lines import ChainedCache, Entry, Line
@@ -127,6 +128,10 @@ class LoggedCache(ChainedCache):
         self._named[seq_id] = len(chain)
         found = [numbers.setdefault(digest, len(numbers)) for digest in chain[first:]]
         return np.array(found, np.int32)
+
+
+class LoggedArenaCache(LoggedCache, ArenaCache):
+    """The same for a model in an arena."""
 
 
 def logged_calls(cache: KVCacheManager) -> CacheCalls:

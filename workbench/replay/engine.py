@@ -19,20 +19,22 @@ from workbench.engine.static_batch import StaticScheduler
 from workbench.errors import ConfigError, RecordingError, nearest
 from workbench.fields import require_types
 from workbench.replay.answers import Answers, RecordedExecutor, SampledNode
-from workbench.replay.calls import LoggedCache
 from workbench.replay.lines import ChainedCache, Line
+from workbench.replay.work import DEFAULT_BLOCK_SIZE, block_size_of
 from workbench.search.record import RecordedEngine
 from workbench.trace.recorder import Recorder
 
 Cost = Callable[[StepPlan], float]
-DEFAULT_BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
-    """What may differ from the recorded engine: the cache and the limits of a step."""
+    """What may differ from the recorded engine: the cache and the limits of a step.
 
-    num_blocks: int
+    num_blocks: None where the memory says it, or nobody does.
+    """
+
+    num_blocks: int | None = None
     block_size: int = DEFAULT_BLOCK_SIZE
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
@@ -43,8 +45,9 @@ class CacheSettings:
     def __post_init__(self) -> None:
         require_types(self)
         for name in ("num_blocks", "block_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; allowed: >= 1.")
+            given = getattr(self, name)
+            if given is not None and given < 1:
+                raise ConfigError(f"{name} is {given}; allowed: >= 1.")
 
     @classmethod
     def of(cls, engine: RecordedEngine, changes: Mapping[str, Any] | None = None) -> Self:
@@ -63,15 +66,9 @@ class CacheSettings:
         own = {n: v for n, v in (engine.config or {}).items() if n in known and v is not None}
         own["num_blocks"] = engine.num_blocks
         if "block_size" in changes and "num_blocks" not in changes and engine.num_blocks:
-            size = own.get("block_size", DEFAULT_BLOCK_SIZE)
-            own["num_blocks"] = engine.num_blocks * size // max(1, int(changes["block_size"]))
-        own |= changes
-        if own["num_blocks"] is None:
-            raise ConfigError(
-                f"The recording does not say how many blocks {engine.name} had, or they changed in "
-                "the search; give num_blocks."
-            )
-        return cls(**own)
+            tokens = engine.num_blocks * block_size_of(engine)
+            own["num_blocks"] = tokens // max(1, int(changes["block_size"]))
+        return cls(**own | changes)
 
 
 class SimulatedClock:
@@ -85,11 +82,7 @@ class SimulatedClock:
 
 
 class ReplayEngine:
-    """One recorded model.
-
-    request_s: seconds that queueing a request takes, outside the steps. log_calls: keep the cache's
-    calls (calls.logged_calls).
-    """
+    """One recorded model. request_s: seconds that queueing a request takes, outside the steps."""
 
     capabilities = frozenset({"token_identity", "trace"})
     tokenizer = None
@@ -98,22 +91,19 @@ class ReplayEngine:
         self,
         recorded: RecordedEngine,
         settings: CacheSettings,
+        cache: ChainedCache,
         answers: Answers,
         clock: SimulatedClock,
         cost: Cost,
         request_s: float = 0.0,
-        log_calls: bool = False,
     ) -> None:
         self.name, self.architecture = recorded.name, recorded.architecture
         self.fingerprint, self.value_outputs = recorded.fingerprint, recorded.value_outputs
         self.max_model_len = recorded.max_model_len
         self.settings = settings
-        self._answers, self._clock, self._cost = answers, clock, cost
+        self._answers, self.clock, self._cost = answers, clock, cost
         self._request_s = request_s
-        kind = LoggedCache if log_calls else ChainedCache
-        self.cache: ChainedCache = kind(
-            settings.num_blocks, settings.block_size, settings.enable_prefix_caching
-        )
+        self.cache = cache
         self._executor = RecordedExecutor(answers.tokens)
         self.scheduler = _scheduler(self.cache, settings, self.max_model_len, self._executor, clock)
         self._nodes: dict[int, SampledNode] = {}
@@ -153,10 +143,10 @@ class ReplayEngine:
         return self._queue(token_ids, Tag() if tag is None else tag, score=score)
 
     def _queue(self, tokens: Line, tag: Tag, **wanted: Any) -> int:
-        self._clock.now += self._request_s
+        self.clock.now += self._request_s
         number = self._next_id
         sequence = Sequence(number, tokens, len(tokens), tag=tag, **wanted)
-        sequence.arrival_s = self._clock()
+        sequence.arrival_s = self.clock()
         self.scheduler.add(sequence)
         self._next_id += 1
         return number
@@ -165,7 +155,7 @@ class ReplayEngine:
         """Drop a request; an unknown or finished id is ignored."""
         sequence = self.scheduler.abort(request_id)
         if sequence is not None:
-            self._recorder.request(self._trace_name, sequence, "abort", self._clock())
+            self._recorder.request(self._trace_name, sequence, "abort", self.clock())
 
     @property
     def has_work(self) -> bool:
@@ -174,17 +164,21 @@ class ReplayEngine:
 
     def step(self) -> list[RequestOutput]:
         """One scheduling step of the real scheduler; its cost passes on the clock."""
-        start = self._clock()
+        start = self.clock()
         plan = self.scheduler.schedule()
         if plan is None:
             return []
+        self.cache.take_moves()  # nobody copies bytes
         duration = self._cost(plan)
-        self._clock.now += duration
+        self.clock.now += duration
         finished = self.scheduler.update(plan, self._executor.run(plan))
         outputs = [self._finish(sequence, reason) for sequence, reason in finished]
         counts = self.scheduler.counts
         assert counts is not None
-        self._recorder.step(self._trace_name, self._next_step, start, duration, 0.0, counts)
+        target, timing = self.cache.target, (start, duration, 0.0)
+        self._recorder.step(
+            self._trace_name, self._next_step, *timing, counts, blocks_target=target
+        )
         self._next_step += 1
         return outputs
 
@@ -196,7 +190,7 @@ class ReplayEngine:
             step = self._nodes.pop(number).step
             reason = step.request_reason
             output = RequestOutput(number, step.tokens, step.text, step.finish_reason, cached)
-        self._recorder.request(self._trace_name, sequence, reason, self._clock())
+        self._recorder.request(self._trace_name, sequence, reason, self.clock())
         return output
 
 
@@ -210,7 +204,7 @@ def _scheduler(
     kind = StaticScheduler if settings.batching == "static" else Scheduler
     return kind(
         cache,
-        np.arange(settings.num_blocks, dtype=np.int64),
+        np.arange(cache.num_block_ids, dtype=np.int64),
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_model_len=max_model_len,

@@ -12,6 +12,7 @@ from collections.abc import Sequence as SequenceOf
 from itertools import chain
 from typing import Any
 
+from workbench.kvcache.arena_cache import ArenaCache
 from workbench.kvcache.manager import KVCacheManager
 from workbench.kvcache.prefix import chain_root, extend_chain
 
@@ -75,6 +76,11 @@ class ChainedCache(KVCacheManager):
         super().__init__(*given, **settings)
         self._root = chain_root(self._namespace, b"")
 
+    @property
+    def num_block_ids(self) -> int:
+        """Block ids are below it; there may be more than blocks."""
+        return len(self._pool.blocks)
+
     def extend(self, seq_id: int, token_ids: list[int]) -> list[int] | None:
         """As KVCacheManager, with the hashes that the line remembers."""
         if isinstance(token_ids, Line) and self.enable_prefix_caching:
@@ -93,3 +99,7 @@ class ChainedCache(KVCacheManager):
             return token_ids, self._root, []
         chain = token_ids.entry.chain(self._root, self.block_size)
         return token_ids, self._root, chain[: len(token_ids) // self.block_size]
+
+
+class ChainedArenaCache(ChainedCache, ArenaCache):
+    """The same for a model in an arena."""

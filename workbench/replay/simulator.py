@@ -7,7 +7,7 @@ been.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,20 +19,22 @@ from workbench.replay.answers import Answers, RecordedPRM, RecordedScores
 from workbench.replay.cost import StepCost, Terms
 from workbench.replay.devices import Device
 from workbench.replay.engine import CacheSettings, Cost, ReplayEngine, SimulatedClock
+from workbench.replay.memory import SharedMemory, make_caches
 from workbench.replay.work import ModelWork
 from workbench.search.active import ActiveSearch
 from workbench.search.beam import BeamSearch
 from workbench.search.best_of_n import BestOfN
 from workbench.search.measure import Throughput
-from workbench.search.record import Recording
+from workbench.search.record import RecordedEngine, Recording
 from workbench.search.requests import Strategy
-from workbench.search.rounds import Rounds
+from workbench.search.rounds import OnRound, Rounds
 from workbench.search.score_cache import ScoreCache
 from workbench.trace.files import Trace
 from workbench.trace.recorder import Recorder
 
 STRATEGIES: dict[str, Any] = {"BeamSearch": BeamSearch, "BestOfN": BestOfN}
 Changes = Mapping[str, Any]
+Models = tuple[RecordedEngine, RecordedEngine]  # LLM, PRM
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,11 +56,11 @@ class Costs:
     request_s: float = 0.0
 
     @classmethod
-    def on(cls, recording: Recording, device: Device) -> Costs:
+    def on(cls, models: Iterable[RecordedEngine], device: Device) -> Costs:
         """On a device: its fitted terms where it has some for a model, else its roofline."""
         llm, prm = (
             StepCost(ModelWork.of(engine), device, Terms.on(device, engine.name))
-            for engine in (recording.llm, recording.prm)
+            for engine in models
         )
         return cls(llm, prm, device.terms.get("request", {}).get("seconds", 0.0))
 
@@ -69,42 +71,50 @@ def replay(
     *,
     llm: Changes | None = None,
     prm: Changes | None = None,
+    shared: SharedMemory | None = None,
+    models: Models | None = None,
     strategy: Strategy | None = None,
     min_problem_batch: int | None = None,
     score_cache: bool | None = None,
+    on_round: OnRound | None = None,
     log_calls: bool = False,
 ) -> Replayed:
     """Run a recorded search again. llm, prm: changed fields of CacheSettings; None: as recorded.
 
-    log_calls keeps the caches' calls, for miss-ratio curves.
+    shared: one memory for both, in place of num_blocks. models: others in the place of the recorded
+    ones. on_round: as run_search. log_calls keeps the caches' calls, for miss-ratio curves.
     Answers(recording) may be given in its place: it remembers the hashes between replays. Raises
     RecordingError for what the recording does not hold, OutOfMemory and ConfigError as engines do.
     """
     answers = recording if isinstance(recording, Answers) else Answers(recording)
     recording = answers.recording
-    costs = Costs.on(recording, costs) if isinstance(costs, Device) else costs
-    clock, settings = SimulatedClock(), recording.settings
-    engines = [
-        ReplayEngine(
-            recorded,
-            CacheSettings.of(recorded, changes),
-            answers,
-            clock,
-            cost,
-            costs.request_s,
-            log_calls,
-        )
-        for recorded, changes, cost in (
-            (recording.llm, llm, costs.llm),
-            (recording.prm, prm, costs.prm),
-        )
-    ]
+    models = (recording.llm, recording.prm) if models is None else models
+    costs = Costs.on(models, costs) if isinstance(costs, Device) else costs
+    engines = _engines(answers, models, (llm, prm), costs, shared, log_calls)
+    settings = recording.settings
     batch = settings.min_problem_batch if min_problem_batch is None else min_problem_batch
     if batch < 1:
         raise ConfigError(f"min_problem_batch is {batch}; allowed: whole numbers >= 1.")
     cached = settings.score_cache if score_cache is None else score_cache
     strategy = recorded_strategy(recording) if strategy is None else strategy
-    return _play(answers, engines, clock, strategy, batch, ScoreCache() if cached else None)
+    return _play(answers, engines, strategy, batch, ScoreCache() if cached else None, on_round)
+
+
+def _engines(
+    answers: Answers,
+    models: Models,
+    changes: Iterable[Changes | None],
+    costs: Costs,
+    shared: SharedMemory | None,
+    log_calls: bool,
+) -> list[ReplayEngine]:
+    settings = [CacheSettings.of(*pair) for pair in zip(models, changes, strict=True)]
+    pairs = list(zip(models, settings, strict=True))
+    caches, clock = make_caches(pairs, shared, log_calls), SimulatedClock()
+    return [
+        ReplayEngine(*pair, cache, answers, clock, cost, costs.request_s)
+        for pair, cache, cost in zip(pairs, caches, (costs.llm, costs.prm), strict=True)
+    ]
 
 
 def recorded_strategy(recording: Recording) -> Strategy:
@@ -123,13 +133,14 @@ def recorded_strategy(recording: Recording) -> Strategy:
 def _play(
     answers: Answers,
     engines: list[ReplayEngine],
-    clock: SimulatedClock,
     strategy: Strategy,
     batch: int,
     cache: ScoreCache | None,
+    on_round: OnRound | None,
 ) -> Replayed:
-    recorder, recording = Recorder("replay", clock()), answers.recording
     llm, prm_engine = engines
+    clock, recording = llm.clock, answers.recording
+    recorder = Recorder("replay", clock())
     llm.trace_as(recorder, "llm")
     prm_engine.trace_as(recorder, "prm")
     prm = RecordedPRM(prm_engine, recording)
@@ -153,7 +164,7 @@ def _play(
         )
         for kept in recording.problems
     ]
-    rounds.run(searches)
+    rounds.run(searches, on_round)
     for search in searches:
         for row in search.tree.rows(search.problem.id):
             del row["finish_reason"], row["text"]

@@ -15,6 +15,8 @@ from workbench.errors import RecordingError
 from workbench.models.spec import ModelSpec, RopeScaling
 from workbench.search.record import RecordedEngine
 
+DEFAULT_BLOCK_SIZE = 16
+
 
 class StepWork(NamedTuple):
     """One step. keys: pairs of a computed token and a position it attends to."""
@@ -47,14 +49,13 @@ class ModelWork:
     @classmethod
     def of(cls, engine: RecordedEngine) -> ModelWork:
         """Of a recorded engine; RecordingError when it did not tell its shapes."""
-        config = engine.config or {}
         if engine.spec is None or engine.weight_bytes is None or engine.block_bytes is None:
             raise RecordingError(
                 f"The recording does not hold the shapes of {engine.name}; record the search on an "
                 "Engine of this workbench, or give the replay a cost."
             )
-        block_size = config.get("block_size", 16)
-        return cls(spec_of(engine), engine.weight_bytes, engine.block_bytes // block_size)
+        kv_bytes = engine.block_bytes // block_size_of(engine)
+        return cls(spec_of(engine), engine.weight_bytes, kv_bytes)
 
     @classmethod
     def of_spec(cls, spec: ModelSpec, dtype_bytes: int = 2) -> ModelWork:
@@ -69,6 +70,12 @@ class ModelWork:
     def bytes(self, work: StepWork) -> int:
         """Bytes of a step: all weights once, the KV of every context read, the new one written."""
         return self.weight_bytes + self.kv_bytes_per_token * (work.context + work.tokens)
+
+
+def block_size_of(engine: RecordedEngine) -> int:
+    """Tokens of a block of the recorded engine."""
+    size: int = (engine.config or {}).get("block_size", DEFAULT_BLOCK_SIZE)
+    return size
 
 
 def spec_of(engine: RecordedEngine) -> ModelSpec:

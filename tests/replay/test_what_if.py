@@ -1,0 +1,143 @@
+"""One function for every question: memory, shares, policies, models; and what it refuses."""
+
+import pickle
+
+import pytest
+
+from workbench.engine.engine import Engine
+from workbench.engine.shared import block_shape
+from workbench.errors import ConfigError, OutOfMemory, RecordingError
+from workbench.kvcache.arena import KVArena
+from workbench.models.folders import model_spec
+from workbench.replay.memory import POLICIES
+from workbench.replay.simulator import events, recorded_strategy
+from workbench.replay.what_if import WhatIf, what_if
+from workbench.search.prm import PRM
+from workbench.search.record_file import write_recording
+from workbench.search.runner import run_search
+
+LIMITS = {"max_num_seqs": 16, "max_num_batched_tokens": 256}
+
+
+@pytest.mark.parametrize("policy", list(POLICIES))
+def test_a_measured_run_over_an_arena_replays_to_the_same_events(measured, policy) -> None:
+    """Under every policy, pages that move between the models included."""
+    memory, share = "1600KiB", 0.22
+    names = ("tiny-solver", "tiny-prm")
+    shapes = [block_shape(name, max_model_len=512) for name in names]
+    arena = KVArena(memory, shapes, POLICIES[policy](), share)
+    llm, prm = (Engine(name, arena=arena, max_model_len=512, **LIMITS) for name in names)
+    kept = measured.recording
+    result = run_search(
+        [p.problem for p in kept.problems],
+        llm=llm,
+        prm=PRM(prm),
+        strategy=recorded_strategy(kept),
+        min_problem_batch=2,
+    )
+    found = what_if(
+        measured.answers, device="h100", kv_memory=memory, kv_share=share, policy=policy
+    )
+    steps = events(result.trace.steps)
+    assert events(found.trace.steps).equals(steps)
+    assert steps["evicted"].sum() > 0, "the run is too easy"
+
+
+def test_nothing_given_is_the_recorded_run(measured, tmp_path) -> None:
+    """From a path, and from a question that went through a pickle."""
+    path = write_recording(measured.recording, tmp_path / "search.parquet")
+    question = pickle.loads(pickle.dumps(WhatIf("a100-40")))
+    for found in (what_if(path, device="a100-40"), question.answer(measured.recording)):
+        assert events(found.trace.steps).equals(events(measured.trace.steps))
+        nodes = measured.trace.nodes.drop(columns="run_id")
+        assert found.tree.drop(columns="run_id").equals(nodes)
+        assert [part.num_blocks for part in found.memory] == [40, 34]
+    answer = pickle.loads(pickle.dumps(found))
+    assert answer.throughput == found.throughput
+
+
+def test_memory_is_divided_by_a_share(measured) -> None:
+    """Of everything with weights, or of the KV alone; the recorded share where none is given."""
+    llm, prm = measured.recording.llm, measured.recording.prm
+    weights = llm.weight_bytes + prm.weight_bytes
+    total = what_if(measured.answers, device="h100", total_memory="48MiB", llm_share=0.25).memory
+    assert total[0].num_blocks == (12 * 2**20 - llm.weight_bytes) // llm.block_bytes
+    assert total[1].num_blocks == (36 * 2**20 - prm.weight_bytes) // prm.block_bytes
+    kv = what_if(measured.answers, device="h100", kv_memory="4MiB", kv_share=0.25).memory
+    assert [part.num_blocks for part in kv] == [
+        2**20 // llm.block_bytes,
+        3 * 2**20 // prm.block_bytes,
+    ]
+    recorded = 40 * llm.block_bytes, 34 * prm.block_bytes
+    doubled = what_if(measured.answers, device="h100", kv_memory=2 * sum(recorded)).memory
+    assert [part.num_blocks for part in doubled] == [80, 68]
+    same = what_if(measured.answers, device="h100", total_memory=weights + sum(recorded)).memory
+    assert [part.num_blocks for part in same] == [40, 34]
+
+
+def test_other_models_take_other_memory_and_time(measured) -> None:
+    """Llama-3.2-1B and an 8B PRM in 40 GiB: the same search, their blocks and their seconds."""
+    specs = {"llm_spec": model_spec("llama-3.2-1b"), "prm_spec": model_spec("llama-3.1-8b-prm")}
+    large = what_if(
+        measured.answers, device="a100-40", total_memory="40GiB", llm_share=0.3, **specs
+    )
+    assert large.memory[0].block_bytes == 16 * 2 * 16 * 8 * 64 * 2
+    assert large.memory[1].weight_bytes > 14 * 2**30
+    small = what_if(measured.answers, device="a100-40")
+    assert large.tree.equals(small.tree)
+    assert large.throughput.tokens_per_s < small.throughput.tokens_per_s
+    named = {"llm_name": "llama-3.2-1b", "prm_name": "llama-3.1-8b-prm"}
+    shared = what_if(
+        measured.answers,
+        device="a100-40",
+        total_memory="40GiB",
+        policy="FirstCome",
+        **specs,
+        **named,
+    )
+    assert [part.name for part in shared.memory] == list(named.values())
+
+
+def test_a_callback_stops_a_replay(measured) -> None:
+    """Called after each round with its progress; what it raises ends the replay."""
+    seen = []
+
+    def stop(progress) -> None:
+        seen.append(progress)
+        if progress.round == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        what_if(measured.answers, device="h100", on_round=stop)
+    assert [progress.round for progress in seen] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "said"),
+    [
+        ({}, ConfigError, "needs device="),
+        ({"device": "h10"}, ConfigError, "Did you mean 'h100'"),
+        ({"device": "h100", "shares": 0.3}, ConfigError, "no setting 'shares'"),
+        ({"device": "h100", "speculative_extension": True}, ConfigError, "speculative_extension"),
+        ({"device": "h100", "lookahead_scoring": True}, ConfigError, "was not recorded"),
+        ({"device": "h100", "llm_share": 0.3}, ConfigError, "give both"),
+        ({"device": "h100", "kv_memory": 1, "total_memory": 1}, ConfigError, "give one of them"),
+        ({"device": "h100", "kv_share": 1.5}, ConfigError, r"kv_share is 1.5; allowed: a number"),
+        ({"device": "h100", "policy": "Fair"}, ConfigError, "policy is 'Fair'; allowed: StaticSpl"),
+        ({"device": "h100", "total_memory": "1KiB"}, OutOfMemory, "its weights take"),
+        ({"device": "h100", "kv_memory": "64KiB"}, OutOfMemory, "cannot hold one request"),
+        ({"device": "h100", "llm": {"num_block": 3}}, ConfigError, "Did you mean 'num_blocks'"),
+        ({"device": "h100", "block_size": 0}, ConfigError, "block_size is 0"),
+        ({"device": "h100", "max_num_seqs": "all"}, ConfigError, "max_num_seqs is 'all'"),
+    ],
+)
+def test_questions_that_make_no_sense_are_refused(measured, settings, error, said) -> None:
+    """By name, with what is allowed."""
+    with pytest.raises(error, match=said):
+        what_if(measured.answers, **settings)
+
+
+def test_a_missing_recording_is_named(tmp_path) -> None:
+    """The path that was given, and how to make one."""
+    with pytest.raises(RecordingError, match=r"no recording .*none.parquet; make one"):
+        what_if(tmp_path / "none.parquet", device="h100")
