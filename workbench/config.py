@@ -97,6 +97,7 @@ class EngineConfig(_Settings):
     max_num_batched_tokens: int = 2048  # tokens in one step
     max_model_len: int | None = None  # None: the model's own maximum
     enable_prefix_caching: bool = True
+    reuse_partial_blocks: bool = False  # what goes on with a partly filled block copies it
     batch_invariant: bool = True
     quantization: str | None = None  # None: weights as the file has them; or "int8", "int4"
     activations_in_total: bool = True  # False: `memory` pays for weights and KV only
@@ -132,12 +133,54 @@ class EngineConfig(_Settings):
         self._require(
             "enable_prefix_caching", not shares, "False with batching='static', which pads prompts"
         )
+        self._require(
+            "reuse_partial_blocks",
+            self.enable_prefix_caching or not self.reuse_partial_blocks,
+            "False with enable_prefix_caching=False: full blocks lead to partial ones",
+        )
         if self.quantization is not None:
             self._choose("quantization", tuple(QUANTIZATIONS))
 
 
 @dataclass(frozen=True, slots=True)
-class SearchConfig(_Settings):
+class SearchSwitches(_Settings):
+    """How a search uses its two engines. Every setting gives the same tokens, scores and answers.
+
+    search/rounds.py says what each does, what it promises and what it needs.
+    """
+
+    request_order: str = "path"  # or "slot": as the strategy lists them; "prefix": hot ones first
+    problem_batching: str = "continuous"  # or "static": taken in only when none is in flight
+    speculative_extension: bool = False
+    lookahead_scoring: bool = False
+    overlap: bool = False
+
+    def __post_init__(self) -> None:
+        require_types(self)
+        self._choose("request_order", ("slot", "path", "prefix"))
+        self._choose("problem_batching", ("continuous", "static"))
+        self._require(
+            "lookahead_scoring",
+            self.speculative_extension or not self.lookahead_scoring,
+            "False without speculative_extension, whose steps are what is scored ahead",
+        )
+
+    def require_usable(self, *, score_cache: bool, min_problem_batch: int) -> None:
+        """ConfigError for a switch that could do nothing beside these settings."""
+        self._require(
+            "lookahead_scoring",
+            score_cache or not self.lookahead_scoring,
+            "False with score_cache=False: a score is found again in the score cache only",
+        )
+        self._require(
+            "overlap",
+            min_problem_batch > 1 or not self.overlap,
+            "False with min_problem_batch=1: overlap takes two groups of problems in flight",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SearchConfig(SearchSwitches):
     """One search: strategy, its sizes, and how tokens are sampled and scores used."""
 
     strategy: str = "beam_search"
@@ -147,13 +190,14 @@ class SearchConfig(_Settings):
     temperature: float = 0.8
     top_p: float = 1.0
     max_step_tokens: int = 256
+    finish_at_limit: bool = False  # sample on to the end of the solution at max_depth
     aggregation: str = "last"
     voting: str = "weighted"
     score_cache: bool = True
     min_problem_batch: int = 8  # problems in flight
 
     def __post_init__(self) -> None:
-        require_types(self)
+        SearchSwitches.__post_init__(self)
         self._choose("strategy", ("beam_search", "best_of_n"))
         self._choose("aggregation", ("last", "min", "prod", "mean"))
         self._choose("voting", ("weighted", "majority", "naive"))
@@ -162,6 +206,11 @@ class SearchConfig(_Settings):
         self._require("beam_width", self.beam_width <= max(self.n, 1), f"<= n ({self.n})")
         self._require("temperature", 0 <= self.temperature < math.inf, ">= 0")
         self._require("top_p", 0 < self.top_p <= 1, "in (0, 1]")
+        steps = self.strategy == "beam_search"
+        self._require(
+            "finish_at_limit", steps or not self.finish_at_limit, "False but in a beam_search"
+        )
+        self.require_usable(score_cache=self.score_cache, min_problem_batch=self.min_problem_batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +237,16 @@ class SweepConfig(_Settings):
     temperature: float = 0.8
     top_p: float = 1.0
     max_step_tokens: int = 256
+    finish_at_limit: bool = False
     aggregation: str = "last"
     voting: str = "weighted"
     score_cache: bool = True
     min_problem_batch: int = 12  # problems in flight: sets how much cache the working set wants
+    request_order: str = "path"  # this and the next four: SearchSwitches
+    problem_batching: str = "continuous"
+    speculative_extension: bool = False
+    lookahead_scoring: bool = False
+    overlap: bool = False
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
     block_size: int = 16

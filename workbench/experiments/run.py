@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import pandas as pd
 
-from workbench.config import EngineConfig, SearchConfig
+from workbench.config import EngineConfig, SearchConfig, SearchSwitches
 from workbench.engine.engine import Engine
 from workbench.experiments.identity import sweep_problems
 from workbench.experiments.plan import RunSpec
@@ -68,6 +69,7 @@ def make_strategy(config: SearchConfig) -> Strategy:
         n=config.n,
         beam_width=config.beam_width,
         max_depth=config.max_depth,
+        finish_at_limit=config.finish_at_limit,
         aggregation=config.aggregation,
     )
 
@@ -93,6 +95,7 @@ def search(
         top_p=config.top_p,
         max_step_tokens=config.max_step_tokens,
         voting=config.voting,
+        **{each.name: getattr(config, each.name) for each in fields(SearchSwitches)},
     )
 
 

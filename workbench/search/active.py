@@ -5,12 +5,11 @@ Plain bookkeeping between a strategy and the rounds; it submits nothing and know
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 from workbench.search.control import shuffle_scores
 from workbench.search.problems import Problem
-from workbench.search.requests import Beam, Generate, Outcome, Score, Step, Strategy
+from workbench.search.requests import Generate, Outcome, Score, Step, Strategy
 from workbench.search.scoring import ProblemScores, ScoreCounts
 from workbench.search.tree import Tree
 
@@ -36,6 +35,7 @@ class ActiveSearch:
         self.answered_s = 0.0
         self.request: Generate | Score | None = None
         self.steps: list[Step | None] = []
+        self.served = True  # by the engine that `request` is for; False until it is queued
         self._aggregation = strategy.aggregation
         search = strategy.search(problem.without_answer())
         if shuffle_seed is not None:
@@ -44,6 +44,7 @@ class ActiveSearch:
 
     def advance(self) -> None:
         """Hand the strategy what it asked for and take its next request, or its outcome."""
+        self.served = False
         try:
             self.request = self._search.send(self._reply())
         except StopIteration as end:
@@ -71,8 +72,3 @@ class ActiveSearch:
             self.tree.score(request.beams, scores, self._aggregation)
             return scores
         return None
-
-
-def in_order(beams: Sequence[Beam]) -> Iterator[tuple[int, Beam]]:
-    """Slots and beams in the order in which requests are submitted: by depth, then path."""
-    return iter(sorted(enumerate(beams), key=lambda item: (len(item[1].path), item[1].path)))

@@ -8,13 +8,13 @@ included, over wall time from first admission to last answer.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from workbench.core import RequestOutput, TokenEngine
+from workbench.core import RequestOutput
 from workbench.trace.recorder import Recorder
 
 LANE = "search"
@@ -39,15 +39,15 @@ class SpanClock:
         self._kind, self._since = kind, now
         return now
 
-    def drain(self, engine: TokenEngine) -> Drained:
-        """Run an engine until it has no request.
+    def drain(self, work: Iterable[list[RequestOutput]]) -> Drained:
+        """Go through an engine's steps to their end.
 
         What the loop and the engine spent outside recorded steps becomes a bookkeeping span.
         """
         rows, outputs = self._recorder.step_rows, []
         first, start = len(rows), self.switch("")
-        while engine.has_work:
-            outputs += engine.step()
+        for finished in work:
+            outputs += finished
         end = self.switch("bookkeeping")
         steps = rows[first:]
         if steps:

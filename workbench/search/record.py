@@ -8,7 +8,7 @@ shoulder; record_file.py writes it. What it does not do: keep times, which the t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any
 
 from workbench.core import SamplingParams, TokenEngine
@@ -100,7 +100,10 @@ class RecordedEngine:
 
 @dataclass(frozen=True, slots=True)
 class RecordedSettings:
-    """How the search was run. strategy: its class's name, and its fields."""
+    """How the search was run. strategy: its class's name, and its fields.
+
+    switches: fields of SearchSwitches; those not named are at their defaults.
+    """
 
     strategy: str
     strategy_settings: Mapping[str, Any]
@@ -117,6 +120,7 @@ class RecordedSettings:
     prm_format: str
     prm_fingerprint: str
     prm_columns: tuple[int, ...]
+    switches: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(

@@ -69,6 +69,7 @@ def write_record(
         score_cache=score_cache,
         voting=voting,
         score_shuffle_seed=score_shuffle_seed,
+        switches=rounds.switches.to_dict(),
     )
     reasons = request_reasons(recorder.request_rows)
     kept = [search for search in searches if isinstance(search, RecordingSearch)]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from workbench.config import SearchSwitches
 from workbench.core import SamplingParams, TokenEngine
 from workbench.errors import PromptError
 from workbench.search.collect import collect
@@ -55,6 +56,11 @@ def run_search(
     score_shuffle_seed: int | None = None,
     record: str | os.PathLike[str] | None = None,
     on_round: OnRound | None = None,
+    request_order: str = "path",
+    problem_batching: str = "continuous",
+    speculative_extension: bool = False,
+    lookahead_scoring: bool = False,
+    overlap: bool = False,
 ) -> SearchResult:
     """Search every problem; answers, tree and measurements in one result.
 
@@ -66,6 +72,8 @@ def run_search(
     score_shuffle_seed: the control experiment, see control.py.
     record: a Parquet file to be written at the end, from which the search can be replayed.
     on_round: called after each round; may raise to stop the search.
+    request_order to overlap: how the engines are used, the same tokens and scores whatever is
+        chosen; rounds.py has the table.
     Raises ConfigError or PromptError before anything runs. What an engine or on_round raises ends
     the search; its requests are aborted and both engines stay usable.
     """
@@ -79,10 +87,25 @@ def run_search(
     )
     strategy = _aggregating(strategy, aggregation)
     cache = _cache(score_cache)
+    switches = SearchSwitches(
+        request_order=request_order,
+        problem_batching=problem_batching,
+        speculative_extension=speculative_extension,
+        lookahead_scoring=lookahead_scoring,
+        overlap=overlap,
+    )
+    switches.require_usable(score_cache=cache is not None, min_problem_batch=min_problem_batch)
     require_recordable(record, cache)
     recorder = _recorder(llm=llm, prm=prm.engine)
-    batch = min_problem_batch
-    rounds = Rounds(llm, prm, seed=seed, params=params, min_problem_batch=batch, recorder=recorder)
+    rounds = Rounds(
+        llm,
+        prm,
+        seed=seed,
+        params=params,
+        min_problem_batch=min_problem_batch,
+        recorder=recorder,
+        switches=switches,
+    )
     rounds.spans.switch("tokenising")
     new_search = search_kind(record, rounds)
     searches = [
