@@ -7,6 +7,7 @@ scheduler over it. What it does not do: run anything.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from workbench.config import EngineConfig
 from workbench.engine.executor import Executor
@@ -47,15 +48,19 @@ def build_parts(config: EngineConfig, place: ArenaPlace | None = None) -> Parts:
     tokenizer = load_tokenizer(weights.source, dummy=config.model.startswith(DUMMY))
     token_bytes = _padded(tokenizer.token_bytes, weights.spec.vocab)
     max_model_len = _model_len(config, weights.spec)
-    namespace = weights.fingerprint.encode()
-    cached = (config.block_size, config.enable_prefix_caching)
+    cached: dict[str, Any] = {
+        "block_size": config.block_size,
+        "enable_prefix_caching": config.enable_prefix_caching,
+        "reuse_partial_blocks": config.reuse_partial_blocks,
+        "namespace": weights.fingerprint.encode(),
+    }
     if place is None:
         memory = _plan_memory(config, weights, max_model_len, config.num_blocks)
         storage: BlockStorage = _own_storage(config, weights, memory)
-        cache = KVCacheManager(memory.num_blocks, *cached, namespace=namespace)
+        cache = KVCacheManager(memory.num_blocks, **cached)
     else:
         require_guaranteed(place, config, max_model_len)
-        cache = place.arena.cache(place.name, *cached, namespace=namespace)
+        cache = place.arena.cache(place.name, **cached)
         memory = _plan_memory(config, weights, max_model_len, cache.num_blocks)
         storage = place.storage(config, weights)
     cache.require(-(-max_model_len // config.block_size))

@@ -101,6 +101,7 @@ class KVArena(Lender, ArenaLayout):
         enable_prefix_caching: bool = True,
         *,
         namespace: bytes = b"",
+        reuse_partial_blocks: bool = False,
     ) -> ArenaCache:
         """The KV cache of a model of the arena; the same one whenever it is asked for.
 
@@ -110,10 +111,15 @@ class KVArena(Lender, ArenaLayout):
         if model not in self._caches:
             pool = self.pools[self.models.index(packing.shape.name)]
             self._caches[model] = ArenaCache(
-                pool, block_size, enable_prefix_caching, namespace=namespace, lock=self.lock
+                pool,
+                block_size,
+                enable_prefix_caching,
+                namespace=namespace,
+                reuse_partial_blocks=reuse_partial_blocks,
+                lock=self.lock,
             )
         cache = self._caches[model]
-        if not cache.is_as(block_size, enable_prefix_caching, namespace):
+        if not cache.is_as(block_size, enable_prefix_caching, namespace, reuse_partial_blocks):
             raise ConfigError(
                 f"{model!r} has a cache already, of blocks of {cache.block_size} tokens, for other "
                 "weights or other settings; give the second model a name of its own in the arena."

@@ -24,18 +24,32 @@ class ArenaCache(KVCacheManager):
         enable_prefix_caching: bool = True,
         *,
         namespace: bytes = b"",
+        reuse_partial_blocks: bool = False,
         lock: AbstractContextManager[object],
     ) -> None:
         super().__init__(
-            len(pool.blocks), block_size, enable_prefix_caching, namespace=namespace, pool=pool
+            len(pool.blocks),
+            block_size,
+            enable_prefix_caching,
+            namespace=namespace,
+            reuse_partial_blocks=reuse_partial_blocks,
+            pool=pool,
         )
         self._leases = pool
         self.lock = lock
 
-    def is_as(self, block_size: int, enable_prefix_caching: bool, namespace: bytes) -> bool:
+    def is_as(
+        self,
+        block_size: int,
+        enable_prefix_caching: bool,
+        namespace: bytes,
+        reuse_partial_blocks: bool,
+    ) -> bool:
         """Whether it was made with these settings."""
         mine = (self.block_size, self.enable_prefix_caching, self._namespace)
-        return mine == (block_size, enable_prefix_caching, namespace)
+        return mine == (block_size, enable_prefix_caching, namespace) and (
+            self.reuse_partial_blocks == reuse_partial_blocks
+        )
 
     def allocate(
         self,

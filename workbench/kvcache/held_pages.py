@@ -16,8 +16,8 @@ class HeldPages:
     """Pages of `per_page` blocks. Block b lies in page b // per_page.
 
     idle: pages without a live block, least recently used first, with the tick of their last use.
-    last_used: [pages] when a live block of theirs was last released. num_vacant: blocks, those of
-    closed pages not counted.
+    last_used: [pages] when a block of theirs was last released, or hit where it is. num_vacant:
+    blocks, those of closed pages not counted.
     """
 
     def __init__(self, per_page: int, num_pages: int) -> None:
@@ -111,6 +111,13 @@ class HeldPages:
         self.last_used[page] = tick
         if self._live[page] == 0:
             self.idle[page] = tick
+
+    def touch(self, page: int, tick: int) -> None:
+        """What is cached in this page was used."""
+        self.last_used[page] = tick
+        if page in self.idle:
+            self.idle[page] = tick
+            self.idle.move_to_end(page)
 
     def drop(self, page: int) -> None:
         """The page is held no more; nothing in it is live."""

@@ -139,6 +139,11 @@ class LeasedPool(BlockPool):
         else:
             self.index.park(block.digest, block.id)
 
+    def touch(self, block: Block) -> None:
+        """A cached block was hit where it is; its page was used, too."""
+        super().touch(block)
+        self._pages.touch(block.id // self.per_page, self._arena.tick())
+
     def _of_new_page(self) -> Block:
         """The first block of a page more, or an evicted one."""
         page = self._arena.lease(self)

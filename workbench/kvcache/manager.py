@@ -12,11 +12,13 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from workbench.errors import ConfigError
-from workbench.kvcache.pool import Block, BlockPool, CacheStats
-from workbench.kvcache.prefix import chain_root, extend_chain
+from workbench.kvcache.matching import PrefixMatching
+from workbench.kvcache.pool import BlockPool, CacheStats
+from workbench.kvcache.prefix import extend_chain
 from workbench.kvcache.recompute import NOTHING_LOST, Lost, PartialTails, find_lost
 from workbench.kvcache.resizing import Resizable
 from workbench.kvcache.table import BlockTable
+from workbench.kvcache.tails import Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class Allocation:
     lost: Lost = field(default=NOTHING_LOST, compare=False)
 
 
-class KVCacheManager(Resizable):
+class KVCacheManager(PrefixMatching, Resizable):
     """Blocks of one model's KV cache, shared between sequences with equal prefixes.
 
     num_blocks: all usable. namespace: the model's fingerprint, part of every hash. pool: who hands
@@ -43,6 +45,7 @@ class KVCacheManager(Resizable):
         enable_prefix_caching: bool = True,
         *,
         namespace: bytes = b"",
+        reuse_partial_blocks: bool = False,
         pool: BlockPool | None = None,
     ) -> None:
         if num_blocks < 1 or block_size < 1:
@@ -50,8 +53,15 @@ class KVCacheManager(Resizable):
                 f"KVCacheManager got num_blocks={num_blocks}, block_size={block_size}; "
                 "allowed: at least 1 each."
             )
+        if reuse_partial_blocks and not enable_prefix_caching:
+            raise ConfigError(
+                "KVCacheManager got reuse_partial_blocks=True and enable_prefix_caching=False; a "
+                "partial block is found by the full ones before it: switch both on, or the first "
+                "off."
+            )
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
+        self.reuse_partial_blocks = reuse_partial_blocks
         self._namespace = namespace
         self._pool: BlockPool = BlockPool(num_blocks) if pool is None else pool
         self._tables: dict[int, BlockTable] = {}
@@ -84,13 +94,6 @@ class KVCacheManager(Resizable):
         """The sequence's block ids, in position order (a copy)."""
         return [block.id for block in self._table(seq_id).blocks]
 
-    def match(
-        self, token_ids: SequenceOf[int], *, salt: bytes = b"", max_hit: int | None = None
-    ) -> int:
-        """How many tokens a request for these would find cached now; changes nothing."""
-        tokens, _, chain = self._hashed(token_ids, salt)
-        return self.block_size * len(self._hit(chain, self._coverable(len(tokens), max_hit)))
-
     # -- changes --
 
     def allocate(
@@ -112,18 +115,20 @@ class KVCacheManager(Resizable):
         if seq_id in self._tables:
             raise ConfigError(f"sequence {seq_id!r} is allocated already; free it first.")
         tokens, root, chain = self._hashed(token_ids, salt)
-        coverable = self._coverable(len(tokens), max_hit)
-        hit = self._hit(chain, coverable)
-        unreferenced = sum(block.ref_count == 0 for block in hit)
-        needed = self._blocks_for(len(tokens)) - len(hit) + unreferenced
+        hit = self._hit(tokens, root, chain, max_hit)
+        shared = hit.blocks
+        unreferenced = sum(block.ref_count == 0 for block in shared)
+        needed = self._blocks_for(len(tokens)) - len(shared) + unreferenced
         if needed + keep_free > self._pool.num_available:
             return None
-        lost = self._find_lost(tokens, root, chain, range(len(hit), coverable))
-        self._count(len(tokens), len(hit), lost, readmission)
-        num_cached_tokens = len(hit) * self.block_size
-        for block in hit:
+        missed = range(len(shared), self._coverable(len(tokens), max_hit))
+        lost = self._find_lost(tokens, root, chain, missed)
+        num_cached_tokens = len(shared) * self.block_size + hit.tail_tokens
+        self._count(len(tokens), num_cached_tokens, lost, readmission)
+        for block in shared:
             self._pool.share(block)
-        table = BlockTable(root, hit, list(chain), len(hit), num_cached_tokens)
+        copied = [] if hit.tail is None else [self._pool.copy(hit.tail)]
+        table = BlockTable(root, shared + copied, list(chain), len(shared), num_cached_tokens)
         self._tables[seq_id] = table
         self._grow(table, len(tokens) if num_tokens is None else min(num_tokens, len(tokens)))
         return Allocation(num_cached_tokens, [block.id for block in table.blocks], lost)
@@ -177,16 +182,17 @@ class KVCacheManager(Resizable):
         """Release a sequence's blocks, tail first; those that reach past num_computed are no hit.
 
         num_computed: tokens whose KV exists (default: all that room was made for). token_ids: the
-        sequence, if its computed tail in a partial block shall be remembered for the trace.
+        sequence, if its computed tail in a partial block shall be remembered: for the trace, and
+        to be hit if partial blocks are reused.
         """
         table = self._table(seq_id)
         computed = table.num_tokens if num_computed is None else num_computed
         num_kept = computed // self.block_size
-        if token_ids is not None and self.enable_prefix_caching:
-            tail = tuple(token_ids[num_kept * self.block_size : computed])
-            self._tails.remember(table.parent_of(num_kept), tail)
         for block in table.blocks[num_kept:]:
             self._pool.withdraw(block)
+        if token_ids is not None and self.enable_prefix_caching:
+            tail = tuple(token_ids[num_kept * self.block_size : computed])
+            self._keep_tail(table, num_kept, tail)
         for block in reversed(table.blocks):
             self._pool.release(block)
         del self._tables[seq_id]
@@ -220,39 +226,6 @@ class KVCacheManager(Resizable):
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def _coverable(self, num_tokens: int, max_hit: int | None) -> int:
-        """Full blocks a hit may cover: logits of the last token and from max_hit on are wanted."""
-        most = num_tokens - 1 if max_hit is None else min(num_tokens - 1, max_hit)
-        return max(most, 0) // self.block_size
-
-    def _hashed(
-        self, token_ids: SequenceOf[int], salt: bytes
-    ) -> tuple[list[int], bytes, list[bytes]]:
-        """The tokens as a list, the chain's root and the hashes of the full blocks.
-
-        The last answer is kept: the head of the waiting queue asks the same every step.
-        """
-        tokens = token_ids if isinstance(token_ids, list) else list(token_ids)
-        root = chain_root(self._namespace, salt)
-        if not self.enable_prefix_caching:
-            return tokens, root, []
-        last_root, last_tokens, last_chain = self._last_chain
-        if last_root == root and last_tokens == tokens:
-            return tokens, root, last_chain
-        chain = extend_chain(root, [], tokens, self.block_size)
-        self._last_chain = (root, tokens.copy(), chain)
-        return tokens, root, chain
-
-    def _hit(self, chain: list[bytes], coverable: int) -> list[Block]:
-        """The longest run of published blocks from block 0, at most `coverable`."""
-        run = []
-        for digest in chain[:coverable]:
-            block = self._pool.find(digest)
-            if block is None:
-                break
-            run.append(block)
-        return run
-
     def _grow(self, table: BlockTable, num_tokens: int) -> list[int]:
         """Take the blocks that num_tokens need and publish those they fill."""
         missing = self._blocks_for(num_tokens) - len(table.blocks)
@@ -264,6 +237,13 @@ class KVCacheManager(Resizable):
             self._pool.publish(table.blocks[i], table.chain[i])
         table.num_published = max(table.num_published, full)
         return [block.id for block in new]
+
+    def _keep_tail(self, table: BlockTable, number: int, tail: Tokens) -> None:
+        """What was computed of the table's block of this number, which is not full."""
+        parent = table.parent_of(number)
+        self._tails.remember(parent, tail)
+        if tail and self.reuse_partial_blocks and table.blocks[number].ref_count == 1:
+            self._pool.publish_tail(table.blocks[number], parent, tail)
 
     def _find_lost(self, tokens: list[int], root: bytes, chain: list[bytes], missed: range) -> Lost:
         if not self.enable_prefix_caching:
@@ -279,8 +259,8 @@ class KVCacheManager(Resizable):
         stats.thrash_events += thrashed > 0
         if readmission:
             stats.readmit_query_tokens += num_tokens
-            stats.readmit_hit_tokens += num_hit * self.block_size
+            stats.readmit_hit_tokens += num_hit
             stats.thrashed_readmit += thrashed
         else:
             stats.query_tokens += num_tokens
-            stats.hit_tokens += num_hit * self.block_size
+            stats.hit_tokens += num_hit

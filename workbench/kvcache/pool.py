@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from workbench.errors import ConfigError
 from workbench.kvcache.prefix import PrefixIndex
 from workbench.kvcache.resizing import Copies, ResizeAnswer, answer_resize
+from workbench.kvcache.tails import Tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +44,7 @@ class CacheStats:
     thrashed_readmit: int = 0
     thrash_events: int = 0
     duplicates: int = 0
-    copied: int = 0  # for forks, or moved out of the way
+    copied: int = 0  # for what goes on with a partial block, or moved out of the way
 
 
 class BlockPool:
@@ -89,6 +90,12 @@ class BlockPool:
         block_id = self.index.find(digest)
         return None if block_id is None else self.blocks[block_id]
 
+    def holder(self, digest: bytes) -> Block:
+        """As `find`, of a hash that is held."""
+        block = self.find(digest)
+        assert block is not None, "a tail without a block"
+        return block
+
     def take(self) -> Block:
         """A private block with one reference; evicts the least recently freed if none is free."""
         block = self._free.popleft() if self._free else self._evict()
@@ -97,11 +104,21 @@ class BlockPool:
         return block
 
     def copy(self, block: Block) -> Block:
-        """A private block with the same content, once `copies` is carried out."""
+        """A private block with the same content, once `copies` is carried out.
+
+        A cached block that is the last available one becomes private itself, content and all.
+        """
+        if block.ref_count == 0:
+            self.touch(block)
         twin = self.take()
-        self.copies.add(block.id, twin.id)
-        self.stats.copied += 1
+        if twin is not block:
+            self.copies.add(block.id, twin.id)
+            self.stats.copied += 1
         return twin
+
+    def touch(self, block: Block) -> None:
+        """A cached block was hit where it is."""
+        self.index.touch(block.id)
 
     def share(self, block: Block) -> None:
         """One more reference to a block that was hit."""
@@ -115,7 +132,7 @@ class BlockPool:
         block.ref_count -= 1
         if block.ref_count == 0:
             if block.digest is None:
-                self._free.append(block)
+                self._vacated(block)
             else:
                 self.index.park(block.digest, block.id)
 
@@ -125,6 +142,19 @@ class BlockPool:
             block.digest = digest
         else:
             self.stats.duplicates += 1
+
+    def publish_tail(self, block: Block, parent: bytes, tail: Tokens) -> None:
+        """Let a private block be hit by what goes on with its tokens; it is released next.
+
+        Of two tails that begin alike all the way, the longer one is enough.
+        """
+        found = self.index.tails.longest(parent, tail)
+        if found is not None and found.num_tokens == len(tail):
+            self.touch(self.holder(found.digest))
+            return
+        if found is not None and found.num_tokens == found.length:
+            self._give_up(self.holder(found.digest))
+        block.digest = self.index.publish_tail(parent, tail, block.id)
 
     def withdraw(self, block: Block) -> None:
         """A referenced block can be hit no more: its KV never came into being."""
@@ -161,6 +191,16 @@ class BlockPool:
         self.stats.evicted += 1
         return block
 
+    def _give_up(self, block: Block) -> None:
+        """A cached block's content is worth nothing any more."""
+        self.index.give_up([block.id])
+        block.digest = None
+        self._vacated(block)
+
+    def _vacated(self, block: Block) -> None:
+        """A block has neither reference nor content."""
+        self._free.append(block)
+
     def clear(self) -> None:
         """Every block is free and without content; nothing may be referenced."""
         assert self.num_active == 0
@@ -186,6 +226,7 @@ def check_blocks(
 ) -> None:
     """Raise unless every block is free, parked or referenced, and holds the hash it is found by."""
     parked, holders = index.parked, index.holders
+    index.check()
     for i, block in enumerate(blocks):
         named = f"block {block.id}"
         assert block.id == i, f"{named}: listed as {i}"

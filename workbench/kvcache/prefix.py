@@ -12,6 +12,8 @@ from array import array
 from collections import OrderedDict
 from hashlib import sha256
 
+from workbench.kvcache.tails import TailIndex, Tokens
+
 
 def chain_root(namespace: bytes, salt: bytes) -> bytes:
     """The parent of a first block: 32 bytes that carry the model's namespace and the salt."""
@@ -39,14 +41,15 @@ class PrefixIndex:
     """hash -> block id, the unreferenced holders in eviction order, and every hash ever evicted.
 
     Invariant: a hash has one holder and a block one hash; parked blocks are holders nobody
-    references. The memory of evicted hashes (about 100 bytes each) is what makes a thrash countable
-    exactly.
+    references. A holder of a tail (tails.py) is parked or about to be. The memory of evicted hashes
+    of full blocks (about 100 bytes each) is what makes a thrash countable exactly.
     """
 
     def __init__(self) -> None:
         self._holder: dict[bytes, int] = {}
         self._parked: OrderedDict[int, bytes] = OrderedDict()  # least recently freed first
         self._evicted: set[bytes] = set()
+        self.tails = TailIndex()
 
     @property
     def num_parked(self) -> int:
@@ -84,6 +87,12 @@ class PrefixIndex:
         """Let the block be hit under this hash; False, and no change, when another holds it."""
         return self._holder.setdefault(digest, block_id) == block_id
 
+    def publish_tail(self, parent: bytes, tail: Tokens, block_id: int) -> bytes:
+        """Let a partly filled block be hit by what goes on with its tokens; answers the hash."""
+        digest = self.tails.add(parent, tail)
+        self._holder[digest] = block_id
+        return digest
+
     def withdraw(self, digest: bytes) -> None:
         """Nobody can hit this hash any more, and it does not count as evicted."""
         del self._holder[digest]
@@ -96,18 +105,26 @@ class PrefixIndex:
         """A parked block is hit: it leaves the eviction order."""
         del self._parked[block_id]
 
+    def touch(self, block_id: int) -> None:
+        """A parked block was read where it is: it becomes the most recently freed one."""
+        self._parked.move_to_end(block_id)
+
     def evict(self) -> int:
         """Give up the content of the least recently freed block; answers its id."""
         block_id, digest = self._parked.popitem(last=False)
-        del self._holder[digest]
-        self._evicted.add(digest)
+        self._drop(digest)
         return block_id
 
     def give_up(self, block_ids: list[int]) -> None:
         """Give up the content of these parked blocks."""
         for block_id in block_ids:
-            digest = self._parked.pop(block_id)
-            del self._holder[digest]
+            self._drop(self._parked.pop(block_id))
+
+    def _drop(self, digest: bytes) -> None:
+        del self._holder[digest]
+        if digest in self.tails:
+            self.tails.remove(digest)
+        else:
             self._evicted.add(digest)
 
     def move(self, digest: bytes, block_id: int) -> None:
@@ -119,3 +136,10 @@ class PrefixIndex:
         self._holder.clear()
         self._parked.clear()
         self._evicted.clear()
+        self.tails.clear()
+
+    def check(self) -> None:
+        """Raise unless the tails agree with each other and their holders are parked."""
+        self.tails.check()
+        tails = [digest for digest in self._parked.values() if digest in self.tails]
+        assert len(tails) == len(self.tails), "a tail without a parked block"

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from workbench.kvcache.prefix import PrefixIndex
+from workbench.kvcache.tails import Tokens, common_prefix
 
 TAILS_PER_PARENT = 64
 
@@ -51,21 +52,14 @@ def _overlap(spans: tuple[range, ...], start: int, end: int) -> int:
     return sum(max(0, min(span.stop, end) - max(span.start, start)) for span in spans)
 
 
-def _common_prefix(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    for i, (a, b) in enumerate(zip(one, other)):
-        if a != b:
-            return i
-    return min(len(one), len(other))
-
-
 class PartialTails:
     """Computed tokens of blocks that never filled, by the hash of the block before them."""
 
     def __init__(self, max_parents: int) -> None:
         self._max_parents = max_parents
-        self._tails: OrderedDict[bytes, dict[tuple[int, ...], None]] = OrderedDict()
+        self._tails: OrderedDict[bytes, dict[Tokens, None]] = OrderedDict()
 
-    def remember(self, parent: bytes, tail: tuple[int, ...]) -> None:
+    def remember(self, parent: bytes, tail: Tokens) -> None:
         """A sequence is freed whose last block held only these tokens."""
         if not tail:
             return
@@ -78,9 +72,9 @@ class PartialTails:
         if len(self._tails) > self._max_parents:
             self._tails.popitem(last=False)
 
-    def longest(self, parent: bytes, tokens: tuple[int, ...]) -> int:
+    def longest(self, parent: bytes, tokens: Tokens) -> int:
         """How many of the tokens that follow `parent` some remembered tail starts with."""
-        return max((_common_prefix(t, tokens) for t in self._tails.get(parent, ())), default=0)
+        return max((common_prefix(t, tokens) for t in self._tails.get(parent, ())), default=0)
 
     def __contains__(self, parent: bytes) -> bool:
         return parent in self._tails

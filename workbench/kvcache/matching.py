@@ -1,0 +1,99 @@
+"""What of a prompt is cached: full blocks from the first on, then the start of a partly filled one.
+
+Looks, and changes nothing. What it does not do: admit anybody (manager.py), or keep the hashes and
+tails that it looks up (prefix.py, tails.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+from workbench.kvcache.pool import Block, BlockPool
+from workbench.kvcache.prefix import chain_root, extend_chain
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """Full blocks to be shared, and a cached one whose first tail_tokens tokens are to be copied.
+
+    tail is None, and tail_tokens 0, where nothing but full blocks was found.
+    """
+
+    blocks: list[Block]
+    tail: Block | None = None
+    tail_tokens: int = 0
+
+
+class PrefixMatching:
+    """The looking half of a KVCacheManager.
+
+    reuse_partial_blocks: what a sequence that left had computed in a partly filled block is hit,
+    by copy, by whoever goes on with it.
+    """
+
+    block_size: int
+    enable_prefix_caching: bool
+    reuse_partial_blocks: bool
+    _namespace: bytes
+    _pool: BlockPool
+    _last_chain: tuple[bytes, list[int], list[bytes]]
+
+    def match(
+        self, token_ids: SequenceOf[int], *, salt: bytes = b"", max_hit: int | None = None
+    ) -> int:
+        """How many tokens a request for these would find cached now; changes nothing."""
+        tokens, root, chain = self._hashed(token_ids, salt)
+        hit = self._hit(tokens, root, chain, max_hit)
+        return self.block_size * len(hit.blocks) + hit.tail_tokens
+
+    def _hashed(
+        self, token_ids: SequenceOf[int], salt: bytes
+    ) -> tuple[list[int], bytes, list[bytes]]:
+        """The tokens as a list, the chain's root and the hashes of the full blocks.
+
+        The last answer is kept: the head of the waiting queue asks the same every step.
+        """
+        tokens = token_ids if isinstance(token_ids, list) else list(token_ids)
+        root = chain_root(self._namespace, salt)
+        if not self.enable_prefix_caching:
+            return tokens, root, []
+        last_root, last_tokens, last_chain = self._last_chain
+        if last_root == root and last_tokens == tokens:
+            return tokens, root, last_chain
+        chain = extend_chain(root, [], tokens, self.block_size)
+        self._last_chain = (root, tokens.copy(), chain)
+        return tokens, root, chain
+
+    def _coverable(self, num_tokens: int, max_hit: int | None) -> int:
+        """Full blocks that a hit may cover."""
+        return _most(num_tokens, max_hit) // self.block_size
+
+    def _hit(self, tokens: list[int], root: bytes, chain: list[bytes], max_hit: int | None) -> Hit:
+        """The longest run of published blocks from block 0, and what goes on where it ends."""
+        most = _most(len(tokens), max_hit)
+        run = self._run(chain[: most // self.block_size])
+        if not self.reuse_partial_blocks:
+            return Hit(run)
+        start = len(run) * self.block_size
+        rest = tuple(tokens[start : min(most, start + self.block_size - 1)])
+        parent = chain[len(run) - 1] if run else root
+        found = self._pool.index.tails.longest(parent, rest)
+        if found is None:
+            return Hit(run)
+        return Hit(run, self._pool.holder(found.digest), found.num_tokens)
+
+    def _run(self, digests: list[bytes]) -> list[Block]:
+        run = []
+        for digest in digests:
+            block = self._pool.find(digest)
+            if block is None:
+                break
+            run.append(block)
+        return run
+
+
+def _most(num_tokens: int, max_hit: int | None) -> int:
+    """Tokens a hit may cover: logits of the last one and from position max_hit on are wanted."""
+    most = num_tokens - 1 if max_hit is None else min(num_tokens - 1, max_hit)
+    return max(most, 0)
