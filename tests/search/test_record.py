@@ -13,7 +13,7 @@ from workbench.search.best_of_n import BestOfN
 from workbench.search.prm import PRM
 from workbench.search.problems import Problem
 from workbench.search.record import RecordedEngine
-from workbench.search.record_file import read_recording, write_recording
+from workbench.search.record_file import read_header, read_recording, write_recording
 from workbench.search.runner import run_search
 from workbench.search.score_cache import ScoreCache
 
@@ -76,6 +76,18 @@ def test_settings_and_engines_are_kept(fake_engine, tmp_path) -> None:
     assert (kept.seed, kept.min_problem_batch, kept.score_cache) == (3, 2, False)
     assert (kept.temperature, kept.prm_format) == (0.5, "rlhflow")
     assert (recording.llm.name, recording.llm.config) == ("fake-rlhflow", None)
+
+
+def test_the_header_says_what_the_recording_does(fake_engine, tmp_path) -> None:
+    """Settings, engines and problems, without reading a token; a cut file is refused as well."""
+    path = tmp_path / "search.parquet"
+    search(fake_engine, path)
+    whole, header = read_recording(path), read_header(path)
+    assert (header.settings, header.llm, header.prm) == (whole.settings, whole.llm, whole.prm)
+    assert header.problems == tuple(p.problem for p in whole.problems)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(RecordingError, match="cut or of another kind"):
+        read_header(path)
 
 
 def test_the_same_recording_is_written_again(fake_engine, tmp_path) -> None:

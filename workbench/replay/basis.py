@@ -65,7 +65,7 @@ class ModelBasis(NamedTuple):
         """Tokens found cached where nothing is ever evicted."""
         return int(self.curve["hit_tokens"][-1])
 
-    def count(self, name: str, num_blocks: int) -> float:
+    def column(self, name: str, num_blocks: int) -> float:
         """A column of the curve at a size, between its points; below the peak, the peak's."""
         return float(np.interp(num_blocks, self.curve["num_blocks"], self.curve[name]))
 

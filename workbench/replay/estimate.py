@@ -105,7 +105,7 @@ def _model(model: ModelBasis, cost: object, limits: Limits) -> EstimatedModel:
             f"An estimate cannot use {cost!r:.60} as a cost: it costs many steps at once. Give "
             "Costs.on(models, device)."
         )
-    lost = max(model.most_hits - model.count("hit_tokens", limits.num_blocks), 0.0)
+    lost = max(model.most_hits - model.column("hit_tokens", limits.num_blocks), 0.0)
     work = _with_tokens(model.work, model.prefill * (lost / max(model.prefill.sum(), 1.0)))
     room = model.active / limits.num_blocks
     most = np.maximum(
@@ -116,8 +116,8 @@ def _model(model: ModelBasis, cost: object, limits: Limits) -> EstimatedModel:
     return EstimatedModel(
         seconds=parts * seconds_of(cost, each),
         num_blocks=limits.num_blocks,
-        hit_rate=model.count("hit_ratio", limits.num_blocks),
-        thrash_per_1000=1000 * model.count("thrash_events", limits.num_blocks) / model.look_ups,
+        hit_rate=model.column("hit_ratio", limits.num_blocks),
+        thrash_per_1000=1000 * model.column("thrash_events", limits.num_blocks) / model.look_ups,
         fits=limits.num_blocks >= model.peak,
     )
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, fields
 from hashlib import sha256
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, NamedTuple, Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -53,6 +53,7 @@ SCHEMA = pa.schema(
     }
 )
 Row = dict[str, Any]
+_Read = TypeVar("_Read")
 Key = tuple[Any, ...]
 
 
@@ -127,24 +128,39 @@ def _number_parents(rows: list[Row]) -> None:
             row["parent"] = places[row["parent"]]
 
 
+class Header(NamedTuple):
+    """What a recording says of itself, without a token of it."""
+
+    settings: RecordedSettings
+    llm: RecordedEngine
+    prm: RecordedEngine
+    problems: tuple[Problem, ...]
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Self:
+        """From a file's metadata; KeyError or TypeError where they are of another kind."""
+        settings = dict(given["settings"])
+        settings["prm_columns"] = tuple(settings["prm_columns"])
+        engines = [RecordedEngine(**given[name]) for name in ("llm", "prm")]
+        problems = tuple(Problem(**problem) for problem in given["problems"])
+        return cls(RecordedSettings(**settings), engines[0], engines[1], problems)
+
+
+def read_header(path: str | os.PathLike[str]) -> Header:
+    """Settings, engines and problems of a recording, read at once; RecordingError as above."""
+    return _checked(path, lambda file: Header.of(_metadata(path, file.schema_arrow)))
+
+
 def read_recording(path: str | os.PathLike[str]) -> Recording:
     """The search that was recorded; RecordingError if missing, cut, foreign, newer or damaged."""
-    content = _read(path)
-    metadata = content.schema.metadata or {}
-    _require_version(path, metadata)
-    if not content.schema.equals(SCHEMA, check_metadata=False):
-        raise _damaged(path, f"its columns are {', '.join(content.schema.names)}")
-    if metadata.get(_DIGEST_KEY) != sha256(metadata[_SETTINGS_KEY]).digest():
-        raise _damaged(path, "its settings are not those that were written")
-    try:
-        return _recording(content, json.loads(metadata[_SETTINGS_KEY]))
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise _damaged(path, f"{type(error).__name__}: {error}") from error
+    return _checked(path, lambda file: _recording(path, file.read()))
 
 
-def _read(path: str | os.PathLike[str]) -> pa.Table:
+def _checked(path: str | os.PathLike[str], read: Callable[[pq.ParquetFile], _Read]) -> _Read:
+    """What is read of a file; RecordingError for whatever is wrong with it."""
     try:
-        return pq.ParquetFile(path, page_checksum_verification=True).read()
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            return read(file)
     except FileNotFoundError as error:
         raise RecordingError(
             f"There is no recording {path}; make one with run_search(..., record=path)."
@@ -154,6 +170,22 @@ def _read(path: str | os.PathLike[str]) -> pa.Table:
             f"{path} is no readable Parquet file ({error}); it is cut or of another kind: record "
             "the search again."
         ) from error
+    except RecordingError:
+        raise
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise _damaged(path, f"{type(error).__name__}: {error}") from error
+
+
+def _metadata(path: str | os.PathLike[str], schema: pa.Schema) -> dict[str, Any]:
+    """The settings of a file that is a recording of this version, whole."""
+    metadata = schema.metadata or {}
+    _require_version(path, metadata)
+    if not schema.equals(SCHEMA, check_metadata=False):
+        raise _damaged(path, f"its columns are {', '.join(schema.names)}")
+    if metadata.get(_DIGEST_KEY) != sha256(metadata[_SETTINGS_KEY]).digest():
+        raise _damaged(path, "its settings are not those that were written")
+    found: dict[str, Any] = json.loads(metadata[_SETTINGS_KEY])
+    return found
 
 
 def _require_version(path: str | os.PathLike[str], metadata: Mapping[bytes, bytes]) -> None:
@@ -175,19 +207,14 @@ def _damaged(path: str | os.PathLike[str], what: str) -> RecordingError:
     return RecordingError(f"{path} is damaged ({what}); record the search again.")
 
 
-def _recording(content: pa.Table, settings: Mapping[str, Any]) -> Recording:
+def _recording(path: str | os.PathLike[str], content: pa.Table) -> Recording:
     """The recording of a file's rows; ValueError and the like where they do not fit together."""
-    if len(content) != settings["rows"]:
-        raise ValueError(f"{len(content)} rows where {settings['rows']} were written")
-    given = settings["settings"]
-    given["prm_columns"] = tuple(given["prm_columns"])
-    problems = [Problem(**problem) for problem in settings["problems"]]
-    return Recording(
-        RecordedSettings(**given),
-        RecordedEngine(**settings["llm"]),
-        RecordedEngine(**settings["prm"]),
-        _problems(content, problems),
-    )
+    given = _metadata(path, content.schema)
+    if len(content) != given["rows"]:
+        raise ValueError(f"{len(content)} rows where {given['rows']} were written")
+    header = Header.of(given)
+    problems = _problems(content, list(header.problems))
+    return Recording(header.settings, header.llm, header.prm, problems)
 
 
 def _problems(content: pa.Table, problems: list[Problem]) -> tuple[RecordedProblem, ...]:
