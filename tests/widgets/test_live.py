@@ -1,0 +1,122 @@
+"""The live widget without a browser: what it draws and says is the search's own snapshot."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from workbench.search.beam import BeamSearch
+from workbench.search.problems import load_problems
+from workbench.widgets import live
+from workbench.widgets.live_blocks import BlockMap
+from workbench.widgets.live_figure import figure_rows, live_figure
+from workbench.widgets.live_map import MapGrid
+from workbench.widgets.live_pair import shared_pair
+from workbench.widgets.live_search import LiveSearch, move_while_it_runs
+from workbench.widgets.live_timeline import LEVELS, Timeline
+
+GIVEN = {"n": 4, "seed": 0}
+
+
+@pytest.fixture(scope="module")
+def searched():
+    """A search of one problem, finished, with one move in it."""
+    pair = shared_pair(memory="4MiB", kv_share=0.4, max_num_seqs=16, max_num_batched_tokens=512)
+    strategy = BeamSearch(n=4, beam_width=2, max_depth=3)
+    found = LiveSearch(load_problems("tiny", limit=1), pair, strategy=strategy)
+    move_while_it_runs(found, [0.3], every=3)
+    return found
+
+
+def test_a_front_end_is_needed(searched, monkeypatch):
+    for name in ("JPY_SESSION_NAME", "VSCODE_PID", "VSCODE_CWD"):
+        monkeypatch.delenv(name, raising=False)
+    assert live.live_widget(searched) == live.NOT_LIVE
+    monkeypatch.setenv("JPY_SESSION_NAME", "live_memory_split.ipynb")
+    assert live.live_widget(searched, **GIVEN).children
+
+
+def test_the_widget_moves_the_split_says_so_and_writes_the_command(searched):
+    """Slider, typed twin, sentence and command agree with the arena."""
+    view = live.LiveView(searched, "", GIVEN)
+    view.dial.value = 0.55
+    assert view.dial.typed.value == 0.55
+    pages = searched.pair.arena.num_pages
+    assert "0.55" in view.answer.value
+    assert "reached" in view.answer.value
+    assert view.copy.text.startswith("papermill notebooks/live_memory_split.ipynb")
+    assert "kv_share: 0.55" in view.copy.text
+    assert "n: 4" in view.copy.text
+    assert searched.pair.arena.resplit(0.3).target == round(0.3 * pages)
+
+
+def test_the_widget_watches_a_search_to_its_end(searched):
+    """Start, pause, resume, pin: figure and words follow, from the event loop alone."""
+
+    async def by_hand():
+        view = live.LiveView(searched, "", GIVEN)
+        view.start()
+        view._toggle()
+        paused = view.words.value, view._pause.description
+        view._toggle()
+        await view._task
+        return view, paused
+
+    view, paused = asyncio.run(by_hand())
+    assert "paused" in paused[0]
+    assert paused[1] == "resume"
+    assert "finished" in view.words.value
+    assert "1 of 1 problems answered" in view.words.value
+    pinned = view.pin()
+    traces = {trace.meta: trace for trace in view.figure.data if trace.meta}
+    assert "tokens/s" in pinned
+    assert list(traces["pinned"].x) == list(traces["tokens_per_s"].x) != []
+
+
+def test_the_figure_draws_the_snapshot(searched):
+    """Every line is the time line's, every move has its stroke, the cloud button is gone."""
+    snapshot = searched.snapshot()
+    fig = live_figure(snapshot, "what was measured")
+    rows = figure_rows(snapshot)
+    traces = {trace.meta: trace for trace in fig.data if trace.meta}
+    for name in ("tokens_per_s", "llm_busy", "prm_held", "llm_target"):
+        np.testing.assert_array_equal(traces[name].y, rows[name])
+    assert (rows[["llm_held", "unheld", "prm_held"]].sum(axis=1) - 100).abs().max() < 1e-9
+    assert len(traces["moves 4"].x) == 3 * len(snapshot.moves)
+    assert "sendChartToCloud" in fig.layout.template.layout.modebar.remove
+    assert fig.layout.meta["face"] == "what was measured"
+
+
+def test_every_block_is_one_rectangle_with_a_gap_beside_it():
+    """A page of two blocks, one of a single block, one that nobody has; four cells each."""
+    cells = np.array([[1, 1, 2, 2], [3, 3, 3, 3], [0, 0, 0, 0]], dtype=np.int8)
+    grid = MapGrid(3, 4)
+    heights = grid.heights(BlockMap(cells, np.array([2, 1, 0], dtype=np.int16), {}))
+    assert (grid.per_row, grid.rows) == (3, 1)
+    assert len(grid.edges()) == heights.shape[1] + 1
+    drawn = [
+        "".join("-" if np.isnan(c) else str(int(c)) for c in page) for page in heights.reshape(3, 8)
+    ]
+    assert drawn == ["111-222-", "3333333-", "0000000-"]
+
+
+def test_a_time_line_keeps_its_sums_while_it_grows():
+    """Joined buckets hold every token and second; levels are the last ones seen."""
+    line = Timeline(width_s=0.1, most=4)
+    for k in range(20):
+        levels = dict.fromkeys(LEVELS, k / 20)
+        line.add("llm" if k % 2 else "prm", k * 0.1 + 0.01, k * 0.1 + 0.09, 5, levels)
+    frame = line.frame()
+    assert line.width_s == 0.8
+    assert len(frame) == 3
+    seconds = (frame[["llm_busy", "prm_busy"]].sum(axis=1) * line.width_s).sum()
+    assert seconds == pytest.approx(20 * 0.08)
+    assert frame["llm_target"].iloc[-1] == 19 / 20
+    assert frame["tokens_per_s"].iloc[0] * line.width_s == 40
+
+
+def test_a_step_longer_than_a_bucket_fills_all_of_them():
+    """Guards the phase panel: a long step is seen for as long as it took."""
+    line = Timeline(width_s=0.1, most=20)
+    line.add("prm", 0.05, 0.75, 0, dict.fromkeys(LEVELS, 0.5))
+    np.testing.assert_allclose(line.frame()["prm_busy"], [0.5, *[1.0] * 6, 0.5])
