@@ -10,7 +10,7 @@ Key = tuple[bytes, tuple[int, ...]]  # salt, all tokens up to the block's end
 
 @dataclass(eq=False)
 class NaiveBlock:
-    content: Key | None = None  # under which it can be hit
+    content: Key | None = None  # under which it can be hit, whole, or from its start if not full
     users: list[int] = field(default_factory=list)
 
 
@@ -26,8 +26,10 @@ class NaiveSequence:
 class NaiveCache:
     """One answer, the same statistics and the same three counts for each call of the manager."""
 
-    def __init__(self, num_blocks: int, block_size: int, caching: bool = True) -> None:
-        self.size, self.caching = block_size, caching
+    def __init__(
+        self, num_blocks: int, block_size: int, caching: bool = True, reuse: bool = False
+    ) -> None:
+        self.size, self.caching, self.reuse = block_size, caching, reuse
         self.blocks = [NaiveBlock() for _ in range(num_blocks)]
         self.target = num_blocks
         self.unused = list(self.blocks)  # in the order of their last release
@@ -35,7 +37,7 @@ class NaiveCache:
         self.ever_evicted: set[Key] = set()
         self.tails: list[Key] = []  # computed tokens of blocks that were not full, with all before
         names = "query_tokens hit_tokens readmit_query_tokens readmit_hit_tokens allocated evicted"
-        names += " thrashed thrashed_readmit thrash_events duplicates"
+        names += " thrashed thrashed_readmit thrash_events duplicates copied"
         self.stats = dict.fromkeys(names.split(), 0)
 
     def counts(self) -> tuple[int, int, int]:
@@ -49,9 +51,12 @@ class NaiveCache:
     def key(self, salt: bytes, tokens: list[int], block: int) -> Key:
         return salt, tuple(tokens[: (block + 1) * self.size])
 
-    def coverable(self, tokens: list[int], max_hit: int | None) -> int:
+    def most(self, tokens: list[int], max_hit: int | None) -> int:
         most = len(tokens) - 1
-        return (most if max_hit is None else min(most, max_hit)) // self.size
+        return most if max_hit is None else min(most, max_hit)
+
+    def coverable(self, tokens: list[int], max_hit: int | None) -> int:
+        return self.most(tokens, max_hit) // self.size
 
     def hit(self, tokens: list[int], salt: bytes, max_hit: int | None) -> list[NaiveBlock]:
         found = []
@@ -62,11 +67,44 @@ class NaiveCache:
             found.append(block)
         return found
 
+    def tail(self, tokens: list[int], salt: bytes, start: int, most: int):
+        """(block that is not full and goes on at `start`, how many of tokens[start:most] it has).
+
+        Of equally good ones the first in order that is not before the tokens, else the last.
+        """
+        asked = tuple(tokens[start : min(most, start + self.size - 1)])
+        held = []
+        for block in self.blocks:
+            if self.reuse and block.content is not None and not block.users:
+                own_salt, whole = block.content
+                before = own_salt == salt and whole[:start] == tuple(tokens[:start])
+                if before and start < len(whole) < start + self.size:
+                    common = next(
+                        (i for i, (a, b) in enumerate(zip(whole[start:], asked)) if a != b),
+                        min(len(whole) - start, len(asked)),
+                    )
+                    held.append((common, whole[start:], block))
+        best = max((common for common, _, _ in held), default=0)
+        if best == 0:
+            return None, 0
+        alike = sorted(
+            (tail, block.content, block) for common, tail, block in held if common == best
+        )
+        after = [entry for entry in alike if entry[0] >= asked]
+        return (after[0] if after else alike[-1])[2], best
+
     def needed(self, num_tokens: int) -> int:
         return (num_tokens + self.size - 1) // self.size
 
     def match(self, tokens: list[int], salt: bytes = b"", max_hit: int | None = None) -> int:
-        return len(self.hit(tokens, salt, max_hit)) * self.size
+        return self.found(tokens, salt, max_hit)[3]
+
+    def found(self, tokens: list[int], salt: bytes, max_hit: int | None):
+        """(full blocks, block that goes on after them, tokens of it, tokens in all)."""
+        hit = self.hit(tokens, salt, max_hit)
+        start = len(hit) * self.size
+        block, more = self.tail(tokens, salt, start, self.most(tokens, max_hit))
+        return hit, block, more, start + more
 
     def allocate(
         self,
@@ -80,7 +118,7 @@ class NaiveCache:
         readmission=False,
     ) -> tuple[int, int, dict[int, str]] | None:
         """(cached tokens, blocks in the table, position -> why it is computed again)."""
-        hit = self.hit(tokens, salt, max_hit)
+        hit, partial, _, cached = self.found(tokens, salt, max_hit)
         spare = [b for b in self.blocks if not b.users and b not in hit]
         if self.needed(len(tokens)) - len(hit) + keep_free > len(spare):
             return None
@@ -88,7 +126,7 @@ class NaiveCache:
         thrashed = list(lost.values()).count("evicted") // self.size
         kind = "readmit_" if readmission else ""
         self.stats[kind + "query_tokens"] += len(tokens)
-        self.stats[kind + "hit_tokens"] += len(hit) * self.size
+        self.stats[kind + "hit_tokens"] += cached
         self.stats["thrashed"] += thrashed
         self.stats["thrashed_readmit"] += thrashed if readmission else 0
         self.stats["thrash_events"] += 1 if thrashed else 0
@@ -98,8 +136,21 @@ class NaiveCache:
                 self.unused.remove(block)
         room = len(tokens) if num_tokens is None else num_tokens
         self.sequences[seq_id] = NaiveSequence(salt, list(tokens), list(hit), 0, len(hit))
-        self.grow(seq_id, max(room, len(hit) * self.size))
-        return len(hit) * self.size, len(self.sequences[seq_id].blocks), lost
+        if partial is not None:
+            self.sequences[seq_id].blocks.append(self.copy(seq_id, partial))
+        self.grow(seq_id, max(room, cached))
+        return cached, len(self.sequences[seq_id].blocks), lost
+
+    def copy(self, seq_id: int, partial: NaiveBlock) -> NaiveBlock:
+        """It counts as used last; if it is the last there is, it is taken over."""
+        self.used_last(partial)
+        own = self.take(seq_id)
+        self.stats["copied"] += own is not partial
+        return own
+
+    def used_last(self, block: NaiveBlock) -> None:
+        self.unused.remove(block)
+        self.unused.append(block)
 
     def lost(self, tokens, salt, num_hit, coverable) -> dict[int, str]:
         reasons: dict[int, str] = {}
@@ -178,10 +229,25 @@ class NaiveCache:
                 block.content = None
         if token_ids is not None and computed % self.size:
             self.tails.append((sequence.salt, tuple(token_ids[:computed])))
+            block = sequence.blocks[computed // self.size]
+            if self.reuse and block.users == [seq_id]:
+                self.keep_tail(block, *self.tails[-1])
         for block in reversed(sequence.blocks):
             block.users.remove(seq_id)
             if not block.users:
                 self.unused.append(block)
+
+    def keep_tail(self, block: NaiveBlock, salt: bytes, tokens: tuple[int, ...]) -> None:
+        """Of two tails one of which begins the other, the longer stays."""
+        start = len(tokens) // self.size * self.size
+        other, common = self.tail(list(tokens), salt, start, len(tokens))
+        if other is not None and common == len(tokens) - start:
+            self.used_last(other)
+            return
+        if other is not None and common == len(other.content[1]) - start:
+            other.content = None
+            self.used_last(other)
+        block.content = (salt, tokens)
 
 
 class ComparedCache:
@@ -190,7 +256,10 @@ class ComparedCache:
     def __init__(self, manager) -> None:
         self.manager = manager
         self.naive = NaiveCache(
-            manager.num_blocks, manager.block_size, manager.enable_prefix_caching
+            manager.num_blocks,
+            manager.block_size,
+            manager.enable_prefix_caching,
+            manager.reuse_partial_blocks,
         )
         self.lost: dict[int, dict[int, str]] = {}  # of the sequences that hold blocks
         self.hits: dict[int, int] = {}  # of their last admission

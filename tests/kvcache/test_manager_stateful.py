@@ -32,18 +32,21 @@ class ManagerMachine(RuleBasedStateMachine):
         num_blocks=st.integers(1, 9),
         block_size=st.integers(1, 4),
         caching=st.sampled_from([True] * 4 + [False]),
+        reuse=st.booleans(),
     )
-    def create(self, num_blocks: int, block_size: int, caching: bool) -> None:
+    def create(self, num_blocks: int, block_size: int, caching: bool, reuse: bool) -> None:
         if not self.caches:
-            manager = self.new_manager(num_blocks, block_size, caching)
+            manager = self.new_manager(
+                num_blocks, block_size, caching, reuse_partial_blocks=caching and reuse
+            )
             self.caches["it"] = ComparedCache(manager)
 
-    def new_manager(self, num_blocks: int, block_size: int, caching: bool) -> KVCacheManager:
-        return KVCacheManager(num_blocks, block_size, caching)
+    def new_manager(self, num_blocks: int, block_size: int, caching: bool, **reuse: bool):
+        return KVCacheManager(num_blocks, block_size, caching, **reuse)
 
     @property
     def cache(self) -> ComparedCache:
-        self.create(num_blocks=8, block_size=2, caching=True)
+        self.create(num_blocks=8, block_size=4, caching=True, reuse=True)
         return self.caches["it"]
 
     @rule(
@@ -102,10 +105,10 @@ class ManagerMachine(RuleBasedStateMachine):
 class ArenaMachine(ManagerMachine):
     """One model alone in an arena behaves as one with blocks of its own, pages of any size."""
 
-    def new_manager(self, num_blocks: int, block_size: int, caching: bool) -> KVCacheManager:
+    def new_manager(self, num_blocks: int, block_size: int, caching: bool, **reuse: bool):
         page = PageShape(slabs=1, stripe=64 * (1 + num_blocks % 3))
         arena = KVArena(num_blocks * page.page_bytes, [BlockShape("it", 1, 64)], page=page)
-        return arena.cache("it", block_size, caching)
+        return arena.cache("it", block_size, caching, **reuse)
 
 
 class ResizedMachine(ManagerMachine):
