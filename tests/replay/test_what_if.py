@@ -43,6 +43,33 @@ def test_a_measured_run_over_an_arena_replays_to_the_same_events(measured, polic
     assert steps["evicted"].sum() > 0, "the run is too easy"
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"request_order": "slot"},
+        {"request_order": "prefix", "problem_batching": "static"},
+        {"reuse_partial_blocks": True},
+    ],
+)
+def test_switches_replay_to_what_would_be(measured, changes) -> None:
+    """Orders of requests, static batches of problems and copied blocks equal measured runs."""
+    search = {name: value for name, value in changes.items() if name != "reuse_partial_blocks"}
+    engine = {name: value for name, value in changes.items() if name not in search}
+    kept = measured.recording
+    result = run_search(
+        [p.problem for p in kept.problems],
+        llm=Engine("tiny-solver", num_blocks=60, max_model_len=512, **LIMITS, **engine),
+        prm=PRM(Engine("tiny-prm", num_blocks=50, max_model_len=512, **LIMITS, **engine)),
+        strategy=recorded_strategy(kept),
+        min_problem_batch=2,
+        **search,
+    )
+    blocks = {"llm": {"num_blocks": 60}, "prm": {"num_blocks": 50}}
+    found = what_if(measured.answers, device="h100", **blocks, **changes)
+    assert events(found.trace.steps).equals(events(result.trace.steps))
+    assert not events(found.trace.steps).equals(events(measured.trace.steps))
+
+
 def test_nothing_given_is_the_recorded_run(measured, tmp_path) -> None:
     """From a path, and from a question that went through a pickle."""
     path = write_recording(measured.recording, tmp_path / "search.parquet")
@@ -118,8 +145,13 @@ def test_a_callback_stops_a_replay(measured) -> None:
         ({}, ConfigError, "needs device="),
         ({"device": "h10"}, ConfigError, "Did you mean 'h100'"),
         ({"device": "h100", "shares": 0.3}, ConfigError, "no setting 'shares'"),
-        ({"device": "h100", "speculative_extension": True}, ConfigError, "speculative_extension"),
-        ({"device": "h100", "lookahead_scoring": True}, ConfigError, "was not recorded"),
+        (
+            {"device": "h100", "speculative_extension": True},
+            ConfigError,
+            "cannot have speculative_e",
+        ),
+        ({"device": "h100", "overlap": True}, ConfigError, "Replay with overlap=False"),
+        ({"device": "h100", "request_order": "any"}, ConfigError, "request_order is 'any'"),
         ({"device": "h100", "llm_share": 0.3}, ConfigError, "give both"),
         ({"device": "h100", "kv_memory": 1, "total_memory": 1}, ConfigError, "give one of them"),
         ({"device": "h100", "kv_share": 1.5}, ConfigError, r"kv_share is 1.5; allowed: a number"),

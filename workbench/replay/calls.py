@@ -75,6 +75,10 @@ class LoggedCache(ChainedCache):
 
     def __init__(self, *given: Any, **settings: Any) -> None:
         super().__init__(*given, **settings)
+        if self.reuse_partial_blocks:
+            raise ConfigError(
+                "Calls are kept in full blocks; log_calls needs reuse_partial_blocks=False."
+            )
         self._numbers: dict[bytes, int] = {}
         self._named: dict[int, int] = {}  # full blocks of each sequence that were named
         self._room: dict[int, int] = {}  # tokens that room was asked for

@@ -39,6 +39,7 @@ class CacheSettings:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
     enable_prefix_caching: bool = True
+    reuse_partial_blocks: bool = False
     watermark: float = 0.01
     batching: str = "continuous"
 

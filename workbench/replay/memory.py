@@ -60,6 +60,7 @@ def make_caches(
             settings.block_size,
             settings.enable_prefix_caching,
             namespace=namespace_of(recorded),
+            reuse_partial_blocks=settings.reuse_partial_blocks,
             lock=arena.lock,
         )
         for pool, (recorded, settings) in zip(arena.pools, models, strict=True)
@@ -84,6 +85,7 @@ def _own_cache(recorded: RecordedEngine, settings: CacheSettings, log_calls: boo
         settings.block_size,
         settings.enable_prefix_caching,
         namespace=namespace_of(recorded),
+        reuse_partial_blocks=settings.reuse_partial_blocks,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 
+from workbench.config import SearchSwitches
 from workbench.core import SamplingParams
 from workbench.errors import ConfigError, RecordingError
 from workbench.replay.answers import Answers, RecordedPRM, RecordedScores
@@ -25,7 +26,7 @@ from workbench.search.active import ActiveSearch
 from workbench.search.beam import BeamSearch
 from workbench.search.best_of_n import BestOfN
 from workbench.search.measure import Throughput
-from workbench.search.record import RecordedEngine, Recording
+from workbench.search.record import RecordedEngine, RecordedSettings, Recording
 from workbench.search.requests import Strategy
 from workbench.search.rounds import OnRound, Rounds
 from workbench.search.score_cache import ScoreCache
@@ -33,6 +34,7 @@ from workbench.trace.files import Trace
 from workbench.trace.recorder import Recorder
 
 STRATEGIES: dict[str, Any] = {"BeamSearch": BeamSearch, "BestOfN": BestOfN}
+UNTOLD = ("speculative_extension", "lookahead_scoring", "overlap")
 Changes = Mapping[str, Any]
 Models = tuple[RecordedEngine, RecordedEngine]  # LLM, PRM
 
@@ -76,14 +78,15 @@ def replay(
     strategy: Strategy | None = None,
     min_problem_batch: int | None = None,
     score_cache: bool | None = None,
+    switches: Changes | None = None,
     on_round: OnRound | None = None,
     log_calls: bool = False,
 ) -> Replayed:
     """Run a recorded search again. llm, prm: changed fields of CacheSettings; None: as recorded.
 
     shared: one memory for both, in place of num_blocks. models: others in the place of the recorded
-    ones. on_round: as run_search. log_calls keeps the caches' calls, for miss-ratio curves.
-    Answers(recording) may be given in its place: it remembers the hashes between replays. Raises
+    ones. switches: changed SearchSwitches. on_round: as run_search. log_calls: the caches
+    keep their calls, for miss-ratio curves. Answers(recording) may be given in its place: it remembers the hashes between replays. Raises
     RecordingError for what the recording does not hold, OutOfMemory and ConfigError as engines do.
     """
     answers = recording if isinstance(recording, Answers) else Answers(recording)
@@ -97,7 +100,9 @@ def replay(
         raise ConfigError(f"min_problem_batch is {batch}; allowed: whole numbers >= 1.")
     cached = settings.score_cache if score_cache is None else score_cache
     strategy = recorded_strategy(recording) if strategy is None else strategy
-    return _play(answers, engines, strategy, batch, ScoreCache() if cached else None, on_round)
+    cache = ScoreCache() if cached else None
+    used = _switches(settings, switches or {})
+    return _play(answers, engines, strategy, batch, cache, used, on_round)
 
 
 def _engines(
@@ -130,12 +135,25 @@ def recorded_strategy(recording: Recording) -> Strategy:
     return found
 
 
+def _switches(settings: RecordedSettings, changes: Changes) -> SearchSwitches:
+    """As recorded, with these changes; ConfigError for what no recording can tell."""
+    found = SearchSwitches.from_dict({**settings.switches, **changes})
+    for name in UNTOLD:
+        if getattr(found, name):
+            raise ConfigError(
+                f"A replay cannot have {name}: what it samples, scores or runs ahead is not in a "
+                f"recording. Replay with {name}=False."
+            )
+    return found
+
+
 def _play(
     answers: Answers,
     engines: list[ReplayEngine],
     strategy: Strategy,
     batch: int,
     cache: ScoreCache | None,
+    switches: SearchSwitches,
     on_round: OnRound | None,
 ) -> Replayed:
     llm, prm_engine = engines
@@ -152,6 +170,7 @@ def _play(
         min_problem_batch=batch,
         recorder=recorder,
         clock=clock,
+        switches=switches,
     )
     shuffle = recording.settings.score_shuffle_seed
     searches = [

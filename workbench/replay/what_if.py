@@ -23,7 +23,7 @@ from workbench.replay.budgets import Budgets, budgets
 from workbench.replay.devices import Device, load_device
 from workbench.replay.engine import CacheSettings
 from workbench.replay.memory import SharedMemory
-from workbench.replay.simulator import Models, Replayed, replay
+from workbench.replay.simulator import UNTOLD, Models, Replayed, replay
 from workbench.replay.work import DEFAULT_BLOCK_SIZE
 from workbench.search.measure import Throughput
 from workbench.search.record import RecordedEngine, Recording
@@ -32,9 +32,15 @@ from workbench.search.rounds import OnRound
 from workbench.trace.files import Trace
 
 Source = Answers | Recording | str | os.PathLike[str]
-BOTH = ("block_size", "max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching")
+BOTH = (
+    "block_size",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "enable_prefix_caching",
+    "reuse_partial_blocks",
+)
 SEARCH = ("min_problem_batch", "score_cache")
-NEED_TOKENS = ("speculative_extension", "lookahead_scoring", "overlap")
+SWITCHES = ("request_order", "problem_batching", *UNTOLD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +52,8 @@ class WhatIf:
     terms call them. Memory is one of total_memory (weights and KV of both models; divided by
     llm_share) and kv_memory (divided by kv_share), or the recorded one; a share that is not given
     is the recorded one. policy: None gives each model a cache of its own, else the name of an
-    arena's (memory.POLICIES). llm, prm: fields of CacheSettings for one model alone.
+    arena's (memory.POLICIES). llm, prm: fields of CacheSettings for one model alone. Of the fields
+    of SearchSwitches a replay has those that sample nothing more; the others may be False.
     """
 
     device: Device | str
@@ -64,21 +71,22 @@ class WhatIf:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     enable_prefix_caching: bool | None = None
+    reuse_partial_blocks: bool | None = None
     min_problem_batch: int | None = None
     score_cache: bool | None = None
+    request_order: str | None = None
+    problem_batching: str | None = None
+    speculative_extension: bool | None = None
+    lookahead_scoring: bool | None = None
+    overlap: bool | None = None
     llm: Mapping[str, Any] = field(default_factory=dict)
     prm: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> WhatIf:
-        """From keywords; ConfigError for one that is unknown or that no recording can answer."""
+        """From keywords; ConfigError for one that is unknown."""
         known = [f.name for f in fields(cls)]
         for name in settings:
-            if name in NEED_TOKENS:
-                raise ConfigError(
-                    f"A replay cannot switch {name} on or off: what it samples or overlaps was "
-                    "not recorded. Search with it and record that."
-                )
             if name not in known:
                 raise ConfigError(
                     f"what_if has no setting {name!r}; known: {', '.join(known)}."
@@ -97,7 +105,8 @@ class WhatIf:
             models=models,
             on_round=on_round,
             **self._memory(models, given),
-            **{name: getattr(self, name) for name in SEARCH},
+            switches=self._given(SWITCHES),
+            **self._given(SEARCH),
         )
         return WhatIfResult(self, found.trace, found.throughput, _held(models, found, given))
 
@@ -117,8 +126,11 @@ class WhatIf:
             needed=self.policy is not None,
         )
 
+    def _given(self, names: tuple[str, ...]) -> dict[str, Any]:
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
     def _memory(self, models: Models, given: Budgets | None) -> dict[str, Any]:
-        both = {n: v for n in BOTH if (v := getattr(self, n)) is not None}
+        both = self._given(BOTH)
         changes = [both | dict(own) for own in (self.llm, self.prm)]
         if given is not None and self.policy is not None:
             share = given.share if self.kv_share is None else self.kv_share
