@@ -64,6 +64,20 @@ class FakeExecutor:
         self.block_size = block_size
         self.memory: dict[tuple[int, int], Entry] = {}
 
+    def settle(self, cache, offsets) -> None:
+        """Carry out the cache's copies, whole blocks: all are read before any is written."""
+        held = [
+            (int(offsets[to]), self.block_at(int(offsets[at]))) for at, to in cache.take_moves()
+        ]
+        for offset, entries in held:
+            for slot in range(self.block_size):
+                self.memory.pop((offset, slot), None)
+            self.memory |= {(offset, slot): entry for slot, entry in entries.items()}
+
+    def block_at(self, offset: int) -> dict[int, Entry]:
+        slots = range(self.block_size)
+        return {k: self.memory[offset, k] for k in slots if (offset, k) in self.memory}
+
     def run(self, plan: StepPlan) -> StepResult:
         prefixes = self.store(plan, plan.num_tokens)
         self.check_attended(plan)

@@ -33,11 +33,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         block_size=st.integers(1, 4), spare=st.integers(0, 5), max_num_seqs=st.integers(1, 6),
         budget=st.integers(0, 12), caching=st.sampled_from([True, True, True, False]),
-        watermark=st.sampled_from([0.0, 0.1]),
+        watermark=st.sampled_from([0.0, 0.1]), reuse=st.booleans(),
     )  # fmt: skip
-    def create(self, block_size, spare, max_num_seqs, budget, caching, watermark) -> None:
+    def create(self, block_size, spare, max_num_seqs, budget, caching, watermark, reuse) -> None:
         num_blocks = -(-MAX_MODEL_LEN // block_size) + spare
-        self.cache = ComparedCache(KVCacheManager(num_blocks, block_size, caching))
+        reuse = caching and reuse
+        manager = KVCacheManager(num_blocks, block_size, caching, reuse_partial_blocks=reuse)
+        self.cache = ComparedCache(manager)
         self.stops = FakeStops()
         self.offsets = np.random.default_rng(0).permutation(num_blocks) * 2**33 + 2**31
         self.max_num_batched_tokens = max_num_seqs + budget
@@ -96,6 +98,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         held = {i: s.num_computed for i, s in self.live.items()}
         running = {i for i in self.live if i in self.cache.lost}
         plan = self.scheduler.schedule()
+        self.executor.settle(self.cache, self.offsets)
         if plan is None:
             assert not self.live
             return None

@@ -22,9 +22,11 @@ class Running:
 class BytesOracle:
     """One arena, its caches and the bytes beneath; `store` is the forward pass of a step."""
 
-    def __init__(self, arena: KVArena, block_size: int) -> None:
+    def __init__(self, arena: KVArena, block_size: int, reuse: bool = False) -> None:
         self.arena, self.size = arena, block_size
-        self.caches = {name: arena.cache(name, block_size) for name in arena.models}
+        self.caches = {
+            name: arena.cache(name, block_size, reuse_partial_blocks=reuse) for name in arena.models
+        }
         self.running: dict[str, dict[int, Running]] = {name: {} for name in arena.models}
         # page -> model that wrote it, and block id -> content
         self.pages: dict[int, tuple[str, dict[int, Content]]] = {}

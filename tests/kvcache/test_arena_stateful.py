@@ -11,7 +11,7 @@ from workbench.kvcache.arena import KVArena
 from workbench.kvcache.pages import BlockShape, PageShape
 from workbench.kvcache.policies import FirstCome, MarginalValue, PhaseAware, StaticSplit
 
-SIZE = 2  # tokens a block
+SIZE = 3  # tokens a block
 PAGE = PageShape(slabs=2, stripe=256)
 SHAPES = (  # 4, 1 and 2 blocks a page: sizes that divide and one that does not
     BlockShape("llm", 2, 64, floor_blocks=5),
@@ -32,10 +32,13 @@ def arena_of(num_models: int, num_pages: int, policy) -> KVArena:
 class ArenaMachine(RuleBasedStateMachine):
     """Bytes are written, moved and cleared for real (bytes_oracle.py); every read is compared."""
 
-    @initialize(count=st.integers(2, 3), num_pages=st.integers(6, 11), policy=POLICIES)
-    def create(self, count: int, num_pages: int, policy) -> None:
+    @initialize(
+        count=st.integers(2, 3), num_pages=st.integers(6, 11), policy=POLICIES,
+        reuse=st.sampled_from([True, True, False]),
+    )  # fmt: skip
+    def create(self, count: int, num_pages: int, policy, reuse: bool) -> None:
         self.arena = arena_of(count, num_pages, policy())
-        self.memory = BytesOracle(self.arena, SIZE)
+        self.memory = BytesOracle(self.arena, SIZE, reuse)
         self.next_id = 0
 
     def model(self, name: str) -> str:
@@ -192,10 +195,13 @@ class ArenaMachine(RuleBasedStateMachine):
 class StaticMachine(RuleBasedStateMachine):
     """Under a static split each model behaves exactly as one with so many blocks of its own."""
 
-    @initialize(count=st.integers(2, 3), num_pages=st.integers(6, 9))
-    def create(self, count: int, num_pages: int) -> None:
+    @initialize(count=st.integers(2, 3), num_pages=st.integers(6, 9), reuse=st.booleans())
+    def create(self, count: int, num_pages: int, reuse: bool) -> None:
         self.arena = arena_of(count, num_pages, StaticSplit())
-        self.caches = {m: ComparedCache(self.arena.cache(m, SIZE)) for m in self.arena.models}
+        self.caches = {
+            name: ComparedCache(self.arena.cache(name, SIZE, reuse_partial_blocks=reuse))
+            for name in self.arena.models
+        }
         self.tokens: dict[tuple[str, int], list[int]] = {}
         self.next_id = 0
 
