@@ -12,7 +12,8 @@ from workbench.widgets.live_blocks import BlockMap
 from workbench.widgets.live_figure import figure_rows, live_figure
 from workbench.widgets.live_map import MapGrid
 from workbench.widgets.live_pair import shared_pair
-from workbench.widgets.live_search import LiveSearch, move_while_it_runs
+from workbench.widgets.live_script import move_while_it_runs
+from workbench.widgets.live_search import LiveSearch
 from workbench.widgets.live_timeline import LEVELS, Timeline
 
 GIVEN = {"n": 4, "seed": 0}

@@ -13,7 +13,8 @@ from workbench.search.problems import load_problems
 from workbench.widgets.live_blocks import STATES
 from workbench.widgets.live_gate import SearchStopped
 from workbench.widgets.live_pair import POLICIES, shared_pair
-from workbench.widgets.live_search import LiveSearch, different_nodes, move_while_it_runs
+from workbench.widgets.live_script import different_nodes, move_while_it_runs, sameness_in_words
+from workbench.widgets.live_search import LiveSearch
 
 LIMITS = {"max_num_seqs": 32, "max_num_batched_tokens": 512}
 
@@ -119,7 +120,7 @@ def test_a_paused_search_takes_no_step_and_its_clock_stands(pair, undisturbed):
     assert_at_rest(live)
 
 
-def test_a_snapshot_accounts_for_every_block_and_token(pair):
+def test_a_snapshot_accounts_for_every_block_and_token(pair, undisturbed):
     """The map's counts are the caches' own, and the time line holds all tokens and steps."""
     live = small(pair)
     assert live.state == "ready"
@@ -136,6 +137,9 @@ def test_a_snapshot_accounts_for_every_block_and_token(pair):
     assert seen.answered == seen.problems == 3
     assert seen.target["llm"] == pytest.approx(0.5, abs=1 / pair.arena.num_pages)
     assert [round(move.share, 1) for move in seen.moves] == [0.3, 0.5]
+    words = sameness_in_words(undisturbed, result, seen)
+    assert "anew **2** times" in words
+    assert "**identical**" in words
 
 
 def test_a_split_below_a_floor_is_refused_and_marked(pair):
@@ -185,6 +189,15 @@ def test_one_search_at_a_time(pair):
     with pytest.raises(ConfigError, match="requests of another search"):
         other.start()
     live.stop()
+
+
+def test_another_search_is_told_apart(pair, undisturbed):
+    """The comparison can fail: one problem fewer lacks that problem's nodes."""
+    other = small(pair, problems=2)
+    other.start()
+    lacking = undisturbed.tree["problem_id"].nunique() - 2
+    assert lacking == 1
+    assert 0 < different_nodes(undisturbed, other.wait()) < len(undisturbed.tree)
 
 
 def test_an_unknown_policy_is_named():

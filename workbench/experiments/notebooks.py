@@ -35,7 +35,7 @@ def notebook_files(names: Sequence[str] | None = None, folder: Path | None = Non
     Raises ConfigError for a name there is no notebook of.
     """
     place = folder or project_root() / "notebooks"
-    known = sorted(place.glob("[0-9]*.ipynb"))
+    known = sorted(place.glob("[!.]*.ipynb"))  # those with a number come first
     if not known:
         raise ConfigError(f"There are no notebooks in {place}; run from a checkout of the project.")
     if names is None:

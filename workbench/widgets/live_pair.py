@@ -95,7 +95,7 @@ def shared_pair(
         )
     shapes = [block_shape(name, max_model_len=max_model_len) for name in (llm, prm)]
     arena = KVArena(memory, shapes, POLICIES[policy](), kv_share)
-    engines = (
+    engines = [
         Engine(name, arena=arena, max_model_len=max_model_len, **settings) for name in (llm, prm)
-    )
-    return SharedPair(arena, *engines, prm_format)
+    ]
+    return SharedPair(arena, engines[0], engines[1], prm_format)

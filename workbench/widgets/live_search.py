@@ -230,28 +230,3 @@ class LiveSearch:
         with self._stepped:
             self._phase, self._steps, self._tokens = role, self._steps + 1, self._tokens + tokens
             self._stepped.notify_all()
-
-
-def move_while_it_runs(live: LiveSearch, shares: Sequence[float], every: int) -> SearchResult:
-    """Start it, ask for each share after `every` more steps, and wait for its end.
-
-    What does not fit into the search any more is left out; `live.snapshot().moves` tells.
-    """
-    live.start()
-    for share in shares:
-        if live.wait_for_steps(every):
-            live.resplit(share)
-    return live.wait()
-
-
-def different_nodes(a: SearchResult, b: SearchResult) -> int:
-    """Nodes whose tokens or score differ between two searches, those that one lacks included."""
-    sides = [
-        {
-            (row.problem_id, row.node_id): (tuple(row.token_ids), row.score)
-            for row in result.tree.itertuples()
-        }
-        for result in (a, b)
-    ]
-    names = sides[0].keys() | sides[1].keys()
-    return sum(sides[0].get(name) != sides[1].get(name) for name in names)
