@@ -1,0 +1,125 @@
+"""The ladder of the thesis's modifications: its runs, carried out or found, as tables.
+
+What it does not do: choose the runs (ladder_plan.py), or compare rungs (ladder_rows.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pandas as pd
+
+from workbench.config import SweepConfig
+from workbench.errors import RunStoreError
+from workbench.experiments.face import face
+from workbench.experiments.identity import identify
+from workbench.experiments.ladder_plan import (
+    BESIDE,
+    BY_KEY,
+    LADDER,
+    LadderPlan,
+    ladder_runs,
+)
+from workbench.experiments.noise import Noise, noise_of
+from workbench.experiments.paths import runs_folder
+from workbench.experiments.profiles import SECONDS_PER_PROBLEM
+from workbench.experiments.record import FINISHED
+from workbench.experiments.store import RunStore, load_table
+from workbench.experiments.sweep import Execute, is_stored, run_sweep
+
+COST = {"two_runtimes": 8.0, "one_runtime": 5.0, BESIDE.key: 2.0}
+"""Roughly how many times as long as the others these rungs take; measured on the tiny pair."""
+KEYS = ["run_id", "rung", "role", "repeat", "seed", "max_depth"]
+
+
+@dataclass(frozen=True, slots=True)
+class LadderStudy:
+    """The stored runs of one ladder, read once.
+
+    all_runs: one row a run, failed and infeasible ones too. problems and nodes: rows of the
+    finished ones with rung, role, repeat, run_seed and max_depth.
+    """
+
+    config: SweepConfig
+    plan: LadderPlan
+    all_runs: pd.DataFrame
+    problems: pd.DataFrame
+    nodes: pd.DataFrame
+
+    @property
+    def runs(self) -> pd.DataFrame:
+        """The finished runs of the rungs, in the ladder's order, repetitions left out.
+
+        RunStoreError where there is none.
+        """
+        every = self.all_runs
+        done = every
+        if len(every):
+            once = (every["role"] == LADDER) & (every["repeat"] == 0)
+            done = every[(every["status"] == FINISHED) & once]
+        if done.empty:
+            why = sorted(set(every["error"].dropna())) if len(every) else ["none is stored"]
+            raise RunStoreError(f"No run of the ladder finished: {'; '.join(why)}.")
+        order = done["rung"].map({key: place for place, key in enumerate(BY_KEY)})
+        return done.assign(place=order).sort_values(["place", "seed"], ignore_index=True)
+
+    @property
+    def rungs(self) -> tuple[str, ...]:
+        """Keys of the rungs that were measured, in order."""
+        return tuple(dict.fromkeys(self.runs["rung"]))
+
+    @property
+    def noise(self) -> Noise:
+        """What runs of equal work differ by: repetitions, and rungs that changed nothing."""
+        return noise_of(self.all_runs)
+
+    def __repr__(self) -> str:
+        done = int((self.all_runs["status"] == FINISHED).sum()) if len(self.all_runs) else 0
+        return f"LadderStudy({self.config.profile}: {done} of {len(self.all_runs)} runs finished)"
+
+
+def run_ladder(
+    config: SweepConfig,
+    plan: LadderPlan,
+    runs_dir: str | Path | None = None,
+    *,
+    compute: bool = True,
+    execute: Execute | None = None,
+) -> LadderStudy:
+    """Carry out every run that is not stored yet and answer all of them, as run_sweep does."""
+    specs = ladder_runs(config, plan)
+    own = replace(specs[0].config, max_depth=config.max_depth)
+    sweep = run_sweep(own, runs_dir, specs=specs, execute=execute, compute=compute)
+    every = sweep.all_runs
+    done = every[every["status"] == FINISHED] if len(every) else every
+    return LadderStudy(own, plan, every, _table("problems", done), _table("nodes", done))
+
+
+def ladder_left(config: SweepConfig, plan: LadderPlan, runs_dir: str | Path | None = None) -> str:
+    """How many runs are not stored yet and roughly how long they take, in one sentence."""
+    store = RunStore(Path(runs_dir) if runs_dir is not None else runs_folder())
+    specs = ladder_runs(config, plan)
+    identity = identify(specs[0].config)
+    todo = [spec for spec in specs if not is_stored(store, spec, identity)]
+    problem_s = SECONDS_PER_PROBLEM[config.profile] * plan.num_problems
+    minutes = sum(problem_s * COST.get(spec.rung.key, 1.0) for spec in todo) / 60
+    return f"{len(todo)} of {len(specs)} runs of the ladder to do, about {minutes:.0f} min (rough)."
+
+
+def ladder_face(study: LadderStudy) -> str:
+    """What stands on the figure: models, sample, split, and which seeds the dear rungs have."""
+    runs, plan = study.runs, study.plan
+    seeds = runs.groupby("rung")["seed"].nunique()
+    fewer = f" (without a score cache {seeds.min()})" if seeds.min() < seeds.max() else ""
+    first, second, last = face(runs).splitlines()
+    setting = f"LLM share {plan.llm_share:g}, at most {plan.in_flight} of the problems in flight"
+    second = second.replace(", n = ", f"{fewer}, n = ")
+    return "\n".join([first, second, f"{setting}; {study.noise}.", last])
+
+
+def _table(name: str, runs: pd.DataFrame) -> pd.DataFrame:
+    if runs.empty:
+        return pd.DataFrame(columns=["problem_id", *KEYS])
+    rows = load_table(list(runs["folder"]), name)
+    return rows.merge(runs[KEYS].rename(columns={"seed": "run_seed"}), on="run_id")

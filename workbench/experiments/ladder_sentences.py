@@ -1,0 +1,112 @@
+"""The ladder in words: a sentence a result, numbers computed from its rows.
+
+What it does not do: soften a number, or judge a claim (ladder_claims.py).
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from workbench.experiments.ladder import LadderStudy
+from workbench.experiments.ladder_plan import BESIDE, BY_KEY, RUNGS, LadderPlan
+from workbench.experiments.ladder_rows import accuracy_gain, steps_up
+
+
+def gains_sentence(rows: pd.DataFrame) -> str:
+    """What every switch multiplies problems/min by, and all of them. Rows of the figure."""
+    gains = rows[rows["metric"] == "gain"].set_index("rung")
+    rate = rows[rows["metric"] == "problems_per_min"].set_index("rung")["value"]
+    ladder = [rung for rung in RUNGS if rung.key in rate.index]
+    first, last = ladder[0], ladder[-1]
+    parts = [f"{rung.said} {_times(gains.loc[rung.key])}" for rung in ladder if rung.key in gains.T]
+    whole = rate[last.key] / rate[first.key]
+    return (
+        f"From {rate[first.key]:,.1f} problems/min with {first.said} to {rate[last.key]:,.1f} with "
+        f"every modification, a factor of **{whole:.1f}**. Of it {_listed(parts)}."
+    )
+
+
+def static_sentence(rows: pd.DataFrame) -> str:
+    """What static, padded batches of the LLM's requests cost. Rows of the figure."""
+    gain = rows[(rows["metric"] == "gain") & (rows["rung"] == BESIDE.key)]
+    if gain.empty:
+        return "Static, padded batches of the LLM's requests were not measured."
+    return (
+        f"With everything on but the LLM's requests in {BESIDE.said}, a search has "
+        f"{_times(gain.iloc[0])} the problems/min."
+    )
+
+
+def tokens_sentence(rows: pd.DataFrame, pairs: pd.DataFrame) -> str:
+    """Why problems/min and not tokens/s is compared at the last rung. Rows of the figure."""
+    limit = int(pairs["max_depth"].min())
+    own = pairs[pairs["max_depth"] == limit]
+    more = own["tokens_finishes"].sum() / own["tokens_stops"].sum()
+    rate = rows[rows["metric"] == "tokens_per_s"].set_index("rung")["value"]
+    speeds = " and ".join(
+        f"{rate[rung.key]:,.0f} with {rung.said}" for rung in RUNGS[-2:] if rung.key in rate.index
+    )
+    return (
+        f"At a limit of {limit} steps a search that samples to the end samples **{more:.2f}** times "
+        f"the tokens of one that stops; they count as throughput and answer no problem sooner. At "
+        f"the search's own limit there are {speeds} generated tokens/s."
+    )
+
+
+def finishing_sentence(pairs: pd.DataFrame) -> str:
+    """What sampling to the end changes at every depth limit. Rows of depth_pairs."""
+    parts = []
+    for limit, own in pairs.groupby("max_depth"):
+        gain, reached = accuracy_gain(own), int(own["reached_finishes"].sum())
+        parts.append(
+            f"at {limit} steps, which {reached} of {len(own)} searches reached, it changes accuracy "
+            f"by **{gain.estimate:+.2f}** ({own['correct_stops'].mean():.2f} to "
+            f"{own['correct_finishes'].mean():.2f})"
+        )
+    return f"Sampling to the end at the depth limit: {'; '.join(parts)}."
+
+
+def sameness_sentence(found: tuple[int, int]) -> str:
+    """Whether rungs leave the output alone. found: differing_nodes."""
+    differ, total = found
+    return (
+        f"**{differ:,} of {total:,}** nodes differ between one rung and the next, sampling to the "
+        "end left out: all other modifications are about speed alone."
+    )
+
+
+def setting_sentence(study: LadderStudy) -> str:
+    """How large the padded batches are, and why. For the method."""
+    sizes = study.runs["static_seqs"].dropna().unique()
+    members = f"batches of {int(sizes[0])}" if len(sizes) else "no batches"
+    return (
+        f"Here {_problems(study.plan)}; static, padded batches are {members}, the largest power of "
+        "two of which every batch surely fits the LLM's cache."
+    )
+
+
+def order_sentence(rows: pd.DataFrame) -> str:
+    """Which switch gains most and which least. Rows of the figure."""
+    rungs = [rung.key for rung in RUNGS]
+    gains = rows[(rows["metric"] == "gain") & rows["rung"].isin(rungs)].set_index("rung")["value"]
+    if gains.empty:
+        return "Only one rung was measured."
+    most, least = BY_KEY[str(gains.idxmax())], BY_KEY[str(gains.idxmin())]
+    return (
+        f"Of {len(steps_up(rungs))} modifications {most.said} gains most (**{gains.max():.2f}** "
+        f"times the problems/min) and {least.said} least ({gains.min():.2f})."
+    )
+
+
+def _problems(plan: LadderPlan) -> str:
+    return f"{plan.num_problems} problems are searched, at most {plan.in_flight} of them in flight"
+
+
+def _times(gain: pd.Series) -> str:
+    return f"**{gain['value']:.2f}** times (95 %: {gain['low']:.2f} to {gain['high']:.2f})"
+
+
+def _listed(parts: list[str]) -> str:
+    if len(parts) < 2:
+        return "".join(parts) or "no step was measured"
+    return f"{', '.join(parts[:-1])} and {parts[-1]}"
