@@ -23,6 +23,7 @@ MODULES = {
     "runs": "workbench.cli.runs",
     "bench": "workbench.cli.bench",
     "calibrate": "workbench.cli.calibrate",
+    "record": "workbench.cli.record",
     "train-tiny": "workbench.cli.train",
     "doctor": "workbench.cli.doctor",
 }

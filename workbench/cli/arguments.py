@@ -165,6 +165,13 @@ def _calibrate(command: Parser) -> None:
     _value(command, "--seed", "K", "of the searches", 0)
 
 
+def _record(command: Parser) -> None:
+    command.epilog = "Names and what each holds: replay/data/README.md in the package."
+    command.add_argument("name", metavar="NAME", help="a recording of the package, e.g. tiny-128")
+    _value(command, "--out", "FILE", "the file to be written; NAME.parquet if not given")
+    _value(command, "--problems", "PATH", "file of MATH-500 (default: the hub's) for smollm2-*")
+
+
 def _train(command: Parser) -> None:
     _value(command, "--out", "DIR", "folder the model folders are written to", "trained")
     _value(command, "--minutes", "M", "training time of all models together, minutes", 60.0)
@@ -190,6 +197,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Parser], None]]] = {
     "runs": ("list, show, compare, export and import stored runs", _runs),
     "bench": ("measure speed, search quality or sameness, and write a record", _bench),
     "calibrate": ("measure this machine and write a device preset for replays", _calibrate),
+    "record": ("make one of the package's recorded searches anew", _record),
     "train-tiny": ("train the embedded models anew", _train),
     "doctor": ("say what this machine has, what will be used, and what is missing", _doctor),
 }
