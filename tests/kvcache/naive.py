@@ -12,6 +12,7 @@ Key = tuple[bytes, tuple[int, ...]]  # salt, all tokens up to the block's end
 class NaiveBlock:
     content: Key | None = None  # under which it can be hit, whole, or from its start if not full
     users: list[int] = field(default_factory=list)
+    used: int = 0  # when it was last released, or copied: counted in such events
 
 
 @dataclass
@@ -32,7 +33,8 @@ class NaiveCache:
         self.size, self.caching, self.reuse = block_size, caching, reuse
         self.blocks = [NaiveBlock() for _ in range(num_blocks)]
         self.target = num_blocks
-        self.unused = list(self.blocks)  # in the order of their last release
+        self.unused = list(self.blocks)  # in the order of their last release or copy
+        self.now = 0
         self.sequences: dict[int, NaiveSequence] = {}
         self.ever_evicted: set[Key] = set()
         self.tails: list[Key] = []  # computed tokens of blocks that were not full, with all before
@@ -150,7 +152,13 @@ class NaiveCache:
 
     def used_last(self, block: NaiveBlock) -> None:
         self.unused.remove(block)
+        self.left(block)
+
+    def left(self, block: NaiveBlock) -> None:
         self.unused.append(block)
+        if block.content is not None:
+            self.now += 1
+            block.used = self.now
 
     def lost(self, tokens, salt, num_hit, coverable) -> dict[int, str]:
         reasons: dict[int, str] = {}
@@ -201,7 +209,7 @@ class NaiveCache:
             sequence.offered += 1
 
     def take(self, seq_id: int | None) -> NaiveBlock:
-        block = next((b for b in self.unused if b.content is None), self.unused[0])
+        block = next((b for b in self.unused if b.content is None), None) or self.victim()
         if block.content is not None:
             self.ever_evicted.add(block.content)
             self.stats["evicted"] += 1
@@ -210,6 +218,15 @@ class NaiveCache:
         self.unused.remove(block)
         block.users.append(seq_id)
         return block
+
+    def victim(self) -> NaiveBlock:
+        """The least recently used, a tail being four times as old as it is."""
+        full = [b for b in self.unused if len(b.content[1]) % self.size == 0]
+        tails = [b for b in self.unused if len(b.content[1]) % self.size]
+        if tails and full:
+            ages = [self.now - blocks[0].used for blocks in (tails, full)]
+            return tails[0] if 4 * ages[0] >= ages[1] else full[0]
+        return (tails or full)[0]
 
     def apply(self) -> None:
         """Blocks without content go first, then the least recently released, never one in use."""
@@ -235,7 +252,7 @@ class NaiveCache:
         for block in reversed(sequence.blocks):
             block.users.remove(seq_id)
             if not block.users:
-                self.unused.append(block)
+                self.left(block)
 
     def keep_tail(self, block: NaiveBlock, salt: bytes, tokens: tuple[int, ...]) -> None:
         """Of two tails one of which begins the other, the longer stays."""

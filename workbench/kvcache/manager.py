@@ -117,7 +117,7 @@ class KVCacheManager(PrefixMatching, Resizable):
         tokens, root, chain = self._hashed(token_ids, salt)
         hit = self._hit(tokens, root, chain, max_hit)
         shared = hit.blocks
-        unreferenced = sum(block.ref_count == 0 for block in shared)
+        unreferenced = [block.ref_count for block in shared].count(0)
         needed = self._blocks_for(len(tokens)) - len(shared) + unreferenced
         if needed + keep_free > self._pool.num_available:
             return None
@@ -125,8 +125,7 @@ class KVCacheManager(PrefixMatching, Resizable):
         lost = self._find_lost(tokens, root, chain, missed)
         num_cached_tokens = len(shared) * self.block_size + hit.tail_tokens
         self._count(len(tokens), num_cached_tokens, lost, readmission)
-        for block in shared:
-            self._pool.share(block)
+        self._pool.share_all(shared)
         copied = [] if hit.tail is None else [self._pool.copy(hit.tail)]
         table = BlockTable(root, shared + copied, list(chain), len(shared), num_cached_tokens)
         self._tables[seq_id] = table
@@ -164,8 +163,7 @@ class KVCacheManager(PrefixMatching, Resizable):
         if partial and not self._pool.num_available:
             return None
         blocks = table.blocks[:full]
-        for block in blocks:
-            self._pool.share(block)
+        self._pool.share_all(blocks)
         if partial:
             blocks.append(self._pool.copy(table.blocks[full]))
         published = min(full, table.num_published)
@@ -193,8 +191,7 @@ class KVCacheManager(PrefixMatching, Resizable):
         if token_ids is not None and self.enable_prefix_caching:
             tail = tuple(token_ids[num_kept * self.block_size : computed])
             self._keep_tail(table, num_kept, tail)
-        for block in reversed(table.blocks):
-            self._pool.release(block)
+        self._pool.release_all(reversed(table.blocks))
         del self._tables[seq_id]
 
     def reset(self) -> None:

@@ -72,7 +72,7 @@ class PrefixMatching:
     def _hit(self, tokens: list[int], root: bytes, chain: list[bytes], max_hit: int | None) -> Hit:
         """The longest run of published blocks from block 0, and what goes on where it ends."""
         most = _most(len(tokens), max_hit)
-        run = self._run(chain[: most // self.block_size])
+        run = self._pool.find_run(chain[: most // self.block_size])
         if not self.reuse_partial_blocks:
             return Hit(run)
         start = len(run) * self.block_size
@@ -82,15 +82,6 @@ class PrefixMatching:
         if found is None:
             return Hit(run)
         return Hit(run, self._pool.holder(found.digest), found.num_tokens)
-
-    def _run(self, digests: list[bytes]) -> list[Block]:
-        run = []
-        for digest in digests:
-            block = self._pool.find(digest)
-            if block is None:
-                break
-            run.append(block)
-        return run
 
 
 def _most(num_tokens: int, max_hit: int | None) -> int:

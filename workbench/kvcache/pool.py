@@ -8,6 +8,7 @@ lies in memory (storage.py). A pool that leases its blocks with their pages is i
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from workbench.errors import ConfigError
@@ -48,7 +49,7 @@ class CacheStats:
 
 
 class BlockPool:
-    """All blocks of one cache; reused are those without content, then the least recently freed."""
+    """All blocks of one cache; reused are those without content, then as parked.py says."""
 
     def __init__(self, num_blocks: int) -> None:
         self.blocks = [Block(i) for i in range(num_blocks)]
@@ -90,6 +91,11 @@ class BlockPool:
         block_id = self.index.find(digest)
         return None if block_id is None else self.blocks[block_id]
 
+    def find_run(self, digests: list[bytes]) -> list[Block]:
+        """The blocks that can be hit under these hashes, up to the first that none has."""
+        blocks = self.blocks
+        return [blocks[i] for i in self.index.find_run(digests)]
+
     def holder(self, digest: bytes) -> Block:
         """As `find`, of a hash that is held."""
         block = self.find(digest)
@@ -97,7 +103,7 @@ class BlockPool:
         return block
 
     def take(self) -> Block:
-        """A private block with one reference; evicts the least recently freed if none is free."""
+        """A private block with one reference; a cached one is evicted if none is free."""
         block = self._free.popleft() if self._free else self._evict()
         self.stats.allocated += 1
         block.ref_count = 1
@@ -125,6 +131,22 @@ class BlockPool:
         if block.ref_count == 0:
             self.index.unpark(block.id)
         block.ref_count += 1
+
+    def share_all(self, blocks: Iterable[Block]) -> None:
+        """`share` each: mostly of blocks that others use too."""
+        for block in blocks:
+            if block.ref_count:
+                block.ref_count += 1
+            else:
+                self.share(block)
+
+    def release_all(self, blocks: Iterable[Block]) -> None:
+        """`release` each, in this order."""
+        for block in blocks:
+            if block.ref_count > 1:
+                block.ref_count -= 1
+            else:
+                self.release(block)
 
     def release(self, block: Block) -> None:
         """One reference less; the last one leaves the block cached if it can be hit, else free."""
@@ -177,7 +199,7 @@ class BlockPool:
         """Between steps: come as near to the target as can be. Whether a live block was moved.
 
         Any block can be retired, so that none ever is: blocks without content go first, then the
-        least recently freed, then those that are released later.
+        cached ones, then those that are released later.
         """
         while self.num_blocks < self.target:
             self._free.append(self._retired.pop())

@@ -1,4 +1,4 @@
-"""Which block holds which content: hash chain, map from hash to block, eviction order.
+"""Which block holds which content: hash chain, map from hash to block, what is given up.
 
 A block's hash is sha256(hash of the block before it, its token ids), so equal hashes mean equal
 whole prefixes; the chain starts from the model's namespace and the request's salt, which keeps
@@ -9,9 +9,10 @@ know sequences (manager.py).
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
 from hashlib import sha256
+from typing import cast
 
+from workbench.kvcache.parked import ParkedBlocks
 from workbench.kvcache.tails import TailIndex, Tokens
 
 
@@ -38,7 +39,7 @@ def extend_chain(
 
 
 class PrefixIndex:
-    """hash -> block id, the unreferenced holders in eviction order, and every hash ever evicted.
+    """hash -> block id, the unreferenced holders (parked.py), and every hash ever evicted.
 
     Invariant: a hash has one holder and a block one hash; parked blocks are holders nobody
     references. A holder of a tail (tails.py) is parked or about to be. The memory of evicted hashes
@@ -47,7 +48,7 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         self._holder: dict[bytes, int] = {}
-        self._parked: OrderedDict[int, bytes] = OrderedDict()  # least recently freed first
+        self._parked = ParkedBlocks()
         self._evicted: set[bytes] = set()
         self.tails = TailIndex()
 
@@ -59,12 +60,12 @@ class PrefixIndex:
     @property
     def next_evicted(self) -> int | None:
         """The block that `evict` would answer."""
-        return next(iter(self._parked), None)
+        return self._parked.next
 
     @property
     def parked(self) -> dict[int, bytes]:
-        """block id -> hash of every parked block, the next to be evicted first (a copy)."""
-        return dict(self._parked)
+        """block id -> hash of every parked block (a copy)."""
+        return self._parked.to_dict()
 
     @property
     def holders(self) -> dict[bytes, int]:
@@ -74,6 +75,12 @@ class PrefixIndex:
     def find(self, digest: bytes) -> int | None:
         """The block that holds this content, or None."""
         return self._holder.get(digest)
+
+    def find_run(self, digests: list[bytes]) -> list[int]:
+        """The blocks that hold these contents, up to the first content that none holds."""
+        found = list(map(self._holder.get, digests))
+        run = found[: found.index(None)] if None in found else found
+        return cast("list[int]", run)
 
     def was_evicted(self, digest: bytes) -> bool:
         """Whether this content is not held now although it once was, and was evicted."""
@@ -99,26 +106,26 @@ class PrefixIndex:
 
     def park(self, digest: bytes, block_id: int) -> None:
         """The last reference to a holder is gone: it becomes the most recently freed one."""
-        self._parked[block_id] = digest
+        self._parked.add(block_id, digest, digest in self.tails)
 
     def unpark(self, block_id: int) -> None:
-        """A parked block is hit: it leaves the eviction order."""
-        del self._parked[block_id]
+        """A parked block is hit: it is no more to be evicted."""
+        self._parked.remove(block_id)
 
     def touch(self, block_id: int) -> None:
-        """A parked block was read where it is: it becomes the most recently freed one."""
-        self._parked.move_to_end(block_id)
+        """The tail in a parked block was copied: it counts as used now."""
+        self._parked.touch(block_id)
 
     def evict(self) -> int:
-        """Give up the content of the least recently freed block; answers its id."""
-        block_id, digest = self._parked.popitem(last=False)
+        """Give up the content of the block that is worth least (parked.py); answers its id."""
+        block_id, digest = self._parked.pop()
         self._drop(digest)
         return block_id
 
     def give_up(self, block_ids: list[int]) -> None:
         """Give up the content of these parked blocks."""
         for block_id in block_ids:
-            self._drop(self._parked.pop(block_id))
+            self._drop(self._parked.remove(block_id))
 
     def _drop(self, digest: bytes) -> None:
         del self._holder[digest]
@@ -141,5 +148,5 @@ class PrefixIndex:
     def check(self) -> None:
         """Raise unless the tails agree with each other and their holders are parked."""
         self.tails.check()
-        tails = [digest for digest in self._parked.values() if digest in self.tails]
+        tails = [digest for digest in self.parked.values() if digest in self.tails]
         assert len(tails) == len(self.tails), "a tail without a parked block"

@@ -99,9 +99,8 @@ def find_lost(
     remembered tail reaches into it.
     """
     evicted, partial = [], []
-    for i, start in enumerate(range(0, len(tokens), block_size)):
-        if i < missed.start:
-            continue
+    for i in range(missed.start, -(-len(tokens) // block_size)):
+        start = i * block_size
         held_once = i < len(chain) and index.was_held(chain[i])
         if held_once and i in missed and index.was_evicted(chain[i]):
             evicted.append(range(start, start + block_size))
