@@ -6,18 +6,27 @@ No decision depends on anything here. What it does not do: record rows (trace/re
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
+from operator import attrgetter, sub
 
 import numpy as np
 
 from workbench.core import Sequence
 from workbench.engine.inputs import Batch, Chunk, PlannedStep, tokens_to_compute
 from workbench.kvcache.manager import Allocation, KVCacheManager
-from workbench.kvcache.pool import CacheStats
 from workbench.kvcache.recompute import NOTHING_LOST, Lost
 from workbench.trace.rows import StepCounts
 
-_STATS = tuple(f.name for f in fields(CacheStats))
+_COUNTED = (
+    "allocated",
+    "evicted",
+    "thrashed",
+    "thrash_events",
+    "query_tokens",
+    "hit_tokens",
+    "readmit_hit_tokens",
+)
+_counted = attrgetter(*_COUNTED)  # what the cache counts, in the order of StepCounts
 
 
 class StepAccount:
@@ -25,7 +34,7 @@ class StepAccount:
 
     def __init__(self, cache: KVCacheManager) -> None:
         self._cache = cache
-        self._before = replace(cache.stats)
+        self._before: tuple[int, ...] = _counted(cache.stats)
         self._lost: dict[int, Lost] = {}  # of admitted sequences that still prefill
         self._computed_before: dict[int, int] = {}  # most tokens a preempted request had computed
         self.open()
@@ -59,39 +68,30 @@ class StepAccount:
 
     def close(self, batch: Batch, planned: PlannedStep, num_waiting: int) -> StepCounts:
         """The step is planned: its counts."""
-        cache, recomputed = self._cache, self._count_recomputed(planned.chunks)
-        new = self._new_cache_counts()
-        return StepCounts(
-            prefill_tokens=planned.plan.num_tokens - planned.num_decodes,
-            decode_tokens=planned.num_decodes,
-            cached_tokens=self._cached_tokens,
-            running=len(batch),
-            waiting=num_waiting,
-            preempted=self.preempted,
-            blocks_total=cache.num_blocks,
-            blocks_active=cache.num_active,
-            blocks_cached=cache.num_cached,
-            blocks_free=cache.num_free,
-            allocated=new["allocated"],
-            evicted=new["evicted"],
-            thrashed=new["thrashed"],
-            thrash_events=new["thrash_events"],
-            query_tokens=new["query_tokens"],
-            hit_tokens=new["hit_tokens"],
-            readmit_hit_tokens=new["readmit_hit_tokens"],
-            tokens_held=self._tokens_held(batch, planned),
-            recomputed_tokens_evicted=recomputed[0],
-            recomputed_tokens_preempted=recomputed[1],
-            recomputed_tokens_partial=recomputed[2],
-            score_requests=self._score_requests,
-        )
+        recomputed = self._count_recomputed(planned.chunks)
+        computed = planned.plan.num_tokens - planned.num_decodes, planned.num_decodes
+        queues = self._cached_tokens, len(batch), num_waiting, self.preempted
+        cache = *self._blocks(), *self._new_cache_counts()
+        held = self._tokens_held(batch, planned)
+        row = (*computed, *queues, *cache, held, *recomputed, self._score_requests)
+        return StepCounts._make(row)
 
-    def _new_cache_counts(self) -> dict[str, int]:
-        """What the cache counted since the last step."""
-        now, before = self._cache.stats, self._before
-        new = {name: getattr(now, name) - getattr(before, name) for name in _STATS}
-        self._before = replace(now)
-        return new
+    def close_decodes(self, count: int, num_waiting: int, tokens_held: int) -> StepCounts:
+        """The same where all that runs decodes, and nobody was admitted or preempted."""
+        queues = (0, count, 0, count, num_waiting, 0)
+        cache = *self._blocks(), *self._new_cache_counts()
+        return StepCounts._make((*queues, *cache, tokens_held, 0, 0, 0, 0))
+
+    def _blocks(self) -> tuple[int, int, int, int]:
+        """All, active, cached and free ones."""
+        cache = self._cache
+        return cache.num_blocks, cache.num_active, cache.num_cached, cache.num_free
+
+    def _new_cache_counts(self) -> tuple[int, ...]:
+        """What the cache counted since the last step, as in _COUNTED."""
+        now, before = _counted(self._cache.stats), self._before
+        self._before = now
+        return tuple(map(sub, now, before))
 
     def _count_recomputed(self, chunks: list[Chunk]) -> tuple[int, int, int]:
         """Tokens of this step that were computed before: (evicted, preempted, partial)."""

@@ -130,6 +130,10 @@ class RecordedExecutor:
         node = np.searchsorted(self._recorded.seeds, np.uint64(params.seed))
         self._counts[request_id] = int(self._recorded.counts[node])
 
+    def count(self, request_id: int) -> int:
+        """How many tokens the request's node has."""
+        return self._counts[request_id]
+
     def remove(self, request_id: int) -> None:
         """Forget a request."""
         self._counts.pop(request_id, None)

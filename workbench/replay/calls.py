@@ -104,7 +104,7 @@ class LoggedCache(ChainedCache):
             self._log.append(Allocate(seq_id, contents, length, room, coverable, readmission))
         return found
 
-    def extend(self, seq_id: int, token_ids: list[int]) -> list[int] | None:
+    def extend(self, seq_id: int, token_ids: SequenceOf[int]) -> list[int] | None:
         """As KVCacheManager."""
         found = super().extend(seq_id, token_ids)
         if found is not None and self._changes(seq_id, len(token_ids)):
@@ -156,7 +156,7 @@ def run_calls(calls: CacheCalls, num_blocks: int) -> CacheStats | None:
 
 
 def _apply(
-    cache: KVCacheManager, call: Call, contents: dict[int, list[int]], block_size: int
+    cache: ChainedCache, call: Call, contents: dict[int, list[int]], block_size: int
 ) -> bool:
     if isinstance(call, Free):
         cache.free(call.sequence, call.computed)
@@ -176,12 +176,13 @@ def _apply(
 
 
 class _Named(Entry):
-    """An entry whose chain is made of the numbers of its contents."""
+    """An entry whose chain is made of the numbers of its contents; nobody asks for its tokens."""
 
     __slots__ = ("_contents",)
 
-    def __init__(self, contents: list[int]) -> None:
+    def __init__(self, contents: list[int], tokens: int) -> None:
         super().__init__(None, ())
+        self.length = tokens
         self._contents = contents
 
     def chain(self, root: bytes, block_size: int) -> list[bytes]:
@@ -192,4 +193,4 @@ class _Named(Entry):
 def _line(contents: list[int], tokens: int, block_size: int) -> Line:
     """Tokens of the right number, with these contents."""
     assert len(contents) == tokens // block_size
-    return Line([0] * tokens, _Named(contents))
+    return Line(_Named(contents, tokens), tokens)

@@ -19,10 +19,9 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.core import StepPlan
 from workbench.errors import ConfigError
 from workbench.replay.devices import Device
-from workbench.replay.work import ModelWork, StepWork, work_of
+from workbench.replay.work import ModelWork, StepWork
 
 ROUNDS = 8  # of weights and factors in turn; they settle in three or four
 LEAST_SHARE = 1e-3  # of the mean duration: no step is weighted as if it took less
@@ -58,14 +57,14 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Seconds of a model's steps on a device; call it with a plan."""
+    """Seconds of a model's steps on a device; call it with the counts of one."""
 
     model: ModelWork
     device: Device
     terms: Terms = Terms()
 
-    def __call__(self, plan: StepPlan) -> float:
-        return self.seconds(work_of(plan))
+    def __call__(self, work: StepWork) -> float:
+        return self.seconds(work)
 
     def seconds(self, work: StepWork) -> float:
         """Of a step with these counts."""
@@ -86,8 +85,8 @@ class MeteredCost:
         self.works: list[StepWork] = []
         self._seconds = seconds
 
-    def __call__(self, plan: StepPlan) -> float:
-        self.works.append(work_of(plan))
+    def __call__(self, work: StepWork) -> float:
+        self.works.append(work)
         return self._seconds
 
 

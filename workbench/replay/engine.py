@@ -13,18 +13,20 @@ from typing import Any, Self
 
 import numpy as np
 
-from workbench.core import RequestOutput, SamplingParams, ScoreParams, Sequence, StepPlan, Tag
+from workbench.core import RequestOutput, SamplingParams, ScoreParams, Sequence, Tag
 from workbench.engine.scheduler import Scheduler
 from workbench.engine.static_batch import StaticScheduler
 from workbench.errors import ConfigError, RecordingError, nearest
 from workbench.fields import require_types
 from workbench.replay.answers import Answers, RecordedExecutor, SampledNode
 from workbench.replay.lines import ChainedCache, Line
-from workbench.replay.work import DEFAULT_BLOCK_SIZE, block_size_of
+from workbench.replay.scheduling import ReplayScheduler
+from workbench.replay.work import DEFAULT_BLOCK_SIZE, StepWork, block_size_of, work_of
 from workbench.search.record import RecordedEngine
 from workbench.trace.recorder import Recorder
+from workbench.trace.rows import StepCounts
 
-Cost = Callable[[StepPlan], float]
+Cost = Callable[[StepWork], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ class ReplayEngine:
                 f"{node.entry.length - own} tokens; the replay has {len(prompt)}."
             )
         self._nodes[self._next_id] = node
-        return self._queue(Line(prompt, node.entry), tag, params=params)
+        return self._queue(Line(node.entry, len(prompt)), tag, params=params)
 
     def add_score(
         self,
@@ -146,7 +148,7 @@ class ReplayEngine:
     def _queue(self, tokens: Line, tag: Tag, **wanted: Any) -> int:
         self.clock.now += self._request_s
         number = self._next_id
-        sequence = Sequence(number, tokens, len(tokens), tag=tag, **wanted)
+        sequence = Sequence(number, tokens.as_list, len(tokens), tag=tag, **wanted)
         sequence.arrival_s = self.clock()
         self.scheduler.add(sequence)
         self._next_id += 1
@@ -164,24 +166,44 @@ class ReplayEngine:
         return self.scheduler.has_work
 
     def step(self) -> list[RequestOutput]:
-        """One scheduling step of the real scheduler; its cost passes on the clock."""
+        """One scheduling step of the real scheduler, or all up to the next that decides anything.
+
+        Their costs pass on the clock.
+        """
+        outputs: list[RequestOutput] = []
+        if isinstance(self.scheduler, ReplayScheduler):
+            outputs = self._coast(self.scheduler)
+        return outputs or self._decide()
+
+    def _coast(self, scheduler: ReplayScheduler) -> list[RequestOutput]:
+        outputs: list[RequestOutput] = []
+        while (planned := scheduler.plan_decodes()) is not None:
+            counts, work = planned
+            start, duration = self.clock.now, self._cost(work)
+            self.clock.now = start + duration
+            outputs += [self._finish(*ended) for ended in scheduler.take_decodes()]
+            self._record(start, duration, counts)
+        return outputs
+
+    def _decide(self) -> list[RequestOutput]:
         start = self.clock()
         plan = self.scheduler.schedule()
         if plan is None:
             return []
         self.cache.take_moves()  # nobody copies bytes
-        duration = self._cost(plan)
+        duration = self._cost(work_of(plan))
         self.clock.now += duration
         finished = self.scheduler.update(plan, self._executor.run(plan))
         outputs = [self._finish(sequence, reason) for sequence, reason in finished]
-        counts = self.scheduler.counts
-        assert counts is not None
-        target, timing = self.cache.target, (start, duration, 0.0)
-        self._recorder.step(
-            self._trace_name, self._next_step, *timing, counts, blocks_target=target
-        )
-        self._next_step += 1
+        assert self.scheduler.counts is not None
+        self._record(start, duration, self.scheduler.counts)
         return outputs
+
+    def _record(self, start: float, duration: float, counts: StepCounts) -> None:
+        number, target = self._next_step, self.cache.target
+        timing = (start, duration, 0.0)
+        self._recorder.step(self._trace_name, number, *timing, counts, blocks_target=target)
+        self._next_step += 1
 
     def _finish(self, sequence: Sequence, reason: str) -> RequestOutput:
         number, cached = sequence.request_id, sequence.num_cached_tokens
@@ -199,17 +221,17 @@ def _scheduler(
     cache: ChainedCache,
     settings: CacheSettings,
     max_model_len: int,
-    stops: RecordedExecutor,
+    executor: RecordedExecutor,
     clock: SimulatedClock,
 ) -> Scheduler:
-    kind = StaticScheduler if settings.batching == "static" else Scheduler
-    return kind(
-        cache,
-        np.arange(cache.num_block_ids, dtype=np.int64),
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        max_model_len=max_model_len,
-        stops=stops,
-        watermark=settings.watermark,
-        clock=clock,
-    )
+    limits: dict[str, Any] = {
+        "max_num_seqs": settings.max_num_seqs,
+        "max_num_batched_tokens": settings.max_num_batched_tokens,
+        "max_model_len": max_model_len,
+        "watermark": settings.watermark,
+        "clock": clock,
+    }
+    if settings.batching == "static":
+        offsets = np.arange(cache.num_block_ids, dtype=np.int64)
+        return StaticScheduler(cache, offsets, stops=executor, **limits)
+    return ReplayScheduler(cache, executor, **limits)

@@ -7,10 +7,9 @@ anything; ChainedCache is a KVCacheManager in all that it answers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 from workbench.kvcache.arena_cache import ArenaCache
 from workbench.kvcache.manager import KVCacheManager
@@ -30,43 +29,65 @@ class Entry:
 
     def line(self) -> Line:
         """All token ids from the root to here."""
-        parts = [entry.tokens for entry in self._lineage()]
-        return Line(chain.from_iterable(reversed(parts)), self)
+        return Line(self, self.length)
+
+    def tokens_between(self, start: int, stop: int) -> list[int]:
+        """Those at these positions, counted from the root."""
+        entry: Entry | None = self
+        parts: list[tuple[int, ...]] = []
+        while entry is not None and stop > start:
+            first = entry.length - len(entry.tokens)
+            if first < stop:
+                parts.append(entry.tokens[max(0, start - first) : stop - first])
+                stop = max(first, start)
+            entry = entry.parent
+        return [*chain.from_iterable(reversed(parts))]
 
     def chain(self, root: bytes, block_size: int) -> list[bytes]:
         """Hashes of the full blocks from the root to here; kept, so do not change it."""
         found = self._chains.get(block_size)
         if found is None:
             before = self.parent.chain(root, block_size) if self.parent else []
-            found = before + extend_chain(root, before, self.line(), block_size)
+            found = before + extend_chain(root, before, self.line().as_list, block_size)
             self._chains[block_size] = found
         return found
 
-    def _lineage(self) -> Iterator[Entry]:
-        entry: Entry | None = self
-        while entry is not None:
-            yield entry
-            entry = entry.parent
 
+class Line(Sequence[int]):
+    """The first `length` token ids of an entry: a place in a trie, no list of numbers.
 
-class Line(list[int]):
-    """Token ids that are, or will become, those of an entry; their beginnings are lines too.
-
-    A beginning that is the whole is the line itself, not a copy.
+    Its beginnings are lines too; one that is the whole is the line itself, not a copy.
     """
 
-    __slots__ = ("entry",)
+    __slots__ = ("entry", "length")
 
-    def __init__(self, tokens: Any, entry: Entry) -> None:
-        super().__init__(tokens)
-        self.entry = entry
+    def __init__(self, entry: Entry, length: int) -> None:
+        self.entry, self.length = entry, length
+
+    @property
+    def as_list(self) -> list[int]:
+        """Itself, to those who ask for a list and only measure and slice it."""
+        return cast("list[int]", self)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.entry.tokens_between(0, self.length))
+
+    def append(self, token: int) -> None:
+        """The entry's next token was sampled."""
+        self.length += 1
 
     def __getitem__(self, key: Any) -> Any:
-        if isinstance(key, slice) and not key.start and key.step is None:
-            if key.stop is None or key.stop >= len(self):
-                return self
-            return Line(super().__getitem__(key), self.entry)
-        return super().__getitem__(key)
+        if not isinstance(key, slice):
+            place = range(self.length)[key]
+            return self.entry.tokens_between(place, place + 1)[0]
+        start, stop, step = key.indices(self.length)
+        assert step == 1, "a line is sliced without steps"
+        if start:
+            return self.entry.tokens_between(start, stop)
+        return self if stop == self.length else Line(self.entry, stop)
 
 
 class ChainedCache(KVCacheManager):
@@ -76,29 +97,40 @@ class ChainedCache(KVCacheManager):
         super().__init__(*given, **settings)
         self._root = chain_root(self._namespace, b"")
 
+        self._applied: bool | None = None  # what `apply` will answer, having been done ahead
+
+    def apply_ahead(self) -> None:
+        """Do what the next `apply` does; for who must know what it leaves."""
+        self._applied = self.apply()
+
+    def apply(self) -> bool:
+        """As KVCacheManager."""
+        ahead, self._applied = self._applied, None
+        return super().apply() if ahead is None else ahead
+
     @property
     def num_block_ids(self) -> int:
         """Block ids are below it; there may be more than blocks."""
         return len(self._pool.blocks)
 
-    def extend(self, seq_id: int, token_ids: list[int]) -> list[int] | None:
+    def extend(self, seq_id: int, token_ids: Sequence[int]) -> list[int] | None:
         """As KVCacheManager, with the hashes that the line remembers."""
         if isinstance(token_ids, Line) and self.enable_prefix_caching:
             table, full = self._table(seq_id), len(token_ids) // self.block_size
             if len(table.chain) < full:
                 chain = token_ids.entry.chain(self._root, self.block_size)
                 table.chain += chain[len(table.chain) : full]
-        return super().extend(seq_id, token_ids)
+        return super().extend(seq_id, cast("list[int]", token_ids))
 
     def _hashed(
-        self, token_ids: SequenceOf[int], salt: bytes
+        self, token_ids: Sequence[int], salt: bytes
     ) -> tuple[list[int], bytes, list[bytes]]:
         if not isinstance(token_ids, Line) or salt:
             return super()._hashed(token_ids, salt)
         if not self.enable_prefix_caching:
-            return token_ids, self._root, []
+            return token_ids.as_list, self._root, []
         chain = token_ids.entry.chain(self._root, self.block_size)
-        return token_ids, self._root, chain[: len(token_ids) // self.block_size]
+        return token_ids.as_list, self._root, chain[: token_ids.length // self.block_size]
 
 
 class ChainedArenaCache(ChainedCache, ArenaCache):

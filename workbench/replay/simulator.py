@@ -85,9 +85,10 @@ def replay(
     """Run a recorded search again. llm, prm: changed fields of CacheSettings; None: as recorded.
 
     shared: one memory for both, in place of num_blocks. models: others in the place of the recorded
-    ones. switches: changed SearchSwitches. on_round: as run_search. log_calls: the caches
-    keep their calls, for miss-ratio curves. Answers(recording) may be given in its place: it remembers the hashes between replays. Raises
-    RecordingError for what the recording does not hold, OutOfMemory and ConfigError as engines do.
+    ones. switches: changed SearchSwitches. on_round: as run_search. log_calls: the caches keep
+    their calls, for miss-ratio curves. Answers(recording) may be given in place of a recording: it
+    remembers the hashes between replays. Raises RecordingError for what the recording does not
+    hold, OutOfMemory and ConfigError as engines do.
     """
     answers = recording if isinstance(recording, Answers) else Answers(recording)
     recording = answers.recording
