@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from workbench.errors import ConfigError
 from workbench.search.best_of_n import outcome
 from workbench.search.problems import Problem
-from workbench.search.requests import Beam, Generate, Score, Search
+from workbench.search.requests import Beam, Extension, Generate, Score, Search
 from workbench.search.voting import AGGREGATIONS, aggregate, check_choice
 
 
@@ -60,9 +60,15 @@ class BeamSearch:
         return outcome(done + growing, self.aggregation)
 
     def _generate(self, active: tuple[Beam, ...], depth: int) -> Generate:
+        here = self._extension(depth)
+        then = self._extension(depth + 1) if depth < self.max_depth else None
+        return Generate(active, here.stop, here.max_tokens, then)
+
+    def _extension(self, depth: int) -> Extension:
+        """How the steps of an iteration are sampled."""
         if self.finish_at_limit and depth == self.max_depth:
-            return Generate(active, stop=(), max_tokens=self.limit_tokens)
-        return Generate(active)
+            return Extension(stop=(), max_tokens=self.limit_tokens)
+        return Extension()
 
 
 def best(beams: Sequence[Beam], count: int, aggregation: str) -> list[Beam]:

@@ -5,7 +5,7 @@ The only place where a reference answer is looked at, after everything has been 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -39,11 +39,17 @@ def collect(
     voting: str,
     throughput: Throughput,
     recorder: Recorder,
+    discarded: Mapping[str, int],
 ) -> SearchResult:
-    """The result of searches that all have their outcome; their nodes are recorded."""
+    """The result of searches that all have their outcome; their nodes are recorded.
+
+    discarded: tokens of speculated steps that nobody asked for, by problem id.
+    """
     candidates = {search.problem.id: _candidates(search, aggregation) for search in searches}
     problems = [
-        {"run_id": recorder.run_id, **_problem(search, candidates[search.problem.id], voting)}
+        {"run_id": recorder.run_id}
+        | _problem(search, candidates[search.problem.id], voting)
+        | {"discarded_tokens": discarded.get(search.problem.id, 0)}
         for search in searches
     ]
     nodes = [row for search in searches for row in search.tree.rows(search.problem.id)]

@@ -8,27 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from workbench.core import RequestOutput, SamplingParams, Tag, TokenEngine, node_seed
+from workbench.core import RequestOutput, TokenEngine
 from workbench.errors import StepError
 from workbench.search.active import ActiveSearch
+from workbench.search.node_request import NodeRequest, NodeRequests
 from workbench.search.order import RequestOrder
-from workbench.search.requests import Beam, Generate, Path, Step
-from workbench.search.tree import node_id
+from workbench.search.requests import Beam, Generate, Step
+from workbench.search.speculation import Speculation
 
-
-@dataclass(frozen=True, slots=True)
-class NodeRequest:
-    """All that a node's tokens depend on, beside the model."""
-
-    problem_id: str
-    path: Path
-    token_ids: list[int]
-    params: SamplingParams
-
-    @property
-    def tag(self) -> Tag:
-        """Its name in the trace."""
-        return Tag(self.problem_id, node_id(self.path))
+GOES_ON = ("stop", "length")
+"""Reasons for which a request ends and its beam does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +28,30 @@ class Sampling:
     slot: int
     room: int
 
+    @property
+    def asked(self) -> Generate:
+        """What the search wants."""
+        assert isinstance(self.search.request, Generate)
+        return self.search.request
+
+    def grown(self, output: RequestOutput) -> Beam:
+        """The node with what was sampled for it."""
+        step = Step(tuple(output.token_ids), output.text, output.finish_reason)
+        return self.asked.beams[self.slot].grown(step)
+
 
 class LLMSide:
-    """Samples nodes. tokens: sampled into nodes so far."""
+    """Samples nodes. tokens: sampled into nodes so far. ahead: None unless steps are speculated."""
 
     def __init__(
-        self, llm: TokenEngine, *, seed: int, params: SamplingParams, order: RequestOrder
+        self, llm: TokenEngine, nodes: NodeRequests, order: RequestOrder, *, speculates: bool
     ) -> None:
-        self.llm, self.seed, self.params = llm, seed, params
+        self.llm = llm
+        self.ahead = Speculation(llm, self._next_request) if speculates else None
         self.tokens = 0
-        self._order = order
+        self._nodes, self._order = nodes, order
         self._sampling: dict[int, Sampling] = {}
+        self._early: list[RequestOutput] = []  # complete before they were asked for
 
     def submit(self, searches: Iterable[ActiveSearch]) -> None:
         """Queue the nodes that these searches ask for."""
@@ -57,44 +59,67 @@ class LLMSide:
         for search in self._order.searches(asking):
             search.served = True
             self._submit(search)
+        if self.ahead is not None:
+            self.ahead.open_round(asking)
 
     def _submit(self, search: ActiveSearch) -> None:
         asked = search.request
         assert isinstance(asked, Generate)
         for slot, beam in self._order.beams(asked.beams):
-            room = self._room(search, beam)
+            room = self._nodes.room(search, beam)
             if room < 1:
                 search.steps[slot] = Step((), "", "context")
                 continue
-            request = self._request(search, beam, asked.stop, asked.max_tokens)
-            number = self.llm.add(request.token_ids, request.params, tag=request.tag)
+            number = self._queue(self._nodes.of(search, beam, asked.how))
             self._sampling[number] = Sampling(search, slot, room)
 
-    def _room(self, search: ActiveSearch, beam: Beam) -> int:
-        """Tokens that the LLM may still sample after this beam."""
-        return self.llm.max_model_len - len(search.prompt) - len(beam.token_ids)
-
-    def _request(
-        self, search: ActiveSearch, beam: Beam, stop: tuple[str, ...], max_tokens: int | None
-    ) -> NodeRequest:
-        """What samples the node `beam.path`. max_tokens None: the run's."""
-        base, problem_id = self.params, search.problem.id
-        wanted = base.max_tokens if max_tokens is None else max_tokens
-        params = SamplingParams(
-            temperature=base.temperature,
-            max_tokens=min(wanted, self._room(search, beam)),
-            top_k=base.top_k,
-            top_p=base.top_p,
-            min_p=base.min_p,
-            stop=stop,
-            seed=node_seed(self.seed, problem_id, beam.path),
-        )
-        return NodeRequest(problem_id, beam.path, [*search.prompt, *beam.token_ids], params)
+    def _queue(self, request: NodeRequest) -> int:
+        """The number of this request: a new one, unless it was speculated on."""
+        begun = None if self.ahead is None else self.ahead.adopt(request)
+        if begun is None:
+            return self.llm.add(request.token_ids, request.params, tag=request.tag)
+        if begun.output is not None:
+            self._early.append(begun.output)
+        return begun.number
 
     def steps(self) -> Iterator[list[RequestOutput]]:
-        """Step the engine until it has no request; what finished, step by step."""
-        while self.llm.has_work:
+        """Step the engine until it has what was asked; what finished, step by step."""
+        early, self._early = self._early, []
+        yield early
+        if self.ahead is not None:
+            yield from self._steps_and_more(self.ahead, early)
+        while self.llm.has_work and self.ahead is None:
             yield self.llm.step()
+
+    def _steps_and_more(
+        self, ahead: Speculation, finished: list[RequestOutput]
+    ) -> Iterator[list[RequestOutput]]:
+        """As long as a real request runs; rows that would stand empty speculate meanwhile."""
+        waited_for = set(self._sampling)
+        while True:
+            for output in finished:
+                waited_for.discard(output.request_id)
+                self._offer(ahead, output)
+            if not waited_for or not self.llm.has_work:
+                return
+            ahead.fill_rows()
+            finished = ahead.take(self.llm.step())
+            yield finished
+
+    def _offer(self, ahead: Speculation, output: RequestOutput) -> None:
+        """A beam whose step has ended may go on, where the strategy says how and there is room."""
+        sampling = self._sampling.get(output.request_id)
+        if sampling is None or sampling.asked.then is None or output.finish_reason not in GOES_ON:
+            return
+        if len(output.token_ids) < sampling.room:
+            ahead.offer(sampling.search, sampling.grown(output).child(0))
+
+    def _next_request(self, search: ActiveSearch, beam: Beam) -> NodeRequest:
+        """For a node that will be asked for as the search says now, if it ever is."""
+        asked = search.request
+        assert isinstance(asked, Generate)
+        assert asked.then is not None
+        return self._nodes.of(search, beam, asked.then)
 
     def take(self, outputs: Iterable[RequestOutput]) -> None:
         """Hand what was sampled to the searches. Raises what a request ended with."""
@@ -105,10 +130,12 @@ class LLMSide:
                 sampling.search.steps[sampling.slot] = _step(sampling, output)
                 self.tokens += len(output.token_ids)
 
-    def abort_all(self) -> None:
+    def close(self) -> None:
         """Leave nothing behind in the engine."""
         for number in self._sampling:
             self.llm.abort(number)
+        if self.ahead is not None:
+            self.ahead.close()
 
 
 def require_fine(output: RequestOutput) -> None:
@@ -126,10 +153,9 @@ def _step(sampling: Sampling, output: RequestOutput) -> Step:
     """What was sampled; "context" where one of the two models has no room for another step."""
     token_ids, reason = tuple(output.token_ids), output.finish_reason
     if reason != "eos":
-        request = sampling.search.request
-        assert isinstance(request, Generate)
-        steps = (*request.beams[sampling.slot].steps, output.text)
+        asked = sampling.asked
+        steps = (*asked.beams[sampling.slot].steps, output.text)
         full = len(token_ids) >= sampling.room
-        if full or (request.stop and not sampling.search.scores.has_room(steps)):
+        if full or (asked.stop and not sampling.search.scores.has_room(steps)):
             reason = "context"
     return Step(token_ids, output.text, reason)

@@ -77,6 +77,7 @@ class Throughput:
     """How fast a search was.
 
     steady_*: over the middle 80 % of wall time; busy: seconds inside an engine's steps.
+    discarded_tokens: speculated steps that nobody asked for; no other number counts them.
     """
 
     tokens: int
@@ -88,9 +89,12 @@ class Throughput:
     steady_problems_per_min: float
     llm_busy_s: float
     prm_busy_s: float
+    discarded_tokens: int = 0
 
     @classmethod
-    def of(cls, marks: list[Mark], llm_busy_s: float, prm_busy_s: float) -> Throughput:
+    def of(
+        cls, marks: list[Mark], llm_busy_s: float, prm_busy_s: float, discarded_tokens: int = 0
+    ) -> Throughput:
         """From the time line: first mark at the first admission, last one at the last answer."""
         times, tokens, answered = (np.array(column, dtype=float) for column in zip(*marks))
         wall = max(times[-1] - times[0], 1e-9)
@@ -110,6 +114,7 @@ class Throughput:
             steady_problems_per_min=60 * steady[1],
             llm_busy_s=llm_busy_s,
             prm_busy_s=prm_busy_s,
+            discarded_tokens=discarded_tokens,
         )
 
     def to_dict(self) -> dict[str, float]:

@@ -6,27 +6,41 @@ What it does not do: say which searches are served (rounds.py), or tokenise (sco
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from workbench.core import RequestOutput, Tag
 from workbench.search.active import ActiveSearch
 from workbench.search.llm_side import require_fine
 from workbench.search.measure import SpanClock
 from workbench.search.order import RequestOrder
+from workbench.search.pressure import Pressure
 from workbench.search.prm import PRM
-from workbench.search.requests import Score
+from workbench.search.requests import Beam, Score
 from workbench.search.scoring import ScoreRequest
+from workbench.search.speculation import Speculation
 from workbench.search.tree import node_id
 from workbench.trace.recorder import Recorder
 
 
 class PRMSide:
-    """Scores solutions. Steps found in the score cache are told to the trace."""
+    """Scores solutions. Steps found in the score cache are told to the trace.
+
+    ahead: whose complete steps are scored together with those before them; None: none are.
+    """
 
     def __init__(
-        self, prm: PRM, *, order: RequestOrder, spans: SpanClock, recorder: Recorder
+        self,
+        prm: PRM,
+        order: RequestOrder,
+        *,
+        spans: SpanClock,
+        recorder: Recorder,
+        ahead: Speculation | None = None,
     ) -> None:
         self.prm = prm
         self._order, self._spans, self._recorder = order, spans, recorder
+        self._ahead = ahead
+        self._pressure = Pressure(prm.engine)
         self._cache_hits = 0  # not yet in the trace
         self._last_steps = range(0)  # rows of the last PRM steps
         self._scoring: dict[int, tuple[ActiveSearch, ScoreRequest]] = {}
@@ -34,6 +48,7 @@ class PRMSide:
     def submit(self, searches: Iterable[ActiveSearch]) -> None:
         """Queue what must be asked to score these searches' beams."""
         asking = [search for search in searches if isinstance(search.request, Score)]
+        self._pressure.open_round()
         for search in self._order.searches(asking):
             search.served = True
             for request in self._unknown(search):
@@ -46,10 +61,18 @@ class PRMSide:
         self._spans.switch("tokenising")
         counts = search.scores.counts
         cached = counts.steps_cached
-        requests = search.scores.requests([beam for _, beam in self._order.beams(asked.beams)])
+        beams = [self._with_next_step(search, b) for _, b in self._order.beams(asked.beams)]
+        requests = search.scores.requests(beams)
         self._cache_hits += counts.steps_cached - cached
         self._spans.switch("bookkeeping")
         return requests
+
+    def _with_next_step(self, search: ActiveSearch, beam: Beam) -> Beam:
+        """The same node; its steps go on with child 0's, if that is complete and memory ample."""
+        if self._ahead is None or self._pressure.is_felt:
+            return beam
+        step = self._ahead.step_of(search.problem.id, (*beam.path, 0))
+        return beam if step is None else replace(beam, steps=(*beam.steps, step.text))
 
     def _submit(self, search: ActiveSearch, request: ScoreRequest) -> None:
         tag = Tag(search.problem.id, node_id(request.beam.path))
@@ -81,7 +104,7 @@ class PRMSide:
             rows[first] = rows[first]._replace(score_cache_hits=hits)
             self._cache_hits = 0
 
-    def abort_all(self) -> None:
+    def close(self) -> None:
         """Leave nothing behind in the engine."""
         for number in self._scoring:
             self.prm.engine.abort(number)

@@ -76,12 +76,29 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Extension:
+    """How a step is sampled. max_tokens None is the run's max_step_tokens."""
+
+    stop: tuple[str, ...] = (STEP_END,)
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Generate:
-    """Please sample one step for each beam. max_tokens None is the run's max_step_tokens."""
+    """Please sample one step for each beam. max_tokens None is the run's max_step_tokens.
+
+    then: how these beams' children would be sampled; None: none will be, or nobody knows.
+    """
 
     beams: tuple[Beam, ...]
     stop: tuple[str, ...] = (STEP_END,)
     max_tokens: int | None = None
+    then: Extension | None = None
+
+    @property
+    def how(self) -> Extension:
+        """How these beams are sampled."""
+        return Extension(self.stop, self.max_tokens)
 
 
 @dataclass(frozen=True, slots=True)

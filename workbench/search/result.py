@@ -28,7 +28,8 @@ class SearchResult:
     problems: one row a problem, in the order given: run_id, problem_id, level, subject, problem,
         answer, predicted, correct (NA without a reference answer), tokens (sampled), iterations,
         seconds (admission to answer), finished (the outcome has a finished beam), finished_beams,
-        candidates, correct_candidates, and what scoring cost (prm_*, scores_*).
+        candidates, correct_candidates, what scoring cost (prm_*, scores_*), and discarded_tokens:
+        of speculated steps that nobody asked for, in none of the other columns.
     candidates: one row a beam of an outcome, best first: problem_id, rank, node_id, answer (""
         without a box), group (equal answers share one), score, correct, finished, ended, text.
     tree: the `nodes` table, with each step's finish_reason and text beside it.

@@ -8,7 +8,7 @@ problem batching is written here once; strategies know nothing of it. No decisio
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -17,6 +17,7 @@ from workbench.core import SamplingParams, TokenEngine
 from workbench.search.active import ActiveSearch
 from workbench.search.llm_side import LLMSide
 from workbench.search.measure import Mark, SpanClock
+from workbench.search.node_request import NodeRequests
 from workbench.search.order import RequestOrder
 from workbench.search.prm import PRM
 from workbench.search.prm_side import PRMSide
@@ -57,7 +58,7 @@ class Rounds:
         self.seed, self.params = seed, params
         self.min_problem_batch, self.switches = min_problem_batch, switches
         self.spans = SpanClock(recorder, clock)
-        self._clock = clock
+        self._clock, self._recorder = clock, recorder
         self.marks: list[Mark] = []
         self.llm_busy_s = 0.0
         self.prm_busy_s = 0.0
@@ -66,8 +67,12 @@ class Rounds:
         self._active: list[ActiveSearch] = []
         self._answered = 0
         llm_order, prm_order = (RequestOrder(switches.request_order) for _ in range(2))
-        self._sampling = LLMSide(llm, seed=seed, params=params, order=llm_order)
-        self._scoring = PRMSide(prm, order=prm_order, spans=self.spans, recorder=recorder)
+        nodes = NodeRequests(seed, params, llm.max_model_len)
+        speculates = switches.speculative_extension
+        self._sampling = LLMSide(llm, nodes, llm_order, speculates=speculates)
+        ahead = self._sampling.ahead if switches.lookahead_scoring else None
+        spans = self.spans
+        self._scoring = PRMSide(prm, prm_order, spans=spans, recorder=recorder, ahead=ahead)
 
     def run(self, searches: Iterable[ActiveSearch], on_round: OnRound | None = None) -> None:
         """All rounds, until every search has its outcome; no request is left behind, ever."""
@@ -79,9 +84,15 @@ class Rounds:
                 if on_round is not None:
                     on_round(self._progress())
         finally:
-            self._sampling.abort_all()
-            self._scoring.abort_all()
+            self._sampling.close()
+            self._scoring.close()
             self.spans.switch("")
+
+    @property
+    def discarded_tokens(self) -> Counter[str]:
+        """Tokens of speculated steps that nobody asked for, by problem; of finished rounds."""
+        ahead = self._sampling.ahead
+        return Counter() if ahead is None else ahead.discarded_tokens(self._recorder.request_rows)
 
     def _play_round(self) -> None:
         self.round += 1

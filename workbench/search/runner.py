@@ -119,7 +119,9 @@ def run_search(
         for problem in problems
     ]
     rounds.run(searches, on_round)
-    speed = Throughput.of(rounds.marks, rounds.llm_busy_s, rounds.prm_busy_s)
+    discarded = rounds.discarded_tokens
+    busy = rounds.llm_busy_s, rounds.prm_busy_s
+    speed = Throughput.of(rounds.marks, *busy, discarded.total())
     write_record(
         record,
         searches,
@@ -131,7 +133,7 @@ def run_search(
         score_shuffle_seed=score_shuffle_seed,
     )
     how = {"aggregation": strategy.aggregation, "voting": voting}
-    return collect(searches, **how, throughput=speed, recorder=recorder)
+    return collect(searches, **how, throughput=speed, recorder=recorder, discarded=discarded)
 
 
 def _aggregating(strategy: Strategy, aggregation: str | None) -> Strategy:
