@@ -16,7 +16,7 @@ from workbench.trace.recorder import Recorder
 
 
 class SteppingEngine(FakeEngine):
-    """`seen`: of every step, how many requests ran and waited, and what fell out of the cache."""
+    """`seen`: of every step the sequences that ran, waited, and waited for a second time."""
 
     capabilities = frozenset({"token_identity", "trace"})
 
@@ -51,19 +51,19 @@ class SteppingEngine(FakeEngine):
         self.scheduler.add(sequence)
         return number
 
+    def watch(self, running, waiting):
+        """Called once a step is planned; a test may put something here."""
+
     def step(self):
         start = time.perf_counter()
         plan = self.scheduler.schedule()
         if plan is None:
             return []
         scheduler, counts = self.scheduler, self.scheduler.counts
-        self.seen.append(
-            SimpleNamespace(
-                running=scheduler.num_running,
-                waiting=scheduler.num_waiting,
-                preempted=counts.preempted,
-            )
-        )
+        running, waiting = list(scheduler._batch.sequences), list(scheduler._waiting)
+        preempted = [sequence for sequence in waiting if sequence.preemptions]
+        self.seen.append(SimpleNamespace(running=running, waiting=waiting, preempted=preempted))
+        self.watch(running, waiting)
         pairs = zip(plan.sampling.seeds.tolist(), plan.sampling.positions.tolist())
         places = [(*self._by_seed[seed], position) for seed, position in pairs]
         tokens = np.array([ids[position - first] for first, ids, position in places], np.int64)

@@ -59,7 +59,7 @@ class LLMSide:
         for search in self._order.searches(asking):
             search.served = True
             self._submit(search)
-        if self.ahead is not None:
+        if asking and self.ahead is not None:
             self.ahead.open_round(asking)
 
     def _submit(self, search: ActiveSearch) -> None:

@@ -48,7 +48,8 @@ class PRMSide:
     def submit(self, searches: Iterable[ActiveSearch]) -> None:
         """Queue what must be asked to score these searches' beams."""
         asking = [search for search in searches if isinstance(search.request, Score)]
-        self._pressure.open_round()
+        if asking:
+            self._pressure.open_round()
         for search in self._order.searches(asking):
             search.served = True
             for request in self._unknown(search):
