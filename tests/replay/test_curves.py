@@ -16,7 +16,9 @@ ROOMY = {"llm": {"num_blocks": 500}, "prm": {"num_blocks": 500}}
 def test_a_curve_lies_below_the_optimum_and_ends_there(measured, model, place) -> None:
     """Hit ratios rise to the largest size, where nothing is evicted and LRU is the optimum."""
     calls = search_calls(measured.answers, FREE, ROOMY)[place]
-    table = curve_table(measured.answers, FREE, model, curve_sizes(calls, 8), changes=ROOMY)
+    table = curve_table(
+        measured.answers, FREE, model, curve_sizes(calls, 8), replay_at=(), changes=ROOMY
+    )
     assert not table["fits"].iloc[0]
     fitting = table[table["fits"]]
     assert len(fitting) >= 5
@@ -36,6 +38,17 @@ def test_full_replays_lie_on_the_curve_where_the_order_stays(measured) -> None:
     assert np.isnan(table.loc[600, "difference"])
     assert not table.loc[34, "fits"]
     assert np.isfinite(table.loc[34, "difference"])
+
+
+@pytest.mark.parametrize("model", ["llm", "prm"])
+def test_below_the_peak_the_difference_from_full_replays_is_told(measured, model) -> None:
+    """Unless asked otherwise: sizes that do not fit the order, from one request's upwards."""
+    table = curve_table(measured.answers, FREE, model, [500], changes=ROOMY)
+    told = table[table["difference"].notna()]
+    assert 0 < len(told) <= 3
+    assert told["num_blocks"].min() == 32
+    assert not told["fits"].any()
+    assert (told["difference"] == told["replayed_hit_ratio"] - told["hit_ratio"]).all()
 
 
 def test_a_model_that_is_none_is_refused(measured) -> None:
