@@ -13,11 +13,11 @@ from workbench.core import SamplingRows
 from workbench.engine.memory import (
     StepLimits,
     collection_paused,
-    device_memory,
     plan_memory,
     total_bytes,
 )
 from workbench.errors import ConfigError, OutOfMemory
+from workbench.host_memory import total_memory
 from workbench.models.llama import Buffers, LlamaModel
 from workbench.models.loading import load_model
 from workbench.sampling.sampler import sample
@@ -140,7 +140,7 @@ def test_a_budget_too_small_names_what_fits_and_what_is_missing(model: LlamaMode
 
 
 def test_a_share_is_of_the_device() -> None:
-    assert total_bytes(0.5) == device_memory() // 2
+    assert total_bytes(0.5) == total_memory() // 2
     with pytest.raises(ConfigError, match=r"share is in \(0, 1\]"):
         total_bytes(1.5)
 

@@ -27,6 +27,7 @@ from workbench.config import format_size, parse_size
 from workbench.core import SamplingRows, StepPlan, WantedLogits
 from workbench.engine.executor import Executor
 from workbench.errors import ConfigError, OutOfMemory
+from workbench.host_memory import total_memory
 from workbench.kvcache.storage import KVStorage
 from workbench.models.llama import LlamaModel
 
@@ -105,7 +106,7 @@ def plan_memory(
         kv = total_bytes(memory) - fixed
     else:
         enough = limits.max_num_seqs * math.ceil(limits.max_model_len / block_size) * block_bytes
-        kv = min(enough, device_memory() // 4 - fixed)
+        kv = min(enough, total_memory() // 4 - fixed)
     profile = MemoryProfile(
         total=kv + fixed,
         weights=model.weight_bytes,
@@ -128,21 +129,16 @@ def total_bytes(memory: int | float | str) -> int:
             raise ConfigError(
                 f"memory is {memory!r}; a share is in (0, 1], a size is a whole number or text."
             )
-        return int(memory * device_memory())
+        return int(memory * total_memory())
     return parse_size(memory)
-
-
-def device_memory() -> int:
-    """Bytes of this machine's memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _refuse_too_many(profile: MemoryProfile, name: str) -> None:
     """Before anybody counts the blocks, or asks a system that promises more than it has."""
-    if profile.kv > device_memory():
+    if profile.kv > total_memory():
         raise OutOfMemory(
             f"{name}: a KV cache of {format_size(profile.kv)} is asked for; this machine has "
-            f"{format_size(device_memory())}. Give less `memory`, `kv_memory` or `num_blocks`."
+            f"{format_size(total_memory())}. Give less `memory`, `kv_memory` or `num_blocks`."
         )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench import __version__
+from workbench.host_memory import total_memory
 
 PACKAGES = ("torch", "numpy", "numba", "pandas", "pyarrow", "transformers", "tokenizers", "plotly")
 
@@ -91,17 +92,11 @@ def usable_cores() -> int:
 
 
 def memory_bytes() -> int | None:
-    """Physical memory, or the control group's limit if smaller; None where not told."""
+    """The machine's memory, or a container's limit if smaller; None where not told."""
     try:
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return total_memory()
     except (AttributeError, ValueError, OSError):
         return None
-    limit = Path("/sys/fs/cgroup/memory.max")
-    try:
-        text = limit.read_text().strip()
-    except OSError:
-        return total
-    return min(total, int(text)) if text.isdigit() else total
 
 
 def torch_threads() -> int:

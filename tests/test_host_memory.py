@@ -1,0 +1,84 @@
+"""Memory is what the machine has, or what a container leaves of it: in total, and now."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from workbench.engine.memory import total_bytes
+from workbench.experiments.machine import memory_bytes
+from workbench.host_memory import available_memory, total_memory
+
+
+def test_memory_is_some_and_no_more_than_there_is() -> None:
+    there_is = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 2**26 < available_memory() <= there_is
+    assert 2**26 < total_memory() <= there_is
+
+
+MIB = 2**20
+STATISTICS = (
+    "anon 1\ninactive_file {0}\nactive_file {0}\ntotal_inactive_file {0}\ntotal_active_file {0}"
+)
+
+
+@pytest.fixture
+def cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with 1 GiB available, this process in a group of both versions."""
+    meminfo, membership = tmp_path / "meminfo", tmp_path / "membership"
+    meminfo.write_text(f"MemTotal: 9 kB\nMemAvailable:  {2**20} kB\n")
+    membership.write_text("4:cpu,memory:/a/b\n1:name=systemd:/\n0::/a/b\n")
+    monkeypatch.setattr("workbench.host_memory._MEMINFO", meminfo)
+    monkeypatch.setattr("workbench.host_memory._MEMBERSHIP", membership)
+    monkeypatch.setattr("workbench.host_memory._CGROUPS", tmp_path / "cgroup")
+    return tmp_path / "cgroup"
+
+
+def limit_to(group: Path, names: tuple[str, str], limit: object, used: int, pages: int) -> None:
+    group.mkdir(parents=True, exist_ok=True)
+    for name, value in zip(names, (limit, used), strict=True):
+        (group / name).write_text(f"{value}\n")
+    (group / "memory.stat").write_text(STATISTICS.format(pages))
+
+
+V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+V2 = ("memory.max", "memory.current")
+
+
+@pytest.mark.parametrize(("names", "root"), [(V1, "memory"), (V2, "")])
+def test_a_containers_limit_counts_beside_the_machines_memory(
+    cgroups: Path, names: tuple[str, str], root: str
+) -> None:
+    """Its own, or that of a group around it; what it holds of files can be given back."""
+    assert available_memory() == 1024 * MIB
+    own, around = cgroups / root / "a" / "b", cgroups / root
+    limit_to(around, names, 800 * MIB, 300 * MIB, 50 * MIB)
+    assert available_memory() == 600 * MIB
+    limit_to(own, names, 100 * MIB, 40 * MIB, 5 * MIB)
+    assert available_memory() == 70 * MIB
+    limit_to(own, names, 100 * MIB, 200 * MIB, 5 * MIB)
+    assert available_memory() == 0
+    (own / "memory.stat").unlink()
+    assert available_memory() == 100 * MIB, "nobody tells what is used of it"
+
+
+@pytest.mark.parametrize(("names", "root"), [(V1, "memory"), (V2, "")])
+def test_a_share_of_memory_is_of_what_the_container_may_use(
+    cgroups: Path, names: tuple[str, str], root: str
+) -> None:
+    """One answer for an engine's `memory=0.5` and for what a record says of the machine."""
+    limit_to(cgroups / root / "a", names, 96 * MIB, 80 * MIB, 0)
+    assert total_memory() == memory_bytes() == 96 * MIB
+    assert total_bytes(0.5) == 48 * MIB
+
+
+@pytest.mark.parametrize(
+    ("names", "root", "limit"), [(V1, "memory", 9223372036854771712), (V2, "", "max")]
+)
+def test_a_group_without_a_limit_leaves_the_machines_memory(
+    cgroups: Path, names: tuple[str, str], root: str, limit: object
+) -> None:
+    limit_to(cgroups / root / "a" / "b", names, limit, 40 * MIB, 0)
+    assert available_memory() == 1024 * MIB
