@@ -78,14 +78,24 @@ def test_phase_aware_gives_the_pages_of_the_model_that_rests_to_the_one_that_run
     assert arena.target == {"llm": 20, "prm": 4}
 
 
-def steps(policy: MarginalValue, gains: list[tuple[float, float]]) -> list[tuple[int, ...]]:
-    """Splits of 64 pages after each step; gains: of the two models up to then."""
+def steps(
+    policy: MarginalValue,
+    gains: list[tuple[float, float]],
+    losses: tuple[float, float] = (0.0, 0.0),
+    preempted: dict[int, int] | None = None,
+) -> list[tuple[int, ...]]:
+    """Splits of 64 pages after each step.
+
+    gains: of the two models up to then; losses: in each step; preempted: step -> which model was.
+    """
     policy.split([32, 32])
-    splits = []
+    splits, readmissions = [], [0, 0]
     for number, pair in enumerate(gains):
+        if preempted and number in preempted:
+            readmissions[preempted[number]] += 1
         states = [
-            ModelState(f"m{i}", 4, number % 2 == i, misses=number * 5, gain=gain)
-            for i, gain in enumerate(pair)
+            ModelState(f"m{i}", 4, number % 2 == i, number * 5, gain, number * losses[i], times)
+            for i, (gain, times) in enumerate(zip(pair, readmissions))
         ]
         splits.append(tuple(grant.target for grant in policy.grants(states, 64)))
     return splits
@@ -94,12 +104,39 @@ def steps(policy: MarginalValue, gains: list[tuple[float, float]]) -> list[tuple
 def test_marginal_value_moves_pages_to_the_steeper_slope_until_the_other_is_at_its_floor() -> None:
     splits = steps(MarginalValue(), [(float(n), n * 2.0) for n in range(60)])
     assert splits[0] == (32, 32), "nothing was seen yet"
-    assert all(after[1] - before[1] in (0, 2) for before, after in pairwise(splits))
+    moved = [after[1] - before[1] for before, after in pairwise(splits) if after != before]
+    assert moved[:3] == [1, 2, 4], "steps grow while they go one way"
+    assert max(moved) == 4
     assert splits[-1] == (4, 60)
 
 
 def test_marginal_value_leaves_equal_slopes_alone() -> None:
     assert set(steps(MarginalValue(), [(n * 1.0, n * 1.1) for n in range(60)])) == {(32, 32)}
+
+
+def test_marginal_value_takes_no_page_that_is_worth_more_where_it_is() -> None:
+    """A model may gain nothing from a page more and still lose much with a page less."""
+    gains = [(0.0, n * 2.0) for n in range(60)]
+    assert set(steps(MarginalValue(), gains, losses=(3.0, 0.0))) == {(32, 32)}
+    assert steps(MarginalValue(), gains, losses=(1.0, 0.0))[-1] == (4, 60)
+
+
+def test_marginal_value_gives_first_to_a_model_that_had_to_preempt() -> None:
+    """Whatever the slopes say; and for some decisions it gives nothing back."""
+    gains = [(float(n), n * 2.0) for n in range(60)]
+    splits = steps(MarginalValue(), gains, preempted={20: 0})
+    before = splits[19]
+    after = next(split for split in splits[20:] if split != before)
+    assert after[0] > before[0]
+    assert splits.count(after) >= 2 * MarginalValue.REST
+
+
+def test_marginal_value_lends_until_something_is_missed() -> None:
+    policy = MarginalValue()
+    policy.split([32, 32])
+    for misses, limit in ((0, 60), (MarginalValue.ENOUGH, 32)):
+        states = [ModelState(f"m{i}", 4, i == 0, misses, 0.0) for i in range(2)]
+        assert [grant.limit for grant in policy.grants(states, 64)] == [limit, limit]
 
 
 def search_like(arena: KVArena, llm_set: int, prm_set: int, rounds: int, seed: int = 0) -> int:

@@ -57,7 +57,7 @@ class KVArena(Lender, ArenaLayout):
         for shape in models:
             self._admit(shape)
         self._wanted: list[int] | None = None
-        self._seen: list[tuple[bool, int]] = []  # by the policy, when it was asked last
+        self._seen: list[tuple[bool, int, int]] = []  # by the policy, when it was asked last
         if kv_share is None:
             self._split = pages_above_floors([p.floor_pages for p in self.pools], self.num_pages)
         else:
@@ -162,6 +162,7 @@ class KVArena(Lender, ArenaLayout):
                 self.policy.split(self._split)
                 self._seen = []
             self._grant(pool)
+            pool.mark_tail()
             pool.wanted = 0
             for each in self.pools:
                 while each.idle and each.held > each.grant.limit:
@@ -242,11 +243,14 @@ class KVArena(Lender, ArenaLayout):
 
     def _grant(self, stepping: LeasedPool | None) -> None:
         """Ask the policy, if what it sees has changed. stepping: the model whose turn it is."""
-        seen = [(pool is stepping or pool.num_active > 0, pool.shadow.hits) for pool in self.pools]
+        seen = [
+            (pool is stepping or pool.num_active > 0, pool.shadow.hits, pool.readmissions)
+            for pool in self.pools
+        ]
         if seen == self._seen:
             return
         self._seen = seen
-        states = [_state(pool, running) for pool, (running, _) in zip(self.pools, seen)]
+        states = [_state(pool, running) for pool, (running, *_) in zip(self.pools, seen)]
         for pool, grant in zip(self.pools, self.policy.grants(states, self.num_pages)):
             pool.accept(grant)
 
@@ -262,11 +266,13 @@ class KVArena(Lender, ArenaLayout):
 
 def _state(pool: LeasedPool, running: bool) -> ModelState:
     shadow = pool.shadow
-    gain = shadow.missed_blocks * pool.shape.block_cost / pool.shadow_pages
+    a_page = pool.shape.block_cost / pool.shadow_pages  # of the work that so many pages save
     return ModelState(
         name=pool.shape.name,
         floor=pool.floor_pages,
         running=running,
         misses=shadow.hits,
-        gain=gain,
+        gain=shadow.missed_blocks * a_page,
+        loss=pool.tail.blocks * a_page,
+        readmissions=pool.readmissions,
     )

@@ -72,8 +72,10 @@ class ArenaCache(KVCacheManager):
             keep_free=keep_free,
             readmission=readmission,
         )
-        if admitted is None:
-            pool = self._leases
+        pool = self._leases
+        if admitted is not None:
+            pool.readmissions += readmission
+        else:
             blocks = pool.num_active + self._blocks_for(len(token_ids)) + keep_free
             pool.wanted = -(-blocks // pool.per_page)
         return admitted

@@ -17,7 +17,7 @@ from workbench.kvcache.pages import BlockShape
 from workbench.kvcache.policies import Grant
 from workbench.kvcache.pool import Block, BlockPool, check_blocks
 from workbench.kvcache.resizing import ResizeAnswer
-from workbench.kvcache.shadow import SAMPLE, ShadowList
+from workbench.kvcache.shadow import SAMPLE, ShadowList, TailHits
 
 
 class Landlord(Protocol):
@@ -63,6 +63,8 @@ class LeasedPool(BlockPool):
         self.floor = shape.floor_blocks
         self.floor_pages = -(-shape.floor_blocks // per_page)
         self.shadow, self.shadow_pages = ShadowList(shadow_pages * per_page), shadow_pages
+        self.tail = TailHits()
+        self.readmissions = 0  # of requests that had been preempted
         self.grant = Grant(self.floor_pages, num_pages, num_pages)
         self.held = 0  # pages
         self.wanted = 0  # pages it would hold had its last admission not been refused
@@ -121,8 +123,10 @@ class LeasedPool(BlockPool):
     def share(self, block: Block) -> None:
         """One more reference to a block that was hit."""
         if block.ref_count == 0:
+            page = block.id // self.per_page
+            self.tail.note(self._pages.last_used[page])
             self.index.unpark(block.id)
-            self._pages.occupy(block.id // self.per_page)
+            self._pages.occupy(page)
             self._num_live += 1
         block.ref_count += 1
 
@@ -243,6 +247,11 @@ class LeasedPool(BlockPool):
         self._vacated(other)
 
     # -- the arena's --
+
+    def mark_tail(self) -> None:
+        """As many pages fewer would cost what is hit in these, once what it lacks is gone."""
+        lacking = max(0, self.grant.keep - self.held)
+        self.tail.mark(self.idle.values(), self.shadow_pages - lacking)
 
     def accept(self, grant: Grant) -> None:
         """Pages it may hold from now on."""

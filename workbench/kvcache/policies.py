@@ -14,10 +14,11 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """One model as a policy sees it. gain and misses count from the arena's creation.
+    """One model as a policy sees it. All from misses on counts from the arena's creation.
 
     floor: pages for one request. running: it steps now or has blocks in use. misses: watched blocks
-    asked for again soon after their eviction. gain: work a page more would have saved.
+    asked for again soon after their eviction. gain: work a page more would have saved; loss: that a
+    page less would have cost. readmissions: of requests that were preempted for want of pages.
     """
 
     name: str
@@ -25,6 +26,8 @@ class ModelState:
     running: bool
     misses: int
     gain: float
+    loss: float = 0.0
+    readmissions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,44 +117,81 @@ class PhaseAware(_Split):
 class MarginalValue(_Split):
     """The next page goes where it saves most work: where evicted blocks are asked for again.
 
-    The split moves by a step as soon as enough misses were seen since the last, of every model that
-    has a turn; pages that a model does not use are anybody's until it wants them back.
+    Once every model has had a turn and enough was missed, the split moves by a step, from the model
+    that loses least to the one that gains clearly more; first of all to one that had to preempt,
+    whose pages then stay for a while: what work in smaller batches costs no list of misses tells.
+    Steps grow while they go one way. As long as nothing is missed, unused pages are anybody's;
+    later the split holds, since what is lent is taken back page by page, which evicts the
+    beginnings of what stays.
     """
 
     ENOUGH = 8  # misses before anything is decided
-    PLENTY = 64  # misses after which a model without a turn is waited for no longer
-    CLEARLY = 1.25  # ratio of two gains below which they count as equal
-    STEPS = 32  # so many steps would move all pages
+    PLENTY = 256  # misses after which a model without a turn is waited for no longer
+    CLEARLY = 1.5  # ratio of gain to loss below which they count as equal
+    STEPS = 64  # of the smallest size would move all pages
+    LARGEST = 4  # smallest steps in one
+    REST = 8  # decisions for which a model that preempted gives nothing
 
     def __init__(self) -> None:
         super().__init__()
         self._seen: list[ModelState] = []  # when the last decision was made
-        self._had_turn: set[str] = set()
+        self._running: list[bool] = []
+        self._had_turn: set[int] = set()  # turns that have ended since
+        self._resting: dict[int, int] = {}  # decisions for which a model still gives nothing
+        self._size, self._last = 1, (-1, -1)  # of the last step; from whom to whom
 
     def grants(self, models: Sequence[ModelState], num_pages: int) -> list[Grant]:
-        """The split of now is kept, the rest is anybody's."""
-        self._had_turn |= {m.name for m in models if m.running}
+        """The split of now is kept; the rest is anybody's until something is missed."""
         if len(self._seen) != len(models):
             self._start_over(models)
-        misses = sum(m.misses - s.misses for m, s in zip(models, self._seen))
-        everyone = len(self._had_turn) == len(models)
-        if misses >= (self.ENOUGH if everyone else self.PLENTY):
-            self._move(models, max(1, num_pages // self.STEPS))
+        ended = (i for i, was in enumerate(self._running) if was and not models[i].running)
+        self._had_turn.update(ended)
+        self._running = [model.running for model in models]
+        if self._is_time(models):
+            self._decide(models, num_pages)
             self._start_over(models)
+        if sum(model.misses for model in models) >= self.ENOUGH:
+            return [Grant(pages, pages, pages) for pages in self._pages]
         limits = (most_pages(models, i, num_pages) for i in range(len(models)))
         return [Grant(pages, limit, pages) for pages, limit in zip(self._pages, limits)]
 
+    def _is_time(self, models: Sequence[ModelState]) -> bool:
+        misses = sum(m.misses - s.misses for m, s in zip(models, self._seen))
+        preempted = any(m.readmissions > s.readmissions for m, s in zip(models, self._seen))
+        everyone = len(self._had_turn) == len(models)
+        return misses >= self.PLENTY or (everyone and (misses >= self.ENOUGH or preempted))
+
     def _start_over(self, models: Sequence[ModelState]) -> None:
-        self._seen = list(models)
+        self._seen, self._running = list(models), [model.running for model in models]
         self._had_turn = set()
 
-    def _move(self, models: Sequence[ModelState], step: int) -> None:
-        """From the model that gains least, of those above their floor, to the one that most."""
-        gains = [m.gain - s.gain for m, s in zip(models, self._seen)]
-        order = sorted(range(len(models)), key=gains.__getitem__)
-        to = order[-1]
-        givers = [i for i in order[:-1] if self._pages[i] > models[i].floor]
-        if givers and gains[to] > self.CLEARLY * gains[givers[0]]:
-            given = min(step, self._pages[givers[0]] - models[givers[0]].floor)
-            self._pages[givers[0]] -= given
-            self._pages[to] += given
+    def _decide(self, models: Sequence[ModelState], num_pages: int) -> None:
+        """One step from the model that loses least to the one that needs pages most."""
+        since = list(zip(models, self._seen))
+        gains = [m.gain - s.gain for m, s in since]
+        losses = [max(gain, m.loss - s.loss) for gain, (m, s) in zip(gains, since)]
+        preempted = [m.readmissions > s.readmissions for m, s in since]
+        self._rest(preempted)
+        to = max(range(len(models)), key=lambda i: (preempted[i], gains[i]))
+        givers = [
+            i
+            for i, model in enumerate(models)
+            if i != to and i not in self._resting and self._pages[i] > model.floor
+        ]
+        giver = min(givers, key=losses.__getitem__, default=None)
+        if giver is not None and (preempted[to] or gains[to] > self.CLEARLY * losses[giver]):
+            self._move(giver, to, models[giver].floor, num_pages)
+
+    def _rest(self, preempted: Sequence[bool]) -> None:
+        """Count down the rests, and begin those of models that preempted."""
+        self._resting = {i: left - 1 for i, left in self._resting.items() if left > 1}
+        self._resting |= {i: self.REST for i, did in enumerate(preempted) if did}
+
+    def _move(self, giver: int, to: int, floor: int, num_pages: int) -> None:
+        step = max(1, num_pages * self._size // self.STEPS)
+        given = min(step, self._pages[giver] - floor)
+        self._pages[giver] -= given
+        self._pages[to] += given
+        back = self._last == (to, giver)
+        self._size = max(1, self._size // 2) if back else min(self.LARGEST, 2 * self._size)
+        self._last = (giver, to)

@@ -31,8 +31,13 @@ def pages_of(kv_share: KVShare, names: Sequence[str], num_pages: int) -> list[in
 
 
 def pages_above_floors(floors: Sequence[int], num_pages: int) -> list[int]:
-    """Each model's floor, and the rest divided evenly."""
-    rest = _rounded([1 / len(floors)] * len(floors), num_pages - sum(floors))
+    """Each model's floor; of the rest one half evenly, the other in proportion to the floors.
+
+    Models that work on the same requests need pages in proportion; what is not known to be so,
+    an even split hurts least.
+    """
+    shares = [(1 / len(floors) + floor / sum(floors)) / 2 for floor in floors]
+    rest = _rounded(shares, num_pages - sum(floors))
     return [floor + more for floor, more in zip(floors, rest)]
 
 
