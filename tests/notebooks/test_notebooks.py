@@ -23,15 +23,20 @@ TINY = {
     "grid_tokens": [8, 128],
     "compared_seqs": [4],
     "block_sizes": [16],
+    "in_flight": 1,
+    "depth_limits": [2],
 }
 TOUR = {"num_problems": 1, "n": 4, "max_depth": 3}
+WHAT_IF = {"recording": "tiny-16-n4", "num_replays": 2, "llm_share": 0.2}
 LIVE = {"num_problems": 1, "n": 4, "max_depth": 4, "every": 4}
 DRAWN = {
+    "01_memory_requirements": ("memory_parts", "kv_blocks"),
     "02_memory_split": ("memory_split",),
     "03_block_occupancy": ("prm_blocks_030", "prm_blocks_050"),
     "04_batching": ("llm_batch", "prm_batch", "balance"),
     "05_prefix_cache": ("prefix_hits",),
     "06_cache_thrashing": ("thrashing", "lost_time"),
+    "07_modifications": ("modifications",),
 }
 
 
@@ -88,6 +93,7 @@ def executed(tmp_path_factory):
     folders = {"runs_dir": str(place / "runs"), "figures_folder": str(place / "figures")}
     run_notebooks(list(DRAWN), "quick", TINY | folders, place / "out", progress=False)
     run_notebooks(["00_tour"], None, TOUR, place / "out", progress=False)
+    run_notebooks(["what_if"], None, WHAT_IF, place / "out", progress=False)
     run_notebooks(["live_memory_split"], None, LIVE, place / "out", progress=False)
     return place
 
@@ -109,7 +115,9 @@ def test_every_figure_of_the_study_is_written_with_its_rows_and_record(executed,
         assert (figures / f"{name}{ending}").stat().st_size > 0
     record = json.loads((figures / f"{name}.json").read_text())
     assert record["parameters"]["n"] == 4
-    assert "2 problems, 1 seed" in record["parameters"]["face"]
+    searched = name not in DRAWN["01_memory_requirements"]
+    what = "2 problems, 1 seed" if searched else "both engines built at 2 shares"
+    assert what in record["parameters"]["face"]
 
 
 @pytest.mark.slow

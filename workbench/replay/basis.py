@@ -71,13 +71,14 @@ class ModelBasis(NamedTuple):
 
 
 class Basis(NamedTuple):
-    """Both models. tokens: generated; problems, requests: of the search."""
+    """Both models. tokens: generated; problems, requests: of the search; block_size: of both."""
 
     llm: ModelBasis
     prm: ModelBasis
     tokens: int
     problems: int
     requests: int
+    block_size: int
 
     @property
     def models(self) -> tuple[ModelBasis, ModelBasis]:
@@ -111,6 +112,7 @@ def make_basis(
         tokens=int(done.trace.nodes["step_tokens"].sum()),
         problems=len(answers.recording.problems),
         requests=len(done.trace.requests),
+        block_size=done.llm.settings.block_size,
     )
 
 

@@ -241,3 +241,8 @@ def save_figures(drawings: Mapping[str, Drawing], folder: str) -> str:
     where = saved[0].folder.resolve()
     names = ", ".join(f"{each.name} ({' '.join(each.endings)})" for each in saved)
     return " ".join([f"Saved in {where}: {names}.", *problems])
+
+
+def column(children: Sequence[Any]) -> ipywidgets.VBox:
+    """Widgets below each other."""
+    return ipywidgets.VBox(list(children))
