@@ -250,6 +250,7 @@ class SweepConfig(_Settings):
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
     block_size: int = 16
+    reuse_partial_blocks: bool = False
     max_model_len: int | None = None
     activations_in_total: bool = False
     batch_invariant: bool = True
