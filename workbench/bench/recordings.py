@@ -48,7 +48,10 @@ class Plan:
             )
         (llm, prm), own = next(iter(TINY.items())), sweep_config("default").search()
         problems = tuple(load_problems(source or TINY_SOURCE, self.problems))
-        limits = {"max_depth": own.max_depth, "max_step_tokens": own.max_step_tokens}
+        limits: dict[str, Any] = {
+            "max_depth": own.max_depth,
+            "max_step_tokens": own.max_step_tokens,
+        }
         return Workload(llm, prm, problems, in_flight=own.min_problem_batch, **limits, **sizes)
 
     def engines(self) -> tuple[Engine, Engine]:

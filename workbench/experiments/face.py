@@ -81,7 +81,9 @@ def face(runs: pd.DataFrame, seed: int | None = None) -> str:
 
 
 def rung(runs: pd.DataFrame) -> str:
-    """Which rung of the study's ladder the runs stand on, by their LLM's name."""
+    """Which rung of the study's ladder the runs stand on: as they say, else by their LLM's name."""
+    if "rung" in runs.columns and isinstance(runs["rung"].iloc[0], str):
+        return str(runs["rung"].iloc[0])
     return rung_of(str(runs["llm"].iloc[0]))
 
 

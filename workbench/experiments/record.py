@@ -47,7 +47,7 @@ def run_tables(
     """All tables of a run, `runs` included, ready for the store; every row carries the run's id."""
     name = run_id(spec, identity)
     measured = dict(result.measured) if result else {}
-    row = _heading(spec, identity, status, error) | dict(notes or {}) | measured | provenance()
+    row = _heading(spec, identity, status, error) | dict(notes or {}) | provenance() | measured
     tables = {
         table: frame.assign(run_id=name)
         for table, frame in (result.tables if result else {}).items()

@@ -91,17 +91,19 @@ def run_sweep(
     progress: bool = True,
     execute: Execute | None = None,
     specs: Sequence[RunSpec] | None = None,
+    identity: Identity | None = None,
 ) -> Sweep:
     """Carry out every run of the sweep that is not stored yet and answer all of them.
 
     specs: other runs than the configuration's own, such as the cells of the batching study.
     compute=False only looks (figures redrawn from stored rows); retry_failed repeats runs whose row
     says failed. execute carries out one run; None is this process (workbench.experiments.run).
+    identity: what runs of another kind depend on; None: both models' files and the problems' texts.
     Raises ConfigError, ModelError and ProblemFileError before the first run; whatever one run
     raises becomes its row.
     """
     store = RunStore(Path(runs_dir) if runs_dir is not None else runs_folder())
-    identity = identify(config)
+    identity = identify(config) if identity is None else identity
     specs = planned_runs(config) if specs is None else specs
     if compute:
         store.clear_leftovers()

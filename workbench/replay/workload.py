@@ -12,7 +12,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from workbench.config import EngineConfig
 from workbench.errors import ConfigError
@@ -99,7 +99,11 @@ def recording_of(
     problems: Sequence[RecordedProblem], strategy: BeamSearch, seed: int = 0
 ) -> Recording:
     """Grown problems as a search of the 1B + 8B pair, with the thesis profile's limits."""
-    limits = {"max_num_seqs": 256, "max_num_batched_tokens": 8192, "dtype": "bfloat16"}
+    limits: dict[str, Any] = {
+        "max_num_seqs": 256,
+        "max_num_batched_tokens": 8192,
+        "dtype": "bfloat16",
+    }
     llm, prm = (
         EngineConfig(model, num_blocks=blocks, max_model_len=MAX_MODEL_LEN, **limits)
         for model, blocks in ((LLM, 19_000), (PRM, 6_500))  # about a share of 0.3 of 40 GiB
