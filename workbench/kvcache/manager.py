@@ -1,9 +1,9 @@
 """The KV cache as pure bookkeeping: block tables of sequences, prefix hits, exact statistics.
 
 A hash is published as soon as room is made for the tokens that fill its block, so requests of one
-step share; `free(seq_id, num_computed)` withdraws what was never computed; `check()` verifies the
-laws. What it does not do: preempt or order requests (engine/scheduler.py), hold bytes
-(storage.py).
+step share; `free(seq_id, num_computed)` withdraws what was never computed, and can leave a partly
+filled last block to be hit, by copy, by whoever goes on with it; `check()` verifies the laws. What
+it does not do: preempt or order requests (engine/scheduler.py), hold bytes (storage.py).
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ class Allocation:
 class KVCacheManager(PrefixMatching, Resizable):
     """Blocks of one model's KV cache, shared between sequences with equal prefixes.
 
-    num_blocks: all usable. namespace: the model's fingerprint, part of every hash. pool: who hands
-    out the blocks (default: a pool of its own). Raises ConfigError on bad sizes, on a sequence id
-    allocated twice, and on one that holds nothing.
+    num_blocks: all usable. namespace: the model's fingerprint, part of every hash.
+    reuse_partial_blocks: a hit may end within a block (matching.py). pool: who hands out the blocks
+    (default: a pool of its own). Raises ConfigError on bad sizes, on a sequence id allocated twice,
+    and on one that holds nothing.
     """
 
     def __init__(
