@@ -7,6 +7,7 @@ from workbench.errors import ConfigError
 from workbench.kvcache.arena import KVArena
 from workbench.kvcache.manager import Allocation, KVCacheManager
 from workbench.kvcache.pages import BlockShape, PageShape
+from workbench.kvcache.parked import ParkedBlocks
 from workbench.kvcache.policies import FirstCome
 from workbench.kvcache.tails import TailIndex
 
@@ -177,6 +178,20 @@ def test_a_tail_that_was_hit_is_evicted_after_those_that_were_not() -> None:
     assert cache.match([1, 1, 9]) == 2
     assert cache.match([2, 2, 9]) == 0
     cache.check()
+
+
+def test_a_tail_gives_way_to_full_blocks_up_to_four_times_as_old() -> None:
+    """It is worth less than a full block, and soon after its last use more than an old one."""
+    parked = ParkedBlocks()
+    for block, is_tail in ((0, False), (1, True), (2, False)):
+        parked.add(block, b"%d" % block, is_tail)
+    assert parked.next == 1, "used once after the full block, but a tail"
+    parked.touch(1)
+    assert parked.next == 0
+    parked.add(3, b"3", is_tail=False)
+    assert parked.next == 1, "the full block is four uses old, the tail one"
+    assert [parked.pop()[0] for _ in range(4)] == [1, 0, 2, 3]
+    assert parked.next is None
 
 
 def test_reset_forgets_tails() -> None:
