@@ -102,6 +102,9 @@ class Kernels(ABC):
         finite; temperature: float64 [R], above 0; noise: float64 [R] in [0, 1).
         """
 
+    def use_part(self, parts: int) -> None:  # noqa: B027 - a GPU shares itself out
+        """Use one of so many equal parts of the device's threads from the next launch on."""
+
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """What does `work` again, as often as it is called, and faster where these kernels can.
 

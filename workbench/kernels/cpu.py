@@ -15,7 +15,7 @@ from workbench.kernels.cpu_rows import add_row, rms_norm, store_kv
 from workbench.kernels.panels import Beside, Panels, pack_codes, pack_floats
 from workbench.kernels.products import ADD, GATED, PLAIN, columns, multiply
 from workbench.kernels.quantised import join
-from workbench.kernels.team import Team
+from workbench.kernels.team import Program, Team
 
 
 def _kind(part: Part) -> str | None:
@@ -41,6 +41,14 @@ class CpuKernels(Kernels):
 
     def __init__(self, threads: int) -> None:
         self.team = Team(threads)
+        self._teams = {threads: self.team}  # by their size: all threads, or a share of them
+
+    def use_part(self, parts: int) -> None:
+        """A smaller team takes over; helpers of the large one sleep meanwhile."""
+        threads = max(1, max(self._teams) // parts)
+        if threads not in self._teams:
+            self._teams[threads] = Team(threads)
+        self.team = self._teams[threads]
 
     def pack(self, parts: Sequence[Part], gated: bool = False) -> Panels | Beside:
         """Quantised parts stay so, each of its kind; a gated pair of two kinds becomes float32."""
@@ -95,5 +103,13 @@ class CpuKernels(Kernels):
         return draw(self.team, logits, temperature, noise)
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Launches without Python in between."""
-        return self.team.record(work).run
+        """Launches without Python in between, recorded once for each team that runs them."""
+        programs: dict[Team, Program] = {}
+
+        def run() -> None:
+            team = self.team
+            if team not in programs:
+                programs[team] = team.record(work)
+            programs[team].run()
+
+        return run

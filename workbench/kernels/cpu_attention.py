@@ -1,258 +1,188 @@
 """Attention over blocks on a CPU: keys and values are read where they lie, nothing is gathered.
 
-A *lane* is one query row of one head; sixteen lanes that share a key-value head are worked on side
-by side. Each adds up its keys alone, one after the other in position order, rescaled at fixed
-multiples of 32 positions (online softmax, Milakov and Gimelshein 2018): a lane's result depends on
-no other lane, and on no block size, chunk or batch. A key that a lane does not see has weight
-exactly 0 and so adds exactly nothing.
+Rows of one sequence attend together, in bundles of lanes (`bundles`). So do single rows of several
+sequences over what they begin with in common (`siblings`; cascade attention as in Hydragen,
+Juravsky et al. 2024), before each goes on alone. A single row alone is `cpu_decode`'s where its
+shape allows. All of them give the same bits.
 
     lane = (row - first row) * group + (head - first head)        group = heads / kv_heads
-    queries[dimension * 16 + lane]
-    scores[position in tile * 16 + lane]
-    sums[dimension * 16 + lane]
 """
 
 from __future__ import annotations
 
-import math
+from collections import namedtuple
 from typing import Any
 
 import numpy as np
 import torch
 from numba import njit
 
-from workbench.kernels.addresses import integers, matrix, numbers
+from workbench.kernels.addresses import integers, matrix
 from workbench.kernels.blocks import locate, locate_sixteens
+from workbench.kernels.bundles import (
+    MOST_REGISTERS,
+    TILE,
+    attend_tile,
+    bundle_size,
+    forget,
+    read_lane,
+    registers_for,
+    set_lane,
+    take_lane,
+)
 from workbench.kernels.context import ForwardContext, LayerCache
 from workbench.kernels.cpu_decode import attend_row, row_room, takes_row
-from workbench.kernels.lanes import (
-    WIDTH,
-    add,
-    div,
-    exponential,
-    fma,
-    largest,
-    load,
-    mul,
-    same,
-    spread,
-    store,
-    sub,
-    where_at_most,
-)
+from workbench.kernels.lanes import WIDTH
+from workbench.kernels.siblings import find_siblings
 from workbench.kernels.team import Team, kernel, take
 
-TILE = 32  # positions between two rescalings; part of the arithmetic: changing it changes results
-_UNSEEN = np.float32(-1e30)
-_ZERO = np.float32(0.0)
-_UNBOUNDED = 1 << 60
+_FLOAT = 4  # bytes
 _inlined = njit(error_model="numpy", inline="always")
+_called = njit(error_model="numpy")  # once in the code, however many call it
+
+Batch = namedtuple("Batch", "qkv out positions sequence tables width base shape group")
+"""The step: rows, their sequences, and the table of blocks of each; shape: see `blocks`."""
+Room = namedtuple("Room", "siblings bundle scores keys values seen row")
+"""Where one thread works: two bundles, a tile's scores, addresses, what lanes saw before."""
 
 
 @_inlined
-def _score(data: Any, address: Any, stride: int, count: int, queries: Any, scores: Any) -> None:
-    """scores[j] = key j . query, eight keys at a time, dimensions added in ascending order."""
-    head_dim = len(queries) // WIDTH
-    for j in range(0, count, 8):
-        a0, a1, a2, a3 = address[j], address[j + 1], address[j + 2], address[j + 3]
-        a4, a5, a6, a7 = address[j + 4], address[j + 5], address[j + 6], address[j + 7]
-        s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = same(_ZERO)
-        for d in range(head_dim):
-            query, at = load(queries, d * WIDTH), d * stride
-            s0 = fma(spread(data, a0 + at), query, s0)
-            s1 = fma(spread(data, a1 + at), query, s1)
-            s2 = fma(spread(data, a2 + at), query, s2)
-            s3 = fma(spread(data, a3 + at), query, s3)
-            s4 = fma(spread(data, a4 + at), query, s4)
-            s5 = fma(spread(data, a5 + at), query, s5)
-            s6 = fma(spread(data, a6 + at), query, s6)
-            s7 = fma(spread(data, a7 + at), query, s7)
-        at = j * WIDTH
-        store(scores, at, s0)
-        store(scores, at + WIDTH, s1)
-        store(scores, at + 2 * WIDTH, s2)
-        store(scores, at + 3 * WIDTH, s3)
-        store(scores, at + 4 * WIDTH, s4)
-        store(scores, at + 5 * WIDTH, s5)
-        store(scores, at + 6 * WIDTH, s6)
-        store(scores, at + 7 * WIDTH, s7)
+def _room(longest: int, head_dim: int, group: int) -> Any:
+    return Room(
+        np.empty(bundle_size(head_dim), np.float32),
+        np.empty(bundle_size(head_dim), np.float32),
+        np.empty(TILE * MOST_REGISTERS * WIDTH, np.float32),
+        np.empty(longest + 8, np.int64),
+        np.empty(longest + 8, np.int64),
+        np.empty((group, 2 + head_dim), np.float32),
+        row_room(longest, head_dim),
+    )
 
 
 @_inlined
-def _hide(first: int, count: int, limit: Any, scores: Any) -> None:
-    """Scores of keys past a lane's own position become so small that their weight is exactly 0."""
-    last = load(limit, 0)
-    for j in range(count):
-        position = same(np.float32(first + j))
-        score = load(scores, j * WIDTH)
-        store(scores, j * WIDTH, where_at_most(position, last, score, same(_UNSEEN)))
+def _locate(batch: Any, row: int, count: int, head: int, room: Any) -> None:
+    """Keys and values of a row's first `count` positions."""
+    table = integers(batch.tables + batch.sequence[row] * batch.width * 8, batch.width)
+    locate(count, batch.base, batch.shape, head, table, room.keys, room.values)
 
 
 @_inlined
-def _add_values(data: Any, address: Any, count: int, scores: Any, shrink: Any, sums: Any) -> None:
-    """sums = sums * shrink + weights . values; positions are added in ascending order."""
-    for d in range(0, len(sums) // WIDTH, 8):
-        at = d * WIDTH
-        s0, s1 = mul(load(sums, at), shrink), mul(load(sums, at + WIDTH), shrink)
-        s2, s3 = mul(load(sums, at + 2 * WIDTH), shrink), mul(load(sums, at + 3 * WIDTH), shrink)
-        s4, s5 = mul(load(sums, at + 4 * WIDTH), shrink), mul(load(sums, at + 5 * WIDTH), shrink)
-        s6, s7 = mul(load(sums, at + 6 * WIDTH), shrink), mul(load(sums, at + 7 * WIDTH), shrink)
-        for j in range(count):
-            weight = load(scores, j * WIDTH)
-            value = address[j] + d
-            s0 = fma(spread(data, value), weight, s0)
-            s1 = fma(spread(data, value + 1), weight, s1)
-            s2 = fma(spread(data, value + 2), weight, s2)
-            s3 = fma(spread(data, value + 3), weight, s3)
-            s4 = fma(spread(data, value + 4), weight, s4)
-            s5 = fma(spread(data, value + 5), weight, s5)
-            s6 = fma(spread(data, value + 6), weight, s6)
-            s7 = fma(spread(data, value + 7), weight, s7)
-        store(sums, at, s0)
-        store(sums, at + WIDTH, s1)
-        store(sums, at + 2 * WIDTH, s2)
-        store(sums, at + 3 * WIDTH, s3)
-        store(sums, at + 4 * WIDTH, s4)
-        store(sums, at + 5 * WIDTH, s5)
-        store(sums, at + 6 * WIDTH, s6)
-        store(sums, at + 7 * WIDTH, s7)
-
-
-@_inlined
-def _attend_lanes(
-    data: Any,
-    keys: Any,
-    values: Any,
-    stride: int,
-    queries: Any,
-    limit: Any,
-    scores: Any,
-    sums: Any,
-) -> None:
-    """Sixteen lanes over positions 0 .. limit[lane]; the last lane sees most. Fills `sums`."""
-    sums[:] = _ZERO
-    top, weights = same(_UNSEEN), same(_ZERO)
-    end = int(limit[WIDTH - 1]) + 1
-    for first in range(0, end, TILE):
-        count = min(TILE, end - first)
-        _score(data, keys[first:], stride, count, queries, scores)
-        if first + count - 1 > limit[0]:
-            _hide(first, count, limit, scores)
-        before = top
-        for j in range(count):
-            top = largest(top, load(scores, j * WIDTH))
-        shrink = exponential(sub(before, top))
-        weights = mul(weights, shrink)
-        for j in range(count):
-            weight = exponential(sub(load(scores, j * WIDTH), top))
-            store(scores, j * WIDTH, weight)
-            weights = add(weights, weight)
-        _add_values(data, values[first:], count, scores, shrink, sums)
-    for d in range(0, len(sums), WIDTH):
-        store(sums, d, div(load(sums, d), weights))
-
-
-@_inlined
-def _place(
-    first: int,
-    lanes: int,
-    row: int,
-    head: int,
-    group: int,
-    positions: Any,
-    rows: Any,
-    heads: Any,
-    limit: Any,
-) -> None:
-    """Row, head and position of lanes first .. first + 15; those past the last repeat it."""
-    for i in range(WIDTH):
+def _set_lanes(
+    batch: Any, head: int, begin: int, lanes: Any, first: int, bundle: Any, seen: Any
+) -> int:
+    """Lanes from `first` on in their places, those past the last repeat it; how many registers."""
+    registers = registers_for(lanes - first)
+    head_dim = batch.shape[2]
+    for i in range(registers * WIDTH):
         lane = min(first + i, lanes - 1)
-        rows[i], heads[i] = row + lane // group, head * group + lane % group
-        limit[i] = positions[rows[i]]
+        row, of_group = begin + lane // batch.group, lane % batch.group
+        at = (head * batch.group + of_group) * head_dim
+        query = batch.qkv[row, at : at + head_dim]
+        set_lane(bundle, registers * WIDTH, i, query, batch.positions[row], seen[of_group])
+    return registers
 
 
 @_inlined
-def _load_queries(qkv: Any, rows: Any, heads: Any, queries: Any) -> None:
-    """Each lane's query, scaled, as a column of `queries`."""
-    head_dim = len(queries) // WIDTH
-    scale = np.float32(1.0 / math.sqrt(head_dim))
-    for lane in range(WIDTH):
-        source, at = qkv[rows[lane]], heads[lane] * head_dim
-        for d in range(head_dim):
-            queries[d * WIDTH + lane] = source[at + d] * scale
-
-
-@_inlined
-def _store_sums(sums: Any, rows: Any, heads: Any, out: Any) -> None:
-    head_dim = len(sums) // WIDTH
-    for lane in range(WIDTH):
-        target, at = out[rows[lane]], heads[lane] * head_dim
-        for d in range(head_dim):
-            target[at + d] = sums[d * WIDTH + lane]
-
-
-@_inlined
-def _attend_piece(
-    qkv: Any,
-    out: Any,
-    data: Any,
-    base: int,
-    shape: Any,
-    positions: Any,
-    table: Any,
-    begin: int,
-    end: int,
-    head: int,
-    room: Any,
+def _attend_bundle(
+    batch: Any, registers: int, bundle: Any, start: int, end: int, room: Any
 ) -> None:
-    """One key-value head's queries of rows begin .. end - 1, all of one sequence."""
-    queries, sums, scores, limit, rows, heads, keys, values, row_room = room
-    block_size, kv_heads, head_dim = shape
-    group = out.shape[1] // head_dim // kv_heads
-    count = positions[end - 1] + 1
-    locate(count, base, shape, head, table, keys, values)
-    if end - begin == 1 and takes_row(block_size, head_dim):
-        locate_sixteens(count, base, shape, head, table, keys)
-        query = qkv[begin, : out.shape[1]].reshape(-1, head_dim)
-        target = out[begin].reshape(-1, head_dim)
-        mine = slice(head * group, (head + 1) * group)
-        attend_row(data, keys, values, block_size, count, query[mine], target[mine], row_room)
+    """A bundle's lanes over positions start .. end - 1; the first lane sees least."""
+    block_size, _, head_dim = batch.shape
+    for first in range(start, end, TILE):
+        count = min(TILE, end - first)
+        attend_tile(
+            registers,
+            room.keys,
+            room.values,
+            _FLOAT * block_size,
+            head_dim,
+            first,
+            count,
+            bundle,
+            room.scores,
+            first + count - 1 > bundle[0],
+        )
+
+
+@_called
+def _attend_lanes(batch: Any, head: int, begin: int, end: int, start: int, room: Any) -> None:
+    """Rows of one sequence, from position `start` on; room.seen: what was seen before, a head."""
+    head_dim, lanes, first = batch.shape[2], (end - begin) * batch.group, 0
+    while first < lanes:
+        registers = _set_lanes(batch, head, begin, lanes, first, room.bundle, room.seen)
+        width = registers * WIDTH
+        until = int(room.bundle[width - 1]) + 1
+        _attend_bundle(batch, registers, room.bundle, start, until, room)
+        for lane in range(first, min(first + width, lanes)):
+            row, at = begin + lane // batch.group, (head * batch.group + lane % batch.group)
+            out = batch.out[row, at * head_dim : (at + 1) * head_dim]
+            read_lane(room.bundle, width, lane - first, out)
+        first += width
+
+
+@_called
+def _attend_single(batch: Any, head: int, row: int, start: int, room: Any) -> None:
+    """One row of its sequence, from position `start` on, in the way that suits its shape."""
+    block_size, _, head_dim = batch.shape
+    if not takes_row(block_size, head_dim):
+        _attend_lanes(batch, head, row, row + 1, start, room)
         return
-    lanes = (end - begin) * group
-    for first in range(0, lanes, WIDTH):
-        _place(first, lanes, begin, head, group, positions, rows, heads, limit)
-        _load_queries(qkv, rows, heads, queries)
-        _attend_lanes(data, keys, values, block_size, queries, limit, scores, sums)
-        _store_sums(sums, rows, heads, out)
+    count = batch.positions[row] + 1
+    table = integers(batch.tables + batch.sequence[row] * batch.width * 8, batch.width)
+    locate_sixteens(count, batch.base, batch.shape, head, table, room.keys)
+    begin, end = head * batch.group, (head + 1) * batch.group
+    query = batch.qkv[row, begin * head_dim : end * head_dim].reshape(-1, head_dim)
+    out = batch.out[row, begin * head_dim : end * head_dim].reshape(-1, head_dim)
+    stride = _FLOAT * block_size
+    attend_row(room.keys, room.values, stride, start, count, query, out, room.seen, room.row)
+
+
+@_inlined
+def _attend_group(batch: Any, head: int, begin: int, end: int, shared: int, room: Any) -> None:
+    """Rows of several sequences, each of which begins with the same `shared` positions (or 0)."""
+    registers = registers_for((end - begin) * batch.group)
+    if shared:
+        forget(room.seen)
+        _locate(batch, begin, shared, head, room)
+        lanes = (end - begin) * batch.group
+        _set_lanes(batch, head, begin, lanes, 0, room.siblings, room.seen)
+        _attend_bundle(batch, registers, room.siblings, 0, shared, room)
+    for row in range(begin, end):
+        forget(room.seen)
+        if shared:
+            for i in range(batch.group):
+                lane = (row - begin) * batch.group + i
+                take_lane(room.siblings, registers * WIDTH, lane, room.seen[i])
+        _locate(batch, row, batch.positions[row] + 1, head, room)
+        _attend_single(batch, head, row, shared, room)
 
 
 @kernel
 def _attend(arguments: int, counter: int) -> None:
-    """Kernels.attend; piece i is one key-value head of one run of rows (ForwardContext.pieces)."""
+    """Kernels.attend; a piece is one key-value head of one group of rows."""
     a = integers(arguments, 16)
-    tokens, head_dim, kv_heads = a[0], a[1], a[2]
+    tokens, head_dim, kv_heads, block_size = a[0], a[1], a[2], a[9]
     qkv, out = matrix(a[3], tokens, a[4]), matrix(a[5], tokens, a[6])
-    data, base, shape = numbers(a[7], _UNBOUNDED), a[8], (a[9], kv_heads, head_dim)
     positions, sequence = integers(a[10], tokens), integers(a[11], tokens)
-    blocks, width, pieces = a[12], a[13], a[14]
-    bounds, longest = integers(a[15], pieces + 1), positions.max() + 1
-    room = (
-        np.empty(head_dim * WIDTH, np.float32),
-        np.empty(head_dim * WIDTH, np.float32),
-        np.empty(TILE * WIDTH, np.float32),
-        np.empty(WIDTH, np.float32),
-        np.empty(WIDTH, np.int64),
-        np.empty(WIDTH, np.int64),
-        np.empty(longest + 8, np.int64),
-        np.empty(longest + 8, np.int64),
-        row_room(longest, head_dim),
+    tables, width, pieces, group = a[12], a[13], a[14], a[6] // head_dim // kv_heads
+    base, shape = a[7] + _FLOAT * a[8], (block_size, kv_heads, head_dim)
+    batch = Batch(qkv, out, positions, sequence, tables, width, base, shape, group)
+    bounds, shared = integers(a[15], pieces + 1).copy(), np.empty(pieces, np.int64)
+    alone = takes_row(block_size, head_dim)
+    groups = find_siblings(
+        bounds, positions, sequence, tables, width, block_size, group, alone, shared
     )
+    room = _room(positions.max() + 1, head_dim, group)
     number = take(counter)
-    while number < pieces * kv_heads:
+    while number < groups * kv_heads:
         piece, head = number // kv_heads, number % kv_heads
         begin, end = bounds[piece], bounds[piece + 1]
-        table = integers(blocks + sequence[begin] * width * 8, width)
-        _attend_piece(qkv, out, data, base, shape, positions, table, begin, end, head, room)
+        if sequence[begin] == sequence[end - 1] and end - begin > 1:
+            forget(room.seen)
+            _locate(batch, begin, positions[end - 1] + 1, head, room)
+            _attend_lanes(batch, head, begin, end, 0, room)
+        else:
+            _attend_group(batch, head, begin, end, shared[piece], room)
         number = take(counter)
 
 

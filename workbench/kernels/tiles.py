@@ -101,8 +101,11 @@ class Tile:
 
     def add_input(self, sums: Sums, x: list[Any], k: Any, weights: list[Any]) -> Sums:
         """Each row's input k, times this input's weights, added to its sums."""
-        b, offset = self.builder, self.builder.mul(k, _LONG(_FLOAT_BYTES))
-        new = []
+        return self.add_numbers(sums, x, self.builder.mul(k, _LONG(_FLOAT_BYTES)), weights)
+
+    def add_numbers(self, sums: Sums, x: list[Any], offset: Any, weights: list[Any]) -> Sums:
+        """Each row's number, so many bytes behind its address, times weights, added to its sums."""
+        b, new = self.builder, []
         for row, line in zip(x, sums):
             scalar = b.load(b.inttoptr(b.add(row, offset), _FLOAT.as_pointer()))
             spread = self._spread(scalar)

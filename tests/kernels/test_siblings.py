@@ -1,0 +1,116 @@
+"""Single rows that begin with the same blocks attend to them together, and nobody can tell."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.kernels.synthetic import random_step
+from workbench.kernels import ForwardContext, load_kernels
+from workbench.kernels.siblings import find_siblings
+
+cpu = load_kernels(torch.device("cpu"), torch.float32, threads=2)
+SHAPES = {
+    "solver": (8, 1, 16),
+    "odd_group": (6, 2, 24),
+    "smollm2": (9, 3, 64),
+    "llama_1b": (8, 2, 64),
+    "one_query_head": (4, 4, 16),
+    "more_heads_than_lanes": (50, 1, 16),
+}
+
+
+@pytest.mark.parametrize("siblings", [2, 5, 20])
+@pytest.mark.parametrize("block_size", [8, 16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_siblings_attend_as_if_alone(shape: str, block_size: int, siblings: int) -> None:
+    """Blocks read once for all siblings give the bits of each one's own copy of them."""
+    sequences = [(96 + 7 * number % 50, 1) for number in range(siblings)]
+    together = random_step(SHAPES[shape], sequences, block_size, by_position=False, shared=96)
+    alone = random_step(
+        SHAPES[shape], sequences, block_size, by_position=False, shared=96, copied=True
+    )
+    one, other = together.room(), alone.room()
+    cpu.attend(together.qkv, one, together.cache, together.context)
+    cpu.attend(alone.qkv, other, alone.cache, alone.context)
+    assert torch.equal(one, other)
+
+
+def groups_of(
+    context: ForwardContext, block_size: int, group: int = 2, rows_alone: bool = False
+) -> list[tuple[int, int, int]]:
+    """(first row, row behind the last, shared positions) of each group."""
+    bounds, table = context.pieces.copy(), context.block_offsets
+    shared = np.empty(len(bounds) - 1, np.int64)
+    count = find_siblings(
+        bounds,
+        context.positions,
+        context.sequence,
+        table.ctypes.data,
+        table.shape[1],
+        block_size,
+        group,
+        rows_alone,
+        shared,
+    )
+    return [(int(bounds[i]), int(bounds[i + 1]), int(shared[i])) for i in range(count)]
+
+
+def families(*tables: list[int], cached: int = 130, block_size: int = 16) -> ForwardContext:
+    """Single rows whose tables of blocks begin as given and go on with blocks of their own."""
+    blocks = cached // block_size + 1
+    own = iter(range(1000, 10_000))
+    offsets = [[*table, *(next(own) for _ in range(blocks - len(table)))] for table in tables]
+    count = len(tables)
+    return ForwardContext(
+        positions=np.full(count, cached, np.int64),
+        sequence=np.arange(count, dtype=np.int64),
+        query_start=np.arange(count + 1, dtype=np.int32),
+        context_len=np.full(count, cached + 1, np.int32),
+        block_offsets=np.array(offsets, np.int64),
+    )
+
+
+def test_neighbours_with_a_common_start_are_found() -> None:
+    """Two families side by side are two groups; a stranger between them goes alone."""
+    one, other = [1, 2, 3, 4], [5, 6, 7, 8, 9, 10]
+    context = families(one, one, one, [], other, other)
+    assert groups_of(context, 16) == [(0, 3, 64), (3, 4, 0), (4, 6, 96)]
+
+
+def test_what_is_shared_comes_in_whole_tiles_and_is_worth_it() -> None:
+    """Five shared blocks of 16 are two tiles of 32; three are too few to attend together."""
+    assert groups_of(families([1, 2, 3, 4, 5], [1, 2, 3, 4, 5]), 16) == [(0, 2, 64)]
+    assert groups_of(families([1, 2, 3], [1, 2, 3]), 16) == [(0, 1, 0), (1, 2, 0)]
+
+
+def test_a_group_does_not_give_up_most_of_what_it_shares() -> None:
+    """Rows of another problem with the same system prompt do not shorten a long common start."""
+    long, short = list(range(1, 9)), [1, 2, 3, 4, 50, 51]
+    found = groups_of(families(long, long, [*short[:3], 60], cached=200), 16)
+    assert found == [(0, 2, 128), (2, 3, 0)]
+    assert groups_of(families(long, long, short, short, cached=200), 16) == [(0, 4, 64)]
+
+
+def test_groups_fit_one_bundle_and_pay() -> None:
+    """48 lanes are a group's most; where a row alone wastes few lanes, two rows stay alone."""
+    same = [[1, 2, 3, 4]] * 30
+    assert [end - begin for begin, end, _ in groups_of(families(*same), 16, group=3)] == [16, 14]
+    two = groups_of(families(*same[:2]), 16, group=3, rows_alone=True)
+    assert [shared for _, _, shared in two] == [0]
+    four = groups_of(families(*same[:4]), 16, group=3, rows_alone=True)
+    assert [shared for _, _, shared in four] == [64]
+
+
+def test_rows_see_no_shared_block_past_their_own_position() -> None:
+    """A table's stale entries beyond a sequence's end are not taken for something shared."""
+    context = families([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6])
+    context.positions[1] = 70
+    assert groups_of(context, 16) == [(0, 2, 64)]
+
+
+def test_pieces_of_a_prefill_stay_as_they_are() -> None:
+    """Rows of one sequence are no siblings; a single row behind them joins nobody."""
+    step = random_step(SHAPES["smollm2"], [(0, 40), (70, 1), (70, 1)], 16, shared=64)
+    assert groups_of(step.context, 16) == [(0, 32, 0), (32, 40, 0), (40, 42, 64)]
