@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,14 +81,36 @@ class Executor:
             )
             for base in storage.layer_base
         ]
+        self._parts = self._parts_in_use = 1  # of the device; the first may be set by any thread
+        self._stream: torch.cuda.Stream | None = None  # None: the device's default
         self._decode_steps = DecodeSteps(model, self._caches, self.buffers)
         # Output matrices of the columns that scoring asks for.
         self._columns: dict[bytes, Linear] = {}
 
+    def share(self, parts: int) -> None:
+        """From the next step on, leave the other ones of so many equal parts of the device.
+
+        On a GPU that is a stream of its own while there is more than one part. From any thread.
+        """
+        self._parts = parts
+
+    def _use_share(self) -> AbstractContextManager[object]:
+        """This step's part of the device; a stream waits for what was begun before it."""
+        parts, device = self._parts, self.model.device
+        if parts != self._parts_in_use:
+            self.model.kernels.use_part(parts)
+            streams = device.type == "cuda" and parts > 1
+            self._stream = torch.cuda.Stream(device) if streams else None
+            self._parts_in_use = parts
+        if self._stream is None:
+            return nullcontext()
+        self._stream.wait_stream(torch.cuda.default_stream(device))
+        return torch.cuda.stream(self._stream)
+
     def submit(self, plan: StepPlan) -> StepHandle:
         """Start a step. Its errors are raised by the handle, not here."""
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), self._use_share():
                 return StepHandle(self._run(plan))
         except Exception as error:  # whatever went wrong is the step's, and the engine goes on
             return StepHandle(error)

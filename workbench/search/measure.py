@@ -23,11 +23,20 @@ STEADY = (0.1, 0.9)
 
 
 class SpanClock:
-    """Which kind of work goes on: one at a time; an engine's steps in between belong to none."""
+    """Which kind of work goes on: one at a time; an engine's steps in between belong to none.
 
-    def __init__(self, recorder: Recorder, clock: Callable[[], float] = time.perf_counter) -> None:
+    lanes: whose time it is; with overlap both engines'.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        clock: Callable[[], float] = time.perf_counter,
+        lanes: tuple[str, ...] = (LANE,),
+    ) -> None:
         self._recorder = recorder
         self._clock = clock
+        self._lanes = lanes
         self._kind = ""
         self._since = 0.0
 
@@ -35,7 +44,8 @@ class SpanClock:
         """End the running span and begin one of `kind` ("": none); answers the time."""
         now = self._clock()
         if self._kind:
-            self._recorder.span(LANE, self._kind, self._since, now - self._since)
+            for lane in self._lanes:
+                self._recorder.span(lane, self._kind, self._since, now - self._since)
         self._kind, self._since = kind, now
         return now
 

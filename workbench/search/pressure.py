@@ -51,7 +51,8 @@ class Fullness:
     @property
     def spare_blocks(self) -> int:
         """Blocks beyond one more for each running request; below 0, the next step may preempt."""
-        available = self._cache.num_free + self._cache.num_cached
+        with self._cache.lock:  # in an arena another engine may be taking pages
+            available = self._cache.num_free + self._cache.num_cached
         return int(available - self._scheduler.num_running)
 
     def blocks_of(self, num_tokens: int) -> int:

@@ -3,6 +3,20 @@
 A round takes problems in, advances every strategy whose answers are complete, submits all requests
 in one fixed order, and runs first the LLM, then the PRM, until they have nothing left. Continuous
 problem batching is written here once; strategies know nothing of it. No decision reads a clock.
+
+Switches (SearchSwitches), each off by default. All of them give the same tokens, scores, tree and
+answers, alone and together: request ids, order and batches never enter. What may differ:
+
+    switch                 does                                      differs beside time
+    request_order          which request meets which blocks          evictions, recomputed tokens
+    problem_batching       static: no problem joins others           rounds; fewer blocks in use
+    speculative_extension  ended beams sample on (speculation.py)    discarded tokens, LLM requests
+    lookahead_scoring      such steps are scored ahead (prm_side.py) PRM requests, score cache hits
+    overlap                two groups swap engines (lanes.py)        rounds; in a shared arena also
+                                                                     evictions, from run to run
+
+What cannot promise it is no switch of a search: another dtype or quantization, batch_invariant off,
+and finish_at_limit, which asks for other steps.
 """
 
 from __future__ import annotations
@@ -15,8 +29,10 @@ from dataclasses import dataclass
 from workbench.config import SearchSwitches
 from workbench.core import SamplingParams, TokenEngine
 from workbench.search.active import ActiveSearch
+from workbench.search.groups import Groups
+from workbench.search.lanes import LANES, Lanes
 from workbench.search.llm_side import LLMSide
-from workbench.search.measure import Mark, SpanClock
+from workbench.search.measure import LANE, Drained, Mark, SpanClock
 from workbench.search.node_request import NodeRequests
 from workbench.search.order import RequestOrder
 from workbench.search.prm import PRM
@@ -57,14 +73,16 @@ class Rounds:
         self.llm, self.prm = llm, prm
         self.seed, self.params = seed, params
         self.min_problem_batch, self.switches = min_problem_batch, switches
-        self.spans = SpanClock(recorder, clock)
+        lanes = LANES if switches.overlap else (LANE,)
+        self.spans = SpanClock(recorder, clock, lanes)
         self._clock, self._recorder = clock, recorder
         self.marks: list[Mark] = []
         self.llm_busy_s = 0.0
         self.prm_busy_s = 0.0
         self.round = 0
         self._queue: deque[ActiveSearch] = deque()
-        self._active: list[ActiveSearch] = []
+        whole = switches.problem_batching == "static"
+        self._groups = Groups(min_problem_batch, swap=switches.overlap, whole_batches=whole)
         self._answered = 0
         llm_order, prm_order = (RequestOrder(switches.request_order) for _ in range(2))
         nodes = NodeRequests(seed, params, llm.max_model_len)
@@ -77,15 +95,21 @@ class Rounds:
     def run(self, searches: Iterable[ActiveSearch], on_round: OnRound | None = None) -> None:
         """All rounds, until every search has its outcome; no request is left behind, ever."""
         self._queue.extend(searches)
+        lanes = None
         self._mark("bookkeeping")
         try:
-            while self._queue or self._active:
-                self._play_round()
+            if self.switches.overlap:
+                told = self._recorder, self.spans, self._clock
+                lanes = Lanes(self.llm, self.prm.engine, *told)
+            while self._queue or self._groups:
+                self._play_round(lanes)
                 if on_round is not None:
                     on_round(self._progress())
         finally:
             self._sampling.close()
             self._scoring.close()
+            if lanes is not None:
+                lanes.close()
             self.spans.switch("")
 
     @property
@@ -94,48 +118,42 @@ class Rounds:
         ahead = self._sampling.ahead
         return Counter() if ahead is None else ahead.discarded_tokens(self._recorder.request_rows)
 
-    def _play_round(self) -> None:
+    def _play_round(self, lanes: Lanes | None) -> None:
         self.round += 1
-        self._admit()
+        self._groups.admit(self._queue, self._clock())
         self._advance()
-        self._sampling.submit(self._active)
-        self._scoring.submit(self._active)
-        self._sample()
-        self._score()
+        self._sampling.submit(self._groups.sampling)
+        self._scoring.submit(self._groups.scoring)
+        if lanes is None:
+            self._take_samples(self.spans.drain(self._sampling.steps()))
+            self._take_scores(self.spans.drain(self._scoring.steps()))
+        else:
+            sampled, scored = lanes.drain(self._sampling.steps(), self._scoring.steps())
+            self._take_samples(sampled)
+            self._take_scores(scored)
+        self._groups.swap()
         self._mark("bookkeeping")
-
-    def _admit(self) -> None:
-        """Problems from the queue; statically, a whole batch once the last one is answered."""
-        if self.switches.problem_batching == "static" and self._active:
-            return
-        while self._queue and len(self._active) < self.min_problem_batch:
-            search = self._queue.popleft()
-            search.admitted_s = self._clock()
-            self._active.append(search)
 
     def _advance(self) -> None:
         self.spans.switch("strategy")
-        for search in self._active:
+        for search in self._groups:
             if search.served:
                 search.advance()
         now = self.spans.switch("bookkeeping")
-        answered = [search for search in self._active if search.outcome is not None]
+        answered = self._groups.take_answered()
         if answered:
             self._answered += len(answered)
             self.marks.append(Mark(now, self._sampling.tokens, self._answered))
             for search in answered:
                 search.finish(now)
-            self._active = [search for search in self._active if search.outcome is None]
 
-    def _sample(self) -> None:
-        sampled = self.spans.drain(self._sampling.steps())
+    def _take_samples(self, sampled: Drained) -> None:
         self.llm_busy_s += sampled.busy_s
         self.spans.switch("tokenising")  # of the new steps, for the PRM: most of what is done here
         self._sampling.take(sampled.outputs)
         self.spans.switch("bookkeeping")
 
-    def _score(self) -> None:
-        scored = self.spans.drain(self._scoring.steps())
+    def _take_scores(self, scored: Drained) -> None:
         self.prm_busy_s += scored.busy_s
         self._scoring.take(scored.outputs, scored.steps)
 
@@ -143,7 +161,8 @@ class Rounds:
         self.marks.append(Mark(self.spans.switch(kind), self._sampling.tokens, self._answered))
 
     def _progress(self) -> Progress:
-        total = self._answered + len(self._active) + len(self._queue)
+        in_flight = len(self._groups)
+        total = self._answered + in_flight + len(self._queue)
         seconds = self.marks[-1].time_s - self.marks[0].time_s
         tokens = self._sampling.tokens
-        return Progress(self.round, total, self._answered, len(self._active), tokens, seconds)
+        return Progress(self.round, total, self._answered, in_flight, tokens, seconds)
