@@ -58,6 +58,7 @@ def _problem(spec, k):
         "iterations": 3,
         "seconds": 2 * seconds,
         "wall_part_s": seconds,
+        "prm_tokens_computed": 5 * tokens,
         "finished": True,
     }
 

@@ -63,7 +63,7 @@ def problem_tree(
 ) -> ProblemTree:
     """The tree of one problem (default: the first) of a result's or a run's tables.
 
-    ConfigError for a problem that is not there.
+    Tables without `text` make a tree without texts. ConfigError for a problem that is not there.
     """
     ids = list(problems["problem_id"])
     wanted = ids[0] if problem_id is None else problem_id
@@ -72,9 +72,12 @@ def problem_tree(
         raise ConfigError(f"There is no problem {wanted!r}.{hint} Problems: {', '.join(ids)}.")
     row = problems[problems["problem_id"] == wanted].iloc[0]
     own = nodes[nodes["problem_id"] == wanted]
+    own = own.assign(**{name: "" for name in ("text", "finish_reason") if name not in own})
     predicted = str(row["predicted"] or "")
     correct = None if pd.isna(row["correct"]) else bool(row["correct"])
-    return ProblemTree(wanted, str(row["problem"]), predicted, correct, _laid_out(own, predicted))
+    return ProblemTree(
+        wanted, str(row.get("problem", wanted)), predicted, correct, _laid_out(own, predicted)
+    )
 
 
 def node_text(tree: ProblemTree, node_id: str) -> str:

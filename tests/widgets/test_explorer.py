@@ -1,0 +1,125 @@
+"""The explorer: what can be picked of stored runs, figures of one and of two, and their words."""
+
+import base64
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.experiments.fakes import store_fake
+from workbench.errors import ConfigError, RunStoreError
+from workbench.experiments.plan import RunSpec
+from workbench.experiments.profiles import sweep_config
+from workbench.experiments.store import load_runs
+from workbench.widgets import explorer
+from workbench.widgets.explorer_figures import OF_SEARCHES, explore, figures_of
+from workbench.widgets.explorer_runs import picked, picks, runs_table, searched
+
+CONFIGURATION = sweep_config("quick", num_problems=4)
+DRAWABLE = ("memory_split", "prm_blocks", "lost_time")  # fakes keep no requests
+
+
+@pytest.fixture(scope="module")
+def runs_dir(tmp_path_factory):
+    """Three shares of one sweep, and two of a second that differs in depth."""
+    root = tmp_path_factory.mktemp("runs")
+    for share in (0.2, 0.3, 0.5):
+        store_fake(root, RunSpec(CONFIGURATION, share, 0))
+    for share in (0.3, 0.4):
+        store_fake(root, RunSpec(replace(CONFIGURATION, max_depth=7), share, 0))
+    return root
+
+
+@pytest.fixture(scope="module")
+def found(runs_dir):
+    return picks(load_runs(runs_dir))
+
+
+def test_runs_that_differ_in_share_alone_are_one_pick(found):
+    """Two sweeps, told apart where their names would be equal, then every run by itself."""
+    sweeps = [name for name in found if name.startswith("sweep")]
+    assert sorted(len(found[name].runs) for name in sweeps) == [2, 3]
+    assert len(found) == 2 + 5
+    assert [found[name].shares for name in sweeps if "share 0.2 to 0.5" in name] == [
+        [0.2, 0.3, 0.5]
+    ]
+
+
+def test_groups_of_one_name_say_what_tells_them_apart(tmp_path):
+    for depth in (7, 8):
+        store_fake(tmp_path, RunSpec(replace(CONFIGURATION, max_depth=depth), 0.3, 0))
+    names = [name for name in picks(load_runs(tmp_path)) if name.startswith("sweep")]
+    assert sorted(name.rpartition(", ")[2] for name in names) == ["max_depth=7", "max_depth=8"]
+
+
+def numbers(values):
+    """An array of a figure, also as plotly keeps it in a copy."""
+    if isinstance(values, dict):
+        return np.frombuffer(base64.b64decode(values["bdata"]), values["dtype"])
+    return np.asarray(values, float)
+
+
+@pytest.mark.parametrize("name", DRAWABLE)
+def test_a_figure_of_two_picks_holds_both(found, name):
+    """B adds its lines to A's axes, its entries are no second legend, all rows say whose."""
+    a, b = (found[n] for n in found if n.startswith("sweep"))
+    one, two = explore(name, a), explore(name, a, b)
+    assert len(two.figure.data) > len(one.figure.data)
+    seconds = [t for t in two.figure.data if (t.name or "").startswith("B: ") and t.showlegend]
+    assert [t.name for t in seconds] == [t.name for t in seconds if t.x[0] is None]
+    assert set(two.rows["pick"]) == {a.name, b.name}
+    assert set(one.rows["pick"]) == {a.name}
+    assert "tokens/s" in two.words
+    assert "sendChartToCloud" in two.figure.layout.template.layout.modebar.remove
+
+
+def test_bars_of_two_picks_stand_beside_each_other_at_their_own_shares(found):
+    """Guards columns drawn at the place of another share."""
+    a, b = (found[n] for n in found if n.startswith("sweep"))
+    bars = [t for t in explore("lost_time", a, b).figure.data if t.type == "bar"]
+    assert {t.offsetgroup for t in bars} == {"A", "B"}
+    shares = sorted({*a.shares, *b.shares})
+    for pick, group in ((a, "A"), (b, "B")):
+        seconds = np.sum([numbers(t.y) for t in bars if t.offsetgroup == group], axis=0)
+        assert [share for share, s in zip(shares, seconds) if s > 0] == pick.shares
+
+
+def test_what_cannot_be_drawn_is_said(found):
+    a = picked(found, None)
+    with pytest.raises(ConfigError, match=r"no figure 'memory'.*memory_split"):
+        explore("memory", a)
+    with pytest.raises(RunStoreError, match="no pick 'sweeps'"):
+        picked(found, "sweeps")
+    assert figures_of(a) == list(OF_SEARCHES)
+
+
+def test_no_runs_at_all_are_said(tmp_path):
+    with pytest.raises(RunStoreError, match="`workbench figures` makes some"):
+        picks(load_runs(tmp_path))
+
+
+def test_a_search_of_a_pick_is_the_one_nearest_to_a_share(found):
+    a = next(pick for pick in found.values() if len(pick.runs) == 3)
+    problems, nodes = searched(a, 0.29)
+    assert set(problems["run_id"]) == {r for r in a.runs["run_id"] if r.startswith("split-0.300")}
+    assert set(nodes["problem_id"]) == set(problems["problem_id"])
+
+
+def test_the_table_shows_every_run(runs_dir):
+    assert len(runs_table(load_runs(runs_dir))) == 5
+
+
+def test_the_widget_draws_what_is_picked_and_writes_the_command(runs_dir, monkeypatch):
+    view = explorer.ExplorerView(runs_dir, {"problem": None})
+    single = next(name for name in view.picks if name.startswith("split-0.500"))
+    view.name.value = "prm_blocks"
+    view.second.value = single
+    assert "B minus A" in view.words.value
+    assert view.place.children[0].data
+    assert f'pick_b: "{single}"' in view.copy.text
+    assert "llm_share: 0.3" in view.copy.text
+    assert view.first.value in view.pin()
+    assert view.second.value == view.first.value
+    for name in ("JPY_SESSION_NAME", "VSCODE_PID", "VSCODE_CWD"):
+        monkeypatch.delenv(name, raising=False)
+    assert explorer.explorer_widget(runs_dir) == explorer.NOT_LIVE
