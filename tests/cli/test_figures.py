@@ -41,7 +41,7 @@ def broken(tmp_path):
     ("words", "said"),
     [
         (["-p", "sharess=[0.3]"], "Did you mean 'shares'"),
-        (["07"], "no notebook '07'"),
+        (["77"], "no notebook '77'"),
         (["--profile", "quick", "-p", "num_problem=2"], "Did you mean 'num_problems'"),
     ],
 )

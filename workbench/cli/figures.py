@@ -6,6 +6,7 @@ With --replot it only redraws figures from their stored rows, with --dry-run it 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,13 @@ from workbench.config import SweepConfig
 from workbench.errors import ConfigError, RunStoreError
 from workbench.experiments.batch_plan import BatchGrid
 from workbench.experiments.batch_study import GRID_PARAMETERS, batch_grid, left_to_do
-from workbench.experiments.claims import claims_of
+from workbench.experiments.claims import Claim, claims_of
 from workbench.experiments.export import replot
 from workbench.experiments.face import rung, sweep_face
 from workbench.experiments.health import remarks
+from workbench.experiments.ladder import ladder_left, run_ladder
+from workbench.experiments.ladder_claims import ladder_claims
+from workbench.experiments.ladder_plan import LADDER_PARAMETERS, LadderPlan, ladder_plan
 from workbench.experiments.notebooks import (
     known_parameters,
     notebook_files,
@@ -42,6 +46,9 @@ from workbench.experiments.sweep import Sweep, run_sweep
 from workbench.plots import FIGURES
 
 BATCHING = "04_batching"  # the notebook with runs beside the sweep's
+LADDER = "07_modifications"
+OWN_RUNS = ("01_memory_requirements", LADDER)
+"""Notebooks of a profile that build or run what they draw themselves, and read no sweep."""
 
 
 def run(given: argparse.Namespace) -> int:
@@ -52,9 +59,13 @@ def run(given: argparse.Namespace) -> int:
     check_names(given.names or None, parameters)
     config = sweep_config(given.profile, **sweep_settings(parameters))
     if given.dry_run:
-        print_preview(config, given.runs_dir, given.retry_failed)
-        if BATCHING in [file.stem for file in notebook_files(given.names or None)]:
+        stems = _stems(given.names or None)
+        if set(stems) - set(OWN_RUNS):
+            print_preview(config, given.runs_dir, given.retry_failed)
+        if BATCHING in stems:
             console.print(left_to_do(config, _grid(given.profile, parameters), given.runs_dir))
+        if LADDER in stems:
+            console.print(ladder_left(config, _plan(given.profile, parameters), given.runs_dir))
         return 0
     return _everything(given, config, parameters, console)
 
@@ -81,15 +92,33 @@ def _everything(
         parameters = parameters | {"runs_dir": str(Path(given.runs_dir).resolve())}
     sweep = _sweep(config, given, console) if _reads_sweep(names) else None
     executed = run_notebooks(names, given.profile, parameters, given.out)
-    return 0 if sweep is None else _report(sweep, executed, parameters, console)
+    if sweep is None:
+        return 0
+    further = _ladder_claims(config, given, parameters) if LADDER in _stems(names) else []
+    return _report(sweep, executed, parameters, console, further)
+
+
+def _ladder_claims(
+    config: SweepConfig, given: argparse.Namespace, parameters: dict[str, Any]
+) -> list[Claim]:
+    """C7 and C8, from the runs that the ladder's notebook has just stored."""
+    plan = _plan(given.profile, parameters)
+    return ladder_claims(run_ladder(config, plan, parameters.get("runs_dir"), compute=False))
 
 
 def _report(
-    sweep: Sweep, executed: list[Path], parameters: dict[str, Any], console: Console
+    sweep: Sweep,
+    executed: list[Path],
+    parameters: dict[str, Any],
+    console: Console,
+    further: Sequence[Claim] = (),
 ) -> int:
-    """The first page, and on the terminal what a reader of the figures must know."""
+    """The first page, and on the terminal what a reader of the figures must know.
+
+    further: claims that other runs than the sweep's answer.
+    """
     figures = _folder(parameters.get("figures_folder"), figures_home(sweep))
-    claims = claims_of(sweep, rung(sweep.runs))
+    claims = sorted([*claims_of(sweep, rung(sweep.runs)), *further], key=lambda claim: claim.key)
     reports = project_root() / "reports"
     index = write_report(executed, claims, sweep_face(sweep), reports, figures)
     failed = print_unfinished(sweep.all_runs, console)
@@ -110,6 +139,17 @@ def _grid(profile: str, parameters: dict[str, Any]) -> BatchGrid:
     """The grid of the batching notebook with these parameters."""
     fields_ = {name: parameters.get(key) for key, name in GRID_PARAMETERS.items()}
     return batch_grid(profile, **fields_)
+
+
+def _plan(profile: str, parameters: dict[str, Any]) -> LadderPlan:
+    """The plan of the ladder's notebook with these parameters."""
+    fields_ = {name: parameters.get(key) for key, name in LADDER_PARAMETERS.items()}
+    return ladder_plan(profile, **fields_)
+
+
+def _stems(names: list[str] | None) -> list[str]:
+    """Names of the notebooks asked for."""
+    return [file.stem for file in notebook_files(names)]
 
 
 def _sweep(config: SweepConfig, given: argparse.Namespace, console: Console) -> Sweep:
@@ -139,4 +179,5 @@ def sweep_settings(parameters: dict[str, Any]) -> dict[str, Any]:
 
 def _reads_sweep(names: list[str] | None) -> bool:
     """Whether any of these notebooks looks at the sweep; the tour does not."""
-    return any("profile" in known_parameters(file) for file in notebook_files(names))
+    files = [file for file in notebook_files(names) if file.stem not in OWN_RUNS]
+    return any("profile" in known_parameters(file) for file in files)

@@ -98,7 +98,7 @@ def constant_claim(runs: pd.DataFrame) -> Claim:
     change = float(((parts.max() - parts.min()) / parts.max().clip(lower=1)).max())
     number = f"weights and activations change by at most {change:.2%} over {len(runs)} runs"
     verdict = HOLDS if change <= NOISE else FAILS
-    return Claim("C2", "Only the KV cache changes with the share", verdict, number, "memory_split")
+    return Claim("C2", "Only the KV cache changes with the share", verdict, number, "memory_parts")
 
 
 def linear_claim(runs: pd.DataFrame) -> Claim:
@@ -106,7 +106,7 @@ def linear_claim(runs: pd.DataFrame) -> Claim:
     off = max(_off_the_line(runs, engine) for engine in ("llm", "prm"))
     number = f"largest distance from the formula {off:.2f} blocks"
     verdict = HOLDS if off <= 1 else FAILS
-    return Claim("C3", "Blocks are linear in the share", verdict, number, "memory_split")
+    return Claim("C3", "Blocks are linear in the share", verdict, number, "kv_blocks")
 
 
 def _off_the_line(runs: pd.DataFrame, engine: str) -> float:

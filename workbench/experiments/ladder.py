@@ -5,7 +5,7 @@ What it does not do: choose the runs (ladder_plan.py), or compare rungs (ladder_
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -19,6 +19,7 @@ from workbench.experiments.ladder_plan import (
     BY_KEY,
     LADDER,
     LadderPlan,
+    ladder_config,
     ladder_runs,
 )
 from workbench.experiments.noise import Noise, noise_of
@@ -30,7 +31,7 @@ from workbench.experiments.sweep import Execute, is_stored, run_sweep
 
 COST = {"two_runtimes": 8.0, "one_runtime": 5.0, BESIDE.key: 2.0}
 """Roughly how many times as long as the others these rungs take; measured on the tiny pair."""
-KEYS = ["run_id", "rung", "role", "repeat", "seed", "max_depth"]
+KEYS = ["run_id", "ladder", "role", "repeat", "seed", "max_depth"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class LadderStudy:
     def runs(self) -> pd.DataFrame:
         """The finished runs of the rungs, in the ladder's order, repetitions left out.
 
-        RunStoreError where there is none.
+        Column ladder is the rung's key. RunStoreError where there is none.
         """
         every = self.all_runs
         done = every
@@ -61,13 +62,13 @@ class LadderStudy:
         if done.empty:
             why = sorted(set(every["error"].dropna())) if len(every) else ["none is stored"]
             raise RunStoreError(f"No run of the ladder finished: {'; '.join(why)}.")
-        order = done["rung"].map({key: place for place, key in enumerate(BY_KEY)})
+        order = done["ladder"].map({key: place for place, key in enumerate(BY_KEY)})
         return done.assign(place=order).sort_values(["place", "seed"], ignore_index=True)
 
     @property
     def rungs(self) -> tuple[str, ...]:
         """Keys of the rungs that were measured, in order."""
-        return tuple(dict.fromkeys(self.runs["rung"]))
+        return tuple(dict.fromkeys(self.runs["ladder"]))
 
     @property
     def noise(self) -> Noise:
@@ -89,7 +90,7 @@ def run_ladder(
 ) -> LadderStudy:
     """Carry out every run that is not stored yet and answer all of them, as run_sweep does."""
     specs = ladder_runs(config, plan)
-    own = replace(specs[0].config, max_depth=config.max_depth)
+    own = ladder_config(config, plan)
     sweep = run_sweep(own, runs_dir, specs=specs, execute=execute, compute=compute)
     every = sweep.all_runs
     done = every[every["status"] == FINISHED] if len(every) else every
@@ -110,7 +111,7 @@ def ladder_left(config: SweepConfig, plan: LadderPlan, runs_dir: str | Path | No
 def ladder_face(study: LadderStudy) -> str:
     """What stands on the figure: models, sample, split, and which seeds the dear rungs have."""
     runs, plan = study.runs, study.plan
-    seeds = runs.groupby("rung")["seed"].nunique()
+    seeds = runs.groupby("ladder")["seed"].nunique()
     fewer = f" (without a score cache {seeds.min()})" if seeds.min() < seeds.max() else ""
     first, second, last = face(runs).splitlines()
     setting = f"LLM share {plan.llm_share:g}, at most {plan.in_flight} of the problems in flight"
@@ -122,4 +123,6 @@ def _table(name: str, runs: pd.DataFrame) -> pd.DataFrame:
     if runs.empty:
         return pd.DataFrame(columns=["problem_id", *KEYS])
     rows = load_table(list(runs["folder"]), name)
-    return rows.merge(runs[KEYS].rename(columns={"seed": "run_seed"}), on="run_id")
+    return rows.merge(
+        runs[KEYS].rename(columns={"seed": "run_seed", "ladder": "rung"}), on="run_id"
+    )

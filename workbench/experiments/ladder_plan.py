@@ -104,6 +104,14 @@ PLANS = {
     "thesis": LadderPlan(128, 16, (4, 8, 16), dear_seeds=1, repeats=1),
 }
 
+LADDER_PARAMETERS = {
+    "num_problems": "num_problems",
+    "in_flight": "in_flight",
+    "depth_limits": "depth_limits",
+    "ladder_share": "llm_share",
+}
+"""Parameters of the notebook and the fields of LadderPlan they set."""
+
 
 def ladder_plan(profile: str = "default", **overrides: Any) -> LadderPlan:
     """The profile's plan with the overrides that are not None; lists become tuples."""
@@ -129,7 +137,7 @@ class LadderSpec(RunSpec):
     @property
     def parameters(self) -> dict[str, Any]:
         switches = {f.name: getattr(self.rung.switches, f.name) for f in fields(Switches)}
-        own = {"rung": self.rung.key, "static_seqs": self.static_seqs}
+        own = {"ladder": self.rung.key, "static_seqs": self.static_seqs}
         return super(LadderSpec, self).parameters | switches | own
 
     @property
@@ -151,8 +159,8 @@ class LadderSpec(RunSpec):
             return replace(usual, enable_prefix_caching=switches.prm_cache)
         if switches.llm_batching == "continuous":
             return usual
-        own = {"batching": "static", "enable_prefix_caching": False}
-        return replace(usual, **own, max_num_seqs=self.static_seqs or 1)
+        seqs = self.static_seqs or 1
+        return replace(usual, batching="static", enable_prefix_caching=False, max_num_seqs=seqs)
 
     @property
     def static_seqs(self) -> int | None:
@@ -167,14 +175,19 @@ class LadderSpec(RunSpec):
         return 1 << (min(self.config.max_num_seqs, max(1, most)).bit_length() - 1)
 
 
-def ladder_runs(config: SweepConfig, plan: LadderPlan) -> list[LadderSpec]:
-    """All runs, seed by seed; within a seed every rung once, in shuffled order."""
-    own = replace(
+def ladder_config(config: SweepConfig, plan: LadderPlan) -> SweepConfig:
+    """The sweep's settings with the plan's problems, those in flight, and no sentinel."""
+    return replace(
         config,
         num_problems=plan.num_problems,
         min_problem_batch=plan.in_flight,
         sentinel_every=0,
     )
+
+
+def ladder_runs(config: SweepConfig, plan: LadderPlan) -> list[LadderSpec]:
+    """All runs, seed by seed; within a seed every rung once, in shuffled order."""
+    own = ladder_config(config, plan)
     order = random.Random(config.order_seed)
     runs: list[LadderSpec] = []
     for number, seed in enumerate(config.seeds):

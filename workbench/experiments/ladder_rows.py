@@ -30,14 +30,16 @@ def ladder_rows(study: LadderStudy) -> pd.DataFrame:
 
     Columns: rung, label, metric, value, low, high, max_depth. Metrics: problems_per_min,
     tokens_per_s and accuracy of a rung; gain: how many times the problems/min of the rung before
-    (of the rung beside: of the last); finishes and stops: accuracy of the last two rungs at a depth
-    limit.
+    (of the rung beside: of the last); whole: of the first; finishes and stops: accuracy of the last
+    two rungs at a depth limit.
     """
     rows = [cells for key in study.rungs for cells in _rung_cells(study, key)]
     rows += [
         {"rung": after, "metric": "gain", **interval_cells(speed_up(study, before, after))}
         for before, after in steps_up(study.rungs)
     ]
+    first, last = ([rung.key for rung in RUNGS if rung.key in study.rungs][i] for i in (0, -1))
+    rows.append({"rung": last, "metric": "whole", **interval_cells(speed_up(study, first, last))})
     table = pd.DataFrame(rows).assign(max_depth=study.config.max_depth)
     table["label"] = table["rung"].map({key: rung.label for key, rung in BY_KEY.items()})
     return pd.concat([table[COLUMNS], depth_rows(study)], ignore_index=True)
@@ -80,7 +82,7 @@ def _rates(study: LadderStudy, rungs: Sequence[str], column: str) -> Rates:
     place = {key: float(number) for number, key in enumerate(rungs)}
     rows, runs = (
         frame[frame["rung"].isin(rungs)].assign(llm_share=frame["rung"].map(place))
-        for frame in (_once(study.problems), study.runs)
+        for frame in (_once(study.problems), study.runs.assign(rung=study.runs["ladder"]))
     )
     rows = rows.drop(columns="seed", errors="ignore").rename(columns={"run_seed": "seed"})
     rows = rows.assign(sixty=60.0)

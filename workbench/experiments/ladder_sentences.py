@@ -9,20 +9,23 @@ import pandas as pd
 
 from workbench.experiments.ladder import LadderStudy
 from workbench.experiments.ladder_plan import BESIDE, BY_KEY, RUNGS, LadderPlan
-from workbench.experiments.ladder_rows import accuracy_gain, steps_up
+from workbench.experiments.ladder_rows import accuracy_gain
 
 
 def gains_sentence(rows: pd.DataFrame) -> str:
     """What every switch multiplies problems/min by, and all of them. Rows of the figure."""
-    gains = rows[rows["metric"] == "gain"].set_index("rung")
+    gains = rows[rows["metric"] == "gain"]
     rate = rows[rows["metric"] == "problems_per_min"].set_index("rung")["value"]
     ladder = [rung for rung in RUNGS if rung.key in rate.index]
     first, last = ladder[0], ladder[-1]
-    parts = [f"{rung.said} {_times(gains.loc[rung.key])}" for rung in ladder if rung.key in gains.T]
-    whole = rate[last.key] / rate[first.key]
+    parts = [
+        f"{r.said} {_times(_first(gains, r.key))}" for r in ladder if r.key in set(gains["rung"])
+    ]
+    whole = rows[rows["metric"] == "whole"].iloc[0]
     return (
         f"From {rate[first.key]:,.1f} problems/min with {first.said} to {rate[last.key]:,.1f} with "
-        f"every modification, a factor of **{whole:.1f}**. Of it {_listed(parts)}."
+        f"every modification, over the problems and seeds of both {_times(whole)} as many. Each "
+        f"switch multiplies them: {_listed(parts)}."
     )
 
 
@@ -47,9 +50,9 @@ def tokens_sentence(rows: pd.DataFrame, pairs: pd.DataFrame) -> str:
         f"{rate[rung.key]:,.0f} with {rung.said}" for rung in RUNGS[-2:] if rung.key in rate.index
     )
     return (
-        f"At a limit of {limit} steps a search that samples to the end samples **{more:.2f}** times "
-        f"the tokens of one that stops; they count as throughput and answer no problem sooner. At "
-        f"the search's own limit there are {speeds} generated tokens/s."
+        f"At a limit of {limit} steps a search that samples to the end samples **{more:.2f}** "
+        "times the tokens of one that stops; they count as throughput and answer no problem "
+        f"sooner. At the search's own limit there are {speeds} generated tokens/s."
     )
 
 
@@ -59,8 +62,8 @@ def finishing_sentence(pairs: pd.DataFrame) -> str:
     for limit, own in pairs.groupby("max_depth"):
         gain, reached = accuracy_gain(own), int(own["reached_finishes"].sum())
         parts.append(
-            f"at {limit} steps, which {reached} of {len(own)} searches reached, it changes accuracy "
-            f"by **{gain.estimate:+.2f}** ({own['correct_stops'].mean():.2f} to "
+            f"at {limit} steps, which {reached} of {len(own)} searches reached, it changes "
+            f"accuracy by **{gain.estimate:+.2f}** ({own['correct_stops'].mean():.2f} to "
             f"{own['correct_finishes'].mean():.2f})"
         )
     return f"Sampling to the end at the depth limit: {'; '.join(parts)}."
@@ -93,13 +96,17 @@ def order_sentence(rows: pd.DataFrame) -> str:
         return "Only one rung was measured."
     most, least = BY_KEY[str(gains.idxmax())], BY_KEY[str(gains.idxmin())]
     return (
-        f"Of {len(steps_up(rungs))} modifications {most.said} gains most (**{gains.max():.2f}** "
+        f"Of {len(gains)} modifications {most.said} gains most (**{gains.max():.2f}** "
         f"times the problems/min) and {least.said} least ({gains.min():.2f})."
     )
 
 
 def _problems(plan: LadderPlan) -> str:
     return f"{plan.num_problems} problems are searched, at most {plan.in_flight} of them in flight"
+
+
+def _first(rows: pd.DataFrame, rung: str) -> pd.Series:
+    return rows[rows["rung"] == rung].iloc[0]
 
 
 def _times(gain: pd.Series) -> str:

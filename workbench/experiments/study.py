@@ -17,9 +17,14 @@ from workbench.experiments.batch_plan import batch_cells
 from workbench.experiments.batch_study import BatchStudy, batch_grid, run_batches
 from workbench.experiments.export import SavedFigure, save_figure
 from workbench.experiments.face import measured
+from workbench.experiments.ladder import LadderStudy, run_ladder
+from workbench.experiments.ladder_plan import ladder_config, ladder_plan
+from workbench.experiments.memory_parts import MemoryStudy
 from workbench.experiments.paths import project_root
 from workbench.experiments.profiles import sweep_config
 from workbench.experiments.sweep import Sweep, run_sweep
+
+Study = Sweep | BatchStudy | LadderStudy | MemoryStudy
 
 
 def study_config(profile: str = "default", **overrides: Any) -> SweepConfig:
@@ -48,7 +53,21 @@ def study_batches(
     return run_batches(config, batch_grid(profile, **(grid or {})), runs_dir)
 
 
-def figures_home(study: Sweep | BatchStudy) -> Path:
+def study_ladder(
+    profile: str = "default",
+    runs_dir: str | Path | None = None,
+    *,
+    plan: Mapping[str, Any] | None = None,
+    **overrides: Any,
+) -> LadderStudy:
+    """The ladder of modifications of a profile, as study_sweep; plan: fields of LadderPlan to
+    override.
+    """
+    config = study_config(profile, **overrides)
+    return run_ladder(config, ladder_plan(profile, **(plan or {})), runs_dir)
+
+
+def figures_home(study: Study) -> Path:
     """Where figures of a sweep are kept: figures/ never mixes profiles or parameters.
 
     It holds the default profile as it stands; another has build/figures/PROFILE, and one with
@@ -65,12 +84,15 @@ def profile_figures(name: str) -> Path:
     return project_root() / "build" / "figures" / name
 
 
-def _is_its_profile(study: Sweep | BatchStudy) -> bool:
+def _is_its_profile(study: Study) -> bool:
     """Whether a study is its profile's own, no setting overridden."""
     own = sweep_config(study.config.profile)
     if isinstance(study, BatchStudy):
         grid = batch_grid(study.config.profile)
         return study.grid == grid and study.config == batch_cells(own, grid)[0].config
+    if isinstance(study, LadderStudy):
+        plan = ladder_plan(study.config.profile)
+        return study.plan == plan and study.config == ladder_config(own, plan)
     return study.config == own
 
 
@@ -78,10 +100,10 @@ def keep_figure(
     fig: go.Figure,
     rows: pd.DataFrame,
     name: str,
-    sweep: Sweep | BatchStudy,
+    study: Study,
     folder: str | Path | None = None,
 ) -> SavedFigure:
-    """Save a figure of the sweep in `folder` (default: figures_home)."""
-    place = Path(folder) if folder else figures_home(sweep)
-    parameters = sweep.config.to_dict()
-    return save_figure(fig, rows, name, place, parameters, measured=measured(sweep.runs))
+    """Save a figure of the study in `folder` (default: figures_home)."""
+    place = Path(folder) if folder else figures_home(study)
+    parameters = study.config.to_dict()
+    return save_figure(fig, rows, name, place, parameters, measured=measured(study.runs))

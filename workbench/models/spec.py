@@ -131,6 +131,15 @@ class ModelSpec:
         """Bytes of the rotary tables (cosine and sine), which a rank holds beside its weights."""
         return self.max_model_len * self.head_dim * dtype_bytes
 
+    def step_bytes(self, tokens: int, rows: int, dtype_bytes: int, tp: int = 1) -> int:
+        """Bytes of the buffers that a step of `tokens` works in, `rows` of them at the output.
+
+        What a kernel takes for a moment beside them only the profiling pass knows.
+        """
+        inner = self.qkv_columns + self.heads * self.head_dim + self.intermediate
+        wide = tokens * (2 * self.hidden + inner // tp)
+        return dtype_bytes * (wide + rows * (self.hidden + self.outputs // tp))
+
     def flops(
         self, new_tokens: int, context: int, logits: int | None = None, tp: int = 1, pp: int = 1
     ) -> int:
