@@ -18,7 +18,7 @@ from workbench.errors import ConfigError
 from workbench.kvcache.arena_cache import ArenaCache
 from workbench.kvcache.manager import Allocation, KVCacheManager
 from workbench.kvcache.pool import CacheStats
-from workbench.replay.lines import ChainedCache, Entry, Line
+from workbench.replay.lines import ChainedCache, Entry, Line, Tokens
 
 Contents = NDArray[np.int32]
 
@@ -104,7 +104,7 @@ class LoggedCache(ChainedCache):
             self._log.append(Allocate(seq_id, contents, length, room, coverable, readmission))
         return found
 
-    def extend(self, seq_id: int, token_ids: SequenceOf[int]) -> list[int] | None:
+    def extend(self, seq_id: int, token_ids: Tokens) -> list[int] | None:
         """As KVCacheManager."""
         found = super().extend(seq_id, token_ids)
         if found is not None and self._changes(seq_id, len(token_ids)):
@@ -170,7 +170,7 @@ def _apply(
     hit = min(call.tokens, call.coverable * block_size)
     readmission = call.readmission
     return (
-        cache.allocate(call.sequence, line, call.room, max_hit=hit, readmission=readmission)
+        cache.allocate(call.sequence, line.as_list, call.room, max_hit=hit, readmission=readmission)
         is not None
     )
 

@@ -68,14 +68,20 @@ class StepCost:
 
     def seconds(self, work: StepWork) -> float:
         """Of a step with these counts."""
-        return sum(f * x for f, x in zip(self.terms.factors, self.measures(work), strict=True))
+        terms, (tokens, sequences, keys, logits, _, _) = self.terms, work
+        beside = terms.step + terms.token * tokens + terms.sequence * sequences
+        beside += terms.key * keys + terms.logit * logits
+        return terms.roofline * self.roofline(work) + beside
+
+    def roofline(self, work: StepWork) -> float:
+        """Seconds below which the device cannot do it."""
+        device, model = self.device, self.model
+        compute = model.flops(work) / device.flops_per_s
+        return max(compute, model.bytes(work) / device.bytes_per_s)
 
     def measures(self, work: StepWork) -> tuple[float, ...]:
         """What the terms multiply, in their order."""
-        device = self.device
-        compute, move = self.model.flops(work), self.model.bytes(work)
-        roofline = max(compute / device.flops_per_s, move / device.bytes_per_s)
-        return (roofline, 1.0, work.tokens, work.sequences, work.keys, work.logits)
+        return (self.roofline(work), 1.0, work.tokens, work.sequences, work.keys, work.logits)
 
 
 class MeteredCost:

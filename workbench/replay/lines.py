@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from workbench.kvcache.arena_cache import ArenaCache
 from workbench.kvcache.manager import KVCacheManager
+from workbench.kvcache.matching import Hit
 from workbench.kvcache.prefix import chain_root, extend_chain
 
 
@@ -53,7 +54,7 @@ class Entry:
         return found
 
 
-class Line(Sequence[int]):
+class Line:
     """The first `length` token ids of an entry: a place in a trie, no list of numbers.
 
     Its beginnings are lines too; one that is the whole is the line itself, not a copy.
@@ -90,6 +91,9 @@ class Line(Sequence[int]):
         return self if stop == self.length else Line(self.entry, stop)
 
 
+Tokens = Sequence[int] | Line
+
+
 class ChainedCache(KVCacheManager):
     """A KVCacheManager that hashes no line. All its sequences have the same, empty salt."""
 
@@ -98,6 +102,7 @@ class ChainedCache(KVCacheManager):
         self._root = chain_root(self._namespace, b"")
 
         self._applied: bool | None = None  # what `apply` will answer, having been done ahead
+        self._looked: tuple[Entry, int, int | None, Hit] | None = None  # by match, for allocate
 
     def apply_ahead(self) -> None:
         """Do what the next `apply` does; for who must know what it leaves."""
@@ -105,28 +110,54 @@ class ChainedCache(KVCacheManager):
 
     def apply(self) -> bool:
         """As KVCacheManager."""
+        self._looked = None
         ahead, self._applied = self._applied, None
         return super().apply() if ahead is None else ahead
+
+    def match(
+        self, token_ids: Sequence[int], *, salt: bytes = b"", max_hit: int | None = None
+    ) -> int:
+        """As KVCacheManager; what was found is kept for an admission that comes next."""
+        self._looked = None
+        tokens, root, chain = self._hashed(token_ids, salt)
+        hit = self._hit(tokens, root, chain, max_hit)
+        if type(token_ids) is Line:
+            self._looked = token_ids.entry, token_ids.length, max_hit, hit
+        return self.block_size * len(hit.blocks) + hit.tail_tokens
+
+    def free(self, seq_id: int, num_computed: int | None = None, **options: Any) -> None:
+        """As KVCacheManager."""
+        self._looked = None
+        super().free(seq_id, num_computed, **options)
+
+    def _hit(
+        self, tokens: list[int] | Line, root: bytes, chain: list[bytes], max_hit: int | None
+    ) -> Hit:
+        looked, self._looked = self._looked, None
+        if looked is not None and type(tokens) is Line:
+            *asked, hit = looked
+            if asked == [tokens.entry, tokens.length, max_hit]:
+                return hit
+        return super()._hit(cast("list[int]", tokens), root, chain, max_hit)
 
     @property
     def num_block_ids(self) -> int:
         """Block ids are below it; there may be more than blocks."""
         return len(self._pool.blocks)
 
-    def extend(self, seq_id: int, token_ids: Sequence[int]) -> list[int] | None:
+    def extend(self, seq_id: int, token_ids: Tokens) -> list[int] | None:
         """As KVCacheManager, with the hashes that the line remembers."""
-        if isinstance(token_ids, Line) and self.enable_prefix_caching:
-            table, full = self._table(seq_id), len(token_ids) // self.block_size
+        self._looked = None
+        if type(token_ids) is Line and self.enable_prefix_caching:
+            table, full = self._table(seq_id), token_ids.length // self.block_size
             if len(table.chain) < full:
                 chain = token_ids.entry.chain(self._root, self.block_size)
                 table.chain += chain[len(table.chain) : full]
         return super().extend(seq_id, cast("list[int]", token_ids))
 
-    def _hashed(
-        self, token_ids: Sequence[int], salt: bytes
-    ) -> tuple[list[int], bytes, list[bytes]]:
-        if not isinstance(token_ids, Line) or salt:
-            return super()._hashed(token_ids, salt)
+    def _hashed(self, token_ids: Tokens, salt: bytes) -> tuple[list[int], bytes, list[bytes]]:
+        if type(token_ids) is not Line or salt:
+            return super()._hashed(cast("list[int]", token_ids), salt)
         if not self.enable_prefix_caching:
             return token_ids.as_list, self._root, []
         chain = token_ids.entry.chain(self._root, self.block_size)
