@@ -112,7 +112,8 @@ def compared(a: Pick, b: Pick) -> str:
 
 def comparison_in_words(found: Comparison) -> str:
     """Paired differences, and whether both searched alike."""
-    rates = found.differences.set_index("metric").loc["tokens_per_s"]
+    metrics = found.differences.set_index("metric").to_dict("index")
+    rates = metrics["tokens_per_s"]
     same = "identical" if found.identical else f"different: {found.first_difference}"
     words = (
         f"B minus A over {int(rates['pairs'])} pairs of problem and seed: "

@@ -21,7 +21,10 @@ from workbench.experiments.store import load_table
 from workbench.experiments.sweep import Sweep
 
 CELLS = (TIMED, COUNTED)
-SHOWN = ["role", "llm", "llm_share", "seed", "n", "num_problems", "tokens_per_s", "accuracy", "status"]
+SHOWN = [
+    *("role", "llm", "llm_share", "seed", "n", "num_problems"),
+    *("tokens_per_s", "accuracy", "status"),
+]
 _OF_A_CELL = {*LIMITS, "num_problems", "repeat"}
 """Settings in which the cells of one batching study differ."""
 
@@ -58,11 +61,11 @@ class Pick:
     def batches(self) -> BatchStudy:
         """As what the batching study's views read; the grid is that of the cells there are."""
         sweep = self.sweep()
-        counts = {name: tuple(sorted(map(int, self.runs[name].unique()))) for name in LIMITS[:2]}
-        grid = batch_grid(**counts)
+        seqs, tokens = (tuple(sorted(map(int, self.runs[name].unique()))) for name in LIMITS[:2])
         timed = self.runs[self.runs["role"] == TIMED]
         repeats = max(1, int(timed["repeat"].nunique()))
-        return BatchStudy(sweep.config, replace(grid, repeats=repeats), sweep)
+        limits = replace(batch_grid(), max_num_seqs=seqs, max_num_batched_tokens=tokens)
+        return BatchStudy(sweep.config, replace(limits, repeats=repeats), sweep)
 
 
 def picks(runs: pd.DataFrame) -> dict[str, Pick]:
@@ -131,7 +134,7 @@ def _groups(runs: pd.DataFrame, varying: set[str]) -> list[tuple[str, pd.DataFra
     groups = [rows for _, rows in runs.groupby([keys[name] for name in keys], sort=False)]
     names = [_name(rows) for rows in groups]
     alike = pd.concat([r for r, name in zip(groups, names) if names.count(name) > 1] or [runs[:0]])
-    telling = [name for name in keys if alike[name].map(str).nunique() > 1]
+    telling = [str(name) for name in keys if alike[name].map(str).nunique() > 1]
     return [
         (_telling(name, rows, telling) if names.count(name) > 1 else name, rows)
         for name, rows in zip(names, groups)
