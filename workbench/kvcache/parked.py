@@ -13,9 +13,9 @@ from collections import OrderedDict
 TAIL_AGING = 4
 """A tail is as old as a full block that was last used so many times longer ago.
 
-Counted on searches of the tiny pair: aging alike (1), tails made a PRM with 0.6 of its working set
-compute 6 to 8 % more than without them; aging at once, one with all of it lost a third to a half of
-what they save. In between neither happens.
+Counted on searches of the tiny pair. Aging alike (1), tails made a PRM with 0.6 of its working set
+compute 6 to 8 % more than without them; with 4 it computes 1 % less. With all of its working set it
+keeps 70 to 82 % of what tails save; were tails evicted before all else, 50 to 70 %.
 """
 
 
