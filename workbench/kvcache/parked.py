@@ -2,7 +2,7 @@
 
 The least recently used one goes, but a tail (tails.py) grows old faster than a full block: it holds
 fewer tokens, and nothing that is cached leads on from it. So tails that nobody went on with give
-way first, and never cost a cache that is short of memory its prefixes. What it does not do: know
+way first, and cost a cache that is short of memory few of its prefixes. What it does not do: know
 what the content is.
 """
 
