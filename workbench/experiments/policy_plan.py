@@ -1,0 +1,298 @@
+"""Which runs the study of policies consists of: two engines in one arena, at a tight KV budget.
+
+A run is one search with a KV budget in multiples of the working set W, a policy, and a set of
+techniques; runs of one seed search the same problems, so they are paired. The budget is of KV
+alone, hence its split is `kv_share`, used as it is: at these budgets the weights are most of the
+memory, and the thesis's axis (llm_share, weights included) would leave one model nothing over most
+of its interval. Each run says the llm_share that its split comes to. Nothing here loads a model.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from workbench.config import EngineConfig, SearchConfig, SweepConfig, parse_size
+from workbench.errors import ConfigError
+from workbench.experiments.feasible import FeasibleShares, feasible_shares
+from workbench.experiments.plan import RunSpec
+from workbench.kvcache.policies import FirstCome, MarginalValue, PhaseAware, Policy, StaticSplit
+
+REFERENCE, TIGHT = "reference", "policy"
+"""Roles: memory uncapped, which tells W and the longest sequence; or a budget of the study."""
+UNCAPPED = "256MiB"
+STATIC, ELASTIC = "static", "marginal_value"
+POLICIES: dict[str, type[Policy]] = {
+    STATIC: StaticSplit,
+    "first_come": FirstCome,
+    "phase_aware": PhaseAware,
+    ELASTIC: MarginalValue,
+}
+THESIS_SHARE = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Technique:
+    """Switches that are on together. label: as in a legend; said: within a sentence."""
+
+    label: str
+    said: str
+    search: Mapping[str, Any] = field(default_factory=dict)
+    engine: Mapping[str, Any] = field(default_factory=dict)
+
+
+_SPECULATION = {"speculative_extension": True}
+_LOOKAHEAD = {**_SPECULATION, "lookahead_scoring": True}
+_PREFIX, _OVERLAP = {"request_order": "prefix"}, {"overlap": True}
+_PARTIAL = {"reuse_partial_blocks": True}
+NONE, ALL = "none", "all"
+TECHNIQUES = {
+    NONE: Technique("none", "no technique"),
+    "partial_blocks": Technique("partial blocks reused", "reuse of partial blocks", {}, _PARTIAL),
+    "prefix_order": Technique("prefix-aware order", "prefix-aware order", _PREFIX),
+    "speculation": Technique("speculative extension", "speculative extension", _SPECULATION),
+    "lookahead": Technique("+ look-ahead scoring", "look-ahead scoring with it", _LOOKAHEAD),
+    "overlap": Technique("overlap", "overlap of the two models", _OVERLAP),
+    ALL: Technique("all", "all techniques", {**_PREFIX, **_LOOKAHEAD, **_OVERLAP}, _PARTIAL),
+}
+ALONE = tuple(key for key in TECHNIQUES if key not in (NONE, ALL))
+
+
+@dataclass(frozen=True, slots=True)
+class WorkingSet:
+    """What the searches need with memory uncapped, in bytes of KV.
+
+    llm, prm: each model's own peak of active blocks. longest: tokens of the longest sequence
+    either model was asked.
+    """
+
+    llm: int
+    prm: int
+    longest: int
+
+    @property
+    def total(self) -> int:
+        """W, the unit of budgets: what a split needs that gives each model its own peak."""
+        return self.llm + self.prm
+
+    @property
+    def at_once(self) -> int:
+        """The peak of both at one time: the models take turns."""
+        return max(self.llm, self.prm)
+
+    def max_model_len(self, block_size: int) -> int:
+        """The least limit, in whole blocks, that cuts no sequence short."""
+        return -(-(self.longest + 1) // block_size) * block_size
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyPlan:
+    """How much is run.
+
+    budgets: KV in multiples of W. alone_at: budgets at which every technique is measured alone,
+    over the shares. num_seeds: of the profile's, the first so many.
+    """
+
+    num_problems: int = 8
+    in_flight: int = 12
+    num_seeds: int = 1
+    budgets: tuple[float, ...] = (0.5, 1.0)
+    kv_shares: tuple[float, ...] = (0.08, 0.2, 0.3, 0.5)
+    alone_at: tuple[float, ...] = (0.5,)
+
+    def __post_init__(self) -> None:
+        counts = {n: getattr(self, n) for n in ("num_problems", "in_flight", "num_seeds")}
+        if min(counts.values()) < 1:
+            given = ", ".join(f"{name}={count}" for name, count in counts.items())
+            raise ConfigError(f"PolicyPlan got {given}; allowed: at least 1 each.")
+        if not self.budgets or min(self.budgets) <= 0 or not set(self.alone_at) <= {*self.budgets}:
+            raise ConfigError(
+                f"PolicyPlan got budgets={self.budgets}, alone_at={self.alone_at}; allowed: "
+                "multiples of the working set above 0, and of them those to be looked at closer."
+            )
+        if not self.kv_shares or not all(0 < share < 1 for share in self.kv_shares):
+            raise ConfigError(f"PolicyPlan.kv_shares is {self.kv_shares}; allowed: in (0, 1).")
+
+
+_FULL = PolicyPlan(128, 12, 5, (0.5, 1.0, 2.0), (0.08, 0.2, 0.3, 0.4, 0.5), (0.5, 1.0))
+PLANS = {
+    "quick": PolicyPlan(4, 12, 1, (0.5, 1.0), (0.2, 0.3, 0.5), (0.5,)),
+    "default": PolicyPlan(),
+    "full": _FULL,
+    "thesis": _FULL,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySpec(RunSpec):
+    """One search of two engines in one arena.
+
+    budget: in multiples of W, None where memory is uncapped; kv_bytes: the same in bytes. kv_share:
+    the LLM's part of it, None where the policy starts from its own split.
+    """
+
+    budget: float | None = None
+    kv_bytes: int = 0
+    policy: str = ELASTIC
+    kv_share: float | None = None
+    technique: str = NONE
+
+    @property
+    def setting(self) -> dict[str, Any]:
+        """What tells this run from the study's others of its seed."""
+        return {
+            "budget": self.budget,
+            "kv_bytes": self.kv_bytes,
+            "policy": self.policy,
+            "kv_share": self.kv_share,
+            "technique": self.technique,
+        }
+
+    @property
+    def name(self) -> str:
+        """Readable half of the run folder's name."""
+        budget = "uncapped" if self.budget is None else f"{self.budget:g}W"
+        again = str(self.repeat or "")
+        return f"{TIGHT}{again}-{budget}-{self.policy_name}-{self.technique}-seed{self.seed}"
+
+    @property
+    def policy_name(self) -> str:
+        """The policy, a static one with its share."""
+        return policy_name(self.policy, self.kv_share)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return super(PolicySpec, self).parameters | self.setting
+
+    @property
+    def total_bytes(self) -> int:
+        """KV and the weights of both models."""
+        needs = room(self.config)
+        return self.kv_bytes + needs.llm.fixed + needs.prm.fixed
+
+    @property
+    def llm_bytes(self) -> int:
+        """The LLM's weights and its part of the KV; where it may vary, what it starts from."""
+        needs = room(self.config)
+        return needs.llm.fixed + round(self.kv_bytes * starting_share(self.kv_share, needs))
+
+    @property
+    def search(self) -> SearchConfig:
+        """The search with the techniques' switches."""
+        return replace(self.config.search(), **TECHNIQUES[self.technique].search)
+
+    def engine(self, role: str) -> EngineConfig:
+        """Settings of one engine; its memory is the arena's."""
+        usual = super(PolicySpec, self).engine(role).to_dict()
+        own = TECHNIQUES[self.technique].engine
+        return EngineConfig.from_dict({**usual, "memory": None, **own})
+
+
+def policy_name(policy: str, kv_share: float | None) -> str:
+    """static_0.3, marginal_value, ..."""
+    return policy if policy != STATIC else f"{STATIC}_{kv_share:g}"
+
+
+def room(config: SweepConfig) -> FeasibleShares:
+    """What both models take beside KV, and their least KV: one request of max_model_len each."""
+    return feasible_shares(
+        config.llm,
+        config.prm,
+        "1TiB",
+        block_size=config.block_size,
+        max_model_len=config.max_model_len,
+        dtype=config.dtype,
+    )
+
+
+def starting_share(kv_share: float | None, needs: FeasibleShares) -> float:
+    """The LLM's part of the KV; of a policy's own split the one with floors in proportion."""
+    if kv_share is not None:
+        return kv_share
+    llm, prm = (need.blocks * need.block_bytes for need in (needs.llm, needs.prm))
+    return llm / (llm + prm)
+
+
+def policy_plan(profile: str = "default", **overrides: Any) -> PolicyPlan:
+    """The profile's plan with the overrides that are not None; lists become tuples."""
+    given = {name: value for name, value in overrides.items() if value is not None}
+    tuples: dict[str, Any] = {
+        name: tuple(v) if isinstance(v, list) else v for name, v in given.items()
+    }
+    return replace(PLANS[profile], **tuples)
+
+
+def policy_config(config: SweepConfig, plan: PolicyPlan) -> SweepConfig:
+    """The sweep's settings with the plan's problems and seeds, and no sentinel."""
+    return replace(
+        config,
+        num_problems=plan.num_problems,
+        min_problem_batch=plan.in_flight,
+        seeds=config.seeds[: plan.num_seeds],
+        sentinel_every=0,
+    )
+
+
+def reference_runs(config: SweepConfig) -> list[PolicySpec]:
+    """Memory uncapped, without techniques and with all: W and the ceiling. config: the study's."""
+    size = parse_size(UNCAPPED)
+    return [
+        _spec(config, seed, REFERENCE, None, size, "first_come", None, technique)
+        for seed in config.seeds
+        for technique in (NONE, ALL)
+    ]
+
+
+def tight_runs(config: SweepConfig, plan: PolicyPlan, working_set: WorkingSet) -> list[PolicySpec]:
+    """Every budget with every policy and share, seed by seed, in shuffled order within a seed.
+
+    config: the study's.
+    """
+    limit = working_set.max_model_len(config.block_size)
+    own = replace(config, max_model_len=limit)
+    order = random.Random(config.order_seed)
+    runs: list[PolicySpec] = []
+    for seed in config.seeds:
+        specs = [
+            _spec(own, seed, TIGHT, budget, round(budget * working_set.total), *setting)
+            for budget in plan.budgets
+            for setting in settings_at(budget, plan)
+        ]
+        runs += order.sample(specs, len(specs))
+    return runs
+
+
+def settings_at(budget: float, plan: PolicyPlan) -> Iterator[tuple[str, float | None, str]]:
+    """Policy, kv_share and technique of each run at a budget."""
+    alone = ALONE if budget in plan.alone_at else ()
+    together = (ALL,) if budget in plan.alone_at else ()
+    for share in plan.kv_shares:
+        for technique in (NONE, *alone, *together):
+            yield STATIC, share, technique
+    for policy in POLICIES:
+        if policy != STATIC:
+            yield policy, None, NONE
+    yield ELASTIC, None, ALL
+
+
+def repeated(specs: list[PolicySpec], repeat: int) -> list[PolicySpec]:
+    """The same runs once more."""
+    return [replace(spec, repeat=repeat) for spec in specs]
+
+
+def _spec(
+    config: SweepConfig,
+    seed: int,
+    role: str,
+    budget: float | None,
+    kv_bytes: int,
+    policy: str,
+    kv_share: float | None,
+    technique: str,
+) -> PolicySpec:
+    needs = room(config)
+    llm = needs.llm.fixed + round(kv_bytes * starting_share(kv_share, needs))
+    share = round(llm / (kv_bytes + needs.llm.fixed + needs.prm.fixed), 6)
+    return PolicySpec(config, share, seed, role, 0, budget, kv_bytes, policy, kv_share, technique)
