@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -96,6 +98,19 @@ def test_a_failing_step_raises_from_its_handle_and_the_next_one_works(model: Lla
         handle.result()
     tokens = prompt(5, 12)
     assert driver.step([("a", tokens, True)]).tokens == other.step([("a", tokens, True)]).tokens
+
+
+def test_a_step_in_a_stream_of_its_own_is_waited_for(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards the cache's copies, in another stream: also of steps that ask for no logits or fail."""
+    driver, waited = Driver(model), []
+    monkeypatch.setattr(driver.executor, "_use_share", nullcontext)
+    driver.executor._stream = SimpleNamespace(synchronize=lambda: waited.append("it"))
+    driver.executor.submit(driver.plan([("a", prompt(1, 9), False)])).result()
+    assert waited == ["it"]
+    driver.executor.submit(driver.plan([("bad", [0, VOCAB + 5], True)]))
+    assert waited == ["it", "it"]
 
 
 def test_a_step_larger_than_agreed_is_refused(model: LlamaModel) -> None:

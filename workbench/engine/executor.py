@@ -111,9 +111,20 @@ class Executor:
         """Start a step. Its errors are raised by the handle, not here."""
         try:
             with torch.inference_mode(), self._use_share():
-                return StepHandle(self._run(plan))
+                return StepHandle(self._finished(plan))
         except Exception as error:  # whatever went wrong is the step's, and the engine goes on
             return StepHandle(error)
+
+    def _finished(self, plan: StepPlan) -> StepResult:
+        """Run to the end: the cache's copies and the other engine's steps are in other streams.
+
+        A step that neither samples nor scores would otherwise be under way still.
+        """
+        try:
+            return self._run(plan)
+        finally:
+            if self._stream is not None:
+                self._stream.synchronize()
 
     def _run(self, plan: StepPlan) -> StepResult:
         started = self._clock()
