@@ -103,7 +103,7 @@ def test_a_failing_step_raises_from_its_handle_and_the_next_one_works(model: Lla
 def test_a_step_in_a_stream_of_its_own_is_waited_for(
     model: LlamaModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards the cache's copies, in another stream: also of steps that ask for no logits or fail."""
+    """Guards the cache's copies, in another stream: so too steps without logits, or that fail."""
     driver, waited = Driver(model), []
     monkeypatch.setattr(driver.executor, "_use_share", nullcontext)
     driver.executor._stream = SimpleNamespace(synchronize=lambda: waited.append("it"))
