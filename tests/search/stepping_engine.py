@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from tests.search.conftest import FakeEngine, wander
+from workbench.config import EngineConfig
 from workbench.core import ScoreParams, Sequence, StepResult
 from workbench.engine.scheduler import Scheduler
 from workbench.kvcache.manager import KVCacheManager
@@ -22,7 +23,7 @@ class SteppingEngine(FakeEngine):
 
     def __init__(self, script=wander, *, rows=8, num_blocks=4000, max_model_len=400) -> None:
         super().__init__(script, max_model_len=max_model_len)
-        self.config = SimpleNamespace(max_num_seqs=rows, batching="continuous")
+        self.config = EngineConfig(max_num_seqs=rows, max_num_batched_tokens=256)
         self._outputs = {}
         self.cache = KVCacheManager(num_blocks, 4)
         self.scheduler = Scheduler(

@@ -9,6 +9,7 @@ from workbench.errors import ConfigError
 from workbench.search.beam import BeamSearch
 from workbench.search.prm import PRM
 from workbench.search.problems import load_problems
+from workbench.search.record_file import read_recording
 from workbench.search.runner import run_search
 
 STRATEGY = BeamSearch(n=4, beam_width=2, max_depth=5)
@@ -204,3 +205,20 @@ def test_steps_scored_ahead_are_found_in_the_score_cache(search):
     asked = [(ids, p) for ids, params, _ in prm_ahead.asked for p in params.positions]
     judged = [ids[: p + 1] for ids, p in asked]
     assert len(set(judged)) == len(judged)
+
+
+def test_a_recording_holds_the_steps_of_the_plain_search(search, tmp_path):
+    """Speculated or not: a node's tokens, and how its one request that counts ended."""
+    kept = []
+    for name, wanted in (("plain", False), ("ahead", True)):
+        path = tmp_path / f"{name}.parquet"
+        search(speculative_extension=wanted, lookahead_scoring=wanted, record=path)
+        recording = read_recording(path)
+        kept.append([sorted(_without_round(p.steps)) for p in recording.problems])
+        assert recording.settings.switches["speculative_extension"] == wanted
+    assert kept[0] == kept[1]
+
+
+def _without_round(steps):
+    """Everything about recorded steps but when they were asked for."""
+    return [(s.path, s.tokens, s.text, s.slot, s.finish_reason, s.request_reason) for s in steps]
