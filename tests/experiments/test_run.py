@@ -3,6 +3,7 @@
 import pandas as pd
 import pytest
 
+from workbench.experiments import run
 from workbench.experiments.compare import compare
 from workbench.experiments.profiles import sweep_config
 from workbench.experiments.run import COUNTS
@@ -83,3 +84,16 @@ def test_every_table_of_the_contract_is_there_with_its_columns(sweep):
         assert columns | {"run_id", "llm_share", "run_seed"} <= set(table.columns)
         assert set(table["run_id"]) == set(sweep.runs["run_id"])
     assert sweep.table("nodes")["score"].notna().all()
+
+
+def test_a_sweeps_switches_reach_the_search(monkeypatch):
+    """Every switch that a sweep sets is one of run_search, under the same name and value."""
+    given = {"request_order": "prefix", "problem_batching": "static", "overlap": True}
+    given |= {"speculative_extension": True, "lookahead_scoring": True}
+    config = sweep_config("quick", finish_at_limit=True, **given).search()
+    called = {}
+    monkeypatch.setattr(run, "run_search", lambda problems, **named: called.update(named))
+    monkeypatch.setattr(run, "PRM", lambda engine, format: engine)
+    run.search([], None, None, config, seed=0)
+    assert {name: called[name] for name in given} == given
+    assert called["strategy"].finish_at_limit
