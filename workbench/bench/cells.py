@@ -1,4 +1,4 @@
-"""Searches of the embedded pair in cells of different splits, batch limits and n, measured.
+"""Searches of the embedded pair in cells of different splits, policies, limits and n, measured.
 
 What a device is calibrated with, and what a replay is held against. Cells are searched in turn and
 each one's fastest repeat stands; a cell whose repeats lie more than 5 % apart is searched again.
@@ -14,10 +14,15 @@ from typing import Any
 
 from workbench.bench.machine_ceiling import measure_ceiling
 from workbench.engine.engine import Engine
+from workbench.engine.shared import block_shape
 from workbench.experiments.machine import cpu_model, memory_bytes
+from workbench.kvcache.arena import KVArena
+from workbench.kvcache.pages import BlockShape
 from workbench.replay.answers import Answers
 from workbench.replay.calibration import MeasuredRun, calibrated
 from workbench.replay.devices import Device
+from workbench.replay.memory import POLICIES as REPLAYED_POLICIES
+from workbench.replay.memory import SharedMemory
 from workbench.search.beam import BeamSearch
 from workbench.search.prm import PRM
 from workbench.search.problems import Problem, load_problems
@@ -28,28 +33,43 @@ from workbench.search.runner import run_search
 WIDTHS = (16, 4)  # n
 SPLITS = ((96, 480), (200, 120), (400, 80), (140, 240), (260, 96))  # blocks of LLM and PRM
 LIMITS = ((64, 2048), (16, 256), (8, 512), (32, 1024))  # max_num_seqs, max_num_batched_tokens
+POLICIES = ("MarginalValue", "FirstCome", "PhaseAware", "StaticSplit")  # of a shared memory
+ARENA = (110, 170)  # blocks that its bytes would be for LLM and PRM
 SPREAD, MORE = 0.05, 2  # repeats further apart than this are searched again, so often at most
 MAX_MODEL_LEN = 1024
+MODELS = ("tiny-solver", "tiny-prm")
 
 
 @dataclass(slots=True, eq=False)
 class Cell:
-    """One configuration, and the searches that were measured with it."""
+    """One configuration, and the searches that were measured with it.
+
+    policy: None gives each model its blocks, else both share an arena of as many bytes.
+    """
 
     n: int
     blocks: tuple[int, int]
     limits: tuple[int, int]
+    policy: str | None = None
     results: list[SearchResult] = field(default_factory=list)
 
     @property
     def llm(self) -> dict[str, Any]:
         """What a replay changes of the recorded LLM."""
-        return self._settings(self.blocks[0])
+        return self._settings(0)
 
     @property
     def prm(self) -> dict[str, Any]:
         """What a replay changes of the recorded PRM."""
-        return self._settings(self.blocks[1])
+        return self._settings(1)
+
+    @property
+    def shared(self) -> SharedMemory | None:
+        """The memory that both models share, if they do."""
+        if self.policy is None:
+            return None
+        llm, prm = (n * shape.block_bytes for n, shape in zip(self.blocks, _shapes(), strict=True))
+        return SharedMemory(llm + prm, self.policy, llm / (llm + prm))
 
     @property
     def best(self) -> SearchResult:
@@ -62,20 +82,32 @@ class Cell:
         rates = sorted((r.throughput.tokens_per_s for r in self.results), reverse=True)
         return 1 - rates[1] / rates[0] if len(rates) > 1 else 0.0
 
-    def _settings(self, blocks: int) -> dict[str, Any]:
+    def __str__(self) -> str:
+        memory = "{}+{} blocks".format(*self.blocks) + (f" {self.policy}" if self.policy else "")
+        return f"n={self.n}, {memory}, {self.limits[0]} rows, {self.limits[1]} tokens"
+
+    def _settings(self, place: int) -> dict[str, Any]:
         seqs, tokens = self.limits
-        sizes = {"num_blocks": blocks, "max_num_seqs": seqs}
-        return sizes | {"max_num_batched_tokens": tokens}
+        own = {"num_blocks": self.blocks[place]} if self.policy is None else {}
+        return own | {"max_num_seqs": seqs, "max_num_batched_tokens": tokens}
+
+    def engines(self) -> list[Engine]:
+        """Fresh ones: LLM, PRM."""
+        given: dict[str, Any] = {"max_model_len": MAX_MODEL_LEN}
+        shared = self.shared
+        if shared is not None:
+            policy = REPLAYED_POLICIES[shared.policy]()
+            given["arena"] = KVArena(shared.memory, _shapes(), policy, shared.kv_share)
+        each = zip(MODELS, (self.llm, self.prm), strict=True)
+        return [Engine(name, **own, **given) for name, own in each]
 
     def search(self, problems: list[Problem], seed: int, record: Path | None = None) -> None:
         """Search once more on engines of this cell."""
-        limit: dict[str, Any] = {"max_model_len": MAX_MODEL_LEN}
-        llm: dict[str, Any] = self.llm | limit
-        prm: dict[str, Any] = self.prm | limit
+        llm, prm = self.engines()
         result = run_search(
             problems,
-            llm=Engine("tiny-solver", **llm),
-            prm=PRM(Engine("tiny-prm", **prm)),
+            llm=llm,
+            prm=PRM(prm),
             strategy=BeamSearch(n=self.n, beam_width=4, max_depth=40),
             seed=seed,
             record=record,
@@ -83,16 +115,31 @@ class Cell:
         self.results.append(result)
 
 
+def _shapes() -> list[BlockShape]:
+    return [block_shape(name, max_model_len=MAX_MODEL_LEN) for name in MODELS]
+
+
 def cells(held_out: int) -> tuple[list[Cell], list[Cell]]:
-    """Those to fit, two of each n, and those held out from the fit; all differ."""
+    """Those to fit, each n with each of the limits, and those held out; all differ.
+
+    Every third of those held out is an arena, of one policy after the other.
+    """
     grid = [
-        Cell(n, SPLITS[(place + shift) % len(SPLITS)], LIMITS[place % len(LIMITS)])
+        Cell(n, SPLITS[(place + shift) % len(SPLITS)], LIMITS[place])
         for shift in range(len(SPLITS))
         for place in range(len(LIMITS))
         for n in WIDTHS
     ]
-    fitted = 2 * len(WIDTHS)
-    return grid[:fitted], grid[fitted : fitted + held_out]
+    count = len(LIMITS) * len(WIDTHS)
+    fitted, rest = grid[:count], iter(grid[count:])
+    others = [_arena(k) if k % 3 == 2 else next(rest) for k in range(held_out)]
+    return fitted, others
+
+
+def _arena(place: int) -> Cell:
+    number = place // 3
+    limits = LIMITS[(number + number // len(LIMITS)) % len(LIMITS)]
+    return Cell(WIDTHS[number % len(WIDTHS)], ARENA, limits, POLICIES[number % len(POLICIES)])
 
 
 def this_machine() -> Device:

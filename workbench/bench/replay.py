@@ -1,8 +1,9 @@
 """How well a replay foretells a measured run, and what it costs to ask.
 
-Two cells of each n calibrate this machine (cells.py), the others are held out: their throughput is
-replayed and held against the measured one, their events are compared step by step. Costs are CPU
-time of this process. What it does not do: vary what no recording holds (models, beam width).
+Some cells calibrate this machine (cells.py), the others are held out: their throughput is replayed
+and held against the measured one, their events are compared step by step. What it costs is CPU time
+of this process: rows without a suffix are of a search at the thesis's scale on an A100 (40 GB),
+@tiny of a held-out cell here. What it does not do: vary what no recording holds (models, width).
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ from workbench.bench.rows import plain_row
 from workbench.replay.answers import Answers
 from workbench.replay.calls import CacheCalls, logged_calls, run_calls
 from workbench.replay.curves import curve_sizes
-from workbench.replay.devices import Device
+from workbench.replay.devices import PRESETS, Device
 from workbench.replay.miss_ratio import miss_ratio
 from workbench.replay.simulator import Replayed, events, replay
+from workbench.replay.workload import thesis_search
 from workbench.search.problems import load_problems
 
 PROFILES = {"quick": (2, 1, 4), "default": (8, 3, 12), "full": (16, 5, 18)}
 """Problems, repeats, held-out cells."""
-CURVE_SIZES = 10
+THESIS_PROBLEMS = {"quick": 4, "default": 128, "full": 128}
+CURVE_SIZES, EXACT_SIZES = 32, 10
 MODE = {"batch_invariant": True, "beam_width": 4, "max_depth": 40, "max_model_len": MAX_MODEL_LEN}
 
 
@@ -38,19 +41,25 @@ def run(profile: str = "default", seed: int = 0, repeats: int | None = None) -> 
     device = fitted_device(fitted, answers)
     found = [_replayed(cell, answers[cell.n], device) for cell in others]
     yield from _accuracy(others, found)
-    yield from _speed(others[0], answers[others[0].n], device)
+    yield from _speed_at_scale(THESIS_PROBLEMS[profile], seed)
+    plain = next(cell for cell in others if cell.policy is None)
+    yield from _speed(plain, answers[plain.n], device)
+    yield from _curves(plain, answers[plain.n], device)
 
 
 def _replayed(cell: Cell, answers: Answers, device: Device, log_calls: bool = False) -> Replayed:
-    return replay(answers, device, llm=cell.llm, prm=cell.prm, log_calls=log_calls)
+    return replay(
+        answers, device, llm=cell.llm, prm=cell.prm, shared=cell.shared, log_calls=log_calls
+    )
 
 
 def _accuracy(others: list[Cell], found: list[Replayed]) -> Iterator[Row]:
     pairs = list(zip(others, found, strict=True))
-    errors = [
-        abs(replayed.throughput.tokens_per_s / cell.best.throughput.tokens_per_s - 1)
+    over = [
+        replayed.throughput.tokens_per_s / cell.best.throughput.tokens_per_s - 1
         for cell, replayed in pairs
     ]
+    errors = [abs(error) for error in over]
     same = [
         events(replayed.trace.steps).equals(events(cell.best.trace.steps))
         for cell, replayed in pairs
@@ -60,6 +69,31 @@ def _accuracy(others: list[Cell], found: list[Replayed]) -> Iterator[Row]:
     yield Row("throughput_worst_error", max(errors), "fraction", repeats=count)
     yield Row("events_identical", fmean(same), "fraction", repeats=count)
     yield Row("measured_spread_worst", max(c.spread for c in others), "fraction", repeats=count)
+    for cell, error in zip(others, over, strict=True):
+        repeats = len(cell.results)
+        yield Row(
+            f"throughput_error@{cell}", error, "fraction", repeats=repeats, spread=cell.spread
+        )
+
+
+def _speed_at_scale(num_problems: int, seed: int) -> Iterator[Row]:
+    """The first replay hashes every block, the second finds the hashes."""
+    answers = Answers(thesis_search(num_problems, seed=seed))
+    seconds = []
+    for _ in range(2):
+        replayed, spent = _timed(answers)
+        seconds.append(spent)
+    simulated, operations = replayed.throughput.wall_s, block_operations(replayed)
+    yield Row("replay_first_s", seconds[0], "s", repeats=1)
+    yield Row("replay_s", seconds[1], "s", repeats=1)
+    yield Row("replay_over_simulated", seconds[1] / simulated, "fraction", repeats=1)
+    yield Row("block_op_us", 1e6 * seconds[1] / operations, "us", repeats=1)
+
+
+def _timed(answers: Answers) -> tuple[Replayed, float]:
+    start = time.process_time()
+    replayed = replay(answers, PRESETS["a100-40"])
+    return replayed, time.process_time() - start
 
 
 def _speed(cell: Cell, answers: Answers, device: Device) -> Iterator[Row]:
@@ -70,8 +104,11 @@ def _speed(cell: Cell, answers: Answers, device: Device) -> Iterator[Row]:
         spent = time.process_time() - start
         shares.append(spent / replayed.throughput.wall_s)
         each.append(1e6 * spent / block_operations(replayed))
-    yield plain_row("replay_over_simulated", shares, "fraction")
-    yield plain_row("block_op_us", each, "us")
+    yield plain_row("replay_over_simulated@tiny", shares, "fraction")
+    yield plain_row("block_op_us@tiny", each, "us")
+
+
+def _curves(cell: Cell, answers: Answers, device: Device) -> Iterator[Row]:
     logged = _replayed(cell, answers, device, log_calls=True)
     both = [logged_calls(engine.cache) for engine in (logged.llm, logged.prm)]
     start = time.process_time()
@@ -96,12 +133,12 @@ def block_operations(replayed: Replayed) -> int:
 
 def _sizes(calls: CacheCalls) -> list[int]:
     """Those at which every call succeeds."""
-    curve = miss_ratio(calls, curve_sizes(calls, 2 * CURVE_SIZES))
-    return [int(size) for size in curve.loc[curve["fits"], "num_blocks"].head(CURVE_SIZES)]
+    curve = miss_ratio(calls, curve_sizes(calls, 2 * EXACT_SIZES))
+    return [int(size) for size in curve.loc[curve["fits"], "num_blocks"].head(EXACT_SIZES)]
 
 
 def _curve_seconds(calls: CacheCalls) -> float:
-    sizes = _sizes(calls)
+    sizes = curve_sizes(calls, CURVE_SIZES)
     start = time.process_time()
     miss_ratio(calls, sizes)
     return time.process_time() - start
