@@ -10,7 +10,11 @@ from workbench.search.problems import load_problems
 PROBLEMS = tuple(load_problems("tiny", limit=6))
 WORKLOAD = Workload("tiny-solver", "tiny-prm", PROBLEMS, n=8, beam_width=4, max_depth=8)
 ROOM = Room(max_model_len=1024, least_tokens=1024)  # so few positions that requests are preempted
-SETTINGS = (Setting(0.3, 64, 16), Setting(0.08, 16, 16, 256), Setting(None, 64, 8, 256))
+SETTINGS = (
+    Setting(0.3, 64, 16),
+    Setting(0.08, 16, 16, 256, reuse_partial_blocks=True),
+    Setting(None, 64, 8, 256),
+)
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,9 @@
 """Whether a search's tokens and scores are the same whatever the memory, batch and block size.
 
 One search is run under settings that share nothing but the models, the problems and the seed; every
-node of every tree is compared with the first setting's, token by token and score by score. The last
-settings leave each engine only a few requests' worth of blocks, so that requests are preempted all
-the time. A record holds the fraction of equal nodes.
+node of every tree is compared with the first setting's, token by token and score by score. Settings
+without a share leave each engine only a few requests' worth of blocks, so that requests are
+preempted all the time. A record holds the fraction of equal nodes.
 """
 
 from __future__ import annotations
@@ -54,13 +54,15 @@ class Setting:
     max_num_seqs: int
     block_size: int
     max_num_batched_tokens: int = 2048
+    reuse_partial_blocks: bool = False
 
     @property
     def name(self) -> str:
         """The row's name in the record."""
         where = "preempting" if self.share is None else f"share{self.share}"
         sizes = f"seqs{self.max_num_seqs},block{self.block_size}"
-        return f"{where},{sizes},chunk{self.max_num_batched_tokens}"
+        reuse = ",partial" if self.reuse_partial_blocks else ""
+        return f"{where},{sizes},chunk{self.max_num_batched_tokens}{reuse}"
 
     def engine(self, model: str, share: float | None, room: Room) -> Engine:
         """An engine under this setting with its share of the memory."""
@@ -68,6 +70,7 @@ class Setting:
             "max_num_seqs": self.max_num_seqs,
             "block_size": self.block_size,
             "max_num_batched_tokens": self.max_num_batched_tokens,
+            "reuse_partial_blocks": self.reuse_partial_blocks,
             "max_model_len": room.max_model_len,
             "activations_in_total": False,
         }
@@ -79,7 +82,7 @@ class Setting:
         return Engine(model, **settings)
 
 
-# Four splits, two batch sizes, two block sizes; then preemption forced.
+# Four splits, two batch sizes, two block sizes; then preemption forced; then partial blocks reused.
 SETTINGS = (
     Setting(0.3, 64, 16),
     Setting(0.3, 16, 8, 256),
@@ -91,6 +94,9 @@ SETTINGS = (
     Setting(0.5, 64, 8),
     Setting(None, 64, 16),
     Setting(None, 64, 8, 256),
+    Setting(0.3, 64, 16, reuse_partial_blocks=True),
+    Setting(0.08, 16, 8, 256, reuse_partial_blocks=True),
+    Setting(None, 64, 16, reuse_partial_blocks=True),
 )
 # The same four splits and sizes in half as many, since a search takes minutes.
 REAL_SETTINGS = (
