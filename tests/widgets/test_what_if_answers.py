@@ -6,6 +6,7 @@ import pytest
 from tests.widgets.small_search import SmallSearch
 from workbench.errors import ConfigError, RecordingError
 from workbench.plots.theme import MODELS
+from workbench.replay.devices import PRESETS, write_device
 from workbench.widgets.what_if import first_position, parameters_of, what_if
 from workbench.widgets.what_if_answers import (
     ESTIMATE,
@@ -18,7 +19,7 @@ from workbench.widgets.what_if_answers import (
 )
 from workbench.widgets.what_if_blocks import block_rows, blocks_figure, fill_blocks, unit_of
 from workbench.widgets.what_if_curve import agreement, replayed_view
-from workbench.widgets.what_if_position import kept_recordings, position_on
+from workbench.widgets.what_if_position import device_names, kept_recordings, position_on
 from workbench.widgets.what_if_share import fill, reframe, share_figure
 from workbench.widgets.what_if_view import Ghost, View
 from workbench.widgets.what_if_words import (
@@ -87,6 +88,14 @@ def test_what_cannot_be_is_refused_by_name(small, given, named):
     """A wrong type, an unknown device, policy or setting, too little memory: a named error."""
     with pytest.raises(ConfigError, match=named):
         position_on(small.first, **given)
+
+
+def test_a_calibrated_device_is_offered_beside_the_presets(tmp_path, monkeypatch):
+    """Where `workbench calibrate` left it in the project; no other file is."""
+    monkeypatch.setenv("WORKBENCH_HOME", str(tmp_path))
+    assert device_names() == list(PRESETS)
+    write_device(PRESETS["l40s"], tmp_path / "device.json")
+    assert device_names()[-1] == str(tmp_path / "device.json")
 
 
 def test_recordings_are_found_by_name_and_by_file(small):

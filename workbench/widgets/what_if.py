@@ -20,7 +20,7 @@ import plotly.graph_objects as go
 from workbench.errors import ConfigError
 from workbench.replay.basis import Basis
 from workbench.widgets.commands import papermill_command
-from workbench.widgets.split import NOT_LIVE, is_live
+from workbench.widgets.split import is_live
 from workbench.widgets.what_if_blocks import block_rows, blocks_figure, fill_blocks
 from workbench.widgets.what_if_desk import Desk
 from workbench.widgets.what_if_position import (
@@ -37,6 +37,10 @@ from workbench.widgets.what_if_worker import Reply, Worker
 
 NOTEBOOK = "what_if"
 FIGURES_FOLDER = "build/figures/what_if"
+NOT_LIVE = (
+    "The controls are shown in a live notebook (Jupyter, VS Code); the figures above are where "
+    "they would start."
+)
 
 
 def what_if(

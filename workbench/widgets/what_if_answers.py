@@ -28,6 +28,7 @@ from workbench.widgets.what_if_position import LIMITS, Kept, Position
 
 ESTIMATE, EXACT = "estimate", "exact"
 BLOCK_COLUMNS = ("blocks_active", "blocks_cached")
+ROUNDING = 1e-9  # a smaller part of a sum is what adding floats leaves
 DRAWN_STEPS = 150  # stretches that a model's blocks are thinned to
 
 
@@ -66,7 +67,8 @@ class Answer:
     @property
     def outside_s(self) -> float:
         """Seconds of a problem in which neither model is busy."""
-        return max(self.seconds - self.llm.seconds - self.prm.seconds, 0.0)
+        rest = self.seconds - self.llm.seconds - self.prm.seconds
+        return rest if rest > ROUNDING * self.seconds else 0.0
 
     @property
     def fits(self) -> bool:

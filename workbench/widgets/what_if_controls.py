@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from workbench.errors import WorkbenchError
-from workbench.replay.devices import PRESETS
 from workbench.replay.memory import POLICIES
 from workbench.widgets import parts
-from workbench.widgets.what_if_position import MIB, Kept, Position
+from workbench.widgets.what_if_position import MIB, Kept, Position, device_names
 
 OWN_CACHES = "each model its own cache"
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -41,7 +40,7 @@ class Controls:
         }
         self.share, self.memory = self._memory_dials(start)
         self.steps = _step_dials(start)
-        devices = list(dict.fromkeys([*PRESETS, start.device]))
+        devices = list(dict.fromkeys([*device_names(), start.device]))
         self.device = parts.Choice("device", devices, start.device)
         policy = start.policy or OWN_CACHES
         self.policy = parts.Choice("cache policy", [OWN_CACHES, *POLICIES], policy)

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 from workbench.config import format_size, parse_size
 from workbench.errors import ConfigError, nearest
 from workbench.experiments.feasible import FeasibleShares, Need
+from workbench.experiments.paths import project_root
 from workbench.fields import require_types
-from workbench.replay.devices import load_device
+from workbench.replay.devices import PRESETS, load_device
 from workbench.replay.memory import POLICIES
 from workbench.replay.recordings import recording_names, recording_path
 from workbench.replay.what_if import WhatIf
@@ -165,6 +166,12 @@ def kept_recordings(given: Sequence[str | os.PathLike[str]] | None = None) -> di
         path = Path(name) if Path(name).suffix == ".parquet" else recording_path(str(name))
         found[str(name)] = Kept(str(name), path, read_header(path))
     return found
+
+
+def device_names() -> list[str]:
+    """All presets, and this machine's where `workbench calibrate` left it in the project."""
+    own = project_root() / "device.json"
+    return [*PRESETS, *([str(own)] if own.is_file() else [])]
 
 
 def position_on(kept: Kept, **given: Any) -> Position:
