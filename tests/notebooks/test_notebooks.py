@@ -25,17 +25,29 @@ TINY = {
     "block_sizes": [16],
     "in_flight": 1,
     "depth_limits": [2],
+    "recording": "tiny-16-n4",
 }
 TOUR = {"num_problems": 1, "n": 4, "max_depth": 3}
 WHAT_IF = {"recording": "tiny-16-n4", "num_replays": 2, "llm_share": 0.2}
 LIVE = {"num_problems": 1, "n": 4, "max_depth": 4, "every": 4}
 DRAWN = {
     "01_memory_requirements": ("memory_parts", "kv_blocks"),
-    "02_memory_split": ("memory_split",),
-    "03_block_occupancy": ("prm_blocks_030", "prm_blocks_050"),
+    "02_memory_split": ("memory_split", "memory_split_replayed", "rungs"),
+    "03_block_occupancy": (
+        "prm_blocks_030",
+        "prm_blocks_050",
+        "prm_blocks_030_replayed",
+        "prm_blocks_050_replayed",
+    ),
     "04_batching": ("llm_batch", "prm_batch", "balance"),
-    "05_prefix_cache": ("prefix_hits",),
-    "06_cache_thrashing": ("thrashing", "lost_time"),
+    "05_prefix_cache": ("prefix_hits", "prefix_hits_replayed"),
+    "06_cache_thrashing": (
+        "thrashing",
+        "lost_time",
+        "miss_ratio",
+        "thrashing_replayed",
+        "miss_ratio_replayed",
+    ),
     "07_modifications": ("modifications",),
 }
 
@@ -95,6 +107,8 @@ def executed(tmp_path_factory):
     run_notebooks(["00_tour"], None, TOUR, place / "out", progress=False)
     run_notebooks(["what_if"], None, WHAT_IF, place / "out", progress=False)
     run_notebooks(["live_memory_split"], None, LIVE, place / "out", progress=False)
+    stored = {"runs_dir": folders["runs_dir"]}
+    run_notebooks(["10_explore"], None, stored, place / "out", progress=False)
     return place
 
 
@@ -117,6 +131,7 @@ def test_every_figure_of_the_study_is_written_with_its_rows_and_record(executed,
     assert record["parameters"]["n"] == 4
     searched = name not in DRAWN["01_memory_requirements"]
     what = "2 problems, 1 seed" if searched else "both engines built at 2 shares"
+    what = "16 problems, 1 seed" if name == "miss_ratio" else what  # of a recording
     assert what in record["parameters"]["face"]
 
 

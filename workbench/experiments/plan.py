@@ -27,7 +27,7 @@ HOW_IT_IS_CARRIED_OUT = frozenset(
     }
 )
 """Settings of a sweep that do not change what any one run does."""
-MEASURE, SENTINEL, WARMUP = "measure", "sentinel", "warmup"
+MEASURE, SENTINEL, WARMUP, REPLAY = "measure", "sentinel", "warmup", "replay"
 SENTINELS_FROM = 10
 """Sweeps of so few runs have no room for drift to show, and no sentinel."""
 
@@ -68,7 +68,7 @@ class RunSpec:
     def name(self) -> str:
         """Readable half of the run folder's name."""
         base = f"split-{self.llm_share:.3f}-seed{self.seed}"
-        return base if self.role == MEASURE else f"{self.role}{self.repeat}-{base}"
+        return base if self.role == MEASURE else f"{self.role}{self.repeat or ''}-{base}"
 
     @property
     def parameters(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import pandas as pd
 from workbench import __version__
 from workbench.config import SweepConfig
 from workbench.experiments.face import completeness, face
-from workbench.experiments.plan import Identity, RunSpec
+from workbench.experiments.plan import REPLAY, Identity, RunSpec, measured_runs
 from workbench.experiments.profiles import PROFILES, sweep_config
 from workbench.experiments.record import RunResult
 from workbench.experiments.run import ENGINES, new_prm_tokens, step_sums
@@ -72,7 +72,9 @@ def replayed_sweep(
     """Every share of the rung, replayed now or found as it was stored."""
     config = replayed_config(profile, **overrides)
     found = load_device(device) if isinstance(device, str) else device
-    return run_sweep(config, runs_dir, execute=Replays(found), identity=identity_on(found))
+    specs = [replace(spec, role=REPLAY) for spec in measured_runs(config)]
+    execute, identity = Replays(found), identity_on(found)
+    return run_sweep(config, runs_dir, execute=execute, identity=identity, specs=specs)
 
 
 def identity_on(device: Device) -> Identity:

@@ -20,9 +20,15 @@ def peak_sentence(rows: pd.DataFrame) -> str:
     rate = rows[rows["metric"] == "tokens_per_s"].set_index("llm_share")["value"].sort_index()
     peak, same = (rows[rows["metric"] == m].iloc[0] for m in ("peak_share", "same_work"))
     best, low, high = rate[peak["value"]], rate.index[0], rate.index[-1]
+    among = rate.loc[same["low"] : same["high"]]
+    differ = (
+        "what rates differ by between these shares is the machine's noise"
+        if among.min() < among.max()
+        else "their rates are equal"
+    )
     plateau = (
         f" From {same['low']:.2f} to {same['high']:.2f} both models do exactly the same work, so "
-        "what rates differ by between these shares is the machine's noise."
+        f"{differ}."
     )
     return (
         f"Throughput is highest at an LLM share of **{peak['value']:.2f}** (95 %: "

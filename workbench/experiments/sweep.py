@@ -22,7 +22,7 @@ from workbench.errors import OutOfMemory, RunStoreError
 from workbench.experiments.feasible import Feasibility, feasibility
 from workbench.experiments.identity import identify
 from workbench.experiments.paths import runs_folder
-from workbench.experiments.plan import MEASURE, Identity, RunSpec, planned_runs, warmup_run
+from workbench.experiments.plan import MEASURE, REPLAY, Identity, RunSpec, planned_runs, warmup_run
 from workbench.experiments.record import (
     FAILED,
     FINISHED,
@@ -51,11 +51,11 @@ class Sweep:
 
     @property
     def runs(self) -> pd.DataFrame:
-        """The finished measured runs, by share and seed."""
+        """The finished measured or replayed runs, by share and seed."""
         every = self.all_runs
         if every.empty:
             return every
-        wanted = every[(every["status"] == FINISHED) & (every["role"] == MEASURE)]
+        wanted = every[(every["status"] == FINISHED) & every["role"].isin([MEASURE, REPLAY])]
         runs = load_runs(list(wanted["folder"]))  # anew: beside failed runs, counts are floats
         return runs.sort_values(["llm_share", "seed"], ignore_index=True) if len(runs) else runs
 

@@ -13,7 +13,9 @@ from workbench.plots.batching import batch_limits
 from workbench.plots.caching import prefix_hits, thrashing
 from workbench.plots.capacity import kv_blocks
 from workbench.plots.memory import memory_split
+from workbench.plots.miss_ratio import miss_ratio
 from workbench.plots.modifications import modifications
+from workbench.plots.replayed import as_replayed, rungs
 from workbench.plots.requirements import memory_parts
 from workbench.plots.search import search_tree
 from workbench.plots.timeline import lost_time, prm_blocks
@@ -30,6 +32,14 @@ FIGURES: dict[str, Callable[..., go.Figure]] = {
     "prefix_hits": prefix_hits,
     "thrashing": thrashing,
     "lost_time": lost_time,
+    "miss_ratio": miss_ratio,
+    "rungs": rungs,
+    "memory_split_replayed": as_replayed(memory_split),
+    "prm_blocks_030_replayed": as_replayed(prm_blocks),
+    "prm_blocks_050_replayed": as_replayed(prm_blocks),
+    "prefix_hits_replayed": as_replayed(prefix_hits),
+    "thrashing_replayed": as_replayed(thrashing),
+    "miss_ratio_replayed": as_replayed(miss_ratio),
     "modifications": modifications,
 }
 
@@ -41,9 +51,11 @@ __all__ = [
     "lost_time",
     "memory_parts",
     "memory_split",
+    "miss_ratio",
     "modifications",
     "prefix_hits",
     "prm_blocks",
+    "rungs",
     "search_tree",
     "thrashing",
 ]

@@ -1,0 +1,76 @@
+"""Figures of the replayed rung and over sizes: told apart at a glance, and true to their rows."""
+
+import pandas as pd
+import pytest
+
+from tests.plots import synthetic
+from workbench import plots
+from workbench.plots.replayed import BADGE, GROUND, as_replayed, rungs
+
+PAIRS = {
+    "memory_split": synthetic.split_rows,
+    "prm_blocks": synthetic.block_rows,
+    "prefix_hits": synthetic.hit_rows,
+    "thrashing": synthetic.thrash_rows,
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_replayed_figure_is_told_apart(name) -> None:
+    """Ground, badge, title, caption and dashes differ; the data do not."""
+    draw, rows = getattr(plots, name), PAIRS[name]()
+    measured, replayed = draw(rows, synthetic.FACE), as_replayed(draw)(rows, synthetic.FACE)
+    assert replayed.layout.plot_bgcolor == GROUND != measured.layout.plot_bgcolor
+    assert any(BADGE in (a.text or "") for a in replayed.layout.annotations)
+    assert "replayed 1B + 8B" in replayed.layout.title.text
+    assert replayed.layout.meta["caption"].startswith("Replayed 1B + 8B, not measured.")
+    for before, after in zip(measured.data, replayed.data, strict=True):
+        assert list(before.y) == pytest.approx(list(after.y), nan_ok=True)
+        if "lines" in (before.mode or "") and not before.stackgroup:
+            assert (before.line.dash or "solid") != after.line.dash
+
+
+def test_rungs_are_drawn_over_their_own_best() -> None:
+    """One line a rung, in per cent; the replayed one dotted with open markers."""
+    rows = pd.DataFrame(
+        {
+            "rung": ["measured tiny"] * 2 + ["replayed 1B + 8B"] * 2,
+            "replayed": [False, False, True, True],
+            "llm_share": [0.3, 0.5] * 2,
+            "value": [1.0, 0.7, 1.0, 0.5],
+            "low": [0.9, 0.6, 0.9, 0.4],
+            "high": [1.1, 0.8, 1.1, 0.6],
+        }
+    )
+    measured, replayed = rungs(rows, synthetic.FACE).data
+    assert list(replayed.y) == [100, 50]
+    assert (measured.line.dash, replayed.line.dash) == ("solid", "dot")
+    assert replayed.marker.symbol.endswith("-open")
+
+
+def size_rows() -> pd.DataFrame:
+    """Two models, four sizes, the first below the order's peak; the optimum at one of them."""
+    columns = ["kind", "tokens", "fits", "hit_ratio", "thrashed_per_1000", "llm_share"]
+    cells = [
+        ("lru", 1000, False, 0.4, 90.0, None),
+        ("lru", 2000, True, 0.6, 50.0, None),
+        ("lru", 4000, True, 0.8, 0.0, None),
+        ("optimum", 2000, True, 0.7, None, None),
+        ("replay", 2000, True, 0.61, 48.0, None),
+        ("share", 3000, None, None, None, 0.3),
+    ]
+    parts = [pd.DataFrame(cells, columns=columns).assign(engine=e) for e in ("llm", "prm")]
+    return pd.concat(parts, ignore_index=True)
+
+
+def test_sizes_that_change_the_order_are_dashed() -> None:
+    """What fits is solid, what does not is dashed up to it; optimum and replays stand beside."""
+    fig = plots.miss_ratio(size_rows(), synthetic.FACE)
+    hits = [t for t in fig.data if t.xaxis == "x" and t.yaxis == "y"]
+    solid, dashed, best, crosses = hits
+    assert list(solid.x) == [2000, 4000]
+    assert list(dashed.x) == [1000, 2000]
+    assert (solid.line.dash, dashed.line.dash) == ("solid", "dash")
+    assert list(best.y) == [70]
+    assert list(crosses.y) == [61]
+    assert any(a.text == "0.30" for a in fig.layout.annotations)
