@@ -9,10 +9,10 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from workbench.collection import collection_paused
 from workbench.core import SamplingRows
 from workbench.engine.memory import (
     StepLimits,
-    collection_paused,
     plan_memory,
     total_bytes,
 )

@@ -9,12 +9,9 @@ interpreter is not charged.
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 import tracemalloc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -23,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.autograd.profiler import profile
 
+from workbench.collection import collection_paused
 from workbench.config import format_size, parse_size
 from workbench.core import SamplingRows, StepPlan, WantedLogits
 from workbench.engine.executor import Executor
@@ -159,18 +157,6 @@ def _refuse_too_few(profile: MemoryProfile, limits: StepLimits, block_size: int,
         f"tokens ({parts}); one request of max_model_len={limits.max_model_len} needs {needed}. "
         f"{missing:,} bytes are missing. {remedy}"
     )
-
-
-@contextmanager
-def collection_paused() -> Iterator[None]:
-    """Garbage waits meanwhile: where much is made and little thrown away, looking is wasted."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 @collection_paused()

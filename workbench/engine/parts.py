@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from workbench.collection import collection_paused
 from workbench.config import EngineConfig
 from workbench.engine.executor import Executor
 from workbench.engine.limits import require_served_length
-from workbench.engine.memory import MemoryProfile, StepLimits, collection_paused, plan_memory
+from workbench.engine.memory import MemoryProfile, StepLimits, plan_memory
 from workbench.engine.scheduler import Scheduler
 from workbench.engine.shared import ArenaPlace, require_guaranteed
 from workbench.engine.static_batch import StaticScheduler

@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 
+from workbench.collection import collection_paused
 from workbench.config import SearchSwitches
 from workbench.core import SamplingParams
 from workbench.errors import ConfigError, RecordingError
@@ -184,7 +185,8 @@ def _play(
         )
         for kept in recording.problems
     ]
-    rounds.run(searches, on_round)
+    with collection_paused():
+        rounds.run(searches, on_round)
     for search in searches:
         for row in search.tree.rows(search.problem.id):
             del row["finish_reason"], row["text"]
