@@ -215,8 +215,10 @@ def no_notebooks(monkeypatch, tmp_path):
 
     remember("run_sweep", Swept())
     remember("run_notebooks", [tmp_path / "02.ipynb"])
-    for name in ("claims_of", "rung", "sweep_face"):
+    for name in ("rung", "sweep_face"):
         remember(name, name)
+    for name in ("claims_of", "_ladder_claims"):
+        remember(name, [])
     remember("figures_home", tmp_path / "figures")
     remember("write_report", tmp_path / "index.html")
     remember("replot", [])
@@ -246,15 +248,25 @@ def test_a_sweep_that_cannot_fit_is_said_before_any_notebook_runs(tmp_path, caps
     assert "infeasible: split-0.010-seed0" in capsys.readouterr().out
 
 
-def test_figures_of_the_tour_alone_need_no_sweep(no_notebooks):
-    assert main(["figures", "00"]) == 0
+@pytest.mark.parametrize("names", [["00"], ["01"], ["07"], ["01", "07"]])
+def test_figures_of_notebooks_that_read_no_sweep_need_none(no_notebooks, names):
+    """The tour, memory and the ladder build or run what they draw themselves."""
+    assert main(["figures", *names]) == 0
     assert [name for name, _, _ in no_notebooks] == ["run_notebooks"]
+
+
+def test_a_dry_run_says_what_the_ladder_would_take(tmp_path, capsys):
+    """A notebook with runs beside the sweep's is announced with them."""
+    assert main(["figures", "07", "--dry-run", "--runs", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "23 of 23 runs of the ladder to do, about" in said
+    assert "feasible" not in said
 
 
 def test_a_parameter_no_notebook_has_is_refused_before_anything_runs(no_notebooks, capsys):
     assert main(["figures", "-p", "num_problem=2"]) == 2
     assert "Did you mean 'num_problems'" in capsys.readouterr().err
-    assert main(["figures", "07"]) == 2
+    assert main(["figures", "77"]) == 2
     assert no_notebooks == []
 
 
