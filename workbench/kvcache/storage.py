@@ -11,7 +11,7 @@ copied is copied here, before the next store.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -24,7 +24,7 @@ from workbench.kvcache.arena import KVArena
 from workbench.kvcache.resizing import Resizable
 
 Moves = Sequence[tuple[int, int]]
-Late = tuple["ModelStorage", int, list[int], torch.Tensor]
+Late = tuple["ModelStorage", int, torch.Tensor, torch.Tensor]
 
 
 class BlockStorage:
@@ -65,27 +65,31 @@ class BlockStorage:
     def carry_out(self, moves: Moves) -> None:
         """Copy (source, destination) blocks; each layer's sources are read before it is written."""
         if moves:
-            sources, destinations = zip(*moves)
+            sources, destinations = (self.pieces_of(blocks) for blocks in zip(*moves))
             for layer in range(self.layers):
                 self.write(layer, destinations, self.read(layer, sources))
 
-    def read(self, layer: int, blocks: Iterable[int]) -> torch.Tensor:
-        """A copy of these blocks in one layer: [pieces, elements of a piece]."""
-        return self._pieces.index_select(0, self._rows(layer, blocks))
+    def pieces_of(self, blocks: Sequence[int]) -> torch.Tensor:
+        """The pieces that these blocks are made of, counted from a layer's base; on the device."""
+        first = self.offsets[list(blocks)] // self._unit
+        pieces = np.arange(self.block_elements // self._unit)
+        return torch.from_numpy((first[:, None] + pieces).ravel()).to(self.data.device)
 
-    def write(self, layer: int, blocks: Iterable[int], content: torch.Tensor) -> None:
-        """What `read` answered becomes the content of these blocks."""
-        self._pieces.index_copy_(0, self._rows(layer, blocks), content)
+    def read(self, layer: int, pieces: torch.Tensor) -> torch.Tensor:
+        """A copy of these pieces in one layer: [pieces, elements of a piece]."""
+        return self._pieces.index_select(0, pieces + self._base_of(layer))
+
+    def write(self, layer: int, pieces: torch.Tensor, content: torch.Tensor) -> None:
+        """What `read` answered becomes the content of these pieces."""
+        self._pieces.index_copy_(0, pieces + self._base_of(layer), content)
         self.bytes_copied += content.numel() * content.element_size()
 
     @property
     def _pieces(self) -> torch.Tensor:
         return self.data.view(-1, self._unit)
 
-    def _rows(self, layer: int, blocks: Iterable[int]) -> torch.Tensor:
-        first = (self.layer_base[layer] + self.offsets[list(blocks)]) // self._unit
-        pieces = np.arange(self.block_elements // self._unit)
-        return torch.from_numpy((first[:, None] + pieces).ravel()).to(self.data.device)
+    def _base_of(self, layer: int) -> int:
+        return int(self.layer_base[layer]) // self._unit
 
 
 class KVStorage(BlockStorage):
@@ -163,16 +167,17 @@ class ArenaStorage:
                 page_of = self.arena.packing(name).page_of
                 self._models[name].carry_out([p for p in pairs if page_of(p[1]) not in zeroed])
             self._zero(zeroed)
-            for view, layer, destinations, content in late:
-                view.write(layer, destinations, content)
+            for view, layer, pieces, content in late:
+                view.write(layer, pieces, content)
 
     def _read_late(self, name: str, pairs: Moves, zeroed: Container[int]) -> Iterator[Late]:
         """Contents of blocks that go to pages still to be zeroed, layer by layer."""
         page_of, view = self.arena.packing(name).page_of, self._models[name]
         late = [pair for pair in pairs if page_of(pair[1]) in zeroed]
-        for layer in range(view.layers if late else 0):
-            content = view.read(layer, [source for source, _ in late])
-            yield view, layer, [destination for _, destination in late], content
+        if late:
+            sources, destinations = (view.pieces_of(blocks) for blocks in zip(*late))
+            for layer in range(view.layers):
+                yield view, layer, destinations, view.read(layer, sources)
 
     def _zero(self, pages: Sequence[int]) -> None:
         if pages:
