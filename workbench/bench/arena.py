@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from math import exp, log
 from statistics import median, quantiles
 from time import perf_counter
+from typing import Any
 
 from workbench.bench.record import Row
 from workbench.core import SamplingParams
@@ -51,7 +52,7 @@ class FullArena:
         shapes = [block_shape(model, max_model_len=256) for model in (LLM, PRM)]
         pages = KVArena("16MiB", shapes, StaticSplit()).page.page_bytes
         self.arena = KVArena(num_pages * pages, shapes, StaticSplit(), 0.5)
-        limits = {"max_model_len": 256, "max_num_seqs": 8, "max_num_batched_tokens": 256}
+        limits: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 8}
         self.engines = [Engine(model, arena=self.arena, **limits) for model in (LLM, PRM)]
         self.random = random.Random(seed)
         self._next = 0

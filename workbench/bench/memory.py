@@ -1,11 +1,12 @@
-"""What memory the engine takes: beams that share their past, and an engine that starts.
+"""What memory the engine takes: beams that share their past, a start, two models in one arena.
 
 kv_beams_saving: the 16 beams of one problem, as a real search had them when they were longest, in
 blocks with shared prefixes against one contiguous piece each of exactly its length. The cache
 manager is given what it was given in the search: each beam's path is admitted, then its own step is
 room of its own, so equal steps of two beams count twice. How large it can be is the search's doing:
 kv_beams_over_distinct is what the blocks hold over the distinct tokens, the least that anyone must
-keep. startup_s and startup_peak_over_budget: startup.py.
+keep. startup_s and startup_peak_over_budget: startup.py. On the tiny pair also how two models share
+one memory (sharing.py), what an arena costs (arena.py), and what forks save (reuse.py).
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pandas as pd
 
+from workbench.bench import arena, reuse, sharing
 from workbench.bench.record import Row
 from workbench.bench.rows import plain_row
 from workbench.bench.startup import measure
@@ -26,11 +29,26 @@ from workbench.search.problems import load_problems
 from workbench.search.scoring import trie_size
 
 PROBLEMS = {"quick": 1, "default": 3, "full": 8}
+REUSED = {"quick": 2, "default": 16, "full": 32}  # problems searched with and without forks
 STARTS = {"quick": 1, "default": 5, "full": 9}
 BLOCK_SIZE = 16
 KV_MEMORY = {True: "64MiB", False: "1GiB"}  # of an engine; whether the model is one of the tiny
 MODE = {"batch_invariant": True, "n": 16, "beam_width": 4, "block_size": BLOCK_SIZE}
+SHARED = {
+    "budgets_of_w": sharing.BUDGETS,
+    "kv_shares": sharing.SHARES,
+    "baseline": "thesis 5.3 modifications on, static kv_share 0.3",
+}
 Beam = tuple[list[int], list[int]]  # the tokens before its own step, and its step's
+
+
+def mode_of(settings: dict[str, Any]) -> dict[str, Any]:
+    """What the record says of a run with these settings."""
+    if not is_tiny(settings["model"]):
+        return MODE
+    plan = sharing.PLANS[settings["profile"]]
+    sizes = {"shared_problems": plan.num_problems, "shared_in_flight": plan.in_flight}
+    return MODE | SHARED | sizes | {"shared_seeds": settings["seeds"] or plan.num_seeds}
 
 
 def run(
@@ -40,8 +58,13 @@ def run(
     seed: int = 0,
     problems: str | None = None,
     repeats: int | None = None,
+    seeds: int | None = None,
 ) -> Iterator[Row]:
-    """The rows of `workbench bench memory`. repeats: starts, instead of the profile's."""
+    """The rows of `workbench bench memory`.
+
+    repeats: starts, instead of the profile's. seeds: of the searches that share one memory, as many
+    as these instead of the profile's.
+    """
     kv_memory = KV_MEMORY[is_tiny(model)]
     starts = [measure(model, kv_memory) for _ in range((repeats or STARTS[profile]) + 1)][1:]
     yield plain_row("startup_s", [start.seconds for start in starts], "s")
@@ -54,6 +77,10 @@ def run(
     held = list(beams_of(workload, kv_memory, seed))
     yield plain_row("kv_beams_saving", [each.contiguous / each.paged for each in held], "x")
     yield plain_row("kv_beams_over_distinct", [each.paged / each.distinct for each in held], "x")
+    if is_tiny(model):
+        yield from reuse.rows(REUSED[profile], seed)
+        yield from arena.rows(profile, seed)
+        yield from sharing.rows(profile, seeds)
 
 
 def _workload(model: str, prm: str | None, source: str | None, limit: int) -> Workload:
