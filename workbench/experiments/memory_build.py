@@ -17,6 +17,7 @@ from workbench.errors import ConfigError, OutOfMemory
 from workbench.experiments.feasible import feasibility
 from workbench.experiments.plan import RunSpec
 from workbench.experiments.run import ENGINES, build_engine, memory_parts
+from workbench.models.folders import model_spec
 
 
 def build_at_shares(config: SweepConfig) -> pd.DataFrame:
@@ -49,7 +50,7 @@ def longest_activations(config: SweepConfig) -> tuple[int, int]:
 
 
 def _over_longest(usual: EngineConfig) -> int:
-    longest = usual.max_model_len or _build(usual).max_model_len
+    longest = usual.max_model_len or model_spec(usual.model).max_model_len
     one = replace(
         usual,
         memory=None,

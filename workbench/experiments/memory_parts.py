@@ -135,22 +135,16 @@ def block_count_rows(study: MemoryStudy) -> pd.DataFrame:
     feasible shares), block_size, formula_blocks. kind: formula (a line over the whole axis), built
     (an engine's own count) or lacking (a share that does not fit).
     """
-    rows = [row for pair in (study.measured, study.computed) for row in _line_rows(pair)]
-    rows += [
+    pairs, shares = (study.measured, study.computed), sorted({*study.config.shares, *study.beyond})
+    lines = [row for pair in pairs for share in GRID for row in _at(pair, share)]
+    built = [
         _block_row(study.measured, model, run["llm_share"], "built", run[f"{model}_blocks"])
         for run in study.runs.to_dict("records")
         for model in MODELS
     ]
-    return pd.DataFrame(
-        rows
-        + [
-            row | {"kind": "lacking"}
-            for pair in (study.measured, study.computed)
-            for share in study.beyond
-            for row in _at(pair, share)
-            if row["lacks_bytes"]
-        ]
-    )
+    every = [row for pair in pairs for share in shares for row in _at(pair, share)]
+    lacking = [row | {"kind": "lacking"} for row in every if row["lacks_bytes"]]
+    return pd.DataFrame([*lines, *built, *lacking])
 
 
 def _measured_rows(study: MemoryStudy) -> Iterable[dict[str, object]]:
@@ -194,10 +188,6 @@ def _token_bytes(study: MemoryStudy, how: str, model: str) -> int:
     pair = study.measured if how == MEASURED else study.computed
     need: Need = getattr(pair.shares, model)
     return need.block_bytes // pair.config.block_size
-
-
-def _line_rows(pair: Pair) -> Iterable[dict[str, object]]:
-    return (row for share in GRID for row in _at(pair, share))
 
 
 def _at(pair: Pair, share: float) -> Iterable[dict[str, object]]:
