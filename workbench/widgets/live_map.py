@@ -68,16 +68,17 @@ class MapGrid:
         pages = np.arange(self.rows * self.per_row, dtype=np.int32)
         return np.repeat(pages.reshape(self.rows, -1), 2 * self.units, axis=1)
 
-    def heights(self, blocks: BlockMap) -> NDArray[np.float32]:
-        """[rows, columns] states; NaN between blocks and pages."""
-        columns = np.full((self.rows * self.per_row, 2 * self.units), np.nan, dtype=np.float32)
+    def heights(self, blocks: BlockMap) -> list[list[int | None]]:
+        """[rows, columns] states; None between blocks and pages (JSON knows no NaN)."""
+        shape = (self.rows * self.per_row, 2 * self.units)
+        columns: NDArray[np.object_] = np.full(shape, None, dtype=object)
         filled = columns[: self.pages]
-        filled[:, 0::2] = blocks.cells
+        filled[:, 0::2] = blocks.cells.astype(object)
         width = np.where(blocks.owner > 0, self.units // np.maximum(blocks.owner, 1), self.units)
         gap = np.arange(1, self.units)
         inside = gap % width[:, None] != 0
-        filled[:, 1:-1:2] = np.where(inside, blocks.cells[:, :-1], np.nan)
-        return columns.reshape(self.rows, -1)
+        filled[:, 1:-1:2] = np.where(inside, blocks.cells[:, :-1].astype(object), None)
+        return columns.reshape(self.rows, -1).tolist()
 
 
 def map_trace(blocks: BlockMap) -> go.Heatmap:
