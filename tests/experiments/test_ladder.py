@@ -1,5 +1,6 @@
 """The ladder of modifications: what its rungs are, and that what it says follows from its runs."""
 
+from argparse import Namespace
 from dataclasses import replace
 from itertools import pairwise
 
@@ -8,6 +9,7 @@ import pandas as pd
 import pytest
 
 from tests.experiments.fakes import fake_result
+from workbench.cli import figures as figures_command
 from workbench.errors import ConfigError, RunStoreError
 from workbench.experiments import ladder_sentences
 from workbench.experiments.compare import compare
@@ -271,3 +273,11 @@ def test_a_ladder_beside_a_sweep_disturbs_neither_comparison_nor_the_minutes(stu
     same = compare(root / "runs", root / "runs")
     assert same.identical
     assert seconds_per_problem(CONFIG, RunStore(root / "runs")) is None
+
+
+def test_the_report_takes_both_claims_from_the_stored_ladder(study, root):
+    """The first page judges the very runs that the notebook drew, by its parameters."""
+    parameters = {"num_problems": 4, "in_flight": 2, "depth_limits": [1]}
+    parameters["runs_dir"] = str(root / "runs")
+    found = figures_command._ladder_claims(CONFIG, Namespace(profile="quick"), parameters)
+    assert found == ladder_claims(study)
