@@ -25,7 +25,7 @@ SET_HELP = (
 )
 DRY_RUN_HELP = "list runs, feasible shares and expected minutes; run nothing"
 STATUSES = ("finished", "failed", "infeasible", "unreadable")
-BENCHES = ("engine", "search", "identity", "memory", "kernels", "replay")
+BENCHES = ("engine", "search", "identity", "memory", "kernels", "replay", "reenact")
 Parser = argparse.ArgumentParser
 
 
@@ -144,8 +144,8 @@ def _bench(command: Parser) -> None:
     sizes = ("quick", "default", "full")
     _choice(command, "--profile", sizes, "how many repeats or problems", "default")
     _value(command, "--model", "MODEL", "what is measured (default: tiny-solver)")
-    _value(command, "--llm", "MODEL", "search, identity: generator (default: tiny-solver)")
-    _value(command, "--prm", "MODEL", "search, identity: reward model (default: tiny-prm)")
+    _value(command, "--llm", "MODEL", "search, identity, reenact: generator (default: tiny-solver)")
+    _value(command, "--prm", "MODEL", "search, identity, reenact: reward model (default: tiny-prm)")
     _value(command, "--seed", "K", "where the bench takes one (default: 0)", kind=int)
     seeds = "search: how many, not the profile's number"
     _value(command, "--seeds", "N", seeds, kind=_at_least(1))

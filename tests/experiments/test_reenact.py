@@ -1,0 +1,62 @@
+"""Re-enacted searches: real engines compute, and the tree and every event are the recorded ones."""
+
+from dataclasses import replace
+
+import pytest
+
+from workbench.core import SamplingParams
+from workbench.engine.engine import Engine
+from workbench.errors import ConfigError
+from workbench.experiments.reenact import reenact
+from workbench.replay.answers import Answers
+from workbench.replay.devices import PRESETS
+from workbench.replay.simulator import events, replay
+from workbench.search.beam import BeamSearch
+from workbench.search.prm import PRM
+from workbench.search.problems import load_problems
+from workbench.search.record_file import read_recording
+from workbench.search.runner import run_search
+
+LIMITS = {"max_num_seqs": 16, "max_num_batched_tokens": 256, "max_model_len": 512}
+FEW = {"llm": {"num_blocks": 48}, "prm": {"num_blocks": 40}}
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory) -> Answers:
+    path = tmp_path_factory.mktemp("recording") / "search.parquet"
+    run_search(
+        load_problems("tiny", 2, levels=[2]),
+        llm=Engine("tiny-solver", num_blocks=400, **LIMITS),
+        prm=PRM(Engine("tiny-prm", num_blocks=400, **LIMITS)),
+        strategy=BeamSearch(n=4, beam_width=4, max_depth=3),
+        record=path,
+    )
+    return Answers(read_recording(path))
+
+
+def test_random_weights_re_enact_the_recorded_search(recorded) -> None:
+    """Dummy engines give the recorded tree, and step by step the events that a replay foretells."""
+    llm = Engine("dummy:tiny-solver", **FEW["llm"], **LIMITS)
+    prm = Engine("dummy:tiny-prm", **FEW["prm"], **LIMITS)
+    found, foretold = reenact(recorded, llm, prm), replay(recorded, PRESETS["h100"], **FEW)
+    columns = ["problem_id", "node_id", "step_tokens", "score"]
+    assert found.trace.nodes[columns].equals(foretold.trace.nodes[columns])
+    assert events(found.trace.steps).equals(events(foretold.trace.steps))
+    assert found.throughput.tokens == foretold.throughput.tokens
+    assert (found.trace.steps["duration_s"] > 0).all()
+    free = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, ignore_eos=True))[0]
+    assert len(free.token_ids) == 4, "the engine samples for itself again"
+
+
+def test_a_recording_that_does_not_fit_is_refused(recorded) -> None:
+    """Shorter requests than recorded, or a vocabulary that lacks a token: named before a run."""
+    short = {**LIMITS, "max_model_len": 256}
+    engine = Engine("dummy:tiny-solver", num_blocks=64, **LIMITS)
+    with pytest.raises(ConfigError, match="max_model_len 256"):
+        reenact(recorded, Engine("dummy:tiny-solver", num_blocks=64, **short), engine)
+    held = recorded.recording
+    step = replace(held.problems[0].steps[0], tokens=(99_999,))
+    problem = replace(held.problems[0], steps=(step, *held.problems[0].steps[1:]))
+    foreign = Answers(replace(held, problems=(problem, *held.problems[1:])))
+    with pytest.raises(ConfigError, match="token 99999; dummy:tiny-solver knows"):
+        reenact(foreign, engine, engine)

@@ -1,0 +1,111 @@
+"""Recorded searches re-enacted over the memory split, beside what a roofline foretells.
+
+On a GPU: `--llm dummy:llama-3.2-1b --prm dummy:llama-3.1-8b-prm`, a search made of MATH-500's
+lengths, 40 GiB. By default the embedded pair and its recording. One pair of engines is built and
+its caches resized, so a share costs one search. What it does not do: keep the traces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from workbench.bench.cells import this_machine
+from workbench.bench.record import Row
+from workbench.bench.workload import is_tiny
+from workbench.engine.engine import Engine
+from workbench.experiments.reenact import reenact
+from workbench.models.folders import DUMMY
+from workbench.replay.answers import Answers
+from workbench.replay.devices import PRESETS, Device
+from workbench.replay.recordings import load_recording
+from workbench.replay.simulator import events
+from workbench.replay.what_if import WhatIfResult, what_if
+from workbench.replay.workload import thesis_search
+
+SHARES = {"quick": (0.3, 0.5), "default": (0.08, 0.3, 0.5), "full": (0.08, 0.15, 0.3, 0.4, 0.5)}
+SEARCHES = {"quick": (8, 4), "default": (16, 6), "full": (128, 40)}
+"""Problems and depth of a search at the thesis's scale."""
+TINY_RECORDING = "tiny-16-n4"
+KEPT = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """What is re-enacted, and in how much memory."""
+
+    answers: Answers
+    total_memory: str
+
+    @classmethod
+    def of(cls, llm: str, profile: str) -> Scale:
+        """The embedded pair's recording, or a search at the thesis's scale."""
+        if is_tiny(llm.removeprefix(DUMMY)):
+            return cls(Answers(load_recording(TINY_RECORDING)), "64MiB")
+        problems, depth = SEARCHES[profile]
+        return cls(Answers(thesis_search(problems, max_depth=depth)), "40GiB")
+
+
+def run(
+    llm: str = "dummy:tiny-solver",
+    prm: str = "dummy:tiny-prm",
+    profile: str = "default",
+) -> Iterator[Row]:
+    """Throughput at each share beside the roofline's, then how often the events were the same."""
+    scale, device = Scale.of(llm, profile), _device()
+    foretold = {
+        share: what_if(
+            scale.answers, device=device, total_memory=scale.total_memory, llm_share=share
+        )
+        for share in SHARES[profile]
+    }
+    engines = [_engine(model, scale, foretold, place) for place, model in enumerate((llm, prm))]
+    same: list[float] = []
+    reenact(scale.answers, *engines)  # kernels are compiled and launches recorded
+    for share, replayed in foretold.items():
+        for engine, memory in zip(engines, replayed.memory, strict=True):
+            engine.cache.reset()
+            engine.cache.resize(memory.num_blocks)
+        found = reenact(scale.answers, *engines)
+        speed, bound = found.throughput.tokens_per_s, replayed.throughput.tokens_per_s
+        name = f"reenact_{round(100 * share):03d}"
+        peer = f"replay on {device.name}'s roofline"
+        yield Row(name, speed, "tokens/s", peer, bound, speed / bound, repeats=1)
+        same.append(float(events(found.trace.steps).equals(events(replayed.trace.steps))))
+    yield Row("reenact_events_identical", fmean(same), "fraction", repeats=len(same))
+
+
+def mode_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """How a record of this run was made."""
+    scale = Scale.of(settings["llm"], settings["profile"])
+    recording = scale.answers.recording
+    return {
+        "batch_invariant": True,
+        "total_memory": scale.total_memory,
+        "activations_in_total": False,
+        "problems": len(recording.problems),
+        "problems_in_flight": recording.settings.min_problem_batch,
+        **recording.settings.strategy_settings,
+    }
+
+
+def _engine(model: str, scale: Scale, foretold: Mapping[float, WhatIfResult], place: int) -> Engine:
+    """With the recorded engine's limits and the largest cache of all shares."""
+    recording = scale.answers.recording
+    config = (recording.llm, recording.prm)[place].config or {}
+    blocks = max(found.memory[place].num_blocks for found in foretold.values())
+    return Engine(model, num_blocks=blocks, **{name: config[name] for name in KEPT})
+
+
+def _device() -> Device:
+    """The preset of the GPU that is here, else this machine measured."""
+    if torch.cuda.is_available():
+        here = torch.cuda.get_device_name().lower()
+        named = [d for name, d in PRESETS.items() if name.split("-")[0] in here]
+        if named:
+            return named[-1]
+    return this_machine()

@@ -1,0 +1,206 @@
+"""A recorded search re-enacted: real engines compute every token of it, and are told what to say.
+
+With `dummy:` weights a machine with a GPU so measures models of true size that it does not have.
+Nodes are sampled by the engine and then replaced by the recorded tokens, so that lengths, prefixes
+and the tree are the recorded ones, and every step costs what it costs. Scores are recorded ones
+too. What it does not do: choose a memory (bench/reenact.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from workbench.core import RequestOutput, SamplingParams, StepPlan, StepResult, Tag
+from workbench.engine.engine import Engine
+from workbench.engine.executor import Executor, StepHandle
+from workbench.errors import ConfigError
+from workbench.replay.answers import (
+    Answers,
+    RecordedExecutor,
+    RecordedPRM,
+    RecordedScores,
+    RecordedTokens,
+    SampledNode,
+)
+from workbench.replay.simulator import recorded_strategy
+from workbench.search.active import ActiveSearch
+from workbench.search.measure import Throughput
+from workbench.search.record import RecordedEngine
+from workbench.search.rounds import Rounds
+from workbench.search.score_cache import ScoreCache
+from workbench.trace.files import Trace
+from workbench.trace.recorder import Recorder
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reenactment:
+    """What a re-enacted search brings: a measured run's trace, and how fast it was."""
+
+    trace: Trace
+    throughput: Throughput
+
+
+class ForcedExecutor:
+    """A real executor that computes and samples, and then answers with the recorded tokens."""
+
+    def __init__(self, executor: Executor, recorded: RecordedTokens) -> None:
+        self._executor, self._recorded = executor, RecordedExecutor(recorded)
+        self.storage = executor.storage
+
+    def submit(self, plan: StepPlan) -> StepHandle:
+        """The step, carried out; its sampled tokens are the recorded ones."""
+        outcome = self._executor.submit(plan).outcome
+        if isinstance(outcome, StepResult) and len(plan.sampling):
+            outcome = replace(outcome, tokens=self._recorded.run(plan).tokens)
+        return StepHandle(outcome)
+
+
+class ReenactedEngine:
+    """A real engine in the place of a recorded one; use it while the `with` statement lasts.
+
+    Raises ConfigError where the engine's requests must be shorter than the recorded one's, or its
+    vocabulary lacks a recorded token.
+    """
+
+    capabilities = frozenset({"trace"})
+    tokenizer = None
+
+    def __init__(self, engine: Engine, recorded: RecordedEngine, answers: Answers) -> None:
+        _require_fit(engine, recorded, answers)
+        self.engine, self._answers = engine, answers
+        self.name, self.architecture = engine.name, engine.architecture
+        self.fingerprint, self.value_outputs = engine.fingerprint, engine.value_outputs
+        self.max_model_len = recorded.max_model_len
+        self._nodes: dict[int, SampledNode] = {}
+        self._own = engine.executor
+
+    def __enter__(self) -> ReenactedEngine:
+        forced: Any = ForcedExecutor(self._own, self._answers.tokens)
+        self.engine.executor = forced
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.engine.executor = self._own
+
+    def trace_as(self, recorder: Recorder, name: str) -> None:
+        """Write steps and requests from now on to this recorder, under this name."""
+        self.engine.trace_as(recorder, name)
+
+    def add(
+        self, prompt: str | Sequence[int], params: SamplingParams, *, tag: Tag | None = None
+    ) -> int:
+        """Queue the node that the tag names; it ends when it has as many tokens as recorded."""
+        tag = Tag() if tag is None else tag
+        node = self._answers.node(tag.problem_id, tag.node_id)
+        count = len(node.step.tokens)
+        asked = replace(params, max_tokens=count, stop=(), ignore_eos=True)
+        number = self.engine.add(list(prompt), asked, tag=tag)
+        self._nodes[number] = node
+        return number
+
+    def add_score(
+        self,
+        token_ids: Sequence[int],
+        positions: Sequence[int],
+        columns: Sequence[int],
+        *,
+        tag: Tag | None = None,
+    ) -> int:
+        """Queue a scoring request; as many columns are computed as the recorded PRM was asked."""
+        return self.engine.add_score(list(token_ids), positions, range(len(columns)), tag=tag)
+
+    def abort(self, request_id: int) -> None:
+        """Drop a request; an unknown or finished id is ignored."""
+        self._nodes.pop(request_id, None)
+        self.engine.abort(request_id)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request waits or runs."""
+        return self.engine.has_work
+
+    def step(self) -> list[RequestOutput]:
+        """One scheduling step of the engine; finished nodes are told as they were recorded."""
+        return [self._told(output) for output in self.engine.step()]
+
+    def _told(self, output: RequestOutput) -> RequestOutput:
+        node = self._nodes.pop(output.request_id, None)
+        if node is None or output.error is not None or output.finish_reason == "abort":
+            return output
+        step = node.step
+        assert output.token_ids == step.tokens, "the engine was told what to sample"
+        return replace(output, text=step.text, finish_reason=step.finish_reason)
+
+
+def reenact(
+    answers: Answers, llm: Engine, prm: Engine, min_problem_batch: int | None = None
+) -> Reenactment:
+    """The recorded search on these engines, from empty caches; both stay usable.
+
+    min_problem_batch: None is the recorded one. Raises RecordingError and ConfigError.
+    """
+    recording = answers.recording
+    for engine in (llm, prm):
+        engine.cache.reset()
+    with (
+        ReenactedEngine(llm, recording.llm, answers) as sampling,
+        ReenactedEngine(prm, recording.prm, answers) as scoring,
+    ):
+        return _play(answers, sampling, scoring, min_problem_batch)
+
+
+def _play(
+    answers: Answers, llm: ReenactedEngine, prm: ReenactedEngine, batch: int | None
+) -> Reenactment:
+    recording, recorder = answers.recording, Recorder("reenact")
+    settings = recording.settings
+    llm.trace_as(recorder, "llm")
+    prm.trace_as(recorder, "prm")
+    asked = RecordedPRM(prm, recording)
+    rounds = Rounds(
+        llm,
+        asked,
+        seed=settings.seed,
+        params=SamplingParams(settings.temperature, settings.max_step_tokens),
+        min_problem_batch=settings.min_problem_batch if batch is None else batch,
+        recorder=recorder,
+        clock=time.perf_counter,
+    )
+    strategy, cache = recorded_strategy(recording), ScoreCache() if settings.score_cache else None
+    searches = [
+        ActiveSearch(
+            kept.problem,
+            list(kept.prompt),
+            strategy,
+            RecordedScores(asked, kept, answers, cache),
+            settings.score_shuffle_seed,
+        )
+        for kept in recording.problems
+    ]
+    rounds.run(searches)
+    for search in searches:
+        for row in search.tree.rows(search.problem.id):
+            del row["finish_reason"], row["text"]
+            recorder.node(**row)
+    speed = Throughput.of(rounds.marks, rounds.llm_busy_s, rounds.prm_busy_s)
+    return Reenactment(recorder.trace(), speed)
+
+
+def _require_fit(engine: Engine, recorded: RecordedEngine, answers: Answers) -> None:
+    if engine.max_model_len < recorded.max_model_len:
+        raise ConfigError(
+            f"{engine.name} has max_model_len {engine.max_model_len}; the recorded "
+            f"{recorded.name} had {recorded.max_model_len}: give it at least that."
+        )
+    most = max(
+        max((max(s.tokens, default=0) for s in (*p.steps, *p.solutions)), default=0)
+        for p in answers.recording.problems
+    )
+    if most >= engine.spec.vocab:
+        raise ConfigError(
+            f"The recording has token {most}; {engine.name} knows {engine.spec.vocab} tokens: "
+            "give a model with a larger vocabulary."
+        )
