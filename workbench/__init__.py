@@ -13,6 +13,7 @@ _EXPORTS = {
     "Engine": "workbench.engine.engine",
     "SamplingParams": "workbench.core",
     "KVCacheManager": "workbench.kvcache.manager",
+    "KVArena": "workbench.kvcache.arena",
     "MemoryProfile": "workbench.engine.memory",
     "Trace": "workbench.trace.files",
     "Generate": "workbench.search.requests",
