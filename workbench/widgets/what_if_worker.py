@@ -25,6 +25,7 @@ from workbench.widgets.what_if_position import Kept, Position, kept_recordings
 
 QUIET_S = 0.12  # a request younger than that may be superseded while the hand still moves
 JOIN_S = 5.0
+NICENESS = 10
 
 
 class Request(NamedTuple):
@@ -129,6 +130,8 @@ class Worker:
 
 def serve(connection: Connection, newest: Any, recordings: Sequence[str], parent: int) -> None:
     """The process: answer requests until None comes, or whoever asks is gone."""
+    if hasattr(os, "nice"):
+        os.nice(NICENESS)  # what is painted comes first where there are few cores
     desk = Desk(kept_recordings(recordings), newest)
     while True:
         try:
