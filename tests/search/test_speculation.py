@@ -157,16 +157,22 @@ def test_nothing_is_speculated_while_memory_is_short(search):
     assert extra < (len(ample.asked) - len(result.tree)) / 2
 
 
+def test_it_yields_to_the_other_model_too(search):
+    """A PRM whose cache loses what is wanted again: the LLM's spare memory may be the same one."""
+    result, llm, prm = search(prm=SteppingEngine(num_blocks=101))
+    _, ample, _ = search()
+    assert prm.cache.stats.thrashed > 0
+    assert len(llm.asked) - len(result.tree) < len(ample.asked) - len(result.tree)
+
+
 def test_a_search_that_is_stopped_leaves_no_speculation(search):
     """on_round raises while speculated requests are in the engine; it is idle and whole after."""
-    engines = []
 
     def stop(progress):
         if progress.round == 3:
             raise KeyboardInterrupt
 
     llm = SteppingEngine(uneven)
-    engines.append(llm)
     with pytest.raises(KeyboardInterrupt):
         run_search(
             load_problems("tiny", limit=2),

@@ -44,10 +44,13 @@ class LLMSide:
     """Samples nodes. tokens: sampled into nodes so far. ahead: None unless steps are speculated."""
 
     def __init__(
-        self, llm: TokenEngine, nodes: NodeRequests, order: RequestOrder, *, speculates: bool
+        self,
+        llm: TokenEngine,
+        nodes: NodeRequests,
+        order: RequestOrder,
+        ahead: Speculation | None = None,
     ) -> None:
-        self.llm = llm
-        self.ahead = Speculation(llm, self._next_request) if speculates else None
+        self.llm, self.ahead = llm, ahead
         self.tokens = 0
         self._nodes, self._order = nodes, order
         self._sampling: dict[int, Sampling] = {}
@@ -113,13 +116,6 @@ class LLMSide:
             return
         if len(output.token_ids) < sampling.room:
             ahead.offer(sampling.search, sampling.grown(output).child(0))
-
-    def _next_request(self, search: ActiveSearch, beam: Beam) -> NodeRequest:
-        """For a node that will be asked for as the search says now, if it ever is."""
-        asked = search.request
-        assert isinstance(asked, Generate)
-        assert asked.then is not None
-        return self._nodes.of(search, beam, asked.then)
 
     def take(self, outputs: Iterable[RequestOutput]) -> None:
         """Hand what was sampled to the searches. Raises what a request ended with."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from workbench.core import SamplingParams, Tag, node_seed
 from workbench.search.active import ActiveSearch
-from workbench.search.requests import Beam, Extension, Path
+from workbench.search.requests import Beam, Extension, Generate, Path
 from workbench.search.tree import node_id
 
 
@@ -52,3 +52,10 @@ class NodeRequests:
         )
         prompt = [*search.prompt, *beam.token_ids]
         return NodeRequest(search.problem.id, beam.path, prompt, params)
+
+    def next_of(self, search: ActiveSearch, beam: Beam) -> NodeRequest:
+        """For a node that nobody has asked for: sampled as the search says now, if it ever is."""
+        asked = search.request
+        assert isinstance(asked, Generate)
+        assert asked.then is not None
+        return self.of(search, beam, asked.then)

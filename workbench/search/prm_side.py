@@ -32,7 +32,6 @@ class PRMSide:
         self,
         prm: PRM,
         order: RequestOrder,
-        *,
         spans: SpanClock,
         recorder: Recorder,
         ahead: Speculation | None = None,

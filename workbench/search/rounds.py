@@ -37,6 +37,7 @@ from workbench.search.node_request import NodeRequests
 from workbench.search.order import RequestOrder
 from workbench.search.prm import PRM
 from workbench.search.prm_side import PRMSide
+from workbench.search.speculation import Speculation
 from workbench.trace.recorder import Recorder
 
 OnRound = Callable[["Progress"], None]
@@ -84,13 +85,18 @@ class Rounds:
         whole = switches.problem_batching == "static"
         self._groups = Groups(min_problem_batch, swap=switches.overlap, whole_batches=whole)
         self._answered = 0
+        self._make_sides(NodeRequests(seed, params, llm.max_model_len))
+
+    def _make_sides(self, nodes: NodeRequests) -> None:
+        llm, prm, switches = self.llm, self.prm, self.switches
         llm_order, prm_order = (RequestOrder(switches.request_order) for _ in range(2))
-        nodes = NodeRequests(seed, params, llm.max_model_len)
         speculates = switches.speculative_extension
-        self._sampling = LLMSide(llm, nodes, llm_order, speculates=speculates)
-        ahead = self._sampling.ahead if switches.lookahead_scoring else None
-        spans = self.spans
-        self._scoring = PRMSide(prm, prm_order, spans=spans, recorder=recorder, ahead=ahead)
+        ahead = Speculation(llm, prm.engine, nodes) if speculates else None
+        self._sampling = LLMSide(llm, nodes, llm_order, ahead)
+        told = self.spans, self._recorder
+        self._scoring = PRMSide(
+            prm, prm_order, *told, ahead if switches.lookahead_scoring else None
+        )
 
     def run(self, searches: Iterable[ActiveSearch], on_round: OnRound | None = None) -> None:
         """All rounds, until every search has its outcome; no request is left behind, ever."""

@@ -3,8 +3,9 @@
 While stragglers of a round still run, rows of the LLM stand empty (FastTTS's speculative beam
 extension). What is sampled there has child 0's seed, so it is child 0's own step: if that node is
 asked for next, complete or not, it is used, else discarded. Real requests come first: nothing is
-speculated while one waits or is read, or while the cache loses what is wanted again, and what was
-begun is aborted before a step that could run out of blocks. A round still lasts as long as its
+speculated while one waits or is read, or while either model's cache loses what is wanted again (the
+two may share one memory), and what was begun is aborted before a step that could run out of blocks.
+A round still lasts as long as its
 longest new child: rounds get shorter where most children are a child 0 (a small beam_width), or
 where more is asked than there are rows; else rows are filled, at the price of computing them. What
 it does not do: say what a node's request is (node_request.py), or step the engine.
@@ -14,17 +15,15 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from workbench.core import RequestOutput, TokenEngine
 from workbench.search.active import ActiveSearch
-from workbench.search.node_request import NodeRequest
-from workbench.search.pressure import Fullness
+from workbench.search.node_request import NodeRequest, NodeRequests
+from workbench.search.pressure import Fullness, Pressure
 from workbench.search.requests import Beam, Path
 from workbench.trace.rows import RequestRow
-
-Build = Callable[[ActiveSearch, Beam], NodeRequest]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +46,12 @@ class Speculated:
 
 
 class Speculation:
-    """The speculated steps of one LLM. build: makes the request for a node."""
+    """The speculated steps of one LLM. beside: the engine that runs when this one does not."""
 
-    def __init__(self, llm: TokenEngine, build: Build) -> None:
-        self._llm, self._build = llm, build
-        self._fullness = Fullness(llm)
+    def __init__(self, llm: TokenEngine, beside: TokenEngine, nodes: NodeRequests) -> None:
+        self._llm, self._nodes = llm, nodes
+        self._fullness, self._beside = Fullness(llm), Pressure(beside)
+        self._yields = False  # in the present round, to the engine beside
         self._ended: list[Ended] = []  # of the present round, best first
         self._arrivals = 0
         self._running: dict[int, Speculated] = {}
@@ -76,7 +76,9 @@ class Speculation:
         """All that is wanted has been adopted; the rest of these searches', and what runs, goes."""
         self._abort(list(self._running))
         self._ended.clear()
-        self._fullness.pressure.open_round()
+        for pressure in (self._fullness.pressure, self._beside):
+            pressure.open_round()
+        self._yields = self._beside.is_felt  # asked between rounds: with overlap it runs in them
         for key, speculated in list(self._complete.items()):
             if speculated.search in served or speculated.search.outcome is not None:
                 del self._complete[key]
@@ -91,17 +93,18 @@ class Speculation:
     def fill_rows(self) -> None:
         """Before a step: give way where memory is short, else use the rows that stand empty."""
         fullness = self._fullness
-        if fullness.is_queueing:
+        short = self._yields or fullness.pressure.is_felt
+        if short or fullness.is_queueing:
             self._abort(list(self._running))
         while self._running and fullness.spare_blocks < 0:
             self._abort([next(reversed(self._running))])
-        if self._ended and not fullness.pressure.is_felt:
+        if self._ended and not short:
             self._start(fullness.empty_rows, fullness.spare_blocks)
 
     def _start(self, rows: int, blocks: int) -> None:
         while rows and self._ended:
             ended = self._ended[0]
-            request = self._build(ended.search, ended.beam)
+            request = self._nodes.next_of(ended.search, ended.beam)
             blocks -= self._fullness.blocks_of(len(request.token_ids))
             if blocks < 0:
                 return
