@@ -25,6 +25,8 @@ TINY = {
     "block_sizes": [16],
     "in_flight": 1,
     "depth_limits": [2],
+    "budgets": [2.0],
+    "kv_shares": [0.3],
     "recording": "tiny-16-n4",
 }
 TOUR = {"num_problems": 1, "n": 4, "max_depth": 3}
@@ -49,6 +51,7 @@ DRAWN = {
         "miss_ratio_replayed",
     ),
     "07_modifications": ("modifications",),
+    "08_optimisation": ("optimisation",),
 }
 
 

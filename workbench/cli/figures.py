@@ -38,6 +38,8 @@ from workbench.experiments.notebooks import (
     run_notebooks,
 )
 from workbench.experiments.paths import project_root
+from workbench.experiments.policy_plan import POLICY_PARAMETERS, PolicyPlan, policy_plan
+from workbench.experiments.policy_study import policies_left
 from workbench.experiments.preview import preview
 from workbench.experiments.profiles import sweep_config
 from workbench.experiments.report import write_report
@@ -47,7 +49,8 @@ from workbench.plots import FIGURES
 
 BATCHING = "04_batching"  # the notebook with runs beside the sweep's
 LADDER = "07_modifications"
-OWN_RUNS = ("01_memory_requirements", LADDER)
+POLICIES = "08_optimisation"
+OWN_RUNS = ("01_memory_requirements", LADDER, POLICIES)
 """Notebooks of a profile that build or run what they draw themselves, and read no sweep."""
 
 
@@ -66,6 +69,9 @@ def run(given: argparse.Namespace) -> int:
             console.print(left_to_do(config, _grid(given.profile, parameters), given.runs_dir))
         if LADDER in stems:
             console.print(ladder_left(config, _plan(given.profile, parameters), given.runs_dir))
+        if POLICIES in stems:
+            policies = _policies(given.profile, parameters)
+            console.print(policies_left(config, policies, given.runs_dir))
         return 0
     return _everything(given, config, parameters, console)
 
@@ -145,6 +151,12 @@ def _plan(profile: str, parameters: dict[str, Any]) -> LadderPlan:
     """The plan of the ladder's notebook with these parameters."""
     fields_ = {name: parameters.get(key) for key, name in LADDER_PARAMETERS.items()}
     return ladder_plan(profile, **fields_)
+
+
+def _policies(profile: str, parameters: dict[str, Any]) -> PolicyPlan:
+    """The plan of the optimisation notebook with these parameters."""
+    fields_ = {name: parameters.get(key) for key, name in POLICY_PARAMETERS.items()}
+    return policy_plan(profile, **fields_)
 
 
 def _stems(names: list[str] | None) -> list[str]:

@@ -216,12 +216,25 @@ def starting_share(kv_share: float | None, needs: FeasibleShares) -> float:
 
 
 def policy_plan(profile: str = "default", **overrides: Any) -> PolicyPlan:
-    """The profile's plan with the overrides that are not None; lists become tuples."""
+    """The profile's plan with the overrides that are not None; lists become tuples.
+
+    Of other budgets the smallest is looked at closer, unless alone_at says otherwise.
+    """
     given = {name: value for name, value in overrides.items() if value is not None}
+    if "budgets" in given:
+        given = {"alone_at": (min(given["budgets"]),)} | given
     tuples: dict[str, Any] = {
         name: tuple(v) if isinstance(v, list) else v for name, v in given.items()
     }
     return replace(PLANS[profile], **tuples)
+
+
+POLICY_PARAMETERS = {
+    "budgets": "budgets",
+    "kv_shares": "kv_shares",
+    "num_problems": "num_problems",
+}
+"""Parameters of the notebook and the fields of PolicyPlan they set."""
 
 
 def policy_config(config: SweepConfig, plan: PolicyPlan) -> SweepConfig:

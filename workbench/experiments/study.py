@@ -21,10 +21,12 @@ from workbench.experiments.ladder import LadderStudy, run_ladder
 from workbench.experiments.ladder_plan import ladder_config, ladder_plan
 from workbench.experiments.memory_parts import MemoryStudy
 from workbench.experiments.paths import project_root
+from workbench.experiments.policy_plan import policy_config, policy_plan
+from workbench.experiments.policy_study import PolicyStudy, run_policies
 from workbench.experiments.profiles import sweep_config
 from workbench.experiments.sweep import Sweep, run_sweep
 
-Study = Sweep | BatchStudy | LadderStudy | MemoryStudy
+Study = Sweep | BatchStudy | LadderStudy | MemoryStudy | PolicyStudy
 
 
 def study_config(profile: str = "default", **overrides: Any) -> SweepConfig:
@@ -67,6 +69,18 @@ def study_ladder(
     return run_ladder(config, ladder_plan(profile, **(plan or {})), runs_dir)
 
 
+def study_policies(
+    profile: str = "default",
+    runs_dir: str | Path | None = None,
+    *,
+    plan: Mapping[str, Any] | None = None,
+    **overrides: Any,
+) -> PolicyStudy:
+    """The study of policies of a profile, as study_sweep; plan: fields of PolicyPlan to change."""
+    config = study_config(profile, **overrides)
+    return run_policies(config, policy_plan(profile, **(plan or {})), runs_dir)
+
+
 def figures_home(study: Study) -> Path:
     """Where figures of a sweep are kept: figures/ never mixes profiles or parameters.
 
@@ -93,6 +107,9 @@ def _is_its_profile(study: Study) -> bool:
     if isinstance(study, LadderStudy):
         plan = ladder_plan(study.config.profile)
         return study.plan == plan and study.config == ladder_config(own, plan)
+    if isinstance(study, PolicyStudy):
+        policies = policy_plan(study.config.profile)
+        return study.plan == policies and study.config == policy_config(own, policies)
     return study.config == own
 
 

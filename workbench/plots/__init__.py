@@ -15,6 +15,7 @@ from workbench.plots.capacity import kv_blocks
 from workbench.plots.memory import memory_split
 from workbench.plots.miss_ratio import miss_ratio
 from workbench.plots.modifications import modifications
+from workbench.plots.optimisation import optimisation
 from workbench.plots.replayed import as_replayed, rungs
 from workbench.plots.requirements import memory_parts
 from workbench.plots.search import search_tree
@@ -41,6 +42,7 @@ FIGURES: dict[str, Callable[..., go.Figure]] = {
     "thrashing_replayed": as_replayed(thrashing),
     "miss_ratio_replayed": as_replayed(miss_ratio),
     "modifications": modifications,
+    "optimisation": optimisation,
 }
 
 __all__ = [
@@ -53,6 +55,7 @@ __all__ = [
     "memory_split",
     "miss_ratio",
     "modifications",
+    "optimisation",
     "prefix_hits",
     "prm_blocks",
     "rungs",

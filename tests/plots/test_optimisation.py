@@ -1,0 +1,113 @@
+"""The figure of the optimisation chapter draws what its rows say, and says what is missing."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from workbench.plots import optimisation as drawing
+from workbench.plots.optimisation import optimisation
+
+SHARES = (0.08, 0.2, 0.3, 0.5)
+BUDGETS = (0.5, 1.0)
+
+
+def one(metric, budget, policy, share, technique, value, spread=0.05):
+    """A row of the figure, with the interval around it."""
+    name = policy if share is None else f"{policy}_{share:g}"
+    row = {"metric": metric, "setting": f"{budget:g}W/{name}/{technique}", "budget": budget}
+    row |= {"policy": policy, "kv_share": share, "technique": technique, "value": value}
+    return row | {"low": value * (1 - spread), "high": value * (1 + spread)}
+
+
+def setting_rows(budget, policy, share, technique, speed):
+    """Speed, accuracy and sameness of one setting."""
+    return [
+        one("tokens_per_s", budget, policy, share, technique, speed),
+        one("accuracy", budget, policy, share, technique, 0.9, 0.08),
+        one("same", budget, policy, share, technique, 1.0),
+    ]
+
+
+def rows(budgets=BUDGETS):
+    """Static shares peak at 0.3; elastic ones are level with it; all techniques gain a fifth."""
+    found = [one("infeasible", 0.5, "static", 0.08, "none", np.nan)]
+    for budget in budgets:
+        for share in SHARES[1:] if budget == 0.5 else SHARES:
+            speed = 900 * budget**0.3 * (1 - 2 * (share - 0.3) ** 2)
+            techniques = drawing.TECHNIQUES if budget == 0.5 else ("none",)
+            for number, technique in enumerate(techniques):
+                gain = 1.2 if technique == "all" else 1 + number / 60
+                found += setting_rows(budget, "static", share, technique, speed * gain)
+        for number, policy in enumerate(("first_come", "phase_aware", "marginal_value")):
+            speed = (780 + 50 * number) * budget**0.3
+            found += setting_rows(budget, policy, None, "none", speed)
+        found += setting_rows(budget, "marginal_value", None, "all", 1050 * budget**0.3)
+    return pd.concat([pd.DataFrame(found), held()], ignore_index=True)
+
+
+def held(seconds=40):
+    """Memory of two searches: the LLM's grows under the elastic policy."""
+    times = np.linspace(0, seconds, 120)
+    frames = []
+    for policy, share in (("static", 0.3), ("marginal_value", None)):
+        for model, part in (("llm", 0.3), ("prm", 0.7)):
+            grown = 6 * part * 2**20 * (1 + (0.3 * times / seconds if policy != "static" else 0))
+            wave = grown * (0.7 + 0.3 * np.sin(times) ** 2)
+            for metric, value in (("held", wave), ("active", wave / 2), ("target", grown)):
+                own = one(metric, 0.5, policy, share, "none", 0.0)
+                frame = pd.DataFrame({"second": times, "value": value, "model": model})
+                frames.append(frame.assign(**{k: v for k, v in own.items() if k != "value"}))
+    return pd.concat(frames)
+
+
+def names(fig):
+    return [trace.name for trace in fig.data if trace.showlegend is not False and trace.name]
+
+
+def test_every_policy_technique_and_model_is_drawn_once_in_the_legends():
+    """Guards that nothing measured is left out, and nothing told twice."""
+    shown = names(optimisation(rows()))
+    wanted = [*drawing.POLICIES.values(), drawing.EVERYTHING, *drawing.TECHNIQUES.values()]
+    for line in wanted:
+        assert shown.count(line.label) == 1
+    assert {"LLM held", "PRM held", "infeasible"} <= set(shown)
+
+
+def test_lines_are_told_apart_without_colour():
+    """Guards a grey print: policies differ by dash, techniques by marker."""
+    assert len({line.dash for line in drawing.POLICIES.values()}) == len(drawing.POLICIES)
+    assert len({line.symbol for line in drawing.TECHNIQUES.values()}) == len(drawing.TECHNIQUES)
+
+
+def test_elastic_policies_are_horizontal_and_infeasible_shares_are_marked():
+    """Guards the reading of the top panels."""
+    traces = {trace.name: trace for trace in optimisation(rows()).data[:6]}
+    assert set(traces["marginal value"].y) == {880 * 0.5**0.3}
+    assert list(traces["infeasible"].x) == [0.08]
+    assert len(traces["static split"].x) == 3
+
+
+@pytest.mark.parametrize("budgets", [(0.5,), (0.5, 1.0), (0.5, 1.0, 2.0)])
+def test_one_to_three_budgets_have_a_panel_each(budgets):
+    """Guards the grid of panels."""
+    fig = optimisation(rows(budgets))
+    titles = [note.text for note in fig.layout.annotations if note.text.endswith(" W")]
+    assert titles == [f"{budget:g} W" for budget in budgets]
+
+
+def test_a_setting_whose_tokens_differ_is_an_open_mark_and_is_counted():
+    """Guards that a difference cannot hide among equal accuracies."""
+    table = rows()
+    same = table["metric"] == "same"
+    table.loc[table.index[same][0], "value"] = 0.99
+    fig = optimisation(table)
+    marks = fig.data[-1].marker.symbol
+    assert list(marks).count("circle-open") == 1
+    assert f"{same.sum() - 1} sample the same" in fig.layout.xaxis6.title.text
+
+
+def test_nothing_but_the_elastic_policy_is_drawn_where_no_share_was_feasible():
+    """Guards the figure of a memory so small that no static split fits."""
+    table = rows((0.5,))
+    table = table[(table["policy"] != "static") | (table["metric"] == "infeasible")]
+    assert "marginal value" in names(optimisation(table, face="one line"))
