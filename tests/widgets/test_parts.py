@@ -2,14 +2,17 @@
 
 import shlex
 
+import comm
 import pandas as pd
 import plotly.graph_objects as go
 import pytest
 import yaml
+from comm.base_comm import BaseComm
 
 from workbench.errors import ConfigError
 from workbench.widgets import parts
 from workbench.widgets.commands import papermill_command
+from workbench.widgets.plot import PlotWidget
 
 
 @pytest.fixture
@@ -97,3 +100,31 @@ def test_what_cannot_be_saved_is_said_beside_the_button():
     box = parts.save_box(dict, "")
     box.children[1].click()
     assert "ConfigError" in box.children[2].value
+
+
+class Told(BaseComm):
+    """A channel that keeps what a browser would be told."""
+
+    def publish_msg(self, msg_type, data=None, **_):
+        if not hasattr(self, "told"):
+            self.told = []
+        self.told.append((msg_type, data))
+
+
+def test_a_figure_reaches_the_browser_whole(monkeypatch):
+    """Its first message has data and layout; what changes later follows, and nothing is sent
+    before.
+    """
+    opened = []
+    monkeypatch.setattr(
+        comm, "create_comm", lambda **given: opened.append(Told(**given)) or opened[-1]
+    )
+    fig = PlotWidget(go.Figure(go.Scatter(x=[1, 2], y=[3, 9]), {"title": {"text": "whole"}}))
+    told = next(c.told for c in opened if any("_widget_data" in d["state"] for _, d in c.told))
+    kind, first = told[0]
+    assert kind == "comm_open"
+    assert first["state"]["_widget_data"][0]["y"] == [3, 9]
+    assert first["state"]["_widget_layout"]["title"]["text"] == "whole"
+    before = len(told)
+    fig.data[0].y = [9, 3]
+    assert len(told) > before

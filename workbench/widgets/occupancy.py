@@ -18,6 +18,7 @@ from workbench.errors import ConfigError
 from workbench.experiments.views import Tables, block_rows
 from workbench.plots import prm_blocks
 from workbench.plots.theme import BLACK
+from workbench.widgets.plot import PlotWidget
 from workbench.widgets.split import NOT_LIVE, is_live
 
 CURSOR = "cursor"
@@ -95,7 +96,7 @@ def build_occupancy(tables: dict[float, pd.DataFrame], start: float, face: str =
     places = range(max(len(rows) for rows in tables.values()))
     step = parts.Dial("PRM scheduling step", places, len(tables[share.value]) // 2, "{:,.0f}")
     words = parts.sentence()
-    fig = go.FigureWidget(occupancy_figure(tables[share.value], round(step.value), face))
+    fig = PlotWidget(occupancy_figure(tables[share.value], round(step.value), face))
 
     def say() -> None:
         words.value = in_words(tables[share.value], share.value, round(step.value))

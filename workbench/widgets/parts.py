@@ -19,7 +19,7 @@ import traitlets
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.experiments.export import save_figure
 
-LABEL_WIDTH = "250px"
+LABEL_WIDTH = "320px"
 WIDE = ipywidgets.Layout(width="auto")
 Change = dict[str, Any]
 Observer = Callable[[float], None]
@@ -177,6 +177,7 @@ class CopyText(anywidget.AnyWidget):
       shown.setAttribute("aria-label", model.get("name"));
       said.setAttribute("role", "status");
       el.style.display = "flex";
+      el.style.width = "100%";
       el.style.gap = "8px";
       shown.style.flex = "1";
       shown.style.fontFamily = "monospace";

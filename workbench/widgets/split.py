@@ -16,6 +16,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.plots.theme import BLACK, MODELS, Frame, finish, legend_at
+from workbench.widgets.plot import PlotWidget
 
 COLUMNS = {
     "tokens_per_s": "tokens/s",
@@ -112,7 +113,7 @@ def build_slider(readings: pd.DataFrame, face: str = "") -> Any:
 
     shares = sorted(readings["llm_share"])
     start = nearest_share(readings, 0.3)
-    fig = go.FigureWidget(split_figure(readings, start, face))
+    fig = PlotWidget(split_figure(readings, start, face))
     label = ipywidgets.Label("LLM share of total memory")
     slider = ipywidgets.SelectionSlider(options=_options(shares), value=start, description="slide")
     typed = ipywidgets.BoundedFloatText(

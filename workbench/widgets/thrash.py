@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 
 from workbench.plots import thrashing
 from workbench.plots.theme import BLACK, MODELS
+from workbench.widgets.plot import PlotWidget
 from workbench.widgets.split import NOT_LIVE, is_live, nearest_share, reading
 
 METRICS = ("events_per_1000", "blocks")
@@ -77,7 +78,7 @@ def build_thrash(rows: pd.DataFrame, readings: pd.DataFrame, face: str = "") -> 
     shares = [float(share) for share in readings["llm_share"]]
     share = parts.Dial("LLM share of total memory", shares, shares[-1], "{:.2f}")
     words = parts.sentence(in_words(readings, share.value))
-    fig = go.FigureWidget(thrash_figure(rows, readings, share.value, face))
+    fig = PlotWidget(thrash_figure(rows, readings, share.value, face))
 
     def move(value: float) -> None:
         with fig.batch_update():

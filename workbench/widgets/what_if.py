@@ -15,11 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import plotly.graph_objects as go
-
 from workbench.errors import ConfigError
 from workbench.replay.basis import Basis
 from workbench.widgets.commands import papermill_command
+from workbench.widgets.plot import PlotWidget
 from workbench.widgets.split import is_live
 from workbench.widgets.what_if_blocks import block_rows, blocks_figure, fill_blocks
 from workbench.widgets.what_if_desk import Desk
@@ -95,10 +94,12 @@ class WhatIfWidget:
         for position, basis in bases:
             self.desk.know(position, basis)
         self.controls = Controls(kept, start)
-        self.share, self.blocks = go.FigureWidget(), go.FigureWidget()
+        self.share: Any = None
+        self.blocks: Any = None
         self._shown: View | None = None
         self.words, self.cost = parts.sentence(), parts.sentence()
-        self.status, self.command = parts.sentence(), parts.CopyText()
+        self.status = parts.sentence()
+        self.command = parts.CopyText(text=papermill_command(NOTEBOOK, parameters_of(start)))
         self._figures = parts.column([])
         pinning = (
             parts.button("pin for comparison", lambda: self._repinned(self.desk.pin)),
@@ -159,8 +160,8 @@ class WhatIfWidget:
             return
         before, self._shown = self._shown, view
         if before is None:
-            self.share = go.FigureWidget(share_figure(view))
-            self.blocks = go.FigureWidget(blocks_figure(view))
+            self.share = PlotWidget(share_figure(view))
+            self.blocks = PlotWidget(blocks_figure(view))
             self._figures.children = [self.words, self.share, self.cost, self.blocks]
         else:
             with self.share.batch_update():
