@@ -64,6 +64,7 @@ def fake_run(spec):
     nodes = nodes[nodes["depth"] <= spec.config.max_depth]
     work = 5 if key in LAST_TWO else 10 + list(SLOWER).index(key)
     measured = dict(found.measured) | dict.fromkeys(WORK, work)
+    measured |= {"llm_steps": 50 if key == "score_cache" else 40, "llm_decode_tokens": 400}
     measured["wall_s"] = float(problems["wall_part_s"].sum())
     return RunResult(measured, dict(found.tables) | {"problems": problems, "nodes": nodes})
 
@@ -232,6 +233,9 @@ def test_claims_and_sentences_come_with_their_numbers(study, rows):
     assert "**0.33** times" in ladder_sentences.static_sentence(rows)
     assert "batches of 8" in ladder_sentences.setting_sentence(study)
     assert "generated tokens/s" in ladder_sentences.tokens_sentence(rows, pairs)
+    steps = ladder_sentences.steps_sentence(study)
+    assert "**0.80** times the steps (100 to 80)" in steps
+    assert "10.0 decoding sequences instead of 8.0" in steps
     assert "0 of 72" in ladder_sentences.sameness_sentence(differing_nodes(study))
     assert "no sampling to the end least (1.00)" in ladder_sentences.order_sentence(rows)
 

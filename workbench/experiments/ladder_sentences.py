@@ -8,7 +8,7 @@ from __future__ import annotations
 import pandas as pd
 
 from workbench.experiments.ladder import LadderStudy
-from workbench.experiments.ladder_plan import BESIDE, BY_KEY, RUNGS, LadderPlan
+from workbench.experiments.ladder_plan import BESIDE, BY_KEY, LAST_TWO, RUNGS, LadderPlan
 from workbench.experiments.ladder_rows import accuracy_gain
 
 
@@ -85,6 +85,23 @@ def setting_sentence(study: LadderStudy) -> str:
     return (
         f"Here {_problems(study.plan)}; static, padded batches are {members}, the largest power of "
         "two of which every batch surely fits the LLM's cache."
+    )
+
+
+def steps_sentence(study: LadderStudy) -> str:
+    """What continuous problem batching does to the LLM's steps: a count, not a time."""
+    runs = study.runs[study.runs["ladder"].isin(("score_cache", LAST_TWO[0]))]
+    both = runs.groupby("seed")["ladder"].nunique() == 2
+    sums = runs[runs["seed"].map(both)].groupby("ladder")[["llm_steps", "llm_decode_tokens"]].sum()
+    if len(sums) < 2:
+        return "The steps of static and continuous problem batching were not both counted."
+    static, kept_full = sums.loc["score_cache"], sums.loc[LAST_TWO[0]]
+    wide = [rows["llm_decode_tokens"] / rows["llm_steps"] for rows in (static, kept_full)]
+    return (
+        "Counted, not timed: the LLM takes "
+        f"**{kept_full['llm_steps'] / static['llm_steps']:.2f}** times the steps "
+        f"({static['llm_steps']:,.0f} to {kept_full['llm_steps']:,.0f}) when problem batches are "
+        f"kept full, each with {wide[1]:.1f} decoding sequences instead of {wide[0]:.1f}."
     )
 
 
