@@ -203,3 +203,17 @@ def test_another_search_is_told_apart(pair, undisturbed):
 def test_an_unknown_policy_is_named():
     with pytest.raises(ConfigError, match="allowed: static, first-come"):
         shared_pair(policy="statics")
+
+
+def test_a_search_of_two_groups_at_once_is_stopped_too(pair):
+    """With overlap the engines step in two threads: each takes its step in flight, no more."""
+    strategy = BeamSearch(n=4, beam_width=2, max_depth=6)
+    problems = load_problems("tiny", limit=4)
+    live = LiveSearch(problems, pair, strategy=strategy, overlap=True, min_problem_batch=4)
+    live.start()
+    live.wait_for_steps(8)
+    steps = live.snapshot().steps
+    live.stop()
+    assert live.state == "stopped"
+    assert live.snapshot().steps <= steps + 2
+    assert_at_rest(live)
