@@ -6,9 +6,9 @@ import pytest
 
 from workbench.errors import RecordingError
 from workbench.replay.answers import Answers
-from workbench.replay.completions import from_completions
 from workbench.replay.devices import PRESETS
 from workbench.replay.simulator import replay
+from workbench.replay.workload import from_completions
 
 COMMON = "## Step 1: Add.\nWe add 1 and 1.\n\n"
 ROW = {

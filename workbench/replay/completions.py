@@ -17,7 +17,7 @@ from typing import Any
 
 from workbench.errors import RecordingError
 from workbench.replay.growth import Asked, DrawnStep, grow
-from workbench.replay.workload import (
+from workbench.replay.thesis_pair import (
     MAX_MODEL_LEN,
     PRM_BETWEEN,
     PRM_HEAD,
