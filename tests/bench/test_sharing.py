@@ -1,0 +1,107 @@
+"""Rows of two models in one memory: ratios of fresh repetitions, and nothing silently missing."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from tests.experiments import policy_fakes
+from workbench.bench import arena, memory, sharing
+from workbench.bench.record import record
+from workbench.experiments.policy_plan import PolicyPlan, policy_config
+
+PLAN = PolicyPlan(3, 2, 1, (0.5, 2.0), (0.08, 0.2, 0.3), ())
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    return sharing.measured(policy_fakes.CONFIG, PLAN, 1, folder, policy_fakes.execute)
+
+
+@pytest.fixture(scope="module")
+def rows(study):
+    return {row.name: row for row in sharing.study_rows(study)}
+
+
+def test_the_rows_of_the_issue_are_there_at_every_budget(rows):
+    """Guards the names that others look up."""
+    for budget in ("0.5W", "2W"):
+        for name in ("elastic_vs_best_static", "elastic_vs_static_0.3", "all_vs_baseline"):
+            row = rows[f"{name}@{budget}"]
+            assert row.ceiling == rows["roofline_bound"].value
+            assert row.share_of_ceiling == pytest.approx(row.value / row.ceiling)
+        for policy in ("static_0.2", "static_0.3", "first_come", "phase_aware", "marginal_value"):
+            assert rows[f"{policy}@{budget}"].value > 0
+            assert f"recomputed_{policy}@{budget}" in rows
+    assert rows["working_set_bytes"].value == sum(policy_fakes.PEAK.values())
+    assert rows["same_nodes"].value == 1
+
+
+def test_the_elastic_row_is_against_the_fastest_share(rows):
+    """Guards which peer is named, and the direction of the ratio."""
+    best, thesis = rows["elastic_vs_best_static@0.5W"], rows["elastic_vs_static_0.3@0.5W"]
+    assert best.peer == "static_0.2"
+    assert best.ratio == pytest.approx(2.3 / 2.32)
+    assert thesis.ratio == pytest.approx(2.7 / 2.32)
+    assert rows["all_vs_baseline@0.5W"].ratio > thesis.ratio
+
+
+def test_a_share_that_cannot_be_is_a_row_without_a_value_that_says_why(rows):
+    """Guards against infeasible shares dropped without a word; JSON has null for the value."""
+    row = rows["static_0.08@0.5W"]
+    assert math.isnan(row.value)
+    assert row.unit.startswith("infeasible: ")
+    assert rows["static_0.08@2W"].value > 0
+    content = record("memory", rows.values(), {})
+    values = {each["name"]: each["value"] for each in json.loads(json.dumps(content))["rows"]}
+    assert values["static_0.08@0.5W"] is None
+
+
+def test_only_sides_that_did_other_work_are_repeated(study):
+    """Guards the winner's curse: the fastest of the first pass is measured again; equals are not.
+
+    At twice W no side of the elastic ratios computes anything again.
+    """
+    again = study.all_runs[study.all_runs["repeat"] == 1]
+    tight = set(again.loc[again["budget"] == 0.5, "setting"])
+    assert tight == {
+        *("0.5W/static_0.2/none", "0.5W/static_0.3/none"),
+        *("0.5W/marginal_value/none", "0.5W/marginal_value/all"),
+    }
+    assert "2W/marginal_value/none" not in set(again["setting"])
+    own = policy_config(policy_fakes.CONFIG, PLAN)
+    assert {spec.repeat for spec in sharing.duels(replace(study, config=own), 2)} == {1, 2}
+
+
+def test_an_infeasible_baseline_leaves_ratios_without_value(study):
+    """Guards the record of a memory in which the thesis's share cannot be."""
+    row = sharing._ratio(study, "x@0.5W", "0.5W/marginal_value/none", "0.5W/static_0.08/none", 1.0)
+    assert math.isnan(row.value)
+    assert (row.peer, row.ratio) == ("static_0.08", None)
+
+
+def test_the_record_says_what_was_shared():
+    """Guards that budgets, shares and sample stand beside the rows."""
+    settings = {"model": "tiny-solver", "profile": "default", "seeds": None}
+    mode = memory.mode_of(settings)
+    assert (mode["shared_problems"], mode["shared_seeds"]) == (16, 2)
+    assert mode["kv_shares"] == (0.08, 0.2, 0.3, 0.5)
+    assert "kv_shares" not in memory.mode_of(settings | {"model": "smollm2-135m"})
+
+
+def test_a_re_split_moves_live_blocks_and_counts_their_bytes():
+    """Guards that what is timed is a whole re-split: a tenth of the pages, with blocks in use."""
+    rows = {row.name: row for row in arena.resplit_rows(2, num_pages=160)}
+    assert rows["resplit_p95_ms"].value > 0
+    assert rows["resplit_copied_bytes"].value > 0
+    assert rows["resplit_blocks"].value == 400
+
+
+def test_one_model_in_an_arena_is_set_against_a_pool_of_its_own(monkeypatch):
+    """Guards the pairing and the lower bound's row."""
+    monkeypatch.setattr(arena, "BLOCKS", 256)
+    ratio, low = arena.overhead_rows(pairs=2, prompts=1)
+    assert (ratio.name, ratio.repeats) == ("arena_vs_dedicated", 2)
+    assert low.value == ratio.spread[0] <= ratio.ratio
