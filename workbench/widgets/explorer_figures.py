@@ -39,11 +39,11 @@ Rows = Callable[[Pick, float], pd.DataFrame]
 Draw = Callable[[pd.DataFrame, str], go.Figure]
 
 OF_SEARCHES: dict[str, tuple[Rows, Draw]] = {
-    "memory_split": (lambda pick, _: memory_split_rows(pick.sweep()), memory_split),
-    "prm_blocks": (lambda pick, share: block_rows(pick.sweep(), share), prm_blocks),
-    "prefix_hits": (lambda pick, _: prefix_hit_rows(pick.sweep()), prefix_hits),
-    "thrashing": (lambda pick, _: thrashing_rows(pick.sweep()), thrashing),
-    "lost_time": (lambda pick, _: lost_time_rows(pick.sweep()), lost_time),
+    "memory_split": (lambda pick, _: memory_split_rows(pick.searches()), memory_split),
+    "prm_blocks": (lambda pick, share: block_rows(pick.searches(), share), prm_blocks),
+    "prefix_hits": (lambda pick, _: prefix_hit_rows(pick.searches()), prefix_hits),
+    "thrashing": (lambda pick, _: thrashing_rows(pick.searches()), thrashing),
+    "lost_time": (lambda pick, _: lost_time_rows(pick.searches()), lost_time),
 }
 OF_BATCHES: dict[str, tuple[Rows, Draw]] = {
     "llm_batch": (lambda pick, _: batch_rows(pick.batches(), "llm"), batch_limits),
@@ -142,4 +142,4 @@ def _require(name: str, a: Pick, b: Pick | None) -> None:
 
 
 def _face(pick: Pick) -> str:
-    return limits_face(pick.batches()) if pick.is_batches else face(pick.sweep().runs)
+    return limits_face(pick.batches()) if pick.is_batches else face(pick.searches().runs)

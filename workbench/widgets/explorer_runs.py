@@ -15,18 +15,53 @@ from workbench.config import SweepConfig, format_size
 from workbench.errors import RunStoreError, nearest
 from workbench.experiments.batch_plan import COUNTED, LIMITS, TIMED
 from workbench.experiments.batch_study import BatchStudy, batch_grid
-from workbench.experiments.plan import HOW_IT_IS_CARRIED_OUT, SENTINEL
+from workbench.experiments.plan import HOW_IT_IS_CARRIED_OUT, MEASURE, REPLAY, SENTINEL
 from workbench.experiments.record import FINISHED
-from workbench.experiments.store import load_table
+from workbench.experiments.store import load_runs, load_table
 from workbench.experiments.sweep import Sweep
 
 CELLS = (TIMED, COUNTED)
+KINDS = {
+    MEASURE: "sweep",
+    SENTINEL: "sweep",
+    REPLAY: "replayed sweep",
+    **dict.fromkeys(CELLS, "batching cells"),
+}
+"""What a group of runs of a role is called."""
 SHOWN = [
     *("role", "llm", "llm_share", "seed", "n", "num_problems"),
     *("tokens_per_s", "accuracy", "status"),
 ]
 _OF_A_CELL = {*LIMITS, "num_problems", "repeat"}
 """Settings in which the cells of one batching study differ."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PickedRuns:
+    """Searches of any role, as the study's views read them; all_runs: failed ones too."""
+
+    all_runs: pd.DataFrame
+
+    @property
+    def runs(self) -> pd.DataFrame:
+        """By share and seed; sentinels only where there is nothing else."""
+        done = self.all_runs[self.all_runs["status"] == FINISHED]
+        first = done[done["role"] != SENTINEL]
+        runs = load_runs(list((first if len(first) else done)["folder"]))
+        return runs.sort_values(["llm_share", "seed"], ignore_index=True) if len(runs) else runs
+
+    def table(
+        self, name: str, llm_share: float | None = None, seed: int | None = None
+    ) -> pd.DataFrame:
+        """Rows of one trace table, with llm_share and run_seed, as Sweep.table."""
+        runs = self.runs
+        for column, value in (("llm_share", llm_share), ("seed", seed)):
+            if value is not None and len(runs):
+                runs = runs[(runs[column] - value).abs() < 1e-9]
+        if runs.empty:
+            raise RunStoreError(f"No finished run is picked at llm_share={llm_share}.")
+        keys = runs[["run_id", "llm_share", "seed"]].rename(columns={"seed": "run_seed"})
+        return load_table(list(runs["folder"]), name).merge(keys, on="run_id", how="left")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,18 +84,16 @@ class Pick:
     @property
     def shares(self) -> list[float]:
         """The LLM's shares that were measured."""
-        done = self.runs[(self.runs["status"] == FINISHED) & (self.runs["role"] != SENTINEL)]
+        done = self.runs[self.runs["status"] == FINISHED]
         return sorted(map(float, done["llm_share"].unique()))
 
-    def sweep(self) -> Sweep:
+    def searches(self) -> PickedRuns:
         """As what the study's views read."""
-        seeds = tuple(sorted({int(seed) for seed in self.runs["seed"]}))
-        shares = tuple(self.shares) or (0.5,)
-        return Sweep(SweepConfig(shares=shares, seeds=seeds), self.folders)
+        return PickedRuns(self.runs)
 
     def batches(self) -> BatchStudy:
         """As what the batching study's views read; the grid is that of the cells there are."""
-        sweep = self.sweep()
+        sweep = Sweep(SweepConfig(), self.folders)
         seqs, tokens = (tuple(sorted(map(int, self.runs[name].unique()))) for name in LIMITS[:2])
         timed = self.runs[self.runs["role"] == TIMED]
         repeats = max(1, int(timed["repeat"].nunique()))
@@ -79,11 +112,12 @@ def picks(runs: pd.DataFrame) -> dict[str, Pick]:
     cells = readable["role"].isin(CELLS)
     groups = [*_groups(readable[~cells], set()), *_groups(readable[cells], _OF_A_CELL)]
     single = readable[~cells & (readable["status"] == FINISHED)]
+    single = single.iloc[(single["role"] != MEASURE).to_numpy().argsort(kind="stable")]
     found = {name: Pick(name, rows) for name, rows in groups}
     for k in range(len(single)):
         row = single.iloc[[k]]
         name = str(row["run_id"].iloc[0])
-        found[name] = Pick(name, row.assign(role="measure"))
+        found[name] = Pick(name, row)
     return found
 
 
@@ -131,7 +165,9 @@ def _groups(runs: pd.DataFrame, varying: set[str]) -> list[tuple[str, pd.DataFra
     known = [field.name for field in fields(SweepConfig) if field.name in runs]
     settings = [name for name in known if name not in HOW_IT_IS_CARRIED_OUT | own]
     keys = pd.DataFrame({name: runs[name].map(str) for name in [*settings, "machine"]})
-    groups = [rows for _, rows in runs.groupby([keys[name] for name in keys], sort=False)]
+    keys["role"] = runs["role"].replace({SENTINEL: MEASURE} | dict.fromkeys(CELLS, TIMED))
+    parts = [rows for _, rows in runs.groupby([keys[name] for name in keys], sort=False)]
+    groups = sorted(parts, key=lambda rows: MEASURE not in set(rows["role"]))
     names = [_name(rows) for rows in groups]
     alike = pd.concat([r for r, name in zip(groups, names) if names.count(name) > 1] or [runs[:0]])
     telling = [str(name) for name in keys if alike[name].map(str).nunique() > 1]
@@ -143,7 +179,8 @@ def _groups(runs: pd.DataFrame, varying: set[str]) -> list[tuple[str, pd.DataFra
 
 def _name(rows: pd.DataFrame) -> str:
     first = rows.iloc[0]
-    kind = "batching cells" if first["role"] in CELLS else "sweep"
+    role = str(first["role"])
+    kind = KINDS.get(role, f"{role} runs")
     shares = sorted(rows["llm_share"].unique())
     span = f"{shares[0]:g}" if len(shares) == 1 else f"{shares[0]:g} to {shares[-1]:g}"
     return (
