@@ -77,7 +77,8 @@ class MapGrid:
         width = np.where(blocks.owner > 0, self.units // np.maximum(blocks.owner, 1), self.units)
         gap = np.arange(1, self.units)
         inside = gap % width[:, None] != 0
-        filled[:, 1:-1:2] = np.where(inside, blocks.cells[:, :-1].astype(object), None)
+        bridges = filled[:, 1:-1:2]  # a view: between two cells of one block there is no gap
+        bridges[inside] = blocks.cells[:, :-1].astype(object)[inside]
         return columns.reshape(self.rows, -1).tolist()
 
 
