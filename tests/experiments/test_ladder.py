@@ -28,6 +28,7 @@ from workbench.experiments.ladder_plan import (
     ladder_config,
     ladder_plan,
     ladder_runs,
+    queue_runs,
 )
 from workbench.experiments.ladder_rows import (
     depth_pairs,
@@ -47,7 +48,7 @@ from workbench.experiments.sweep import Sweep
 from workbench.plots import FIGURES, modifications
 
 CONFIG = sweep_config("quick", n=4, max_depth=2, seeds=(0, 1))
-PLAN = LadderPlan(num_problems=4, in_flight=2, depth_limits=(1,), dear_seeds=1, repeats=1)
+PLAN = LadderPlan(4, 2, depth_limits=(1,), queue_problems=5, queue_in_flight=2)
 SLOWER = dict(zip((*(r.key for r in RUNGS), BESIDE.key), (8.0, 4.0, 2.0, 1.0, 1.0, 3.0)))
 """How many times the seconds of the last rung each fake rung takes; the last two do one work."""
 
@@ -124,7 +125,11 @@ def test_every_run_has_its_own_name_and_fingerprint_and_dear_rungs_fewer_seeds()
     runs = ladder_runs(CONFIG, PLAN)
     identity = identify(runs[0].config)
     assert len({run.name for run in runs}) == len({run.fingerprint(identity) for run in runs})
-    assert len({run.fingerprint(identity) for run in runs}) == len(runs) == 6 + 2 + 1 + 4 + 2
+    assert len({run.fingerprint(identity) for run in runs}) == len(runs) == 6 + 2 + 1 + 4
+    queue = queue_runs(CONFIG, PLAN)
+    assert [run.rung.key for run in queue] == ["score_cache", "continuous_problems"]
+    assert {run.config.num_problems for run in queue} == {5}
+    assert not queue_runs(CONFIG, replace(PLAN, queue_problems=0))
     dear = {run.seed for run in runs if not run.rung.switches.score_cache}
     assert dear == {0}
     assert {run.config.max_depth for run in runs if run.role == DEPTH} == {1}
@@ -168,6 +173,7 @@ def test_a_rung_s_rate_is_problems_over_its_wall_time(study, rows):
 def test_without_noise_or_with_one_problem_no_gain_is_certain(study):
     """An interval needs problems to draw and runs of equal work."""
     lone = replace(study, problems=study.problems[study.problems["problem_id"] == "p0"])
+    assert len(study.queued) == 2
     gain = speed_up(lone, "score_cache", LAST_TWO[0])
     assert gain.estimate == pytest.approx(2.0)
     assert (gain.low, gain.high) == (-np.inf, np.inf)
@@ -177,7 +183,7 @@ def test_sampling_to_the_end_is_paired_at_every_limit(study):
     """At depth 1 the fake is right only where it samples on; at its own limit always."""
     pairs = depth_pairs(study)
     assert sorted(pairs["max_depth"].unique()) == [1, 2]
-    assert len(pairs) == 2 * 2 * 4
+    assert len(pairs) == (1 + 2) * 4
     low = pairs[pairs["max_depth"] == 1]
     assert low["reached_finishes"].all()
     assert (low["correct_finishes"] - low["correct_stops"] == 1).all()
@@ -234,7 +240,7 @@ def test_claims_and_sentences_come_with_their_numbers(study, rows):
     assert "batches of 8" in ladder_sentences.setting_sentence(study)
     assert "generated tokens/s" in ladder_sentences.tokens_sentence(rows, pairs)
     steps = ladder_sentences.steps_sentence(study)
-    assert "**0.80** times the steps (100 to 80)" in steps
+    assert "**0.80** times the steps (50 to 40)" in steps
     assert "10.0 decoding sequences instead of 8.0" in steps
     assert "0 of 72" in ladder_sentences.sameness_sentence(differing_nodes(study))
     assert "no sampling to the end least (1.00)" in ladder_sentences.order_sentence(rows)
@@ -281,7 +287,7 @@ def test_a_ladder_beside_a_sweep_disturbs_neither_comparison_nor_the_minutes(stu
 
 def test_the_report_takes_both_claims_from_the_stored_ladder(study, root):
     """The first page judges the very runs that the notebook drew, by its parameters."""
-    parameters = {"num_problems": 4, "in_flight": 2, "depth_limits": [1]}
+    parameters = {"num_problems": 4, "in_flight": 2, "depth_limits": [1], "queue_problems": 5}
     parameters["runs_dir"] = str(root / "runs")
     found = figures_command._ladder_claims(CONFIG, Namespace(profile="quick"), parameters)
     assert found == ladder_claims(study)

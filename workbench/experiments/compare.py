@@ -128,7 +128,11 @@ def _finished(runs: Runs, side: str) -> pd.DataFrame:
 def _pair_keys(left: pd.DataFrame, right: pd.DataFrame) -> list[str]:
     """Columns that tell the runs of a side apart."""
     of_a_run = ["seed", "llm_share", "role", "repeat"]
-    ladders = [[*of_a_run, "ladder", "max_depth"]] if "ladder" in {*left} & {*right} else []
+    ladders = (
+        [[*of_a_run, "ladder", "max_depth", "num_problems"]]
+        if "ladder" in {*left} & {*right}
+        else []
+    )
     for keys in (["seed"], ["seed", "llm_share"], of_a_run, *ladders):
         if not (left.duplicated(keys).any() or right.duplicated(keys).any()):
             return keys

@@ -18,9 +18,11 @@ from workbench.experiments.ladder_plan import (
     BESIDE,
     BY_KEY,
     LADDER,
+    QUEUE,
     LadderPlan,
     ladder_config,
     ladder_runs,
+    queue_runs,
 )
 from workbench.experiments.noise import Noise, noise_of
 from workbench.experiments.paths import runs_folder
@@ -66,6 +68,14 @@ class LadderStudy:
         return done.assign(place=order).sort_values(["place", "seed"], ignore_index=True)
 
     @property
+    def queued(self) -> pd.DataFrame:
+        """The finished runs over the longer queue; empty where there are none."""
+        every = self.all_runs
+        if every.empty:
+            return every
+        return every[(every["status"] == FINISHED) & (every["role"] == QUEUE)]
+
+    @property
     def rungs(self) -> tuple[str, ...]:
         """Keys of the rungs that were measured, in order."""
         return tuple(dict.fromkeys(self.runs["ladder"]))
@@ -91,8 +101,14 @@ def run_ladder(
     """Carry out every run that is not stored yet and answer all of them, as run_sweep does."""
     specs = ladder_runs(config, plan)
     own = ladder_config(config, plan)
-    sweep = run_sweep(own, runs_dir, specs=specs, execute=execute, compute=compute)
-    every = sweep.all_runs
+    groups = [(own, specs)]
+    if queue := queue_runs(config, plan):  # other problems: an identity of their own
+        groups.append((queue[0].config, queue))
+    sweeps = [
+        run_sweep(each, runs_dir, specs=runs, execute=execute, compute=compute)
+        for each, runs in groups
+    ]
+    every = pd.concat([sweep.all_runs for sweep in sweeps], ignore_index=True)
     done = every[every["status"] == FINISHED] if len(every) else every
     return LadderStudy(own, plan, every, _table("problems", done), _table("nodes", done))
 
@@ -100,11 +116,12 @@ def run_ladder(
 def ladder_left(config: SweepConfig, plan: LadderPlan, runs_dir: str | Path | None = None) -> str:
     """How many runs are not stored yet and roughly how long they take, in one sentence."""
     store = RunStore(Path(runs_dir) if runs_dir is not None else runs_folder())
-    specs = ladder_runs(config, plan)
-    identity = identify(specs[0].config)
-    todo = [spec for spec in specs if not is_stored(store, spec, identity)]
-    problem_s = SECONDS_PER_PROBLEM[config.profile] * plan.num_problems
-    minutes = sum(problem_s * COST.get(spec.rung.key, 1.0) for spec in todo) / 60
+    groups = [runs for runs in (ladder_runs(config, plan), queue_runs(config, plan)) if runs]
+    ids = [identify(runs[0].config) for runs in groups]
+    specs = [(spec, own) for runs, own in zip(groups, ids, strict=True) for spec in runs]
+    todo = [spec for spec, own in specs if not is_stored(store, spec, own)]
+    costs = (COST.get(spec.rung.key, 1.0) * spec.config.num_problems for spec in todo)
+    minutes = SECONDS_PER_PROBLEM[config.profile] * sum(costs) / 60
     return f"{len(todo)} of {len(specs)} runs of the ladder to do, about {minutes:.0f} min (rough)."
 
 
@@ -115,6 +132,8 @@ def ladder_face(study: LadderStudy) -> str:
     fewer = f" (without a score cache {seeds.min()})" if seeds.min() < seeds.max() else ""
     first, second, last = face(runs).splitlines()
     setting = f"LLM share {plan.llm_share:g}, at most {plan.in_flight} of the problems in flight"
+    if len(study.queued):
+        setting += f" (problem batching: {plan.queue_in_flight} of {plan.queue_problems})"
     second = second.replace(", n = ", f"{fewer}, n = ")
     return "\n".join([first, second, f"{setting}; {study.noise}.", last])
 

@@ -17,8 +17,10 @@ from workbench.errors import ConfigError
 from workbench.experiments.feasible import feasibility
 from workbench.experiments.plan import RunSpec
 
-LADDER, DEPTH = "ladder", "depth"
-"""Roles: a rung at the profile's depth limit; one of the last two rungs at a lower limit."""
+LADDER, DEPTH, QUEUE = "ladder", "depth", "queue"
+"""Roles: a rung at the profile's depth limit; one of the last two rungs at a lower limit; one that
+differs in problem batching, over a longer queue.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ _SCORES = replace(_ONE, score_cache=True)
 _FULL = replace(_SCORES, problem_batching="continuous")
 _STOP = replace(_FULL, finish_at_limit=False)
 LAST_TWO = ("continuous_problems", "stop_at_limit")
+BATCHED = ("score_cache", "continuous_problems")
+"""Rungs that differ in problem batching."""
 RUNGS = (
     Rung("two_runtimes", "two runtimes:<br>a PRM without cache", "two runtimes", _TWO),
     Rung("one_runtime", "+ one runtime:<br>a PRM with a cache", "one runtime", _ONE),
@@ -71,8 +75,10 @@ class LadderPlan:
 
     in_flight: problems at once, fewer than there are, so that there is a queue to be kept full
     from. depth_limits: those tried beside the profile's own. dear_seeds: the first so many seeds
-    are those of the rungs without a score cache, which take several times as long. repeats: times
-    the last rung's first seed is run again, which tells the machine's noise.
+    are those of the rungs without a score cache, which take several times as long, of the lower
+    depth limits and of the longer queue. repeats: times the last rung's first seed is run again,
+    which tells the machine's noise. queue_problems: of the longer queue over which problem batching
+    is measured, since of few problems the last ones drain.
     """
 
     num_problems: int = 6
@@ -80,15 +86,23 @@ class LadderPlan:
     depth_limits: tuple[int, ...] = (4, 8, 16)
     dear_seeds: int = 1
     repeats: int = 1
+    queue_problems: int = 20  # 0: the ladder's own are queue enough
+    queue_in_flight: int = 4
     llm_share: float = 0.3  # the thesis's baseline
 
     def __post_init__(self) -> None:
-        counts = {name: getattr(self, name) for name in ("num_problems", "in_flight", "dear_seeds")}
-        if min(counts.values(), default=1) < 1 or self.repeats < 0 or not 0 < self.llm_share < 1:
+        names = ("num_problems", "in_flight", "dear_seeds", "queue_in_flight")
+        counts = {name: getattr(self, name) for name in names}
+        if (
+            min(counts.values(), default=1) < 1
+            or min(self.repeats, self.queue_problems) < 0
+            or not (0 < self.llm_share < 1)
+        ):
             given = ", ".join(f"{name}={count}" for name, count in counts.items())
             raise ConfigError(
-                f"LadderPlan got {given}, repeats={self.repeats}, llm_share={self.llm_share}; "
-                "allowed: at least 1 each, no negative repeats, and a share in (0, 1)."
+                f"LadderPlan got {given}, repeats={self.repeats}, queue_problems="
+                f"{self.queue_problems}, llm_share={self.llm_share}; allowed: at least 1 each, 0 "
+                "or more repeats and queue_problems, and a share in (0, 1)."
             )
         limits = self.depth_limits
         if min(limits, default=1) < 1 or len(set(limits)) < len(limits):
@@ -98,16 +112,17 @@ class LadderPlan:
 
 
 PLANS = {
-    "quick": LadderPlan(4, 2, (4, 8)),
+    "quick": LadderPlan(4, 2, (4, 8), queue_problems=8, queue_in_flight=2),
     "default": LadderPlan(),
-    "full": LadderPlan(128, 12, (4, 8, 16, 24, 32), dear_seeds=2, repeats=3),
-    "thesis": LadderPlan(128, 16, (4, 8, 16), dear_seeds=1, repeats=1),
+    "full": LadderPlan(128, 12, (4, 8, 16, 24, 32), dear_seeds=2, repeats=3, queue_problems=0),
+    "thesis": LadderPlan(128, 16, (4, 8, 16), dear_seeds=1, repeats=1, queue_problems=0),
 }
 
 LADDER_PARAMETERS = {
     "num_problems": "num_problems",
     "in_flight": "in_flight",
     "depth_limits": "depth_limits",
+    "queue_problems": "queue_problems",
     "ladder_share": "llm_share",
 }
 """Parameters of the notebook and the fields of LadderPlan they set."""
@@ -131,7 +146,8 @@ class LadderSpec(RunSpec):
     @property
     def name(self) -> str:
         """Readable half of the run folder's name."""
-        at = f"-depth{self.config.max_depth}" if self.role == DEPTH else ""
+        limit, problems = self.config.max_depth, self.config.num_problems
+        at = {DEPTH: f"-depth{limit}", QUEUE: f"-queue{problems}"}.get(self.role, "")
         return f"{LADDER}{self.repeat or ''}-{self.rung.key}{at}-seed{self.seed}"
 
     @property
@@ -193,9 +209,10 @@ def ladder_runs(config: SweepConfig, plan: LadderPlan) -> list[LadderSpec]:
     for number, seed in enumerate(config.seeds):
         rungs = [r for r in BY_KEY.values() if number < plan.dear_seeds or r.switches.score_cache]
         specs = [LadderSpec(own, plan.llm_share, seed, LADDER, 0, rung) for rung in rungs]
+        limits = plan.depth_limits if number < plan.dear_seeds else ()
         specs += [
             LadderSpec(replace(own, max_depth=limit), plan.llm_share, seed, DEPTH, 0, BY_KEY[key])
-            for limit in plan.depth_limits
+            for limit in limits
             if limit < config.max_depth
             for key in LAST_TWO
         ]
@@ -203,3 +220,17 @@ def ladder_runs(config: SweepConfig, plan: LadderPlan) -> list[LadderSpec]:
         specs += [LadderSpec(own, plan.llm_share, seed, LADDER, k, RUNGS[-1]) for k in again]
         runs += order.sample(specs, len(specs))
     return runs
+
+
+def queue_runs(config: SweepConfig, plan: LadderPlan) -> list[LadderSpec]:
+    """The two rungs that differ in problem batching over the longer queue, seed by seed."""
+    if not plan.queue_problems:
+        return []
+    own = replace(
+        ladder_config(config, plan),
+        num_problems=plan.queue_problems,
+        min_problem_batch=plan.queue_in_flight,
+    )
+    seeds = config.seeds[: plan.dear_seeds]
+    share = plan.llm_share
+    return [LadderSpec(own, share, s, QUEUE, 0, BY_KEY[key]) for s in seeds for key in BATCHED]

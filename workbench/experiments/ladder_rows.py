@@ -14,7 +14,15 @@ import numpy as np
 import pandas as pd
 
 from workbench.experiments.ladder import LadderStudy
-from workbench.experiments.ladder_plan import BESIDE, BY_KEY, LADDER, LAST_TWO, RUNGS
+from workbench.experiments.ladder_plan import (
+    BATCHED,
+    BESIDE,
+    BY_KEY,
+    LADDER,
+    LAST_TWO,
+    QUEUE,
+    RUNGS,
+)
 from workbench.experiments.peak import Rates, draw_rates
 from workbench.experiments.statistics import Interval, bootstrap_mean, paired_difference
 from workbench.experiments.views import interval_cells
@@ -56,7 +64,8 @@ def speed_up(study: LadderStudy, before: str, after: str) -> Interval:
     """How many times the problems/min of `before` has `after`, over the seeds both have.
 
     Problems are drawn anew, the same for both, and seconds vary as those of equal work do. Rungs
-    that did the same work are one, as shares are: exactly 1.
+    that did the same work are one, as shares are: exactly 1. Problem batching is compared over the
+    longer queue where that was run.
     """
     rates = _rates(study, (before, after), "sixty")
     ratio = float(rates.pooled[1] / rates.pooled[0])
@@ -82,11 +91,19 @@ def _rates(study: LadderStudy, rungs: Sequence[str], column: str) -> Rates:
     place = {key: float(number) for number, key in enumerate(rungs)}
     rows, runs = (
         frame[frame["rung"].isin(rungs)].assign(llm_share=frame["rung"].map(place))
-        for frame in (_once(study.problems), study.runs.assign(rung=study.runs["ladder"]))
+        for frame in _compared(study, rungs)
     )
     rows = rows.drop(columns="seed", errors="ignore").rename(columns={"run_seed": "seed"})
     rows = rows.assign(sixty=60.0)
     return draw_rates(rows, column, "wall_part_s", noise=study.noise, runs=runs)
+
+
+def _compared(study: LadderStudy, rungs: Sequence[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Problems and runs that tell these rungs apart."""
+    queued = tuple(rungs) == BATCHED and set(study.queued.get("ladder", ())) >= set(BATCHED)
+    runs = study.queued if queued else study.runs
+    rows = study.problems[study.problems["role"] == QUEUE] if queued else _once(study.problems)
+    return rows, runs.assign(rung=runs["ladder"])
 
 
 def _once(rows: pd.DataFrame) -> pd.DataFrame:
@@ -114,7 +131,7 @@ def depth_pairs(study: LadderStudy) -> pd.DataFrame:
     Columns: max_depth, problem_id, run_seed, and with the endings _finishes and _stops: correct,
     tokens, and reached: whether a beam came to the limit without an end.
     """
-    rows = study.problems[(study.problems["repeat"] == 0)]
+    rows = study.problems[(study.problems["repeat"] == 0) & (study.problems["role"] != QUEUE)]
     rows = rows.assign(correct=rows["correct"].astype(float), reached=_reached(study, rows))
     keys, values = ["max_depth", "problem_id", "run_seed"], ["correct", "reached", "tokens"]
     finishes, stops = (rows.loc[rows["rung"] == r, [*keys, *values]] for r in SIDES.values())

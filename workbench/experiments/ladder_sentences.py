@@ -8,7 +8,7 @@ from __future__ import annotations
 import pandas as pd
 
 from workbench.experiments.ladder import LadderStudy
-from workbench.experiments.ladder_plan import BESIDE, BY_KEY, LAST_TWO, RUNGS, LadderPlan
+from workbench.experiments.ladder_plan import BATCHED, BESIDE, BY_KEY, LAST_TWO, RUNGS, LadderPlan
 from workbench.experiments.ladder_rows import accuracy_gain
 
 
@@ -90,7 +90,8 @@ def setting_sentence(study: LadderStudy) -> str:
 
 def steps_sentence(study: LadderStudy) -> str:
     """What continuous problem batching does to the LLM's steps: a count, not a time."""
-    runs = study.runs[study.runs["ladder"].isin(("score_cache", LAST_TWO[0]))]
+    every = study.queued if len(study.queued) else study.runs
+    runs = every[every["ladder"].isin(BATCHED)]
     both = runs.groupby("seed")["ladder"].nunique() == 2
     sums = runs[runs["seed"].map(both)].groupby("ladder")[["llm_steps", "llm_decode_tokens"]].sum()
     if len(sums) < 2:
@@ -119,7 +120,13 @@ def order_sentence(rows: pd.DataFrame) -> str:
 
 
 def _problems(plan: LadderPlan) -> str:
-    return f"{plan.num_problems} problems are searched, at most {plan.in_flight} of them in flight"
+    text = f"{plan.num_problems} problems are searched, at most {plan.in_flight} of them in flight"
+    if not plan.queue_problems:
+        return text
+    return (
+        f"{text}, and problem batching is compared over {plan.queue_problems}, at most "
+        f"{plan.queue_in_flight} in flight"
+    )
 
 
 def _first(rows: pd.DataFrame, rung: str) -> pd.Series:

@@ -14,7 +14,7 @@ import pandas as pd
 from workbench.config import SweepConfig
 from workbench.experiments.feasible import FeasibleShares, feasibility, feasible_shares
 from workbench.experiments.identity import identify
-from workbench.experiments.ladder_plan import DEPTH, LADDER
+from workbench.experiments.ladder_plan import DEPTH, LADDER, QUEUE
 from workbench.experiments.machine import machine_facts
 from workbench.experiments.paths import runs_folder
 from workbench.experiments.plan import Identity, RunSpec, planned_runs
@@ -79,7 +79,9 @@ def seconds_per_problem(config: SweepConfig, store: RunStore) -> float | None:
     if "wall_s" not in runs:  # cells of the batching study search nothing
         return None
     own = (runs["llm"] == config.llm) & (runs["prm"] == config.prm) & (runs["n"] == config.n)
-    own &= ~runs["role"].isin((LADDER, DEPTH))  # rungs without a score cache are slow on purpose
+    own &= ~runs["role"].isin(
+        (LADDER, DEPTH, QUEUE)
+    )  # rungs without a score cache are slow on purpose
     runs = runs[own & (runs["machine_cpu"] == machine_facts()["cpu"]) & runs["wall_s"].notna()]
     return float((runs["wall_s"] / runs["num_problems"]).median()) if len(runs) else None
 

@@ -39,7 +39,8 @@ _FOOT, _HEAD = 0.46, 0.26  # of the drawing: the ladder above, the depth limits 
 _CAPTION = (
     "The thesis's modifications (section 5.3), each rung the one before with one more switch, and "
     "hatched the last rung with the LLM's requests in static, padded batches. Numbers on the bars: "
-    "how many times the problems/min of the rung before (hatched: of the last). Bars reach over 95 "
+    "how many times the problems/min of the rung before (hatched: of the last; problem batching: "
+    "over a longer queue, since of few problems the last ones drain). Bars reach over 95 "
     "% intervals, bootstrap over problems with the machine's noise. Tokens/s counts tokens sampled "
     "to the end too, so rungs that differ in it compare by problems/min. Below: accuracy of the "
     "last two rungs at several depth limits, the same problems and seeds."
