@@ -30,6 +30,7 @@ from workbench.replay.workload import thesis_search
 SIZES, OPTIMA = 40, 8
 REPLAYS = (0.6, 0.8, 1.0, 1.3, 2.0)
 """Sizes at which whole searches are replayed, over the order's own peak of active blocks."""
+FEW_REPLAYS = (0.75,)  # of a search of true size
 Row = dict[str, Any]
 
 
@@ -70,13 +71,15 @@ def _curves(calls: CacheCalls, peak: int) -> Iterator[Row]:
     """LRU at many sizes, the optimum at some of them; near the peak they lie closest."""
     most = max(calls.num_contents + peak, 2 * peak)
     found = np.geomspace(max(peak // 2, 1), most, SIZES).astype(int).tolist()
-    sizes = sorted({*found, peak})
+    sizes = sorted({*found, *(round(peak * each) for each in REPLAYS)})
     look_ups = sum(isinstance(call, Allocate) for call in calls.calls)
-    for row in miss_ratio(calls, sizes).to_dict("records"):
+    table = miss_ratio(calls, sizes)
+    for row in table[table["fits"]].to_dict("records"):  # the others are of no order that happens
         per_1000 = 1000 * row["thrashed"] / max(look_ups, 1)
         yield {"kind": "lru", "num_blocks": row["num_blocks"], "fits": bool(row["fits"]),
                "hit_ratio": row["hit_ratio"], "thrashed_per_1000": per_1000}  # fmt: skip
-    some = [peak, *[size for size in sizes if size > peak][:: max(1, len(sizes) // OPTIMA)]]
+    tight = [size for size in sizes if peak < size <= 3 * peak]  # beyond, both find the same
+    some = [peak, *tight[:: max(1, len(tight) // OPTIMA)], sizes[-1]]
     for row in optimal_hits(calls, some).to_dict("records"):
         yield {"kind": "optimum", "num_blocks": row["num_blocks"], "fits": True,
                "hit_ratio": row["hit_ratio"]}  # fmt: skip
@@ -122,7 +125,20 @@ def size_sentence(rows: pd.DataFrame) -> str:
             f"for the {str(engine).upper()} the optimum finds at most **{gap.max():.1%}** of the "
             f"prompt tokens more than LRU, and {room}"
         )
-    return f"Where the order of calls fits, {parts[0]}; {parts[1]}."
+    return f"Where the order of calls fits, {parts[0]}; {parts[1]}.{_difference(rows)}"
+
+
+def _difference(rows: pd.DataFrame) -> str:
+    """How far whole searches are from the curves, where both were made."""
+    keys = ["engine", "num_blocks"]
+    lru, whole = (rows[rows["kind"] == kind].set_index(keys) for kind in ("lru", "replay"))
+    apart = (whole["hit_ratio"] - lru["hit_ratio"]).dropna().abs()
+    if apart.empty:
+        return ""
+    return (
+        f" Whole searches replayed at {len(apart)} of these sizes differ from the curves by at "
+        f"most **{apart.max():.2%}** of the prompt tokens."
+    )
 
 
 def size_tables(sweep: Sweep, recording: str | None = None, device: str = DEVICE) -> pd.DataFrame:
@@ -136,7 +152,7 @@ def size_tables(sweep: Sweep, recording: str | None = None, device: str = DEVICE
     sizes = (config.num_problems, config.n, config.beam_width, config.max_depth, config.seeds[0])
     changes = {"min_problem_batch": config.min_problem_batch}
     answers = Answers(thesis_search(*sizes))
-    return size_rows(answers, found, changes=changes, replays=(), shares=_rooms(sweep))
+    return size_rows(answers, found, changes=changes, replays=FEW_REPLAYS, shares=_rooms(sweep))
 
 
 def recorded_face(recording: str) -> str:

@@ -1,7 +1,8 @@
 """Hits and thrashing over every size of a cache, LRU beside the optimum: policy or size?
 
 One order of cache calls, run at every size. Below the order's own peak of active blocks a scheduler
-would change the order, so that part is dashed. Takes rows made by the experiments.
+would change the order: there whole searches are replayed, and the line between them is dashed.
+Takes rows made by the experiments.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from plotly.subplots import make_subplots
 
 from workbench.plots.theme import BLACK, GREY, MODELS, Frame, finish, legend_at, tokens_text
 
-_FRAME = Frame(panels=430, top=92)
+_FRAME = Frame(panels=430, top=96)
 _CAPTION = (
     "Prompt tokens found cached (above) and blocks asked for again after their eviction (below) "
     "over the size of each model's cache, for one order of cache calls; first admissions only. "
-    "Thin line: Belady's optimum, which knows the future. Dashed: below the order's own peak of "
-    "active blocks, where a scheduler would change the order. Crosses: the whole search replayed "
-    "at that size. Dotted uprights: the sizes that some shares of the memory give the cache."
+    "Thin line: Belady's optimum, which knows the future. Crosses: the whole search replayed at "
+    "that size; between those below the order's own peak of active blocks, where a scheduler "
+    "changes the order, the line is dashed. Uprights: sizes that some shares of the memory give."
 )
 
 
@@ -51,8 +52,9 @@ def miss_ratio(rows: pd.DataFrame, face: str = "") -> go.Figure:
 def _curves(fig: go.Figure, rows: pd.DataFrame, engine: str, column: int) -> None:
     style = MODELS[engine]
     lru, best = (rows[rows["kind"] == kind] for kind in ("lru", "optimum"))
-    fits = lru[lru["fits"].astype(bool)]
-    below = lru[lru["tokens"] <= (fits["tokens"].min() if len(fits) else lru["tokens"].max())]
+    fits, replays = lru[lru["fits"].astype(bool)], rows[rows["kind"] == "replay"]
+    first = fits.head(1)
+    below = pd.concat([replays[replays["tokens"] < first["tokens"].min()], first])
     for part, dash, label in ((fits, "solid", f"{style.label}, LRU"), (below, "dash", None)):
         line = {"color": style.colour, "dash": dash, "width": 2.2}
         _add(fig, part, "hit_ratio", 100, line, label, 1, column)

@@ -44,7 +44,8 @@ def mark_replayed(fig: go.Figure, rung: str) -> go.Figure:
     meta["caption"] = f"{rung[0].upper()}{rung[1:]}, not measured. {meta['caption']}"
     fig.update_layout(title_text=title, meta=meta)
     for trace in fig.data:
-        if trace.type == "scatter" and "lines" in (trace.mode or "") and not trace.stackgroup:
+        area = trace.type != "scatter" or trace.stackgroup or trace.fill
+        if not area and "lines" in (trace.mode or ""):
             trace.line.dash = DASHES.get(trace.line.dash, "dot")
     fig.add_annotation(
         text=f"<b>{BADGE}</b>",
