@@ -111,20 +111,40 @@ class Told(BaseComm):
         self.told.append((msg_type, data))
 
 
-def test_a_figure_reaches_the_browser_whole(monkeypatch):
-    """Its first message has data and layout; what changes later follows, and nothing is sent
-    before.
-    """
+@pytest.fixture
+def told(monkeypatch):
+    """Messages to the browser of the widget opened last."""
     opened = []
-    monkeypatch.setattr(
-        comm, "create_comm", lambda **given: opened.append(Told(**given)) or opened[-1]
-    )
+
+    def create(**given):
+        opened.append(Told(**given))
+        return opened[-1]
+
+    monkeypatch.setattr(comm, "create_comm", create)
+    return lambda: opened[-1].told
+
+
+def test_a_figure_reaches_the_browser_whole(told):
+    """Its first message has data and layout already, and what changes later follows."""
     fig = PlotWidget(go.Figure(go.Scatter(x=[1, 2], y=[3, 9]), {"title": {"text": "whole"}}))
-    told = next(c.told for c in opened if any("_widget_data" in d["state"] for _, d in c.told))
-    kind, first = told[0]
+    kind, first = told()[0]
     assert kind == "comm_open"
     assert first["state"]["_widget_data"][0]["y"] == [3, 9]
     assert first["state"]["_widget_layout"]["title"]["text"] == "whole"
-    before = len(told)
+    before = len(told())
     fig.data[0].y = [9, 3]
-    assert len(told) > before
+    assert len(told()) > before
+
+
+def test_a_figure_that_was_drawn_late_catches_up_once(told):
+    """What changed while the browser loaded is sent again when it says that it has drawn."""
+    fig = PlotWidget(go.Figure([go.Scatter(x=[1], y=[3]), go.Bar(x=[1], y=[2])]))
+    fig.data[1].y = [7]
+    before = len(told())
+    fig._js2py_traceDeltas = {"trace_deltas": [], "trace_edit_id": 0}
+    states = [data["state"] for _, data in told()[before:]]
+    again = [s["_py2js_restyle"] for s in states if s.get("_py2js_restyle")]
+    assert [each["restyle_data"]["y"] for each in again] == [[[3]], [[7]]]
+    before = len(told())
+    fig._js2py_traceDeltas = {"trace_deltas": [], "trace_edit_id": 1}
+    assert not [d for _, d in told()[before:] if d["state"].get("_py2js_restyle")]
