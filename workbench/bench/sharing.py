@@ -44,7 +44,7 @@ from workbench.experiments.sweep import Execute
 
 BUDGETS, SHARES = (0.5, 1.0, 2.0), (0.08, 0.2, THESIS_SHARE, 0.5)
 PLANS = {
-    "quick": PolicyPlan(2, 12, 1, BUDGETS, SHARES, ()),
+    "quick": PolicyPlan(3, 2, 1, BUDGETS, SHARES, ()),
     "default": PolicyPlan(16, 12, 2, BUDGETS, SHARES, ()),
     "full": PolicyPlan(128, 12, 3, BUDGETS, SHARES, ()),
 }

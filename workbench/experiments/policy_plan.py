@@ -91,12 +91,14 @@ class WorkingSet:
 class PolicyPlan:
     """How much is run.
 
-    budgets: KV in multiples of W. alone_at: budgets at which every technique is measured alone,
-    over the shares. num_seeds: of the profile's, the first so many.
+    in_flight: problems at once, fewer than there are, so that there is a queue to be kept full
+    from; overlap divides them into two groups. budgets: KV in multiples of W. alone_at: budgets at
+    which every technique is measured alone, over the shares. num_seeds: of the profile's, the first
+    so many.
     """
 
     num_problems: int = 8
-    in_flight: int = 12
+    in_flight: int = 6
     num_seeds: int = 1
     budgets: tuple[float, ...] = (0.5, 1.0)
     kv_shares: tuple[float, ...] = (0.08, 0.2, 0.3, 0.5)
@@ -118,7 +120,7 @@ class PolicyPlan:
 
 _FULL = PolicyPlan(128, 12, 5, (0.5, 1.0, 2.0), (0.08, 0.2, 0.3, 0.4, 0.5), (0.5, 1.0))
 PLANS = {
-    "quick": PolicyPlan(4, 12, 1, (0.5, 1.0), (0.2, 0.3, 0.5), (0.5,)),
+    "quick": PolicyPlan(4, 2, 1, (0.5, 1.0), (0.2, 0.3, 0.5), (0.5,)),
     "default": PolicyPlan(),
     "full": _FULL,
     "thesis": _FULL,

@@ -26,6 +26,7 @@ from workbench.experiments.plan import RunSpec
 from workbench.experiments.policy_plan import (
     NONE,
     REFERENCE,
+    TECHNIQUES,
     PolicyPlan,
     PolicySpec,
     WorkingSet,
@@ -74,7 +75,7 @@ class PolicyStudy:
     @property
     def noise(self) -> Noise:
         """What runs of equal work differ by."""
-        return noise_of(self.all_runs)
+        return noise_of(_apart(self.all_runs))
 
     def runs_of(self, setting: str, repeats: Sequence[int] = (0,)) -> pd.DataFrame:
         """The finished runs of one setting, by seed."""
@@ -186,7 +187,13 @@ def rates_of(study: PolicyStudy, settings: Sequence[str], repeats: Sequence[int]
     rows = study.problems[study.problems["run_id"].isin(runs["run_id"])]
     rows, runs = (frame.assign(llm_share=frame["setting"].map(place)) for frame in (rows, runs))
     rows = rows.drop(columns="seed", errors="ignore").rename(columns={"run_seed": "seed"})
-    return draw_rates(rows, "tokens", "wall_part_s", noise=study.noise, runs=runs)
+    return draw_rates(rows, "tokens", "wall_part_s", noise=study.noise, runs=_apart(runs))
+
+
+def _apart(runs: pd.DataFrame) -> pd.DataFrame:
+    """Runs with steps numbered by technique: as many of another technique are no equal work."""
+    numbers = {key: 10**9 * place for place, key in enumerate(TECHNIQUES)}
+    return runs.assign(llm_steps=runs["llm_steps"] + runs["technique"].map(numbers))
 
 
 def speed(study: PolicyStudy, setting: str, repeats: Sequence[int] = (0,)) -> Interval:
