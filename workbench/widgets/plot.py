@@ -1,9 +1,10 @@
 """A plotly FigureWidget that reaches the browser whole, and stays what Python says it is.
 
 plotly's own opens its channel to the browser empty and sends data and layout after it. The browser
-is then still loading plotly.js, several MB, and a busy one loses what comes meanwhile: the figure
-stays empty, or as it was first. This one opens its channel when everything is in it, and once the
-browser says that it has drawn, sends again what may have changed since.
+is then still loading plotly.js, several MB, for which anywidget 0.11 gives it two seconds; one that
+is too busy loses what comes meanwhile, and the figure stays empty. This one opens its channel when
+everything is in it, and once the browser says that it has drawn, sends again what may have changed
+since. What it does not do: mend a browser that took longer, where a figure stays as it was first.
 """
 
 from __future__ import annotations
