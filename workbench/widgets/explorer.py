@@ -16,6 +16,7 @@ from workbench.experiments.store import load_runs
 from workbench.widgets.commands import papermill_command
 from workbench.widgets.explorer_figures import AT_ONE_SHARE, Explored, explore, figures_of
 from workbench.widgets.explorer_runs import Pick, picks, runs_table
+from workbench.widgets.plot import PlotWidget
 from workbench.widgets.split import is_live
 
 NOT_LIVE = "Runs can be picked in a live notebook (Jupyter, VS Code); the cells above pick some."
@@ -83,7 +84,7 @@ class ExplorerView:
             self.place.children = []
             return
         self.words.value = escape(self.explored.words)
-        self.place.children = [go.FigureWidget(self.explored.figure)]
+        self.place.children = [PlotWidget(self.explored.figure)]
 
     def pin(self) -> str:
         """What is A now is laid over whatever is picked as A next; answers what was pinned."""

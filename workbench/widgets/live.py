@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 
 from workbench.errors import WorkbenchError
 from workbench.widgets.live_figure import figure_rows, live_figure, pin, show
 from workbench.widgets.live_search import LiveSearch, Snapshot
+from workbench.widgets.plot import PlotWidget
 from workbench.widgets.split import is_live
 
 REPAINT_S = 0.25  # between two snapshots
@@ -65,7 +65,7 @@ class LiveView:
         self._task: asyncio.Task[None] | None = None
         self._said = ""
         snapshot = live.snapshot()
-        self.figure = go.FigureWidget(live_figure(snapshot, face))
+        self.figure = PlotWidget(live_figure(snapshot, face))
         self.words, self.answer = parts.sentence(in_words(snapshot)), parts.sentence()
         self.dial = self._dial(parts, snapshot)
         self.copy = parts.CopyText(text=self._command())

@@ -10,9 +10,9 @@ from html import escape
 from typing import Any
 
 import pandas as pd
-import plotly.graph_objects as go
 
 from workbench.widgets.commands import papermill_command
+from workbench.widgets.plot import PlotWidget
 from workbench.widgets.split import is_live
 from workbench.widgets.tree_figure import select, tree_figure
 from workbench.widgets.tree_nodes import ROLES, in_words, node_text, problem_tree
@@ -72,7 +72,7 @@ class TreeView:
     def show_problem(self, problem_id: str) -> None:
         """Draw another problem's tree."""
         self.tree = problem_tree(*self._tables, problem_id)
-        self.figure = go.FigureWidget(tree_figure(self.tree, None, self._face))
+        self.figure = PlotWidget(tree_figure(self.tree, None, self._face))
         for trace in self.figure.data:
             if trace.meta in ROLES:
                 trace.on_click(self._clicked)
