@@ -1,0 +1,128 @@
+"""Every notebook with a widget, in JupyterLab and a real browser: run all, move, see it change."""
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.notebooks.lab import Notebook, find_browser, lab_server, with_parameters
+from workbench.experiments.study import study_sweep
+
+FOLDER = Path(__file__).parents[2] / "notebooks"
+SECONDS = 600  # for one notebook, on a busy machine
+SWEEP = {"shares": [0.3, 0.5], "num_problems": 2, "seeds": [0], "n": 4, "max_depth": 3}
+TINY = {**SWEEP, "profile": "quick", "recording": "tiny-16-n4"}
+GIVEN = {
+    "live_memory_split": {"num_problems": 3, "n": 4, "max_depth": 12, "moves": [0.2], "every": 5},
+    "what_if": {"recording": "tiny-16-n4", "num_replays": 2, "llm_share": 0.2},
+    "02_memory_split": TINY,
+    "10_explore": {"llm_share": 0.3},
+}
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def open_notebook(tmp_path_factory):
+    """Opens a notebook with tiny parameters and runs it; one server and one browser for all."""
+    browser = find_browser()
+    if browser is None:
+        pytest.skip("no Chromium or Chrome here; install one or set BROWSER_PATH")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    place = tmp_path_factory.mktemp("lab")
+    folders = {"runs_dir": str(place / "runs"), "figures_folder": str(place / "figures")}
+    study_sweep("quick", folders["runs_dir"], **SWEEP)
+    for name, given in GIVEN.items():
+        known = (FOLDER / f"{name}.ipynb").read_text()
+        fitting = {key: value for key, value in folders.items() if f"{key} = " in known}
+        own = {key: value for key, value in given.items() if f"{key} = " in known}
+        with_parameters(FOLDER / f"{name}.ipynb", own | fitting, place)
+    with lab_server(place) as address, playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=browser)
+        context = chromium.new_context(viewport={"width": 1280, "height": 1000})
+        yield lambda name: Notebook(context.new_page(), address, name, SECONDS)
+        chromium.close()
+
+
+def shot(book, name):
+    """A picture of the page, where a person asked for some."""
+    folder = os.environ.get("SCREENSHOTS")
+    if folder:
+        book.page.screenshot(path=Path(folder) / f"{name}.png")
+
+
+def assert_sound(book):
+    """No cell failed, the console is clean, and no button uploads a figure."""
+    assert book.failures == []
+    assert book.errors == []
+    assert book.page.locator('[data-title*="Share"], [data-title*="cloud"]').count() == 0
+
+
+def test_the_split_slider_moves_its_rings(open_notebook):
+    """02: measured shares, two of them."""
+    book = open_notebook("02_memory_split")
+    output = book.output("or type")
+    before = book.drawn(output)
+    book.drag(output, 200)
+    assert book.wait_for_change(output, before)
+    shot(book, "02_memory_split")
+    assert_sound(book)
+
+
+def test_the_live_search_is_paused_split_and_stopped_by_hand(open_notebook):
+    """Paused at once, so that it lasts; split while it waits; then on, and to an end."""
+    book = open_notebook("live_memory_split")
+    output = book.output("LLM share of the arena")
+    before = book.drawn(output)
+    output.get_by_role("button", name="start").click()
+    output.get_by_role("button", name="pause").click()
+    assert book.wait(lambda: "paused after" in output.inner_text())
+    assert book.wait_for_change(output, before)
+    book.drag(output, 60)
+    assert book.wait(lambda: ": reached" in output.inner_text() or ": later" in output.inner_text())
+    shot(book, "live_memory_split")
+    before = book.drawn(output)
+    output.get_by_role("button", name="resume").click()
+    assert book.wait_for_change(output, before)
+    output.get_by_role("button", name="stop").click()
+    ends = ("stopped after", "finished after")
+    assert book.wait(lambda: any(words in output.inner_text() for words in ends))
+    assert_sound(book)
+
+
+def test_what_if_answers_while_its_slider_moves(open_notebook, record_property):
+    """An estimate at once, an exact replay after it; how fast is printed, not judged."""
+    book = open_notebook("what_if")
+    output = book.output("or type")
+    row = output.locator(".widget-hbox", has_text="share").first
+    before = book.drawn(output)
+    book.drag(row, 40)
+    assert book.wait_for_change(output, before)
+    times = book.repaint_ms(output, row)
+    assert len(times) > 5
+    p50, p95 = np.percentile(times, [50, 95])
+    record_property("repaint_ms_p95", p95)
+    spread = f"{p50:.0f} ms (p50), {p95:.0f} ms (p95)"
+    sys.stdout.write(f"what_if: {len(times)} moves repainted in {spread}\n")
+    shot(book, "what_if")
+    assert_sound(book)
+
+
+def test_a_tree_is_clicked_and_a_figure_of_stored_runs_follows_its_slider(open_notebook):
+    """10: a click shows a node's text; another figure and share are drawn when chosen."""
+    book = open_notebook("10_explore")
+    tree = book.output("node, or click one")
+    text = tree.locator("pre").first
+    before = text.inner_text()
+    book.click_marker(tree, 0)
+    assert book.wait(lambda: text.inner_text() != before)
+    shot(book, "10_tree")
+    explorer = book.output("B, laid over A")
+    explorer.locator("select").nth(2).select_option("prm_blocks")
+    assert book.wait(lambda: "scheduling step" in explorer.inner_text())
+    before = book.drawn(explorer)
+    book.drag(explorer.locator(".widget-hbox", has_text="LLM share").first, 200)
+    assert book.wait_for_change(explorer, before)
+    shot(book, "10_explorer")
+    assert_sound(book)
