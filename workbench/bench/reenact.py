@@ -63,7 +63,7 @@ def run(
         )
         for share in SHARES[profile]
     }
-    engines = [_engine(model, scale, foretold, place) for place, model in enumerate((llm, prm))]
+    engines = (_engine(llm, scale, foretold, 0), _engine(prm, scale, foretold, 1))
     same: list[float] = []
     reenact(scale.answers, *engines)  # kernels are compiled and launches recorded
     for share, replayed in foretold.items():

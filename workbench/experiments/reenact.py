@@ -9,7 +9,7 @@ too. What it does not do: choose a memory (bench/reenact.py).
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from workbench.replay.answers import (
 from workbench.replay.simulator import recorded_strategy
 from workbench.search.active import ActiveSearch
 from workbench.search.measure import Throughput
-from workbench.search.record import RecordedEngine
+from workbench.search.record import RecordedEngine, Recording
 from workbench.search.rounds import Rounds
 from workbench.search.score_cache import ScoreCache
 from workbench.trace.files import Trace
@@ -97,6 +97,7 @@ class ReenactedEngine:
         node = self._answers.node(tag.problem_id, tag.node_id)
         count = len(node.step.tokens)
         asked = replace(params, max_tokens=count, stop=(), ignore_eos=True)
+        assert not isinstance(prompt, str), "a recorded search asks with token ids"
         number = self.engine.add(list(prompt), asked, tag=tag)
         self._nodes[number] = node
         return number
@@ -195,12 +196,17 @@ def _require_fit(engine: Engine, recorded: RecordedEngine, answers: Answers) -> 
             f"{engine.name} has max_model_len {engine.max_model_len}; the recorded "
             f"{recorded.name} had {recorded.max_model_len}: give it at least that."
         )
-    most = max(
-        max((max(s.tokens, default=0) for s in (*p.steps, *p.solutions)), default=0)
-        for p in answers.recording.problems
-    )
+    most = max(max(tokens, default=0) for tokens in _all_tokens(answers.recording))
     if most >= engine.spec.vocab:
         raise ConfigError(
             f"The recording has token {most}; {engine.name} knows {engine.spec.vocab} tokens: "
             "give a model with a larger vocabulary."
         )
+
+
+def _all_tokens(recording: Recording) -> Iterator[tuple[int, ...]]:
+    """Every entry's own tokens, of both tries and the prompts."""
+    for problem in recording.problems:
+        yield problem.prompt
+        yield from (step.tokens for step in problem.steps)
+        yield from (solution.tokens for solution in problem.solutions)

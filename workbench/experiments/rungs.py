@@ -6,7 +6,6 @@ does not do: measure, replay, or call a rung right.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,8 @@ def agreement(rows: pd.DataFrame) -> dict[str, Any]:
     table = rows.pivot(index="llm_share", columns="rung", values="value").dropna()
     first, second = table.columns
     ranks = table.round(3).rank()
-    peaks: Mapping[str, float] = {str(name): float(table[name].idxmax()) for name in table}
+    shares = table.index.to_numpy(float)
+    peaks = {str(name): float(shares[table[name].to_numpy().argmax()]) for name in table}
     return {"peaks": peaks, "order": float(ranks[first].corr(ranks[second])), "shares": len(table)}
 
 

@@ -47,10 +47,10 @@ class Assumptions:
 
     length_ratio: a solution's tokens over the reference's (headings and small steps are written
     out). length_spread: standard deviation of the log of what a step changes in the length to come.
-    step_tokens, step_spread: median and log standard deviation of a step's tokens, as SmolLM2's are
-    in the recording of real text. endless: the part of steps after which a solution never ends.
-    twins: the part of siblings that repeat the one before word for word. score_spread: how far a
-    step's score lies from its parent's.
+    step_tokens, step_spread: median and log standard deviation of a step's tokens; twins: the part
+    of siblings that repeat the one before word for word: all three as SmolLM2's are in the
+    recordings of real text. endless: the part of steps after which a solution never ends.
+    score_spread: how far a step's score lies from its parent's.
     """
 
     length_ratio: float = 2.0
@@ -58,7 +58,7 @@ class Assumptions:
     step_tokens: float = 40.0
     step_spread: float = 0.68
     endless: float = 0.001
-    twins: float = 0.02
+    twins: float = 0.004
     score_spread: float = 0.12
 
     def __post_init__(self) -> None:
