@@ -140,13 +140,13 @@ def _ratio(study: PolicyStudy, name: str, ours: str, peer: str, ceiling: float) 
             return Row(name, float("nan"), _why_not(study, setting), label)
     repeats = _repetitions(study, ours, peer)
     found = speed_up(study, peer, ours, repeats)
-    value = speed(study, ours, repeats).estimate
+    theirs, value = (float(rate) for rate in rates_of(study, (peer, ours), repeats).pooled)
     return Row(
         name,
         value,
         UNIT,
         label,
-        speed(study, peer, repeats).estimate,
+        theirs,
         found.estimate,
         ceiling,
         value / ceiling,
