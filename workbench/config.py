@@ -102,6 +102,7 @@ class EngineConfig(_Settings):
     quantization: str | None = None  # None: weights as the file has them; or "int8", "int4"
     activations_in_total: bool = True  # False: `memory` pays for weights and KV only
     dtype: str = "auto"
+    device: str = "cpu"  # or a GPU: "cuda", "cuda:1"; "memory" is then the GPU's
     watermark: float = 0.01  # share of blocks kept free when a request is admitted
     batching: str = "continuous"  # or "static": whole padded batches, without prefix caching
 
@@ -128,6 +129,8 @@ class EngineConfig(_Settings):
         )
         self._require("watermark", 0 <= self.watermark < 1, "in [0, 1)")
         self._choose("dtype", ("auto", "float32", "float16", "bfloat16"))
+        named = re.fullmatch(r"cpu|cuda(:\d+)?", self.device) is not None
+        self._require("device", named, "'cpu', 'cuda', or one of several GPUs: 'cuda:1'")
         self._choose("batching", ("continuous", "static"))
         shares = self.batching == "static" and self.enable_prefix_caching
         self._require(

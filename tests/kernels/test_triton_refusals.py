@@ -13,7 +13,8 @@ pytest.importorskip("triton", reason="triton is not installed (it exists for Lin
 
 from tests.kernels.synthetic import random_step
 from workbench.errors import ConfigError
-from workbench.kernels.triton.kernels import INTERPRETED, TritonKernels
+from workbench.kernels.triton.kernels import TritonKernels
+from workbench.kernels.triton.taken import INTERPRETED
 from workbench.kernels.triton.tuning import Tuning, candidates, chosen
 
 CPU = torch.device("cpu")

@@ -1,7 +1,8 @@
 """Steps of one row a sequence: decoding, where what is launched matters as much as what it does.
 
 A pass through the layers is recorded once for each number of rows, over arrays that stay in place,
-and from then on run again without Python in between (as a CUDA graph is).
+and from then on run again without Python in between (as a CUDA graph is). On a GPU a few numbers of
+rows serve all: rows beyond a step's own belong to nobody.
 """
 
 from __future__ import annotations
@@ -30,14 +31,18 @@ class DecodeSteps:
     def forward(self, tokens: torch.Tensor, plan: StepPlan) -> torch.Tensor:
         """`LlamaModel.forward` of a plan whose sequences own one row each."""
         rows, blocks = plan.block_offsets.shape
+        launched = self._model.kernels.rows_launched(rows)
+        launched = max(rows, min(launched, len(self._positions)))
         self._make_room(blocks)
         self._positions[:rows] = plan.positions
         self._context_len[:rows] = plan.context_len
         self._block_offsets[:rows, :blocks] = plan.block_offsets
-        if rows not in self._passes:
-            self._passes[rows] = self._record(rows)
+        self._positions[rows:launched] = -1  # no sequence's
+        self._context_len[rows:launched] = 0
+        if launched not in self._passes:
+            self._passes[launched] = self._record(launched)
         self._model.embedding(tokens, self._buffers.residual[:rows])
-        self._passes[rows]()
+        self._passes[launched]()
         return self._buffers.normed[:rows]
 
     def _make_room(self, blocks: int) -> None:

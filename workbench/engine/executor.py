@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from workbench.core import SamplingRows, StepPlan, StepResult, WantedLogits
 from workbench.engine.decode_steps import DecodeSteps
+from workbench.engine.device_sampling import chosen_tokens, is_plain
+from workbench.engine.staging import staged
 from workbench.errors import ConfigError, StepError
 from workbench.kernels import ForwardContext, LayerCache
 from workbench.kvcache.storage import BlockStorage
@@ -61,12 +63,15 @@ class Executor:
         max_num_seqs: int = 64,
         clock: Clock = time.perf_counter,
     ) -> None:
-        """Raises ConfigError when batch_invariant is asked of kernels that are not."""
+        """Raises ConfigError when batch_invariant is asked of kernels that are not.
+
+        And for blocks that the kernels cannot read.
+        """
         if batch_invariant and not model.kernels.batch_invariant:
             raise ConfigError(
                 f"batch_invariant=True, but the {model.kernels.name!r} kernels, used for "
-                f"{model.dtype} on {model.device}, are not; use float32 on a CPU or "
-                "batch_invariant=False."
+                f"{model.dtype} on {model.device}, are not; use float32 on a CPU, triton on a GPU, "
+                "or batch_invariant=False."
             )
         self.model, self.storage, self.batch_invariant, self._clock = (
             model,
@@ -81,6 +86,7 @@ class Executor:
             )
             for base in storage.layer_base
         ]
+        model.kernels.require_takes(self._caches[0])
         self._parts = self._parts_in_use = 1  # of the device; the first may be set by any thread
         self._stream: torch.cuda.Stream | None = None  # None: the device's default
         self._decode_steps = DecodeSteps(model, self._caches, self.buffers)
@@ -127,6 +133,7 @@ class Executor:
                 self._stream.synchronize()
 
     def _run(self, plan: StepPlan) -> StepResult:
+        """On a GPU the forward pass is launched in forward_s, and waited for in sampling_s."""
         started = self._clock()
         hidden = self._forward(plan)
         logits = self._sampled_logits(hidden, plan.sampling)
@@ -142,26 +149,26 @@ class Executor:
                 f"{self.buffers.tokens}."
             )
         assert int(plan.positions.max()) < self.model.spec.max_model_len, "no such position"
-        tokens = torch.from_numpy(np.require(plan.tokens, np.int64, ("C", "W"))).to(
-            self.model.device
-        )
+        tokens = staged(plan.tokens, np.int64, self.model.device)
         if plan.num_tokens == plan.num_seqs:
             return self._decode_steps.forward(tokens, plan)
         return self.model.forward(tokens, self._caches, ForwardContext.of(plan), self.buffers)
 
-    def _sampled_logits(self, hidden: torch.Tensor, sampling: SamplingRows) -> NDArray[np.float32]:
-        """float32 [R, vocab]; valid until the next step."""
+    def _sampled_logits(self, hidden: torch.Tensor, sampling: SamplingRows) -> torch.Tensor:
+        """[R, vocab], on the device; valid until the next step."""
         if len(sampling) == 0:
-            return np.empty((0, self.model.spec.outputs), np.float32)
-        rows = torch.from_numpy(np.require(sampling.rows, np.int64, ("C", "W"))).to(hidden.device)
-        return self.model.logits(hidden, rows, self.buffers).float().cpu().numpy()
+            return hidden.new_empty(0, self.model.spec.outputs)
+        rows = staged(sampling.rows, np.int64, hidden.device)
+        return self.model.logits(hidden, rows, self.buffers)
 
     def _sample(
-        self, logits: NDArray[np.float32], sampling: SamplingRows
+        self, logits: torch.Tensor, sampling: SamplingRows
     ) -> tuple[NDArray[np.int64], Logprobs]:
         if len(sampling) == 0:
             return np.empty(0, np.int64), ()
-        return sample(logits, sampling, self._draw)
+        if self.model.kernels.selects and is_plain(sampling, logits.shape[1]):
+            return chosen_tokens(self.model.kernels, logits, sampling), ()
+        return sample(logits.float().cpu().numpy(), sampling, self._draw)
 
     def _draw(
         self,
@@ -174,9 +181,14 @@ class Executor:
 
     def _wanted_logits(self, hidden: torch.Tensor, wanted: WantedLogits) -> NDArray[np.float32]:
         """float32 [rows, columns]: of the vocabulary or the value head, the asked columns only."""
-        rows = torch.from_numpy(np.require(wanted.rows, np.int64, ("C", "W"))).to(hidden.device)
+        rows = staged(wanted.rows, np.int64, hidden.device)
         out = hidden.new_empty(len(wanted.rows), len(wanted.columns))
-        self._head_of(wanted.columns)(self.model.head_inputs(hidden.index_select(0, rows)), out)
+        if self.model.kernels.selects:
+            columns = staged(wanted.columns, np.int64, hidden.device)
+            self.model.selected_logits(hidden, rows, columns, out)
+        else:
+            inputs = self.model.head_inputs(hidden.index_select(0, rows))
+            self._head_of(wanted.columns)(inputs, out)
         logits: NDArray[np.float32] = out.float().cpu().numpy()
         require_finite(logits, wanted.rows)
         return logits

@@ -3,37 +3,33 @@
     kv = total - weights - activations - other        num_blocks = kv // block_bytes
 
 Activations are measured by one step of the largest size: what the executor's buffers hold, and the
-highest sum of what torch and numpy allocated beside them. `other` is 0 on a CPU: the
-interpreter is not charged.
+highest sum of what torch and numpy allocated beside them. `other` is what a GPU's memory holds that
+is not torch's; 0 on a CPU: the interpreter is not charged.
 """
 
 from __future__ import annotations
 
 import math
-import os
-import tracemalloc
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch.autograd.profiler import profile
 
 from workbench.collection import collection_paused
 from workbench.config import format_size, parse_size
 from workbench.core import SamplingRows, StepPlan, WantedLogits
+from workbench.engine.device_memory import beside_torch, free_of, peak_on, total_of
 from workbench.engine.executor import Executor
 from workbench.errors import ConfigError, OutOfMemory
-from workbench.host_memory import total_memory
 from workbench.kvcache.storage import KVStorage
 from workbench.models.llama import LlamaModel
 
 if TYPE_CHECKING:
     import pandas as pd
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler announces itself otherwise
-_GRAIN = 1 << 16  # peaks are rounded up to it: Python's own allocations differ a little each time
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,48 +91,52 @@ def plan_memory(
     """
     activations = measure_activations(model, limits)
     block_bytes = model.spec.block_bytes(block_size, model.dtype.itemsize)
-    fixed = model.weight_bytes + (activations if activations_in_total else 0)
+    other = beside_torch(model.device)
+    fixed = model.weight_bytes + (activations if activations_in_total else 0) + other
     if num_blocks is not None:
         kv = num_blocks * block_bytes
     elif kv_memory is not None:
         kv = parse_size(kv_memory)
     elif memory is not None:
-        kv = total_bytes(memory) - fixed
+        kv = total_bytes(memory, model.device) - fixed
     else:
         enough = limits.max_num_seqs * math.ceil(limits.max_model_len / block_size) * block_bytes
-        kv = min(enough, total_memory() // 4 - fixed)
+        kv = min(enough, total_of(model.device) // 4 - fixed)
     profile = MemoryProfile(
         total=kv + fixed,
         weights=model.weight_bytes,
         activations=activations,
-        other=0,
+        other=other,
         kv=kv,
         block_bytes=block_bytes,
         num_blocks=max(0, kv // block_bytes),
         activations_in_total=activations_in_total,
     )
-    _refuse_too_many(profile, name)
+    _refuse_too_many(profile, model.device, name)
     _refuse_too_few(profile, limits, block_size, name)
     return profile
 
 
-def total_bytes(memory: int | float | str) -> int:
+def total_bytes(memory: int | float | str, device: torch.device = CPU) -> int:
     """Bytes of a `memory` setting: a size, or a float in (0, 1], a share of the device's memory."""
     if isinstance(memory, float):
         if not 0 < memory <= 1:
             raise ConfigError(
                 f"memory is {memory!r}; a share is in (0, 1], a size is a whole number or text."
             )
-        return int(memory * total_memory())
+        return int(memory * total_of(device))
     return parse_size(memory)
 
 
-def _refuse_too_many(profile: MemoryProfile, name: str) -> None:
+def _refuse_too_many(profile: MemoryProfile, device: torch.device, name: str) -> None:
     """Before anybody counts the blocks, or asks a system that promises more than it has."""
-    if profile.kv > total_memory():
+    total, free = total_of(device), free_of(device)
+    where = "this machine" if device.type == "cpu" else str(device)
+    if profile.kv > (total if free is None else free):
+        left = "" if free is None else f", of which {format_size(free)} are free"
         raise OutOfMemory(
-            f"{name}: a KV cache of {format_size(profile.kv)} is asked for; this machine has "
-            f"{format_size(total_memory())}. Give less `memory`, `kv_memory` or `num_blocks`."
+            f"{name}: a KV cache of {format_size(profile.kv)} is asked for; {where} has "
+            f"{format_size(total)}{left}. Give less `memory`, `kv_memory` or `num_blocks`."
         )
 
 
@@ -149,6 +149,8 @@ def _refuse_too_few(profile: MemoryProfile, limits: StepLimits, block_size: int,
     parts = (
         f"weights {format_size(profile.weights)}, activations {format_size(profile.activations)}"
     )
+    if profile.other:
+        parts += f", other {format_size(profile.other)}"
     remedy = f"Give that much more, or max_model_len={fits} at most."
     if fits < 2:
         remedy = "Give that much more: no request fits."
@@ -179,7 +181,7 @@ def measure_activations(model: LlamaModel, limits: StepLimits) -> int:
     executor.submit(
         _largest_plan(StepLimits(1, 1, 1), samples)
     ).result()  # first-call allocations are not the step's
-    with _Peak() as peak:
+    with peak_on(model.device) as peak:
         executor.submit(plan).result()
     return executor.buffers.nbytes + peak.bytes
 
@@ -221,31 +223,3 @@ def _sampling(rows: NDArray[Any], positions: NDArray[Any]) -> SamplingRows:
         min_p=np.zeros(count),
         logprobs=np.full(count, -1, np.int64),
     )
-
-
-class _Peak:
-    """The most bytes that torch, and Python and numpy, held at one time, born inside.
-
-    The two peaks are added although they need not coincide: an upper bound, by little.
-    torch's comes from its profiler's list of allocations and releases, so garbage must wait
-    meanwhile: its release would count against what is held.
-    """
-
-    def __enter__(self) -> _Peak:
-        self._profile = profile(use_cpu=True, profile_memory=True, use_kineto=True)
-        self._profile.__enter__()
-        tracemalloc.start()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._traced = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        self._profile.__exit__(*error)
-
-    @property
-    def bytes(self) -> int:
-        results: Any = self._profile.kineto_results
-        events = [e for e in results.events() if e.name() == "[memory]"]
-        changes = [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
-        highest = max(accumulate(changes, initial=0))
-        return math.ceil((highest + self._traced) / _GRAIN) * _GRAIN

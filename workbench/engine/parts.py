@@ -45,7 +45,13 @@ class Parts:
 @collection_paused()
 def build_parts(config: EngineConfig, place: ArenaPlace | None = None) -> Parts:
     """All parts of an engine. Raises ModelError, OutOfMemory or ConfigError as Engine does."""
-    weights = load_model(config.model, dtype=config.dtype, quantization=config.quantization)
+    weights = load_model(
+        config.model,
+        dtype=config.dtype,
+        device=config.device,
+        quantization=config.quantization,
+        batch_invariant=config.batch_invariant,
+    )
     tokenizer = load_tokenizer(weights.source, dummy=config.model.startswith(DUMMY))
     token_bytes = _padded(tokenizer.token_bytes, weights.spec.vocab)
     max_model_len = _model_len(config, weights.spec)

@@ -29,11 +29,14 @@ class Kernels(ABC):
     batch_invariant: whether each row's result is bit for bit the same in whatever batch.
     keys_by_position: whether a block's keys are [kv_heads, block_size, head_dim], as its values
     are, and not as `LayerCache` draws them; who stores them reads them, so nobody else asks.
+    selects: whether `choose` and `selected_logits` are there: outputs then stay where they are
+    made, and only what was asked for is copied from the device.
     """
 
     name: str
     batch_invariant: bool
     keys_by_position: bool = False
+    selects: bool = False
 
     @abstractmethod
     def pack(self, parts: Sequence[Part], gated: bool = False) -> Any:
@@ -102,6 +105,36 @@ class Kernels(ABC):
         finite; temperature: float64 [R], above 0; noise: float64 [R] in [0, 1).
         """
 
+    def choose(
+        self, logits: torch.Tensor, temperature: torch.Tensor, noise: torch.Tensor
+    ) -> torch.Tensor:
+        """int64 [2, R]: tokens as `draw` does, and whether each row's largest logit is finite.
+
+        Temperature 0 takes the largest logit, the lowest id on ties.
+        """
+        raise NotImplementedError(f"{self.name} kernels leave the choice to the sampler")
+
+    def selected_logits(
+        self,
+        hidden: torch.Tensor,
+        rows: torch.Tensor,
+        matrix: Any,
+        numbers: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """out [R, C] = hidden[rows] @ the outputs `numbers` of matrix; both int64, not gated."""
+        raise NotImplementedError(f"{self.name} kernels have `columns` for it")
+
+    def rows_launched(self, rows: int) -> int:
+        """How many rows a decoding step of so many is launched for: those added are at position -1.
+
+        They store nothing and see nothing; a step's launches then serve all sizes up to theirs.
+        """
+        return rows
+
+    def require_takes(self, cache: LayerCache) -> None:  # noqa: B027 - torch takes any
+        """ConfigError for a cache whose shape these kernels cannot read."""
+
     def use_part(self, parts: int) -> None:  # noqa: B027 - a GPU shares itself out
         """Use one of so many equal parts of the device's threads from the next launch on."""
 
@@ -114,11 +147,19 @@ class Kernels(ABC):
         return work
 
 
-def load_kernels(device: torch.device, dtype: torch.dtype, threads: int | None = None) -> Kernels:
+def load_kernels(
+    device: torch.device,
+    dtype: torch.dtype,
+    threads: int | None = None,
+    *,
+    batch_invariant: bool = True,
+    head_dim: int | None = None,
+) -> Kernels:
     """The kernels for `dtype` on `device`: numba for float32 on a CPU, Triton for a GPU.
 
-    Plain torch for other types of a CPU, and on a GPU that Triton cannot serve: a warning says why.
-    threads: of the CPU kernels; as many as torch has if not given.
+    Plain torch for other types of a CPU, and where Triton cannot serve a GPU or a head size: a
+    warning says why. threads: of the CPU kernels; as many as torch has if not given.
+    batch_invariant: False takes the fastest where they differ, as they do on a GPU.
     """
     if device.type == "cpu" and dtype == torch.float32:
         from workbench.kernels.cpu import CpuKernels  # noqa: PLC0415 - compiles: only where it runs
@@ -128,7 +169,7 @@ def load_kernels(device: torch.device, dtype: torch.dtype, threads: int | None =
         try:
             from workbench.kernels.triton.kernels import TritonKernels  # noqa: PLC0415 - an extra
 
-            return TritonKernels(device, dtype, batch_invariant=True)
+            return TritonKernels(device, dtype, batch_invariant=batch_invariant, head_dim=head_dim)
         except ConfigError as problem:
             warnings.warn(f"{problem} Plain torch computes instead.", RuntimeWarning, stacklevel=2)
     from workbench.kernels.reference import ReferenceKernels  # noqa: PLC0415

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from workbench.kernels import Part, Quantised, load_kernels
+from workbench.kernels import Kernels, Part, Quantised, load_kernels
 from workbench.models.layers import Embedding, Linear
 from workbench.models.llama import Layer, LlamaModel
 from workbench.models.spec import ModelSpec
@@ -14,17 +14,32 @@ from workbench.models.spec import ModelSpec
 Take = Callable[[str, tuple[int, ...]], Part]
 
 
-def build(spec: ModelSpec, take: Take, dtype: torch.dtype, device: str) -> LlamaModel:
-    """The model; take(name, shape) gives the tensor that Hugging Face calls so."""
-    return _Builder(spec, take, dtype, torch.device(device)).model()
+def build(
+    spec: ModelSpec,
+    take: Take,
+    dtype: torch.dtype,
+    device: torch.device,
+    batch_invariant: bool = True,
+) -> LlamaModel:
+    """The model; take(name, shape) gives the tensor that Hugging Face calls so.
+
+    batch_invariant: False takes the fastest kernels of a device that has several.
+    """
+    kernels = load_kernels(device, dtype, batch_invariant=batch_invariant, head_dim=spec.head_dim)
+    return _Builder(spec, take, dtype, device, kernels).model()
 
 
 class _Builder:
     def __init__(
-        self, spec: ModelSpec, take: Take, dtype: torch.dtype, device: torch.device
+        self,
+        spec: ModelSpec,
+        take: Take,
+        dtype: torch.dtype,
+        device: torch.device,
+        kernels: Kernels,
     ) -> None:
         self.spec, self.take, self.dtype, self.device = spec, take, dtype, device
-        self.kernels = load_kernels(device, dtype)
+        self.kernels = kernels
 
     def model(self) -> LlamaModel:
         spec = self.spec
@@ -39,7 +54,7 @@ class _Builder:
         else:
             head = self._linear(spec.hidden, {"lm_head": spec.vocab})
         shared = spec.tied and spec.value_head is None
-        embedding = Embedding(head if shared else vocabulary)
+        embedding = Embedding(head if shared else self._rows(vocabulary))
         return LlamaModel(spec, self.kernels, embedding, layers, final_norm, head, inner)
 
     def _layer(self, prefix: str) -> Layer:
@@ -85,6 +100,12 @@ class _Builder:
         vector = self._place(self.take(name, (size,)))
         assert isinstance(vector, torch.Tensor), name
         return vector.contiguous()
+
+    def _rows(self, vocabulary: Part) -> Part:
+        """What embeddings are looked up in: a quantised one stays so on a CPU only."""
+        if self.device.type == "cpu" or not isinstance(vocabulary, Quantised):
+            return vocabulary
+        return torch.from_numpy(vocabulary.dequantise()).to(self.device, self.dtype)
 
     def _place(self, part: Part) -> Part:
         return part if isinstance(part, Quantised) else part.to(self.device, self.dtype)

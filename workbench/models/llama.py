@@ -156,6 +156,17 @@ class LlamaModel:
         self.head(self.head_inputs(wanted), out)
         return out
 
+    def selected_logits(
+        self, hidden: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        """out [R, C] = logits of some rows and outputs, both int64; for kernels that `selects`."""
+        if self.inner:
+            hidden = self.head_inputs(hidden.index_select(0, rows))
+            rows = torch.arange(len(rows), device=rows.device)
+        self.kernels.selected_logits(hidden, rows, self.head.matrix, columns, out)
+        if self.head.bias is not None:
+            self.kernels.add_row(self.head.bias[columns], out)
+
     def head_inputs(self, hidden: torch.Tensor) -> torch.Tensor:
         """What the head multiplies, of hidden states: themselves where nothing lies before."""
         for product in self.inner:

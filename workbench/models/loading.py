@@ -53,6 +53,7 @@ def load_model(
     device: str = "cpu",
     seed: int = 0,
     quantization: str | None = None,
+    batch_invariant: bool = True,
 ) -> LlamaModel:
     """The model of a short name, a folder, a .gguf file, a hub id, or `dummy:` and one of them.
 
@@ -60,13 +61,14 @@ def load_model(
 
     dtype: of the weights and of all arithmetic; "auto" is float32 on a CPU, else the config's.
     quantization: None keeps weights as the file has them; "int8" or "int4" rounds the matrices
-    that it has in more bits, be they floating point or quantised. Where some cannot be rounded a
+    that it has in more bits, be they floating point or quantised. batch_invariant: False takes the
+    fastest kernels of a device that has several. Where some cannot be rounded a
     warning counts them. Memory is saved by the float32 kernels of a CPU; others widen them again.
     Raises ModelError (unknown, incomplete, corrupt or unsupported model), ConfigError (dtype, a
-    quantization that is unknown or would round nothing) or OutOfMemory (weights larger than the
-    memory available).
+    device that is not there, a quantization that is unknown or would round nothing) or
+    OutOfMemory (weights larger than the memory available).
     """
-    kind, dummy = kind_of(quantization), name.startswith(DUMMY)
+    kind, dummy, place = kind_of(quantization), name.startswith(DUMMY), require_device(device)
     source = open_source(find_model(name.removeprefix(DUMMY), weights=not dummy))
     spec = read_spec(source)
     chosen = arithmetic_dtype(dtype, device, spec)
@@ -75,20 +77,23 @@ def load_model(
     tensors = [tensor for tensor in tensors if tensor.name not in spec.unused_tensors]
     if quantization is not None:
         require_rounding(tensors, quantization, name)
-    _require_room(name, tensors, kind, chosen, device, spec.table_bytes(chosen.itemsize))
+    _require_room(name, tensors, kind, chosen, place, spec.table_bytes(chosen.itemsize))
     if weights is None:
-        model = build(spec, _rounding(_random(seed), kind), chosen, device)
+        take = _rounding(_random(seed, place), kind)
+        model = build(spec, take, chosen, place, batch_invariant)
         origin = f"dummy {seed}"
     else:
         with ThreadPoolExecutor(max_workers=1) as beside:  # reads the file ahead of who packs it
             digest = beside.submit(weights.digest)
-            model = build(spec, _rounding(weights.take_stored, kind), chosen, device)
+            take = _rounding(weights.take_stored, kind)
+            model = build(spec, take, chosen, place, batch_invariant)
         weights.refuse_leftovers(spec.unused_tensors)
         origin = digest.result()
     if isinstance(source, GGUFFile):
         source.release()
     model.source = source
-    model.fingerprint = _digest(f"{origin} {spec} {chosen}")
+    where = "" if place.type == "cpu" else f" {place.type}"
+    model.fingerprint = _digest(f"{origin} {spec} {chosen}{where}")
     if quantization is not None:
         model.fingerprint += f"/{quantization}"
     return model
@@ -97,6 +102,19 @@ def load_model(
 def open_weights(source: Source) -> Weights:
     """The tensors of a model's folder or .gguf file, by the names Hugging Face gives them."""
     return GGUFWeights(source) if isinstance(source, GGUFFile) else FolderWeights(source)
+
+
+def require_device(name: str) -> torch.device:
+    """The device of a name; ConfigError for a GPU that torch does not find."""
+    device = torch.device(name)
+    count = torch.cuda.device_count() if device.type == "cuda" else 0
+    if device.type == "cuda" and (device.index or 0) >= count:
+        found = f"{count} CUDA device{'s' if count > 1 else ''}" if count else "no CUDA device"
+        raise ConfigError(
+            f"device={name!r}, and torch {torch.__version__} finds {found} here. Give "
+            "device='cpu', or install a CUDA build of torch where there is an NVIDIA GPU."
+        )
+    return device
 
 
 def arithmetic_dtype(dtype: str, device: str, spec: ModelSpec) -> torch.dtype:
@@ -116,13 +134,15 @@ def _require_room(
     tensors: Sequence[Listed],
     kind: str | None,
     dtype: torch.dtype,
-    device: str,
+    device: torch.device,
     table_bytes: int,
 ) -> None:
     """OutOfMemory for what will not fit; only a CPU's float32 kernels keep matrices quantised."""
-    if torch.device(device).type != "cpu" or dtype != torch.float32:
+    if device.type != "cpu" or dtype != torch.float32:
         numbers = sum(math.prod(tensor.shape) for tensor in tensors)
-        require_room(numbers * dtype.itemsize + table_bytes, name, str(dtype), {})
+        free = None if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+        held = str(dtype) if device.type == "cpu" else f"{dtype} on {device}"
+        require_room(numbers * dtype.itemsize + table_bytes, name, held, {}, free)
         return
     needed = held_bytes(tensors, dtype.itemsize, kind) + table_bytes
     rounded = {
@@ -158,21 +178,22 @@ def _floats(part: Part, start: int, end: int) -> NDArray[np.float32]:
     if isinstance(part, Quantised):
         rows = part.rows[start:end]
         return Quantised(part.kind, rows, (len(rows), part.shape[1])).dequantise()
-    floats: NDArray[np.float32] = part[start:end].float().numpy()
+    floats: NDArray[np.float32] = part[start:end].float().cpu().numpy()
     return floats
 
 
-def _random(seed: int) -> Take:
+def _random(seed: int, device: torch.device) -> Take:
     """Gaussian matrices that keep activations near 1, norms of ones, biases of zeros.
 
-    The same for the same seed.
+    The same for the same seed and kind of device, which draws them itself: a CPU would take
+    minutes over eight billion.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(seed)
 
     def take(name: str, shape: tuple[int, ...]) -> torch.Tensor:
         if len(shape) == 1:
             return torch.zeros(shape) if name.endswith(".bias") else torch.ones(shape)
         scale = 1.0 if "embed_tokens" in name else 1 / math.sqrt(shape[1])
-        return torch.randn(shape, generator=generator) * scale
+        return torch.randn(shape, generator=generator, device=device) * scale
 
     return take

@@ -11,13 +11,16 @@ from workbench.errors import OutOfMemory
 from workbench.host_memory import available_memory
 
 
-def require_room(needed: int, name: str, held: str, smaller: Mapping[str, int]) -> None:
+def require_room(
+    needed: int, name: str, held: str, smaller: Mapping[str, int], available: int | None = None
+) -> None:
     """OutOfMemory, with the numbers, for weights of more bytes than are available.
 
     held: what numbers and matrices are held as; smaller: the bytes of each `quantization` that
-    takes fewer.
+    takes fewer; available: of a GPU, else the host's.
     """
-    available = available_memory()
+    if available is None:
+        available = available_memory()
     if needed > available:
         raise OutOfMemory(
             f"{name}'s weights take {format_size(needed)} ({held}; rotary tables included), and "

@@ -45,9 +45,15 @@ def require_finite(values: NDArray[np.float32], rows: NDArray[np.int64]) -> None
     """StepError unless all values are finite; values[i], one or several, are of rows[i]."""
     finite = np.isfinite(values)
     if not finite.all():
-        bad = np.flatnonzero(~finite.reshape(len(values), -1).all(axis=1))
+        require_finite_rows(finite.reshape(len(values), -1).all(axis=1), rows)
+
+
+def require_finite_rows(finite: NDArray[np.bool_], rows: NDArray[np.int64]) -> None:
+    """StepError naming those of the rows that are not."""
+    if not finite.all():
+        bad = np.flatnonzero(~finite)
         raise StepError(
-            f"The logits of {len(bad)} of {len(values)} rows are not finite: the model's weights "
+            f"The logits of {len(bad)} of {len(finite)} rows are not finite: the model's weights "
             "are damaged, or its numbers exceed its dtype. Fetch the model again, or use float32.",
             rows[bad].tolist(),
         )

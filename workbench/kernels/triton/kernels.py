@@ -19,6 +19,7 @@ from workbench.errors import ConfigError
 from workbench.kernels import ForwardContext, LayerCache, Part, Quantised
 from workbench.kernels.reference import ReferenceKernels
 from workbench.kernels.triton import columns, rows
+from workbench.kernels.triton.choosing import choose
 from workbench.kernels.triton.fixed_tiles import fixed_tiles
 from workbench.kernels.triton.launch import AttentionLaunch
 from workbench.kernels.triton.placing import DeviceWork, place
@@ -30,13 +31,11 @@ from workbench.kernels.triton.recorded import (
     Shape,
     as_it_is,
 )
+from workbench.kernels.triton.taken import require_head_dim, require_runs, require_takes
 from workbench.kernels.triton.tuning import SMALLEST, Tuning, chosen
 from workbench.kernels.triton.work import StepWork, plan_work
 
-INTERPRETED = not isinstance(rows.rms_norm, triton.JITFunction)
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-HEAD_DIMS = range(16, 129, 8)
-OLDEST = (8, 0)  # compute capability: tensor cores that take bfloat16
+_FEW_ROWS = 8
 _HEADS_AT_ONCE, _OUTPUTS_AT_ONCE, _DIMENSIONS_AT_ONCE = 8, 1024, 512
 
 
@@ -68,7 +67,7 @@ class TritonKernels(ReferenceKernels):
     worked on once.
     """
 
-    name = "triton"
+    name, selects = "triton", True
 
     def __init__(
         self,
@@ -79,12 +78,15 @@ class TritonKernels(ReferenceKernels):
         fuse: bool = True,
         share: bool = True,
         batch_invariant: bool = False,
+        head_dim: int | None = None,
     ) -> None:
-        """Raises ConfigError for a dtype or a device that the kernels do not run on.
+        """Raises ConfigError for a dtype, a device or a head_dim that they do not run on.
 
         And for tiles that differ from kernel to kernel, where bits must not.
         """
         require_runs(device, dtype)
+        if head_dim is not None:
+            require_head_dim(head_dim)
         if batch_invariant and tuning is not None and not tuning.same_bits:
             raise ConfigError(
                 f"batch_invariant=True with {tuning}; it takes joined=True, one number of lanes "
@@ -192,6 +194,22 @@ class TritonKernels(ReferenceKernels):
         tuning = self.tiles(cache.head_dim, heads // cache.kv_heads)
         AttentionLaunch(tuning, self.keys_by_position, self.fuse)(qkv, out, cache, work)
 
+    def choose(
+        self, logits: torch.Tensor, temperature: torch.Tensor, noise: torch.Tensor
+    ) -> torch.Tensor:
+        """In pieces of the vocabulary, added up in order."""
+        return choose(logits, temperature, noise)
+
+    def rows_launched(self, rows: int) -> int:
+        """A power of two up to eight, then a multiple of eight: few graphs serve all sizes."""
+        if rows <= _FEW_ROWS:
+            return int(triton.next_power_of_2(rows))
+        return int(triton.cdiv(rows, _FEW_ROWS)) * _FEW_ROWS
+
+    def require_takes(self, cache: LayerCache) -> None:
+        """Head sizes and block sizes that tiles and spans have room for."""
+        require_takes(cache, self.dtype, self.tiles(cache.head_dim, 1))
+
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """A CUDA graph for each size of step. work: of one row a sequence, over one context."""
         return RecordedWork(self, work, self._capture)
@@ -221,42 +239,3 @@ class TritonKernels(ReferenceKernels):
             lists = self.plan(context, shape)
             self.held = (context, shape, place(lists, context, self.device))
         return self.held[2]
-
-
-def require_runs(device: torch.device, dtype: torch.dtype) -> None:
-    """Raises ConfigError unless kernels of this type run on this device."""
-    if dtype not in DTYPES:
-        allowed = ", ".join(str(each) for each in DTYPES)
-        raise ConfigError(f"Triton kernels of {dtype}; they take {allowed}.")
-    if INTERPRETED and dtype == torch.bfloat16:
-        raise ConfigError(
-            "Triton's interpreter multiplies torch.bfloat16 wrongly; under TRITON_INTERPRET=1 "
-            "take torch.float32 or torch.float16."
-        )
-    if not INTERPRETED and device.type != "cuda":
-        raise ConfigError(
-            f"Triton kernels on {device}; they run on a CUDA device, or anywhere, slowly, with "
-            "TRITON_INTERPRET=1 set before triton is first imported."
-        )
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < OLDEST:
-        found = ".".join(map(str, torch.cuda.get_device_capability(device)))
-        raise ConfigError(
-            f"Triton kernels on a GPU of compute capability {found}; they need 8.0 (Ampere) or "
-            "later."
-        )
-
-
-def require_takes(cache: LayerCache, dtype: torch.dtype, tuning: Tuning) -> None:
-    """Raises ConfigError for a cache that the kernels cannot read."""
-    if cache.data.dtype != dtype:
-        raise ConfigError(f"Kernels of {dtype} over a cache of {cache.data.dtype}; make them one.")
-    if cache.head_dim not in HEAD_DIMS:
-        raise ConfigError(
-            f"head_dim={cache.head_dim}; the Triton kernels take multiples of {HEAD_DIMS.step} "
-            f"from {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}. Run this model on a CPU."
-        )
-    size = cache.block_size
-    if size < 1 or size & (size - 1) or size > tuning.span:
-        raise ConfigError(
-            f"block_size={size}; the Triton kernels take powers of two up to {tuning.span}."
-        )

@@ -71,13 +71,14 @@ def rotate_and_store(
     """Rotates pairs (i, i + HALF) of queries and keys in place; stores keys and values.
 
     grid: (T, (HEADS + KV_HEADS) / TAKEN rounded up); who rotates a key stores it and its value.
+    Nothing is done for a row at position -1.
     """
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * TAKEN + tl.arange(0, TAKEN)
     pair = tl.arange(0, PADDED)
-    real = pair < HALF
-    mask = (head < HEADS + KV_HEADS)[:, None] & real[None, :]
     position = tl.load(positions + row)
+    real = pair < tl.where(position >= 0, HALF, 0)  # rows beyond a step's own are at -1
+    mask = (head < HEADS + KV_HEADS)[:, None] & real[None, :]
     angle = position * HALF + pair
     c = tl.load(cosine + angle, mask=real, other=0.0).to(tl.float32)[None, :]
     s = tl.load(sine + angle, mask=real, other=0.0).to(tl.float32)[None, :]
@@ -90,7 +91,8 @@ def rotate_and_store(
     tl.store(source + HALF, second, mask=mask)
 
     kept = mask & (head >= HEADS)[:, None]
-    offset = tl.load(tables + tl.load(sequence + row) * width + position // BLOCK_SIZE)
+    block_number = tl.maximum(position, 0) // BLOCK_SIZE
+    offset = tl.load(tables + tl.load(sequence + row) * width + block_number)
     slot = position % BLOCK_SIZE
     block = data + offset + ((head - HEADS) * (2 * HALF * BLOCK_SIZE))[:, None]
     if BY_POSITION:

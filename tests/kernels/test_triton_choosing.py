@@ -1,0 +1,75 @@
+"""Tokens chosen on the device are those of the sampler, row by row, and only ids leave it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed (it exists for Linux)")
+
+from workbench.kernels.triton import choosing
+from workbench.sampling.sampler import inverse_cdf
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def given(logits: np.ndarray, temperature: list[float], noise: list[float]):
+    """On the device, rows apart from each other as a buffer's are."""
+    room = torch.full((len(logits), logits.shape[1] + 3), torch.nan)
+    room[:, : logits.shape[1]] = torch.from_numpy(logits)
+    return (
+        room.to(DEVICE)[:, : logits.shape[1]],
+        torch.tensor(temperature, dtype=torch.float64, device=DEVICE),
+        torch.tensor(noise, dtype=torch.float64, device=DEVICE),
+    )
+
+
+@pytest.mark.parametrize("vocab", [1, 50, 4096, 9000])
+def test_tokens_are_the_sampler_s(vocab: int) -> None:
+    """Greedy and drawn, in vocabularies of less than a piece, one, and several."""
+    random = np.random.default_rng(vocab)
+    logits = (random.standard_normal((8, vocab)) * 3).astype(np.float32)
+    temperature = [0.0, 0.8, 1.0, 0.5, 0.0, 2.0, 1.0, 1.0]
+    noise = [0.5, *random.random(5).tolist(), 0.0, np.nextafter(1.0, 0.0)]
+    tokens, finite = choosing.choose(*given(logits, temperature, noise)).cpu().numpy()
+    expected = logits.argmax(axis=1)
+    warm = np.array(temperature) > 0
+    drawn = inverse_cdf(logits[warm], np.array(temperature)[warm], np.array(noise)[warm])
+    expected[warm] = drawn
+    assert tokens.tolist() == expected.tolist()
+    assert finite.tolist() == [1] * 8
+
+
+def test_the_lowest_of_equal_logits_is_taken() -> None:
+    """Within a piece and across pieces."""
+    logits = np.zeros((2, 9000), np.float32)
+    logits[0, [4100, 17, 8999]] = 5
+    logits[1, [8000, 4096]] = 5
+    tokens, _ = choosing.choose(*given(logits, [0.0, 0.0], [0.0, 0.0])).cpu().numpy()
+    assert tokens.tolist() == [17, 4096]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("place", [0, 4500])
+def test_rows_that_are_not_finite_are_said(bad: float, place: int) -> None:
+    """The others are chosen as ever."""
+    logits = np.zeros((3, 5000), np.float32)
+    logits[1, place] = bad
+    logits[2, 7] = 1
+    tokens, finite = choosing.choose(*given(logits, [0.0, 1.0, 0.0], [0.5] * 3)).cpu().numpy()
+    assert finite.tolist() == [1, 0, 1]
+    assert tokens[2] == 7
+
+
+def test_a_row_s_token_is_its_own() -> None:
+    """The same alone and in a batch."""
+    random = np.random.default_rng(3)
+    logits = random.standard_normal((6, 5000)).astype(np.float32)
+    noise = random.random(6).tolist()
+    together = choosing.choose(*given(logits, [0.9] * 6, noise)).cpu().numpy()[0].tolist()
+    alone = [
+        int(choosing.choose(*given(logits[r : r + 1], [0.9], noise[r : r + 1]))[0, 0])
+        for r in range(6)
+    ]
+    assert alone == together
