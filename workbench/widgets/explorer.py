@@ -21,6 +21,8 @@ from workbench.widgets.split import is_live
 
 NOT_LIVE = "Runs can be picked in a live notebook (Jupyter, VS Code); the cells above pick some."
 NOBODY = "none"
+KEPT = 8
+"""Figures that live on: one closed while the front end still makes it is an error there."""
 
 
 def explorer_widget(runs_dir: str | Path, **parameters: Any) -> Any:
@@ -41,7 +43,7 @@ class ExplorerView:
 
         runs = load_runs(runs_dir)
         self.picks = picks(runs)
-        self._changing = False
+        self._changing, self._drawn = False, list[Any]()
         self._parameters = {**parameters, "runs_dir": str(runs_dir)}
         names = list(self.picks)
         self.first = parts.Choice("A", names, names[0])
@@ -58,6 +60,7 @@ class ExplorerView:
         shown = [table, *menus, self.words, self.place, self.copy, save]
         self.box = ipywidgets.VBox(shown)
         for choice in (self.first, self.second):
+            choice.menu.layout.width = "560px"
             choice.observe(lambda _: self._picked())
         self.name.observe(lambda _: self.show())
         self.share.observe(lambda _: self.show())

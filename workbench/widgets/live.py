@@ -136,6 +136,7 @@ class LiveView:
         """Ask for another split and say what became of it."""
         answer = self.live.resplit(share)
         reason = f": {answer.reason}" if answer.reason else ""
+        reason += ", from the next step on" if self.live.state == "paused" else ""
         self.answer.value = f"LLM share {share:.2f}: <b>{answer.outcome}</b>{reason}."
         self.copy.text = self._command()
         if not self.live.is_alive:

@@ -111,5 +111,5 @@ class TreeView:
 
 def _page(text: str) -> str:
     """Text as it stands, its lines kept, wrapped where they are long."""
-    style = "white-space:pre-wrap;line-height:1.35;max-width:60em;margin:0 1em 0 0"
+    style = "white-space:pre-wrap;word-break:normal;max-width:60em;margin:0 1em 0 0"
     return f'<pre style="{style}">{escape(text)}</pre>'
