@@ -5,7 +5,8 @@ from dataclasses import replace
 from tests.experiments.fakes import fake_result
 from workbench.errors import OutOfMemory
 from workbench.experiments.plan import RunSpec
-from workbench.experiments.policy_plan import ALL, NONE, STATIC, PolicyPlan, PolicySpec
+from workbench.experiments.policy_plan import STATIC, PolicyPlan, PolicySpec
+from workbench.experiments.policy_techniques import ALL, NONE
 from workbench.experiments.profiles import sweep_config
 from workbench.experiments.record import RunResult
 from workbench.experiments.run import COUNTS, ENGINES

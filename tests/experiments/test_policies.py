@@ -8,14 +8,10 @@ from tests.experiments.policy_fakes import CONFIG, PEAK, PLAN, execute, misses
 from workbench.errors import ConfigError, RunStoreError
 from workbench.experiments.policy_ceiling import bound_seconds, ceiling_tokens_per_s
 from workbench.experiments.policy_plan import (
-    ALL,
-    ALONE,
     ELASTIC,
-    NONE,
     PLANS,
     POLICIES,
     STATIC,
-    TECHNIQUES,
     PolicyPlan,
     WorkingSet,
     policy_config,
@@ -38,6 +34,7 @@ from workbench.experiments.policy_study import (
     setting_of,
     speed,
 )
+from workbench.experiments.policy_techniques import ALL, ALONE, NONE, TECHNIQUES
 
 NEED = WorkingSet(PEAK["llm"], PEAK["prm"], 600)
 OWN = policy_config(CONFIG, PLAN)

@@ -19,9 +19,7 @@ from workbench.bench.record import Row
 from workbench.config import SweepConfig
 from workbench.experiments.policy_ceiling import ceiling_tokens_per_s
 from workbench.experiments.policy_plan import (
-    ALL,
     ELASTIC,
-    NONE,
     STATIC,
     THESIS_SHARE,
     PolicyPlan,
@@ -38,6 +36,7 @@ from workbench.experiments.policy_study import (
     speed,
     speed_up,
 )
+from workbench.experiments.policy_techniques import ALL, NONE
 from workbench.experiments.profiles import sweep_config
 from workbench.experiments.record import FINISHED
 from workbench.experiments.sweep import Execute

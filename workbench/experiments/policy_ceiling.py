@@ -23,8 +23,8 @@ from typing import Any
 
 import pandas as pd
 
-from workbench.experiments.policy_plan import ALL, NONE
 from workbench.experiments.policy_study import PolicyStudy, setting_of
+from workbench.experiments.policy_techniques import ALL, NONE
 from workbench.experiments.run import ENGINES
 
 WHY = ("evicted", "preempted", "partial")

@@ -10,14 +10,15 @@ of its interval. Each run says the llm_share that its split comes to. Nothing he
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from workbench.config import EngineConfig, SearchConfig, SweepConfig, parse_size
 from workbench.errors import ConfigError
 from workbench.experiments.feasible import FeasibleShares, feasible_shares
 from workbench.experiments.plan import RunSpec
+from workbench.experiments.policy_techniques import ALL, ALONE, NONE, TECHNIQUES
 from workbench.kvcache.policies import FirstCome, MarginalValue, PhaseAware, Policy, StaticSplit
 
 REFERENCE, TIGHT = "reference", "policy"
@@ -31,33 +32,6 @@ POLICIES: dict[str, type[Policy]] = {
     ELASTIC: MarginalValue,
 }
 THESIS_SHARE = 0.3
-
-
-@dataclass(frozen=True, slots=True)
-class Technique:
-    """Switches that are on together. label: as in a legend; said: within a sentence."""
-
-    label: str
-    said: str
-    search: Mapping[str, Any] = field(default_factory=dict)
-    engine: Mapping[str, Any] = field(default_factory=dict)
-
-
-_SPECULATION = {"speculative_extension": True}
-_LOOKAHEAD = {**_SPECULATION, "lookahead_scoring": True}
-_PREFIX, _OVERLAP = {"request_order": "prefix"}, {"overlap": True}
-_PARTIAL = {"reuse_partial_blocks": True}
-NONE, ALL = "none", "all"
-TECHNIQUES = {
-    NONE: Technique("none", "no technique"),
-    "partial_blocks": Technique("partial blocks reused", "reuse of partial blocks", {}, _PARTIAL),
-    "prefix_order": Technique("prefix-aware order", "prefix-aware order", _PREFIX),
-    "speculation": Technique("speculative extension", "speculative extension", _SPECULATION),
-    "lookahead": Technique("+ look-ahead scoring", "look-ahead scoring with it", _LOOKAHEAD),
-    "overlap": Technique("overlap", "overlap of the two models", _OVERLAP),
-    ALL: Technique("all", "all techniques", {**_PREFIX, **_LOOKAHEAD, **_OVERLAP}, _PARTIAL),
-}
-ALONE = tuple(key for key in TECHNIQUES if key not in (NONE, ALL))
 
 
 @dataclass(frozen=True, slots=True)

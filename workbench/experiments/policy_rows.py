@@ -11,15 +11,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workbench.experiments.policy_plan import (
-    ALL,
-    ELASTIC,
-    NONE,
-    STATIC,
-    TECHNIQUES,
-    THESIS_SHARE,
-)
+from workbench.experiments.policy_plan import ELASTIC, STATIC, THESIS_SHARE
 from workbench.experiments.policy_study import PolicyStudy, setting_of, speed, speed_up
+from workbench.experiments.policy_techniques import ALL, NONE, TECHNIQUES
 from workbench.experiments.record import INFEASIBLE
 from workbench.experiments.run import ENGINES
 from workbench.experiments.statistics import bootstrap_mean

@@ -12,13 +12,7 @@ import pandas as pd
 
 from workbench.config import format_size
 from workbench.experiments.policy_ceiling import ceiling_tokens_per_s
-from workbench.experiments.policy_plan import (
-    ELASTIC,
-    NONE,
-    STATIC,
-    TECHNIQUES,
-    THESIS_SHARE,
-)
+from workbench.experiments.policy_plan import ELASTIC, STATIC, THESIS_SHARE
 from workbench.experiments.policy_rows import (
     all_gain,
     best_static,
@@ -26,6 +20,7 @@ from workbench.experiments.policy_rows import (
     technique_gains,
 )
 from workbench.experiments.policy_study import PolicyStudy, setting_of, speed
+from workbench.experiments.policy_techniques import NONE, TECHNIQUES
 from workbench.experiments.statistics import Interval
 
 

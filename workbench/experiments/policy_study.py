@@ -24,9 +24,7 @@ from workbench.experiments.paths import runs_folder
 from workbench.experiments.peak import Rates, draw_rates
 from workbench.experiments.plan import RunSpec
 from workbench.experiments.policy_plan import (
-    NONE,
     REFERENCE,
-    TECHNIQUES,
     PolicyPlan,
     PolicySpec,
     WorkingSet,
@@ -36,6 +34,7 @@ from workbench.experiments.policy_plan import (
     settings_at,
     tight_runs,
 )
+from workbench.experiments.policy_techniques import NONE, TECHNIQUES
 from workbench.experiments.profiles import SECONDS_PER_PROBLEM
 from workbench.experiments.record import FINISHED, RunResult
 from workbench.experiments.statistics import Interval

@@ -1,0 +1,37 @@
+"""What the study of policies can switch on beside a policy, each alone and all together.
+
+None of them changes a token (search/rounds.py says what each does). What it does not do: plan runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Technique:
+    """Switches that are on together. label: as in a legend; said: within a sentence."""
+
+    label: str
+    said: str
+    search: Mapping[str, Any] = field(default_factory=dict)
+    engine: Mapping[str, Any] = field(default_factory=dict)
+
+
+_SPECULATION = {"speculative_extension": True}
+_LOOKAHEAD = {**_SPECULATION, "lookahead_scoring": True}
+_PREFIX, _OVERLAP = {"request_order": "prefix"}, {"overlap": True}
+_PARTIAL = {"reuse_partial_blocks": True}
+NONE, ALL = "none", "all"
+TECHNIQUES = {
+    NONE: Technique("none", "no technique"),
+    "partial_blocks": Technique("partial blocks reused", "reuse of partial blocks", {}, _PARTIAL),
+    "prefix_order": Technique("prefix-aware order", "prefix-aware order", _PREFIX),
+    "speculation": Technique("speculative extension", "speculative extension", _SPECULATION),
+    "lookahead": Technique("+ look-ahead scoring", "look-ahead scoring with it", _LOOKAHEAD),
+    "overlap": Technique("overlap", "overlap of the two models", _OVERLAP),
+    ALL: Technique("all", "all techniques", {**_PREFIX, **_LOOKAHEAD, **_OVERLAP}, _PARTIAL),
+}
+ALONE = tuple(key for key in TECHNIQUES if key not in (NONE, ALL))
