@@ -87,7 +87,11 @@ class ExplorerView:
             self.place.children = []
             return
         self.words.value = escape(self.explored.words)
-        self.place.children = [PlotWidget(self.explored.figure)]
+        figure = PlotWidget(self.explored.figure)
+        self.place.children = [figure]
+        self._drawn.append(figure)
+        if len(self._drawn) > KEPT:
+            self._drawn.pop(0).close()
 
     def pin(self) -> str:
         """What is A now is laid over whatever is picked as A next; answers what was pinned."""
