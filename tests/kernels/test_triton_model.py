@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,51 +17,90 @@ from workbench.errors import ConfigError
 from workbench.kernels.triton.kernels import TritonKernels
 from workbench.kernels.triton.taken import INTERPRETED
 
-PROMPTS = ["Solve: 17 + 25 = 3", "7", "41 + 1"]  # three rows are launched as four
-GREEDY = SamplingParams(temperature=0.0, max_tokens=3)
-
-
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "vocab_size": 300,
+    "max_position_embeddings": 64,
+}
+GREEDY = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+DRAWN = SamplingParams(temperature=0.8, max_tokens=5, seed=5, ignore_eos=True)
+PROMPTS = [list(range(7, 25)), [9], [3, 200]]  # three rows are launched as four
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here")
 
 
-def interpreted(device: torch.device, dtype: torch.dtype, **settings: Any) -> TritonKernels:
-    return TritonKernels(device, dtype, **settings)
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder: Path = tmp_path_factory.mktemp("model")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return f"dummy:{folder}"
+
+
+def interpret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines take these kernels from now on; the largest step is not measured, only guessed."""
+
+    def load(device: torch.device, dtype: torch.dtype, **settings: Any) -> TritonKernels:
+        return TritonKernels(device, dtype, **settings)
+
+    monkeypatch.setattr("workbench.models.building.load_kernels", load)
+    monkeypatch.setattr("workbench.engine.memory.measure_activations", lambda *_: 1 << 20)
 
 
 def engine(model: str, **settings: Any) -> Engine:
-    return Engine(model, num_blocks=32, max_num_batched_tokens=16, max_num_seqs=4,
-                  max_model_len=64, **settings)  # fmt: skip
+    return Engine(model, num_blocks=16, max_num_batched_tokens=8, max_num_seqs=4,
+                  max_model_len=32, **settings)  # fmt: skip
 
 
-def test_an_engine_samples_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("batch_invariant", [False, True], ids=["fast", "invariant"])
+def test_an_engine_samples_the_same_tokens(
+    model: str, batch_invariant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Prompts in chunks, then decodes of a changing batch, recorded ones too; greedy and drawn."""
-    params = [GREEDY, SamplingParams(temperature=0.8, max_tokens=4, seed=5), GREEDY]
-    expected = [out.token_ids for out in engine("tiny-solver").generate(PROMPTS, params)]
-    monkeypatch.setattr("workbench.models.building.load_kernels", interpreted)
-    ours = engine("tiny-solver", batch_invariant=False)
+    params = [GREEDY, DRAWN, GREEDY]
+    expected = [out.token_ids for out in engine(model).generate(PROMPTS, params)]
+    interpret(monkeypatch)
+    ours = engine(model, batch_invariant=batch_invariant)
+    assert ours.executor.model.kernels.batch_invariant == batch_invariant
     copied: list[int] = []
     monkeypatch.setattr("workbench.engine.executor.sample", lambda *_: copied.append(1))
     assert [out.token_ids for out in ours.generate(PROMPTS, params)] == expected
     assert not copied  # no logits left the device
 
 
+def test_filters_and_log_probabilities_are_the_sampler_s(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that want them are sampled on the host, by the same rules."""
+    params = SamplingParams(temperature=0.9, top_p=0.7, max_tokens=2, seed=1, logprobs=2,
+                            ignore_eos=True)  # fmt: skip
+    expected = engine(model).generate(PROMPTS[1:2], params)[0]
+    interpret(monkeypatch)
+    found = engine(model, batch_invariant=False).generate(PROMPTS[1:2], params)[0]
+    assert found.token_ids == expected.token_ids
+    assert [set(each) for each in found.logprobs] == [set(each) for each in expected.logprobs]
+
+
 def test_a_reward_model_computes_the_columns_it_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
+    model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the kernel that reads them where they lie: no matrix of columns is packed."""
-    tokens, positions, columns = list(range(5, 25)), [3, 19], [7, 2]
-    expected = engine("tiny-prm").score(tokens, positions, columns).logits
-    monkeypatch.setattr("workbench.models.building.load_kernels", interpreted)
-    ours = engine("tiny-prm", batch_invariant=True)
+    tokens, positions, columns = list(range(5, 16)), [3, 10], [7, 2]
+    expected = engine(model).score(tokens, positions, columns).logits
+    interpret(monkeypatch)
+    ours = engine(model, batch_invariant=False)
     found = ours.score(tokens, positions, columns).logits
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
     assert not ours.executor._columns
 
 
 def test_blocks_that_kernels_cannot_read_are_refused_at_once(
-    monkeypatch: pytest.MonkeyPatch,
+    model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When the engine is made, not when its first step fails."""
-    monkeypatch.setattr("workbench.models.building.load_kernels", interpreted)
+    """When the engine is made, before anything is computed."""
+    interpret(monkeypatch)
     with pytest.raises(ConfigError, match="block_size=24; the Triton kernels take powers of two"):
-        engine("tiny-solver", block_size=24)
+        engine(model, block_size=24)

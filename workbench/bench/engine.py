@@ -11,19 +11,25 @@ continuous batching of `transformers` (@transformers_cb) each in its own, only o
 Kernels that are batch-invariant anyway, as the CPU's are, are measured once for both modes.
 paged_over_contiguous is the time of decoding over blocks of 16 over that with a sequence in one
 block, so that its keys and values lie in one piece: the same code but for the block size.
+
+With `--device cuda` gpu_engine.py's rows instead, in bfloat16, against that GPU's own ceilings.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from statistics import median
+from typing import Any
 
 import numpy as np
+import torch
 from tqdm.auto import tqdm
 
 from workbench.bench.contenders import Contender, Ours, Prompts
-from workbench.bench.lineup import CEILING, CONTIGUOUS, TRANSFORMERS, Lineup, Sizes
+from workbench.bench.gpu_engine import EngineBench, StepSizes
+from workbench.bench.gpu_timing import CeilingSizes, measure_gpu_ceiling, require_gpu
+from workbench.bench.lineup import ALL, CEILING, CONTIGUOUS, TRANSFORMERS, Lineup, Sizes
 from workbench.bench.machine_ceiling import measure_ceiling
 from workbench.bench.peer_process import PeerError
 from workbench.bench.record import Row
@@ -38,7 +44,7 @@ REPEATS = {"quick": 3, "default": 9, "full": 21}
 REPEATS_LARGE = {"quick": 2, "default": 5, "full": 9}
 LARGE = 50_000_000  # parameters
 MODES = {"": False, "+invariant": True}  # row suffix -> batch_invariant
-MODE = {"batch_invariant": {"no suffix": False, "+invariant": True}, "dtype": "float32"}
+GPU_DTYPE = "bfloat16"
 Measure = Callable[[Contender, Prompts, bool], float]  # the last: whether it is the warm-up
 
 
@@ -48,12 +54,18 @@ def run(
     seed: int = 0,
     repeats: int | None = None,
     peers: str = "installed",
+    device: str = "cpu",
 ) -> Iterator[Row]:
     """The rows of `workbench bench engine`, each as soon as it is measured.
 
-    repeats: instead of the profile's; peers: "installed", "none", or names joined by commas.
+    repeats: instead of the profile's; peers: "installed", "none", or names joined by commas, of
+    which a GPU's rows know transformers alone.
     """
     model_spec(model)  # an unknown one is refused before anything is measured
+    if device != "cpu":
+        times = repeats or REPEATS_LARGE[profile]
+        yield from _gpu_rows(model, device, times, seed, peers in (ALL, TRANSFORMERS))
+        return
     machine = measure_ceiling()
     yield Row("gemm_flops_per_s", machine.flops_per_s, "FLOP/s")
     yield Row("read_bytes_per_s", machine.bytes_per_s, "B/s")
@@ -65,6 +77,25 @@ def run(
         for batch in BATCHES:
             yield from _decode_rows(batch, lineup, times, random)
         yield from _prefill_rows(lineup, PREFILLS * times, random)
+
+
+def mode_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """How a record of this run was made."""
+    dtype = "float32" if settings["device"] == "cpu" else GPU_DTYPE
+    return {"batch_invariant": {"no suffix": False, "+invariant": True}, "dtype": dtype}
+
+
+def _gpu_rows(model: str, device: str, repeats: int, seed: int, peer: bool) -> Iterator[Row]:
+    """The GPU's ceilings, then the engine's rows against them."""
+    require_gpu(2 * CeilingSizes().read_bytes, "engine --device cuda")
+    kind = getattr(torch, GPU_DTYPE)
+    ceiling = measure_gpu_ceiling(torch.device(device), kind)
+    torch.cuda.empty_cache()
+    yield Row("read_ceiling", ceiling.bytes_per_s / 1e9, "GB/s")
+    yield Row("product_ceiling", ceiling.flops_per_s / 1e12, "TFLOP/s")
+    sizes = StepSizes()
+    bench = EngineBench(model, device, GPU_DTYPE, ceiling, sizes, repeats, seed, peer)
+    yield from bench.rows()
 
 
 def _decode_rows(

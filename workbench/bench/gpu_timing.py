@@ -23,17 +23,18 @@ _CEILING_BYTES = 2 << 30
 _SIDE = 8192
 
 
-def require_gpu(needed_bytes: int) -> torch.device:
+def require_gpu(needed_bytes: int, bench: str = "kernels") -> torch.device:
     """The CUDA device. Raises ConfigError without one, OutOfMemory when it has not the room."""
     if not torch.cuda.is_available():
         raise ConfigError(
-            "bench kernels measures the kernels of a GPU, and torch finds no CUDA device here. "
-            "Run it on one, with a CUDA build of torch; bench engine measures the CPU's kernels."
+            f"bench {bench} measures a GPU, and torch finds no CUDA device here. Run it on a "
+            "machine with one and a CUDA build of torch; bench engine with --device cpu measures "
+            "the CPU."
         )
     free, total = torch.cuda.mem_get_info()
     if free < needed_bytes:
         raise OutOfMemory(
-            f"bench kernels needs {needed_bytes:,} bytes of GPU memory; {free:,} of {total:,} are "
+            f"bench {bench} needs {needed_bytes:,} bytes of GPU memory; {free:,} of {total:,} are "
             "free. End what else uses the GPU, or give --profile quick."
         )
     return torch.device("cuda")

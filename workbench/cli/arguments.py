@@ -155,6 +155,8 @@ def _bench(command: Parser) -> None:
     _value(command, "--repeats", "N", repeats, kind=_at_least(1))
     peers = "engine: installed (default), none, or names joined by commas; see make bench-peers"
     _value(command, "--peers", "NAMES", peers)
+    device = "engine, reenact: cpu (default), or a GPU: cuda, cuda:1"
+    _value(command, "--device", "NAME", device)
 
 
 def _calibrate(command: Parser) -> None:

@@ -15,7 +15,8 @@ from workbench.bench.record import Row, record, write_record
 from workbench.cli.settings import terminal
 from workbench.errors import ConfigError
 
-OPTIONS = ("profile", "model", "llm", "prm", "problems", "seed", "seeds", "repeats", "peers")
+MODELS = ("model", "llm", "prm")
+OPTIONS = ("profile", *MODELS, "problems", "seed", "seeds", "repeats", "peers", "device")
 
 
 def run(given: argparse.Namespace) -> int:

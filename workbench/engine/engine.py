@@ -45,7 +45,7 @@ class Engine:
     max_model_len, ConfigError for a setting that is unknown or out of range.
     """
 
-    capabilities = frozenset({"token_identity", "trace", "resplit"})
+    capabilities = frozenset({"token_identity", "trace", "resplit", "forget"})
 
     def __init__(
         self,
@@ -126,6 +126,16 @@ class Engine:
         self.scheduler.add(sequence)
         self._next_id += 1
         return sequence
+
+    def forget(
+        self, lines: SequenceOf[SequenceOf[int]], kept: SequenceOf[SequenceOf[int]] = ()
+    ) -> int:
+        """Give up the cached KV of these token ids and of no `kept` ones: nobody will ask again.
+
+        Answers how many blocks; those in use stay. No token depends on it.
+        """
+        with self.cache.lock:
+            return self.cache.forget(lines, kept)
 
     def abort(self, request_id: int) -> None:
         """Drop a request; an unknown or finished id is ignored."""

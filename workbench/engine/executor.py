@@ -63,10 +63,7 @@ class Executor:
         max_num_seqs: int = 64,
         clock: Clock = time.perf_counter,
     ) -> None:
-        """Raises ConfigError when batch_invariant is asked of kernels that are not.
-
-        And for blocks that the kernels cannot read.
-        """
+        """Raises ConfigError when batch_invariant is asked of kernels that are not."""
         if batch_invariant and not model.kernels.batch_invariant:
             raise ConfigError(
                 f"batch_invariant=True, but the {model.kernels.name!r} kernels, used for "
@@ -86,7 +83,6 @@ class Executor:
             )
             for base in storage.layer_base
         ]
-        model.kernels.require_takes(self._caches[0])
         self._parts = self._parts_in_use = 1  # of the device; the first may be set by any thread
         self._stream: torch.cuda.Stream | None = None  # None: the device's default
         self._decode_steps = DecodeSteps(model, self._caches, self.buffers)

@@ -52,6 +52,7 @@ def build_parts(config: EngineConfig, place: ArenaPlace | None = None) -> Parts:
         quantization=config.quantization,
         batch_invariant=config.batch_invariant,
     )
+    weights.kernels.require_takes(config.block_size, weights.spec.head_dim)
     tokenizer = load_tokenizer(weights.source, dummy=config.model.startswith(DUMMY))
     token_bytes = _padded(tokenizer.token_bytes, weights.spec.vocab)
     max_model_len = _model_len(config, weights.spec)

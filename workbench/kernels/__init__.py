@@ -132,8 +132,8 @@ class Kernels(ABC):
         """
         return rows
 
-    def require_takes(self, cache: LayerCache) -> None:  # noqa: B027 - torch takes any
-        """ConfigError for a cache whose shape these kernels cannot read."""
+    def require_takes(self, block_size: int, head_dim: int) -> None:  # noqa: B027 - torch: any
+        """ConfigError for blocks that these kernels cannot read."""
 
     def use_part(self, parts: int) -> None:  # noqa: B027 - a GPU shares itself out
         """Use one of so many equal parts of the device's threads from the next launch on."""

@@ -45,7 +45,7 @@ def require_finite(values: NDArray[np.float32], rows: NDArray[np.int64]) -> None
     """StepError unless all values are finite; values[i], one or several, are of rows[i]."""
     finite = np.isfinite(values)
     if not finite.all():
-        require_finite_rows(finite.reshape(len(values), -1).all(axis=1), rows)
+        require_finite_rows(np.asarray(finite.reshape(len(values), -1).all(axis=1)), rows)
 
 
 def require_finite_rows(finite: NDArray[np.bool_], rows: NDArray[np.int64]) -> None:

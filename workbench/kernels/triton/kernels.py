@@ -31,7 +31,12 @@ from workbench.kernels.triton.recorded import (
     Shape,
     as_it_is,
 )
-from workbench.kernels.triton.taken import require_head_dim, require_runs, require_takes
+from workbench.kernels.triton.taken import (
+    require_block_size,
+    require_head_dim,
+    require_runs,
+    require_takes,
+)
 from workbench.kernels.triton.tuning import SMALLEST, Tuning, chosen
 from workbench.kernels.triton.work import StepWork, plan_work
 
@@ -206,9 +211,10 @@ class TritonKernels(ReferenceKernels):
             return int(triton.next_power_of_2(rows))
         return int(triton.cdiv(rows, _FEW_ROWS)) * _FEW_ROWS
 
-    def require_takes(self, cache: LayerCache) -> None:
+    def require_takes(self, block_size: int, head_dim: int) -> None:
         """Head sizes and block sizes that tiles and spans have room for."""
-        require_takes(cache, self.dtype, self.tiles(cache.head_dim, 1))
+        require_head_dim(head_dim)
+        require_block_size(block_size, self.tiles(head_dim, 1))
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """A CUDA graph for each size of step. work: of one row a sequence, over one context."""

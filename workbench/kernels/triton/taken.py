@@ -44,7 +44,11 @@ def require_takes(cache: LayerCache, dtype: torch.dtype, tuning: Tuning) -> None
     if cache.data.dtype != dtype:
         raise ConfigError(f"Kernels of {dtype} over a cache of {cache.data.dtype}; make them one.")
     require_head_dim(cache.head_dim)
-    size = cache.block_size
+    require_block_size(cache.block_size, tuning)
+
+
+def require_block_size(size: int, tuning: Tuning) -> None:
+    """Raises ConfigError for blocks that spans are not made of."""
     if size < 1 or size & (size - 1) or size > tuning.span:
         raise ConfigError(
             f"block_size={size}; the Triton kernels take powers of two up to {tuning.span}."
