@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from workbench.bench import engine
+from workbench.bench import engine, reenact
 from workbench.bench.gpu_engine import EngineBench, StepSizes
 from workbench.bench.machine_ceiling import Ceiling
 from workbench.bench.record import record
@@ -52,5 +52,8 @@ def test_without_a_gpu_it_is_refused_before_anything_is_measured(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match=r"bench engine --device cuda measures a GPU.*--device"):
         next(engine.run("dummy:tiny-solver", device="cuda"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ConfigError, match=r"device='cuda', and torch .* finds no CUDA device"):
+        next(reenact.run(device="cuda"))
     assert engine.mode_of({"device": "cuda"})["dtype"] == "bfloat16"
     assert engine.mode_of({"device": "cpu"})["dtype"] == "float32"

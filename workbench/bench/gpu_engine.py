@@ -23,7 +23,7 @@ from workbench.bench.contenders import Contender, Ours, Prompts
 from workbench.bench.gpu_contenders import transformers_on
 from workbench.bench.machine_ceiling import Ceiling
 from workbench.bench.record import Row
-from workbench.bench.rows import middle_half, plain_row, rate_row
+from workbench.bench.rows import memory_rows, middle_half, plain_row, rate_row
 from workbench.engine.engine import Engine
 from workbench.models.folders import model_spec
 
@@ -86,7 +86,7 @@ class EngineBench:
 
     def rows(self) -> Iterator[Row]:
         """Steps by batch, prefills by size, what invariance costs, and where the memory went."""
-        yield from self._memory_rows()
+        yield from memory_rows("memory_", self._ours[FAST].engine.memory)
         for batch in self._sizes.batches:
             yield from self._decode_rows(batch)
         for tokens in self._sizes.prefills:
@@ -151,11 +151,6 @@ class EngineBench:
                 if repeat >= 0:
                     rates[name].append(rate)
         return rates
-
-    def _memory_rows(self) -> Iterator[Row]:
-        memory = self._ours[FAST].engine.memory
-        for part in ("weights", "activations", "other", "kv"):
-            yield Row(f"memory_{part}", float(getattr(memory, part)), "bytes", repeats=1)
 
 
 def _cost(name: str, rates: dict[str, list[float]]) -> Row:

@@ -1,8 +1,9 @@
 """Recorded searches re-enacted over the memory split, beside what a roofline foretells.
 
-On a GPU: `--llm dummy:llama-3.2-1b --prm dummy:llama-3.1-8b-prm`, a search made of MATH-500's
-lengths, 40 GiB. By default the embedded pair and its recording. One pair of engines is built and
-its caches resized, so a share costs one search. What it does not do: keep the traces.
+On a GPU: `--device cuda --llm dummy:llama-3.2-1b --prm dummy:llama-3.1-8b-prm`, a search made of
+MATH-500's lengths, 40 GiB; llm_weights and the like are bytes, as profiling passes measured them.
+By default the embedded pair and its recording. One pair of engines is built and its caches resized,
+so a share costs one search. What it does not do: keep the traces.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import torch
 
 from workbench.bench.cells import this_machine
 from workbench.bench.record import Row
+from workbench.bench.rows import memory_rows
 from workbench.bench.workload import is_tiny
 from workbench.engine.engine import Engine
 from workbench.experiments.reenact import reenact
 from workbench.models.folders import DUMMY
+from workbench.models.loading import require_device
 from workbench.replay.answers import Answers
 from workbench.replay.devices import PRESETS, Device
 from workbench.replay.recordings import load_recording
@@ -54,16 +57,24 @@ def run(
     llm: str = "dummy:tiny-solver",
     prm: str = "dummy:tiny-prm",
     profile: str = "default",
+    device: str = "cpu",
 ) -> Iterator[Row]:
-    """Throughput at each share beside the roofline's, then how often the events were the same."""
-    scale, device = Scale.of(llm, profile), _device()
+    """Memory by part, throughput at each share beside the roofline's, how often events agreed.
+
+    Raises ConfigError for a GPU that is not there, OutOfMemory for one that is too small.
+    """
+    require_device(device)  # before anything is foretold
+    scale, known = Scale.of(llm, profile), _device(device)
     foretold = {
         share: what_if(
-            scale.answers, device=device, total_memory=scale.total_memory, llm_share=share
+            scale.answers, device=known, total_memory=scale.total_memory, llm_share=share
         )
         for share in SHARES[profile]
     }
-    engines = (_engine(llm, scale, foretold, 0), _engine(prm, scale, foretold, 1))
+    given = (scale, foretold, device)
+    engines = (_engine(llm, *given, place=0), _engine(prm, *given, place=1))
+    for role, engine in zip(("llm", "prm"), engines, strict=True):
+        yield from memory_rows(f"{role}_", engine.memory)
     same: list[float] = []
     reenact(scale.answers, *engines)  # kernels are compiled and launches recorded
     for share, replayed in foretold.items():
@@ -73,7 +84,7 @@ def run(
         found = reenact(scale.answers, *engines)
         speed, bound = found.throughput.tokens_per_s, replayed.throughput.tokens_per_s
         name = f"reenact_{round(100 * share):03d}"
-        peer = f"replay on {device.name}'s roofline"
+        peer = f"replay on {known.name}'s roofline"
         yield Row(name, speed, "tokens/s", peer, bound, speed / bound, repeats=1)
         same.append(float(events(found.trace.steps).equals(events(replayed.trace.steps))))
     yield Row("reenact_events_identical", fmean(same), "fraction", repeats=len(same))
@@ -93,18 +104,21 @@ def mode_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _engine(model: str, scale: Scale, foretold: Mapping[float, WhatIfResult], place: int) -> Engine:
+def _engine(
+    model: str, scale: Scale, foretold: Mapping[float, WhatIfResult], device: str, place: int
+) -> Engine:
     """With the recorded engine's limits and the largest cache of all shares."""
     recording = scale.answers.recording
     config = (recording.llm, recording.prm)[place].config or {}
     blocks = max(found.memory[place].num_blocks for found in foretold.values())
-    return Engine(model, num_blocks=blocks, **{name: config[name] for name in KEPT})
+    kept = {name: config[name] for name in KEPT}
+    return Engine(model, num_blocks=blocks, device=device, **kept)
 
 
-def _device() -> Device:
-    """The preset of the GPU that is here, else this machine measured."""
-    if torch.cuda.is_available():
-        here = torch.cuda.get_device_name().lower()
+def _device(name: str) -> Device:
+    """The preset of this GPU where there is one, else this machine measured."""
+    if name != "cpu":
+        here = torch.cuda.get_device_name(torch.device(name)).lower()
         named = [d for name, d in PRESETS.items() if name.split("-")[0] in here]
         if named:
             return named[-1]

@@ -7,10 +7,11 @@ machine that lasts longer than a repeat falls on both. What it does not do: meas
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median, quantiles
 
 from workbench.bench.record import Row
+from workbench.engine.memory import MemoryProfile
 from workbench.experiments.statistics import Interval
 
 
@@ -47,6 +48,12 @@ def plain_row(name: str, values: Sequence[float], unit: str) -> Row:
 def interval_row(name: str, found: Interval, unit: str, repeats: int) -> Row:
     """An estimate with its 95 % interval over problems."""
     return Row(name, found.estimate, unit, repeats=repeats, spread=(found.low, found.high))
+
+
+def memory_rows(prefix: str, memory: MemoryProfile) -> Iterator[Row]:
+    """An engine's memory by part, as its profiling pass measured it."""
+    for part in ("weights", "activations", "other", "kv"):
+        yield Row(f"{prefix}{part}", float(getattr(memory, part)), "bytes", repeats=1)
 
 
 def middle_half(values: Sequence[float]) -> float | None:
