@@ -66,10 +66,10 @@ def models(request, tmp_path_factory):
         peer = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         return folder, peer
     folder = tmp_path_factory.mktemp("random")
-    return folder, _random_model(folder)
+    return folder, random_model(folder)
 
 
-def _random_model(folder: Path):
+def random_model(folder: Path):
     """Llama-3 RoPE, grouped heads, untied, with the embedded models' tokenizer."""
     embedded = EMBEDDED / "tiny-solver"
     vocab = json.loads((embedded / "config.json").read_text())["vocab_size"]
@@ -90,7 +90,8 @@ def chats(engine: Engine) -> list[list[int]]:
 def first_difference(peer, prompt: list[int], answer: tuple[int, ...]) -> float | None:
     """None when the peer would have given this answer; else its gap between the best two there."""
     with torch.inference_mode():
-        logits = peer(torch.tensor([[*prompt, *answer[:-1]]])).logits[0, len(prompt) - 1 :]
+        tokens = torch.tensor([[*prompt, *answer[:-1]]], device=peer.device)
+        logits = peer(tokens).logits[0, len(prompt) - 1 :]
     for row, token in zip(logits, answer, strict=True):
         if int(row.argmax()) != token:
             best = row.topk(2).values

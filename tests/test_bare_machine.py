@@ -1,0 +1,44 @@
+"""A machine with torch, triton and transformers alone can run what `.ci/gpu` runs there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+ABSENT = (
+    "anywidget", "duckdb", "fastapi", "gguf", "huggingface_hub.inference", "ipywidgets", "IPython",
+    "kaleido", "llvmlite", "math_verify", "nbconvert", "nbformat", "numba", "pandas", "papermill",
+    "plotly", "psutil", "pyarrow", "reasoning_gym", "rich", "scipy", "uvicorn",
+)  # fmt: skip
+
+REFUSE = f"""
+import importlib.abc, sys
+
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {ABSENT!r} or name in {ABSENT!r}:
+            raise ModuleNotFoundError(f"no {{name}} on a bare machine", name=name)
+
+sys.meta_path.insert(0, Absent())
+"""
+
+RUN = """
+import workbench.bench.kernels, workbench.bench.kernel_rows
+from workbench import Engine, SamplingParams
+from workbench.bench import engine
+from workbench.bench.record import Row, record
+ours = Engine("dummy:tiny-solver", dtype="bfloat16", batch_invariant=False, num_blocks=32,
+              max_num_batched_tokens=64, max_num_seqs=4, max_model_len=64)
+params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+assert len(ours.generate([[5, 6, 7]], params)[0].token_ids) == 3
+assert ours.score([5, 6, 7], [2], [1]).logits.shape == (1, 1)
+found = record("engine", [Row("one", 1.0, "x")], engine.mode_of({"device": "cuda"}))
+print(found["rows"][0]["name"], found["mode"]["dtype"])
+"""
+
+
+def test_engine_and_benchmarks_need_no_other_package() -> None:
+    """Neither to be imported nor to sample, score and write a record."""
+    done = subprocess.run([sys.executable, "-c", REFUSE + RUN], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split() == ["one", "bfloat16"]
