@@ -9,14 +9,14 @@ import signal
 import sys
 from importlib import import_module
 
+from workbench.bench.record import record, write_record
+
 
 def main() -> int:
     """Print rows as they come; write the record also of a run that was broken off."""
     given = arguments()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     module = import_module(f"workbench.bench.{given.name}")
-    from workbench.bench.record import record, write_record
-
     named = {n: getattr(given, n) for n in ("model", "llm", "prm") if getattr(given, n)}
     takes = inspect.signature(module.run).parameters
     settings = {"profile": given.profile, **named} | (
@@ -28,7 +28,8 @@ def main() -> int:
             rows.append(row)
             ratio = "" if row.ratio is None else f"{row.ratio:.2f}x {row.peer}"
             share = "" if row.share_of_ceiling is None else f"{row.share_of_ceiling:.0%} of ceiling"
-            print(f"{row.name:36} {row.value:12.4g} {row.unit:9} {ratio:18} {share}", flush=True)
+            line = f"{row.name:36} {row.value:12.4g} {row.unit:9} {ratio:18} {share}"
+            print(line, flush=True)  # noqa: T201 - a command
         complete = True
     finally:
         own = module.mode_of(settings) if hasattr(module, "mode_of") else module.MODE
