@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from tests.models.plain_driver import Driver
 from workbench.core import WantedLogits
@@ -111,6 +112,46 @@ def test_a_step_in_a_stream_of_its_own_is_waited_for(
     assert waited == ["it"]
     driver.executor.submit(driver.plan([("bad", [0, VOCAB + 5], True)]))
     assert waited == ["it", "it"]
+
+
+def test_two_engines_on_a_gpu_have_a_stream_each(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step's stream waits for the default one, where the cache's copies are; alone, none."""
+    log: list[str] = []
+
+    class FakeStream:
+        def __init__(self, name: object) -> None:
+            self.name = str(name)
+
+        def wait_stream(self, other: FakeStream) -> None:
+            log.append(f"{self.name} waits for {other.name}")
+
+        def synchronize(self) -> None:
+            log.append(f"{self.name} is waited for")
+
+    def enter(stream: FakeStream) -> nullcontext[None]:
+        log.append(f"in {stream.name}")
+        return nullcontext()
+
+    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda _: FakeStream("default"))
+    monkeypatch.setattr(torch.cuda, "stream", enter)
+    monkeypatch.setattr(
+        torch.cuda, "device", lambda where: log.append(f"on {where}") or nullcontext()
+    )
+    executor = Driver(model).executor
+    executor.model.device = torch.device("cuda")
+    executor.share(2)
+    assert log == []  # from the next step on
+    for _ in range(2):
+        with executor._use_share():
+            pass
+    assert log == ["cuda waits for default", "in cuda"] * 2
+    executor.share(1)
+    with executor._use_share():
+        pass
+    assert log[4:] == ["on cuda"]  # one of several, perhaps: kernels are launched on the current
 
 
 def test_a_step_larger_than_agreed_is_refused(model: LlamaModel) -> None:

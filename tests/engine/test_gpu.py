@@ -67,7 +67,8 @@ def shared(place: str, policy: Any) -> tuple[KVArena, list[Engine]]:
     shapes = [
         block_shape(name, max_model_len=LIMITS["max_model_len"], **WHERE[place]) for name in MODELS
     ]
-    arena = KVArena("1536KiB", shapes, policy=policy, kv_share=0.4)
+    size = 384 * 1024 * shapes[0].element_bytes  # little more than what both are guaranteed
+    arena = KVArena(size, shapes, policy=policy, kv_share=0.4)
     return arena, [Engine(n, arena=arena, **LIMITS, **WHERE[place]) for n in MODELS]
 
 

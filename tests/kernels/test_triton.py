@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -16,7 +14,6 @@ from tests.kernels.synthetic import Step, random_step
 from workbench.kernels import LayerCache
 from workbench.kernels.reference import ReferenceKernels
 from workbench.kernels.triton.kernels import TritonKernels
-from workbench.kernels.triton.recorded import RecordedWork
 from workbench.kernels.triton.tuning import Tuning
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -96,22 +93,6 @@ def test_attention_in_half_precision(name: str) -> None:
 def test_attention_on_the_device(name: str, dtype: torch.dtype) -> None:
     """Every case in both half precisions, compiled."""
     compare(name, dtype)
-
-
-@pytest.mark.gpu
-def test_recorded_steps_on_the_device() -> None:
-    """CUDA graphs: the second step of a size is captured work, over contexts that grow."""
-    step = random_step((8, 2, 64), [(530, 1), (520, 1), (300, 1)], 16, shared=256)
-    step = step.to(torch.bfloat16, DEVICE)
-    context, out = step.context, step.room()
-    ours = TritonKernels(torch.device(DEVICE), torch.bfloat16)
-    again = ours.record(partial(ours.attend, step.qkv, out, step.cache, context))
-    for length in (280, 281, 282, 290, 301, 300):
-        context.context_len[:] = length
-        context.positions[:] = length - 1
-        out.fill_(torch.nan)
-        again()
-        torch.testing.assert_close(out.float(), expected(step), rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.gpu
@@ -257,24 +238,3 @@ def test_norm_gate_and_logits_equal_their_twins(width: int, dtype: torch.dtype) 
     wanted = torch.empty(2, 3, device=DEVICE)
     twin.selected_logits(x.float(), rows, twin.pack([parts[0].float()]), numbers, wanted)
     torch.testing.assert_close(logits.float(), wanted, **close)
-
-
-def test_recorded_work_sees_what_its_arrays_hold_now() -> None:
-    """Steps of changing contexts, some sharing a prefix, replay the launches of their size."""
-    step = random_step((2, 1, 16), [(66, 1), (64, 1), (40, 1)], 8, shared=32)
-    step, context = step.to(torch.float32, DEVICE), step.context
-    out, ours = step.room(), kernels(torch.float32, SMALL)
-    captured = []
-
-    def capture(work: Callable[[], None]) -> Callable[[], None]:
-        captured.append(work)
-        return work
-
-    attend = partial(ours.attend, step.qkv, out, step.cache, context)
-    again = RecordedWork(ours, attend, capture)
-    for lengths in ([3, 2, 1], [5, 9, 1], [7, 8, 2], [40, 30, 20], [67, 65, 41], [66, 64, 40]):
-        context.context_len[:] = lengths
-        context.positions[:] = context.context_len - 1
-        again()
-        torch.testing.assert_close(out, expected(step), rtol=2e-5, atol=2e-5)
-    assert len(captured) == 3  # one span; two; four, of which some are shared

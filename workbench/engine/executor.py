@@ -105,7 +105,7 @@ class Executor:
             self._stream = torch.cuda.Stream(device) if streams else None
             self._parts_in_use = parts
         if self._stream is None:
-            return nullcontext()
+            return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
         self._stream.wait_stream(torch.cuda.default_stream(device))
         return torch.cuda.stream(self._stream)
 

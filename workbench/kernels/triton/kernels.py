@@ -101,7 +101,7 @@ class TritonKernels(ReferenceKernels):
         self.tuning, self.fuse, self.share = tuning, fuse, share
         self.batch_invariant, self.products = batch_invariant, fixed_tiles(dtype.itemsize)
         self.held: tuple[ForwardContext, Shape, DeviceWork] | None = None
-        self._capture: Capture = GraphCapture() if device.type == "cuda" else as_it_is
+        self._capture: Capture = GraphCapture(device) if device.type == "cuda" else as_it_is
 
     def pack(self, parts: Sequence[Part], gated: bool = False) -> Any:
         """Rows; quantised parts are dequantised."""

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import torch
 
+from workbench.collection import collection_paused
 from workbench.kernels.context import ForwardContext
 from workbench.kernels.triton.placing import Capacity, DeviceWork, is_aligned, padded, place
 from workbench.kernels.triton.tuning import Tuning
@@ -70,15 +71,24 @@ def as_it_is(work: Work) -> Work:
 
 
 class GraphCapture:
-    """Captures CUDA graphs that share one pool of memory: they never run at the same time."""
+    """Captures CUDA graphs that share one pool of memory: they never run at the same time.
 
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
+    Nobody waits for the device, as the context manager `torch.cuda.graph` would: that is an error
+    while another engine's thread captures.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
 
     def __call__(self, work: Work) -> Work:
         """Captures the work, without doing it."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            work()
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream), collection_paused():
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                work()
+            finally:
+                graph.capture_end()
         replay: Work = graph.replay
         return replay

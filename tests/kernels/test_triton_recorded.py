@@ -1,0 +1,128 @@
+"""Decoding steps recorded once and launched again, over whatever their arrays hold by then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed (it exists for Linux)")
+
+from tests.kernels.synthetic import random_step
+from tests.kernels.test_triton import DEVICE, SMALL, expected, kernels
+from workbench.kernels.triton.kernels import TritonKernels
+from workbench.kernels.triton.recorded import GraphCapture, RecordedWork
+
+
+@pytest.mark.gpu
+def test_recorded_steps_on_the_device() -> None:
+    """CUDA graphs: the second step of a size is captured work, over contexts that grow."""
+    step = random_step((8, 2, 64), [(530, 1), (520, 1), (300, 1)], 16, shared=256)
+    step = step.to(torch.bfloat16, DEVICE)
+    context, out = step.context, step.room()
+    ours = TritonKernels(torch.device(DEVICE), torch.bfloat16)
+    again = ours.record(partial(ours.attend, step.qkv, out, step.cache, context))
+    for length in (280, 281, 282, 290, 301, 300):
+        context.context_len[:] = length
+        context.positions[:] = length - 1
+        out.fill_(torch.nan)
+        again()
+        torch.testing.assert_close(out.float(), expected(step), rtol=2e-2, atol=2e-2)
+
+
+def test_recorded_work_sees_what_its_arrays_hold_now() -> None:
+    """Steps of changing contexts, some sharing a prefix, replay the launches of their size."""
+    step = random_step((2, 1, 16), [(66, 1), (64, 1), (40, 1)], 8, shared=32)
+    step, context = step.to(torch.float32, DEVICE), step.context
+    out, ours = step.room(), kernels(torch.float32, SMALL)
+    captured = []
+
+    def capture(work: Callable[[], None]) -> Callable[[], None]:
+        captured.append(work)
+        return work
+
+    attend = partial(ours.attend, step.qkv, out, step.cache, context)
+    again = RecordedWork(ours, attend, capture)
+    for lengths in ([3, 2, 1], [5, 9, 1], [7, 8, 2], [40, 30, 20], [67, 65, 41], [66, 64, 40]):
+        context.context_len[:] = lengths
+        context.positions[:] = context.context_len - 1
+        again()
+        torch.testing.assert_close(out, expected(step), rtol=2e-5, atol=2e-5)
+    assert len(captured) == 3  # one span; two; four, of which some are shared
+
+
+def test_a_graph_is_captured_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a stream of its own, waiting for no device, in its thread's mode; ended if it fails."""
+    log: list[str] = []
+
+    class Stream:
+        device = "cuda"
+
+        def __init__(self, _: object) -> None: ...
+
+        def wait_stream(self, other: str) -> None:
+            log.append(f"waits for {other}")
+
+    class Graph:
+        def capture_begin(self, pool: int, capture_error_mode: str) -> None:
+            log.append(f"begins in pool {pool}, {capture_error_mode}")
+
+        def capture_end(self) -> None:
+            log.append("ends")
+
+        def replay(self) -> None:
+            log.append("replays")
+
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: 7)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: "the step's")
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    capture = GraphCapture(torch.device("cuda"))
+    begun = ["waits for the step's", "begins in pool 7, thread_local"]
+    capture(lambda: log.append("work"))()
+    assert log == [*begun, "work", "ends", "replays"]
+    log.clear()
+    with pytest.raises(ZeroDivisionError):
+        capture(lambda: 1 // 0)
+    assert log == [*begun, "ends"]
+
+
+def test_rows_beyond_a_step_s_own_belong_to_nobody() -> None:
+    """They store nothing, see nothing, and change no bit of the others."""
+    alone = random_step((4, 2, 16), [(33, 1), (7, 1), (70, 1)], 8).to(torch.float32, DEVICE)
+    ours = kernels(torch.float32, SMALL)
+    own, angles = alone.room(), torch.ones(80, 8, device=DEVICE)
+    kept = alone.cache.data.clone()
+    ours.store_kv(alone.qkv, angles, 0 * angles, alone.cache, alone.context)
+    ours.attend(alone.qkv, own, alone.cache, alone.context)
+    wider, context = torch.cat([alone.qkv, torch.full_like(alone.qkv[:1], 9.0)]), alone.context
+    beyond = replace(
+        context,
+        positions=np.append(context.positions, -1),
+        sequence=np.arange(4, dtype=np.int64),
+        query_start=np.arange(5, dtype=np.int32),
+        context_len=np.append(context.context_len, 0).astype(np.int32),
+        block_offsets=np.concatenate([context.block_offsets, context.block_offsets[:1]]),
+    )
+    cache = replace(alone.cache, data=kept)
+    out = torch.full((4, own.shape[1]), torch.nan, device=DEVICE)
+    ours.store_kv(wider, angles, 0 * angles, cache, beyond)
+    ours.attend(wider, out, cache, beyond)
+    assert torch.equal(out[:3], own)
+    assert torch.equal(cache.data.nan_to_num(7), alone.cache.data.nan_to_num(7))
+    assert [ours.rows_launched(n) for n in (1, 2, 3, 5, 8, 9, 64, 65)] == [
+        1,
+        2,
+        4,
+        8,
+        8,
+        16,
+        64,
+        72,
+    ]
