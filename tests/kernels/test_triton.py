@@ -33,6 +33,8 @@ CASES = {
     "one_head_each": ((2, 2, 16), DECODE, 16, True, SMALL),
     "blocks_of_one": ((2, 1, 16), DECODE, 1, True, JOINED),
     "group_of_three": ((6, 2, 24), MIXED, 8, True, SMALL),
+    "group_of_four": ((4, 1, 48), DECODE, 4, True, JOINED),
+    "group_of_six": ((6, 1, 80), MIXED, 16, True, SMALL),
     "group_of_five": ((5, 1, 64), MIXED, 16, True, UNEQUAL),
     "group_of_seven": ((7, 1, 16), PREFILL, 4, False, SMALL),
     "group_of_eight": ((8, 1, 32), MIXED, 32, False, JOINED),
@@ -85,6 +87,20 @@ def test_attention_equals_its_twin(name: str) -> None:
 def test_attention_in_half_precision(name: str) -> None:
     """The same in float16: sums are float32."""
     compare(name, torch.float16)
+
+
+@pytest.mark.parametrize("name", ["group_of_seven", "group_of_eight"])
+def test_bytes_of_another_model_around_the_live_data(name: str) -> None:
+    """A page of an arena may have held anything: float16 reads its bytes as all kinds of NaN."""
+    shape, sequences, block_size, by_position, tuning = CASES[name]
+    step = random_step(shape, sequences, block_size, by_position).to(torch.float16, DEVICE)
+    wanted = expected(step, by_position)
+    bits, live = step.cache.data.view(torch.int16), ~step.cache.data.isnan()
+    patterns = torch.tensor([0x7C00, 0x7C01, 0x7E00, 0x7FFF, -1, -0x400, -0x3FF, 0x7BFF, -0x401])
+    junk = patterns.repeat(len(bits) // len(patterns) + 1)[: len(bits)].to(bits)
+    bits.copy_(torch.where(live, bits, junk))
+    found = attended(step, tuning, by_position).float()
+    torch.testing.assert_close(found, wanted, rtol=3e-3, atol=3e-3)
 
 
 @pytest.mark.gpu
