@@ -258,6 +258,7 @@ class SweepConfig(_Settings):
     activations_in_total: bool = False
     batch_invariant: bool = True
     dtype: str = "auto"  # of weights and KV of both models
+    device: str = "cpu"  # or a GPU, "cuda": of both models
     profile: str = "default"
     warmup_problems: int = 2  # of the run before the first, which is thrown away; 0: none
     sentinel_every: int = 10  # runs between two repetitions of the sentinel setting; 0: none
@@ -275,6 +276,7 @@ class SweepConfig(_Settings):
         self._require("num_problems", self.num_problems >= 1, ">= 1")
         for name in ("warmup_problems", "sentinel_every"):
             self._require(name, getattr(self, name) >= 0, ">= 0")
+        EngineConfig(device=self.device)  # refuses other names
         self._require("sentinel_share", 0 < self.sentinel_share < 1, "in (0, 1)")
         self.search()
 

@@ -46,6 +46,7 @@ def make_arena(spec: PolicySpec) -> KVArena:
             block_size=config.block_size,
             max_model_len=config.max_model_len,
             dtype=config.dtype,
+            device=config.device,
         )
         for role in run.ENGINES
         for config in (spec.engine(role),)

@@ -43,6 +43,7 @@ PROFILES: dict[str, dict[str, Any]] = {
         "total_memory": "40GiB",
         "activations_in_total": True,
         "dtype": "bfloat16",
+        "device": "cuda",
         "max_model_len": 4096,
         "problems": "math500",
         "num_problems": 128,
