@@ -153,15 +153,16 @@ class SearchSwitches(_Settings):
     """
 
     request_order: str = "path"  # or "slot": as the strategy lists them; "prefix": hot ones first
-    problem_batching: str = "continuous"  # or "static": taken in only when none is in flight
+    problem_batching: str = "continuous"  # "static": no problem joins others; "adaptive": some wait
     speculative_extension: bool = False
     lookahead_scoring: bool = False
     overlap: bool = False
+    forget_pruned: bool = False
 
     def __post_init__(self) -> None:
         require_types(self)
         self._choose("request_order", ("slot", "path", "prefix"))
-        self._choose("problem_batching", ("continuous", "static"))
+        self._choose("problem_batching", ("continuous", "static", "adaptive"))
         self._require(
             "lookahead_scoring",
             self.speculative_extension or not self.lookahead_scoring,
@@ -245,11 +246,12 @@ class SweepConfig(_Settings):
     voting: str = "weighted"
     score_cache: bool = True
     min_problem_batch: int = 12  # problems in flight: sets how much cache the working set wants
-    request_order: str = "path"  # this and the next four: SearchSwitches
+    request_order: str = "path"  # this and the next five: SearchSwitches
     problem_batching: str = "continuous"
     speculative_extension: bool = False
     lookahead_scoring: bool = False
     overlap: bool = False
+    forget_pruned: bool = False
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
     block_size: int = 16

@@ -12,7 +12,8 @@ from workbench.search.runner import run_search
 
 LIMITS = {"max_num_seqs": 8, "max_num_batched_tokens": 256, "max_model_len": 384}
 AHEAD = {"speculative_extension": True, "lookahead_scoring": True}
-ALL = AHEAD | {"overlap": True, "request_order": "prefix"}
+HOLDING = {"problem_batching": "adaptive", "forget_pruned": True}
+ALL = AHEAD | HOLDING | {"overlap": True, "request_order": "prefix"}
 CASES = [
     (200, {"request_order": "slot"}),
     (26, {"request_order": "prefix"}),
@@ -20,6 +21,8 @@ CASES = [
     (26, {"speculative_extension": True}),
     (200, AHEAD),
     (26, {"overlap": True}),
+    (26, {"problem_batching": "adaptive"}),
+    (26, {"forget_pruned": True}),
     (200, ALL),
     (26, ALL),
 ]

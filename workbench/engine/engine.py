@@ -31,6 +31,7 @@ from workbench.kvcache.arena import KVArena
 from workbench.trace.recorder import Recorder, Trace
 
 Prompt = str | SequenceOf[int]
+TokenLines = SequenceOf[SequenceOf[int]]
 NO_TAG = Tag()
 
 
@@ -127,13 +128,8 @@ class Engine:
         self._next_id += 1
         return sequence
 
-    def forget(
-        self, lines: SequenceOf[SequenceOf[int]], kept: SequenceOf[SequenceOf[int]] = ()
-    ) -> int:
-        """Give up the cached KV of these token ids and of no `kept` ones: nobody will ask again.
-
-        Answers how many blocks; those in use stay. No token depends on it.
-        """
+    def forget(self, lines: TokenLines, kept: TokenLines = ()) -> int:
+        """`KVCacheManager.forget`: their cached KV is given up; no token depends on it."""
         with self.cache.lock:
             return self.cache.forget(lines, kept)
 
@@ -157,8 +153,7 @@ class Engine:
         A forward pass that fails finishes the requests of its step with the error in `.error`; the
         engine and all other requests go on.
         """
-        held, self._held = self._held, []
-        start = time.perf_counter()
+        (held, self._held), start = (self._held, []), time.perf_counter()
         with self.cache.lock:
             plan = self.scheduler.schedule()
             if plan is None:
@@ -199,11 +194,9 @@ class Engine:
     def _record(self, start: float, scheduled: float) -> None:
         counts = self.scheduler.counts
         assert counts is not None
-        duration = time.perf_counter() - start
-        timing = (start, duration, scheduled - start)
-        target = self.cache.target
+        timing, target = (time.perf_counter() - start, scheduled - start), self.cache.target
         self._recorder.step(
-            self._trace_name, self._next_step, *timing, counts, blocks_target=target
+            self._trace_name, self._next_step, start, *timing, counts, blocks_target=target
         )
         self._next_step += 1
 
@@ -215,8 +208,7 @@ class Engine:
 
     def _bytes(self, token_ids: SequenceOf[int]) -> bytes:
         """The text of sampled tokens; special ones, such as the end of sequence, have none."""
-        of_token = self._token_bytes
-        return b"".join([of_token[k] for k in token_ids])
+        return b"".join([self._token_bytes[k] for k in token_ids])
 
     # -- whole requests --
 

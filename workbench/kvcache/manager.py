@@ -8,10 +8,12 @@ it does not do: preempt or order requests (engine/scheduler.py), hold bytes (sto
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from workbench.errors import ConfigError
+from workbench.kvcache.forgetting import Line, forget
 from workbench.kvcache.matching import PrefixMatching
 from workbench.kvcache.pool import BlockPool, CacheStats
 from workbench.kvcache.prefix import extend_chain
@@ -195,6 +197,19 @@ class KVCacheManager(PrefixMatching, Resizable):
         self._pool.release_all(reversed(table.blocks))
         del self._tables[seq_id]
 
+    def forget(
+        self,
+        lines: Iterable[SequenceOf[int]],
+        kept: Iterable[SequenceOf[int]] = (),
+        *,
+        salt: bytes = b"",
+    ) -> int:
+        """Give up what is cached of these token ids and of no `kept` ones; answers how many blocks.
+
+        For who knows that nobody will ask for them again. Blocks in use stay.
+        """
+        return forget(self._pool, self._lines(lines, salt), self._lines(kept, salt))
+
     def reset(self) -> None:
         """Forget content and evicted hashes, not statistics. ConfigError if a block is in use."""
         if self._tables:
@@ -214,6 +229,11 @@ class KVCacheManager(PrefixMatching, Resizable):
         self._pool.check(references)
 
     # -- how --
+
+    def _lines(self, many: Iterable[SequenceOf[int]], salt: bytes) -> Iterator[Line]:
+        for token_ids in many:
+            tokens, root, chain = self._hashed(token_ids, salt)
+            yield root, chain, tuple(tokens[len(chain) * self.block_size :])
 
     def _table(self, seq_id: int) -> BlockTable:
         table = self._tables.get(seq_id)

@@ -175,7 +175,7 @@ class BlockPool:
             self.touch(self.holder(found.digest))
             return
         if found is not None and found.num_tokens == found.length:
-            self._give_up(self.holder(found.digest))
+            self.give_up(self.holder(found.digest))
         block.digest = self.index.publish_tail(parent, tail, block.id)
 
     def withdraw(self, block: Block) -> None:
@@ -213,7 +213,7 @@ class BlockPool:
         self.stats.evicted += 1
         return block
 
-    def _give_up(self, block: Block) -> None:
+    def give_up(self, block: Block) -> None:
         """A cached block's content is worth nothing any more."""
         self.index.give_up([block.id])
         block.digest = None

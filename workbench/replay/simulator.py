@@ -35,7 +35,7 @@ from workbench.trace.files import Trace
 from workbench.trace.recorder import Recorder
 
 STRATEGIES: dict[str, Any] = {"BeamSearch": BeamSearch, "BestOfN": BestOfN}
-UNTOLD = ("speculative_extension", "lookahead_scoring", "overlap")
+UNTOLD = ("speculative_extension", "lookahead_scoring", "overlap", "forget_pruned")
 Changes = Mapping[str, Any]
 Models = tuple[RecordedEngine, RecordedEngine]  # LLM, PRM
 

@@ -11,24 +11,31 @@ from collections import deque
 from collections.abc import Iterator
 
 from workbench.search.active import ActiveSearch
+from workbench.search.pace import Pace
 
 
 class Groups:
     """places: problems in flight, at most, of all groups together.
 
-    swap: two groups. whole_batches: a group takes problems in only when it has none.
+    swap: two groups. whole_batches: a group takes problems in only when it has none. pace: says how
+    many are sampled, those that were taken in first; None: all.
     """
 
-    def __init__(self, places: int, *, swap: bool, whole_batches: bool) -> None:
+    def __init__(
+        self, places: int, *, swap: bool, whole_batches: bool, pace: Pace | None = None
+    ) -> None:
         self._places = [places - places // 2, places // 2] if swap else [places]
         self._groups: list[list[ActiveSearch]] = [[] for _ in self._places]
-        self._whole_batches = whole_batches
+        self._whole_batches, self._pace = whole_batches, pace
         self._turn = 0  # whose searches are sampled
 
     @property
     def sampling(self) -> list[ActiveSearch]:
         """The searches whose nodes may be sampled in this round."""
-        return self._groups[self._turn]
+        group = self._groups[self._turn]
+        if self._pace is None:
+            return group
+        return group[: -(-self._pace.places // len(self._groups))]
 
     @property
     def scoring(self) -> list[ActiveSearch]:
@@ -41,7 +48,9 @@ class Groups:
 
     def admit(self, queue: deque[ActiveSearch], now_s: float) -> None:
         """Take searches in, in the queue's order; all begin with sampling."""
-        group, places = self.sampling, self._places[self._turn]
+        if self._pace is not None:
+            self._pace.open_round()
+        group, places = self._groups[self._turn], self._places[self._turn]
         if self._whole_batches and group:
             return
         while queue and len(group) < places:

@@ -9,11 +9,13 @@ answers, alone and together: request ids, order and batches never enter. What ma
 
     switch                 does                                      differs beside time
     request_order          which request meets which blocks          evictions, recomputed tokens
-    problem_batching       static: no problem joins others           rounds; fewer blocks in use
+    problem_batching       static: no problem joins others;          rounds; fewer blocks in use
+                           adaptive: some wait (pace.py)
     speculative_extension  ended beams sample on (speculation.py)    discarded tokens, LLM requests
     lookahead_scoring      such steps are scored ahead (prm_side.py) PRM requests, score cache hits
     overlap                two groups swap engines (lanes.py)        rounds; in a shared arena also
                                                                      evictions, from run to run
+    forget_pruned          caches drop pruned beams (pruning.py)     evictions, recomputed tokens
 
 What cannot promise it is no switch of a search: another dtype or quantization, batch_invariant off,
 and finish_at_limit, which asks for other steps.
@@ -35,8 +37,11 @@ from workbench.search.llm_side import LLMSide
 from workbench.search.measure import LANE, Drained, Mark, SpanClock
 from workbench.search.node_request import NodeRequests
 from workbench.search.order import RequestOrder
+from workbench.search.pace import Pace
 from workbench.search.prm import PRM
 from workbench.search.prm_side import PRMSide
+from workbench.search.pruning import Pruning
+from workbench.search.requests import Score
 from workbench.search.speculation import Speculation
 from workbench.trace.recorder import Recorder
 
@@ -82,8 +87,14 @@ class Rounds:
         self.prm_busy_s = 0.0
         self.round = 0
         self._queue: deque[ActiveSearch] = deque()
-        whole = switches.problem_batching == "static"
-        self._groups = Groups(min_problem_batch, swap=switches.overlap, whole_batches=whole)
+        batching, places = switches.problem_batching, min_problem_batch
+        self._groups = Groups(
+            places,
+            swap=switches.overlap,
+            whole_batches=batching == "static",
+            pace=Pace(places, (llm, prm.engine)) if batching == "adaptive" else None,
+        )
+        self._pruning = Pruning(llm, prm) if switches.forget_pruned else None
         self._answered = 0
         self._make_sides(NodeRequests(seed, params, llm.max_model_len))
 
@@ -144,7 +155,10 @@ class Rounds:
         self.spans.switch("strategy")
         for search in self._groups:
             if search.served:
+                scored = search.request
                 search.advance()
+                if self._pruning is not None and isinstance(scored, Score):
+                    self._pruning.tell(search, scored)
         now = self.spans.switch("bookkeeping")
         answered = self._groups.take_answered()
         if answered:

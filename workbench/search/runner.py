@@ -61,6 +61,7 @@ def run_search(
     speculative_extension: bool = False,
     lookahead_scoring: bool = False,
     overlap: bool = False,
+    forget_pruned: bool = False,
 ) -> SearchResult:
     """Search every problem; answers, tree and measurements in one result.
 
@@ -72,7 +73,7 @@ def run_search(
     score_shuffle_seed: the control experiment, see control.py.
     record: a Parquet file to be written at the end, from which the search can be replayed.
     on_round: called after each round; may raise to stop the search.
-    request_order to overlap: how the engines are used, the same tokens and scores whatever is
+    request_order to forget_pruned: how the engines are used, the same tokens and scores whatever is
         chosen; rounds.py has the table. overlap: two groups share the problems in flight.
     Raises ConfigError or PromptError before anything runs. What an engine or on_round raises ends
     the search; its requests are aborted and both engines stay usable.
@@ -93,6 +94,7 @@ def run_search(
         speculative_extension=speculative_extension,
         lookahead_scoring=lookahead_scoring,
         overlap=overlap,
+        forget_pruned=forget_pruned,
     )
     switches.require_usable(score_cache=cache is not None, min_problem_batch=min_problem_batch)
     require_recordable(record, cache)

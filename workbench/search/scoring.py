@@ -80,6 +80,16 @@ class ProblemScores:
         """Whether the PRM's max_model_len holds these steps."""
         return self._node(steps).token_ids is not None
 
+    @property
+    def beginning(self) -> TokenIds:
+        """What the inputs of this problem begin with: the question, with an empty step."""
+        return self._input(array("i"), "")
+
+    def inputs(self, solutions: Iterable[tuple[str, ...]]) -> list[TokenIds]:
+        """The PRM's inputs of these solutions, those left out that it has no room for."""
+        found = (self._node(steps).token_ids for steps in solutions)
+        return [token_ids for token_ids in found if token_ids]
+
     def requests(self, beams: Sequence[Beam]) -> list[ScoreRequest]:
         """What must be asked for these beams, in their order; nothing twice with a score cache."""
         found = [self._request(beam) for beam in beams]
