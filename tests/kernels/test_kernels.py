@@ -208,3 +208,14 @@ def test_kernels_compile_where_no_cache_folder_can_be_written(
     with pytest.warns(RuntimeWarning, match="set NUMBA_CACHE_DIR"):
         compiled(VECTOR)(double)(values)
     assert values.tolist() == [2, 2, 2]
+
+
+def test_selected_logits_are_columns_of_the_product() -> None:
+    """The same of the CPU's kernels and the twin: some rows, some outputs."""
+    draw = torch.Generator().manual_seed(3)
+    hidden, weight = (torch.randn(n, 32, generator=draw) for n in (5, 40))
+    rows, numbers = torch.tensor([4, 0]), torch.tensor([39, 7, 8])
+    for kernels in (cpu, ReferenceKernels(torch.device("cpu"), torch.float32)):
+        out = torch.empty(2, 3)
+        kernels.selected_logits(hidden, rows, kernels.pack([weight]), numbers, out)
+        torch.testing.assert_close(out, hidden[rows] @ weight[numbers].t())

@@ -8,6 +8,7 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed (it exists for Linux)")
 
+from workbench.kernels.reference import ReferenceKernels
 from workbench.kernels.triton import choosing
 from workbench.sampling.sampler import inverse_cdf
 
@@ -39,6 +40,8 @@ def test_tokens_are_the_sampler_s(vocab: int) -> None:
     expected[warm] = drawn
     assert tokens.tolist() == expected.tolist()
     assert finite.tolist() == [1] * 8
+    twin = ReferenceKernels(DEVICE, torch.float32)
+    assert twin.choose(*given(logits, temperature, noise)).tolist() == [expected.tolist(), [1] * 8]
 
 
 def test_the_lowest_of_equal_logits_is_taken() -> None:

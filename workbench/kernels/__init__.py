@@ -29,8 +29,8 @@ class Kernels(ABC):
     batch_invariant: whether each row's result is bit for bit the same in whatever batch.
     keys_by_position: whether a block's keys are [kv_heads, block_size, head_dim], as its values
     are, and not as `LayerCache` draws them; who stores them reads them, so nobody else asks.
-    selects: whether `choose` and `selected_logits` are there: outputs then stay where they are
-    made, and only what was asked for is copied from the device.
+    selects: whether outputs stay where they are made, and only what `choose` and `selected_logits`
+    answer is copied from there.
     """
 
     name: str
@@ -112,7 +112,10 @@ class Kernels(ABC):
 
         Temperature 0 takes the largest logit, the lowest id on ties.
         """
-        raise NotImplementedError(f"{self.name} kernels leave the choice to the sampler")
+        warm = temperature > 0
+        drawn = self.draw(logits, torch.where(warm, temperature, 1.0), noise)
+        tokens = torch.where(warm, drawn, logits.argmax(dim=1))
+        return torch.stack([tokens, logits.amax(dim=1).isfinite().long()])
 
     def selected_logits(
         self,
@@ -123,7 +126,9 @@ class Kernels(ABC):
         out: torch.Tensor,
     ) -> None:
         """out [R, C] = hidden[rows] @ the outputs `numbers` of matrix; both int64, not gated."""
-        raise NotImplementedError(f"{self.name} kernels have `columns` for it")
+        weight = hidden.new_empty(len(numbers), hidden.shape[1])
+        self.columns(matrix, numbers, weight)
+        self.multiply(hidden.index_select(0, rows), self.pack([weight]), out)
 
     def rows_launched(self, rows: int) -> int:
         """How many rows a decoding step of so many is launched for: those added are at position -1.
