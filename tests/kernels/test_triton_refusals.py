@@ -13,6 +13,7 @@ pytest.importorskip("triton", reason="triton is not installed (it exists for Lin
 
 from tests.kernels.synthetic import random_step
 from workbench.errors import ConfigError
+from workbench.kernels import load_kernels
 from workbench.kernels.triton.kernels import TritonKernels
 from workbench.kernels.triton.taken import INTERPRETED
 from workbench.kernels.triton.tuning import Tuning, candidates, chosen
@@ -115,3 +116,17 @@ def test_without_triton_a_gpu_takes_plain_torch() -> None:
     )
     assert said.startswith("reference The Triton kernels need the package triton")
     assert said.endswith("Plain torch computes instead.")
+
+
+@interpreted
+def test_heads_that_triton_has_no_tiles_for_take_plain_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a GPU too old does; the warning says why, and the model runs on."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    with pytest.warns(RuntimeWarning, match=r"head_dim=160; .*Plain torch computes instead"):
+        found = load_kernels(torch.device("cuda"), torch.float16, head_dim=160)
+    assert found.name == "reference"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    with pytest.warns(RuntimeWarning, match=r"compute capability 7\.5; they need 8\.0"):
+        load_kernels(torch.device("cuda"), torch.float16, head_dim=64)
