@@ -24,14 +24,18 @@ _SPECULATION = {"speculative_extension": True}
 _LOOKAHEAD = {**_SPECULATION, "lookahead_scoring": True}
 _PREFIX, _OVERLAP = {"request_order": "prefix"}, {"overlap": True}
 _PARTIAL = {"reuse_partial_blocks": True}
+_FORGET, _ADAPTIVE = {"forget_pruned": True}, {"problem_batching": "adaptive"}
+_TOGETHER = {**_PREFIX, **_FORGET, **_ADAPTIVE, **_OVERLAP}  # speculation costs more than it fills
 NONE, ALL = "none", "all"
 TECHNIQUES = {
     NONE: Technique("none", "no technique"),
     "partial_blocks": Technique("partial blocks reused", "reuse of partial blocks", {}, _PARTIAL),
+    "forget_pruned": Technique("pruned beams forgotten", "forgetting pruned beams", _FORGET),
+    "adaptive": Technique("adaptive problem batching", "adaptive problem batching", _ADAPTIVE),
     "prefix_order": Technique("prefix-aware order", "prefix-aware order", _PREFIX),
     "speculation": Technique("speculative extension", "speculative extension", _SPECULATION),
     "lookahead": Technique("+ look-ahead scoring", "look-ahead scoring with it", _LOOKAHEAD),
     "overlap": Technique("overlap", "overlap of the two models", _OVERLAP),
-    ALL: Technique("all", "all techniques", {**_PREFIX, **_LOOKAHEAD, **_OVERLAP}, _PARTIAL),
+    ALL: Technique("all that gain", "all techniques that gain alone", _TOGETHER, _PARTIAL),
 }
 ALONE = tuple(key for key in TECHNIQUES if key not in (NONE, ALL))

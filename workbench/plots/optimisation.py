@@ -51,6 +51,8 @@ EVERYTHING = Line("marginal value, all techniques", VERMILION, "longdash")
 TECHNIQUES = {
     "none": Line("none", BLACK, "solid", "circle"),
     "partial_blocks": Line("partial blocks", SKY, "dash", "square"),
+    "forget_pruned": Line("pruned forgotten", GREY, "dash", "triangle-down"),
+    "adaptive": Line("adaptive batching", BLACK, "dot", "cross"),
     "prefix_order": Line("prefix-aware order", ORANGE, "dot", "diamond"),
     "speculation": Line("speculation", PURPLE, "dashdot", "triangle-up"),
     "lookahead": Line("+ look-ahead", GREEN, "longdash", "star"),

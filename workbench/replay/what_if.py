@@ -79,6 +79,7 @@ class WhatIf:
     speculative_extension: bool | None = None
     lookahead_scoring: bool | None = None
     overlap: bool | None = None
+    forget_pruned: bool | None = None
     llm: Mapping[str, Any] = field(default_factory=dict)
     prm: Mapping[str, Any] = field(default_factory=dict)
 
