@@ -62,7 +62,31 @@ SHOWN["memory_smollm2"] = {
     "startup_cold_s": "the same, its files not in memory",
     **SHOWN["memory"],
 }
-
+SHOWN["memory"] |= {
+    f"{row}@{budget}W": f"{label}, KV memory {budget} W"
+    for budget in ("0.5", "1", "2")
+    for row, label in {
+        "elastic_vs_best_static": "two models, default policy, against the best static split",
+        "elastic_vs_static_0.3": "the same against the static split 0.3",
+        "all_vs_baseline": "all techniques that gain, against the static split 0.3",
+    }.items()
+}
+SHOWN["memory"] |= {
+    "roofline_bound": "what computing each token once would give",
+    "same_nodes": "nodes equal under every policy and technique",
+    "resplit_p95_ms": "re-split that moves a tenth of 10,000 blocks or more, 95th percentile",
+    "arena_vs_dedicated": "one model in an arena against memory of its own",
+    "arena_vs_dedicated_low": "the same, lower end of its 95 % interval",
+    "fork_prm_over_ideal": "PRM tokens over distinct ones, partial blocks reused",
+}
+SHOWN["replay"] = {
+    "events_identical": "settings whose replay has the measured run's events, every one",
+    "throughput_mean_error": "replayed throughput against measured, mean error",
+    "throughput_worst_error": "the same, worst setting",
+    "replay_over_simulated": "replay of 128 problems at the thesis's scale, over simulated time",
+    "block_op_us": "the same, CPU time a block operation",
+    "miss_ratio_s": "miss-ratio curves of both models",
+}
 
 RATIOS = (
     "A ratio (x) below is the median over repeats, in each of which both sides were measured in "

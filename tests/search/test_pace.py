@@ -53,6 +53,19 @@ def test_preempted_tokens_count_as_lost():
     assert pace.places == 3
 
 
+def test_what_a_preempted_request_lost_is_counted_once():
+    """Its evicted blocks are part of what it computes again, not something more."""
+    llm = engine()
+    pace = Pace(4, (llm,))
+    stats = llm.cache.stats
+    stats.allocated += 100
+    stats.readmit_query_tokens += 160
+    stats.thrashed += 10
+    stats.thrashed_readmit += 10
+    pace.open_round()
+    assert pace.places == 4, "10 of 100 blocks, not 20"
+
+
 def test_the_latest_problems_wait():
     """Those that were taken in first are sampled; the others stay in flight."""
     pace = Pace(3, ())
@@ -62,6 +75,23 @@ def test_the_latest_problems_wait():
     pace.places = 2
     assert [search.name for search in groups.sampling] == [0, 1]
     assert len(groups) == 3
+
+
+def test_two_groups_share_the_places():
+    """Three places are two and one; a single place is one each, or a group would wait for ever."""
+    for places, expected in ((4, [2, 2]), (3, [2, 1]), (1, [1, 1])):
+        pace = Pace(8, ())
+        groups = Groups(8, swap=True, whole_batches=False, pace=pace)
+        queue = deque(SimpleNamespace(admitted_s=0.0, outcome=None) for _ in range(8))
+        for _ in range(2):
+            groups.admit(queue, 0.0)
+            groups.swap()
+        pace.places = places
+        found = []
+        for _ in range(2):
+            found.append(len(groups.sampling))
+            groups.swap()
+        assert found == expected
 
 
 def test_an_engine_without_a_cache_is_never_too_small(fake_engine):

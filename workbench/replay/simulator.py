@@ -143,8 +143,8 @@ def _switches(settings: RecordedSettings, changes: Changes) -> SearchSwitches:
     for name in UNTOLD:
         if getattr(found, name):
             raise ConfigError(
-                f"A replay cannot have {name}: what it samples, scores or runs ahead is not in a "
-                f"recording. Replay with {name}=False."
+                f"A replay has no {name}: it samples, scores or computes at times that a recording "
+                f"does not tell, or asks a cache to forget. Replay with {name}=False."
             )
     return found
 

@@ -2,8 +2,8 @@
 
 Every problem comes round again in each round. If together they need more than there is, each loses
 its prefixes before its next turn, and all are computed again, again and again; with some of them
-waiting, the rest keep theirs. Counts decide, never a clock, so a search does the same things every
-time. What it does not do: choose which problems wait (groups.py: the latest).
+waiting, the rest keep theirs. Counts decide, never a clock; where two engines at work at once take
+pages of one arena (lanes.py), those counts, and so the rounds, may differ from run to run. What it does not do: choose which problems wait (groups.py: the latest).
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ class Pace:
 
 
 def _taken_and_lost(cache: Any) -> tuple[int, float]:
-    """Blocks taken since the cache was made; those whose content it had evicted or preempted."""
+    """Blocks taken since the cache was made; those whose content it had evicted or preempted.
+
+    A re-admission computes again all that it does not hit, its evicted blocks among it.
+    """
     stats = cache.stats
-    again = stats.readmit_query_tokens - stats.readmit_hit_tokens
-    return int(stats.allocated), stats.thrashed + again / cache.block_size
+    again = (stats.readmit_query_tokens - stats.readmit_hit_tokens) / cache.block_size
+    return int(stats.allocated), stats.thrashed - stats.thrashed_readmit + again

@@ -9,8 +9,9 @@ answers, alone and together: request ids, order and batches never enter. What ma
 
     switch                 does                                      differs beside time
     request_order          which request meets which blocks          evictions, recomputed tokens
-    problem_batching       static: no problem joins others;          rounds; fewer blocks in use
-                           adaptive: some wait (pace.py)
+    problem_batching       static: no problem joins others           rounds; fewer blocks in use
+                           adaptive: some wait (pace.py)             the same; with overlap in an
+                                                                     arena from run to run
     speculative_extension  ended beams sample on (speculation.py)    discarded tokens, LLM requests
     lookahead_scoring      such steps are scored ahead (prm_side.py) PRM requests, score cache hits
     overlap                two groups swap engines (lanes.py)        rounds; in a shared arena also

@@ -5,10 +5,10 @@ extension). What is sampled there has child 0's seed, so it is child 0's own ste
 asked for next, complete or not, it is used, else discarded. Real requests come first: nothing is
 speculated while one waits or is read, or while either model's cache loses what is wanted again (the
 two may share one memory), and what was begun is aborted before a step that could run out of blocks.
-A round still lasts as long as its
-longest new child: rounds get shorter where most children are a child 0 (a small beam_width), or
-where more is asked than there are rows; else rows are filled, at the price of computing them. What
-it does not do: say what a node's request is (node_request.py), or step the engine.
+A round still lasts as long as its longest new child: rounds get shorter where most children are a
+child 0 (a small beam_width), or where more is asked than there are rows; else rows are filled, at
+the price of computing them. What it does not do: say what a node's request is (node_request.py), or
+step the engine.
 """
 
 from __future__ import annotations
