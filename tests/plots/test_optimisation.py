@@ -4,8 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from workbench.plots import optimisation as drawing
-from workbench.plots.optimisation import optimisation
+from workbench.plots.optimisation import EVERYTHING, POLICIES, TECHNIQUES, optimisation
 
 SHARES = (0.08, 0.2, 0.3, 0.5)
 BUDGETS = (0.5, 1.0)
@@ -34,7 +33,7 @@ def rows(budgets=BUDGETS):
     for budget in budgets:
         for share in SHARES[1:] if budget == 0.5 else SHARES:
             speed = 900 * budget**0.3 * (1 - 2 * (share - 0.3) ** 2)
-            techniques = drawing.TECHNIQUES if budget == 0.5 else ("none",)
+            techniques = TECHNIQUES if budget == 0.5 else ("none",)
             for number, technique in enumerate(techniques):
                 gain = 1.2 if technique == "all" else 1 + number / 60
                 found += setting_rows(budget, "static", share, technique, speed * gain)
@@ -67,7 +66,7 @@ def names(fig):
 def test_every_policy_technique_and_model_is_drawn_once_in_the_legends():
     """Guards that nothing measured is left out, and nothing told twice."""
     shown = names(optimisation(rows()))
-    wanted = [*drawing.POLICIES.values(), drawing.EVERYTHING, *drawing.TECHNIQUES.values()]
+    wanted = [*POLICIES.values(), EVERYTHING, *TECHNIQUES.values()]
     for line in wanted:
         assert shown.count(line.label) == 1
     assert {"LLM held", "PRM held", "infeasible"} <= set(shown)
@@ -75,8 +74,8 @@ def test_every_policy_technique_and_model_is_drawn_once_in_the_legends():
 
 def test_lines_are_told_apart_without_colour():
     """Guards a grey print: policies differ by dash, techniques by marker."""
-    assert len({line.dash for line in drawing.POLICIES.values()}) == len(drawing.POLICIES)
-    assert len({line.symbol for line in drawing.TECHNIQUES.values()}) == len(drawing.TECHNIQUES)
+    assert len({line.dash for line in POLICIES.values()}) == len(POLICIES)
+    assert len({line.symbol for line in TECHNIQUES.values()}) == len(TECHNIQUES)
 
 
 def test_elastic_policies_are_horizontal_and_infeasible_shares_are_marked():

@@ -3,7 +3,8 @@
 Every problem comes round again in each round. If together they need more than there is, each loses
 its prefixes before its next turn, and all are computed again, again and again; with some of them
 waiting, the rest keep theirs. Counts decide, never a clock; where two engines at work at once take
-pages of one arena (lanes.py), those counts, and so the rounds, may differ from run to run. What it does not do: choose which problems wait (groups.py: the latest).
+pages of one arena (lanes.py), those counts, and so the rounds, may differ from run to run. What it
+does not do: choose which problems wait (groups.py: the latest).
 """
 
 from __future__ import annotations
