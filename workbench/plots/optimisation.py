@@ -70,8 +70,9 @@ _CAPTION = (
     "at budgets in multiples of the working set W; crosses: shares that leave a model less than "
     "one request. Second: each technique alone, and all but speculation together, over the static "
     "share at the smallest budget. Third: what each model holds (line), uses (area) and should "
-    "come to (thin) at its own steps of one search. Bottom: accuracy of every setting; filled where every node "
-    "has the uncapped search's tokens and score. Bars: 95 % bootstrap intervals over problems."
+    "come to (thin) at its own steps of one search. Bottom: accuracy of every setting; "
+    "filled where every node has the uncapped search's tokens and score. Bars: 95 % bootstrap "
+    "intervals over problems."
 )
 
 
