@@ -146,6 +146,45 @@ def test_a_model_can_be_added_if_a_page_fits_its_block_and_its_floor_is_free() -
     arena.check()
 
 
+THIRD = BlockShape("third", 2, 256, floor_blocks=2)  # 1 block a page, floor of 2 pages
+
+
+def test_a_second_resize_keeps_what_the_first_was_promised() -> None:
+    """Two models ask between two steps; the later request takes nothing back of the earlier."""
+    arena = arena_of(num_pages=30, models=(LLM, PRM, THIRD))
+    caches = [arena.cache(name, SIZE) for name in arena.models]
+    assert caches[0].resize(16 * 4).outcome == "reached"
+    assert caches[1].resize(7).outcome == "reached"
+    caches[0].apply()
+    first, second, third = arena.target.values()
+    assert (second, first + second + third) == (7, 30)
+    assert first / third == pytest.approx(16 / 7, rel=0.1), "of the rest as it was asked for"
+
+
+def test_a_model_more_drops_no_split_asked_for() -> None:
+    """The floor of the new one comes off the split that was promised, not off the one before."""
+    arena = arena_of(kv_share=0.5)
+    assert arena.resplit(0.8).outcome == "reached"
+    arena.add(THIRD)
+    assert arena.target == {"llm": 14, "prm": 4, "third": 2}
+    arena.check()
+
+
+def test_a_model_more_or_a_resize_keeps_what_a_policy_has_learned() -> None:
+    """Marginal value's pages are the split of now, whatever it was given at the start."""
+    arena = arena_of(policy=MarginalValue(), kv_share=0.5)
+    arena.policy._move(1, 0, 2, 5 * MarginalValue.STEPS)
+    arena.cache("llm", SIZE).allocate(0, [1])
+    arena.cache("llm", SIZE).apply()
+    assert arena.target == {"llm": 15, "prm": 5}
+    arena.add(THIRD)
+    assert arena.target == {"llm": 13, "prm": 5, "third": 2}
+    arena.cache("third", SIZE).resize(3)
+    arena.cache("llm", SIZE).apply()
+    assert arena.target == {"llm": 12, "prm": 5, "third": 3}
+    arena.check()
+
+
 def test_few_pages_are_held_half_empty() -> None:
     """What is given up is whole pages: nine tenths of the cache go, a tenth of the pages stays.
 

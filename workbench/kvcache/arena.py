@@ -20,7 +20,13 @@ from workbench.kvcache.lending import Lender
 from workbench.kvcache.pages import BlockShape, PageShape, choose_page, pack
 from workbench.kvcache.policies import MarginalValue, ModelState, Policy
 from workbench.kvcache.resizing import ResizeAnswer
-from workbench.kvcache.shares import KVShare, pages_above_floors, pages_of, pages_with_one
+from workbench.kvcache.shares import (
+    KVShare,
+    pages_of,
+    pages_with_another,
+    pages_with_one,
+    starting_pages,
+)
 
 SHADOW_SHARE = 8  # the shadow list of a model covers one page in so many
 
@@ -58,10 +64,8 @@ class KVArena(Lender, ArenaLayout):
             self._admit(shape)
         self._wanted: list[int] | None = None
         self._seen: list[tuple[bool, int, int]] = []  # by the policy, when it was asked last
-        if kv_share is None:
-            self._split = pages_above_floors([p.floor_pages for p in self.pools], self.num_pages)
-        else:
-            self._split = pages_of(kv_share, self.models, self.num_pages)
+        floors = [pool.floor_pages for pool in self.pools]
+        self._split = starting_pages(kv_share, self.models, floors, self.num_pages)
         self._refuse_below_floor(self._split)
         self.policy.split(self._split)
         self._grant(None)
@@ -69,16 +73,14 @@ class KVArena(Lender, ArenaLayout):
     def add(self, shape: BlockShape) -> None:
         """One model more, at its floor until the policy says otherwise; pages stay as they are.
 
-        Raises ConfigError if no page fits its block, OutOfMemory if its floor is not free now.
+        The others give it of the split asked for last, or that the policy has come to. Raises
+        ConfigError if no page fits its block, OutOfMemory if its floor is not free now.
         """
         with self.lock:
+            pages = self._asked_for
             self._admit(shape)
-            *floors, floor = (pool.floor_pages for pool in self.pools)
-            for _ in range(floor):
-                above = [pages - least for pages, least in zip(self._split, floors)]
-                self._split[above.index(max(above))] -= 1
-            self._split.append(floor)
-            self._wanted = None
+            floors = [pool.floor_pages for pool in self.pools]
+            self._split, self._wanted = pages_with_another(pages, floors), None
             self.policy.split(self._split)
             self._grant(None)
 
@@ -148,7 +150,7 @@ class KVArena(Lender, ArenaLayout):
                     f"resize to {num_blocks} blocks; the arena has pages for 1 to "
                     f"{self.num_pages * pool.per_page} of {pool.shape.name!r}."
                 )
-            return self._want(pages_with_one(self._split, index, pages))
+            return self._want(pages_with_one(self._asked_for, index, pages))
 
     def apply(self, pool: LeasedPool) -> bool:
         """Between this model's steps: grant anew, take back what is above limits.
@@ -222,6 +224,14 @@ class KVArena(Lender, ArenaLayout):
                     f"{pool.floor_pages} that one request of the longest length needs. Choose "
                     "another kv_share, give more memory, or a smaller max_model_len."
                 )
+
+    @property
+    def _asked_for(self) -> list[int]:
+        """The split not yet taken over, else what the policy has made of it (a lender: nothing)."""
+        if self._wanted is not None:
+            return list(self._wanted)
+        targets = [pool.grant.target for pool in self.pools]
+        return targets if sum(targets) == self.num_pages else list(self._split)
 
     def _want(self, pages: list[int]) -> ResizeAnswer:
         """Take the split as the next target, if every model keeps its floor."""

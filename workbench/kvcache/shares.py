@@ -30,6 +30,15 @@ def pages_of(kv_share: KVShare, names: Sequence[str], num_pages: int) -> list[in
     return _rounded(shares, num_pages)
 
 
+def starting_pages(
+    kv_share: KVShare | None, names: Sequence[str], floors: Sequence[int], num_pages: int
+) -> list[int]:
+    """Pages of each model as asked for, else by their floors. Raises ConfigError as pages_of."""
+    if kv_share is None:
+        return pages_above_floors(floors, num_pages)
+    return pages_of(kv_share, names, num_pages)
+
+
 def pages_above_floors(floors: Sequence[int], num_pages: int) -> list[int]:
     """Each model's floor; of the rest one half evenly, the other in proportion to the floors.
 
@@ -47,6 +56,16 @@ def pages_with_one(pages: Sequence[int], index: int, count: int) -> list[int]:
     shares = [0.0 if i == index else n / max(1, others) for i, n in enumerate(pages)]
     rest = _rounded(shares, sum(pages) - count)
     return [count if i == index else n for i, n in enumerate(rest)]
+
+
+def pages_with_another(pages: Sequence[int], floors: Sequence[int]) -> list[int]:
+    """The split with one model more, at the last of `floors`; who is most above its own gives."""
+    *others, floor = floors
+    given = list(pages)
+    for _ in range(floor):
+        above = [count - least for count, least in zip(given, others)]
+        given[above.index(max(above))] -= 1
+    return [*given, floor]
 
 
 def _rounded(shares: Sequence[float], total: int) -> list[int]:
