@@ -21,6 +21,20 @@ from workbench.kvcache.pool import CacheStats
 from workbench.replay.lines import ChainedCache, Entry, Line, Tokens
 
 Contents = NDArray[np.int32]
+ALLOCATE, EXTEND, FREE = range(3)  # calls where they are numbers: miss_ratio.py, one_size.py
+STATS = (
+    "query_tokens",
+    "hit_tokens",
+    "readmit_query_tokens",
+    "readmit_hit_tokens",
+    "allocated",
+    "evicted",
+    "thrashed",
+    "thrashed_readmit",
+    "thrash_events",
+    "duplicates",
+    "copied",
+)  # a size counts these, in this order
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,8 +18,17 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from workbench.errors import ConfigError
-from workbench.replay.calls import Allocate, CacheCalls, Call, Contents, Extend
-from workbench.replay.one_size import ALLOCATE, EXTEND, FREE, STATS, run_at_size
+from workbench.replay.calls import (
+    ALLOCATE,
+    EXTEND,
+    FREE,
+    STATS,
+    Allocate,
+    CacheCalls,
+    Call,
+    Contents,
+    Extend,
+)
 
 
 def miss_ratio(calls: CacheCalls, sizes: Sequence[int]) -> pd.DataFrame:
@@ -29,6 +38,8 @@ def miss_ratio(calls: CacheCalls, sizes: Sequence[int]) -> pd.DataFrame:
     and the row's other figures are of no order that happens. peak_active: most blocks in use, or
     asked for at once. hit_ratio: of first admissions.
     """
+    from workbench.replay.one_size import run_at_size  # noqa: PLC0415  numba, where it is needed
+
     if not len(sizes) or min(sizes) < 1:
         raise ConfigError(f"Cache sizes are {list(sizes)!r:.200}; give one or more, each >= 1.")
     flat = _Flat.of(calls)

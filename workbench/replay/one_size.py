@@ -13,22 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-ALLOCATE, EXTEND, FREE = range(3)
+from workbench.replay.calls import ALLOCATE, FREE
+
 ABSENT, USED, CACHED = range(3)  # a content: not held, in use, held by nobody's block
 ACTIVE, PARKED, PEAK, STAMPS, OLDEST, GHOSTS, SIZE, BLOCK_SIZE = range(8)
-STATS = (
-    "query_tokens",
-    "hit_tokens",
-    "readmit_query_tokens",
-    "readmit_hit_tokens",
-    "allocated",
-    "evicted",
-    "thrashed",
-    "thrashed_readmit",
-    "thrash_events",
-    "duplicates",
-    "copied",
-)
 _HIT, _READMIT, _ALLOCATED, _EVICTED, _THRASHED, _EVENTS, _DUPLICATES = 1, 2, 4, 5, 6, 8, 9
 
 
@@ -71,7 +59,7 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 def run_at_size(
     size: int, block_size: int, calls: Any, starts: Any, contents: Any, num_contents: int
 ) -> tuple[Any, int]:
-    """The counts, as in STATS, and the most blocks in use or asked for at once.
+    """The counts, as in calls.STATS, and the most blocks in use or asked for at once.
 
     calls [n, 8]: kind, sequence, contents known after it, tokens, room, coverable blocks,
     readmission, computed tokens (-1: all). Where the peak is above the size, the counts are of no
