@@ -1,12 +1,20 @@
 """The replay benchmark: its cells are held out from the fit, and its rows say what they should."""
 
+from types import SimpleNamespace
+
+import pytest
+
 from workbench.bench import cells as measuring
 from workbench.bench import replay
-from workbench.bench.cells import LIMITS, SPLITS, cells
+from workbench.bench.cells import LIMITS, SPLITS, Cell, cells
 from workbench.bench.replay import MODE
 from workbench.cli import main
 from workbench.cli.arguments import BENCHES
-from workbench.replay.devices import load_device
+from workbench.replay.answers import Answers
+from workbench.replay.curves import search_calls
+from workbench.replay.devices import PRESETS, load_device
+from workbench.replay.workload import thesis_search
+from workbench.search.problems import Problem
 
 
 def test_cells_differ_and_none_is_fitted_and_held_out() -> None:
@@ -41,10 +49,40 @@ def test_the_rows_of_a_small_run(monkeypatch) -> None:
         "replay_over_simulated",
         "block_op_us",
         "miss_ratio_s",
+        "miss_ratio_s@tiny",
+        "miss_ratio_brute_force_s",
     } <= set(rows)
     assert rows["events_identical"].value == rows["miss_ratio_exact"].value == 1.0
     assert all(row.value >= 0 for name, row in rows.items() if "_error@" not in name)
     assert "replay" in BENCHES
+
+
+def test_rows_at_scale_are_of_the_first_replay_and_of_the_large_search(monkeypatch) -> None:
+    """Bare rows are what one question costs, hashes included; the curve's time is of that scale."""
+    timed, spent = replay._timed, iter((8.0, 2.0))
+    monkeypatch.setattr(replay, "_timed", lambda answers: (timed(answers)[0], next(spent)))
+    monkeypatch.setattr(replay, "_curve_seconds", lambda calls: calls.num_contents)
+    rows = {row.name: row.value for row in replay._at_scale(1, 0)}
+    assert (rows["replay_s"], rows["replay_s@again"]) == (8.0, 2.0)
+    for name in ("replay_over_simulated", "block_op_us"):
+        assert rows[name] == pytest.approx(4 * rows[f"{name}@again"])
+    both = search_calls(Answers(thesis_search(1, seed=0)), PRESETS["a100-40"])
+    assert rows["miss_ratio_s"] == sum(calls.num_contents for calls in both)
+
+
+def test_one_slow_repeat_has_its_cell_searched_again(monkeypatch) -> None:
+    """An outlier counts: two repeats that agree do not hide the third."""
+
+    def search(cell: Cell, problems: list[Problem], seed: int) -> None:
+        rate = next(rates) if cell is noisy else 100.0
+        cell.results.append(SimpleNamespace(throughput=SimpleNamespace(tokens_per_s=rate)))
+
+    noisy, calm = cells(0)[0][:2]
+    rates = iter((100.0, 60.0, 100.0, 100.0, 100.0))
+    monkeypatch.setattr(Cell, "search", search)
+    measuring.measure([noisy, calm], [], 0, 3)
+    assert noisy.spread == pytest.approx(0.4)
+    assert (len(noisy.results), len(calm.results)) == (3 + measuring.MORE, 3)
 
 
 def test_calibrate_writes_a_device(monkeypatch, tmp_path, capsys) -> None:

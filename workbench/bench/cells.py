@@ -78,9 +78,9 @@ class Cell:
 
     @property
     def spread(self) -> float:
-        """Distance of the two fastest repeats, as a share of the fastest."""
-        rates = sorted((r.throughput.tokens_per_s for r in self.results), reverse=True)
-        return 1 - rates[1] / rates[0] if len(rates) > 1 else 0.0
+        """Distance of the slowest repeat from the fastest, as a share of the fastest."""
+        rates = [result.throughput.tokens_per_s for result in self.results]
+        return 1 - min(rates) / max(rates) if rates else 0.0
 
     def __str__(self) -> str:
         memory = "{}+{} blocks".format(*self.blocks) + (f" {self.policy}" if self.policy else "")
@@ -97,7 +97,8 @@ class Cell:
         shared = self.shared
         if shared is not None:
             policy = REPLAYED_POLICIES[shared.policy]()
-            given["arena"] = KVArena(shared.memory, _shapes(), policy, shared.kv_share)
+            share = shared.kv_share if policy.keeps_split else None
+            given["arena"] = KVArena(shared.memory, _shapes(), policy, share)
         each = zip(MODELS, (self.llm, self.prm), strict=True)
         return [Engine(name, **own, **given) for name, own in each]
 
