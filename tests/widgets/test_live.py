@@ -1,6 +1,9 @@
 """The live widget without a browser: what it draws and says is the search's own snapshot."""
 
 import asyncio
+import time
+from dataclasses import replace
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from workbench.search.problems import load_problems
 from workbench.widgets import live
 from workbench.widgets.live_blocks import BlockMap
 from workbench.widgets.live_figure import figure_rows, live_figure
+from workbench.widgets.live_gate import Gate
 from workbench.widgets.live_map import MapGrid
 from workbench.widgets.live_pair import shared_pair
 from workbench.widgets.live_script import move_while_it_runs
@@ -109,7 +113,8 @@ def test_a_time_line_keeps_its_sums_while_it_grows():
     frame = line.frame()
     assert line.width_s == 0.8
     assert len(frame) == 3
-    seconds = (frame[["llm_busy", "prm_busy"]].sum(axis=1) * line.width_s).sum()
+    widths = [0.8, 0.8, 0.39]  # the last is as wide as what was seen of it
+    seconds = (frame[["llm_busy", "prm_busy"]].sum(axis=1) * widths).sum()
     assert seconds == pytest.approx(20 * 0.08)
     assert frame["llm_target"].iloc[-1] == 19 / 20
     assert frame["tokens_per_s"].iloc[0] * line.width_s == 40
@@ -119,4 +124,49 @@ def test_a_step_longer_than_a_bucket_fills_all_of_them():
     """Guards the phase panel: a long step is seen for as long as it took."""
     line = Timeline(width_s=0.1, most=20)
     line.add("prm", 0.05, 0.75, 0, dict.fromkeys(LEVELS, 0.5))
-    np.testing.assert_allclose(line.frame()["prm_busy"], [0.5, *[1.0] * 6, 0.5])
+    np.testing.assert_allclose(line.frame()["prm_busy"], [0.5, *[1.0] * 7])
+
+
+def test_the_last_bucket_counts_by_what_has_passed_of_it():
+    """An even rate is drawn even, wherever in a bucket the last step ended."""
+    line, levels = Timeline(width_s=0.1, most=240), dict.fromkeys(LEVELS, 0.5)
+    for k in range(777):  # steps of 40 ms, two tokens each: 50 tokens/s
+        line.add("llm", k * 0.04, (k + 1) * 0.04 - 1e-6, 2, levels)
+        last = line.frame().iloc[-1]
+        assert last["tokens_per_s"] == pytest.approx(50, abs=2 / min(2.0, 0.04 * (k + 1)) + 0.1)
+        assert last["llm_busy"] > 0.99
+        assert last["time_s"] < (k + 1) * 0.04
+    assert last["tokens_per_s"] == pytest.approx(50, rel=0.03)
+
+
+def test_the_caption_tells_the_window_that_the_rates_have(searched):
+    """Buckets grow with the search, and beyond MEAN_S a mean is over one of them."""
+    line = Timeline()
+    found = []
+    for end_s in (10, 300, 500):
+        line.add("llm", end_s - 1, end_s, 1, dict.fromkeys(LEVELS, 0.5))
+        found.append(line.window_s)
+    assert found == pytest.approx([2.0, 1.6, 3.2])
+    caption = live_figure(searched.snapshot()).layout.meta["caption"]
+    assert "mean of the last 2 s" in caption
+    later = live_figure(replace(searched.snapshot(), window_s=3.2)).layout.meta["caption"]
+    assert "mean of the last 3.2 s" in later
+
+
+def test_the_clock_goes_on_until_a_step_waits():
+    """The step in flight at a pause costs the time it takes; what passes after it does not."""
+    now = [0.0]
+    gate = Gate(lambda: now[0])
+    gate.close()
+    now[0] = 3.0  # the step in flight
+    assert gate.clock() == 3.0
+    waiting = Thread(target=gate.pass_through, daemon=True)
+    waiting.start()
+    while not gate._changed._waiters:
+        time.sleep(0.001)
+    now[0] = 10.0
+    assert gate.clock() == 3.0
+    gate.open()
+    waiting.join(5)
+    now[0] = 11.0
+    assert gate.clock() == 4.0

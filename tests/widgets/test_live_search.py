@@ -120,6 +120,20 @@ def test_a_paused_search_takes_no_step_and_its_clock_stands(pair, undisturbed):
     assert_at_rest(live)
 
 
+def test_a_pause_before_the_start_holds_the_first_step_back(pair, undisturbed):
+    """Nothing is stepped until resume, and a search that has ended begins anew unpaused."""
+    live = small(pair)
+    live.pause()
+    assert live.state == "ready"
+    live.start()
+    time.sleep(0.1)
+    assert (live.state, live.snapshot().steps) == ("paused", 0)
+    live.resume()
+    assert different_nodes(undisturbed, live.wait()) == 0
+    assert not live.is_paused
+    assert_at_rest(live)
+
+
 def test_a_snapshot_accounts_for_every_block_and_token(pair, undisturbed):
     """The map's counts are the caches' own, and the time line holds all tokens and steps."""
     live = small(pair)

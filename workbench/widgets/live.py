@@ -126,7 +126,7 @@ class LiveView:
         return f"pinned: {snapshot.tokens_per_s:,.0f} tokens/s, LLM share {share:.2f} at the end"
 
     def _toggle(self) -> None:
-        if self.live.state == "paused":
+        if self.live.is_paused:
             self.live.resume()
         else:
             self.live.pause()
@@ -148,7 +148,7 @@ class LiveView:
         """Bring figure and words up to now."""
         snapshot = self.live.snapshot()
         self.words.value = in_words(snapshot)
-        self._pause.description = "resume" if snapshot.state == "paused" else "pause"
+        self._pause.description = "resume" if self.live.is_paused else "pause"
         with self.figure.batch_update():
             show(self.figure, snapshot)
         return snapshot

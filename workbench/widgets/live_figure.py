@@ -21,9 +21,9 @@ LLM, PRM = MODELS["llm"], MODELS["prm"]
 CAPTION = (
     "A search on both engines. Above, the arena: every rectangle is a block, as wide as its bytes; "
     "blocks of one page stand together. Below, over time with pauses left out: generated tokens/s "
-    "(mean of the last 2 s), which model was stepping, and the split: what each model holds, the "
-    "LLM's target, and what it holds or could have at once. Triangles and dotted lines are "
-    "re-splits; the dotted grey line is the throughput that was pinned."
+    "(mean of the last {window_s:.3g} s), which model was stepping, and the split: what each model "
+    "holds, the LLM's target, and what it holds or could have at once. Triangles and dotted lines "
+    "are re-splits; the dotted grey line is the throughput that was pinned."
 )
 PINNED = "pinned"
 _FRAME = Frame(panels=600, top=72, left=70)
@@ -47,7 +47,8 @@ def live_figure(snapshot: Snapshot, face: str = "") -> go.Figure:
         fig.add_trace(_marks(row), row=row, col=1, secondary_y=row == 2 or None)
     _axes(fig)
     show(fig, snapshot)
-    return finish(fig, "A search as it runs", CAPTION, face, _FRAME)
+    caption = CAPTION.format(window_s=snapshot.window_s)
+    return finish(fig, "A search as it runs", caption, face, _FRAME)
 
 
 def show(fig: Any, snapshot: Snapshot) -> None:

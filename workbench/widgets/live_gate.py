@@ -23,33 +23,28 @@ class SearchStopped(WorkbenchError):
 class Gate:
     """Open, closed (a step waits), or shut for good (a step raises SearchStopped).
 
-    `clock` leaves out the time in which it was closed.
+    `clock` leaves out the time in which a step waited: the step in flight when it is closed is
+    still carried out, so its seconds count as its tokens do.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._now = clock
         self._changed = Condition()
         self._origin = clock()
-        self._closed_since: float | None = None
-        self._closed_s = 0.0
-        self.is_shut = False
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether steps wait."""
-        return self._closed_since is not None
+        self._waits_since: float | None = None
+        self._waited_s = 0.0
+        self.is_closed = self.is_shut = False
 
     def clock(self) -> float:
-        """Seconds since it was made, those in which it was closed left out."""
+        """Seconds since it was made, those in which a step waited left out."""
         with self._changed:
-            now = self._now() if self._closed_since is None else self._closed_since
-            return now - self._origin - self._closed_s
+            now = self._now() if self._waits_since is None else self._waits_since
+            return now - self._origin - self._waited_s
 
     def close(self) -> None:
         """The next step waits."""
         with self._changed:
-            if self._closed_since is None:
-                self._closed_since = self._now()
+            self.is_closed = True
 
     def open(self) -> None:
         """Steps go on."""
@@ -66,14 +61,17 @@ class Gate:
         """Wait while it is closed. Raises SearchStopped once it is shut."""
         with self._changed:
             while self.is_closed and not self.is_shut:
+                if self._waits_since is None:
+                    self._waits_since = self._now()
                 self._changed.wait()
             if self.is_shut:
                 raise SearchStopped("The search was stopped before this step.")
 
     def _reopen(self) -> None:
-        if self._closed_since is not None:
-            self._closed_s += self._now() - self._closed_since
-            self._closed_since = None
+        self.is_closed = False
+        if self._waits_since is not None:
+            self._waited_s += self._now() - self._waits_since
+            self._waits_since = None
         self._changed.notify_all()
 
 

@@ -43,7 +43,8 @@ class Snapshot:
     """A search at one moment. Shares are of the arena's pages; seconds leave pauses out.
 
     phase: the model that stepped last ("llm" or "prm"), "" while none steps. steps, tokens: since
-    the start, tokens of finished requests. problem: what ended a failed search.
+    the start, tokens of finished requests. window_s: over which the time line's tokens/s are means.
+    problem: what ended a failed search.
     """
 
     state: str
@@ -57,6 +58,7 @@ class Snapshot:
     target: dict[str, float]
     actual: dict[str, float]
     timeline: pd.DataFrame
+    window_s: float
     moves: tuple[Move, ...]
     blocks: BlockMap
     problem: str = ""
@@ -99,20 +101,26 @@ class LiveSearch:
     # -- what a person does --
 
     def start(self) -> None:
-        """Begin, or begin anew after an end. ConfigError while it runs, or while others run."""
+        """Begin, or begin anew after an end; paused if `pause` came first.
+
+        ConfigError while it runs, or while others run.
+        """
         if self.is_alive:
             raise ConfigError("This search runs already; stop it before it is started again.")
         if any(engine.has_work for engine in self.pair.engines):
             raise ConfigError(
                 "The pair's engines have requests of another search; stop that one, or wait for it."
             )
+        waits = self.is_paused
         self._begin_anew()
+        if waits:
+            self._gate.close()
         self._thread = Thread(target=self._run, name="live search", daemon=True)
         atexit.register(self.stop)
         self._thread.start()
 
     def pause(self) -> None:
-        """No further step until `resume`; the step in flight is carried out."""
+        """No step until `resume`, of a search not yet started too; one in flight is carried out."""
         self._gate.close()
 
     def resume(self) -> None:
@@ -141,12 +149,17 @@ class LiveSearch:
         return self._thread is not None and self._thread.is_alive()
 
     @property
+    def is_paused(self) -> bool:
+        """Whether no step is taken before `resume`."""
+        return self._gate.is_closed
+
+    @property
     def state(self) -> str:
         """One of STATES."""
         if self._thread is None:
             return "ready"
         if self._ended_s is None:
-            return "paused" if self._gate.is_closed else "running"
+            return "paused" if self.is_paused else "running"
         if self.error is not None:
             return "failed"
         return "stopped" if self.result is None else "finished"
@@ -187,6 +200,7 @@ class LiveSearch:
             target={role: levels[f"{role}_target"] for role in ROLES},
             actual={role: levels[f"{role}_actual"] for role in ROLES},
             timeline=self._timeline.frame(),
+            window_s=self._timeline.window_s,
             moves=self._timeline.moves,
             blocks=blocks,
             problem="" if self.error is None else f"{type(self.error).__name__}: {self.error}",
@@ -216,6 +230,7 @@ class LiveSearch:
         finally:
             atexit.unregister(self.stop)
             self._ended_s = self._gate.clock()
+            self._gate.open()  # a pause that came too late is not one of the next search
             with self._stepped:
                 self._stepped.notify_all()
 

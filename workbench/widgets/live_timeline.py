@@ -18,7 +18,7 @@ SUMS = ("tokens", "llm_s", "prm_s")
 """Added up over a bucket: sampled tokens, seconds in steps of either model."""
 LEVELS = ("llm_target", "llm_actual", "llm_held", "prm_held")
 """As they were last in a bucket: shares of the arena's pages."""
-MEAN_S = 2.0  # tokens/s is a mean over so many seconds
+MEAN_S = 2.0  # tokens/s is a mean over about so many seconds, in whole buckets
 MOST_MOVES = 200
 
 
@@ -39,7 +39,7 @@ class Timeline:
         assert most % 2 == 0
         self.width_s, self._most = width_s, most
         self._lock = Lock()
-        self._used = 0
+        self._used, self._until_s = 0, 0.0
         self._sums = np.zeros((len(SUMS), most))
         self._levels = np.full((len(LEVELS), most), np.nan)
         self._moves: list[Move] = []
@@ -50,6 +50,7 @@ class Timeline:
         """One step of an engine ("llm" or "prm"), the tokens it finished, and LEVELS after it."""
         with self._lock:
             last = self._bucket(end_s)
+            self._until_s = max(self._until_s, end_s)
             self._sums[0, last] += tokens
             self._levels[:, last] = [levels[name] for name in LEVELS]
             width, busy = self.width_s, self._sums[SUMS.index(f"{role}_s")]
@@ -67,23 +68,40 @@ class Timeline:
         with self._lock:
             return tuple(self._moves)
 
+    @property
+    def window_s(self) -> float:
+        """Seconds over which tokens_per_s is a mean: about MEAN_S, or one bucket once wider."""
+        return self._window() * self.width_s
+
     def frame(self) -> pd.DataFrame:
-        """One row a bucket: time_s (its middle), tokens_per_s (a mean over the last MEAN_S
-        seconds), llm_busy and prm_busy (fractions of its time), LEVELS.
+        """One row a bucket: time_s (its middle), tokens_per_s (a mean over the last window_s),
+        llm_busy and prm_busy (fractions of its time), LEVELS.
+
+        Of the last bucket only the part up to the last step's end has passed; its tokens_per_s is
+        over the window before it too, so that a step that has just begun it is no peak.
         """
         with self._lock:
-            used, width = self._used, self.width_s
+            used, width, window = self._used, self.width_s, self._window()
+            ends = np.minimum(np.arange(1, used + 1) * width, self._until_s)
             sums, levels = self._sums[:, :used].copy(), self._levels[:, :used].copy()
-        rates = pd.Series(sums[0]).rolling(max(1, round(MEAN_S / width)), min_periods=1).mean()
+        starts = np.arange(used) * width
+        seconds = np.maximum(ends - starts, 1e-9)  # a step may end where a bucket begins
+        first = np.arange(used) - window + 1
+        first[-1:] -= 1
+        first = np.maximum(first, 0)
+        before = np.concatenate([[0.0], np.cumsum(sums[0])])
         columns = {
-            "time_s": (np.arange(used) + 0.5) * width,
-            "tokens_per_s": rates.to_numpy() / width,
-            "llm_busy": np.minimum(1.0, sums[1] / width),
-            "prm_busy": np.minimum(1.0, sums[2] / width),
+            "time_s": (starts + ends) / 2,
+            "tokens_per_s": (before[1:] - before[first]) / np.maximum(ends - starts[first], 1e-9),
+            "llm_busy": np.minimum(1.0, sums[1] / seconds),
+            "prm_busy": np.minimum(1.0, sums[2] / seconds),
         }
         frame = pd.DataFrame(columns | dict(zip(LEVELS, levels, strict=True)))
         frame[list(LEVELS)] = frame[list(LEVELS)].ffill()
         return frame
+
+    def _window(self) -> int:
+        return max(1, round(MEAN_S / self.width_s))
 
     def _bucket(self, time_s: float) -> int:
         while time_s >= self._most * self.width_s:
