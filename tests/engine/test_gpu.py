@@ -68,7 +68,7 @@ def shared(place: str, policy: Any) -> tuple[KVArena, list[Engine]]:
         block_shape(name, max_model_len=LIMITS["max_model_len"], **WHERE[place]) for name in MODELS
     ]
     size = 384 * 1024 * shapes[0].element_bytes  # little more than what both are guaranteed
-    arena = KVArena(size, shapes, policy=policy, kv_share=0.4)
+    arena = KVArena(size, shapes, policy=policy, kv_share=0.4 if policy.keeps_split else None)
     return arena, [Engine(n, arena=arena, **LIMITS, **WHERE[place]) for n in MODELS]
 
 

@@ -53,7 +53,7 @@ def test_a_search_in_an_arena_is_the_same_under_every_policy(
     policy: type, expected: pd.DataFrame
 ) -> None:
     """Guards token identity and the arena's laws where memory is short and pages change hands."""
-    arena = make_arena(policy=policy(), kv_share=0.3)
+    arena = make_arena(policy=policy(), kv_share=0.3 if policy.keeps_split else None)
     engines = [Engine(name, arena=arena, **LIMITS) for name in (LLM, PRM_NAME)]
     assert tree(*engines, on_round=lambda _: arena.check()).equals(expected)
     assert all(engine.cache.num_active == 0 for engine in engines)

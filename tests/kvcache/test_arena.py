@@ -113,6 +113,10 @@ def test_a_target_below_a_floor_is_refused_and_nothing_changes() -> None:
 def test_the_first_come_policy_keeps_no_split() -> None:
     arena = arena_of(policy=FirstCome())
     assert "FirstCome keeps no split" in arena.resplit(0.5).reason
+    with pytest.raises(
+        ConfigError, match=r"kv_share=0\.3 and the policy FirstCome, which keeps no"
+    ):
+        arena_of(policy=FirstCome(), kv_share=0.3)
 
 
 @pytest.mark.parametrize("share", [0, 1, -0.1, 1.5, float("nan"), {"llm": 1.0}, {"nobody": 0.5}])

@@ -24,7 +24,8 @@ POLICIES = (StaticSplit, FirstCome, PhaseAware, MarginalValue)
 
 
 def arena_of(policy: Policy, num_pages: int = 40) -> KVArena:
-    return KVArena(num_pages * PAGE.page_bytes, [LLM, PRM], policy, 0.5, page=PAGE)
+    share = 0.5 if policy.keeps_split else None
+    return KVArena(num_pages * PAGE.page_bytes, [LLM, PRM], policy, share, page=PAGE)
 
 
 def fill(arena: KVArena, model: str, which: int = 0) -> int:

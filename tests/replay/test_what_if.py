@@ -29,7 +29,8 @@ def test_a_measured_run_over_an_arena_replays_to_the_same_events(measured, polic
     memory, share = "1600KiB", 0.22
     names = ("tiny-solver", "tiny-prm")
     shapes = [block_shape(name, max_model_len=512) for name in names]
-    arena = KVArena(memory, shapes, POLICIES[policy](), share)
+    chosen = POLICIES[policy]()
+    arena = KVArena(memory, shapes, chosen, share if chosen.keeps_split else None)
     llm, prm = (Engine(name, arena=arena, max_model_len=512, **LIMITS) for name in names)
     kept = measured.recording
     result = run_search(

@@ -36,8 +36,8 @@ class KVArena(Lender, ArenaLayout):
 
     page: default, the smallest that wastes at most 5 %. Hold `lock` from scheduling to the plan,
     and while a step is taken in, where engines run in several threads. Raises ConfigError for two
-    models of one name, a share outside (0, 1) or a block that no page fits, OutOfMemory when the
-    memory does not hold one request of each model.
+    models of one name, a share outside (0, 1) or with a policy that keeps none, a block that no
+    page fits; OutOfMemory when the memory does not hold one request of each model.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class KVArena(Lender, ArenaLayout):
         self._wanted: list[int] | None = None
         self._seen: list[tuple[bool, int, int]] = []  # by the policy, when it was asked last
         floors = [pool.floor_pages for pool in self.pools]
-        self._split = starting_pages(kv_share, self.models, floors, self.num_pages)
+        self._split = starting_pages(self.policy, kv_share, self.models, floors, num_pages)
         self._refuse_below_floor(self._split)
         self.policy.split(self._split)
         self._grant(None)

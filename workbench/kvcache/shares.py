@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from workbench.errors import ConfigError
+from workbench.kvcache.policies import Policy
 
 KVShare = float | Mapping[str, float]
 
@@ -31,11 +32,23 @@ def pages_of(kv_share: KVShare, names: Sequence[str], num_pages: int) -> list[in
 
 
 def starting_pages(
-    kv_share: KVShare | None, names: Sequence[str], floors: Sequence[int], num_pages: int
+    policy: Policy,
+    kv_share: KVShare | None,
+    names: Sequence[str],
+    floors: Sequence[int],
+    num_pages: int,
 ) -> list[int]:
-    """Pages of each model as asked for, else by their floors. Raises ConfigError as pages_of."""
+    """Pages of each model as asked for, else by their floors.
+
+    Raises ConfigError as pages_of does, and for a share that the policy would not keep.
+    """
     if kv_share is None:
         return pages_above_floors(floors, num_pages)
+    if not policy.keeps_split:
+        raise ConfigError(
+            f"An arena got kv_share={kv_share} and the policy {type(policy).__name__}, which keeps "
+            "no split; leave kv_share out, or choose a policy that keeps one."
+        )
     return pages_of(kv_share, names, num_pages)
 
 

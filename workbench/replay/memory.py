@@ -52,7 +52,9 @@ def make_caches(
     shapes = [_block_shape(*model) for model in models]
     if shapes[0].name == shapes[1].name:
         raise ConfigError(f"Both models are named {shapes[0].name!r}; an arena tells them by name.")
-    arena = KVArena(shared.memory, shapes, POLICIES[shared.policy](), shared.kv_share)
+    policy = POLICIES[shared.policy]()
+    share = shared.kv_share if policy.keeps_split else None
+    arena = KVArena(shared.memory, shapes, policy, share)
     kind = LoggedArenaCache if log_calls else ChainedArenaCache
     return [
         kind(

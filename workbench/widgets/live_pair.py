@@ -84,9 +84,10 @@ def shared_pair(
 ) -> SharedPair:
     """Both engines over one arena of `memory`, which the KV caches alone take.
 
-    kv_share: the LLM's, of the arena's pages. policy: one of POLICIES. max_model_len: what the
-    arena guarantees each model. settings: further fields of EngineConfig, of both. Raises
-    ConfigError for a policy that is unknown, and what KVArena and Engine raise.
+    kv_share: the LLM's, of the arena's pages, where the policy keeps a split. policy: one of
+    POLICIES. max_model_len: what the arena guarantees each model. settings: further fields of
+    EngineConfig, of both. Raises ConfigError for a policy that is unknown, and what KVArena and
+    Engine raise.
     """
     if policy not in POLICIES:
         known = list(POLICIES)
@@ -94,7 +95,8 @@ def shared_pair(
             f"policy is {policy!r}; allowed: {', '.join(known)}.{nearest(policy, known)}"
         )
     shapes = [block_shape(name, max_model_len=max_model_len) for name in (llm, prm)]
-    arena = KVArena(memory, shapes, POLICIES[policy](), kv_share)
+    chosen = POLICIES[policy]()
+    arena = KVArena(memory, shapes, chosen, kv_share if chosen.keeps_split else None)
     engines = [
         Engine(name, arena=arena, max_model_len=max_model_len, **settings) for name in (llm, prm)
     ]
