@@ -153,19 +153,54 @@ def test_a_basis_that_arrives_makes_the_estimate(widget, small):
     assert len(trace(fresh.share, "tokens_per_s/line").x) > 5
 
 
+def press(widget, name):
+    """Click a button of the widget; what it says."""
+    row = next(
+        box
+        for box in widget.box.children
+        if getattr(box, "children", ()) and getattr(box.children[0], "description", "") == name
+    )
+    row.children[0].click()
+    return row.children[-1].value
+
+
 def test_pinned_curves_stay_as_ghosts(widget):
     """Up to three, the oldest goes; the bars show them too; clearing lets all go."""
     for share in (0.3, 0.2, 0.25, 0.18):
         widget.controls.share.slider.value = share
-        said = widget.desk.pin()
-        widget._draw(widget.desk.view)
-        assert f"{share:.2f}" in said
+        assert f"{share:.2f}" in press(widget, "pin for comparison")
     assert len(widget.desk.pins) == 3
     assert len(trace(widget.share, "tokens_per_s/ghost2").x) > 5
     assert len(trace(widget.blocks, "cost/llm").y) == 4
-    widget.desk.unpin()
-    widget._draw(widget.desk.view)
+    press(widget, "clear pins")
     assert trace(widget.share, "tokens_per_s/ghost0").x == ()
+    assert trace(widget.blocks, "cost/llm").y == ("now",)
+
+
+def test_pins_of_two_recordings_stand_side_by_side(widget, small):
+    """The name says recording, models, n and width, so n = 16 does not take the place of n = 4."""
+    press(widget, "pin for comparison")
+    widget.controls.menus["n"].value = 16
+    answer(widget, small)
+    widget.desk.know(widget.desk.position, small.basis)
+    widget.move(widget.controls.position)
+    press(widget, "pin for comparison")
+    second, first = (pin.name for pin in widget.desk.pins)
+    for name, kept in ((first, small.first), (second, small.second)):
+        assert name.startswith(f"{kept.path.stem}, {kept.models}, ")
+        assert f"n {kept.n}, width {kept.beam_width}:" in name
+
+
+def test_a_curve_of_where_the_controls_stood_before_is_not_pinned(widget, small):
+    """Nothing is known of the new place: pinning says so; clearing leaves it NOT YET KNOWN."""
+    press(widget, "pin for comparison")
+    widget.controls.menus["n"].value = 16
+    assert "Nothing is pinned" in press(widget, "pin for comparison")
+    assert [pin.answer.position for pin in widget.desk.pins] == [small.position]
+    press(widget, "clear pins")
+    assert trace(widget.share, "tokens_per_s/ghost0").x == ()
+    for fig in (widget.share, widget.blocks):
+        assert "NOT YET KNOWN" in mark(fig)
 
 
 def test_the_command_names_every_parameter_as_it_stands(widget):

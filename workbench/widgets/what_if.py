@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from workbench.replay.basis import Basis
 from workbench.widgets.commands import papermill_command
 from workbench.widgets.plot import PlotWidget
 from workbench.widgets.split import is_live
-from workbench.widgets.what_if_blocks import block_rows, blocks_figure, fill_blocks
+from workbench.widgets.what_if_blocks import block_rows, blocks_figure, fill_bars, fill_blocks
 from workbench.widgets.what_if_desk import Desk
 from workbench.widgets.what_if_position import (
     DEFAULT_RECORDING,
@@ -29,7 +30,7 @@ from workbench.widgets.what_if_position import (
     kept_recordings,
     position_on,
 )
-from workbench.widgets.what_if_share import fill, reframe, set_mark, share_figure
+from workbench.widgets.what_if_share import fill, fill_ghosts, reframe, set_mark, share_figure
 from workbench.widgets.what_if_view import View
 from workbench.widgets.what_if_words import cost_in_words, in_words
 from workbench.widgets.what_if_worker import Reply, Worker
@@ -145,8 +146,15 @@ class WhatIfWidget:
         self.worker.close()
 
     def _repinned(self, action: Callable[[], str]) -> str:
+        """Pin or unpin; ghosts alone are drawn again, so marks and words stay what they were."""
         said = action()
-        self._draw(self.desk.view)
+        view, before = self.desk.view, self._shown
+        if view is not None and before is not None and view.ghosts is not before.ghosts:
+            self._shown = replace(before, ghosts=view.ghosts)
+            with self.share.batch_update():
+                fill_ghosts(self.share, self._shown)
+            with self.blocks.batch_update():
+                fill_bars(self.blocks, self._shown)
         return said
 
     def _say(self, sentence: str) -> None:

@@ -8,6 +8,7 @@ do: compute.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from textwrap import wrap
 from typing import Any
 
 import pandas as pd
@@ -16,7 +17,7 @@ from plotly.subplots import make_subplots
 
 from workbench.plots.theme import BLACK, GREY, MODELS, Frame, finish, legend_at
 from workbench.widgets.what_if_answers import Answer
-from workbench.widgets.what_if_share import mark_above, set_mark
+from workbench.widgets.what_if_share import Points, mark_above, put, set_mark
 from workbench.widgets.what_if_view import GHOSTS, View
 
 CAPTION = (
@@ -27,6 +28,7 @@ CAPTION = (
 )
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 COSTS = (("llm", MODELS["llm"].colour), ("prm", MODELS["prm"].colour), ("rest", GREY))
+LABEL = 36  # characters of a pinned place's name in a line beside its bar
 _FRAME = Frame(panels=480, top=88, left=92)
 
 
@@ -43,7 +45,7 @@ def blocks_figure(view: View) -> go.Figure:
         fig.add_trace(_bar(name, colour), row=3, col=1)
     fig.update_xaxes(matches="x", row=2, col=1)
     fig.update_yaxes(rangemode="tozero")
-    fig.update_yaxes(autorange="reversed", row=3, col=1)
+    fig.update_yaxes(autorange="reversed", automargin=True, tickfont_size=9, row=3, col=1)
     fig.update_layout(barmode="stack")
     fig.add_annotation(**mark_above(_FRAME.top - 30, view.answer))
     legend_at(fig, "legend", 1.01)
@@ -54,16 +56,27 @@ def blocks_figure(view: View) -> go.Figure:
 
 def fill_blocks(fig: Any, view: View) -> Any:
     """Put a view's blocks, bars and marks into a figure of this kind; answers it."""
-    points = dict(_points(view))
-    for trace in fig.data:
-        x, y, shown = points[trace.meta]
-        trace.update(x=x, y=y, **shown)
+    put(fig, dict(_areas_of(view)))
     seconds = float(view.answer.blocks["start_s"].max()) if len(view.answer.blocks) else 1.0
-    each = max([view.answer.seconds, *(g.answer.seconds for g in view.ghosts)])
     fig.layout.xaxis2.title.text = f"simulated time since the start ({unit_of(seconds)[1]})"
-    fig.layout.xaxis3.title.text = f"time of one problem ({unit_of(each)[1]})"
+    fill_bars(fig, view)
     set_mark(fig, view.answer)
     return fig
+
+
+def fill_bars(fig: Any, view: View) -> None:
+    """What a problem costs, pinned places too; blocks and mark stay."""
+    bars = _bars(view)
+    each, unit = unit_of(max(answer.seconds for _, answer in bars))
+    names = ["<br>".join(wrap(name, LABEL)) for name, _ in bars]
+    put(
+        fig,
+        {
+            f"cost/{part}": ([_part(answer, part) / each for _, answer in bars], names, {})
+            for part, _ in COSTS
+        },
+    )
+    fig.layout.xaxis3.title.text = f"time of one problem ({unit})"
 
 
 def unit_of(seconds: float) -> tuple[float, str]:
@@ -118,7 +131,7 @@ def _bar(name: str, colour: str) -> go.Bar:
     )
 
 
-def _points(view: View) -> Iterator[tuple[str, tuple[list[Any], list[Any], dict[str, Any]]]]:
+def _areas_of(view: View) -> Iterator[tuple[str, Points]]:
     blocks = view.answer.blocks
     factor, _ = unit_of(float(blocks["start_s"].max()) if len(blocks) else 1.0)
     for model in MODELS:
@@ -127,12 +140,6 @@ def _points(view: View) -> Iterator[tuple[str, tuple[list[Any], list[Any], dict[
         for column in ("blocks_active", "blocks_cached"):
             yield f"{model}/{column}", (times, own[column].tolist(), {})
         yield f"{model}/total", (times, own["blocks_total"].tolist(), {})
-    bars = _bars(view)
-    each, _ = unit_of(max(answer.seconds for _, answer in bars))
-    names = [name for name, _ in bars]
-    for part, _ in COSTS:
-        seconds = [_part(answer, part) / each for _, answer in bars]
-        yield f"cost/{part}", (seconds, names, {})
 
 
 def _part(answer: Answer, part: str) -> float:

@@ -73,6 +73,11 @@ class Desk:
         self.bases[basis_key(position)] = basis
         self._curves.clear()
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether the view is not of where the controls stand; no view at all is not."""
+        return self.view is not None and self.view.answer.position != self.position
+
     def move(self, position: Position) -> View | None:
         """Stand there: what is known now, and the worker is asked for what is not.
 
@@ -120,7 +125,13 @@ class Desk:
         """Keep the present curve as a ghost, in the place of the oldest; answers what was done."""
         if self.view is None or not len(self.view.curve):
             return "There is no curve to pin yet."
-        name = pin_name(self.position)
+        if self.is_behind:
+            return (
+                "Nothing is pinned: the curve drawn is of where the controls stood before; wait "
+                "until this place is known."
+            )
+        drawn = self.view.answer.position
+        name = f"{self._called(drawn.recording)}, {pin_name(self.kept[drawn.recording], drawn)}"
         ghost = Ghost(name, self.view.curve, self.view.answer)
         others = [pin for pin in self.pins if pin.name != name]
         self.pins = (ghost, *others)[:GHOSTS]
@@ -133,6 +144,12 @@ class Desk:
         if self.view is not None:
             self.view = replace(self.view, ghosts=self.pins)
         return "No curve is pinned."
+
+    def _called(self, recording: str) -> str:
+        """Its file's name; the whole place where two files are called alike."""
+        stem = self.kept[recording].path.stem
+        alike = [kept for kept in self.kept.values() if kept.path.stem == stem]
+        return stem if len(alike) == 1 else recording
 
     def _show(self, answer: Answer | None) -> View | None:
         if answer is None:
@@ -196,10 +213,12 @@ def without_share(position: Position) -> tuple[Any, ...]:
     return tuple(value for name, value in position.to_dict().items() if name != "llm_share")
 
 
-def pin_name(position: Position) -> str:
-    """A few words that tell a pinned curve from another."""
+def pin_name(kept: Kept, position: Position) -> str:
+    """What tells a pinned curve from another of the same recording, and what was recorded."""
     policy = "" if position.policy is None else f", {position.policy}"
+    width = "" if kept.beam_width is None else f", width {kept.beam_width}"
     return (
+        f"{kept.models}, n {kept.n}{width}: "
         f"{format_size(position.bytes)} at {position.llm_share:.2f}, {position.device}, "
         f"{position.block_size}/{position.max_num_seqs}/{position.max_num_batched_tokens}{policy}"
     )

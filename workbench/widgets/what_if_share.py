@@ -42,6 +42,8 @@ CAPTION = (
     "from miss-ratio curves and a cost model, dotted where a cache is too small for the order of "
     "calls; diamonds and squares with a black edge are exact replays; the ring is the chosen share."
 )
+Points = tuple[list[Any], list[Any], Mapping[str, Any]]
+"""Of one trace: x, y, and what else of it changes."""
 _FRAME = Frame(panels=480, top=84 + UPPER_AXIS_PX, left=80)
 
 
@@ -70,12 +72,22 @@ def fill(fig: Any, view: View, before: View | None = None) -> Any:
     before: what it shows now, so that only what differs is sent to a browser.
     """
     points = {key: found for part in _parts(view, before) for key, found in part(view)}
+    put(fig, points)
+    set_mark(fig, view.answer)
+    return fig
+
+
+def fill_ghosts(fig: Any, view: View) -> None:
+    """Pinned curves alone: the rest stays, its mark too."""
+    put(fig, dict(_ghosts(view)))
+
+
+def put(fig: Any, points: Mapping[str, Points]) -> None:
+    """Points into the traces whose keys they have."""
     for trace in fig.data:
         if trace.meta in points:
             x, y, shown = points[trace.meta]
             trace.update(x=x, y=y, **shown)
-    set_mark(fig, view.answer)
-    return fig
 
 
 def set_mark(fig: Any, answer: Answer | None) -> None:
@@ -153,8 +165,7 @@ def _notes() -> Iterator[go.Scatter]:
     )
 
 
-Points = Iterator[tuple[str, tuple[list[Any], list[Any], Mapping[str, Any]]]]
-Part = Callable[[View], Points]
+Part = Callable[[View], Iterator[tuple[str, Points]]]
 
 
 def _parts(view: View, before: View | None) -> list[Part]:
@@ -169,24 +180,24 @@ def _parts(view: View, before: View | None) -> list[Part]:
     return parts
 
 
-def _rings(view: View) -> Points:
+def _rings(view: View) -> Iterator[tuple[str, Points]]:
     row = pd.DataFrame([view.answer.row()])
     for quantity in QUANTITIES:
         yield f"{quantity.column}/ring", (*_xy(row, quantity), {})
 
 
-def _curves(view: View) -> Points:
+def _curves(view: View) -> Iterator[tuple[str, Points]]:
     for quantity in QUANTITIES:
         yield f"{quantity.column}/line", (*_xy(view.curve, quantity, fits=True), {})
         yield f"{quantity.column}/dots", (*_xy(view.curve, quantity, fits=False), {})
 
 
-def _replays(view: View) -> Points:
+def _replays(view: View) -> Iterator[tuple[str, Points]]:
     for quantity in QUANTITIES:
         yield f"{quantity.column}/exact", (*_xy(view.replays, quantity), {})
 
 
-def _ghosts(view: View) -> Points:
+def _ghosts(view: View) -> Iterator[tuple[str, Points]]:
     ghosts = [*view.ghosts, *[None] * GHOSTS][:GHOSTS]
     for quantity in QUANTITIES:
         for place, ghost in enumerate(ghosts):
