@@ -19,6 +19,7 @@ from workbench.errors import ConfigError
 from workbench.experiments.feasible import FeasibleShares, feasible_shares
 from workbench.experiments.plan import RunSpec
 from workbench.experiments.policy_techniques import ALL, ALONE, NONE, TECHNIQUES
+from workbench.experiments.starting_share import starting_share
 from workbench.kvcache.policies import FirstCome, MarginalValue, PhaseAware, Policy, StaticSplit
 
 REFERENCE, TIGHT = "reference", "policy"
@@ -151,8 +152,8 @@ class PolicySpec(RunSpec):
     @property
     def llm_bytes(self) -> int:
         """The LLM's weights and its part of the KV; where it may vary, what it starts from."""
-        needs = room(self.config)
-        return needs.llm.fixed + round(self.kv_bytes * starting_share(self.kv_share, needs))
+        share = starting_share(self.config, self.kv_bytes, self.kv_share)
+        return room(self.config).llm.fixed + round(self.kv_bytes * share)
 
     @property
     def search(self) -> SearchConfig:
@@ -181,14 +182,6 @@ def room(config: SweepConfig) -> FeasibleShares:
         max_model_len=config.max_model_len,
         dtype=config.dtype,
     )
-
-
-def starting_share(kv_share: float | None, needs: FeasibleShares) -> float:
-    """The LLM's part of the KV; of a policy's own split the one with floors in proportion."""
-    if kv_share is not None:
-        return kv_share
-    llm, prm = (need.blocks * need.block_bytes for need in (needs.llm, needs.prm))
-    return llm / (llm + prm)
 
 
 def policy_plan(profile: str = "default", **overrides: Any) -> PolicyPlan:
@@ -282,6 +275,6 @@ def _spec(
     technique: str,
 ) -> PolicySpec:
     needs = room(config)
-    llm = needs.llm.fixed + round(kv_bytes * starting_share(kv_share, needs))
+    llm = needs.llm.fixed + round(kv_bytes * starting_share(config, kv_bytes, kv_share))
     share = round(llm / (kv_bytes + needs.llm.fixed + needs.prm.fixed), 6)
     return PolicySpec(config, share, seed, role, 0, budget, kv_bytes, policy, kv_share, technique)
