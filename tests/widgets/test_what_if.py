@@ -122,6 +122,47 @@ def test_a_control_that_cannot_stand_there_says_why(widget):
     assert len(widget.worker.requests) == asked + 1  # the first of the two moves
 
 
+def test_where_nothing_can_be_known_nothing_old_is_said(widget, small):
+    """Impossible limits: marked, both sentences gone, the replay cancelled and not heard late."""
+    late = widget.worker.number
+    assert widget.words.value and widget.cost.value
+    widget.controls.steps["max_num_batched_tokens"].value = 64
+    widget.controls.steps["max_num_seqs"].value = 512
+    assert widget.worker.number > late + 1  # one for the first move, one that cancels it
+    assert widget.words.value == widget.cost.value == ""
+    asked = widget.worker.requests[-1][0]
+    widget.hear(Reply(late + 1, "exact", exact(small.first, asked, small.answers)))
+    for fig in (widget.share, widget.blocks):
+        assert "NOT YET KNOWN" in mark(fig)
+    assert widget.status.value.startswith("ConfigError")
+
+
+def test_another_recording_leaves_no_sentence_of_the_one_before(widget):
+    """NOT YET KNOWN stands above; below it neither words nor cost of the other recording do."""
+    widget.controls.menus["n"].value = 16
+    assert widget.words.value == widget.cost.value == ""
+
+
+def test_an_error_in_another_share_is_said_of_that_share(widget, small):
+    """The figure stays EXACT, so the sentence names the share that has no replay."""
+    answer(widget, small)
+    _, _, (other, *_) = widget.worker.requests[-1]
+    widget.hear(Reply(widget.worker.number, "error", "no room"))
+    assert "EXACT REPLAY" in mark(widget.share)
+    assert widget.status.value == (
+        f"Exact. No exact replay at an LLM share of {other.llm_share:.2f}: no room"
+    )
+
+
+def test_a_process_lost_when_all_is_known_takes_nothing_back(widget, small):
+    """Every share is replayed already: the status says exact, and what happened."""
+    position, _, others = widget.worker.requests[-1]
+    for one in (position, *others):
+        widget.hear(Reply(widget.worker.number, "other", exact(small.first, one, small.answers)))
+    widget.hear(Reply(widget.worker.number, "error", "The replay process ended."))
+    assert widget.status.value == "Exact. The replay process ended."
+
+
 def test_memory_offers_the_shares_that_fit_and_draws_its_own_axis(widget, small):
     """A bigger total: more shares, other ticks, another curve; the share stays near."""
     ticks = widget.share.layout.xaxis3.tickvals
@@ -178,7 +219,7 @@ def test_pinned_curves_stay_as_ghosts(widget):
 
 
 def test_pins_of_two_recordings_stand_side_by_side(widget, small):
-    """The name says recording, models, n and width, so n = 16 does not take the place of n = 4."""
+    """The name says recording, n and width, so n = 16 does not take the place of n = 4."""
     press(widget, "pin for comparison")
     widget.controls.menus["n"].value = 16
     answer(widget, small)
@@ -187,8 +228,7 @@ def test_pins_of_two_recordings_stand_side_by_side(widget, small):
     press(widget, "pin for comparison")
     second, first = (pin.name for pin in widget.desk.pins)
     for name, kept in ((first, small.first), (second, small.second)):
-        assert name.startswith(f"{kept.path.stem}, {kept.models}, ")
-        assert f"n {kept.n}, width {kept.beam_width}:" in name
+        assert name.startswith(f"{kept.path.stem}, n {kept.n}, width {kept.beam_width}: 40.0 MiB")
 
 
 def test_a_curve_of_where_the_controls_stood_before_is_not_pinned(widget, small):

@@ -116,7 +116,8 @@ class WhatIfWidget:
     def move(self, position: Position | None = None) -> None:
         """The controls stand somewhere else (None: at what cannot be, and they say so)."""
         if position is None:
-            self._say(self.controls.problem)
+            self.desk.rest(self.controls.problem)
+            self._draw(None)
             return
         view = self.desk.move(position)
         self.command.text = papermill_command(NOTEBOOK, parameters_of(position))
@@ -180,10 +181,12 @@ class WhatIfWidget:
         self.cost.value = cost_in_words(view.answer, self._price)
 
     def _mark_unknown(self) -> None:
+        """Figures say that they are of another place; sentences of it go, they cannot."""
         if self._shown is not None:
             for fig in (self.share, self.blocks):
                 with fig.batch_update():
                     set_mark(fig, None)
+            self.words.value = self.cost.value = ""
 
 
 def _refill(fig: Any, view: View, before: View) -> None:

@@ -8,7 +8,6 @@ do: compute.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from textwrap import wrap
 from typing import Any
 
 import pandas as pd
@@ -28,7 +27,6 @@ CAPTION = (
 )
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 COSTS = (("llm", MODELS["llm"].colour), ("prm", MODELS["prm"].colour), ("rest", GREY))
-LABEL = 36  # characters of a pinned place's name in a line beside its bar
 _FRAME = Frame(panels=480, top=88, left=92)
 
 
@@ -68,7 +66,7 @@ def fill_bars(fig: Any, view: View) -> None:
     """What a problem costs, pinned places too; blocks and mark stay."""
     bars = _bars(view)
     each, unit = unit_of(max(answer.seconds for _, answer in bars))
-    names = ["<br>".join(wrap(name, LABEL)) for name, _ in bars]
+    names = [name.replace(": ", ":<br>") for name, _ in bars]
     put(
         fig,
         {

@@ -46,7 +46,7 @@ class Asked(Protocol):
         ...
 
     def cancel(self) -> int:
-        """Nothing asked so far is wanted any more."""
+        """Nothing asked so far is wanted any more; answers a number that no reply has."""
         ...
 
 
@@ -89,8 +89,7 @@ class Desk:
             require_room(kept, position)
             answer = self._replayed.get(position) or self._estimate(kept, position)
         except WorkbenchError as error:
-            self._worker.cancel()
-            self.status = f"{type(error).__name__}: {error}"
+            self.rest(f"{type(error).__name__}: {error}")
             return None
         others = self._others(kept, position)
         wants = basis_key(position) not in self.bases
@@ -98,16 +97,20 @@ class Desk:
             self._number = self._worker.ask(position, wants_basis=wants, others=others)
             self.status = MORE if answer is not None and answer.kind == EXACT else WAITING
         else:
-            self._worker.cancel()
-            self.status = DONE
+            self.rest(DONE)
         return self._show(answer)
+
+    def rest(self, status: str) -> None:
+        """Nothing is asked any more; what comes late is not heard. status: one sentence, why."""
+        self._number = self._worker.cancel()
+        self.status = status
 
     def hear(self, reply: Reply) -> View | None:
         """Take a reply in; answers the view that it changes, None where it changes none."""
         if reply.number != self._number:
             return None
         if reply.kind == "error":
-            self.status = f"No exact replay: {reply.content}"
+            self.status = self._failed(reply.content)
             return None
         if reply.kind == "done":
             self.status = DONE
@@ -165,6 +168,17 @@ class Desk:
         )
         return self.view
 
+    def _failed(self, sentence: Any) -> str:
+        """What could not be done: this place's replay, its basis, or the next of the others."""
+        if self.position not in self._replayed:
+            return f"No exact replay: {sentence}"
+        if basis_key(self.position) not in self.bases:
+            return f"Exact. No estimates of other shares: {sentence}"
+        others = self._others(self.kept[self.position.recording], self.position)
+        if not others:
+            return f"Exact. {sentence}"
+        return f"Exact. No exact replay at an LLM share of {others[0].llm_share:.2f}: {sentence}"
+
     def _keep(self, answer: Answer) -> None:
         self._replayed[answer.position] = answer
         where = without_share(answer.position)
@@ -218,7 +232,7 @@ def pin_name(kept: Kept, position: Position) -> str:
     policy = "" if position.policy is None else f", {position.policy}"
     width = "" if kept.beam_width is None else f", width {kept.beam_width}"
     return (
-        f"{kept.models}, n {kept.n}{width}: "
+        f"n {kept.n}{width}: "
         f"{format_size(position.bytes)} at {position.llm_share:.2f}, {position.device}, "
         f"{position.block_size}/{position.max_num_seqs}/{position.max_num_batched_tokens}{policy}"
     )
