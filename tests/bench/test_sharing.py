@@ -99,6 +99,21 @@ def test_a_re_split_moves_live_blocks_and_counts_their_bytes():
     assert rows["resplit_blocks"].value == 400
 
 
+def test_a_re_split_is_timed_until_it_is_reached_and_without_zeroing(monkeypatch):
+    """Guards what the docstring says: pages are zeroed on first use, and a split not reached fails."""
+    full = arena.FullArena(160)
+    full.fill()
+    zeroed = full.arena.storage.bytes_zeroed
+    full.resplit(0.3)
+    assert full.arena.target["tiny-solver"] == 48
+    assert full.arena.storage.bytes_zeroed == zeroed
+    full.fill()
+    assert full.arena.storage.bytes_zeroed > zeroed
+    monkeypatch.setattr(full, "settle", lambda: None)
+    with pytest.raises(AssertionError, match="tiny-prm holds more than its split"):
+        full.resplit(0.7)
+
+
 def test_one_model_in_an_arena_is_set_against_a_pool_of_its_own(monkeypatch):
     """Guards the pairing and the lower bound's row."""
     monkeypatch.setattr(arena, "BLOCKS", 256)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import random
 import threading
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -79,6 +82,33 @@ def test_resplitting_from_another_thread_changes_no_token(expected: pd.DataFrame
     arena.check()
     assert found.equals(expected)
     assert "reached" in outcomes
+
+
+RESPLITS, EACH_STEP = 1000, 4
+
+
+def test_a_thousand_re_splits_change_no_token_and_leak_nothing(expected: pd.DataFrame) -> None:
+    """Four at random before every step of searches, until all were asked for; the laws hold."""
+    short = {**LIMITS, "max_model_len": 384}
+    shapes = [block_shape(name, max_model_len=384) for name in (LLM, PRM_NAME)]
+    arena = KVArena("1536KiB", shapes, StaticSplit())
+    engines = [Engine(name, arena=arena, **short) for name in (LLM, PRM_NAME)]
+    draw, outcomes = random.Random(0), Counter[str]()
+
+    def resplit_then(step: Callable[[], Any]) -> Any:
+        for _ in range(min(EACH_STEP, RESPLITS - outcomes.total())):
+            outcomes[arena.resplit(draw.uniform(0.13, 0.49)).outcome] += 1
+        return step()
+
+    for engine in engines:
+        engine.step = partial(resplit_then, engine.step)  # type: ignore[method-assign]
+    while outcomes.total() < RESPLITS:
+        assert tree(*engines, on_round=lambda _: arena.check()).equals(expected)
+    assert outcomes.keys() == {"reached", "later"}, "every one was accepted"
+    assert outcomes.total() == RESPLITS
+    assert min(arena.storage.bytes_copied, arena.storage.bytes_zeroed) > 0
+    assert all(engine.cache.num_active == 0 for engine in engines)
+    arena.check()
 
 
 def test_a_cache_of_its_own_can_be_resized_while_requests_run() -> None:
