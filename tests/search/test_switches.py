@@ -65,12 +65,17 @@ def test_a_switch_changes_no_token_score_or_answer(plain, num_blocks, switches):
 
 
 def test_nor_does_it_over_one_memory(plain):
-    """All switches in a shared arena, both engines at work in their threads at once."""
+    """All switches in a shared arena that evicts, both engines at work in their threads at once."""
     names = ("tiny-solver", "tiny-prm")
     shapes = [block_shape(name, max_model_len=LIMITS["max_model_len"]) for name in names]
-    arena = KVArena("4MiB", shapes)
-    found = search(*(Engine(name, arena=arena, **LIMITS) for name in names), **ALL)
+    arena = KVArena("1152KiB", shapes)
+    reuse = {"reuse_partial_blocks": True}
+    pair = [Engine(name, arena=arena, **LIMITS, **reuse) for name in names]
+    found = search(*pair, **ALL)
     assert content(found) == content(plain)
+    assert found.trace.steps["evicted"].sum() > 0, "the memory is too large"
+    assert sum(engine.cache.stats.copied for engine in pair) > 0, "nothing was reused in part"
+    assert all(engine.cache.num_active == 0 for engine in pair)
     arena.check()
 
 
