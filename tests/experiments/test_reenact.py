@@ -25,7 +25,7 @@ FEW = {"llm": {"num_blocks": 48}, "prm": {"num_blocks": 40}}
 def recorded(tmp_path_factory) -> Answers:
     path = tmp_path_factory.mktemp("recording") / "search.parquet"
     run_search(
-        load_problems("tiny", 2, levels=[2]),
+        load_problems("tiny", 3, levels=[2]),
         llm=Engine("tiny-solver", num_blocks=400, **LIMITS),
         prm=PRM(Engine("tiny-prm", num_blocks=400, **LIMITS)),
         strategy=BeamSearch(n=4, beam_width=4, max_depth=3),
@@ -46,6 +46,46 @@ def test_random_weights_re_enact_the_recorded_search(recorded) -> None:
     assert (found.trace.steps["duration_s"] > 0).all()
     free = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, ignore_eos=True))[0]
     assert len(free.token_ids) == 4, "the engine samples for itself again"
+
+
+def with_settings(answers: Answers, **changes) -> Answers:
+    held = answers.recording
+    return Answers(replace(held, settings=replace(held.settings, **changes)))
+
+
+def test_recorded_switches_are_re_enacted(recorded) -> None:
+    """A recording's order of requests is the re-enactment's: its events are the replay's."""
+    answers = with_settings(recorded, switches={"request_order": "prefix"}, min_problem_batch=3)
+    foretold = events(replay(answers, PRESETS["h100"], **FEW).trace.steps)
+    llm = Engine("dummy:tiny-solver", **FEW["llm"], **LIMITS)
+    prm = Engine("dummy:tiny-prm", **FEW["prm"], **LIMITS)
+    assert events(reenact(answers, llm, prm).trace.steps).equals(foretold)
+    changed = reenact(answers, llm, prm, switches={"request_order": "path"})
+    assert not events(changed.trace.steps).equals(foretold), "the switch does something here"
+
+
+def test_nodes_are_sampled_as_recorded(recorded, monkeypatch) -> None:
+    """What a step costs depends on how it samples: top_p, top_k and min_p reach the engine."""
+    kept = {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.05}
+    llm = Engine("dummy:tiny-solver", num_blocks=64, **LIMITS)
+    prm = Engine("dummy:tiny-prm", num_blocks=64, **LIMITS)
+    add, asked = llm.add, []
+    monkeypatch.setattr(
+        llm, "add", lambda ids, params, **k: (asked.append(params), add(ids, params, **k))[1]
+    )
+    reenact(with_settings(recorded, **kept), llm, prm)
+    assert asked
+    assert all(getattr(params, name) == kept[name] for params in asked for name in kept)
+
+
+def test_a_switch_that_no_recording_tells_is_refused(recorded) -> None:
+    """Nothing is dropped in silence: overlap is named, and can be asked off."""
+    answers = with_settings(recorded, switches={"overlap": True}, min_problem_batch=2)
+    llm = Engine("dummy:tiny-solver", num_blocks=64, **LIMITS)
+    prm = Engine("dummy:tiny-prm", num_blocks=64, **LIMITS)
+    with pytest.raises(ConfigError, match="overlap=False"):
+        reenact(answers, llm, prm)
+    assert reenact(answers, llm, prm, switches={"overlap": False}).throughput.tokens > 0
 
 
 def test_a_recording_that_does_not_fit_is_refused(recorded) -> None:

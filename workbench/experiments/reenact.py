@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from workbench.config import SearchSwitches
 from workbench.core import RequestOutput, SamplingParams, StepPlan, StepResult, Tag
 from workbench.engine.engine import Engine
 from workbench.engine.executor import Executor, StepHandle
@@ -25,7 +26,12 @@ from workbench.replay.answers import (
     RecordedTokens,
     SampledNode,
 )
-from workbench.replay.simulator import recorded_strategy
+from workbench.replay.simulator import (
+    Changes,
+    recorded_params,
+    recorded_strategy,
+    replayed_switches,
+)
 from workbench.search.active import ActiveSearch
 from workbench.search.measure import Throughput
 from workbench.search.record import RecordedEngine, Recording
@@ -85,6 +91,11 @@ class ReenactedEngine:
     def __exit__(self, *_: object) -> None:
         self.engine.executor = self._own
 
+    @property
+    def cache(self) -> Any:
+        """The engine's own: a search that adapts its batches looks at what it loses."""
+        return self.engine.cache
+
     def trace_as(self, recorder: Recorder, name: str) -> None:
         """Write steps and requests from now on to this recorder, under this name."""
         self.engine.trace_as(recorder, name)
@@ -137,24 +148,34 @@ class ReenactedEngine:
 
 
 def reenact(
-    answers: Answers, llm: Engine, prm: Engine, min_problem_batch: int | None = None
+    answers: Answers,
+    llm: Engine,
+    prm: Engine,
+    min_problem_batch: int | None = None,
+    switches: Changes | None = None,
 ) -> Reenactment:
     """The recorded search on these engines, from empty caches; both stay usable.
 
-    min_problem_batch: None is the recorded one. Raises RecordingError and ConfigError.
+    min_problem_batch: None is the recorded one. switches: changed SearchSwitches; what no recording
+    tells is refused by name. Raises RecordingError and ConfigError.
     """
     recording = answers.recording
+    used = replayed_switches(recording.settings, switches or {})
     for engine in (llm, prm):
         engine.cache.reset()
     with (
         ReenactedEngine(llm, recording.llm, answers) as sampling,
         ReenactedEngine(prm, recording.prm, answers) as scoring,
     ):
-        return _play(answers, sampling, scoring, min_problem_batch)
+        return _play(answers, sampling, scoring, min_problem_batch, used)
 
 
 def _play(
-    answers: Answers, llm: ReenactedEngine, prm: ReenactedEngine, batch: int | None
+    answers: Answers,
+    llm: ReenactedEngine,
+    prm: ReenactedEngine,
+    batch: int | None,
+    switches: SearchSwitches,
 ) -> Reenactment:
     recording, recorder = answers.recording, Recorder("reenact")
     settings = recording.settings
@@ -165,10 +186,11 @@ def _play(
         llm,
         asked,
         seed=settings.seed,
-        params=SamplingParams(settings.temperature, settings.max_step_tokens),
+        params=recorded_params(recording),
         min_problem_batch=settings.min_problem_batch if batch is None else batch,
         recorder=recorder,
         clock=time.perf_counter,
+        switches=switches,
     )
     strategy, cache = recorded_strategy(recording), ScoreCache() if settings.score_cache else None
     searches = [

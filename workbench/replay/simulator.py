@@ -103,7 +103,7 @@ def replay(
     cached = settings.score_cache if score_cache is None else score_cache
     strategy = recorded_strategy(recording) if strategy is None else strategy
     cache = ScoreCache() if cached else None
-    used = _switches(settings, switches or {})
+    used = replayed_switches(settings, switches or {})
     return _play(answers, engines, strategy, batch, cache, used, on_round)
 
 
@@ -137,7 +137,7 @@ def recorded_strategy(recording: Recording) -> Strategy:
     return found
 
 
-def _switches(settings: RecordedSettings, changes: Changes) -> SearchSwitches:
+def replayed_switches(settings: RecordedSettings, changes: Changes) -> SearchSwitches:
     """As recorded, with these changes; ConfigError for what no recording can tell."""
     found = SearchSwitches.from_dict({**settings.switches, **changes})
     for name in UNTOLD:
@@ -168,7 +168,7 @@ def _play(
         llm,
         prm,
         seed=recording.settings.seed,
-        params=_params(recording),
+        params=recorded_params(recording),
         min_problem_batch=batch,
         recorder=recorder,
         clock=clock,
@@ -195,7 +195,8 @@ def _play(
     return Replayed(recorder.trace(), speed, llm, prm_engine)
 
 
-def _params(recording: Recording) -> SamplingParams:
+def recorded_params(recording: Recording) -> SamplingParams:
+    """How every node was sampled."""
     kept = asdict(recording.settings)
     names = ("temperature", "top_p", "top_k", "min_p")
     return SamplingParams(max_tokens=kept["max_step_tokens"], **{n: kept[n] for n in names})
