@@ -153,7 +153,7 @@ def test_a_callback_stops_a_replay(measured) -> None:
         (
             {"device": "h100", "speculative_extension": True},
             ConfigError,
-            "cannot have speculative_e",
+            "has no speculative_e",
         ),
         ({"device": "h100", "overlap": True}, ConfigError, "Replay with overlap=False"),
         ({"device": "h100", "request_order": "any"}, ConfigError, "request_order is 'any'"),
