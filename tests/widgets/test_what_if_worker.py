@@ -1,6 +1,9 @@
 """The process behind the widget: exact answers, cancelling, errors in words, no torch."""
 
+import multiprocessing
+import os
 import queue
+import signal
 import subprocess
 import sys
 import time
@@ -9,9 +12,10 @@ import pytest
 
 from tests.widgets.small_search import SmallSearch
 from workbench.errors import ConfigError
+from workbench.widgets import what_if_worker
 from workbench.widgets.what_if_answers import EXACT, exact, moved
 from workbench.widgets.what_if_position import Position
-from workbench.widgets.what_if_worker import Desk, Request, Worker, in_words
+from workbench.widgets.what_if_worker import TAKEN, Desk, Request, Worker, in_words
 
 PATIENCE_S = 60
 
@@ -30,8 +34,9 @@ def heard():
 def worker(small, heard):
     worker = Worker(list(small.kept), heard.put)
     yield worker
+    process = worker._process
     worker.close()
-    assert not worker.is_alive
+    assert process.exitcode == 0
 
 
 def replies(heard, number):
@@ -99,6 +104,41 @@ def test_a_process_that_was_lost_is_told_and_started_again(small, worker, heard)
     while reply.kind != "error":
         reply = heard.get(timeout=PATIENCE_S)
     assert "ended unexpectedly" in reply.content
+    assert replies(heard, worker.ask(small.position))[-1].kind == "done"
+
+
+def test_an_interrupted_cell_leaves_the_process_alone(small, worker, heard):
+    """Ctrl-C goes to it too where both share a terminal; the same process answers on."""
+    replies(heard, worker.ask(small.position))
+    process = worker._process
+    os.kill(process.pid, signal.SIGINT)
+    assert replies(heard, worker.ask(small.position))[-1].kind == "done"
+    assert worker._process is process and heard.empty()
+
+
+def test_one_process_runs_however_often_the_cell_does(small, worker, heard):
+    """A second worker's first request ends the first's process, and whoever waits there is told."""
+    replies(heard, worker.ask(small.position))
+    before, process = set(multiprocessing.active_children()), worker._process
+    again = queue.Queue()
+    second = Worker(list(small.kept), again.put)
+    assert replies(again, second.ask(small.position))[-1].kind == "done"
+    assert process.exitcode == 0
+    assert set(multiprocessing.active_children()) == before - {process} | {second._process}
+    assert heard.get(timeout=PATIENCE_S).content == TAKEN
+    assert replies(heard, worker.ask(small.position))[-1].kind == "done"  # and back
+    assert not second.is_alive
+
+
+def test_closing_ends_a_process_that_does_not_listen(small, worker, heard, monkeypatch):
+    """Stopped by force it neither reads nor minds a friendly signal; close() is done with it."""
+    replies(heard, worker.ask(small.position))
+    process = worker._process
+    monkeypatch.setattr(what_if_worker, "JOIN_S", 0.6)
+    os.kill(process.pid, signal.SIGSTOP)
+    worker.close()
+    monkeypatch.undo()
+    assert process.exitcode == -signal.SIGKILL
     assert replies(heard, worker.ask(small.position))[-1].kind == "done"
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from workbench.errors import WorkbenchError
 from workbench.replay.answers import Answers
@@ -26,6 +27,7 @@ from workbench.widgets.what_if_position import Kept, Position, kept_recordings
 QUIET_S = 0.12  # a request younger than that may be superseded while the hand still moves
 JOIN_S = 5.0
 NICENESS = 10
+TAKEN = "Another what-if widget has the replay process now; move a control here to take it back."
 
 
 class Request(NamedTuple):
@@ -56,8 +58,10 @@ class Worker:
     """The process, as the notebook sees it: ask, cancel, close. hear: called with every reply.
 
     It is called in a thread of its own. The process starts with the first request, and again when
-    it was lost.
+    it was lost. One runs at a time: the next worker to ask ends that of the one before.
     """
+
+    _running: ClassVar[Worker | None] = None
 
     def __init__(self, recordings: Sequence[str], hear: Callable[[Reply], None]) -> None:
         self._recordings, self._hear = tuple(recordings), hear
@@ -94,19 +98,29 @@ class Worker:
             return int(self._newest.value)
 
     def close(self) -> None:
-        """End the process."""
+        """End the process; it is gone when this returns. Another request starts a new one."""
         self.cancel()
+        if Worker._running is self:
+            Worker._running = None
         connection, self._connection = self._connection, None
         if connection is not None:
             with suppress(OSError):  # it may be gone already
                 connection.send(None)
-        if self._process is not None:
-            self._process.join(JOIN_S)
-            if self._process.is_alive():
-                self._process.terminate()
-            self._process = None
+        process, self._process = self._process, None
+        if process is not None:
+            _end(process)
+
+    def _give_way(self) -> None:
+        """To another worker; whoever waits for this one's replies is told."""
+        number = self.newest
+        self.close()
+        self._hear(Reply(number, "error", TAKEN))
 
     def _start(self) -> None:
+        other = Worker._running
+        if other is not None and other is not self:
+            other._give_way()
+        Worker._running = self
         ours, theirs = self._context.Pipe()
         given = (theirs, self._newest, self._recordings, os.getpid())
         self._process = self._context.Process(target=serve, args=given, daemon=True)
@@ -128,8 +142,21 @@ class Worker:
             self._hear(Reply(self.newest, "error", sentence))
 
 
+def _end(process: Any) -> None:
+    """Wait for it, and use force where it does not come to an end by itself."""
+    for force in (process.terminate, process.kill):
+        process.join(JOIN_S)
+        if process.is_alive():
+            force()
+    process.join(JOIN_S)
+
+
 def serve(connection: Connection, newest: Any, recordings: Sequence[str], parent: int) -> None:
-    """The process: answer requests until None comes, or whoever asks is gone."""
+    """The process: answer requests until None comes, or whoever asks is gone.
+
+    An interrupt is meant for the notebook's cell, which a terminal's Ctrl-C shares with it.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(os, "nice"):
         os.nice(NICENESS)  # what is painted comes first where there are few cores
     desk = Desk(kept_recordings(recordings), newest)
