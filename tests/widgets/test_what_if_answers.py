@@ -172,6 +172,15 @@ def test_a_curve_is_one_estimate_a_share(small):
     assert "share of **0." in best_in_words(curve)
 
 
+def test_the_best_of_estimates_is_said_to_be_one(small):
+    """The notebook's answer rests on a curve of estimates; of replays alone it is no estimate."""
+    curve = share_curve(small.first, small.position, small.basis, [0.2, 0.3])
+    assert best_in_words(curve).startswith("By estimate, throughput is highest")
+    replays = [exact(small.first, moved(small.position, s), small.answers) for s in (0.2, 0.3)]
+    table = pd.DataFrame([replay.row() for replay in replays])
+    assert best_in_words(table).startswith("Throughput is highest")
+
+
 def test_a_whole_figure_is_three_calls(small):
     """Curve, replays and how far they lie apart, as the notebook calls them."""
     found = exact(small.first, small.position, small.answers)

@@ -50,14 +50,18 @@ def face_of(kept: Kept, position: Position) -> str:
 
 
 def best_in_words(curve: pd.DataFrame) -> str:
-    """Where the rows of a curve are fastest, and what its ends lose. Rows of Answer.row."""
+    """Where the rows of a curve are fastest, and what its ends lose. Rows of Answer.row.
+
+    Estimates are said to be such, also where only some rows are.
+    """
     rate = curve.set_index("llm_share")["tokens_per_s"].sort_index()
     best = rate.max()
     within = rate[rate >= 0.99 * best].index
     low, high = rate.index[0], rate.index[-1]
     near = f"{within[0]:.2f} to {within[-1]:.2f}" if len(within) > 1 else "nowhere else"
+    lead = "By estimate, throughput" if ESTIMATE in set(curve["kind"]) else "Throughput"
     return (
-        f"Throughput is highest at an LLM share of **{rate.idxmax():.2f}** with **{best:,.0f}** "
+        f"{lead} is highest at an LLM share of **{rate.idxmax():.2f}** with **{best:,.0f}** "
         f"generated tokens/s (within 1 % of it: {near}); at {low:.2f} it is "
         f"{rate[low] / best - 1:+.0%}, at {high:.2f} {rate[high] / best - 1:+.0%}."
     )
