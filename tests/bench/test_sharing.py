@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 
 from tests.experiments import policy_fakes
@@ -82,6 +83,23 @@ def test_an_infeasible_baseline_leaves_ratios_without_value(study):
     assert (row.peer, row.ratio) == ("static_0.08", None)
 
 
+@pytest.mark.parametrize(
+    ("column", "changed", "which"),
+    [
+        ("token_ids", [1, 2], {"setting": "0.5W/static_0.2/none", "repeat": 1}),
+        ("score", 7.0, {"setting": "uncapped/first_come/all", "repeat": 0}),
+        ("score", 7.0, {"setting": "2W/phase_aware/none", "repeat": 0}),
+    ],
+)
+def test_one_node_that_differs_in_any_run_fails(study, column, changed, which):
+    """Guards sameness: repetitions and the uncapped search with all techniques are compared too."""
+    nodes = study.nodes.copy()
+    own = (nodes[list(which)] == pd.Series(which)).all(axis=1)
+    nodes.at[nodes.index[own][0], column] = changed
+    with pytest.raises(AssertionError, match=f"'{which['setting']}': 1"):
+        list(sharing.study_rows(replace(study, nodes=nodes)))
+
+
 def test_the_record_says_what_was_shared():
     """Guards that budgets, shares and sample stand beside the rows."""
     settings = {"model": "tiny-solver", "profile": "default", "seeds": None}
@@ -100,7 +118,7 @@ def test_a_re_split_moves_live_blocks_and_counts_their_bytes():
 
 
 def test_a_re_split_is_timed_until_it_is_reached_and_without_zeroing(monkeypatch):
-    """Guards what the docstring says: pages are zeroed on first use, and a split not reached fails."""
+    """Guards what the docstring says: pages are zeroed on first use; not to be reached fails."""
     full = arena.FullArena(160)
     full.fill()
     zeroed = full.arena.storage.bytes_zeroed

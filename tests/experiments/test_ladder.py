@@ -198,6 +198,9 @@ def test_nodes_of_all_rungs_are_compared_token_by_token(study):
     place = nodes.index[(nodes["rung"] == "score_cache") & (nodes["role"] == LADDER)][0]
     nodes.at[place, "token_ids"] = [1, 2]
     assert differing_nodes(replace(study, nodes=nodes))[0] == 2
+    nodes = study.nodes.copy()
+    nodes.loc[place, "score"] += 0.5
+    assert differing_nodes(replace(study, nodes=nodes))[0] == 2, "a score is compared too"
     dropped = study.nodes.drop(index=study.nodes.index[study.nodes["rung"] == BESIDE.key][0])
     assert differing_nodes(replace(study, nodes=dropped))[0] == 1
 

@@ -157,7 +157,7 @@ def accuracy_gain(pairs: pd.DataFrame) -> Interval:
 
 
 def differing_nodes(study: LadderStudy) -> tuple[int, int]:
-    """Nodes that differ from the rung before's in tokens or are there once only; of how many.
+    """Nodes that differ from the rung before's in tokens or score, or are there once; of how many.
 
     Sampling to the end is left out: it is meant to change tokens. The rung beside is compared with
     the last.
@@ -171,8 +171,9 @@ def differing_nodes(study: LadderStudy) -> tuple[int, int]:
 
 def _differing(nodes: pd.DataFrame, before: str, after: str) -> tuple[int, int]:
     keys = ["problem_id", "run_seed", "node_id"]
-    sides = [nodes.loc[nodes["rung"] == rung, [*keys, "text"]] for rung in (before, after)]
+    sides = [nodes.loc[nodes["rung"] == rung, [*keys, "text", "score"]] for rung in (before, after)]
     seeds = set(sides[0]["run_seed"]) & set(sides[1]["run_seed"])
     first, second = (side[side["run_seed"].isin(seeds)] for side in sides)
     both = first.merge(second, on=keys, how="outer", suffixes=("_a", "_b"))
-    return int((both["text_a"] != both["text_b"]).sum()), len(both)
+    same = (both["text_a"] == both["text_b"]) & (both["score_a"] == both["score_b"])
+    return int((~same).sum()), len(both)

@@ -62,16 +62,18 @@ def best_static(study: PolicyStudy, budget: float, technique: str = NONE) -> str
 
 
 def differing(study: PolicyStudy, setting: str) -> tuple[int, int]:
-    """Nodes of a setting that are not the uncapped search's in tokens or score; of how many."""
-    nodes = study.nodes[study.nodes["repeat"] == 0]
-    nodes = nodes.assign(text=nodes["token_ids"].map(tuple))
+    """Nodes of a setting, every repetition, that are not the uncapped search's; of how many.
+
+    In tokens or score, or that one of both lacks.
+    """
+    nodes = study.nodes.assign(text=study.nodes["token_ids"].map(tuple))
     keys, values = ["problem_id", "run_seed", "node_id"], ["text", "score"]
-    own, reference = (
-        nodes.loc[nodes["setting"] == each, [*keys, *values]]
-        for each in (setting, REFERENCE_SETTING)
-    )
-    reference = reference[reference["run_seed"].isin(own["run_seed"])]
-    both = own.merge(reference, on=keys, how="outer", suffixes=("_a", "_b"))
+    own = nodes.loc[nodes["setting"] == setting, ["repeat", *keys, *values]]
+    reference = nodes.loc[
+        (nodes["setting"] == REFERENCE_SETTING) & (nodes["repeat"] == 0), [*keys, *values]
+    ]
+    expected = own[["repeat", "run_seed"]].drop_duplicates().merge(reference, on="run_seed")
+    both = own.merge(expected, on=["repeat", *keys], how="outer", suffixes=("_a", "_b"))
     same = (both["text_a"] == both["text_b"]) & (both["score_a"] == both["score_b"])
     return int((~same).sum()), len(both)
 
