@@ -2,10 +2,14 @@
 
 import pytest
 
+from workbench.experiments import replayed
 from workbench.experiments.profiles import sweep_config
 from workbench.experiments.replayed import (
     NOTHING_WAS_RUN,
+    REPLAY_CODE,
     RUNG,
+    code_digest,
+    identity_on,
     replayed_config,
     replayed_face,
     replayed_sweep,
@@ -74,6 +78,22 @@ def test_its_face_says_that_nothing_was_run(sweep) -> None:
     assert RUNG in text
     assert NOTHING_WAS_RUN in text
     assert "simulated NVIDIA A100 40 GB" in text
+
+
+def test_other_code_is_another_run(tmp_path, monkeypatch) -> None:
+    """A changed constant of cost or workload is not answered with runs stored before it."""
+    for name in ("cost.py", "workload.py", "growth.py", "thesis_pair.py", "devices.py", "work.py"):
+        (tmp_path / name).write_bytes((REPLAY_CODE / name).read_bytes())
+    before = code_digest(tmp_path)
+    assert before == code_digest(tmp_path) != code_digest()
+    for file in sorted(tmp_path.iterdir()):
+        file.write_text(file.read_text() + "CHANGED = 1\n")
+        before, last = code_digest(tmp_path), before
+        assert before != last
+    now = identity_on(PRESETS["h100"])
+    assert now == identity_on(PRESETS["h100"])
+    monkeypatch.setattr(replayed, "code_digest", lambda: before)
+    assert identity_on(PRESETS["h100"]) != now
 
 
 def test_runs_are_found_again_and_not_mixed_up(sweep, folder) -> None:

@@ -24,6 +24,8 @@ from workbench.experiments.profiles import PROFILES, sweep_config
 from workbench.experiments.record import RunResult
 from workbench.experiments.run import ENGINES, new_prm_tokens, step_sums
 from workbench.experiments.sweep import Sweep, run_sweep
+from workbench.models.names import CONFIGS
+from workbench.replay import workload
 from workbench.replay.answers import Answers
 from workbench.replay.devices import Device, load_device
 from workbench.replay.lengths import MATH500
@@ -39,6 +41,8 @@ NOTHING_WAS_RUN = (
     "Nothing was run: tokens are MATH-500's lengths with stated assumptions, seconds a roofline's, "
     "a bound from below."
 )
+REPLAY_CODE = Path(workload.__file__).parent
+SOURCES = (REPLAY_CODE, CONFIGS)
 LIMITS = ("block_size", "max_num_seqs", "max_num_batched_tokens", "min_problem_batch")
 
 
@@ -78,11 +82,25 @@ def replayed_sweep(
 
 
 def identity_on(device: Device) -> Identity:
-    """What these runs depend on beside their settings: lengths, assumptions, the device."""
+    """What these runs depend on beside their settings: lengths, assumptions, code, the device."""
     lengths = hashlib.sha256(MATH500.read_bytes()).hexdigest()
-    made_of = [lengths, asdict(Assumptions()), asdict(device)]
+    made_of = [lengths, asdict(Assumptions()), asdict(device), code_digest()]
     digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:12]
     return Identity("replayed", "replayed", digest, __version__, SCHEMA_VERSION)
+
+
+def code_digest(*folders: Path) -> str:
+    """Of every source that makes the search or its seconds, and of what they take numbers from.
+
+    folders: SOURCES unless given, all of workbench/replay and the models' sizes: a run is made
+    anew too often rather than too seldom.
+    """
+    digest = hashlib.sha256()
+    for file in (f for folder in folders or SOURCES for f in sorted(folder.rglob("*.*"))):
+        if file.suffix not in (".py", ".json"):
+            continue
+        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()
 
 
 class Replays:
