@@ -103,6 +103,20 @@ class ArenaMachine(RuleBasedStateMachine):
             own = Running(parent.salt, parent.tokens[:tokens], tokens, tokens)
             self.memory.running[name][self.next_id] = own
 
+    @rule(
+        name=MODELS,
+        lines=st.lists(TOKENS, min_size=1, max_size=3),
+        kept=st.lists(TOKENS, max_size=1),
+    )
+    def forget(self, name: str, lines: list[list[int]], kept: list[list[int]]) -> None:
+        """Cached blocks go, and nothing that runs or is kept; their bytes may be anybody's."""
+        cache = self.memory.caches[self.model(name)]
+        before = cache.num_active, cache.num_cached
+        hits = [cache.match(line) // SIZE for line in kept]
+        given_up = cache.forget(lines, kept)
+        assert (cache.num_active, cache.num_cached + given_up) == before
+        assert [cache.match(line) // SIZE for line in kept] == hits
+
     @rule(name=MODELS, tokens=TOKENS)
     def visit(self, name: str, tokens: list[int]) -> None:
         """Come, compute everything, go: what fills pages with content to be given up."""
