@@ -74,3 +74,4 @@ def test_sizes_that_change_the_order_are_dashed() -> None:
     assert list(best.y) == [70]
     assert list(crosses.y) == [40, 61]
     assert any(a.text == "0.30" for a in fig.layout.annotations)
+    assert "no bound where sequences fill equal blocks" in fig.layout.meta["caption"]

@@ -1,57 +1,39 @@
-"""Tables of miss-ratio curves: LRU below the optimum, and full replays beside both."""
+"""Curves over sizes: LRU below the optimum, and full replays on them where the order stays."""
 
-import numpy as np
 import pytest
 
-from workbench.errors import ConfigError
 from workbench.replay.cost import MeteredCost
-from workbench.replay.curves import curve_sizes, curve_table, search_calls
-from workbench.replay.simulator import Costs
+from workbench.replay.curves import curve_sizes, search_calls
+from workbench.replay.miss_ratio import miss_ratio
+from workbench.replay.optimum import optimal_hits
+from workbench.replay.simulator import Costs, replay
 
 FREE = Costs(MeteredCost(0.001), MeteredCost(0.001))
 ROOMY = {"llm": {"num_blocks": 500}, "prm": {"num_blocks": 500}}
 
 
-@pytest.mark.parametrize(("model", "place"), [("llm", 0), ("prm", 1)])
-def test_a_curve_lies_below_the_optimum_and_ends_there(measured, model, place) -> None:
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_curve_lies_below_the_optimum_and_ends_there(measured, place) -> None:
     """Hit ratios rise to the largest size, where nothing is evicted and LRU is the optimum."""
     calls = search_calls(measured.answers, FREE, ROOMY)[place]
-    table = curve_table(
-        measured.answers, FREE, model, curve_sizes(calls, 8), replay_at=(), changes=ROOMY
-    )
+    table = miss_ratio(calls, curve_sizes(calls, 8)).set_index("num_blocks")
+    best = optimal_hits(calls, table.index.tolist()).set_index("num_blocks")["hit_ratio"]
     assert not table["fits"].iloc[0]
     fitting = table[table["fits"]]
     assert len(fitting) >= 5
-    total = fitting["optimal_hit_ratio"] - fitting["hit_ratio"]
-    assert (total[fitting["readmit_hit_tokens"] == 0] >= 0).all()
+    gained = best.loc[fitting.index] - fitting["hit_ratio"]
+    assert (gained[fitting["readmit_hit_tokens"] == 0] >= 0).all()
     last = fitting.iloc[-1]
     assert last["evicted"] == 0
-    assert last["hit_ratio"] == last["optimal_hit_ratio"] == fitting["hit_ratio"].max()
+    assert last["hit_ratio"] == best.iloc[-1] == fitting["hit_ratio"].max()
 
 
-def test_full_replays_lie_on_the_curve_where_the_order_stays(measured) -> None:
-    """With room for all, replay and curve agree to the last hit; below the peak they need not."""
-    table = curve_table(
-        measured.answers, FREE, "llm", [600], replay_at=[34, 500, 700], changes=ROOMY
-    ).set_index("num_blocks")
-    assert table.loc[[500, 700], "difference"].abs().max() == 0
-    assert np.isnan(table.loc[600, "difference"])
-    assert not table.loc[34, "fits"]
-    assert np.isfinite(table.loc[34, "difference"])
-
-
-@pytest.mark.parametrize("model", ["llm", "prm"])
-def test_below_the_peak_the_difference_from_full_replays_is_told(measured, model) -> None:
-    """Unless asked otherwise: sizes that do not fit the order, from one request's upwards."""
-    table = curve_table(measured.answers, FREE, model, [500], changes=ROOMY)
-    told = table[table["difference"].notna()]
-    assert 0 < len(told) <= 3
-    assert told["num_blocks"].min() == 32
-    assert not told["fits"].any()
-    assert (told["difference"] == told["replayed_hit_ratio"] - told["hit_ratio"]).all()
-
-
-def test_a_model_that_is_none_is_refused(measured) -> None:
-    """Curves are of the LLM or the PRM."""
-    with pytest.raises(ConfigError, match="model is 'both'; allowed: llm, prm"):
-        curve_table(measured.answers, FREE, "both", [100])
+@pytest.mark.parametrize("num_blocks", [500, 700])
+def test_full_replays_lie_on_the_curve_where_the_order_stays(measured, num_blocks) -> None:
+    """With room for all, replay and curve agree to the last hit."""
+    calls = search_calls(measured.answers, FREE, ROOMY)[0]
+    own = {**ROOMY, "llm": {"num_blocks": num_blocks}}
+    steps = replay(measured.answers, FREE, **own).trace.steps
+    steps = steps[steps["engine"] == "llm"]
+    found = steps["hit_tokens"].sum() / steps["query_tokens"].sum()
+    assert miss_ratio(calls, [num_blocks])["hit_ratio"].tolist() == [found]

@@ -18,9 +18,11 @@ _FRAME = Frame(panels=430, top=96)
 _CAPTION = (
     "Prompt tokens found cached (above) and blocks asked for again after their eviction (below) "
     "over the size of each model's cache, for one order of cache calls; first admissions only. "
-    "Thin line: Belady's optimum, which knows the future. Crosses: the whole search replayed at "
-    "that size; between those below the order's own peak of active blocks, where a scheduler "
-    "changes the order, the line is dashed. Uprights: sizes that some shares of the memory give."
+    "Thin line: Belady's optimum, which knows the future; no bound where sequences fill equal "
+    "blocks at once, since the victim decides whose block others share. Crosses: the whole search "
+    "replayed at that size; between those below the order's own peak of active blocks, where a "
+    "scheduler changes the order, the line is dashed. Uprights: sizes that some shares of the "
+    "memory give."
 )
 
 
