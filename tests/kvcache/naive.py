@@ -254,6 +254,24 @@ class NaiveCache:
             if not block.users:
                 self.left(block)
 
+    def forget(self, line: list[int], kept: list[int], salt: bytes) -> int:
+        """How many cached blocks of the line were given up that are none of the kept one."""
+        dropped = [b for b in self.blocks_of(line, salt) if b not in self.blocks_of(kept, salt)]
+        unused = [block for block in dropped if not block.users]
+        for block in unused:
+            if len(block.content[1]) % self.size == 0:
+                self.ever_evicted.add(block.content)
+            block.content = None
+        return len(unused)
+
+    def blocks_of(self, line: list[int], salt: bytes) -> list[NaiveBlock]:
+        """Full blocks of the line, and the tail that it goes on with."""
+        whole = len(line) // self.size
+        found = [self.holder(self.key(salt, line, i)) for i in range(whole)] if self.caching else []
+        tail, common = self.tail(line, salt, whole * self.size, len(line))
+        is_its = tail is not None and common == len(tail.content[1]) - whole * self.size
+        return [block for block in [*found, tail if is_its else None] if block is not None]
+
     def keep_tail(self, block: NaiveBlock, salt: bytes, tokens: tuple[int, ...]) -> None:
         """Of two tails one of which begins the other, the longer stays."""
         start = len(tokens) // self.size * self.size
@@ -318,6 +336,11 @@ class ComparedCache:
         self.manager.free(seq_id, num_computed, **options)
         self.naive.free(seq_id, num_computed, **options)
         self.lost.pop(seq_id)
+        self.compare()
+
+    def forget(self, line, kept, salt) -> None:
+        answer = self.manager.forget([line], [kept], salt=salt)
+        assert answer == self.naive.forget(line, kept, salt)
         self.compare()
 
     def apply(self) -> None:

@@ -92,6 +92,10 @@ class ManagerMachine(RuleBasedStateMachine):
         if self.cache.allocate(0, tokens, readmission=readmission) is not None:
             self.cache.free(0, token_ids=tokens)
 
+    @rule(line=TOKENS, kept=TOKENS, salt=SALTS)
+    def forget(self, line: list[int], kept: list[int], salt: bytes) -> None:
+        self.cache.forget(line, kept, salt)
+
     @rule(tokens=TOKENS, salt=SALTS, max_hit=MAX_HITS)
     def match(self, tokens, salt, max_hit) -> None:
         self.cache.match(tokens, salt=salt, max_hit=max_hit)
