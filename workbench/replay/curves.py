@@ -15,6 +15,7 @@ from workbench.replay.devices import Device
 from workbench.replay.miss_ratio import miss_ratio
 from workbench.replay.simulator import Changes, Costs, replay
 
+MODELS = ("llm", "prm")
 PRIVATE = 4096  # blocks more than there are contents: room for those that are nobody's content
 
 
