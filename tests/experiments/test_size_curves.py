@@ -40,6 +40,16 @@ def test_whole_searches_agree_where_the_order_fits(rows) -> None:
     assert f"{apart.max():.2%}" in size_sentence(rows)
 
 
+@pytest.mark.parametrize("engine", ["llm", "prm"])
+def test_below_the_peak_there_are_whole_searches_and_no_curve(rows, engine) -> None:
+    """Where the order does not fit no curve is told, so nothing is set against one."""
+    own = rows[rows["engine"] == engine]
+    least = own[own["kind"].isin(["lru", "optimum"])]["num_blocks"].min()
+    whole = own[(own["kind"] == "replay") & (own["num_blocks"] < least)]
+    assert len(whole) > 0
+    assert whole[["hit_ratio", "thrashed_per_1000"]].notna().all(axis=None)
+
+
 def test_shares_are_marked_and_sizes_are_tokens(rows) -> None:
     """A share's size is given in tokens; every other row's is its blocks'."""
     marked = rows[rows["kind"] == "share"].set_index("engine")["tokens"]
