@@ -107,6 +107,19 @@ def test_a_process_that_was_lost_is_told_and_started_again(small, worker, heard)
     assert replies(heard, worker.ask(small.position))[-1].kind == "done"
 
 
+def test_a_process_lost_a_moment_ago_is_started_again_too(small, worker, heard, monkeypatch):
+    """Its end of the pipe is closed, yet it still counts as alive: a new one is asked."""
+    replies(heard, worker.ask(small.position))
+    lost = worker._process
+    lost.kill()
+    assert "ended unexpectedly" in heard.get(timeout=PATIENCE_S).content
+    with monkeypatch.context() as patched:
+        patched.setattr(lost, "is_alive", lambda: True)
+        number = worker.ask(small.position)
+    assert worker._process is not lost
+    assert replies(heard, number)[-1].kind == "done"
+
+
 def test_an_interrupted_cell_leaves_the_process_alone(small, worker, heard):
     """Ctrl-C goes to it too where both share a terminal; the same process answers on."""
     replies(heard, worker.ask(small.position))

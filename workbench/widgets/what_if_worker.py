@@ -84,11 +84,13 @@ class Worker:
         self, position: Position, *, wants_basis: bool = False, others: Sequence[Position] = ()
     ) -> int:
         """Ask about a position, in place of whatever was asked before; answers its number."""
-        if not self.is_alive:
-            self._start()
-        assert self._connection is not None
+        connection = self._connection if self.is_alive else None
         number = self.cancel()
-        self._connection.send(Request(number, position, wants_basis, tuple(others)))
+        request = Request(number, position, wants_basis, tuple(others))
+        try:
+            (connection or self._start()).send(request)
+        except OSError:  # it was lost just now, and does not look it yet
+            self._start().send(request)
         return number
 
     def cancel(self) -> int:
@@ -116,7 +118,7 @@ class Worker:
         self.close()
         self._hear(Reply(number, "error", TAKEN))
 
-    def _start(self) -> None:
+    def _start(self) -> Connection:
         other = Worker._running
         if other is not None and other is not self:
             other._give_way()
@@ -128,6 +130,7 @@ class Worker:
         theirs.close()
         self._connection = ours
         threading.Thread(target=self._listen, args=(ours,), daemon=True).start()
+        return ours
 
     def _listen(self, connection: Connection) -> None:
         """Hand on replies until the process is gone; one that is lost unasked is an error."""
