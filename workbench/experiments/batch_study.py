@@ -28,7 +28,7 @@ from workbench.experiments.face import face, sweep_face
 from workbench.experiments.identity import identify
 from workbench.experiments.paths import runs_folder
 from workbench.experiments.plan import RunSpec
-from workbench.experiments.profiles import SECONDS_PER_PROBLEM
+from workbench.experiments.profiles import SECONDS_PER_PROBLEM, overridden
 from workbench.experiments.record import FINISHED, RunResult
 from workbench.experiments.store import RunStore
 from workbench.experiments.sweep import Execute, Sweep, is_stored, run_sweep
@@ -79,11 +79,7 @@ GRID_PARAMETERS = {
 
 def batch_grid(profile: str = "default", **overrides: Any) -> BatchGrid:
     """The profile's grid with the overrides that are not None; lists become tuples."""
-    given = {name: value for name, value in overrides.items() if value is not None}
-    tuples: dict[str, Any] = {
-        name: tuple(v) if isinstance(v, list) else v for name, v in given.items()
-    }
-    return replace(GRIDS[profile], **tuples)
+    return replace(GRIDS[profile], **overridden(overrides))
 
 
 def run_batches(

@@ -16,6 +16,7 @@ from workbench.config import EngineConfig, SearchConfig, SweepConfig
 from workbench.errors import ConfigError
 from workbench.experiments.feasible import feasibility
 from workbench.experiments.plan import RunSpec
+from workbench.experiments.profiles import overridden
 
 LADDER, DEPTH, QUEUE = "ladder", "depth", "queue"
 """Roles: a rung at the profile's depth limit; one of the last two rungs at a lower limit; one that
@@ -130,11 +131,7 @@ LADDER_PARAMETERS = {
 
 def ladder_plan(profile: str = "default", **overrides: Any) -> LadderPlan:
     """The profile's plan with the overrides that are not None; lists become tuples."""
-    given = {name: value for name, value in overrides.items() if value is not None}
-    tuples: dict[str, Any] = {
-        name: tuple(v) if isinstance(v, list) else v for name, v in given.items()
-    }
-    return replace(PLANS[profile], **tuples)
+    return replace(PLANS[profile], **overridden(overrides))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from workbench.errors import ConfigError
 from workbench.experiments.feasible import FeasibleShares, feasible_shares
 from workbench.experiments.plan import RunSpec
 from workbench.experiments.policy_techniques import ALL, ALONE, NONE, TECHNIQUES
+from workbench.experiments.profiles import overridden
 from workbench.experiments.starting_share import starting_share
 from workbench.kvcache.policies import FirstCome, MarginalValue, PhaseAware, Policy, StaticSplit
 
@@ -189,13 +190,10 @@ def policy_plan(profile: str = "default", **overrides: Any) -> PolicyPlan:
 
     Of other budgets the smallest is looked at closer, unless alone_at says otherwise.
     """
-    given = {name: value for name, value in overrides.items() if value is not None}
-    if "budgets" in given:
-        given = {"alone_at": (min(given["budgets"]),)} | given
-    tuples: dict[str, Any] = {
-        name: tuple(v) if isinstance(v, list) else v for name, v in given.items()
-    }
-    return replace(PLANS[profile], **tuples)
+    changed = overridden(overrides)
+    if "budgets" in changed:
+        changed = {"alone_at": (min(changed["budgets"]),)} | changed
+    return replace(PLANS[profile], **changed)
 
 
 POLICY_PARAMETERS = {

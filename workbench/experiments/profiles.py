@@ -6,6 +6,7 @@ overridden. What it does not do: say which figures are drawn from it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -59,6 +60,15 @@ PROFILES: dict[str, dict[str, Any]] = {
 SECONDS_PER_PROBLEM = {"quick": 1.5, "default": 1.5, "full": 1.5, "thesis": 60.0}
 """Rough cost of one problem on the reference machine: used until this machine has finished a run.
 """
+
+
+def overridden(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The overrides that are not None, as notebooks give them; lists become tuples."""
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in overrides.items()
+        if value is not None
+    }
 
 
 def sweep_config(profile: str = "default", **overrides: Any) -> SweepConfig:

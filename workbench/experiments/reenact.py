@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from workbench.config import SearchSwitches
 from workbench.core import RequestOutput, SamplingParams, StepPlan, StepResult, Tag
 from workbench.engine.engine import Engine
 from workbench.engine.executor import Executor, StepHandle
@@ -21,21 +20,17 @@ from workbench.errors import ConfigError
 from workbench.replay.answers import (
     Answers,
     RecordedExecutor,
-    RecordedPRM,
-    RecordedScores,
     RecordedTokens,
     SampledNode,
 )
 from workbench.replay.simulator import (
     Changes,
-    recorded_params,
+    play,
     recorded_strategy,
     replayed_switches,
 )
-from workbench.search.active import ActiveSearch
 from workbench.search.measure import Throughput
 from workbench.search.record import RecordedEngine, Recording
-from workbench.search.rounds import Rounds
 from workbench.search.score_cache import ScoreCache
 from workbench.trace.files import Trace
 from workbench.trace.recorder import Recorder
@@ -167,49 +162,18 @@ def reenact(
         ReenactedEngine(llm, recording.llm, answers) as sampling,
         ReenactedEngine(prm, recording.prm, answers) as scoring,
     ):
-        return _play(answers, sampling, scoring, min_problem_batch, used)
-
-
-def _play(
-    answers: Answers,
-    llm: ReenactedEngine,
-    prm: ReenactedEngine,
-    batch: int | None,
-    switches: SearchSwitches,
-) -> Reenactment:
-    recording, recorder = answers.recording, Recorder("reenact")
-    settings = recording.settings
-    llm.trace_as(recorder, "llm")
-    prm.trace_as(recorder, "prm")
-    asked = RecordedPRM(prm, recording)
-    rounds = Rounds(
-        llm,
-        asked,
-        seed=settings.seed,
-        params=recorded_params(recording),
-        min_problem_batch=settings.min_problem_batch if batch is None else batch,
-        recorder=recorder,
-        clock=time.perf_counter,
-        switches=switches,
-    )
-    strategy, cache = recorded_strategy(recording), ScoreCache() if settings.score_cache else None
-    searches = [
-        ActiveSearch(
-            kept.problem,
-            list(kept.prompt),
-            strategy,
-            RecordedScores(asked, kept, answers, cache),
-            settings.score_shuffle_seed,
+        settings, recorder = recording.settings, Recorder("reenact")
+        batch = settings.min_problem_batch if min_problem_batch is None else min_problem_batch
+        speed = play(
+            answers,
+            *(sampling, scoring, recorder),
+            strategy=recorded_strategy(recording),
+            batch=batch,
+            cache=ScoreCache() if settings.score_cache else None,
+            switches=used,
+            clock=time.perf_counter,
         )
-        for kept in recording.problems
-    ]
-    rounds.run(searches)
-    for search in searches:
-        for row in search.tree.rows(search.problem.id):
-            del row["finish_reason"], row["text"]
-            recorder.node(**row)
-    speed = Throughput.of(rounds.marks, rounds.llm_busy_s, rounds.prm_busy_s)
-    return Reenactment(recorder.trace(), speed)
+        return Reenactment(recorder.trace(), speed)
 
 
 def _require_fit(engine: Engine, recorded: RecordedEngine, answers: Answers) -> None:

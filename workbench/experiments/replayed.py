@@ -20,7 +20,7 @@ from workbench import __version__
 from workbench.config import SweepConfig
 from workbench.experiments.face import completeness, face
 from workbench.experiments.plan import REPLAY, Identity, RunSpec, measured_runs
-from workbench.experiments.profiles import PROFILES, sweep_config
+from workbench.experiments.profiles import PROFILES, overridden, sweep_config
 from workbench.experiments.record import RunResult
 from workbench.experiments.run import ENGINES, new_prm_tokens, step_sums
 from workbench.experiments.sweep import Sweep, run_sweep
@@ -51,7 +51,6 @@ def replayed_config(profile: str = "default", **overrides: Any) -> SweepConfig:
 
     overrides: fields of SweepConfig; what is None is the rung's own.
     """
-    given = {name: value for name, value in overrides.items() if value is not None}
     own = {
         "num_problems": PROBLEMS[profile],
         "seeds": SEEDS[profile],
@@ -62,8 +61,7 @@ def replayed_config(profile: str = "default", **overrides: Any) -> SweepConfig:
         "sentinel_every": 0,
         "profile": profile,
     }
-    tuples = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
-    return SweepConfig.from_dict(PROFILES["thesis"] | own | tuples)
+    return SweepConfig.from_dict(PROFILES["thesis"] | own | overridden(overrides))
 
 
 def replayed_sweep(

@@ -23,7 +23,7 @@ from workbench.experiments.memory_parts import MemoryStudy
 from workbench.experiments.paths import project_root
 from workbench.experiments.policy_plan import policy_config, policy_plan
 from workbench.experiments.policy_study import PolicyStudy, run_policies
-from workbench.experiments.profiles import sweep_config
+from workbench.experiments.profiles import overridden, sweep_config
 from workbench.experiments.sweep import Sweep, run_sweep
 
 Study = Sweep | BatchStudy | LadderStudy | MemoryStudy | PolicyStudy
@@ -31,9 +31,7 @@ Study = Sweep | BatchStudy | LadderStudy | MemoryStudy | PolicyStudy
 
 def study_config(profile: str = "default", **overrides: Any) -> SweepConfig:
     """The profile's sweep with the overrides that are not None; lists become tuples."""
-    given = {name: value for name, value in overrides.items() if value is not None}
-    tuples = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
-    return sweep_config(profile, **tuples)
+    return sweep_config(profile, **overridden(overrides))
 
 
 def study_sweep(

@@ -7,7 +7,7 @@ been.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -104,7 +104,20 @@ def replay(
     strategy = recorded_strategy(recording) if strategy is None else strategy
     cache = ScoreCache() if cached else None
     used = replayed_switches(settings, switches or {})
-    return _play(answers, engines, strategy, batch, cache, used, on_round)
+    llm_engine, prm_engine = engines
+    recorder = Recorder("replay", llm_engine.clock())
+    with collection_paused():
+        speed = play(
+            answers,
+            *(llm_engine, prm_engine, recorder),
+            strategy=strategy,
+            batch=batch,
+            cache=cache,
+            switches=used,
+            clock=llm_engine.clock,
+            on_round=on_round,
+        )
+    return Replayed(recorder.trace(), speed, llm_engine, prm_engine)
 
 
 def _engines(
@@ -149,24 +162,31 @@ def replayed_switches(settings: RecordedSettings, changes: Changes) -> SearchSwi
     return found
 
 
-def _play(
+def play(
     answers: Answers,
-    engines: list[ReplayEngine],
+    llm: Any,
+    prm: Any,
+    recorder: Recorder,
+    *,
     strategy: Strategy,
     batch: int,
     cache: ScoreCache | None,
     switches: SearchSwitches,
-    on_round: OnRound | None,
-) -> Replayed:
-    llm, prm_engine = engines
-    clock, recording = llm.clock, answers.recording
-    recorder = Recorder("replay", clock())
+    clock: Callable[[], float],
+    on_round: OnRound | None = None,
+) -> Throughput:
+    """All rounds of a recorded search on two engines that sample what was recorded.
+
+    llm, prm: TokenEngines with a trace. recorder: gets steps, requests and nodes, in the seconds of
+    the clock.
+    """
+    recording = answers.recording
     llm.trace_as(recorder, "llm")
-    prm_engine.trace_as(recorder, "prm")
-    prm = RecordedPRM(prm_engine, recording)
+    prm.trace_as(recorder, "prm")
+    asked = RecordedPRM(prm, recording)
     rounds = Rounds(
         llm,
-        prm,
+        asked,
         seed=recording.settings.seed,
         params=recorded_params(recording),
         min_problem_batch=batch,
@@ -180,19 +200,17 @@ def _play(
             kept.problem,
             list(kept.prompt),
             strategy,
-            RecordedScores(prm, kept, answers, cache),
+            RecordedScores(asked, kept, answers, cache),
             shuffle,
         )
         for kept in recording.problems
     ]
-    with collection_paused():
-        rounds.run(searches, on_round)
+    rounds.run(searches, on_round)
     for search in searches:
         for row in search.tree.rows(search.problem.id):
             del row["finish_reason"], row["text"]
             recorder.node(**row)
-    speed = Throughput.of(rounds.marks, rounds.llm_busy_s, rounds.prm_busy_s)
-    return Replayed(recorder.trace(), speed, llm, prm_engine)
+    return Throughput.of(rounds.marks, rounds.llm_busy_s, rounds.prm_busy_s)
 
 
 def recorded_params(recording: Recording) -> SamplingParams:
