@@ -111,7 +111,7 @@ def test_the_record_says_what_was_shared():
 
 def test_a_re_split_moves_live_blocks_and_counts_their_bytes():
     """Guards that what is timed is a whole re-split: a tenth of the pages, with blocks in use."""
-    rows = {row.name: row for row in arena.resplit_rows(2, num_pages=160)}
+    rows = {row.name: row for row in arena.resplit_rows(6, num_pages=160)}
     assert rows["resplit_p95_ms"].value > 0
     assert rows["resplit_copied_bytes"].value > 0
     assert rows["resplit_blocks"].value == 400

@@ -7,6 +7,7 @@ from workbench.errors import ConfigError
 from workbench.experiments.statistics import (
     bootstrap_mean,
     bootstrap_ratio,
+    median_interval,
     paired_difference,
     paired_ratio_difference,
     proportion_upper_bound,
@@ -76,3 +77,14 @@ def test_unequal_pairs_and_empty_samples_are_refused():
         bootstrap_mean([], [])
     with pytest.raises(ConfigError, match="one unit a value"):
         bootstrap_mean([1.0, 2.0], ["a"])
+
+
+def test_the_interval_of_a_median_is_that_of_the_tables_and_covers():
+    """Ranks of Conover's tables; without six values there is none."""
+    for count, low, high in ((6, 1, 6), (9, 2, 8), (15, 4, 12), (25, 8, 18)):
+        found = median_interval(list(range(count, 0, -1)))
+        assert (found.low, found.high) == (low, high)
+    assert median_interval([1.0, 2.0, 3.0, 4.0, 5.0]).low == -np.inf
+    draws = np.random.default_rng(0).exponential(size=(400, 25))  # the median is log 2
+    covered = [(i := median_interval(row)).low <= np.log(2) <= i.high for row in draws.tolist()]
+    assert 0.93 <= np.mean(covered) <= 1.0

@@ -5,15 +5,15 @@ scattered; timed is all that a re-split does until both models have their pages 
 blocks are: grants, victims, moves, copies. Not the zeroing of pages that change hands, which is
 done when their new holder first takes them. Only re-splits that move at least a tenth of the pages
 count. arena_vs_dedicated: the same requests by an engine in an arena and by one with a pool
-of its own of as many blocks, in turns, the order alternated. What it does not do: search.
+of its own of as many blocks, step by step in turns, the order alternated. What it does not do:
+search.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from math import exp, log
-from statistics import median, quantiles
+from statistics import fmean, median, quantiles
 from time import perf_counter
 from typing import Any
 
@@ -21,7 +21,7 @@ from workbench.bench.record import Row
 from workbench.core import SamplingParams
 from workbench.engine.engine import Engine
 from workbench.engine.shared import block_shape
-from workbench.experiments.statistics import bootstrap_mean
+from workbench.experiments.statistics import median_interval
 from workbench.kvcache.arena import KVArena
 from workbench.kvcache.arena_cache import ArenaCache
 from workbench.kvcache.policies import StaticSplit
@@ -32,7 +32,7 @@ LEAST_MOVED = 0.1  # of the pages
 SEQUENCE = 1  # blocks of each: live ones lie in every page
 LIVE_EVERY = 4  # one sequence in so many stays in use
 RESPLITS = {"quick": 8, "default": 40, "full": 200}
-PAIRS = {"quick": 9, "default": 15, "full": 31}
+PAIRS = {"quick": 9, "default": 101, "full": 101}
 PROMPTS = {"quick": 8, "default": 32, "full": 64}
 BLOCKS = 2048  # of the model alone
 
@@ -55,6 +55,7 @@ class FullArena:
         self.arena = KVArena(num_pages * pages, shapes, StaticSplit(), 0.5)
         limits: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 8}
         self.engines = [Engine(model, arena=self.arena, **limits) for model in (LLM, PRM)]
+        self.arena.storage.bytes.zero_()  # the system has handed out every page of a full memory
         self.random = random.Random(seed)
         self._next = 0
         self._live: list[tuple[ArenaCache, int]] = []
@@ -107,23 +108,23 @@ class FullArena:
 
 
 def resplit_rows(count: int, seed: int = 0, num_pages: int = PAGES) -> Iterator[Row]:
-    """resplit_p95_ms, and the bytes that a re-split copies."""
+    """resplit_p95_ms, and the bytes that a re-split copies on average: many find idle pages enough."""
     full = FullArena(num_pages, seed)
     blocks, share = full.num_blocks, 0.5
     seconds, copied = [], []
-    for number in range(count + 1):
+    for number in range(-2, count):
         full.fill()
-        share = _another(full.random, share)
+        share = (0.7, 0.3)[number] if number < 0 else _another(full.random, share)
         spent, moved = full.resplit(share)
         full.arena.check()
-        if number:  # the first is a warm-up
+        if number >= 0:  # the first two are a warm-up, the second of them copies
             seconds.append(1000 * spent)
             copied.append(float(moved))
     p95 = quantiles(seconds, n=20, method="inclusive")[-1]
     yield Row("resplit_p95_ms", p95, "ms", repeats=count, spread=(min(seconds), max(seconds)))
     yield Row("resplit_median_ms", median(seconds), "ms", repeats=count)
     spread = (min(copied), max(copied))
-    yield Row("resplit_copied_bytes", median(copied), "B", repeats=count, spread=spread)
+    yield Row("resplit_copied_bytes", fmean(copied), "B", repeats=count, spread=spread)
     yield Row("resplit_blocks", blocks, "blocks", repeats=1)
 
 
@@ -139,7 +140,7 @@ def _another(draw: random.Random, share: float) -> float:
 
 
 def overhead_rows(pairs: int, prompts: int, seed: int = 0) -> Iterator[Row]:
-    """arena_vs_dedicated: median of the paired ratios; _low: the lower end of its 95 % interval."""
+    """arena_vs_dedicated: median of the paired ratios; _low: lower end of its 95 % interval."""
     shape = block_shape(LLM)
     arena = KVArena(BLOCKS * shape.block_bytes, [shape], StaticSplit())
     engines = {
@@ -150,13 +151,11 @@ def overhead_rows(pairs: int, prompts: int, seed: int = 0) -> Iterator[Row]:
     asked = [[draw.randrange(3, 300) for _ in range(128)] for _ in range(prompts)]
     seconds: dict[str, list[float]] = {"arena": [], "dedicated": []}
     for number in range(pairs + 1):
-        for name in list(engines)[:: 1 if number % 2 else -1]:
-            spent = _seconds(engines[name], asked)
+        for name, spent in _seconds(engines, asked, first=number % 2).items():
             if number:
                 seconds[name].append(spent)
     ratios = [theirs / ours for ours, theirs in zip(seconds["arena"], seconds["dedicated"])]
-    found = bootstrap_mean([log(ratio) for ratio in ratios], range(len(ratios)))
-    low, high = exp(found.low), exp(found.high)
+    found = median_interval(ratios)
     tokens = 64 * prompts
     ours, theirs = (tokens / median(seconds[name]) for name in ("arena", "dedicated"))
     peer = "a pool of its own"
@@ -166,15 +165,27 @@ def overhead_rows(pairs: int, prompts: int, seed: int = 0) -> Iterator[Row]:
         "tokens/s",
         peer,
         theirs,
-        ratio=median(ratios),
+        ratio=found.estimate,
         repeats=len(ratios),
-        spread=(low, high),
+        spread=(found.low, found.high),
     )
-    yield Row("arena_vs_dedicated_low", low, "x", repeats=len(ratios))
+    yield Row("arena_vs_dedicated_low", found.low, "x", repeats=len(ratios))
 
 
-def _seconds(engine: Engine, prompts: list[list[int]]) -> float:
-    engine.cache.reset()
-    start = perf_counter()
-    engine.generate(prompts, SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True))
-    return perf_counter() - start
+def _seconds(
+    engines: dict[str, Engine], prompts: list[list[int]], first: int = 0
+) -> dict[str, float]:
+    """Of each engine for all prompts. They take turns, step by step: the machine's pace varies."""
+    params = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
+    for engine in engines.values():
+        engine.cache.reset()
+        for prompt in prompts:
+            engine.add(prompt, params)
+    seconds, names = dict.fromkeys(engines, 0.0), list(engines)
+    while engines[names[0]].has_work:
+        for name in names[first:] + names[:first]:
+            start = perf_counter()
+            engines[name].step()
+            seconds[name] += perf_counter() - start
+        first = 1 - first
+    return seconds

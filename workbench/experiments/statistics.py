@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
+from math import comb
+from statistics import NormalDist, median
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -40,6 +41,19 @@ def bootstrap_mean(
 ) -> Interval:
     """Interval of the mean of `values` [N]; `units` [N] says which problem each belongs to."""
     return bootstrap_ratio(values, np.ones(len(units)), units, draws=draws, seed=seed)
+
+
+def median_interval(values: Sequence[float]) -> Interval:
+    """Interval of the median of independent values, between two of them in order.
+
+    Without assumption on their distribution, and at least as wide as `LEVEL` says (Conover,
+    Practical Nonparametric Statistics); fewer than six values have none: (-inf, inf).
+    """
+    ordered, count = sorted(values), len(values)
+    tail = np.cumsum([comb(count, below) / 2**count for below in range(count)])
+    rank = int(np.searchsorted(tail, (1 - LEVEL) / 2, "right"))  # values below the interval, + 1
+    low, high = (ordered[rank - 1], ordered[-rank]) if rank else (-np.inf, np.inf)
+    return Interval(median(ordered), low, high, count)
 
 
 def bootstrap_ratio(

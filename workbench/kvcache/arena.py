@@ -167,8 +167,8 @@ class KVArena(Lender, ArenaLayout):
             pool.mark_tail()
             pool.wanted = 0
             for each in self.pools:
-                while each.idle and each.held > each.grant.limit:
-                    each.give_up_idle()
+                if each.held > each.grant.limit:
+                    each.give_up_idle(each.held - each.grant.limit)
             excess = max(pool.held - pool.grant.limit, self._owed_by(pool))
             return excess > 0 and pool.empty_pages(excess)
 

@@ -7,7 +7,7 @@ know hashes or evict (leases.py), or say who may hold a page (lending.py).
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from workbench.kvcache.pool import Block
 
@@ -88,12 +88,13 @@ class HeldPages:
         vacant.append(block)
         return False
 
-    def close(self, page: int) -> None:
-        """Nothing is picked from this page until it is dropped."""
-        vacant = len(self._vacant[page])
-        self._by_vacant[vacant].pop(page, None)
-        self.num_vacant -= vacant
-        self._closed.add(page)
+    def close(self, pages: Iterable[int]) -> None:
+        """Nothing is picked from these pages until they are dropped."""
+        self._closed.update(pages)
+        for page in pages:
+            vacant = len(self._vacant[page])
+            self._by_vacant[vacant].pop(page, None)
+            self.num_vacant -= vacant
 
     def occupy(self, page: int) -> None:
         """One live block more."""
@@ -119,16 +120,17 @@ class HeldPages:
             self.idle[page] = tick
             self.idle.move_to_end(page)
 
-    def drop(self, page: int) -> None:
-        """The page is held no more; nothing in it is live."""
-        assert self._live[page] == 0, f"page {page} is dropped with live blocks"
-        vacant = len(self._vacant.pop(page))
-        if page in self._closed:
-            self._closed.remove(page)
-        else:
-            self._by_vacant[vacant].pop(page, None)
-            self.num_vacant -= vacant
-        self.idle.pop(page, None)
+    def drop(self, pages: Iterable[int]) -> None:
+        """These pages are held no more; nothing in them is live."""
+        for page in pages:
+            assert self._live[page] == 0, f"page {page} is dropped with live blocks"
+            vacant = len(self._vacant.pop(page))
+            if page in self._closed:
+                self._closed.remove(page)
+            elif vacant:
+                del self._by_vacant[vacant][page]
+                self.num_vacant -= vacant
+            self.idle.pop(page, None)
 
     def check(self, blocks: list[Block]) -> None:
         """Raise unless the lists say what the blocks say. blocks: of all pages."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import islice
 from typing import Protocol
 
 from workbench.kvcache.held_pages import HeldPages
@@ -31,8 +32,8 @@ class Landlord(Protocol):
         """A page, or None: then the pool gives up a block of its own."""
         ...
 
-    def take_back(self, pool: LeasedPool, page: int) -> None:
-        """A page without content."""
+    def take_back(self, pool: LeasedPool, pages: list[int]) -> None:
+        """Pages without content."""
         ...
 
     def tick(self) -> int:
@@ -159,44 +160,42 @@ class LeasedPool(BlockPool):
     def _vacated(self, block: Block) -> None:
         """A block lost its content; a page that lost all goes back."""
         if self._pages.put(block):
-            self._hand_back(block.id // self.per_page)
+            self._hand_back([block.id // self.per_page])
 
-    def _hand_back(self, page: int) -> None:
-        self._pages.drop(page)
-        self.copies.forget(range(page * self.per_page, (page + 1) * self.per_page))
-        self.held -= 1
-        self._arena.take_back(self, page)
+    def _hand_back(self, pages: list[int]) -> None:
+        self._pages.drop(pages)
+        self.held -= len(pages)
+        for page in pages:
+            self.copies.forget(range(page * self.per_page, (page + 1) * self.per_page))
+        self._arena.take_back(self, pages)
 
     def _evict(self) -> Block:
         block = self.blocks[self.index.evict()]
-        self._forget(block)
+        self._forget([block])
         return block
 
-    def _forget(self, block: Block) -> None:
-        """Its content was given up."""
-        digest = block.digest
-        assert digest is not None
-        if digest[0] % SAMPLE == 0:
-            self.shadow.note(digest)
-        block.digest = None
-        self.stats.evicted += 1
+    def _forget(self, blocks: list[Block]) -> None:
+        """Their contents were given up."""
+        for block in blocks:
+            digest = block.digest
+            assert digest is not None
+            if digest[0] % SAMPLE == 0:
+                self.shadow.note(digest)
+            block.digest = None
+        self.stats.evicted += len(blocks)
 
     # -- pages --
 
-    def give_up_idle(self) -> None:
-        """Hand back the idle page used least recently; its cached blocks are evicted."""
-        page = next(iter(self.idle))
-        self._evict_cached(page)
-        self._hand_back(page)
+    def give_up_idle(self, count: int = 1) -> None:
+        """Hand back the idle pages used least recently; their cached blocks are evicted."""
+        pages = list(islice(self.idle, count))
+        self._evict_all([b for page in pages for b in self._blocks_of(page) if b.digest])
+        self._hand_back(pages)
 
-    def _evict_cached(self, page: int) -> list[Block]:
-        """Evict what is cached in a page; answers the blocks, which are in no list then."""
-        blocks = self._blocks_of(page)
-        evicted = [b for b in blocks if b.ref_count == 0 and b.digest is not None]
-        self.index.give_up([block.id for block in evicted])
-        for block in evicted:
-            self._forget(block)
-        return evicted
+    def _evict_all(self, cached: list[Block]) -> None:
+        """Many at once: a re-split evicts thousands. They are in no list then."""
+        self.index.give_up([block.id for block in cached])
+        self._forget(cached)
 
     def _blocks_of(self, page: int) -> list[Block]:
         return self.blocks[page * self.per_page : (page + 1) * self.per_page]
@@ -206,17 +205,17 @@ class LeasedPool(BlockPool):
 
         Between steps only. Whether a live block was moved, and so has another id.
         """
-        victims = self._emptiest(count)
-        for page in victims:
-            for block in self._evict_cached(page):
-                self._vacated(block)
-        victims = [page for page in victims if page in self._pages]
-        for page in victims:
-            self._pages.close(page)
-        for page in victims:
-            for block in self._blocks_of(page):
-                if block.ref_count:
-                    self._move(block)
+        pages = self._emptiest(count)
+        idle = [page for page in pages if not self._pages.live(page)]
+        victims = [page for page in pages if self._pages.live(page)]
+        blocks = [block for page in pages for block in self._blocks_of(page)]
+        self._evict_all([b for b in blocks if b.digest and not b.ref_count])
+        self._hand_back(idle)
+        self._pages.close(victims)
+        live = [block for block in blocks if block.ref_count]
+        for block, other in zip(live, self._places(len(live))):
+            self._move(block, other)
+        self._hand_back(victims)
         return bool(victims)
 
     def _emptiest(self, count: int) -> list[int]:
@@ -232,9 +231,15 @@ class LeasedPool(BlockPool):
                 return pages[:number]
         return pages
 
-    def _move(self, block: Block) -> None:
-        """A live block changes places, and ids, with one without content in another page."""
-        other = self._pages.pick() if self._pages.num_vacant else self._evict()
+    def _places(self, count: int) -> list[Block]:
+        """Blocks of open pages, without content: vacant ones, then evicted ones."""
+        vacant = [self._pages.pick() for _ in range(min(count, self._pages.num_vacant))]
+        evicted = [self.blocks[i] for i in self.index.evict_all(count - len(vacant))]
+        self._forget(evicted)
+        return vacant + evicted
+
+    def _move(self, block: Block, other: Block) -> None:
+        """A live block of a closed page changes places, and ids, with one without content."""
         source, destination = block.id, other.id
         self.blocks[source], self.blocks[destination] = other, block
         block.id, other.id = destination, source
@@ -244,7 +249,6 @@ class LeasedPool(BlockPool):
         self._pages.leave(source // self.per_page)
         self.copies.move(source, destination)
         self.stats.copied += 1
-        self._vacated(other)
 
     # -- the arena's --
 
@@ -269,8 +273,7 @@ class LeasedPool(BlockPool):
     def clear(self) -> None:
         """No block has content; nothing may be referenced."""
         assert self._num_live == 0
-        for page in list(self._pages):
-            self._hand_back(page)
+        self._hand_back(list(self._pages))
         self.index.clear()
         for block in self.blocks:
             block.digest = None

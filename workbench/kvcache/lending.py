@@ -63,11 +63,12 @@ class Lender:
             self._wrote[page] = pool
         return page
 
-    def take_back(self, pool: LeasedPool, page: int) -> None:
-        """A page without content is free."""
-        assert self._holder[page] is pool, f"page {page} is handed back by another model"
-        self._holder[page] = None
-        self._free.append(page)
+    def take_back(self, pool: LeasedPool, pages: list[int]) -> None:
+        """Pages without content are free."""
+        for page in pages:
+            assert self._holder[page] is pool, f"page {page} is handed back by another model"
+            self._holder[page] = None
+        self._free.extend(pages)
 
     def take_retyped(self) -> list[int]:
         """Pages that hold another model's bytes, each once: to be zeroed before the next store.

@@ -59,6 +59,13 @@ class ParkedBlocks:
         order = self._full if block_id in self._full else self._tails
         return order.pop(block_id)[0]
 
+    def remove_all(self, block_ids: list[int]) -> list[bytes]:
+        """`remove` each."""
+        if self._tails:
+            return [self.remove(block_id) for block_id in block_ids]
+        remove = self._full.pop
+        return [remove(block_id)[0] for block_id in block_ids]
+
     def pop(self) -> tuple[int, bytes]:
         """The block to be evicted next and its hash; it is parked no more."""
         block_id, (digest, _) = self._order().popitem(last=False)

@@ -119,20 +119,28 @@ class PrefixIndex:
     def evict(self) -> int:
         """Give up the content of the block that is worth least (parked.py); answers its id."""
         block_id, digest = self._parked.pop()
-        self._drop(digest)
+        self._drop([digest])
         return block_id
+
+    def evict_all(self, count: int) -> list[int]:
+        """`evict` so many."""
+        evicted = [self._parked.pop() for _ in range(count)]
+        self._drop([digest for _, digest in evicted])
+        return [block_id for block_id, _ in evicted]
 
     def give_up(self, block_ids: list[int]) -> None:
         """Give up the content of these parked blocks."""
-        for block_id in block_ids:
-            self._drop(self._parked.remove(block_id))
+        self._drop(self._parked.remove_all(block_ids))
 
-    def _drop(self, digest: bytes) -> None:
-        del self._holder[digest]
-        if digest in self.tails:
-            self.tails.remove(digest)
-        else:
-            self._evicted.add(digest)
+    def _drop(self, digests: list[bytes]) -> None:
+        for digest in digests:
+            del self._holder[digest]
+        if self.tails:
+            tails = [digest for digest in digests if digest in self.tails]
+            digests = [digest for digest in digests if digest not in self.tails]
+            for digest in tails:
+                self.tails.remove(digest)
+        self._evicted.update(digests)
 
     def move(self, digest: bytes, block_id: int) -> None:
         """The content lies in another block now; its old one was referenced."""

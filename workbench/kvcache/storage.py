@@ -12,6 +12,8 @@ copied is copied here, before the next store.
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
+from itertools import compress
+from operator import not_
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -23,6 +25,7 @@ from workbench.errors import ConfigError, OutOfMemory
 from workbench.kvcache.arena import KVArena
 from workbench.kvcache.resizing import Resizable
 
+Pairs = list[tuple[int, int]]
 Moves = Sequence[tuple[int, int]]
 Late = tuple["ModelStorage", int, torch.Tensor, torch.Tensor]
 
@@ -161,21 +164,27 @@ class ArenaStorage:
         with self.arena.lock:
             zeroed, moves = self.arena.take_retyped(), self.arena.take_moves()
             late: list[Late] = []
+            if zeroed:
+                for name, pairs in moves.items():
+                    moves[name], waiting = self._divide(name, pairs, set(zeroed))
+                    late += self._read(name, waiting)
             for name, pairs in moves.items():
-                late += self._read_late(name, pairs, zeroed)
-            for name, pairs in moves.items():
-                page_of = self.arena.packing(name).page_of
-                self._models[name].carry_out([p for p in pairs if page_of(p[1]) not in zeroed])
+                self._models[name].carry_out(pairs)
             self._zero(zeroed)
             for view, layer, pieces, content in late:
                 view.write(layer, pieces, content)
 
-    def _read_late(self, name: str, pairs: Moves, zeroed: Container[int]) -> Iterator[Late]:
-        """Contents of blocks that go to pages still to be zeroed, layer by layer."""
-        page_of, view = self.arena.packing(name).page_of, self._models[name]
-        late = [pair for pair in pairs if page_of(pair[1]) in zeroed]
-        if late:
-            sources, destinations = (view.pieces_of(blocks) for blocks in zip(*late))
+    def _divide(self, name: str, pairs: Moves, zeroed: Container[int]) -> tuple[Pairs, Pairs]:
+        """Moves to be carried out now, and those that go to pages still to be zeroed."""
+        page_of = self.arena.packing(name).page_of
+        waits = [page_of(destination) in zeroed for _, destination in pairs]
+        return list(compress(pairs, map(not_, waits))), list(compress(pairs, waits))
+
+    def _read(self, name: str, pairs: Moves) -> Iterator[Late]:
+        """What these moves copy, layer by layer."""
+        view = self._models[name]
+        if pairs:
+            sources, destinations = (view.pieces_of(blocks) for blocks in zip(*pairs))
             for layer in range(view.layers):
                 yield view, layer, destinations, view.read(layer, sources)
 
