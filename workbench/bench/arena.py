@@ -108,7 +108,7 @@ class FullArena:
 
 
 def resplit_rows(count: int, seed: int = 0, num_pages: int = PAGES) -> Iterator[Row]:
-    """resplit_p95_ms, and the bytes that a re-split copies on average: many find idle pages enough."""
+    """resplit_p95_ms, and the bytes that a re-split copies on average."""
     full = FullArena(num_pages, seed)
     blocks, share = full.num_blocks, 0.5
     seconds, copied = [], []
