@@ -72,7 +72,7 @@ SHOWN["memory"] |= {
     }.items()
 }
 SHOWN["memory"] |= {
-    "roofline_bound": "what computing each token once would give",
+    "measured_bound": "each token computed once at the pace without a budget",
     "same_nodes": "nodes equal under every policy and technique",
     "resplit_p95_ms": "re-split that moves a tenth of 10,000 blocks or more, 95th percentile",
     "arena_vs_dedicated": "one model in an arena against memory of its own",

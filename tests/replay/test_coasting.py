@@ -23,7 +23,10 @@ def drawn_settings(draw: random.Random) -> dict:
         "kv_share": draw.choice([0.2, 0.24]),
         "reuse_partial_blocks": draw.random() < 0.3,
     }
-    return settings | {"policy": draw.choice([None, *POLICIES])}
+    policy = draw.choice([None, *POLICIES])
+    if policy is not None and not POLICIES[policy]().keeps_split:
+        del settings["kv_share"]
+    return settings | {"policy": policy}
 
 
 def rows_of(found) -> list:

@@ -30,7 +30,8 @@ def test_a_measured_run_over_an_arena_replays_to_the_same_events(measured, polic
     names = ("tiny-solver", "tiny-prm")
     shapes = [block_shape(name, max_model_len=512) for name in names]
     chosen = POLICIES[policy]()
-    arena = KVArena(memory, shapes, chosen, share if chosen.keeps_split else None)
+    given = {"kv_share": share} if chosen.keeps_split else {}
+    arena = KVArena(memory, shapes, chosen, **given)
     llm, prm = (Engine(name, arena=arena, max_model_len=512, **LIMITS) for name in names)
     kept = measured.recording
     result = run_search(
@@ -40,9 +41,8 @@ def test_a_measured_run_over_an_arena_replays_to_the_same_events(measured, polic
         strategy=recorded_strategy(kept),
         min_problem_batch=2,
     )
-    found = what_if(
-        measured.answers, device="h100", kv_memory=memory, kv_share=share, policy=policy
-    )
+    asked = {"device": "h100", "kv_memory": memory, "policy": policy}
+    found = what_if(measured.answers, **asked, **given)
     steps = events(result.trace.steps)
     assert events(found.trace.steps).equals(steps)
     assert steps["evicted"].sum() > 0, "the run is too easy"
@@ -163,6 +163,12 @@ def test_a_callback_stops_a_replay(measured) -> None:
         ({"device": "h100", "policy": "Fair"}, ConfigError, "policy is 'Fair'; allowed: StaticSpl"),
         ({"device": "h100", "total_memory": "1KiB"}, OutOfMemory, "its weights take"),
         ({"device": "h100", "kv_memory": "64KiB"}, OutOfMemory, "cannot hold one request"),
+        (
+            {"device": "h100", "kv_memory": "2MiB", "kv_share": 0.3, "policy": "FirstCome"},
+            ConfigError,
+            "keeps no split",
+        ),
+        ({"device": "rtx-4090", "kv_memory": "24GiB"}, OutOfMemory, "RTX 4090 has 24"),
         ({"device": "h100", "llm": {"num_block": 3}}, ConfigError, "Did you mean 'num_blocks'"),
         ({"device": "h100", "block_size": 0}, ConfigError, "block_size is 0"),
         ({"device": "h100", "max_num_seqs": "all"}, ConfigError, "max_num_seqs is 'all'"),

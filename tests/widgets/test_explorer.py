@@ -4,10 +4,13 @@ import base64
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from tests.experiments import test_batching
 from tests.experiments.fakes import store_fake
 from workbench.errors import ConfigError, RunStoreError
+from workbench.experiments.batch_study import run_batches
 from workbench.experiments.plan import RunSpec
 from workbench.experiments.profiles import sweep_config
 from workbench.experiments.store import load_runs
@@ -91,6 +94,19 @@ def test_what_cannot_be_drawn_is_said(found):
     with pytest.raises(RunStoreError, match="no pick 'sweeps'"):
         picked(found, "sweeps")
     assert figures_of(a) == list(OF_SEARCHES)
+
+
+def test_a_sweep_and_batching_cells_make_the_balance(found, tmp_path):
+    """Whichever of the two is picked first; of one kind alone there is none."""
+    run_batches(test_batching.CONFIG, test_batching.GRID, tmp_path, execute=test_batching.fake_cell)
+    cells = next(pick for pick in picks(load_runs(tmp_path)).values() if pick.is_batches)
+    sweep = picked(found, None)
+    assert figures_of(sweep, cells) == figures_of(cells, sweep) == ["balance"]
+    one, other = explore("balance", sweep, cells), explore("balance", cells, sweep)
+    assert set(one.rows["metric"]) == {"steps_per_busy_s", "waste"}
+    pd.testing.assert_frame_equal(one.rows, other.rows)
+    with pytest.raises(ConfigError, match="no figure 'balance'"):
+        explore("balance", sweep)
 
 
 def test_no_runs_at_all_are_said(tmp_path):

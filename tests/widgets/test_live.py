@@ -170,3 +170,12 @@ def test_the_clock_goes_on_until_a_step_waits():
     waiting.join(5)
     now[0] = 11.0
     assert gate.clock() == 4.0
+
+
+def test_a_view_that_cannot_be_drawn_any_more_says_why(searched, monkeypatch):
+    """Nobody awaits the task that watches; its end is not silent."""
+    view = live.LiveView(searched, "", GIVEN)
+    monkeypatch.setattr(view, "repaint", lambda: {}["nothing"])
+    with pytest.raises(KeyError):
+        asyncio.run(view._watch())
+    assert view.answer.value == "<b>KeyError</b>: 'nothing'"

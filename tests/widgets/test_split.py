@@ -44,28 +44,44 @@ def test_the_marker_stands_on_the_lines_at_every_share(readings):
 def test_a_front_end_is_needed(readings, monkeypatch):
     for name in split.LIVE:
         monkeypatch.delenv(name, raising=False)
-    assert split.split_slider(readings) == split.NOT_LIVE
+    said = split.split_slider(readings, share=0.21)
+    assert said == f"{split.in_words(readings, 0.2)} {split.NOT_LIVE}"
     monkeypatch.setenv("JPY_SESSION_NAME", "02_memory_split.ipynb")
     assert split.is_live()
 
 
 def test_slider_and_typed_twin_move_each_other_the_marker_and_the_words(readings):
-    box = split.build_slider(readings)
-    label, (slider, typed), words, fig = (
-        box.children[0],
-        box.children[1].children,
-        *box.children[2:],
-    )
+    dial, words, fig, _ = split.build_slider(readings).children
+    label, slider, typed = dial.children
     assert "share" in label.value
     assert slider.description
     assert typed.description
     slider.value = 0.5
     assert typed.value == 0.5
-    assert "0.50" in words.value
+    assert "0.50" in words.children[0].value
     assert {x for x, _ in marker_places(fig)} == {0.5}
     typed.value = 0.21
     assert (slider.value, typed.value) == (0.2, 0.2)
     assert {x for x, _ in marker_places(fig)} == {0.2}
+
+
+def test_the_slider_is_pinned_saved_and_copied_where_it_stands(readings, tmp_path):
+    """The command runs the same notebook on the same runs; what is None there is not told."""
+    parameters = {"profile": "quick", "shares": [0.3, 0.5], "prm": None}
+    dial, words, _, tools = split.build_slider(readings, "", 0.3, parameters).children
+    pin, save, copy = tools.children
+    pin.children[0].click()
+    dial.children[1].value = 0.5
+    assert "0.50" in words.children[0].value
+    assert words.children[1].value == f"Pinned: {split.in_words(readings, 0.3)}"
+    given = "-y 'profile: \"quick\"' -y 'shares: [0.3, 0.5]' -y 'slider_share: 0.5'"
+    assert copy.text == (
+        f"papermill notebooks/02_memory_split.ipynb 02_memory_split.run.ipynb {given}"
+    )
+    save.children[0].value = str(tmp_path)
+    save.children[1].click()
+    assert "Saved in" in save.children[2].value
+    assert (tmp_path / "split_slider.parquet").is_file()
 
 
 def test_one_share_alone_still_makes_a_slider(readings):

@@ -66,15 +66,16 @@ def test_the_cursor_stands_on_the_step_and_another_share_brings_its_own_blocks(t
 def test_both_sliders_of_03_move_the_figure_and_the_words(tables):
     """Each has a label and a typed twin; a share or a step typed is drawn."""
     box = occupancy.build_occupancy(tables, 0.3)
-    share, step, words, fig = box.children
+    share, step, words, fig, tools = box.children
     assert [b.children[0].value for b in (share, step)] == [
         "LLM share of total memory",
         "PRM scheduling step",
     ]
     step.children[2].value = 4
-    assert cursor(fig) == 4.5 and "step 4 of" in words.value
+    assert cursor(fig) == 4.5 and "step 4 of" in words.children[0].value
     share.children[1].value = 0.5
-    assert "0.50" in fig.layout.title.text and "share of 0.50" in words.value
+    assert "0.50" in fig.layout.title.text and "share of 0.50" in words.children[0].value
+    assert tools.children[2].text.endswith("-y 'upper_share: 0.5'")
 
 
 def test_thrash_is_read_at_every_share(rows, lost):
@@ -89,7 +90,7 @@ def test_thrash_is_read_at_every_share(rows, lost):
 def test_the_slider_of_06_moves_rings_and_words(rows, lost):
     """Rings stand on the lines, at a measured share whatever is typed."""
     readings = thrash.thrash_readings(rows, lost)
-    share, words, fig = thrash.build_thrash(rows, readings).children
+    share, words, fig, tools = thrash.build_thrash(rows, readings, 0.5).children
     share.children[2].value = 0.21
     row = split.reading(readings, 0.2)
     assert rings(fig) == {
@@ -97,7 +98,8 @@ def test_the_slider_of_06_moves_rings_and_words(rows, lost):
         for model in ("llm", "prm")
         for metric in thrash.METRICS
     }
-    assert "share of 0.20" in words.value
+    assert "share of 0.20" in words.children[0].value
+    assert tools.children[2].text.endswith("-y 'slider_share: 0.2'")
 
 
 def test_no_slider_where_nobody_can_move_it(sweep, rows, lost, monkeypatch):
@@ -105,4 +107,4 @@ def test_no_slider_where_nobody_can_move_it(sweep, rows, lost, monkeypatch):
     for name in split.LIVE:
         monkeypatch.delenv(name, raising=False)
     assert occupancy.occupancy_slider(sweep, 0.3) == split.NOT_LIVE
-    assert thrash.thrash_slider(rows, lost) == split.NOT_LIVE
+    assert thrash.thrash_slider(rows, lost).endswith(f"(10.0%). {split.NOT_LIVE}")

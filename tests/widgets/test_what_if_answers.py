@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from tests.widgets.small_search import SmallSearch
-from workbench.errors import ConfigError, RecordingError
+from workbench.errors import ConfigError, OutOfMemory, RecordingError
 from workbench.plots.theme import MODELS
 from workbench.replay.devices import PRESETS, write_device
 from workbench.widgets.what_if import first_position, parameters_of, what_if
@@ -90,6 +90,12 @@ def test_what_cannot_be_is_refused_by_name(small, given, named):
         position_on(small.first, **given)
 
 
+def test_a_memory_that_the_device_lacks_is_refused(small):
+    """Weights and KV of both models beyond what the device has."""
+    with pytest.raises(OutOfMemory, match="RTX 4090 has 24"):
+        position_on(small.first, device="rtx-4090", total_memory="25GiB")
+
+
 def test_a_calibrated_device_is_offered_beside_the_presets(tmp_path, monkeypatch):
     """Where `workbench calibrate` left it in the project; no other file is."""
     monkeypatch.setenv("WORKBENCH_HOME", str(tmp_path))
@@ -145,8 +151,17 @@ def test_every_control_changes_the_exact_replay(small):
         given = {"total_memory": "40MiB", "llm_share": 0.3, **change}
         other = exact(small.first, position_on(small.first, **given), small.answers)
         assert other.seconds != usual.seconds or other.llm != usual.llm, change
+        assert texts_of(position_on(small.first, **given), small) == texts_of(small.position, small)
     lent = position_on(small.first, total_memory="40MiB", llm_share=0.3, policy="FirstCome")
-    assert exact(small.first, lent, small.answers).kv_share == usual.kv_share
+    other = exact(small.first, lent, small.answers)
+    assert other.blocks["blocks_total"].max() > usual.blocks["blocks_total"].max()
+    assert texts_of(lent, small) == texts_of(small.position, small)
+
+
+def texts_of(position, small):
+    """Every node's tokens, by problem and path."""
+    tree = position.question.answer(small.answers).tree
+    return tree[["problem_id", "node_id", "token_ids"]].to_dict("list")
 
 
 def test_other_block_sizes_and_policies_are_estimated_too(small):

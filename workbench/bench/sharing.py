@@ -3,8 +3,9 @@
 Searches of the tiny pair in one arena (experiments/policy_plan.py says what W, the shares and
 max_model_len are). First every setting once; then those that are set against each other again, in
 turns, and ratios are taken of these repetitions alone: the share that was fastest by luck in the
-first pass has no advantage in the second. Settings that did equal work count as one. The ceiling is
-the roofline bound of policy_ceiling.py. What it does not do: choose a policy's split.
+first pass has no advantage in the second. The ratio of settings that did equal work is 1; value and
+peer_value are as the clock had them. The ceiling is the measured bound of policy_ceiling.py, whose
+uncapped searches are repeated, too. What it does not do: choose a policy's split.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from workbench.experiments.policy_plan import (
     PolicyPlan,
     PolicySpec,
     policy_config,
+    reference_runs,
     tight_runs,
 )
 from workbench.experiments.policy_rows import (
@@ -79,7 +81,7 @@ def measured(
 
 
 def duels(study: PolicyStudy, repeats: int) -> list[PolicySpec]:
-    """Both sides of every ratio once more, repetition by repetition, shuffled.
+    """Both sides of every ratio and the bound's searches again, each repetition shuffled.
 
     Where both did equal work the ratio is 1 whatever the clock says: nothing is repeated.
     """
@@ -95,7 +97,7 @@ def duels(study: PolicyStudy, repeats: int) -> list[PolicySpec]:
         spec
         for spec in tight_runs(own, study.plan, study.working_set)
         if setting_of(spec.budget, spec.policy, spec.kv_share, spec.technique) in compared
-    ]
+    ] + reference_runs(own)
     order = random.Random(0)
     again = ((number, order.sample(specs, len(specs))) for number in range(1, repeats + 1))
     return [replace(spec, repeat=number) for number, each in again for spec in each]
@@ -129,7 +131,7 @@ def study_rows(study: PolicyStudy) -> Iterator[Row]:
     yield Row("max_model_len", need.max_model_len(block_size), "tokens", repeats=1)
     yield _sameness(study)
     ceiling = ceiling_tokens_per_s(study)
-    yield Row("roofline_bound", ceiling, UNIT, repeats=len(study.config.seeds))
+    yield Row("measured_bound", ceiling, UNIT, repeats=len(study.config.seeds))
     for budget in study.plan.budgets:
         for name, (ours, peer) in pairs_at(study, budget).items():
             yield _ratio(study, name, ours, peer, ceiling)

@@ -24,7 +24,7 @@ from workbench.experiments.batch_plan import (
     accepted,
     batch_cells,
 )
-from workbench.experiments.face import face, sweep_face
+from workbench.experiments.face import face
 from workbench.experiments.identity import identify
 from workbench.experiments.paths import runs_folder
 from workbench.experiments.plan import RunSpec
@@ -194,10 +194,10 @@ def limits_face(study: BatchStudy) -> str:
     )
 
 
-def balance_face(sweep: Sweep, study: BatchStudy) -> str:
-    """What stands on the balance figure: the sweep above, the recorded search below."""
+def balance_face(searches: str, study: BatchStudy) -> str:
+    """What stands on the balance figure: the face of its searches, the recorded one below."""
     problems = f"{study.grid.num_problems} problem{'' if study.grid.num_problems == 1 else 's'}"
     return (
-        f"{sweep_face(sweep)}\nWaste: requests of one search of {problems} at an LLM share of "
+        f"{searches}\nWaste: requests of one search of {problems} at an LLM share of "
         f"{study.grid.llm_share:g}."
     )

@@ -82,7 +82,7 @@ def techniques_sentence(study: PolicyStudy) -> str:
 
 
 def all_sentence(study: PolicyStudy) -> str:
-    """All techniques and the elastic policy against the baseline, and the roofline bound."""
+    """All techniques and the elastic policy against the baseline, and the measured bound."""
     ceiling = ceiling_tokens_per_s(study)
     parts = []
     for budget in study.plan.budgets:
@@ -95,7 +95,7 @@ def all_sentence(study: PolicyStudy) -> str:
     if not parts:
         return f"The thesis's share of {THESIS_SHARE:g} was feasible at no budget."
     return (
-        f"All techniques under the elastic policy have {'; '.join(parts)}. The roofline bound is "
+        f"All techniques under the elastic policy have {'; '.join(parts)}. The bound, measured, is "
         f"**{ceiling:,.0f} tokens/s**: each distinct token computed once at the pace with memory "
         "uncapped, whatever the budget."
     )

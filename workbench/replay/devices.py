@@ -14,12 +14,13 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from workbench.errors import ConfigError, nearest
+from workbench.config import format_size
+from workbench.errors import ConfigError, OutOfMemory, nearest
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A roofline. memory_bytes: of the device; source: where the numbers are from.
+    """A roofline. memory_bytes: of the device, nominal; source: where the numbers are from.
 
     terms: by model name the factors of cost.Terms that were fitted to steps measured on it, and
     {"request": {"seconds": ...}}, what a request takes outside of steps.
@@ -47,13 +48,24 @@ class Device:
                         "number >= 0."
                     )
 
+    def require_room(self, needed: int, what: str) -> None:
+        """OutOfMemory where its memory does not hold so many bytes. What drivers and activations
+        take is not in its number, and must be left by who asks.
+        """
+        if needed > self.memory_bytes:
+            raise OutOfMemory(
+                f"{what} take {format_size(needed)}; {self.name} has "
+                f"{format_size(self.memory_bytes)}. Give less memory, or a larger device."
+            )
+
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _nvidia(name: str, tflops: float, gb_per_s: float, gb: int) -> Device:
-    return Device(name, tflops * 1e12, gb_per_s * 1e9, gb * 10**9, "NVIDIA data sheet, dense bf16")
+    """gb: as sold; the memory of a card of 40 GB is 40 GiB."""
+    return Device(name, tflops * 1e12, gb_per_s * 1e9, gb << 30, "NVIDIA data sheet, dense bf16")
 
 
 PRESETS = {

@@ -39,6 +39,11 @@ class SharedMemory:
                 f"{nearest(self.policy, list(POLICIES))}"
             )
 
+    @property
+    def keeps_split(self) -> bool:
+        """Whether a share means anything to the policy."""
+        return POLICIES[self.policy]().keeps_split
+
 
 def make_caches(
     models: Sequence[Model], shared: SharedMemory | None, log_calls: bool = False
@@ -52,9 +57,8 @@ def make_caches(
     shapes = [_block_shape(*model) for model in models]
     if shapes[0].name == shapes[1].name:
         raise ConfigError(f"Both models are named {shapes[0].name!r}; an arena tells them by name.")
-    policy = POLICIES[shared.policy]()
-    share = shared.kv_share if policy.keeps_split else None
-    arena = KVArena(shared.memory, shapes, policy, share)
+    share = shared.kv_share if shared.keeps_split else None
+    arena = KVArena(shared.memory, shapes, POLICIES[shared.policy](), share)
     kind = LoggedArenaCache if log_calls else ChainedArenaCache
     return [
         kind(

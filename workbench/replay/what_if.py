@@ -100,9 +100,13 @@ class WhatIf:
         answers = as_answers(recording)
         models = self.models(answers.recording)
         given = self.budgets(models)
+        device = load_device(self.device) if isinstance(self.device, str) else self.device
+        if given is not None:
+            weights = sum(model.weight_bytes or 0 for model in models)
+            device.require_room(given.total + weights, "Weights and KV of both models")
         found = replay(
             answers,
-            load_device(self.device) if isinstance(self.device, str) else self.device,
+            device,
             models=models,
             on_round=on_round,
             **self._memory(models, given),
@@ -136,6 +140,11 @@ class WhatIf:
         if given is not None and self.policy is not None:
             share = given.share if self.kv_share is None else self.kv_share
             shared = SharedMemory(given.total, self.policy, share)
+            if self.kv_share is not None and not shared.keeps_split:
+                raise ConfigError(
+                    f"what_if got kv_share and policy={self.policy!r}, which keeps no split; give "
+                    "one of them, or another policy."
+                )
             return {"llm": changes[0], "prm": changes[1], "shared": shared}
         if given is not None:
             for model, own, kv in zip(models, changes, given, strict=True):
@@ -173,8 +182,8 @@ def what_if(recording: Source, *, on_round: OnRound | None = None, **settings: A
 
     recording: a path, a Recording, or Answers(recording), which remembers hashes between replays.
     on_round: called after each round with its Progress; may raise to stop. Raises RecordingError
-    for what was not recorded, OutOfMemory where a model has no room for one request, ConfigError
-    for settings that are unknown or contradict each other.
+    for what was not recorded, OutOfMemory where a model has no room for one request or the device
+    none for both models, ConfigError for settings that are unknown or contradict each other.
     """
     if "device" not in settings:
         raise ConfigError("what_if needs device=: a preset's name, a .json file, or a Device.")

@@ -1,8 +1,9 @@
 """Any figure of the study, of one pick of stored runs or of two laid over each other.
 
 The rows are the study's own views, the drawings its own plots; the second pick is drawn fainter,
-dotted, with open markers, and every entry of the legend says whose it is. What it does not do:
-choose runs (explorer_runs.py).
+dotted, with open markers, and every entry of the legend says whose it is. Of searches and batching
+cells together there is the balance of the two models. What it does not do: choose runs
+(explorer_runs.py), or draw what is made of no stored runs (memory parts, miss ratios).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from workbench.errors import ConfigError, RunStoreError, nearest
-from workbench.experiments.batch_study import batch_rows, limits_face
+from workbench.experiments.batch_study import balance_face, balance_rows, batch_rows, limits_face
 from workbench.experiments.compare import Comparison, compare
 from workbench.experiments.face import face
 from workbench.experiments.lost_time import lost_time_rows
@@ -25,6 +26,7 @@ from workbench.experiments.views import (
     thrashing_rows,
 )
 from workbench.plots import (
+    balance,
     batch_limits,
     lost_time,
     memory_split,
@@ -49,6 +51,7 @@ OF_BATCHES: dict[str, tuple[Rows, Draw]] = {
     "llm_batch": (lambda pick, _: batch_rows(pick.batches(), "llm"), batch_limits),
     "prm_batch": (lambda pick, _: batch_rows(pick.batches(), "prm"), batch_limits),
 }
+OF_BOTH_KINDS = ("balance",)  # of searches and of batching cells at once
 FIGURES = OF_SEARCHES | OF_BATCHES
 AT_ONE_SHARE = ("prm_blocks",)
 
@@ -66,7 +69,7 @@ def figures_of(a: Pick, b: Pick | None = None) -> list[str]:
     """Names of the figures that can be drawn of a pick, or of both."""
     kinds = {pick.is_batches for pick in (a, b) if pick is not None}
     if len(kinds) > 1:
-        return []
+        return list(OF_BOTH_KINDS)
     return list(OF_BATCHES if kinds.pop() else OF_SEARCHES)
 
 
@@ -77,6 +80,8 @@ def explore(name: str, a: Pick, b: Pick | None = None, llm_share: float | None =
     figure that is unknown or not of such runs.
     """
     _require(name, a, b)
+    if b is not None and name in OF_BOTH_KINDS:
+        return _balance(*((b, a) if a.is_batches else (a, b)))
     make, draw = FIGURES[name]
     wanted = 0.3 if llm_share is None else llm_share
     rows = [make(pick, nearest_share(pick, wanted)) for pick in (a, b) if pick is not None]
@@ -90,6 +95,14 @@ def explore(name: str, a: Pick, b: Pick | None = None, llm_share: float | None =
     both = [own.assign(pick=pick.name) for own, pick in zip(rows, (a, b), strict=True)]
     words = f"A: {a.name}. B: {b.name}. {compared(a, b)}"
     return Explored(figure, pd.concat(both, ignore_index=True), words)
+
+
+def _balance(searches: Pick, cells: Pick) -> Explored:
+    """One figure that is made of picks of both kinds."""
+    study = cells.batches()
+    rows = balance_rows(searches.searches(), study)
+    figure = balance(rows, balance_face(_face(searches), study))
+    return Explored(figure, rows, f"{searches.name}; {cells.name}: {caption(figure)}")
 
 
 def nearest_share(pick: Pick, wanted: float) -> float:
@@ -130,10 +143,6 @@ def caption(figure: go.Figure) -> str:
 
 def _require(name: str, a: Pick, b: Pick | None) -> None:
     known = figures_of(a, b)
-    if not known:
-        raise ConfigError(
-            "One pick is of searches, the other of batching cells; they have no figure in common."
-        )
     if name not in known:
         hint = nearest(name, known)
         raise ConfigError(

@@ -158,8 +158,12 @@ class LiveView:
             self._task = asyncio.get_running_loop().create_task(self._watch())
 
     async def _watch(self) -> None:
-        while self.repaint().state not in ENDED:
-            await asyncio.sleep(REPAINT_S)
+        try:
+            while self.repaint().state not in ENDED:
+                await asyncio.sleep(REPAINT_S)
+        except Exception as problem:  # nobody awaits this task
+            self.answer.value = f"<b>{type(problem).__name__}</b>: {problem}"
+            raise
 
     def _command(self) -> str:
         from workbench.widgets.commands import papermill_command  # noqa: PLC0415

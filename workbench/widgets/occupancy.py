@@ -7,7 +7,8 @@ anything.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -83,23 +84,41 @@ def other_share(fig: Any, rows: pd.DataFrame, step: int, face: str = "") -> Any:
     return move_cursor(fig, rows, step)
 
 
-def occupancy_slider(sweep: Tables, start: float, face: str = "") -> Any:
-    """The sliders in a live notebook, elsewhere a sentence."""
-    return build_occupancy(share_steps(sweep), start, face) if is_live() else NOT_LIVE
+def occupancy_slider(sweep: Tables, start: float, face: str = "", **parameters: Any) -> Any:
+    """The sliders in a live notebook, elsewhere a sentence.
+
+    parameters: of notebooks/03_block_occupancy.ipynb; `upper_share` is where the slider stands.
+    """
+    return build_occupancy(share_steps(sweep), start, face, parameters) if is_live() else NOT_LIVE
 
 
-def build_occupancy(tables: dict[float, pd.DataFrame], start: float, face: str = "") -> Any:
+def build_occupancy(
+    tables: dict[float, pd.DataFrame],
+    start: float,
+    face: str = "",
+    parameters: Mapping[str, Any] = MappingProxyType({}),
+) -> Any:
     """The widget itself, wherever it is. tables: of share_steps."""
     from workbench.widgets import parts  # noqa: PLC0415  an optional extra
+    from workbench.widgets.footing import Footing  # noqa: PLC0415
 
     share = parts.Dial("LLM share of total memory", list(tables), start, "{:.2f}")
     places = range(max(len(rows) for rows in tables.values()))
     step = parts.Dial("PRM scheduling step", places, len(tables[share.value]) // 2, "{:,.0f}")
-    words = parts.sentence()
     fig = PlotWidget(occupancy_figure(tables[share.value], round(step.value), face))
+    footing = Footing(
+        "03_block_occupancy",
+        "occupancy_slider",
+        parameters,
+        lambda: (
+            occupancy_figure(tables[share.value], round(step.value), face),
+            tables[share.value],
+        ),
+    )
 
     def say() -> None:
-        words.value = in_words(tables[share.value], share.value, round(step.value))
+        words = in_words(tables[share.value], share.value, round(step.value))
+        footing.say(words, upper_share=share.value)
 
     def to_share(_: float) -> None:
         with fig.batch_update():
@@ -114,4 +133,4 @@ def build_occupancy(tables: dict[float, pd.DataFrame], start: float, face: str =
     share.observe(to_share)
     step.observe(to_step)
     say()
-    return parts.column([share.box, step.box, words, fig])
+    return parts.column([share.box, step.box, footing.words, fig, footing.tools])

@@ -8,7 +8,8 @@ What it does not do: run anything.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -95,11 +96,16 @@ def move_marker(fig: Any, readings: pd.DataFrame, share: float) -> None:
         ring.update(x=[nearest_share(readings, share)], y=[_value(readings, name, share)])
 
 
-def split_slider(readings: pd.DataFrame, face: str = "") -> Any:
-    """Slider, typed twin, a sentence and the figure; where no widget is shown, a sentence."""
+def split_slider(
+    readings: pd.DataFrame, face: str = "", share: float = 0.3, **parameters: Any
+) -> Any:
+    """Slider, typed twin, a sentence and the figure; where no widget is shown, what they would say.
+
+    share: where it starts. parameters: of notebooks/02_memory_split.ipynb.
+    """
     if not is_live():
-        return NOT_LIVE
-    return build_slider(readings, face)
+        return f"{in_words(readings, share)} {NOT_LIVE}"
+    return build_slider(readings, face, share, parameters)
 
 
 def is_live() -> bool:
@@ -107,33 +113,34 @@ def is_live() -> bool:
     return any(name in os.environ for name in LIVE)
 
 
-def build_slider(readings: pd.DataFrame, face: str = "") -> Any:
+def build_slider(
+    readings: pd.DataFrame,
+    face: str = "",
+    share: float = 0.3,
+    parameters: Mapping[str, Any] = MappingProxyType({}),
+) -> Any:
     """The widget itself: an ipywidgets.VBox, wherever it is."""
-    import ipywidgets  # noqa: PLC0415  an optional extra
+    from workbench.widgets import parts  # noqa: PLC0415  an optional extra
+    from workbench.widgets.footing import Footing  # noqa: PLC0415
 
-    shares = sorted(readings["llm_share"])
-    start = nearest_share(readings, 0.3)
-    fig = PlotWidget(split_figure(readings, start, face))
-    label = ipywidgets.Label("LLM share of total memory")
-    slider = ipywidgets.SelectionSlider(options=_options(shares), value=start, description="slide")
-    typed = ipywidgets.BoundedFloatText(
-        value=start, min=shares[0], max=shares[-1], step=0.01, description="or type"
+    shares = [float(each) for each in readings["llm_share"]]
+    dial = parts.Dial("LLM share of total memory", shares, share, "{:.2f}")
+    fig = PlotWidget(split_figure(readings, dial.value, face))
+    footing = Footing(
+        "02_memory_split",
+        "split_slider",
+        parameters,
+        lambda: (split_figure(readings, dial.value, face), readings),
     )
-    words = ipywidgets.HTML(in_words(readings, start))  # a Label would cut it off
 
-    def show(change: dict[str, Any]) -> None:
-        share = nearest_share(readings, change["new"])
-        slider.value, typed.value, words.value = share, share, in_words(readings, share)
+    def show(value: float) -> None:
         with fig.batch_update():
-            move_marker(fig, readings, share)
+            move_marker(fig, readings, value)
+        footing.say(in_words(readings, value), slider_share=value)
 
-    slider.observe(show, names="value")
-    typed.observe(show, names="value")
-    return ipywidgets.VBox([label, ipywidgets.HBox([slider, typed]), words, fig])
-
-
-def _options(shares: Sequence[float]) -> list[tuple[str, float]]:
-    return [(f"{share:.2f}", float(share)) for share in shares]
+    dial.observe(show)
+    show(dial.value)
+    return parts.column([dial.box, footing.words, fig, footing.tools])
 
 
 def _names() -> list[str]:

@@ -6,6 +6,8 @@ the slider has a label, a typed twin and a sentence. What it does not do: run an
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -66,27 +68,54 @@ def move_rings(fig: Any, readings: pd.DataFrame, share: float) -> Any:
     return fig
 
 
-def thrash_slider(rows: pd.DataFrame, lost: pd.DataFrame, face: str = "") -> Any:
-    """The slider in a live notebook, elsewhere a sentence."""
-    return build_thrash(rows, thrash_readings(rows, lost), face) if is_live() else NOT_LIVE
+def thrash_slider(
+    rows: pd.DataFrame,
+    lost: pd.DataFrame,
+    face: str = "",
+    share: float | None = None,
+    **parameters: Any,
+) -> Any:
+    """The slider in a live notebook, elsewhere what it would say.
+
+    share: where it starts, the largest one by default. parameters: of
+    notebooks/06_cache_thrashing.ipynb.
+    """
+    readings = thrash_readings(rows, lost)
+    start = readings["llm_share"].max() if share is None else share
+    if not is_live():
+        return f"{in_words(readings, start)} {NOT_LIVE}"
+    return build_thrash(rows, readings, start, face, parameters)
 
 
-def build_thrash(rows: pd.DataFrame, readings: pd.DataFrame, face: str = "") -> Any:
+def build_thrash(
+    rows: pd.DataFrame,
+    readings: pd.DataFrame,
+    start: float,
+    face: str = "",
+    parameters: Mapping[str, Any] = MappingProxyType({}),
+) -> Any:
     """The widget itself, wherever it is."""
     from workbench.widgets import parts  # noqa: PLC0415  an optional extra
+    from workbench.widgets.footing import Footing  # noqa: PLC0415
 
     shares = [float(share) for share in readings["llm_share"]]
-    share = parts.Dial("LLM share of total memory", shares, shares[-1], "{:.2f}")
-    words = parts.sentence(in_words(readings, share.value))
+    share = parts.Dial("LLM share of total memory", shares, start, "{:.2f}")
     fig = PlotWidget(thrash_figure(rows, readings, share.value, face))
+    footing = Footing(
+        "06_cache_thrashing",
+        "thrash_slider",
+        parameters,
+        lambda: (thrash_figure(rows, readings, share.value, face), readings),
+    )
 
     def move(value: float) -> None:
         with fig.batch_update():
             move_rings(fig, readings, value)
-        words.value = in_words(readings, value)
+        footing.say(in_words(readings, value), slider_share=value)
 
     share.observe(move)
-    return parts.column([share.box, words, fig])
+    move(share.value)
+    return parts.column([share.box, footing.words, fig, footing.tools])
 
 
 def _ring(key: str) -> go.Scatter:

@@ -198,7 +198,10 @@ def position_on(kept: Kept, **given: Any) -> Position:
 
 
 def require_room(kept: Kept, position: Position) -> None:
-    """ConfigError where the two models, or one at this share, lack memory."""
+    """ConfigError where the two models, or one at this share, lack memory; OutOfMemory where the
+    device does.
+    """
+    load_device(position.device).require_room(position.bytes, "Weights and KV of both models")
     found = kept.feasible(position.bytes, position.block_size)
     if position.policy is None and not found.at(position.llm_share).fits:
         raise ConfigError(f"{found.at(position.llm_share)}: {found}.")
