@@ -10,20 +10,33 @@ import pytest
 from tests.experiments import policy_fakes
 from workbench.bench import arena, memory, sharing
 from workbench.bench.record import record
-from workbench.experiments.policy_plan import PolicyPlan, policy_config
+from workbench.bench.turns import Timed
+from workbench.experiments.policy_plan import PolicyPlan
+from workbench.experiments.policy_study import run_policies
 
 PLAN = PolicyPlan(3, 2, 1, (0.5, 2.0), (0.08, 0.2, 0.3), ())
+
+
+def quick_turns(specs):
+    """All searches at twice the pace of the first pass."""
+    found = [policy_fakes.execute(spec).measured for spec in specs]
+    return [Timed(cells["wall_s"] / 2, cells["sampled_tokens"]) for cells in found]
 
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    return sharing.measured(policy_fakes.CONFIG, PLAN, 1, folder, policy_fakes.execute)
+    return run_policies(policy_fakes.CONFIG, PLAN, folder, execute=policy_fakes.execute)
 
 
 @pytest.fixture(scope="module")
-def rows(study):
-    return {row.name: row for row in sharing.study_rows(study)}
+def timed(study):
+    return sharing.duels(study, 2, quick_turns)
+
+
+@pytest.fixture(scope="module")
+def rows(study, timed):
+    return {row.name: row for row in sharing.study_rows(study, timed)}
 
 
 def test_the_rows_of_the_issue_are_there_at_every_budget(rows):
@@ -31,8 +44,9 @@ def test_the_rows_of_the_issue_are_there_at_every_budget(rows):
     for budget in ("0.5W", "2W"):
         for name in ("elastic_vs_best_static", "elastic_vs_static_0.3", "all_vs_baseline"):
             row = rows[f"{name}@{budget}"]
-            assert row.ceiling == rows["measured_bound"].value
-            assert row.share_of_ceiling == pytest.approx(row.value / row.ceiling)
+            if row.ratio != 1:
+                assert row.ceiling == pytest.approx(2 * rows["measured_bound"].value)
+                assert row.share_of_ceiling == pytest.approx(row.value / row.ceiling)
         for policy in ("static_0.2", "static_0.3", "first_come", "phase_aware", "marginal_value"):
             assert rows[f"{policy}@{budget}"].value > 0
             assert f"recomputed_{policy}@{budget}" in rows
@@ -60,26 +74,31 @@ def test_a_share_that_cannot_be_is_a_row_without_a_value_that_says_why(rows):
     assert values["static_0.08@0.5W"] is None
 
 
-def test_only_the_bound_and_sides_that_did_other_work_are_repeated(study):
+def test_only_the_bound_and_sides_that_did_other_work_take_turns(timed):
     """Guards the winner's curse: the fastest of the first pass is measured again; equals are not.
 
     At twice W no side of the elastic ratios computes anything again.
     """
-    again = study.all_runs[study.all_runs["repeat"] == 1]
-    tight = set(again.loc[again["budget"] == 0.5, "setting"])
-    assert tight == {
+    tight = timed[timed["budget"] == 0.5]
+    assert set(tight["setting"]) == {
         *("0.5W/static_0.2/none", "0.5W/static_0.3/none"),
         *("0.5W/marginal_value/none", "0.5W/marginal_value/all"),
+        "uncapped/first_come/all",
     }
-    assert "2W/marginal_value/none" not in set(again["setting"])
-    assert {"uncapped/first_come/none", "uncapped/first_come/all"} <= set(again["setting"])
-    own = policy_config(policy_fakes.CONFIG, PLAN)
-    assert {spec.repeat for spec in sharing.duels(replace(study, config=own), 2)} == {1, 2}
+    assert "2W/marginal_value/none" not in set(timed["setting"])
+    assert len(tight) == 5 * 2 * len(policy_fakes.CONFIG.seeds[: PLAN.num_seeds])
 
 
-def test_an_infeasible_baseline_leaves_ratios_without_value(study):
+def test_a_turn_that_sampled_other_tokens_fails(study):
+    """Guards that what took turns is the search of the first pass."""
+    with pytest.raises(AssertionError, match="sampled other tokens in its turns"):
+        sharing.duels(study, 1, lambda specs: [Timed(1.0, 1) for _ in specs])
+
+
+def test_an_infeasible_baseline_leaves_ratios_without_value(study, timed):
     """Guards the record of a memory in which the thesis's share cannot be."""
-    row = sharing._ratio(study, "x@0.5W", "0.5W/marginal_value/none", "0.5W/static_0.08/none", 1.0)
+    sides = "0.5W/marginal_value/none", "0.5W/static_0.08/none"
+    row = sharing._ratio(study, timed, "x@0.5W", *sides)
     assert math.isnan(row.value)
     assert (row.peer, row.ratio) == ("static_0.08", None)
 
@@ -87,18 +106,18 @@ def test_an_infeasible_baseline_leaves_ratios_without_value(study):
 @pytest.mark.parametrize(
     ("column", "changed", "which"),
     [
-        ("token_ids", [1, 2], {"setting": "0.5W/static_0.2/none", "repeat": 1}),
+        ("token_ids", [1, 2], {"setting": "0.5W/static_0.2/none", "repeat": 0}),
         ("score", 7.0, {"setting": "uncapped/first_come/all", "repeat": 0}),
         ("score", 7.0, {"setting": "2W/phase_aware/none", "repeat": 0}),
     ],
 )
-def test_one_node_that_differs_in_any_run_fails(study, column, changed, which):
-    """Guards sameness: repetitions and the uncapped search with all techniques are compared too."""
+def test_one_node_that_differs_in_any_run_fails(study, timed, column, changed, which):
+    """Guards sameness: the uncapped search with all techniques is compared too."""
     nodes = study.nodes.copy()
     own = (nodes[list(which)] == pd.Series(which)).all(axis=1)
     nodes.at[nodes.index[own][0], column] = changed
     with pytest.raises(AssertionError, match=f"'{which['setting']}': 1"):
-        list(sharing.study_rows(replace(study, nodes=nodes)))
+        list(sharing.study_rows(replace(study, nodes=nodes), timed))
 
 
 def test_the_record_says_what_was_shared():

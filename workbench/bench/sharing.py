@@ -1,24 +1,29 @@
 """How two models share one memory: every policy and static share at KV budgets of 0.5, 1 and 2 W.
 
 Searches of the tiny pair in one arena (experiments/policy_plan.py says what W, the shares and
-max_model_len are). First every setting once; then those that are set against each other again, in
-turns, and ratios are taken of these repetitions alone: the share that was fastest by luck in the
-first pass has no advantage in the second. The ratio of settings that did equal work is 1; value and
-peer_value are as the clock had them. The ceiling is the measured bound of policy_ceiling.py, whose
-uncapped searches are repeated, too. What it does not do: choose a policy's split.
+max_model_len are). First every setting once, one after the other; then those that are set against
+each other again, taking turns (turns.py), and ratios are of these seconds alone: the share that was
+fastest by luck in the first pass has no advantage in the second. The ratio of settings that did
+equal work is 1. The ceiling is the measured bound of policy_ceiling.py; its uncapped search takes
+turns with the others. What it does not do: choose a policy's split.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
+from itertools import product
 from tempfile import TemporaryDirectory
 
+import pandas as pd
+
 from workbench.bench.record import Row
-from workbench.config import SweepConfig
-from workbench.experiments.policy_ceiling import ceiling_tokens_per_s
+from workbench.bench.turns import Timed, take_turns
+from workbench.experiments.policy_ceiling import (
+    bound_seconds,
+    bound_setting,
+    ceiling_tokens_per_s,
+)
 from workbench.experiments.policy_plan import (
     ELASTIC,
     STATIC,
@@ -41,12 +46,10 @@ from workbench.experiments.policy_study import (
     run_policies,
     setting_of,
     speed,
-    speed_up,
 )
 from workbench.experiments.policy_techniques import ALL, NONE
 from workbench.experiments.profiles import sweep_config
 from workbench.experiments.record import FINISHED
-from workbench.experiments.sweep import Execute
 
 BUDGETS, SHARES = (0.5, 1.0, 2.0), (0.08, 0.2, THESIS_SHARE, 0.5)
 PLANS = {
@@ -54,53 +57,55 @@ PLANS = {
     "default": PolicyPlan(16, 12, 2, BUDGETS, SHARES, ()),
     "full": PolicyPlan(128, 12, 3, BUDGETS, SHARES, ()),
 }
-REPEATS = {"quick": 0, "default": 1, "full": 1}  # of the settings that are compared
+REPEATS = {"quick": 1, "default": 1, "full": 3}  # of what takes turns, each seed
 UNIT = "tokens/s"
+TakeTurns = Callable[[Sequence[PolicySpec]], list[Timed]]
 
 
-def rows(profile: str, seeds: int | None = None, execute: Execute | None = None) -> Iterator[Row]:
+def rows(profile: str, seeds: int | None = None) -> Iterator[Row]:
     """All rows of the two models in one memory. seeds: as many, instead of the profile's."""
     plan = PLANS[profile]
     plan = plan if seeds is None else replace(plan, num_seeds=seeds)
     config = replace(sweep_config(profile), seeds=tuple(range(plan.num_seeds)))
     with TemporaryDirectory() as folder:
-        yield from study_rows(measured(config, plan, REPEATS[profile], folder, execute))
+        study = run_policies(config, plan, folder)
+        yield from study_rows(study, duels(study, REPEATS[profile]))
 
 
-def measured(
-    config: SweepConfig,
-    plan: PolicyPlan,
-    repeats: int,
-    folder: str | Path,
-    execute: Execute | None = None,
-) -> PolicyStudy:
-    """The study, with repetitions of what ratios are taken of."""
-    study = run_policies(config, plan, folder, execute=execute)
-    again = duels(study, repeats)
-    return run_policies(config, plan, folder, more=again, execute=execute) if again else study
+def duels(study: PolicyStudy, repeats: int, turns: TakeTurns = take_turns) -> pd.DataFrame:
+    """Both sides of every ratio again: at each budget and seed all of them take turns.
 
-
-def duels(study: PolicyStudy, repeats: int) -> list[PolicySpec]:
-    """Both sides of every ratio and the bound's searches again, each repetition shuffled.
-
-    Where both did equal work the ratio is 1 whatever the clock says: nothing is repeated.
+    Where both did equal work the ratio is 1 whatever the clock says: they need no turns. Columns:
+    budget, setting, repeat, seed, seconds, tokens. AssertionError where other tokens were sampled.
     """
     own = policy_config(study.config, study.plan)
-    compared = {
+    every = [*reference_runs(own), *tight_runs(own, study.plan, study.working_set)]
+    found = []
+    for budget in study.plan.budgets:
+        wanted = _contenders(study, budget)
+        specs = [spec for spec in every if _setting(spec) in wanted]
+        for repeat, seed in product(range(repeats), own.seeds):
+            each = [spec for spec in specs if spec.seed == seed]
+            for spec, timed in zip(each, turns(each), strict=True):
+                sampled = study.runs_of(_setting(spec)).set_index("seed").at[seed, "sampled_tokens"]
+                assert timed.tokens == sampled, f"{spec.name} sampled other tokens in its turns"
+                found.append((budget, _setting(spec), repeat, seed, *timed))
+    return pd.DataFrame(found, columns=["budget", "setting", "repeat", "seed", *Timed._fields])
+
+
+def _contenders(study: PolicyStudy, budget: float) -> set[str | None]:
+    """Settings of the ratios at a budget whose sides are there and did other work; the bound's."""
+    sides = {
         setting
-        for budget in study.plan.budgets
         for pair in pairs_at(study, budget).values()
         if all(map(study.has, pair)) and not equal_work(study, *pair)
         for setting in pair
     }
-    specs = [
-        spec
-        for spec in tight_runs(own, study.plan, study.working_set)
-        if setting_of(spec.budget, spec.policy, spec.kv_share, spec.technique) in compared
-    ] + reference_runs(own)
-    order = random.Random(0)
-    again = ((number, order.sample(specs, len(specs))) for number in range(1, repeats + 1))
-    return [replace(spec, repeat=number) for number, each in again for spec in each]
+    return {*sides, bound_setting(study)} if sides else set()
+
+
+def _setting(spec: PolicySpec) -> str:
+    return setting_of(spec.budget, spec.policy, spec.kv_share, spec.technique)
 
 
 def pairs_at(study: PolicyStudy, budget: float) -> dict[str, tuple[str, str]]:
@@ -122,8 +127,8 @@ def equal_work(study: PolicyStudy, one: str, other: str) -> bool:
     return bool(first == second)
 
 
-def study_rows(study: PolicyStudy) -> Iterator[Row]:
-    """Every row that the study's runs tell."""
+def study_rows(study: PolicyStudy, timed: pd.DataFrame) -> Iterator[Row]:
+    """Every row that the study's runs tell. timed: of `duels`."""
     need, block_size = study.working_set, study.config.block_size
     yield Row("working_set_bytes", need.total, "B", repeats=1)
     yield Row("working_set_llm_bytes", need.llm, "B", repeats=1)
@@ -134,40 +139,57 @@ def study_rows(study: PolicyStudy) -> Iterator[Row]:
     yield Row("measured_bound", ceiling, UNIT, repeats=len(study.config.seeds))
     for budget in study.plan.budgets:
         for name, (ours, peer) in pairs_at(study, budget).items():
-            yield _ratio(study, name, ours, peer, ceiling)
+            own = timed[timed["budget"] == budget]
+            yield _ratio(study, own, name, ours, peer)
         yield from _settings(study, budget, ceiling)
 
 
-def _ratio(study: PolicyStudy, name: str, ours: str, peer: str, ceiling: float) -> Row:
-    """Our tokens a second beside the peer's; spread is the interval of the ratio."""
+def _ratio(study: PolicyStudy, timed: pd.DataFrame, name: str, ours: str, peer: str) -> Row:
+    """Our tokens a second beside the peer's; spread: the least and most of a seed.
+
+    timed: of one budget.
+    """
     label = peer.split("/")[1]
     for setting in (ours, peer):
         if not study.has(setting):
             return Row(name, float("nan"), _why_not(study, setting), label)
-    repeats = _repetitions(study, ours, peer)
-    found = speed_up(study, peer, ours, repeats)
-    theirs, value = (float(rate) for rate in rates_of(study, (peer, ours), repeats).pooled)
+    if equal_work(study, ours, peer):
+        rate = speed(study, peer).estimate
+        return Row(name, rate, UNIT, label, rate, 1.0, repeats=len(study.config.seeds))
+    mine, theirs = (_timed(timed, setting) for setting in (ours, peer))
+    ratios = theirs["seconds"] / mine["seconds"]
+    rate, other = (float(side["tokens"].sum() / side["seconds"].sum()) for side in (mine, theirs))
+    ceiling = _ceiling(study, timed)
     return Row(
         name,
-        value,
+        rate,
         UNIT,
         label,
-        theirs,
-        found.estimate,
+        other,
+        rate / other,
         ceiling,
-        value / ceiling,
-        len(repeats) * len(study.config.seeds),
-        (found.low, found.high),
+        rate / ceiling,
+        len(ratios),
+        (float(ratios.min()), float(ratios.max())),
     )
 
 
-def _repetitions(study: PolicyStudy, ours: str, peer: str) -> tuple[int, ...]:
-    """The repetitions that both settings have whole; the first pass where there are none."""
-    every = study.all_runs
-    numbers = sorted(set(every["repeat"].astype(int)) - {0})
-    seeds = len(study.config.seeds)
-    whole = (n for n in numbers if all(len(study.runs_of(s, (n,))) == seeds for s in (ours, peer)))
-    return tuple(whole) or (0,)
+def _ceiling(study: PolicyStudy, timed: pd.DataFrame) -> float:
+    """The bound at the pace of these turns."""
+    setting = bound_setting(study)
+    if setting is None:
+        return float("nan")
+    needed = {
+        row["seed"]: bound_seconds({str(k): v for k, v in row.items()}) / row["wall_s"]
+        for row in study.runs_of(setting).to_dict("records")
+    }
+    own = _timed(timed, setting)
+    seconds = own["seconds"] * own.index.get_level_values("seed").map(needed)
+    return float(own["tokens"].sum() / seconds.sum())
+
+
+def _timed(timed: pd.DataFrame, setting: str) -> pd.DataFrame:
+    return timed[timed["setting"] == setting].set_index(["repeat", "seed"]).sort_index()
 
 
 def _settings(study: PolicyStudy, budget: float, ceiling: float) -> Iterator[Row]:
@@ -204,7 +226,7 @@ def _why_not(study: PolicyStudy, setting: str) -> str:
 def _sameness(study: PolicyStudy) -> Row:
     """Nodes whose tokens and score are those of the uncapped search without techniques, over all.
 
-    Of every finished run but that one: repetitions, and with memory uncapped all techniques.
+    Of every finished run but that one: with memory uncapped all techniques, too.
     Raises AssertionError where one differs: settings are about speed alone.
     """
     runs = study.all_runs[study.all_runs["status"] == FINISHED]

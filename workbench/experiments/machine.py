@@ -51,11 +51,14 @@ def versions() -> dict[str, str]:
 
 
 def git_state(folder: Path | None = None) -> dict[str, Any]:
-    """The commit, and whether the package differs from it; both None outside git."""
+    """The commit, and whether the package differs from it.
+
+    Outside git the commit that WORKBENCH_COMMIT names, for a copy of the tree; or both None.
+    """
     where = folder or Path(__file__).resolve().parent
     commit = _git(where, "rev-parse", "HEAD")
     if not commit:
-        return {"commit": None, "dirty": None}
+        return {"commit": os.environ.get("WORKBENCH_COMMIT") or None, "dirty": None}
     changed = _git(where, "status", "--porcelain", "--untracked-files=no", "--", str(where))
     return {"commit": commit, "dirty": bool(changed)}
 

@@ -32,11 +32,16 @@ WHY = ("evicted", "preempted", "partial")
 
 
 def ceiling_tokens_per_s(study: PolicyStudy) -> float:
-    """Generated tokens a second, over all repetitions. NaN where no uncapped search finished."""
+    """Generated tokens a second. NaN where no uncapped search finished."""
+    fastest = bound_setting(study)
+    return float("nan") if fastest is None else _rate(study.runs_of(fastest))
+
+
+def bound_setting(study: PolicyStudy) -> str | None:
+    """The uncapped search that gives the bound; None where none finished."""
     settings = [setting_of(None, "first_come", None, technique) for technique in (NONE, ALL)]
-    passes = sorted(set(study.all_runs["repeat"]))
-    rates = [_rate(study.runs_of(s, passes)) for s in settings if study.has(s)]
-    return max(rates, default=float("nan"))
+    finished = [setting for setting in settings if study.has(setting)]
+    return max(finished, key=lambda setting: _rate(study.runs_of(setting)), default=None)
 
 
 def bound_seconds(run: Mapping[str, Any]) -> float:

@@ -257,11 +257,6 @@ def settings_at(budget: float, plan: PolicyPlan) -> Iterator[tuple[str, float | 
     yield ELASTIC, None, ALL
 
 
-def repeated(specs: list[PolicySpec], repeat: int) -> list[PolicySpec]:
-    """The same runs once more."""
-    return [replace(spec, repeat=repeat) for spec in specs]
-
-
 def _spec(
     config: SweepConfig,
     seed: int,

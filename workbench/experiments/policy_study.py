@@ -104,21 +104,19 @@ def run_policies(
     plan: PolicyPlan,
     runs_dir: str | Path | None = None,
     *,
-    more: Sequence[PolicySpec] = (),
     execute: Execute | None = None,
     progress: bool = True,
 ) -> PolicyStudy:
     """Carry out every run that is not stored yet and answer all of them, as run_sweep does.
 
-    more: runs beside the plan's, such as repetitions. Raises RunStoreError where the searches do
-    not even finish with memory uncapped.
+    Raises RunStoreError where the searches do not even finish with memory uncapped.
     """
     own, carry_out = policy_config(config, plan), execute or _execute_here()
     shown: dict[str, Any] = {"execute": carry_out, "progress": progress}
     first = run_sweep(own, runs_dir, specs=reference_runs(own), **shown)
     working_set = working_set_of(first.all_runs)
     warm = replace(own, warmup_problems=0)  # by the first runs
-    specs = [*tight_runs(own, plan, working_set), *more]
+    specs = tight_runs(own, plan, working_set)
     sweep = run_sweep(warm, runs_dir, specs=specs, **shown)
     every = pd.concat([first.all_runs, sweep.all_runs], ignore_index=True)
     columns = ("budget", "policy", "kv_share", "technique")
