@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 
 from workbench.bench import cells as measuring
@@ -15,6 +16,7 @@ from workbench.replay.curves import search_calls
 from workbench.replay.devices import PRESETS, load_device
 from workbench.replay.workload import thesis_search
 from workbench.search.problems import Problem
+from workbench.trace.files import Trace
 
 
 def test_cells_differ_and_none_is_fitted_and_held_out() -> None:
@@ -83,6 +85,21 @@ def test_one_slow_repeat_has_its_cell_searched_again(monkeypatch) -> None:
     measuring.measure([noisy, calm], [], 0, 3)
     assert noisy.spread == pytest.approx(0.4)
     assert (len(noisy.results), len(calm.results)) == (3 + measuring.MORE, 3)
+
+
+def test_of_repeats_the_fastest_steps_are_taken() -> None:
+    """Guards the rate that a replay is held against: steps and the rest are each one's fastest."""
+
+    def repeat(steps: list[float], span: float) -> SimpleNamespace:
+        speed = SimpleNamespace(tokens=30, wall_s=sum(steps) + span + 1.0)
+        frames = [pd.DataFrame({"duration_s": seconds}) for seconds in (steps, [span])]
+        return SimpleNamespace(throughput=speed, trace=Trace(frames[0], *frames[:1] * 2, frames[1]))
+
+    cell = cells(0)[0][0]
+    cell.results = [repeat([2.0, 5.0], 0.5), repeat([4.0, 3.0], 2.0)]
+    assert cell.trace.steps["duration_s"].tolist() == [2.0, 3.0]
+    assert cell.trace.spans["duration_s"].tolist() == [0.5]
+    assert cell.tokens_per_s == pytest.approx(30 / (2.0 + 3.0 + 1.5))
 
 
 def test_calibrate_writes_a_device(monkeypatch, tmp_path, capsys) -> None:

@@ -1,16 +1,19 @@
 """Searches of the embedded pair in cells of different splits, policies, limits and n, measured.
 
-What a device is calibrated with, and what a replay is held against. Cells are searched in turn and
-each one's fastest repeat stands; a cell whose repeats lie more than 5 % apart is searched again.
+What a device is calibrated with, and what a replay is held against. Cells are searched in turn; a
+cell whose repeats lie more than 5 % apart is searched again. All repeats take the same steps, so of
+each step the fastest stands: the pace of a shared machine wanders within a search, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+import numpy as np
 
 from workbench.bench.machine_ceiling import measure_ceiling
 from workbench.engine.engine import Engine
@@ -29,6 +32,7 @@ from workbench.search.problems import Problem, load_problems
 from workbench.search.record_file import read_recording
 from workbench.search.result import SearchResult
 from workbench.search.runner import run_search
+from workbench.trace.files import Trace
 
 WIDTHS = (16, 4)  # n
 SPLITS = ((96, 480), (200, 120), (400, 80), (140, 240), (260, 96))  # blocks of LLM and PRM
@@ -73,8 +77,28 @@ class Cell:
 
     @property
     def best(self) -> SearchResult:
-        """The fastest repeat."""
+        """The fastest repeat as a whole."""
         return max(self.results, key=lambda result: result.throughput.tokens_per_s)
+
+    @property
+    def trace(self) -> Trace:
+        """Each step as long as in the repeat in which it was fastest; spans of the one with the
+        fewest seconds of them.
+        """
+        traces = [result.trace for result in self.results]
+        fastest = np.min([trace.steps["duration_s"] for trace in traces], axis=0)
+        spans = min((trace.spans for trace in traces), key=lambda spans: spans["duration_s"].sum())
+        return replace(traces[0], steps=traces[0].steps.assign(duration_s=fastest), spans=spans)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Over the seconds of `trace`, and the fewest that a repeat spent outside of steps."""
+        outside = min(
+            result.throughput.wall_s - result.trace.steps["duration_s"].sum()
+            for result in self.results
+        )
+        seconds = outside + self.trace.steps["duration_s"].sum()
+        return float(self.results[0].throughput.tokens / seconds)
 
     @property
     def spread(self) -> float:
@@ -180,7 +204,7 @@ def measure(measured: list[Cell], problems: list[Problem], seed: int, repeats: i
 
 def fitted_device(fitted: Iterable[Cell], answers: dict[int, Answers]) -> Device:
     """This machine with the terms that explain the cells' measured steps."""
-    runs = [MeasuredRun(answers[c.n], c.best.trace, c.llm, c.prm) for c in fitted]
+    runs = [MeasuredRun(answers[c.n], c.trace, c.llm, c.prm) for c in fitted]
     return calibrated(this_machine(), runs)
 
 

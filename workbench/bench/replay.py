@@ -1,7 +1,8 @@
 """How well a replay foretells a measured run, and what it costs to ask.
 
 Some cells calibrate this machine (cells.py), the others are held out: their throughput is replayed
-and held against the measured one, their events are compared step by step. What it costs is CPU time
+and held against the measured one (cells.py; @whole: against the fastest repeat as a whole), their
+events are compared step by step. What it costs is CPU time
 of this process: rows without a suffix are of a search at the thesis's scale on an A100 (40 GB) that
 was never replayed before, @again of the same once more, its blocks' hashes known, @tiny of a
 held-out cell here. What it does not do: vary what no recording holds (models, width).
@@ -62,9 +63,11 @@ def _replayed(cell: Cell, answers: Answers, device: Device, log_calls: bool = Fa
 
 def _accuracy(others: list[Cell], found: list[Replayed]) -> Iterator[Row]:
     pairs = list(zip(others, found, strict=True))
-    over = [
-        replayed.throughput.tokens_per_s / cell.best.throughput.tokens_per_s - 1
-        for cell, replayed in pairs
+    rates = [replayed.throughput.tokens_per_s for replayed in found]
+    over = [rate / cell.tokens_per_s - 1 for rate, cell in zip(rates, others, strict=True)]
+    whole = [
+        rate / cell.best.throughput.tokens_per_s - 1
+        for rate, cell in zip(rates, others, strict=True)
     ]
     errors = [abs(error) for error in over]
     same = [
@@ -74,6 +77,7 @@ def _accuracy(others: list[Cell], found: list[Replayed]) -> Iterator[Row]:
     count = len(pairs)
     yield Row("throughput_mean_error", fmean(errors), "fraction", repeats=count)
     yield Row("throughput_worst_error", max(errors), "fraction", repeats=count)
+    yield Row("throughput_mean_error@whole", fmean(map(abs, whole)), "fraction", repeats=count)
     yield Row("events_identical", fmean(same), "fraction", repeats=count)
     yield Row("measured_spread_worst", max(c.spread for c in others), "fraction", repeats=count)
     for cell, error in zip(others, over, strict=True):
