@@ -61,7 +61,7 @@ def test_the_rows_of_a_small_run(monkeypatch) -> None:
 
 def test_rows_at_scale_are_of_the_first_replay_and_of_the_large_search(monkeypatch) -> None:
     """Bare rows are what one question costs, hashes included; the curve's time is of that scale."""
-    timed, spent = replay._timed, iter((8.0, 2.0))
+    timed, spent = replay._timed, iter((8.0, 2.0, 9.0, 3.0, 8.5, 2.5))
     monkeypatch.setattr(replay, "_timed", lambda answers: (timed(answers)[0], next(spent)))
     monkeypatch.setattr(replay, "_curve_seconds", lambda calls: calls.num_contents)
     rows = {row.name: row.value for row in replay._at_scale(1, 0)}

@@ -30,6 +30,7 @@ PROFILES = {"quick": (2, 1, 4), "default": (8, 3, 12), "full": (16, 5, 18)}
 """Problems, repeats, held-out cells."""
 THESIS_PROBLEMS = {"quick": 4, "default": 128, "full": 128}
 CURVE_SIZES, EXACT_SIZES = 32, 10
+REPEATS = 3  # of what is timed at scale
 MODE = {
     "batch_invariant": True,
     "beam_width": 4,
@@ -88,17 +89,26 @@ def _accuracy(others: list[Cell], found: list[Replayed]) -> Iterator[Row]:
 
 
 def _at_scale(num_problems: int, seed: int) -> Iterator[Row]:
-    """The first replay hashes every block, as who asks once pays; the second finds the hashes."""
-    answers = Answers(thesis_search(num_problems, seed=seed))
-    for suffix in ("", "@again"):
-        replayed, seconds = _timed(answers)
-        over = seconds / replayed.throughput.wall_s
-        each = 1e6 * seconds / block_operations(replayed)
-        yield Row(f"replay_s{suffix}", seconds, "s", repeats=1)
-        yield Row(f"replay_over_simulated{suffix}", over, "fraction", repeats=1)
-        yield Row(f"block_op_us{suffix}", each, "us", repeats=1)
+    """The first replay hashes every block, as who asks once pays; the second finds the hashes.
+
+    Of each the fastest of REPEATS: the same work, whatever the machine's mood.
+    """
+    search = thesis_search(num_problems, seed=seed)
+    spent: dict[str, list[float]] = {"": [], "@again": []}
+    for _ in range(REPEATS):
+        answers = Answers(search)
+        for seconds in spent.values():
+            replayed, each = _timed(answers)
+            seconds.append(each)
+    for suffix, seconds in spent.items():
+        over = min(seconds) / replayed.throughput.wall_s
+        each = 1e6 * min(seconds) / block_operations(replayed)
+        yield Row(f"replay_s{suffix}", min(seconds), "s", repeats=REPEATS)
+        yield Row(f"replay_over_simulated{suffix}", over, "fraction", repeats=REPEATS)
+        yield Row(f"block_op_us{suffix}", each, "us", repeats=REPEATS)
     both = search_calls(answers, PRESETS["a100-40"])
-    yield Row("miss_ratio_s", sum(map(_curve_seconds, both)), "s", repeats=1)
+    curves = min(sum(map(_curve_seconds, both)) for _ in range(REPEATS))
+    yield Row("miss_ratio_s", curves, "s", repeats=REPEATS)
 
 
 def _timed(answers: Answers) -> tuple[Replayed, float]:
