@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from workbench.core import SamplingRows, StepPlan, StepResult, WantedLogits
 from workbench.engine.decode_steps import DecodeSteps
-from workbench.engine.device_sampling import chosen_tokens, is_plain
+from workbench.engine.device_sampling import chosen_tokens
 from workbench.engine.staging import staged
 from workbench.errors import ConfigError, StepError
 from workbench.kernels import ForwardContext, LayerCache
@@ -85,6 +85,7 @@ class Executor:
         ]
         self._parts = self._parts_in_use = 1  # of the device; the first may be set by any thread
         self._stream: torch.cuda.Stream | None = None  # None: the device's default
+        self._own_stream: torch.cuda.Stream | None = None  # made once: torch has 32 in turn
         self._decode_steps = DecodeSteps(model, self._caches, self.buffers)
         # Output matrices of the columns that scoring asks for.
         self._columns: dict[bytes, Linear] = {}
@@ -101,13 +102,18 @@ class Executor:
         parts, device = self._parts, self.model.device
         if parts != self._parts_in_use:
             self.model.kernels.use_part(parts)
-            streams = device.type == "cuda" and parts > 1
-            self._stream = torch.cuda.Stream(device) if streams else None
+            self._stream = self._side_stream() if device.type == "cuda" and parts > 1 else None
             self._parts_in_use = parts
         if self._stream is None:
             return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
         self._stream.wait_stream(torch.cuda.default_stream(device))
         return torch.cuda.stream(self._stream)
+
+    def _side_stream(self) -> torch.cuda.Stream:
+        """This executor's own, the same one for its life."""
+        if self._own_stream is None:
+            self._own_stream = torch.cuda.Stream(self.model.device)
+        return self._own_stream
 
     def submit(self, plan: StepPlan) -> StepHandle:
         """Start a step. Its errors are raised by the handle, not here."""
@@ -162,8 +168,8 @@ class Executor:
     ) -> tuple[NDArray[np.int64], Logprobs]:
         if len(sampling) == 0:
             return np.empty(0, np.int64), ()
-        if self.model.kernels.selects and is_plain(sampling, logits.shape[1]):
-            return chosen_tokens(self.model.kernels, logits, sampling), ()
+        if self.model.kernels.selects:
+            return chosen_tokens(self.model.kernels, logits, sampling)
         return sample(logits.float().cpu().numpy(), sampling, self._draw)
 
     def _draw(
