@@ -10,6 +10,8 @@ is not torch's; 0 on a CPU: the interpreter is not charged.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +24,7 @@ from workbench.config import format_size, parse_size
 from workbench.core import SamplingRows, StepPlan, WantedLogits
 from workbench.engine.device_memory import beside_torch, free_of, peak_on, total_of
 from workbench.engine.executor import Executor
-from workbench.errors import ConfigError, OutOfMemory
+from workbench.errors import ConfigError, OutOfMemory, StepError
 from workbench.kvcache.storage import KVStorage
 from workbench.models.llama import LlamaModel
 
@@ -81,15 +83,18 @@ def plan_memory(
     kv_memory: int | str | None = None,
     num_blocks: int | None = None,
     activations_in_total: bool = True,
+    kv_held: bool = False,
     name: str = "model",
 ) -> MemoryProfile:
     """The division of a budget: all memory, the cache's alone, or its blocks; at most one given.
 
     With none, as many blocks as max_num_seqs requests of max_model_len need, within a quarter of
-    the device. Raises OutOfMemory when one request of max_model_len would not fit, and names the
-    model and the longest that does.
+    the device. kv_held: the cache's bytes are taken already, as another engine's arena. Raises
+    OutOfMemory when a device has not the room, and when one request of max_model_len would not fit:
+    it names the model and the longest that does.
     """
-    activations = measure_activations(model, limits)
+    with memory_told(name, model):
+        activations = measure_activations(model, limits)
     block_bytes = model.spec.block_bytes(block_size, model.dtype.itemsize)
     other = beside_torch(model.device)
     fixed = model.weight_bytes + (activations if activations_in_total else 0) + other
@@ -112,7 +117,7 @@ def plan_memory(
         num_blocks=max(0, kv // block_bytes),
         activations_in_total=activations_in_total,
     )
-    _refuse_too_many(profile, model.device, name)
+    _refuse_too_many(profile, model.device, kv_held, name)
     _refuse_too_few(profile, limits, block_size, name)
     return profile
 
@@ -128,15 +133,46 @@ def total_bytes(memory: int | float | str, device: torch.device = CPU) -> int:
     return parse_size(memory)
 
 
-def _refuse_too_many(profile: MemoryProfile, device: torch.device, name: str) -> None:
+@contextmanager
+def memory_told(
+    name: str, model: LlamaModel, activations: int | None = None, kv: int | None = None
+) -> Iterator[None]:
+    """A GPU that runs out of memory inside raises OutOfMemory with the numbers.
+
+    Bytes; None: not known yet.
+    """
+    try:
+        yield
+    except (torch.OutOfMemoryError, StepError) as error:
+        if not isinstance(error.__cause__ or error, torch.OutOfMemoryError):
+            raise
+        sizes = {"weights": model.weight_bytes, "activations": activations, "KV": kv}
+        told = [f"{k} {format_size(n)}" for k, n in sizes.items() if n is not None]
+        free = free_of(model.device)
+        told += [] if free is None else [f"free {format_size(free)}"]
+        raise OutOfMemory(
+            f"{name}: {model.device} has no room for a step of the largest size "
+            f"({', '.join(told)}). Give a smaller max_num_batched_tokens or max_num_seqs, less "
+            "`memory`, `kv_memory` or `num_blocks`, or end what else uses the device."
+        ) from error
+
+
+def _refuse_too_many(
+    profile: MemoryProfile, device: torch.device, kv_held: bool, name: str
+) -> None:
     """Before anybody counts the blocks, or asks a system that promises more than it has."""
     total, free = total_of(device), free_of(device)
-    where = "this machine" if device.type == "cpu" else str(device)
-    if profile.kv > (total if free is None else free):
-        left = "" if free is None else f", of which {format_size(free)} are free"
+    if free is None:
+        needed, room, beside = profile.kv, total, ""
+        where = f"this machine has {format_size(total)}"
+    else:
+        needed, room = profile.activations + (0 if kv_held else profile.kv), free
+        beside = f" beside activations of {format_size(profile.activations)}"
+        where = f"{device} has {format_size(total)}, of which {format_size(free)} are free"
+    if needed > room:
         raise OutOfMemory(
-            f"{name}: a KV cache of {format_size(profile.kv)} is asked for; {where} has "
-            f"{format_size(total)}{left}. Give less `memory`, `kv_memory` or `num_blocks`."
+            f"{name}: a KV cache of {format_size(profile.kv)}{beside} is asked for; {where}. "
+            "Give less `memory`, `kv_memory` or `num_blocks`."
         )
 
 
