@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed (it exists for Linux)")
 
 from tests.kernels.synthetic import random_step
+from workbench import Engine
 from workbench.errors import ConfigError
 from workbench.kernels import load_kernels
 from workbench.kernels.triton.kernels import TritonKernels
@@ -116,6 +119,59 @@ def test_without_triton_a_gpu_takes_plain_torch() -> None:
     )
     assert said.startswith("reference The Triton kernels need the package triton")
     assert said.endswith("Plain torch computes instead.")
+
+
+EARLY = """
+import sys, torch
+{before}
+torch.cuda.device_count = lambda: 1
+torch.cuda.get_device_capability = lambda _: (9, 0)
+from workbench import Engine
+from workbench.engine import parts
+from workbench.errors import ConfigError
+
+def load(*_, **settings):
+    raise SystemExit("loads")
+
+parts.load_model = load
+try:
+    Engine({model!r}, device="cuda", dtype="float16", **{settings})
+except ConfigError as error:
+    print(error)
+except SystemExit as loads:
+    print(loads)
+"""
+INVARIANCE = "with batch_invariant=False plain torch computes instead."
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("before", "head_dim", "settings", "said"),
+    [
+        ("sys.modules['triton'] = None", 16, {}, ("need the package triton", INVARIANCE)),
+        ("", 160, {}, ("head_dim=160; the Triton kernels take", INVARIANCE)),
+        ("", 16, {"block_size": 24}, ("block_size=24; the Triton kernels take powers of two",)),
+        ("", 16, {}, ("loads",)),
+        ("", 160, {"batch_invariant": False}, ("loads",)),
+    ],
+    ids=["no triton", "head_dim", "block_size", "served", "plain torch"],
+)
+def test_what_nobody_serves_is_refused_before_weights_are_loaded(
+    before: str, head_dim: int, settings: dict[str, object], said: tuple[str, ...], tmp_path: Path
+) -> None:
+    """With the cause, and what to do; not as plain torch first and then not at all."""
+    shape = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "vocab_size": 300,
+             "intermediate_size": 48, "head_dim": head_dim, "max_position_embeddings": 64,
+             "architectures": ["LlamaForCausalLM"]}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    told = alone(EARLY.format(before=before, model=f"dummy:{tmp_path}", settings=settings))
+    assert all(words in told for words in said), told
+
+
+def test_types_of_a_cpu_that_plain_torch_computes_are_refused_early() -> None:
+    """Before weights are loaded, here of a model that has none."""
+    with pytest.raises(ConfigError, match=r"Plain torch computes torch\.bfloat16 on a CPU, and.*"):
+        Engine("llama-3.2-1b", dtype="bfloat16")
 
 
 @interpreted

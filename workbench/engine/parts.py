@@ -13,15 +13,16 @@ from workbench.collection import collection_paused
 from workbench.config import EngineConfig
 from workbench.engine.executor import Executor
 from workbench.engine.limits import require_served_length
-from workbench.engine.memory import MemoryProfile, StepLimits, plan_memory
+from workbench.engine.memory import MemoryProfile, StepLimits, memory_told, plan_memory
 from workbench.engine.scheduler import Scheduler
 from workbench.engine.shared import ArenaPlace, require_guaranteed
 from workbench.engine.static_batch import StaticScheduler
+from workbench.kernels import require_served
 from workbench.kvcache.manager import KVCacheManager
 from workbench.kvcache.storage import BlockStorage, KVStorage
-from workbench.models.folders import DUMMY, load_tokenizer
+from workbench.models.folders import DUMMY, load_tokenizer, model_spec
 from workbench.models.llama import LlamaModel
-from workbench.models.loading import load_model
+from workbench.models.loading import arithmetic_dtype, load_model, require_device
 from workbench.models.spec import ModelSpec
 from workbench.sampling.stop import StopChecker
 from workbench.tokenizer import ByteTokenizer, Tokenizer
@@ -45,6 +46,7 @@ class Parts:
 @collection_paused()
 def build_parts(config: EngineConfig, place: ArenaPlace | None = None) -> Parts:
     """All parts of an engine. Raises ModelError, OutOfMemory or ConfigError as Engine does."""
+    _require_kernels(config)
     weights = load_model(
         config.model,
         dtype=config.dtype,
@@ -69,10 +71,12 @@ def build_parts(config: EngineConfig, place: ArenaPlace | None = None) -> Parts:
     else:
         require_guaranteed(place, config, max_model_len)
         cache = place.arena.cache(place.name, **cached)
-        memory = _plan_memory(config, weights, max_model_len, cache.num_blocks)
+        held = place.arena.storage is not None
+        memory = _plan_memory(config, weights, max_model_len, cache.num_blocks, held)
         storage = place.storage(config, weights)
     cache.require(-(-max_model_len // config.block_size))
-    executor = _executor(config, weights, storage)
+    with memory_told(config.model, weights, memory.activations, memory.kv):
+        executor = _executor(config, weights, storage)
     kind = StaticScheduler if config.batching == "static" else Scheduler
     scheduler = kind(
         cache,
@@ -89,8 +93,27 @@ def build_parts(config: EngineConfig, place: ArenaPlace | None = None) -> Parts:
     return Parts(*found, executor, cache, scheduler)
 
 
+def _require_kernels(config: EngineConfig) -> None:
+    """Refuse what no kernels serve before weights are loaded; float32 on a CPU always is."""
+    device = require_device(config.device)
+    if device.type == "cpu" and config.dtype in ("auto", "float32"):
+        return
+    spec = model_spec(config.model)
+    require_served(
+        device,
+        arithmetic_dtype(config.dtype, config.device, spec),
+        head_dim=spec.head_dim,
+        block_size=config.block_size,
+        batch_invariant=config.batch_invariant,
+    )
+
+
 def _plan_memory(
-    config: EngineConfig, weights: LlamaModel, max_model_len: int, num_blocks: int | None
+    config: EngineConfig,
+    weights: LlamaModel,
+    max_model_len: int,
+    num_blocks: int | None,
+    kv_held: bool = False,
 ) -> MemoryProfile:
     return plan_memory(
         weights,
@@ -100,6 +123,7 @@ def _plan_memory(
         kv_memory=config.kv_memory,
         num_blocks=num_blocks,
         activations_in_total=config.activations_in_total,
+        kv_held=kv_held,
         name=config.model,
     )
 

@@ -17,7 +17,14 @@ from workbench.errors import ConfigError
 from workbench.kernels.context import ForwardContext, LayerCache
 from workbench.kernels.quantised import Quantised
 
-__all__ = ["ForwardContext", "Kernels", "LayerCache", "Quantised", "load_kernels"]
+__all__ = [
+    "ForwardContext",
+    "Kernels",
+    "LayerCache",
+    "Quantised",
+    "load_kernels",
+    "require_served",
+]
 
 Part = torch.Tensor | Quantised  # some rows of a weight matrix, [outputs, inputs] as files have it
 
@@ -180,3 +187,37 @@ def load_kernels(
     from workbench.kernels.reference import ReferenceKernels  # noqa: PLC0415
 
     return ReferenceKernels(device, dtype)
+
+
+def require_served(
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    head_dim: int,
+    block_size: int,
+    batch_invariant: bool,
+) -> None:
+    """ConfigError, with the cause, for an engine that no kernels here serve: before it is loaded.
+
+    Plain torch serves what `load_kernels` gives it, but not with rows whose bits are their own.
+    """
+    if device.type == "cpu" and dtype != torch.float32 and batch_invariant:
+        raise ConfigError(
+            f"Plain torch computes {dtype} on a CPU, and there a row's bits depend on its batch: "
+            "take float32, or batch_invariant=False."
+        )
+    if device.type != "cuda":
+        return
+    try:
+        from workbench.kernels.triton import taken  # noqa: PLC0415 - an extra
+
+        taken.require_runs(device, dtype)
+        taken.require_head_dim(head_dim)
+    except ConfigError as problem:
+        if batch_invariant:
+            raise ConfigError(
+                f"{problem} They alone give a row the same bits in every batch: with "
+                "batch_invariant=False plain torch computes instead."
+            ) from problem
+        return
+    taken.require_blocks(block_size, head_dim, dtype, batch_invariant)

@@ -8,7 +8,7 @@ import triton
 from workbench.errors import ConfigError
 from workbench.kernels import LayerCache
 from workbench.kernels.triton import rows
-from workbench.kernels.triton.tuning import Tuning
+from workbench.kernels.triton.tuning import Tuning, chosen
 
 INTERPRETED = not isinstance(rows.rms_norm, triton.JITFunction)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -37,6 +37,11 @@ def require_runs(device: torch.device, dtype: torch.dtype) -> None:
             f"Triton kernels on a GPU of compute capability {found}; they need 8.0 (Ampere) or "
             "later."
         )
+
+
+def require_blocks(size: int, head_dim: int, dtype: torch.dtype, batch_invariant: bool) -> None:
+    """Raises ConfigError for blocks that the table's spans are not made of."""
+    require_block_size(size, chosen(head_dim, dtype.itemsize, batch_invariant))
 
 
 def require_takes(cache: LayerCache, dtype: torch.dtype, tuning: Tuning) -> None:
