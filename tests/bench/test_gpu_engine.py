@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
-from workbench.bench import engine, reenact
+from workbench.bench import engine, gpu_engine, reenact
+from workbench.bench.contenders import Prompts
+from workbench.bench.gpu_contenders import TransformersOnDevice
 from workbench.bench.gpu_engine import EngineBench, StepSizes
+from workbench.bench.gpu_timing import require_gpu
 from workbench.bench.machine_ceiling import Ceiling
+from workbench.bench.peer_process import PeerError
 from workbench.bench.record import record
 from workbench.errors import ConfigError
+from workbench.models.folders import read_spec
+from workbench.models.names import CONFIGS
 
 SMALL = StepSizes(batches=(1, 3), prompt=8, new=4, prefills=(16,))
 CEILING = Ceiling(flops_per_s=1e12, bytes_per_s=1e9)
@@ -57,3 +66,56 @@ def test_without_a_gpu_it_is_refused_before_anything_is_measured(
         next(reenact.run(device="cuda"))
     assert engine.mode_of({"device": "cuda"})["dtype"] == "bfloat16"
     assert engine.mode_of({"device": "cpu"})["dtype"] == "float32"
+
+
+@pytest.mark.parametrize("folder", sorted(CONFIGS.iterdir()), ids=lambda folder: folder.name)
+def test_transformers_reads_every_config_of_the_package(folder: Path) -> None:
+    """Else a model of true size would have no peer on a GPU."""
+    transformers = pytest.importorskip("transformers")
+    found, spec = transformers.AutoConfig.from_pretrained(folder), read_spec(folder)
+    assert (found.num_hidden_layers, found.hidden_size) == (spec.layers, spec.hidden)
+    assert found.rope_parameters["rope_theta"] == spec.rope_theta
+
+
+def test_a_peer_that_cannot_be_made_is_told_with_its_reason(tmp_path: Path) -> None:
+    """Here a config that does not say which family it is of."""
+    pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 8}))
+    with pytest.raises(PeerError, match=r"ValueError: .*model_type"):
+        TransformersOnDevice(str(tmp_path), torch.device("cpu"), "float32")
+
+
+def test_rows_say_why_they_have_no_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a peer that fails while it is measured, too: our rows come all the same."""
+
+    class Failing:
+        def __init__(self, *_: object) -> None: ...
+
+        def decode(self, prompts: Prompts, new_tokens: int) -> float:
+            raise PeerError("OutOfMemoryError: 3 GiB")
+
+    monkeypatch.setattr(gpu_engine, "TransformersOnDevice", Failing)
+    short = StepSizes(batches=(1,), prompt=4, new=2, prefills=(8,))
+    made = EngineBench("dummy:tiny-solver", "cpu", "float32", CEILING, short, repeats=1)
+    with pytest.warns(UserWarning, match="no transformers: OutOfMemoryError: 3 GiB"):
+        rows = {row.name: row for row in made.rows()}
+    for name in ("decode_b1", "decode_b1+invariant", "prefill_8"):
+        assert rows[name].peer == "no transformers: OutOfMemoryError: 3 GiB"
+        assert (rows[name].peer_value, rows[name].ratio) == (None, None)
+
+
+def test_the_gpu_that_was_named_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not the first; one that is not there is refused."""
+    asked: list[str] = []
+
+    def memory(device: torch.device) -> tuple[int, int]:
+        asked.append(str(device))
+        return 10, 20
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", memory)
+    assert require_gpu(5, "engine", "cuda:1") == torch.device("cuda:1")
+    assert asked == ["cuda:1"]
+    with pytest.raises(ConfigError, match=r"device='cuda:2'.*finds 2 CUDA devices"):
+        require_gpu(5, "engine", "cuda:2")

@@ -87,15 +87,14 @@ def mode_of(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _gpu_rows(model: str, device: str, repeats: int, seed: int, peer: bool) -> Iterator[Row]:
     """The GPU's ceilings, then the engine's rows against them."""
-    require_gpu(2 * CeilingSizes().read_bytes, "engine --device cuda")
-    kind = getattr(torch, GPU_DTYPE)
-    ceiling = measure_gpu_ceiling(torch.device(device), kind)
-    torch.cuda.empty_cache()
-    yield Row("read_ceiling", ceiling.bytes_per_s / 1e9, "GB/s")
-    yield Row("product_ceiling", ceiling.flops_per_s / 1e12, "TFLOP/s")
-    sizes = StepSizes()
-    bench = EngineBench(model, device, GPU_DTYPE, ceiling, sizes, repeats, seed, peer)
-    yield from bench.rows()
+    place = require_gpu(2 * CeilingSizes().read_bytes, f"engine --device {device}", device)
+    with torch.cuda.device(place):  # streams, graphs and events are the current one's
+        ceiling = measure_gpu_ceiling(place, getattr(torch, GPU_DTYPE))
+        torch.cuda.empty_cache()
+        yield Row("read_ceiling", ceiling.bytes_per_s / 1e9, "GB/s")
+        yield Row("product_ceiling", ceiling.flops_per_s / 1e12, "TFLOP/s")
+        bench = EngineBench(model, device, GPU_DTYPE, ceiling, StepSizes(), repeats, seed, peer)
+        yield from bench.rows()
 
 
 def _decode_rows(

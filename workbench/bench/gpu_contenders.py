@@ -5,25 +5,37 @@ What it does not do: time our engine (contenders.py).
 
 from __future__ import annotations
 
+import textwrap
 import time
-import warnings
-from importlib.util import find_spec
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
 from workbench.bench.contenders import Prompts, TransformersGenerate
+from workbench.bench.peer_process import PeerError
 from workbench.models.folders import DUMMY, find_model
+
+# Of an installation that does not fit, of a config, and torch.OutOfMemoryError.
+_FAILURES = (ImportError, RuntimeError, ValueError, OSError, TypeError)
+_SHOWN = 200  # characters of what a failure says
 
 
 class TransformersOnDevice(TransformersGenerate):
-    """`transformers` with the weights that its own initialisation draws."""
+    """`transformers` with the weights that its own initialisation draws.
+
+    Raises PeerError, with the reason, where it is not installed, has no room, or fails.
+    """
 
     def __init__(self, model: str, device: torch.device, dtype: str) -> None:
-        from transformers import AutoConfig, AutoModelForCausalLM  # noqa: PLC0415 - optional extra
-
-        folder = find_model(model.removeprefix(DUMMY), weights=False)
         kind = getattr(torch, dtype)
-        with device:
+        with _failures_told(), device:
+            from transformers import (  # noqa: PLC0415 - optional extra
+                AutoConfig,
+                AutoModelForCausalLM,
+            )
+
+            folder = find_model(model.removeprefix(DUMMY), weights=False)
             config = AutoConfig.from_pretrained(folder)
             self._model = AutoModelForCausalLM.from_config(config, dtype=kind).to(kind).eval()
         self._device = device
@@ -39,7 +51,7 @@ class TransformersOnDevice(TransformersGenerate):
 
         ids = torch.from_numpy(prompts).to(self._device)
         settings = self._greedy() | {"max_new_tokens": new_tokens, "stopping_criteria": [stamp]}
-        with torch.inference_mode():
+        with _failures_told(), torch.inference_mode():
             self._model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
         return len(prompts) * (len(stamps) - 1) / (stamps[-1] - stamps[0])
 
@@ -47,7 +59,7 @@ class TransformersOnDevice(TransformersGenerate):
         """One forward with a key-value cache and the last position's logits only."""
         start = time.perf_counter()
         ids = torch.from_numpy(prompts).to(self._device)
-        with torch.inference_mode():
+        with _failures_told(), torch.inference_mode():
             self._model(ids, use_cache=True, logits_to_keep=1).logits.argmax(-1)
         self._wait()
         return prompts.size / (time.perf_counter() - start)
@@ -57,13 +69,10 @@ class TransformersOnDevice(TransformersGenerate):
             torch.cuda.synchronize(self._device)
 
 
-def transformers_on(model: str, device: torch.device, dtype: str) -> TransformersOnDevice | None:
-    """The peer; None, with a warning that says why, where it is not installed or has no room."""
-    if find_spec("transformers") is None:
-        warnings.warn("No rows against transformers: it is not installed.", stacklevel=2)
-        return None
+@contextmanager
+def _failures_told() -> Iterator[None]:
     try:
-        return TransformersOnDevice(model, device, dtype)
-    except RuntimeError as problem:  # torch.OutOfMemoryError among them
-        warnings.warn(f"No rows against transformers: {problem}", stacklevel=2)
-        return None
+        yield
+    except _FAILURES as problem:
+        told = textwrap.shorten(str(problem), _SHOWN, placeholder=" ...")
+        raise PeerError(f"{type(problem).__name__}: {told}") from problem

@@ -6,12 +6,14 @@ sequences over its memory floor: every weight that a step reads and the keys and
 contexts, at the measured read ceiling. prefill_N is a prompt in one step, against the measured
 product ceiling. No suffix: the fastest kernels; `+invariant`: those whose rows have the same bits
 in whatever batch; invariant_cost_*: time of the second over time of the first. memory_*: bytes, as
-the profiling pass measured them. What it does not do: look for a GPU (gpu_timing.py).
+the profiling pass measured them. Where `transformers` did not run, a row's peer says why. What it
+does not do: look for a GPU (gpu_timing.py).
 """
 
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
@@ -20,8 +22,9 @@ import numpy as np
 import torch
 
 from workbench.bench.contenders import Contender, Ours, Prompts
-from workbench.bench.gpu_contenders import transformers_on
+from workbench.bench.gpu_contenders import TransformersOnDevice
 from workbench.bench.machine_ceiling import Ceiling
+from workbench.bench.peer_process import PeerError
 from workbench.bench.record import Row
 from workbench.bench.rows import memory_rows, middle_half, plain_row, rate_row
 from workbench.engine.engine import Engine
@@ -80,9 +83,15 @@ class EngineBench:
             for suffix in (FAST, INVARIANT)
         }
         self._contenders: dict[str, Contender] = dict(self._ours)
-        found = transformers_on(model, torch.device(device), dtype) if peer else None
-        if found is not None:
-            self._contenders[TRANSFORMERS] = found
+        self._missing: str | None = None  # why there is no peer, where one is wanted
+        if not peer:
+            return
+        try:
+            self._contenders[TRANSFORMERS] = TransformersOnDevice(
+                model, torch.device(device), dtype
+            )
+        except PeerError as problem:
+            self._drop_peer(problem)
 
     def rows(self) -> Iterator[Row]:
         """Steps by batch, prefills by size, what invariance costs, and where the memory went."""
@@ -132,7 +141,7 @@ class EngineBench:
                 continue
             value = median(ours)
             share, spread = value / ceiling, middle_half(ours)
-            own = ("tokens/s", None, None, None, ceiling, share, len(ours), spread)
+            own = ("tokens/s", self._missing, None, None, ceiling, share, len(ours), spread)
             yield Row(f"{name}{suffix}", value, *own)
 
     def _measured(
@@ -147,10 +156,21 @@ class EngineBench:
             prompts = self._random.integers(0, self.spec.vocab, shape)
             gc.collect()
             for name in list(rates)[:: 1 if repeat % 2 else -1]:
-                rate = measure(self._contenders[name], prompts)
+                try:
+                    rate = measure(self._contenders[name], prompts)
+                except PeerError as problem:
+                    self._drop_peer(problem)
+                    del rates[name]
+                    continue
                 if repeat >= 0:
                     rates[name].append(rate)
         return rates
+
+    def _drop_peer(self, problem: PeerError) -> None:
+        """It takes no part from now on, and rows say why."""
+        self._contenders.pop(TRANSFORMERS, None)
+        self._missing = f"no {TRANSFORMERS}: {problem}"
+        warnings.warn(f"Rows have {self._missing}", stacklevel=2)
 
 
 def _cost(name: str, rates: dict[str, list[float]]) -> Row:

@@ -15,6 +15,7 @@ import torch
 
 from workbench.bench.machine_ceiling import Ceiling
 from workbench.errors import ConfigError, OutOfMemory
+from workbench.models.loading import require_device
 
 Work = Callable[[], object]
 Timer = Callable[[Work, int], list[float]]  # seconds of so many repeats
@@ -23,21 +24,25 @@ _CEILING_BYTES = 2 << 30
 _SIDE = 8192
 
 
-def require_gpu(needed_bytes: int, bench: str = "kernels") -> torch.device:
-    """The CUDA device. Raises ConfigError without one, OutOfMemory when it has not the room."""
+def require_gpu(needed_bytes: int, bench: str = "kernels", name: str | None = None) -> torch.device:
+    """The CUDA device of a name, or the current one.
+
+    Raises ConfigError where it is not there, OutOfMemory when it has not the room.
+    """
     if not torch.cuda.is_available():
         raise ConfigError(
             f"bench {bench} measures a GPU, and torch finds no CUDA device here. Run it on a "
             "machine with one and a CUDA build of torch; bench engine with --device cpu measures "
             "the CPU."
         )
-    free, total = torch.cuda.mem_get_info()
+    named = () if name is None else (require_device(name),)
+    free, total = torch.cuda.mem_get_info(*named)
     if free < needed_bytes:
         raise OutOfMemory(
             f"bench {bench} needs {needed_bytes:,} bytes of GPU memory; {free:,} of {total:,} are "
             "free. End what else uses the GPU, or give --profile quick."
         )
-    return torch.device("cuda")
+    return torch.device(name or "cuda")
 
 
 def graph_seconds(work: Work, repeats: int) -> list[float]:
