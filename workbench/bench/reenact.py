@@ -3,11 +3,13 @@
 On a GPU: `--device cuda --llm dummy:llama-3.2-1b --prm dummy:llama-3.1-8b-prm`, a search made of
 MATH-500's lengths, 40 GiB; llm_weights and the like are bytes, as profiling passes measured them.
 By default the embedded pair and its recording. One pair of engines is built and its caches resized,
-so a share costs one search. What it does not do: keep the traces.
+so a share costs one search. The roofline is a data sheet's where the GPU is one of the presets,
+else measured. What it does not do: keep the traces.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean
@@ -16,9 +18,11 @@ from typing import Any
 import torch
 
 from workbench.bench.cells import this_machine
+from workbench.bench.gpu_timing import CeilingSizes, measure_gpu_ceiling, require_gpu
 from workbench.bench.record import Row
 from workbench.bench.rows import memory_rows
 from workbench.bench.workload import is_tiny
+from workbench.engine.device_memory import total_of
 from workbench.engine.engine import Engine
 from workbench.experiments.reenact import reenact
 from workbench.models.folders import DUMMY
@@ -30,10 +34,12 @@ from workbench.replay.simulator import events
 from workbench.replay.what_if import WhatIfResult, what_if
 from workbench.replay.workload import thesis_search
 
-SHARES = {"quick": (0.3, 0.5), "default": (0.08, 0.3, 0.5), "full": (0.08, 0.15, 0.3, 0.4, 0.5)}
-SEARCHES = {"quick": (8, 4), "default": (16, 6), "full": (128, 40)}
-"""Problems and depth of a search at the thesis's scale."""
+SHARES = (0.08, 0.15, 0.3, 0.4, 0.5)
+SEARCHES = {"quick": (4, 3), "default": (16, 6), "full": (128, 40)}
+"""Problems and depth of a search at the thesis's scale; the full one alone outgrows its memory."""
 TINY_RECORDING = "tiny-16-n4"
+MEMORY_TOLERANCE = 0.1  # what a driver tells, beside the nominal size
+OTHER_BUILDS = frozenset({"pcie", "nvl", "laptop", "d"})  # slower ones of a preset's name
 KEPT = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
 
 
@@ -69,7 +75,7 @@ def run(
         share: what_if(
             scale.answers, device=known, total_memory=scale.total_memory, llm_share=share
         )
-        for share in SHARES[profile]
+        for share in SHARES
     }
     given = (scale, foretold, device)
     engines = (_engine(llm, *given, place=0), _engine(prm, *given, place=1))
@@ -116,10 +122,33 @@ def _engine(
 
 
 def _device(name: str) -> Device:
-    """The preset of this GPU where there is one, else this machine measured."""
-    if name != "cpu":
-        here = torch.cuda.get_device_name(torch.device(name)).lower()
-        named = [d for name, d in PRESETS.items() if name.split("-")[0] in here]
-        if named:
-            return named[-1]
-    return this_machine()
+    """This machine measured, or its GPU: the preset where there is one, else that measured."""
+    if name == "cpu":
+        return this_machine()
+    place = torch.device(name)
+    gpu, memory = torch.cuda.get_device_name(place), total_of(place)
+    return preset_of(gpu, memory) or _measured(name, gpu, memory)
+
+
+def preset_of(gpu: str, memory_bytes: int) -> Device | None:
+    """The preset of a GPU as its driver names it; None for other builds and other memories.
+
+    A preset's name is words of the driver's ("NVIDIA A100-SXM4-80GB"); its gigabytes, where it ends
+    in them, are told by the memory.
+    """
+    words = set(re.split(r"[\s-]+", gpu.lower()))
+    for name, device in PRESETS.items():
+        wanted = set(name.split("-")) - {str(device.memory_bytes >> 30)}
+        nominal = abs(memory_bytes / device.memory_bytes - 1) < MEMORY_TOLERANCE
+        if wanted <= words and nominal and not words & OTHER_BUILDS:
+            return device
+    return None
+
+
+def _measured(name: str, gpu: str, memory_bytes: int) -> Device:
+    """A GPU's roofline, measured now."""
+    place = require_gpu(2 * CeilingSizes().read_bytes, "reenact", name)
+    with torch.cuda.device(place):
+        ceiling = measure_gpu_ceiling(place, torch.bfloat16)
+    torch.cuda.empty_cache()
+    return Device(gpu, ceiling.flops_per_s, ceiling.bytes_per_s, memory_bytes, "measured")
