@@ -92,6 +92,35 @@ def test_a_graph_is_captured_beside_others(monkeypatch: pytest.MonkeyPatch) -> N
         capture(lambda: 1 // 0)
     assert log == [*begun, "ends"]
 
+    def broken(_: object) -> None:
+        raise RuntimeError("capture invalidated")
+
+    monkeypatch.setattr(Graph, "capture_end", broken)
+    with pytest.raises(ZeroDivisionError):  # the cause, not what follows from it
+        capture(lambda: 1 // 0)
+
+
+def test_a_size_that_cannot_be_captured_is_launched_one_by_one() -> None:
+    """A warning says why; its steps are right, and nobody tries again."""
+    step = random_step((2, 1, 16), [(66, 1), (40, 1)], 8).to(torch.float32, DEVICE)
+    out, ours = step.room(), kernels(torch.float32, SMALL)
+    tried = []
+
+    def capture(work: Callable[[], None]) -> Callable[[], None]:
+        tried.append(work)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    attend = partial(ours.attend, step.qkv, out, step.cache, step.context)
+    again = RecordedWork(ours, attend, capture)
+    again()
+    with pytest.warns(RuntimeWarning, match=r"one by one, slower: no CUDA graph \(CUDA out of"):
+        again()
+    for _ in range(2):
+        out.fill_(torch.nan)
+        again()
+        torch.testing.assert_close(out, expected(step), rtol=2e-5, atol=2e-5)
+    assert len(tried) == 1
+
 
 def test_rows_beyond_a_step_s_own_belong_to_nobody() -> None:
     """They store nothing, see nothing, and change no bit of the others."""

@@ -2,12 +2,15 @@
 
 A graph launches what was captured, over the same addresses. So a step's lists are put where those
 of the captured step were, with room for more (`Capacity`); a step that does not fit is launched one
-by one, and captured for the steps to come.
+by one, and captured for the steps to come. A size whose capture fails goes on being launched one by
+one.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 import torch
@@ -62,7 +65,19 @@ class RecordedWork:
         placed = place(lists, context, self._kernels.device)
         self._kernels.held = (context, shape, placed)
         self._work()  # this step; and every kernel is compiled before one is captured
-        self._recorded[key] = placed, self._capture(self._work)
+        self._recorded[key] = placed, self._captured()
+
+    def _captured(self) -> Work:
+        """What launches the work again: as it is where the device cannot capture it."""
+        try:
+            return self._capture(self._work)
+        except RuntimeError as problem:  # torch.OutOfMemoryError among them
+            warnings.warn(
+                f"Decoding steps are launched one by one, slower: no CUDA graph ({problem}).",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return self._work
 
 
 def as_it_is(work: Work) -> Work:
@@ -88,7 +103,10 @@ class GraphCapture:
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 work()
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with suppress(RuntimeError):  # it fails too where the work has broken the capture
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         replay: Work = graph.replay
         return replay

@@ -1,8 +1,9 @@
 """The tiles of the attention kernels: a small table, not a clock.
 
 `triton.autotune` would choose by timing, anew in every process, and tiles are part of the
-arithmetic: the same seed could give other tokens in the next run. So what is measured (`candidates`
-lists what is worth measuring) is written down here.
+arithmetic: the same seed could give other tokens in the next run. So the choice is written down
+here. It is reasoned from sizes of tiles, registers and shared memory, and has not been timed yet:
+`workbench bench kernels --profile full` times the `candidates` on a GPU.
 """
 
 from __future__ import annotations
