@@ -24,6 +24,7 @@ SMALL = Tuning(
 JOINED = replace(SMALL, joined=True)
 UNEQUAL = replace(SMALL, tile=32, span=64, prefill_lanes=32, shared_lanes=64)
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+KINDS = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
 
 DECODE = [(5, 1), (15, 1), (31, 1), (32, 1), (0, 1)]
 PREFILL = [(0, 17), (0, 1), (0, 5)]
@@ -185,7 +186,7 @@ def test_joined_prefill_is_the_bits_of_decoding() -> None:
     [((4, 2, 16), 8, True), ((9, 3, 64), 16, False), ((5, 1, 24), 1, True), ((2, 2, 128), 4, True)],
     ids=str,
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", KINDS, ids=str)
 def test_rotate_and_store_equals_its_twin(
     shape: tuple[int, int, int], block_size: int, by_position: bool, dtype: torch.dtype
 ) -> None:
@@ -227,7 +228,7 @@ def test_offsets_pass_two_to_the_thirty_one() -> None:
 
 
 @pytest.mark.parametrize("width", [16, 100, 544])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", KINDS, ids=str)
 def test_norm_gate_and_logits_equal_their_twins(width: int, dtype: torch.dtype) -> None:
     """Norms, SwiGLU and selected columns, for widths that are powers of two and others."""
     draw = torch.Generator().manual_seed(width)

@@ -8,6 +8,7 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed (it exists for Linux)")
 
+from tests.kernels.test_triton import KINDS
 from workbench.kernels.reference import ReferenceKernels
 from workbench.kernels.triton import choosing
 from workbench.sampling.sampler import inverse_cdf
@@ -15,9 +16,9 @@ from workbench.sampling.sampler import inverse_cdf
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def given(logits: np.ndarray, temperature: list[float], noise: list[float]):
+def given(logits: np.ndarray, temperature: list[float], noise: list[float], dtype=torch.float32):
     """On the device, rows apart from each other as a buffer's are."""
-    room = torch.full((len(logits), logits.shape[1] + 3), torch.nan)
+    room = torch.full((len(logits), logits.shape[1] + 3), torch.nan, dtype=dtype)
     room[:, : logits.shape[1]] = torch.from_numpy(logits)
     return (
         room.to(DEVICE)[:, : logits.shape[1]],
@@ -26,14 +27,16 @@ def given(logits: np.ndarray, temperature: list[float], noise: list[float]):
     )
 
 
+@pytest.mark.parametrize("dtype", KINDS, ids=str)
 @pytest.mark.parametrize("vocab", [1, 50, 4096, 9000])
-def test_tokens_are_the_sampler_s(vocab: int) -> None:
+def test_tokens_are_the_sampler_s(vocab: int, dtype: torch.dtype) -> None:
     """Greedy and drawn, in vocabularies of less than a piece, one, and several."""
     random = np.random.default_rng(vocab)
-    logits = (random.standard_normal((8, vocab)) * 3).astype(np.float32)
+    drawn_logits = torch.from_numpy(random.standard_normal((8, vocab)) * 3)
+    logits = drawn_logits.to(dtype).float().numpy()
     temperature = [0.0, 0.8, 1.0, 0.5, 0.0, 2.0, 1.0, 1.0]
     noise = [0.5, *random.random(5).tolist(), 0.0, np.nextafter(1.0, 0.0)]
-    tokens, finite = choosing.choose(*given(logits, temperature, noise)).cpu().numpy()
+    tokens, finite = choosing.choose(*given(logits, temperature, noise, dtype)).cpu().numpy()
     expected = logits.argmax(axis=1)
     warm = np.array(temperature) > 0
     drawn = inverse_cdf(logits[warm], np.array(temperature)[warm], np.array(noise)[warm])
@@ -41,7 +44,8 @@ def test_tokens_are_the_sampler_s(vocab: int) -> None:
     assert tokens.tolist() == expected.tolist()
     assert finite.tolist() == [1] * 8
     twin = ReferenceKernels(DEVICE, torch.float32)
-    assert twin.choose(*given(logits, temperature, noise)).tolist() == [expected.tolist(), [1] * 8]
+    found = twin.choose(*given(logits, temperature, noise, dtype))
+    assert found.tolist() == [expected.tolist(), [1] * 8]
 
 
 def test_the_lowest_of_equal_logits_is_taken() -> None:
@@ -65,14 +69,15 @@ def test_rows_that_are_not_finite_are_said(bad: float, place: int) -> None:
     assert tokens[2] == 7
 
 
-def test_a_row_s_token_is_its_own() -> None:
+@pytest.mark.parametrize("dtype", KINDS, ids=str)
+def test_a_row_s_token_is_its_own(dtype: torch.dtype) -> None:
     """The same alone and in a batch."""
     random = np.random.default_rng(3)
     logits = random.standard_normal((6, 5000)).astype(np.float32)
     noise = random.random(6).tolist()
-    together = choosing.choose(*given(logits, [0.9] * 6, noise)).cpu().numpy()[0].tolist()
+    together = choosing.choose(*given(logits, [0.9] * 6, noise, dtype)).cpu().numpy()[0].tolist()
     alone = [
-        int(choosing.choose(*given(logits[r : r + 1], [0.9], noise[r : r + 1]))[0, 0])
+        int(choosing.choose(*given(logits[r : r + 1], [0.9], noise[r : r + 1], dtype))[0, 0])
         for r in range(6)
     ]
     assert alone == together

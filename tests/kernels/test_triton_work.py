@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="triton is not installed (it exists for Linux)")
+pytest.importorskip("hypothesis", reason="hypothesis is not installed")
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from workbench.kernels import ForwardContext
 from workbench.kernels.triton.tuning import Tuning
