@@ -1,4 +1,7 @@
-"""A machine with torch, triton and transformers alone can run what `.ci/gpu` runs there."""
+"""With torch, triton and transformers alone a machine runs the benchmarks of kernels and engine.
+
+With pandas and pyarrow beside them the re-enactment too; tests need pytest and numba.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,14 @@ ABSENT = (
     "plotly", "psutil", "pyarrow", "reasoning_gym", "rich", "scipy", "uvicorn",
 )  # fmt: skip
 
-REFUSE = f"""
+TABLES = ("pandas", "pyarrow")
+
+REFUSE = """
 import importlib.abc, sys
 
 class Absent(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {ABSENT!r} or name in {ABSENT!r}:
+        if name.split(".")[0] in {absent!r} or name in {absent!r}:
             raise ModuleNotFoundError(f"no {{name}} on a bare machine", name=name)
 
 sys.meta_path.insert(0, Absent())
@@ -36,9 +41,31 @@ found = record("engine", [Row("one", 1.0, "x")], engine.mode_of({"device": "cuda
 print(found["rows"][0]["name"], found["mode"]["dtype"])
 """
 
+REENACT = """
+from workbench.bench import reenact
+from workbench.replay.what_if import what_if
+scale = reenact.Scale.of("dummy:tiny-solver", "quick")
+known = reenact.PRESETS["h200"]
+found = what_if(scale.answers, device=known, total_memory=scale.total_memory, llm_share=0.3)
+assert found.throughput.tokens_per_s > 0
+print(reenact.mode_of({"llm": "dummy:tiny-solver", "profile": "quick"})["problems"])
+"""
+
+
+def bare(code: str, *present: str) -> str:
+    """What a Python prints that has none of the packages but those present."""
+    absent = tuple(name for name in ABSENT if name not in present)
+    told = REFUSE.format(absent=absent) + code
+    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
 
 def test_engine_and_benchmarks_need_no_other_package() -> None:
     """Neither to be imported nor to sample, score and write a record."""
-    done = subprocess.run([sys.executable, "-c", REFUSE + RUN], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.split() == ["one", "bfloat16"]
+    assert bare(RUN).split() == ["one", "bfloat16"]
+
+
+def test_the_re_enactment_needs_tables_only() -> None:
+    """To load the recording, to foretell a share and to say how it was made."""
+    assert int(bare(REENACT, *TABLES)) > 0

@@ -1,0 +1,103 @@
+"""`.ci/gpu` tells what ran, what failed and what was skipped; here with a fake interpreter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from workbench.experiments.machine import git_state
+
+ROOT = Path(__file__).parents[2]
+FAKE = """#!/usr/bin/env bash
+echo "$PYTHONPATH: $*" >>"$CALLS"
+case "$1" in
+-m) echo "so many passed"; exit "$TESTS" ;;
+-)
+    shift
+    [ $# -gt 0 ] || { echo "a GPU or none"; exit "$GPU"; }
+    for name; do [[ " $LACKING " != *" $name "* ]] || printf ' %s ' "$name"; done ;;
+*) echo "{}" >"$3"; exit "$BENCH" ;;
+esac
+"""
+
+
+@dataclass(frozen=True)
+class Done:
+    status: int
+    said: str
+    calls: list[str]
+    files: set[str]
+
+
+def run_script(tmp_path: Path, **settings: object) -> Done:
+    """The script with an interpreter whose tests, benchmarks and GPU end as they are told to."""
+    python, calls, out = (tmp_path / name for name in ("python", "calls", "out"))
+    python.write_text(FAKE)
+    python.chmod(0o755)
+    told = {"TESTS": 0, "BENCH": 0, "GPU": 0, "LACKING": ""} | settings
+    told |= {"PYTHON": python, "CALLS": calls, "PYTHONPATH": "own"}
+    environment = os.environ | {name: str(value) for name, value in told.items()}
+    done = subprocess.run(
+        [str(ROOT / ".ci" / "gpu"), str(out)], env=environment, capture_output=True, text=True
+    )
+    files = {file.name for file in out.iterdir()} if out.exists() else set()
+    return Done(done.returncode, done.stderr, calls.read_text().splitlines(), files)
+
+
+def test_on_a_gpu_everything_runs(tmp_path: Path) -> None:
+    """Five files; the re-enactment before the longest benchmark; our own packages first."""
+    done = run_script(tmp_path)
+    assert done.status == 0, done.said
+    records = ["kernels.json", "engine-1b.json", "reenact.json", "engine-8b.json"]
+    assert done.files == {*records, "tests.log"}
+    benches = [Path(call.split()[3]).name for call in done.calls if "gpu_bench.py" in call]
+    assert benches == records
+    assert any(call.endswith("test_gpu.py -k float16 and not bfloat16") for call in done.calls)
+    assert {call.split(": ")[0] for call in done.calls} == {f"{ROOT}:own"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "status", "said"),
+    [
+        ({"BENCH": 1}, 1, "FAILED bench kernels"),
+        ({"TESTS": 1}, 1, "FAILED tests, float16"),
+        ({"TESTS": 5}, 2, "SKIPPED tests, float16: none can run here"),
+        ({"LACKING": "pandas"}, 2, "SKIPPED bench reenact: pandas is missing"),
+        ({"LACKING": "transformers"}, 2, "SKIPPED the peer of bench engine: transformers is"),
+        ({"LACKING": "torch"}, 1, "torch is missing"),
+        ({"DEADLINE": 10}, 2, "SKIPPED bench engine, engine-8b.json: no time is left of 10 s"),
+        ({"GPU": 1}, 2, "SKIPPED bench kernels: torch finds no CUDA device"),
+        ({"GPU": 1, "TESTS": 5}, 2, "SKIPPED tests, interpreted: none can run here"),
+        ({"GPU": 1, "TESTS": 1}, 1, "FAILED tests, interpreted"),
+        ({"GPU": 1, "LACKING": "triton"}, 2, "SKIPPED tests, interpreted: triton is missing"),
+        ({"GPU": 1, "LACKING": "numba"}, 2, "SKIPPED tests, engines: numba is missing"),
+    ],
+    ids=str,
+)
+def test_what_did_not_run_is_named(
+    settings: dict[str, object], status: int, said: str, tmp_path: Path
+) -> None:
+    """The status tells a failure from a part that this machine cannot run."""
+    done = run_script(tmp_path, **settings)
+    assert (done.status, said in done.said) == (status, True), done.said
+
+
+def test_packages_carried_along_come_last_and_only_where_pytest_is_missing(tmp_path: Path) -> None:
+    """They were made by another Python, perhaps: what works here is not hidden by them."""
+    paths = [call.split(": ")[0] for call in run_script(tmp_path, LACKING="pytest").calls]
+    assert paths[0] == f"{ROOT}:own"
+    assert set(paths[1:]) == {f"{ROOT}:own:{ROOT}/build/gpu-packages"}
+
+
+def test_a_copy_without_git_is_told_its_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the environment; the tree's own git comes first."""
+    monkeypatch.delenv("WORKBENCH_COMMIT", raising=False)
+    assert git_state(tmp_path) == {"commit": None, "dirty": None}
+    monkeypatch.setenv("WORKBENCH_COMMIT", "abc")
+    assert git_state(tmp_path) == {"commit": "abc", "dirty": None}
