@@ -6,7 +6,9 @@ from importlib import import_module
 
 import pytest
 
-from workbench.bench.record import KEYS, Row, record, write_record
+from workbench.bench import memory
+from workbench.bench.record import KEYS, Row, read_record, record, renewed, write_record
+from workbench.cli import main
 from workbench.cli.bench import mode_of
 from workbench.errors import ConfigError
 
@@ -40,6 +42,32 @@ def test_a_record_has_the_contract_s_keys_and_fields(tmp_path):
     assert {"cpu", "cores", "threads", "gpu"} <= stored["machine"].keys()
     assert stored["git"].keys() == {"commit", "dirty"}
     assert list(file.parent.iterdir()) == [file]
+
+
+def test_rows_measured_again_take_their_places_and_say_so(tmp_path):
+    """Guards that a part can be measured anew, on the same machine alone, and that it is told."""
+    file = write_record(
+        record("memory", [Row("a", 1.0, "s"), Row("b", 1.0, "s")], {"n": 16}), tmp_path / "m.json"
+    )
+    again = record("memory", [Row("b", 2.0, "s")], {"n": 16, "part": "arena", "complete": True})
+    found = renewed(read_record(file), again)
+    assert [(row["name"], row["value"]) for row in found["rows"]] == [("a", 1.0), ("b", 2.0)]
+    assert found["mode"] == {"n": 16, "again": {"b": again["git"]["commit"]}}
+    with pytest.raises(ConfigError, match="where the machine is the same"):
+        renewed(found, again | {"machine": {"cpu": "another"}})
+    file.write_text("{}")
+    with pytest.raises(ConfigError, match="lacks one of bench"):
+        read_record(file)
+
+
+def test_one_part_alone_is_refused_where_it_cannot_be(tmp_path, capsys):
+    """Before anything is measured: an unknown part, and a record of another profile."""
+    assert main(["bench", "memory", "--part", "arenas"]) == 2
+    assert "starts, beams, forks, arena, sharing" in capsys.readouterr().err
+    mode = mode_of(memory, {"model": "tiny-solver", "profile": "full", "seeds": None})
+    file = write_record(record("memory", [], mode), tmp_path / "m.json")
+    assert main(["bench", "memory", "--part", "arena", "--json", str(file)]) == 2
+    assert "where the mode is the same" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_two_rows_of_one_name_are_refused():

@@ -14,6 +14,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import pandas as pd
@@ -27,6 +28,7 @@ from workbench.engine.engine import Engine
 from workbench.kvcache.manager import KVCacheManager
 from workbench.search.problems import load_problems
 from workbench.search.scoring import trie_size
+from workbench.search.voting import check_choice
 
 PROBLEMS = {"quick": 1, "default": 3, "full": 8}
 REUSED = {"quick": 2, "default": 16, "full": 32}  # problems searched with and without forks
@@ -59,28 +61,46 @@ def run(
     problems: str | None = None,
     repeats: int | None = None,
     seeds: int | None = None,
+    part: str | None = None,
 ) -> Iterator[Row]:
     """The rows of `workbench bench memory`.
 
     repeats: starts, instead of the profile's. seeds: of the searches that share one memory, as many
-    as these instead of the profile's.
+    as these instead of the profile's. part: of the rows alone, None: all; arena, forks and sharing
+    are of the tiny pair.
     """
     kv_memory = KV_MEMORY[is_tiny(model)]
-    starts = [measure(model, kv_memory) for _ in range((repeats or STARTS[profile]) + 1)][1:]
+    parts = {
+        "starts": lambda: _starts(model, kv_memory, repeats or STARTS[profile]),
+        "beams": lambda: _beams(
+            _workload(model, prm, problems, PROBLEMS[profile]), kv_memory, seed
+        ),
+    }
+    if is_tiny(model):
+        parts["forks"] = lambda: reuse.rows(REUSED[profile], seed)
+        parts["arena"] = lambda: arena.rows(profile, seed)
+        parts["sharing"] = lambda: sharing.rows(profile, seeds)
+    if part is not None:
+        check_choice("part", part, tuple(parts))
+    yield from chain.from_iterable(
+        measured() for name, measured in parts.items() if part in (None, name)
+    )
+
+
+def _starts(model: str, kv_memory: str, repeats: int) -> Iterator[Row]:
+    starts = [measure(model, kv_memory) for _ in range(repeats + 1)][1:]
     yield plain_row("startup_s", [start.seconds for start in starts], "s")
     yield Row("startup_cold_s", measure(model, kv_memory, cold=True).seconds, "s", repeats=1)
     peaks = [start.peak_bytes for start in starts]
     yield plain_row("startup_peak_bytes", peaks, "B")
     over = [start.peak_bytes / start.budget_bytes for start in starts]
     yield plain_row("startup_peak_over_budget", over, "fraction")
-    workload = _workload(model, prm, problems, PROBLEMS[profile])
+
+
+def _beams(workload: Workload, kv_memory: str, seed: int) -> Iterator[Row]:
     held = list(beams_of(workload, kv_memory, seed))
     yield plain_row("kv_beams_saving", [each.contiguous / each.paged for each in held], "x")
     yield plain_row("kv_beams_over_distinct", [each.paged / each.distinct for each in held], "x")
-    if is_tiny(model):
-        yield from reuse.rows(REUSED[profile], seed)
-        yield from arena.rows(profile, seed)
-        yield from sharing.rows(profile, seeds)
 
 
 def _workload(model: str, prm: str | None, source: str | None, limit: int) -> Workload:

@@ -60,6 +60,49 @@ def record(bench: str, rows: Iterable[Row], mode: dict[str, Any]) -> dict[str, A
     return dict(zip(KEYS, values, strict=True))
 
 
+def renewed(before: dict[str, Any], again: dict[str, Any]) -> dict[str, Any]:
+    """A record with the rows that were measured again in the place of those of their names.
+
+    mode.again: of each of them the commit that it was measured with. ConfigError as require_alike.
+    """
+    require_alike(before, again)
+    new = {row["name"]: row for row in again["rows"]}
+    rows = [new.pop(row["name"], row) for row in before["rows"]] + list(new.values())
+    commits = {row["name"]: again["git"]["commit"] for row in again["rows"]}
+    mode = before["mode"] | {"again": before["mode"].get("again", {}) | commits}
+    return before | {"mode": mode, "rows": rows}
+
+
+def require_alike(before: dict[str, Any], again: dict[str, Any]) -> None:
+    """ConfigError unless both are of one benchmark, machine, versions and mode."""
+    for key in ("bench", "machine", "versions", "mode"):
+        one, other = (_without_passes(each[key]) for each in (before, again))
+        if one != other:
+            raise ConfigError(
+                f"Rows can be measured again where the {key} is the same; the record has {one}, "
+                f"this run {other}. Write another file."
+            )
+
+
+def _without_passes(facts: Any) -> Any:
+    """Without what tells one pass from another."""
+    if not isinstance(facts, dict):
+        return facts
+    return {name: fact for name, fact in facts.items() if name not in ("again", "part", "complete")}
+
+
+def read_record(file: str | Path) -> dict[str, Any]:
+    """What `write_record` wrote. ConfigError for anything else."""
+    try:
+        content = json.loads(Path(file).read_text(encoding="utf-8"))
+        known = isinstance(content, dict) and set(KEYS) <= set(content)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read as a record ({error}).") from error
+    if not known:
+        raise ConfigError(f"{file} is no record; it lacks one of {', '.join(KEYS)}.")
+    return dict(content)
+
+
 def write_record(content: dict[str, Any], file: str | Path) -> Path:
     """Write a record as JSON, atomically."""
     target = Path(file)

@@ -151,6 +151,8 @@ def _bench(command: Parser) -> None:
     _value(command, "--seeds", "N", seeds, kind=_at_least(1))
     problems = "search, identity, memory: problem file (default: math500) for models but the tiny"
     _value(command, "--problems", "PATH", problems)
+    part = "memory: starts, beams, forks, arena or sharing alone; replaces its rows in --json FILE"
+    _value(command, "--part", "PART", part)
     repeats = "engine, memory, kernels, replay: how many, not the profile's number"
     _value(command, "--repeats", "N", repeats, kind=_at_least(1))
     peers = "engine: installed (default), none, or names joined by commas; see make bench-peers"

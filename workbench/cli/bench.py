@@ -11,18 +11,21 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from workbench.bench.record import Row, record, write_record
+from workbench.bench.record import Row, read_record, record, renewed, require_alike, write_record
 from workbench.cli.settings import terminal
 from workbench.errors import ConfigError
 
 MODELS = ("model", "llm", "prm")
-OPTIONS = ("profile", *MODELS, "problems", "seed", "seeds", "repeats", "peers", "device")
+OPTIONS = ("profile", *MODELS, "problems", "seed", "seeds", "repeats", "peers", "device", "part")
 
 
 def run(given: argparse.Namespace) -> int:
     """Measure, print each row, write the record when asked: also of a run that was broken off."""
     module, console = import_module(f"workbench.bench.{given.name}"), terminal()
     settings = accepted(module.run, given)
+    before = read_record(given.json) if _is_again(settings, given.json) else None
+    if before is not None:  # before anything is measured
+        require_alike(before, record(given.name, [], mode_of(module, settings)))
     rows: list[Row] = []
     complete = False
     try:
@@ -34,8 +37,16 @@ def run(given: argparse.Namespace) -> int:
     finally:
         if given.json and rows:
             mode = mode_of(module, settings) | {"complete": complete}
-            console.print(f"written: {write_record(record(given.name, rows, mode), given.json)}")
+            content = record(given.name, rows, mode)
+            if before is not None:
+                content = renewed(before, content)
+            console.print(f"written: {write_record(content, given.json)}")
     return 0
+
+
+def _is_again(settings: dict[str, Any], file: str | None) -> bool:
+    """Whether a part is measured whose rows have their place in a record that is there."""
+    return settings.get("part") is not None and file is not None and Path(file).exists()
 
 
 @contextmanager
