@@ -47,7 +47,7 @@ POLICIES = {
     "phase_aware": Line("phase-aware", PURPLE, "dashdot"),
     "marginal_value": Line("marginal value", GREEN, "dash"),
 }
-EVERYTHING = Line("marginal value, all but speculation", VERMILION, "longdash")
+EVERYTHING = Line("marginal value, all that gain", VERMILION, "longdash")
 TECHNIQUES = {
     "none": Line("none", BLACK, "solid", "circle"),
     "partial_blocks": Line("partial blocks", SKY, "dash", "square"),
@@ -57,7 +57,7 @@ TECHNIQUES = {
     "speculation": Line("speculation", PURPLE, "dashdot", "triangle-up"),
     "lookahead": Line("+ look-ahead", GREEN, "longdash", "star"),
     "overlap": Line("overlap", GREY, "longdashdot", "pentagon"),
-    "all": Line("all but speculation", VERMILION, "solid", "hexagon"),
+    "all": Line("all that gain", VERMILION, "solid", "hexagon"),
 }
 SHARE_AXIS = "LLM share of KV"
 MIB = 2**20
@@ -68,7 +68,7 @@ _CAPTION = (
     "Two models in one memory. Top: generated tokens per second over the LLM's share of the KV "
     "budget where the split is static, and as horizontal lines under policies that need no share, "
     "at budgets in multiples of the working set W; crosses: shares that leave a model less than "
-    "one request. Second: each technique alone, and all but speculation together, over the static "
+    "one request. Second: each technique alone, and those that gain together, over the static "
     "share at the smallest budget. Third: what each model holds (line), uses (area) and should "
     "come to (thin) at its own steps of one search. Bottom: accuracy of every setting; "
     "filled where every node has the uncapped search's tokens and score. Bars: 95 % bootstrap "
