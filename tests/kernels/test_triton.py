@@ -84,7 +84,7 @@ def test_attention_equals_its_twin(name: str) -> None:
     compare(name, torch.float32)
 
 
-@pytest.mark.parametrize("name", ["group_of_three", "dimensions_first", "odd_width"])
+@pytest.mark.parametrize("name", CASES)
 def test_attention_in_half_precision(name: str) -> None:
     """The same in float16: sums are float32."""
     compare(name, torch.float16)

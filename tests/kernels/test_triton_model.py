@@ -43,7 +43,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def interpret(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines take these kernels from now on; the largest step is not measured, only guessed."""
 
-    def load(device: torch.device, dtype: torch.dtype, **settings: Any) -> TritonKernels:
+    def load(
+        device: torch.device, dtype: torch.dtype, block_size: int | None = None, **settings: Any
+    ) -> TritonKernels:
         return TritonKernels(device, dtype, **settings)
 
     monkeypatch.setattr("workbench.models.building.load_kernels", load)

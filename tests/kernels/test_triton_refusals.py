@@ -150,11 +150,12 @@ INVARIANCE = "with batch_invariant=False plain torch computes instead."
     [
         ("sys.modules['triton'] = None", 16, {}, ("need the package triton", INVARIANCE)),
         ("", 160, {}, ("head_dim=160; the Triton kernels take", INVARIANCE)),
-        ("", 16, {"block_size": 24}, ("block_size=24; the Triton kernels take powers of two",)),
+        ("", 16, {"block_size": 24}, ("block_size=24; the Triton kernels take", INVARIANCE)),
         ("", 16, {}, ("loads",)),
         ("", 160, {"batch_invariant": False}, ("loads",)),
+        ("", 16, {"batch_invariant": False, "block_size": 24}, ("loads",)),
     ],
-    ids=["no triton", "head_dim", "block_size", "served", "plain torch"],
+    ids=["no triton", "head_dim", "block_size", "served", "plain torch", "its blocks"],
 )
 def test_what_nobody_serves_is_refused_before_weights_are_loaded(
     before: str, head_dim: int, settings: dict[str, object], said: tuple[str, ...], tmp_path: Path
@@ -175,13 +176,16 @@ def test_types_of_a_cpu_that_plain_torch_computes_are_refused_early() -> None:
 
 
 @interpreted
-def test_heads_that_triton_has_no_tiles_for_take_plain_torch(
+def test_heads_and_blocks_that_triton_has_no_tiles_for_take_plain_torch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As a GPU too old does; the warning says why, and the model runs on."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     with pytest.warns(RuntimeWarning, match=r"head_dim=160; .*Plain torch computes instead"):
         found = load_kernels(torch.device("cuda"), torch.float16, head_dim=160)
+    assert found.name == "reference"
+    with pytest.warns(RuntimeWarning, match=r"block_size=24; .*Plain torch computes instead"):
+        found = load_kernels(torch.device("cuda"), torch.float16, head_dim=64, block_size=24)
     assert found.name == "reference"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     with pytest.warns(RuntimeWarning, match=r"compute capability 7\.5; they need 8\.0"):

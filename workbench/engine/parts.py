@@ -53,6 +53,7 @@ def build_parts(config: EngineConfig, place: ArenaPlace | None = None) -> Parts:
         device=config.device,
         quantization=config.quantization,
         batch_invariant=config.batch_invariant,
+        block_size=config.block_size,
     )
     weights.kernels.require_takes(config.block_size, weights.spec.head_dim)
     tokenizer = load_tokenizer(weights.source, dummy=config.model.startswith(DUMMY))

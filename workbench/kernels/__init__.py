@@ -166,12 +166,13 @@ def load_kernels(
     *,
     batch_invariant: bool = True,
     head_dim: int | None = None,
+    block_size: int | None = None,
 ) -> Kernels:
     """The kernels for `dtype` on `device`: numba for float32 on a CPU, Triton for a GPU.
 
-    Plain torch for other types of a CPU, and where Triton cannot serve a GPU or a head size: a
-    warning says why. threads: of the CPU kernels; as many as torch has if not given.
-    batch_invariant: False takes the fastest where they differ, as they do on a GPU.
+    Plain torch for other types of a CPU, and where Triton cannot serve a GPU, a head size or, given
+    both, a block size: a warning says why. threads: of the CPU kernels; as many as torch has if not
+    given. batch_invariant: False takes the fastest where they differ, as they do on a GPU.
     """
     if device.type == "cpu" and dtype == torch.float32:
         from workbench.kernels.cpu import CpuKernels  # noqa: PLC0415 - compiles: only where it runs
@@ -179,8 +180,12 @@ def load_kernels(
         return CpuKernels(threads or torch.get_num_threads())
     if device.type == "cuda":
         try:
-            from workbench.kernels.triton.kernels import TritonKernels  # noqa: PLC0415 - an extra
+            from workbench.kernels.triton import taken  # noqa: PLC0415 - an extra
+            from workbench.kernels.triton.kernels import TritonKernels  # noqa: PLC0415
 
+            if block_size is not None and head_dim is not None:
+                taken.require_head_dim(head_dim)
+                taken.require_blocks(block_size, head_dim, dtype, batch_invariant)
             return TritonKernels(device, dtype, batch_invariant=batch_invariant, head_dim=head_dim)
         except ConfigError as problem:
             warnings.warn(f"{problem} Plain torch computes instead.", RuntimeWarning, stacklevel=2)
@@ -213,11 +218,10 @@ def require_served(
 
         taken.require_runs(device, dtype)
         taken.require_head_dim(head_dim)
+        taken.require_blocks(block_size, head_dim, dtype, batch_invariant)
     except ConfigError as problem:
         if batch_invariant:
             raise ConfigError(
                 f"{problem} They alone give a row the same bits in every batch: with "
                 "batch_invariant=False plain torch computes instead."
             ) from problem
-        return
-    taken.require_blocks(block_size, head_dim, dtype, batch_invariant)

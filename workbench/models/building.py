@@ -20,12 +20,19 @@ def build(
     dtype: torch.dtype,
     device: torch.device,
     batch_invariant: bool = True,
+    block_size: int | None = None,
 ) -> LlamaModel:
     """The model; take(name, shape) gives the tensor that Hugging Face calls so.
 
-    batch_invariant: False takes the fastest kernels of a device that has several.
+    batch_invariant, block_size: of `load_kernels`.
     """
-    kernels = load_kernels(device, dtype, batch_invariant=batch_invariant, head_dim=spec.head_dim)
+    kernels = load_kernels(
+        device,
+        dtype,
+        batch_invariant=batch_invariant,
+        head_dim=spec.head_dim,
+        block_size=block_size,
+    )
     return _Builder(spec, take, dtype, device, kernels).model()
 
 

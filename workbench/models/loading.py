@@ -54,6 +54,7 @@ def load_model(
     seed: int = 0,
     quantization: str | None = None,
     batch_invariant: bool = True,
+    block_size: int | None = None,
 ) -> LlamaModel:
     """The model of a short name, a folder, a .gguf file, a hub id, or `dummy:` and one of them.
 
@@ -62,8 +63,9 @@ def load_model(
     dtype: of the weights and of all arithmetic; "auto" is float32 on a CPU, else the config's.
     quantization: None keeps weights as the file has them; "int8" or "int4" rounds the matrices
     that it has in more bits, be they floating point or quantised. batch_invariant: False takes the
-    fastest kernels of a device that has several. Where some cannot be rounded a
-    warning counts them. Memory is saved by the float32 kernels of a CPU; others widen them again.
+    fastest kernels of a device that has several. Where some cannot be rounded a warning counts
+    them. Memory is saved by the float32 kernels of a CPU; others widen them again. block_size: of
+    the cache that the kernels will read, where it is known.
     Raises ModelError (unknown, incomplete, corrupt or unsupported model), ConfigError (dtype, a
     device that is not there, a quantization that is unknown or would round nothing) or
     OutOfMemory (weights larger than the memory available).
@@ -80,13 +82,13 @@ def load_model(
     _require_room(name, tensors, kind, chosen, place, spec.table_bytes(chosen.itemsize))
     if weights is None:
         take = _rounding(_random(seed, place), kind)
-        model = build(spec, take, chosen, place, batch_invariant)
+        model = build(spec, take, chosen, place, batch_invariant, block_size)
         origin = f"dummy {seed}"
     else:
         with ThreadPoolExecutor(max_workers=1) as beside:  # reads the file ahead of who packs it
             digest = beside.submit(weights.digest)
             take = _rounding(weights.take_stored, kind)
-            model = build(spec, take, chosen, place, batch_invariant)
+            model = build(spec, take, chosen, place, batch_invariant, block_size)
         weights.refuse_leftovers(spec.unused_tensors)
         origin = digest.result()
     if isinstance(source, GGUFFile):
