@@ -154,8 +154,8 @@ def _ratio(study: PolicyStudy, timed: pd.DataFrame, name: str, ours: str, peer: 
         if not study.has(setting):
             return Row(name, float("nan"), _why_not(study, setting), label)
     if equal_work(study, ours, peer):
-        rate = speed(study, peer).estimate
-        return Row(name, rate, UNIT, label, rate, 1.0, repeats=len(study.config.seeds))
+        rate, other = (speed(study, setting).estimate for setting in (ours, peer))
+        return Row(name, rate, UNIT, label, other, 1.0, repeats=len(study.config.seeds))
     mine, theirs = (_timed(timed, setting) for setting in (ours, peer))
     ratios = theirs["seconds"] / mine["seconds"]
     rate, other = (float(side["tokens"].sum() / side["seconds"].sum()) for side in (mine, theirs))
