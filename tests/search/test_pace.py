@@ -1,97 +1,142 @@
-"""How many problems are sampled at a time follows what the caches lose."""
+"""How many problems are sampled at a time follows from what the caches can keep."""
 
 from collections import deque
 from types import SimpleNamespace
 
-from workbench.kvcache.pool import CacheStats
+import pytest
+
+from tests.search.stepping_engine import SteppingEngine
+from workbench.kvcache.arena import KVArena
+from workbench.kvcache.pages import BlockShape
+from workbench.kvcache.policies import FirstCome, MarginalValue, PhaseAware, StaticSplit
 from workbench.search.beam import BeamSearch
 from workbench.search.groups import Groups
 from workbench.search.pace import Pace
 from workbench.search.prm import PRM
 from workbench.search.problems import load_problems
+from workbench.search.requests import Beam, Generate, Score, Step
 from workbench.search.runner import run_search
+from workbench.search.tree import Tree
+
+PROMPT, SIZE = 30, 4
 
 
-def engine():
+def engine(room):
     """All that a pace reads of an engine."""
-    return SimpleNamespace(cache=SimpleNamespace(stats=CacheStats(), block_size=16))
+    return SimpleNamespace(cache=SimpleNamespace(room=room, block_size=SIZE))
 
 
-def turn(pace, *engines, taken=100, lost=0):
-    """A round in which each engine takes so many blocks and finds so many lost; the places then."""
-    for each in engines:
-        each.cache.stats.allocated += taken
-        each.cache.stats.thrashed += lost
-    pace.open_round()
-    return pace.places
+def search(depth=0, children=4):
+    """A search about to sample below `depth` levels of nodes, which have two siblings each.
+
+    The LLM sees a prompt of 30 tokens and 10 a node; the PRM 40 tokens for the first step, then 10.
+    """
+    tree, paths = Tree(), [()]
+    for _ in range(depth):
+        paths = [(*path, k) for path in paths[:1] for k in range(2)]
+        beams = [Beam(path, (0,) * 10 * (len(path) - 1), steps=steps(path[:-1])) for path in paths]
+        tree.add(beams, [Step((0,) * 10, "s", "stop")] * len(beams))
+    asked = [Beam((*path, k), steps=steps(path)) for path in paths for k in range(children)]
+    return SimpleNamespace(
+        prompt=[0] * PROMPT, tree=tree, request=Generate(tuple(asked)), scores=Scores(), outcome=None
+    )
 
 
-def test_losses_make_it_slow_down_and_their_end_makes_it_hasten():
-    """A quarter fewer at a time down to one problem, one more at a time up to all."""
-    llm, prm = engine(), engine()
-    pace = Pace(12, (llm, prm))
-    assert [turn(pace, llm, prm, lost=50) for _ in range(9)] == [9, 6, 4, 3, 2, 1, 1, 1, 1]
-    assert [turn(pace, llm, prm) for _ in range(12)] == [*range(2, 13), 12]
-    assert turn(pace, llm, prm, lost=10) == 12, "a few losses are no reason to change anything"
+def steps(path):
+    return tuple(map(str, path))
 
 
-def test_it_waits_until_both_engines_had_a_turn():
-    """The LLM's part of a round says nothing of the PRM's cache."""
-    llm, prm = engine(), engine()
-    pace = Pace(4, (llm, prm))
-    assert turn(pace, llm, lost=90) == 4
-    assert turn(pace, prm) == 3
+class Scores:
+    """Of a ProblemScores what a pace reads."""
+
+    def spans(self, steps):
+        ends = [0, *range(40, 40 + 10 * len(steps), 10)]
+        for depth in range(1, len(steps) + 1):
+            yield SimpleNamespace(steps=steps[:depth]), (ends[depth - 1], ends[depth])
 
 
-def test_preempted_tokens_count_as_lost():
-    """What a preempted request has to compute again is lost like what was evicted."""
-    llm = engine()
-    pace = Pace(4, (llm,))
-    llm.cache.stats.allocated += 10
-    llm.cache.stats.readmit_query_tokens += 64
-    pace.open_round()
-    assert pace.places == 3
+def test_as_many_are_sampled_as_the_smaller_cache_keeps():
+    """Two levels of two siblings: 30 + 10 + 10 + 10 tokens of the LLM, 40 + 10 + 10 of the PRM."""
+    group = [search(2) for _ in range(6)]
+    llm, prm = 40 // 4 + 2 * (50 // 4 - 40 // 4), 40 // 4 + 2 * (50 // 4 - 40 // 4)
+    for llm_fits, prm_fits, expected in ((6, 6, 6), (3, 6, 3), (6, 2, 2), (0, 0, 1)):
+        rooms = [-(-4 * fits * need // 3) for fits, need in ((llm_fits, llm), (prm_fits, prm))]
+        assert Pace(*map(engine, rooms)).chosen(group) == group[:expected]
 
 
-def test_what_a_preempted_request_lost_is_counted_once():
-    """Its evicted blocks are part of what it computes again, not something more."""
-    llm = engine()
-    pace = Pace(4, (llm,))
-    stats = llm.cache.stats
-    stats.allocated += 100
-    stats.readmit_query_tokens += 160
-    stats.thrashed += 10
-    stats.thrashed_readmit += 10
-    pace.open_round()
-    assert pace.places == 4, "10 of 100 blocks, not 20"
+def test_what_is_shared_is_counted_once():
+    """Children of one parent need no more than the parent; two parents share what is before them."""
+    for depth, blocks in ((0, 7), (1, 2 * (40 // 4 - 30 // 4) + 7), (2, 14)):
+        few, many = search(depth, children=1), search(depth, children=8)
+        for room, expected in ((-(-4 * 2 * blocks // 3), 2), (4 * 2 * blocks // 3 - 2, 1)):
+            pace = Pace(engine(room), engine(10_000))
+            assert len(pace.chosen([few, few])) == len(pace.chosen([many, many])) == expected
 
 
-def test_the_latest_problems_wait():
-    """Those that were taken in first are sampled; the others stay in flight."""
-    pace = Pace(3, ())
-    groups = Groups(3, swap=False, whole_batches=False, pace=pace)
-    queue = deque(SimpleNamespace(admitted_s=0.0, outcome=None, name=i) for i in range(5))
-    groups.admit(queue, 0.0)
-    pace.places = 2
-    assert [search.name for search in groups.sampling] == [0, 1]
-    assert len(groups) == 3
+def test_all_wait_for_one_that_waits_for_scores():
+    """They are sampled together in the next round, in a batch of full size."""
+    group = [search(1) for _ in range(3)]
+    pace = Pace(engine(1000), engine(1000))
+    asking = group[1].request
+    group[1].request = Score(asking.beams)
+    assert pace.chosen(group) == []
+    group[1].request = asking
+    assert pace.chosen(group) == group
 
 
-def test_two_groups_share_the_places():
-    """Three places are two and one; a single place is one each, or a group would wait for ever."""
-    for places, expected in ((4, [2, 2]), (3, [2, 1]), (1, [1, 1])):
-        pace = Pace(8, ())
+def test_two_groups_share_the_room():
+    """What keeps four problems keeps two of each group; one each at the least."""
+    for fits, expected in ((4, [2, 2]), (1, [1, 1])):
+        pace = Pace(engine(10_000), engine(-(-4 * fits * 14 // 3)))
         groups = Groups(8, swap=True, whole_batches=False, pace=pace)
-        queue = deque(SimpleNamespace(admitted_s=0.0, outcome=None) for _ in range(8))
+        queue = deque(search(2) for _ in range(8))
         for _ in range(2):
             groups.admit(queue, 0.0)
             groups.swap()
-        pace.places = places
         found = []
         for _ in range(2):
             found.append(len(groups.sampling))
             groups.swap()
         assert found == expected
+        assert len(groups) == 8, "the others stay in flight"
+
+
+@pytest.mark.parametrize(
+    ("policy", "share"), [(StaticSplit(), 0.25), (PhaseAware(), 0.25), (MarginalValue(), 0.25)]
+)
+def test_in_an_arena_the_room_is_the_part_of_the_split(policy, share):
+    """A policy that lends does not promise what it lends."""
+    arena = KVArena(1 << 20, [BlockShape(name, 2, 512, 4) for name in ("llm", "prm")], policy, share)
+    llm, prm = (arena.cache(name) for name in ("llm", "prm"))
+    assert llm.room / (llm.room + prm.room) == pytest.approx(share, abs=0.01)
+    assert llm.room + prm.room == arena.num_pages * arena.pools[0].per_page
+    arena.resplit(0.5)
+    assert llm.room == prm.room
+
+
+def test_who_comes_first_may_count_on_a_fair_part():
+    """First come keeps no split, yet both models cannot count on everything."""
+    arena = KVArena(1 << 20, [BlockShape(n, 2, 512, 4) for n in ("llm", "prm")], FirstCome())
+    llm, prm = (arena.cache(name) for name in ("llm", "prm"))
+    assert llm.room == prm.room == arena.num_pages * arena.pools[0].per_page // 2
+
+
+def test_a_tight_cache_loses_less_when_some_wait():
+    """The same tree, and fewer tokens computed again."""
+    found, again = [], []
+    for batching in ("continuous", "adaptive"):
+        llm, prm = SteppingEngine(num_blocks=160), SteppingEngine(num_blocks=160)
+        result = run_search(
+            load_problems("tiny", 8),
+            llm=llm,
+            prm=PRM(prm),
+            strategy=BeamSearch(n=4, beam_width=2, max_depth=6),
+            problem_batching=batching,
+        )
+        found.append(result.tree[["node_id", "score"]].to_dict("records"))
+        again.append(sum(engine.cache.stats.thrashed for engine in (llm, prm)))
+    assert found[0] == found[1]
+    assert again[1] < again[0] / 2
 
 
 def test_an_engine_without_a_cache_is_never_too_small(fake_engine):

@@ -225,6 +225,10 @@ class KVArena(Lender, ArenaLayout):
                     "another kv_share, give more memory, or a smaller max_model_len."
                 )
 
+    def part_of(self, pool: LeasedPool) -> int:
+        """Pages of the split that are this model's own; nobody's but a fair part, if none is kept."""
+        return self._asked_for[self.pools.index(pool)]
+
     @property
     def _asked_for(self) -> list[int]:
         """The split not yet taken over, else what the policy has made of it (a lender: nothing)."""

@@ -28,6 +28,10 @@ class Landlord(Protocol):
         """Pages it could have now, without anybody moving a live block."""
         ...
 
+    def part_of(self, pool: LeasedPool) -> int:
+        """Pages of the split that are its own."""
+        ...
+
     def lease(self, pool: LeasedPool) -> int | None:
         """A page, or None: then the pool gives up a block of its own."""
         ...
@@ -94,6 +98,11 @@ class LeasedPool(BlockPool):
     def num_blocks(self) -> int:
         """Blocks of the pages that it holds or could have now."""
         return (self.held + self._arena.leasable(self)) * self.per_page
+
+    @property
+    def room(self) -> int:
+        """Blocks of its part of the split, whatever is lent or taken meanwhile."""
+        return self._arena.part_of(self) * self.per_page
 
     @property
     def num_free(self) -> int:

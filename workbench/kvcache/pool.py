@@ -67,6 +67,11 @@ class BlockPool:
         return len(self.blocks) - len(self._retired)
 
     @property
+    def room(self) -> int:
+        """Blocks to count on for long."""
+        return self.target
+
+    @property
     def num_free(self) -> int:
         """Blocks without content."""
         return len(self._free)

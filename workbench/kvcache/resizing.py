@@ -82,6 +82,11 @@ class Pool(Protocol):
         """Blocks that can be used now."""
         ...
 
+    @property
+    def room(self) -> int:
+        """Blocks to count on for long."""
+        ...
+
     def resize(self, num_blocks: int) -> ResizeAnswer:
         """Set the target."""
         ...
@@ -114,6 +119,11 @@ class Resizable:
     def target(self) -> int:
         """Blocks asked for last."""
         return self._pool.target
+
+    @property
+    def room(self) -> int:
+        """Blocks to count on for long: the target, in an arena the part of the split."""
+        return self._pool.room
 
     def require(self, num_blocks: int) -> None:
         """From now on, refuse targets below so many blocks: what one request needs."""

@@ -1,8 +1,8 @@
 """The problems in flight: one group on both engines, or two that swap engines after every round.
 
 With two, each round has a group that samples and another that scores, so that both engines have
-work at the same time. Places are counted, no clock is read: without a pace a search forms the same
-groups every time. What it does not do: advance searches, or run engines.
+work at the same time. Places are counted, no clock is read: a search forms the same groups every
+time. What it does not do: advance searches, or run engines.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Groups:
     """places: problems in flight, at most, of all groups together.
 
     swap: two groups. whole_batches: a group takes problems in only when it has none. pace: says how
-    many are sampled, those that were taken in first; None: all.
+    many are sampled, those that were taken in first; None: all that ask.
     """
 
     def __init__(
@@ -35,9 +35,7 @@ class Groups:
         group = self._groups[self._turn]
         if self._pace is None:
             return group
-        count = len(self._groups)
-        places = (self._pace.places + count - 1 - self._turn) // count  # the first group's is odd
-        return group[: max(1, places)]
+        return self._pace.chosen(group, len(self._groups))
 
     @property
     def scoring(self) -> list[ActiveSearch]:
@@ -50,8 +48,6 @@ class Groups:
 
     def admit(self, queue: deque[ActiveSearch], now_s: float) -> None:
         """Take searches in, in the queue's order; all begin with sampling."""
-        if self._pace is not None:
-            self._pace.open_round()
         group, places = self._groups[self._turn], self._places[self._turn]
         if self._whole_batches and group:
             return

@@ -1,51 +1,74 @@
-"""How many of the problems in flight are sampled in a round: as many as both caches hold.
+"""Which of the problems in flight are sampled in a round: as many as both caches keep.
 
 Every problem comes round again in each round. If together they need more than there is, each loses
 its prefixes before its next turn, and all are computed again, again and again; with some of them
-waiting, the rest keep theirs. Counts decide, never a clock; where two engines at work at once take
-pages of one arena (lanes.py), those counts, and so the rounds, may differ from run to run. What it
-does not do: choose which problems wait (groups.py: the latest).
+waiting, the rest keep theirs. What a problem has to keep is known: the blocks of the beams that it
+goes on from. Those who go on are sampled together, once nobody in the group waits for scores:
+halves of a batch cost nearly as much as the whole. Counts decide, never a clock. What it does not
+do: choose which problems wait (the latest), or hold a block for anyone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from workbench.core import TokenEngine
+from workbench.search.active import ActiveSearch
+from workbench.search.requests import Generate, Score
 
-TOO_MUCH, LITTLE = 0.15, 0.05
-"""Shares of the blocks taken that only hold again what was lost: fewer problems, one more."""
+TO_KEEP = 0.75
+"""Part of a cache that beams to go on from may fill; the new steps pass through the rest."""
+
+Span = tuple[int, int]  # a node's first token and the one after its last, counted in its sequence
 
 
 class Pace:
-    """places: problems that may be sampled, of `most` in flight. No cache is never too small."""
+    """Room of the LLM's and the PRM's cache. No cache is never too small."""
 
-    def __init__(self, most: int, engines: Iterable[TokenEngine]) -> None:
-        caches = (getattr(engine, "cache", None) for engine in engines)
-        self._caches: list[Any] = [cache for cache in caches if cache is not None]
-        self._most = self.places = most
-        self._before = [_taken_and_lost(cache) for cache in self._caches]
+    def __init__(self, llm: TokenEngine, prm: TokenEngine) -> None:
+        self._caches: list[Any] = [getattr(engine, "cache", None) for engine in (llm, prm)]
 
-    def open_round(self) -> None:
-        """Once both engines have had a turn, look at what they lost in it."""
-        now = [_taken_and_lost(cache) for cache in self._caches]
-        taken = [a[0] - b[0] for a, b in zip(now, self._before)]
-        if not taken or not all(taken):
-            return
-        lost = max((a[1] - b[1]) / count for a, b, count in zip(now, self._before, taken))
-        self._before = now
-        if lost > TOO_MUCH:
-            self.places = max(1, 3 * self.places // 4)
-        elif lost < LITTLE:
-            self.places = min(self._most, self.places + 1)
+    def chosen(self, group: Sequence[ActiveSearch], num_groups: int = 1) -> list[ActiveSearch]:
+        """The first so many of a group that may use one of `num_groups` parts of both caches.
+
+        None while one of them waits for scores; else at least one.
+        """
+        if any(isinstance(search.request, Score) for search in group):
+            return []
+        rooms = [self._room(cache) / num_groups for cache in self._caches]
+        kept = [0, 0]
+        chosen: list[ActiveSearch] = []
+        for search in group:
+            kept = [held + more for held, more in zip(kept, self._blocks(search))]
+            if chosen and any(held > room for held, room in zip(kept, rooms)):
+                break
+            chosen.append(search)
+        return chosen
+
+    def _room(self, cache: Any) -> float:
+        return float("inf") if cache is None else TO_KEEP * cache.room
+
+    def _blocks(self, search: ActiveSearch) -> Iterator[int]:
+        """Full blocks of each model that hold the beams which a search goes on from."""
+        assert isinstance(search.request, Generate)
+        parents = {beam.path[:-1]: beam for beam in search.request.beams}
+        sampled = {
+            node.path: (node.total_tokens - len(node.step.token_ids), node.total_tokens)
+            for path in parents
+            for node in search.tree.lineage(path)
+        }
+        prompt = len(search.prompt)
+        nodes = [(0, prompt), *((prompt + start, prompt + end) for start, end in sampled.values())]
+        scored = {
+            node.steps: span
+            for beam in parents.values()
+            for node, span in search.scores.spans(beam.steps)
+        }
+        for cache, spans in zip(self._caches, (nodes, scored.values())):
+            yield 0 if cache is None else _full_blocks(spans, cache.block_size)
 
 
-def _taken_and_lost(cache: Any) -> tuple[int, float]:
-    """Blocks taken since the cache was made; those whose content it had evicted or preempted.
-
-    A re-admission computes again all that it does not hit, its evicted blocks among it.
-    """
-    stats = cache.stats
-    again = (stats.readmit_query_tokens - stats.readmit_hit_tokens) / cache.block_size
-    return int(stats.allocated), stats.thrashed - stats.thrashed_readmit + again
+def _full_blocks(spans: Iterable[Span], size: int) -> int:
+    """Blocks that end within one of these, each counted once: spans of one tree do not overlap."""
+    return sum(end // size - start // size for start, end in spans)

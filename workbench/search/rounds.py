@@ -93,7 +93,7 @@ class Rounds:
             places,
             swap=switches.overlap,
             whole_batches=batching == "static",
-            pace=Pace(places, (llm, prm.engine)) if batching == "adaptive" else None,
+            pace=Pace(llm, prm.engine) if batching == "adaptive" else None,
         )
         self._pruning = Pruning(llm, prm) if switches.forget_pruned else None
         self._answered = 0

@@ -90,6 +90,15 @@ class ProblemScores:
         found = (self._node(steps).token_ids for steps in solutions)
         return [token_ids for token_ids in found if token_ids]
 
+    def spans(self, steps: tuple[str, ...]) -> Iterator[tuple[StepNode, tuple[int, int]]]:
+        """The solutions on the way to this one, and where in its input the tokens of each lie."""
+        start = 0
+        for node in self._node(steps).lineage:
+            end = len(node.token_ids or ())
+            if end > start:
+                yield node, (start, end)
+                start = end
+
     def requests(self, beams: Sequence[Beam]) -> list[ScoreRequest]:
         """What must be asked for these beams, in their order; nothing twice with a score cache."""
         found = [self._request(beam) for beam in beams]

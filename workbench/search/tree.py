@@ -6,7 +6,7 @@ strategy has a tree, and no strategy needs to keep one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +50,10 @@ class Tree:
         """These beams are the outcome."""
         for beam in beams:
             self._nodes[beam.path].kept = True
+
+    def lineage(self, path: Path) -> Iterator[TreeNode]:
+        """The nodes on the way to this one, which comes last; of the root none."""
+        return (self._nodes[path[:depth]] for depth in range(1, len(path) + 1))
 
     def add(self, beams: Sequence[Beam], steps: Sequence[Step]) -> None:
         """What one Generate sampled."""
