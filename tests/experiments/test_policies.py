@@ -84,7 +84,7 @@ def test_techniques_are_switches_of_search_and_engine():
     assert specs["lookahead"].search.speculative_extension
     everything = specs[ALL]
     assert not everything.search.speculative_extension
-    left_out = {"speculation", "lookahead", "prefix_order", "overlap"}
+    left_out = {"speculation", "lookahead", "overlap"}
     assert left_out < set(ALONE)
     for name in set(ALONE) - left_out:
         assert TECHNIQUES[name].search.items() <= TECHNIQUES[ALL].search.items()

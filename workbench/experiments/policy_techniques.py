@@ -2,9 +2,9 @@
 
 None of them changes a token (search/rounds.py says what each does). Together are those that gain
 together on the embedded pair. With a beam width of four most children are no child 0, and what
-speculation samples for nothing costs more than full rows gain; once problems wait for room there
-is nothing left for another order to save, and two groups on two cores are in each other's way:
-with either, the same search is 8 % slower (in turns, 0.5 W). What it does not do: plan runs.
+speculation samples for nothing costs what full rows gain; two groups on two cores are in each
+other's way: with overlap the same search is 2 to 7 % slower (in turns, 0.5 W). What it does not
+do: plan runs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LOOKAHEAD = {**_SPECULATION, "lookahead_scoring": True}
 _PREFIX, _OVERLAP = {"request_order": "prefix"}, {"overlap": True}
 _PARTIAL = {"reuse_partial_blocks": True}
 _FORGET, _ADAPTIVE = {"forget_pruned": True}, {"problem_batching": "adaptive"}
-_TOGETHER = {**_FORGET, **_ADAPTIVE}
+_TOGETHER = {**_FORGET, **_ADAPTIVE, **_PREFIX}
 NONE, ALL = "none", "all"
 TECHNIQUES = {
     NONE: Technique("none", "no technique"),
