@@ -53,6 +53,7 @@ def test_a_measured_run_over_an_arena_replays_to_the_same_events(measured, polic
     [
         {"request_order": "slot"},
         {"request_order": "prefix", "problem_batching": "static"},
+        {"problem_batching": "adaptive"},
         {"reuse_partial_blocks": True},
     ],
 )

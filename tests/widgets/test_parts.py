@@ -125,7 +125,7 @@ def told(monkeypatch):
 
 
 def test_a_figure_reaches_the_browser_whole(told):
-    """Its first message has data and layout already, and what changes later follows."""
+    """Its first message has data and layout already, and nothing follows while it draws."""
     fig = PlotWidget(go.Figure(go.Scatter(x=[1, 2], y=[3, 9]), {"title": {"text": "whole"}}))
     kind, first = told()[0]
     assert kind == "comm_open"
@@ -133,18 +133,30 @@ def test_a_figure_reaches_the_browser_whole(told):
     assert first["state"]["_widget_layout"]["title"]["text"] == "whole"
     before = len(told())
     fig.data[0].y = [9, 3]
-    assert len(told()) > before
+    fig.layout.title.text = "changed"
+    with fig.batch_update():
+        fig.data[0].x = [5, 6]
+    assert not [state for _, data in told()[before:] for state in data["state"].values() if state]
+    fig._js2py_traceDeltas = {"trace_deltas": [], "trace_edit_id": 0}
+    before = len(told())
+    fig.data[0].y = [4, 4]
+    assert [d["state"] for _, d in told()[before:] if d["state"].get("_py2js_restyle")]
 
 
 def test_a_figure_that_was_drawn_late_catches_up_once(told):
-    """What changed while the browser loaded is sent again when it says that it has drawn."""
+    """Of what changed while the browser loaded the latest is sent when it says that it has drawn."""
     fig = PlotWidget(go.Figure([go.Scatter(x=[1], y=[3]), go.Bar(x=[1], y=[2])]))
-    fig.data[1].y = [7]
+    fig.data[1].y = [6]
+    with fig.batch_update():
+        fig.data[1].y = [7]
+        fig.layout.xaxis.title.text = "axis"
     before = len(told())
     fig._js2py_traceDeltas = {"trace_deltas": [], "trace_edit_id": 0}
     states = [data["state"] for _, data in told()[before:]]
-    again = [s["_py2js_restyle"] for s in states if s.get("_py2js_restyle")]
-    assert [each["restyle_data"]["y"] for each in again] == [[[3]], [[7]]]
+    (traces,) = [s["_py2js_restyle"] for s in states if s.get("_py2js_restyle")]
+    (layout,) = [s["_py2js_relayout"] for s in states if s.get("_py2js_relayout")]
+    assert (traces["restyle_traces"], traces["restyle_data"]["y"]) == ([1], [[7]])
+    assert layout["relayout_data"] == {"xaxis.title.text": "axis"}
     before = len(told())
     fig._js2py_traceDeltas = {"trace_deltas": [], "trace_edit_id": 1}
     assert not [d for _, d in told()[before:] if d["state"].get("_py2js_restyle")]

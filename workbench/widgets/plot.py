@@ -2,27 +2,28 @@
 
 plotly's own opens its channel to the browser empty and sends data and layout after it. The browser
 is then still loading plotly.js, several MB, for which anywidget 0.11 gives it two seconds; one that
-is too busy loses what comes meanwhile, and the figure stays empty. This one opens its channel when
-everything is in it, and once the browser says that it has drawn, sends again what may have changed
-since. What it does not do: mend a browser that took longer, where a figure stays as it was first.
+is too busy loses what comes meanwhile, or finds half a figure to change. This one opens its channel
+when everything is in it, and keeps later changes until the browser says that it has drawn. What it
+does not do: mend a browser that took longer, where a figure stays as it was first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
 
 DRAWN = "_js2py_traceDeltas"  # the browser's first message: what it filled in while drawing
-OF_TRACES = ("x", "y", "name", "showlegend", "customdata", "text", "visible")
-OF_LAYOUT = ("title", "annotations", "shapes")
 
 
 class PlotWidget(go.FigureWidget):
     """A FigureWidget of a figure; it is used as one."""
 
     def __init__(self, fig: go.Figure) -> None:
-        self._is_whole = self._has_caught_up = False
+        self._is_whole = self._is_drawn = False
+        self._kept_of_traces: dict[tuple[int, ...], dict[str, Any]] = {}
+        self._kept_of_layout: dict[str, Any] = {}
         super().__init__(fig)
         self._is_whole = True
         self.open()
@@ -34,12 +35,48 @@ class PlotWidget(go.FigureWidget):
             super().open()
 
     def _catch_up(self, _: Any) -> None:
-        if self._has_caught_up:
+        if self._is_drawn:
             return
-        self._has_caught_up = True
-        whole = self.to_dict()
-        for place, trace in enumerate(whole["data"]):
-            changed = {name: [trace[name]] for name in OF_TRACES if name in trace}
-            self._send_restyle_msg(changed, trace_indexes=[place])
-        layout = whole["layout"]
-        self._send_relayout_msg({name: layout[name] for name in OF_LAYOUT if name in layout})
+        self._is_drawn = True
+        for places, changed in self._kept_of_traces.items():
+            self._send_restyle_msg(changed, trace_indexes=list(places))
+        if self._kept_of_layout:
+            self._send_relayout_msg(self._kept_of_layout)
+        self._kept_of_traces, self._kept_of_layout = {}, {}
+
+    def _keep(
+        self, changed: Mapping[str, Any], trace_indexes: int | Sequence[int] | None
+    ) -> None:
+        """Of several changes of one thing the last."""
+        places = tuple(self._normalize_trace_indexes(trace_indexes))
+        before = self._kept_of_traces.pop(places, {})
+        self._kept_of_traces[places] = {**before, **changed}
+
+    # What plotly sends; the names are its own.
+
+    def _send_restyle_msg(
+        self, restyle_data: Any, trace_indexes: Any = None, source_view_id: Any = None
+    ) -> None:
+        if self._is_drawn:
+            super()._send_restyle_msg(restyle_data, trace_indexes, source_view_id)
+        else:
+            self._keep(restyle_data, trace_indexes)
+
+    def _send_relayout_msg(self, layout_data: Any, source_view_id: Any = None) -> None:
+        if self._is_drawn:
+            super()._send_relayout_msg(layout_data, source_view_id)
+        else:
+            self._kept_of_layout |= layout_data
+
+    def _send_update_msg(
+        self,
+        restyle_data: Any,
+        relayout_data: Any,
+        trace_indexes: Any = None,
+        source_view_id: Any = None,
+    ) -> None:
+        if self._is_drawn:
+            super()._send_update_msg(restyle_data, relayout_data, trace_indexes, source_view_id)
+        else:
+            self._keep(restyle_data, trace_indexes)
+            self._kept_of_layout |= relayout_data
