@@ -2,10 +2,11 @@
 
 Searches of the tiny pair in one arena (experiments/policy_plan.py says what W, the shares and
 max_model_len are). First every setting once, one after the other; then those that are set against
-each other again, taking turns (turns.py), and ratios are of these seconds alone: the share that was
-fastest by luck in the first pass has no advantage in the second. The ratio of settings that did
-equal work is 1. The ceiling is the measured bound of policy_ceiling.py; its uncapped search takes
-turns with the others. What it does not do: choose a policy's split.
+each other again, every static share among them, taking turns (turns.py). Which share is the best,
+and all ratios, are of these seconds alone: the first pass measures the minute. Of settings that did
+equal work one takes the turns of all, and their ratio is 1. The ceiling is the measured bound of
+policy_ceiling.py; its uncapped search takes turns with the others. What it does not do: choose a
+policy's split.
 """
 
 from __future__ import annotations
@@ -34,12 +35,7 @@ from workbench.experiments.policy_plan import (
     reference_runs,
     tight_runs,
 )
-from workbench.experiments.policy_rows import (
-    REFERENCE_SETTING,
-    best_static,
-    differing,
-    recomputed,
-)
+from workbench.experiments.policy_rows import REFERENCE_SETTING, differing, recomputed
 from workbench.experiments.policy_study import (
     PolicyStudy,
     rates_of,
@@ -73,16 +69,16 @@ def rows(profile: str, seeds: int | None = None) -> Iterator[Row]:
 
 
 def duels(study: PolicyStudy, repeats: int, turns: TakeTurns = take_turns) -> pd.DataFrame:
-    """Both sides of every ratio again: at each budget and seed all of them take turns.
+    """All sides of ratios and the bound again: at each budget and seed they take turns.
 
-    Where both did equal work the ratio is 1 whatever the clock says: they need no turns. Columns:
-    budget, setting, repeat, seed, seconds, tokens. AssertionError where other tokens were sampled.
+    Columns: budget, setting, repeat, seed, seconds, tokens. AssertionError where other tokens were
+    sampled.
     """
     own = policy_config(study.config, study.plan)
     every = [*reference_runs(own), *tight_runs(own, study.plan, study.working_set)]
     found = []
     for budget in study.plan.budgets:
-        wanted = _contenders(study, budget)
+        wanted = {*stand_ins(study, budget).values(), bound_setting(study)}
         specs = [spec for spec in every if _setting(spec) in wanted]
         for repeat, seed in product(range(repeats), own.seeds):
             each = [spec for spec in specs if spec.seed == seed]
@@ -93,29 +89,44 @@ def duels(study: PolicyStudy, repeats: int, turns: TakeTurns = take_turns) -> pd
     return pd.DataFrame(found, columns=["budget", "setting", "repeat", "seed", *Timed._fields])
 
 
-def _contenders(study: PolicyStudy, budget: float) -> set[str | None]:
-    """Settings of the ratios at a budget whose sides are there and did other work; the bound's."""
-    sides = {
-        setting
-        for pair in pairs_at(study, budget).values()
-        if all(map(study.has, pair)) and not equal_work(study, *pair)
-        for setting in pair
-    }
-    return {*sides, bound_setting(study)} if sides else set()
+def stand_ins(study: PolicyStudy, budget: float) -> dict[str, str]:
+    """Every side of a ratio at a budget that could be run, and who takes its turns.
+
+    Itself, or the first of them that did equal work.
+    """
+    found: dict[str, str] = {}
+    for setting in filter(study.has, (*_ours(budget), *_statics(study, budget))):
+        twins = (other for other in found.values() if equal_work(study, setting, other))
+        found[setting] = next(twins, setting)
+    return found
+
+
+def _ours(budget: float) -> tuple[str, str]:
+    """The default policy alone, and with all techniques."""
+    return setting_of(budget, ELASTIC, None, NONE), setting_of(budget, ELASTIC, None, ALL)
+
+
+def _statics(study: PolicyStudy, budget: float) -> list[str]:
+    return [setting_of(budget, STATIC, share, NONE) for share in study.plan.kv_shares]
 
 
 def _setting(spec: PolicySpec) -> str:
     return setting_of(spec.budget, spec.policy, spec.kv_share, spec.technique)
 
 
-def pairs_at(study: PolicyStudy, budget: float) -> dict[str, tuple[str, str]]:
-    """Ours and its peer of each ratio at a budget, by the row's name."""
-    ours = setting_of(budget, ELASTIC, None, NONE)
-    everything = setting_of(budget, ELASTIC, None, ALL)
+def pairs_at(study: PolicyStudy, budget: float, timed: pd.DataFrame) -> dict[str, tuple[str, str]]:
+    """Ours and its peer of each ratio at a budget, by the row's name. timed: of this budget."""
+    ours, everything = _ours(budget)
     thesis = setting_of(budget, STATIC, THESIS_SHARE, NONE)
+    turns = stand_ins(study, budget)
+    rates = {
+        static: _rate(_timed(timed, turns[static]))
+        for static in _statics(study, budget)
+        if static in turns
+    }
     at = f"@{budget:g}W"
     return {
-        f"elastic_vs_best_static{at}": (ours, best_static(study, budget) or thesis),
+        f"elastic_vs_best_static{at}": (ours, max(rates, key=rates.__getitem__, default=thesis)),
         f"elastic_vs_static_{THESIS_SHARE:g}{at}": (ours, thesis),
         f"all_vs_baseline{at}": (everything, thesis),
     }
@@ -138,28 +149,27 @@ def study_rows(study: PolicyStudy, timed: pd.DataFrame) -> Iterator[Row]:
     ceiling = ceiling_tokens_per_s(study)
     yield Row("measured_bound", ceiling, UNIT, repeats=len(study.config.seeds))
     for budget in study.plan.budgets:
-        for name, (ours, peer) in pairs_at(study, budget).items():
-            own = timed[timed["budget"] == budget]
-            yield _ratio(study, own, name, ours, peer)
+        own = timed[timed["budget"] == budget]
+        for name, pair in pairs_at(study, budget, own).items():
+            yield _ratio(study, own, name, budget, *pair)
         yield from _settings(study, budget, ceiling)
 
 
-def _ratio(study: PolicyStudy, timed: pd.DataFrame, name: str, ours: str, peer: str) -> Row:
+def _ratio(
+    study: PolicyStudy, timed: pd.DataFrame, name: str, budget: float, ours: str, peer: str
+) -> Row:
     """Our tokens a second beside the peer's; spread: the least and most of a seed.
 
-    timed: of one budget.
+    timed: of this budget.
     """
     label = peer.split("/")[1]
     for setting in (ours, peer):
         if not study.has(setting):
             return Row(name, float("nan"), _why_not(study, setting), label)
-    if equal_work(study, ours, peer):
-        rate, other = (speed(study, setting).estimate for setting in (ours, peer))
-        return Row(name, rate, UNIT, label, other, 1.0, repeats=len(study.config.seeds))
-    mine, theirs = (_timed(timed, setting) for setting in (ours, peer))
+    turns = stand_ins(study, budget)
+    mine, theirs = (_timed(timed, turns[setting]) for setting in (ours, peer))
     ratios = theirs["seconds"] / mine["seconds"]
-    rate, other = (float(side["tokens"].sum() / side["seconds"].sum()) for side in (mine, theirs))
-    ceiling = _ceiling(study, timed)
+    rate, other, ceiling = _rate(mine), _rate(theirs), _ceiling(study, timed)
     return Row(
         name,
         rate,
@@ -172,6 +182,11 @@ def _ratio(study: PolicyStudy, timed: pd.DataFrame, name: str, ours: str, peer: 
         len(ratios),
         (float(ratios.min()), float(ratios.max())),
     )
+
+
+def _rate(timed: pd.DataFrame) -> float:
+    """Tokens a second of all seeds' turns."""
+    return float(timed["tokens"].sum() / timed["seconds"].sum())
 
 
 def _ceiling(study: PolicyStudy, timed: pd.DataFrame) -> float:
