@@ -38,7 +38,11 @@ def search(depth=0, children=4):
         tree.add(beams, [Step((0,) * 10, "s", "stop")] * len(beams))
     asked = [Beam((*path, k), steps=steps(path)) for path in paths for k in range(children)]
     return SimpleNamespace(
-        prompt=[0] * PROMPT, tree=tree, request=Generate(tuple(asked)), scores=Scores(), outcome=None
+        prompt=[0] * PROMPT,
+        tree=tree,
+        request=Generate(tuple(asked)),
+        scores=Scores(),
+        outcome=None,
     )
 
 
@@ -65,7 +69,7 @@ def test_as_many_are_sampled_as_the_smaller_cache_keeps():
 
 
 def test_what_is_shared_is_counted_once():
-    """Children of one parent need no more than the parent; two parents share what is before them."""
+    """Children need no more than their parent; two parents share what is before them."""
     for depth, blocks in ((0, 7), (1, 2 * (40 // 4 - 30 // 4) + 7), (2, 14)):
         few, many = search(depth, children=1), search(depth, children=8)
         for room, expected in ((-(-4 * 2 * blocks // 3), 2), (4 * 2 * blocks // 3 - 2, 1)):
@@ -106,7 +110,9 @@ def test_two_groups_share_the_room():
 )
 def test_in_an_arena_the_room_is_the_part_of_the_split(policy, share):
     """A policy that lends does not promise what it lends."""
-    arena = KVArena(1 << 20, [BlockShape(name, 2, 512, 4) for name in ("llm", "prm")], policy, share)
+    arena = KVArena(
+        1 << 20, [BlockShape(name, 2, 512, 4) for name in ("llm", "prm")], policy, share
+    )
     llm, prm = (arena.cache(name) for name in ("llm", "prm"))
     assert llm.room / (llm.room + prm.room) == pytest.approx(share, abs=0.01)
     assert llm.room + prm.room == arena.num_pages * arena.pools[0].per_page

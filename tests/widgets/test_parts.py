@@ -144,7 +144,7 @@ def test_a_figure_reaches_the_browser_whole(told):
 
 
 def test_a_figure_that_was_drawn_late_catches_up_once(told):
-    """Of what changed while the browser loaded the latest is sent when it says that it has drawn."""
+    """Of what changed while the browser loaded, the latest is sent once it has drawn."""
     fig = PlotWidget(go.Figure([go.Scatter(x=[1], y=[3]), go.Bar(x=[1], y=[2])]))
     fig.data[1].y = [6]
     with fig.batch_update():

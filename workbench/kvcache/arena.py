@@ -226,7 +226,7 @@ class KVArena(Lender, ArenaLayout):
                 )
 
     def part_of(self, pool: LeasedPool) -> int:
-        """Pages of the split that are this model's own; nobody's but a fair part, if none is kept."""
+        """Pages of the split that are this model's own; a fair part, where none is kept."""
         return self._asked_for[self.pools.index(pool)]
 
     @property

@@ -44,9 +44,7 @@ class PlotWidget(go.FigureWidget):
             self._send_relayout_msg(self._kept_of_layout)
         self._kept_of_traces, self._kept_of_layout = {}, {}
 
-    def _keep(
-        self, changed: Mapping[str, Any], trace_indexes: int | Sequence[int] | None
-    ) -> None:
+    def _keep(self, changed: Mapping[str, Any], trace_indexes: int | Sequence[int] | None) -> None:
         """Of several changes of one thing the last."""
         places = tuple(self._normalize_trace_indexes(trace_indexes))
         before = self._kept_of_traces.pop(places, {})
