@@ -99,7 +99,7 @@ def test_a_turn_that_sampled_other_tokens_fails(study):
 def test_an_infeasible_baseline_leaves_ratios_without_value(study, timed):
     """Guards the record of a memory in which the thesis's share cannot be."""
     sides = "0.5W/marginal_value/none", "0.5W/static_0.08/none"
-    row = sharing._ratio(study, timed, "x@0.5W", 0.5, *sides)
+    row = sharing._ratio(study, timed, "x@0.5W", sharing.stand_ins(study, 0.5), *sides)
     assert math.isnan(row.value)
     assert (row.peer, row.ratio) == ("static_0.08", None)
 

@@ -11,7 +11,7 @@ policy's split.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from tempfile import TemporaryDirectory
@@ -114,11 +114,15 @@ def _setting(spec: PolicySpec) -> str:
     return setting_of(spec.budget, spec.policy, spec.kv_share, spec.technique)
 
 
-def pairs_at(study: PolicyStudy, budget: float, timed: pd.DataFrame) -> dict[str, tuple[str, str]]:
-    """Ours and its peer of each ratio at a budget, by the row's name. timed: of this budget."""
+def pairs_at(
+    study: PolicyStudy, budget: float, timed: pd.DataFrame, turns: Mapping[str, str]
+) -> dict[str, tuple[str, str]]:
+    """Ours and its peer of each ratio at a budget, by the row's name.
+
+    timed: of this budget. turns: its stand_ins.
+    """
     ours, everything = _ours(budget)
     thesis = setting_of(budget, STATIC, THESIS_SHARE, NONE)
-    turns = stand_ins(study, budget)
     rates = {
         static: _rate(_timed(timed, turns[static]))
         for static in _statics(study, budget)
@@ -150,23 +154,28 @@ def study_rows(study: PolicyStudy, timed: pd.DataFrame) -> Iterator[Row]:
     yield Row("measured_bound", ceiling, UNIT, repeats=len(study.config.seeds))
     for budget in study.plan.budgets:
         own = timed[timed["budget"] == budget]
-        for name, pair in pairs_at(study, budget, own).items():
-            yield _ratio(study, own, name, budget, *pair)
+        turns = stand_ins(study, budget)
+        for name, pair in pairs_at(study, budget, own, turns).items():
+            yield _ratio(study, own, name, turns, *pair)
         yield from _settings(study, budget, ceiling)
 
 
 def _ratio(
-    study: PolicyStudy, timed: pd.DataFrame, name: str, budget: float, ours: str, peer: str
+    study: PolicyStudy,
+    timed: pd.DataFrame,
+    name: str,
+    turns: Mapping[str, str],
+    ours: str,
+    peer: str,
 ) -> Row:
     """Our tokens a second beside the peer's; spread: the least and most of a seed.
 
-    timed: of this budget.
+    timed: of one budget. turns: its stand_ins.
     """
     label = peer.split("/")[1]
     for setting in (ours, peer):
         if not study.has(setting):
             return Row(name, float("nan"), _why_not(study, setting), label)
-    turns = stand_ins(study, budget)
     mine, theirs = (_timed(timed, turns[setting]) for setting in (ours, peer))
     ratios = theirs["seconds"] / mine["seconds"]
     rate, other, ceiling = _rate(mine), _rate(theirs), _ceiling(study, timed)

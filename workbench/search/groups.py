@@ -1,8 +1,8 @@
 """The problems in flight: one group on both engines, or two that swap engines after every round.
 
 With two, each round has a group that samples and another that scores, so that both engines have
-work at the same time. Places are counted, no clock is read: a search forms the same groups every
-time. What it does not do: advance searches, or run engines.
+work at the same time. Places are counted, no clock is read: without a pace a search forms the same
+groups every time. What it does not do: advance searches, or run engines.
 """
 
 from __future__ import annotations

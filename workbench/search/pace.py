@@ -4,8 +4,10 @@ Every problem comes round again in each round. If together they need more than t
 its prefixes before its next turn, and all are computed again, again and again; with some of them
 waiting, the rest keep theirs. What a problem has to keep is known: the blocks of the beams that it
 goes on from. Those who go on are sampled together, once nobody in the group waits for scores:
-halves of a batch cost nearly as much as the whole. Counts decide, never a clock. What it does not
-do: choose which problems wait (the latest), or hold a block for anyone.
+halves of a batch cost nearly as much as the whole. Counts decide, never a clock; where two engines
+at work at once take pages of one arena (lanes.py), a policy that moves its split may move it
+otherwise from run to run, and the rounds with it. What it does not do: choose which problems wait
+(the latest), or hold a block for anyone.
 """
 
 from __future__ import annotations
