@@ -177,7 +177,7 @@ def test_a_model_more_drops_no_split_asked_for() -> None:
 def test_a_model_more_or_a_resize_keeps_what_a_policy_has_learned() -> None:
     """Marginal value's pages are the split of now, whatever it was given at the start."""
     arena = arena_of(policy=MarginalValue(), kv_share=0.5)
-    arena.policy._move(1, 0, 2, 5 * MarginalValue.STEPS)
+    arena.policy._move(1, 0, 5)
     arena.cache("llm", SIZE).allocate(0, [1])
     arena.cache("llm", SIZE).apply()
     assert arena.target == {"llm": 15, "prm": 5}

@@ -120,9 +120,9 @@ class MarginalValue(_Split):
     Once every model has had a turn and enough was missed, the split moves by a step, from the model
     that loses least to the one that gains clearly more; first of all to one that had to preempt,
     whose pages then stay for a while: what work in smaller batches costs no list of misses tells.
-    Steps grow while they go one way. As long as nothing is missed, unused pages are anybody's;
-    later the split holds, since what is lent is taken back page by page, which evicts the
-    beginnings of what stays.
+    A step is the larger the more the gain outweighs the loss. As long as nothing is missed, unused
+    pages are anybody's; later the split holds, since what is lent is taken back page by page, which
+    evicts the beginnings of what stays.
     """
 
     ENOUGH = 8  # misses before anything is decided
@@ -138,7 +138,6 @@ class MarginalValue(_Split):
         self._running: list[bool] = []
         self._had_turn: set[int] = set()  # turns that have ended since
         self._resting: dict[int, int] = {}  # decisions for which a model still gives nothing
-        self._size, self._last = 1, (-1, -1)  # of the last step; from whom to whom
 
     def grants(self, models: Sequence[ModelState], num_pages: int) -> list[Grant]:
         """The split of now is kept; the rest is anybody's until something is missed."""
@@ -179,19 +178,19 @@ class MarginalValue(_Split):
             if i != to and i not in self._resting and self._pages[i] > model.floor
         ]
         giver = min(givers, key=losses.__getitem__, default=None)
-        if giver is not None and (preempted[to] or gains[to] > self.CLEARLY * losses[giver]):
-            self._move(giver, to, models[giver].floor, num_pages)
+        if giver is None:
+            return
+        clearly = gains[to] / (self.CLEARLY * max(losses[giver], 1e-9))  # 1e-9: nothing is lost
+        if preempted[to] or clearly > 1:
+            steps = self.LARGEST if preempted[to] else min(int(clearly), self.LARGEST)
+            pages = max(1, num_pages * steps // self.STEPS)
+            self._move(giver, to, min(pages, self._pages[giver] - models[giver].floor))
 
     def _rest(self, preempted: Sequence[bool]) -> None:
         """Count down the rests, and begin those of models that preempted."""
         self._resting = {i: left - 1 for i, left in self._resting.items() if left > 1}
         self._resting |= {i: self.REST for i, did in enumerate(preempted) if did}
 
-    def _move(self, giver: int, to: int, floor: int, num_pages: int) -> None:
-        step = max(1, num_pages * self._size // self.STEPS)
-        given = min(step, self._pages[giver] - floor)
-        self._pages[giver] -= given
-        self._pages[to] += given
-        back = self._last == (to, giver)
-        self._size = max(1, self._size // 2) if back else min(self.LARGEST, 2 * self._size)
-        self._last = (giver, to)
+    def _move(self, giver: int, to: int, pages: int) -> None:
+        self._pages[giver] -= pages
+        self._pages[to] += pages
