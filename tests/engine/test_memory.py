@@ -17,7 +17,7 @@ from workbench.engine.memory import (
     total_bytes,
 )
 from workbench.errors import ConfigError, OutOfMemory
-from workbench.host_memory import total_memory
+from workbench.host import total_memory
 from workbench.models.llama import Buffers, LlamaModel
 from workbench.models.loading import load_model
 from workbench.sampling.sampler import sample

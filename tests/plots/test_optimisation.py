@@ -19,9 +19,10 @@ def one(metric, budget, policy, share, technique, value, spread=0.05):
 
 
 def setting_rows(budget, policy, share, technique, speed):
-    """Speed, accuracy and sameness of one setting."""
+    """Speed, tokens computed again, accuracy and sameness of one setting."""
     return [
         one("tokens_per_s", budget, policy, share, technique, speed),
+        one("recomputed", budget, policy, share, technique, 3e4 - 20 * speed),
         one("accuracy", budget, policy, share, technique, 0.9, 0.08),
         one("same", budget, policy, share, technique, 1.0),
     ]
@@ -72,6 +73,16 @@ def test_every_policy_technique_and_model_is_drawn_once_in_the_legends():
     assert {"LLM held", "PRM held", "infeasible"} <= set(shown)
 
 
+def test_every_technique_has_a_line_of_counts_beside_that_of_seconds():
+    """Guards that what is exact stands next to what is the machine's."""
+    table = rows()
+    fig = optimisation(table)
+    for label in (line.label for line in TECHNIQUES.values()):
+        counts, rates = [trace for trace in fig.data if trace.name == label]
+        assert (counts.yaxis, rates.yaxis) == ("y3", "y4")
+        assert max(rates.y) < min(counts.y)
+
+
 def test_lines_are_told_apart_without_colour():
     """Guards a grey print: policies differ by dash, techniques by marker."""
     assert len({line.dash for line in POLICIES.values()}) == len(POLICIES)
@@ -102,7 +113,7 @@ def test_a_setting_whose_tokens_differ_is_an_open_mark_and_is_counted():
     fig = optimisation(table)
     marks = fig.data[-1].marker.symbol
     assert list(marks).count("circle-open") == 1
-    assert f"{same.sum() - 1} sample the same" in fig.layout.xaxis6.title.text
+    assert f"{same.sum() - 1} sample the same" in fig.layout.xaxis7.title.text
 
 
 def test_nothing_but_the_elastic_policy_is_drawn_where_no_share_was_feasible():

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.autograd.profiler import profile
 
-from workbench.host_memory import total_memory
+from workbench.host import total_memory
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler announces itself otherwise
 _GRAIN = 1 << 16  # peaks are rounded up to it: Python's own allocations differ a little each time

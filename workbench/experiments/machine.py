@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench import __version__
-from workbench.host_memory import total_memory
+from workbench.host import total_memory, usable_cores
 
 PACKAGES = ("torch", "numpy", "numba", "pandas", "pyarrow", "transformers", "tokenizers", "plotly")
 
@@ -85,13 +85,6 @@ def cpu_features() -> tuple[str, ...]:
     return tuple(
         name for name in ("sse4_2", "avx", "avx2", "fma", "avx512f", "amx_tile") if name in flags
     )
-
-
-def usable_cores() -> int:
-    """Cores this process may run on (its affinity, not what the machine has)."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def memory_bytes() -> int | None:

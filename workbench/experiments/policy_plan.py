@@ -77,7 +77,7 @@ class PolicyPlan:
     in_flight: int = 6
     num_seeds: int = 1
     budgets: tuple[float, ...] = (0.5, 1.0)
-    kv_shares: tuple[float, ...] = (0.08, 0.2, 0.3, 0.5)
+    kv_shares: tuple[float, ...] = (0.08, 0.2, 0.3, 0.4, 0.5)
     alone_at: tuple[float, ...] = (0.5,)
 
     def __post_init__(self) -> None:

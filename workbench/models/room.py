@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from workbench.config import format_size
 from workbench.errors import OutOfMemory
-from workbench.host_memory import available_memory
+from workbench.host import available_memory
 
 
 def require_room(

@@ -1,8 +1,8 @@
 """The optimisation chapter in one figure: policies over the split, techniques, memory over time.
 
 Takes the rows the experiments make and draws them: throughput over the static shares with the other
-policies as horizontal lines, one panel a budget; each technique alone and together over the shares;
-what each model holds while a search runs; accuracy and sameness of every setting.
+policies as horizontal lines, one panel a budget; each technique alone and together over the shares,
+tokens computed again beside throughput; what each model holds while a search runs; accuracy and sameness of every setting.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ _CAPTION = (
     "budget where the split is static, and as horizontal lines under policies that need no share, "
     "at budgets in multiples of the working set W; crosses: shares that leave a model less than "
     "one request. Second: each technique alone, and those that gain together, over the static "
-    "share at the smallest budget. Third: what each model holds (line), uses (area) and should "
+    "share at the smallest budget: tokens that both models computed again because memory was short, "
+    "which are exact, and throughput, which is this machine's (ratios and their intervals are in "
+    "the text). Third: what each model holds (line), uses (area) and should "
     "come to (thin) at its own steps of one search. Bottom: accuracy of every setting; "
     "filled where every node has the uncapped search's tokens and score. Bars: 95 % bootstrap "
     "intervals over problems."
@@ -80,7 +82,7 @@ def optimisation(rows: pd.DataFrame, face: str = "") -> go.Figure:
     """Policies, techniques, memory over time, accuracy: four rows of panels.
 
     rows: metric, setting, budget, policy, kv_share, technique, value, low, high, model, second;
-    metrics tokens_per_s, accuracy, same, infeasible, held, active, target.
+    metrics tokens_per_s, accuracy, same, recomputed, infeasible, held, active, target.
     """
     budgets = sorted(rows["budget"].dropna().unique())[:3]
     width = 6 // len(budgets)
@@ -91,7 +93,7 @@ def optimisation(rows: pd.DataFrame, face: str = "") -> go.Figure:
     fig = make_subplots(
         4,
         6,
-        specs=[first, whole, halves, whole],
+        specs=[first, halves, halves, whole],
         row_heights=_HEIGHTS,
         vertical_spacing=_GAP,
         horizontal_spacing=0.07,
@@ -150,19 +152,26 @@ def _policies(fig: go.Figure, rows: pd.DataFrame, column: int, shown: bool) -> N
     fig.update_yaxes(rangemode="tozero", row=1, col=column)
 
 
-def _shares(rows: pd.DataFrame, line: Line, legend: str, shown: bool = True) -> go.Scatter:
-    """Tokens a second over the static share, with intervals."""
+def _shares(
+    rows: pd.DataFrame,
+    line: Line,
+    legend: str,
+    shown: bool = True,
+    unit: str = "tokens/s",
+    bars: bool = True,
+) -> go.Scatter:
+    """A value over the static share; bars: with intervals."""
     return go.Scatter(
         x=rows["kv_share"],
         y=rows["value"],
-        error_y=interval(rows, line.colour),
+        error_y=interval(rows, line.colour) if bars else None,
         name=line.label,
         mode="lines+markers",
         line={"color": line.colour, "dash": line.dash, "width": 2},
         marker={"symbol": line.symbol, "size": 7, "color": line.colour},
         legend=legend,
         showlegend=shown,
-        hovertemplate="share %{x:.2f}: %{y:,.0f} tokens/s<extra>" + line.label + "</extra>",
+        hovertemplate=f"share %{{x:.2f}}: %{{y:,.0f}} {unit}<extra>{line.label}</extra>",
     )
 
 
@@ -182,14 +191,20 @@ def _across(row: pd.Series, line: Line, ends: list[float], shown: bool) -> go.Sc
 
 
 def _techniques(fig: go.Figure, rows: pd.DataFrame) -> None:
-    """A line for each technique over the static shares."""
-    speed = rows[(rows["metric"] == "tokens_per_s") & (rows["policy"] == STATIC)]
-    for technique, line in TECHNIQUES.items():
-        own = speed[speed["technique"] == technique].sort_values("kv_share")
-        if len(own):
-            fig.add_trace(_shares(own, line, "legend2"), row=2, col=1)
-    fig.update_xaxes(title_text=f"{SHARE_AXIS} (the PRM has the rest)", row=2, col=1)
-    fig.update_yaxes(title_text="generated tokens/s", rangemode="tozero", row=2, col=1)
+    """A line for each technique over the static shares: what it computes again, and how fast."""
+    static = rows[(rows["policy"] == STATIC) & (rows["technique"].isin(list(TECHNIQUES)))]
+    panels = {"recomputed": (1, "tokens computed again"), "tokens_per_s": (4, "generated tokens/s")}
+    for metric, (column, label) in panels.items():
+        found = static[static["metric"] == metric]
+        for technique, line in TECHNIQUES.items():
+            own = found[found["technique"] == technique].sort_values("kv_share")
+            if len(own):
+                shown = metric == "recomputed"
+                trace = _shares(own, line, "legend2", shown, label, bars=False)
+                fig.add_trace(trace, row=2, col=column)
+        fig.update_xaxes(title_text=SHARE_AXIS, row=2, col=column)
+        fig.update_xaxes(tickvals=sorted(set(found["kv_share"])), row=2, col=column)
+        fig.update_yaxes(title_text=label, rangemode="tozero", row=2, col=column)
 
 
 def _memory(fig: go.Figure, rows: pd.DataFrame) -> None:

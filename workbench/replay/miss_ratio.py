@@ -11,6 +11,7 @@ marked.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from workbench.errors import ConfigError
+from workbench.host import usable_cores
 from workbench.replay.calls import (
     ALLOCATE,
     EXTEND,
@@ -43,10 +45,13 @@ def miss_ratio(calls: CacheCalls, sizes: Sequence[int]) -> pd.DataFrame:
     if not len(sizes) or min(sizes) < 1:
         raise ConfigError(f"Cache sizes are {list(sizes)!r:.200}; give one or more, each >= 1.")
     flat = _Flat.of(calls)
-    found = [
-        run_at_size(int(size), calls.block_size, *flat, max(calls.num_contents, 1))
-        for size in sizes
-    ]
+
+    def run(size: int) -> tuple[NDArray[np.int64], int]:
+        return run_at_size(int(size), calls.block_size, *flat, max(calls.num_contents, 1))
+
+    first = run(sizes[0])  # alone, since it may have to be compiled
+    with ThreadPoolExecutor(usable_cores()) as threads:
+        found = [first, *threads.map(run, sizes[1:])]
     stats = np.array([counts for counts, _ in found], np.int64)
     peaks = np.array([peak for _, peak in found], np.int64)
     columns = dict(zip(STATS, stats.T, strict=True))

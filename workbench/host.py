@@ -1,6 +1,6 @@
-"""How much memory this process may use: the machine's, or a container's limit where that is less.
+"""What this process may use: cores, and memory, where a container's limit may be less.
 
-All there is (`total_memory`), of which shares are taken, and what is left of it now
+Of memory all there is (`total_memory`), of which shares are taken, and what is left of it now
 (`available_memory`), which says whether something fits. Linux tells both, with control groups of
 either version; elsewhere the machine's memory is the answer. What it does not do: know GPUs.
 """
@@ -46,6 +46,13 @@ def total_memory() -> int:
 def available_memory() -> int:
     """Bytes to be had without swapping: the machine's, or what a container leaves of them."""
     return min([_left_on_machine(), *map(_left_in, _groups())])
+
+
+def usable_cores() -> int:
+    """Cores this process may run on (its affinity, not what the machine has)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _physical_memory() -> int:

@@ -9,7 +9,7 @@ import pytest
 
 from workbench.engine.memory import total_bytes
 from workbench.experiments.machine import memory_bytes
-from workbench.host_memory import available_memory, total_memory
+from workbench.host import available_memory, total_memory
 
 
 def test_memory_is_some_and_no_more_than_there_is() -> None:
@@ -30,9 +30,9 @@ def cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     meminfo, membership = tmp_path / "meminfo", tmp_path / "membership"
     meminfo.write_text(f"MemTotal: 9 kB\nMemAvailable:  {2**20} kB\n")
     membership.write_text("4:cpu,memory:/a/b\n1:name=systemd:/\n0::/a/b\n")
-    monkeypatch.setattr("workbench.host_memory._MEMINFO", meminfo)
-    monkeypatch.setattr("workbench.host_memory._MEMBERSHIP", membership)
-    monkeypatch.setattr("workbench.host_memory._CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr("workbench.host._MEMINFO", meminfo)
+    monkeypatch.setattr("workbench.host._MEMBERSHIP", membership)
+    monkeypatch.setattr("workbench.host._CGROUPS", tmp_path / "cgroup")
     return tmp_path / "cgroup"
 
 
