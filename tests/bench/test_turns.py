@@ -6,7 +6,7 @@ import pytest
 
 from tests.experiments import policy_fakes
 from workbench.bench import turns
-from workbench.errors import WorkbenchError
+from workbench.errors import OutOfMemory, WorkbenchError
 from workbench.experiments.policy_plan import PolicyPlan, policy_config, reference_runs
 from workbench.experiments.policy_run import execute
 
@@ -27,13 +27,32 @@ def test_searches_that_take_turns_sample_what_they_sample_alone(specs, monkeypat
     monkeypatch.setattr(turns, "_start", lambda spec: started.append(start(spec)) or started[-1])
     found = turns.take_turns(specs)
     alone = execute(specs[0]).measured
-    assert [timed.tokens for timed in found] == [alone["sampled_tokens"]] * 2
+    assert [turn.result.measured["sampled_tokens"] for turn in found] == [
+        alone["sampled_tokens"]
+    ] * 2
+    assert len(found[0].result.tables["nodes"]) > 0
     assert all(timed.seconds > 0.02 for timed in found)
     assert not any(worker.process.is_alive() for worker in started)
 
 
 @pytest.mark.slow
-def test_a_search_that_dies_is_named(specs):
-    """Instead of a wait for ever."""
+def test_a_search_that_cannot_be_says_why_and_the_others_go_on(specs):
+    """Instead of a wait for ever, or of all being lost."""
+    lacking, found = turns.take_turns([replace(specs[0], kv_bytes=1), specs[0]])
+    assert isinstance(lacking, OutOfMemory)
+    assert isinstance(found, turns.Timed)
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_is_named(specs, monkeypatch):
+    """Killed from outside, as by a machine without memory."""
+    start = turns._start
+
+    def killed(spec):
+        worker = start(spec)
+        worker.process.kill()
+        return worker
+
+    monkeypatch.setattr(turns, "_start", killed)
     with pytest.raises(WorkbenchError, match="ended or hung"):
-        turns.take_turns([replace(specs[0], kv_bytes=1)])
+        turns.take_turns(specs[:1])

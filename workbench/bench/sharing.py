@@ -1,11 +1,10 @@
 """How two models share one memory: every policy and static share at KV budgets of 0.5, 1 and 2 W.
 
 Searches of the tiny pair in one arena (experiments/policy_plan.py says what W, the shares and
-max_model_len are). First every setting once, one after the other; then those that are set against
-each other again, every static share among them, taking turns (turns.py). Which share is the best,
-and all ratios, are of these seconds alone: the first pass measures the minute. Of settings that did
-equal work one takes the turns of all, and their ratio is 1. The ceiling is the measured bound of
-policy_ceiling.py; its uncapped search takes turns with the others. What it does not do: choose a
+max_model_len are). All settings of a budget and seed take turns (turns.py), and with them the
+uncapped search that bounds them (policy_ceiling.py): every rate, ratio and ceiling is of these
+seconds. The default policy and the static shares close to the best of them take turns once more.
+Settings that did equal work count as one, so their ratio is 1. What it does not do: choose a
 policy's split.
 """
 
@@ -13,39 +12,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
+from importlib import import_module
+from operator import itemgetter
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pandas as pd
 
 from workbench.bench.record import Row
-from workbench.bench.turns import Timed, take_turns
-from workbench.experiments.policy_ceiling import (
-    bound_seconds,
-    bound_setting,
-    ceiling_tokens_per_s,
-)
+from workbench.bench.turns import Outcome, Timed, take_turns
+from workbench.experiments.plan import RunSpec
+from workbench.experiments.policy_ceiling import bound_seconds, ceiling_tokens_per_s
 from workbench.experiments.policy_plan import (
     ELASTIC,
     STATIC,
     THESIS_SHARE,
     PolicyPlan,
     PolicySpec,
-    policy_config,
-    reference_runs,
-    tight_runs,
+    runs_beside,
 )
 from workbench.experiments.policy_rows import REFERENCE_SETTING, differing, recomputed
-from workbench.experiments.policy_study import (
-    PolicyStudy,
-    rates_of,
-    run_policies,
-    setting_of,
-    speed,
-)
+from workbench.experiments.policy_study import PolicyStudy, run_policies, setting_of
 from workbench.experiments.policy_techniques import ALL, NONE
 from workbench.experiments.profiles import sweep_config
-from workbench.experiments.record import FINISHED
+from workbench.experiments.record import FINISHED, RunResult
+from workbench.experiments.run import ENGINES
+from workbench.experiments.sweep import Execute
 
 BUDGETS, SHARES = (0.5, 1.0, 2.0), (0.08, 0.2, THESIS_SHARE, 0.5)
 PLANS = {
@@ -53,9 +45,9 @@ PLANS = {
     "default": PolicyPlan(16, 12, 2, BUDGETS, SHARES, ()),
     "full": PolicyPlan(128, 12, 3, BUDGETS, SHARES, ()),
 }
-REPEATS = {"quick": 1, "default": 1, "full": 3}  # of what takes turns, each seed
+REPEATS = {"quick": 1, "default": 2, "full": 3}  # turns of those close to the best
+CLOSE = 1.1  # of the fastest static share's seconds
 UNIT = "tokens/s"
-TakeTurns = Callable[[Sequence[PolicySpec]], list[Timed]]
 
 
 def rows(profile: str, seeds: int | None = None) -> Iterator[Row]:
@@ -63,30 +55,89 @@ def rows(profile: str, seeds: int | None = None) -> Iterator[Row]:
     plan = PLANS[profile]
     plan = plan if seeds is None else replace(plan, num_seeds=seeds)
     config = replace(sweep_config(profile), seeds=tuple(range(plan.num_seeds)))
+    in_turns = InTurns(plan, REPEATS[profile])
     with TemporaryDirectory() as folder:
-        study = run_policies(config, plan, folder)
-        yield from study_rows(study, duels(study, REPEATS[profile]))
+        study = run_policies(config, plan, folder, execute=in_turns)
+        yield from study_rows(study, in_turns.timed)
 
 
-def duels(study: PolicyStudy, repeats: int, turns: TakeTurns = take_turns) -> pd.DataFrame:
-    """All sides of ratios and the bound again: at each budget and seed they take turns.
-
-    Columns: budget, setting, repeat, seed, seconds, tokens. AssertionError where other tokens were
-    sampled.
+class InTurns:
+    """Carries out a study's runs: those with memory uncapped alone, then all of a budget and seed
+    at once, when the first of them is asked for.
     """
-    own = policy_config(study.config, study.plan)
-    every = [*reference_runs(own), *tight_runs(own, study.plan, study.working_set)]
-    found = []
-    for budget in study.plan.budgets:
-        wanted = {*stand_ins(study, budget).values(), bound_setting(study)}
-        specs = [spec for spec in every if _setting(spec) in wanted]
-        for repeat, seed in product(range(repeats), own.seeds):
-            each = [spec for spec in specs if spec.seed == seed]
-            for spec, timed in zip(each, turns(each), strict=True):
-                sampled = study.runs_of(_setting(spec)).set_index("seed").at[seed, "sampled_tokens"]
-                assert timed.tokens == sampled, f"{spec.name} sampled other tokens in its turns"
-                found.append((budget, _setting(spec), repeat, seed, *timed))
-    return pd.DataFrame(found, columns=["budget", "setting", "repeat", "seed", *Timed._fields])
+
+    def __init__(
+        self,
+        plan: PolicyPlan,
+        repeats: int,
+        turns: Callable[[Sequence[PolicySpec]], list[Outcome]] = take_turns,
+        alone: Execute | None = None,
+    ) -> None:
+        self._plan, self._repeats, self._turns, self._alone = plan, repeats, turns, alone
+        self._uncapped: list[tuple[float, PolicySpec]] = []  # seconds of the bound
+        self._outcomes: dict[str, Outcome] = {}
+        self._timed: list[tuple[float, str, int, int, float, int]] = []
+
+    @property
+    def timed(self) -> pd.DataFrame:
+        """Columns: budget (whose turns they were), setting, repeat, seed, seconds, tokens."""
+        names = ["budget", "setting", "repeat", "seed", "seconds", "tokens"]
+        return pd.DataFrame(self._timed, columns=names)
+
+    def __call__(self, spec: RunSpec) -> RunResult:
+        """Raises what building the engines or the search raised."""
+        if not isinstance(spec, PolicySpec) or spec.budget is None:
+            return self._execute_alone(spec)
+        if spec.name not in self._outcomes:
+            self._take_turns(spec, spec.budget)
+        outcome = self._outcomes.pop(spec.name)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome.result
+
+    def _execute_alone(self, spec: RunSpec) -> RunResult:
+        execute = self._alone or import_module("workbench.experiments.policy_run").execute
+        result: RunResult = execute(spec)
+        if isinstance(spec, PolicySpec):
+            self._uncapped.append((bound_seconds(result.measured), spec))
+        return result
+
+    def _take_turns(self, asked: PolicySpec, budget: float) -> None:
+        specs = runs_beside(asked, self._plan)
+        bounds = [pair for pair in self._uncapped if pair[1].seed == asked.seed]
+        bound = [min(bounds, key=itemgetter(0))[1]] if bounds else []
+        outcomes = self._turns([*specs, *bound])
+        self._outcomes |= {spec.name: found for spec, found in zip(specs, outcomes)}
+        self._keep(budget, 0, [*specs, *bound], outcomes)
+        close = _close(dict(zip(specs, outcomes)))
+        for repeat in range(1, self._repeats if len(close) > 1 else 1):
+            self._keep(budget, repeat, close, self._turns(close))
+
+    def _keep(
+        self, budget: float, repeat: int, specs: list[PolicySpec], outcomes: list[Outcome]
+    ) -> None:
+        for spec, found in zip(specs, outcomes, strict=True):
+            if isinstance(found, Timed):
+                tokens = int(found.result.measured["sampled_tokens"])
+                at = (budget, _setting(spec), repeat, spec.seed)
+                self._timed.append((*at, found.seconds, tokens))
+
+
+def _close(outcomes: Mapping[PolicySpec, Outcome]) -> list[PolicySpec]:
+    """The default policy alone and the static shares close to the best, equal work once."""
+    found = {s: o for s, o in outcomes.items() if isinstance(o, Timed) and s.technique == NONE}
+    static = {spec: timed.seconds for spec, timed in found.items() if spec.policy == STATIC}
+    most = CLOSE * min(static.values(), default=0.0)
+    ours = [spec for spec in found if spec.policy == ELASTIC]
+    near = [spec for spec, seconds in static.items() if seconds <= most]
+    work = {_work(found[spec].result.measured): spec for spec in [*near, *ours]}
+    return list(work.values())
+
+
+def _work(run: Mapping[str, Any]) -> tuple[int, ...]:
+    """What a run computed, in how many steps."""
+    kinds = ("prefill_tokens", "decode_tokens", "steps")
+    return tuple(int(run[f"{engine}_{kind}"]) for engine in ENGINES for kind in kinds)
 
 
 def stand_ins(study: PolicyStudy, budget: float) -> dict[str, str]:
@@ -119,27 +170,30 @@ def pairs_at(
 ) -> dict[str, tuple[str, str]]:
     """Ours and its peer of each ratio at a budget, by the row's name.
 
-    timed: of this budget. turns: its stand_ins.
+    timed: of this budget. turns: its stand_ins. The best static share is the one that is fastest
+    beside ours, turn for turn.
     """
     ours, everything = _ours(budget)
     thesis = setting_of(budget, STATIC, THESIS_SHARE, NONE)
-    rates = {
-        static: _rate(_timed(timed, turns[static]))
+    beside = {
+        static: _mean(_ratios(timed, turns[static], turns[ours]))
         for static in _statics(study, budget)
-        if static in turns
+        if static in turns and ours in turns
     }
     at = f"@{budget:g}W"
     return {
-        f"elastic_vs_best_static{at}": (ours, max(rates, key=rates.__getitem__, default=thesis)),
+        f"elastic_vs_best_static{at}": (ours, max(beside, key=beside.__getitem__, default=thesis)),
         f"elastic_vs_static_{THESIS_SHARE:g}{at}": (ours, thesis),
         f"all_vs_baseline{at}": (everything, thesis),
     }
 
 
 def equal_work(study: PolicyStudy, one: str, other: str) -> bool:
-    """Whether the runs of two settings computed as many tokens in as many steps."""
-    first, second = rates_of(study, (one, other)).work
-    return bool(first == second)
+    """Whether the runs of two settings computed as many tokens in as many steps, seed by seed."""
+    first, second = (
+        [_work(run) for run in _records(study.runs_of(setting))] for setting in (one, other)
+    )
+    return first == second
 
 
 def study_rows(study: PolicyStudy, timed: pd.DataFrame) -> Iterator[Row]:
@@ -157,7 +211,7 @@ def study_rows(study: PolicyStudy, timed: pd.DataFrame) -> Iterator[Row]:
         turns = stand_ins(study, budget)
         for name, pair in pairs_at(study, budget, own, turns).items():
             yield _ratio(study, own, name, turns, *pair)
-        yield from _settings(study, budget, ceiling)
+        yield from _settings(study, budget, own)
 
 
 def _ratio(
@@ -168,7 +222,8 @@ def _ratio(
     ours: str,
     peer: str,
 ) -> Row:
-    """Our tokens a second beside the peer's; spread: the least and most of a seed.
+    """Our tokens a second beside the peer's; the ratio and its least and most: of every turn both
+    took, each seed counting as much; the rates and the ceiling: of the first.
 
     timed: of one budget. turns: its stand_ins.
     """
@@ -176,21 +231,31 @@ def _ratio(
     for setting in (ours, peer):
         if not study.has(setting):
             return Row(name, float("nan"), _why_not(study, setting), label)
-    mine, theirs = (_timed(timed, turns[setting]) for setting in (ours, peer))
-    ratios = theirs["seconds"] / mine["seconds"]
-    rate, other, ceiling = _rate(mine), _rate(theirs), _ceiling(study, timed)
+    ratios = _ratios(timed, turns[ours], turns[peer])
+    rate, other = (_rate(_timed(timed, turns[setting]).loc[[0]]) for setting in (ours, peer))
+    ceiling = _ceiling(study, timed)
     return Row(
         name,
         rate,
         UNIT,
         label,
         other,
-        rate / other,
+        _mean(ratios),
         ceiling,
         rate / ceiling,
         len(ratios),
         (float(ratios.min()), float(ratios.max())),
     )
+
+
+def _ratios(timed: pd.DataFrame, ours: str, peer: str) -> pd.Series:
+    """How much faster ours was, by repeat and seed; of the turns that both took."""
+    mine, theirs = (_timed(timed, setting)["seconds"] for setting in (ours, peer))
+    return (theirs / mine).dropna()
+
+
+def _mean(ratios: pd.Series) -> float:
+    return float(ratios.groupby("seed").mean().mean())
 
 
 def _rate(timed: pd.DataFrame) -> float:
@@ -199,44 +264,49 @@ def _rate(timed: pd.DataFrame) -> float:
 
 
 def _ceiling(study: PolicyStudy, timed: pd.DataFrame) -> float:
-    """The bound at the pace of these turns."""
-    setting = bound_setting(study)
-    if setting is None:
-        return float("nan")
-    needed = {
-        row["seed"]: bound_seconds({str(k): v for k, v in row.items()}) / row["wall_s"]
-        for row in study.runs_of(setting).to_dict("records")
-    }
-    own = _timed(timed, setting)
-    seconds = own["seconds"] * own.index.get_level_values("seed").map(needed)
-    return float(own["tokens"].sum() / seconds.sum())
+    """The bound at the pace of these turns. NaN where no uncapped search took any."""
+    seconds, tokens = 0.0, 0
+    for turn in _records(timed[timed["setting"].str.startswith("uncapped/")]):
+        runs = study.runs_of(turn["setting"])
+        run = _records(runs[runs["seed"] == turn["seed"]])[0]
+        seconds += turn["seconds"] * bound_seconds(run) / run["wall_s"]
+        tokens += turn["tokens"]
+    return tokens / seconds if seconds else float("nan")
+
+
+def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    return [{str(name): cell for name, cell in row.items()} for row in table.to_dict("records")]
 
 
 def _timed(timed: pd.DataFrame, setting: str) -> pd.DataFrame:
     return timed[timed["setting"] == setting].set_index(["repeat", "seed"]).sort_index()
 
 
-def _settings(study: PolicyStudy, budget: float, ceiling: float) -> Iterator[Row]:
-    """One row a policy and share, with what it computed again in another."""
-    every = study.all_runs
+def _settings(study: PolicyStudy, budget: float, timed: pd.DataFrame) -> Iterator[Row]:
+    """One row a policy and share, in the turns all took; what it computed again in another.
+
+    timed: of the budget. The spread is the slowest and the fastest seed's.
+    """
+    every, ceiling = study.all_runs, _ceiling(study, timed)
     for setting in sorted(every.loc[every["budget"] == budget, "setting"].unique()):
         _, policy, technique = setting.split("/")
         name = policy if technique == NONE else f"{policy}_{technique}"
         if not study.has(setting):
             yield Row(f"{name}@{budget:g}W", float("nan"), _why_not(study, setting))
             continue
-        found, repeats = speed(study, setting), len(study.config.seeds)
+        own = _timed(timed, setting).loc[[0]]
+        rate, each = _rate(own), own["tokens"] / own["seconds"]
         yield Row(
             f"{name}@{budget:g}W",
-            found.estimate,
+            rate,
             UNIT,
             ceiling=ceiling,
-            share_of_ceiling=found.estimate / ceiling,
-            repeats=repeats,
-            spread=(found.low, found.high),
+            share_of_ceiling=rate / ceiling,
+            repeats=len(own),
+            spread=(float(each.min()), float(each.max())),
         )
         again = recomputed(study.runs_of(setting))
-        yield Row(f"recomputed_{name}@{budget:g}W", again, "tokens", repeats=repeats)
+        yield Row(f"recomputed_{name}@{budget:g}W", again, "tokens", repeats=len(own))
 
 
 def _why_not(study: PolicyStudy, setting: str) -> str:

@@ -244,6 +244,15 @@ def tight_runs(config: SweepConfig, plan: PolicyPlan, working_set: WorkingSet) -
     return runs
 
 
+def runs_beside(spec: PolicySpec, plan: PolicyPlan) -> list[PolicySpec]:
+    """Every run of the plan with the budget and the seed of this one, itself included."""
+    assert spec.budget is not None, "no budget is set beside uncapped memory"
+    return [
+        _spec(spec.config, spec.seed, spec.role, spec.budget, spec.kv_bytes, *setting)
+        for setting in settings_at(spec.budget, plan)
+    ]
+
+
 def settings_at(budget: float, plan: PolicyPlan) -> Iterator[tuple[str, float | None, str]]:
     """Policy, kv_share and technique of each run at a budget."""
     alone = ALONE if budget in plan.alone_at else ()

@@ -26,15 +26,29 @@ def execute(spec: RunSpec) -> RunResult:
     """Carry out one run. Raises whatever building the arena, the engines or the search raises."""
     if not isinstance(spec, PolicySpec):
         return run.execute(spec)  # the warm-up
-    arena = make_arena(spec)
-    llm, prm = (make_engine(spec, role, arena) for role in run.ENGINES)
+    pair = Pair(spec)
     try:
-        result = run.search(sweep_problems(spec.config), llm, prm, spec.search, spec.seed)
-        measured = run.measured_columns(result, llm, prm) | arena_columns(result, arena)
-        return RunResult(measured, run.tables(result))
+        return pair.result_of(pair.search(sweep_problems(spec.config)))
     finally:
-        del llm, prm, arena
+        del pair
         gc.collect()
+
+
+class Pair:
+    """Both engines of a run in their arena. Raises whatever building them raises."""
+
+    def __init__(self, spec: PolicySpec) -> None:
+        self.spec, self.arena = spec, make_arena(spec)
+        self.llm, self.prm = (make_engine(spec, role, self.arena) for role in run.ENGINES)
+
+    def search(self, problems: list[Any]) -> SearchResult:
+        """The run's search."""
+        return run.search(problems, self.llm, self.prm, self.spec.search, self.spec.seed)
+
+    def result_of(self, result: SearchResult) -> RunResult:
+        """What the run hands back."""
+        measured = run.measured_columns(result, self.llm, self.prm)
+        return RunResult(measured | arena_columns(result, self.arena), run.tables(result))
 
 
 def make_arena(spec: PolicySpec) -> KVArena:

@@ -2,7 +2,8 @@
 
 Takes the rows the experiments make and draws them: throughput over the static shares with the other
 policies as horizontal lines, one panel a budget; each technique alone and together over the shares,
-tokens computed again beside throughput; what each model holds while a search runs; accuracy and sameness of every setting.
+tokens computed again beside throughput; what each model holds while a search runs; accuracy and
+sameness of every setting.
 """
 
 from __future__ import annotations
@@ -69,9 +70,9 @@ _CAPTION = (
     "budget where the split is static, and as horizontal lines under policies that need no share, "
     "at budgets in multiples of the working set W; crosses: shares that leave a model less than "
     "one request. Second: each technique alone, and those that gain together, over the static "
-    "share at the smallest budget: tokens that both models computed again because memory was short, "
-    "which are exact, and throughput, which is this machine's (ratios and their intervals are in "
-    "the text). Third: what each model holds (line), uses (area) and should "
+    "share at the smallest budget: tokens that both models computed again because memory was "
+    "short, which are exact, and throughput, which is this machine's (ratios and their intervals "
+    "are in the text). Third: what each model holds (line), uses (area) and should "
     "come to (thin) at its own steps of one search. Bottom: accuracy of every setting; "
     "filled where every node has the uncapped search's tokens and score. Bars: 95 % bootstrap "
     "intervals over problems."
