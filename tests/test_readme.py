@@ -90,7 +90,8 @@ SHOWN["replay"] = {
 
 RATIOS = (
     "A ratio (x) below is the median over repeats, in each of which both sides were measured in "
-    "turn; so it need not be the quotient of the two medians that stand beside it."
+    "turn; so it need not be the quotient of the two medians that stand beside it. Of searches "
+    "that share one memory (@0.5W, @1W, @2W) it is the mean over seeds."
 )
 
 

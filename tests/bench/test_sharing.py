@@ -1,4 +1,4 @@
-"""Rows of two models in one memory: ratios of fresh repetitions, and nothing silently missing."""
+"""Rows of two models in one memory: ratios of turns taken together, nothing silently missing."""
 
 import json
 import math
@@ -9,10 +9,18 @@ import pytest
 
 from tests.experiments import policy_fakes
 from workbench.bench import arena, memory, sharing
+from workbench.bench import in_turns as in_turns_module
+from workbench.bench.in_turns import InTurns
 from workbench.bench.record import record
 from workbench.bench.turns import Timed
-from workbench.errors import OutOfMemory
-from workbench.experiments.policy_plan import PolicyPlan
+from workbench.errors import OutOfMemory, WorkbenchError
+from workbench.experiments.policy_plan import (
+    PolicyPlan,
+    WorkingSet,
+    policy_config,
+    runs_beside,
+    tight_runs,
+)
 from workbench.experiments.policy_study import run_policies
 
 PLAN = PolicyPlan(3, 2, 1, (0.5, 2.0), (0.08, 0.2, 0.3), ())
@@ -33,7 +41,7 @@ def quick_turns(specs):
 
 @pytest.fixture(scope="module")
 def in_turns():
-    return sharing.InTurns(PLAN, 2, quick_turns, alone=policy_fakes.execute)
+    return InTurns(PLAN, 2, quick_turns, alone=policy_fakes.execute)
 
 
 @pytest.fixture(scope="module")
@@ -99,18 +107,72 @@ def test_all_of_a_budget_take_turns_and_those_close_to_the_best_again(study, tim
     assert set(timed["seed"]) == set(study.config.seeds)
 
 
-def test_equal_work_counts_as_one(study, timed, rows):
+def test_equal_work_counts_as_one(timed, rows):
     """Guards a ratio of 1 where there is nothing to tell apart, and turns saved."""
-    ample = sharing.stand_ins(study, 2.0)
-    assert ample["2W/static_0.3/none"] == "2W/marginal_value/none", "nothing is computed again"
+    ample = timed[timed["budget"] == 2.0]
     assert rows["elastic_vs_static_0.3@2W"].ratio == 1
-    assert set(timed.loc[timed["budget"] == 2.0, "repeat"]) == {0}
+    assert rows["elastic_vs_static_0.3@2W"].peer_value == rows["elastic_vs_static_0.3@2W"].value
+    assert set(ample["repeat"]) == {0}
+
+
+def test_equal_work_is_told_seed_by_seed(tmp_path):
+    """Guards a ratio of 1 for the one seed, and a measured one for the other."""
+    plan = replace(PLAN, budgets=(0.5,), num_seeds=2)
+    own = InTurns(plan, 1, quick_turns, alone=policy_fakes.execute)
+    study = run_policies(policy_fakes.CONFIG, plan, tmp_path, execute=own)
+    runs = study.all_runs.copy()
+    ours, theirs = "0.5W/marginal_value/none", "0.5W/static_0.3/none"
+    kinds = [f"{engine}_prefill_tokens" for engine in ("llm", "prm")]
+    equal, same = ((runs["setting"] == s) & (runs["seed"] == 0) for s in (ours, theirs))
+    runs.loc[same, kinds] = runs.loc[equal, kinds].to_numpy()
+    row = sharing._ratio(replace(study, all_runs=runs), own.timed, "x", ours, theirs)
+    assert row.spread == (1.0, pytest.approx(2.7 / 2.32))
+    assert row.ratio == pytest.approx((1 + 2.7 / 2.32) / 2)
+
+
+def test_statics_of_equal_work_take_second_turns_once():
+    """Guards that turns are not spent on what nobody reads, and ours is always among them."""
+    specs = runs_beside(
+        tight_runs(policy_config(policy_fakes.CONFIG, PLAN), PLAN, WorkingSet(2**21, 2**23, 600))[
+            0
+        ],
+        PLAN,
+    )
+    found = {spec: Timed(1.0, policy_fakes.execute(spec)) for spec in specs if spec.budget == 2.0}
+    for spec, timed in found.items():
+        if spec.policy == "marginal_value":
+            measured = dict(timed.result.measured) | {"llm_steps": 41}
+            found[spec] = Timed(1.0, replace(timed.result, measured=measured))
+    close = [spec.policy_name for spec in in_turns_module._close(found)]
+    assert close in ([], ["marginal_value", "static_0.08"])
+
+
+def test_a_setting_that_fails_is_a_run_that_failed_and_the_others_stand(tmp_path):
+    """Guards that a process that died in its turns, or in its second ones, is named by its row."""
+    calls = []
+
+    def dying(specs):
+        calls.append([spec.policy_name for spec in specs])
+        failing = "first_come" if len(calls) == 1 else "static_0.2"
+        outcomes = quick_turns(specs)
+        dead = WorkbenchError("The process ended or hung")
+        return [
+            dead if s.policy_name == failing and s.budget else o for s, o in zip(specs, outcomes)
+        ]
+
+    plan = replace(PLAN, budgets=(0.5,), num_seeds=1)
+    again = InTurns(plan, 2, dying, alone=policy_fakes.execute)
+    study = run_policies(policy_fakes.CONFIG, plan, tmp_path, execute=again)
+    failed = study.all_runs[study.all_runs["status"] == "failed"]
+    assert set(failed["setting"]) == {"0.5W/first_come/none", "0.5W/static_0.2/none"}
+    assert failed["error"].str.contains("ended or hung").all()
+    assert len(calls) == 2, "turns are not taken again for each setting"
 
 
 def test_an_infeasible_baseline_leaves_ratios_without_value(study, timed):
     """Guards the record of a memory in which the thesis's share cannot be."""
     sides = "0.5W/marginal_value/none", "0.5W/static_0.08/none"
-    row = sharing._ratio(study, timed, "x@0.5W", sharing.stand_ins(study, 0.5), *sides)
+    row = sharing._ratio(study, timed, "x@0.5W", *sides)
     assert math.isnan(row.value)
     assert (row.peer, row.ratio) == ("static_0.08", None)
 

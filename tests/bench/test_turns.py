@@ -44,15 +44,26 @@ def test_a_search_that_cannot_be_says_why_and_the_others_go_on(specs):
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_is_named(specs, monkeypatch):
-    """Killed from outside, as by a machine without memory."""
-    start = turns._start
+@pytest.mark.parametrize("when", ["_start", "turn", "outcome"])
+def test_a_process_that_dies_is_named_and_the_others_go_on(specs, monkeypatch, when):
+    """Killed from outside, as by a machine without memory: at the start, stopped, at the end."""
+    monkeypatch.setattr(turns, "TURN_S", 0.02)
+    owner = turns if when == "_start" else turns._Worker
+    usual = getattr(owner, when)
 
-    def killed(spec):
-        worker = start(spec)
-        worker.process.kill()
-        return worker
+    def killing(given):
+        if when == "outcome" and given.spec is specs[0]:
+            given.process.kill()
+            given.process.join()
+        found = usual(given)
+        worker = found if when == "_start" else given
+        if worker.spec is specs[0]:
+            worker.process.kill()
+            worker.process.join()
+        return found
 
-    monkeypatch.setattr(turns, "_start", killed)
-    with pytest.raises(WorkbenchError, match="ended or hung"):
-        turns.take_turns(specs[:1])
+    monkeypatch.setattr(owner, when, killing)
+    lost, found = turns.take_turns(specs)
+    assert isinstance(lost, WorkbenchError)
+    assert "ended or hung" in str(lost)
+    assert isinstance(found, turns.Timed)

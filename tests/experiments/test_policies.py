@@ -134,7 +134,7 @@ def test_a_finished_study_is_found_again(study, folder):
 
 
 def test_the_bound_leaves_out_what_was_computed_twice(study):
-    """Guards the roofline bound: uncapped time, each distinct token once."""
+    """Guards the measured bound: uncapped time, each distinct token once."""
     runs = study.runs_of(setting_of(None, "first_come", None, NONE))
     row = runs.iloc[0]
     part = 1900 / 2000  # of 2,000 tokens 100 were computed before, in both models

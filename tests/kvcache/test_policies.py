@@ -1,6 +1,7 @@
 """Who gets the memory under each policy; none reads a clock, none starves a model."""
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -136,6 +137,19 @@ def test_marginal_value_gives_first_to_a_model_that_had_to_preempt() -> None:
     after = next(split for split in splits[20:] if split != before)
     assert after[0] > before[0]
     assert splits.count(after) >= 2 * MarginalValue.REST
+
+
+def test_a_split_by_hand_is_judged_by_what_is_missed_after_it() -> None:
+    """Guards that what was seen under another split moves nothing."""
+    policy = MarginalValue()
+    steps(policy, [(float(n), n * 2.0) for n in range(9)])
+    policy.split([48, 16])
+    late = [ModelState(f"m{i}", 4, i == 0, 45, (9.0, 18.0)[i]) for i in range(2)]
+    early = [replace(state, running=not state.running) for state in late]
+    targets = [
+        grant.target for states in (late, early, late) for grant in policy.grants(states, 64)
+    ]
+    assert targets == [48, 16] * 3
 
 
 def test_marginal_value_lends_until_something_is_missed() -> None:

@@ -1,11 +1,13 @@
 """Two groups on two engines at once: the same searches, the same order, and a clean end."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 from tests.search.stepping_engine import SteppingEngine
 from workbench.errors import ConfigError
+from workbench.search import lanes
 from workbench.search.beam import BeamSearch
 from workbench.search.prm import PRM
 from workbench.search.problems import load_problems
@@ -31,6 +33,17 @@ def search():
 def tree(result):
     columns = ["problem_id", "node_id", "token_ids", "score", "kept", "finished"]
     return result.tree[columns].sort_values(["problem_id", "node_id"]).to_dict("records")
+
+
+def test_a_cpu_with_few_threads_is_not_overlapped(search, monkeypatch):
+    """There it would lose; the same tree, and one thread."""
+    monkeypatch.setattr(lanes, "FEWEST_THREADS", 4)
+    engines = Meeting(), Meeting()
+    for engine in engines:
+        engine.executor = SimpleNamespace(num_threads=2, share=lambda parts: None)
+    found, llm, prm = search(llm=engines[0], prm=engines[1])
+    assert llm.threads == prm.threads == {threading.current_thread().name}
+    assert tree(found) == tree(search(overlap=False)[0])
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@
 fork_prm_over_ideal: tokens the PRM computes over the distinct ones of its inputs, which somebody
 must compute; a problem's own, so that the beginning which the inputs of all problems share can make
 it less than 1. fork_llm_recomputed: tokens the generator computes a second time, over those it
-samples. The peer is the same pair with whole blocks only; memory is roomy, so that nothing else is
-lost. What it does not do: time anything, for the tokens are the same.
+samples. A search's beams start once their parent has left, so what is forked is the copy of its
+last block that a hit makes. The peer is the same pair with whole blocks only; memory is roomy, so
+that nothing else is lost. What it does not do: time anything, for the tokens are the same.
 """
 
 from __future__ import annotations

@@ -25,13 +25,13 @@ from workbench.experiments.policy_plan import PolicySpec
 from workbench.experiments.record import RunResult
 
 TURN_S = 0.25
-START_S = 180.0  # to build both engines and search one problem to warm up
+START_S = 180.0  # to import, build both engines and search one problem to warm up
+SEARCH_S = 7200.0  # of turns; who needs more hangs
 WARM_UP_PROBLEMS = 1
-IMPORTED_ONCE = ["workbench.experiments.policy_run", "workbench.experiments.identity", __name__]
 
 
 class Timed(NamedTuple):
-    """Seconds in which a search worked, and what it found."""
+    """Seconds in which a search worked, from its first problem to its result, and what it found."""
 
     seconds: float
     result: RunResult
@@ -43,10 +43,12 @@ Outcome = Timed | Exception  # what building the engines or searching raised
 def take_turns(specs: Sequence[PolicySpec]) -> list[Outcome]:
     """All searches at once, turn by turn; the first turn goes round.
 
-    WorkbenchError if a process dies.
+    WorkbenchError in the place of one whose process dies or hangs.
     """
-    workers = [_start(spec) for spec in specs]
+    workers: list[_Worker] = []
     try:
+        for spec in specs:
+            workers.append(_start(spec))
         for worker in workers:
             worker.hear(START_S)  # that it is ready
         running = [worker for worker in workers if worker.error is None]
@@ -56,8 +58,7 @@ def take_turns(specs: Sequence[PolicySpec]) -> list[Outcome]:
         return [worker.outcome() for worker in workers]
     finally:
         for worker in workers:
-            worker.process.kill()
-            worker.process.join()
+            worker.end()
 
 
 @dataclass(eq=False)
@@ -71,45 +72,58 @@ class _Worker:
     error: Exception | None = None
 
     def turn(self) -> bool:
-        """Let it work for a while. Whether it has finished."""
-        start = perf_counter()
-        if self.seconds:
-            os.kill(self.process.pid or 0, signal.SIGCONT)
-        else:
-            self.pipe.send("go")
-        finished = self.pipe.poll(TURN_S)
-        if not finished:
-            os.kill(self.process.pid or 0, signal.SIGSTOP)
+        """Let it work for a while. Whether it has finished, or died."""
+        start, first = perf_counter(), not self.seconds
+        try:
+            self.pipe.send("go") if first else self._signal(signal.SIGCONT)
+            finished = self.pipe.poll(TURN_S)
+            if not finished:
+                self._signal(signal.SIGSTOP)
+        except OSError:
+            self.error = self._lost()
+            return True
         self.seconds += perf_counter() - start
-        if finished:
+        if self.seconds > SEARCH_S:
+            self.error = self._lost()
+        elif finished:
             self.hear(0.0)
-        return finished
+        return finished or self.error is not None
 
     def outcome(self) -> Outcome:
         """Asked for when nobody's seconds are counted any more: tables take some to be made."""
+        found: Any = None
         if self.error is None:
-            self.pipe.send("tell")
+            with suppress(OSError):
+                self.pipe.send("tell")
             found = self.hear(START_S)
-            if isinstance(found, RunResult):
-                return Timed(self.seconds, found)
-        assert self.error is not None
-        return self.error
+        return Timed(self.seconds, found) if self.error is None else self.error
 
     def hear(self, most_s: float) -> Any:
         """What it says next; an exception is kept."""
+        said: Any = None
         try:
-            if self.pipe.poll(most_s):
-                said = self.pipe.recv()
-                self.error = said if isinstance(said, Exception) else None
-                return said
-        except EOFError:
-            pass
-        raise WorkbenchError(f"The process of {self.spec.name} ended or hung; run it by itself.")
+            said = self.pipe.recv() if self.pipe.poll(most_s) else self._lost()
+        except (EOFError, OSError):
+            said = self._lost()
+        self.error = said if isinstance(said, Exception) else None
+        return said
+
+    def end(self) -> None:
+        """Nothing of it is left."""
+        self.process.kill()
+        self.process.join()
+        self.pipe.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self.process.pid, "the process was started"
+        os.kill(self.process.pid, number)
+
+    def _lost(self) -> WorkbenchError:
+        return WorkbenchError(f"The process of {self.spec.name} ended or hung; run it by itself.")
 
 
 def _start(spec: PolicySpec) -> _Worker:
-    context = get_context("forkserver")  # of a process that has imported and done nothing else
-    context.set_forkserver_preload(IMPORTED_ONCE)
+    context = get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=_search, args=(spec, there), daemon=True)
     process.start()
@@ -129,8 +143,8 @@ def _search(spec: PolicySpec, pipe: Connection) -> None:
     from workbench.experiments.identity import sweep_problems  # noqa: PLC0415
     from workbench.experiments.policy_run import Pair  # noqa: PLC0415  torch, in this process alone
 
-    problems = sweep_problems(spec.config)
     try:
+        problems = sweep_problems(spec.config)
         Pair(spec).search(problems[:WARM_UP_PROBLEMS])
         pair = Pair(spec)
         _wait(pipe, "ready")

@@ -147,7 +147,7 @@ def _bench(command: Parser) -> None:
     _value(command, "--llm", "MODEL", "search, identity, reenact: generator (default: tiny-solver)")
     _value(command, "--prm", "MODEL", "search, identity, reenact: reward model (default: tiny-prm)")
     _value(command, "--seed", "K", "where the bench takes one (default: 0)", kind=int)
-    seeds = "search: how many, not the profile's number"
+    seeds = "search, memory: how many, not the profile's number"
     _value(command, "--seeds", "N", seeds, kind=_at_least(1))
     problems = "search, identity, memory: problem file (default: math500) for models but the tiny"
     _value(command, "--problems", "PATH", problems)

@@ -90,6 +90,11 @@ class Executor:
         # Output matrices of the columns that scoring asks for.
         self._columns: dict[bytes, Linear] = {}
 
+    @property
+    def num_threads(self) -> int | None:
+        """Of the CPU that products use; None on a GPU."""
+        return torch.get_num_threads() if self.model.device.type == "cpu" else None
+
     def share(self, parts: int) -> None:
         """From the next step on, leave the other ones of so many equal parts of the device.
 

@@ -12,9 +12,10 @@ and leaves that out:
 that is, each distinct token computed exactly once at the uncapped pace. Both uncapped searches of
 the study, without techniques and with all, give a bound; the faster counts. No budget enters: a
 tight one may forbid to keep what is needed again, so the bound is the same for all budgets and
-need not be within reach of any policy. It is our own pace, measured: a change to the engine moves
-it, and a share of it a little above 1 is noise. What it does not do: bound machines (GB/s, GFLOP/s:
-machine_ceiling.py).
+need not be within reach of any policy; `bench memory` measures its pace anew beside each budget's
+searches. It is our own pace, no machine's: a change to the engine moves it, and a share of it a
+little above 1 is noise, or what an uncapped memory loses by being larger than the caches. What it
+does not do: bound machines (GB/s, GFLOP/s: machine_ceiling.py).
 """
 
 from __future__ import annotations

@@ -113,9 +113,13 @@ def run_policies(
     """
     own, carry_out = policy_config(config, plan), execute or _execute_here()
     shown: dict[str, Any] = {"execute": carry_out, "progress": progress}
+    store, identity = _store(runs_dir), identify(own)
+    new = not all(is_stored(store, spec, identity) for spec in reference_runs(own))
     first = run_sweep(own, runs_dir, specs=reference_runs(own), **shown)
+    warm = (
+        replace(own, warmup_problems=0) if new else own
+    )  # the first runs warm up, if there are any
     working_set = working_set_of(first.all_runs)
-    warm = replace(own, warmup_problems=0)  # by the first runs
     specs = tight_runs(own, plan, working_set)
     sweep = run_sweep(warm, runs_dir, specs=specs, **shown)
     every = pd.concat([first.all_runs, sweep.all_runs], ignore_index=True)
@@ -140,7 +144,7 @@ def working_set_of(reference: pd.DataFrame) -> WorkingSet:
 def policies_left(config: SweepConfig, plan: PolicyPlan, runs_dir: str | Path | None = None) -> str:
     """How many runs are not stored yet and roughly how long they take, in one sentence."""
     own = policy_config(config, plan)
-    store = RunStore(Path(runs_dir) if runs_dir is not None else runs_folder())
+    store = _store(runs_dir)
     identity, first = identify(own), reference_runs(own)
     each = sum(len(list(settings_at(budget, plan))) for budget in plan.budgets)
     total = len(first) + each * len(own.seeds)
@@ -148,6 +152,10 @@ def policies_left(config: SweepConfig, plan: PolicyPlan, runs_dir: str | Path | 
     left = total if todo else len(_missing(own, plan, store, first))
     minutes = left * SECONDS_PER_PROBLEM[config.profile] * plan.num_problems / 60
     return f"{left} of {total} runs of the policies to do, about {minutes:.0f} min (rough)."
+
+
+def _store(runs_dir: str | Path | None) -> RunStore:
+    return RunStore(Path(runs_dir) if runs_dir is not None else runs_folder())
 
 
 def _missing(

@@ -2,9 +2,8 @@
 
 None of them changes a token (search/rounds.py says what each does). Together are those that gain
 together on the embedded pair. With a beam width of four most children are no child 0, and what
-speculation samples for nothing costs what full rows gain; two groups on two cores are in each
-other's way: with overlap the same search is 2 to 7 % slower (in turns, 0.5 W). What it does not
-do: plan runs.
+speculation samples for nothing costs what full rows gain; overlap is the plain search on a CPU
+with few threads (search/lanes.py). What it does not do: plan runs.
 """
 
 from __future__ import annotations

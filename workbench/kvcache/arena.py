@@ -145,9 +145,9 @@ class KVArena(Lender, ArenaLayout):
         with self.lock:
             index = self.pools.index(pool)
             pages = -(-num_blocks // pool.per_page)
-            if not 0 < pages <= self.num_pages:
+            if pages > self.num_pages:
                 raise ConfigError(
-                    f"resize to {num_blocks} blocks; the arena has pages for 1 to "
+                    f"resize to {num_blocks} blocks; the arena has pages for at most "
                     f"{self.num_pages * pool.per_page} of {pool.shape.name!r}."
                 )
             return self._want(pages_with_one(self._asked_for, index, pages))
@@ -191,12 +191,16 @@ class KVArena(Lender, ArenaLayout):
 
     def _admit(self, shape: BlockShape) -> None:
         packing = pack(shape, self.page)
-        if shape.name in self._packings or not packing.blocks:
+        if shape.name in self._packings:
+            raise ConfigError(
+                f"The arena has a model {shape.name!r} already, beside {self.models}; give each a "
+                "name of its own: block_shape(..., name=...)."
+            )
+        if not packing.blocks:
             raise ConfigError(
                 f"{shape.name!r} has blocks of {shape.layers} layers of {shape.cell_bytes:,} "
-                f"bytes; the arena has {self.models} and pages of {self.page.slabs} stripes of "
-                f"{self.page.stripe:,} bytes. Give each model a name of its own, and name the one "
-                "with the largest blocks when the arena is made."
+                f"bytes; the arena's pages of {self.page.slabs} stripes of {self.page.stripe:,} "
+                "bytes fit none. Name the model with the largest blocks when the arena is made."
             )
         floors = sum(pool.floor_pages for pool in self.pools)
         shadow = max(1, self.num_pages // SHADOW_SHARE)

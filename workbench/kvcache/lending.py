@@ -64,11 +64,11 @@ class Lender:
         return page
 
     def take_back(self, pool: LeasedPool, pages: list[int]) -> None:
-        """Pages without content are free."""
+        """Pages without content are free; the last to come goes first: its bytes are nearest."""
         for page in pages:
             assert self._holder[page] is pool, f"page {page} is handed back by another model"
             self._holder[page] = None
-        self._free.extend(pages)
+        self._free.extendleft(reversed(pages))
 
     def take_retyped(self) -> list[int]:
         """Pages that hold another model's bytes, each once: to be zeroed before the next store.

@@ -153,7 +153,9 @@ class KVCacheManager(PrefixMatching, Resizable):
 
         Nothing of them is computed again, so their KV must exist. Full blocks are shared; a partial
         last one, which both go on to write, is copied (`take_moves`). None, and nothing has
-        changed, when the copy needs a block and there is none. Goes on with `extend`.
+        changed, when the copy needs a block and there is none. Goes on with `extend`. For who goes
+        on from a sequence that runs; children of one that has left hit its last block instead
+        (reuse_partial_blocks).
         """
         table, room = self._table(parent), self._table(parent).num_tokens
         tokens = room if num_tokens is None else num_tokens

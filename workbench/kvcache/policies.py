@@ -139,6 +139,11 @@ class MarginalValue(_Split):
         self._had_turn: set[int] = set()  # turns that have ended since
         self._resting: dict[int, int] = {}  # decisions for which a model still gives nothing
 
+    def split(self, pages: Sequence[int]) -> None:
+        """These are kept until what is missed from now on says otherwise."""
+        super().split(pages)
+        self._seen, self._resting = [], {}
+
     def grants(self, models: Sequence[ModelState], num_pages: int) -> list[Grant]:
         """The split of now is kept; the rest is anybody's until something is missed."""
         if len(self._seen) != len(models):

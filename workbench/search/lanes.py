@@ -2,7 +2,8 @@
 
 Kernels run outside the interpreter, and a decoding step's are launched without it in between, so
 on a CPU the two threads compute side by side; each engine gets half of the device's threads while
-both are at work, and all of them once the other is done. Two threads meet at a barrier, and what
+both are at work, and all of them once the other is done. With fewer than FEWEST_THREADS that loses
+(two threads: 2 to 7 %), so there a search is the plain one. Two threads meet at a barrier, and what
 they leave is put together there in one order: each engine's events are the same every time. In an
 arena two engines take pages as they come, so who evicts what depends on the threads; no token does.
 What it does not do: say which searches are served (groups.py).
@@ -20,7 +21,15 @@ from workbench.search.measure import Drained, SpanClock
 from workbench.trace.recorder import Recorder
 
 LANES = ("llm", "prm")
+FEWEST_THREADS = 4  # of a CPU's products: two for each engine
 Work = Iterator[list[RequestOutput]]
+
+
+def lanes_pay(*engines: TokenEngine) -> bool:
+    """Whether engines compute no slower side by side than in turns. No clock is read."""
+    executors = (getattr(engine, "executor", None) for engine in engines)
+    threads = (getattr(executor, "num_threads", None) for executor in executors)
+    return all(count is None or count >= FEWEST_THREADS for count in threads)
 
 
 class _Done(NamedTuple):

@@ -34,7 +34,7 @@ class Pace:
     def chosen(self, group: Sequence[ActiveSearch], num_groups: int = 1) -> list[ActiveSearch]:
         """The first so many of a group that may use one of `num_groups` parts of both caches.
 
-        None while one of them waits for scores; else at least one.
+        Nobody while one of them waits for scores; else at least one.
         """
         if any(isinstance(search.request, Score) for search in group):
             return []

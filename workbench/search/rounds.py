@@ -14,8 +14,8 @@ answers, alone and together: request ids, order and batches never enter. What ma
                                                                      arena from run to run
     speculative_extension  ended beams sample on (speculation.py)    discarded tokens, LLM requests
     lookahead_scoring      such steps are scored ahead (prm_side.py) PRM requests, score cache hits
-    overlap                two groups swap engines (lanes.py)        rounds; in a shared arena also
-                                                                     evictions, from run to run
+    overlap                two groups swap engines (lanes.py),       rounds; in a shared arena also
+                           where the device has room for both        evictions, from run to run
     forget_pruned          caches drop pruned beams (pruning.py)     evictions, recomputed tokens
 
 What cannot promise it is no switch of a search: another dtype or quantization, batch_invariant off,
@@ -33,7 +33,7 @@ from workbench.config import SearchSwitches
 from workbench.core import SamplingParams, TokenEngine
 from workbench.search.active import ActiveSearch
 from workbench.search.groups import Groups
-from workbench.search.lanes import LANES, Lanes
+from workbench.search.lanes import LANES, Lanes, lanes_pay
 from workbench.search.llm_side import LLMSide
 from workbench.search.measure import LANE, Drained, Mark, SpanClock
 from workbench.search.node_request import NodeRequests
@@ -80,7 +80,8 @@ class Rounds:
         self.llm, self.prm = llm, prm
         self.seed, self.params = seed, params
         self.min_problem_batch, self.switches = min_problem_batch, switches
-        lanes = LANES if switches.overlap else (LANE,)
+        self._overlaps = switches.overlap and lanes_pay(llm, prm.engine)
+        lanes = LANES if self._overlaps else (LANE,)
         self.spans = SpanClock(recorder, clock, lanes)
         self._clock, self._recorder = clock, recorder
         self.marks: list[Mark] = []
@@ -91,7 +92,7 @@ class Rounds:
         batching, places = switches.problem_batching, min_problem_batch
         self._groups = Groups(
             places,
-            swap=switches.overlap,
+            swap=self._overlaps,
             whole_batches=batching == "static",
             pace=Pace(llm, prm.engine) if batching == "adaptive" else None,
         )
@@ -116,7 +117,7 @@ class Rounds:
         lanes = None
         self._mark("bookkeeping")
         try:
-            if self.switches.overlap:
+            if self._overlaps:
                 told = self._recorder, self.spans, self._clock
                 lanes = Lanes(self.llm, self.prm.engine, *told)
             while self._queue or self._groups:

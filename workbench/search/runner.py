@@ -74,7 +74,8 @@ def run_search(
     record: a Parquet file to be written at the end, from which the search can be replayed.
     on_round: called after each round; may raise to stop the search.
     request_order to forget_pruned: how the engines are used, the same tokens and scores whatever is
-        chosen; rounds.py has the table. overlap: two groups share the problems in flight.
+        chosen; rounds.py has the table. overlap: two groups share the problems in flight,
+        unless a CPU has too few threads for both (lanes.py).
     Raises ConfigError or PromptError before anything runs. What an engine or on_round raises ends
     the search; its requests are aborted and both engines stay usable.
     """
