@@ -32,7 +32,7 @@ LEAST_MOVED = 0.1  # of the pages
 SEQUENCE = 1  # blocks of each: live ones lie in every page
 LIVE_EVERY = 4  # one sequence in so many stays in use
 RESPLITS = {"quick": 8, "default": 40, "full": 200}
-PAIRS = {"quick": 9, "default": 61, "full": 101}
+PAIRS = {"quick": 9, "default": 101, "full": 201}
 PROMPTS = {"quick": 8, "default": 32, "full": 64}
 BLOCKS = 2048  # of the model alone
 

@@ -164,8 +164,9 @@ class KVArena(Lender, ArenaLayout):
                 self.policy.split(self._split)
                 self._seen = []
             self._grant(pool)
-            pool.mark_tail()
             pool.wanted = 0
+            if len(self.pools) > 1:  # else there is nobody to give to
+                pool.mark_tail()
             for each in self.pools:
                 if each.held > each.grant.limit:
                     each.give_up_idle(each.held - each.grant.limit)
