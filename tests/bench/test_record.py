@@ -47,12 +47,15 @@ def test_a_record_has_the_contract_s_keys_and_fields(tmp_path):
 def test_rows_measured_again_take_their_places_and_say_so(tmp_path):
     """Guards that a part can be measured anew, on the same machine alone, and that it is told."""
     file = write_record(
-        record("memory", [Row("a", 1.0, "s"), Row("b", 1.0, "s")], {"n": 16}), tmp_path / "m.json"
+        record("memory", [Row("a", 1.0, "s"), Row("b", 1.0, "s")], {"n": 16, "shares": (0.1, 0.2)}),
+        tmp_path / "m.json",
     )
-    again = record("memory", [Row("b", 2.0, "s")], {"n": 16, "part": "arena", "complete": True})
+    mode = {"n": 16, "shares": (0.1, 0.2)}
+    again = record("memory", [Row("b", 2.0, "s")], mode | {"part": "arena", "complete": True})
     found = renewed(read_record(file), again)
     assert [(row["name"], row["value"]) for row in found["rows"]] == [("a", 1.0), ("b", 2.0)]
-    assert found["mode"] == {"n": 16, "again": {"b": again["git"]["commit"]}}
+    told = {"again": {"b": again["git"]["commit"]}}
+    assert found["mode"] == {"n": 16, "shares": [0.1, 0.2]} | told
     with pytest.raises(ConfigError, match="where the machine is the same"):
         renewed(found, again | {"machine": {"cpu": "another"}})
     file.write_text("{}")

@@ -143,6 +143,17 @@ def test_the_bound_leaves_out_what_was_computed_twice(study):
     assert ceiling_tokens_per_s(study) > fastest
 
 
+def test_repeats_of_the_default_policy_tell_the_noise(tmp_path):
+    """Guards the intervals of a study of one seed, and that no repeat is drawn as a setting."""
+    again = run_policies(CONFIG, replace(PLAN, repeats=2), tmp_path, execute=execute)
+    repeated = again.all_runs[again.all_runs["repeat"] > 0]
+    assert set(repeated["setting"]) == {f"{b:g}W/marginal_value/none" for b in PLAN.budgets}
+    assert len(repeated) == 2 * len(PLAN.budgets) * len(again.config.seeds)
+    assert again.noise.is_known
+    assert not again.runs["repeat"].any()
+    assert policies_left(CONFIG, replace(PLAN, repeats=2), tmp_path).startswith("0 of")
+
+
 def test_rows_of_the_figure(study):
     """Guards that every setting has its speed, accuracy, sameness and recomputed tokens."""
     rows = optimisation_rows(study)

@@ -42,6 +42,7 @@ class InTurns:
         turns: Callable[[Sequence[PolicySpec]], list[Outcome]] = take_turns,
         alone: Execute | None = None,
     ) -> None:
+        assert not plan.repeats, "turns are repeated, not runs"
         self._plan, self._repeats, self._turns, self._alone = plan, repeats, turns, alone
         self._uncapped: list[tuple[float, PolicySpec]] = []  # seconds of the bound
         self._outcomes: dict[str, Outcome] = {}

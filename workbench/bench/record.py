@@ -85,10 +85,11 @@ def require_alike(before: dict[str, Any], again: dict[str, Any]) -> None:
 
 
 def _without_passes(facts: Any) -> Any:
-    """Without what tells one pass from another."""
+    """As read back from a file, without what tells one pass from another."""
     if not isinstance(facts, dict):
         return facts
-    return {name: fact for name, fact in facts.items() if name not in ("again", "part", "complete")}
+    passes = ("again", "part", "complete")
+    return json.loads(json.dumps({k: fact for k, fact in facts.items() if k not in passes}))
 
 
 def read_record(file: str | Path) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class PolicyPlan:
     in_flight: problems at once, fewer than there are, so that there is a queue to be kept full
     from; overlap divides them into two groups. budgets: KV in multiples of W. alone_at: budgets at
     which every technique is measured alone, over the shares. num_seeds: of the profile's, the first
-    so many.
+    so many. repeats: of the default policy alone at every budget, which tell the machine's noise.
     """
 
     num_problems: int = 8
@@ -79,6 +79,7 @@ class PolicyPlan:
     budgets: tuple[float, ...] = (0.5, 1.0)
     kv_shares: tuple[float, ...] = (0.08, 0.2, 0.3, 0.4, 0.5)
     alone_at: tuple[float, ...] = (0.5,)
+    repeats: int = 0
 
     def __post_init__(self) -> None:
         counts = {n: getattr(self, n) for n in ("num_problems", "in_flight", "num_seeds")}
@@ -94,10 +95,10 @@ class PolicyPlan:
             raise ConfigError(f"PolicyPlan.kv_shares is {self.kv_shares}; allowed: in (0, 1).")
 
 
-_FULL = PolicyPlan(128, 12, 5, (0.5, 1.0, 2.0), (0.08, 0.2, 0.3, 0.4, 0.5), (0.5, 1.0))
+_FULL = PolicyPlan(128, 12, 5, (0.5, 1.0, 2.0), (0.08, 0.2, 0.3, 0.4, 0.5), (0.5, 1.0), 2)
 PLANS = {
-    "quick": PolicyPlan(4, 2, 1, (0.5, 1.0), (0.2, 0.3, 0.5), (0.5,)),
-    "default": PolicyPlan(),
+    "quick": PolicyPlan(4, 2, 1, (0.5, 1.0), (0.2, 0.3, 0.5), (0.5,), 1),
+    "default": PolicyPlan(num_seeds=2, repeats=2),
     "full": _FULL,
     "thesis": _FULL,
 }
@@ -226,7 +227,8 @@ def reference_runs(config: SweepConfig) -> list[PolicySpec]:
 
 
 def tight_runs(config: SweepConfig, plan: PolicyPlan, working_set: WorkingSet) -> list[PolicySpec]:
-    """Every budget with every policy and share, seed by seed, in shuffled order within a seed.
+    """Every budget with every policy and share, and what is repeated, seed by seed, in shuffled
+    order within a seed.
 
     config: the study's.
     """
@@ -240,6 +242,9 @@ def tight_runs(config: SweepConfig, plan: PolicyPlan, working_set: WorkingSet) -
             for budget in plan.budgets
             for setting in settings_at(budget, plan)
         ]
+        again = [spec for spec in specs if (spec.policy, spec.technique) == (ELASTIC, NONE)]
+        numbers = range(1, plan.repeats + 1)
+        specs += [replace(spec, repeat=number) for number in numbers for spec in again]
         runs += order.sample(specs, len(specs))
     return runs
 

@@ -146,7 +146,7 @@ def policies_left(config: SweepConfig, plan: PolicyPlan, runs_dir: str | Path | 
     own = policy_config(config, plan)
     store = _store(runs_dir)
     identity, first = identify(own), reference_runs(own)
-    each = sum(len(list(settings_at(budget, plan))) for budget in plan.budgets)
+    each = sum(len(list(settings_at(budget, plan))) + plan.repeats for budget in plan.budgets)
     total = len(first) + each * len(own.seeds)
     todo = [spec for spec in first if not is_stored(store, spec, identity)]
     left = total if todo else len(_missing(own, plan, store, first))
