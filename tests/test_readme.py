@@ -138,7 +138,7 @@ def table(name: str, found: dict[str, Any]) -> list[str]:
     with_ = f"Python {software['python']}, torch {software['torch']}"
     seeds = f" with {mode['seeds']} seeds" if mode.get("seeds") else ""
     model = mode.get("model") or mode.get("llm") or ""
-    chosen = "" if model.startswith("tiny-") else f" --model {model}"
+    chosen = "" if not model or model.startswith("tiny-") else f" --model {model}"
     what = f"`workbench bench {found['bench']}{chosen}`, profile {mode['profile']}{seeds}"
     lines = [f"{what}, on {where}; {with_}.", ""]
     lines += ["| | value | beside | spread or 95 % interval |", "|---|---|---|---|"]

@@ -9,19 +9,18 @@ import pytest
 
 from tests.experiments import policy_fakes
 from workbench.bench import arena, memory, sharing
-from workbench.bench import in_turns as in_turns_module
-from workbench.bench.in_turns import InTurns
 from workbench.bench.record import record
-from workbench.bench.turns import Timed
 from workbench.errors import OutOfMemory, WorkbenchError
+from workbench.experiments import in_turns as in_turns_module
+from workbench.experiments.in_turns import InTurns, runs_beside
 from workbench.experiments.policy_plan import (
     PolicyPlan,
     WorkingSet,
     policy_config,
-    runs_beside,
     tight_runs,
 )
 from workbench.experiments.policy_study import run_policies
+from workbench.experiments.turns import Timed
 
 PLAN = PolicyPlan(3, 2, 1, (0.5, 2.0), (0.08, 0.2, 0.3), ())
 
@@ -132,19 +131,16 @@ def test_equal_work_is_told_seed_by_seed(tmp_path):
 
 def test_statics_of_equal_work_take_second_turns_once():
     """Guards that turns are not spent on what nobody reads, and ours is always among them."""
-    specs = runs_beside(
-        tight_runs(policy_config(policy_fakes.CONFIG, PLAN), PLAN, WorkingSet(2**21, 2**23, 600))[
-            0
-        ],
-        PLAN,
-    )
-    found = {spec: Timed(1.0, policy_fakes.execute(spec)) for spec in specs if spec.budget == 2.0}
+    need = WorkingSet(2**21, 2**23, 600)
+    specs = tight_runs(policy_config(policy_fakes.CONFIG, PLAN), PLAN, need)
+    ample = next(spec for spec in specs if spec.budget == 2.0)
+    found = {spec: Timed(1.0, policy_fakes.execute(spec)) for spec in runs_beside(ample, PLAN)}
     for spec, timed in found.items():
         if spec.policy == "marginal_value":
             measured = dict(timed.result.measured) | {"llm_steps": 41}
             found[spec] = Timed(1.0, replace(timed.result, measured=measured))
     close = [spec.policy_name for spec in in_turns_module._close(found)]
-    assert close in ([], ["marginal_value", "static_0.08"])
+    assert close == ["marginal_value", "static_0.08"]
 
 
 def test_a_setting_that_fails_is_a_run_that_failed_and_the_others_stand(tmp_path):

@@ -33,6 +33,7 @@ from workbench.experiments.policy_study import (
     run_policies,
     setting_of,
     speed,
+    speed_up,
 )
 from workbench.experiments.policy_techniques import ALL, ALONE, NONE, TECHNIQUES
 
@@ -119,6 +120,19 @@ def test_the_best_static_share_and_what_a_policy_gains_over_it(study):
     plenty = elastic_gain(study, 2.0)["thesis"]
     assert (plenty.estimate, plenty.low, plenty.high) == (1, 1, 1), "equal work is one"
     assert technique_gains(study, 0.5, 0.2)[ALL].estimate > 1
+
+
+def test_bars_are_of_the_ratio_to_the_elastic_policy(study):
+    """Guards bars that tell how problems differ, where settings are compared."""
+    rows = optimisation_rows(study)
+    speeds = rows[rows["metric"] == "tokens_per_s"].set_index("setting")
+    for budget in PLAN.budgets:
+        ours, peer = (setting_of(budget, *each, NONE) for each in ((ELASTIC, None), (STATIC, 0.3)))
+        own, other = speeds.loc[ours], speeds.loc[peer]
+        assert own["low"] == own["value"] == own["high"]
+        ratio = speed_up(study, ours, peer)
+        assert other["low"] == pytest.approx(own["value"] * ratio.low)
+        assert other["high"] == pytest.approx(own["value"] * ratio.high)
 
 
 def test_a_finished_study_is_found_again(study, folder):

@@ -2,10 +2,10 @@
 
 Some cells calibrate this machine (cells.py), the others are held out: their throughput is replayed
 and held against the measured one (cells.py; @whole: against the fastest repeat as a whole), their
-events are compared step by step. What it costs is CPU time
-of this process: rows without a suffix are of a search at the thesis's scale on an A100 (40 GB) that
-was never replayed before, @again of the same once more, its blocks' hashes known, @tiny of a
-held-out cell here. What it does not do: vary what no recording holds (models, width).
+events are compared step by step. What it costs is CPU time of this process; of curves, which use
+all cores, the time one waits. Rows without a suffix are of a search at the thesis's scale on an
+A100 (40 GB) that was never replayed before, @again of the same once more, its blocks' hashes known,
+@tiny of a held-out cell here. What it does not do: vary what no recording holds (models, width).
 """
 
 from __future__ import annotations
@@ -164,9 +164,9 @@ def _sizes(calls: CacheCalls) -> list[int]:
 
 def _curve_seconds(calls: CacheCalls) -> float:
     sizes = curve_sizes(calls, CURVE_SIZES)
-    start = time.process_time()
+    start = time.perf_counter()
     miss_ratio(calls, sizes)
-    return time.process_time() - start
+    return time.perf_counter() - start
 
 
 def _exact(calls: CacheCalls) -> Iterator[bool]:

@@ -17,8 +17,8 @@ from typing import Any
 
 import pandas as pd
 
-from workbench.bench.in_turns import InTurns, work_of
 from workbench.bench.record import Row
+from workbench.experiments.in_turns import InTurns, work_of
 from workbench.experiments.policy_ceiling import bound_seconds, ceiling_tokens_per_s
 from workbench.experiments.policy_plan import ELASTIC, STATIC, THESIS_SHARE, PolicyPlan
 from workbench.experiments.policy_rows import REFERENCE_SETTING, differing, recomputed
@@ -48,18 +48,13 @@ def rows(profile: str, seeds: int | None = None) -> Iterator[Row]:
         yield from study_rows(study, in_turns.timed)
 
 
-def _ours(budget: float) -> tuple[str, str]:
-    """The default policy alone, and with all techniques."""
-    return setting_of(budget, ELASTIC, None, NONE), setting_of(budget, ELASTIC, None, ALL)
-
-
 def pairs_at(study: PolicyStudy, budget: float, timed: pd.DataFrame) -> dict[str, tuple[str, str]]:
     """Ours and its peer of each ratio at a budget, by the row's name.
 
     timed: of this budget. The best static share is the one that is fastest beside ours, turn for
     turn.
     """
-    ours, everything = _ours(budget)
+    ours, everything = (setting_of(budget, ELASTIC, None, technique) for technique in (NONE, ALL))
     thesis = setting_of(budget, STATIC, THESIS_SHARE, NONE)
     shares = [setting_of(budget, STATIC, share, NONE) for share in study.plan.kv_shares]
     slower = {

@@ -12,10 +12,10 @@ and leaves that out:
 that is, each distinct token computed exactly once at the uncapped pace. Both uncapped searches of
 the study, without techniques and with all, give a bound; the faster counts. No budget enters: a
 tight one may forbid to keep what is needed again, so the bound is the same for all budgets and
-need not be within reach of any policy; `bench memory` measures its pace anew beside each budget's
-searches. It is our own pace, no machine's: a change to the engine moves it, and a share of it a
-little above 1 is noise, or what an uncapped memory loses by being larger than the caches. What it
-does not do: bound machines (GB/s, GFLOP/s: machine_ceiling.py).
+need not be within reach of any policy. Runs that take turns have it from the uncapped search with
+all techniques, at their own pace. It is our own, no machine's: a change to the engine moves it, and
+a share of it a little above 1 is noise, or what an uncapped memory loses by being larger than the
+caches. What it does not do: bound machines (GB/s, GFLOP/s: machine_ceiling.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,13 @@ WHY = ("evicted", "preempted", "partial")
 
 
 def ceiling_tokens_per_s(study: PolicyStudy) -> float:
-    """Generated tokens a second. NaN where no uncapped search finished."""
+    """Generated tokens a second; at the pace of the runs where they took turns. NaN where no
+    uncapped search finished.
+    """
+    if "bound_tokens_per_s" in study.all_runs:
+        own = study.all_runs.dropna(subset="bound_tokens_per_s").drop_duplicates("seed")
+        seconds = own["sampled_tokens"] / own["bound_tokens_per_s"]
+        return float(own["sampled_tokens"].sum() / seconds.sum())
     fastest = bound_setting(study)
     return float("nan") if fastest is None else _rate(study.runs_of(fastest))
 

@@ -71,6 +71,8 @@ class PolicyPlan:
     from; overlap divides them into two groups. budgets: KV in multiples of W. alone_at: budgets at
     which every technique is measured alone, over the shares. num_seeds: of the profile's, the first
     so many. repeats: of the default policy alone at every budget, which tell the machine's noise.
+    in_turns: those of a budget and seed at one time (in_turns.py), each in a process of its own, so
+    that the pace of the machine is the same for all; of models for which `can_take_turns`.
     """
 
     num_problems: int = 8
@@ -80,6 +82,7 @@ class PolicyPlan:
     kv_shares: tuple[float, ...] = (0.08, 0.2, 0.3, 0.4, 0.5)
     alone_at: tuple[float, ...] = (0.5,)
     repeats: int = 0
+    in_turns: bool = False
 
     def __post_init__(self) -> None:
         counts = {n: getattr(self, n) for n in ("num_problems", "in_flight", "num_seeds")}
@@ -95,13 +98,17 @@ class PolicyPlan:
             raise ConfigError(f"PolicyPlan.kv_shares is {self.kv_shares}; allowed: in (0, 1).")
 
 
-_FULL = PolicyPlan(128, 12, 5, (0.5, 1.0, 2.0), (0.08, 0.2, 0.3, 0.4, 0.5), (0.5, 1.0), 2)
+_THESIS = PolicyPlan(128, 12, 5, (0.5, 1.0, 2.0), (0.08, 0.2, 0.3, 0.4, 0.5), (0.5, 1.0), 2)
 PLANS = {
     "quick": PolicyPlan(4, 2, 1, (0.5, 1.0), (0.2, 0.3, 0.5), (0.5,), 1),
-    "default": PolicyPlan(num_seeds=2, repeats=2),
-    "full": _FULL,
-    "thesis": _FULL,
+    "default": PolicyPlan(num_seeds=2, repeats=2, in_turns=True),
+    "full": replace(_THESIS, in_turns=True),
+    "thesis": _THESIS,
 }
+
+
+ROUND = 12
+"""Runs that take turns with each other, processes of a third of a GiB; the bound is one more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +116,7 @@ class PolicySpec(RunSpec):
     """One search of two engines in one arena.
 
     budget: in multiples of W, None where memory is uncapped; kv_bytes: the same in bytes. kv_share:
-    the LLM's part of it, None where the policy starts from its own split.
+    the LLM's part of it, None where the policy starts from its own split. in_turns: see PolicyPlan.
     """
 
     budget: float | None = None
@@ -117,6 +124,7 @@ class PolicySpec(RunSpec):
     policy: str = ELASTIC
     kv_share: float | None = None
     technique: str = NONE
+    in_turns: bool = False
 
     @property
     def setting(self) -> dict[str, Any]:
@@ -127,6 +135,7 @@ class PolicySpec(RunSpec):
             "policy": self.policy,
             "kv_share": self.kv_share,
             "technique": self.technique,
+            "in_turns": self.in_turns,
         }
 
     @property
@@ -227,8 +236,8 @@ def reference_runs(config: SweepConfig) -> list[PolicySpec]:
 
 
 def tight_runs(config: SweepConfig, plan: PolicyPlan, working_set: WorkingSet) -> list[PolicySpec]:
-    """Every budget with every policy and share, and what is repeated, seed by seed, in shuffled
-    order within a seed.
+    """Every budget with every policy and share, and what is repeated, seed by seed; in shuffled
+    order within a seed, or round by round.
 
     config: the study's.
     """
@@ -238,24 +247,27 @@ def tight_runs(config: SweepConfig, plan: PolicyPlan, working_set: WorkingSet) -
     runs: list[PolicySpec] = []
     for seed in config.seeds:
         specs = [
-            _spec(own, seed, TIGHT, budget, round(budget * working_set.total), *setting)
+            spec
             for budget in plan.budgets
-            for setting in settings_at(budget, plan)
+            for spec in runs_at(own, seed, budget, round(budget * working_set.total), plan)
         ]
-        again = [spec for spec in specs if (spec.policy, spec.technique) == (ELASTIC, NONE)]
-        numbers = range(1, plan.repeats + 1)
-        specs += [replace(spec, repeat=number) for number in numbers for spec in again]
-        runs += order.sample(specs, len(specs))
+        runs += specs if plan.in_turns else order.sample(specs, len(specs))
     return runs
 
 
-def runs_beside(spec: PolicySpec, plan: PolicyPlan) -> list[PolicySpec]:
-    """Every run of the plan with the budget and the seed of this one, itself included."""
-    assert spec.budget is not None, "no budget is set beside uncapped memory"
-    return [
-        _spec(spec.config, spec.seed, spec.role, spec.budget, spec.kv_bytes, *setting)
-        for setting in settings_at(spec.budget, plan)
+def runs_at(
+    config: SweepConfig, seed: int, budget: float, kv_bytes: int, plan: PolicyPlan
+) -> list[PolicySpec]:
+    """Of one budget, those without a technique first; repeats a round apart, for their noise."""
+    runs = [
+        replace(_spec(config, seed, TIGHT, budget, kv_bytes, *setting), in_turns=plan.in_turns)
+        for setting in settings_at(budget, plan)
     ]
+    runs.sort(key=lambda spec: spec.technique != NONE)
+    elastic = next(spec for spec in runs if (spec.policy, spec.technique) == (ELASTIC, NONE))
+    for number in range(1, plan.repeats + 1):
+        runs.insert(number * ROUND, replace(elastic, repeat=number))
+    return runs
 
 
 def settings_at(budget: float, plan: PolicyPlan) -> Iterator[tuple[str, float | None, str]]:

@@ -6,6 +6,7 @@ What it does not do: run anything, draw, or put into words.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from workbench.experiments.policy_study import PolicyStudy, setting_of, speed, s
 from workbench.experiments.policy_techniques import ALL, NONE, TECHNIQUES
 from workbench.experiments.record import INFEASIBLE
 from workbench.experiments.run import ENGINES
-from workbench.experiments.statistics import bootstrap_mean
+from workbench.experiments.statistics import Interval, bootstrap_mean
 from workbench.experiments.store import load_table
 from workbench.experiments.views import interval_cells
 
@@ -31,7 +32,8 @@ def optimisation_rows(study: PolicyStudy) -> pd.DataFrame:
     """Rows of plots.optimisation.
 
     Columns: metric, setting and its parts (budget, policy, kv_share, llm_share, technique, label),
-    value, low, high; of memory over time also model and second. Metrics: tokens_per_s, accuracy,
+    value, low, high; of memory over time also model and second. Metrics: tokens_per_s (its interval
+    is that of its ratio to the elastic policy at this budget, on the same problems), accuracy,
     same (part of the nodes that are the uncapped search's), recomputed (tokens a search computes
     again because blocks were evicted or requests preempted), infeasible (no value), and in bytes
     held, active, target.
@@ -120,13 +122,28 @@ def _settings(study: PolicyStudy) -> Iterator[dict[str, Any]]:
 
 def _cells(study: PolicyStudy, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
     setting = row["setting"]
-    yield row | {"metric": "tokens_per_s", **interval_cells(speed(study, setting))}
+    yield row | {"metric": "tokens_per_s", **interval_cells(_beside_elastic(study, row))}
     own = study.problems[(study.problems["setting"] == setting) & (study.problems["repeat"] == 0)]
     right = bootstrap_mean(own["correct"].astype(float), list(own["problem_id"]))
     yield row | {"metric": "accuracy", **interval_cells(right)}
     differ, total = differing(study, setting)
     yield row | {"metric": "same", "value": 1 - differ / max(total, 1)}
     yield row | {"metric": "recomputed", "value": recomputed(study.runs_of(setting))}
+
+
+def _beside_elastic(study: PolicyStudy, row: dict[str, Any]) -> Interval:
+    """A setting's tokens a second, its interval that of its ratio to the elastic policy alone on
+    the same problems; without one where that was not measured.
+    """
+    setting, elastic = row["setting"], setting_of(row["budget"], ELASTIC, None, NONE)
+    rate = speed(study, setting)
+    if not study.has(elastic):
+        return replace(rate, low=float("nan"), high=float("nan"))
+    if setting == elastic:
+        return replace(rate, low=rate.estimate, high=rate.estimate)
+    ratio = speed_up(study, elastic, setting)
+    base = rate.estimate / ratio.estimate
+    return replace(rate, low=base * ratio.low, high=base * ratio.high)
 
 
 def _infeasible(study: PolicyStudy) -> Iterator[dict[str, Any]]:

@@ -40,13 +40,19 @@ from workbench.experiments.record import FINISHED, RunResult
 from workbench.experiments.statistics import Interval
 from workbench.experiments.store import RunStore, load_table
 from workbench.experiments.sweep import Execute, is_stored, run_sweep
+from workbench.experiments.turns import can_take_turns
 
+SECONDS = ("wall_s", "llm_busy_s", "prm_busy_s")
+RATES = (
+    *("tokens_per_s", "problems_per_min", "steady_tokens_per_s", "steady_problems_per_min"),
+    *("llm_tokens_per_busy_s", "prm_tokens_per_busy_s"),
+)
 KEYS = ["run_id", "setting", "repeat", "seed"]
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyStudy:
-    """The stored runs of one study.
+    """The stored runs of one study; of those that took turns at one pace (`at_one_pace`).
 
     all_runs: one row a run, failed and infeasible ones too; column setting is
     BUDGET/POLICY/TECHNIQUE, e.g. "0.5W/static_0.3/none". problems and nodes: rows of the finished
@@ -73,8 +79,9 @@ class PolicyStudy:
 
     @property
     def noise(self) -> Noise:
-        """What runs of equal work differ by."""
-        return noise_of(_apart(self.all_runs))
+        """What runs of equal work differ by; of those that took turns, where runs do."""
+        runs = self.all_runs
+        return noise_of(_apart(runs[runs["role"] != REFERENCE] if self.plan.in_turns else runs))
 
     def runs_of(self, setting: str, repeats: Sequence[int] = (0,)) -> pd.DataFrame:
         """The finished runs of one setting, by seed."""
@@ -111,14 +118,14 @@ def run_policies(
 
     Raises RunStoreError where the searches do not even finish with memory uncapped.
     """
-    own, carry_out = policy_config(config, plan), execute or _execute_here()
+    own, plan = policy_config(config, plan), _own_plan(config, plan)
+    carry_out = execute or (_in_turns(plan, progress) if plan.in_turns else _execute_here())
     shown: dict[str, Any] = {"execute": carry_out, "progress": progress}
     store, identity = _store(runs_dir), identify(own)
     new = not all(is_stored(store, spec, identity) for spec in reference_runs(own))
     first = run_sweep(own, runs_dir, specs=reference_runs(own), **shown)
-    warm = (
-        replace(own, warmup_problems=0) if new else own
-    )  # the first runs warm up, if there are any
+    warmed_up = new or plan.in_turns
+    warm = replace(own, warmup_problems=0) if warmed_up else own
     working_set = working_set_of(first.all_runs)
     specs = tight_runs(own, plan, working_set)
     sweep = run_sweep(warm, runs_dir, specs=specs, **shown)
@@ -126,7 +133,26 @@ def run_policies(
     columns = ("budget", "policy", "kv_share", "technique")
     every["setting"] = [setting_of(*row) for row in every[list(columns)].itertuples(index=False)]
     done = every[every["status"] == FINISHED]
-    return PolicyStudy(own, plan, working_set, every, _table("problems", done), _nodes(done))
+    every, problems = at_one_pace(every, _table("problems", done))
+    return PolicyStudy(own, plan, working_set, every, problems, _nodes(done))
+
+
+def at_one_pace(runs: pd.DataFrame, problems: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Seconds of runs that took turns as if all rounds of a seed had had one pace: the median of
+    the bound's, which took turns in all of them.
+    """
+    if "bound_tokens_per_s" not in runs:
+        return runs, problems
+    bound = runs["bound_tokens_per_s"]
+    usual = bound.groupby(runs["seed"]).transform("median").where(bound.notna())
+    pace = (bound / usual).fillna(1.0)
+    own = problems["run_id"].map(dict(zip(runs["run_id"], pace)))
+    seconds = {name: runs[name] * pace for name in runs if name in SECONDS}
+    rates = {name: runs[name] / pace for name in runs if name in RATES}
+    return (
+        runs.assign(**seconds, **rates, bound_tokens_per_s=usual),
+        problems.assign(wall_part_s=problems["wall_part_s"] * own),
+    )
 
 
 def working_set_of(reference: pd.DataFrame) -> WorkingSet:
@@ -143,7 +169,7 @@ def working_set_of(reference: pd.DataFrame) -> WorkingSet:
 
 def policies_left(config: SweepConfig, plan: PolicyPlan, runs_dir: str | Path | None = None) -> str:
     """How many runs are not stored yet and roughly how long they take, in one sentence."""
-    own = policy_config(config, plan)
+    own, plan = policy_config(config, plan), _own_plan(config, plan)
     store = _store(runs_dir)
     identity, first = identify(own), reference_runs(own)
     each = sum(len(list(settings_at(budget, plan))) + plan.repeats for budget in plan.budgets)
@@ -152,6 +178,10 @@ def policies_left(config: SweepConfig, plan: PolicyPlan, runs_dir: str | Path | 
     left = total if todo else len(_missing(own, plan, store, first))
     minutes = left * SECONDS_PER_PROBLEM[config.profile] * plan.num_problems / 60
     return f"{left} of {total} runs of the policies to do, about {minutes:.0f} min (rough)."
+
+
+def _own_plan(config: SweepConfig, plan: PolicyPlan) -> PolicyPlan:
+    return replace(plan, in_turns=plan.in_turns and can_take_turns(config))
 
 
 def _store(runs_dir: str | Path | None) -> RunStore:
@@ -178,9 +208,10 @@ def policies_face(study: PolicyStudy) -> str:
         f"{first}; KV in multiples of W = {format_size(need.total)} (LLM {format_size(need.llm)}, "
         f"PRM {format_size(need.prm)}), weights and activations beside it."
     )
+    how = "; searches of a budget and seed take turns" if plan.in_turns else ""
     setting = (
         f"At most {plan.in_flight} problems in flight, max_model_len "
-        f"{need.max_model_len(study.config.block_size)} for both; {study.noise}."
+        f"{need.max_model_len(study.config.block_size)} for both{how}; {study.noise}."
     )
     return "\n".join([budget, lines[1], setting, lines[-1]])
 
@@ -233,6 +264,13 @@ def _nodes(runs: pd.DataFrame) -> pd.DataFrame:
     rows = _table("nodes", runs)
     kept = ["problem_id", "node_id", "token_ids", "score"]
     return rows[["run_id", "setting", "repeat", "run_seed", *kept]]
+
+
+def _in_turns(plan: PolicyPlan, progress: bool) -> Execute:
+    execute: Execute = import_module("workbench.experiments.in_turns").InTurns(
+        plan, progress=progress
+    )
+    return execute
 
 
 def _execute_here() -> Execute:

@@ -7,7 +7,7 @@ know hashes or evict (leases.py), or say who may hold a page (lending.py).
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 
 from workbench.kvcache.pool import Block
 
@@ -43,13 +43,9 @@ class HeldPages:
         """Referenced blocks in a page."""
         return self._live[page]
 
-    def cached(self, page: int) -> int:
-        """Blocks in a page that nothing references and whose content can be hit."""
-        return self.per_page - self._live[page] - len(self._vacant[page])
-
-    def vacant(self, page: int) -> int:
-        """Blocks in a page without content."""
-        return len(self._vacant[page])
+    def emptiest(self, count: int) -> list[int]:
+        """So many pages, those with fewest live blocks first."""
+        return sorted(self._vacant, key=self._live.__getitem__)[:count]
 
     def receive(self, page: int, blocks: list[Block]) -> Block:
         """A page more, without content; answers its first block, the others are vacant."""
@@ -88,13 +84,13 @@ class HeldPages:
         vacant.append(block)
         return False
 
-    def close(self, pages: Iterable[int]) -> None:
+    def close(self, pages: Collection[int]) -> None:
         """Nothing is picked from these pages until they are dropped."""
         self._closed.update(pages)
         for page in pages:
-            vacant = len(self._vacant[page])
-            self._by_vacant[vacant].pop(page, None)
-            self.num_vacant -= vacant
+            if vacant := len(self._vacant[page]):
+                del self._by_vacant[vacant][page]
+                self.num_vacant -= vacant
 
     def occupy(self, page: int) -> None:
         """One live block more."""
@@ -120,17 +116,16 @@ class HeldPages:
             self.idle[page] = tick
             self.idle.move_to_end(page)
 
-    def drop(self, pages: Iterable[int]) -> None:
+    def drop(self, pages: Collection[int]) -> None:
         """These pages are held no more; nothing in them is live."""
         for page in pages:
             assert self._live[page] == 0, f"page {page} is dropped with live blocks"
-            vacant = len(self._vacant.pop(page))
-            if page in self._closed:
-                self._closed.remove(page)
-            elif vacant:
-                del self._by_vacant[vacant][page]
-                self.num_vacant -= vacant
+            vacant = self._vacant.pop(page)
+            if vacant and page not in self._closed:
+                del self._by_vacant[len(vacant)][page]
+                self.num_vacant -= len(vacant)
             self.idle.pop(page, None)
+        self._closed.difference_update(pages)
 
     def check(self, blocks: list[Block]) -> None:
         """Raise unless the lists say what the blocks say. blocks: of all pages."""

@@ -9,7 +9,7 @@ without content goes back at once. What it does not do: say which model may hold
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from workbench.kvcache.pages import BlockShape
 from workbench.kvcache.policies import Grant
 from workbench.kvcache.pool import Block, BlockPool, check_blocks
 from workbench.kvcache.resizing import ResizeAnswer
-from workbench.kvcache.shadow import SAMPLE, ShadowList, TailHits
+from workbench.kvcache.shadow import ShadowList, TailHits
 
 
 class Landlord(Protocol):
@@ -174,8 +174,7 @@ class LeasedPool(BlockPool):
     def _hand_back(self, pages: list[int]) -> None:
         self._pages.drop(pages)
         self.held -= len(pages)
-        for page in pages:
-            self.copies.forget(range(page * self.per_page, (page + 1) * self.per_page))
+        self.copies.forget(pages, self.per_page)
         self._arena.take_back(self, pages)
 
     def _evict(self) -> Block:
@@ -185,11 +184,10 @@ class LeasedPool(BlockPool):
 
     def _forget(self, blocks: list[Block]) -> None:
         """Their contents were given up."""
+        digests = [block.digest for block in blocks if block.digest]
+        assert len(digests) == len(blocks), "a block without content is evicted"
+        self.shadow.note(digests)
         for block in blocks:
-            digest = block.digest
-            assert digest is not None
-            if digest[0] % SAMPLE == 0:
-                self.shadow.note(digest)
             block.digest = None
         self.stats.evicted += len(blocks)
 
@@ -198,7 +196,7 @@ class LeasedPool(BlockPool):
     def give_up_idle(self, count: int = 1) -> None:
         """Hand back the idle pages used least recently; their cached blocks are evicted."""
         pages = list(islice(self.idle, count))
-        self._evict_all([b for page in pages for b in self._blocks_of(page) if b.digest])
+        self._evict_all([block for block in self._blocks_in(pages) if block.digest])
         self._hand_back(pages)
 
     def _evict_all(self, cached: list[Block]) -> None:
@@ -209,6 +207,10 @@ class LeasedPool(BlockPool):
     def _blocks_of(self, page: int) -> list[Block]:
         return self.blocks[page * self.per_page : (page + 1) * self.per_page]
 
+    def _blocks_in(self, pages: Iterable[int]) -> Iterator[Block]:
+        size = self.per_page
+        return (b for page in pages for b in self.blocks[page * size : (page + 1) * size])
+
     def empty_pages(self, count: int) -> bool:
         """Hand back up to `count` pages by moving what is live out of the emptiest.
 
@@ -216,12 +218,16 @@ class LeasedPool(BlockPool):
         """
         pages = self._emptiest(count)
         idle = [page for page in pages if not self._pages.live(page)]
-        victims = [page for page in pages if self._pages.live(page)]
-        blocks = [block for page in pages for block in self._blocks_of(page)]
-        self._evict_all([b for b in blocks if b.digest and not b.ref_count])
+        victims = pages[len(idle) :]
+        live, cached = [], []
+        for block in self._blocks_in(pages):
+            if block.ref_count:
+                live.append(block)
+            elif block.digest:
+                cached.append(block)
+        self._evict_all(cached)
         self._hand_back(idle)
         self._pages.close(victims)
-        live = [block for block in blocks if block.ref_count]
         for block, other in zip(live, self._places(len(live))):
             self._move(block, other)
         self._hand_back(victims)
@@ -229,16 +235,8 @@ class LeasedPool(BlockPool):
 
     def _emptiest(self, count: int) -> list[int]:
         """Pages with fewest live blocks, as many as the other pages have room for the blocks of."""
-        if (self.held - 1) * self.per_page < self._num_live:
-            return []
-        pages = sorted(self._pages, key=self._pages.live)[:count]
-        room, live = self._pages.num_vacant + self.index.num_parked, 0
-        for number, page in enumerate(pages):
-            live += self._pages.live(page)
-            room -= self._pages.vacant(page) + self._pages.cached(page)
-            if live > room:
-                return pages[:number]
-        return pages
+        room = (self.held * self.per_page - self._num_live) // self.per_page
+        return self._pages.emptiest(min(count, room))
 
     def _places(self, count: int) -> list[Block]:
         """Blocks of open pages, without content: vacant ones, then evicted ones."""
@@ -289,7 +287,7 @@ class LeasedPool(BlockPool):
 
     def check(self, references: dict[int, int]) -> None:
         """Raise unless blocks, pages and counts agree."""
-        held = {block.id for page in self._pages for block in self._blocks_of(page)}
+        held = {block.id for block in self._blocks_in(self._pages)}
         vacant = self._pages.vacant_ids()
         elsewhere = {block.id for block in self.blocks} - held
         check_blocks(self.blocks, self.index, references, vacant | elsewhere)

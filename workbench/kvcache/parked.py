@@ -26,8 +26,9 @@ class ParkedBlocks:
     """
 
     def __init__(self) -> None:
-        self._full: OrderedDict[int, tuple[bytes, int]] = OrderedDict()
-        self._tails: OrderedDict[int, tuple[bytes, int]] = OrderedDict()
+        self._full: OrderedDict[int, bytes] = OrderedDict()
+        self._tails: OrderedDict[int, bytes] = OrderedDict()
+        self._used: dict[int, int] = {}  # of parked blocks; of others the last time that they were
         self._now = 0
 
     def __len__(self) -> int:
@@ -40,43 +41,40 @@ class ParkedBlocks:
 
     def to_dict(self) -> dict[int, bytes]:
         """block id -> hash of all (a copy)."""
-        return {block: digest for block, (digest, _) in (self._full | self._tails).items()}
+        return dict(self._full | self._tails)
 
     def add(self, block_id: int, digest: bytes, is_tail: bool) -> None:
         """The last reference to this block is gone."""
-        self._now += 1
-        (self._tails if is_tail else self._full)[block_id] = digest, self._now
+        self._now = self._used[block_id] = self._now + 1
+        (self._tails if is_tail else self._full)[block_id] = digest
 
     def touch(self, block_id: int) -> None:
         """The tail in this block was read where it is."""
-        self._now += 1
-        digest, _ = self._tails[block_id]
-        self._tails[block_id] = digest, self._now
+        self._now = self._used[block_id] = self._now + 1
         self._tails.move_to_end(block_id)
 
     def remove(self, block_id: int) -> bytes:
         """The block is hit, or its content given up; answers its hash."""
         order = self._full if block_id in self._full else self._tails
-        return order.pop(block_id)[0]
+        return order.pop(block_id)
 
     def remove_all(self, block_ids: list[int]) -> list[bytes]:
         """`remove` each."""
         if self._tails:
             return [self.remove(block_id) for block_id in block_ids]
-        remove = self._full.pop
-        return [remove(block_id)[0] for block_id in block_ids]
+        return list(map(self._full.pop, block_ids))
 
     def pop(self) -> tuple[int, bytes]:
         """The block to be evicted next and its hash; it is parked no more."""
-        block_id, (digest, _) = self._order().popitem(last=False)
-        return block_id, digest
+        return self._order().popitem(last=False)
 
     def clear(self) -> None:
         """None is parked."""
         self._full.clear()
         self._tails.clear()
+        self._used.clear()
 
-    def _order(self) -> OrderedDict[int, tuple[bytes, int]]:
+    def _order(self) -> OrderedDict[int, bytes]:
         """The list whose oldest goes next."""
         if not self._tails:
             return self._full
@@ -85,6 +83,5 @@ class ParkedBlocks:
         tail_age, full_age = self._age(self._tails), self._age(self._full)
         return self._tails if TAIL_AGING * tail_age >= full_age else self._full
 
-    def _age(self, order: OrderedDict[int, tuple[bytes, int]]) -> int:
-        _, used = next(iter(order.values()))
-        return self._now - used
+    def _age(self, order: OrderedDict[int, bytes]) -> int:
+        return self._now - self._used[next(iter(order))]

@@ -7,6 +7,7 @@ do: choose the blocks (pool.py, leases.py), or copy bytes (storage.py).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -46,22 +47,24 @@ class Copies:
 
     def add(self, source: int, destination: int) -> None:
         """The destination shall hold what the source holds once all earlier copies are done."""
-        origin = self._source.get(source, source)
+        self._set(destination, self._source.get(source, source))
+
+    def move(self, source: int, destination: int) -> None:
+        """As `add`, and what the source holds afterwards does not matter."""
+        self._set(destination, self._source.pop(source, source))
+
+    def _set(self, destination: int, origin: int) -> None:
         if origin == destination:  # there and back again
             self._source.pop(destination, None)
         else:
             self._source[destination] = origin
 
-    def move(self, source: int, destination: int) -> None:
-        """As `add`, and what the source holds afterwards does not matter."""
-        self.add(source, destination)
-        self._source.pop(source, None)
-
-    def forget(self, destinations: range) -> None:
-        """These blocks lost their content before it came."""
+    def forget(self, pages: Iterable[int], per_page: int) -> None:
+        """The blocks of these pages lost their content, some before it came."""
         if self._source:
-            for destination in destinations:
-                self._source.pop(destination, None)
+            lost = set(pages)
+            for destination in [d for d in self._source if d // per_page in lost]:
+                del self._source[destination]
 
     def take(self) -> list[tuple[int, int]]:
         """(source, destination) of each; they count as carried out."""

@@ -30,11 +30,13 @@ class ShadowList:
         """Blocks, estimated, that so much more memory would have kept."""
         return self.hits * SAMPLE
 
-    def note(self, digest: bytes) -> None:
-        """This content, one of the sampled (first byte a multiple of SAMPLE), was evicted."""
-        self._digests[digest] = None
-        self._digests.move_to_end(digest)
-        if len(self._digests) > self._capacity:
+    def note(self, digests: Iterable[bytes]) -> None:
+        """These contents were evicted, in this order."""
+        watched = [digest for digest in digests if digest[0] % SAMPLE == 0]
+        for digest in watched[-self._capacity :]:
+            self._digests[digest] = None
+            self._digests.move_to_end(digest)
+        while len(self._digests) > self._capacity:
             self._digests.popitem(last=False)
 
     def ask(self, digests: Iterable[bytes]) -> None:

@@ -74,8 +74,9 @@ _CAPTION = (
     "short, which are exact, and throughput, which is this machine's (ratios and their intervals "
     "are in the text). Third: what each model holds (line), uses (area) and should "
     "come to (thin) at its own steps of one search. Bottom: accuracy of every setting; "
-    "filled where every node has the uncapped search's tokens and score. Bars: 95 % bootstrap "
-    "intervals over problems."
+    "filled where every node has the uncapped search's tokens and score. Bars: 95 % intervals, of "
+    "throughput those of its ratio to marginal value's on the same problems, of accuracy over "
+    "problems."
 )
 
 
@@ -97,7 +98,7 @@ def optimisation(rows: pd.DataFrame, face: str = "") -> go.Figure:
         specs=[first, halves, halves, whole],
         row_heights=_HEIGHTS,
         vertical_spacing=_GAP,
-        horizontal_spacing=0.07,
+        horizontal_spacing=0.1,
         subplot_titles=[f"{budget:g} W" for budget in budgets],
     )
     for number, budget in enumerate(budgets):
@@ -178,7 +179,7 @@ def _shares(
 
 def _across(row: pd.Series, line: Line, ends: list[float], shown: bool) -> go.Scatter:
     """A policy that needs no share, as a horizontal line."""
-    text = f"{row['value']:,.0f} tokens/s (95 %: {row['low']:,.0f} to {row['high']:,.0f})"
+    text = f"{row['value']:,.0f} tokens/s"
     return go.Scatter(
         x=ends,
         y=[row["value"]] * 2,
@@ -205,7 +206,8 @@ def _techniques(fig: go.Figure, rows: pd.DataFrame) -> None:
                 fig.add_trace(trace, row=2, col=column)
         fig.update_xaxes(title_text=SHARE_AXIS, row=2, col=column)
         fig.update_xaxes(tickvals=sorted(set(found["kv_share"])), row=2, col=column)
-        fig.update_yaxes(title_text=label, rangemode="tozero", row=2, col=column)
+        axis = {"title_text": label, "title_standoff": 3, "rangemode": "tozero"}
+        fig.update_yaxes(**axis, row=2, col=column)
 
 
 def _memory(fig: go.Figure, rows: pd.DataFrame) -> None:

@@ -1,10 +1,10 @@
 """A plotly FigureWidget that reaches the browser whole, and stays what Python says it is.
 
-plotly's own opens its channel to the browser empty and sends data and layout after it. The browser
-is then still loading plotly.js, several MB, for which anywidget 0.11 gives it two seconds; one that
-is too busy loses what comes meanwhile, or finds half a figure to change. This one opens its channel
-when everything is in it, and keeps later changes until the browser says that it has drawn. What it
-does not do: mend a browser that took longer, where a figure stays as it was first.
+plotly's own opens its channel to the browser empty and sends data and layout after it, and the
+browser is then still loading plotly.js: 5 MB, again for every figure. anywidget 0.11 gives that two
+seconds, after which a figure is drawn but deaf for ever. This one opens its channel when everything
+is in it, loads plotly.js once a page and in its own time, and keeps later changes until the browser
+says that it has drawn. What it does not do: change what plotly draws or sends.
 """
 
 from __future__ import annotations
@@ -12,13 +12,42 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import plotly
 import plotly.graph_objects as go
+import traitlets
 
+LOAD_ONCE = """
+const name = "plotly VERSION of workbench";
+const load = (model) => {
+    if (!window[name]) {
+        const file = new Blob([model.get("_plotly_js")], {type: "text/javascript"});
+        window[name] = import(URL.createObjectURL(file));
+    }
+    return window[name];
+};
+export default () => {
+    let figure;
+    return {
+        initialize({model}) { load(model); },  // nobody waits for it here
+        async render({model, el}) {
+            const plotly = await load(model);
+            if (!figure) {
+                figure = plotly.default();
+                figure.initialize({model});
+            }
+            return figure.render({model, el});
+        },
+    };
+};
+""".replace("VERSION", plotly.__version__)
 DRAWN = "_js2py_traceDeltas"  # the browser's first message: what it filled in while drawing
 
 
 class PlotWidget(go.FigureWidget):
     """A FigureWidget of a figure; it is used as one."""
+
+    _plotly_js = traitlets.Unicode(str(go.FigureWidget._esm)).tag(sync=True)
+    _esm = LOAD_ONCE
 
     def __init__(self, fig: go.Figure) -> None:
         self._is_whole = self._is_drawn = False

@@ -2,8 +2,8 @@
 
 The pace of a shared machine wanders by half within seconds, so that of two searches one after the
 other either may look the faster. Here every process is stopped (SIGSTOP) while another works, turns
-are much shorter than such a mood, and only the seconds in which a process worked are counted; times
-in the tables of a result include the others' turns. What it does not do: choose what is compared.
+are much shorter than such a mood, and only the seconds in which a process worked are counted: a
+process's clock stands still while it is stopped. What it does not do: choose what is compared.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from collections.abc import Sequence
+import sys
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -20,14 +22,18 @@ from multiprocessing.process import BaseProcess
 from time import perf_counter
 from typing import Any, NamedTuple
 
+from tqdm.auto import tqdm
+
+from workbench.config import SweepConfig
 from workbench.errors import WorkbenchError
-from workbench.experiments.policy_plan import PolicySpec
+from workbench.experiments.policy_plan import PolicySpec, room
 from workbench.experiments.record import RunResult
 
 TURN_S = 0.25
 START_S = 180.0  # to import, build both engines and search one problem to warm up
 SEARCH_S = 7200.0  # of turns; who needs more hangs
 WARM_UP_PROBLEMS = 1
+MOST_WEIGHTS = 64 << 20  # bytes of both models that a dozen processes may load
 
 
 class Timed(NamedTuple):
@@ -40,25 +46,48 @@ class Timed(NamedTuple):
 Outcome = Timed | Exception  # what building the engines or searching raised
 
 
-def take_turns(specs: Sequence[PolicySpec]) -> list[Outcome]:
-    """All searches at once, turn by turn; the first turn goes round.
+def take_turns(specs: Sequence[PolicySpec], progress: bool = False) -> list[Outcome]:
+    """All searches at once, turn by turn; the first turn goes round. progress: show a bar.
 
     WorkbenchError in the place of one whose process dies or hangs.
     """
+    refused = {spec: error for spec in specs if (error := _refusal(spec))}
     workers: list[_Worker] = []
+    bar = tqdm(total=len(specs), desc="taking turns", unit="search", disable=not progress)
     try:
         for spec in specs:
-            workers.append(_start(spec))
+            if spec not in refused:
+                workers.append(_start(spec))
         for worker in workers:
             worker.hear(START_S)  # that it is ready
         running = [worker for worker in workers if worker.error is None]
         while running:
             running = [worker for worker in running if not worker.turn()]
             running = running[1:] + running[:1]
-        return [worker.outcome() for worker in workers]
+            bar.update(len(specs) - len(running) - bar.n)
+        outcomes = refused | {worker.spec: worker.outcome() for worker in workers}
+        return [outcomes[spec] for spec in specs]
     finally:
+        bar.close()
         for worker in workers:
             worker.end()
+
+
+def can_take_turns(config: SweepConfig) -> bool:
+    """Whether a round of processes may load both models: small ones, on a CPU."""
+    needs = room(config)
+    return config.device == "cpu" and needs.llm.fixed + needs.prm.fixed <= MOST_WEIGHTS
+
+
+def _refusal(spec: PolicySpec) -> Exception | None:
+    """Why there can be no such memory; a process takes seconds to say so."""
+    from workbench.experiments.policy_run import make_arena  # noqa: PLC0415  with it comes torch
+
+    try:
+        make_arena(spec)
+    except WorkbenchError as error:
+        return error
+    return None
 
 
 @dataclass(eq=False)
@@ -68,6 +97,8 @@ class _Worker:
     spec: PolicySpec
     process: BaseProcess
     pipe: Connection
+    stopped_s: Any  # shared with the process: for how long it has been stopped
+    stopped_at: float = 0.0
     seconds: float = 0.0
     error: Exception | None = None
 
@@ -75,10 +106,15 @@ class _Worker:
         """Let it work for a while. Whether it has finished, or died."""
         start, first = perf_counter(), not self.seconds
         try:
-            self.pipe.send("go") if first else self._signal(signal.SIGCONT)
+            if first:
+                self.pipe.send("go")
+            else:
+                self.stopped_s.value += start - self.stopped_at
+                self._signal(signal.SIGCONT)
             finished = self.pipe.poll(TURN_S)
             if not finished:
                 self._signal(signal.SIGSTOP)
+                self.stopped_at = perf_counter()
         except OSError:
             self.error = self._lost()
             return True
@@ -100,9 +136,8 @@ class _Worker:
 
     def hear(self, most_s: float) -> Any:
         """What it says next; an exception is kept."""
-        said: Any = None
         try:
-            said = self.pipe.recv() if self.pipe.poll(most_s) else self._lost()
+            said: Any = self.pipe.recv() if self.pipe.poll(most_s) else self._lost()
         except (EOFError, OSError):
             said = self._lost()
         self.error = said if isinstance(said, Exception) else None
@@ -125,10 +160,11 @@ class _Worker:
 def _start(spec: PolicySpec) -> _Worker:
     context = get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=_search, args=(spec, there), daemon=True)
+    stopped_s = context.Value(ctypes.c_double, lock=False)
+    process = context.Process(target=_search, args=(spec, there, stopped_s), daemon=True)
     process.start()
     there.close()
-    return _Worker(spec, process, here)
+    return _Worker(spec, process, here, stopped_s)
 
 
 def _end_with_parent() -> None:
@@ -137,13 +173,38 @@ def _end_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, on Linux
 
 
-def _search(spec: PolicySpec, pipe: Connection) -> None:
+def _own_clock(stopped_s: Any) -> Callable[[], float]:
+    """A perf_counter that stands still while the process is stopped."""
+
+    def clock() -> float:
+        before, now = stopped_s.value, perf_counter()
+        while stopped_s.value != before:  # stopped between the two
+            before, now = stopped_s.value, perf_counter()
+        return float(now - before)
+
+    return clock
+
+
+def _take_clock(clock: Callable[[], float]) -> None:
+    """Make it this process's, before what takes perf_counter as a default is imported."""
+    early = sorted({"workbench.engine", "workbench.search"} & set(sys.modules))
+    if early:
+        raise WorkbenchError(
+            f"The main module imports {', '.join(early)} before searches can take turns, so that "
+            "their clock would count the others' turns. Import them within functions, or run "
+            "`workbench figures` or a notebook."
+        )
+    time.perf_counter = clock
+
+
+def _search(spec: PolicySpec, pipe: Connection, stopped_s: Any) -> None:
     """In the process: warm up, say so, wait, search, say so, and when asked tell the result."""
     _end_with_parent()
-    from workbench.experiments.identity import sweep_problems  # noqa: PLC0415
-    from workbench.experiments.policy_run import Pair  # noqa: PLC0415  torch, in this process alone
-
     try:
+        _take_clock(_own_clock(stopped_s))
+        from workbench.experiments.identity import sweep_problems  # noqa: PLC0415
+        from workbench.experiments.policy_run import Pair  # noqa: PLC0415  and with it torch
+
         problems = sweep_problems(spec.config)
         Pair(spec).search(problems[:WARM_UP_PROBLEMS])
         pair = Pair(spec)

@@ -1,12 +1,14 @@
 """Turns: each search's own seconds, whatever the others do, and nothing left behind."""
 
+import sys
+import time
 from dataclasses import replace
 
 import pytest
 
 from tests.experiments import policy_fakes
-from workbench.bench import turns
 from workbench.errors import OutOfMemory, WorkbenchError
+from workbench.experiments import turns
 from workbench.experiments.policy_plan import PolicyPlan, policy_config, reference_runs
 from workbench.experiments.policy_run import execute
 
@@ -32,6 +34,8 @@ def test_searches_that_take_turns_sample_what_they_sample_alone(specs, monkeypat
     ] * 2
     assert len(found[0].result.tables["nodes"]) > 0
     assert all(timed.seconds > 0.02 for timed in found)
+    for timed in found:  # the other's turns are not in its tables
+        assert 0 < timed.result.measured["wall_s"] < 1.3 * timed.seconds
     assert not any(worker.process.is_alive() for worker in started)
 
 
@@ -67,3 +71,12 @@ def test_a_process_that_dies_is_named_and_the_others_go_on(specs, monkeypatch, w
     assert isinstance(lost, WorkbenchError)
     assert "ended or hung" in str(lost)
     assert isinstance(found, turns.Timed)
+
+
+def test_a_clock_that_comes_too_late_is_told(monkeypatch):
+    """Guards against others' turns in the tables of a script that imports engines at its top."""
+    monkeypatch.setitem(sys.modules, "workbench.engine", turns)
+    monkeypatch.setattr(time, "perf_counter", time.perf_counter)  # given back, were it taken
+    with pytest.raises(WorkbenchError, match=r"imports workbench\.engine.*before"):
+        turns._take_clock(lambda: 0.0)
+    assert time.perf_counter() > 0.0
