@@ -37,6 +37,7 @@ from workbench.experiments.ladder_rows import (
     speed_up,
     steps_up,
 )
+from workbench.experiments.ladder_turns import LadderInTurns, rounds_of
 from workbench.experiments.noise import WORK
 from workbench.experiments.preview import seconds_per_problem
 from workbench.experiments.profiles import PROFILES, sweep_config
@@ -45,6 +46,7 @@ from workbench.experiments.statistics import Interval
 from workbench.experiments.store import RunStore
 from workbench.experiments.study import figures_home, profile_figures
 from workbench.experiments.sweep import Sweep
+from workbench.experiments.turns import Timed
 from workbench.plots import FIGURES, modifications
 
 CONFIG = sweep_config("quick", n=4, max_depth=2, seeds=(0, 1))
@@ -135,6 +137,31 @@ def test_every_run_has_its_own_name_and_fingerprint_and_dear_rungs_fewer_seeds()
     assert {run.config.max_depth for run in runs if run.role == DEPTH} == {1}
     deep = ladder_runs(CONFIG, replace(PLAN, depth_limits=(1, 2, 40)))
     assert len(deep) == len(runs), "limits that the search's own does not reach are left out"
+
+
+def test_runs_take_turns_by_whole_seeds_and_each_outcome_is_its_own():
+    """What is not timed, and what a sweep warms up with, is carried out alone."""
+    runs = [*ladder_runs(CONFIG, PLAN), *queue_runs(CONFIG, PLAN)]
+    rounds = rounds_of(runs)
+    assert [len(each) for each in rounds] == [6 + 1 + 4, 2]
+    assert {spec.role for spec in rounds[0]} == {LADDER}
+    many = replace(CONFIG, seeds=(0, 1, 2, 3))
+    assert [len(each) for each in rounds_of(ladder_runs(many, PLAN))] == [6 + 1 + 4 + 4, 4]
+    asked = []
+
+    def turns(specs, costs):
+        asked.append((specs, costs))
+        return [Timed(1.0, fake_run(spec)) for spec in specs]
+
+    carried_out = LadderInTurns(runs, turns, fake_result)
+    found = {spec: carried_out(spec) for spec in runs}
+    assert [specs for specs, _ in asked] == rounds
+    assert {cost for _, costs in asked for cost in costs} == {1.0, 2.0, 5.0, 8.0}
+    nodes = len(found[rounds[0][0]].tables["nodes"])
+    assert nodes == len(fake_run(rounds[0][0]).tables["nodes"])
+    failing = LadderInTurns(runs, lambda specs, _: [ConfigError("no")] * len(specs), fake_result)
+    with pytest.raises(ConfigError, match="no"):
+        failing(rounds[1][0])
 
 
 def test_a_plan_takes_lists_and_refuses_nonsense():

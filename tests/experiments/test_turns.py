@@ -8,7 +8,8 @@ import pytest
 
 from tests.experiments import policy_fakes
 from workbench.errors import OutOfMemory, WorkbenchError
-from workbench.experiments import turns
+from workbench.experiments import run, turns
+from workbench.experiments.ladder_plan import LadderPlan, ladder_runs
 from workbench.experiments.policy_plan import PolicyPlan, policy_config, reference_runs
 from workbench.experiments.policy_run import execute
 
@@ -26,7 +27,7 @@ def test_searches_that_take_turns_sample_what_they_sample_alone(specs, monkeypat
     monkeypatch.setattr(turns, "TURN_S", 0.02)
     started = []
     start = turns._start
-    monkeypatch.setattr(turns, "_start", lambda spec: started.append(start(spec)) or started[-1])
+    monkeypatch.setattr(turns, "_start", lambda *of: started.append(start(*of)) or started[-1])
     found = turns.take_turns(specs)
     alone = execute(specs[0]).measured
     assert [turn.result.measured["sampled_tokens"] for turn in found] == [
@@ -37,6 +38,20 @@ def test_searches_that_take_turns_sample_what_they_sample_alone(specs, monkeypat
     for timed in found:  # the other's turns are not in its tables
         assert 0 < timed.result.measured["wall_s"] < 1.3 * timed.seconds
     assert not any(worker.process.is_alive() for worker in started)
+
+
+@pytest.mark.slow
+def test_rungs_of_the_ladder_take_turns_too_the_dear_one_longer_ones(monkeypatch):
+    """They own their memory, each engine its part; the tokens are those of a run alone."""
+    monkeypatch.setattr(turns, "TURN_S", 0.02)
+    config = policy_fakes.CONFIG
+    plan = LadderPlan(2, 2, depth_limits=(), queue_problems=0, in_turns=True)
+    first, *_, last = sorted(ladder_runs(config, plan), key=lambda spec: spec.name)
+    found = turns.take_turns([first, last], costs=[5.0, 1.0])
+    for spec, timed in zip((first, last), found, strict=True):
+        nodes, alone = timed.result.tables["nodes"], run.execute(spec).tables["nodes"]
+        assert nodes["token_ids"].map(tuple).tolist() == alone["token_ids"].map(tuple).tolist()
+        assert 0 < timed.result.measured["wall_s"] < 1.3 * timed.seconds
 
 
 @pytest.mark.slow
@@ -55,11 +70,11 @@ def test_a_process_that_dies_is_named_and_the_others_go_on(specs, monkeypatch, w
     owner = turns if when == "_start" else turns._Worker
     usual = getattr(owner, when)
 
-    def killing(given):
+    def killing(given, *others):
         if when == "outcome" and given.spec is specs[0]:
             given.process.kill()
             given.process.join()
-        found = usual(given)
+        found = usual(given, *others)
         worker = found if when == "_start" else given
         if worker.spec is specs[0]:
             worker.process.kill()

@@ -40,10 +40,12 @@ ERRORS = """() => window.jupyterapp.shell.currentWidget.content.model.toJSON().c
 REPAINTS = """([slider, figure]) => {
     window.repaints = [];
     slider.addEventListener("keydown", () => { window.pressed = performance.now(); }, true);
-    figure.on("plotly_afterplot", () => {
-        if (window.pressed) window.repaints.push(performance.now() - window.pressed);
+    const painted = (pressed) => window.repaints.push(performance.now() - pressed);
+    new MutationObserver(() => {
+        const pressed = window.pressed;
         window.pressed = 0;
-    });
+        if (pressed) requestAnimationFrame(() => setTimeout(painted, 0, pressed));
+    }).observe(figure, {subtree: true, childList: true, attributes: true});
 }"""
 
 

@@ -12,7 +12,7 @@ from comm.base_comm import BaseComm
 from workbench.errors import ConfigError
 from workbench.widgets import parts
 from workbench.widgets.commands import papermill_command
-from workbench.widgets.plot import PlotWidget
+from workbench.widgets.plot import PlotWidget, without_reports
 
 
 @pytest.fixture
@@ -160,3 +160,36 @@ def test_a_figure_that_was_drawn_late_catches_up_once(told):
     before = len(told())
     fig._js2py_traceDeltas = {"trace_deltas": [], "trace_edit_id": 1}
     assert not [d for _, d in told()[before:] if d["state"].get("_py2js_restyle")]
+
+
+def test_points_and_ranges_move_without_a_redraw_and_the_rest_follows(told):
+    """A third of a browser's work; before it has drawn, the change waits as others do."""
+    fig = PlotWidget(go.Figure([go.Scatter(x=[1], y=[3]), go.Bar(x=[1], y=[2])]))
+
+    def move(y):
+        before = len(told())
+        with fig.batch_move():
+            fig.data[1].y = [y]
+            fig.layout.yaxis.range = [0, y]
+            fig.layout.title.text = f"at {y}"
+        return [data["state"] for _, data in told()[before:]]
+
+    move(5)
+    fig._js2py_traceDeltas = {"trace_deltas": [], "trace_edit_id": 0}
+    states = [data["state"] for _, data in told()]
+    (traces,) = [s["_py2js_restyle"] for s in states if s.get("_py2js_restyle")]
+    assert (traces["restyle_traces"], traces["restyle_data"]["y"]) == ([1], [[5]])
+    (layout,) = [s["_py2js_relayout"] for s in states if s.get("_py2js_relayout")]
+    assert layout["relayout_data"] == {"yaxis.range": [0, 5], "title.text": "at 5"}
+    (moved,) = [s["_py2js_animate"] for s in move(7) if s.get("_py2js_animate")]
+    assert (moved["style_data"], moved["style_traces"]) == ([{"y": [7]}], [1])
+    assert moved["layout_data"] == {"yaxis.range": [0, 7]}
+    assert moved["animation_opts"]["frame"]["redraw"] is False
+    assert fig.data[1].y == (7,) and fig.layout.title.text == "at 7"
+
+
+def test_what_a_figure_filled_in_is_reported_once():
+    """Guards against a plotly whose script is written otherwise: right, but half as fast."""
+    script = without_reports(str(go.FigureWidget._esm))
+    for told_of in ("TraceDeltas", "LayoutDelta"):
+        assert script.count(f"if(this.told_send{told_of})return;") == 1

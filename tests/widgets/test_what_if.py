@@ -1,5 +1,6 @@
 """The what-if widget without a browser: controls move, an estimate is drawn, the replay follows."""
 
+import re
 import time
 
 import pytest
@@ -9,6 +10,7 @@ from workbench.widgets.parts import outcome_in_words
 from workbench.widgets.what_if import WhatIfWidget
 from workbench.widgets.what_if_answers import exact
 from workbench.widgets.what_if_desk import DONE, MORE, WAITING
+from workbench.widgets.what_if_words import mark_in_html
 from workbench.widgets.what_if_worker import Reply
 
 
@@ -48,8 +50,13 @@ def trace(fig, key):
     return next(t for t in fig.data if t.meta == key)
 
 
-def mark(fig):
-    return next(a.text for a in fig.layout.annotations if a.name == "mark")
+def mark(widget):
+    """What stands out above both figures."""
+    first, second = (
+        re.match("<b[^>]*>(.*?)</b>", each.value)[1] for each in (widget.words, widget.cost)
+    )
+    assert first == second
+    return first
 
 
 def answer(widget, small, kind="exact"):
@@ -63,8 +70,8 @@ def answer(widget, small, kind="exact"):
 
 def test_it_starts_with_an_estimate_and_asks_for_the_replay(widget, small):
     """Both figures are marked, the words say so, and the worker knows what is wanted."""
-    assert mark(widget.share) == mark(widget.blocks) == "<b>ESTIMATE</b>"
-    assert widget.words.value.startswith("Estimate:")
+    assert mark(widget) == "ESTIMATE"
+    assert "ESTIMATE</b>: at an LLM share" in widget.words.value
     position, wants_basis, others = widget.worker.requests[-1]
     assert (position, wants_basis) == (small.position, False)
     assert others and small.position not in others
@@ -77,12 +84,12 @@ def test_a_moved_slider_repaints_an_estimate_then_the_replay_takes_its_place(wid
     widget.controls.share.slider.value = 0.2
     assert trace(widget.share, "tokens_per_s/ring").x == (0.2,)
     assert trace(widget.blocks, "llm/total").y[0] < blocks
-    assert mark(widget.share) == "<b>ESTIMATE</b>"
+    assert mark(widget) == "ESTIMATE"
     found = answer(widget, small)
-    assert "EXACT REPLAY" in mark(widget.share) and "EXACT REPLAY" in mark(widget.blocks)
+    assert "EXACT REPLAY" in mark(widget)
     assert trace(widget.share, "tokens_per_s/ring").y == (found.tokens_per_s,)
     assert trace(widget.share, "tokens_per_s/exact").x == (0.2,)
-    assert widget.words.value.startswith("Exact replay:")
+    assert "</b>: at an LLM share of 0.20" in widget.words.value
     assert widget.status.value == MORE
     widget.hear(Reply(widget.worker.number, "done"))
     assert widget.status.value == DONE
@@ -92,9 +99,9 @@ def test_what_is_known_already_is_shown_exactly_at_once(widget, small):
     """Back at a share that was replayed: no estimate, though other shares may be asked for."""
     answer(widget, small)
     widget.controls.share.typed.value = 0.2
-    assert "ESTIMATE" in mark(widget.share)
+    assert "ESTIMATE" in mark(widget)
     widget.controls.share.typed.value = 0.3
-    assert "EXACT REPLAY" in mark(widget.share)
+    assert "EXACT REPLAY" in mark(widget)
 
 
 def test_replies_to_what_was_asked_before_are_ignored(widget, small):
@@ -103,14 +110,14 @@ def test_replies_to_what_was_asked_before_are_ignored(widget, small):
     widget.controls.share.slider.value = 0.2
     found = exact(small.first, small.position, small.answers)
     widget.hear(Reply(late, "exact", found))
-    assert mark(widget.share) == "<b>ESTIMATE</b>"
+    assert mark(widget) == "ESTIMATE"
 
 
 def test_errors_of_the_worker_are_said(widget):
     """The estimate stays what it is, and says that no replay will come."""
     widget.hear(Reply(widget.worker.number, "error", "no room for one request"))
     assert "No exact replay: no room for one request" in widget.status.value
-    assert mark(widget.share) == "<b>ESTIMATE</b>"
+    assert mark(widget) == "ESTIMATE"
 
 
 def test_a_control_that_cannot_stand_there_says_why(widget):
@@ -125,22 +132,21 @@ def test_a_control_that_cannot_stand_there_says_why(widget):
 def test_where_nothing_can_be_known_nothing_old_is_said(widget, small):
     """Impossible limits: marked, both sentences gone, the replay cancelled and not heard late."""
     late = widget.worker.number
-    assert widget.words.value and widget.cost.value
+    assert "tokens/s" in widget.words.value and "a problem takes" in widget.cost.value
     widget.controls.steps["max_num_batched_tokens"].value = 64
     widget.controls.steps["max_num_seqs"].value = 512
     assert widget.worker.number > late + 1  # one for the first move, one that cancels it
-    assert widget.words.value == widget.cost.value == ""
+    assert widget.words.value == widget.cost.value == mark_in_html(None)
     asked = widget.worker.requests[-1][0]
     widget.hear(Reply(late + 1, "exact", exact(small.first, asked, small.answers)))
-    for fig in (widget.share, widget.blocks):
-        assert "NOT YET KNOWN" in mark(fig)
+    assert "NOT YET KNOWN" in mark(widget)
     assert widget.status.value.startswith("ConfigError")
 
 
 def test_another_recording_leaves_no_sentence_of_the_one_before(widget):
-    """NOT YET KNOWN stands above; below it neither words nor cost of the other recording do."""
+    """NOT YET KNOWN stands in the place of words and cost of the other recording."""
     widget.controls.menus["n"].value = 16
-    assert widget.words.value == widget.cost.value == ""
+    assert widget.words.value == widget.cost.value == mark_in_html(None)
 
 
 def test_an_error_in_another_share_is_said_of_that_share(widget, small):
@@ -148,7 +154,7 @@ def test_an_error_in_another_share_is_said_of_that_share(widget, small):
     answer(widget, small)
     _, _, (other, *_) = widget.worker.requests[-1]
     widget.hear(Reply(widget.worker.number, "error", "no room"))
-    assert "EXACT REPLAY" in mark(widget.share)
+    assert "EXACT REPLAY" in mark(widget)
     assert widget.status.value == (
         f"Exact. No exact replay at an LLM share of {other.llm_share:.2f}: no room"
     )
@@ -170,7 +176,9 @@ def test_memory_offers_the_shares_that_fit_and_draws_its_own_axis(widget, small)
     assert widget.controls.position.total_memory == 64 << 20
     assert max(widget.controls.share.options) > max(small.first.shares(40 << 20, 16))
     assert widget.share.layout.xaxis3.tickvals != ticks
-    assert "64.0 MiB" in widget.share.layout.meta["face"] or "64.0 MiB" in widget.words.value
+    for fig in (widget.share, widget.blocks):
+        faces = [a.text for a in fig.layout.annotations if "total memory" in (a.text or "")]
+        assert len(faces) == 1 and "64.0 MiB" in faces[0].replace("<br>", " ")
 
 
 def test_recorded_values_only_are_offered_and_another_recording_waits_for_its_replay(widget, small):
@@ -180,7 +188,7 @@ def test_recorded_values_only_are_offered_and_another_recording_waits_for_its_re
     position, wants_basis, _ = widget.worker.requests[-1]
     assert position.recording == small.second.name and wants_basis
     assert widget.controls.menus["num_problems"].value == 1
-    assert "NOT YET KNOWN" in mark(widget.share)
+    assert "NOT YET KNOWN" in mark(widget)
     assert widget.status.value == WAITING
 
 
@@ -190,7 +198,7 @@ def test_a_basis_that_arrives_makes_the_estimate(widget, small):
     assert fresh.desk.view is None and fresh.worker.requests[-1][1]
     assert "nothing to save" in outcome_in_words(lambda: str(fresh.drawings()))
     fresh.hear(Reply(1, "basis", (small.position, small.basis)))
-    assert mark(fresh.share) == "<b>ESTIMATE</b>"
+    assert mark(fresh) == "ESTIMATE"
     assert len(trace(fresh.share, "tokens_per_s/line").x) > 5
 
 
@@ -239,8 +247,7 @@ def test_a_curve_of_where_the_controls_stood_before_is_not_pinned(widget, small)
     assert [pin.answer.position for pin in widget.desk.pins] == [small.position]
     press(widget, "clear pins")
     assert trace(widget.share, "tokens_per_s/ghost0").x == ()
-    for fig in (widget.share, widget.blocks):
-        assert "NOT YET KNOWN" in mark(fig)
+    assert "NOT YET KNOWN" in mark(widget)
 
 
 def test_the_command_names_every_parameter_as_it_stands(widget):

@@ -5,7 +5,7 @@ What it does not do: choose the runs (ladder_plan.py), or compare rungs (ladder_
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
@@ -15,24 +15,25 @@ from workbench.errors import RunStoreError
 from workbench.experiments.face import face
 from workbench.experiments.identity import identify
 from workbench.experiments.ladder_plan import (
-    BESIDE,
     BY_KEY,
+    COST,
     LADDER,
     QUEUE,
     LadderPlan,
+    LadderSpec,
     ladder_config,
     ladder_runs,
     queue_runs,
 )
+from workbench.experiments.ladder_turns import LadderInTurns
 from workbench.experiments.noise import Noise, noise_of
 from workbench.experiments.paths import runs_folder
 from workbench.experiments.profiles import SECONDS_PER_PROBLEM
 from workbench.experiments.record import FINISHED
 from workbench.experiments.store import RunStore, load_table
 from workbench.experiments.sweep import Execute, is_stored, run_sweep
+from workbench.experiments.turns import can_take_turns
 
-COST = {"two_runtimes": 8.0, "one_runtime": 5.0, BESIDE.key: 2.0}
-"""Roughly how many times as long as the others these rungs take; measured on the tiny pair."""
 KEYS = ["run_id", "ladder", "role", "repeat", "seed", "max_depth"]
 
 
@@ -99,30 +100,37 @@ def run_ladder(
     execute: Execute | None = None,
 ) -> LadderStudy:
     """Carry out every run that is not stored yet and answer all of them, as run_sweep does."""
-    specs = ladder_runs(config, plan)
-    own = ladder_config(config, plan)
-    groups = [(own, specs)]
-    if queue := queue_runs(config, plan):  # other problems: an identity of their own
-        groups.append((queue[0].config, queue))
+    runs = _runs(config, plan)
+    if execute is None and plan.in_turns and can_take_turns(config):
+        execute = LadderInTurns([spec for each in runs for spec in each], progress=True)
     sweeps = [
-        run_sweep(each, runs_dir, specs=runs, execute=execute, compute=compute)
-        for each, runs in groups
+        run_sweep(specs[0].config, runs_dir, specs=specs, execute=execute, compute=compute)
+        for specs in runs
     ]
     every = pd.concat([sweep.all_runs for sweep in sweeps], ignore_index=True)
     done = every[every["status"] == FINISHED] if len(every) else every
-    return LadderStudy(own, plan, every, _table("problems", done), _table("nodes", done))
+    tables = _table("problems", done), _table("nodes", done)
+    return LadderStudy(ladder_config(config, plan), plan, every, *tables)
 
 
 def ladder_left(config: SweepConfig, plan: LadderPlan, runs_dir: str | Path | None = None) -> str:
     """How many runs are not stored yet and roughly how long they take, in one sentence."""
     store = RunStore(Path(runs_dir) if runs_dir is not None else runs_folder())
-    groups = [runs for runs in (ladder_runs(config, plan), queue_runs(config, plan)) if runs]
+    groups = _runs(config, plan)
     ids = [identify(runs[0].config) for runs in groups]
     specs = [(spec, own) for runs, own in zip(groups, ids, strict=True) for spec in runs]
     todo = [spec for spec, own in specs if not is_stored(store, spec, own)]
     costs = (COST.get(spec.rung.key, 1.0) * spec.config.num_problems for spec in todo)
     minutes = SECONDS_PER_PROBLEM[config.profile] * sum(costs) / 60
     return f"{len(todo)} of {len(specs)} runs of the ladder to do, about {minutes:.0f} min (rough)."
+
+
+def _runs(config: SweepConfig, plan: LadderPlan) -> list[list[LadderSpec]]:
+    """Those over the ladder's problems, and those over the longer queue: other problems, an
+    identity of their own.
+    """
+    own = replace(plan, in_turns=plan.in_turns and can_take_turns(config))
+    return [runs for runs in (ladder_runs(config, own), queue_runs(config, own)) if runs]
 
 
 def ladder_face(study: LadderStudy) -> str:
@@ -134,6 +142,8 @@ def ladder_face(study: LadderStudy) -> str:
     setting = f"LLM share {plan.llm_share:g}, at most {plan.in_flight} of the problems in flight"
     if len(study.queued):
         setting += f" (problem batching: {plan.queue_in_flight} of {plan.queue_problems})"
+    if study.runs["in_turns"].any():
+        setting += "; searches take turns"
     second = second.replace(", n = ", f"{fewer}, n = ")
     return "\n".join([first, second, f"{setting}; {study.noise}.", last])
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any
 
 from workbench.config import EngineConfig, SearchConfig, SweepConfig
@@ -68,6 +69,8 @@ BESIDE = Rung(
 )
 """What the last rung is compared with: everything on, but the LLM batches requests statically."""
 BY_KEY = {rung.key: rung for rung in (*RUNGS, BESIDE)}
+COST = {"two_runtimes": 8.0, "one_runtime": 5.0, BESIDE.key: 2.0}
+"""Roughly how many times as long as the others these rungs take; measured on the tiny pair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,8 @@ class LadderPlan:
     are those of the rungs without a score cache, which take several times as long, of the lower
     depth limits and of the longer queue. repeats: times the last rung's first seed is run again,
     which tells the machine's noise. queue_problems: of the longer queue over which problem batching
-    is measured, since of few problems the last ones drain.
+    is measured, since of few problems the last ones drain. in_turns: all rungs in the same minutes
+    (ladder_turns.py), each in a process of its own; of models for which `can_take_turns`.
     """
 
     num_problems: int = 6
@@ -90,6 +94,7 @@ class LadderPlan:
     queue_problems: int = 20  # 0: the ladder's own are queue enough
     queue_in_flight: int = 4
     llm_share: float = 0.3  # the thesis's baseline
+    in_turns: bool = False
 
     def __post_init__(self) -> None:
         names = ("num_problems", "in_flight", "dear_seeds", "queue_in_flight")
@@ -114,8 +119,10 @@ class LadderPlan:
 
 PLANS = {
     "quick": LadderPlan(4, 2, (4, 8), queue_problems=8, queue_in_flight=2),
-    "default": LadderPlan(),
-    "full": LadderPlan(128, 12, (4, 8, 16, 24, 32), dear_seeds=2, repeats=3, queue_problems=0),
+    "default": LadderPlan(in_turns=True),
+    "full": LadderPlan(
+        128, 12, (4, 8, 16, 24, 32), dear_seeds=2, repeats=3, queue_problems=0, in_turns=True
+    ),
     "thesis": LadderPlan(128, 16, (4, 8, 16), dear_seeds=1, repeats=1, queue_problems=0),
 }
 
@@ -136,9 +143,10 @@ def ladder_plan(profile: str = "default", **overrides: Any) -> LadderPlan:
 
 @dataclass(frozen=True, slots=True)
 class LadderSpec(RunSpec):
-    """One search on one rung."""
+    """One search on one rung. in_turns: see LadderPlan."""
 
     rung: Rung = field(default=RUNGS[-1])
+    in_turns: bool = False
 
     @property
     def name(self) -> str:
@@ -150,7 +158,7 @@ class LadderSpec(RunSpec):
     @property
     def parameters(self) -> dict[str, Any]:
         switches = {f.name: getattr(self.rung.switches, f.name) for f in fields(Switches)}
-        own = {"ladder": self.rung.key, "static_seqs": self.static_seqs}
+        own = {"ladder": self.rung.key, "static_seqs": self.static_seqs, "in_turns": self.in_turns}
         return super(LadderSpec, self).parameters | switches | own
 
     @property
@@ -200,12 +208,12 @@ def ladder_config(config: SweepConfig, plan: LadderPlan) -> SweepConfig:
 
 def ladder_runs(config: SweepConfig, plan: LadderPlan) -> list[LadderSpec]:
     """All runs, seed by seed; within a seed every rung once, in shuffled order."""
-    own = ladder_config(config, plan)
+    own, spec = ladder_config(config, plan), partial(LadderSpec, in_turns=plan.in_turns)
     order = random.Random(config.order_seed)
     runs: list[LadderSpec] = []
     for number, seed in enumerate(config.seeds):
         rungs = [r for r in BY_KEY.values() if number < plan.dear_seeds or r.switches.score_cache]
-        specs = [LadderSpec(own, plan.llm_share, seed, LADDER, 0, rung) for rung in rungs]
+        specs = [spec(own, plan.llm_share, seed, LADDER, 0, rung) for rung in rungs]
         limits = plan.depth_limits if number < plan.dear_seeds else ()
         specs += [
             LadderSpec(replace(own, max_depth=limit), plan.llm_share, seed, DEPTH, 0, BY_KEY[key])
@@ -214,7 +222,7 @@ def ladder_runs(config: SweepConfig, plan: LadderPlan) -> list[LadderSpec]:
             for key in LAST_TWO
         ]
         again = range(1, plan.repeats + 1) if number == 0 else ()
-        specs += [LadderSpec(own, plan.llm_share, seed, LADDER, k, RUNGS[-1]) for k in again]
+        specs += [spec(own, plan.llm_share, seed, LADDER, k, RUNGS[-1]) for k in again]
         runs += order.sample(specs, len(specs))
     return runs
 
@@ -229,5 +237,5 @@ def queue_runs(config: SweepConfig, plan: LadderPlan) -> list[LadderSpec]:
         min_problem_batch=plan.queue_in_flight,
     )
     seeds = config.seeds[: plan.dear_seeds]
-    share = plan.llm_share
-    return [LadderSpec(own, share, s, QUEUE, 0, BY_KEY[key]) for s in seeds for key in BATCHED]
+    spec = partial(LadderSpec, own, plan.llm_share, in_turns=plan.in_turns)
+    return [spec(seed, QUEUE, 0, BY_KEY[key]) for seed in seeds for key in BATCHED]

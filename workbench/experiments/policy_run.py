@@ -34,21 +34,17 @@ def execute(spec: RunSpec) -> RunResult:
         gc.collect()
 
 
-class Pair:
+class Pair(run.Pair):
     """Both engines of a run in their arena. Raises whatever building them raises."""
 
     def __init__(self, spec: PolicySpec) -> None:
         self.spec, self.arena = spec, make_arena(spec)
         self.llm, self.prm = (make_engine(spec, role, self.arena) for role in run.ENGINES)
 
-    def search(self, problems: list[Any]) -> SearchResult:
-        """The run's search."""
-        return run.search(problems, self.llm, self.prm, self.spec.search, self.spec.seed)
-
     def result_of(self, result: SearchResult) -> RunResult:
         """What the run hands back."""
-        measured = run.measured_columns(result, self.llm, self.prm)
-        return RunResult(measured | arena_columns(result, self.arena), run.tables(result))
+        found = super().result_of(result)
+        return RunResult({**found.measured, **arena_columns(result, self.arena)}, found.tables)
 
 
 def make_arena(spec: PolicySpec) -> KVArena:

@@ -47,13 +47,28 @@ COUNTS = (
 def execute(spec: RunSpec) -> RunResult:
     """Carry out one run. Raises whatever building the engines or the search raises."""
     problems = sweep_problems(spec.config)
-    llm, prm = (build_engine(spec.engine(role)) for role in ENGINES)
+    pair = Pair(spec)
     try:
-        result = search(problems, llm, prm, spec.search, spec.seed)
-        return RunResult(measured_columns(result, llm, prm), tables(result))
+        return pair.result_of(pair.search(problems))
     finally:
-        del llm, prm
+        del pair
         gc.collect()  # engines hold cycles; the next share must not pay for this one's memory
+
+
+class Pair:
+    """Both engines of a run, each in its memory. Raises whatever building them raises."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        self.spec = spec
+        self.llm, self.prm = (build_engine(spec.engine(role)) for role in ENGINES)
+
+    def search(self, problems: list[Any]) -> SearchResult:
+        """The run's search."""
+        return search(problems, self.llm, self.prm, self.spec.search, self.spec.seed)
+
+    def result_of(self, result: SearchResult) -> RunResult:
+        """What the run hands back."""
+        return RunResult(measured_columns(result, self.llm, self.prm), tables(result))
 
 
 def build_engine(config: EngineConfig) -> Engine:

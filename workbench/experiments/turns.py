@@ -26,6 +26,7 @@ from tqdm.auto import tqdm
 
 from workbench.config import SweepConfig
 from workbench.errors import WorkbenchError
+from workbench.experiments.plan import RunSpec
 from workbench.experiments.policy_plan import PolicySpec, room
 from workbench.experiments.record import RunResult
 
@@ -46,18 +47,22 @@ class Timed(NamedTuple):
 Outcome = Timed | Exception  # what building the engines or searching raised
 
 
-def take_turns(specs: Sequence[PolicySpec], progress: bool = False) -> list[Outcome]:
+def take_turns(
+    specs: Sequence[RunSpec], progress: bool = False, costs: Sequence[float] | None = None
+) -> list[Outcome]:
     """All searches at once, turn by turn; the first turn goes round. progress: show a bar.
 
-    WorkbenchError in the place of one whose process dies or hangs.
+    costs: how long each takes beside the others, roughly; so much longer are its turns, so that all
+    end in the same minutes. WorkbenchError in the place of one whose process dies or hangs.
     """
+    lengths = [TURN_S * cost for cost in costs or [1.0] * len(specs)]
     refused = {spec: error for spec in specs if (error := _refusal(spec))}
     workers: list[_Worker] = []
     bar = tqdm(total=len(specs), desc="taking turns", unit="search", disable=not progress)
     try:
-        for spec in specs:
+        for spec, length in zip(specs, lengths, strict=True):
             if spec not in refused:
-                workers.append(_start(spec))
+                workers.append(_start(spec, length))
         for worker in workers:
             worker.hear(START_S)  # that it is ready
         running = [worker for worker in workers if worker.error is None]
@@ -79,8 +84,10 @@ def can_take_turns(config: SweepConfig) -> bool:
     return config.device == "cpu" and needs.llm.fixed + needs.prm.fixed <= MOST_WEIGHTS
 
 
-def _refusal(spec: PolicySpec) -> Exception | None:
-    """Why there can be no such memory; a process takes seconds to say so."""
+def _refusal(spec: RunSpec) -> Exception | None:
+    """Why there can be no such arena; a process takes seconds to say so."""
+    if not isinstance(spec, PolicySpec):
+        return None
     from workbench.experiments.policy_run import make_arena  # noqa: PLC0415  with it comes torch
 
     try:
@@ -94,10 +101,11 @@ def _refusal(spec: PolicySpec) -> Exception | None:
 class _Worker:
     """One process and what it needed so far."""
 
-    spec: PolicySpec
+    spec: RunSpec
     process: BaseProcess
     pipe: Connection
     stopped_s: Any  # shared with the process: for how long it has been stopped
+    turn_s: float
     stopped_at: float = 0.0
     seconds: float = 0.0
     error: Exception | None = None
@@ -111,7 +119,7 @@ class _Worker:
             else:
                 self.stopped_s.value += start - self.stopped_at
                 self._signal(signal.SIGCONT)
-            finished = self.pipe.poll(TURN_S)
+            finished = self.pipe.poll(self.turn_s)
             if not finished:
                 self._signal(signal.SIGSTOP)
                 self.stopped_at = perf_counter()
@@ -157,14 +165,14 @@ class _Worker:
         return WorkbenchError(f"The process of {self.spec.name} ended or hung; run it by itself.")
 
 
-def _start(spec: PolicySpec) -> _Worker:
+def _start(spec: RunSpec, turn_s: float) -> _Worker:
     context = get_context("spawn")
     here, there = context.Pipe()
     stopped_s = context.Value(ctypes.c_double, lock=False)
     process = context.Process(target=_search, args=(spec, there, stopped_s), daemon=True)
     process.start()
     there.close()
-    return _Worker(spec, process, here, stopped_s)
+    return _Worker(spec, process, here, stopped_s, turn_s)
 
 
 def _end_with_parent() -> None:
@@ -197,17 +205,18 @@ def _take_clock(clock: Callable[[], float]) -> None:
     time.perf_counter = clock
 
 
-def _search(spec: PolicySpec, pipe: Connection, stopped_s: Any) -> None:
+def _search(spec: RunSpec, pipe: Connection, stopped_s: Any) -> None:
     """In the process: warm up, say so, wait, search, say so, and when asked tell the result."""
     _end_with_parent()
     try:
         _take_clock(_own_clock(stopped_s))
+        from workbench.experiments import policy_run, run  # noqa: PLC0415  and with them torch
         from workbench.experiments.identity import sweep_problems  # noqa: PLC0415
-        from workbench.experiments.policy_run import Pair  # noqa: PLC0415  and with it torch
 
+        make: Any = policy_run.Pair if isinstance(spec, PolicySpec) else run.Pair
         problems = sweep_problems(spec.config)
-        Pair(spec).search(problems[:WARM_UP_PROBLEMS])
-        pair = Pair(spec)
+        make(spec).search(problems[:WARM_UP_PROBLEMS])
+        pair = make(spec)
         _wait(pipe, "ready")
         found = pair.search(problems)
         _wait(pipe, "finished")

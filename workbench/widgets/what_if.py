@@ -21,7 +21,13 @@ from workbench.replay.basis import Basis
 from workbench.widgets.commands import papermill_command
 from workbench.widgets.plot import PlotWidget
 from workbench.widgets.split import is_live
-from workbench.widgets.what_if_blocks import block_rows, blocks_figure, fill_bars, fill_blocks
+from workbench.widgets.what_if_blocks import (
+    block_rows,
+    blocks_figure,
+    fill_bars,
+    fill_blocks,
+    reframe_blocks,
+)
 from workbench.widgets.what_if_desk import Desk
 from workbench.widgets.what_if_position import (
     DEFAULT_RECORDING,
@@ -30,9 +36,16 @@ from workbench.widgets.what_if_position import (
     kept_recordings,
     position_on,
 )
-from workbench.widgets.what_if_share import fill, fill_ghosts, reframe, set_mark, share_figure
+from workbench.widgets.what_if_share import (
+    fill,
+    fill_ghosts,
+    moves_rings_alone,
+    reframe,
+    same_frame,
+    share_figure,
+)
 from workbench.widgets.what_if_view import View
-from workbench.widgets.what_if_words import cost_in_words, in_words
+from workbench.widgets.what_if_words import cost_in_words, in_words, mark_in_html, marked
 from workbench.widgets.what_if_worker import Reply, Worker
 
 NOTEBOOK = "what_if"
@@ -169,31 +182,35 @@ class WhatIfWidget:
             return
         before, self._shown = self._shown, view
         if before is None:
-            self.share = PlotWidget(share_figure(view))
-            self.blocks = PlotWidget(blocks_figure(view))
+            self.share = PlotWidget(share_figure(view, marked=False))
+            self.blocks = PlotWidget(blocks_figure(view, marked=False))
             self._figures.children = [self.words, self.share, self.cost, self.blocks]
         else:
-            with self.share.batch_update():
-                _refill(self.share, view, before)
-            with self.blocks.batch_update():
-                fill_blocks(self.blocks, view)
-        self.words.value = in_words(view.answer)
-        self.cost.value = cost_in_words(view.answer, self._price)
+            _refill_share(self.share, view, before)
+            _refill_blocks(self.blocks, view, before)
+        self.words.value = marked(in_words(view.answer), view.answer)
+        self.cost.value = marked(cost_in_words(view.answer, self._price), view.answer)
 
     def _mark_unknown(self) -> None:
-        """Figures say that they are of another place; sentences of it go, they cannot."""
+        """What is drawn is said to be of another place; sentences about it go."""
         if self._shown is not None:
-            for fig in (self.share, self.blocks):
-                with fig.batch_update():
-                    set_mark(fig, None)
-            self.words.value = self.cost.value = ""
+            self.words.value = self.cost.value = mark_in_html(None)
 
 
-def _refill(fig: Any, view: View, before: View) -> None:
-    if view.face == before.face:
-        fill(fig, view, before)
-    else:
-        reframe(fig, view)
+def _refill_share(fig: PlotWidget, view: View, before: View) -> None:
+    with fig.batch_move() if moves_rings_alone(view, before) else fig.batch_update():
+        if view.face == before.face:
+            fill(fig, view, before)
+        else:
+            reframe(fig, view)
+
+
+def _refill_blocks(fig: PlotWidget, view: View, before: View) -> None:
+    with fig.batch_move() if same_frame(view, before) else fig.batch_update():
+        if view.face == before.face:
+            fill_blocks(fig, view)
+        else:
+            reframe_blocks(fig, view)
 
 
 def parameters_of(position: Position) -> dict[str, Any]:

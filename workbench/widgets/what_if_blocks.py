@@ -16,7 +16,7 @@ from plotly.subplots import make_subplots
 
 from workbench.plots.theme import BLACK, GREY, MODELS, Frame, finish, legend_at
 from workbench.widgets.what_if_answers import Answer
-from workbench.widgets.what_if_share import Points, mark_above, put, set_mark
+from workbench.widgets.what_if_share import Points, mark_above, put
 from workbench.widgets.what_if_view import GHOSTS, View
 
 CAPTION = (
@@ -30,8 +30,8 @@ COSTS = (("llm", MODELS["llm"].colour), ("prm", MODELS["prm"].colour), ("rest", 
 _FRAME = Frame(panels=480, top=88, left=92)
 
 
-def blocks_figure(view: View) -> go.Figure:
-    """The figure of a view."""
+def blocks_figure(view: View, marked: bool = True) -> go.Figure:
+    """The figure of a view. marked: whether it says itself what kind of answer it shows."""
     fig = make_subplots(
         rows=3, row_heights=[0.37, 0.37, 0.26], vertical_spacing=0.13, shared_xaxes=False
     )
@@ -42,10 +42,10 @@ def blocks_figure(view: View) -> go.Figure:
     for name, colour in COSTS:
         fig.add_trace(_bar(name, colour), row=3, col=1)
     fig.update_xaxes(matches="x", row=2, col=1)
-    fig.update_yaxes(rangemode="tozero")
     fig.update_yaxes(autorange="reversed", automargin=True, tickfont_size=9, row=3, col=1)
     fig.update_layout(barmode="stack")
-    fig.add_annotation(**mark_above(_FRAME.top - 30, view.answer))
+    if marked:
+        fig.add_annotation(**mark_above(_FRAME.top - 30, view.answer))
     legend_at(fig, "legend", 1.01)
     fig.update_layout(legend={"traceorder": "normal", "entrywidth": 104})
     finish(fig, "Blocks over the search, and what a problem costs", CAPTION, view.face, _FRAME)
@@ -53,19 +53,31 @@ def blocks_figure(view: View) -> go.Figure:
 
 
 def fill_blocks(fig: Any, view: View) -> Any:
-    """Put a view's blocks, bars and marks into a figure of this kind; answers it."""
+    """Put a view's blocks and bars into a figure of this kind; answers it. A mark stays."""
     put(fig, dict(_areas_of(view)))
-    seconds = float(view.answer.blocks["start_s"].max()) if len(view.answer.blocks) else 1.0
-    fig.layout.xaxis2.title.text = f"simulated time since the start ({unit_of(seconds)[1]})"
+    blocks = view.answer.blocks
+    seconds = float(blocks["start_s"].max()) if len(blocks) else 1.0
+    each, unit = unit_of(seconds)
+    fig.layout.xaxis2.title.text = f"simulated time since the start ({unit})"
+    fig.update_xaxes(range=[0, seconds / each], row=1, col=1)
+    for panel, model in enumerate(MODELS, start=1):
+        most = max(blocks.loc[blocks["engine"] == model, "blocks_total"], default=1)
+        fig.update_yaxes(range=[0, 1.06 * most], row=panel, col=1)
     fill_bars(fig, view)
-    set_mark(fig, view.answer)
     return fig
 
 
+def reframe_blocks(fig: Any, view: View) -> Any:
+    """The same for a view of another memory, device or recording, as its face says."""
+    fig.layout.annotations = blocks_figure(view, marked=False).layout.annotations
+    return fill_blocks(fig, view)
+
+
 def fill_bars(fig: Any, view: View) -> None:
-    """What a problem costs, pinned places too; blocks and mark stay."""
+    """What a problem costs, pinned places too; blocks stay."""
     bars = _bars(view)
-    each, unit = unit_of(max(answer.seconds for _, answer in bars))
+    most = max(answer.seconds for _, answer in bars)
+    each, unit = unit_of(most)
     names = [name.replace(": ", ":<br>") for name, _ in bars]
     put(
         fig,
@@ -75,6 +87,7 @@ def fill_bars(fig: Any, view: View) -> None:
         },
     )
     fig.layout.xaxis3.title.text = f"time of one problem ({unit})"
+    fig.layout.xaxis3.range = [0, 1.04 * most / each]
 
 
 def unit_of(seconds: float) -> tuple[float, str]:

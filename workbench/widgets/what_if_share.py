@@ -47,8 +47,8 @@ Points = tuple[list[Any], list[Any], Mapping[str, Any]]
 _FRAME = Frame(panels=480, top=84 + UPPER_AXIS_PX, left=80)
 
 
-def share_figure(view: View) -> go.Figure:
-    """The figure of a view."""
+def share_figure(view: View, marked: bool = True) -> go.Figure:
+    """The figure of a view. marked: whether it says itself what kind of answer it shows."""
     fig = make_subplots(rows=3, shared_xaxes=True, vertical_spacing=0.06)
     for quantity in QUANTITIES:
         for key, line in _lines(quantity):
@@ -63,22 +63,33 @@ def share_figure(view: View) -> go.Figure:
     share_axes(fig, drawn, panels=3)
     finish(fig, "What if the memory were split there?", CAPTION, view.face, _FRAME)
     _place(fig, view)
+    if marked:
+        fig.add_annotation(**mark_above(_FRAME.top - 30, view.answer))
     return fill(fig, view)
 
 
 def fill(fig: Any, view: View, before: View | None = None) -> Any:
-    """Put a view's points and mark into a figure of this kind; answers it. Axes stay.
+    """Put a view's points into a figure of this kind; answers it. Axes stay, and a mark.
 
     before: what it shows now, so that only what differs is sent to a browser.
     """
     points = {key: found for part in _parts(view, before) for key, found in part(view)}
     put(fig, points)
-    set_mark(fig, view.answer)
     return fig
 
 
+def moves_rings_alone(view: View, before: View) -> bool:
+    """Whether nothing else of this figure differs from what it shows."""
+    return same_frame(view, before) and _parts(view, before) == [_rings]
+
+
+def same_frame(view: View, before: View) -> bool:
+    """Whether axes, legend and bars are those of what is shown, but for their ranges."""
+    return view.face == before.face and view.ghosts is before.ghosts
+
+
 def fill_ghosts(fig: Any, view: View) -> None:
-    """Pinned curves alone: the rest stays, its mark too."""
+    """Pinned curves alone: the rest stays."""
     put(fig, dict(_ghosts(view)))
 
 
@@ -90,16 +101,9 @@ def put(fig: Any, points: Mapping[str, Points]) -> None:
             trace.update(x=x, y=y, **shown)
 
 
-def set_mark(fig: Any, answer: Answer | None) -> None:
-    """Say above the figure whether this is an estimate; None: of another place of the controls."""
-    for annotation in fig.layout.annotations:
-        if annotation.name == "mark":
-            annotation.update(**mark(answer))
-
-
 def reframe(fig: Any, view: View) -> Any:
     """The same for a view of another memory or recording, whose axes differ; answers the figure."""
-    other = share_figure(view)
+    other = share_figure(view, marked=False)
     names = ("xaxis", "xaxis2", "xaxis3", "xaxis9", "shapes", "annotations")
     fig.update_layout({name: other.layout[name] for name in names}, overwrite=True)
     return fill(fig, view)
@@ -107,20 +111,21 @@ def reframe(fig: Any, view: View) -> Any:
 
 def mark_above(px: float, answer: Answer) -> dict[str, Any]:
     """The mark as an annotation, so many px above the first panel."""
+    text, colour = mark(answer)
     place = {"x": 1, "y": 1, "xanchor": "right", "yanchor": "bottom", "yshift": px}
-    return {"name": "mark", "xref": "paper", "yref": "paper", "showarrow": False} | (
-        place | mark(answer)
-    )
+    look = {"text": f"<b>{text}</b>", "font": {"color": colour, "size": 13}, "showarrow": False}
+    return {"name": "mark", "xref": "paper", "yref": "paper"} | place | look
 
 
-def mark(answer: Answer | None) -> dict[str, Any]:
-    """The words above the first panel: an estimate, or an exact replay, and how long it took."""
+def mark(answer: Answer | None) -> tuple[str, str]:
+    """What stands above a figure, and its colour: an estimate, or an exact replay and how long it
+    took; None: of another place of the controls.
+    """
     if answer is None:
-        return {"text": "<b>NOT YET KNOWN</b> (drawn is the last one)", "font": {"color": GREY}}
+        return "NOT YET KNOWN (drawn is the last one)", GREY
     if answer.kind == ESTIMATE:
-        return {"text": "<b>ESTIMATE</b>", "font": {"color": VERMILION, "size": 13}}
-    text = f"<b>EXACT REPLAY</b> ({answer.took_s:.1f} s)"
-    return {"text": text, "font": {"color": GREEN, "size": 13}}
+        return "ESTIMATE", VERMILION
+    return f"EXACT REPLAY ({answer.took_s:.1f} s)", GREEN
 
 
 def _lines(quantity: Quantity) -> Iterator[tuple[str, go.Scatter]]:
@@ -229,7 +234,7 @@ def _xy(
 
 
 def _place(fig: go.Figure, view: View) -> None:
-    """The grey ends, what lacks there, and the mark."""
+    """The grey ends, and what lacks there."""
     found = view.feasible
     low, high = max(found.low, 0.0), min(found.high, 1.0)
     reach = (max(low - 0.07, 0.0), min(high + 0.07, 1.0))
@@ -241,7 +246,6 @@ def _place(fig: go.Figure, view: View) -> None:
         if end > start:
             fig.add_shape(_grey(start, end))
             fig.add_annotation(**_lack((start + end) / 2, f"{who} lacks {format_size(lacks)}"))
-    fig.add_annotation(**mark_above(_FRAME.top - 30, view.answer))
 
 
 def _grey(start: float, end: float) -> dict[str, Any]:

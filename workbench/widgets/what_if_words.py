@@ -10,6 +10,7 @@ from workbench.replay.devices import load_device
 from workbench.widgets.what_if_answers import ESTIMATE, Answer
 from workbench.widgets.what_if_blocks import unit_of
 from workbench.widgets.what_if_position import Kept, Position
+from workbench.widgets.what_if_share import mark
 
 
 def in_words(answer: Answer) -> str:
@@ -30,6 +31,17 @@ def cost_in_words(answer: Answer, price_per_hour: float | None = None) -> str:
         text += f"; at {price_per_hour:g} an hour that is {answer.cost(price_per_hour):.3g}"
     full = _full(answer)
     return f"{text}. {full}" if full else f"{text}."
+
+
+def marked(sentence: str, answer: Answer) -> str:
+    """The same for a live view, where it stands above a figure: the kind of answer stands out."""
+    return sentence.replace(_kind(answer), f"{mark_in_html(answer)}:", 1)
+
+
+def mark_in_html(answer: Answer | None) -> str:
+    """`mark` in its colour."""
+    text, colour = mark(answer)
+    return f'<b style="color: {colour}">{text}</b>'
 
 
 def face_of(kept: Kept, position: Position) -> str:

@@ -24,7 +24,7 @@ from workbench.search.record_file import read_recording
 from workbench.widgets.what_if_answers import exact, recording_basis
 from workbench.widgets.what_if_position import Kept, Position, kept_recordings
 
-QUIET_S = 0.12  # a request younger than that may be superseded while the hand still moves
+QUIET_S = 0.3  # a request younger than that may be superseded while the hand still moves
 JOIN_S = 5.0
 NICENESS = 10
 TAKEN = "Another what-if widget has the replay process now; move a control here to take it back."
