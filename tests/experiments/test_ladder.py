@@ -1,5 +1,6 @@
 """The ladder of modifications: what its rungs are, and that what it says follows from its runs."""
 
+import shutil
 from argparse import Namespace
 from dataclasses import replace
 from itertools import pairwise
@@ -14,11 +15,12 @@ from workbench.errors import ConfigError, RunStoreError
 from workbench.experiments import ladder_sentences
 from workbench.experiments.compare import compare
 from workbench.experiments.identity import identify
-from workbench.experiments.ladder import ladder_face, ladder_left, run_ladder
+from workbench.experiments.ladder import _seeds_left, ladder_face, ladder_left, run_ladder
 from workbench.experiments.ladder_claims import batching_claim, finishing_claim, ladder_claims
 from workbench.experiments.ladder_plan import (
     BESIDE,
     BY_KEY,
+    COST,
     DEPTH,
     LADDER,
     LAST_TWO,
@@ -151,17 +153,30 @@ def test_runs_take_turns_by_whole_seeds_and_each_outcome_is_its_own():
 
     def turns(specs, costs):
         asked.append((specs, costs))
-        return [Timed(1.0, fake_run(spec)) for spec in specs]
+        return [Timed(1.0, RunResult({"name": spec.name}, {})) for spec in specs]
 
     carried_out = LadderInTurns(runs, turns, fake_result)
     found = {spec: carried_out(spec) for spec in runs}
     assert [specs for specs, _ in asked] == rounds
-    assert {cost for _, costs in asked for cost in costs} == {1.0, 2.0, 5.0, 8.0}
-    nodes = len(found[rounds[0][0]].tables["nodes"])
-    assert nodes == len(fake_run(rounds[0][0]).tables["nodes"])
-    failing = LadderInTurns(runs, lambda specs, _: [ConfigError("no")] * len(specs), fake_result)
+    for specs, costs in asked:
+        dear = {spec.rung.key: cost for spec, cost in zip(specs, costs, strict=True) if cost > 1}
+        assert dear == (COST if specs[0].role == LADDER else {})
+        assert [found[spec].measured["name"] for spec in specs] == [spec.name for spec in specs]
+    failing = LadderInTurns(
+        runs, lambda specs, costs: [ConfigError("no")] * len(specs), fake_result
+    )
     with pytest.raises(ConfigError, match="no"):
         failing(rounds[1][0])
+
+
+def test_only_seeds_of_which_something_is_missing_take_turns(root):
+    """A seed more is measured by itself; a run that is lost, beside the others of its seed."""
+    runs = [ladder_runs(CONFIG, PLAN)]
+    folder = root / "seeds"
+    run_ladder(replace(CONFIG, seeds=(0,)), PLAN, folder, execute=fake_run)
+    assert {spec.seed for spec in _seeds_left(runs, RunStore(folder))} == {1}
+    shutil.rmtree(next(folder.glob("ladder-two_runtimes-seed0*")))
+    assert _seeds_left(runs, RunStore(folder)) == runs[0]
 
 
 def test_a_plan_takes_lists_and_refuses_nonsense():

@@ -9,7 +9,7 @@ import pytest
 from tests.experiments import policy_fakes
 from workbench.errors import OutOfMemory, WorkbenchError
 from workbench.experiments import run, turns
-from workbench.experiments.ladder_plan import LadderPlan, ladder_runs
+from workbench.experiments.ladder_plan import RUNGS, LadderPlan, ladder_runs
 from workbench.experiments.policy_plan import PolicyPlan, policy_config, reference_runs
 from workbench.experiments.policy_run import execute
 
@@ -46,9 +46,12 @@ def test_rungs_of_the_ladder_take_turns_too_the_dear_one_longer_ones(monkeypatch
     monkeypatch.setattr(turns, "TURN_S", 0.02)
     config = policy_fakes.CONFIG
     plan = LadderPlan(2, 2, depth_limits=(), queue_problems=0, in_turns=True)
-    first, *_, last = sorted(ladder_runs(config, plan), key=lambda spec: spec.name)
-    found = turns.take_turns([first, last], costs=[5.0, 1.0])
-    for spec, timed in zip((first, last), found, strict=True):
+    specs = [spec for spec in ladder_runs(config, plan) if spec.rung in (RUNGS[1], RUNGS[-1])][:2]
+    lengths, start = [], turns._start
+    monkeypatch.setattr(turns, "_start", lambda *of: lengths.append(of[1]) or start(*of))
+    found = turns.take_turns(specs, costs=[5.0, 1.0])
+    assert lengths == [0.1, 0.02]
+    for spec, timed in zip(specs, found, strict=True):
         nodes, alone = timed.result.tables["nodes"], run.execute(spec).tables["nodes"]
         assert nodes["token_ids"].map(tuple).tolist() == alone["token_ids"].map(tuple).tolist()
         assert 0 < timed.result.measured["wall_s"] < 1.3 * timed.seconds

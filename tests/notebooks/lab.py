@@ -37,15 +37,21 @@ RUN = "() => { window.jupyterapp.commands.execute('notebook:run-all-cells'); }"
 ERRORS = """() => window.jupyterapp.shell.currentWidget.content.model.toJSON().cells
     .flatMap(c => c.outputs || []).filter(o => o.output_type === "error")
     .map(o => `${o.ename}: ${o.evalue}`)"""
-REPAINTS = """([slider, figure]) => {
+REPAINTS = """([slider, ...figures]) => {
+    let pressed, waiting, times;
     window.repaints = [];
-    slider.addEventListener("keydown", () => { window.pressed = performance.now(); }, true);
-    const painted = (pressed) => window.repaints.push(performance.now() - pressed);
-    new MutationObserver(() => {
-        const pressed = window.pressed;
-        window.pressed = 0;
-        if (pressed) requestAnimationFrame(() => setTimeout(painted, 0, pressed));
-    }).observe(figure, {subtree: true, childList: true, attributes: true});
+    slider.addEventListener("keydown", () => {
+        pressed = performance.now();
+        waiting = new Set(figures);
+        times = [];
+    }, true);
+    const painted = (figure) => {
+        times[figures.indexOf(figure)] = performance.now() - pressed;
+        if (Object.keys(times).length === figures.length) window.repaints.push(times);
+    };
+    figures.forEach((figure) => new MutationObserver(() => {
+        if (waiting?.delete(figure)) requestAnimationFrame(() => setTimeout(painted, 0, figure));
+    }).observe(figure, {subtree: true, childList: true, attributes: true}));
 }"""
 
 
@@ -180,17 +186,13 @@ class Notebook:
         self.page.mouse.up()
 
     def repaint_ms(self, output, row, presses=20):
-        """Milliseconds from a key pressed on a slider to the figure's next repaint, of each press;
-        5,000 where none came.
-        """
-        handle, plot = row.locator(".noUi-handle").first, output.locator(".js-plotly-plot").first
-        both = [handle.element_handle(), plot.element_handle()]
-        self.page.evaluate(REPAINTS, both)
+        """[presses, figures] ms from a key pressed on a slider until each figure is painted."""
+        handle = row.locator(".noUi-handle").first
+        figures = output.locator(".js-plotly-plot").element_handles()
+        self.page.evaluate(REPAINTS, [handle.element_handle(), *figures])
         handle.focus()
         for press in range(presses):
             self.page.keyboard.press("ArrowRight" if press < presses / 2 else "ArrowLeft")
-            self.wait(lambda n=press: self.page.evaluate("window.repaints.length") > n, 5)
-            painted = self.page.evaluate("window.repaints.length")
-            if painted <= press:
-                self.page.evaluate("window.pressed = 0; window.repaints.push(5000)")
+            done = self.wait(lambda n=press: self.page.evaluate("window.repaints.length") > n, 30)
+            assert done, f"nothing was painted after press {press + 1}"
         return self.page.evaluate("window.repaints")

@@ -130,12 +130,11 @@ def test_what_if_answers_while_its_slider_moves(open_notebook, record_property):
     before = book.drawn(output)
     book.drag(row, 40)
     assert book.wait_for_change(output, before)
-    times = book.repaint_ms(output, row)
-    assert len(times) == 20
-    p50, p95 = np.percentile(times, [50, 95]).tolist()  # xdist carries plain numbers only
-    record_property("repaint_ms_p95", p95)
-    spread = f"{p50:.0f} ms (p50), {p95:.0f} ms (p95)"
-    sys.stdout.write(f"what_if: {len(times)} moves repainted in {spread}\n")
+    times = np.array(book.repaint_ms(output, row))
+    for what, each in (("its first figure", times[:, 0]), ("both", times.max(axis=1))):
+        p50, p95 = np.percentile(each, [50, 95]).tolist()  # xdist carries plain numbers only
+        record_property(f"repaint_ms_p95, {what}", p95)
+        sys.stdout.write(f"what_if: {what} painted in {p50:.0f} ms (p50), {p95:.0f} ms (p95)\n")
     shot(book, "what_if")
     assert_sound(book)
 

@@ -17,6 +17,7 @@ from workbench.experiments.identity import identify
 from workbench.experiments.ladder_plan import (
     BY_KEY,
     COST,
+    DEPTH,
     LADDER,
     QUEUE,
     LadderPlan,
@@ -84,7 +85,9 @@ class LadderStudy:
     @property
     def noise(self) -> Noise:
         """What runs of equal work differ by: repetitions, and rungs that changed nothing."""
-        return noise_of(self.all_runs)
+        every = self.all_runs
+        alone = self.plan.in_turns and len(every)  # those at a lower limit ran in other minutes
+        return noise_of(every[every["role"] != DEPTH] if alone else every)
 
     def __repr__(self) -> str:
         done = int((self.all_runs["status"] == FINISHED).sum()) if len(self.all_runs) else 0
@@ -100,11 +103,18 @@ def run_ladder(
     execute: Execute | None = None,
 ) -> LadderStudy:
     """Carry out every run that is not stored yet and answer all of them, as run_sweep does."""
-    runs = _runs(config, plan)
+    own, runs = ladder_config(config, plan), _runs(config, plan)
     if execute is None and plan.in_turns and can_take_turns(config):
-        execute = LadderInTurns([spec for each in runs for spec in each], progress=True)
+        own = replace(own, warmup_problems=0)  # each process warms itself up
+        execute = LadderInTurns(_seeds_left(runs, _store(runs_dir)), progress=True)
     sweeps = [
-        run_sweep(specs[0].config, runs_dir, specs=specs, execute=execute, compute=compute)
+        run_sweep(
+            replace(own, num_problems=specs[0].config.num_problems),
+            runs_dir,
+            specs=specs,
+            execute=execute,
+            compute=compute,
+        )
         for specs in runs
     ]
     every = pd.concat([sweep.all_runs for sweep in sweeps], ignore_index=True)
@@ -115,7 +125,7 @@ def run_ladder(
 
 def ladder_left(config: SweepConfig, plan: LadderPlan, runs_dir: str | Path | None = None) -> str:
     """How many runs are not stored yet and roughly how long they take, in one sentence."""
-    store = RunStore(Path(runs_dir) if runs_dir is not None else runs_folder())
+    store = _store(runs_dir)
     groups = _runs(config, plan)
     ids = [identify(runs[0].config) for runs in groups]
     specs = [(spec, own) for runs, own in zip(groups, ids, strict=True) for spec in runs]
@@ -131,6 +141,20 @@ def _runs(config: SweepConfig, plan: LadderPlan) -> list[list[LadderSpec]]:
     """
     own = replace(plan, in_turns=plan.in_turns and can_take_turns(config))
     return [runs for runs in (ladder_runs(config, own), queue_runs(config, own)) if runs]
+
+
+def _seeds_left(runs: list[list[LadderSpec]], store: RunStore) -> list[LadderSpec]:
+    """All runs of each seed of which one is not stored: what is missing is measured beside them."""
+    left: list[LadderSpec] = []
+    for specs in runs:
+        identity = identify(specs[0].config)
+        seeds = {spec.seed for spec in specs if not is_stored(store, spec, identity)}
+        left += [spec for spec in specs if spec.seed in seeds]
+    return left
+
+
+def _store(runs_dir: str | Path | None) -> RunStore:
+    return RunStore(Path(runs_dir) if runs_dir is not None else runs_folder())
 
 
 def ladder_face(study: LadderStudy) -> str:

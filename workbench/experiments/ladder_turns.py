@@ -17,14 +17,15 @@ from workbench.experiments.record import RunResult
 from workbench.experiments.sweep import Execute
 from workbench.experiments.turns import Outcome, take_turns
 
-ROUND = 16  # runs that take turns with each other, processes of a third of a GiB
-Turns = Callable[[Sequence[RunSpec], Sequence[float]], list[Outcome]]
+MOST = 16  # runs that take turns with each other, processes of a third of a GiB
+Turns = Callable[..., list[Outcome]]
 
 
 class LadderInTurns:
     """Carries out runs as run.execute does; a whole round when the first of it is asked for.
 
-    specs: all runs of the study. turns, alone: who carries out many (with what they cost), and one.
+    specs: those that may be asked for, whole seeds. turns, alone: who carries out many (keyword
+    costs: how long each takes beside the others), and one.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class LadderInTurns:
         progress: bool = False,
     ) -> None:
         self._rounds = rounds_of(specs)
-        self._turns = turns or partial(_take_turns, progress)
+        self._turns = turns or partial(take_turns, progress=progress)
         self._alone = alone
         self._outcomes: dict[RunSpec, Outcome] = {}
 
@@ -47,7 +48,7 @@ class LadderInTurns:
             alone: RunResult = execute(spec)
             return alone
         if spec not in self._outcomes:
-            found = self._turns(beside, [COST.get(each.rung.key, 1.0) for each in beside])
+            found = self._turns(beside, costs=[COST.get(each.rung.key, 1.0) for each in beside])
             self._outcomes |= dict(zip(beside, found, strict=True))
         outcome = self._outcomes.pop(spec)
         if isinstance(outcome, Exception):
@@ -63,11 +64,7 @@ def rounds_of(specs: Sequence[LadderSpec]) -> list[list[LadderSpec]]:
         rounds.append([])
         for _, of_seed in groupby(own, lambda spec: spec.seed):
             runs = list(of_seed)
-            if rounds[-1] and len(rounds[-1]) + len(runs) > ROUND:
+            if rounds[-1] and len(rounds[-1]) + len(runs) > MOST:
                 rounds.append([])
             rounds[-1] += runs
     return rounds
-
-
-def _take_turns(progress: bool, specs: Sequence[RunSpec], costs: Sequence[float]) -> list[Outcome]:
-    return take_turns(specs, progress, costs)

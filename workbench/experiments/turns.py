@@ -2,7 +2,7 @@
 
 The pace of a shared machine wanders by half within seconds, so that of two searches one after the
 other either may look the faster. Here every process is stopped (SIGSTOP) while another works, turns
-are much shorter than such a mood, and only the seconds in which a process worked are counted: a
+go round many times in a search, and only the seconds in which a process worked are counted: a
 process's clock stands still while it is stopped. What it does not do: choose what is compared.
 """
 
@@ -31,7 +31,7 @@ from workbench.experiments.policy_plan import PolicySpec, room
 from workbench.experiments.record import RunResult
 
 TURN_S = 0.25
-START_S = 180.0  # to import, build both engines and search one problem to warm up
+START_S = 180.0  # to import, build both engines and search one problem to warm up, four at once
 SEARCH_S = 7200.0  # of turns; who needs more hangs
 WARM_UP_PROBLEMS = 1
 MOST_WEIGHTS = 64 << 20  # bytes of both models that a dozen processes may load
@@ -64,7 +64,7 @@ def take_turns(
             if spec not in refused:
                 workers.append(_start(spec, length))
         for worker in workers:
-            worker.hear(START_S)  # that it is ready
+            worker.hear(START_S * max(1, len(workers) / 4))  # that it is ready
         running = [worker for worker in workers if worker.error is None]
         while running:
             running = [worker for worker in running if not worker.turn()]

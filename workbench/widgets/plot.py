@@ -4,7 +4,7 @@ plotly's own opens its channel to the browser empty and sends data and layout af
 browser is then still loading plotly.js: 5 MB, again for every figure. anywidget 0.11 gives that two
 seconds, after which a figure is drawn but deaf for ever. This one opens its channel when everything
 is in it, loads plotly.js once a page and in its own time, and keeps later changes until the browser
-says that it has drawn. What it does not do: change what plotly draws or sends.
+says that it has drawn. Of what plotly filled in it hears once. What it does not do: draw.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ const load = (model) => {
     if (!window[name]) {
         const file = new Blob([model.get("_plotly_js")], {type: "text/javascript"});
         window[name] = import(URL.createObjectURL(file));
+        window[name].catch(() => { delete window[name]; });  // the next figure tries again
     }
     return window[name];
 };
@@ -46,7 +47,7 @@ DRAWN = "_js2py_traceDeltas"  # the browser's first message: what it filled in w
 AT_ONCE = {
     "transition": {"duration": 0},
     "frame": {"duration": 0, "redraw": False},
-    "mode": "afterall",  # in other modes a move that comes early interrupts the one before
+    "mode": "afterall",  # in other modes a move that comes early ends the one before in an error
 }
 REPORT = re.compile(r"(_send(?:TraceDeltas|LayoutDelta))\((\w+)\)\{")
 
@@ -54,7 +55,8 @@ REPORT = re.compile(r"(_send(?:TraceDeltas|LayoutDelta))\((\w+)\)\{")
 def without_reports(script: str) -> str:
     """plotly's script, which tells Python what it filled in; here once, not at every change.
 
-    Nobody reads it after that, and to gather it takes as long as to draw.
+    Nobody reads it after that, and to gather it takes as long as to draw. So `on_edits_completed`
+    is not for these figures.
     """
     return REPORT.sub(r"\1(\2){if(this.told\1)return;this.told\1=!0;", script)
 
@@ -81,20 +83,20 @@ class PlotWidget(go.FigureWidget):
 
     @contextmanager
     def batch_move(self) -> Iterator[None]:
-        """batch_update of points and axis ranges alone: a third of the work for the browser.
+        """batch_update of points alone: a third of the work for the browser.
 
-        It is an animation in no time, for which plotly leaves legend and annotations alone.
+        It is an animation in no time, for which plotly leaves axes, legend and annotations alone.
+        It waits for its turn among other moves, and an update may overtake it: so what is moved is
+        changed by moves alone, whatever else changes.
         """
         self._in_batch_mode = True
         try:
             yield
         finally:
             self._in_batch_mode = False
-            edits = self._batch_layout_edits
-            others = {name: edits.pop(name) for name in list(edits) if not name.endswith(".range")}
-            self._perform_batch_animate(AT_ONCE)
-            if others:
-                self.plotly_relayout(others)
+            assert not self._batch_layout_edits, "the layout is not moved"
+            if self._batch_trace_edits:
+                self._perform_batch_animate(AT_ONCE)
 
     def _catch_up(self, _: Any) -> None:
         if self._is_drawn:

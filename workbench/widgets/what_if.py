@@ -25,7 +25,8 @@ from workbench.widgets.what_if_blocks import (
     block_rows,
     blocks_figure,
     fill_bars,
-    fill_blocks,
+    frame_blocks,
+    move_blocks,
     reframe_blocks,
 )
 from workbench.widgets.what_if_desk import Desk
@@ -39,9 +40,8 @@ from workbench.widgets.what_if_position import (
 from workbench.widgets.what_if_share import (
     fill,
     fill_ghosts,
-    moves_rings_alone,
+    move_rings,
     reframe,
-    same_frame,
     share_figure,
 )
 from workbench.widgets.what_if_view import View
@@ -181,6 +181,8 @@ class WhatIfWidget:
             self._mark_unknown()
             return
         before, self._shown = self._shown, view
+        if before is view:
+            return
         if before is None:
             self.share = PlotWidget(share_figure(view, marked=False))
             self.blocks = PlotWidget(blocks_figure(view, marked=False))
@@ -198,7 +200,9 @@ class WhatIfWidget:
 
 
 def _refill_share(fig: PlotWidget, view: View, before: View) -> None:
-    with fig.batch_move() if moves_rings_alone(view, before) else fig.batch_update():
+    with fig.batch_move():
+        move_rings(fig, view)
+    with fig.batch_update():
         if view.face == before.face:
             fill(fig, view, before)
         else:
@@ -206,9 +210,11 @@ def _refill_share(fig: PlotWidget, view: View, before: View) -> None:
 
 
 def _refill_blocks(fig: PlotWidget, view: View, before: View) -> None:
-    with fig.batch_move() if same_frame(view, before) else fig.batch_update():
+    with fig.batch_move():
+        move_blocks(fig, view)
+    with fig.batch_update():
         if view.face == before.face:
-            fill_blocks(fig, view)
+            frame_blocks(fig, view)
         else:
             reframe_blocks(fig, view)
 

@@ -16,7 +16,7 @@ from plotly.subplots import make_subplots
 
 from workbench.plots.theme import BLACK, GREY, MODELS, Frame, finish, legend_at
 from workbench.widgets.what_if_answers import Answer
-from workbench.widgets.what_if_share import Points, mark_above, put
+from workbench.widgets.what_if_share import Points, mark_above, put, take_face
 from workbench.widgets.what_if_view import GHOSTS, View
 
 CAPTION = (
@@ -27,6 +27,10 @@ CAPTION = (
 )
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 COSTS = (("llm", MODELS["llm"].colour), ("prm", MODELS["prm"].colour), ("rest", GREY))
+ROOM, ROOM_TO_MOVE, SPARE = 1.15, 1.6, 2.0
+"""An axis reaches so many times as far as its largest number: at first; where it had to be drawn
+again; at the most.
+"""
 _FRAME = Frame(panels=480, top=88, left=92)
 
 
@@ -54,40 +58,79 @@ def blocks_figure(view: View, marked: bool = True) -> go.Figure:
 
 def fill_blocks(fig: Any, view: View) -> Any:
     """Put a view's blocks and bars into a figure of this kind; answers it. A mark stays."""
-    put(fig, dict(_areas_of(view)))
-    blocks = view.answer.blocks
-    seconds = float(blocks["start_s"].max()) if len(blocks) else 1.0
-    each, unit = unit_of(seconds)
-    fig.layout.xaxis2.title.text = f"simulated time since the start ({unit})"
-    fig.update_xaxes(range=[0, seconds / each], row=1, col=1)
-    for panel, model in enumerate(MODELS, start=1):
-        most = max(blocks.loc[blocks["engine"] == model, "blocks_total"], default=1)
-        fig.update_yaxes(range=[0, 1.06 * most], row=panel, col=1)
-    fill_bars(fig, view)
+    move_blocks(fig, view)
+    return frame_blocks(fig, view)
+
+
+def move_blocks(fig: Any, view: View) -> None:
+    """Blocks and bars alone, in axes that stay."""
+    put(fig, dict(_areas_of(view)) | dict(_bars_of(view)))
+
+
+def frame_blocks(fig: Any, view: View) -> Any:
+    """Axes that hold a view; answers the figure.
+
+    They stay while they can, for a browser takes as long to draw them as to draw all else; those
+    that a hand has zoomed stay too.
+    """
+    for name, title in _titles(view).items():
+        fig.layout[name].title.text = title
+    for name, most in _reach(view).items():
+        shown = fig.layout[name].range
+        if shown is None:
+            fig.layout[name].range = (0.0, most * ROOM)
+        elif not _holds(shown, most):
+            fig.layout[name].range = (0.0, most * ROOM_TO_MOVE)
     return fig
 
 
 def reframe_blocks(fig: Any, view: View) -> Any:
-    """The same for a view of another memory, device or recording, as its face says."""
-    fig.layout.annotations = blocks_figure(view, marked=False).layout.annotations
-    return fill_blocks(fig, view)
+    """The same for a view of another memory, device or recording, whose face differs."""
+    other = blocks_figure(view, marked=False)
+    take_face(fig, other)
+    for name in _reach(view):
+        fig.layout[name].range = other.layout[name].range
+    return frame_blocks(fig, view)
 
 
 def fill_bars(fig: Any, view: View) -> None:
     """What a problem costs, pinned places too; blocks stay."""
-    bars = _bars(view)
-    most = max(answer.seconds for _, answer in bars)
-    each, unit = unit_of(most)
-    names = [name.replace(": ", ":<br>") for name, _ in bars]
-    put(
-        fig,
-        {
-            f"cost/{part}": ([_part(answer, part) / each for _, answer in bars], names, {})
-            for part, _ in COSTS
-        },
-    )
-    fig.layout.xaxis3.title.text = f"time of one problem ({unit})"
-    fig.layout.xaxis3.range = [0, 1.04 * most / each]
+    put(fig, dict(_bars_of(view)))
+    frame_blocks(fig, view)
+
+
+def _titles(view: View) -> dict[str, str]:
+    """Of the axes whose unit depends on what they hold."""
+    time, cost = unit_of(_seconds(view.answer.blocks))[1], unit_of(_most(view))[1]
+    return {
+        "xaxis2": f"simulated time since the start ({time})",
+        "xaxis3": f"time of one problem ({cost})",
+    }
+
+
+def _reach(view: View) -> dict[str, float]:
+    """The largest number on each axis, in its unit."""
+    blocks = view.answer.blocks
+    seconds, cost = _seconds(blocks), _most(view)
+    reach = {"xaxis": seconds / unit_of(seconds)[0], "xaxis3": cost / unit_of(cost)[0]}
+    for name, model in zip(("yaxis", "yaxis2"), MODELS, strict=True):
+        own = blocks.loc[blocks["engine"] == model, "blocks_total"]
+        reach[name] = float(max(own, default=1))
+    return reach
+
+
+def _holds(shown: tuple[float, float], most: float) -> bool:
+    """Whether an axis may stay."""
+    low, high = shown
+    return low != 0 or most <= high <= most * SPARE
+
+
+def _seconds(blocks: pd.DataFrame) -> float:
+    return float(blocks["start_s"].max()) if len(blocks) else 1.0
+
+
+def _most(view: View) -> float:
+    return max(answer.seconds for _, answer in _bars(view))
 
 
 def unit_of(seconds: float) -> tuple[float, str]:
@@ -144,13 +187,20 @@ def _bar(name: str, colour: str) -> go.Bar:
 
 def _areas_of(view: View) -> Iterator[tuple[str, Points]]:
     blocks = view.answer.blocks
-    factor, _ = unit_of(float(blocks["start_s"].max()) if len(blocks) else 1.0)
+    factor, _ = unit_of(_seconds(blocks))
     for model in MODELS:
         own = blocks[blocks["engine"] == model]
         times = (own["start_s"].astype(float) / factor).tolist()
         for column in ("blocks_active", "blocks_cached"):
             yield f"{model}/{column}", (times, own[column].tolist(), {})
         yield f"{model}/total", (times, own["blocks_total"].tolist(), {})
+
+
+def _bars_of(view: View) -> Iterator[tuple[str, Points]]:
+    bars, (each, _) = _bars(view), unit_of(_most(view))
+    names = [name.replace(": ", ":<br>") for name, _ in bars]
+    for part, _ in COSTS:
+        yield f"cost/{part}", ([_part(answer, part) / each for _, answer in bars], names, {})
 
 
 def _part(answer: Answer, part: str) -> float:

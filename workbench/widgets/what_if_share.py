@@ -78,14 +78,9 @@ def fill(fig: Any, view: View, before: View | None = None) -> Any:
     return fig
 
 
-def moves_rings_alone(view: View, before: View) -> bool:
-    """Whether nothing else of this figure differs from what it shows."""
-    return same_frame(view, before) and _parts(view, before) == [_rings]
-
-
-def same_frame(view: View, before: View) -> bool:
-    """Whether axes, legend and bars are those of what is shown, but for their ranges."""
-    return view.face == before.face and view.ghosts is before.ghosts
+def move_rings(fig: Any, view: View) -> None:
+    """The chosen point alone."""
+    put(fig, dict(_rings(view)))
 
 
 def fill_ghosts(fig: Any, view: View) -> None:
@@ -104,9 +99,16 @@ def put(fig: Any, points: Mapping[str, Points]) -> None:
 def reframe(fig: Any, view: View) -> Any:
     """The same for a view of another memory or recording, whose axes differ; answers the figure."""
     other = share_figure(view, marked=False)
-    names = ("xaxis", "xaxis2", "xaxis3", "xaxis9", "shapes", "annotations")
+    names = ("xaxis", "xaxis2", "xaxis3", "xaxis9", "shapes")
     fig.update_layout({name: other.layout[name] for name in names}, overwrite=True)
+    take_face(fig, other)
     return fill(fig, view)
+
+
+def take_face(fig: Any, other: go.Figure) -> None:
+    """Another figure's words, and the room they need."""
+    names = ("annotations", "meta", "height", "margin")
+    fig.update_layout({name: other.layout[name] for name in names}, overwrite=True)
 
 
 def mark_above(px: float, answer: Answer) -> dict[str, Any]:
