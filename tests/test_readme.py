@@ -91,7 +91,8 @@ SHOWN["replay"] = {
 RATIOS = (
     "A ratio (x) below is the median over repeats, in each of which both sides were measured in "
     "turn; so it need not be the quotient of the two medians that stand beside it. Of searches "
-    "that share one memory (@0.5W, @1W, @2W) it is the mean over seeds."
+    "that share one memory (@0.5W, @1W, @2W) it is the mean over seeds. On the AMD processor "
+    "torch's own products are slow, which flatters ratios to transformers (reports/bench/NOTES.md)."
 )
 
 
