@@ -32,7 +32,7 @@ from workbench.experiments.policy_study import setting_of
 from workbench.experiments.policy_techniques import ALL, NONE
 from workbench.experiments.record import RunResult
 from workbench.experiments.sweep import Execute
-from workbench.experiments.turns import Outcome, Timed, take_turns
+from workbench.experiments.turns import Outcome, Timed, result_of, take_turns
 
 CLOSE = 1.05  # of the fastest static share's seconds
 
@@ -73,10 +73,7 @@ class InTurns:
             return alone
         if spec.name not in self._outcomes:
             self._take_turns(spec, spec.budget)
-        outcome = self._outcomes.pop(spec.name)
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome.result
+        return result_of(self._outcomes.pop(spec.name))
 
     def _take_turns(self, asked: PolicySpec, budget: float) -> None:
         specs, bound_spec = runs_beside(asked, self._plan), _bound(asked)

@@ -86,8 +86,11 @@ class LadderStudy:
     def noise(self) -> Noise:
         """What runs of equal work differ by: repetitions, and rungs that changed nothing."""
         every = self.all_runs
-        alone = self.plan.in_turns and len(every)  # those at a lower limit ran in other minutes
-        return noise_of(every[every["role"] != DEPTH] if alone else every)
+        if (
+            len(every) and every["in_turns"].any()
+        ):  # those at a lower limit had minutes of their own
+            every = every[every["role"] != DEPTH]
+        return noise_of(every)
 
     def __repr__(self) -> str:
         done = int((self.all_runs["status"] == FINISHED).sum()) if len(self.all_runs) else 0
@@ -104,7 +107,7 @@ def run_ladder(
 ) -> LadderStudy:
     """Carry out every run that is not stored yet and answer all of them, as run_sweep does."""
     own, runs = ladder_config(config, plan), _runs(config, plan)
-    if execute is None and plan.in_turns and can_take_turns(config):
+    if compute and execute is None and runs[0][0].in_turns:
         own = replace(own, warmup_problems=0)  # each process warms itself up
         execute = LadderInTurns(_seeds_left(runs, _store(runs_dir)), progress=True)
     sweeps = [

@@ -15,7 +15,7 @@ from workbench.experiments.ladder_plan import COST, DEPTH, LadderSpec
 from workbench.experiments.plan import RunSpec
 from workbench.experiments.record import RunResult
 from workbench.experiments.sweep import Execute
-from workbench.experiments.turns import Outcome, take_turns
+from workbench.experiments.turns import Outcome, result_of, take_turns
 
 MOST = 16  # runs that take turns with each other, processes of a third of a GiB
 Turns = Callable[..., list[Outcome]]
@@ -50,10 +50,7 @@ class LadderInTurns:
         if spec not in self._outcomes:
             found = self._turns(beside, costs=[COST.get(each.rung.key, 1.0) for each in beside])
             self._outcomes |= dict(zip(beside, found, strict=True))
-        outcome = self._outcomes.pop(spec)
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome.result
+        return result_of(self._outcomes.pop(spec))
 
 
 def rounds_of(specs: Sequence[LadderSpec]) -> list[list[LadderSpec]]:

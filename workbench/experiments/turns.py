@@ -78,6 +78,13 @@ def take_turns(
             worker.end()
 
 
+def result_of(outcome: Outcome) -> RunResult:
+    """What a search found. Raises what it raised."""
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome.result
+
+
 def can_take_turns(config: SweepConfig) -> bool:
     """Whether a round of processes may load both models: small ones, on a CPU."""
     needs = room(config)

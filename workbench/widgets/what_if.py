@@ -45,7 +45,7 @@ from workbench.widgets.what_if_share import (
     share_figure,
 )
 from workbench.widgets.what_if_view import View
-from workbench.widgets.what_if_words import cost_in_words, in_words, mark_in_html, marked
+from workbench.widgets.what_if_words import cost_in_words, in_words, mark_in_html
 from workbench.widgets.what_if_worker import Reply, Worker
 
 NOTEBOOK = "what_if"
@@ -190,8 +190,9 @@ class WhatIfWidget:
         else:
             _refill_share(self.share, view, before)
             _refill_blocks(self.blocks, view, before)
-        self.words.value = marked(in_words(view.answer), view.answer)
-        self.cost.value = marked(cost_in_words(view.answer, self._price), view.answer)
+        kind = mark_in_html(view.answer)
+        self.words.value = in_words(view.answer, kind)
+        self.cost.value = cost_in_words(view.answer, self._price, kind)
 
     def _mark_unknown(self) -> None:
         """What is drawn is said to be of another place; sentences about it go."""

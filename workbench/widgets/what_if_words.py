@@ -13,19 +13,20 @@ from workbench.widgets.what_if_position import Kept, Position
 from workbench.widgets.what_if_share import mark
 
 
-def in_words(answer: Answer) -> str:
-    """What the rings of the share figure stand on."""
-    return f"{_kind(answer)} {_place(answer)}: {_rate(answer)}; {_hits(answer)}; {_thrash(answer)}."
+def in_words(answer: Answer, kind: str = "") -> str:
+    """What the rings of the share figure stand on. kind: of answer, in other words."""
+    kind = kind or _kind(answer)
+    return f"{kind}: {_place(answer)}: {_rate(answer)}; {_hits(answer)}; {_thrash(answer)}."
 
 
-def cost_in_words(answer: Answer, price_per_hour: float | None = None) -> str:
-    """What a problem costs, and how full the caches were."""
+def cost_in_words(answer: Answer, price_per_hour: float | None = None, kind: str = "") -> str:
+    """What a problem costs, and how full the caches were. kind: of answer, in other words."""
     seconds, name = unit_of(answer.seconds)
     parts = (answer.llm.seconds, answer.prm.seconds, answer.outside_s)
     llm, prm, rest = (f"{part / seconds:.3g}" for part in parts)
     text = (
-        f"{_kind(answer)} a problem takes {answer.seconds / seconds:.3g} {name}: {llm} in steps of "
-        f"the LLM, {prm} in steps of the PRM, {rest} outside"
+        f"{kind or _kind(answer)}: a problem takes {answer.seconds / seconds:.3g} {name}: {llm} in "
+        f"steps of the LLM, {prm} in steps of the PRM, {rest} outside"
     )
     if price_per_hour is not None:
         text += f"; at {price_per_hour:g} an hour that is {answer.cost(price_per_hour):.3g}"
@@ -33,13 +34,8 @@ def cost_in_words(answer: Answer, price_per_hour: float | None = None) -> str:
     return f"{text}. {full}" if full else f"{text}."
 
 
-def marked(sentence: str, answer: Answer) -> str:
-    """The same for a live view, where it stands above a figure: the kind of answer stands out."""
-    return sentence.replace(_kind(answer), f"{mark_in_html(answer)}:", 1)
-
-
 def mark_in_html(answer: Answer | None) -> str:
-    """`mark` in its colour."""
+    """The kind of answer for a live view, where it stands out above a figure."""
     text, colour = mark(answer)
     return f'<b style="color: {colour}">{text}</b>'
 
@@ -90,7 +86,7 @@ def agreement_in_words(errors: pd.DataFrame) -> str:
 
 
 def _kind(answer: Answer) -> str:
-    return "Estimate:" if answer.kind == ESTIMATE else "Exact replay:"
+    return "Estimate" if answer.kind == ESTIMATE else "Exact replay"
 
 
 def _place(answer: Answer) -> str:
