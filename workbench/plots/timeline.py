@@ -85,7 +85,7 @@ def prm_blocks(rows: pd.DataFrame, face: str = "") -> go.Figure:
     _event(fig, drawn, "evicted", int(rows["evicted"].sum()), "#444444", -1)
     _block_axes(fig, rows, style.label)
     at = f" at an LLM share of {rows['llm_share'].iloc[0]:.2f}" if "llm_share" in rows else ""
-    title = f"Blocks of the {style.label} at each scheduling step{at}"
+    title = f"{style.label} blocks step by step{at}"
     return finish(fig, title, _blocks_caption(rows, style.label, at), face, _BLOCKS_FRAME)
 
 
