@@ -1,11 +1,14 @@
 """Turns: each search's own seconds, whatever the others do, and nothing left behind."""
 
+import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+import workbench
 from tests.experiments import policy_fakes
 from workbench.errors import OutOfMemory, WorkbenchError
 from workbench.experiments import run, turns
@@ -13,6 +16,7 @@ from workbench.experiments.ladder_plan import RUNGS, LadderPlan, ladder_runs
 from workbench.experiments.policy_plan import PolicyPlan, policy_config, reference_runs
 from workbench.experiments.policy_run import execute
 
+PACKAGE = Path(workbench.__file__).parent
 PLAN = PolicyPlan(2, 2, 1, (0.5,), (0.3,), ())
 
 
@@ -93,8 +97,19 @@ def test_a_process_that_dies_is_named_and_the_others_go_on(specs, monkeypatch, w
 
 def test_a_clock_that_comes_too_late_is_told(monkeypatch):
     """Guards against others' turns in the tables of a script that imports engines at its top."""
-    monkeypatch.setitem(sys.modules, "workbench.engine", turns)
+    monkeypatch.setitem(sys.modules, "workbench.engine.executor", turns)
     monkeypatch.setattr(time, "perf_counter", time.perf_counter)  # given back, were it taken
     with pytest.raises(WorkbenchError, match=r"imports workbench\.engine.*before"):
         turns._take_clock(lambda: 0.0)
     assert time.perf_counter() > 0.0
+
+
+def test_the_command_line_comes_before_every_clock():
+    """A process that takes turns imports the main module first; of `workbench` that is the CLI."""
+    given = "from workbench.cli import main; from workbench.experiments import turns"
+    code = f"{given}; turns._take_clock(lambda: 0.0)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    files = [path for path in PACKAGE.rglob("*.py") if "= time.perf_counter," in path.read_text()]
+    names = {f"workbench.{path.parent.name}.{path.stem}" for path in files}
+    assert names == turns.TAKE_A_CLOCK

@@ -34,6 +34,11 @@ TURN_S = 0.25
 START_S = 180.0  # to import, build both engines and search one problem to warm up, four at once
 SEARCH_S = 7200.0  # of turns; who needs more hangs
 WARM_UP_PROBLEMS = 1
+TAKE_A_CLOCK = {
+    *("workbench.engine.executor", "workbench.engine.scheduler"),
+    *("workbench.search.measure", "workbench.search.rounds"),
+}
+"""Modules with perf_counter as a default: to be imported after a process has its own."""
 MOST_WEIGHTS = 64 << 20  # bytes of both models that a dozen processes may load
 
 
@@ -202,7 +207,7 @@ def _own_clock(stopped_s: Any) -> Callable[[], float]:
 
 def _take_clock(clock: Callable[[], float]) -> None:
     """Make it this process's, before what takes perf_counter as a default is imported."""
-    early = sorted({"workbench.engine", "workbench.search"} & set(sys.modules))
+    early = sorted(TAKE_A_CLOCK & set(sys.modules))
     if early:
         raise WorkbenchError(
             f"The main module imports {', '.join(early)} before searches can take turns, so that "
