@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -178,6 +179,19 @@ def test_a_bench_prints_its_rows_and_writes_its_record(tmp_path, monkeypatch, ca
     assert [row["name"] for row in record["rows"]] == ["decode_b1", "gain"]
     assert main(["bench", "engine", "--llm", "x"]) == 2
     assert "takes no --llm" in capsys.readouterr().err
+
+
+def test_a_bench_of_which_a_row_failed_says_so_and_exits_with_1(monkeypatch, capsys):
+    """A share that cannot be is a finding; a search that died is none."""
+    nothing = float("nan")
+    rows = [Row("static_0.08@0.5W", nothing, "infeasible: llm_share 0.138 is infeasible")]
+    fake = SimpleNamespace(run=lambda profile="default": iter(rows))
+    monkeypatch.setattr(bench_command, "import_module", lambda name: fake)
+    assert main(["bench", "memory"]) == 0
+    rows.append(Row("elastic@0.5W", nothing, "failed: a process was lost"))
+    capsys.readouterr()
+    assert main(["bench", "memory"]) == 1
+    assert "Failed: elastic@0.5W." in capsys.readouterr().out
 
 
 def test_a_bench_that_is_broken_off_writes_what_it_measured(tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ from typing import Any
 
 from workbench.errors import ConfigError
 from workbench.experiments.machine import git_state, machine_facts, versions
+from workbench.experiments.record import FAILED
 
 KEYS = ("bench", "machine", "versions", "git", "mode", "rows")
 
@@ -27,7 +28,8 @@ class Row:
     interval.
 
     peer: who it is set against; ratio > 1: ours is better; ceiling: what the machine could do, in
-    `unit`.
+    `unit`. A value that there cannot be is NaN, and `unit` says why ("infeasible: ...",
+    "failed: ...").
     """
 
     name: str
@@ -40,6 +42,11 @@ class Row:
     share_of_ceiling: float | None = None
     repeats: int | None = None
     spread: float | tuple[float, float] | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has no value because what was to be measured failed."""
+        return not math.isfinite(self.value) and self.unit.startswith(FAILED)
 
     def to_dict(self) -> dict[str, Any]:
         """The row as JSON holds it: what is not a finite number becomes null."""

@@ -20,7 +20,10 @@ OPTIONS = ("profile", *MODELS, "problems", "seed", "seeds", "repeats", "peers", 
 
 
 def run(given: argparse.Namespace) -> int:
-    """Measure, print each row, write the record when asked: also of a run that was broken off."""
+    """Measure, print each row, write the record when asked: also of a run that was broken off.
+
+    Exit status 1 when what a row was to measure failed.
+    """
     module, console = import_module(f"workbench.bench.{given.name}"), terminal()
     settings = accepted(module.run, given)
     before = read_record(given.json) if _is_again(settings, given.json) else None
@@ -41,7 +44,10 @@ def run(given: argparse.Namespace) -> int:
             if before is not None:
                 content = renewed(before, content)
             console.print(f"written: {write_record(content, given.json)}")
-    return 0
+    failed = [row.name for row in rows if row.failed]
+    if failed:
+        console.print(f"Failed: {', '.join(failed)}.", style="red")
+    return int(bool(failed))
 
 
 def _is_again(settings: dict[str, Any], file: str | None) -> bool:
