@@ -120,8 +120,8 @@ class MarginalValue(_Split):
     Once every model has had a turn and enough was missed, the split moves by a step, from the model
     that loses least to the one that gains clearly more; first of all to one that had to preempt,
     whose pages then stay for a while: what work in smaller batches costs no list of misses tells.
-    A step is the larger the more the gain outweighs the loss. As long as nothing is missed, unused
-    pages are anybody's; later the split holds, since what is lent is taken back page by page, which
+    A step is the larger the more the gain outweighs the loss. Until the first miss unused
+    pages are anybody's; then the split holds, since what is lent is taken back page by page, which
     evicts the beginnings of what stays.
     """
 
@@ -130,7 +130,7 @@ class MarginalValue(_Split):
     CLEARLY = 1.5  # ratio of gain to loss below which they count as equal
     STEPS = 64  # of the smallest size would move all pages
     LARGEST = 4  # smallest steps in one
-    REST = 8  # decisions for which a model that preempted gives nothing
+    REST = 4  # decisions for which a model that preempted gives nothing
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class MarginalValue(_Split):
         self._seen, self._resting = [], {}
 
     def grants(self, models: Sequence[ModelState], num_pages: int) -> list[Grant]:
-        """The split of now is kept; the rest is anybody's until something is missed."""
+        """The split of now; what is unused is anybody's until something is missed."""
         if len(self._seen) != len(models):
             self._start_over(models)
         ended = (i for i, was in enumerate(self._running) if was and not models[i].running)
@@ -154,7 +154,7 @@ class MarginalValue(_Split):
         if self._is_time(models):
             self._decide(models, num_pages)
             self._start_over(models)
-        if sum(model.misses for model in models) >= self.ENOUGH:
+        if any(model.misses or model.readmissions for model in models):
             return [Grant(pages, pages, pages) for pages in self._pages]
         limits = (most_pages(models, i, num_pages) for i in range(len(models)))
         return [Grant(pages, limit, pages) for pages, limit in zip(self._pages, limits)]
