@@ -181,14 +181,22 @@ def test_an_engine_that_does_not_fit_its_arena_is_refused(
 
 
 def test_two_engines_of_one_name_are_refused_while_both_live() -> None:
-    """Guards one table of requests a cache; a name is free again once its engine is gone."""
+    """Guards one table of requests a cache; a name is free again once its engine is gone, and what
+    its requests held, too.
+    """
     arena = make_arena()
     first = Engine(LLM, arena=arena, **LIMITS)
     with pytest.raises(ConfigError, match="already; give each its own name"):
         Engine(LLM, arena=arena, **LIMITS)
+    first.add([5] * 40, PARAMS)
+    first.step()
+    assert first.cache.num_active > 0
     del first
     gc.collect()
-    assert Engine(LLM, arena=arena, **LIMITS).generate([[5, 6, 7]], PARAMS)
+    second = Engine(LLM, arena=arena, **LIMITS)
+    assert second.cache.num_active == 0
+    assert second.generate([[5] * 40], PARAMS)
+    arena.check()
 
 
 def test_an_arena_too_small_for_one_request_of_each_is_refused() -> None:

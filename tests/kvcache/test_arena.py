@@ -132,24 +132,6 @@ def test_memory_that_does_not_hold_one_request_of_each_model_is_an_error() -> No
         arena_of(kv_share=0.95)
 
 
-def test_a_model_can_be_added_if_a_page_fits_its_block_and_its_floor_is_free() -> None:
-    arena = arena_of(kv_share=0.7)
-    arena.add(BlockShape("third", 2, 100, floor_blocks=5))
-    assert arena.target == {"llm": 11, "prm": 6, "third": 3}
-    assert arena.cache("third", SIZE).num_blocks == 6
-    with pytest.raises(ConfigError, match="'wide' has blocks of 2 layers of 300 bytes"):
-        arena.add(BlockShape("wide", 2, 300))
-    with pytest.raises(ConfigError, match="a name of its own"):
-        arena.add(LLM)
-    with pytest.raises(OutOfMemory, match="needs 21"):
-        arena.add(BlockShape("greedy", 2, 256, floor_blocks=14))
-    with pytest.raises(ConfigError, match="'third' has a cache already"):
-        arena.cache("third", SIZE, namespace=b"another model")
-    with pytest.raises(ConfigError, match="no model 'nobody'"):
-        arena.cache("nobody")
-    arena.check()
-
-
 THIRD = BlockShape("third", 2, 256, floor_blocks=2)  # 1 block a page, floor of 2 pages
 
 
@@ -163,30 +145,6 @@ def test_a_second_resize_keeps_what_the_first_was_promised() -> None:
     first, second, third = arena.target.values()
     assert (second, first + second + third) == (7, 30)
     assert first / third == pytest.approx(16 / 7, rel=0.1), "of the rest as it was asked for"
-
-
-def test_a_model_more_drops_no_split_asked_for() -> None:
-    """The floor of the new one comes off the split that was promised, not off the one before."""
-    arena = arena_of(kv_share=0.5)
-    assert arena.resplit(0.8).outcome == "reached"
-    arena.add(THIRD)
-    assert arena.target == {"llm": 14, "prm": 4, "third": 2}
-    arena.check()
-
-
-def test_a_model_more_or_a_resize_keeps_what_a_policy_has_learned() -> None:
-    """Marginal value's pages are the split of now, whatever it was given at the start."""
-    arena = arena_of(policy=MarginalValue(), kv_share=0.5)
-    arena.policy._move(1, 0, 5)
-    arena.cache("llm", SIZE).allocate(0, [1])
-    arena.cache("llm", SIZE).apply()
-    assert arena.target == {"llm": 15, "prm": 5}
-    arena.add(THIRD)
-    assert arena.target == {"llm": 13, "prm": 5, "third": 2}
-    arena.cache("third", SIZE).resize(3)
-    arena.cache("llm", SIZE).apply()
-    assert arena.target == {"llm": 12, "prm": 5, "third": 3}
-    arena.check()
 
 
 def test_few_pages_are_held_half_empty() -> None:

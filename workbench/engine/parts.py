@@ -75,6 +75,7 @@ def build_parts(config: EngineConfig, place: ArenaPlace | None = None) -> Parts:
         held = place.arena.storage is not None
         memory = _plan_memory(config, weights, max_model_len, cache.num_blocks, held)
         storage = place.storage(config, weights)
+        cache.free_all()  # of an engine that had this name and was dropped while requests ran
     cache.require(-(-max_model_len // config.block_size))
     with memory_told(config.model, weights, memory.activations, memory.kv):
         executor = _executor(config, weights, storage)

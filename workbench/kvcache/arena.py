@@ -18,7 +18,7 @@ from workbench.kvcache.layout import ArenaLayout
 from workbench.kvcache.leases import LeasedPool
 from workbench.kvcache.lending import Lender
 from workbench.kvcache.pages import BlockShape, PageShape, choose_page, pack
-from workbench.kvcache.policies import MarginalValue, ModelState, Policy
+from workbench.kvcache.policies import MarginalValue, ModelState, Policy, require_fair
 from workbench.kvcache.resizing import ResizeAnswer
 from workbench.kvcache.shares import (
     KVShare,
@@ -71,10 +71,11 @@ class KVArena(Lender, ArenaLayout):
         self._grant(None)
 
     def add(self, shape: BlockShape) -> None:
-        """One model more, at its floor until the policy says otherwise; pages stay as they are.
+        """One model more, at its floor until the policy says otherwise; blocks in use stay.
 
+        Pages of its floor that are not free are taken of what lies idle, least recently used first.
         The others give it of the split asked for last, or that the policy has come to. Raises
-        ConfigError if no page fits its block, OutOfMemory if its floor is not free now.
+        ConfigError if no page fits its block, OutOfMemory if running requests hold its floor.
         """
         with self.lock:
             pages = self._asked_for
@@ -182,9 +183,6 @@ class KVArena(Lender, ArenaLayout):
         """Raise AssertionError if a law of the arena or of one of its caches is broken."""
         with self.lock:
             super().check()
-            for pool in self.pools:
-                name, grant = pool.shape.name, pool.grant
-                assert pool.floor_pages <= grant.keep <= grant.limit, f"{name}: unfair grant"
             for cache in self._caches.values():
                 cache.check()
 
@@ -203,12 +201,13 @@ class KVArena(Lender, ArenaLayout):
                 f"bytes; the arena's pages of {self.page.slabs} stripes of {self.page.stripe:,} "
                 "bytes fit none. Name the model with the largest blocks when the arena is made."
             )
-        floors = sum(pool.floor_pages for pool in self.pools)
         shadow = max(1, self.num_pages // SHADOW_SHARE)
         pool = LeasedPool(shape, packing.blocks, self.num_pages, shadow, self)
+        needed = pool.floor_pages + sum(p.floor_pages for p in self.pools)
         lacking = sum(max(0, p.floor_pages - p.held) for p in (*self.pools, pool))
-        if floors + pool.floor_pages > self.num_pages or lacking > self.num_free:
-            raise self._too_small(floors + pool.floor_pages)
+        if needed > self.num_pages or lacking > self.num_free + self.num_spare:
+            raise self._too_small(needed)
+        self.free_up(lacking)
         self.pools.append(pool)
         self._packings[shape.name] = packing
 
@@ -218,7 +217,7 @@ class KVArena(Lender, ArenaLayout):
             f"The arena of {format_size(self.memory)} has {self.num_pages} pages of "
             f"{format_size(self.page.page_bytes)}, {self.num_free} of them free; one request of "
             f"each model needs {needed} (floors so far: {floors}). Give more memory, a smaller "
-            "max_model_len, or add models before requests run."
+            "max_model_len, or add models when fewer requests run."
         )
 
     def _refuse_below_floor(self, pages: list[int]) -> None:
@@ -237,8 +236,8 @@ class KVArena(Lender, ArenaLayout):
     @property
     def _asked_for(self) -> list[int]:
         """The split not yet taken over, else what the policy has made of it (a lender: nothing)."""
-        if self._wanted is not None:
-            return list(self._wanted)
+        if (wanted := self._wanted) is not None:  # read once: `room` asks without the lock
+            return list(wanted)
         targets = [pool.grant.target for pool in self.pools]
         return targets if sum(targets) == self.num_pages else list(self._split)
 
@@ -270,7 +269,9 @@ class KVArena(Lender, ArenaLayout):
             return
         self._seen = seen
         states = [_state(pool, running) for pool, (running, *_) in zip(self.pools, seen)]
-        for pool, grant in zip(self.pools, self.policy.grants(states, self.num_pages)):
+        grants = self.policy.grants(states, self.num_pages)
+        for pool, grant in zip(self.pools, grants, strict=True):
+            require_fair(self.policy, grant, pool.shape.name, pool.floor_pages, self.num_pages)
             pool.accept(grant)
 
     def _owed_by(self, pool: LeasedPool) -> int:

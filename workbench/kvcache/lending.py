@@ -63,6 +63,17 @@ class Lender:
             self._wrote[page] = pool
         return page
 
+    @property
+    def num_spare(self) -> int:
+        """Idle pages that models hold above their floors."""
+        return sum(max(0, min(p.held - p.floor_pages, len(p.idle))) for p in self.pools)
+
+    def free_up(self, num_pages: int) -> None:
+        """Make so many pages free, of spare ones the least recently used first; there must be."""
+        while len(self._free) < num_pages:
+            donors = (p for p in self.pools if p.idle and p.held > p.floor_pages)
+            min(donors, key=_oldest).give_up_idle()
+
     def take_back(self, pool: LeasedPool, pages: list[int]) -> None:
         """Pages without content are free; the last to come goes first: its bytes are nearest."""
         for page in pages:

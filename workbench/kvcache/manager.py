@@ -199,6 +199,11 @@ class KVCacheManager(PrefixMatching, Resizable):
         self._pool.release_all(reversed(table.blocks))
         del self._tables[seq_id]
 
+    def free_all(self) -> None:
+        """Release every sequence of an owner that is gone; how far it had computed nobody knows."""
+        for seq_id in list(self._tables):
+            self.free(seq_id, 0)
+
     def forget(
         self,
         lines: Iterable[SequenceOf[int]],

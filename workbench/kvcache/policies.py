@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from workbench.errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
@@ -59,6 +61,15 @@ class Policy(Protocol):
     def grants(self, models: Sequence[ModelState], num_pages: int) -> list[Grant]:
         """Asked between steps, when a state has changed; the grants hold until the next time."""
         ...
+
+
+def require_fair(policy: Policy, grant: Grant, name: str, floor: int, num_pages: int) -> None:
+    """ConfigError for a grant that would starve a model, or is more than there is."""
+    if not floor <= grant.keep <= grant.limit <= num_pages:
+        raise ConfigError(
+            f"The policy {type(policy).__name__} grants {name!r} {grant}; allowed: {floor} pages "
+            f"(one request) <= keep <= limit <= {num_pages}."
+        )
 
 
 def most_pages(models: Sequence[ModelState], index: int, num_pages: int) -> int:
