@@ -4,8 +4,9 @@ Searches of the tiny pair in one arena (experiments/policy_plan.py says what W, 
 max_model_len are). All settings of a budget and seed take turns (turns.py), and with them the
 uncapped search that bounds them (policy_ceiling.py): every rate, ratio and ceiling is of these
 seconds. The default policy and the static shares close to the best of them take turns again, as
-often as the profile says. Settings that did equal work for a seed count as one there: a ratio of 1.
-What it does not do: choose a policy's split.
+often as the profile says. Settings that did equal work for a seed count as one in a ratio: 1; their
+rates stand as measured, and equal_work_differs says by how much such turns did. What it does not
+do: choose a policy's split.
 """
 
 from __future__ import annotations
@@ -84,6 +85,7 @@ def study_rows(study: PolicyStudy, timed: pd.DataFrame) -> Iterator[Row]:
         own = timed[timed["budget"] == budget]
         for name, pair in pairs_at(study, budget, own).items():
             yield _ratio(study, own, name, *pair)
+        yield from _equal_work(study, budget, own)
         yield from _settings(study, budget, own)
 
 
@@ -117,7 +119,9 @@ def _ratio(study: PolicyStudy, timed: pd.DataFrame, name: str, ours: str, peer: 
 def _pair(
     study: PolicyStudy, timed: pd.DataFrame, ours: str, peer: str
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The turns that both took, by repeat and seed; equal work takes equally long."""
+    """The turns that both took, by repeat and seed. The peer's `counted` seconds: ours, where it
+    did equal work.
+    """
     mine, theirs = (_timed(timed, setting) for setting in (ours, peer))
     both = mine.index.intersection(theirs.index)
     mine, theirs = mine.loc[both], theirs.loc[both].copy()
@@ -126,12 +130,25 @@ def _pair(
         for setting in (ours, peer)
     )
     equal = [first[seed] == second[seed] for seed in both.get_level_values("seed")]
-    theirs.loc[equal, "seconds"] = mine.loc[equal, "seconds"]
+    theirs["counted"] = theirs["seconds"].mask(pd.Series(equal, both), mine["seconds"])
     return mine, theirs
 
 
 def _ratios(mine: pd.DataFrame, theirs: pd.DataFrame) -> pd.Series:
-    return theirs["seconds"] / mine["seconds"]
+    return theirs["counted"] / mine["seconds"]
+
+
+def _equal_work(study: PolicyStudy, budget: float, timed: pd.DataFrame) -> Iterator[Row]:
+    """What turns of equal work, taken at one time, differed by: the slowest over the fastest."""
+    done = _records(study.all_runs[study.all_runs["status"] == FINISHED])
+    works = {(run["setting"], run["seed"]): work_of(run) for run in done}
+    turns = timed[~timed["setting"].str.startswith("uncapped/")]
+    work = [works.get(key) for key in zip(turns["setting"], turns["seed"])]
+    alike = turns["seconds"].groupby([turns["repeat"], turns["seed"], pd.Series(work, turns.index)])
+    apart = (alike.max() / alike.min())[alike.size() > 1]
+    if len(apart):
+        name = f"equal_work_differs@{budget:g}W"
+        yield Row(name, float(apart.max()), "x", repeats=int(alike.size()[alike.size() > 1].sum()))
 
 
 def _mean(ratios: pd.Series) -> float:
