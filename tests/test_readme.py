@@ -14,6 +14,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from workbench.experiments.sentences import peak_sentence
+
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 MARKERS = ("<!-- results: written by tests/test_readme.py -->", "<!-- end of results -->")
@@ -23,16 +25,16 @@ SHOWN = {
         "decode_b16": "decode, 16 sequences",
         "decode_b64": "decode, 64 sequences",
         "prefill_512": "prefill, one prompt of 512 tokens",
-        "bookkeeping_share_b64": "bookkeeping's part of a step, 64 sequences",
-        "gemm_flops_per_s": "this machine's matrix products, float32",
+        "bookkeeping_share_b64": "host overhead, part of a step, 64 sequences",
+        "gemm_flops_per_s": "this machine's matrix multiplications, float32",
         "read_bytes_per_s": "this machine's memory, reading",
     },
     "search": {
         "pass_at_1": "pass@1 of the solver",
         "accuracy": "accuracy of beam search",
-        "accuracy_gain": "beam search over pass@1",
-        "gain_over_majority": "beam search over majority vote of 16",
-        "gain_over_shuffled": "beam search over the same with shuffled scores",
+        "accuracy_gain": "beam search minus pass@1",
+        "gain_over_majority": "beam search minus majority vote of 16",
+        "gain_over_shuffled": "beam search minus the same with shuffled scores",
         "problems_per_min": "problems a minute",
         "tokens_per_s": "generated tokens a second",
         "prm_tokens_saved": "PRM tokens without caches over ours",
@@ -59,7 +61,7 @@ SHOWN["search_smollm2"] = {
 }
 SHOWN["memory_smollm2"] = {
     "startup_s": SHOWN["memory"]["startup_s"],
-    "startup_cold_s": "the same, its files not in memory",
+    "startup_cold_s": "the same, page cache cold",
     **SHOWN["memory"],
 }
 SHOWN["memory"] |= {
@@ -72,17 +74,21 @@ SHOWN["memory"] |= {
     }.items()
 }
 SHOWN["memory"] |= {
-    "measured_bound": "each token computed once at the pace without a budget",
+    "equal_work_differs@2W": "turns of equal work differed by at most, KV memory 2 W",
+    "measured_bound": "each token computed once, at the pace of uncapped memory (measured, "
+    "no bound for techniques that save steps)",
     "same_nodes": "nodes equal under every policy and technique",
     "resplit_p95_ms": "re-split that moves a tenth of 10,000 blocks or more, 95th percentile",
     "arena_vs_dedicated": "one model in an arena against memory of its own",
     "arena_vs_dedicated_low": "the same, lower end of its 95 % interval",
-    "fork_prm_over_ideal": "PRM tokens over distinct ones, partial blocks reused",
+    "fork_prm_over_ideal": "PRM tokens over distinct ones of each problem, partial blocks reused",
 }
 SHOWN["replay"] = {
     "events_identical": "settings whose replay has the measured run's events, every one",
     "throughput_mean_error": "replayed throughput against measured, mean error",
     "throughput_worst_error": "the same, worst setting",
+    "throughput_mean_error@whole": "the same, mean, against the fastest repeat as a whole",
+    "measured_spread_worst": "repeats of one setting, as a whole, differed by at most",
     "replay_over_simulated": "replay of 128 problems at the thesis's scale, over simulated time",
     "block_op_us": "the same, CPU time a block operation",
     "miss_ratio_s": "miss-ratio curves of both models",
@@ -91,8 +97,11 @@ SHOWN["replay"] = {
 RATIOS = (
     "A ratio (x) below is the median over repeats, in each of which both sides were measured in "
     "turn; so it need not be the quotient of the two medians that stand beside it. Of searches "
-    "that share one memory (@0.5W, @1W, @2W) it is the mean over seeds. On the AMD processor "
-    "torch's own products are slow, which flatters ratios to transformers (reports/bench/NOTES.md)."
+    "that share one memory (KV memory 0.5, 1, 2 W) it is the mean over seeds of all turns, the "
+    "rates are of the first; seeds for which both did equal work count as 1. On the AMD processor "
+    "torch's own products are slow, which flatters ratios to transformers "
+    "(reports/bench/NOTES.md). Spread: ± is half the range of the middle half of the repeats; the "
+    "rest say what they are."
 )
 
 
@@ -119,7 +128,9 @@ def between(row: dict[str, Any]) -> str:
     """The interval or spread of a row as text."""
     spread = row["spread"]
     if isinstance(spread, list):
-        return f"{spread[0]:.3g} to {spread[1]:.3g}"
+        extremes = row["name"].startswith(("elastic_", "all_", "resplit_"))
+        kind = "least, most" if extremes else "95 %"
+        return f"{spread[0]:.3g} to {spread[1]:.3g} ({kind})"
     of = "ratio" if row["ratio"] is not None else row["unit"]
     return "" if spread is None else f"±{spread:.3g} ({of})"
 
@@ -142,7 +153,7 @@ def table(name: str, found: dict[str, Any]) -> list[str]:
     chosen = "" if not model or model.startswith("tiny-") else f" --model {model}"
     what = f"`workbench bench {found['bench']}{chosen}`, profile {mode['profile']}{seeds}"
     lines = [f"{what}, on {where}; {with_}.", ""]
-    lines += ["| | value | beside | spread or 95 % interval |", "|---|---|---|---|"]
+    lines += ["| | value | compared with | spread |", "|---|---|---|---|"]
     rows = {row["name"]: row for row in found["rows"]}
     for key, label in SHOWN[name].items():
         if "@" in key and key not in rows:
@@ -207,7 +218,8 @@ def split() -> list[str]:
             f"{thrash['llm'][share]:.3g} / {thrash['prm'][share]:.3g}",
         )
         lines.append("| " + " | ".join(cells) + " |")
-    return [*lines, ""]
+    told = peak_sentence(pd.read_parquet(ROOT / "figures" / "memory_split.parquet"))
+    return [*lines, "", told, ""]
 
 
 def results() -> str:
