@@ -68,7 +68,7 @@ def face(runs: pd.DataFrame, seed: int | None = None) -> str:
     first = runs.iloc[0]
     budget = format_size(int(first["total_memory"]))
     outside = "" if first["activations_in_total"] else ", activations outside it"
-    seeds = _count(runs["seed"].nunique(), "seed")
+    seeds = counted(runs["seed"].nunique(), "seed")
     drawn = seeds if seed is None or seeds == "1 seed" else f"seed {seed} of {seeds}"
     sample = f"{first['num_problems']} problems, {drawn}"
     search = f"n = {first['n']}, beam width {first['beam_width']}"
@@ -114,5 +114,6 @@ def _all(values: pd.Series) -> str:
     return " and ".join(map(str, values.drop_duplicates()))
 
 
-def _count(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
+    """`1 seed`, `2 seeds`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -13,7 +13,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from workbench.experiments.export import SavedFigure
-from workbench.experiments.face import rung
+from workbench.experiments.face import counted, rung
 from workbench.experiments.replayed import RUNG
 from workbench.experiments.study import figures_home, keep_figure
 from workbench.experiments.sweep import Sweep
@@ -71,7 +71,8 @@ def rungs_face(*sweeps: Sweep) -> str:
         first = runs.iloc[0]
         lines.append(
             f"{rung(runs)}: LLM {first['llm']}, PRM {first['prm']}, {first['num_problems']} "
-            f"problems, {runs['seed'].nunique()} seed(s), n = {first['n']}; {first['machine']}."
+            f"problems, {counted(runs['seed'].nunique(), 'seed')}, n = {first['n']}; "
+            f"{first['machine']}."
         )
     return "\n".join(lines)
 
