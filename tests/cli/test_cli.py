@@ -24,6 +24,7 @@ from workbench.experiments.batch_plan import batch_cells
 from workbench.experiments.batch_study import batch_grid
 from workbench.experiments.plan import RunSpec
 from workbench.experiments.profiles import PROFILES, sweep_config
+from workbench.experiments.record import FAILED
 
 ROOT = Path(__file__).parents[2]
 CONFIG = sweep_config("quick", num_problems=3)
@@ -188,7 +189,7 @@ def test_a_bench_of_which_a_row_failed_says_so_and_exits_with_1(monkeypatch, cap
     fake = SimpleNamespace(run=lambda profile="default": iter(rows))
     monkeypatch.setattr(bench_command, "import_module", lambda name: fake)
     assert main(["bench", "memory"]) == 0
-    rows.append(Row("elastic@0.5W", nothing, "failed: a process was lost"))
+    rows.append(Row("elastic@0.5W", nothing, f"{FAILED}: a process was lost"))
     capsys.readouterr()
     assert main(["bench", "memory"]) == 1
     assert "Failed: elastic@0.5W." in capsys.readouterr().out

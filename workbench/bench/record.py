@@ -17,8 +17,8 @@ from typing import Any
 
 from workbench.errors import ConfigError
 from workbench.experiments.machine import git_state, machine_facts, versions
-from workbench.experiments.record import FAILED
 
+FAILED = "failed"  # a run's status (experiments/record.py, which needs pandas: records do not)
 KEYS = ("bench", "machine", "versions", "git", "mode", "rows")
 
 
