@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from workbench.experiments.face import counted
 from workbench.experiments.sentences import peak_sentence
 
 ROOT = Path(__file__).parent.parent
@@ -111,11 +112,6 @@ def records() -> dict[str, dict[str, Any]]:
     return {file.stem: json.loads(file.read_text()) for file in files}
 
 
-def count(number: int, noun: str) -> str:
-    """`1 core`, `2 cores`."""
-    return f"{number} {noun}" + "s" * (number != 1)
-
-
 def number(value: float, unit: str) -> str:
     """Three figures and the unit; fractions bare."""
     if unit in ("FLOP/s", "B/s"):
@@ -145,7 +141,7 @@ def beside(row: dict[str, Any]) -> str:
 def table(name: str, found: dict[str, Any]) -> list[str]:
     """One record as a heading and a Markdown table; a row per thing that the README shows."""
     machine, software, mode = found["machine"], found["versions"], found["mode"]
-    sizes = f"{count(machine['cores'], 'core')}, {count(machine['threads'], 'thread')}"
+    sizes = f"{counted(machine['cores'], 'core')}, {counted(machine['threads'], 'thread')}"
     where = f"{machine['cpu']}, {sizes}"
     with_ = f"Python {software['python']}, torch {software['torch']}"
     seeds = f" with {mode['seeds']} seeds" if mode.get("seeds") else ""

@@ -157,10 +157,9 @@ def test_marginal_value_lends_until_something_is_missed(seen: dict[str, int]) ->
     """What is lent later is taken back page by page, which costs more than it brings."""
     policy = MarginalValue()
     policy.split([32, 32])
-    for state, limit in ({"misses": 0}, 60), ({"misses": 0}, 60), (seen, 32):
-        states = [
-            ModelState(f"m{i}", 4, i == 0, **{"misses": 0, "gain": 0.0, **state}) for i in range(2)
-        ]
+    unseen = [ModelState(f"m{i}", 4, i == 0, 0, 0.0) for i in range(2)]
+    for change, limit in ({}, 60), ({}, 60), (seen, 32):
+        states = [replace(state, **change) for state in unseen]
         assert [grant.limit for grant in policy.grants(states, 64)] == [limit, limit]
 
 
@@ -180,8 +179,10 @@ def search_like(arena: KVArena, llm_set: int, prm_set: int, rounds: int, seed: i
     return sum(s.query_tokens - s.hit_tokens for s in stats)
 
 
-@pytest.mark.parametrize(("llm_set", "prm_set"), [(4, 9), (45, 2)])
-def test_marginal_value_comes_near_the_best_static_split(llm_set: int, prm_set: int) -> None:
+@pytest.mark.parametrize(("llm_set", "prm_set", "rounds"), [(4, 9, 250), (45, 2, 500)])
+def test_marginal_value_comes_near_the_best_static_split(
+    llm_set: int, prm_set: int, rounds: int
+) -> None:
     """Without being told which model needs the memory, its way there included, and better than
     the even split.
     """
@@ -189,7 +190,7 @@ def test_marginal_value_comes_near_the_best_static_split(llm_set: int, prm_set: 
     def missed(policy: Policy, share: float) -> int:
         memory = 40 * PAGE.page_bytes
         arena = KVArena(memory, [LLM, PRM], policy, share, page=PAGE)
-        return search_like(arena, llm_set, prm_set, rounds=500)
+        return search_like(arena, llm_set, prm_set, rounds)
 
     static = {share: missed(StaticSplit(), share) for share in (0.1, 0.3, 0.5, 0.7, 0.9)}
     ours = missed(MarginalValue(), 0.5)

@@ -125,11 +125,8 @@ def _pair(
     mine, theirs = (_timed(timed, setting) for setting in (ours, peer))
     both = mine.index.intersection(theirs.index)
     mine, theirs = mine.loc[both], theirs.loc[both].copy()
-    first, second = (
-        {run["seed"]: work_of(run) for run in _records(study.runs_of(setting))}
-        for setting in (ours, peer)
-    )
-    equal = [first[seed] == second[seed] for seed in both.get_level_values("seed")]
+    works = _works(study)
+    equal = [works[ours, seed] == works[peer, seed] for seed in both.get_level_values("seed")]
     theirs["counted"] = theirs["seconds"].mask(pd.Series(equal, both), mine["seconds"])
     return mine, theirs
 
@@ -140,15 +137,21 @@ def _ratios(mine: pd.DataFrame, theirs: pd.DataFrame) -> pd.Series:
 
 def _equal_work(study: PolicyStudy, budget: float, timed: pd.DataFrame) -> Iterator[Row]:
     """What turns of equal work, taken at one time, differed by: the slowest over the fastest."""
-    done = _records(study.all_runs[study.all_runs["status"] == FINISHED])
-    works = {(run["setting"], run["seed"]): work_of(run) for run in done}
+    works = _works(study)
     turns = timed[~timed["setting"].str.startswith("uncapped/")]
     work = [works.get(key) for key in zip(turns["setting"], turns["seed"])]
-    alike = turns["seconds"].groupby([turns["repeat"], turns["seed"], pd.Series(work, turns.index)])
-    apart = (alike.max() / alike.min())[alike.size() > 1]
-    if len(apart):
-        name = f"equal_work_differs@{budget:g}W"
-        yield Row(name, float(apart.max()), "x", repeats=int(alike.size()[alike.size() > 1].sum()))
+    keys = [turns["repeat"], turns["seed"], pd.Series(work, turns.index)]
+    alike = turns["seconds"].groupby(keys).agg(["min", "max", "size"])
+    alike = alike[alike["size"] > 1]
+    if len(alike):
+        apart, count = (alike["max"] / alike["min"]).max(), alike["size"].sum()
+        yield Row(f"equal_work_differs@{budget:g}W", float(apart), "x", repeats=int(count))
+
+
+def _works(study: PolicyStudy) -> dict[tuple[str, int], tuple[int, ...]]:
+    """What each finished run computed, by setting and seed."""
+    done = _records(study.all_runs[study.all_runs["status"] == FINISHED])
+    return {(run["setting"], run["seed"]): work_of(run) for run in done}
 
 
 def _mean(ratios: pd.Series) -> float:

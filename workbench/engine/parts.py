@@ -75,7 +75,8 @@ def build_parts(config: EngineConfig, place: ArenaPlace | None = None) -> Parts:
         held = place.arena.storage is not None
         memory = _plan_memory(config, weights, max_model_len, cache.num_blocks, held)
         storage = place.storage(config, weights)
-        cache.free_all()  # of an engine that had this name and was dropped while requests ran
+        with place.arena.lock:  # others may run
+            cache.free_all()  # of an engine that had this name and was dropped with its requests
     cache.require(-(-max_model_len // config.block_size))
     with memory_told(config.model, weights, memory.activations, memory.kv):
         executor = _executor(config, weights, storage)

@@ -86,9 +86,8 @@ class LadderStudy:
     def noise(self) -> Noise:
         """What runs of equal work differ by: repetitions, and rungs that changed nothing."""
         every = self.all_runs
-        if (
-            len(every) and every["in_turns"].any()
-        ):  # those at a lower limit had minutes of their own
+        if len(every) and every["in_turns"].any():
+            # those at a lower limit had minutes of their own
             every = every[every["role"] != DEPTH]
         return noise_of(every)
 

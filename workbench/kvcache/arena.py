@@ -183,6 +183,8 @@ class KVArena(Lender, ArenaLayout):
         """Raise AssertionError if a law of the arena or of one of its caches is broken."""
         with self.lock:
             super().check()
+            fair = (p.floor_pages <= p.grant.keep <= p.grant.limit for p in self.pools)
+            assert all(fair), "a grant is unfair"
             for cache in self._caches.values():
                 cache.check()
 
