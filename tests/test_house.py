@@ -105,16 +105,6 @@ def test_nothing_is_left_unfinished() -> None:
         assert not found, f"{path.relative_to(ROOT)}: {found}"
 
 
-def test_files_stay_readable() -> None:
-    """A module is one idea: at most 300 lines."""
-    long = {str(p.relative_to(ROOT)): n for p in tracked("workbench/*.py") if (n := lines(p)) > 300}
-    assert not long
-
-
-def lines(path: Path) -> int:
-    return len(path.read_text().splitlines())
-
-
 def requirements(names: list[str]) -> list[Requirement]:
     """The requirements of a list, with `workbench[a,b]` replaced by what those extras hold."""
     found: list[Requirement] = []
