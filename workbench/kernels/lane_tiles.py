@@ -25,11 +25,14 @@ _LONG, _FLOAT_BYTES = ir.IntType(64), 4
 _VECTOR = ir.VectorType(ir.FloatType(), WIDTH)
 
 
-class _LaneTile(Tile):
-    """Some rows of lanes: a `Tile` whose panel is (a part of) lines of `vectors` vectors."""
+class LaneTile(Tile):
+    """Some rows of lanes: a `Tile` whose panel is (a part of) lines of `vectors` vectors.
 
-    def __init__(self, builder: ir.IRBuilder, vectors: int) -> None:
-        super().__init__(builder, AT_ONCE, min(vectors, MOST_VECTORS))
+    shape: rows, and the most vectors of lanes, as `isa` has them.
+    """
+
+    def __init__(self, builder: ir.IRBuilder, vectors: int, shape: tuple[int, int]) -> None:
+        super().__init__(builder, shape[0], min(vectors, shape[1]))
         self.line = vectors * WIDTH * _FLOAT_BYTES  # bytes
 
     def line_at(self, start: Any, number: Any) -> list[Any]:
@@ -53,22 +56,25 @@ def scoring(vectors: int) -> Any:
         """
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            keys, stride, queries, depth, scores = args
-            tile = _LaneTile(builder, vectors)
-            sources = [tile.integer(keys, _LONG(number)) for number in range(AT_ONCE)]
-            zero = ir.Constant(_VECTOR, [0.0] * WIDTH)
-
-            def one_dimension(d: Any, sums: Sums) -> Sums:
-                offset = builder.mul(d, stride)
-                return tile.add_numbers(sums, sources, offset, tile.line_at(queries, d))
-
-            start = [[zero] * tile.columns for _ in sources]
-            tile.store(tile.lines(scores), tile.loop(start, depth, one_dimension))
+            emit_score(LaneTile(builder, vectors, ISA.lanes), *args)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 5), generate
 
     return score
+
+
+def emit_score(
+    tile: LaneTile, keys: Any, stride: Any, queries: Any, depth: Any, scores: Any
+) -> None:
+    """`score` of as many keys and lanes as the tile has."""
+    sources = [tile.integer(keys, _LONG(number)) for number in range(tile.rows)]
+
+    def one_dimension(d: Any, sums: Sums) -> Sums:
+        offset = tile.builder.mul(d, stride)
+        return tile.add_numbers(sums, sources, offset, tile.line_at(queries, d))
+
+    tile.store(tile.lines(scores), tile.loop(tile.zeros(), depth, one_dimension))
 
 
 def adding_values(vectors: int) -> Any:
@@ -85,26 +91,26 @@ def adding_values(vectors: int) -> Any:
         """
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            values, first, count, weights, shrink, sums = args
-            tile = _LaneTile(builder, vectors)
-            target, factors = tile.lines(sums), tile.vectors(shrink)
-            start = [
-                [builder.fmul(total, factor) for total, factor in zip(tile.vectors(line), factors)]
-                for line in target
-            ]
-
-            def one_position(j: Any, sums: Sums) -> Sums:
-                numbers = tile.addresses(
-                    builder.add(tile.integer(values, j), first), _LONG(_FLOAT_BYTES)
-                )
-                return tile.add_numbers(sums, numbers, _LONG(0), tile.line_at(weights, j))
-
-            tile.store(target, tile.loop(start, count, one_position))
+            emit_add_values(LaneTile(builder, vectors, ISA.lanes), *args)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 6), generate
 
     return add_values
+
+
+def emit_add_values(
+    tile: LaneTile, values: Any, first: Any, count: Any, weights: Any, shrink: Any, sums: Any
+) -> None:
+    """`add_values` of as many dimensions and lanes as the tile has."""
+    b, target, factors = tile.builder, tile.lines(sums), tile.vectors(shrink)
+
+    def one_position(j: Any, sums: Sums) -> Sums:
+        numbers = tile.addresses(b.add(tile.integer(values, j), first), _LONG(_FLOAT_BYTES))
+        return tile.add_numbers(sums, numbers, _LONG(0), tile.line_at(weights, j))
+
+    start = tile.scaled(target, [factors] * tile.rows)
+    tile.store(target, tile.loop(start, count, one_position))
 
 
 @intrinsic
@@ -116,21 +122,23 @@ def score_row(_: Any, keys: Any, stride: Any, query: Any, depth: Any, scores: An
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        keys, stride, query, depth, scores = args
-        tile = Tile(builder, 1, ROW_KEYS)
-        sources = [tile.integer(keys, _LONG(number)) for number in range(ROW_KEYS)]
-
-        def one_dimension(d: Any, sums: Sums) -> Sums:
-            offset = builder.mul(d, stride)
-            places = [tile.at(builder.add(source, offset), 0, _VECTOR) for source in sources]
-            sixteens = [builder.load(place, align=4) for place in places]
-            return tile.add_input(sums, [query], d, sixteens)
-
-        start = [[ir.Constant(_VECTOR, [0.0] * WIDTH)] * ROW_KEYS]
-        tile.store([scores], tile.loop(start, depth, one_dimension))
+        emit_score_row(Tile(builder, 1, ROW_KEYS), *args)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 5), generate
+
+
+def emit_score_row(tile: Tile, keys: Any, stride: Any, query: Any, depth: Any, scores: Any) -> None:
+    """`score_row` of as many vectors of keys as the tile has columns."""
+    b = tile.builder
+    sources = [tile.integer(keys, _LONG(number)) for number in range(tile.columns)]
+
+    def one_dimension(d: Any, sums: Sums) -> Sums:
+        offset = b.mul(d, stride)
+        places = [tile.at(b.add(source, offset), 0, _VECTOR) for source in sources]
+        return tile.add_input(sums, [query], d, [b.load(place, align=4) for place in places])
+
+    tile.store([scores], tile.loop(tile.zeros(), depth, one_dimension))
 
 
 @intrinsic
@@ -152,19 +160,30 @@ def add_row_values(
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        values, first, count, one, other, *shrink, sums_one, sums_other = args
-        tile, target = Tile(builder, 2, ROW_DIMENSIONS), [sums_one, sums_other]
-        start = [
-            [builder.fmul(value, factor) for value in tile.vectors(line)]
-            for line, factor in zip(target, shrink)
-        ]
-
-        def one_position(j: Any, sums: Sums) -> Sums:
-            numbers = tile.vectors(builder.add(tile.integer(values, j), first))
-            return tile.add_input(sums, [one, other], j, numbers)
-
-        tile.store(target, tile.loop(start, count, one_position))
+        emit_add_row_values(Tile(builder, 2, ROW_DIMENSIONS), *args)
         return context.get_dummy_value()
 
-    lines = [types.int64] * 5, [Lanes] * 2, [types.int64] * 2
-    return types.void(*lines[0], *lines[1], *lines[2]), generate
+    whole = types.int64
+    return types.void(*[whole] * 5, Lanes, Lanes, whole, whole), generate
+
+
+def emit_add_row_values(
+    tile: Tile,
+    values: Any,
+    first: Any,
+    count: Any,
+    one: Any,
+    other: Any,
+    shrink_one: Any,
+    shrink_other: Any,
+    *sums: Any,
+) -> None:
+    """`add_row_values` of as many vectors of dimensions as the tile has columns."""
+    target = list(sums)
+
+    def one_position(j: Any, sums: Sums) -> Sums:
+        numbers = tile.vectors(tile.builder.add(tile.integer(values, j), first))
+        return tile.add_input(sums, [one, other], j, numbers)
+
+    start = tile.scaled(target, [[shrink_one] * tile.columns, [shrink_other] * tile.columns])
+    tile.store(target, tile.loop(start, count, one_position))

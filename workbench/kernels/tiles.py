@@ -64,6 +64,18 @@ class Tile:
             for c, value in enumerate(line):
                 self.builder.store(value, self.at(row, c * _VECTOR_BYTES, _VECTOR), align=4)
 
+    def zeros(self) -> Sums:
+        """Sums of nothing."""
+        zero = ir.Constant(_VECTOR, [0.0] * WIDTH)
+        return [[zero] * self.columns for _ in range(self.rows)]
+
+    def scaled(self, rows: list[Any], factors: Sums) -> Sums:
+        """What is in `rows`, times factors."""
+        return [
+            [self.builder.fmul(value, factor) for value, factor in zip(self.vectors(row), line)]
+            for row, line in zip(rows, factors)
+        ]
+
     def start(self, rows: list[Any], fresh: Any) -> Sums:
         """Zeros if fresh, else what is in `rows`."""
         b, zero = self.builder, ir.Constant(_VECTOR, [0.0] * WIDTH)
@@ -125,6 +137,10 @@ class Tile:
         """A pointer to a `kind`, so many bytes behind an address."""
         return self.builder.inttoptr(self.builder.add(address, _LONG(offset)), kind.as_pointer())
 
+    def barrier(self) -> None:
+        """No load moves from behind to before: so registers are not filled too early."""
+        self.builder.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], True)
+
     def integer(self, table: Any, number: Any) -> Any:
         """An int64 of a table."""
         b = self.builder
@@ -180,13 +196,13 @@ def tile(
         with each_case(builder, rows, range(1, MOST_ROWS + 1)) as counts:
             for count in counts:
                 code = Tile(builder, count, _VECTORS)
-                _emit_tile(code, x, x_stride, panel, out, out_stride, depth, fresh)
+                emit_tile(code, x, x_stride, panel, out, out_stride, depth, fresh)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 8), generate
 
 
-def _emit_tile(
+def emit_tile(
     code: Tile,
     x: Any,
     x_stride: Any,
@@ -196,6 +212,7 @@ def _emit_tile(
     depth: Any,
     fresh: Any,
 ) -> None:
+    """`tile` of as many rows and columns as the tile has."""
     b, target = code.builder, code.addresses(out, out_stride)
     sources = code.addresses(x, x_stride)
 

@@ -116,13 +116,13 @@ def few_rows(
         with each_case(builder, builder.add(form, rows), range(1, 4 * FEW_ROWS + 1)) as cases:
             for case in cases:
                 number, few = divmod(case - 1, FEW_ROWS)
-                _emit_few_rows(Tile(builder, few + 1, _VECTORS), _FORMS[number], *rest)
+                emit_few_rows(Tile(builder, few + 1, _VECTORS), _FORMS[number], *rest)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 12), generate
 
 
-def _emit_few_rows(
+def emit_few_rows(
     code: Tile,
     form: tuple[int, bool],
     size: Any,
@@ -135,6 +135,7 @@ def _emit_few_rows(
     groups: Any,
     fresh: Any,
 ) -> None:
+    """`few_rows` of as many rows and columns as the tile has, for one form (bits, half)."""
     b, target = code.builder, code.addresses(out, out_stride)
     sources, group = code.addresses(x, x_stride), _Group(code, *form, size)
     words = b.sdiv(size, _LONG(group.at_once))
@@ -144,10 +145,11 @@ def _emit_few_rows(
         first = b.mul(number, size)
 
         def one_word(k: Any, sums: Sums) -> Sums:
-            codes = group.words_of(k)
             at = b.mul(b.add(first, b.mul(k, _LONG(group.at_once))), _LONG(_WORD_BYTES))
             inputs = [b.add(at, _LONG(4 * which)) for which in range(group.at_once)]
             for column in range(code.columns):  # one after the other: fewer registers in use
+                code.barrier()
+                codes = group.words_of(k)
                 for which, place in enumerate(inputs):
                     weight = group.weight(codes, which, column)
                     sums = code.add_column(sums, sources, place, column, weight)
@@ -169,13 +171,13 @@ def widen(
         with each_case(builder, _form_number(builder, bits, half), range(len(_FORMS))) as cases:
             for case in cases:
                 for column in range(0, PANEL, FEW_COLUMNS):
-                    _emit_widen(Tile(builder, 1, _VECTORS), _FORMS[case], column, *rest)
+                    emit_widen(Tile(builder, 1, _VECTORS), _FORMS[case], column, *rest)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 7), generate
 
 
-def _emit_widen(
+def emit_widen(
     code: Tile,
     form: tuple[int, bool],
     column: int,
@@ -185,6 +187,7 @@ def _emit_widen(
     groups: Any,
     out: Any,
 ) -> None:
+    """`widen` of the tile's columns from `column` on, for one form (bits, half)."""
     b, group = code.builder, _Group(code, *form, size)
     words = b.sdiv(size, _LONG(group.at_once))
 
