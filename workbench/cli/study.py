@@ -36,19 +36,19 @@ if TYPE_CHECKING:
     from workbench.experiments.store import RunStore
     from workbench.experiments.sweep import Sweep
 
-SWEEP_COLUMNS = {
-    "llm_share": "{:g}",
-    "seed": "{:d}",
-    "tokens_per_s": "{:,.0f}",
-    "problems_per_min": "{:.1f}",
-    "accuracy": "{:.3f}",
-    "llm_kv_tokens": "{:,}",
-    "prm_kv_tokens": "{:,}",
-    "llm_hit_rate": "{:.3f}",
-    "prm_hit_rate": "{:.3f}",
-    "llm_preempted": "{:d}",
-    "prm_evicted": "{:d}",
-}
+SWEEP_COLUMNS = (
+    "llm_share",
+    "seed",
+    "tokens_per_s",
+    "problems_per_min",
+    "accuracy",
+    "llm_kv_tokens",
+    "prm_kv_tokens",
+    "llm_hit_rate",
+    "prm_hit_rate",
+    "llm_preempted",
+    "prm_evicted",
+)
 RUN_COLUMNS = ("run_id", "status", "llm_share", "seed", "num_problems", "tokens_per_s", "accuracy",
                "written_at")  # fmt: skip
 BATCHING, LADDER, POLICIES = "04_batching", "07_modifications", "08_optimisation"
@@ -72,21 +72,25 @@ def figures(
     debug: Debug = False,
 ) -> None:
     """Run what is missing, draw all figures, report."""
-    from workbench.experiments.notebooks import notebook_files, run_notebooks
+    from workbench.experiments.notebooks import known_parameters, notebook_files, run_notebooks
 
     parameters = key_values(parameter, "-p")
     if replot:
         redraw(names, profile, parameters)
         return
     config = figures_config(names, profile, parameters)
-    stems = [file.stem for file in notebook_files(names or None)]
+    files = notebook_files(names or None)
+    stems = [file.stem for file in files]
     if dry_run:
         _print_left(config, stems, parameters, runs, retry_failed)
         return
     if runs:
         parameters["runs_dir"] = str(Path(runs).resolve())
     # first the sweep, so that its progress is seen here; the notebooks then find its runs
-    sweep = _sweep(config, runs, retry_failed) if _reads_sweep(names) else None
+    reading = [
+        file for file in files if file.stem not in OWN_RUNS and "profile" in known_parameters(file)
+    ]
+    sweep = _sweep(config, runs, retry_failed) if reading else None
     executed = run_notebooks(names or None, profile, parameters, out)
     if sweep is not None:
         further = stored_ladder_claims(config, parameters) if LADDER in stems else []
@@ -187,14 +191,6 @@ def _folder(given: str | None, own: Path) -> Path:
     return project_root() / given if given else own
 
 
-def _reads_sweep(names: list[str] | None) -> bool:
-    """Whether any of these notebooks reads the sweep; the tour does not."""
-    from workbench.experiments.notebooks import known_parameters, notebook_files
-
-    files = [file for file in notebook_files(names or None) if file.stem not in OWN_RUNS]
-    return any("profile" in known_parameters(file) for file in files)
-
-
 def _sweep(config: SweepConfig, runs: str | None, retry: bool) -> Sweep:
     from workbench.experiments.preview import preview
     from workbench.experiments.sweep import run_sweep
@@ -240,10 +236,8 @@ def sweep(
         _print_preview(wanted, runs, retry_failed)
         return
     found = run_sweep(wanted, runs, retry_failed=retry_failed)
-    shown = {name: form for name, form in SWEEP_COLUMNS.items() if name in found.runs}
-    rows = found.runs.to_dict("records")
-    lines = [[form.format(row[name]) for name, form in shown.items()] for row in rows]
-    terminal().print(table([name.replace("_", " ") for name in shown], lines))
+    shown = found.runs[[name for name in SWEEP_COLUMNS if name in found.runs]]
+    _print_frame(shown.rename(columns=lambda name: name.replace("_", " ")))
     if _print_problems(found.all_runs):
         raise Exit(FAILED)
 
@@ -406,7 +400,7 @@ def find_run(name: str, store: RunStore) -> Path:
 
 
 def _print_frame(frame: pd.DataFrame) -> None:
-    rows = ([_cell(value) for value in row] for row in frame.to_numpy())
+    rows = ([_cell(value) for value in row] for row in frame.astype(object).to_numpy())
     terminal().print(table(list(map(str, frame)), rows))
 
 
@@ -415,4 +409,6 @@ def _cell(value: Any) -> str:
 
     if value is None or (pd.api.types.is_scalar(value) and pd.isna(value)):
         return "-"
-    return f"{value:,.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return str(value)
