@@ -127,9 +127,9 @@ def _techniques(fig: go.Figure, rows: pd.DataFrame) -> None:
                 line = series(own, "kv_share", style, hover, legend="legend2", marker_size=7)
                 line.update(error_y=None, showlegend=metric == "recomputed")
                 fig.add_trace(line, row=2, col=column)
+        title = {"text": SHARE_AXIS, "standoff": 4}
         ticks = sorted(set(found["kv_share"]))
-        axis = {"title": {"text": SHARE_AXIS, "standoff": 4}, "tickvals": ticks}
-        fig.update_xaxes(**axis, row=2, col=column)
+        fig.update_xaxes(title=title, tickvals=ticks, row=2, col=column)
         axis = {"title_text": label, "title_standoff": 3, "rangemode": "tozero"}
         fig.update_yaxes(**axis, row=2, col=column)
 

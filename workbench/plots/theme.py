@@ -106,9 +106,9 @@ def finish(fig: go.Figure, title: str, caption: str, face: str, frame: Frame) ->
     room = _LINE_PX * len(lines) + 10
     margin = {"l": frame.left, "r": frame.right, "t": frame.top, "b": frame.bottom + room}
     height = frame.panels + frame.top + frame.bottom
-    on_paper = {"width": PRINT_WIDTH_PX, "height": height - TITLE_PX}
     less = {"l": frame.left - 8, "t": frame.top - TITLE_PX, "b": frame.bottom}
-    on_paper["margin"] = margin | less
+    size = {"width": PRINT_WIDTH_PX, "height": height - TITLE_PX}
+    on_paper = {**size, "margin": margin | less}
     fig.update_layout(
         template=TEMPLATE,
         title={"text": f"<b>{title}</b>", "font": {"size": 15}, "y": 1, "yanchor": "top"},
@@ -254,7 +254,7 @@ def share_axes(
     fig.add_trace(go.Scatter(**empty, xaxis="x9", yaxis="y", hoverinfo="skip"))
 
 
-def both_rooms(row: Mapping[Any, Any]) -> str:
+def both_rooms(row: Mapping[Any, Any] | pd.Series) -> str:
     """The KV tokens of both models, one above the other in their colours."""
     return "<br>".join(
         f"<span style='color:{MODELS[m].colour}'>{tokens_text(row[f'{m}_kv_tokens'])}</span>"
