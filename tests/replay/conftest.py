@@ -12,7 +12,7 @@ from workbench.search.problems import load_problems
 from workbench.search.record import Recording
 from workbench.search.record_file import read_recording
 from workbench.search.runner import run_search
-from workbench.trace.files import Trace
+from workbench.trace import Trace
 
 LIMITS = {"max_num_seqs": 16, "max_num_batched_tokens": 256, "max_model_len": 512}
 

@@ -13,7 +13,7 @@ from workbench.config import EngineConfig
 from workbench.core import ScoreParams, Sequence, StepResult
 from workbench.engine.scheduler import Scheduler
 from workbench.kvcache.manager import KVCacheManager
-from workbench.trace.recorder import Recorder
+from workbench.trace import Recorder
 
 
 class SteppingEngine(FakeEngine):

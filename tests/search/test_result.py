@@ -10,7 +10,7 @@ from workbench.search.measure import Mark, Throughput
 from workbench.search.prm import PRM
 from workbench.search.problems import Problem, load_problems
 from workbench.search.runner import run_search
-from workbench.trace.rows import NodeRow
+from workbench.trace import NodeRow
 
 
 @pytest.fixture

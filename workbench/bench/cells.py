@@ -32,7 +32,7 @@ from workbench.search.problems import Problem, load_problems
 from workbench.search.record_file import read_recording
 from workbench.search.result import SearchResult
 from workbench.search.runner import run_search
-from workbench.trace.files import Trace
+from workbench.trace import Trace
 
 WIDTHS = (16, 4)  # n
 SPLITS = ((96, 480), (200, 120), (400, 80), (140, 240), (260, 96))  # blocks of LLM and PRM

@@ -32,8 +32,7 @@ from workbench.replay.simulator import (
 from workbench.search.measure import Throughput
 from workbench.search.record import RecordedEngine, Recording
 from workbench.search.score_cache import ScoreCache
-from workbench.trace.files import Trace
-from workbench.trace.recorder import Recorder
+from workbench.trace import Recorder, Trace
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -31,8 +31,7 @@ from workbench.search.record import RecordedEngine, RecordedSettings, Recording
 from workbench.search.requests import Strategy
 from workbench.search.rounds import OnRound, Rounds
 from workbench.search.score_cache import ScoreCache
-from workbench.trace.files import Trace
-from workbench.trace.recorder import Recorder
+from workbench.trace import Recorder, Trace
 
 STRATEGIES: dict[str, Any] = {"BeamSearch": BeamSearch, "BestOfN": BestOfN}
 UNTOLD = ("speculative_extension", "lookahead_scoring", "overlap", "forget_pruned")

@@ -29,7 +29,7 @@ from workbench.search.measure import Throughput
 from workbench.search.record import RecordedEngine, Recording
 from workbench.search.record_file import read_recording
 from workbench.search.rounds import OnRound
-from workbench.trace.files import Trace
+from workbench.trace import Trace
 
 Source = Answers | Recording | str | os.PathLike[str]
 BOTH = (

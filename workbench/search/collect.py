@@ -17,7 +17,7 @@ from workbench.search.measure import Throughput
 from workbench.search.result import SearchResult, winner
 from workbench.search.tree import node_id
 from workbench.search.voting import aggregate
-from workbench.trace.recorder import Recorder
+from workbench.trace import Recorder
 
 Row = dict[str, Any]
 SCORING = {

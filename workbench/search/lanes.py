@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from workbench.core import RequestOutput, TokenEngine
 from workbench.search.measure import Drained, SpanClock
-from workbench.trace.recorder import Recorder
+from workbench.trace import Recorder
 
 LANES = ("llm", "prm")
 FEWEST_THREADS = 4  # of a CPU's products: two for each engine

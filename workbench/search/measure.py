@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from workbench.core import RequestOutput
-from workbench.trace.recorder import Recorder
+from workbench.trace import Recorder
 
 LANE = "search"
 STEADY = (0.1, 0.9)

@@ -19,7 +19,7 @@ from workbench.search.requests import Beam, Score
 from workbench.search.scoring import ScoreRequest
 from workbench.search.speculation import Speculation
 from workbench.search.tree import node_id
-from workbench.trace.recorder import Recorder
+from workbench.trace import Recorder
 
 
 class PRMSide:

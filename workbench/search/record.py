@@ -17,7 +17,7 @@ from workbench.search.prm import PRM
 from workbench.search.problems import Problem
 from workbench.search.requests import Path, Strategy
 from workbench.search.scoring import ProblemScores
-from workbench.trace.rows import RequestRow
+from workbench.trace import RequestRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from workbench.search.record import (
     RecordedStep,
     Recording,
 )
-from workbench.trace.files import write_atomically
+from workbench.trace import write_atomically
 
 RECORDING_VERSION = 1
 _VERSION_KEY = b"workbench_recording_version"

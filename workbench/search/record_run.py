@@ -22,7 +22,7 @@ from workbench.search.record_file import require_destination, write_recording
 from workbench.search.requests import Strategy
 from workbench.search.rounds import Rounds
 from workbench.search.score_cache import ScoreCache
-from workbench.trace.recorder import Recorder
+from workbench.trace import Recorder
 
 Destination = str | os.PathLike[str]
 
@@ -76,7 +76,7 @@ def write_record(
     problems = tuple(search.recorded(reasons) for search in kept)
     sizes: dict[str, set[int]] = {"llm": set(), "prm": set()}
     for row in recorder.step_rows:
-        sizes[row.engine].add(row.blocks_total)
+        sizes[row.engine].add(row.counts.blocks_total)
     llm = RecordedEngine.of(rounds.llm, sizes["llm"])
     prm = RecordedEngine.of(rounds.prm.engine, sizes["prm"])
     write_recording(Recording(settings, llm, prm, problems), record)

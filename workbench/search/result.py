@@ -16,7 +16,7 @@ import pandas as pd
 
 from workbench.search.measure import Throughput
 from workbench.search.voting import VOTINGS, check_choice, pass_at_k, vote
-from workbench.trace.files import Trace, write_table
+from workbench.trace import Trace, write_table
 
 SHOWN = ["problem_id", "level", "answer", "predicted", "correct", "tokens", "iterations", "seconds"]
 

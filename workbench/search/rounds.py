@@ -44,7 +44,7 @@ from workbench.search.prm_side import PRMSide
 from workbench.search.pruning import Pruning
 from workbench.search.requests import Score
 from workbench.search.speculation import Speculation
-from workbench.trace.recorder import Recorder
+from workbench.trace import Recorder
 
 OnRound = Callable[["Progress"], None]
 PLAIN = SearchSwitches()

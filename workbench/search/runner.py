@@ -31,7 +31,7 @@ from workbench.search.rounds import OnRound, Progress, Rounds
 from workbench.search.score_cache import ScoreCache
 from workbench.search.scoring import ProblemScores
 from workbench.search.voting import AGGREGATIONS, VOTINGS, check_choice
-from workbench.trace.recorder import Recorder
+from workbench.trace import Recorder
 
 __all__ = ["Progress", "SearchResult", "chat_prompt", "run_search"]
 

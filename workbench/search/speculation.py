@@ -23,7 +23,7 @@ from workbench.search.active import ActiveSearch
 from workbench.search.node_request import NodeRequest, NodeRequests
 from workbench.search.pressure import Fullness, Pressure
 from workbench.search.requests import Beam, Path
-from workbench.trace.rows import RequestRow
+from workbench.trace import RequestRow
 
 
 @dataclass(frozen=True, slots=True)
