@@ -25,8 +25,8 @@ from workbench.kernels.lanes import WIDTH
 from workbench.kernels.tiles import COLUMNS, MOST_ROWS, PANEL, Tile, tile
 
 _DEPTH = 128  # inputs of the tile: its weights are 16 KiB, as in a product
-_ADDS = 500_000  # of each sum, a measurement
-_TILES = 400
+_ADDS = 5_000_000  # of each sum, a measurement: ten milliseconds, so that threads overlap
+_TILES = 4_000
 _ADDRESS = types.int64
 
 
