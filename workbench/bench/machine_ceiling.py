@@ -25,8 +25,8 @@ from workbench.kernels.lanes import WIDTH
 from workbench.kernels.tiles import COLUMNS, MOST_ROWS, PANEL, Tile, tile
 
 _DEPTH = 128  # inputs of the tile: its weights are 16 KiB, as in a product
-_ADDS = 5_000_000  # of each sum, a measurement: ten milliseconds, so that threads overlap
-_TILES = 4_000
+_ADDS = 5_000_000  # of each sum: ten milliseconds, so that threads overlap
+_SHORT, _TILES = _ADDS // 10, 400  # a millisecond each: between what else the machine does
 _ADDRESS = types.int64
 
 
@@ -55,9 +55,9 @@ def measure_ceiling(threads: int, repeats: int = 5) -> Ceiling:
     data = torch.ones(64 << 20)
     read_s = _seconds(data.sum, repeats)
     with ThreadPoolExecutor(threads) as pool:
-        fused_s = _seconds(lambda: list(pool.map(_fused, range(threads))), 3 * repeats)
+        fused_s = _seconds(lambda: list(pool.map(_fused, [_ADDS] * threads)), 3 * repeats)
     return Ceiling(
-        threads * _FUSED_FLOPS / min(fused_s),
+        threads * _ADDS * _FUSED_FLOPS / min(fused_s),
         data.numel() * data.element_size() / min(read_s),
         2 * side**3 / statistics.median(gemm_s),
     )
@@ -74,8 +74,8 @@ def tile_shares(repeats: int = 30) -> list[float]:
 
     flops, shares = 2 * MOST_ROWS * PANEL * _DEPTH * _TILES, []
     for _ in range(repeats):
-        alone, tiled = min(_seconds(lambda: _fused(0), 3)), min(_seconds(tiles, 3))
-        shares.append(flops / tiled / (_FUSED_FLOPS / alone))
+        alone, tiled = min(_seconds(lambda: _fused(_SHORT), 5)), min(_seconds(tiles, 5))
+        shares.append(flops / tiled / (_SHORT * _FUSED_FLOPS / alone))
     return shares
 
 
@@ -114,12 +114,12 @@ def _multiply_tiles(x: int, weights: int, out: int, depth: int, times: int) -> N
             tile(MOST_ROWS, x, depth * 4, weights + column, there, PANEL * 4, depth, 1)
 
 
-_FUSED_FLOPS = 2 * MOST_ROWS * COLUMNS * _ADDS
+_FUSED_FLOPS = 2 * MOST_ROWS * COLUMNS  # of an addition to each sum
 
 
-def _fused(_: int) -> None:
+def _fused(adds: int) -> None:
     numbers = np.zeros(COLUMNS + WIDTH, np.float32)
-    _run_fused(numbers.ctypes.data, _ADDS)
+    _run_fused(numbers.ctypes.data, adds)
 
 
 def _seconds(work: Callable[[], object], repeats: int) -> list[float]:
