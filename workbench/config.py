@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
+from workbench.core import SamplingParams
 from workbench.errors import ConfigError, nearest
 from workbench.fields import require_types
 
@@ -154,67 +155,79 @@ class SearchSwitches(_Settings):
 
     request_order: str = "path"  # or "slot": as the strategy lists them; "prefix": hot ones first
     problem_batching: str = "continuous"  # "static": no problem joins others; "adaptive": some wait
-    speculative_extension: bool = False
-    lookahead_scoring: bool = False
-    overlap: bool = False
     forget_pruned: bool = False
 
     def __post_init__(self) -> None:
         require_types(self)
         self._choose("request_order", ("slot", "path", "prefix"))
         self._choose("problem_batching", ("continuous", "static", "adaptive"))
-        self._require(
-            "lookahead_scoring",
-            self.speculative_extension or not self.lookahead_scoring,
-            "False without speculative_extension, whose steps are what is scored ahead",
-        )
-
-    def require_usable(self, *, score_cache: bool, min_problem_batch: int) -> None:
-        """ConfigError for a switch that could do nothing beside these settings."""
-        self._require(
-            "lookahead_scoring",
-            score_cache or not self.lookahead_scoring,
-            "False with score_cache=False: a score is found again in the score cache only",
-        )
-        self._require(
-            "overlap",
-            min_problem_batch > 1 or not self.overlap,
-            "False with min_problem_batch=1: overlap takes two groups of problems in flight",
-        )
 
 
 @dataclass(frozen=True, slots=True)
 class SearchConfig(SearchSwitches):
-    """One search: strategy, its sizes, and how tokens are sampled and scores used."""
+    """One search: how tokens are sampled, beams scored, answers voted on and engines used.
+
+    max_step_tokens: of a step, at most; the LLM's max_model_len may leave fewer. A beam for which
+    either model has no room left ends unfinished, with the finish_reason "context".
+    """
+
+    min_problem_batch: int = 8  # problems in flight, kept full from the queue
+    score_cache: bool = True  # False asks every step of every beam again
+    temperature: float = 0.8
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    max_step_tokens: int = 256
+    aggregation: str | None = None  # None: the strategy's own
+    voting: str = "weighted"
+    system_prompt: str | None = None  # None: the model template's default
+    prm_format: str | None = None  # None: as the PRM was made
+    score_shuffle_seed: int | None = None  # the control experiment: scores dealt at random
+
+    def __post_init__(self) -> None:
+        SearchSwitches.__post_init__(self)
+        if self.aggregation is not None:
+            self._choose("aggregation", ("last", "min", "prod", "mean"))
+        self._choose("voting", ("weighted", "majority", "naive"))
+        for name in ("max_step_tokens", "min_problem_batch"):
+            self._require(name, getattr(self, name) >= 1, ">= 1")
+        self._require("temperature", 0 <= self.temperature < math.inf, ">= 0")
+        self._require("top_p", 0 < self.top_p <= 1, "in (0, 1]")
+        self._require("top_k", 0 <= self.top_k < 2**31, "0 (all) or more")
+        self._require("min_p", 0 <= self.min_p < 1, "in [0, 1)")
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How every step is sampled, but for its stop string and its seed."""
+        return SamplingParams(
+            temperature=self.temperature,
+            max_tokens=self.max_step_tokens,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyConfig(SearchConfig):
+    """A search and the strategy's own settings."""
 
     strategy: str = "beam_search"
     n: int = 16
     beam_width: int = 4
     max_depth: int = 40
-    temperature: float = 0.8
-    top_p: float = 1.0
-    max_step_tokens: int = 256
     finish_at_limit: bool = False  # sample on to the end of the solution at max_depth
-    aggregation: str = "last"
-    voting: str = "weighted"
-    score_cache: bool = True
-    min_problem_batch: int = 8  # problems in flight
 
     def __post_init__(self) -> None:
-        SearchSwitches.__post_init__(self)
+        SearchConfig.__post_init__(self)
         self._choose("strategy", ("beam_search", "best_of_n"))
-        self._choose("aggregation", ("last", "min", "prod", "mean"))
-        self._choose("voting", ("weighted", "majority", "naive"))
-        for name in ("n", "beam_width", "max_depth", "max_step_tokens", "min_problem_batch"):
+        for name in ("n", "beam_width", "max_depth"):
             self._require(name, getattr(self, name) >= 1, ">= 1")
         self._require("beam_width", self.beam_width <= max(self.n, 1), f"<= n ({self.n})")
-        self._require("temperature", 0 <= self.temperature < math.inf, ">= 0")
-        self._require("top_p", 0 < self.top_p <= 1, "in (0, 1]")
         steps = self.strategy == "beam_search"
         self._require(
             "finish_at_limit", steps or not self.finish_at_limit, "False but in a beam_search"
         )
-        self.require_usable(score_cache=self.score_cache, min_problem_batch=self.min_problem_batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,11 +259,8 @@ class SweepConfig(_Settings):
     voting: str = "weighted"
     score_cache: bool = True
     min_problem_batch: int = 12  # problems in flight: sets how much cache the working set wants
-    request_order: str = "path"  # this and the next five: SearchSwitches
+    request_order: str = "path"  # this and the next two: SearchSwitches
     problem_batching: str = "continuous"
-    speculative_extension: bool = False
-    lookahead_scoring: bool = False
-    overlap: bool = False
     forget_pruned: bool = False
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
@@ -282,7 +292,7 @@ class SweepConfig(_Settings):
         self._require("sentinel_share", 0 < self.sentinel_share < 1, "in (0, 1)")
         self.search()
 
-    def search(self) -> SearchConfig:
+    def search(self) -> StrategyConfig:
         """The search every run of this sweep performs."""
-        names = {f.name for f in fields(SearchConfig)} & {f.name for f in fields(self)}
-        return SearchConfig(**{name: getattr(self, name) for name in names})
+        names = {f.name for f in fields(StrategyConfig)} & {f.name for f in fields(self)}
+        return StrategyConfig(**{name: getattr(self, name) for name in names})

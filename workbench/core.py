@@ -251,3 +251,16 @@ class TokenEngine(Protocol):
     def has_work(self) -> bool:
         """Whether any request waits or runs."""
         ...
+
+    def trace_as(self, recorder: Any, name: str) -> None:
+        """Write steps and requests to this trace.Recorder from now on (capability "trace")."""
+        ...
+
+    def forget(
+        self, lines: SequenceOf[SequenceOf[int]], kept: SequenceOf[SequenceOf[int]] = ()
+    ) -> int:
+        """Give up the cached KV of these tokens but what `kept` needs (capability "forget").
+
+        Returns the blocks given up; no token depends on it.
+        """
+        ...

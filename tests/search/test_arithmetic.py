@@ -11,7 +11,7 @@ from itertools import accumulate
 
 import pytest
 
-from workbench.search.arithmetic import (
+from workbench.search.problems import (
     LARGEST_TOTAL,
     LEVEL_OPERATIONS,
     LEVELS,

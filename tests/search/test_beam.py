@@ -5,11 +5,10 @@ from itertools import count
 import pytest
 
 from workbench.errors import ConfigError
-from workbench.search.beam import BeamSearch, best, refill
-from workbench.search.best_of_n import BestOfN, split_steps
-from workbench.search.control import shuffle_scores
 from workbench.search.problems import Problem
 from workbench.search.requests import Beam, Generate, Score, Step
+from workbench.search.rounds import shuffle_scores
+from workbench.search.strategies import BeamSearch, BestOfN, best, refill, split_steps
 
 PROBLEM = Problem("p", "What is 1+1?")
 

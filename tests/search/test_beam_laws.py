@@ -3,10 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.search.beam import BeamSearch
+from workbench.search.answers import aggregate
 from workbench.search.problems import Problem
 from workbench.search.requests import Generate, Step
-from workbench.search.voting import aggregate
+from workbench.search.strategies import BeamSearch
 
 REASONS = ("stop", "stop", "stop", "length", "eos", "context")
 

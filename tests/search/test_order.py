@@ -4,10 +4,10 @@ from itertools import groupby, pairwise
 
 import pytest
 
-from workbench.search.beam import BeamSearch
 from workbench.search.prm import PRM
 from workbench.search.problems import load_problems
-from workbench.search.runner import run_search
+from workbench.search.search import run_search
+from workbench.search.strategies import BeamSearch
 
 STRATEGY = BeamSearch(n=6, beam_width=3, max_depth=4)
 

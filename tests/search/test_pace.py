@@ -1,6 +1,5 @@
 """How many problems are sampled at a time follows from what the caches can keep."""
 
-from collections import deque
 from types import SimpleNamespace
 
 import pytest
@@ -9,20 +8,19 @@ from tests.search.stepping_engine import SteppingEngine
 from workbench.kvcache.arena import KVArena
 from workbench.kvcache.pages import BlockShape
 from workbench.kvcache.policies import FirstCome, MarginalValue, PhaseAware, StaticSplit
-from workbench.search.beam import BeamSearch
-from workbench.search.groups import Groups
-from workbench.search.pace import Pace
 from workbench.search.prm import PRM
 from workbench.search.problems import load_problems
 from workbench.search.requests import Beam, Generate, Score, Step
-from workbench.search.runner import run_search
-from workbench.search.tree import Tree
+from workbench.search.result import Tree
+from workbench.search.search import run_search
+from workbench.search.strategies import BeamSearch
+from workbench.search.switches import AdmissionControl
 
 PROMPT, SIZE = 30, 4
 
 
 def engine(room):
-    """All that a pace reads of an engine."""
+    """All that a control reads of an engine."""
     return SimpleNamespace(cache=SimpleNamespace(room=room, block_size=SIZE))
 
 
@@ -51,7 +49,7 @@ def steps(path):
 
 
 class Scores:
-    """Of a ProblemScores what a pace reads."""
+    """Of a ProblemScores what a control reads."""
 
     def spans(self, steps):
         ends = [0, *range(40, 40 + 10 * len(steps), 10)]
@@ -65,7 +63,7 @@ def test_as_many_are_sampled_as_the_smaller_cache_keeps():
     llm, prm = 40 // 4 + 2 * (50 // 4 - 40 // 4), 40 // 4 + 2 * (50 // 4 - 40 // 4)
     for llm_fits, prm_fits, expected in ((6, 6, 6), (3, 6, 3), (6, 2, 2), (0, 0, 1)):
         rooms = [-(-4 * fits * need // 3) for fits, need in ((llm_fits, llm), (prm_fits, prm))]
-        assert Pace(*map(engine, rooms)).chosen(group) == group[:expected]
+        assert AdmissionControl(*map(engine, rooms)).admitted(group) == group[:expected]
 
 
 def test_what_is_shared_is_counted_once():
@@ -73,36 +71,21 @@ def test_what_is_shared_is_counted_once():
     for depth, blocks in ((0, 7), (1, 2 * (40 // 4 - 30 // 4) + 7), (2, 14)):
         few, many = search(depth, children=1), search(depth, children=8)
         for room, expected in ((-(-4 * 2 * blocks // 3), 2), (4 * 2 * blocks // 3 - 2, 1)):
-            pace = Pace(engine(room), engine(10_000))
-            assert len(pace.chosen([few, few])) == len(pace.chosen([many, many])) == expected
+            control = AdmissionControl(engine(room), engine(10_000))
+            assert (
+                len(control.admitted([few, few])) == len(control.admitted([many, many])) == expected
+            )
 
 
 def test_all_wait_for_one_that_waits_for_scores():
     """They are sampled together in the next round, in a batch of full size."""
     group = [search(1) for _ in range(3)]
-    pace = Pace(engine(1000), engine(1000))
+    control = AdmissionControl(engine(1000), engine(1000))
     asking = group[1].request
     group[1].request = Score(asking.beams)
-    assert pace.chosen(group) == []
+    assert control.admitted(group) == []
     group[1].request = asking
-    assert pace.chosen(group) == group
-
-
-def test_two_groups_share_the_room():
-    """What keeps four problems keeps two of each group; one each at the least."""
-    for fits, expected in ((4, [2, 2]), (1, [1, 1])):
-        pace = Pace(engine(10_000), engine(-(-4 * fits * 14 // 3)))
-        groups = Groups(8, swap=True, whole_batches=False, pace=pace)
-        queue = deque(search(2) for _ in range(8))
-        for _ in range(2):
-            groups.admit(queue, 0.0)
-            groups.swap()
-        found = []
-        for _ in range(2):
-            found.append(len(groups.sampling))
-            groups.swap()
-        assert found == expected
-        assert len(groups) == 8, "the others stay in flight"
+    assert control.admitted(group) == group
 
 
 @pytest.mark.parametrize("policy", [StaticSplit(), PhaseAware(), MarginalValue()])

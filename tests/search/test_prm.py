@@ -13,9 +13,9 @@ from jinja2 import Environment
 import workbench
 from workbench.errors import ConfigError, ModelError
 from workbench.experiments.tiny_corpus import STEP_END, work_out
-from workbench.search.arithmetic import draw_terms
-from workbench.search.chat_pieces import ChatPieces
 from workbench.search.prm import PRM
+from workbench.search.prm_formats import ChatPieces
+from workbench.search.problems import draw_terms
 from workbench.tokenizer import ByteTokenizer, Tokenizer
 
 EMBEDDED = Path(workbench.__file__).parent / "models" / "embedded"

@@ -4,10 +4,10 @@ import pytest
 
 from workbench.engine.engine import Engine
 from workbench.errors import ConfigError
-from workbench.search.beam import BeamSearch
 from workbench.search.prm import PRM
 from workbench.search.problems import load_problems
-from workbench.search.runner import run_search
+from workbench.search.search import run_search
+from workbench.search.strategies import BeamSearch
 
 LIMITS = {"max_num_seqs": 16, "max_num_batched_tokens": 512, "max_model_len": 512}
 

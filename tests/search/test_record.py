@@ -8,14 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from workbench.errors import ConfigError, RecordingError
-from workbench.search.beam import BeamSearch
-from workbench.search.best_of_n import BestOfN
-from workbench.search.prm import PRM
+from workbench.search.prm import PRM, ScoreCache
 from workbench.search.problems import Problem
-from workbench.search.record import RecordedEngine
-from workbench.search.record_file import read_header, read_recording, write_recording
-from workbench.search.runner import run_search
-from workbench.search.score_cache import ScoreCache
+from workbench.search.recording import RecordedEngine, read_header, read_recording, write_recording
+from workbench.search.search import run_search
+from workbench.search.strategies import BeamSearch, BestOfN
 
 PROBLEMS = [Problem(f"p{k}", f"Compute {k}+{k}.", str(2 * k), k) for k in range(3)]
 BEAMS = BeamSearch(n=4, beam_width=2, max_depth=4)

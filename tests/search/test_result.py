@@ -4,12 +4,11 @@ import pandas as pd
 import pytest
 
 from workbench.errors import ConfigError
-from workbench.search.beam import BeamSearch
-from workbench.search.best_of_n import BestOfN
-from workbench.search.measure import Mark, Throughput
 from workbench.search.prm import PRM
 from workbench.search.problems import Problem, load_problems
-from workbench.search.runner import run_search
+from workbench.search.result import Mark, Throughput
+from workbench.search.search import run_search
+from workbench.search.strategies import BeamSearch, BestOfN
 from workbench.trace.rows import NodeRow
 
 

@@ -7,11 +7,10 @@ import pytest
 
 from workbench.core import SamplingParams, ScoreParams, node_seed
 from workbench.errors import ConfigError, PromptError
-from workbench.search.beam import BeamSearch
-from workbench.search.best_of_n import BestOfN
 from workbench.search.prm import PRM
 from workbench.search.problems import Problem, load_problems
-from workbench.search.runner import run_search
+from workbench.search.search import run_search
+from workbench.search.strategies import BeamSearch, BestOfN
 
 STRATEGY = BeamSearch(n=6, beam_width=3, max_depth=5)
 

@@ -8,11 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.core import RequestOutput
-from workbench.search.prm import PRM
+from workbench.search.prm import PRM, ProblemScores, ScoreCache, trie_size
 from workbench.search.problems import Problem
 from workbench.search.requests import Beam
-from workbench.search.score_cache import ScoreCache
-from workbench.search.scoring import ProblemScores, trie_size
 
 PROBLEM = Problem("p", "How?", "42")
 

@@ -5,22 +5,18 @@ import pytest
 from workbench.engine.engine import Engine
 from workbench.engine.shared import block_shape
 from workbench.kvcache.arena import KVArena
-from workbench.search.beam import BeamSearch
 from workbench.search.prm import PRM
 from workbench.search.problems import load_problems
-from workbench.search.runner import run_search
+from workbench.search.search import run_search
+from workbench.search.strategies import BeamSearch
 
 LIMITS = {"max_num_seqs": 8, "max_num_batched_tokens": 256, "max_model_len": 384}
-AHEAD = {"speculative_extension": True, "lookahead_scoring": True}
 HOLDING = {"problem_batching": "adaptive", "forget_pruned": True}
-ALL = AHEAD | HOLDING | {"overlap": True, "request_order": "prefix"}
+ALL = HOLDING | {"request_order": "prefix"}
 CASES = [
     (200, {"request_order": "slot"}),
     (26, {"request_order": "prefix"}),
     (200, {"problem_batching": "static"}),
-    (26, {"speculative_extension": True}),
-    (200, AHEAD),
-    (26, {"overlap": True}),
     (26, {"problem_batching": "adaptive"}),
     (26, {"forget_pruned": True}),
     (200, ALL),
@@ -65,7 +61,7 @@ def test_a_switch_changes_no_token_score_or_answer(plain, num_blocks, switches):
 
 
 def test_nor_does_it_over_one_memory(plain):
-    """All switches in a shared arena that evicts, both engines at work in their threads at once."""
+    """All switches in a shared arena that evicts."""
     names = ("tiny-solver", "tiny-prm")
     shapes = [block_shape(name, max_model_len=LIMITS["max_model_len"]) for name in names]
     arena = KVArena("1152KiB", shapes)

@@ -5,7 +5,7 @@ from itertools import combinations
 import pytest
 
 from workbench.errors import ConfigError
-from workbench.search.voting import aggregate, pass_at_k, vote
+from workbench.search.answers import aggregate, pass_at_k, vote
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import argparse
 from workbench.bench.cells import calibrate
 from workbench.cli.settings import terminal
 from workbench.replay.devices import write_device
-from workbench.search.record_file import require_destination
+from workbench.search.recording import require_destination
 
 
 def run(given: argparse.Namespace) -> int:

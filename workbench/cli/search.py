@@ -16,9 +16,9 @@ from workbench.errors import ConfigError, OutOfMemory
 from workbench.experiments.feasible import feasible_shares
 from workbench.experiments.plan import RunSpec
 from workbench.experiments.run import build_engine, search
-from workbench.search.given import as_problems
 from workbench.search.problems import Problem, load_problems
 from workbench.search.result import SearchResult
+from workbench.search.search import as_problems
 
 OPTIONS = ("llm", "prm", "total_memory", "strategy", "n", "beam_width", "max_depth", "temperature")
 SOURCE = "tiny"

@@ -24,7 +24,7 @@ from workbench.core import (
 )
 from workbench.engine.limits import paired, require_request, require_text, whole_numbers
 from workbench.engine.outcome import output_of
-from workbench.engine.parts import build_parts
+from workbench.engine.parts import Weights, build_parts
 from workbench.engine.shared import ArenaPlace
 from workbench.errors import StepError
 from workbench.kvcache.arena import KVArena
@@ -41,9 +41,10 @@ class Engine:
     model: a short name, a local folder, a .gguf file, a hub id, or `dummy:NAME`; settings: the
     fields of EngineConfig (memory="1GiB", block_size=16, ...). arena: where its KV cache lies
     instead of in memory of its own, under arena_name or else the model's (see shared.py). Its
-    resizing may be called from any thread, all else from one at a time. Raises ModelError for
-    weights that cannot be used, OutOfMemory when the budget leaves no room for one request of
-    max_model_len, ConfigError for a setting that is unknown or out of range.
+    resizing may be called from any thread, all else from one at a time. weights: those of another
+    engine (`other.weights`), shared, never written, and counted in the memory of both. Raises
+    ModelError for weights that cannot be used, OutOfMemory when the budget leaves no room for one
+    request of max_model_len, ConfigError for a setting that is unknown or out of range.
     """
 
     capabilities = frozenset({"token_identity", "trace", "resplit", "forget"})
@@ -54,17 +55,19 @@ class Engine:
         *,
         arena: KVArena | None = None,
         arena_name: str | None = None,
+        weights: Weights | None = None,
         **settings: object,
     ) -> None:
         self.config = EngineConfig.from_dict({"model": model, **settings})
         place = None if arena is None else ArenaPlace(arena, arena_name or model)
-        parts = build_parts(self.config, place)
+        parts = build_parts(self.config, place, weights)
         self.name, self.spec, self.fingerprint = model, parts.spec, parts.fingerprint
         self.architecture, head = self.spec.architecture, self.spec.value_head
         self.value_outputs = None if head is None else head.outputs
         self.tokenizer, self._token_bytes = parts.tokenizer, parts.token_bytes
         self.max_model_len, self.memory = parts.max_model_len, parts.memory
         self.executor, self.cache, self.scheduler = parts.executor, parts.cache, parts.scheduler
+        self.weights = Weights(parts.executor.model, self.config)
         self.forward_s = self.sampling_s = 0.0
         self._next_id = self._next_step = 0
         self._held: list[RequestOutput] = []  # finished while a call waited for others

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from workbench.config import EngineConfig, SearchConfig, SweepConfig, parse_size
+from workbench.config import EngineConfig, StrategyConfig, SweepConfig, parse_size
 from workbench.errors import ConfigError
 from workbench.experiments.feasible import FeasibleShares, feasible_shares
 from workbench.experiments.plan import RunSpec
@@ -167,7 +167,7 @@ class PolicySpec(RunSpec):
         return room(self.config).llm.fixed + round(self.kv_bytes * share)
 
     @property
-    def search(self) -> SearchConfig:
+    def search(self) -> StrategyConfig:
         """The search with the techniques' switches."""
         return replace(self.config.search(), **TECHNIQUES[self.technique].search)
 

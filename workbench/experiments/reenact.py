@@ -29,9 +29,9 @@ from workbench.replay.simulator import (
     recorded_strategy,
     replayed_switches,
 )
-from workbench.search.measure import Throughput
-from workbench.search.record import RecordedEngine, Recording
-from workbench.search.score_cache import ScoreCache
+from workbench.search.prm import ScoreCache
+from workbench.search.recording import RecordedEngine, Recording
+from workbench.search.result import Throughput
 from workbench.trace.files import Trace
 from workbench.trace.recorder import Recorder
 

@@ -55,9 +55,6 @@ TECHNIQUES = {
     "forget_pruned": Line("pruned forgotten", GREY, "dash", "triangle-down"),
     "adaptive": Line("adaptive batching", BLACK, "dot", "cross"),
     "prefix_order": Line("prefix-aware order", ORANGE, "dot", "diamond"),
-    "speculation": Line("speculation", PURPLE, "dashdot", "triangle-up"),
-    "lookahead": Line("+ look-ahead", GREEN, "longdash", "star"),
-    "overlap": Line("overlap", GREY, "longdashdot", "pentagon"),
     "all": Line("all that gain", VERMILION, "solid", "hexagon"),
 }
 SHARE_AXIS = "LLM share of KV"

@@ -22,7 +22,7 @@ from workbench.replay.answers import Answers, RecordedExecutor, SampledNode
 from workbench.replay.lines import ChainedCache, Line
 from workbench.replay.scheduling import ReplayScheduler
 from workbench.replay.work import DEFAULT_BLOCK_SIZE, StepWork, block_size_of, work_of
-from workbench.search.record import RecordedEngine
+from workbench.search.recording import RecordedEngine
 from workbench.trace.recorder import Recorder
 from workbench.trace.rows import StepCounts
 

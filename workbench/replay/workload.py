@@ -32,10 +32,10 @@ from workbench.replay.thesis_pair import (
     prompt_of,
     recording_of,
 )
-from workbench.search.beam import BeamSearch
 from workbench.search.problems import Problem
-from workbench.search.record import RecordedProblem, Recording
+from workbench.search.recording import RecordedProblem, Recording
 from workbench.search.requests import Beam, Path
+from workbench.search.strategies import BeamSearch
 
 __all__ = ["IN_FLIGHT", "MAX_MODEL_LEN", "Assumptions", "drawn_tokens", "from_completions",
            "recording_of", "thesis_search"]  # fmt: skip

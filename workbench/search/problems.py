@@ -2,13 +2,17 @@
 
 A file's rows hold `problem` (or `question`) and `answer`, and may hold `level`, `subject` and an
 id. Worked solutions are never kept: a problem carries its final answer alone, and a strategy is
-handed a copy without it.
+given a copy without it. Tiny problems are chains of signed integers, `Compute 7-3+12+9-4.`, in five
+levels, a level being a number of operations and so the length of a solution. They are drawn from
+seeded generators, and one in eight (by the hash of its text) is held out: what is searched is held
+out, what the corpus trains on never is.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import random
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,13 +20,22 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import ConfigError, ProblemFileError, nearest
-from workbench.search.arithmetic import LEVELS, tiny_problems
 
 NAMES = ("tiny", "math500")
 TINY_DEFAULT_LIMIT = 128
 MATH500_HUB = ("HuggingFaceH4/MATH-500", "test.jsonl")
 SUFFIXES = (".json", ".jsonl")
 Row = dict[str, Any]
+
+LEVEL_OPERATIONS = {1: (2, 3), 2: (3, 4), 3: (5, 7), 4: (8, 12), 5: (20, 24)}
+"""Fewest and most operations of a level."""
+LEVELS = tuple(LEVEL_OPERATIONS)
+
+HELD_OUT_MODULUS = 8
+LARGEST_TOTAL = 60
+TWO_DIGIT_SHARE = 0.25
+
+Terms = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +128,7 @@ def read_problems(path: str | Path) -> list[Problem]:
 def _tiny(limit: int, levels: Sequence[int] | None, seed: int) -> list[Problem]:
     if levels is not None:
         _check_levels(levels, set(LEVELS), "tiny")
-    return [
-        Problem(p.id, p.problem, p.answer, p.level, "arithmetic")
-        for p in tiny_problems(limit, levels, seed)
-    ]
+    return tiny_problems(limit, levels, seed)
 
 
 def _check_levels(levels: Sequence[int], known: set[int], source: str) -> None:
@@ -222,3 +232,75 @@ def _level(path: Path, number: int, value: Any) -> int | None:
     raise _bad(
         path, number, f"has {value!r} in field 'level', neither a whole number nor 'Level 3'"
     )
+
+
+def format_terms(terms: Sequence[int]) -> str:
+    """The signed sum as it is written: (7, -3, 12) is "7-3+12"."""
+    return str(terms[0]) + "".join(f"{term:+d}" for term in terms[1:])
+
+
+def problem_text(terms: Sequence[int]) -> str:
+    """The prompt of a chain; it holds the terms and nothing derived from them."""
+    return f"Compute {format_terms(terms)}."
+
+
+def is_held_out(text: str) -> bool:
+    """Whether a problem is kept from training and from PRM labelling, by its text alone."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return int.from_bytes(digest, "big") % HELD_OUT_MODULUS == 0
+
+
+def draw_terms(operations: int, rng: random.Random) -> Terms:
+    """A chain with `operations` signs whose running totals stay in [0, LARGEST_TOTAL]."""
+    total = _operand(rng)
+    terms = [total]
+    for _ in range(operations):
+        operand = _operand(rng)
+        adds = rng.random() < 0.5
+        if total + operand > LARGEST_TOTAL:
+            adds = False
+        elif total - operand < 0:
+            adds = True
+        terms.append(operand if adds else -operand)
+        total += terms[-1]
+    return tuple(terms)
+
+
+def _operand(rng: random.Random) -> int:
+    return rng.randint(10, 29) if rng.random() < TWO_DIGIT_SHARE else rng.randint(1, 9)
+
+
+def tiny_problem(level: int, rng: random.Random) -> Problem:
+    """One held-out problem of a level. Raises ValueError for a level that does not exist."""
+    if level not in LEVEL_OPERATIONS:
+        raise ValueError(f"tiny problems have the levels {LEVELS}, not {level!r}")
+    while True:
+        terms = draw_terms(rng.randint(*LEVEL_OPERATIONS[level]), rng)
+        text = problem_text(terms)
+        if is_held_out(text):
+            digest = hashlib.sha256(text.encode()).hexdigest()
+            name = f"tiny-{level}-{digest[:12]}"
+            return Problem(name, text, str(sum(terms)), level, "arithmetic")
+
+
+def tiny_problems(limit: int, levels: Sequence[int] | None = None, seed: int = 0) -> list[Problem]:
+    """`limit` different held-out problems, the levels taking turns so any prefix is uniform.
+
+    With all five levels 128 problems are 26, 26, 26, 25 and 25. A longer list of the same seed
+    and levels begins with the shorter one.
+    """
+    stream = stream_problems(LEVELS if levels is None else tuple(levels), seed)
+    return [problem for problem, _ in zip(stream, range(limit), strict=False)]
+
+
+def stream_problems(levels: Sequence[int], seed: int) -> Iterator[Problem]:
+    """An endless run of different held-out problems; each level has its own generator."""
+    generators = {level: random.Random(f"tiny-{seed}-{level}") for level in levels}
+    seen: set[str] = set()
+    while levels:
+        for level in levels:
+            problem = tiny_problem(level, generators[level])
+            while problem.id in seen:
+                problem = tiny_problem(level, generators[level])
+            seen.add(problem.id)
+            yield problem

@@ -22,7 +22,7 @@ from workbench.replay.devices import PRESETS, load_device
 from workbench.replay.memory import POLICIES
 from workbench.replay.recordings import recording_names, recording_path
 from workbench.replay.what_if import WhatIf
-from workbench.search.record_file import Header, read_header
+from workbench.search.recording import Header, read_header
 
 DEFAULT_RECORDING, DEFAULT_DEVICE = "tiny-16-n16", "h100"
 LIMITS = ("block_size", "max_num_seqs", "max_num_batched_tokens")

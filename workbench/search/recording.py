@@ -1,16 +1,18 @@
-"""A recorded search as one Parquet file: a row an entry of a trie, the settings in its metadata.
+"""A recorded search: what a replay needs of it, and its file.
 
-Parents come before their children and are named by row number, so an entry costs its own tokens
-and one number. Read strictly: a file that is cut, foreign or newer is refused by name. What it does
-not do: check that a replay's settings fit a recording (replay/).
+Two tries a problem: sampled steps below the prompt, and solutions as the PRM saw them, each entry
+holding its own tokens only; beside them scores, rounds and settings. They are kept while the search
+runs and written as one Parquet file: a row an entry, parents before their children and named by row
+number, the settings in its metadata. It is read strictly: a file that is cut, foreign or newer is
+refused by name. Times are the trace's.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, fields
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from hashlib import sha256
 from pathlib import Path as FilePath
 from typing import Any, NamedTuple, Self, TypeVar
@@ -18,17 +20,204 @@ from typing import Any, NamedTuple, Self, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from workbench.config import SearchConfig, SearchSwitches
+from workbench.core import TokenEngine
 from workbench.errors import ConfigError, RecordingError
+from workbench.search.prm import PRM, ProblemScores, ScoreCache
 from workbench.search.problems import Problem
-from workbench.search.record import (
-    RecordedEngine,
-    RecordedProblem,
-    RecordedSettings,
-    RecordedSolution,
-    RecordedStep,
-    Recording,
-)
+from workbench.search.requests import Path, Strategy
+from workbench.search.rounds import ActiveSearch, Rounds
 from workbench.trace.files import write_atomically
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """One sampled node. tokens: its own; round: in which it was asked for, from 1.
+
+    finish_reason: what the strategy was told; request_reason: how the request ended, "" when there
+    was none (no room for a token).
+    """
+
+    path: Path
+    tokens: tuple[int, ...]
+    text: str
+    slot: int
+    round: int
+    finish_reason: str
+    request_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedSolution:
+    """One solution as the PRM sees it. tokens: its last step's part of the PRM's input.
+
+    asks: whether the PRM judges the last step; fits: whether it has room for the solution; score:
+    of the last step, None where nobody asked.
+    """
+
+    steps: tuple[str, ...]
+    tokens: tuple[int, ...]
+    asks: bool
+    fits: bool
+    score: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedProblem:
+    """One problem's tries. Parents come before their children; steps are in sampling order."""
+
+    problem: Problem
+    prompt: tuple[int, ...]
+    steps: tuple[RecordedStep, ...]
+    solutions: tuple[RecordedSolution, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedEngine:
+    """What an engine was. From config on: None where an engine does not tell."""
+
+    name: str
+    architecture: str
+    fingerprint: str
+    max_model_len: int
+    value_outputs: int | None
+    config: Mapping[str, Any] | None = None  # fields of EngineConfig
+    spec: Mapping[str, Any] | None = None  # fields of ModelSpec
+    num_blocks: int | None = None
+    weight_bytes: int | None = None
+    block_bytes: int | None = None
+
+    @classmethod
+    def of(cls, engine: TokenEngine, sizes: Collection[int] = ()) -> RecordedEngine:
+        """What this engine tells about itself. sizes: the blocks it had in this search.
+
+        num_blocks is None when they changed, as they do when a memory is split anew.
+        """
+        config, spec, memory = (getattr(engine, n, None) for n in ("config", "spec", "memory"))
+        return cls(
+            name=engine.name,
+            architecture=engine.architecture,
+            fingerprint=engine.fingerprint,
+            max_model_len=engine.max_model_len,
+            value_outputs=engine.value_outputs,
+            config=None if config is None else config.to_dict(),
+            spec=None if spec is None else asdict(spec),
+            num_blocks=None if memory is None or len(sizes) > 1 else memory.num_blocks,
+            weight_bytes=None if memory is None else memory.weights,
+            block_bytes=None if memory is None else memory.block_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedSettings:
+    """How the search was run. strategy: its class's name, and its fields.
+
+    switches: fields of SearchSwitches; those not named are at their defaults.
+    """
+
+    strategy: str
+    strategy_settings: Mapping[str, Any]
+    seed: int
+    min_problem_batch: int
+    score_cache: bool
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    max_step_tokens: int
+    voting: str
+    score_shuffle_seed: int | None
+    prm_format: str
+    prm_fingerprint: str
+    prm_columns: tuple[int, ...]
+    switches: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, strategy: Strategy, seed: int, prm: PRM, config: SearchConfig) -> RecordedSettings:
+        """The settings of one search."""
+        known = is_dataclass(strategy) and not isinstance(strategy, type)
+        own = {f.name for f in fields(cls)} & {f.name for f in fields(config)} - {"prm_format"}
+        return cls(
+            strategy=type(strategy).__name__,
+            strategy_settings=asdict(strategy) if known else {},  # type: ignore[call-overload]
+            seed=seed,
+            prm_format=prm.format,
+            prm_fingerprint=prm.fingerprint,
+            prm_columns=tuple(prm.columns),
+            switches={f.name: getattr(config, f.name) for f in fields(SearchSwitches)},
+            **{name: getattr(config, name) for name in own},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A whole search, in the order of its problems."""
+
+    settings: RecordedSettings
+    llm: RecordedEngine
+    prm: RecordedEngine
+    problems: tuple[RecordedProblem, ...]
+
+
+class RecordingSearch(ActiveSearch):
+    """A search that keeps what it was told when its answer is there."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._rounds: dict[Path, int] = {}
+        self._kept: tuple[tuple[int, ...], tuple[RecordedSolution, ...]] = ((), ())
+
+    def advance(self, round: int) -> None:
+        """As every search; notes in which round each node is asked for."""
+        super().advance(round)
+        if self.request is not None:
+            for beam in self.request.beams:
+                self._rounds.setdefault(beam.path, round)
+
+    def finish(self, now_s: float) -> None:
+        """As every search; what it lets go is kept here."""
+        self._kept = (tuple(self.prompt), _solutions(self.scores))
+        super().finish(now_s)
+
+    def recorded(self, reasons: Mapping[tuple[str, str], str]) -> RecordedProblem:
+        """Everything of this problem. reasons: how the requests of its nodes ended."""
+        prompt, solutions = self._kept
+        rows = self.tree.rows(self.problem.id)
+        steps = tuple(_step(row, self._rounds, reasons) for row in rows)
+        return RecordedProblem(self.problem, prompt, steps, solutions)
+
+
+def _step(
+    row: Mapping[str, Any], rounds: Mapping[Path, int], reasons: Mapping[tuple[str, str], str]
+) -> RecordedStep:
+    path = tuple(map(int, row["path"].split("/")))
+    told = row["finish_reason"]
+    fallback = told if row["token_ids"] else ""
+    return RecordedStep(
+        path=path,
+        tokens=tuple(row["token_ids"]),
+        text=row["text"],
+        slot=row["beam"],
+        round=rounds[path],
+        finish_reason=told,
+        request_reason=reasons.get((row["problem_id"], row["node_id"]), fallback),
+    )
+
+
+def _solutions(scores: ProblemScores) -> tuple[RecordedSolution, ...]:
+    """Every solution the PRM's side knows, each after the one it extends."""
+    found = []
+    lengths: dict[tuple[str, ...], int] = {(): 0}
+    for node in scores.solutions():
+        fits = node.token_ids is not None
+        tokens = node.token_ids if node.token_ids is not None else ()
+        start = lengths[node.steps[:-1]]
+        lengths[node.steps] = max(start, len(tokens))
+        found.append(
+            RecordedSolution(node.steps, tuple(tokens[start:]), node.asks, fits, node.score)
+        )
+    return tuple(found)
+
 
 RECORDING_VERSION = 1
 _VERSION_KEY = b"workbench_recording_version"
@@ -141,9 +330,22 @@ class Header(NamedTuple):
         """From a file's metadata; KeyError or TypeError where they are of another kind."""
         settings = dict(given["settings"])
         settings["prm_columns"] = tuple(settings["prm_columns"])
+        settings["switches"] = _present_switches(settings.get("switches", {}))
         engines = [RecordedEngine(**given[name]) for name in ("llm", "prm")]
         problems = tuple(Problem(**problem) for problem in given["problems"])
         return cls(RecordedSettings(**settings), engines[0], engines[1], problems)
+
+
+def _present_switches(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Without those of earlier versions, which are gone; RecordingError where one was on."""
+    known = {f.name for f in fields(SearchSwitches)}
+    for name, value in recorded.items():
+        if name not in known and value:
+            raise RecordingError(
+                f"The search was recorded with {name}={value!r}, which this workbench does not "
+                "have; record it again."
+            )
+    return {name: value for name, value in recorded.items() if name in known}
 
 
 def read_header(path: str | os.PathLike[str]) -> Header:
@@ -263,3 +465,39 @@ def _from(row: Row, kind: Callable[..., Any], **named: Key) -> Any:
     """An entry with the row's columns; `named` is what the row says through its parent."""
     own = {f.name: row[f.name] for f in fields(kind) if f.name not in named}  # type: ignore[arg-type]
     return kind(**(own | {"tokens": tuple(row["tokens"])} | named))
+
+
+def require_recordable(record: str | os.PathLike[str] | None, cache: ScoreCache | None) -> None:
+    """ConfigError for a place that cannot be written, and for scores of another run."""
+    if record is None:
+        return
+    require_destination(record)
+    if cache is not None and len(cache):
+        raise ConfigError(
+            f"score_cache holds {len(cache)} scores of another run, and record={str(record)!r} "
+            "would lack their requests; give score_cache=True or False to record a search."
+        )
+
+
+def record_search(
+    path: str | os.PathLike[str],
+    searches: Iterable[ActiveSearch],
+    rounds: Rounds,
+    strategy: Strategy,
+    config: SearchConfig,
+) -> None:
+    """Write searches that have their answers."""
+    rows = rounds.recorder.request_rows
+    # (problem id, node id) -> how the request that sampled it ended.
+    reasons = {(r.problem_id, r.node_id): r.finish_reason for r in rows if r.kind == "generate"}
+    kept = [search for search in searches if isinstance(search, RecordingSearch)]
+    sizes: dict[str, set[int]] = {"llm": set(), "prm": set()}
+    for row in rounds.recorder.step_rows:
+        sizes[row.engine].add(row.blocks_total)
+    recording = Recording(
+        RecordedSettings.of(strategy, rounds.seed, rounds.prm, config),
+        RecordedEngine.of(rounds.llm, sizes["llm"]),
+        RecordedEngine.of(rounds.prm.engine, sizes["prm"]),
+        tuple(search.recorded(reasons) for search in kept),
+    )
+    write_recording(recording, path)

@@ -1,7 +1,7 @@
-"""Beam search over reasoning steps (Snell et al. 2024; Search and Learn's `beam_search`).
+"""The search strategies, as they read on paper: generators that ask for steps and for scores.
 
-Each iteration extends every active beam by one step, scores it, keeps the best n // beam_width of
-those that can go on, and refills from them. A beam that has ended keeps its place among the n.
+Beam search over reasoning steps (Snell et al. 2024; Search and Learn's `beam_search`) and best-of-N
+(its `best_of_n`), whose rows are also where pass@1, pass@k and majority voting at n come from.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workbench.errors import ConfigError
-from workbench.search.best_of_n import outcome
+from workbench.search.answers import AGGREGATIONS, aggregate, check_choice
 from workbench.search.problems import Problem
-from workbench.search.requests import Beam, Extension, Generate, Score, Search
-from workbench.search.voting import AGGREGATIONS, aggregate, check_choice
+from workbench.search.requests import STEP_END, Beam, Generate, Outcome, Score, SearchGenerator
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class BeamSearch:
         """Beams kept by an iteration."""
         return max(1, self.n // self.beam_width)
 
-    def search(self, problem: Problem) -> Search:
+    def search(self, problem: Problem) -> SearchGenerator:
         """Extend, score, keep the best and refill, until n beams have ended or at max_depth."""
         done: list[Beam] = []
         survivors = [Beam()]
@@ -60,15 +59,9 @@ class BeamSearch:
         return outcome(done + growing, self.aggregation)
 
     def _generate(self, active: tuple[Beam, ...], depth: int) -> Generate:
-        here = self._extension(depth)
-        then = self._extension(depth + 1) if depth < self.max_depth else None
-        return Generate(active, here.stop, here.max_tokens, then)
-
-    def _extension(self, depth: int) -> Extension:
-        """How the steps of an iteration are sampled."""
         if self.finish_at_limit and depth == self.max_depth:
-            return Extension(stop=(), max_tokens=self.limit_tokens)
-        return Extension()
+            return Generate(active, stop=(), max_tokens=self.limit_tokens)
+        return Generate(active)
 
 
 def best(beams: Sequence[Beam], count: int, aggregation: str) -> list[Beam]:
@@ -82,3 +75,43 @@ def refill(survivors: Sequence[Beam], places: int) -> tuple[Beam, ...]:
     """`places` nodes to sample, cycling over the survivors; the k-th copy of one is its child k."""
     width = len(survivors)
     return tuple(survivors[slot % width].child(slot // width) for slot in range(places))
+
+
+def split_steps(text: str) -> tuple[str, ...]:
+    """The non-empty pieces of a completion between blank lines; each but the last keeps its end.
+
+    "a", "a\\n\\nb", "a\\n\\nb\\n\\n" and "a\\n\\n\\n\\nb" have 1, 2, 2 and 2 steps.
+    """
+    pieces = text.split(STEP_END)
+    ended = [piece + STEP_END for piece in pieces[:-1]] + pieces[-1:]
+    return tuple(piece for piece in ended if piece.strip())
+
+
+@dataclass(frozen=True, slots=True)
+class BestOfN:
+    """n samples of at most max_tokens tokens each, every one scored step by step."""
+
+    n: int = 16
+    max_tokens: int = 2048
+    aggregation: str = "last"
+
+    def __post_init__(self) -> None:
+        for name in ("n", "max_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"BestOfN.{name} is {getattr(self, name)}; allowed: >= 1.")
+        check_choice("BestOfN.aggregation", self.aggregation, tuple(AGGREGATIONS))
+
+    def search(self, problem: Problem) -> SearchGenerator:
+        """One Generate, one Score, and the samples in order of their scores."""
+        nodes = tuple(Beam().child(ordinal) for ordinal in range(self.n))
+        steps = yield Generate(nodes, stop=(), max_tokens=self.max_tokens)
+        beams = tuple(node.grown(step, split_steps(step.text)) for node, step in zip(nodes, steps))
+        scores = yield Score(beams)
+        return outcome([b.scored(s) for b, s in zip(beams, scores)], self.aggregation)
+
+
+def outcome(beams: list[Beam], aggregation: str) -> Outcome:
+    """The beams best first, ties by path."""
+    return Outcome(
+        tuple(sorted(beams, key=lambda b: (-aggregate(b.step_scores, aggregation), b.path)))
+    )
