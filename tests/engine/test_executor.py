@@ -13,11 +13,11 @@ import torch
 from tests.models.plain_driver import Driver
 from workbench.core import SamplingRows, WantedLogits
 from workbench.engine.device_sampling import chosen_tokens
+from workbench.engine.sampling import sample
 from workbench.errors import ConfigError, StepError
 from workbench.kernels.reference import ReferenceKernels
 from workbench.models.llama import LlamaModel
 from workbench.models.loading import load_model
-from workbench.sampling.sampler import sample
 
 VOCAB = 50
 CONFIG = {

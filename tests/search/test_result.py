@@ -123,7 +123,6 @@ def test_views_and_files(result, tmp_path):
     """A short repr, a table in a notebook, Parquet with the schema version inside."""
     assert repr(result).startswith("SearchResult(6 problems, accuracy 0.")
     assert "<table" in result._repr_html_()
-    assert result.to_frame() is result.problems
     files = result.to_parquet(tmp_path)
     assert sorted(f.name for f in files) == [
         "candidates.parquet",

@@ -55,14 +55,6 @@ def test_nothing_depends_on_batches_or_problems_in_flight(search, fake_engine, b
     assert tree(found[0]) == expected
 
 
-def test_nothing_depends_on_the_company_of_other_problems(search, problems):
-    """A problem alone, and in reverse order, has the same tree."""
-    expected = [row for row in tree(search()[0]) if row["problem_id"] == problems[2].id]
-    assert tree(search(problems[2])[0]) == expected
-    reverse = tree(search(problems[::-1])[0])
-    assert [row for row in reverse if row["problem_id"] == problems[2].id] == expected
-
-
 def test_scores_do_not_depend_on_the_score_cache(search):
     """With and without it: the same tree; without it, many times the PRM tokens."""
     with_cache, without = search()[0], search(score_cache=False)[0]
@@ -210,19 +202,6 @@ def test_a_failed_request_ends_the_search_and_leaves_no_request(search, fake_eng
     with pytest.raises(MemoryError, match="forward failed"):
         search(**engines)
     assert not any(engine.has_work for engine in engines.values())
-
-
-def test_on_round_may_stop_the_search(search, fake_engine):
-    """Whatever it raises comes out; nothing keeps running."""
-    llm = fake_engine()
-
-    def stop(progress):
-        if progress.round == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        search(llm=llm, on_round=stop)
-    assert not llm.has_work
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,12 @@ import codecs
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
+from dataclasses import asdict
 from typing import Any
 
 from workbench.config import EngineConfig
 from workbench.core import (
+    CacheRoom,
     RequestOutput,
     SamplingParams,
     ScoreParams,
@@ -286,6 +288,24 @@ class Engine:
         finally:
             self.abort(sequence.request_id)
             self._held = others + self._held
+
+    # -- what a search may know of it --
+
+    @property
+    def cache_room(self) -> CacheRoom:
+        """Blocks that its cache may come to hold under the present split."""
+        return CacheRoom(self.cache.room, self.cache.block_size)
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What a recording keeps of it."""
+        return {
+            "config": self.config.to_dict(),
+            "spec": asdict(self.spec),
+            "num_blocks": self.memory.num_blocks,
+            "weight_bytes": self.memory.weights,
+            "block_bytes": self.memory.block_bytes,
+        }
 
     # -- trace --
 

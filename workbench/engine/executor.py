@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from workbench.core import SamplingRows, StepPlan, StepResult, WantedLogits
 from workbench.engine.decode_steps import DecodeSteps
 from workbench.engine.device_sampling import chosen_tokens
+from workbench.engine.sampling import Logprobs, require_finite, sample
 from workbench.engine.staging import staged
 from workbench.errors import ConfigError, StepError
 from workbench.kernels import ForwardContext, LayerCache
 from workbench.kvcache.storage import BlockStorage
 from workbench.models.layers import Linear
 from workbench.models.llama import LlamaModel
-from workbench.sampling.sampler import Logprobs, require_finite, sample
 
 Clock = Callable[[], float]
 _KEPT_COLUMNS = 8  # sets of columns whose output matrices are kept; a PRM asks for one

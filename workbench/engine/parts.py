@@ -14,6 +14,7 @@ from workbench.config import EngineConfig
 from workbench.engine.executor import Executor
 from workbench.engine.limits import require_served_length
 from workbench.engine.memory import MemoryProfile, StepLimits, memory_told, plan_memory
+from workbench.engine.sampling import StopChecker
 from workbench.engine.scheduler import Scheduler
 from workbench.engine.shared import ArenaPlace, require_guaranteed
 from workbench.engine.static_batch import StaticScheduler
@@ -25,7 +26,6 @@ from workbench.models.folders import DUMMY, load_tokenizer, model_spec
 from workbench.models.llama import LlamaModel
 from workbench.models.loading import arithmetic_dtype, load_model, require_device
 from workbench.models.spec import ModelSpec
-from workbench.sampling.stop import StopChecker
 from workbench.tokenizer import ByteTokenizer, Tokenizer
 
 LOADED_WITH = ("model", "dtype", "device", "quantization", "batch_invariant")

@@ -14,7 +14,6 @@ import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from statistics import fmean
-from typing import Any
 
 from workbench.errors import ConfigError, WorkbenchError, nearest
 
@@ -87,16 +86,11 @@ def group_answers(answers: Sequence[str]) -> list[int]:
     known: dict[str, int] = {}
     for answer in answers:
         if answer not in known:
-            known[answer] = _group_of(answer, firsts)
+            same = (group for group, first in enumerate(firsts) if same_answer(first, answer))
+            known[answer] = next(same, len(firsts))
+            if known[answer] == len(firsts):
+                firsts.append(answer)
     return [known[answer] for answer in answers]
-
-
-def _group_of(answer: str, firsts: list[str]) -> int:
-    for group, first in enumerate(firsts):
-        if same_answer(first, answer):
-            return group
-    firsts.append(answer)
-    return len(firsts) - 1
 
 
 def _plain(answer: str) -> str:
@@ -106,14 +100,6 @@ def _plain(answer: str) -> str:
 @lru_cache(maxsize=4096)
 def _equal_mathematics(reference: str, given: str) -> bool:
     """math-verify's verdict; without its time limits, which use signals and fail in threads."""
-    verifier = _math_verify()
-    parsed = [
-        verifier.parse(f"\\boxed{{{text}}}", parsing_timeout=None) for text in (reference, given)
-    ]
-    return bool(verifier.verify(*parsed, timeout_seconds=None))
-
-
-def _math_verify() -> Any:
     try:
         import math_verify  # noqa: PLC0415 - an optional extra
     except ImportError as error:
@@ -122,10 +108,13 @@ def _math_verify() -> Any:
             "pip install 'workbench[search]' (or pip install math-verify)."
         ) from error
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that no time limit is set
-    return math_verify
+    parsed = [
+        math_verify.parse(f"\\boxed{{{t}}}", parsing_timeout=None) for t in (reference, given)
+    ]
+    return bool(math_verify.verify(*parsed, timeout_seconds=None))
 
 
-AGGREGATIONS: dict[str, Callable[[Sequence[float]], float]] = {
+_AGGREGATIONS: dict[str, Callable[[Sequence[float]], float]] = {
     "last": lambda scores: scores[-1],
     "min": min,
     "prod": math.prod,
@@ -145,13 +134,13 @@ def check_choice(name: str, given: str, allowed: Sequence[str]) -> None:
 
 def aggregate(scores: Sequence[float], aggregation: str = "last") -> float:
     """One number for a beam from its step scores; 0.5 when it has none."""
-    return float(AGGREGATIONS[aggregation](scores)) if scores else UNSCORED
+    return float(_AGGREGATIONS[aggregation](scores)) if scores else UNSCORED
 
 
 def vote(
     answers: Sequence[str], scores: Sequence[float], groups: Sequence[int], voting: str = "weighted"
 ) -> str:
-    """The answer that wins, as its group's first member wrote it; "" when nobody votes.
+    """The answer that wins, as its group's first member wrote it; "" when none votes.
 
     answers, scores, groups: one entry a beam, in the order seen; beams whose answers are equal
     share a group number. majority counts, weighted sums scores, naive takes the best score.
@@ -162,18 +151,11 @@ def vote(
         if not answer:
             continue
         first.setdefault(group, answer)
-        totals[group] = _tally(totals.get(group), score, voting)
-    if not totals:
-        return ""
-    return first[max(totals, key=totals.__getitem__)]  # max keeps the first of equals
-
-
-def _tally(total: float | None, score: float, voting: str) -> float:
-    if voting == "majority":
-        return (total or 0.0) + 1
-    if voting == "weighted":
-        return (total or 0.0) + score
-    return score if total is None else max(total, score)
+        if voting == "naive":
+            totals[group] = max(totals.get(group, score), score)
+        else:
+            totals[group] = totals.get(group, 0.0) + (1 if voting == "majority" else score)
+    return first[max(totals, key=totals.__getitem__)] if totals else ""  # max: first of equals
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:

@@ -175,7 +175,7 @@ class ScoreCounts:
     steps_shared: int = 0  # an equal beam in flight asks
     tokens_asked: int = 0
     tokens_computed: int = 0  # without what the PRM's prefix cache held
-    tokens_distinct: int = 0  # nodes of the trie of all inputs: the least anyone must compute
+    tokens_distinct: int = 0  # nodes of the trie of all inputs: the least to be computed
 
 
 class ProblemScores:
@@ -214,8 +214,17 @@ class ProblemScores:
 
     def requests(self, beams: Sequence[Beam]) -> list[ScoreRequest]:
         """What must be asked for these beams, in their order; nothing twice with a score cache."""
-        found = [self._request(beam) for beam in beams]
-        return [request for request in found if request is not None]
+        found = []
+        for beam in beams:
+            asked = tuple(self._to_ask(self._node(beam.steps).lineage))
+            if asked:
+                token_ids = asked[-1].token_ids
+                assert token_ids
+                self.counts.requests += 1
+                self.counts.steps_asked += len(asked)
+                self.counts.tokens_asked += len(token_ids)
+                found.append(ScoreRequest(beam, token_ids, asked))
+        return found
 
     def receive(self, request: ScoreRequest, output: RequestOutput) -> None:
         """Keep the scores a finished request brought."""
@@ -229,7 +238,16 @@ class ProblemScores:
 
     def replies(self, beams: Sequence[Beam]) -> list[tuple[float, ...]]:
         """One score for each step of each beam; every request must have been received."""
-        return [_scores(self._node(beam.steps).lineage) for beam in beams]
+        found = []
+        for beam in beams:
+            scores, latest = [], UNSCORED
+            for node in self._node(beam.steps).lineage:
+                if node.asks:
+                    assert node.score is not None
+                    latest = node.score
+                scores.append(latest)
+            found.append(tuple(scores))
+        return found
 
     def solutions(self) -> Iterator[StepNode]:
         """Every solution known so far but the empty one, each after the one it extends."""
@@ -244,19 +262,8 @@ class ProblemScores:
         self._nodes.clear()
         return self.counts
 
-    def _request(self, beam: Beam) -> ScoreRequest | None:
-        asked = tuple(self._to_ask(self._node(beam.steps).lineage))
-        if not asked:
-            return None
-        token_ids = asked[-1].token_ids
-        assert token_ids
-        self.counts.requests += 1
-        self.counts.steps_asked += len(asked)
-        self.counts.tokens_asked += len(token_ids)
-        return ScoreRequest(beam, token_ids, asked)
-
     def _to_ask(self, lineage: list[StepNode]) -> Iterator[StepNode]:
-        """Nodes nobody knows or asks; they are marked as being asked."""
+        """Nodes whose score is neither known nor asked for; they are marked as being asked."""
         for node in lineage:
             if not node.asks:
                 continue
@@ -296,17 +303,6 @@ class ProblemScores:
         if token_ids:
             return self.prm.next_input(token_ids, step)
         return self.prm.first_input(self._question, step)
-
-
-def _scores(lineage: list[StepNode]) -> tuple[float, ...]:
-    scores = []
-    latest = UNSCORED
-    for node in lineage:
-        if node.asks:
-            assert node.score is not None
-            latest = node.score
-        scores.append(latest)
-    return tuple(scores)
 
 
 def trie_size(inputs: Iterable[TokenIds]) -> int:

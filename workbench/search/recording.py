@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from hashlib import sha256
 from pathlib import Path as FilePath
@@ -26,6 +26,7 @@ from workbench.errors import ConfigError, RecordingError
 from workbench.search.prm import PRM, ProblemScores, ScoreCache
 from workbench.search.problems import Problem
 from workbench.search.requests import Path, Strategy
+from workbench.search.result import node_id
 from workbench.search.rounds import ActiveSearch, Rounds
 from workbench.trace.files import write_atomically
 
@@ -52,7 +53,7 @@ class RecordedSolution:
     """One solution as the PRM sees it. tokens: its last step's part of the PRM's input.
 
     asks: whether the PRM judges the last step; fits: whether it has room for the solution; score:
-    of the last step, None where nobody asked.
+    of the last step, None where it was not asked for.
     """
 
     steps: tuple[str, ...]
@@ -93,18 +94,16 @@ class RecordedEngine:
 
         num_blocks is None when they changed, as they do when a memory is split anew.
         """
-        config, spec, memory = (getattr(engine, n, None) for n in ("config", "spec", "memory"))
+        told = dict(engine.description)
+        if len(sizes) > 1:
+            told["num_blocks"] = None
         return cls(
             name=engine.name,
             architecture=engine.architecture,
             fingerprint=engine.fingerprint,
             max_model_len=engine.max_model_len,
             value_outputs=engine.value_outputs,
-            config=None if config is None else config.to_dict(),
-            spec=None if spec is None else asdict(spec),
-            num_blocks=None if memory is None or len(sizes) > 1 else memory.num_blocks,
-            weight_bytes=None if memory is None else memory.weights,
-            block_bytes=None if memory is None else memory.block_bytes,
+            **told,
         )
 
 
@@ -182,26 +181,22 @@ class RecordingSearch(ActiveSearch):
     def recorded(self, reasons: Mapping[tuple[str, str], str]) -> RecordedProblem:
         """Everything of this problem. reasons: how the requests of its nodes ended."""
         prompt, solutions = self._kept
-        rows = self.tree.rows(self.problem.id)
-        steps = tuple(_step(row, self._rounds, reasons) for row in rows)
-        return RecordedProblem(self.problem, prompt, steps, solutions)
-
-
-def _step(
-    row: Mapping[str, Any], rounds: Mapping[Path, int], reasons: Mapping[tuple[str, str], str]
-) -> RecordedStep:
-    path = tuple(map(int, row["path"].split("/")))
-    told = row["finish_reason"]
-    fallback = told if row["token_ids"] else ""
-    return RecordedStep(
-        path=path,
-        tokens=tuple(row["token_ids"]),
-        text=row["text"],
-        slot=row["beam"],
-        round=rounds[path],
-        finish_reason=told,
-        request_reason=reasons.get((row["problem_id"], row["node_id"]), fallback),
-    )
+        steps = []
+        for node in self.tree:
+            told = node.step.finish_reason
+            name = (self.problem.id, node_id(node.path))
+            steps.append(
+                RecordedStep(
+                    path=node.path,
+                    tokens=tuple(node.step.token_ids),
+                    text=node.step.text,
+                    slot=node.beam,
+                    round=self._rounds[node.path],
+                    finish_reason=told,
+                    request_reason=reasons.get(name, told if node.step.token_ids else ""),
+                )
+            )
+        return RecordedProblem(self.problem, prompt, tuple(steps), solutions)
 
 
 def _solutions(scores: ProblemScores) -> tuple[RecordedSolution, ...]:
@@ -209,12 +204,16 @@ def _solutions(scores: ProblemScores) -> tuple[RecordedSolution, ...]:
     found = []
     lengths: dict[tuple[str, ...], int] = {(): 0}
     for node in scores.solutions():
-        fits = node.token_ids is not None
-        tokens = node.token_ids if node.token_ids is not None else ()
-        start = lengths[node.steps[:-1]]
+        tokens, start = node.token_ids or (), lengths[node.steps[:-1]]
         lengths[node.steps] = max(start, len(tokens))
         found.append(
-            RecordedSolution(node.steps, tuple(tokens[start:]), node.asks, fits, node.score)
+            RecordedSolution(
+                steps=node.steps,
+                tokens=tuple(tokens[start:]),
+                asks=node.asks,
+                fits=node.token_ids is not None,
+                score=node.score,
+            )
         )
     return tuple(found)
 
@@ -241,6 +240,8 @@ SCHEMA = pa.schema(
         "score": pa.float64(),
     }
 )
+STEP_COLUMNS = ("tokens", "text", "slot", "round", "finish_reason", "request_reason")
+SOLUTION_COLUMNS = ("tokens", "asks", "fits", "score")
 Row = dict[str, Any]
 _Read = TypeVar("_Read")
 Key = tuple[Any, ...]
@@ -255,9 +256,8 @@ def require_destination(path: str | os.PathLike[str]) -> None:
 
 
 def write_recording(recording: Recording, path: str | os.PathLike[str]) -> FilePath:
-    """Write it atomically; answers the path."""
-    rows = [row for number in range(len(recording.problems)) for row in _rows(recording, number)]
-    _number_parents(rows)
+    """Write it atomically; returns the path."""
+    rows = _rows(recording)
     settings = {
         "settings": asdict(recording.settings),
         "llm": asdict(recording.llm),
@@ -276,45 +276,24 @@ def write_recording(recording: Recording, path: str | os.PathLike[str]) -> FileP
     return write_atomically(content.replace_schema_metadata(metadata), path)
 
 
-def _rows(recording: Recording, number: int) -> Iterator[Row]:
-    """One problem's entries; `self` and `parent` are names that become row numbers."""
-    problem = recording.problems[number]
-    yield {"kind": "prompt", "problem": number, "self": (number, ()), "tokens": problem.prompt}
-    for step in problem.steps:
-        yield {
-            "kind": "step",
-            "problem": number,
-            "self": (number, step.path),
-            "parent": (number, step.path[:-1]),
-            "tokens": step.tokens,
-            "text": step.text,
-            "ordinal": step.path[-1],
-            "slot": step.slot,
-            "round": step.round,
-            "finish_reason": step.finish_reason,
-            "request_reason": step.request_reason,
-        }
-    for solution in problem.solutions:
-        before = solution.steps[:-1]
-        yield {
-            "kind": "solution",
-            "problem": number,
-            "self": (number, "solution", solution.steps),
-            "parent": (number, "solution", before) if before else None,
-            "tokens": solution.tokens,
-            "text": solution.steps[-1],
-            "asks": solution.asks,
-            "fits": solution.fits,
-            "score": solution.score,
-        }
-
-
-def _number_parents(rows: list[Row]) -> None:
-    places: dict[Key, int] = {}
-    for place, row in enumerate(rows):
-        places[row["self"]] = place
-        if row.get("parent") is not None:
-            row["parent"] = places[row["parent"]]
+def _rows(recording: Recording) -> list[Row]:
+    """Every entry, its parent by row number."""
+    rows: list[Row] = []
+    for number, problem in enumerate(recording.problems):
+        places: dict[Key, int] = {(): len(rows)}
+        rows.append({"kind": "prompt", "problem": number, "tokens": problem.prompt})
+        for step in problem.steps:
+            places[step.path] = len(rows)
+            place = {"parent": places[step.path[:-1]], "ordinal": step.path[-1]}
+            own = {name: getattr(step, name) for name in STEP_COLUMNS}
+            rows.append({"kind": "step", "problem": number, **place, **own})
+        places = {}
+        for solution in problem.solutions:
+            places[solution.steps] = len(rows)
+            place = {"parent": places.get(solution.steps[:-1]), "text": solution.steps[-1]}
+            own = {name: getattr(solution, name) for name in SOLUTION_COLUMNS}
+            rows.append({"kind": "solution", "problem": number, **place, **own})
+    return rows
 
 
 class Header(NamedTuple):
@@ -326,13 +305,13 @@ class Header(NamedTuple):
     problems: tuple[Problem, ...]
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Self:
+    def of(cls, metadata: Mapping[str, Any]) -> Self:
         """From a file's metadata; KeyError or TypeError where they are of another kind."""
-        settings = dict(given["settings"])
+        settings = dict(metadata["settings"])
         settings["prm_columns"] = tuple(settings["prm_columns"])
         settings["switches"] = _present_switches(settings.get("switches", {}))
-        engines = [RecordedEngine(**given[name]) for name in ("llm", "prm")]
-        problems = tuple(Problem(**problem) for problem in given["problems"])
+        engines = [RecordedEngine(**metadata[name]) for name in ("llm", "prm")]
+        problems = tuple(Problem(**problem) for problem in metadata["problems"])
         return cls(RecordedSettings(**settings), engines[0], engines[1], problems)
 
 
@@ -349,13 +328,23 @@ def _present_switches(recorded: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_header(path: str | os.PathLike[str]) -> Header:
-    """Settings, engines and problems of a recording, read at once; RecordingError as above."""
+    """Settings, engines and problems of a recording, read at once; RecordingError as below."""
     return _checked(path, lambda file: Header.of(_metadata(path, file.schema_arrow)))
 
 
 def read_recording(path: str | os.PathLike[str]) -> Recording:
     """The search that was recorded; RecordingError if missing, cut, foreign, newer or damaged."""
-    return _checked(path, lambda file: _recording(path, file.read()))
+
+    def read(file: pq.ParquetFile) -> Recording:
+        content = file.read()
+        metadata = _metadata(path, content.schema)
+        if len(content) != metadata["rows"]:
+            raise ValueError(f"{len(content)} rows where {metadata['rows']} were written")
+        header = Header.of(metadata)
+        problems = _problems(content, header.problems)
+        return Recording(header.settings, header.llm, header.prm, problems)
+
+    return _checked(path, read)
 
 
 def _checked(path: str | os.PathLike[str], read: Callable[[pq.ParquetFile], _Read]) -> _Read:
@@ -375,22 +364,13 @@ def _checked(path: str | os.PathLike[str], read: Callable[[pq.ParquetFile], _Rea
     except RecordingError:
         raise
     except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise _damaged(path, f"{type(error).__name__}: {error}") from error
+        what = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+        raise RecordingError(f"{path} is damaged ({what}); record the search again.") from error
 
 
 def _metadata(path: str | os.PathLike[str], schema: pa.Schema) -> dict[str, Any]:
     """The settings of a file that is a recording of this version, whole."""
     metadata = schema.metadata or {}
-    _require_version(path, metadata)
-    if not schema.equals(SCHEMA, check_metadata=False):
-        raise _damaged(path, f"its columns are {', '.join(schema.names)}")
-    if metadata.get(_DIGEST_KEY) != sha256(metadata[_SETTINGS_KEY]).digest():
-        raise _damaged(path, "its settings are not those that were written")
-    found: dict[str, Any] = json.loads(metadata[_SETTINGS_KEY])
-    return found
-
-
-def _require_version(path: str | os.PathLike[str], metadata: Mapping[bytes, bytes]) -> None:
     version = metadata.get(_VERSION_KEY)
     if version is None or _SETTINGS_KEY not in metadata:
         raise RecordingError(
@@ -403,62 +383,47 @@ def _require_version(path: str | os.PathLike[str], metadata: Mapping[bytes, byte
             f"reads version {RECORDING_VERSION}. Read it with the workbench that wrote it, or "
             "record the search again."
         )
+    if not schema.equals(SCHEMA, check_metadata=False):
+        raise ValueError(f"its columns are {', '.join(schema.names)}")
+    if metadata.get(_DIGEST_KEY) != sha256(metadata[_SETTINGS_KEY]).digest():
+        raise ValueError("its settings are not those that were written")
+    found: dict[str, Any] = json.loads(metadata[_SETTINGS_KEY])
+    return found
 
 
-def _damaged(path: str | os.PathLike[str], what: str) -> RecordingError:
-    return RecordingError(f"{path} is damaged ({what}); record the search again.")
-
-
-def _recording(path: str | os.PathLike[str], content: pa.Table) -> Recording:
-    """The recording of a file's rows; ValueError and the like where they do not fit together."""
-    given = _metadata(path, content.schema)
-    if len(content) != given["rows"]:
-        raise ValueError(f"{len(content)} rows where {given['rows']} were written")
-    header = Header.of(given)
-    problems = _problems(content, list(header.problems))
-    return Recording(header.settings, header.llm, header.prm, problems)
-
-
-def _problems(content: pa.Table, problems: list[Problem]) -> tuple[RecordedProblem, ...]:
+def _problems(content: pa.Table, problems: Sequence[Problem]) -> tuple[RecordedProblem, ...]:
     prompts: dict[int, tuple[int, ...]] = {}
     steps: list[list[RecordedStep]] = [[] for _ in problems]
     solutions: list[list[RecordedSolution]] = [[] for _ in problems]
     names: list[Key] = []  # of each row: a path, or a solution's texts
     kinds: list[str] = []
-    for place, row in enumerate(_dicts(content)):
+    columns = [column.to_pylist() for column in content.columns]
+    for place, values in enumerate(zip(*columns, strict=True)):
+        row = dict(zip(SCHEMA.names, values))
         number, kind, parent = row["problem"], row["kind"], row["parent"]
+        above = {"prompt": (), "step": ("prompt", "step"), "solution": ("solution",)}[kind]
+        if parent is None:
+            fine, before = kind != "step", ()
+        else:
+            fine = 0 <= parent < place and kinds[parent] in above
+            before = names[parent] if fine else ()
+        if not fine:
+            raise ValueError(f"row {place} has parent {parent}")
         if kind == "prompt":
             name: Key = ()
             prompts[number] = tuple(row["tokens"])
         elif kind == "step":
-            _require_parent(parent, place, kinds, ("prompt", "step"))
-            name = (*names[parent], row["ordinal"])
+            name = (*before, row["ordinal"])
             steps[number].append(_from(row, RecordedStep, path=name))
-        elif kind == "solution":
-            if parent is not None:
-                _require_parent(parent, place, kinds, ("solution",))
-            name = (*(() if parent is None else names[parent]), row["text"])
-            solutions[number].append(_from(row, RecordedSolution, steps=name))
         else:
-            raise ValueError(f"row {place} is a {kind!r}")
+            name = (*before, row["text"])
+            solutions[number].append(_from(row, RecordedSolution, steps=name))
         names.append(name)
         kinds.append(kind)
     return tuple(
         RecordedProblem(problem, prompts[i], tuple(steps[i]), tuple(solutions[i]))
         for i, problem in enumerate(problems)
     )
-
-
-def _dicts(content: pa.Table) -> Iterator[Row]:
-    columns = [column.to_pylist() for column in content.columns]
-    return (dict(zip(SCHEMA.names, row)) for row in zip(*columns, strict=True))
-
-
-def _require_parent(
-    parent: int | None, place: int, kinds: list[str], allowed: tuple[str, ...]
-) -> None:
-    if parent is None or not 0 <= parent < place or kinds[parent] not in allowed:
-        raise ValueError(f"row {place} has parent {parent}")
 
 
 def _from(row: Row, kind: Callable[..., Any], **named: Key) -> Any:

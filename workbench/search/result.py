@@ -90,12 +90,8 @@ class SearchResult:
         computed = int(traced.sum()) if len(traced) else computed
         return {"asked": asked, "computed": computed, "distinct": distinct}
 
-    def to_frame(self) -> pd.DataFrame:
-        """The problems table."""
-        return self.problems
-
     def to_parquet(self, folder: str | Path) -> list[Path]:
-        """Write problems, candidates and nodes under `folder`; answers the files."""
+        """Write problems, candidates and nodes under `folder`; returns the files."""
         folder = Path(folder)
         frames = {"problems": self.problems, "candidates": self.candidates, "nodes": self.tree}
         return [write_table(frame, folder / f"{name}.parquet") for name, frame in frames.items()]
@@ -112,7 +108,7 @@ class SearchResult:
 
 
 def winner(rows: Sequence[Mapping[Any, Any]], voting: str) -> int | None:
-    """Index of the first candidate that gave the winning answer, or None when nobody votes."""
+    """Index of the first candidate that gave the winning answer, or None when none votes."""
     answers, scores, groups = ([row[name] for row in rows] for name in ("answer", "score", "group"))
     answer = vote(answers, scores, groups, voting)
     return answers.index(answer) if answer else None
@@ -185,6 +181,9 @@ class Tree:
             node = self._nodes[beam.path]
             node.score = aggregate(row[node.steps_before :] or row, aggregation)
 
+    def __iter__(self) -> Iterator[TreeNode]:
+        return iter(self._nodes.values())
+
     def rows(self, problem_id: str) -> list[dict[str, Any]]:
         """The `nodes` table's columns but run_id, then why the step ended and its text."""
         return [
@@ -204,7 +203,7 @@ class Tree:
                 "finish_reason": node.step.finish_reason,
                 "text": node.step.text,
             }
-            for node in self._nodes.values()
+            for node in self
         ]
 
 

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from workbench.config import SearchSwitches
 from workbench.core import RequestOutput, SamplingParams, Tag, TokenEngine, node_seed
@@ -22,7 +22,6 @@ from workbench.errors import StepError
 from workbench.search.prm import PRM, ProblemScores, ScoreCounts, ScoreRequest
 from workbench.search.problems import Problem
 from workbench.search.requests import (
-    Beam,
     Generate,
     Outcome,
     Score,
@@ -132,14 +131,6 @@ def shuffle_scores(search: SearchGenerator, seed: int, problem_id: str) -> Searc
             reply = dealer.sample(list(reply), len(reply))
 
 
-class Drained(NamedTuple):
-    """What running an engine to its end brought; steps: their rows in the trace, if it has one."""
-
-    outputs: list[RequestOutput]
-    busy_s: float
-    steps: range
-
-
 class WorkClock:
     """A search's own seconds, and which kind of work they went to.
 
@@ -174,12 +165,13 @@ class WorkClock:
             self._paused_at = None
         return self.switch(kind, now)
 
-    def drain(self, engine: TokenEngine) -> Drained:
-        """Step an engine until it has no request.
+    def drain(self, engine: TokenEngine) -> tuple[list[RequestOutput], float, range]:
+        """Step an engine until it has no request: outputs, seconds, and its rows in the trace.
 
         What it spent outside recorded steps becomes a bookkeeping span.
         """
-        rows, outputs = self._recorder.step_rows, []
+        rows = self._recorder.step_rows
+        outputs: list[RequestOutput] = []
         self.switch("")
         first, start = len(rows), self._since
         while engine.has_work:
@@ -189,7 +181,7 @@ class WorkClock:
         if steps:
             outside = max(end - start - sum(step.duration_s for step in steps), 0.0)
             self._recorder.span(LANE, "bookkeeping", end - outside, outside)
-        return Drained(outputs, end - start, range(first, len(rows)))
+        return outputs, end - start, range(first, len(rows))
 
 
 class Rounds:
@@ -269,14 +261,14 @@ class Rounds:
         self._advance()
         self._submit_samples()
         self._submit_scores()
-        sampled = self.clock.drain(self.llm)
-        self.llm_busy_s += sampled.busy_s
+        sampled, busy_s, _ = self.clock.drain(self.llm)
+        self.llm_busy_s += busy_s
         self.clock.switch("tokenising")  # of the new steps, for the PRM: most of what is done here
-        self._take_samples(sampled.outputs)
+        self._take_samples(sampled)
         self.clock.switch("bookkeeping")
-        scored = self.clock.drain(self.prm.engine)
-        self.prm_busy_s += scored.busy_s
-        self._take_scores(scored)
+        scored, busy_s, steps = self.clock.drain(self.prm.engine)
+        self.prm_busy_s += busy_s
+        self._take_scores(scored, steps)
         self._mark(self.clock.switch("bookkeeping"))
 
     def _admit(self) -> None:
@@ -323,20 +315,17 @@ class Rounds:
                 if room < 1:
                     search.steps[slot] = Step((), "", "context")
                     continue
+                most = self.params.max_tokens if asked.max_tokens is None else asked.max_tokens
+                params = replace(
+                    self.params,
+                    max_tokens=min(most, room),
+                    stop=asked.stop,
+                    seed=node_seed(self.seed, search.problem.id, beam.path),
+                )
                 prompt = [*search.prompt, *beam.token_ids]
-                params = self._params(search.problem, asked, beam, room)
-                number = self.llm.add(prompt, params, tag=_tag(search, beam))
+                tag = Tag(search.problem.id, node_id(beam.path))
+                number = self.llm.add(prompt, params, tag=tag)
                 self._sampling[number] = (search, slot, room)
-
-    def _params(self, problem: Problem, asked: Generate, beam: Beam, room: int) -> SamplingParams:
-        """How a node is sampled: its seed comes of the run's seed, the problem and the path."""
-        wanted = self.params.max_tokens if asked.max_tokens is None else asked.max_tokens
-        return replace(
-            self.params,
-            max_tokens=min(wanted, room),
-            stop=asked.stop,
-            seed=node_seed(self.seed, problem.id, beam.path),
-        )
 
     def _take_samples(self, outputs: Iterable[RequestOutput]) -> None:
         for output in outputs:
@@ -362,22 +351,20 @@ class Rounds:
             self._cache_hits += search.scores.counts.steps_cached - cached
             self.clock.switch("bookkeeping")
             for request in requests:
+                tag = Tag(search.problem.id, node_id(request.beam.path))
                 number = self.prm.engine.add_score(
-                    request.token_ids,
-                    request.positions,
-                    self.prm.columns,
-                    tag=_tag(search, request.beam),
+                    request.token_ids, request.positions, self.prm.columns, tag=tag
                 )
                 self._scoring[number] = (search, request)
 
-    def _take_scores(self, scored: Drained) -> None:
-        for output in scored.outputs:
+    def _take_scores(self, outputs: Iterable[RequestOutput], steps: range) -> None:
+        for output in outputs:
             search, request = self._scoring.pop(output.request_id, (None, None))
             if search is not None and request is not None:
                 _require_fine(output)
                 search.scores.receive(request, output)
         # Hits of a round go to its first PRM step, or to that of the last round which had one.
-        self._last_steps = scored.steps or self._last_steps
+        self._last_steps = steps or self._last_steps
         if self._last_steps and self._cache_hits:
             rows, first = self.recorder.step_rows, self._last_steps[0]
             hits = rows[first].score_cache_hits + self._cache_hits
@@ -396,10 +383,6 @@ class Rounds:
         total = self.answered + in_flight + len(self._queue)
         seconds = self.marks[-1].time_s - self.marks[0].time_s
         return Progress(self.round, total, self.answered, in_flight, self.tokens, seconds)
-
-
-def _tag(search: ActiveSearch, beam: Beam) -> Tag:
-    return Tag(search.problem.id, node_id(beam.path))
 
 
 def _require_fine(output: RequestOutput) -> None:

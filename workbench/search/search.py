@@ -14,9 +14,14 @@ from typing import Any
 import pandas as pd
 
 from workbench.config import SearchConfig
-from workbench.core import TokenEngine
+from workbench.core import SamplingParams, TokenEngine
 from workbench.errors import ConfigError, PromptError
-from workbench.search.answers import aggregate, extract_answer, group_answers, same_answer
+from workbench.search.answers import (
+    aggregate,
+    extract_answer,
+    group_answers,
+    same_answer,
+)
 from workbench.search.prm import PRM, ProblemScores, ScoreCache
 from workbench.search.problems import Problem
 from workbench.search.recording import RecordingSearch, record_search, require_recordable
@@ -103,7 +108,13 @@ class Search:
             llm,
             prm,
             seed=seed,
-            params=config.sampling,
+            params=SamplingParams(
+                temperature=config.temperature,
+                max_tokens=config.max_step_tokens,
+                top_k=config.top_k,
+                top_p=config.top_p,
+                min_p=config.min_p,
+            ),
             min_problem_batch=config.min_problem_batch,
             recorder=self._recorder,
             switches=config,
@@ -226,14 +237,12 @@ def chat_prompt(problem: Problem, llm: TokenEngine, system_prompt: str | None = 
 
 def as_problems(given: Problem | Iterable[Problem]) -> list[Problem]:
     """One problem or several as a list; ConfigError for anything else, and for ids that repeat."""
-    if isinstance(given, Problem):
-        given = [given]
-    if isinstance(given, str) or not isinstance(given, Iterable):
+    if isinstance(given, str) or not isinstance(given, Problem | Iterable):
         raise ConfigError(
             f"problems is {given!r:.200}; give Problems: load_problems({str(given)!r:.40}), or "
             "[Problem('mine', 'Compute 1+1.')]."
         )
-    problems = list(given)
+    problems = [given] if isinstance(given, Problem) else list(given)
     if not problems:
         raise ConfigError(
             "run_search got no problem; give at least one, e.g. load_problems('tiny', 4)."

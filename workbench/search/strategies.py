@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from workbench.errors import ConfigError
-from workbench.search.answers import AGGREGATIONS, aggregate, check_choice
+from workbench.config import AGGREGATIONS, AtLeastOne, check
+from workbench.search.answers import aggregate
 from workbench.search.problems import Problem
 from workbench.search.requests import STEP_END, Beam, Generate, Outcome, Score, SearchGenerator
 
@@ -23,18 +24,15 @@ class BeamSearch:
     most, as Search and Learn does; without it a beam at the depth limit stays unfinished.
     """
 
-    n: int = 16
-    beam_width: int = 4
-    max_depth: int = 40
+    n: AtLeastOne = 16
+    beam_width: AtLeastOne = 4
+    max_depth: AtLeastOne = 40
     finish_at_limit: bool = False
-    limit_tokens: int = 2048
-    aggregation: str = "last"
+    limit_tokens: AtLeastOne = 2048
+    aggregation: Annotated[str, AGGREGATIONS] = "last"
 
     def __post_init__(self) -> None:
-        for name in ("n", "beam_width", "max_depth", "limit_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"BeamSearch.{name} is {getattr(self, name)}; allowed: >= 1.")
-        check_choice("BeamSearch.aggregation", self.aggregation, tuple(AGGREGATIONS))
+        check(self)
 
     @property
     def num_survivors(self) -> int:
@@ -47,7 +45,10 @@ class BeamSearch:
         survivors = [Beam()]
         for depth in range(1, self.max_depth + 1):
             active = refill(survivors, self.n - len(done))
-            steps = yield self._generate(active, depth)
+            if self.finish_at_limit and depth == self.max_depth:
+                steps = yield Generate(active, stop=(), max_tokens=self.limit_tokens)
+            else:
+                steps = yield Generate(active)
             beams = tuple(node.grown(step) for node, step in zip(active, steps))
             scores = yield Score(beams)
             scored = [beam.scored(row) for beam, row in zip(beams, scores)]
@@ -57,11 +58,6 @@ class BeamSearch:
                 return outcome(done, self.aggregation)
             survivors = best(growing, self.num_survivors, self.aggregation)
         return outcome(done + growing, self.aggregation)
-
-    def _generate(self, active: tuple[Beam, ...], depth: int) -> Generate:
-        if self.finish_at_limit and depth == self.max_depth:
-            return Generate(active, stop=(), max_tokens=self.limit_tokens)
-        return Generate(active)
 
 
 def best(beams: Sequence[Beam], count: int, aggregation: str) -> list[Beam]:
@@ -91,15 +87,12 @@ def split_steps(text: str) -> tuple[str, ...]:
 class BestOfN:
     """n samples of at most max_tokens tokens each, every one scored step by step."""
 
-    n: int = 16
-    max_tokens: int = 2048
-    aggregation: str = "last"
+    n: AtLeastOne = 16
+    max_tokens: AtLeastOne = 2048
+    aggregation: Annotated[str, AGGREGATIONS] = "last"
 
     def __post_init__(self) -> None:
-        for name in ("n", "max_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"BestOfN.{name} is {getattr(self, name)}; allowed: >= 1.")
-        check_choice("BestOfN.aggregation", self.aggregation, tuple(AGGREGATIONS))
+        check(self)
 
     def search(self, problem: Problem) -> SearchGenerator:
         """One Generate, one Score, and the samples in order of their scores."""

@@ -14,8 +14,8 @@ dtype, quantization, batch_invariant and finish_at_limit change tokens; they are
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from workbench.core import TokenEngine
 from workbench.errors import ConfigError
@@ -72,24 +72,29 @@ class AdmissionControl:
     """
 
     def __init__(self, llm: TokenEngine, prm: TokenEngine) -> None:
-        self._caches: list[Any] = [getattr(engine, "cache", None) for engine in (llm, prm)]
+        self._engines = llm, prm
 
     def admitted(self, in_flight: Sequence[ActiveSearch]) -> list[ActiveSearch]:
         """The first so many that fit into both caches, at least one; none while one is scored."""
         if any(isinstance(search.request, Score) for search in in_flight):
             return []
-        rooms = [float("inf") if cache is None else TO_KEEP * cache.room for cache in self._caches]
+        rooms = [engine.cache_room for engine in self._engines]
         held = [0, 0]
         admitted: list[ActiveSearch] = []
         for search in in_flight:
-            held = [blocks + more for blocks, more in zip(held, self._blocks(search))]
-            if admitted and any(blocks > room for blocks, room in zip(held, rooms)):
+            needs = zip(self._spans(search), rooms)
+            blocks = [0 if room is None else _full_blocks(s, room.block_size) for s, room in needs]
+            held = [before + more for before, more in zip(held, blocks)]
+            full = [
+                room is not None and more > TO_KEEP * room.blocks for more, room in zip(held, rooms)
+            ]
+            if admitted and any(full):
                 break
             admitted.append(search)
         return admitted
 
-    def _blocks(self, search: ActiveSearch) -> Iterator[int]:
-        """Full blocks of each model that hold the beams which a search goes on from."""
+    def _spans(self, search: ActiveSearch) -> tuple[Iterable[Span], Iterable[Span]]:
+        """Tokens of each model that hold the beams which a search goes on from."""
         assert isinstance(search.request, Generate)
         parents = {beam.path[:-1]: beam for beam in search.request.beams}
         sampled = {
@@ -104,8 +109,7 @@ class AdmissionControl:
             for beam in parents.values()
             for node, span in search.scores.spans(beam.steps)
         }
-        for cache, spans in zip(self._caches, (nodes, scored.values())):
-            yield 0 if cache is None else _full_blocks(spans, cache.block_size)
+        return nodes, scored.values()
 
 
 def _full_blocks(spans: Iterable[Span], size: int) -> int:
