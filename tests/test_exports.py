@@ -15,7 +15,7 @@ TORCH_FREE = (
     "config.py",
     "errors.py",
     "tokenizer.py",
-    "trace",
+    "trace.py",
     "engine/scheduler.py",
     "kvcache",
     "models/spec.py",

@@ -267,7 +267,7 @@ def test_make_targets_and_commands_exist() -> None:
         cwd=ROOT,
     ).stdout
     for command in set(re.findall(r"(?:`|^    )workbench ([a-z][a-z-]+)", text, flags=re.M)):
-        assert re.search(rf"^    {command}\b", shown, flags=re.M), command
+        assert re.search(rf"^  {command}\b", shown, flags=re.M), command
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ _EXPORTS = {
     "KVCacheManager": "workbench.kvcache.manager",
     "KVArena": "workbench.kvcache.arena",
     "MemoryProfile": "workbench.engine.memory",
-    "Trace": "workbench.trace.files",
+    "Trace": "workbench.trace",
     "Generate": "workbench.search.requests",
     "Score": "workbench.search.requests",
     "Step": "workbench.search.requests",

@@ -161,12 +161,11 @@ class _Settings:
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
         known = [f.name for f in fields(cls)]
-        for key in given:
-            if key not in known:
-                raise ConfigError(
-                    f"{cls.__name__} has no setting {key!r}.{nearest(key, known)} "
-                    f"Known: {', '.join(known)}."
-                )
+        for key in [key for key in given if key not in known]:
+            raise ConfigError(
+                f"{cls.__name__} has no setting {key!r}.{nearest(key, known)} "
+                f"Known: {', '.join(known)}."
+            )
         return cls(**given)
 
     def to_dict(self) -> dict[str, Any]:
@@ -218,9 +217,8 @@ class EngineConfig(_Settings):
         if len(given) > 1:
             raise ConfigError(f"EngineConfig got {' and '.join(given)}; give one of them.")
         if isinstance(self.memory, float):
-            self._require(
-                "memory", 0 < self.memory <= 1, "a share in (0, 1], bytes, or text ('1GiB')"
-            )
+            allowed = "a share in (0, 1], bytes, or text ('1GiB')"
+            self._require("memory", 0 < self.memory <= 1, allowed)
         for size in (self.memory, self.kv_memory):
             if size is not None and not isinstance(size, float):
                 parse_size(size)
@@ -228,15 +226,11 @@ class EngineConfig(_Settings):
         self._require("max_num_batched_tokens", fits, f">= max_num_seqs ({self.max_num_seqs})")
         named = re.fullmatch(r"cpu|cuda(:\d+)?", self.device) is not None
         self._require("device", named, "'cpu', 'cuda', or one of several GPUs: 'cuda:1'")
-        shares = self.batching == "static" and self.enable_prefix_caching
-        self._require(
-            "enable_prefix_caching", not shares, "False with batching='static', which pads prompts"
-        )
-        self._require(
-            "reuse_partial_blocks",
-            self.enable_prefix_caching or not self.reuse_partial_blocks,
-            "False with enable_prefix_caching=False: full blocks lead to partial ones",
-        )
+        caching, padded = self.enable_prefix_caching, self.batching == "static"
+        allowed = "False with batching='static', which pads prompts"
+        self._require("enable_prefix_caching", not (padded and caching), allowed)
+        allowed = "False with enable_prefix_caching=False: full blocks lead to partial ones"
+        self._require("reuse_partial_blocks", caching or not self.reuse_partial_blocks, allowed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,10 +283,8 @@ class StrategyConfig(SearchConfig):
     def __post_init__(self) -> None:
         check(self)
         self._require("beam_width", self.beam_width <= self.n, f"<= n ({self.n})")
-        steps = self.strategy == "beam_search"
-        self._require(
-            "finish_at_limit", steps or not self.finish_at_limit, "False but in a beam_search"
-        )
+        steps = self.strategy == "beam_search" or not self.finish_at_limit
+        self._require("finish_at_limit", steps, "False but in a beam_search")
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,11 +337,11 @@ class SweepConfig(_Settings):
     def __post_init__(self) -> None:
         check(self)
         parse_size(self.total_memory)
-        in_range = bool(self.shares) and all(0 < share < 1 for share in self.shares)
+        in_range = all(0 < share < 1 for share in self.shares or (0,))
         self._require("shares", in_range, "one or more shares in (0, 1)")
-        self._require("shares", len(set(self.shares)) == len(self.shares), "each share once")
         self._require("seeds", bool(self.seeds), "one or more whole numbers")
-        self._require("seeds", len(set(self.seeds)) == len(self.seeds), "each seed once")
+        for name, once in (("shares", "each share once"), ("seeds", "each seed once")):
+            self._require(name, len(set(getattr(self, name))) == len(getattr(self, name)), once)
         EngineConfig(device=self.device)  # refuses other names
         self.search()
 

@@ -1,7 +1,6 @@
 """The plain data that layers hand to each other, and the one protocol search needs of an engine.
 
 No torch here: a plan can be pickled, replayed without a model, or sent to another process.
-What it does not do: decide anything. The scheduler makes plans, an executor carries them out.
 """
 
 from __future__ import annotations
@@ -256,10 +255,7 @@ class TokenEngine(Protocol):
 
     @property
     def description(self) -> Mapping[str, Any]:
-        """What a recording keeps of it: config, spec, num_blocks, weight_bytes and block_bytes.
-
-        Those that it does not know are absent.
-        """
+        """Of config, spec, num_blocks, weight_bytes and block_bytes, for a recording, the known."""
         ...
 
     def trace_as(self, recorder: Any, name: str) -> None:
@@ -269,8 +265,5 @@ class TokenEngine(Protocol):
     def forget(
         self, lines: SequenceOf[SequenceOf[int]], kept: SequenceOf[SequenceOf[int]] = ()
     ) -> int:
-        """Give up the cached KV of these tokens but what `kept` needs (capability "forget").
-
-        Returns the blocks given up; no token depends on it.
-        """
+        """Give up cached KV of these tokens that `kept` ones do not need (capability "forget")."""
         ...

@@ -9,7 +9,7 @@ import pytest
 from workbench.bench import memory
 from workbench.bench.record import KEYS, Row, read_record, record, renewed, write_record
 from workbench.cli import main
-from workbench.cli.bench import mode_of
+from workbench.cli.tools import mode_of
 from workbench.errors import ConfigError
 
 FIELDS = [

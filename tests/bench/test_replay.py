@@ -10,13 +10,12 @@ from workbench.bench import replay
 from workbench.bench.cells import LIMITS, SPLITS, Cell, cells
 from workbench.bench.replay import MODE
 from workbench.cli import main
-from workbench.cli.arguments import BENCHES
 from workbench.replay.answers import Answers
 from workbench.replay.curves import search_calls
 from workbench.replay.devices import PRESETS, load_device
 from workbench.replay.workload import thesis_search
 from workbench.search.problems import Problem
-from workbench.trace.files import Trace
+from workbench.trace import Trace
 
 
 def test_cells_differ_and_none_is_fitted_and_held_out() -> None:
@@ -56,7 +55,6 @@ def test_the_rows_of_a_small_run(monkeypatch) -> None:
     } <= set(rows)
     assert rows["events_identical"].value == rows["miss_ratio_exact"].value == 1.0
     assert all(row.value >= 0 for name, row in rows.items() if "_error@" not in name)
-    assert "replay" in BENCHES
 
 
 def test_rows_at_scale_are_of_the_first_replay_and_of_the_large_search(monkeypatch) -> None:

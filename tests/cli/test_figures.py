@@ -6,9 +6,7 @@ import pandas as pd
 import pytest
 
 from tests.experiments.fakes import fake_result
-from workbench.cli import figures as figures_command
-from workbench.cli import main
-from workbench.cli.arguments import build_parser
+from workbench.cli import main, study
 from workbench.experiments.batch_plan import GRIDS, batch_cells
 from workbench.experiments.batch_study import BatchStudy
 from workbench.experiments.face import completeness
@@ -60,9 +58,10 @@ def test_a_replot_takes_no_parameter_that_only_a_run_could_use(tmp_path, capsys)
 def test_a_failed_run_is_on_the_face_and_on_the_terminal(broken, tmp_path, monkeypatch, capsys):
     assert completeness(broken) == "3 of 4 runs (failed: split-0.300-seed0)"
     faces = []
-    monkeypatch.setattr(figures_command, "claims_of", lambda *_: [])
-    monkeypatch.setattr(figures_command, "write_report", lambda *given: faces.append(given[2]))
-    assert figures_command._report(broken, [], {}, figures_command.terminal()) == 1
+    claims, report = "workbench.experiments.claims.claims_of", "workbench.experiments.report"
+    monkeypatch.setattr(claims, lambda *_: [])
+    monkeypatch.setattr(f"{report}.write_report", lambda *given: faces.append(given[2]))
+    assert study.report(broken, [], {}, [])
     shown = capsys.readouterr().out
     assert "failed: split-0.300-seed0" in shown
     assert "RuntimeError: the cable was [pulled]" in shown
@@ -71,18 +70,16 @@ def test_a_failed_run_is_on_the_face_and_on_the_terminal(broken, tmp_path, monke
 
 
 def test_failed_runs_are_repeated_when_asked(broken, tmp_path, monkeypatch):
-    seen = {}
+    seen = []
 
     def remember(config, runs_dir, **named):
-        seen.update(named)
-        return run_sweep(config, runs_dir, execute=fake_result, progress=False, **named)
+        seen.append((runs_dir, named))
+        return run_sweep(broken.config, runs_dir, execute=fake_result, progress=False, **named)
 
-    monkeypatch.setattr(figures_command, "run_sweep", remember)
-    words = ["figures", "--profile", "quick", "--runs", str(tmp_path / "runs"), "--retry-failed"]
-    given = build_parser().parse_args(words)
-    swept = figures_command._sweep(broken.config, given, figures_command.terminal())
-    assert seen == {"retry_failed": True}
-    assert completeness(swept) == "4 of 4 runs"
+    monkeypatch.setattr("workbench.experiments.sweep.run_sweep", remember)
+    folder = str(tmp_path / "runs")
+    assert main(["sweep", "--profile", "quick", "--runs", folder, "--retry-failed"]) == 0
+    assert seen == [(folder, {"retry_failed": True})]
 
 
 def batches(profile, **overrides):

@@ -10,7 +10,7 @@ from workbench.errors import RunStoreError
 from workbench.experiments.compare import compare
 from workbench.experiments.plan import RunSpec
 from workbench.experiments.profiles import sweep_config
-from workbench.trace.files import write_table
+from workbench.trace import write_table
 
 CONFIGURATION = sweep_config("quick", num_problems=6)
 

@@ -1,7 +1,6 @@
 """The ladder of modifications: what its rungs are, and that what it says follows from its runs."""
 
 import shutil
-from argparse import Namespace
 from dataclasses import replace
 from itertools import pairwise
 
@@ -10,7 +9,7 @@ import pandas as pd
 import pytest
 
 from tests.experiments.fakes import fake_result
-from workbench.cli import figures as figures_command
+from workbench.cli.study import stored_ladder_claims
 from workbench.errors import ConfigError, RunStoreError
 from workbench.experiments import ladder_sentences
 from workbench.experiments.compare import compare
@@ -334,5 +333,5 @@ def test_the_report_takes_both_claims_from_the_stored_ladder(study, root):
     """The first page judges the very runs that the notebook drew, by its parameters."""
     parameters = {"num_problems": 4, "in_flight": 2, "depth_limits": [1], "queue_problems": 5}
     parameters["runs_dir"] = str(root / "runs")
-    found = figures_command._ladder_claims(CONFIG, Namespace(profile="quick"), parameters)
+    found = stored_ladder_claims(CONFIG, parameters)
     assert found == ladder_claims(study)

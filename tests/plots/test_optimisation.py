@@ -105,15 +105,20 @@ def test_one_to_three_budgets_have_a_panel_each(budgets):
     assert titles == [f"{budget:g} W" for budget in budgets]
 
 
-def test_a_setting_whose_tokens_differ_is_an_open_mark_and_is_counted():
+def words(fig):
+    """What the annotations say, in one line."""
+    return " ".join(note.text for note in fig.layout.annotations)
+
+
+def test_a_setting_whose_tokens_differ_is_counted_and_named():
     """Guards that a difference cannot hide among equal accuracies."""
     table = rows()
     same = table["metric"] == "same"
+    assert f"{same.sum()} of {same.sum()} settings sample the same" in words(optimisation(table))
     table.loc[table.index[same][0], "value"] = 0.99
-    fig = optimisation(table)
-    marks = fig.data[-1].marker.symbol
-    assert list(marks).count("circle-open") == 1
-    assert f"{same.sum() - 1} sample the same" in fig.layout.xaxis7.title.text
+    said = words(optimisation(table))
+    assert f"{same.sum() - 1} of {same.sum()} settings sample the same" in said
+    assert f"Not the same: {table['setting'][same].iloc[0]} (0.90)." in said
 
 
 def test_nothing_but_the_elastic_policy_is_drawn_where_no_share_was_feasible():

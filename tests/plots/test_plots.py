@@ -1,6 +1,5 @@
 """What a figure draws is what its rows say; checked on the figure's data, never on pixels."""
 
-import ast
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from workbench import plots
 from workbench.plots import theme
 from workbench.plots.timeline import BLOCK_COLUMNS, LOST_TIME, decimated
 
+ROOT = Path(__file__).parents[2]
 FIGURES = {
     "memory_split": (plots.memory_split, synthetic.split_rows),
     "prm_blocks": (plots.prm_blocks, synthetic.block_rows),
@@ -257,11 +257,13 @@ def test_one_share_alone_can_be_drawn():
 
 
 def fig_labels(rows):
-    return (theme._both(rows["llm_kv_tokens"].iloc[0], rows["prm_kv_tokens"].iloc[0]),)
+    return (theme.both_rooms(rows.iloc[0]),)
 
 
-def test_plots_import_nothing_of_the_workbench():
-    for file in Path(plots.__file__).parent.glob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("workbench"):
-                assert node.module.startswith("workbench.plots"), file.name
+@pytest.mark.parametrize("file", sorted((ROOT / "figures").glob("*.parquet")), ids=lambda f: f.stem)
+def test_every_figure_of_the_study_fits_a_page(file):
+    """Guards that a figure in a chapter is neither scaled down nor cut: at most 150 x 200 mm."""
+    fig = plots.FIGURES[file.stem](pd.read_parquet(file), synthetic.FACE)
+    paper = fig.layout.meta["on_paper"]
+    assert paper["width"] <= 150 / 25.4 * 96 + 1
+    assert paper["height"] <= 200 / 25.4 * 96

@@ -5,7 +5,7 @@ import pytest
 
 from tests.plots import synthetic
 from workbench import plots
-from workbench.plots.replayed import BADGE, GROUND, as_replayed, rungs
+from workbench.plots.search import BADGE, GROUND, as_replayed, rungs
 
 PAIRS = {
     "memory_split": synthetic.split_rows,
@@ -23,6 +23,9 @@ def test_a_replayed_figure_is_told_apart(name) -> None:
     assert replayed.layout.plot_bgcolor == GROUND != measured.layout.plot_bgcolor
     assert any(BADGE in (a.text or "") for a in replayed.layout.annotations)
     assert "replayed 1B + 8B" in replayed.layout.title.text
+    (badge,) = (a for a in replayed.layout.annotations if BADGE in (a.text or ""))
+    top = replayed.layout.meta["on_paper"]["margin"]["t"]
+    assert badge.yshift + 18 <= top, "the badge is inside the page on paper too"
     assert replayed.layout.meta["caption"].startswith("Replayed 1B + 8B, not measured.")
     for before, after in zip(measured.data, replayed.data, strict=True):
         assert list(before.y) == pytest.approx(list(after.y), nan_ok=True)

@@ -151,20 +151,22 @@ def test_each_rung_has_its_rates_its_interval_and_the_factor_over_the_one_before
     fig, rows = plots.modifications(rung_rows()), rung_rows()
     bars = [t for t in fig.data if t.type == "bar"]
     assert [t.name for t in bars] == ["problems/min", "generated tokens/s", "accuracy"]
+    (gains,) = [t for t in fig.data if t.name == "gain"]
     rate = rows[rows["metric"] == "problems_per_min"]
     np.testing.assert_allclose(bars[0].x, rate["value"])
     np.testing.assert_allclose(bars[0].error_x.array, rate["high"] - rate["value"])
     assert list(bars[0].marker.pattern.shape) == ["", "", "", "/"]
-    factors = {a.y: a.text for a in fig.layout.annotations if a.text.startswith("×")}
-    assert factors == {1: "×2.00", 2: "×2.00", 3: "×0.40"}
+    assert dict(zip(gains.y, gains.text)) == {1: "×2.00", 2: "×2.00", 3: "×0.40"}
+    assert dict(zip(gains.y, gains.x)) == {1: 2.0, 2: 2.0, 3: 0.4}, "drawn as its number says"
+    assert list(np.take(gains.error_x.arrayminus, [0, 1])) == pytest.approx([0.2, 0.1])
     assert list(fig.layout.yaxis.ticktext) == ["FIRST", "SECOND", "THIRD", "STATIC_REQUESTS"]
 
 
 def test_accuracy_at_the_depth_limits_is_paired_by_place():
     fig = plots.modifications(rung_rows())
-    ends = {t.name: list(t.y) for t in fig.data if t.type == "scatter"}
+    ends = {t.name: list(t.y) for t in fig.data if t.type == "scatter" and t.name != "gain"}
     assert ends == {"sampled to the end": [0.6, 0.5], "stopped, unfinished": [0.2, 0.5]}
-    assert list(fig.layout.xaxis4.ticktext) == ["4", "40"]
+    assert list(fig.layout.xaxis5.ticktext) == ["4", "40"]
 
 
 def test_a_ladder_without_lower_limits_or_bounds_is_drawn():

@@ -11,7 +11,7 @@ from workbench.search.problems import load_problems
 from workbench.search.recording import Recording, read_recording
 from workbench.search.search import run_search
 from workbench.search.strategies import BeamSearch
-from workbench.trace.files import Trace
+from workbench.trace import Trace
 
 LIMITS = {"max_num_seqs": 16, "max_num_batched_tokens": 256, "max_model_len": 512}
 

@@ -6,7 +6,7 @@ from workbench.errors import ConfigError, RecordingError
 from workbench.replay.calibration import MeasuredRun, calibrated
 from workbench.replay.devices import Device
 from workbench.replay.simulator import replay
-from workbench.trace.files import Trace
+from workbench.trace import Trace
 
 MACHINE = Device("here", 1e11, 1e10, 2**30, "a test")
 

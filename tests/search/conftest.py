@@ -15,7 +15,7 @@ import pytest
 
 from workbench.core import RequestOutput, SamplingParams, ScoreParams, Tag
 from workbench.tokenizer import ByteTokenizer
-from workbench.trace.rows import StepCounts
+from workbench.trace import StepCounts
 
 EOS = 257
 Script = Callable[[str, int], str]  # (text so far, seed) -> what comes next, "<eos>" at its end

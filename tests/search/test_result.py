@@ -9,7 +9,7 @@ from workbench.search.problems import Problem, load_problems
 from workbench.search.result import Mark, Throughput
 from workbench.search.search import run_search
 from workbench.search.strategies import BeamSearch, BestOfN
-from workbench.trace.rows import NodeRow
+from workbench.trace import NodeRow
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from workbench.search.recording import read_recording
 from workbench.search.result import SearchResult
 from workbench.search.search import run_search
 from workbench.search.strategies import BeamSearch
-from workbench.trace.files import Trace
+from workbench.trace import Trace
 
 WIDTHS = (16, 4)  # n
 SPLITS = ((96, 480), (200, 120), (400, 80), (140, 240), (260, 96))  # blocks of LLM and PRM

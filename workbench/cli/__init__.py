@@ -1,57 +1,66 @@
-"""The command `workbench`: one subcommand a job, each in a module of its own.
+"""The command `workbench`: its verbs, and how each ends.
 
-Parsing needs the standard library alone, so help is there at once; a command's module, and whatever
-it loads, is imported when that command runs. Bad input is one clean block on standard error and
-exit status 2.
+A verb imports what it needs when it runs, so help is there at once. Bad input is one clean block on
+standard error and exit status 2.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
-from collections.abc import Sequence
-from importlib import import_module
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
-from workbench.cli.arguments import build_parser
+import typer
+
+from workbench import __version__
+from workbench.cli import study, tools
+from workbench.cli.options import FAILED
 from workbench.errors import NotebookError, StepError, WorkbenchError
 
-MODULES = {
-    "figures": "workbench.cli.figures",
-    "run": "workbench.cli.search",
-    "sweep": "workbench.cli.sweep",
-    "runs": "workbench.cli.runs",
-    "bench": "workbench.cli.bench",
-    "calibrate": "workbench.cli.calibrate",
-    "record": "workbench.cli.record",
-    "train-tiny": "workbench.cli.train",
-    "doctor": "workbench.cli.doctor",
-}
-FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+BAD_INPUT, INTERRUPTED = 2, 130
+
+app = typer.Typer(
+    rich_markup_mode=None,  # importing rich takes longer than everything else of a help page
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"max_content_width": 110},
+    epilog="Exit status: 0 done, 1 something failed, 2 bad input.",
+)
+VERBS: tuple[Callable[..., None], ...] = (study.figures, tools.run, study.sweep, tools.bench,
+    tools.calibrate, tools.record, tools.train_tiny, tools.doctor)  # fmt: skip
+for verb in VERBS:
+    app.command()(verb)
+app.add_typer(study.stored, name="runs", help="List, show, compare, export, import stored runs.")
+
+
+@app.callback(invoke_without_command=True)
+def _workbench(
+    context: typer.Context,
+    show_version: Annotated[bool, typer.Option("--version", help="show it and exit")] = False,
+) -> None:
+    """Two models that search together, one memory: engine, experiments and figures."""
+    if show_version:
+        print(f"workbench {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse, run the command, answer its exit status."""
-    parser = build_parser()
-    given = parser.parse_args(arguments)
-    if given.command is None:
-        parser.print_help()
-        return 0
+    """Run a command line and return its exit status."""
+    state: dict[str, Any] = {"debug": False, "command": "workbench"}
     try:
-        return _run(given)
+        app(arguments, prog_name="workbench", obj=state)
+    except SystemExit as left:
+        if isinstance(left.__context__, BrokenPipeError):  # the reader left, as `head` does
+            return 0
+        if left.code == INTERRUPTED:
+            text = "Interrupted. Finished runs are kept; the same command resumes."
+            print(f"\n{text}", file=sys.stderr)
+        return int(left.code or 0)
     except WorkbenchError as problem:
-        if given.debug:
+        if state["debug"]:
             raise
-        print(f"workbench {given.command}: {problem}", file=sys.stderr)
+        print(f"{state['command']}: {problem}", file=sys.stderr)
         return FAILED if isinstance(problem, NotebookError | StepError) else BAD_INPUT
-    except KeyboardInterrupt:
-        print("\nInterrupted. Finished runs are kept; the same command resumes.", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:  # the reader of our output left, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-
-
-def _run(given: argparse.Namespace) -> int:
-    module = import_module(MODULES[given.command])
-    return int(module.run() if given.command == "doctor" else module.run(given))
+    return 0

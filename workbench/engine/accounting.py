@@ -15,7 +15,7 @@ from workbench.core import Sequence
 from workbench.engine.inputs import Batch, Chunk, PlannedStep, tokens_to_compute
 from workbench.kvcache.manager import Allocation, KVCacheManager
 from workbench.kvcache.recompute import NOTHING_LOST, Lost
-from workbench.trace.rows import StepCounts
+from workbench.trace import StepCounts
 
 _COUNTED = (
     "allocated",

@@ -30,7 +30,7 @@ from workbench.engine.parts import Weights, build_parts
 from workbench.engine.shared import ArenaPlace
 from workbench.errors import StepError
 from workbench.kvcache.arena import KVArena
-from workbench.trace.recorder import Recorder, Trace
+from workbench.trace import Recorder, Trace
 
 Prompt = str | SequenceOf[int]
 TokenLines = SequenceOf[SequenceOf[int]]

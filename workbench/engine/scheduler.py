@@ -23,7 +23,7 @@ from workbench.engine.inputs import Batch, Chunk, PlannedStep, plan_step, tokens
 from workbench.engine.limits import first_wanted, length_limit, require_room, require_servable
 from workbench.engine.outcome import StopChecker, stopped, take_scores, take_tokens
 from workbench.kvcache.manager import KVCacheManager
-from workbench.trace.rows import StepCounts
+from workbench.trace import StepCounts
 
 
 class Scheduler:

@@ -16,7 +16,7 @@ from workbench.config import SweepConfig
 from workbench.experiments.plan import Identity
 from workbench.models.folders import DUMMY, find_model
 from workbench.search.problems import Problem, load_problems
-from workbench.trace.files import SCHEMA_VERSION
+from workbench.trace import SCHEMA_VERSION
 
 WHOLE_UP_TO = 256 * 2**20
 """Bytes up to which a file is hashed as a whole."""

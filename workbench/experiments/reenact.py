@@ -32,8 +32,7 @@ from workbench.replay.simulator import (
 from workbench.search.prm import ScoreCache
 from workbench.search.recording import RecordedEngine, Recording
 from workbench.search.result import Throughput
-from workbench.trace.files import Trace
-from workbench.trace.recorder import Recorder
+from workbench.trace import Recorder, Trace
 
 
 @dataclass(frozen=True, slots=True, eq=False)

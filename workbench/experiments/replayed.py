@@ -31,7 +31,7 @@ from workbench.replay.devices import Device, load_device
 from workbench.replay.lengths import MATH500
 from workbench.replay.what_if import WhatIfResult, what_if
 from workbench.replay.workload import IN_FLIGHT, Assumptions, thesis_search
-from workbench.trace.files import SCHEMA_VERSION
+from workbench.trace import SCHEMA_VERSION
 
 RUNG = "replayed 1B + 8B"
 DEVICE = "a100-40"

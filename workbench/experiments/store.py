@@ -21,7 +21,7 @@ from typing import Any
 import pandas as pd
 
 from workbench.errors import RunStoreError, nearest
-from workbench.trace.files import read_table, write_table
+from workbench.trace import read_table, write_table
 
 TABLES = ("runs", "problems", "steps", "requests", "nodes", "spans")
 CONFIG = "config.json"

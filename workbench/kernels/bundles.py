@@ -21,7 +21,7 @@ import numpy as np
 from numba import njit
 
 from workbench.kernels.addresses import floats, put
-from workbench.kernels.lane_tiles import AT_ONCE, adding_values, scoring
+from workbench.kernels.lane_tiles import AT_ONCE, MOST_VECTORS, adding_values, scoring
 from workbench.kernels.lanes import (
     WIDTH,
     add,
@@ -126,7 +126,7 @@ def _weigh(count: int, scores: int, line: int, top: int, total: int, shrink: int
 
 def _attending(registers: int) -> Any:
     """`attend_tile` for bundles of so many registers."""
-    line = registers * _REGISTER
+    line, step = registers * _REGISTER, min(registers, MOST_VECTORS) * _REGISTER
     score, add_values = scoring(registers), adding_values(registers)
 
     @_called
@@ -142,8 +142,9 @@ def _attending(registers: int) -> Any:
         hides: bool,
     ) -> None:
         for j in range(0, count, AT_ONCE):
-            at = bundle + QUERIES * line
-            score(keys + (first + j) * _ADDRESS, stride, at, head_dim, scores + j * line)
+            for at in range(0, line, step):
+                queries, target = bundle + QUERIES * line + at, scores + j * line + at
+                score(keys + (first + j) * _ADDRESS, stride, queries, head_dim, target)
         for at in range(0, line, _REGISTER):
             mine = bundle + at
             if hides:
@@ -153,7 +154,8 @@ def _attending(registers: int) -> Any:
         sums, shrink = bundle + (QUERIES + head_dim) * line, bundle + SHRINK * line
         for d in range(0, head_dim, AT_ONCE):
             here = values + first * _ADDRESS
-            add_values(here, 4 * d, count, scores, shrink, sums + d * line)
+            for at in range(0, line, step):
+                add_values(here, 4 * d, count, scores + at, shrink + at, sums + d * line + at)
 
     return attend_tile
 

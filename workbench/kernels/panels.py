@@ -4,9 +4,11 @@ Panel p holds columns 32 p .. 32 p + 31 (outputs of the product), the last one f
 Within it, in order of inputs:
 
     FLOAT32   32 float32 an input
-    INT8      every `group` inputs: 32 scales, then 32 int8 codes an input
-    INT4      every `group` inputs: 32 scales, 32 offsets, then 16 bytes an input, whose lower
-              four bits are columns 0 .. 15 and upper four bits columns 16 .. 31
+    INT8      every `group` inputs: 32 scales, then 32 words for every four inputs
+    INT4      every `group` inputs: 32 scales, 32 offsets, then 32 words for every eight inputs
+
+A word is a column's: its lowest bits are the code of the first of these inputs, and so on. So each
+input's codes come out of a register of words by a shift, without moving anything sideways.
 
 A weight is scale * code + offset in float32, rounded once. Scales and offsets are float16 where
 that is exact, else float32. Codes stay as small as the file had them; the kernel widens some inputs
@@ -175,10 +177,11 @@ def _place_bytes(codes: Any, order: Any, group: int, start: int, data: Any) -> N
     room = np.empty((PANEL, codes.shape[1]), np.uint8)
     for panel in range(len(data)):
         _take(codes, order, panel, room)
-        for k in range(codes.shape[1]):
+        for k in range(0, codes.shape[1], 4):
             at = start + k % group * PANEL
             for column in range(PANEL):
-                data[panel, k // group, at + column] = room[column, k]
+                for byte in range(4):
+                    data[panel, k // group, at + 4 * column + byte] = room[column, k + byte]
 
 
 @compiled(*_CODES)
@@ -186,8 +189,10 @@ def _place_nibbles(codes: Any, order: Any, group: int, start: int, data: Any) ->
     room = np.empty((PANEL, codes.shape[1]), np.uint8)
     for panel in range(len(data)):
         _take(codes, order, panel, room)
-        for k in range(codes.shape[1]):
-            at = start + k % group * WIDTH
-            for byte in range(WIDTH):
-                upper = room[WIDTH + byte, k] << 4
-                data[panel, k // group, at + byte] = room[byte, k] | upper
+        for k in range(0, codes.shape[1], 8):
+            at = start + k % group * PANEL // 2
+            for column in range(PANEL):
+                for byte in range(4):
+                    upper = room[column, k + 2 * byte + 1] << 4
+                    both = room[column, k + 2 * byte] | upper
+                    data[panel, k // group, at + 4 * column + byte] = both

@@ -19,8 +19,8 @@ from workbench.kernels.addresses import floats, integers, numbers, put
 from workbench.kernels.lanes import WIDTH, add, div, exponential, mul, same, sub
 from workbench.kernels.panels import FLOAT32, INT4, Panels
 from workbench.kernels.team import Team, kernel, take
-from workbench.kernels.tiles import MOST_ROWS, PANEL, tile
-from workbench.kernels.widening import FEW_ROWS, few_rows, widen
+from workbench.kernels.tiles import COLUMNS, MOST_ROWS, PANEL, tile
+from workbench.kernels.widening import FEW_COLUMNS, FEW_ROWS, few_rows, widen
 
 ROWS = 256  # of one piece
 _DEPTH = 128  # inputs widened at a time: 16 KiB
@@ -67,7 +67,9 @@ def _multiply_float(x: Any, weights: int, depth: int, out: Any, fresh: bool) -> 
     for number in range(tiles):
         count = x.rows // tiles + (1 if number < x.rows % tiles else 0)
         at, to = x.address + row * x.stride, out.address + row * out.stride
-        tile(count, at, x.stride, weights, to, out.stride, depth, fresh)
+        for column in range(0, _BYTES, COLUMNS * 4):
+            there = to + column
+            tile(count, at, x.stride, weights + column, there, out.stride, depth, fresh)
         row += count
 
 
@@ -77,10 +79,15 @@ def _multiply(x: Any, m: Any, number: int, out: Any, fresh: bool, room: Any) -> 
     panel = m.address + number * m.panel_bytes
     bits, groups, to = 4 if m.kind == INT4 else 8, m.inputs // m.group, out.address
     if m.kind == FLOAT32:
-        _multiply_float(x, panel, m.inputs, out, fresh)
+        for k in range(0, m.inputs, _DEPTH):
+            some = _Rows(x.address + k * 4, x.stride, x.rows)
+            depth = min(_DEPTH, m.inputs - k)
+            _multiply_float(some, panel + k * _BYTES, depth, out, fresh and k == 0)
     elif x.rows <= FEW_ROWS:
-        at, step = x.address, x.stride
-        few_rows(x.rows, bits, m.half, m.group, at, step, panel, to, out.stride, groups, fresh)
+        at, step, to_step = x.address, x.stride, out.stride
+        for c in range(0, PANEL, FEW_COLUMNS):
+            there, half = to + c * 4, m.half
+            few_rows(x.rows, bits, half, m.group, at, step, panel, c, there, to_step, groups, fresh)
     else:
         for k in range(0, m.inputs, _DEPTH):
             depth = min(_DEPTH, m.inputs - k)

@@ -1,11 +1,11 @@
-"""The innermost loops of a matrix product: some rows times 32 columns, in LLVM's own terms.
+"""The innermost loops of a matrix product: some rows times some columns, in LLVM's own terms.
 
-    out[r, c] (+)= x[r, 0] w[0, c] + x[r, 1] w[1, c] + ...      r < rows, c < 32
+    out[r, c] (+)= x[r, 0] w[0, c] + x[r, 1] w[1, c] + ...      r < MOST_ROWS, c < COLUMNS
 
 Each product is fused with its addition, inputs in ascending order, one sum for each element that
 stays in a register: an element's value does not depend on how many rows there are, nor on where a
-sum is interrupted and taken up again. 14 rows of 32 columns are 28 registers of 16 numbers, as many
-as AVX-512 has room for; other machines split them. Quantised weights: `widening`.
+sum is interrupted and taken up again. `isa` says how many rows and columns fill the registers.
+Quantised weights: `widening`.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from workbench.kernels.isa import ISA
 from workbench.kernels.lanes import WIDTH
 
-PANEL = 2 * WIDTH  # columns side by side
-MOST_ROWS = 14
+PANEL = 2 * WIDTH  # columns of packed weights side by side
+MOST_ROWS, _VECTORS = ISA.tile
+COLUMNS = _VECTORS * WIDTH
 _LONG = ir.IntType(64)
 _FLOAT = ir.FloatType()
 _VECTOR = ir.VectorType(_FLOAT, WIDTH)
 _FLOAT_BYTES, _VECTOR_BYTES = 4, 4 * WIDTH
 
 
-Sums = list[list[Any]]  # a vector a row and half panel
+Sums = list[list[Any]]  # vectors of each row
 
 
 class Tile:
-    """Emits one tile's code. Rows are addresses; all numbers are LLVM values."""
+    """Emits the code of rows x columns vectors. Rows are addresses; numbers are LLVM values."""
 
-    columns = PANEL // WIDTH  # vectors side by side
-
-    def __init__(self, builder: ir.IRBuilder, rows: int) -> None:
-        self.builder, self.rows = builder, rows
+    def __init__(self, builder: ir.IRBuilder, rows: int, columns: int) -> None:
+        self.builder, self.rows, self.columns = builder, rows, columns
 
     def fma(self, a: Any, b: Any, c: Any) -> Any:
         """a * b + c, rounded once."""
@@ -63,6 +63,18 @@ class Tile:
         for row, line in zip(rows, sums):
             for c, value in enumerate(line):
                 self.builder.store(value, self.at(row, c * _VECTOR_BYTES, _VECTOR), align=4)
+
+    def zeros(self) -> Sums:
+        """Sums of nothing."""
+        zero = ir.Constant(_VECTOR, [0.0] * WIDTH)
+        return [[zero] * self.columns for _ in range(self.rows)]
+
+    def scaled(self, rows: list[Any], factors: Sums) -> Sums:
+        """What is in `rows`, times factors."""
+        return [
+            [self.builder.fmul(value, factor) for value, factor in zip(self.vectors(row), line)]
+            for row, line in zip(rows, factors)
+        ]
 
     def start(self, rows: list[Any], fresh: Any) -> Sums:
         """Zeros if fresh, else what is in `rows`."""
@@ -112,9 +124,27 @@ class Tile:
             new.append([self.fma(spread, w, s) for w, s in zip(weights, line)])
         return new
 
+    def add_column(self, sums: Sums, x: list[Any], offset: Any, column: int, weights: Any) -> Sums:
+        """As `add_numbers`, of one vector of columns only."""
+        b, new = self.builder, []
+        for row, line in zip(x, sums):
+            scalar = b.load(b.inttoptr(b.add(row, offset), _FLOAT.as_pointer()))
+            value = self.fma(self._spread(scalar), weights, line[column])
+            new.append([*line[:column], value, *line[column + 1 :]])
+        return new
+
     def at(self, address: Any, offset: int, kind: ir.Type) -> Any:
         """A pointer to a `kind`, so many bytes behind an address."""
         return self.builder.inttoptr(self.builder.add(address, _LONG(offset)), kind.as_pointer())
+
+    def barrier(self) -> None:
+        """No load moves from behind to before: so registers are not filled too early."""
+        self.builder.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], True)
+
+    def integer(self, table: Any, number: Any) -> Any:
+        """An int64 of a table."""
+        b = self.builder
+        return b.load(self.at(b.add(table, b.mul(number, _LONG(8))), 0, _LONG))
 
     def _spread(self, scalar: Any) -> Any:
         b = self.builder
@@ -155,22 +185,24 @@ def tile(
     depth: Any,
     fresh: Any,
 ) -> Any:
-    """out [rows, 32] = x [rows, depth] @ panel [depth, 32], or += it if `fresh` is 0; float32.
+    """out [rows, COLUMNS] = x [rows, depth] @ panel, or += it if `fresh` is 0; float32.
 
-    rows: 1 to 14; depth: at least 1; addresses and the strides of rows are in bytes.
+    panel: COLUMNS of PANEL columns, [depth, PANEL]; rows: 1 to MOST_ROWS; depth: at least 1;
+    addresses and the strides of rows are in bytes.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         rows, x, x_stride, panel, out, out_stride, depth, fresh = args
         with each_case(builder, rows, range(1, MOST_ROWS + 1)) as counts:
             for count in counts:
-                _emit_tile(Tile(builder, count), x, x_stride, panel, out, out_stride, depth, fresh)
+                code = Tile(builder, count, _VECTORS)
+                emit_tile(code, x, x_stride, panel, out, out_stride, depth, fresh)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 8), generate
 
 
-def _emit_tile(
+def emit_tile(
     code: Tile,
     x: Any,
     x_stride: Any,
@@ -180,6 +212,7 @@ def _emit_tile(
     depth: Any,
     fresh: Any,
 ) -> None:
+    """`tile` of as many rows and columns as the tile has."""
     b, target = code.builder, code.addresses(out, out_stride)
     sources = code.addresses(x, x_stride)
 

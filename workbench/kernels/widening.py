@@ -7,78 +7,80 @@ for many, `widen` puts them down once and `tile` reads them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from workbench.kernels.isa import ISA
 from workbench.kernels.lanes import WIDTH
 from workbench.kernels.tiles import PANEL, Sums, Tile, each_case
 
-FEW_ROWS = 4
+FEW_ROWS, _VECTORS = ISA.few
+FEW_COLUMNS = _VECTORS * WIDTH
 _FORMS = ((4, False), (8, False), (4, True), (8, True))  # bits of a code; whether scales are halves
 _LONG, _FLOAT = ir.IntType(64), ir.FloatType()
 _VECTOR, _HALVES = ir.VectorType(_FLOAT, WIDTH), ir.VectorType(ir.HalfType(), WIDTH)
-_BYTES, _INTS = ir.VectorType(ir.IntType(8), WIDTH), ir.VectorType(ir.IntType(32), WIDTH)
+_WORDS = ir.VectorType(ir.IntType(32), WIDTH)
+_WORD_BYTES = 4
 
 
 def _whole(value: int) -> ir.Constant:
-    return ir.Constant(_INTS, [value] * WIDTH)
+    return ir.Constant(_WORDS, [value] * WIDTH)
 
 
-class _Quantised:
-    """Emits the widening of one form: bits of a code, scales as halves, inputs to a scale."""
+class _Group:
+    """Emits the widening of a group of inputs, of one form: bits of a code, scales as halves.
 
-    def __init__(self, code: Tile, bits: int, half: bool, group: Any) -> None:
-        self.code, self.builder, self.bits, self.half, self.group = (
+    panel: the address of the first of the tile's columns among a panel's words, without the bytes
+    of scales before it; the columns' scales are found from it, too.
+    """
+
+    def __init__(self, code: Tile, bits: int, half: bool, size: Any) -> None:
+        self.code, self.builder, self.bits, self.half, self.size = (
             code,
             code.builder,
             bits,
             half,
-            group,
+            size,
         )
-        self.scale_bytes = PANEL * (2 if half else 4)
-        self.input_bytes = PANEL * bits // 8
+        self.at_once = 32 // bits  # inputs whose codes share a word
+        self.scale_bytes = 2 if half else 4
+        self.arrays = 2 if bits == 4 else 1  # of scales, and of offsets
 
-    def open(self, panel: Any, number: Any) -> Callable[[Any], list[Any]]:
-        """A group's weights by input: its scales are loaded here, its codes where asked for."""
-        b, arrays = self.builder, 2 if self.bits == 4 else 1
-        before = _LONG(arrays * self.scale_bytes)
-        size = b.add(before, b.mul(self.group, _LONG(self.input_bytes)))
+    def open(self, panel: Any, number: Any, column: Any) -> None:
+        """The group of this number: loads its scales."""
+        b = self.builder
+        before = self.arrays * self.scale_bytes * PANEL
+        size = b.add(_LONG(before), b.mul(self.size, _LONG(PANEL * self.bits // 8)))
         at = b.add(panel, b.mul(number, size))
-        codes, scales = b.add(at, before), self._scales(at)
-        offsets = self._scales(b.add(at, _LONG(self.scale_bytes))) if arrays == 2 else None
+        scales = b.add(at, b.mul(column, _LONG(self.scale_bytes)))
+        self.scales = self._floats(scales)
+        self.offsets = self._floats(b.add(scales, _LONG(self.scale_bytes * PANEL)))
+        self.words = b.add(b.add(at, _LONG(before)), b.mul(column, _LONG(_WORD_BYTES)))
 
-        def weights(k: Any) -> list[Any]:
-            place = b.add(codes, b.mul(k, _LONG(self.input_bytes)))
-            if offsets is None:
-                return [b.fmul(s, c) for s, c in zip(scales, self._signed_bytes(place))]
-            three = zip(scales, self._nibbles(place), offsets)
-            return [self.code.fma(*values) for values in three]
+    def words_of(self, number: Any) -> list[Any]:
+        """The codes of `at_once` inputs, a word a column."""
+        b = self.builder
+        return self.code.vectors(
+            b.add(self.words, b.mul(number, _LONG(PANEL * _WORD_BYTES))), _WORDS
+        )
 
-        return weights
+    def weight(self, words: list[Any], which: int, column: int) -> Any:
+        """Of one of these inputs, a vector of columns."""
+        b, word, scale = self.builder, words[column], self.scales[column]
+        if self.bits == 4:
+            code = b.and_(b.lshr(word, _whole(4 * which)), _whole(15))
+            return self.code.fma(b.sitofp(code, _VECTOR), scale, self.offsets[column])
+        code = b.ashr(b.shl(word, _whole(24 - 8 * which)), _whole(24))
+        return b.fmul(b.sitofp(code, _VECTOR), scale)
 
-    def _scales(self, address: Any) -> list[Any]:
+    def _floats(self, address: Any) -> list[Any]:
         if not self.half:
             return self.code.vectors(address)
         stored = self.code.vectors(address, _HALVES, 2)
         return [self.builder.fpext(vector, _VECTOR) for vector in stored]
-
-    def _nibbles(self, address: Any) -> list[Any]:
-        """Lower halves of 16 bytes, then upper ones."""
-        b = self.builder
-        wide = b.zext(b.load(self.code.at(address, 0, _BYTES), align=1), _INTS)
-        halves = b.and_(wide, _whole(15)), b.lshr(wide, _whole(4))
-        return [b.sitofp(half, _VECTOR) for half in halves]
-
-    def _signed_bytes(self, address: Any) -> list[Any]:
-        b = self.builder
-        return [
-            b.sitofp(b.sext(vector, _INTS), _VECTOR)
-            for vector in self.code.vectors(address, _BYTES, 1)
-        ]
 
 
 def _form_number(builder: ir.IRBuilder, bits: Any, half: Any) -> Any:
@@ -96,14 +98,16 @@ def few_rows(
     x: Any,
     x_stride: Any,
     panel: Any,
+    column: Any,
     out: Any,
     out_stride: Any,
     groups: Any,
     fresh: Any,
 ) -> Any:
-    """`tile` for 1 to 4 rows and a quantised panel of so many groups of inputs.
+    """out [rows, FEW_COLUMNS] = x @ columns of a quantised panel from `column` on; see `tile`.
 
-    bits: of a code, 4 (with offsets) or 8; half: 1 if scales are float16, else 0.
+    rows: 1 to FEW_ROWS; groups: of inputs, in all; bits: of a code, 4 (with offsets) or 8; half: 1
+    if scales are float16, else 0.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -112,34 +116,46 @@ def few_rows(
         with each_case(builder, builder.add(form, rows), range(1, 4 * FEW_ROWS + 1)) as cases:
             for case in cases:
                 number, few = divmod(case - 1, FEW_ROWS)
-                _emit_few_rows(Tile(builder, few + 1), _FORMS[number], *rest)
+                emit_few_rows(Tile(builder, few + 1, _VECTORS), _FORMS[number], *rest)
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 11), generate
+    return types.void(*[types.int64] * 12), generate
 
 
-def _emit_few_rows(
+def emit_few_rows(
     code: Tile,
     form: tuple[int, bool],
-    group: Any,
+    size: Any,
     x: Any,
     x_stride: Any,
     panel: Any,
+    column: Any,
     out: Any,
     out_stride: Any,
     groups: Any,
     fresh: Any,
 ) -> None:
+    """`few_rows` of as many rows and columns as the tile has, for one form (bits, half)."""
     b, target = code.builder, code.addresses(out, out_stride)
-    sources, quantised = code.addresses(x, x_stride), _Quantised(code, *form, group)
+    sources, group = code.addresses(x, x_stride), _Group(code, *form, size)
+    words = b.sdiv(size, _LONG(group.at_once))
 
     def one_group(number: Any, sums: Sums) -> Sums:
-        weights, first = quantised.open(panel, number), b.mul(number, group)
+        group.open(panel, number, column)
+        first = b.mul(number, size)
 
-        def one_input(k: Any, sums: Sums) -> Sums:
-            return code.add_input(sums, sources, b.add(first, k), weights(k))
+        def one_word(k: Any, sums: Sums) -> Sums:
+            at = b.mul(b.add(first, b.mul(k, _LONG(group.at_once))), _LONG(_WORD_BYTES))
+            inputs = [b.add(at, _LONG(4 * which)) for which in range(group.at_once)]
+            for column in range(code.columns):  # one after the other: fewer registers in use
+                code.barrier()
+                codes = group.words_of(k)
+                for which, place in enumerate(inputs):
+                    weight = group.weight(codes, which, column)
+                    sums = code.add_column(sums, sources, place, column, weight)
+            return sums
 
-        return code.loop(sums, group, one_input)
+        return code.loop(sums, words, one_word)
 
     code.store(target, code.loop(code.start(target, fresh), groups, one_group))
 
@@ -148,31 +164,47 @@ def _emit_few_rows(
 def widen(
     _: Any, bits: Any, half: Any, group: Any, panel: Any, first: Any, groups: Any, out: Any
 ) -> Any:
-    """Groups first, first + 1, ... of a panel: float32 [groups * group, 32] at `out`."""
+    """Groups first, first + 1, ... of a panel: float32 [groups * group, PANEL] at `out`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         bits, half, *rest = args
         with each_case(builder, _form_number(builder, bits, half), range(len(_FORMS))) as cases:
             for case in cases:
-                _emit_widen(Tile(builder, 1), _FORMS[case], *rest)
+                for column in range(0, PANEL, FEW_COLUMNS):
+                    emit_widen(Tile(builder, 1, _VECTORS), _FORMS[case], column, *rest)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 7), generate
 
 
-def _emit_widen(
-    code: Tile, form: tuple[int, bool], group: Any, panel: Any, first: Any, groups: Any, out: Any
+def emit_widen(
+    code: Tile,
+    form: tuple[int, bool],
+    column: int,
+    size: Any,
+    panel: Any,
+    first: Any,
+    groups: Any,
+    out: Any,
 ) -> None:
-    b, quantised = code.builder, _Quantised(code, *form, group)
+    """`widen` of the tile's columns from `column` on, for one form (bits, half)."""
+    b, group = code.builder, _Group(code, *form, size)
+    words = b.sdiv(size, _LONG(group.at_once))
 
     def one_group(number: Any, _: Sums) -> Sums:
-        weights, before = quantised.open(panel, b.add(first, number)), b.mul(number, group)
+        group.open(panel, b.add(first, number), _LONG(column))
+        before = b.mul(number, size)
 
-        def one_input(k: Any, _: Sums) -> Sums:
-            place = b.mul(b.add(before, k), _LONG(PANEL * 4))
-            code.store([b.add(out, place)], [weights(k)])
+        def one_word(k: Any, _: Sums) -> Sums:
+            codes = group.words_of(k)
+            line = b.add(before, b.mul(k, _LONG(group.at_once)))
+            place = b.add(out, b.mul(line, _LONG(PANEL * 4)))
+            for which in range(group.at_once):
+                there = b.add(place, _LONG((which * PANEL + column) * 4))
+                columns = range(code.columns)
+                code.store([there], [[group.weight(codes, which, c) for c in columns]])
             return []
 
-        return code.loop([], group, one_input)
+        return code.loop([], words, one_word)
 
     code.loop([], groups, one_group)

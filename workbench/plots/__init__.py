@@ -1,24 +1,20 @@
 """Figures: DataFrame in, plotly Figure out. Imports nothing else of the workbench.
 
 FIGURES names every figure of the study by the name of its files, so that stored rows can be drawn
-again. What it does not do: read runs, compute intervals, or write files (experiments does).
+again.
 """
 
 from collections.abc import Callable
 
 import plotly.graph_objects as go
 
-from workbench.plots.balance import balance
-from workbench.plots.batching import batch_limits
-from workbench.plots.caching import prefix_hits, thrashing
-from workbench.plots.capacity import kv_blocks
-from workbench.plots.memory import memory_split
-from workbench.plots.miss_ratio import miss_ratio
+from workbench.plots.batching import balance, batch_limits
+from workbench.plots.caching import miss_ratio, prefix_hits, thrashing
+from workbench.plots.memory import kv_blocks, memory_parts
 from workbench.plots.modifications import modifications
 from workbench.plots.optimisation import optimisation
-from workbench.plots.replayed import as_replayed, rungs
-from workbench.plots.requirements import memory_parts
-from workbench.plots.search import search_tree
+from workbench.plots.search import as_replayed, memory_split, rungs
+from workbench.plots.search import search_tree as search_tree
 from workbench.plots.timeline import lost_time, prm_blocks
 
 FIGURES: dict[str, Callable[..., go.Figure]] = {
@@ -44,21 +40,3 @@ FIGURES: dict[str, Callable[..., go.Figure]] = {
     "modifications": modifications,
     "optimisation": optimisation,
 }
-
-__all__ = [
-    "FIGURES",
-    "balance",
-    "batch_limits",
-    "kv_blocks",
-    "lost_time",
-    "memory_parts",
-    "memory_split",
-    "miss_ratio",
-    "modifications",
-    "optimisation",
-    "prefix_hits",
-    "prm_blocks",
-    "rungs",
-    "search_tree",
-    "thrashing",
-]

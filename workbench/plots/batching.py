@@ -1,13 +1,10 @@
-"""Throughput of each model over its two batch limits (thesis, figures 6.4 and 6.5), and static
-batches beside continuous ones.
-
-Takes one row a cell, those that cannot be included, and draws them. What it does not do: measure,
-or leave out what has no number.
+"""Throughput of each model over its two batch limits (thesis, figures 6.4 and 6.5), static batches
+beside continuous ones; which model a search waits for, and how much room its blocks waste.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -20,29 +17,37 @@ from workbench.plots.theme import (
     MODELS,
     PURPLE,
     SYMBOLS,
+    UPPER_AXIS_PX,
     Frame,
+    Style,
     finish,
-    interval,
+    highest,
     legend_at,
     mixed,
+    say,
+    series,
     shade,
+    share_axes,
 )
 
 CONTINUOUS = "continuous"
-BESIDE = {  # kind: (label, colour, dash, symbol)
-    "continuous, no prefix cache": ("no prefix cache", BLACK, "dot", "diamond"),
-    "static, padded": ("static, padded", PURPLE, "dash", "triangle-up"),
+BESIDE = {
+    "continuous, no prefix cache": Style("no prefix cache", BLACK, "dot", "diamond"),
+    "static, padded": Style("static, padded", PURPLE, "dash", "triangle-up"),
 }
 TOKENS = {"llm": "generated tokens/s", "prm": "tokens read for the first time/s"}
 STEPS = {"llm": "reasoning steps sampled/s", "prm": "reasoning steps judged/s"}
 _LIMITS_FRAME = Frame(panels=560)
-_AS_INTERVAL = {
-    "steps_per_s": "value",
-    "steps_per_s_low": "low",
-    "steps_per_s_high": "high",
-}
-_HEAT_FOOT = 0.66  # of the drawing: the lines below it, the heat map above
-_LINES_HEAD = 0.46
+_BALANCE_FRAME = Frame(panels=520, top=66 + UPPER_AXIS_PX)
+_HEAT_FOOT, _LINES_HEAD = 0.66, 0.46  # of the drawing: the heat map above, the lines below
+_BALANCE_CAPTION = (
+    "Above: reasoning steps of the search over the seconds each model was busy with them, against "
+    "the LLM's share of total memory; bars are 95 % bootstrap intervals over problems, and the "
+    "search waits longer for the model whose line is lower. Below: share of the room in active "
+    "blocks that holds no token, 1 - tokens held / (active blocks x block size) over all steps, "
+    "against the block size, for each limit of sequences in a step. Static batches hold blocks for "
+    "the longest request each may become."
+)
 
 
 def batch_limits(rows: pd.DataFrame, face: str = "") -> go.Figure:
@@ -56,10 +61,11 @@ def batch_limits(rows: pd.DataFrame, face: str = "") -> go.Figure:
     continuous = rows[rows["kind"] == CONTINUOUS]
     fig = make_subplots(rows=2)
     _heat(fig, continuous, model)
-    _lines(fig, continuous, model)
-    for kind in BESIDE:
-        _beside(fig, rows[rows["kind"] == kind], kind)
+    for line in _lines(rows, model):
+        fig.add_trace(line, row=2, col=1)
     _limit_axes(fig, rows, model)
+    cannot = "; hatched: infeasible" if continuous["tokens_per_s"].isna().any() else ""
+    say(fig, f"<b>{TOKENS[model]}</b>, continuous batching{cannot}", 0, 1, yshift=4)
     title = f"Throughput of the {MODELS[model].label} over its batch limits"
     return finish(fig, title, _limits_caption(rows, model), face, _LIMITS_FRAME)
 
@@ -69,7 +75,7 @@ def _heat(fig: go.Figure, rows: pd.DataFrame, model: str) -> None:
     table = rows.pivot_table(
         index="max_num_seqs", columns="max_num_batched_tokens", values="tokens_per_s", dropna=False
     )
-    rates = table.to_numpy(float)
+    rates, seqs, tokens = table.to_numpy(float), table.index.tolist(), table.columns.tolist()
     heat = go.Heatmap(
         z=rates,
         text=[[_short(rate) for rate in line] for line in rates],
@@ -81,109 +87,71 @@ def _heat(fig: go.Figure, rows: pd.DataFrame, model: str) -> None:
         xgap=2,
         ygap=2,
         textfont={"size": 12, "color": "#111111"},
-        customdata=[[(s, t) for t in table.columns] for s in table.index],
+        customdata=[[(s, t) for t in tokens] for s in seqs],
         hovertemplate="%{customdata[0]:,} sequences, %{customdata[1]:,} tokens: %{z:,.0f} "
-        + TOKENS[model]
-        + "<extra></extra>",
+        + f"{TOKENS[model]}<extra></extra>",
     )
     fig.add_trace(heat, row=1, col=1)
-    _hatch(fig, rows[rows["tokens_per_s"].isna()], table.columns.tolist(), table.index.tolist())
-    places = {"tickmode": "array", "showgrid": False}
-    for axis, values in (("xaxis", table.columns), ("yaxis", table.index)):
-        ticks = {"tickvals": list(range(len(values))), "ticktext": [f"{v:,}" for v in values]}
-        fig.update_layout({axis: {**places, **ticks, "range": [-0.5, len(values) - 0.5]}})
-
-
-def _hatch(fig: go.Figure, rows: pd.DataFrame, tokens: list[Any], seqs: list[Any]) -> None:
+    cannot = rows[rows["tokens_per_s"].isna()]
+    hatch = {"shape": "/", "fgcolor": GREY, "size": 7, "solidity": 0.2}
     bars = go.Bar(
-        x=[tokens.index(t) for t in rows["max_num_batched_tokens"]],
-        base=[seqs.index(s) - 0.5 for s in rows["max_num_seqs"]],
-        y=np.ones(len(rows)),
+        x=[tokens.index(t) for t in cannot["max_num_batched_tokens"]],
+        base=[seqs.index(s) - 0.5 for s in cannot["max_num_seqs"]],
+        y=np.ones(len(cannot)),
         width=1.0,
-        customdata=rows[["error"]],
-        marker={
-            "color": "#F4F4F4",
-            "line": {"width": 0},
-            "pattern": {"shape": "/", "fgcolor": GREY, "size": 7, "solidity": 0.2},
-        },
+        customdata=cannot[["error"]],
+        marker={"color": "#F4F4F4", "line": {"width": 0}, "pattern": hatch},
         name="infeasible",
         showlegend=False,
         hovertemplate="infeasible: %{customdata[0]}<extra></extra>",
     )
     fig.add_trace(bars, row=1, col=1)
+    for axis, values in (("xaxis", tokens), ("yaxis", seqs)):
+        ticks = {"tickvals": list(range(len(values))), "ticktext": [f"{v:,}" for v in values]}
+        place = {"tickmode": "array", "showgrid": False, "range": [-0.5, len(values) - 0.5]}
+        fig.update_layout({axis: {**place, **ticks}})
 
 
-def _lines(fig: go.Figure, rows: pd.DataFrame, model: str) -> None:
-    """Continuous batching over max_num_seqs, a line for each limit of tokens, darker for more."""
-    limits = sorted(rows["max_num_batched_tokens"].unique())
+def _lines(rows: pd.DataFrame, model: str) -> list[go.Scatter]:
+    """Steps/s over max_num_seqs: a line for each limit of tokens, darker for more, and what
+    continuous batching is compared with; a cross on the axis where that does not fit.
+    """
+    hover = "%{x} sequences: %{y:,.1f} steps/s"
+    names = {"steps_per_s": "value", "steps_per_s_low": "low", "steps_per_s_high": "high"}
+    measured = rows[rows["steps_per_s"].notna()].rename(columns=names).sort_values("max_num_seqs")
+    continuous = rows[rows["kind"] == CONTINUOUS]
+    limits = sorted(continuous["max_num_batched_tokens"].unique())
+    lines = []
     for rank, tokens in enumerate(limits):
-        own = rows[(rows["max_num_batched_tokens"] == tokens) & rows["steps_per_s"].notna()]
-        colour = shade(model, rank, len(limits))
-        name = f"{tokens:,} tokens a step"
-        fig.add_trace(_line(own, name, colour, "solid", SYMBOLS[rank % 7]), row=2, col=1)
-
-
-def _beside(fig: go.Figure, rows: pd.DataFrame, kind: str) -> None:
-    """What continuous batching is compared with; a cross on the axis where it does not fit."""
-    label, colour, dash, symbol = BESIDE[kind]
-    measured, refused = rows[rows["steps_per_s"].notna()], rows[rows["steps_per_s"].isna()]
-    if len(measured):
-        fig.add_trace(_line(measured, label, colour, dash, symbol), row=2, col=1)
-    if len(refused):
-        crosses = go.Scatter(
-            x=refused["max_num_seqs"],
-            y=np.zeros(len(refused)),
-            customdata=refused[["error"]],
-            name=f"{label}: does not fit",
-            mode="markers",
-            marker={"symbol": "x", "size": 10, "color": colour},
-            cliponaxis=False,
-            hovertemplate="%{x}: %{customdata[0]}<extra></extra>",
-        )
-        fig.add_trace(crosses, row=2, col=1)
-
-
-def _line(rows: pd.DataFrame, name: str, colour: str, dash: str, symbol: str) -> go.Scatter:
-    own = rows.sort_values("max_num_seqs")
-    return go.Scatter(
-        x=own["max_num_seqs"],
-        y=own["steps_per_s"],
-        error_y=interval(own.rename(columns=_AS_INTERVAL), colour),
-        name=name,
-        mode="lines+markers",
-        line={"color": colour, "dash": dash, "width": 2},
-        marker={"symbol": symbol, "size": 8, "color": colour},
-        cliponaxis=False,
-        hovertemplate="%{x} sequences: %{y:,.1f} steps/s<extra>" + name + "</extra>",
-    )
+        own = measured[measured["kind"] == CONTINUOUS]
+        own = own[own["max_num_batched_tokens"] == tokens]
+        look = (shade(model, rank, len(limits)), "solid", SYMBOLS[rank % 7])
+        style = Style(f"{tokens:,} tokens a step", *look)
+        lines.append(series(own, "max_num_seqs", style, hover))
+    for kind, style in BESIDE.items():
+        own = measured[measured["kind"] == kind]
+        refused = rows[(rows["kind"] == kind) & rows["steps_per_s"].isna()].assign(value=0.0)
+        if len(own):
+            lines.append(series(own, "max_num_seqs", style, hover))
+        if len(refused):
+            cross = Style(f"{style.label}: does not fit", style.colour, symbol="x")
+            line = series(refused, "max_num_seqs", cross, "%{x}: %{customdata[0]}", mode="markers")
+            lines.append(line.update(customdata=refused[["error"]], marker_size=10))
+    return lines
 
 
 def _limit_axes(fig: go.Figure, rows: pd.DataFrame, model: str) -> None:
     fig.update_xaxes(title_text="max_num_batched_tokens: tokens in one step", row=1, col=1)
     fig.update_yaxes(title_text="max_num_seqs", domain=[_HEAT_FOOT, 1], row=1, col=1)
     seqs = sorted(rows["max_num_seqs"].unique())
-    fig.update_xaxes(
-        title_text="max_num_seqs: sequences in one step",
-        type="log",
-        tickmode="array",
-        tickvals=seqs,
-        range=[np.log10(seqs[0]) - 0.08, np.log10(seqs[-1]) + 0.08],
-        row=2,
-        col=1,
-    )
-    reach = 1.08 * float(rows["steps_per_s"].max())
-    fig.update_yaxes(
-        title_text=STEPS[model], range=[0, reach], domain=[0, _LINES_HEAD], row=2, col=1
-    )
+    ends = [np.log10(seqs[0]) - 0.08, np.log10(seqs[-1]) + 0.08]
+    title = "max_num_seqs: sequences in one step"
+    ticks = {"type": "log", "tickmode": "array", "tickvals": seqs, "range": ends}
+    fig.update_xaxes(title_text=title, **ticks, row=2, col=1)
+    reach = 1.04 * highest(rows.assign(value=rows["steps_per_s"], high=rows["steps_per_s_high"]))
+    axis = {"title_text": STEPS[model], "range": [0, reach], "domain": [0, _LINES_HEAD]}
+    fig.update_yaxes(**axis, row=2, col=1)
     legend_at(fig, "legend", _LINES_HEAD + 0.005)
-    cannot = rows.loc[rows["kind"] == CONTINUOUS, "tokens_per_s"].isna().any()
-    hatched = "; hatched: infeasible" if cannot else ""
-    _say(fig, f"<b>{TOKENS[model]}</b>, continuous batching{hatched}", 1.0)
-
-
-def _say(fig: go.Figure, text: str, y: float) -> None:
-    place = {"x": 0, "y": y, "xref": "paper", "yref": "paper", "xanchor": "left"}
-    fig.add_annotation(text=text, showarrow=False, yanchor="bottom", yshift=4, **place)
 
 
 def _limits_caption(rows: pd.DataFrame, model: str) -> str:
@@ -206,3 +174,70 @@ def _short(rate: float) -> str:
     if rate < 999.5:
         return f"{rate:.1f}" if rate < 99.95 else f"{rate:.0f}"
     return f"{rate / 1000:.2f}k" if rate < 9995 else f"{rate / 1000:.1f}k"
+
+
+def balance(rows: pd.DataFrame, face: str = "") -> go.Figure:
+    """Reasoning steps a second of both models over the split; room wasted over the block size.
+
+    rows: metric steps_per_busy_s with llm_share, llm_kv_tokens, prm_kv_tokens, model, value, low,
+    high; metric waste with model, kind, block_size, max_num_seqs, value (a fraction).
+    """
+    specs = [[{"colspan": 2}, None], [{}, {}]]
+    fig = make_subplots(rows=2, cols=2, specs=specs, vertical_spacing=0.24, horizontal_spacing=0.14)
+    busy = rows[rows["metric"] == "steps_per_busy_s"].sort_values("llm_share")
+    for model, style in MODELS.items():
+        hover = "share %{x:.2f}: %{y:,.1f} steps/s"
+        fig.add_trace(series(busy[busy["model"] == model], "llm_share", style, hover), row=1, col=1)
+    share_axes(fig, busy, panels=1)
+    fig.update_yaxes(title_text="reasoning steps/s while busy", rangemode="tozero", row=1, col=1)
+    waste = rows[rows["metric"] == "waste"].drop(columns=["low", "high"], errors="ignore")
+    limits = sorted(waste.loc[waste["kind"] == CONTINUOUS, "max_num_seqs"].astype(int).unique())
+    for column, model in enumerate(MODELS, start=1):
+        _waste(fig, waste[waste["model"] == model], model, limits, column)
+    _waste_legend(fig, limits, bool((waste["kind"] != CONTINUOUS).any()))
+    sizes = sorted(waste["block_size"].unique())
+    reach = [np.log10(sizes[0]) - 0.1, np.log10(sizes[-1]) + 0.1]
+    top = 1.12 * max(100 * float(waste["value"].max()), 5.0)
+    for column, style in enumerate(MODELS.values(), start=1):
+        ticks = {"type": "log", "tickmode": "array", "tickvals": sizes, "range": reach}
+        title = f"block size of the {style.label} (tokens)"
+        fig.update_xaxes(title_text=title, **ticks, row=2, col=column)
+        fig.update_yaxes(range=[0, top], title_text="room wasted (%)", row=2, col=column)
+    legend_at(fig, "legend", _BALANCE_FRAME.above(UPPER_AXIS_PX - 4))
+    legend_at(fig, "legend2", 0.385)
+    title = "Balance of both models, and waste"
+    return finish(fig, title, _BALANCE_CAPTION, face, _BALANCE_FRAME)
+
+
+def _waste(
+    fig: go.Figure, rows: pd.DataFrame, model: str, limits: Sequence[int], column: int
+) -> None:
+    label, percent = MODELS[model].label, rows.assign(value=100 * rows["value"])
+    continuous = percent[percent["kind"] == CONTINUOUS].sort_values("block_size")
+    static = percent[percent["kind"] != CONTINUOUS]
+    hover = "blocks of %{x}: %{y:.1f} %"
+    for rank, seqs in enumerate(limits):
+        own = continuous[continuous["max_num_seqs"] == seqs]
+        look = (shade(model, rank, len(limits)), "solid", SYMBOLS[rank % 7])
+        line = series(own, "block_size", Style(f"{label}, {seqs}", *look), hover)
+        fig.add_trace(line.update(showlegend=False), row=2, col=column)
+    style = Style(f"{label}, static", PURPLE, symbol="triangle-up-open")
+    points = series(static, "block_size", style, hover, mode="markers+text", marker_size=10)
+    sides = [f"middle {('right', 'left')[k % 2]}" for k in range(len(static))]  # apart if equal
+    points.update(text=[f"{s:.0f}" for s in static["max_num_seqs"]], textposition=sides)
+    fig.add_trace(points.update(showlegend=False), row=2, col=column)
+
+
+def _waste_legend(fig: go.Figure, limits: Sequence[int], has_static: bool) -> None:
+    """In grey, since both models' lines are read by the same shades and markers."""
+    entries = []
+    for rank, seqs in enumerate(limits):
+        level = round(190 - 160 * (rank / (len(limits) - 1) if len(limits) > 1 else 1.0))
+        look = f"#{level:02X}{level:02X}{level:02X}", SYMBOLS[rank % 7], "lines+markers"
+        entries.append((f"≤ {seqs:,} sequences", *look))
+    if has_static:
+        entries.append(("static batches of so many", PURPLE, "triangle-up-open", "markers"))
+    for name, colour, symbol, mode in entries:
+        marker = {"symbol": symbol, "size": 8, "color": colour}
+        entry = go.Scatter(x=[None], y=[None], name=name, mode=mode, marker=marker)
+        fig.add_trace(entry.update(line_color=colour, legend="legend2"), row=2, col=1)

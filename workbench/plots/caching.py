@@ -1,29 +1,34 @@
-"""How well prefixes are remembered: hit rates and thrashing (thesis, figures 6.6 and 6.7).
-
-Both figures draw the two models side by side over the LLM's share, with intervals made by the
-experiments.
+"""How well prefixes are remembered: hit rates and thrashing over the split (thesis, figures 6.6 and
+6.7), and over every size of a cache, where LRU stands beside the optimum.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.plots.theme import (
+    BLACK,
     GREY,
     MODELS,
     UPPER_AXIS_PX,
     Frame,
     finish,
-    interval,
+    in_percent,
     legend_at,
     legend_note,
+    say,
+    series,
     share_axes,
+    tokens_text,
 )
 
+RATES = {"hit_ratio": 100, "thrashed_per_1000": 1}  # of the upper and lower panels, their scale
 _HITS_FRAME = Frame(panels=320, top=66 + UPPER_AXIS_PX)
 _THRASH_FRAME = Frame(panels=470, top=66 + UPPER_AXIS_PX)
+_SIZES_FRAME = Frame(panels=430, top=96)
 _HITS_CAPTION = (
     "Share of queried prompt tokens that the prefix cache answered, first admissions only, against "
     "the LLM's share of total memory. Bars: 95 % bootstrap intervals over problems."
@@ -34,6 +39,15 @@ _THRASH_CAPTION = (
     "markers with 95 % intervals of a block bootstrap, whose blocks are twentieths of the runs; an "
     "open marker is a true zero, its bar the upper bound of the rate (rule of three)."
 )
+_SIZES_CAPTION = (
+    "Prompt tokens found cached (above) and blocks asked for again after their eviction (below) "
+    "over the size of each model's cache, for one order of cache calls; first admissions only. "
+    "Thin line: Belady's optimum, which knows the future; no bound where sequences fill equal "
+    "blocks at once, since the victim decides whose block others share. Crosses: the whole search "
+    "replayed at that size; between those below the order's own peak of active blocks, where a "
+    "scheduler changes the order, the line is dashed. Uprights: sizes that some shares of the "
+    "memory give."
+)
 
 
 def prefix_hits(rows: pd.DataFrame, face: str = "") -> go.Figure:
@@ -42,9 +56,8 @@ def prefix_hits(rows: pd.DataFrame, face: str = "") -> go.Figure:
     rows: llm_share, llm_kv_tokens, prm_kv_tokens, engine, value, low, high; rates as fractions.
     """
     fig = make_subplots(rows=1)
-    percent = rows.assign(**{column: 100 * rows[column] for column in ("value", "low", "high")})
     for engine in MODELS:
-        fig.add_trace(_line(percent, engine, ".1f", " %"))
+        fig.add_trace(_line(in_percent(rows), engine, ".1f", " %"))
     share_axes(fig, rows, panels=1)
     fig.update_yaxes(title_text="prompt tokens found cached (%)", range=[0, 103])
     legend_at(fig, "legend", _HITS_FRAME.above(UPPER_AXIS_PX - 4))
@@ -58,51 +71,97 @@ def thrashing(rows: pd.DataFrame, face: str = "") -> go.Figure:
     low, high.
     """
     fig = make_subplots(rows=2, shared_xaxes=True, vertical_spacing=0.08)
-    for panel, (metric, form) in enumerate(
-        (("events_per_1000", ".2f"), ("blocks", ",.0f")), start=1
-    ):
-        of_metric = rows[rows["metric"] == metric]
-        for engine in MODELS:
-            line = _line(of_metric, engine, form, "").update(showlegend=panel == 1)
-            fig.add_trace(line, row=panel, col=1)
+    events, blocks = (rows[rows["metric"] == metric] for metric in ("events_per_1000", "blocks"))
+    for engine in MODELS:
+        fig.add_trace(_line(events, engine, ".2f", ""), row=1, col=1)
+        fig.add_trace(_line(blocks, engine, ",.0f", "").update(showlegend=False), row=2, col=1)
     share_axes(fig, rows, panels=2)
     fig.update_yaxes(rangemode="tozero")
     fig.update_yaxes(title_text="events per 1,000 look-ups", row=1, col=1)
     fig.update_yaxes(title_text="thrashed blocks per search", row=2, col=1)
     legend_at(fig, "legend", _THRASH_FRAME.above(UPPER_AXIS_PX - 4))
-    _say_bound(fig, rows[rows["metric"] == "events_per_1000"])
-    return finish(fig, "Thrashing of both models", _THRASH_CAPTION, face, _THRASH_FRAME)
-
-
-def _say_bound(fig: go.Figure, events: pd.DataFrame) -> None:
-    """The bars on zeros are often too short to be seen beside the rest: their bound in words, in
-    the legend, where it hides no data.
-    """
     zeros = events[events["value"] == 0]
-    if len(zeros):
+    if len(zeros):  # their bars are often too short to be seen: the bound is in the legend
         text = f"open markers: 0, upper bound at most {zeros['high'].max():.2f}"
         marker = {"symbol": "circle-open", "color": GREY, "line": {"width": 1.5}}
         fig.add_trace(legend_note("legend", text, marker), row=1, col=1)
+    return finish(fig, "Thrashing of both models", _THRASH_CAPTION, face, _THRASH_FRAME)
 
 
 def _line(rows: pd.DataFrame, engine: str, form: str, unit: str) -> go.Scatter:
     """One model's line; a value of exactly zero gets an open marker."""
     style = MODELS[engine]
     own = rows[rows["engine"] == engine].sort_values("llm_share")
-    symbols = [style.symbol + ("-open" if value == 0 else "") for value in own["value"]]
-    size = {"size": 8, "color": style.colour, "line": {"color": style.colour, "width": 1.5}}
-    return go.Scatter(
-        x=own["llm_share"],
-        y=own["value"],
-        error_y=interval(own, style.colour),
-        customdata=own[["low", "high"]],
-        name=style.label,
-        mode="lines+markers",
-        line={"color": style.colour, "dash": style.dash, "width": 2},
-        marker={"symbol": symbols, **size},
-        cliponaxis=False,
-        hovertemplate=(
-            f"share %{{x:.2f}}: %{{y:{form}}}{unit} (95 %: %{{customdata[0]:{form}}} to "
-            f"%{{customdata[1]:{form}}})<extra>{style.label}</extra>"
-        ),
+    hover = (
+        f"share %{{x:.2f}}: %{{y:{form}}}{unit} (95 %: %{{customdata[0]:{form}}} to "
+        f"%{{customdata[1]:{form}}})"
     )
+    symbols = [style.symbol + ("-open" if value == 0 else "") for value in own["value"]]
+    marker = {"symbol": symbols, "line": {"color": style.colour, "width": 1.5}}
+    bounds = own[["low", "high"]].to_numpy()
+    return series(own, "llm_share", style, hover, customdata=bounds, marker=marker)
+
+
+def miss_ratio(rows: pd.DataFrame, face: str = "") -> go.Figure:
+    """Hit rate and thrashed blocks of each model over cache sizes.
+
+    rows: engine, tokens (the size), kind (lru | optimum | replay | share), fits, hit_ratio and
+    thrashed_per_1000 (of look-ups; missing for the optimum), llm_share (kind share only: a size
+    and no point of a curve). Sizes that do not fit the order are those below its own peak of active
+    blocks: there a scheduler changes the order, and whole searches are replayed.
+    """
+    titles = [f"{style.label}'s cache" for style in MODELS.values()]
+    fig = make_subplots(rows=2, cols=2, shared_xaxes=True, vertical_spacing=0.08,
+                        horizontal_spacing=0.09, subplot_titles=titles)  # fmt: skip
+    for column, engine in enumerate(MODELS, start=1):
+        own = rows[rows["engine"] == engine].sort_values("tokens")
+        _sizes(fig, own, engine, column)
+        for tokens, share in own.loc[own["kind"] == "share", ["tokens", "llm_share"]].to_numpy():
+            line = {"color": GREY, "dash": "dot", "width": 1}
+            fig.add_vline(float(tokens), line=line, row="all", col=column)
+            at = {"textangle": -90, "xanchor": "right", "font": {"size": 10, "color": "#555555"}}
+            say(fig, f"{share:.2f}", float(np.log10(tokens)), 2, **at, row=1, col=column)
+        fig.update_xaxes(title_text="cache size (tokens)", row=2, col=column)
+    fig.update_xaxes(type="log", dtick="D2", tickformat="~s")
+    fig.update_yaxes(range=[0, 103], row=1)
+    fig.update_yaxes(rangemode="tozero", row=2)
+    fig.update_yaxes(title_text="prompt tokens found cached (%)", row=1, col=1)
+    fig.update_yaxes(title_text="thrashed blocks per 1,000 look-ups", row=2, col=1)
+    legend_at(fig, "legend", _SIZES_FRAME.above(22))
+    return finish(fig, "Is it the policy or the size?", _SIZES_CAPTION, face, _SIZES_FRAME)
+
+
+def _sizes(fig: go.Figure, rows: pd.DataFrame, engine: str, column: int) -> None:
+    """One model's curves: LRU, dashed below the sizes that fit, the optimum, and replays."""
+    style = MODELS[engine]
+    lru, best, replays = (rows[rows["kind"] == kind] for kind in ("lru", "optimum", "replay"))
+    fits = lru[lru["fits"].astype(bool)]
+    first = fits.head(1)
+    below = pd.concat([replays[replays["tokens"] < first["tokens"].min()], first])
+    curves = [
+        (fits, f"{style.label}, LRU", {"color": style.colour, "dash": "solid", "width": 2.2}),
+        (below, None, {"color": style.colour, "dash": "dash", "width": 2.2}),
+        (best, "optimum", {"color": BLACK, "dash": "solid", "width": 1}),
+    ]
+    for panel, (value, scale) in enumerate(RATES.items(), start=1):
+        for own, label, line in curves[: 3 if value == "hit_ratio" else 2]:
+            curve = go.Scatter(
+                x=own["tokens"],
+                y=scale * own[value],
+                mode="lines",
+                line=line,
+                text=[f"{tokens_text(tokens)} tokens" for tokens in own["tokens"]],
+                name=label or "",
+                showlegend=panel == 1 and label is not None and (label != "optimum" or column == 1),
+                hovertemplate="%{text}: %{y:.1f}<extra></extra>",
+            )
+            fig.add_trace(curve, row=panel, col=column)
+        crosses = go.Scatter(
+            x=replays["tokens"],
+            y=scale * replays[value],
+            mode="markers",
+            marker={"symbol": "x-thin", "size": 9, "line": {"width": 2, "color": style.colour}},
+            name="whole search replayed",
+            showlegend=panel == column == 1 and len(replays) > 0,
+        )
+        fig.add_trace(crosses, row=panel, col=column)

@@ -1,7 +1,5 @@
 """The ladder of the thesis's modifications (section 5.3): what each switch gains, and what sampling
 to the end at the depth limit does to accuracy.
-
-Takes the rows the experiments make (one a rung and metric, one a depth limit) and draws them.
 """
 
 from __future__ import annotations
@@ -17,121 +15,137 @@ from workbench.plots.theme import (
     GREY,
     ORANGE,
     PURPLE,
+    VERMILION,
     Frame,
+    Style,
     finish,
+    highest,
     interval,
     legend_at,
+    series,
 )
 
 BESIDE = "static_requests"  # the rung that is compared with the last
-PANELS = {  # metric: (axis title, colour)
-    "problems_per_min": ("problems/min", GREEN),
-    "tokens_per_s": ("generated tokens/s", BLACK),
+QUEUED = "continuous_problems"  # the rung that is compared over a longer queue of problems
+GAIN = "gain"
+PANELS = {  # metric: (axis title, colour); the gain has no bars
+    GAIN: ("gain over the<br>rung before, times", VERMILION),
+    "problems_per_min": ("problems<br>/min", GREEN),
+    "tokens_per_s": ("generated<br>tokens/s", BLACK),
     "accuracy": ("accuracy", ORANGE),
 }
-FINISHING = {  # metric: (label, colour, dash, symbol)
-    "finishes": ("sampled to the end", PURPLE, "solid", "diamond"),
-    "stops": ("stopped, unfinished", BLACK, "dash", "circle"),
+FINISHING = {
+    "finishes": Style("sampled to the end", PURPLE, symbol="diamond"),
+    "stops": Style("stopped, unfinished", BLACK, "dash"),
 }
+_WIDTHS = [0.38, 0.22, 0.2, 0.2]
 _HATCHED = {"fillmode": "overlay", "fgcolor": "white", "size": 7, "solidity": 0.35}
 _FRAME = Frame(panels=620, left=182, top=44)
-_FOOT, _HEAD = 0.46, 0.26  # of the drawing: the ladder above, the depth limits below
+_FOOT, _HEAD = 0.46, 0.25  # of the drawing: the ladder above, the depth limits below
 _CAPTION = (
     "The thesis's modifications (section 5.3), each rung the one before with one more switch, and "
-    "hatched the last rung with the LLM's requests in static, padded batches. Numbers on the bars: "
-    "how many times the problems/min of the rung before (hatched: of the last; problem batching: "
-    "over a longer queue, since of few problems the last ones drain). Bars reach over 95 "
-    "% intervals, bootstrap over problems with the machine's noise. Tokens/s counts tokens sampled "
-    "to the end too, so rungs that differ in it compare by problems/min. Below: accuracy of the "
-    "last two rungs at several depth limits, the same problems and seeds."
+    "hatched the last rung with the LLM's requests in static, padded batches. Left: how many times "
+    "the problems/min of the rung before a rung has (hatched: of the last), compared problem by "
+    "problem with a 95 % interval; exactly 1 where both did the same work, so that their bars "
+    "differ by the machine's noise alone. Open: problem batching, compared in runs of its own over "
+    "a longer queue, since of few problems the last ones drain; the bars are of the short queue. "
+    "Bars reach over 95 % intervals, bootstrap over problems with the machine's noise. Tokens/s "
+    "counts tokens sampled to the end too, so rungs that differ in it compare by problems/min. "
+    "Below: accuracy of the last two rungs at several depth limits, the same problems and seeds."
 )
 
 
 def modifications(rows: pd.DataFrame, face: str = "") -> go.Figure:
-    """Problems/min, tokens/s and accuracy of every rung; accuracy over the depth limit below.
+    """Gain, problems/min, tokens/s and accuracy of every rung; accuracy over the depth limit below.
 
-    rows: rung, label, metric (those of PANELS, gain, and those of FINISHING), value, low, high,
-    max_depth.
+    rows: rung, label, metric (those of PANELS and of FINISHING), value, low, high, max_depth.
     """
-    specs = [[{}, {}, {}], [{"colspan": 3}, None, None]]
-    fig = make_subplots(2, 3, specs=specs, shared_yaxes=True, column_widths=[0.46, 0.27, 0.27])
-    rungs = rows[rows["metric"].isin(PANELS)]
-    order = list(rungs.drop_duplicates("rung")["rung"])
+    specs = [[{}, {}, {}, {}], [{"colspan": 4}, None, None, None]]
+    fig = make_subplots(2, 4, specs=specs, shared_yaxes=True, column_widths=_WIDTHS,
+                        horizontal_spacing=0.05)  # fmt: skip
+    labels = rows[rows["metric"] == "problems_per_min"].set_index("rung")["label"]
+    order = list(labels.index)
     for column, metric in enumerate(PANELS, start=1):
-        _bars(fig, rungs[rungs["metric"] == metric], metric, order, column)
-    gains = rows[rows["metric"] == "gain"].set_index("rung")
-    _say_gains(fig, rungs[rungs["metric"] == "problems_per_min"], gains, order)
-    _rung_axes(fig, rungs, order)
+        own = rows[(rows["metric"] == metric) & rows["rung"].isin(order)]
+        places = [order.index(rung) for rung in own["rung"]]
+        if metric == GAIN:
+            _gains(fig, own, places)
+        else:
+            _bars(fig, own, places, metric, column)
+        title = PANELS[metric][0]
+        fig.update_xaxes(title={"text": title, "standoff": 6}, nticks=3, row=1, col=column)
+        ticks = {"tickmode": "array", "tickvals": list(range(len(order))), "showgrid": False}
+        reach = [len(order) - 0.5, -0.5]
+        fig.update_yaxes(**ticks, range=reach, domain=[_FOOT, 1], row=1, col=column)
+    fig.update_yaxes(ticktext=[labels[rung] for rung in order], row=1, col=1)
     _limits(fig, rows[rows["metric"].isin(FINISHING)])
     title = "Modifications of the baseline, one after another"
     return finish(fig, title, _CAPTION, face, _FRAME)
 
 
-def _bars(fig: go.Figure, rows: pd.DataFrame, metric: str, order: list[str], column: int) -> None:
+def _gains(fig: go.Figure, rows: pd.DataFrame, places: list[int]) -> None:
+    """The paired factor of every rung on a logarithmic axis, 1 as an upright, its number above."""
+    colour = PANELS[GAIN][1]
+    points = go.Scatter(
+        x=rows["value"],
+        y=places,
+        error_x=interval(rows, colour),
+        mode="markers+text",
+        text=[
+            f"longer queue:<br>×{value:.2f}" if rung == QUEUED else f"×{value:.2f}"
+            for rung, value in rows[["rung", "value"]].itertuples(index=False)
+        ],
+        textposition="top center",
+        marker={
+            "symbol": ["diamond-open" if rung == QUEUED else "diamond" for rung in rows["rung"]],
+            "size": 9,
+            "color": colour,
+        },
+        name="gain",
+        showlegend=False,
+        hovertemplate="×%{x:.2f}<extra></extra>",
+    )
+    fig.add_trace(points, row=1, col=1)
+    fig.add_vline(1, line={"color": GREY, "dash": "dot", "width": 1}, row=1, col=1)
+    known = rows[["value", "low", "high"]].replace([np.inf, -np.inf], np.nan)
+    ends = [min(0.5, 0.6 * known.min().min()), max(2.0, 1.4 * known.max().max())]
+    fig.update_xaxes(type="log", range=np.log10(ends).tolist(), row=1, col=1)
+    ticks = [tick for tick in (0.1, 0.3, 1, 3, 10, 30, 100) if ends[0] <= tick <= ends[1]]
+    fig.update_xaxes(tickvals=ticks, ticktext=[f"{tick:g}" for tick in ticks], row=1, col=1)
+
+
+def _bars(fig: go.Figure, rows: pd.DataFrame, places: list[int], metric: str, column: int) -> None:
     title, colour = PANELS[metric]
-    bars = interval(rows, BLACK if colour != BLACK else GREY)
+    name = title.replace("<br>", " " if metric == "tokens_per_s" else "")
     patterns = ["/" if rung == BESIDE else "" for rung in rows["rung"]]
     bar = go.Bar(
         x=rows["value"],
-        y=[order.index(rung) for rung in rows["rung"]],
-        error_x=bars,
+        y=places,
+        error_x=interval(rows, BLACK if colour != BLACK else GREY),
         orientation="h",
         width=0.5,
         customdata=rows[["low", "high"]],
-        name=title,
+        name=name,
         showlegend=False,
         marker={"color": colour, "pattern": {"shape": patterns, **_HATCHED}},
-        hovertemplate="%{x:,.2f} (95 %: %{customdata[0]:,.2f} to %{customdata[1]:,.2f})<extra>"
-        + title
-        + "</extra>",
+        hovertemplate="%{x:,.2f} (95 %: %{customdata[0]:,.2f} to %{customdata[1]:,.2f})"
+        + f"<extra>{name}</extra>",
     )
     fig.add_trace(bar, row=1, col=column)
-
-
-def _say_gains(fig: go.Figure, rates: pd.DataFrame, gains: pd.DataFrame, order: list[str]) -> None:
-    """The factor over the rung before, right of each bar and its interval."""
-    own = rates[rates["rung"].isin(gains.index)]
-    ends = np.where(np.isfinite(own["high"]), own["high"], own["value"])
-    for rung, end in zip(own["rung"], ends, strict=True):
-        text = f"×{gains.loc[rung, 'value']:.2f}"
-        place = {"x": float(end), "y": order.index(rung), "xref": "x", "yref": "y"}
-        fig.add_annotation(text=text, showarrow=False, xanchor="left", xshift=5, **place)
-
-
-def _rung_axes(fig: go.Figure, rungs: pd.DataFrame, order: list[str]) -> None:
-    labels = rungs.drop_duplicates("rung").set_index("rung")["label"]
-    places = {"tickmode": "array", "tickvals": list(range(len(order))), "showgrid": False}
-    for column, (metric, (title, _)) in enumerate(PANELS.items(), start=1):
-        own = rungs[rungs["metric"] == metric]
-        highest = float(np.nanmax([own["value"], own["high"].where(np.isfinite(own["high"]))]))
-        room = 1.32 if metric == "problems_per_min" else 1.05
-        reach = 1.05 if metric == "accuracy" else room * highest
-        fig.update_xaxes(title_text=title, range=[0, reach], nticks=4, row=1, col=column)
-        fig.update_yaxes(**places, range=[len(order) - 0.5, -0.5], row=1, col=column)
-        fig.update_yaxes(domain=[_FOOT, 1], row=1, col=column)
-    fig.update_yaxes(ticktext=[labels[rung] for rung in order], row=1, col=1)
-    fig.update_yaxes(ticks="", row=1, col=1)
+    reach = 1.05 * (1 if metric == "accuracy" else highest(rows))
+    fig.update_xaxes(range=[0, reach], row=1, col=column)
 
 
 def _limits(fig: go.Figure, rows: pd.DataFrame) -> None:
-    limits = sorted(int(limit) for limit in rows["max_depth"].unique())
-    for shift, (metric, (label, colour, dash, symbol)) in zip((-0.04, 0.04), FINISHING.items()):
+    """Accuracy of both ends over the depth limit, a little apart so that bars do not cover."""
+    limits = sorted(rows["max_depth"].unique())
+    for shift, (metric, style) in zip((-0.04, 0.04), FINISHING.items()):
         own = rows[rows["metric"] == metric].sort_values("max_depth")
-        line = go.Scatter(
-            x=[limits.index(limit) + shift for limit in own["max_depth"]],
-            y=own["value"],
-            error_y=interval(own, colour),
-            name=label,
-            mode="lines+markers",
-            line={"color": colour, "dash": dash, "width": 2},
-            marker={"symbol": symbol, "size": 9, "color": colour},
-            cliponaxis=False,
-            hovertemplate="accuracy %{y:.2f}<extra>" + label + "</extra>",
-        )
-        fig.add_trace(line, row=2, col=1)
+        own = own.assign(place=[limits.index(limit) + shift for limit in own["max_depth"]])
+        fig.add_trace(series(own, "place", style, "accuracy %{y:.2f}", marker_size=9), row=2, col=1)
     ticks = {"tickvals": list(range(len(limits))), "ticktext": [f"{limit}" for limit in limits]}
-    reach = [-0.5, len(limits) - 0.5]
     title = "depth limit: reasoning steps a beam may have"
+    reach = [-0.5, len(limits) - 0.5]
     fig.update_xaxes(title_text=title, range=reach, **ticks, row=2, col=1)
     fig.update_yaxes(title_text="accuracy", range=[0, 1.05], domain=[0, _HEAD], row=2, col=1)
     legend_at(fig, "legend", _HEAD + 0.01)

@@ -1,8 +1,7 @@
 """How every figure looks: the template, a style for each model, the share axis, what was measured.
 
-Okabe-Ito colours, chosen to survive colour-blind eyes; the LLM and the PRM are also told apart by
-dash and marker, so that a grey print still reads. Fonts are 12 px, which is 9 pt in a PDF 150 mm
-wide. Draws no data itself.
+Okabe-Ito colours, safe for colour-blind readers; the LLM and the PRM also differ in dash and
+marker, so that a grey print still reads. Fonts are 12 px, which is 9 pt in a PDF 150 mm wide.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,10 +20,9 @@ SKY, VERMILION, YELLOW, BLACK = "#56B4E9", "#D55E00", "#F0E442", "#000000"
 GREY = "#8C8C8C"  # what is no model's: waiting, pruned branches
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "star", "pentagon", "hexagon")
 FONT = "DejaVu Sans, Verdana, sans-serif"
-"""First the font that the set-up brings: the widest, so a reader without it loses nothing."""
+"""First the font that the set-up installs: the widest, so that any other needs less room."""
 FONT_PX = 12
 PRINT_WIDTH_PX = 567  # 150 mm at 96 px an inch
-SCREEN_WIDTH_PX = 800
 FACE = "face"  # the name of the annotation that says what was measured
 _LINE_PX = 15  # height of one line of the face
 _FACE_CHARACTERS = 135  # of one line, 11 px high, on a screen 800 px wide
@@ -31,20 +30,25 @@ _SMALLEST_TICK_GAP = 0.06  # of the axis: two labels nearer than this would touc
 
 
 @dataclass(frozen=True, slots=True)
-class ModelStyle:
-    """How one model is drawn everywhere: never told apart by colour alone."""
+class Style:
+    """How a model, a policy, ... is drawn everywhere: never told apart by colour alone."""
 
     label: str
     colour: str
-    soft: str  # the same hue, for areas
-    dash: str
-    symbol: str
+    dash: str = "solid"
+    symbol: str = "circle"
+    soft: str = ""  # the same hue, for areas
 
 
 MODELS = {
-    "llm": ModelStyle("LLM", BLUE, "#A6CEE8", "solid", "circle"),
-    "prm": ModelStyle("PRM", VERMILION, "#F5C2A0", "dash", "square"),
+    "llm": Style("LLM", BLUE, soft="#A6CEE8"),
+    "prm": Style("PRM", VERMILION, "dash", "square", "#F5C2A0"),
 }
+ROOM_TITLE = (
+    f"room for KV, tokens: <span style='color:{VERMILION}'>PRM</span> above "
+    f"<span style='color:{BLUE}'>LLM</span>"
+)
+SHARE_TITLE = "LLM share of total memory (the PRM has the rest)"
 
 _AXIS = {
     "showline": True,
@@ -63,7 +67,7 @@ TEMPLATE = go.layout.Template(
         "colorway": [BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK, YELLOW],
         "paper_bgcolor": "white",
         "plot_bgcolor": "white",
-        "modebar": {"remove": ["sendChartToCloud"]},  # it would upload the data to a stranger
+        "modebar": {"remove": ["sendChartToCloud"]},  # it would upload the data
         "title": {"x": 0, "xref": "container", "xanchor": "left", "pad": {"l": 12}},
         "legend": {"orientation": "h", "x": 0, "xanchor": "left", "yanchor": "bottom"},
         "hoverlabel": {"font": {"family": FONT, "size": FONT_PX}},
@@ -89,52 +93,40 @@ class Frame:
 
 
 UPPER_AXIS_PX = 62  # what the axis of KV tokens takes above the first panel
-_TITLE_PX = 30
+TITLE_PX = 30
 
 
 def finish(fig: go.Figure, title: str, caption: str, face: str, frame: Frame) -> go.Figure:
     """`fig` with the house template, a title above and `face`, what was measured, below.
 
-    Answers the same figure. `layout.meta` carries what export needs: caption, face, and the layout
-    on paper.
+    Returns the same figure. `layout.meta` holds what export needs: caption, face, and the layout of
+    a PDF 150 mm wide, where title and face are in the caption and their room is gone.
     """
     lines = wrapped(face, _FACE_CHARACTERS)
     room = _LINE_PX * len(lines) + 10
+    margin = {"l": frame.left, "r": frame.right, "t": frame.top, "b": frame.bottom + room}
+    height = frame.panels + frame.top + frame.bottom
+    less = {"l": frame.left - 8, "t": frame.top - TITLE_PX, "b": frame.bottom}
+    size = {"width": PRINT_WIDTH_PX, "height": height - TITLE_PX}
+    on_paper = {**size, "margin": margin | less}
     fig.update_layout(
         template=TEMPLATE,
-        title={
-            "text": f"<b>{title}</b>",
-            "font": {"size": 15},
-            "y": 1,
-            "yanchor": "top",
-            "pad": {"t": 10, "l": 12},
-        },
-        height=frame.panels + frame.top + frame.bottom + room,
-        margin={"l": frame.left, "r": frame.right, "t": frame.top, "b": frame.bottom + room},
-        meta={"caption": caption, "face": face, "on_paper": _on_paper(frame)},
+        title={"text": f"<b>{title}</b>", "font": {"size": 15}, "y": 1, "yanchor": "top"},
+        title_pad={"t": 10, "l": 12},
+        height=height + room,
+        margin=margin,
+        meta={"caption": caption, "face": face, "on_paper": on_paper},
     )
-    fig.add_annotation(
-        name=FACE,
-        text="<br>".join(lines),
-        xref="paper",
-        yref="paper",
-        x=0,
-        y=0,
-        xanchor="left",
-        yanchor="top",
-        xshift=12 - frame.left,
-        yshift=-frame.bottom,
-        align="left",
-        showarrow=False,
-        font={"size": 11, "color": "#444444"},
-    )
+    shift = {"xshift": 12 - frame.left, "yshift": -frame.bottom, "yanchor": "top"}
+    font = {"size": 11, "color": "#444444"}
+    say(fig, "<br>".join(lines), 0, 0, name=FACE, align="left", font=font, **shift)
     return fig
 
 
-def legend_at(fig: go.Figure, name: str, y: float) -> None:
+def legend_at(fig: go.Figure, name: str, y: float, **more: object) -> None:
     """Place one horizontal legend (`legend`, `legend2`, ...), its foot at `y` of the paper."""
     place = {"orientation": "h", "x": 0, "xanchor": "left", "y": y, "yanchor": "bottom"}
-    fig.update_layout({name: {**place, "bgcolor": "rgba(255,255,255,0)"}})
+    fig.update_layout({name: {**place, "bgcolor": "rgba(255,255,255,0)", **more}})
 
 
 def legend_note(name: str, text: str, marker: Mapping[str, object]) -> go.Scatter:
@@ -148,31 +140,61 @@ def legend_note(name: str, text: str, marker: Mapping[str, object]) -> go.Scatte
     )
 
 
-def _on_paper(frame: Frame) -> dict[str, object]:
-    """The layout for a PDF, 150 mm wide: title and face are in the caption, their room is gone."""
-    margin = {"l": frame.left - 8, "r": frame.right, "t": frame.top - _TITLE_PX, "b": frame.bottom}
-    height = frame.panels + margin["t"] + margin["b"]
-    return {"width": PRINT_WIDTH_PX, "height": height, "margin": margin}
-
-
 def wrapped(text: str, width: int) -> list[str]:
     """`text` in lines of at most `width` characters; a line break in it stays one."""
     return [line for part in text.splitlines() for line in textwrap.wrap(part, width) or [""]]
 
 
-def interval(rows: pd.DataFrame, colour: str) -> dict[str, object]:
+def interval(rows: pd.DataFrame, colour: str) -> dict[str, object] | None:
     """plotly's error bars from value, low and high; an infinite bound draws none."""
+    if "low" not in rows:
+        return None
     above = (rows["high"] - rows["value"]).where(np.isfinite(rows["high"]))
     below = (rows["value"] - rows["low"]).where(np.isfinite(rows["low"]))
-    return {
-        "type": "data",
-        "symmetric": False,
-        "array": above,
-        "arrayminus": below,
-        "color": colour,
-        "thickness": 1.2,
-        "width": 4,
-    }
+    look = {"color": colour, "thickness": 1.2, "width": 4}
+    return {"type": "data", "symmetric": False, "array": above, "arrayminus": below, **look}
+
+
+def series(rows: pd.DataFrame, x: str, style: Style, hover: str, **more: object) -> go.Scatter:
+    """`value` over the column `x` as a line with markers; error bars if there are low and high.
+
+    hover: how plotly writes a point, without the name. more: other attributes of the trace.
+    """
+    return go.Scatter(
+        x=rows[x],
+        y=rows["value"],
+        error_y=interval(rows, style.colour),
+        name=style.label,
+        mode="lines+markers",
+        line={"color": style.colour, "dash": style.dash, "width": 2},
+        marker={"symbol": style.symbol, "size": 8, "color": style.colour},
+        hovertemplate=f"{hover}<extra>{style.label}</extra>",
+        cliponaxis=False,
+    ).update(more)
+
+
+def in_percent(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with value, low and high in per cent."""
+    return rows.assign(**{name: 100 * rows[name] for name in ("value", "low", "high")})
+
+
+def highest(rows: pd.DataFrame) -> float:
+    """The largest value or finite upper bound."""
+    return float(np.nanmax([rows["value"], rows["high"].where(np.isfinite(rows["high"]))]))
+
+
+def strokes(places: Sequence[float], heights: Sequence[float], half: float) -> dict[str, object]:
+    """x and y of a line across each column, `half` to either side, broken between them."""
+    xs = [x for place in places for x in (place - half, place + half, None)]
+    return {"x": xs, "y": [y for height in heights for y in (height, height, None)]}
+
+
+def say(fig: go.Figure, text: str, x: object, y: object, **place: object) -> None:
+    """A text without an arrow, its left edge at `x`; on the paper unless `place` says otherwise."""
+    at = {"x": x, "y": y, "xanchor": "left", "yanchor": "bottom"}
+    if "row" not in place:
+        at |= {"xref": "paper", "yref": "paper"}
+    fig.add_annotation(text=text, showarrow=False, **{**at, **place})
 
 
 def shade(model: str, rank: int, count: int) -> str:
@@ -218,42 +240,23 @@ def share_axes(
     margin = 0.04 * ((places[-1] - places[0]) or 1.0) if at is None else 0.6
     kept = thinned(places)
     below = [f"{table['llm_share'].iloc[i]:.2f}" for i in kept]
-    above = [_both(table["llm_kv_tokens"].iloc[i], table["prm_kv_tokens"].iloc[i]) for i in kept]
+    above = [both_rooms(row) for row in table.iloc[kept].to_dict("records")]
     ticks = {"tickmode": "array", "tickvals": [places[i] for i in kept]}
     reach = [places[0] - margin, places[-1] + margin]
     for panel in range(1, panels + 1):
         fig.update_xaxes(range=reach, **ticks, ticktext=below, row=panel, col=1)
-    fig.update_xaxes(
-        title_text="LLM share of total memory (the PRM has the rest)", row=panels, col=1
-    )
-    _upper_axis(fig, {**ticks, "range": reach, "ticktext": above}, sum(places) / len(places))
+    fig.update_xaxes(title_text=SHARE_TITLE, row=panels, col=1)
+    # a second x axis above; plotly draws one only where a trace, here an empty one, uses it
+    upper = {"overlaying": "x", "side": "top", "anchor": "y", "showgrid": False}
+    upper["title"] = {"text": ROOM_TITLE, "standoff": 6, "font": {"size": FONT_PX}}
+    fig.update_layout(xaxis9={**ticks, "range": reach, "ticktext": above, **upper})
+    empty = {"x": [sum(places) / len(places)], "y": [None], "showlegend": False}
+    fig.add_trace(go.Scatter(**empty, xaxis="x9", yaxis="y", hoverinfo="skip"))
 
 
-def _both(llm_tokens: float, prm_tokens: float) -> str:
-    parts = ((MODELS["prm"], prm_tokens), (MODELS["llm"], llm_tokens))
+def both_rooms(row: Mapping[Any, Any] | pd.Series) -> str:
+    """The KV tokens of both models, one above the other in their colours."""
     return "<br>".join(
-        f"<span style='color:{style.colour}'>{tokens_text(tokens)}</span>"
-        for style, tokens in parts
+        f"<span style='color:{MODELS[m].colour}'>{tokens_text(row[f'{m}_kv_tokens'])}</span>"
+        for m in ("prm", "llm")
     )
-
-
-def _upper_axis(fig: go.Figure, axis: dict[str, object], middle: float) -> None:
-    """A second x axis; plotly draws one only where a trace, here an empty one, uses it."""
-    title = (
-        f"room for KV, tokens: <span style='color:{VERMILION}'>PRM</span> above "
-        f"<span style='color:{BLUE}'>LLM</span>"
-    )
-    fig.update_layout(
-        xaxis9={
-            **axis,
-            "overlaying": "x",
-            "side": "top",
-            "anchor": "y",
-            "showgrid": False,
-            "title": {"text": title, "standoff": 6, "font": {"size": FONT_PX}},
-        }
-    )
-    empty = go.Scatter(
-        x=[middle], y=[None], xaxis="x9", yaxis="y", showlegend=False, hoverinfo="skip"
-    )
-    fig.add_trace(empty)

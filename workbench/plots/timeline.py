@@ -1,7 +1,7 @@
 """Blocks over scheduling steps (thesis, figures 6.2 and 6.3), and where wall time went.
 
-Takes rows of the `steps` trace table, or sums the experiments made of them. Long traces are thinned
-before drawing, never by dropping extremes: the shortest spike of evictions stays as high as it was.
+Long traces are thinned before drawing, never by dropping extremes: the shortest spike of evictions
+stays as high as it was.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from workbench.plots.theme import (
     finish,
     legend_at,
     share_axes,
+    strokes,
 )
 
 BLOCK_COLUMNS = ("blocks_active", "blocks_cached", "allocated", "evicted")
@@ -56,7 +57,7 @@ _LOST_CAPTION = (
 def decimated(rows: pd.DataFrame, columns: Sequence[str], buckets: int = 400) -> pd.DataFrame:
     """Fewer of `rows`: of each of `buckets` stretches those where a column has an extreme.
 
-    Keeps order, the first row and the last; answers `rows` itself where there are few.
+    Keeps order, the first row and the last; returns `rows` itself where there are few.
     """
     if len(rows) <= 2 * buckets:
         return rows
@@ -77,66 +78,45 @@ def prm_blocks(rows: pd.DataFrame, face: str = "") -> go.Figure:
     """
     style = MODELS[str(rows["engine"].iloc[0])]
     fig = make_subplots(rows=2, shared_xaxes=True, vertical_spacing=0.13, row_heights=[0.6, 0.4])
-    drawn = _closed(decimated(rows, BLOCK_COLUMNS))
-    _area(fig, drawn, "blocks_active", "active (held)", style.colour)
-    _area(fig, drawn, "blocks_cached", "cached (can be hit)", style.soft)
-    _capacity(fig, rows)
-    _event(fig, drawn, "allocated", int(rows["allocated"].sum()), SKY, 1)
-    _event(fig, drawn, "evicted", int(rows["evicted"].sum()), "#444444", -1)
+    thin = decimated(rows, BLOCK_COLUMNS)
+    last = thin.iloc[[-1]]  # drawn once more, one step further on: as wide as the others
+    drawn = pd.concat([thin, last.assign(step=last["step"] + 1)], ignore_index=True)
+    areas = {"blocks_active": ("active (held)", style.colour)}
+    areas["blocks_cached"] = ("cached (can be hit)", style.soft)
+    for column, (label, colour) in areas.items():
+        area = go.Scatter(
+            x=drawn["step"],
+            y=drawn[column],
+            name=label,
+            stackgroup="blocks",
+            mode="lines",
+            fillcolor=colour,
+            line={"width": 0, "color": colour, "shape": "hv"},
+            legend="legend",
+            hovertemplate="step %{x}: %{y:,} blocks" + f"<extra>{label}</extra>",
+        )
+        fig.add_trace(area, row=1, col=1)
+    total, ends = int(rows["blocks_total"].max()), [0, int(rows["step"].iloc[-1]) + 1]
+    line = {"color": BLACK, "dash": "dash", "width": 1.5}
+    capacity = go.Scatter(x=ends, y=[total, total], mode="lines", line=line, legend="legend")
+    fig.add_trace(capacity.update(name=f"capacity ({total:,} blocks)"), row=1, col=1)
+    for column, colour, sign in (("allocated", SKY, 1), ("evicted", "#444444", -1)):
+        events = go.Scatter(  # taken upwards, evicted downwards: neither hides the other
+            x=drawn["step"],
+            y=sign * drawn[column],
+            customdata=drawn[column],
+            name=f"{column} per step ({int(rows[column].sum()):,} in all)",
+            mode="lines",
+            line={"color": colour, "width": 1, "shape": "hv"},
+            fill="tozeroy",
+            legend="legend2",
+            hovertemplate="step %{x}: %{customdata:,} " + f"{column}<extra></extra>",
+        )
+        fig.add_trace(events, row=2, col=1)
     _block_axes(fig, rows, style.label)
     at = f" at an LLM share of {rows['llm_share'].iloc[0]:.2f}" if "llm_share" in rows else ""
     title = f"{style.label} blocks step by step{at}"
     return finish(fig, title, _blocks_caption(rows, style.label, at), face, _BLOCKS_FRAME)
-
-
-def _closed(rows: pd.DataFrame) -> pd.DataFrame:
-    """The last step again one further on, so that it is drawn as wide as the others."""
-    last = rows.iloc[[-1]]
-    return pd.concat([rows, last.assign(step=last["step"] + 1)], ignore_index=True)
-
-
-def _area(fig: go.Figure, rows: pd.DataFrame, column: str, label: str, colour: str) -> None:
-    area = go.Scatter(
-        x=rows["step"],
-        y=rows[column],
-        name=label,
-        stackgroup="blocks",
-        mode="lines",
-        fillcolor=colour,
-        line={"width": 0, "color": colour, "shape": "hv"},
-        legend="legend",
-        hovertemplate="step %{x}: %{y:,} blocks<extra>" + label + "</extra>",
-    )
-    fig.add_trace(area, row=1, col=1)
-
-
-def _capacity(fig: go.Figure, rows: pd.DataFrame) -> None:
-    total = int(rows["blocks_total"].max())
-    line = {"color": BLACK, "dash": "dash", "width": 1.5}
-    ends = [0, int(rows["step"].iloc[-1]) + 1]
-    name = f"capacity ({total:,} blocks)"
-    trace = go.Scatter(
-        x=ends, y=[total, total], name=name, mode="lines", line=line, legend="legend"
-    )
-    fig.add_trace(trace, row=1, col=1)
-
-
-def _event(
-    fig: go.Figure, rows: pd.DataFrame, column: str, total: int, colour: str, sign: int
-) -> None:
-    """Blocks taken upwards, blocks evicted downwards: neither hides the other."""
-    trace = go.Scatter(
-        x=rows["step"],
-        y=sign * rows[column],
-        customdata=rows[column],
-        name=f"{column} per step ({total:,} in all)",
-        mode="lines",
-        line={"color": colour, "width": 1, "shape": "hv"},
-        fill="tozeroy",
-        legend="legend2",
-        hovertemplate="step %{x}: %{customdata:,} " + column + "<extra></extra>",
-    )
-    fig.add_trace(trace, row=2, col=1)
 
 
 def _block_axes(fig: go.Figure, rows: pd.DataFrame, label: str) -> None:
@@ -183,37 +163,26 @@ def lost_time(rows: pd.DataFrame, face: str = "") -> go.Figure:
     """
     shares = sorted(rows["llm_share"].unique())
     fig = make_subplots(rows=1)
-    for part in LOST_TIME:
-        fig.add_trace(_bar(rows, part, shares))
     walls = rows.groupby("llm_share")["wall_s"].first().reindex(shares)
-    fig.add_trace(_across(walls))
+    seconds = rows.pivot_table(index="llm_share", columns="part", values="seconds", aggfunc="sum")
+    for part, (label, colour) in LOST_TIME.items():
+        own = seconds.get(part, 0 * walls).reindex(shares).fillna(0.0)
+        bar = go.Bar(
+            x=list(range(len(shares))),
+            y=own,
+            width=0.6,
+            customdata=100 * own / walls,
+            name=label,
+            marker={"color": colour, "line": {"color": "white", "width": 0.6}},
+            hovertemplate="%{y:.2f} s, %{customdata:.1f} %" + f"<extra>{label}</extra>",
+        )
+        fig.add_trace(bar)
+    line = {"color": BLACK, "width": 2.5}
+    across = go.Scatter(**strokes(range(len(walls)), list(walls), 0.4), mode="lines", line=line)
+    fig.add_trace(across.update(name="wall time", hoverinfo="skip"))
     share_axes(fig, rows, panels=1, at=range(len(shares)))
     fig.update_yaxes(title_text="seconds a search (mean over seeds)", rangemode="tozero")
     fig.update_layout(barmode="stack")
     legend_at(fig, "legend", _LOST_FRAME.above(UPPER_AXIS_PX - 4))
     fig.update_layout(legend={"traceorder": "normal", "entrywidth": 146})
     return finish(fig, "Where the wall time of a search goes", _LOST_CAPTION, face, _LOST_FRAME)
-
-
-def _across(walls: pd.Series) -> go.Scatter:
-    """The measured wall time as a stroke across each column."""
-    xs = [x for i in range(len(walls)) for x in (i - 0.4, i + 0.4, None)]
-    ys = [y for wall in walls for y in (wall, wall, None)]
-    line = {"color": BLACK, "width": 2.5}
-    return go.Scatter(x=xs, y=ys, mode="lines", line=line, name="wall time", hoverinfo="skip")
-
-
-def _bar(rows: pd.DataFrame, part: str, shares: list[float]) -> go.Bar:
-    label, colour = LOST_TIME[part]
-    own = rows[rows["part"] == part]
-    seconds = own.groupby("llm_share")["seconds"].sum().reindex(shares).fillna(0.0)
-    walls = rows.groupby("llm_share")["wall_s"].first().reindex(shares)
-    return go.Bar(
-        x=list(range(len(shares))),
-        y=seconds,
-        width=0.6,
-        customdata=100 * seconds / walls,
-        name=label,
-        marker={"color": colour, "line": {"color": "white", "width": 0.6}},
-        hovertemplate="%{y:.2f} s, %{customdata:.1f} %<extra>" + label + "</extra>",
-    )

@@ -18,7 +18,7 @@ from workbench.replay.devices import Device
 from workbench.replay.simulator import Changes, Costs, Replayed, events, replay
 from workbench.replay.work import ModelWork, StepWork
 from workbench.search.recording import Recording
-from workbench.trace.files import Trace
+from workbench.trace import Trace
 
 
 class MeasuredRun(NamedTuple):

@@ -23,8 +23,7 @@ from workbench.replay.lines import ChainedCache, Line
 from workbench.replay.scheduling import ReplayScheduler
 from workbench.replay.work import DEFAULT_BLOCK_SIZE, StepWork, block_size_of, work_of
 from workbench.search.recording import RecordedEngine
-from workbench.trace.recorder import Recorder
-from workbench.trace.rows import StepCounts
+from workbench.trace import Recorder, StepCounts
 
 Cost = Callable[[StepWork], float]
 

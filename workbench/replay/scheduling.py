@@ -20,7 +20,7 @@ from workbench.kvcache.arena_cache import ArenaCache
 from workbench.replay.answers import RecordedExecutor
 from workbench.replay.lines import ChainedCache
 from workbench.replay.work import StepWork
-from workbench.trace.rows import StepCounts
+from workbench.trace import StepCounts
 
 FEW = 4  # rows that are dropped one by one
 

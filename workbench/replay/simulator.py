@@ -29,8 +29,7 @@ from workbench.search.requests import Strategy
 from workbench.search.result import Throughput
 from workbench.search.rounds import ActiveSearch, OnRound, Rounds
 from workbench.search.strategies import BeamSearch, BestOfN
-from workbench.trace.files import Trace
-from workbench.trace.recorder import Recorder
+from workbench.trace import Recorder, Trace
 
 STRATEGIES: dict[str, Any] = {"BeamSearch": BeamSearch, "BestOfN": BestOfN}
 UNTOLD = ("forget_pruned",)

@@ -28,7 +28,7 @@ from workbench.replay.work import DEFAULT_BLOCK_SIZE
 from workbench.search.recording import RecordedEngine, Recording, read_recording
 from workbench.search.result import Throughput
 from workbench.search.rounds import OnRound
-from workbench.trace.files import Trace
+from workbench.trace import Trace
 
 Source = Answers | Recording | str | os.PathLike[str]
 BOTH = (

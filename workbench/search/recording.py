@@ -28,7 +28,7 @@ from workbench.search.problems import Problem
 from workbench.search.requests import Path, Strategy
 from workbench.search.result import node_id
 from workbench.search.rounds import ActiveSearch, Rounds
-from workbench.trace.files import write_atomically
+from workbench.trace import write_atomically
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +284,7 @@ def _rows(recording: Recording) -> list[Row]:
         rows.append({"kind": "prompt", "problem": number, "tokens": problem.prompt})
         for step in problem.steps:
             places[step.path] = len(rows)
-            place = {"parent": places[step.path[:-1]], "ordinal": step.path[-1]}
+            place: Row = {"parent": places[step.path[:-1]], "ordinal": step.path[-1]}
             own = {name: getattr(step, name) for name in STEP_COLUMNS}
             rows.append({"kind": "step", "problem": number, **place, **own})
         places = {}
@@ -458,7 +458,7 @@ def record_search(
     kept = [search for search in searches if isinstance(search, RecordingSearch)]
     sizes: dict[str, set[int]] = {"llm": set(), "prm": set()}
     for row in rounds.recorder.step_rows:
-        sizes[row.engine].add(row.blocks_total)
+        sizes[row.engine].add(row.counts.blocks_total)
     recording = Recording(
         RecordedSettings.of(strategy, rounds.seed, rounds.prm, config),
         RecordedEngine.of(rounds.llm, sizes["llm"]),

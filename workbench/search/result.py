@@ -18,7 +18,7 @@ import pandas as pd
 
 from workbench.search.answers import UNSCORED, VOTINGS, aggregate, check_choice, pass_at_k, vote
 from workbench.search.requests import Beam, Step
-from workbench.trace.files import Trace, write_table
+from workbench.trace import Trace, write_table
 
 NodePath = tuple[int, ...]
 SHOWN = ["problem_id", "level", "answer", "predicted", "correct", "tokens", "iterations", "seconds"]

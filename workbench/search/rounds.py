@@ -31,7 +31,7 @@ from workbench.search.requests import (
 )
 from workbench.search.result import Mark, Tree, node_id
 from workbench.search.switches import AdmissionControl, Pruning, RequestOrder
-from workbench.trace.recorder import Recorder
+from workbench.trace import Recorder
 
 LANE = "search"
 PLAIN = SearchSwitches()

@@ -28,7 +28,7 @@ from workbench.search.recording import RecordingSearch, record_search, require_r
 from workbench.search.requests import Strategy
 from workbench.search.result import SearchResult, Throughput, node_id, winner
 from workbench.search.rounds import ActiveSearch, OnRound, Progress, Rounds
-from workbench.trace.recorder import Recorder
+from workbench.trace import Recorder
 
 Row = dict[str, Any]
 SCORING = {

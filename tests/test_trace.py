@@ -10,7 +10,7 @@ import pytest
 
 from workbench.core import SamplingParams, ScoreParams, Sequence, Tag
 from workbench.errors import RunStoreError
-from workbench.trace import Recorder, StepCounts, StepRow, Trace, files, read_table, write_table
+from workbench.trace import Recorder, StepCounts, Trace, read_table, write_table
 
 STEPS = """run_id, engine, step, start_s, duration_s, schedule_s, prefill_tokens, decode_tokens,
 cached_tokens, running, waiting, preempted, blocks_total, blocks_active, blocks_cached, blocks_free,
@@ -35,7 +35,7 @@ def recorded() -> Recorder:
     """A row of each table, two engines, a clock that does not start at 0."""
     recorder = Recorder("run7", origin=1000.0)
     recorder.step("llm", 0, 1000.5, 0.25, 0.01, COUNTS)
-    recorder.step("prm", 0, 1001.0, 0.25, 0.01, COUNTS, score_cache_hits=3, blocks_target=5)
+    recorder.step("prm", 0, 1001.0, 0.25, 0.01, COUNTS, blocks_target=5)
     params, tag = SamplingParams(seed=-1), Tag("p1", "0/2")
     generated = Sequence(4, [1, 2, 3, 4], 3, params, tag=tag, arrival_s=1000.25)
     generated.scheduled_s, generated.first_token_s = 1000.5, 1001.5
@@ -64,17 +64,11 @@ def test_columns_and_types_are_the_agreed_ones_with_and_without_rows(
     assert all(frame[c].dtype == np.int64 for c in counts)
 
 
-def test_the_scheduler_s_counts_are_a_part_of_a_step_row() -> None:
-    """Recorder.step copies them in order, so their order is the row's."""
-    first = StepRow._fields.index(StepCounts._fields[0])
-    assert StepRow._fields[first : first + len(StepCounts._fields)] == StepCounts._fields
-
-
 def test_times_count_from_the_run_s_origin_for_all_engines() -> None:
     trace = recorded().trace()
     assert trace.steps.start_s.tolist() == [0.5, 1.0]
     assert trace.steps.blocks_target.tolist() == [COUNTS.blocks_total, 5]
-    assert trace.steps.score_cache_hits.tolist() == [0, 3]
+    assert trace.steps.evicted.tolist() == [COUNTS.evicted] * 2
     request = trace.requests.iloc[0]
     times = [request.arrival_s, request.scheduled_s, request.first_token_s, request.finished_s]
     assert times == [0.25, 0.5, 1.5, 2.0]
@@ -110,7 +104,7 @@ def test_what_is_written_is_read_back_the_same(tmp_path: Path) -> None:
 def test_another_schema_version_is_refused_with_both_named(tmp_path: Path, monkeypatch) -> None:
     path = write_table(recorded().steps, tmp_path / "steps.parquet")
     assert pq.read_schema(path).metadata[b"workbench_schema_version"] == b"1"
-    monkeypatch.setattr(files, "SCHEMA_VERSION", 2)
+    monkeypatch.setattr("workbench.trace.SCHEMA_VERSION", 2)
     with pytest.raises(RunStoreError, match="schema version 1; this workbench reads version 2"):
         read_table(path)
 

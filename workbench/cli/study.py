@@ -1,0 +1,414 @@
+"""`workbench figures`, `sweep` and `runs`: the study, its measurements, and what is stored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from typer import Argument, Exit, Option
+
+from workbench.cli.options import (
+    FAILED,
+    Debug,
+    DryRun,
+    Memory,
+    Profile,
+    RetryFailed,
+    Runs,
+    Set,
+    key_values,
+    numbers,
+    table,
+    terminal,
+)
+from workbench.errors import ConfigError, RunStoreError, nearest
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from workbench.config import SweepConfig
+    from workbench.experiments.claims import Claim
+    from workbench.experiments.preview import Preview
+    from workbench.experiments.store import RunStore
+    from workbench.experiments.sweep import Sweep
+
+SWEEP_COLUMNS = (
+    "llm_share",
+    "seed",
+    "tokens_per_s",
+    "problems_per_min",
+    "accuracy",
+    "llm_kv_tokens",
+    "prm_kv_tokens",
+    "llm_hit_rate",
+    "prm_hit_rate",
+    "llm_preempted",
+    "prm_evicted",
+)
+RUN_COLUMNS = ("run_id", "status", "llm_share", "seed", "num_problems", "tokens_per_s", "accuracy",
+               "written_at")  # fmt: skip
+BATCHING, LADDER, POLICIES = "04_batching", "07_modifications", "08_optimisation"
+OWN_RUNS = ("01_memory_requirements", LADDER, POLICIES)
+"""Notebooks of a profile that build or run what they draw themselves, and read no sweep."""
+
+
+def figures(
+    names: list[str] = Argument(
+        None, help="notebooks (02 or 02_memory_split); with --replot figures; all if none"
+    ),
+    profile: Profile = "default",
+    replot: bool = Option(False, "--replot", help="redraw figures from stored rows; runs nothing"),
+    retry_failed: RetryFailed = False,
+    dry_run: DryRun = False,
+    parameter: list[str] = Option(
+        None, "--parameter", "-p", metavar="NAME=VALUE", help="of the notebooks (repeatable)"
+    ),
+    out: str = Option(None, help="folder of notebooks (default: reports/notebooks/PROFILE)"),
+    runs: Runs = None,
+    debug: Debug = False,
+) -> None:
+    """Run what is missing, draw all figures, report."""
+    from workbench.experiments.notebooks import known_parameters, notebook_files, run_notebooks
+
+    parameters = key_values(parameter, "-p")
+    if replot:
+        redraw(names, profile, parameters)
+        return
+    config = figures_config(names, profile, parameters)
+    files = notebook_files(names or None)
+    stems = [file.stem for file in files]
+    if dry_run:
+        _print_left(config, stems, parameters, runs, retry_failed)
+        return
+    if runs:
+        parameters["runs_dir"] = str(Path(runs).resolve())
+    # first the sweep, so that its progress is seen here; the notebooks then find its runs
+    reading = [
+        file for file in files if file.stem not in OWN_RUNS and "profile" in known_parameters(file)
+    ]
+    sweep = _sweep(config, runs, retry_failed) if reading else None
+    executed = run_notebooks(names or None, profile, parameters, out)
+    if sweep is not None:
+        further = stored_ladder_claims(config, parameters) if LADDER in stems else []
+        if report(sweep, executed, parameters, further):
+            raise Exit(FAILED)
+
+
+def redraw(names: list[str] | None, profile: str, parameters: dict[str, Any]) -> None:
+    """Figures from their stored rows: those of the profile, or of the parameter figures_folder."""
+    from workbench.experiments.export import replot
+    from workbench.experiments.study import profile_figures
+    from workbench.plots import FIGURES
+
+    folder = _folder(parameters.pop("figures_folder", None), profile_figures(profile))
+    if parameters:
+        raise ConfigError(
+            f"--replot draws stored rows and takes no -p {', '.join(parameters)}; allowed: "
+            "-p figures_folder=DIR. Leave it out, or leave --replot out to measure."
+        )
+    for saved in replot(folder, FIGURES, names or None):
+        terminal().print(repr(saved))
+
+
+def figures_config(
+    names: list[str] | None, profile: str, parameters: Mapping[str, Any]
+) -> SweepConfig:
+    """The sweep these notebooks draw; refuses a notebook or a parameter that does not exist."""
+    from workbench.config import SweepConfig
+    from workbench.experiments.notebooks import known_parameters, notebook_files, refuse_unknown
+    from workbench.experiments.profiles import sweep_config
+
+    files = notebook_files(names or None)
+    known = {name: None for file in files for name in known_parameters(file)}
+    refuse_unknown(parameters, known, " and ".join(file.stem for file in files))
+    own = {field.name for field in fields(SweepConfig)} - {"profile"}
+    given = {k: v for k, v in parameters.items() if k in own and v is not None}
+    return sweep_config(profile, **given)
+
+
+def _print_left(
+    config: SweepConfig, stems: list[str], parameters: Mapping[str, Any], runs: Any, retry: bool
+) -> None:
+    """What `figures` would run, for the sweep and for each notebook with runs of its own."""
+    from workbench.experiments.batch_study import GRID_PARAMETERS, batch_grid, left_to_do
+    from workbench.experiments.ladder import ladder_left
+    from workbench.experiments.ladder_plan import LADDER_PARAMETERS, ladder_plan
+    from workbench.experiments.policy_plan import POLICY_PARAMETERS, policy_plan
+    from workbench.experiments.policy_study import policies_left
+
+    if set(stems) - set(OWN_RUNS):
+        _print_preview(config, runs, retry)
+    left: dict[str, tuple[Any, Any, dict[str, str]]] = {
+        BATCHING: (left_to_do, batch_grid, GRID_PARAMETERS),
+        LADDER: (ladder_left, ladder_plan, LADDER_PARAMETERS),
+        POLICIES: (policies_left, policy_plan, POLICY_PARAMETERS),
+    }
+    for stem, (say, plan, own) in left.items():
+        if stem in stems:
+            given = {field: parameters.get(name) for name, field in own.items()}
+            terminal().print(say(config, plan(config.profile, **given), runs))
+
+
+def stored_ladder_claims(config: SweepConfig, parameters: Mapping[str, Any]) -> list[Claim]:
+    """C7 and C8, from the runs that the ladder's notebook has stored."""
+    from workbench.experiments.ladder import run_ladder
+    from workbench.experiments.ladder_claims import ladder_claims
+    from workbench.experiments.ladder_plan import LADDER_PARAMETERS, ladder_plan
+
+    given = {field: parameters.get(name) for name, field in LADDER_PARAMETERS.items()}
+    plan = ladder_plan(config.profile, **given)
+    return ladder_claims(run_ladder(config, plan, parameters.get("runs_dir"), compute=False))
+
+
+def report(
+    sweep: Sweep, executed: list[Path], parameters: Mapping[str, Any], further: list[Claim]
+) -> bool:
+    """Write the first page; print what a reader of the figures must know; whether a run failed."""
+    from workbench.experiments.claims import claims_of
+    from workbench.experiments.face import rung, sweep_face
+    from workbench.experiments.paths import project_root
+    from workbench.experiments.report import write_report
+    from workbench.experiments.study import figures_home
+
+    folder = _folder(parameters.get("figures_folder"), figures_home(sweep))
+    claims = sorted([*claims_of(sweep, rung(sweep.runs)), *further], key=lambda claim: claim.key)
+    index = write_report(executed, claims, sweep_face(sweep), project_root() / "reports", folder)
+    failed = _print_problems(sweep.all_runs)
+    terminal().print(f"figures: {folder}\nreport:  {index}")
+    if failed:
+        terminal().print("`workbench figures --retry-failed` repeats what failed.", style="yellow")
+    return failed
+
+
+def _folder(given: str | None, own: Path) -> Path:
+    """Where figures lie; what is given counts from the project's root, as in a notebook."""
+    from workbench.experiments.paths import project_root
+
+    return project_root() / given if given else own
+
+
+def _sweep(config: SweepConfig, runs: str | None, retry: bool) -> Sweep:
+    from workbench.experiments.preview import preview
+    from workbench.experiments.sweep import run_sweep
+
+    found = preview(config, runs, retry_failed=retry)
+    if found.num_to_run:
+        terminal().print(_expectation(found))
+    sweep = run_sweep(config, runs, retry_failed=retry)
+    if sweep.runs.empty:
+        reasons = "; ".join(sweep.all_runs["error"].dropna().astype(str).unique())
+        raise RunStoreError(f"No run of the sweep finished: {reasons}. There is nothing to draw.")
+    return sweep
+
+
+def sweep(
+    profile: Profile = "default",
+    config: str = Option(None, metavar="FILE", help="JSON file of settings, over the profile's"),
+    more: Set = None,
+    shares: str = Option(None, metavar="S,S,...", help="the LLM's shares of total memory"),
+    seeds: str = Option(None, metavar="K,K,...", help="one run a share and seed"),
+    num_problems: int = Option(None, help="problems of a run"),
+    total_memory: Memory = None,
+    retry_failed: RetryFailed = False,
+    dry_run: DryRun = False,
+    runs: Runs = None,
+    debug: Debug = False,
+) -> None:
+    """Measure the memory split over its shares.
+
+    Finished runs are kept and not repeated. Settings: the profile, then --config, then options,
+    then --set.
+    """
+    from workbench.experiments.profiles import sweep_config
+    from workbench.experiments.sweep import run_sweep
+
+    settings = _from_file(config) if config else {}
+    options: dict[str, Any] = {"shares": numbers(shares, float), "seeds": numbers(seeds, int)}
+    options |= {"num_problems": num_problems, "total_memory": total_memory}
+    settings |= {name: value for name, value in options.items() if value is not None}
+    settings |= key_values(more, "--set")
+    wanted = sweep_config(settings.pop("profile", profile), **settings)
+    if dry_run:
+        _print_preview(wanted, runs, retry_failed)
+        return
+    found = run_sweep(wanted, runs, retry_failed=retry_failed)
+    shown = found.runs[[name for name in SWEEP_COLUMNS if name in found.runs]]
+    _print_frame(shown.rename(columns=lambda name: name.replace("_", " ")))
+    if _print_problems(found.all_runs):
+        raise Exit(FAILED)
+
+
+def _from_file(file: str) -> dict[str, Any]:
+    try:
+        content = json.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise ConfigError(f"{file} cannot be read as JSON settings: {problem}.") from problem
+    if not isinstance(content, dict):
+        raise ConfigError(f'{file} holds no object of settings, e.g. {{"n": 16}}.')
+    return content
+
+
+def _print_preview(config: SweepConfig, runs: str | None, retry: bool) -> None:
+    """The dry run of a sweep: its runs, the shares that fit, the expected time."""
+    from workbench.config import format_size
+    from workbench.experiments.preview import preview
+
+    found, console = preview(config, runs, retry_failed=retry), terminal()
+    lines = []
+    for row in found.runs.to_dict("records"):
+        lacks = row["lacks_bytes"]
+        status = f"lacks {format_size(lacks)}" if lacks else row["status"]
+        blocks = f"{row['llm_blocks']:,}", f"{row['prm_blocks']:,}"
+        split = row["name"], f"{row['llm_share']:g}", str(row["seed"])
+        lines.append((*split, *blocks, status, f"{row['expected_s'] / 60:.1f}"))
+    headings = ("run", "llm_share", "seed", "LLM blocks", "PRM blocks", "status", "minutes")
+    console.print(table(headings, lines))
+    console.print(f"{found.feasible}.\n{_expectation(found)}")
+
+
+def _expectation(found: Preview) -> str:
+    """How many runs are left and how long they take, in one sentence."""
+    source = "from this machine's runs" if found.measured_before else "rough: none finished here"
+    time = f"{found.minutes:.0f} min" if found.minutes < 120 else f"{found.minutes / 60:.0f} hours"
+    return f"{found.num_to_run} of {len(found.runs)} runs to do, about {time} ({source})."
+
+
+def _print_problems(runs: pd.DataFrame) -> bool:
+    """A line for each run that failed, does not fit or cannot be read, then remarks on the rest;
+    returns whether any run failed.
+    """
+    from workbench.experiments import record
+    from workbench.experiments.health import remarks, unfinished
+
+    console, bad = terminal(), unfinished(runs).to_dict("records")
+    for row in bad:
+        reason = row["error"] if isinstance(row["error"], str) else "no reason was kept"
+        console.print(f"{row['status']}: {row['run_id']}: {reason}", style="yellow", markup=False)
+    for remark in remarks(runs):
+        console.print(remark, style="yellow")
+    return any(row["status"] == record.FAILED for row in bad)
+
+
+# -- stored runs: nothing here loads torch --
+
+stored = typer.Typer(rich_markup_mode=None)
+Run = Annotated[str, Argument(help="run folder, its name, or the start of its fingerprint")]
+Status = Literal["finished", "failed", "infeasible", "unreadable"]
+
+
+@stored.command("list")
+def _list(
+    status: Annotated[Status | None, Option(help="only these")] = None,
+    runs: Runs = None,
+    debug: Debug = False,
+) -> None:
+    """Print one line for each stored run."""
+    from workbench.experiments.store import load_runs
+
+    found = load_runs(_store(runs).folders())
+    if status:
+        found = found[found["status"] == status]
+    if len(found):
+        _print_frame(found[[name for name in RUN_COLUMNS if name in found]])
+    else:
+        hint = "`workbench sweep --profile quick` makes some."
+        terminal().print(f"No runs are stored here yet; {hint}")
+
+
+@stored.command()
+def show(run: Run, runs: Runs = None, debug: Debug = False) -> None:
+    """Print everything about one run."""
+    from workbench.experiments.store import read_run
+
+    row = read_run(find_run(run, _store(runs)))
+    terminal().print(table(("column", "value"), [(n, _cell(row[n])) for n in row], fold=True))
+
+
+@stored.command()
+def compare(a: Run, b: Run, runs: Runs = None, debug: Debug = False) -> None:
+    """Print what differs between two runs.
+
+    Or between two folders of runs: b - a, with 95 % intervals.
+    """
+    from workbench.experiments import compare as comparing
+
+    console, store = terminal(), _store(runs)
+    found = comparing.compare(find_run(a, store), find_run(b, store))
+    for warning in found.warnings:
+        console.print(f"warning: {warning}", style="yellow")
+    for frame in (found.parameters, found.differences):
+        if len(frame):
+            _print_frame(frame)
+            console.print()
+    same = "identical" if found.identical else f"different; first: {found.first_difference}"
+    console.print(f"tokens and scores: {same}")
+
+
+@stored.command()
+def export(
+    archive: Annotated[str, Argument(help="file to write: .tar, .tar.gz, .tgz or .zip")],
+    run: Annotated[list[str] | None, Argument(help="runs to take; all if none is named")] = None,
+    runs: Runs = None,
+    debug: Debug = False,
+) -> None:
+    """Write runs into one archive."""
+    from workbench.experiments.archive import export_runs
+
+    store = _store(runs)
+    names = export_runs([find_run(name, store) for name in run or ()] or store.folders(), archive)
+    terminal().print(f"{len(names)} runs written to {archive}")
+
+
+@stored.command("import")
+def _import(
+    archive: Annotated[str, Argument(help="file that `workbench runs export` wrote")],
+    runs: Runs = None,
+    debug: Debug = False,
+) -> None:
+    """Check an archive and store its runs."""
+    from workbench.experiments.archive import import_runs
+
+    done = import_runs(archive, _store(runs).root)
+    before = f"{len(done.already_there)} were there already"
+    terminal().print(f"{len(done.stored)} runs stored, {before}")
+
+
+def _store(runs: str | None) -> RunStore:
+    from workbench.experiments.paths import runs_folder
+    from workbench.experiments.store import RunStore
+
+    return RunStore(Path(runs) if runs else runs_folder())
+
+
+def find_run(name: str, store: RunStore) -> Path:
+    """A run by its folder, its name, or the beginning of its name or fingerprint."""
+    if Path(name).is_dir():
+        return Path(name)
+    folders = store.folders()
+    found = [f for f in folders if f.name == name] or [
+        f for f in folders if f.name.startswith(name) or f.name.rsplit("-", 1)[1].startswith(name)
+    ]
+    if len(found) == 1:
+        return found[0]
+    hint = nearest(name, [f.name for f in folders])
+    many = f" {len(found)} runs begin so: {', '.join(f.name for f in found)}." if found else hint
+    raise RunStoreError(f"No single run is called {name!r}.{many} See `workbench runs list`.")
+
+
+def _print_frame(frame: pd.DataFrame) -> None:
+    rows = ([_cell(value) for value in row] for row in frame.astype(object).to_numpy())
+    terminal().print(table(list(map(str, frame)), rows))
+
+
+def _cell(value: Any) -> str:
+    import pandas as pd
+
+    if value is None or (pd.api.types.is_scalar(value) and pd.isna(value)):
+        return "-"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return str(value)

@@ -1,0 +1,421 @@
+"""`workbench run`, `bench`, `calibrate`, `record`, `train-tiny` and `doctor`: one search on the
+terminal, what a benchmark measured, and what this machine has.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import shutil
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from enum import StrEnum
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from typer import Argument, Exit, Option
+
+from workbench.cli.options import FAILED, Debug, Memory, Set, key_values, terminal
+from workbench.errors import ConfigError, OutOfMemory, WorkbenchError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.tree import Tree
+
+    from workbench.bench.record import Row
+    from workbench.experiments.plan import RunSpec
+    from workbench.search.problems import Problem
+    from workbench.search.result import SearchResult
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+EXTRAS = {  # package: (what needs it, how to get it)
+    "math-verify": ("answers that are not whole numbers", "pip install math-verify"),
+    "transformers": ("bench engine's peer, train-tiny", "pip install transformers"),
+    "papermill": ("figures", "pip install 'workbench[notebooks]'"),
+    "kaleido": ("figures as SVG and PDF", "pip install kaleido"),
+    "jupyterlab": ("make lab", "pip install 'workbench[notebooks]'"),
+}
+
+
+def run(
+    problem: str = Argument(None, help='as text ("Compute 7-3+12."); else one of --problems'),
+    problems: str = Option(None, help="tiny, math500, or a .json/.jsonl file (default: tiny)"),
+    index: int = Option(None, min=0, help="which of --problems, counted from 0 (default: 0)"),
+    level: int = Option(None, help="only problems of this level (1 to 5)"),
+    llm: str = Option("tiny-solver", help="generator: a name, hub id, folder or .gguf"),
+    prm: str = Option("tiny-prm", help="process reward model"),
+    prm_format: str = Option(None, help="how it is asked (default: as its name tells)"),
+    total_memory: Memory = "64MiB",
+    llm_share: float = Option(0.3, help="the LLM's share of it, in (0, 1)"),
+    strategy: Literal["beam_search", "best_of_n"] = Option("beam_search", help="how to search"),
+    n: int = Option(16, help="beams (or samples) of a problem"),
+    beam_width: int = Option(4, help="children of a survivor; n // beam_width survive"),
+    max_depth: int = Option(40, help="steps of a beam, at most"),
+    temperature: float = Option(0.8, help="of sampling; 0 is greedy"),
+    seed: int = Option(0, help="equal seeds give equal trees"),
+    tree_depth: int = Option(6, min=0, help="levels of the tree that are printed; 0: none"),
+    more: Set = None,
+    debug: Debug = False,
+) -> None:
+    """Search one problem; print its answer and tree."""
+    from workbench.config import SweepConfig
+    from workbench.experiments.plan import RunSpec
+
+    chosen = _chosen_problem(problem, problems, index, level)
+    if not 0 < llm_share < 1:
+        raise ConfigError(f"--llm-share is {llm_share:g}; allowed: a share in (0, 1).")
+    settings: dict[str, Any] = {"llm": llm, "prm": prm, "total_memory": total_memory}
+    settings |= {"strategy": strategy, "n": n, "beam_width": beam_width, "max_depth": max_depth}
+    settings |= {"temperature": temperature} | key_values(more, "--set")
+    config = SweepConfig.from_dict(settings)
+    result = _search(chosen, RunSpec(config, llm_share, seed), prm_format)
+    _show_search(result, chosen, tree_depth)
+
+
+def _chosen_problem(
+    text: str | None, source: str | None, index: int | None, level: int | None
+) -> Problem:
+    """The problem given as text, or the one picked from a source; both together are refused."""
+    from workbench.search.problems import Problem, load_problems
+    from workbench.search.search import as_problems
+
+    picking = {"problems": source, "index": index, "level": level}
+    picked = [name for name, value in picking.items() if value is not None]
+    if text is not None:
+        if picked:
+            raise ConfigError(
+                f"run got the problem {text!r} and --{picked[0]}, which picks another; "
+                "give one of them."
+            )
+        return as_problems(Problem("given", text))[0]
+    source, index = source or "tiny", index or 0
+    found = load_problems(source, limit=index + 1, levels=None if level is None else (level,))
+    if index >= len(found):
+        raise ConfigError(f"--index is {index}; {source} has problems 0 to {len(found) - 1}.")
+    return found[index]
+
+
+def _search(problem: Problem, spec: RunSpec, prm_format: str | None) -> SearchResult:
+    """One search; OutOfMemory names the shares that fit."""
+    from workbench.config import format_size, parse_size
+    from workbench.experiments.feasible import feasible_shares
+    from workbench.experiments.run import build_engine, search
+
+    config = spec.config
+    try:
+        llm, prm = build_engine(spec.engine("llm")), build_engine(spec.engine("prm"))
+    except OutOfMemory as error:
+        total, fit = format_size(parse_size(config.total_memory)), ""
+        if not config.activations_in_total:  # activations are measured: no formula for the shares
+            sizes = {
+                name: getattr(config, name) for name in ("block_size", "max_model_len", "dtype")
+            }
+            fit = f" {feasible_shares(config.llm, config.prm, config.total_memory, **sizes)}."
+        raise OutOfMemory(
+            f"llm_share {spec.llm_share:g} of {total} is infeasible. {error}{fit}"
+        ) from error
+    return search([problem], llm, prm, spec.search, spec.seed, prm_format)
+
+
+def _show_search(result: SearchResult, problem: Problem, depth: int) -> None:
+    """Problem, tree, answer and speed."""
+    import pandas as pd
+    from rich.markup import escape
+
+    console, row = terminal(), result.problems.iloc[0]
+    console.print(f"[bold]problem[/]  {escape(problem.problem)}")
+    if depth:
+        console.print(_tree(result.tree, depth))
+    verdict = ""
+    if not pd.isna(row["correct"]):
+        verdict = "  (right)" if row["correct"] else f"  (wrong; it is {row['answer']})"
+    console.print(f"[bold]answer[/]   {escape(row['predicted'] or '(none)')}{verdict}")
+    steps = [step.strip() for step in result.candidates.iloc[0]["text"].split("\n\n")]
+    console.print(f"[bold]best[/]     {escape(' / '.join(filter(None, steps)))}")
+    console.print(
+        f"[bold]speed[/]    {result.throughput}; {len(result.tree)} nodes, {row['tokens']} tokens, "
+        f"{row['iterations']} iterations"
+    )
+
+
+def _tree(nodes: pd.DataFrame, depth: int) -> Tree:
+    """The nodes down to `depth`: kept ones bold, each with its score and the text of its step."""
+    from rich.markup import escape
+    from rich.tree import Tree
+
+    drawn = Tree("tree  (score, step; bold: kept)")
+    branches = {"": drawn}
+    for node in nodes[nodes["depth"] <= depth].sort_values(["depth", "node_id"]).to_dict("records"):
+        style = "bold" if node["kept"] else "dim"
+        label = f"[{style}]{node['score']:.3f}  {escape(' '.join(node['text'].split()))}[/]"
+        branches[node["node_id"]] = branches[node["parent_id"]].add(label)
+    return drawn
+
+
+def bench(
+    name: Literal[
+        "engine", "search", "identity", "memory", "kernels", "replay", "reenact"
+    ] = Argument(help="what to measure"),
+    json: str = Option(None, help="write the record (machine, versions, commit, rows) here"),
+    profile: Literal["quick", "default", "full"] = Option("default", help="repeats or problems"),
+    model: str = Option(None, help="what is measured (default: tiny-solver)"),
+    llm: str = Option(None, help="search, identity, reenact: generator (default: tiny-solver)"),
+    prm: str = Option(None, help="search, identity, reenact: reward model (default: tiny-prm)"),
+    problems: str = Option(None, help="search, identity, memory: file (default: by the models)"),
+    seed: int = Option(None, help="where the bench takes one (default: 0)"),
+    seeds: int = Option(None, min=1, help="search, memory: how many, not the profile's number"),
+    repeats: int = Option(None, min=1, help="engine, memory, kernels, replay: how many"),
+    peers: str = Option(None, help="engine: installed (default), none, or names and commas"),
+    device: str = Option(None, help="engine, reenact: cpu (default), or a GPU: cuda, cuda:1"),
+    part: str = Option(
+        None, help="memory: starts, beams, forks, arena or sharing alone, renewed in --json FILE"
+    ),
+    debug: Debug = False,
+) -> None:
+    """Measure speed, search quality or sameness.
+
+    Prints each row as it is measured; --json FILE also keeps those of a run that was interrupted.
+    """
+    from workbench.bench.record import read_record, record, renewed, require_alike, write_record
+
+    options: dict[str, Any] = {"profile": profile, "model": model, "llm": llm, "prm": prm}
+    options |= {"problems": problems, "seed": seed, "seeds": seeds, "repeats": repeats}
+    options |= {"peers": peers, "device": device, "part": part}
+    module, console = import_module(f"workbench.bench.{name}"), terminal()
+    settings = accepted(name, module.run, options)
+    before = read_record(json) if part is not None and json and Path(json).exists() else None
+    if before is not None:  # its other rows stay, so they must be alike: before anything is run
+        require_alike(before, record(name, [], mode_of(module, settings)))
+    rows: list[Row] = []
+    complete = False
+    try:
+        with _termination_interrupts():
+            for row in module.run(**settings):
+                rows.append(row)
+                console.print(_line(row))
+        complete = True
+    finally:
+        if json and rows:
+            content = record(name, rows, mode_of(module, settings) | {"complete": complete})
+            content = content if before is None else renewed(before, content)
+            console.print(f"written: {write_record(content, json)}")
+    failed = [row.name for row in rows if row.failed]
+    if failed:
+        console.print(f"Failed: {', '.join(failed)}.", style="red")
+        raise Exit(FAILED)
+
+
+def accepted(name: str, measured: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options this benchmark takes, defaults filled in; one it does not take is refused."""
+    known = inspect.signature(measured).parameters
+    given = {option: value for option, value in options.items() if value is not None}
+    if "model" in given and "model" not in known:  # searches name two models, this is the first
+        given.setdefault("llm", given.pop("model"))
+    for option in given:
+        if option not in known:
+            takes = ", ".join(f"--{n}" for n in options if n in known)
+            raise ConfigError(f"bench {name} takes no --{option}; it takes {takes}.")
+    return {n: given.get(n, known[n].default) for n in options if n in known}
+
+
+def mode_of(module: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """How it was run: the settings, and the module's mode_of(settings) or MODE.
+
+    A file is recorded by its name: records are public, and paths are of one machine.
+    """
+    own = module.mode_of(settings) if hasattr(module, "mode_of") else getattr(module, "MODE", {})
+    return {k: Path(v).name if _is_path(v) else v for k, v in (settings | own).items()}
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str) and (Path(value).is_absolute() or Path(value).exists())
+
+
+@contextmanager
+def _termination_interrupts() -> Iterator[None]:
+    """SIGTERM, which `timeout` sends, ends a benchmark as Ctrl-C does: its rows are written."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _line(row: Row) -> str:
+    """One row as a line: name, value, peer and ratio, ceiling, spread."""
+    parts = [f"{row.name:32} {row.value:>12,.4g} {row.unit}"]
+    if row.ratio is not None:
+        parts.append(f"{row.ratio:.2f}x {row.peer} ({row.peer_value:,.4g})")
+    if row.share_of_ceiling is not None:
+        parts.append(f"{row.share_of_ceiling:.0%} of the ceiling")
+    if isinstance(row.spread, tuple):
+        parts.append(f"\\[{row.spread[0]:.3g}, {row.spread[1]:.3g}]")
+    elif row.spread is not None:
+        parts.append(f"± {row.spread:.2g}")
+    return "  ".join(parts)
+
+
+def calibrate(
+    out: str = Option("device.json", help="the .json file to be written"),
+    num_problems: int = Option(4, min=1, help="problems of a search"),
+    repeats: int = Option(3, min=1, help="searches of a setting; the fastest stands"),
+    seed: int = Option(0, help="of the searches"),
+    debug: Debug = False,
+) -> None:
+    """Measure this machine as a device for replays.
+
+    Searches the embedded pair; leave the machine to it meanwhile.
+    """
+    from workbench.bench import cells
+    from workbench.replay.devices import write_device
+    from workbench.search.recording import require_destination
+
+    require_destination(out)
+    device = cells.calibrate(num_problems, repeats, seed)
+    terminal().print(
+        f"{device.name}: {device.flops_per_s / 1e9:,.0f} GFLOP/s, "
+        f"{device.bytes_per_s / 1e9:,.1f} GB/s, terms of {', '.join(device.terms)}\n"
+        f"written: {write_device(device, out)}"
+    )
+
+
+def record(
+    name: str = Argument(help="a recording of the package, e.g. tiny-128"),
+    out: str = Option(None, help="the file to be written (default: NAME.parquet)"),
+    problems: str = Option(None, help="file of MATH-500 for smollm2-* (default: the hub's)"),
+    debug: Debug = False,
+) -> None:
+    """Make a recorded search of the package anew.
+
+    Names and what each holds: replay/data/README.md in the package.
+    """
+    from workbench.bench.recordings import make_recording
+
+    path = Path(out or f"{name}.parquet")
+    result = make_recording(name, path, problems)
+    size = f"{len(result.tree):,} nodes, {path.stat().st_size / 1000:,.0f} kB"
+    terminal().print(f"{path}: {len(result.problems)} problems, {size}")
+
+
+class Embedded(StrEnum):
+    """The models that come with the package."""
+
+    solver = "tiny-solver"
+    prm = "tiny-prm"
+
+
+def train_tiny(
+    out: str = Option("trained", help="folder the model folders are written to"),
+    minutes: float = Option(60.0, help="training time of all models together"),
+    seed: int = Option(0, help="of data and initial weights"),
+    model: list[Embedded] = Option(None, help="only this one (repeatable)"),
+    card: bool = Option(False, "--card", help="train nothing: print the table of the model card"),
+    num_problems: int = Option(128, min=1, help="--card: fresh problems, uniform over levels"),
+    debug: Debug = False,
+) -> None:
+    """Train the embedded models anew."""
+    if card:
+        from workbench.experiments.tiny_card import as_markdown, embedded_card
+
+        print(as_markdown(embedded_card(num_problems, seed)))
+        return
+    import logging
+
+    from workbench.experiments import train_tiny as training
+
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    models = {"models": tuple(name.value for name in model)} if model else {}
+    for folder in training.train_tiny(out, minutes=minutes, seed=seed, **models):
+        print(f"written: {folder}")
+
+
+class Finding(NamedTuple):
+    """One line of the report. remedy: empty where all is well; needed: no run works without it."""
+
+    topic: str
+    found: str
+    remedy: str = ""
+    needed: bool = False
+
+
+def doctor(debug: Debug = False) -> None:
+    """Print what this machine has and what is missing.
+
+    Changes nothing. Exit status 1 when something is missing that every run needs.
+    """
+    from rich.table import Table
+
+    findings = list(_examine())
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("", no_wrap=True)
+    for heading in ("found", "what to do")[: 1 + any(finding.remedy for finding in findings)]:
+        table.add_column(heading, overflow="fold")
+    for finding in findings:
+        style = "" if not finding.remedy else "red" if finding.needed else "yellow"
+        cells = (finding.topic, finding.found, finding.remedy)
+        table.add_row(*cells[: len(table.columns)], style=style)
+    terminal().print(table)
+    if any(finding.needed and finding.remedy for finding in findings):
+        raise Exit(FAILED)
+
+
+def _examine() -> Iterator[Finding]:
+    """Every finding, cheapest first."""
+    from workbench.config import format_size
+    from workbench.experiments.machine import cpu_features, git_state, machine_facts, versions
+    from workbench.experiments.paths import project_root, runs_folder
+    from workbench.models.architectures import ARCHITECTURES
+    from workbench.search.prm_formats import FORMATS
+
+    import_module("torch")  # so that its own thread count and GPU are reported
+    facts = machine_facts()
+    features = " ".join(cpu_features())
+    yield Finding("processor", f"{facts['cpu']}, {facts['cores']} cores usable, {features}")
+    crowded = facts["threads"] > facts["cores"]
+    slow = f"more threads than cores: set OMP_NUM_THREADS={facts['cores']}" if crowded else ""
+    yield Finding("threads", f"{facts['threads']} a matrix product", slow)
+    memory = facts["memory_bytes"]
+    yield Finding("memory", format_size(memory) if memory else "not told by this system")
+    yield Finding("GPU", facts["gpu"] or "none seen by torch")
+    yield Finding("versions", ", ".join(f"{k} {v}" for k, v in versions().items()))
+    git = git_state()
+    changed = ", with changes" if git["dirty"] else ""
+    yield Finding("commit", f"{git['commit'][:12]}{changed}" if git["commit"] else "no checkout")
+    for name, (purpose, remedy) in EXTRAS.items():
+        try:
+            version(name)
+        except PackageNotFoundError:
+            yield Finding(name, f"not installed; needed by: {purpose}", remedy)
+    yield Finding("architectures", ", ".join(ARCHITECTURES))
+    yield Finding("PRM formats", ", ".join(FORMATS))
+    yield from map(_embedded_model, ("tiny-solver", "tiny-prm"))
+    browser = next(filter(None, (os.environ.get("BROWSER_PATH"), *map(shutil.which, BROWSERS))), "")
+    remedy = "SVG and PDF need one (Debian: apt install chromium), or set BROWSER_PATH"
+    yield Finding("browser", browser or "none", "" if browser else remedy)
+    folder, free = runs_folder(), shutil.disk_usage(project_root()).free
+    runs = sum(1 for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else 0
+    full = "less than 1 GiB is left on this disk" if free < 2**30 else ""
+    yield Finding("runs", f"{folder}: {runs} kept, {format_size(free)} free", full)
+
+
+def _embedded_model(name: str) -> Finding:
+    """A model that comes with the package, read and prepared as a run does it."""
+    from workbench.config import format_size
+    from workbench.models import loading
+
+    try:
+        model: Any = loading.load_model(name)
+    except WorkbenchError as error:
+        return Finding(name, "cannot be loaded", str(error), needed=True)
+    size, kernels = format_size(model.weight_bytes), model.kernels
+    same = "tokens may differ between batches"
+    if kernels.batch_invariant:
+        same = f"equal tokens in any batch, {kernels.team.threads} threads"
+    return Finding(name, f"{size} of weights; {kernels.name} kernels on {model.device}; {same}")

@@ -1,0 +1,82 @@
+"""The instruction set that CPU kernels are compiled for, and the tiles that fill its registers.
+
+A tile's sums, one row of weights and one spread number stay in registers, so each set has tiles of
+its own. They change no result: an element is one fused sum over ascending inputs whatever the tile,
+and `lanes.WIDTH`, the sixteen sums of a reduction, is part of the arithmetic, not of a set. So
+every set gives the same bits. The environment variable WORKBENCH_ISA names a lesser set than the
+host has.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass, replace
+
+from llvmlite import binding
+from numba import config
+
+from workbench.errors import ConfigError
+
+VARIABLE = "WORKBENCH_ISA"
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionSet:
+    """Tiles in rows and in vectors of 16 float32: one register, two (AVX2) or four (NEON) of them.
+
+    processor: LLVM's name for a processor that has this set and no more.
+    tile: of a product, rows x vectors; few: the same of a product that widens its weights.
+    scored: keys x vectors of query lanes; summed: dimensions of values x vectors of query lanes.
+    row_keys: vectors of keys that a single row scores at once; row_dimensions: vectors of
+    dimensions that two heads of a single row sum at once.
+    """
+
+    name: str
+    processor: str
+    tile: tuple[int, int]
+    few: tuple[int, int]
+    lanes: tuple[int, int]
+    row_keys: int
+    row_dimensions: int
+
+
+SETS = {
+    kind.name: kind
+    for kind in (
+        InstructionSet("avx512", "x86-64-v4", (14, 2), (4, 2), (8, 3), 8, 4),
+        InstructionSet("avx2", "x86-64-v3", (6, 1), (1, 2), (4, 1), 4, 2),
+        InstructionSet("neon", "generic", (6, 1), (4, 1), (4, 1), 4, 2),
+    )
+}
+_WIDEST = {"avx512f", "avx512vl", "avx512bw", "avx512dq", "avx512cd"}
+
+
+def host_sets() -> list[str]:
+    """The sets that this host has, the best first."""
+    if platform.machine().lower() in ("aarch64", "arm64"):
+        return ["neon"]
+    has = {name for name, there in binding.get_host_cpu_features().items() if there}
+    wanted = {"avx512": _WIDEST, "avx2": {"avx2", "fma", "f16c"}}
+    return [name for name, needed in wanted.items() if needed <= has]
+
+
+def _choose() -> InstructionSet:
+    """The set that the environment names, or the host's best.
+
+    An x86 without AVX2 and FMA has no set here: it takes AVX2's tiles, and LLVM what there is.
+    """
+    sets, named = host_sets(), os.environ.get(VARIABLE)
+    if named and named not in sets:
+        raise ConfigError(
+            f"{VARIABLE}={named}: this host can run {' and '.join(sets) or 'neither set'}; "
+            f"unset it, or take one of them."
+        )
+    if not sets:
+        return replace(SETS["avx2"], name="baseline")
+    if named and named != sets[0]:
+        config.CPU_NAME, config.CPU_FEATURES = SETS[named].processor, ""
+    return SETS[named or sets[0]]
+
+
+ISA = _choose()

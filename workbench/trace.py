@@ -1,0 +1,339 @@
+"""The record of a run: frozen row types, a recorder shared by its engines, Parquet files.
+
+Every table has one row type, whose fields are its columns; seconds count from the run's one origin.
+A row costs about a microsecond to append. pandas and pyarrow take half a second to import, so they
+are imported where frames and files are made: an engine runs without.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
+
+from workbench.core import Sequence
+from workbench.errors import RunStoreError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+SCHEMA_VERSION = 1
+_VERSION_KEY = b"workbench_schema_version"
+
+
+class StepCounts(NamedTuple):
+    """What a scheduler did in one step. blocks_*: after scheduling; the rest: this step's counts.
+
+    cached_tokens: found cached by this step's admissions, re-admissions included. tokens_held:
+    tokens that the active blocks hold, shared ones once. prefill_tokens and decode_tokens: rows
+    computed, in static batches their padding too. recomputed_*: computed in this step and
+    once before, lost by eviction, by preemption of their request, or because their block was never
+    full. score_requests: first admitted in this step.
+    """
+
+    prefill_tokens: int
+    decode_tokens: int
+    cached_tokens: int
+    running: int
+    waiting: int
+    preempted: int
+    blocks_total: int
+    blocks_active: int
+    blocks_cached: int
+    blocks_free: int
+    allocated: int
+    evicted: int
+    thrashed: int
+    thrash_events: int
+    query_tokens: int
+    hit_tokens: int
+    readmit_hit_tokens: int
+    tokens_held: int
+    recomputed_tokens_evicted: int
+    recomputed_tokens_preempted: int
+    recomputed_tokens_partial: int
+    score_requests: int
+
+
+class StepRow(NamedTuple):
+    """One step of one engine; in the table the columns of `counts` stand in its place.
+
+    duration_s: the whole step; schedule_s: the scheduler's part.
+    """
+
+    run_id: str
+    engine: str
+    step: int
+    start_s: float
+    duration_s: float
+    schedule_s: float
+    counts: StepCounts
+    score_cache_hits: int
+    blocks_target: int
+
+
+class RequestRow(NamedTuple):
+    """One finished request. kind: generate | score; seed: None if it scores; time None: never."""
+
+    run_id: str
+    engine: str
+    request_id: int
+    kind: str
+    problem_id: str
+    node_id: str
+    seed: int | None
+    arrival_s: float
+    scheduled_s: float | None
+    first_token_s: float | None
+    finished_s: float
+    prompt_tokens: int
+    cached_tokens: int
+    readmit_cached_tokens: int
+    output_tokens: int
+    preemptions: int
+    finish_reason: str
+
+
+class NodeRow(NamedTuple):
+    """One sampled node of a search tree (no root row). path: ordinals; token_ids: its own."""
+
+    run_id: str
+    problem_id: str
+    node_id: str
+    parent_id: str
+    path: tuple[int, ...]
+    depth: int
+    beam: int
+    step_tokens: int
+    total_tokens: int
+    score: float
+    kept: bool
+    finished: bool
+    token_ids: tuple[int, ...]
+
+
+class SpanRow(NamedTuple):
+    """Time outside steps. lane: whose time; kind: tokenising, strategy, waiting, ..."""
+
+    run_id: str
+    lane: str
+    kind: str
+    start_s: float
+    duration_s: float
+
+
+ROW_TYPES: dict[str, type[NamedTuple]] = {
+    "steps": StepRow,
+    "requests": RequestRow,
+    "nodes": NodeRow,
+    "spans": SpanRow,
+}
+_DTYPES = {
+    int: "int64",
+    float: "float64",
+    str: "str",
+    bool: "bool",
+    float | None: "float64",
+    int | None: "UInt64",
+}
+
+
+class Recorder:
+    """Collects the rows of a run, of all its engines, on one clock.
+
+    Every time given to it is a reading of one monotonic clock (time.perf_counter unless the run
+    says otherwise). origin: the clock's reading at second 0 (default: now).
+    """
+
+    def __init__(self, run_id: str = "run", origin: float | None = None) -> None:
+        self.run_id = run_id
+        self.origin = time.perf_counter() if origin is None else origin
+        self.step_rows: list[StepRow] = []
+        self.request_rows: list[RequestRow] = []
+        self.node_rows: list[NodeRow] = []
+        self.span_rows: list[SpanRow] = []
+
+    def step(
+        self,
+        engine: str,
+        step: int,
+        start_s: float,
+        duration_s: float,
+        schedule_s: float,
+        counts: StepCounts,
+        *,
+        blocks_target: int | None = None,
+    ) -> None:
+        """One scheduling step; start_s is a clock reading, blocks_target default: blocks_total."""
+        self.step_rows.append(
+            StepRow(
+                run_id=self.run_id,
+                engine=engine,
+                step=step,
+                start_s=start_s - self.origin,
+                duration_s=duration_s,
+                schedule_s=schedule_s,
+                counts=counts,
+                score_cache_hits=0,
+                blocks_target=counts.blocks_total if blocks_target is None else blocks_target,
+            )
+        )
+
+    def request(
+        self, engine: str, sequence: Sequence, finish_reason: str, finished_s: float
+    ) -> None:
+        """One finished request; finished_s and the sequence's own times are clock readings."""
+        params, tag = sequence.params, sequence.tag
+        self.request_rows.append(
+            RequestRow(
+                run_id=self.run_id,
+                engine=engine,
+                request_id=sequence.request_id,
+                kind=sequence.kind,
+                problem_id=tag.problem_id,
+                node_id=tag.node_id,
+                seed=None if params is None else params.seed & 0xFFFF_FFFF_FFFF_FFFF,
+                arrival_s=sequence.arrival_s - self.origin,
+                scheduled_s=self._since_origin(sequence.scheduled_s),
+                first_token_s=self._since_origin(sequence.first_token_s),
+                finished_s=finished_s - self.origin,
+                prompt_tokens=sequence.num_prompt_tokens,
+                cached_tokens=sequence.num_cached_tokens,
+                readmit_cached_tokens=sequence.readmit_cached_tokens,
+                output_tokens=sequence.num_output_tokens,
+                preemptions=sequence.preemptions,
+                finish_reason=finish_reason,
+            )
+        )
+
+    def node(self, *, path: SequenceOf[int], token_ids: SequenceOf[int], **columns: Any) -> None:
+        """One sampled node of a search tree; the columns are the other fields of NodeRow."""
+        columns |= {"path": tuple(path), "token_ids": tuple(token_ids)}
+        self.node_rows.append(NodeRow(run_id=self.run_id, **columns))
+
+    def span(self, lane: str, kind: str, start_s: float, duration_s: float) -> None:
+        """Time outside steps; start_s is a clock reading."""
+        row = SpanRow(
+            run_id=self.run_id,
+            lane=lane,
+            kind=kind,
+            start_s=start_s - self.origin,
+            duration_s=duration_s,
+        )
+        self.span_rows.append(row)
+
+    def _since_origin(self, clock_reading: float | None) -> float | None:
+        return None if clock_reading is None else clock_reading - self.origin
+
+    @property
+    def steps(self) -> pd.DataFrame:
+        """A row a step, so far."""
+        return frame("steps", self.step_rows)
+
+    @property
+    def requests(self) -> pd.DataFrame:
+        """A row a request that ended, so far."""
+        return frame("requests", self.request_rows)
+
+    def trace(self) -> Trace:
+        """All that was recorded so far, as frames."""
+        return Trace(
+            steps=self.steps,
+            requests=self.requests,
+            nodes=frame("nodes", self.node_rows),
+            spans=frame("spans", self.span_rows),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """The four tables of a run."""
+
+    steps: pd.DataFrame
+    requests: pd.DataFrame
+    nodes: pd.DataFrame
+    spans: pd.DataFrame
+
+    def to_parquet(self, folder: str | os.PathLike[str]) -> Path:
+        """Write steps, requests, nodes and spans .parquet into the folder; returns it."""
+        for table in ROW_TYPES:
+            write_table(getattr(self, table), Path(folder) / f"{table}.parquet")
+        return Path(folder)
+
+    @classmethod
+    def read(cls, folder: str | os.PathLike[str]) -> Trace:
+        """The trace that `to_parquet` wrote; RunStoreError as read_table."""
+        return cls(**{t: read_table(Path(folder) / f"{t}.parquet") for t in ROW_TYPES})
+
+
+def frame(table: str, rows: SequenceOf[NamedTuple]) -> pd.DataFrame:
+    """A trace table with exactly its columns and types, also when there are no rows."""
+    import pandas as pd  # noqa: PLC0415 - slow
+
+    columns = {}
+    for place, dtype in _columns(ROW_TYPES[table]):
+        values = list(map(attrgetter(place), rows))
+        columns[place.rpartition(".")[2]] = pd.Series(values, dtype=dtype)
+    return pd.DataFrame(columns)
+
+
+def _columns(row_type: type[NamedTuple]) -> list[tuple[str, Any]]:
+    """Where each column stands in a row, and its pandas dtype; columns of lists are objects."""
+    columns: list[tuple[str, Any]] = []
+    for field, hint in get_type_hints(row_type).items():
+        if hint is StepCounts:
+            columns += [(f"{field}.{place}", dtype) for place, dtype in _columns(hint)]
+        else:
+            columns.append((field, _DTYPES.get(hint, "object")))
+    return columns
+
+
+def write_table(table: pd.DataFrame, path: str | os.PathLike[str]) -> Path:
+    """Write one table atomically, the schema version in the file's metadata; returns the path."""
+    import pyarrow as pa  # noqa: PLC0415 - slow
+
+    content = pa.Table.from_pandas(table, preserve_index=False)
+    metadata = {**(content.schema.metadata or {}), _VERSION_KEY: str(SCHEMA_VERSION).encode()}
+    return write_atomically(content.replace_schema_metadata(metadata), path)
+
+
+def write_atomically(content: pa.Table, path: str | os.PathLike[str]) -> Path:
+    """Write a Parquet file beside its target and move it there; returns the path."""
+    import pyarrow.parquet as pq  # noqa: PLC0415 - slow
+
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        pq.write_table(content, beside, compression="zstd", write_page_checksum=True)
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+    return path
+
+
+def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
+    """Read one table; RunStoreError if missing, no Parquet, or of another schema version."""
+    import pyarrow as pa  # noqa: PLC0415 - slow
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    try:
+        content = pq.read_table(path)
+    except FileNotFoundError as error:
+        raise RunStoreError(f"{path} is missing; the run is incomplete: run it again.") from error
+    except (pa.ArrowException, OSError) as error:
+        raise RunStoreError(
+            f"{path} is no readable Parquet file ({error}); run it again."
+        ) from error
+    version = (content.schema.metadata or {}).get(_VERSION_KEY, b"none").decode()
+    if version != str(SCHEMA_VERSION):
+        raise RunStoreError(
+            f"{path} has schema version {version}; this workbench reads version {SCHEMA_VERSION}. "
+            "Read it with the workbench that wrote it, or run it again."
+        )
+    return content.to_pandas()
