@@ -80,9 +80,8 @@ Share = Annotated[float, Range(0, 1, "(]")]
 def check(settings: Any) -> None:
     """Puts each field into its declared type, where that loses nothing; ConfigError otherwise.
 
-    Declared are int, float, bool, str, None, tuples of one of them, unions, and Annotated with a
-    Range or choices. A whole number is a float too, any iterable but a text is a tuple; true is no
-    number, 4.0 is not whole.
+    Declared are int, float, bool, str, None, tuples and unions of them, Annotated with a Range or
+    choices. A whole number is a float, any iterable but a text a tuple; true is no number.
     """
     kind: Any = type(settings)
     for name, declared, exact, allowed in _declared(kind):

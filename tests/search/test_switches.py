@@ -202,11 +202,10 @@ def test_all_wait_for_one_that_waits_for_scores():
 )
 def test_in_an_arena_the_room_is_the_part_of_the_split(policy, share):
     """A policy that lends does not promise what it lends; first come counts on a fair part."""
-    shapes = [block_shape(name, max_model_len=32) for name in ("tiny-solver", "tiny-prm")]
+    shapes = [block_shape("tiny-solver", name=name, max_model_len=32) for name in ("llm", "prm")]
     arena = KVArena("4MiB", shapes, policy, 0.25 if policy.keeps_split else None)
     rooms = [arena.cache(shape.name, 16).room for shape in shapes]
-    parts = [room * shape.block_bytes for room, shape in zip(rooms, shapes)]
-    assert parts[0] / sum(parts) == pytest.approx(share, abs=0.05)
+    assert rooms[0] / sum(rooms) == pytest.approx(share, abs=0.05)
 
 
 def test_an_engine_that_does_not_tell_its_room_is_never_too_small(fake_engine):
