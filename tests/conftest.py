@@ -38,9 +38,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if marked and not present():
             for item in marked:
                 item.add_marker(pytest.mark.skip(reason=reason))
-
-
-@pytest.fixture(autouse=True)
-def _lanes_on_any_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Searches overlap in tests, where they would be the plain ones on a CPU with few threads."""
-    monkeypatch.setattr("workbench.search.lanes.FEWEST_THREADS", 1)

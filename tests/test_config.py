@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from workbench.config import EngineConfig, SearchConfig, SweepConfig, format_size, parse_size
+from workbench.config import (
+    EngineConfig,
+    SearchConfig,
+    StrategyConfig,
+    SweepConfig,
+    format_size,
+    parse_size,
+)
 from workbench.core import SamplingParams, node_seed
 from workbench.errors import ConfigError
 
@@ -31,7 +38,9 @@ def test_an_unknown_key_names_the_nearest_known_one():
         EngineConfig.from_dict({"block_sise": 8})
 
 
-@pytest.mark.parametrize("config", [EngineConfig(), SearchConfig(), SweepConfig()])
+@pytest.mark.parametrize(
+    "config", [EngineConfig(), SearchConfig(), StrategyConfig(), SweepConfig()]
+)
 def test_a_configuration_survives_a_round_trip_and_keeps_its_name(config):
     again = type(config).from_dict(config.to_dict())
     assert again == config
@@ -50,13 +59,11 @@ def test_any_changed_setting_changes_the_fingerprint():
         (EngineConfig, {"max_num_seqs": 8, "max_num_batched_tokens": 4}, "max_num_seqs"),
         (EngineConfig, {"dtype": "float8"}, "float32"),
         (SearchConfig, {"aggregation": "lst"}, "Did you mean 'last'"),
-        (SearchConfig, {"n": 4, "beam_width": 8}, "<= n"),
+        (StrategyConfig, {"n": 4, "beam_width": 8}, "<= n"),
         (SearchConfig, {"request_order": "paths"}, "Did you mean 'path'"),
         (SearchConfig, {"problem_batching": "none"}, "continuous, static"),
-        (SearchConfig, {"lookahead_scoring": True}, "without speculative_extension"),
-        (SearchConfig, {"overlap": True, "min_problem_batch": 1}, "min_problem_batch=1"),
-        (SearchConfig, {"strategy": "best_of_n", "finish_at_limit": True}, "beam_search"),
-        (SweepConfig, {"overlap": True, "min_problem_batch": 1}, "min_problem_batch=1"),
+        (SearchConfig, {"min_p": 1.0}, "in \\[0, 1\\)"),
+        (StrategyConfig, {"strategy": "best_of_n", "finish_at_limit": True}, "beam_search"),
         (SweepConfig, {"shares": (0.3, 1.0)}, "in \\(0, 1\\)"),
         (SweepConfig, {"temperature": -1.0}, "temperature"),
         (SamplingParams, {"top_p": 0.0}, "top_p"),
@@ -82,9 +89,9 @@ def test_a_bad_value_says_what_is_allowed(kind, settings, complaint):
         (EngineConfig, "memory", [1], "a number or text or None"),
         (EngineConfig, "batch_invariant", 1, "true or false"),
         (EngineConfig, "model", None, "text"),
-        (SearchConfig, "n", "abc", "a whole number"),
+        (StrategyConfig, "n", "abc", "a whole number"),
         (SearchConfig, "temperature", "x", "a number"),
-        (SearchConfig, "strategy", 3, "text"),
+        (StrategyConfig, "strategy", 3, "text"),
         (SweepConfig, "seeds", 0, "a list of whole numbers"),
         (SweepConfig, "seeds", "01", "a list of whole numbers"),
         (SweepConfig, "seeds", [0, 1.5], "a list of whole numbers"),

@@ -1,7 +1,8 @@
 """The settings of an engine, a search and a sweep: frozen, checked at construction, fingerprinted.
 
-`from_dict` refuses a key it does not know; `fingerprint()` names a setting by what it contains, so
-equal settings find each other's results. Nothing here reads the machine or loads a model.
+`check` judges each field by its declared type, choices and range; `from_dict` refuses a key it does
+not know; `fingerprint()` names settings by what they contain, so equal ones find each other's
+results. Nothing here reads the machine or loads a model.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Self
+from functools import cache
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Annotated, Any, Self, get_args, get_origin, get_type_hints
 
 from workbench.errors import ConfigError, nearest
-from workbench.fields import require_types
 
 QUANTIZATIONS = {"int8": "Q8_0", "int4": "Q4_1"}  # weights rounded at load -> the kind they become
 _UNITS = {"": 1, "b": 1} | {
@@ -45,19 +48,123 @@ def format_size(num_bytes: float) -> str:
     return f"{num_bytes / 1024**power:.1f} {'KMGT'[power - 1]}iB"
 
 
+AGGREGATIONS = ("last", "min", "prod", "mean")
+"""How a beam's step scores become one number."""
+_ONE = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+_MANY = {int: "whole numbers", float: "numbers", bool: "truth values", str: "texts"}
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Numbers from low to high; ends: which of the two belong to it, as intervals are written."""
+
+    low: float
+    high: float = math.inf
+    ends: str = "[)"
+
+    def holds(self, value: float) -> bool:
+        """Whether a number lies in it."""
+        above = value > self.low if self.ends[0] == "(" else value >= self.low
+        return above and (value < self.high if self.ends[1] == ")" else value <= self.high)
+
+    def __str__(self) -> str:
+        if self.high == math.inf:
+            return f">= {self.low}"
+        return f"in {self.ends[0]}{self.low}, {self.high}{self.ends[1]}"
+
+
+AtLeastOne = Annotated[int, Range(1)]
+Share = Annotated[float, Range(0, 1, "(]")]
+
+
+def check(settings: Any) -> None:
+    """Puts each field into its declared type, where that loses nothing; ConfigError otherwise.
+
+    Declared are int, float, bool, str, None, tuples and unions of them, Annotated with a Range or
+    choices. A whole number is a float, any iterable but a text a tuple; true is no number.
+    """
+    kind: Any = type(settings)
+    for name, declared, exact, allowed in _declared(kind):
+        given = value = getattr(settings, name)
+        if type(given) not in exact:
+            try:
+                value = _fitted(given, declared)
+            except TypeError:
+                raise refused(kind, name, given, _described(declared)) from None
+            object.__setattr__(settings, name, value)
+        if value is None or allowed is None:
+            continue
+        if isinstance(allowed, Range):
+            if not allowed.holds(value):
+                raise refused(kind, name, given, str(allowed))
+        elif value not in allowed:
+            raise refused(kind, name, given, ", ".join(allowed), nearest(value, allowed))
+
+
+def refused(kind: type, name: str, given: Any, allowed: str, hint: str = "") -> ConfigError:
+    """The error for a setting of another type or outside what is allowed."""
+    return ConfigError(f"{kind.__name__}.{name} is {given!r}; allowed: {allowed}.{hint}")
+
+
+@cache
+def _declared(cls: type) -> tuple[tuple[str, Any, frozenset[type], Any], ...]:
+    """Of each field: its name, its types, those taken as they are, and its range or choices."""
+    found, hints = [], get_type_hints(cls, include_extras=True)
+    for each in fields(cls):
+        declared, allowed = hints[each.name], None
+        if get_origin(declared) is Annotated:
+            declared, allowed = get_args(declared)
+        found.append((each.name, declared, frozenset(_members(declared)), allowed))
+    return tuple(found)
+
+
+def _members(declared: Any) -> tuple[Any, ...]:
+    return get_args(declared) if isinstance(declared, UnionType) else (declared,)
+
+
+def _fitted(given: Any, declared: Any) -> Any:
+    """The value in the first declared type that takes it. Raises TypeError when none does."""
+    is_list = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
+    for member in _members(declared):
+        if get_origin(member) is tuple and is_list:
+            return tuple(_fitted(each, get_args(member)[0]) for each in given)
+        if member is int and isinstance(given, Integral) and not isinstance(given, bool):
+            return int(given)
+        if member is float and isinstance(given, Real) and not isinstance(given, bool):
+            return float(given)
+        if member in (bool, str, NoneType) and isinstance(given, member):
+            return given
+    raise TypeError
+
+
+def _described(declared: Any) -> str:
+    """What a declared type admits, in words."""
+    words, members = [], _members(declared)
+    for member in members:
+        if member is int and float in members:
+            continue
+        if get_origin(member) is tuple:
+            words.append(f"a list of {_MANY[get_args(member)[0]]}")
+        else:
+            words.append("None" if member is NoneType else _ONE[member])
+    return " or ".join(words)
+
+
 @dataclass(frozen=True, slots=True)
 class _Settings:
     """What every configuration can do: be read from a mapping, be written, be named."""
 
+    def __post_init__(self) -> None:
+        check(self)
+
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
         known = [f.name for f in fields(cls)]
-        for key in given:
-            if key not in known:
-                raise ConfigError(
-                    f"{cls.__name__} has no setting {key!r}.{nearest(key, known)} "
-                    f"Known: {', '.join(known)}."
-                )
+        for key in [key for key in given if key not in known]:
+            raise ConfigError(
+                f"{cls.__name__} has no setting {key!r}.{nearest(key, known)} "
+                f"Known: {', '.join(known)}."
+            )
         return cls(**given)
 
     def to_dict(self) -> dict[str, Any]:
@@ -68,15 +175,9 @@ class _Settings:
         text = json.dumps(self.to_dict(), sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
-    def _require(self, name: str, fine: bool, allowed: str, hint: str = "") -> None:
+    def _require(self, name: str, fine: bool, allowed: str) -> None:
         if not fine:
-            given = getattr(self, name)
-            kind = type(self).__name__
-            raise ConfigError(f"{kind}.{name} is {given!r}; allowed: {allowed}.{hint}")
-
-    def _choose(self, name: str, allowed: tuple[str, ...]) -> None:
-        given = getattr(self, name)
-        self._require(name, given in allowed, ", ".join(allowed), nearest(given, allowed))
+            raise refused(type(self), name, getattr(self, name), allowed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,130 +192,98 @@ class EngineConfig(_Settings):
     model: str = "tiny-solver"
     memory: int | float | str | None = None
     kv_memory: int | str | None = None
-    num_blocks: int | None = None
-    block_size: int = 16  # positions a block holds
-    max_num_seqs: int = 64  # sequences in one step
-    max_num_batched_tokens: int = 2048  # tokens in one step
-    max_model_len: int | None = None  # None: the model's own maximum
+    num_blocks: Annotated[int | None, Range(1)] = None
+    block_size: AtLeastOne = 16  # positions a block holds
+    max_num_seqs: AtLeastOne = 64  # sequences in one step
+    max_num_batched_tokens: AtLeastOne = 2048  # tokens in one step
+    max_model_len: Annotated[int | None, Range(2)] = None  # None: the model's own maximum
     enable_prefix_caching: bool = True
     reuse_partial_blocks: bool = False  # what goes on with a partly filled block copies it
     batch_invariant: bool = True
-    quantization: str | None = None  # None: weights as the file has them; or "int8", "int4"
+    # None: weights as the file has them
+    quantization: Annotated[str | None, tuple(QUANTIZATIONS)] = None
     activations_in_total: bool = True  # False: `memory` pays for weights and KV only
-    dtype: str = "auto"
+    dtype: Annotated[str, ("auto", "float32", "float16", "bfloat16")] = "auto"
     device: str = "cpu"  # or a GPU: "cuda", "cuda:1"; "memory" is then the GPU's
-    watermark: float = 0.01  # share of blocks kept free when a request is admitted
-    batching: str = "continuous"  # or "static": whole padded batches, without prefix caching
+    watermark: Annotated[float, Range(0, 1)] = 0.01  # blocks kept free when a request is admitted
+    batching: Annotated[str, ("continuous", "static")] = (
+        "continuous"  # static: whole padded batches
+    )
 
     def __post_init__(self) -> None:
-        require_types(self)
+        check(self)
         given = [n for n in ("memory", "kv_memory", "num_blocks") if getattr(self, n) is not None]
         if len(given) > 1:
             raise ConfigError(f"EngineConfig got {' and '.join(given)}; give one of them.")
         if isinstance(self.memory, float):
-            self._require(
-                "memory", 0 < self.memory <= 1, "a share in (0, 1], bytes, or text ('1GiB')"
-            )
-        elif self.memory is not None:
-            parse_size(self.memory)
-        if self.kv_memory is not None:
-            parse_size(self.kv_memory)
-        self._require("num_blocks", self.num_blocks is None or self.num_blocks >= 1, ">= 1")
-        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
-            self._require(name, getattr(self, name) >= 1, ">= 1")
+            allowed = "a share in (0, 1], bytes, or text ('1GiB')"
+            self._require("memory", 0 < self.memory <= 1, allowed)
+        for size in (self.memory, self.kv_memory):
+            if size is not None and not isinstance(size, float):
+                parse_size(size)
         fits = self.max_num_batched_tokens >= self.max_num_seqs
         self._require("max_num_batched_tokens", fits, f">= max_num_seqs ({self.max_num_seqs})")
-        self._require(
-            "max_model_len", self.max_model_len is None or self.max_model_len >= 2, ">= 2"
-        )
-        self._require("watermark", 0 <= self.watermark < 1, "in [0, 1)")
-        self._choose("dtype", ("auto", "float32", "float16", "bfloat16"))
         named = re.fullmatch(r"cpu|cuda(:\d+)?", self.device) is not None
         self._require("device", named, "'cpu', 'cuda', or one of several GPUs: 'cuda:1'")
-        self._choose("batching", ("continuous", "static"))
-        shares = self.batching == "static" and self.enable_prefix_caching
-        self._require(
-            "enable_prefix_caching", not shares, "False with batching='static', which pads prompts"
-        )
-        self._require(
-            "reuse_partial_blocks",
-            self.enable_prefix_caching or not self.reuse_partial_blocks,
-            "False with enable_prefix_caching=False: full blocks lead to partial ones",
-        )
-        if self.quantization is not None:
-            self._choose("quantization", tuple(QUANTIZATIONS))
+        caching, padded = self.enable_prefix_caching, self.batching == "static"
+        allowed = "False with batching='static', which pads prompts"
+        self._require("enable_prefix_caching", not (padded and caching), allowed)
+        allowed = "False with enable_prefix_caching=False: full blocks lead to partial ones"
+        self._require("reuse_partial_blocks", caching or not self.reuse_partial_blocks, allowed)
 
 
 @dataclass(frozen=True, slots=True)
 class SearchSwitches(_Settings):
     """How a search uses its two engines. Every setting gives the same tokens, scores and answers.
 
-    search/rounds.py says what each does, what it promises and what it needs.
+    search/switches.py says what each does, what it promises and what it needs.
     """
 
-    request_order: str = "path"  # or "slot": as the strategy lists them; "prefix": hot ones first
-    problem_batching: str = "continuous"  # "static": no problem joins others; "adaptive": some wait
-    speculative_extension: bool = False
-    lookahead_scoring: bool = False
-    overlap: bool = False
+    # slot: as the strategy lists them; prefix: problems served last go first
+    request_order: Annotated[str, ("slot", "path", "prefix")] = "path"
+    # static: no problem joins others; adaptive: some wait
+    problem_batching: Annotated[str, ("continuous", "static", "adaptive")] = "continuous"
     forget_pruned: bool = False
-
-    def __post_init__(self) -> None:
-        require_types(self)
-        self._choose("request_order", ("slot", "path", "prefix"))
-        self._choose("problem_batching", ("continuous", "static", "adaptive"))
-        self._require(
-            "lookahead_scoring",
-            self.speculative_extension or not self.lookahead_scoring,
-            "False without speculative_extension, whose steps are what is scored ahead",
-        )
-
-    def require_usable(self, *, score_cache: bool, min_problem_batch: int) -> None:
-        """ConfigError for a switch that could do nothing beside these settings."""
-        self._require(
-            "lookahead_scoring",
-            score_cache or not self.lookahead_scoring,
-            "False with score_cache=False: a score is found again in the score cache only",
-        )
-        self._require(
-            "overlap",
-            min_problem_batch > 1 or not self.overlap,
-            "False with min_problem_batch=1: overlap takes two groups of problems in flight",
-        )
 
 
 @dataclass(frozen=True, slots=True)
 class SearchConfig(SearchSwitches):
-    """One search: strategy, its sizes, and how tokens are sampled and scores used."""
+    """One search: how tokens are sampled, beams scored, answers voted on and engines used.
 
-    strategy: str = "beam_search"
-    n: int = 16
-    beam_width: int = 4
-    max_depth: int = 40
-    temperature: float = 0.8
-    top_p: float = 1.0
-    max_step_tokens: int = 256
+    max_step_tokens: of a step, at most; the LLM's max_model_len may leave fewer. A beam for which
+    either model has no room left ends unfinished, with the finish_reason "context".
+    """
+
+    min_problem_batch: AtLeastOne = 12  # problems in flight, kept full from the queue
+    score_cache: bool = True  # False asks every step of every beam again
+    temperature: Annotated[float, Range(0)] = 0.8
+    top_p: Share = 1.0
+    top_k: Annotated[int, Range(0, 2**31)] = 0
+    min_p: Annotated[float, Range(0, 1)] = 0.0
+    max_step_tokens: AtLeastOne = 256
+    # None: the strategy's own
+    aggregation: Annotated[str | None, AGGREGATIONS] = None
+    voting: Annotated[str, ("weighted", "majority", "naive")] = "weighted"
+    system_prompt: str | None = None  # None: the model template's default
+    prm_format: str | None = None  # None: as the PRM was made
+    score_shuffle_seed: int | None = None  # the control experiment: scores dealt at random
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyConfig(SearchConfig):
+    """A search and the strategy's own settings."""
+
+    strategy: Annotated[str, ("beam_search", "best_of_n")] = "beam_search"
+    n: AtLeastOne = 16
+    beam_width: AtLeastOne = 4
+    max_depth: AtLeastOne = 40
     finish_at_limit: bool = False  # sample on to the end of the solution at max_depth
-    aggregation: str = "last"
-    voting: str = "weighted"
-    score_cache: bool = True
-    min_problem_batch: int = 8  # problems in flight
 
     def __post_init__(self) -> None:
-        SearchSwitches.__post_init__(self)
-        self._choose("strategy", ("beam_search", "best_of_n"))
-        self._choose("aggregation", ("last", "min", "prod", "mean"))
-        self._choose("voting", ("weighted", "majority", "naive"))
-        for name in ("n", "beam_width", "max_depth", "max_step_tokens", "min_problem_batch"):
-            self._require(name, getattr(self, name) >= 1, ">= 1")
-        self._require("beam_width", self.beam_width <= max(self.n, 1), f"<= n ({self.n})")
-        self._require("temperature", 0 <= self.temperature < math.inf, ">= 0")
-        self._require("top_p", 0 < self.top_p <= 1, "in (0, 1]")
-        steps = self.strategy == "beam_search"
-        self._require(
-            "finish_at_limit", steps or not self.finish_at_limit, "False but in a beam_search"
-        )
-        self.require_usable(score_cache=self.score_cache, min_problem_batch=self.min_problem_batch)
+        check(self)
+        self._require("beam_width", self.beam_width <= self.n, f"<= n ({self.n})")
+        steps = self.strategy == "beam_search" or not self.finish_at_limit
+        self._require("finish_at_limit", steps, "False but in a beam_search")
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +299,7 @@ class SweepConfig(_Settings):
     total_memory: int | str = "64MiB"
     shares: tuple[float, ...] = (0.08, 0.15, 0.2, 0.3, 0.35, 0.4, 0.45, 0.5)
     problems: str = "tiny"
-    num_problems: int = 16
+    num_problems: AtLeastOne = 16
     levels: tuple[int, ...] = ()  # empty: all, uniformly
     problem_seed: int = 0  # which problems are drawn
     seeds: tuple[int, ...] = (0, 1)
@@ -245,12 +314,9 @@ class SweepConfig(_Settings):
     aggregation: str = "last"
     voting: str = "weighted"
     score_cache: bool = True
-    min_problem_batch: int = 12  # problems in flight: sets how much cache the working set wants
-    request_order: str = "path"  # this and the next five: SearchSwitches
+    min_problem_batch: int = SearchConfig().min_problem_batch
+    request_order: str = "path"  # this and the next two: SearchSwitches
     problem_batching: str = "continuous"
-    speculative_extension: bool = False
-    lookahead_scoring: bool = False
-    overlap: bool = False
     forget_pruned: bool = False
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
@@ -262,27 +328,23 @@ class SweepConfig(_Settings):
     dtype: str = "auto"  # of weights and KV of both models
     device: str = "cpu"  # or a GPU, "cuda": of both models
     profile: str = "default"
-    warmup_problems: int = 2  # of the run before the first, which is thrown away; 0: none
-    sentinel_every: int = 10  # runs between two repetitions of the sentinel setting; 0: none
-    sentinel_share: float = 0.3
+    warmup_problems: Annotated[int, Range(0)] = 2  # of the run before the first; 0: none
+    sentinel_every: Annotated[int, Range(0)] = 10  # runs between two of the sentinel's; 0: none
+    sentinel_share: Annotated[float, Range(0, 1, "()")] = 0.3
     order_seed: int = 0  # of the shuffled order
 
     def __post_init__(self) -> None:
-        require_types(self)
+        check(self)
         parse_size(self.total_memory)
-        in_range = bool(self.shares) and all(0 < share < 1 for share in self.shares)
+        in_range = all(0 < share < 1 for share in self.shares or (0,))
         self._require("shares", in_range, "one or more shares in (0, 1)")
-        self._require("shares", len(set(self.shares)) == len(self.shares), "each share once")
         self._require("seeds", bool(self.seeds), "one or more whole numbers")
-        self._require("seeds", len(set(self.seeds)) == len(self.seeds), "each seed once")
-        self._require("num_problems", self.num_problems >= 1, ">= 1")
-        for name in ("warmup_problems", "sentinel_every"):
-            self._require(name, getattr(self, name) >= 0, ">= 0")
+        for name, once in (("shares", "each share once"), ("seeds", "each seed once")):
+            self._require(name, len(set(getattr(self, name))) == len(getattr(self, name)), once)
         EngineConfig(device=self.device)  # refuses other names
-        self._require("sentinel_share", 0 < self.sentinel_share < 1, "in (0, 1)")
         self.search()
 
-    def search(self) -> SearchConfig:
+    def search(self) -> StrategyConfig:
         """The search every run of this sweep performs."""
-        names = {f.name for f in fields(SearchConfig)} & {f.name for f in fields(self)}
-        return SearchConfig(**{name: getattr(self, name) for name in names})
+        names = {f.name for f in fields(StrategyConfig)} & {f.name for f in fields(self)}
+        return StrategyConfig(**{name: getattr(self, name) for name in names})

@@ -1,22 +1,20 @@
 """The plain data that layers hand to each other, and the one protocol search needs of an engine.
 
 No torch here: a plan can be pickled, replayed without a model, or sent to another process.
-What it does not do: decide anything. The scheduler makes plans, an executor carries them out.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.errors import ConfigError
-from workbench.fields import require_types
+from workbench.config import AtLeastOne, Range, Share, check, refused
 
 
 def node_seed(run_seed: int, problem_id: str, path: SequenceOf[int]) -> int:
@@ -40,36 +38,27 @@ class SamplingParams:
     temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 filter nothing.
     """
 
-    temperature: float = 1.0
-    max_tokens: int = 16
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
+    temperature: Annotated[float, Range(0)] = 1.0
+    max_tokens: AtLeastOne = 16
+    top_k: Annotated[int, Range(0, 2**31)] = 0
+    top_p: Share = 1.0
+    min_p: Annotated[float, Range(0, 1)] = 0.0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     seed: int = 0
     ignore_eos: bool = False
-    logprobs: int | None = None  # k >= 0: the chosen token's and the k most likely
+    # k >= 0: the chosen token's and the k most likely
+    logprobs: Annotated[int | None, Range(0, 2**31)] = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
-        require_types(self)
-        most = 2**31 - 1
-        checks = (
-            ("temperature", 0 <= self.temperature < math.inf, ">= 0"),
-            ("max_tokens", self.max_tokens >= 1, ">= 1"),
-            ("top_k", 0 <= self.top_k <= most, f"0 (all) to {most}"),
-            ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
-            ("min_p", 0 <= self.min_p < 1, "in [0, 1)"),
-            ("logprobs", 0 <= (self.logprobs or 0) <= most, f"None, or 0 to {most}"),
-            ("stop", all(map(_is_text, self.stop)), "non-empty strings of whole characters"),
-            ("stop_token_ids", min(self.stop_token_ids, default=0) >= 0, "token ids, >= 0"),
-        )
-        for name, fine, allowed in checks:
-            if not fine:
-                given = getattr(self, name)
-                raise ConfigError(f"SamplingParams.{name} is {given!r}; allowed: {allowed}.")
+        check(self)
+        if not all(map(_is_text, self.stop)):
+            allowed = "non-empty strings of whole characters"
+            raise refused(SamplingParams, "stop", self.stop, allowed)
+        if min(self.stop_token_ids, default=0) < 0:
+            raise refused(SamplingParams, "stop_token_ids", self.stop_token_ids, "token ids, >= 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +174,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What an executor answers to a StepPlan; rows in the plan's order."""
+    """What an executor returns for a StepPlan; rows in the plan's order."""
 
     tokens: NDArray[np.int64]  # [R] sampled
     logprobs: tuple[dict[int, float] | None, ...] = ()  # [R] or empty when no row wants any
@@ -208,6 +197,13 @@ class RequestOutput:
     error: Exception | None = None
 
 
+class CacheRoom(NamedTuple):
+    """How many blocks a KV cache may come to hold, and the tokens of a block."""
+
+    blocks: int
+    block_size: int
+
+
 class TokenEngine(Protocol):
     """What search needs of an engine; an adapter declares what it lacks in `capabilities`."""
 
@@ -222,7 +218,7 @@ class TokenEngine(Protocol):
     def add(
         self, prompt: str | SequenceOf[int], params: SamplingParams, *, tag: Tag | None = None
     ) -> int:
-        """Queue a prompt; answers its request id."""
+        """Queue a prompt; returns its request id."""
         ...
 
     def add_score(
@@ -240,7 +236,7 @@ class TokenEngine(Protocol):
         ...
 
     def step(self) -> list[RequestOutput]:
-        """One scheduling step; answers the requests that finished in it."""
+        """One scheduling step; returns the requests that finished in it."""
         ...
 
     def abort(self, request_id: int) -> None:
@@ -250,4 +246,24 @@ class TokenEngine(Protocol):
     @property
     def has_work(self) -> bool:
         """Whether any request waits or runs."""
+        ...
+
+    @property
+    def cache_room(self) -> CacheRoom | None:
+        """What its cache may hold under the present split; None: it does not tell."""
+        ...
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        """Of config, spec, num_blocks, weight_bytes and block_bytes, for a recording, the known."""
+        ...
+
+    def trace_as(self, recorder: Any, name: str) -> None:
+        """Write steps and requests to this trace.Recorder from now on (capability "trace")."""
+        ...
+
+    def forget(
+        self, lines: SequenceOf[SequenceOf[int]], kept: SequenceOf[SequenceOf[int]] = ()
+    ) -> int:
+        """Give up cached KV of these tokens that `kept` ones do not need (capability "forget")."""
         ...

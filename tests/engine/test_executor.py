@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,11 +13,11 @@ import torch
 from tests.models.plain_driver import Driver
 from workbench.core import SamplingRows, WantedLogits
 from workbench.engine.device_sampling import chosen_tokens
+from workbench.engine.sampling import sample
 from workbench.errors import ConfigError, StepError
 from workbench.kernels.reference import ReferenceKernels
 from workbench.models.llama import LlamaModel
 from workbench.models.loading import load_model
-from workbench.sampling.sampler import sample
 
 VOCAB = 50
 CONFIG = {
@@ -101,82 +99,6 @@ def test_a_failing_step_raises_from_its_handle_and_the_next_one_works(model: Lla
         handle.result()
     tokens = prompt(5, 12)
     assert driver.step([("a", tokens, True)]).tokens == other.step([("a", tokens, True)]).tokens
-
-
-def test_a_step_in_a_stream_of_its_own_is_waited_for(
-    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Guards the cache's copies, in another stream: so too steps without logits, or that fail."""
-    driver, waited = Driver(model), []
-    monkeypatch.setattr(driver.executor, "_use_share", nullcontext)
-    driver.executor._stream = SimpleNamespace(synchronize=lambda: waited.append("it"))
-    driver.executor.submit(driver.plan([("a", prompt(1, 9), False)])).result()
-    assert waited == ["it"]
-    driver.executor.submit(driver.plan([("bad", [0, VOCAB + 5], True)]))
-    assert waited == ["it", "it"]
-
-
-def test_two_engines_on_a_gpu_have_a_stream_each(
-    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A step's stream waits for the default one, where the cache's copies are; alone, none."""
-    log: list[str] = []
-
-    class FakeStream:
-        def __init__(self, name: object) -> None:
-            self.name = str(name)
-
-        def wait_stream(self, other: FakeStream) -> None:
-            log.append(f"{self.name} waits for {other.name}")
-
-        def synchronize(self) -> None:
-            log.append(f"{self.name} is waited for")
-
-    def enter(stream: FakeStream) -> nullcontext[None]:
-        log.append(f"in {stream.name}")
-        return nullcontext()
-
-    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
-    monkeypatch.setattr(torch.cuda, "default_stream", lambda _: FakeStream("default"))
-    monkeypatch.setattr(torch.cuda, "stream", enter)
-    monkeypatch.setattr(
-        torch.cuda, "device", lambda where: log.append(f"on {where}") or nullcontext()
-    )
-    executor = Driver(model).executor
-    executor.model.device = torch.device("cuda")
-    executor.share(2)
-    assert log == []  # from the next step on
-    for _ in range(2):
-        with executor._use_share():
-            pass
-    assert log == ["cuda waits for default", "in cuda"] * 2
-    executor.share(1)
-    with executor._use_share():
-        pass
-    assert log[4:] == ["on cuda"]  # one of several, perhaps: kernels are launched on the current
-
-
-def test_a_gpu_s_stream_is_made_once(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch hands out 32 in turn: engines that are shared and alone again would meet in one."""
-    made: list[object] = []
-
-    class FakeStream:
-        def __init__(self, where: object) -> None:
-            made.append(where)
-
-        def wait_stream(self, other: object) -> None: ...
-
-    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
-    monkeypatch.setattr(torch.cuda, "default_stream", lambda _: None)
-    for context in ("stream", "device"):
-        monkeypatch.setattr(torch.cuda, context, lambda _: nullcontext())
-    executor = Driver(model).executor
-    executor.model.device = torch.device("cuda")
-    for parts in (2, 1, 2, 3, 1, 2):
-        executor.share(parts)
-        with executor._use_share():
-            pass
-    assert len(made) == 1
 
 
 class Sevens(ReferenceKernels):

@@ -26,10 +26,10 @@ from workbench.errors import OutOfMemory, StepError
 from workbench.kvcache.arena import KVArena
 from workbench.kvcache.policies import FirstCome, StaticSplit
 from workbench.models.loading import load_model
-from workbench.search.beam import BeamSearch
 from workbench.search.prm import PRM
 from workbench.search.problems import load_problems
-from workbench.search.runner import run_search
+from workbench.search.search import run_search
+from workbench.search.strategies import BeamSearch
 
 MODELS = ("tiny-solver", "tiny-prm")
 LIMITS: dict[str, Any] = {"max_model_len": 384, "max_num_seqs": 12, "max_num_batched_tokens": 256}
@@ -104,15 +104,6 @@ def test_two_engines_in_one_arena(place: str) -> None:
 
     assert search(engines, shake).equals(expected(place))
     assert arena.storage.bytes_zeroed > 0
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_two_engines_at_work_at_once(place: str) -> None:
-    """Two threads and, on a GPU, two streams: with memory of their own, and over one arena."""
-    assert search(own(place, num_blocks=600), overlap=True).equals(expected(place))
-    arena, engines = shared(place, FirstCome())
-    assert search(engines, overlap=True).equals(expected(place))
-    arena.check()
 
 
 @pytest.mark.gpu

@@ -16,11 +16,11 @@ from workbench.engine.memory import (
     plan_memory,
     total_bytes,
 )
+from workbench.engine.sampling import sample
 from workbench.errors import ConfigError, OutOfMemory
 from workbench.host import total_memory
 from workbench.models.llama import Buffers, LlamaModel
 from workbench.models.loading import load_model
-from workbench.sampling.sampler import sample
 
 LIMITS = StepLimits(max_num_batched_tokens=256, max_num_seqs=16, max_model_len=64)
 BLOCK = 16 * 2 * 2 * 2 * 8 * 4  # tokens, K and V, layers, KV heads, dimensions, bytes

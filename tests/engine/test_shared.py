@@ -21,10 +21,10 @@ from workbench.errors import ConfigError, OutOfMemory
 from workbench.kvcache.arena import KVArena
 from workbench.kvcache.pages import BlockShape
 from workbench.kvcache.policies import FirstCome, MarginalValue, PhaseAware, StaticSplit
-from workbench.search.beam import BeamSearch
 from workbench.search.prm import PRM
 from workbench.search.problems import load_problems
-from workbench.search.runner import run_search
+from workbench.search.search import run_search
+from workbench.search.strategies import BeamSearch
 
 LLM, PRM_NAME = "tiny-solver", "tiny-prm"
 LIMITS: dict[str, Any] = {"max_model_len": 768, "max_num_seqs": 32, "max_num_batched_tokens": 512}

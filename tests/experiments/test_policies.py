@@ -82,12 +82,8 @@ def test_techniques_are_switches_of_search_and_engine():
     specs = {s.technique: s for s in tight_runs(OWN, PLAN, NEED) if s.kv_share == 0.2}
     assert specs["prefix_order"].search.request_order == "prefix"
     assert specs["partial_blocks"].engine("prm").reuse_partial_blocks
-    assert specs["lookahead"].search.speculative_extension
     everything = specs[ALL]
-    assert not everything.search.speculative_extension
-    left_out = {"speculation", "lookahead", "overlap"}
-    assert left_out < set(ALONE)
-    for name in set(ALONE) - left_out:
+    for name in ALONE:
         assert TECHNIQUES[name].search.items() <= TECHNIQUES[ALL].search.items()
         assert TECHNIQUES[name].engine.items() <= TECHNIQUES[ALL].engine.items()
     assert everything.search.problem_batching == "adaptive"
@@ -184,8 +180,8 @@ def test_rows_of_the_figure(study):
 
 
 def misses_of(kv_share):
-    spec = next(s for s in tight_runs(OWN, PLAN, NEED) if s.kv_share == kv_share)
-    return 2 * (misses(spec) // 2)
+    specs = [spec for spec in tight_runs(OWN, PLAN, NEED) if spec.kv_share == kv_share]
+    return max(2 * (misses(spec) // 2) for spec in specs)
 
 
 def test_the_face_says_what_w_is(study):

@@ -11,11 +11,11 @@ from workbench.experiments.reenact import reenact
 from workbench.replay.answers import Answers
 from workbench.replay.devices import PRESETS
 from workbench.replay.simulator import events, replay
-from workbench.search.beam import BeamSearch
 from workbench.search.prm import PRM
 from workbench.search.problems import load_problems
-from workbench.search.record_file import read_recording
-from workbench.search.runner import run_search
+from workbench.search.recording import read_recording
+from workbench.search.search import run_search
+from workbench.search.strategies import BeamSearch
 
 LIMITS = {"max_num_seqs": 16, "max_num_batched_tokens": 256, "max_model_len": 512}
 FEW = {"llm": {"num_blocks": 48}, "prm": {"num_blocks": 40}}
@@ -79,13 +79,13 @@ def test_nodes_are_sampled_as_recorded(recorded, monkeypatch) -> None:
 
 
 def test_a_switch_that_no_recording_tells_is_refused(recorded) -> None:
-    """Nothing is dropped in silence: overlap is named, and can be asked off."""
-    answers = with_settings(recorded, switches={"overlap": True}, min_problem_batch=2)
+    """Nothing is dropped in silence: forget_pruned is named, and can be asked off."""
+    answers = with_settings(recorded, switches={"forget_pruned": True}, min_problem_batch=2)
     llm = Engine("dummy:tiny-solver", num_blocks=64, **LIMITS)
     prm = Engine("dummy:tiny-prm", num_blocks=64, **LIMITS)
-    with pytest.raises(ConfigError, match="overlap=False"):
+    with pytest.raises(ConfigError, match="forget_pruned=False"):
         reenact(answers, llm, prm)
-    assert reenact(answers, llm, prm, switches={"overlap": False}).throughput.tokens > 0
+    assert reenact(answers, llm, prm, switches={"forget_pruned": False}).throughput.tokens > 0
 
 
 def test_a_recording_that_does_not_fit_is_refused(recorded) -> None:

@@ -88,8 +88,7 @@ def test_every_table_of_the_contract_is_there_with_its_columns(sweep):
 
 def test_a_sweeps_switches_reach_the_search(monkeypatch):
     """Every switch that a sweep sets is one of run_search, under the same name and value."""
-    given = {"request_order": "prefix", "problem_batching": "static", "overlap": True}
-    given |= {"speculative_extension": True, "lookahead_scoring": True}
+    given = {"request_order": "prefix", "problem_batching": "static", "forget_pruned": True}
     config = sweep_config("quick", finish_at_limit=True, **given).search()
     called = {}
     monkeypatch.setattr(run, "run_search", lambda problems, **named: called.update(named))

@@ -19,7 +19,7 @@ from workbench.experiments.tiny_corpus import (
     value_left,
     work_out,
 )
-from workbench.search.arithmetic import draw_terms
+from workbench.search.problems import draw_terms
 
 
 def solutions(count: int, seed: int = 0, rates: StudentRates = STUDENT, longest: int = 24):

@@ -170,13 +170,6 @@ def test_a_gap_in_the_record_shows(sweep):
     assert (lost_time.accounted(rows) < 0.97).all()
 
 
-def test_with_overlap_each_lane_adds_up():
-    """Two lanes side by side take as much time as the clock shows, not half of it each."""
-    both = [("llm", "llm_decode", 6.0), ("llm", "waiting", 4.0), ("prm", "prm_prefill", 10.0)]
-    rows = pd.DataFrame(both, columns=["lane", "part", "seconds"]).assign(llm_share=0.3, wall_s=10)
-    assert lost_time.accounted(rows).to_dict() == {0.3: 1.0}
-
-
 def test_claims_are_judged_by_their_rules(sweep, lost, monkeypatch):
     monkeypatch.setattr(claims, "lost_time_rows", lambda sweep: lost)
     found = {claim.key: claim for claim in claims.claims_of(sweep)}

@@ -91,3 +91,15 @@ def test_a_team_that_is_gone_leaves_no_thread() -> None:
     while helpers() > before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert helpers() == before
+
+
+def test_launches_of_several_threads_come_one_after_the_other() -> None:
+    """One team serves all models of a process: no piece is lost when two threads launch at once."""
+    team, found = Team(2), []
+    callers = [threading.Thread(target=lambda: found.append(launch(team, 50, 300))) for _ in "ab"]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert len(found) == 2
+    assert all((cells == 300).all() for cells in found)

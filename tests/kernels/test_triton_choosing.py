@@ -9,9 +9,9 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed (it exists for Linux)")
 
 from tests.kernels.test_triton import KINDS
+from workbench.engine.sampling import inverse_cdf
 from workbench.kernels.reference import ReferenceKernels
 from workbench.kernels.triton import choosing
-from workbench.sampling.sampler import inverse_cdf
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -6,12 +6,11 @@ import pytest
 
 from workbench.engine.engine import Engine
 from workbench.replay.answers import Answers
-from workbench.search.beam import BeamSearch
 from workbench.search.prm import PRM
 from workbench.search.problems import load_problems
-from workbench.search.record import Recording
-from workbench.search.record_file import read_recording
-from workbench.search.runner import run_search
+from workbench.search.recording import Recording, read_recording
+from workbench.search.search import run_search
+from workbench.search.strategies import BeamSearch
 from workbench.trace import Trace
 
 LIMITS = {"max_num_seqs": 16, "max_num_batched_tokens": 256, "max_model_len": 512}

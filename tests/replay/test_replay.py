@@ -14,12 +14,11 @@ from workbench.replay.answers import Answers
 from workbench.replay.cost import MeteredCost
 from workbench.replay.engine import CacheSettings
 from workbench.replay.simulator import Costs, events, recorded_strategy, replay
-from workbench.search.beam import BeamSearch
-from workbench.search.best_of_n import BestOfN
 from workbench.search.prm import PRM
 from workbench.search.problems import load_problems
-from workbench.search.record_file import read_recording, write_recording
-from workbench.search.runner import run_search
+from workbench.search.recording import read_recording, write_recording
+from workbench.search.search import run_search
+from workbench.search.strategies import BeamSearch, BestOfN
 
 
 def free_of_charge() -> Costs:
@@ -142,7 +141,7 @@ def test_a_replay_needs_the_file_alone(measured, tmp_path) -> None:
         "import sys, pickle\n"
         "from workbench.replay.simulator import replay\n"
         "from workbench.replay.devices import PRESETS\n"
-        "from workbench.search.record_file import read_recording\n"
+        "from workbench.search.recording import read_recording\n"
         f"found = replay(read_recording({str(path)!r}), PRESETS['h100'])\n"
         "heavy = ('torch', 'numba', 'tokenizers', 'safetensors')\n"
         "loaded = [name for name in heavy if name in sys.modules]\n"

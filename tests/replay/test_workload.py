@@ -20,8 +20,8 @@ from workbench.replay.workload import (
     drawn_tokens,
     thesis_search,
 )
-from workbench.search.record_file import read_recording, write_recording
-from workbench.search.tree import node_id
+from workbench.search.recording import read_recording, write_recording
+from workbench.search.result import node_id
 
 DATA = Path(__file__).parents[1] / "data"
 

@@ -45,6 +45,7 @@ class FakeEngine:
 
     capabilities = frozenset({"token_identity"})
     architecture, value_outputs = "LlamaForCausalLM", None
+    cache_room = None
 
     def __init__(self, script: Script = wander, batch: int = 3, max_model_len: int = 4096) -> None:
         self.name, self.fingerprint = "fake-rlhflow", "fake-1"
@@ -55,6 +56,7 @@ class FakeEngine:
         self.aborted: list[int] = []
         self._waiting: list[int] = []
         self.fail_on: int | None = None
+        self.description: dict[str, object] = {}
 
     def add(self, prompt, params, *, tag=None):
         assert 0 < len(prompt) < self.max_model_len

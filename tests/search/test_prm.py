@@ -1,137 +1,150 @@
-"""RLHFlow inputs: rendered by the template, grown step by step, scored by two logits."""
+"""The PRM: each step asked once, nothing for white space, what that costs; scores on a grid."""
 
 import math
-import random
-from itertools import pairwise
-from pathlib import Path
+from array import array
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jinja2 import Environment
 
-import workbench
-from workbench.errors import ConfigError, ModelError
-from workbench.experiments.tiny_corpus import STEP_END, work_out
-from workbench.search.arithmetic import draw_terms
-from workbench.search.chat_pieces import ChatPieces
-from workbench.search.prm import PRM
-from workbench.tokenizer import ByteTokenizer, Tokenizer
+from workbench.core import RequestOutput
+from workbench.search.prm import PRM, ProblemScores, ScoreCache, trie_size
+from workbench.search.problems import Problem
+from workbench.search.requests import Beam
 
-EMBEDDED = Path(workbench.__file__).parent / "models" / "embedded"
-
-TEMPLATES = {
-    "plain": "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}",
-    "llama": "<|bos|><|system|>26 Jul 2024<|eot|>{% for m in messages %}<|h|>{{ m.role }}<|/h|>\n\n"
-    "{{ m.content | trim }}<|eot|>{% endfor %}",
-    "mistral": "<s>{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
-    "{% else %} {{ m.content }}</s>{% endif %}{% endfor %}",
-}
+PROBLEM = Problem("p", "How?", "42")
 
 
-class Templated(ByteTokenizer):
-    """Bytes, with a chat template of one's own."""
-
-    def __init__(self, template):
-        self.template = Environment(keep_trailing_newline=True).from_string(template)
-
-    def render_chat(self, messages, add_generation_prompt=True):
-        return self.template.render(messages=messages)
+def beam(*steps, path=(0,)):
+    return Beam(path=path, steps=steps)
 
 
-def chat(question, steps):
-    messages = []
-    for number, step in enumerate(steps):
-        content = f"{question} {step.strip()}" if number == 0 else step.strip()
-        messages += [{"role": "user", "content": content}, {"role": "assistant", "content": "+"}]
-    return messages
-
-
-def inputs(prm, question, steps):
-    grown = [prm.first_input(question, steps[0])]
-    for step in steps[1:]:
-        grown.append(prm.next_input(grown[-1], step))
-    return grown
+def answer(scores, requests, cached=0):
+    """Play the engine: every asked step gets a score made from its input."""
+    for request in requests:
+        rows = [(sum(request.token_ids[: p + 1]) % 7 / 7, 0.0) for p in request.positions]
+        output = RequestOutput(0, (), "", "score", cached, logits=np.array(rows, np.float32))
+        scores.receive(request, output)
 
 
 @pytest.fixture
-def prm_with(fake_engine):
-    def make(template):
-        engine = fake_engine()
-        engine.tokenizer = Templated(TEMPLATES[template])
-        return PRM(engine)
-
-    return make
+def prm(fake_engine):
+    return PRM(fake_engine())
 
 
-@pytest.mark.parametrize("template", TEMPLATES)
-def test_the_input_is_the_rendered_chat_up_to_the_last_verdict(prm_with, template):
-    """Pieces put together are what the template writes for the whole chat."""
-    prm, steps = prm_with(template), ["one\n\n", " two\n\n", "three"]
-    rendered = prm.engine.tokenizer.render_chat(chat("How?", steps))
-    expected = rendered[: rendered.rindex("+")]
-    assert prm.engine.tokenizer.decode(inputs(prm, "How?", steps)[-1]) == expected
+@pytest.fixture
+def scores(prm):
+    return ProblemScores(prm, PROBLEM, ScoreCache())
 
 
-@pytest.mark.parametrize("template", TEMPLATES)
-def test_a_longer_input_begins_with_the_shorter_one(prm_with, template):
-    """The law that lets a prefix cache serve a growing solution."""
-    grown = inputs(prm_with(template), "How?", ["a\n\n", "b + c\n\n", "a\n\n", "d"])
-    for shorter, longer in pairwise(grown):
-        assert longer[: len(shorter)] == shorter
-        assert longer[len(shorter)] == ord("+")
+def test_only_new_steps_are_asked(scores):
+    """A grown beam asks one position; its earlier steps are known."""
+    answer(scores, scores.requests([beam("a\n\n", "b\n\n")]))
+    (request,) = scores.requests([beam("a\n\n", "b\n\n", "c\n\n")])
+    assert request.positions == (len(request.token_ids) - 1,)
+    answer(scores, [request])
+    assert scores.counts.steps_asked == 3
+    assert scores.counts.steps_cached == 2
+    assert scores.requests([beam("a\n\n", "b\n\n", "c\n\n")]) == []
 
 
-def test_the_embedded_prm_sees_the_chat_it_was_trained_on(fake_engine):
-    """Message by message, the tokens are those of the whole chat tokenised at once."""
-    engine = fake_engine()
-    engine.tokenizer = Tokenizer.from_folder(EMBEDDED / "tiny-prm")
-    prm, rng = PRM(engine), random.Random(7)
-    for _ in range(20):
-        work = work_out(draw_terms(rng.randint(2, 24), rng), rng)
-        steps = [step.text + STEP_END for step in work.steps]
-        whole = engine.tokenizer.encode_chat(chat(work.problem, steps), add_generation_prompt=False)
-        *before, verdict = whole
-        assert verdict == prm.columns[0]
-        assert inputs(prm, work.problem, steps)[-1].tolist() == before
+def test_equal_beams_in_flight_are_asked_once(scores):
+    """Two siblings that sampled the same text share one request and one score."""
+    beams = [beam("a\n\n", "x\n\n", path=(0, k)) for k in range(3)] + [beam("a\n\n", "y\n\n")]
+    requests = scores.requests(beams)
+    assert [len(request.asked) for request in requests] == [2, 1]  # "a" is asked by the first alone
+    answer(scores, requests)
+    replies = scores.replies(beams)
+    assert replies[0] == replies[1] == replies[2]
+    assert replies[3][0] == replies[0][0]
+    assert scores.counts.steps_shared == 5
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{% for m in messages %}{{ loop.index }}{{ m.content }}{% endfor %}",  # numbers its turns
-        "{% for m in messages %}{% if not loop.last %}|{% endif %}{{ m.content }}{% endfor %}",
-        "{{ messages[-2].content }}{{ messages[-1].content }}",  # forgets the first turns
-    ],
-)
-def test_a_template_that_rewrites_its_past_is_refused(template):
-    """Better than scores at positions that mean something else."""
-    with pytest.raises(ModelError, match="chat template"):
-        ChatPieces.of(Templated(template))
+def test_without_a_score_cache_everything_is_asked_again(prm):
+    """The baseline: all steps of every beam, duplicates too."""
+    scores = ProblemScores(prm, PROBLEM, None)
+    beams = [beam("a\n\n", "b\n\n"), beam("a\n\n", "b\n\n")]
+    for _ in range(2):
+        requests = scores.requests(beams)
+        assert [len(request.asked) for request in requests] == [2, 2]
+        answer(scores, requests)
+    assert scores.counts.steps_asked == 8
+    assert scores.counts.requests == 4
+    cached = ProblemScores(prm, PROBLEM, ScoreCache())
+    answer(cached, cached.requests(beams))
+    assert cached.replies(beams) == scores.replies(beams)
 
 
-def test_verdict_columns_are_plus_and_minus(prm_with):
-    """Score columns: good first."""
-    assert prm_with("plain").columns == (ord("+"), ord("-"))
+def test_white_space_takes_its_parents_score(scores):
+    """0.5 at the root; no request; the next real step's input does not contain it."""
+    blank = beam("\n\n")
+    assert scores.requests([blank]) == []
+    assert scores.replies([blank]) == [(0.5,)]
+    later = [beam("a\n\n", " \n\n", "b\n\n"), beam("a\n\n", "b\n\n")]
+    requests = scores.requests(later)
+    assert requests[0].token_ids == requests[1].token_ids
+    answer(scores, requests)
+    with_blank, without = scores.replies(later)
+    assert with_blank == (without[0], without[0], without[1])
 
 
-def test_a_tokenizer_without_plus_is_refused(fake_engine):
-    """Two tokens for "+" would have no one logit."""
-
-    class Double(ByteTokenizer):
-        def encode(self, text, add_special_tokens=True):
-            return [byte for byte in text.encode() for _ in range(2)]
-
-    engine = fake_engine()
-    engine.tokenizer = Double()
-    with pytest.raises(ModelError, match=r"'\+' as 2 tokens"):
-        PRM(engine)
+def test_exact_step_texts_are_the_key(scores):
+    """ "a" and "a " may score alike, but neither stands for the other in the cache."""
+    assert len(scores.requests([beam("a"), beam("a ")])) == 2
 
 
-def test_unknown_format_is_named(fake_engine):
-    """With the nearest one."""
-    with pytest.raises(ConfigError, match="Did you mean 'rlhflow'"):
-        PRM(fake_engine(), format="rlhflw")
+def test_a_shared_cache_knows_problem_and_prm(prm):
+    """Another problem, or another PRM, finds nothing; the same problem finds all."""
+    cache = ScoreCache()
+    first = ProblemScores(prm, PROBLEM, cache)
+    answer(first, first.requests([beam("a\n\n", "b")]))
+    assert len(cache) == 2
+    again = ProblemScores(prm, PROBLEM, cache)
+    assert again.requests([beam("a\n\n", "b")]) == []
+    assert again.replies([beam("a\n\n", "b")]) == first.replies([beam("a\n\n", "b")])
+    other = ProblemScores(prm, Problem("q", "How?"), cache)
+    assert len(other.requests([beam("a\n\n", "b")])) == 1
+    prm.fingerprint = "another"
+    assert len(ProblemScores(prm, PROBLEM, cache).requests([beam("a\n\n", "b")])) == 1
+
+
+def test_a_step_for_which_the_prm_has_no_room_takes_its_parents_score(fake_engine):
+    """Nothing too long is ever sent; what fits is scored as ever."""
+    prm = PRM(fake_engine(max_model_len=60))
+    scores = ProblemScores(prm, PROBLEM, ScoreCache())
+    steps = ("short\n\n", "x" * 50, "more")
+    assert scores.has_room(steps[:1])
+    assert not scores.has_room(steps[:2])
+    requests = scores.requests([beam(*steps)])
+    assert [len(request.asked) for request in requests] == [1]
+    answer(scores, requests)
+    (reply,) = scores.replies([beam(*steps)])
+    assert reply == (reply[0],) * 3
+
+
+def test_computed_tokens_leave_out_what_the_prefix_cache_held(scores):
+    """asked counts whole inputs, computed what was not cached."""
+    requests = scores.requests([beam("a\n\n")])
+    answer(scores, requests, cached=4)
+    assert scores.counts.tokens_asked == len(requests[0].token_ids)
+    assert scores.counts.tokens_computed == len(requests[0].token_ids) - 4
+
+
+def test_distinct_tokens_are_the_trie_of_all_inputs(scores):
+    """The ideal against which computed tokens are held."""
+    requests = scores.requests([beam("ab\n\n", "c"), beam("ab\n\n", "d"), beam("ax\n\n")])
+    answer(scores, requests)
+    inputs = [request.token_ids for request in requests]
+    prefixes = {tuple(ids[: k + 1]) for ids in inputs for k in range(len(ids))}
+    assert scores.finish().tokens_distinct == len(prefixes)
+
+
+@given(st.lists(st.lists(st.integers(0, 300), max_size=8), max_size=12))
+def test_trie_size_counts_distinct_prefixes(inputs):
+    """Against the definition, written out."""
+    prefixes = {tuple(ids[: k + 1]) for ids in inputs for k in range(len(ids))}
+    assert trie_size(array("i", ids) for ids in inputs) == len(prefixes)
 
 
 @given(st.floats(-80, 80, width=32), st.floats(-80, 80, width=32))
@@ -143,3 +156,9 @@ def test_scores_are_a_softmax_rounded_to_a_grid(good, bad):
     assert (score * 2**16).is_integer()
     assert abs(score - exact) <= 2**-17 + 1e-12
     assert 0 <= score <= 1
+
+
+@given(st.floats(-80, 80, width=32))
+def test_a_lone_value_is_scored_by_its_sigmoid(value):
+    """As the softmax of it and 0."""
+    assert list(PRM.scores([(value,)])) == list(PRM.scores([(value, 0.0)]))

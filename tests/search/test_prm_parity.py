@@ -9,10 +9,10 @@ import torch
 
 from tests.search.prm_tokenizers import mistral_like, qwen_like, save
 from workbench.engine.engine import Engine
-from workbench.search.beam import BeamSearch
 from workbench.search.prm import PRM
 from workbench.search.problems import load_problems
-from workbench.search.runner import run_search
+from workbench.search.search import run_search
+from workbench.search.strategies import BeamSearch
 
 pytest.importorskip("transformers")
 

@@ -1,15 +1,32 @@
 """Problems: what is read, what is chosen, and how a bad row is named."""
 
+import ast
 import csv
+import hashlib
 import json
+import operator
+import random
 from collections import Counter
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
 
 from workbench.errors import ConfigError, ProblemFileError
 from workbench.search import problems as module
-from workbench.search.problems import Problem, load_problems, pick_uniformly, read_problems
+from workbench.search.problems import (
+    LARGEST_TOTAL,
+    LEVEL_OPERATIONS,
+    LEVELS,
+    Problem,
+    draw_terms,
+    is_held_out,
+    load_problems,
+    pick_uniformly,
+    problem_text,
+    read_problems,
+    tiny_problems,
+)
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -162,7 +179,85 @@ def test_math500_from_the_cache_asks_no_network(monkeypatch):
     )
 
 
-def test_a_strategy_gets_a_copy_without_the_answer():
-    """The type itself can forget."""
-    problem = Problem("p", "How?", "42", 3, "s")
-    assert problem.without_answer() == Problem("p", "How?", None, 3, "s")
+# -- the tiny family --
+
+
+def evaluate(expression: str) -> int:
+    """An evaluator that shares no code with the family: Python's own parser."""
+    operators = {ast.Add: operator.add, ast.Sub: operator.sub}
+
+    def walk(node: ast.expr) -> int:
+        if isinstance(node, ast.BinOp):
+            return operators[type(node.op)](walk(node.left), walk(node.right))
+        assert isinstance(node, ast.Constant)
+        return node.value
+
+    return walk(ast.parse(expression, mode="eval").body)
+
+
+def expression_of(problem: str) -> str:
+    assert problem.startswith("Compute ")
+    assert problem.endswith(".")
+    return problem[len("Compute ") : -1]
+
+
+def test_every_problem_is_held_out_by_the_hash_of_its_text():
+    for problem in tiny_problems(200, seed=3):
+        digest = hashlib.sha256(problem.problem.encode()).hexdigest()
+        assert int(digest, 16) % 8 == 0
+        assert is_held_out(problem.problem)
+
+
+def test_answers_are_right_and_stand_nowhere_in_the_prompt_by_design():
+    for problem in tiny_problems(200, seed=4):
+        expression = expression_of(problem.problem)
+        assert str(evaluate(expression)) == problem.answer
+        assert set(expression) <= set("0123456789+-")
+
+
+def test_answers_satisfy_reasoning_gym_chain_sum():
+    reasoning_gym = pytest.importorskip("reasoning_gym")
+    chain_sum = reasoning_gym.create_dataset("chain_sum", size=1, seed=0)
+    for problem in tiny_problems(50, seed=5):
+        answer = str(evaluate(expression_of(problem.problem)))
+        entry = {"question": problem.problem, "answer": answer}
+        assert chain_sum.score_answer(problem.answer, entry) >= 0.999
+        assert chain_sum.score_answer(str(int(problem.answer) + 1), entry) < 0.999
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_level_is_its_number_of_operations(level: int):
+    fewest, most = LEVEL_OPERATIONS[level]
+    counts = set()
+    for problem in tiny_problems(60, levels=[level], seed=1):
+        assert problem.level == level
+        expression = expression_of(problem.problem)
+        counts.add(expression.count("+") + expression.count("-"))
+    assert counts == set(range(fewest, most + 1))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_level_has_ten_thousand_held_out_problems(level: int):
+    rng, held_out = random.Random(level), set()
+    fewest, most = LEVEL_OPERATIONS[level]
+    for _ in range(200_000):
+        text = problem_text(draw_terms(rng.randint(fewest, most), rng))
+        if is_held_out(text):
+            held_out.add(text)
+        if len(held_out) == 10_000:
+            return
+    pytest.fail(f"level {level} has only {len(held_out)} held-out problems in 200,000 draws")
+
+
+def test_problems_depend_on_the_seed_alone():
+    assert tiny_problems(40, seed=2) == tiny_problems(60, seed=2)[:40]
+    assert tiny_problems(40, seed=2) != tiny_problems(40, seed=3)
+    assert tiny_problems(0) == []
+
+
+def test_totals_stay_small_on_the_way():
+    rng = random.Random(0)
+    for _ in range(300):
+        totals = list(accumulate(draw_terms(rng.randint(1, 28), rng)))
+        assert min(totals) >= 0
+        assert max(totals) <= LARGEST_TOTAL

@@ -4,12 +4,11 @@ import pandas as pd
 import pytest
 
 from workbench.errors import ConfigError
-from workbench.search.beam import BeamSearch
-from workbench.search.best_of_n import BestOfN
-from workbench.search.measure import Mark, Throughput
 from workbench.search.prm import PRM
 from workbench.search.problems import Problem, load_problems
-from workbench.search.runner import run_search
+from workbench.search.result import Mark, Throughput
+from workbench.search.search import run_search
+from workbench.search.strategies import BeamSearch, BestOfN
 from workbench.trace import NodeRow
 
 
@@ -124,7 +123,6 @@ def test_views_and_files(result, tmp_path):
     """A short repr, a table in a notebook, Parquet with the schema version inside."""
     assert repr(result).startswith("SearchResult(6 problems, accuracy 0.")
     assert "<table" in result._repr_html_()
-    assert result.to_frame() is result.problems
     files = result.to_parquet(tmp_path)
     assert sorted(f.name for f in files) == [
         "candidates.parquet",

@@ -7,11 +7,10 @@ import pytest
 
 from workbench.core import SamplingParams, ScoreParams, node_seed
 from workbench.errors import ConfigError, PromptError
-from workbench.search.beam import BeamSearch
-from workbench.search.best_of_n import BestOfN
 from workbench.search.prm import PRM
 from workbench.search.problems import Problem, load_problems
-from workbench.search.runner import run_search
+from workbench.search.search import run_search
+from workbench.search.strategies import BeamSearch, BestOfN
 
 STRATEGY = BeamSearch(n=6, beam_width=3, max_depth=5)
 
@@ -54,14 +53,6 @@ def test_nothing_depends_on_batches_or_problems_in_flight(search, fake_engine, b
         llm=fake_engine(batch=batch), prm=fake_engine(batch=batch + 1), min_problem_batch=batch
     )
     assert tree(found[0]) == expected
-
-
-def test_nothing_depends_on_the_company_of_other_problems(search, problems):
-    """A problem alone, and in reverse order, has the same tree."""
-    expected = [row for row in tree(search()[0]) if row["problem_id"] == problems[2].id]
-    assert tree(search(problems[2])[0]) == expected
-    reverse = tree(search(problems[::-1])[0])
-    assert [row for row in reverse if row["problem_id"] == problems[2].id] == expected
 
 
 def test_scores_do_not_depend_on_the_score_cache(search):
@@ -211,19 +202,6 @@ def test_a_failed_request_ends_the_search_and_leaves_no_request(search, fake_eng
     with pytest.raises(MemoryError, match="forward failed"):
         search(**engines)
     assert not any(engine.has_work for engine in engines.values())
-
-
-def test_on_round_may_stop_the_search(search, fake_engine):
-    """Whatever it raises comes out; nothing keeps running."""
-    llm = fake_engine()
-
-    def stop(progress):
-        if progress.round == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        search(llm=llm, on_round=stop)
-    assert not llm.has_work
 
 
 @pytest.mark.parametrize(

@@ -1,31 +1,39 @@
-"""Every switch of a search alone and all together, by the embedded pair: the same tokens."""
+"""The switches of a search: the same tokens with each and all, and what each does beside."""
+
+from itertools import groupby, pairwise
+from types import SimpleNamespace
 
 import pytest
 
+from workbench.core import CacheRoom
 from workbench.engine.engine import Engine
 from workbench.engine.shared import block_shape
+from workbench.errors import ConfigError
 from workbench.kvcache.arena import KVArena
-from workbench.search.beam import BeamSearch
+from workbench.kvcache.policies import FirstCome, MarginalValue, PhaseAware, StaticSplit
 from workbench.search.prm import PRM
 from workbench.search.problems import load_problems
-from workbench.search.runner import run_search
+from workbench.search.requests import Beam, Generate, Score, Step
+from workbench.search.result import Tree
+from workbench.search.search import run_search
+from workbench.search.strategies import BeamSearch
+from workbench.search.switches import AdmissionControl
 
 LIMITS = {"max_num_seqs": 8, "max_num_batched_tokens": 256, "max_model_len": 384}
-AHEAD = {"speculative_extension": True, "lookahead_scoring": True}
-HOLDING = {"problem_batching": "adaptive", "forget_pruned": True}
-ALL = AHEAD | HOLDING | {"overlap": True, "request_order": "prefix"}
+ALL = {"problem_batching": "adaptive", "forget_pruned": True, "request_order": "prefix"}
 CASES = [
     (200, {"request_order": "slot"}),
     (26, {"request_order": "prefix"}),
     (200, {"problem_batching": "static"}),
-    (26, {"speculative_extension": True}),
-    (200, AHEAD),
-    (26, {"overlap": True}),
     (26, {"problem_batching": "adaptive"}),
     (26, {"forget_pruned": True}),
     (200, ALL),
     (26, ALL),
 ]
+PROMPT, SIZE = 30, 4
+
+
+# -- by the embedded pair --
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +47,11 @@ def engines(num_blocks):
     return [Engine(f"tiny-{n}", num_blocks=num_blocks, **LIMITS) for n in ("solver", "prm")]
 
 
-def search(llm, prm, **switches):
-    """Two problems, four beams, a few steps."""
+def search(llm, prm, problems=2, **switches):
+    """A few problems, four beams, a few steps."""
     strategy = BeamSearch(n=4, beam_width=2, max_depth=5)
     given = {"llm": llm, "prm": PRM(prm), "strategy": strategy, "min_problem_batch": 2}
-    return run_search(load_problems("tiny", 2, levels=[3]), **given, **switches)
+    return run_search(load_problems("tiny", problems, levels=[3]), **given | switches)
 
 
 def content(result):
@@ -65,7 +73,7 @@ def test_a_switch_changes_no_token_score_or_answer(plain, num_blocks, switches):
 
 
 def test_nor_does_it_over_one_memory(plain):
-    """All switches in a shared arena that evicts, both engines at work in their threads at once."""
+    """All switches in a shared arena that evicts."""
     names = ("tiny-solver", "tiny-prm")
     shapes = [block_shape(name, max_model_len=LIMITS["max_model_len"]) for name in names]
     arena = KVArena("1152KiB", shapes)
@@ -84,3 +92,211 @@ def test_little_memory_is_little(plain):
     steps = search(*engines(26)).trace.steps
     assert steps["evicted"].sum() > 0
     assert steps["preempted"].sum() > 0
+
+
+def test_a_tight_cache_loses_less_when_some_problems_wait():
+    """The same tree, and fewer blocks computed again."""
+    found, again = [], []
+    for batching in ("continuous", "adaptive"):
+        pair = engines(40)
+        switches = {"problem_batching": batching, "min_problem_batch": 6}
+        found.append(content(search(*pair, problems=6, **switches)))
+        again.append(sum(engine.cache.stats.thrashed for engine in pair))
+    assert found[0] == found[1]
+    assert again[1] < again[0] / 2
+
+
+def test_dropped_beams_leave_the_caches_and_nothing_is_asked_for_again():
+    """With ample memory, what was forgotten is never missed, and little is left at the end."""
+    left = {}
+    for forgets in (False, True):
+        pair = engines(900)
+        steps = search(*pair, forget_pruned=forgets).trace.steps
+        assert steps["recomputed_tokens_evicted"].sum() == 0
+        assert steps["thrashed"].sum() == 0
+        left[forgets] = [engine.cache.num_cached for engine in pair]
+    assert all(2 * after < before for before, after in zip(left[False], left[True]))
+
+
+def test_engines_that_cannot_forget_are_refused_by_name(fake_engine):
+    """The error says what they can and what to do."""
+    with pytest.raises(ConfigError, match=r"forget_pruned.*token_identity.*forget_pruned=False"):
+        search(fake_engine(), fake_engine(), forget_pruned=True)
+
+
+# -- who is admitted --
+
+
+def engine(room):
+    """All that a control reads of an engine."""
+    return SimpleNamespace(cache_room=CacheRoom(room, SIZE))
+
+
+def about_to_sample(depth=0, children=4):
+    """A search about to sample below `depth` levels of nodes, which have two siblings each.
+
+    The LLM sees a prompt of 30 tokens and 10 a node; the PRM 40 tokens for the first step, then 10.
+    """
+    tree, paths = Tree(), [()]
+    for _ in range(depth):
+        paths = [(*path, k) for path in paths[:1] for k in range(2)]
+        beams = [Beam(path, (0,) * 10 * (len(path) - 1), steps=steps(path[:-1])) for path in paths]
+        tree.add(beams, [Step((0,) * 10, "s", "stop")] * len(beams))
+    asked = [Beam((*path, k), steps=steps(path)) for path in paths for k in range(children)]
+    return SimpleNamespace(
+        prompt=[0] * PROMPT,
+        tree=tree,
+        request=Generate(tuple(asked)),
+        scores=Scores(),
+        outcome=None,
+    )
+
+
+def steps(path):
+    return tuple(map(str, path))
+
+
+class Scores:
+    """Of a ProblemScores what a control reads."""
+
+    def spans(self, steps):
+        ends = [0, *range(40, 40 + 10 * len(steps), 10)]
+        for depth in range(1, len(steps) + 1):
+            yield SimpleNamespace(steps=steps[:depth]), (ends[depth - 1], ends[depth])
+
+
+def test_as_many_are_sampled_as_the_smaller_cache_keeps():
+    """Two levels of two siblings: 30 + 10 + 10 + 10 tokens of the LLM, 40 + 10 + 10 of the PRM."""
+    group = [about_to_sample(2) for _ in range(6)]
+    llm, prm = 40 // 4 + 2 * (50 // 4 - 40 // 4), 40 // 4 + 2 * (50 // 4 - 40 // 4)
+    for llm_fits, prm_fits, expected in ((6, 6, 6), (3, 6, 3), (6, 2, 2), (0, 0, 1)):
+        rooms = [-(-4 * fits * need // 3) for fits, need in ((llm_fits, llm), (prm_fits, prm))]
+        assert AdmissionControl(*map(engine, rooms)).admitted(group) == group[:expected]
+
+
+def test_what_is_shared_is_counted_once():
+    """Children need no more than their parent; two parents share what is before them."""
+    for depth, blocks in ((0, 7), (1, 2 * (40 // 4 - 30 // 4) + 7), (2, 14)):
+        few, many = about_to_sample(depth, children=1), about_to_sample(depth, children=8)
+        for room, expected in ((-(-4 * 2 * blocks // 3), 2), (4 * 2 * blocks // 3 - 2, 1)):
+            control = AdmissionControl(engine(room), engine(10_000))
+            assert (
+                len(control.admitted([few, few])) == len(control.admitted([many, many])) == expected
+            )
+
+
+def test_all_wait_for_one_that_waits_for_scores():
+    """They are sampled together in the next round, in a batch of full size."""
+    group = [about_to_sample(1) for _ in range(3)]
+    control = AdmissionControl(engine(1000), engine(1000))
+    asking = group[1].request
+    group[1].request = Score(asking.beams)
+    assert control.admitted(group) == []
+    group[1].request = asking
+    assert control.admitted(group) == group
+
+
+@pytest.mark.parametrize(
+    ("policy", "share"),
+    [(StaticSplit(), 0.25), (PhaseAware(), 0.25), (MarginalValue(), 0.25), (FirstCome(), 0.5)],
+)
+def test_in_an_arena_the_room_is_the_part_of_the_split(policy, share):
+    """A policy that lends does not promise what it lends; first come counts on a fair part."""
+    shapes = [block_shape("tiny-solver", name=name, max_model_len=32) for name in ("llm", "prm")]
+    arena = KVArena("4MiB", shapes, policy, 0.25 if policy.keeps_split else None)
+    rooms = [arena.cache(shape.name, 16).room for shape in shapes]
+    assert rooms[0] / sum(rooms) == pytest.approx(share, abs=0.05)
+
+
+def test_an_engine_that_does_not_tell_its_room_is_never_too_small(fake_engine):
+    """Adaptive batching over such engines is continuous batching."""
+    seen = {}
+    for batching in ("continuous", "adaptive"):
+        seen[batching] = []
+        pair = fake_engine(), fake_engine()
+        search(*pair, 3, problem_batching=batching, on_round=seen[batching].append)
+    counts = [[(p.answered, p.tokens) for p in rounds] for rounds in seen.values()]
+    assert counts[0] == counts[1]
+
+
+# -- in which order --
+
+
+@pytest.fixture
+def ordered(fake_engine):
+    """A search over fresh fake engines; the result, and what each was asked in its order."""
+
+    def run(limit=3, **settings):
+        llm = fake_engine(lambda text, seed: f"step {seed % 97}\n\n")
+        prm = fake_engine()
+        problems = load_problems("tiny", limit=limit)
+        given = {"strategy": BeamSearch(n=6, beam_width=3, max_depth=4), **settings}
+        result = run_search(problems, llm=llm, prm=PRM(prm), **given)
+        return result, *([tag for *_, tag in engine.asked] for engine in (llm, prm))
+
+    return run
+
+
+def tree(result):
+    columns = ["problem_id", "node_id", "token_ids", "score", "kept", "finished"]
+    return result.tree[columns].sort_values(["problem_id", "node_id"]).to_dict("records")
+
+
+def rounds_of(tags):
+    """The problems' turns, depth by depth: all problems are equally deep in these searches."""
+    by_depth = groupby(tags, lambda tag: tag.node_id.count("/"))
+    return [[k for k, _ in groupby(tag.problem_id for tag in group)] for _, group in by_depth]
+
+
+def parents(tags, depth):
+    """The parents of one problem's nodes at a depth, in order of their requests, runs as one."""
+    nodes = [t.node_id for t in tags if t.problem_id == tags[0].problem_id]
+    above = [n.rpartition("/")[0] for n in nodes if n.count("/") == depth - 1]
+    return [parent for parent, _ in groupby(above)]
+
+
+def test_orders_differ_and_searches_do_not(ordered):
+    """Three orders of the same requests, one tree."""
+    found = {order: ordered(request_order=order) for order in ("slot", "path", "prefix")}
+    trees = [tree(result) for result, *_ in found.values()]
+    assert trees[0] == trees[1] == trees[2]
+    asked = [[(t.problem_id, t.node_id) for t in llm] for _, llm, _ in found.values()]
+    assert sorted(asked[0]) == sorted(asked[1]) == sorted(asked[2])
+    assert len({tuple(each) for each in asked}) == 3
+
+
+def test_slot_order_alternates_between_survivors_and_path_order_does_not(ordered):
+    """Refilled from two survivors: one after the other again and again, or one and then the other.
+
+    Siblings side by side find their parent's blocks together.
+    """
+    _, slots, _ = ordered(request_order="slot")
+    _, paths, _ = ordered(request_order="path")
+    assert len(parents(slots, 2)) == 6
+    assert len(parents(paths, 2)) == 2
+
+
+def test_prefix_order_serves_those_first_who_were_served_last(ordered):
+    """From round to round the problems' order turns round, on each engine; path order is cyclic."""
+    for side in (1, 2):
+        turns = rounds_of(ordered(request_order="prefix")[side])
+        assert len(turns) == 4
+        assert all(later == earlier[::-1] for earlier, later in pairwise(turns))
+        cyclic = rounds_of(ordered(request_order="path")[side])
+        assert all(later == earlier for earlier, later in pairwise(cyclic))
+
+
+def test_static_batches_wait_for_their_last_problem(ordered):
+    """Nobody joins a batch; the tree is that of continuous batching."""
+    seen = {}
+    for kind in ("static", "continuous"):
+        seen[kind] = []
+        result, *_ = ordered(
+            7, problem_batching=kind, min_problem_batch=3, on_round=seen[kind].append
+        )
+        seen[kind, "tree"] = tree(result)
+    assert seen["static", "tree"] == seen["continuous", "tree"]
+    assert max(progress.in_flight for progress in seen["static"]) == 3
+    for earlier, later in pairwise(seen["static"]):
+        if later.answered + later.in_flight > earlier.answered + earlier.in_flight:
+            assert later.answered % 3 == 0  # the whole batch is answered: the next one comes

@@ -8,8 +8,8 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from workbench.search.beam import BeamSearch
 from workbench.search.problems import load_problems
+from workbench.search.strategies import BeamSearch
 from workbench.widgets import live
 from workbench.widgets.live_blocks import BlockMap
 from workbench.widgets.live_figure import figure_rows, live_figure

@@ -9,8 +9,8 @@ from itertools import pairwise
 import pytest
 
 from workbench.errors import ConfigError
-from workbench.search.beam import BeamSearch
 from workbench.search.problems import load_problems
+from workbench.search.strategies import BeamSearch
 from workbench.widgets.live_blocks import STATES
 from workbench.widgets.live_gate import SearchStopped
 from workbench.widgets.live_pair import POLICIES, shared_pair
@@ -229,16 +229,3 @@ def test_another_search_is_told_apart(pair, undisturbed):
 def test_an_unknown_policy_is_named():
     with pytest.raises(ConfigError, match="allowed: static, first-come"):
         shared_pair(policy="statics")
-
-
-def test_a_search_of_two_groups_at_once_is_stopped_too(pair):
-    """With overlap the engines step in two threads: each takes its step in flight, no more."""
-    strategy = BeamSearch(n=4, beam_width=2, max_depth=6)
-    problems = load_problems("tiny", limit=4)
-    live = LiveSearch(problems, pair, strategy=strategy, overlap=True, min_problem_batch=4)
-    live.start()
-    live.wait_for_steps(8)
-    steps = stopped_at(live)
-    assert live.state == "stopped"
-    assert live.snapshot().steps <= steps + 2
-    assert_at_rest(live)

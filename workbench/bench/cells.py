@@ -27,12 +27,12 @@ from workbench.replay.calibration import MeasuredRun, calibrated
 from workbench.replay.devices import Device
 from workbench.replay.memory import POLICIES as REPLAYED_POLICIES
 from workbench.replay.memory import SharedMemory
-from workbench.search.beam import BeamSearch
 from workbench.search.prm import PRM
 from workbench.search.problems import Problem, load_problems
-from workbench.search.record_file import read_recording
+from workbench.search.recording import read_recording
 from workbench.search.result import SearchResult
-from workbench.search.runner import run_search
+from workbench.search.search import run_search
+from workbench.search.strategies import BeamSearch
 from workbench.trace import Trace
 
 WIDTHS = (16, 4)  # n

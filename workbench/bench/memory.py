@@ -26,9 +26,9 @@ from workbench.bench.startup import measure
 from workbench.bench.workload import Workload, is_tiny, real_workload, reward_model
 from workbench.engine.engine import Engine
 from workbench.kvcache.manager import KVCacheManager
+from workbench.search.answers import check_choice
+from workbench.search.prm import trie_size
 from workbench.search.problems import load_problems
-from workbench.search.scoring import trie_size
-from workbench.search.voting import check_choice
 
 PROBLEMS = {"quick": 1, "default": 3, "full": 8}
 REUSED = {"quick": 2, "default": 16, "full": 32}  # problems searched with and without forks

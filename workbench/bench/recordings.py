@@ -22,7 +22,7 @@ from workbench.experiments.plan import RunSpec
 from workbench.experiments.profiles import sweep_config
 from workbench.experiments.run import build_engine
 from workbench.search.problems import load_problems
-from workbench.search.record_file import require_destination
+from workbench.search.recording import require_destination
 from workbench.search.result import SearchResult
 
 SEED = 0

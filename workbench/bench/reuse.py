@@ -21,11 +21,11 @@ from workbench.bench.rows import interval_row
 from workbench.engine.engine import Engine
 from workbench.errors import WorkbenchError
 from workbench.experiments.statistics import bootstrap_ratio
-from workbench.search.beam import BeamSearch
 from workbench.search.prm import PRM
 from workbench.search.problems import Problem, load_problems
 from workbench.search.result import SearchResult
-from workbench.search.runner import run_search
+from workbench.search.search import run_search
+from workbench.search.strategies import BeamSearch
 
 PROBLEMS = 16
 PEER = "reuse_partial_blocks=False"

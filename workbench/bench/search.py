@@ -23,15 +23,14 @@ from workbench.bench.record import Row
 from workbench.bench.rows import interval_row
 from workbench.bench.workload import Workload, is_tiny, real_workload, reward_model
 from workbench.engine.engine import Engine
+from workbench.errors import ConfigError
 from workbench.experiments.run import with_wall_part
 from workbench.experiments.statistics import bootstrap_mean, bootstrap_ratio
-from workbench.search.beam import BeamSearch
-from workbench.search.best_of_n import BestOfN
-from workbench.search.given import require_whole
 from workbench.search.prm import PRM
 from workbench.search.problems import Problem, load_problems
 from workbench.search.result import SearchResult
-from workbench.search.runner import run_search
+from workbench.search.search import run_search
+from workbench.search.strategies import BeamSearch, BestOfN
 
 PROFILES = {"quick": (8, 1), "default": (32, 2), "full": (128, 5)}  # problems, seeds
 REAL_PROBLEMS = {"quick": 2, "default": 8, "full": 8}  # of a generator of true size
@@ -116,7 +115,8 @@ def run(
 def _tiny_rows(profile: str, llm: str, prm: str, seeds: int | None) -> Iterator[Row]:
     limit, all_seeds = PROFILES[profile]
     seeds = all_seeds if seeds is None else seeds
-    require_whole(1, seeds=seeds)
+    if not isinstance(seeds, int) or isinstance(seeds, bool) or seeds < 1:
+        raise ConfigError(f"seeds is {seeds!r}; allowed: whole numbers >= 1.")
     problems = load_problems("tiny", limit=limit)
     pair = Pair(llm, prm)
     pair.beam(problems[:2], seed=10_000)  # warm-up: compiled kernels, allocators

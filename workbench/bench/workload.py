@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from workbench.engine.engine import Engine
-from workbench.search.beam import BeamSearch
 from workbench.search.prm import PRM
 from workbench.search.problems import Problem, load_problems
-from workbench.search.prompts import SYSTEM_PROMPTS
 from workbench.search.result import SearchResult
-from workbench.search.runner import chat_prompt, run_search
+from workbench.search.search import SYSTEM_PROMPTS, chat_prompt, run_search
+from workbench.search.strategies import BeamSearch
 
 TINY = {"tiny-solver": "tiny-prm"}  # generator -> its reward model
 FIELD_PROMPT = "search-and-learn"  # what a real generator is told

@@ -80,8 +80,8 @@ def _chosen_problem(
     text: str | None, source: str | None, index: int | None, level: int | None
 ) -> Problem:
     """The problem given as text, or the one picked from a source; both together are refused."""
-    from workbench.search.given import as_problems
     from workbench.search.problems import Problem, load_problems
+    from workbench.search.search import as_problems
 
     picking = {"problems": source, "index": index, "level": level}
     picked = [name for name, value in picking.items() if value is not None]
@@ -288,7 +288,7 @@ def calibrate(
     """
     from workbench.bench import cells
     from workbench.replay.devices import write_device
-    from workbench.search.record_file import require_destination
+    from workbench.search.recording import require_destination
 
     require_destination(out)
     device = cells.calibrate(num_problems, repeats, seed)

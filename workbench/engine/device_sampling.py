@@ -1,6 +1,6 @@
 """Tokens of a step chosen where its logits are: what leaves the device is a number a row.
 
-For kernels that `selects`. The sums of the device and of the host's sampler (sampling/sampler.py)
+For kernels that `selects`. The sums of the device and of the host's sampler (sampling.py)
 are taken in another order, so who draws a row depends on that row alone, whatever its batch: the
 device, unless it wants a filter. Logits of rows with filters or log probabilities are copied to the
 host, a row at a time.
@@ -15,10 +15,9 @@ import torch
 from numpy.typing import NDArray
 
 from workbench.core import SamplingRows
+from workbench.engine.sampling import Logprobs, require_finite_rows, sample, uniform
 from workbench.engine.staging import staged
 from workbench.kernels import Kernels
-from workbench.sampling.noise import uniform
-from workbench.sampling.sampler import Logprobs, require_finite_rows, sample
 
 
 def chosen_tokens(

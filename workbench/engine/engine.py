@@ -11,10 +11,12 @@ import codecs
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
+from dataclasses import asdict
 from typing import Any
 
 from workbench.config import EngineConfig
 from workbench.core import (
+    CacheRoom,
     RequestOutput,
     SamplingParams,
     ScoreParams,
@@ -24,7 +26,7 @@ from workbench.core import (
 )
 from workbench.engine.limits import paired, require_request, require_text, whole_numbers
 from workbench.engine.outcome import output_of
-from workbench.engine.parts import build_parts
+from workbench.engine.parts import Weights, build_parts
 from workbench.engine.shared import ArenaPlace
 from workbench.errors import StepError
 from workbench.kvcache.arena import KVArena
@@ -41,9 +43,10 @@ class Engine:
     model: a short name, a local folder, a .gguf file, a hub id, or `dummy:NAME`; settings: the
     fields of EngineConfig (memory="1GiB", block_size=16, ...). arena: where its KV cache lies
     instead of in memory of its own, under arena_name or else the model's (see shared.py). Its
-    resizing may be called from any thread, all else from one at a time. Raises ModelError for
-    weights that cannot be used, OutOfMemory when the budget leaves no room for one request of
-    max_model_len, ConfigError for a setting that is unknown or out of range.
+    resizing may be called from any thread, all else from one at a time. weights: those of another
+    engine (`other.weights`), shared, never written, and counted in the memory of both. Raises
+    ModelError for weights that cannot be used, OutOfMemory when the budget leaves no room for one
+    request of max_model_len, ConfigError for a setting that is unknown or out of range.
     """
 
     capabilities = frozenset({"token_identity", "trace", "resplit", "forget"})
@@ -54,17 +57,19 @@ class Engine:
         *,
         arena: KVArena | None = None,
         arena_name: str | None = None,
+        weights: Weights | None = None,
         **settings: object,
     ) -> None:
         self.config = EngineConfig.from_dict({"model": model, **settings})
         place = None if arena is None else ArenaPlace(arena, arena_name or model)
-        parts = build_parts(self.config, place)
+        parts = build_parts(self.config, place, weights)
         self.name, self.spec, self.fingerprint = model, parts.spec, parts.fingerprint
         self.architecture, head = self.spec.architecture, self.spec.value_head
         self.value_outputs = None if head is None else head.outputs
         self.tokenizer, self._token_bytes = parts.tokenizer, parts.token_bytes
         self.max_model_len, self.memory = parts.max_model_len, parts.memory
         self.executor, self.cache, self.scheduler = parts.executor, parts.cache, parts.scheduler
+        self.weights = Weights(parts.executor.model, self.config)
         self.forward_s = self.sampling_s = 0.0
         self._next_id = self._next_step = 0
         self._held: list[RequestOutput] = []  # finished while a call waited for others
@@ -283,6 +288,24 @@ class Engine:
         finally:
             self.abort(sequence.request_id)
             self._held = others + self._held
+
+    # -- what a search may know of it --
+
+    @property
+    def cache_room(self) -> CacheRoom:
+        """Blocks that its cache may come to hold under the present split."""
+        return CacheRoom(self.cache.room, self.cache.block_size)
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What a recording keeps of it."""
+        return {
+            "config": self.config.to_dict(),
+            "spec": asdict(self.spec),
+            "num_blocks": self.memory.num_blocks,
+            "weight_bytes": self.memory.weights,
+            "block_bytes": self.memory.block_bytes,
+        }
 
     # -- trace --
 

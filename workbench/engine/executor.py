@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from workbench.core import SamplingRows, StepPlan, StepResult, WantedLogits
 from workbench.engine.decode_steps import DecodeSteps
 from workbench.engine.device_sampling import chosen_tokens
+from workbench.engine.sampling import Logprobs, require_finite, sample
 from workbench.engine.staging import staged
 from workbench.errors import ConfigError, StepError
 from workbench.kernels import ForwardContext, LayerCache
 from workbench.kvcache.storage import BlockStorage
 from workbench.models.layers import Linear
 from workbench.models.llama import LlamaModel
-from workbench.sampling.sampler import Logprobs, require_finite, sample
 
 Clock = Callable[[], float]
 _KEPT_COLUMNS = 8  # sets of columns whose output matrices are kept; a PRM asks for one
@@ -83,61 +83,22 @@ class Executor:
             )
             for base in storage.layer_base
         ]
-        self._parts = self._parts_in_use = 1  # of the device; the first may be set by any thread
-        self._stream: torch.cuda.Stream | None = None  # None: the device's default
-        self._own_stream: torch.cuda.Stream | None = None  # made once: torch has 32 in turn
         self._decode_steps = DecodeSteps(model, self._caches, self.buffers)
         # Output matrices of the columns that scoring asks for.
         self._columns: dict[bytes, Linear] = {}
 
-    @property
-    def num_threads(self) -> int | None:
-        """Of the CPU that products use; None on a GPU."""
-        return torch.get_num_threads() if self.model.device.type == "cpu" else None
-
-    def share(self, parts: int) -> None:
-        """From the next step on, leave the other ones of so many equal parts of the device.
-
-        On a GPU that is a stream of its own while there is more than one part. From any thread.
-        """
-        self._parts = parts
-
-    def _use_share(self) -> AbstractContextManager[object]:
-        """This step's part of the device; a stream waits for what was begun before it."""
-        parts, device = self._parts, self.model.device
-        if parts != self._parts_in_use:
-            self.model.kernels.use_part(parts)
-            self._stream = self._side_stream() if device.type == "cuda" and parts > 1 else None
-            self._parts_in_use = parts
-        if self._stream is None:
-            return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-        self._stream.wait_stream(torch.cuda.default_stream(device))
-        return torch.cuda.stream(self._stream)
-
-    def _side_stream(self) -> torch.cuda.Stream:
-        """This executor's own, the same one for its life."""
-        if self._own_stream is None:
-            self._own_stream = torch.cuda.Stream(self.model.device)
-        return self._own_stream
-
     def submit(self, plan: StepPlan) -> StepHandle:
         """Start a step. Its errors are raised by the handle, not here."""
         try:
-            with torch.inference_mode(), self._use_share():
-                return StepHandle(self._finished(plan))
+            with torch.inference_mode(), self._on_device():
+                return StepHandle(self._run(plan))
         except Exception as error:  # whatever went wrong is the step's, and the engine goes on
             return StepHandle(error)
 
-    def _finished(self, plan: StepPlan) -> StepResult:
-        """Run to the end: the cache's copies and the other engine's steps are in other streams.
-
-        A step that neither samples nor scores would otherwise be under way still.
-        """
-        try:
-            return self._run(plan)
-        finally:
-            if self._stream is not None:
-                self._stream.synchronize()
+    def _on_device(self) -> AbstractContextManager[object]:
+        """Kernels are launched on the current GPU, which may be another one."""
+        device = self.model.device
+        return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
     def _run(self, plan: StepPlan) -> StepResult:
         """On a GPU the forward pass is launched in forward_s, and waited for in sampling_s."""

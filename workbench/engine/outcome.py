@@ -18,7 +18,7 @@ from workbench.engine.inputs import Batch, PlannedStep, tokens_to_compute
 
 
 class StopChecker(Protocol):
-    """What the scheduler needs of stop conditions (sampling/stop.py has the real one).
+    """What the scheduler needs of stop conditions (sampling.py has the real one).
 
     suspects(tokens): which of these tokens may end their sequence, without looking at it.
     finish_reason(seq): "eos", "stop" or None, judged by the sequence's newest token.

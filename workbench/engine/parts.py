@@ -14,9 +14,11 @@ from workbench.config import EngineConfig
 from workbench.engine.executor import Executor
 from workbench.engine.limits import require_served_length
 from workbench.engine.memory import MemoryProfile, StepLimits, memory_told, plan_memory
+from workbench.engine.sampling import StopChecker
 from workbench.engine.scheduler import Scheduler
 from workbench.engine.shared import ArenaPlace, require_guaranteed
 from workbench.engine.static_batch import StaticScheduler
+from workbench.errors import ConfigError
 from workbench.kernels import require_served
 from workbench.kvcache.manager import KVCacheManager
 from workbench.kvcache.storage import BlockStorage, KVStorage
@@ -24,8 +26,29 @@ from workbench.models.folders import DUMMY, load_tokenizer, model_spec
 from workbench.models.llama import LlamaModel
 from workbench.models.loading import arithmetic_dtype, load_model, require_device
 from workbench.models.spec import ModelSpec
-from workbench.sampling.stop import StopChecker
 from workbench.tokenizer import ByteTokenizer, Tokenizer
+
+LOADED_WITH = ("model", "dtype", "device", "quantization", "batch_invariant")
+"""Settings that weights depend on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A loaded model, which engines of one process may share: nothing writes to its tensors."""
+
+    model: LlamaModel
+    config: EngineConfig
+
+    def fitting(self, config: EngineConfig) -> LlamaModel:
+        """The model, for an engine of these settings; ConfigError if it was loaded otherwise."""
+        for name in LOADED_WITH:
+            here, there = getattr(config, name), getattr(self.config, name)
+            if here != there:
+                raise ConfigError(
+                    f"Engine got {name}={here!r} and weights loaded with {name}={there!r}; give "
+                    "both engines the same, or leave weights out."
+                )
+        return self.model
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +67,12 @@ class Parts:
 
 
 @collection_paused()
-def build_parts(config: EngineConfig, place: ArenaPlace | None = None) -> Parts:
+def build_parts(
+    config: EngineConfig, place: ArenaPlace | None = None, shared: Weights | None = None
+) -> Parts:
     """All parts of an engine. Raises ModelError, OutOfMemory or ConfigError as Engine does."""
     _require_kernels(config)
-    weights = load_model(
-        config.model,
-        dtype=config.dtype,
-        device=config.device,
-        quantization=config.quantization,
-        batch_invariant=config.batch_invariant,
-        block_size=config.block_size,
-    )
+    weights = _load(config) if shared is None else shared.fitting(config)
     weights.kernels.require_takes(config.block_size, weights.spec.head_dim)
     tokenizer = load_tokenizer(weights.source, dummy=config.model.startswith(DUMMY))
     token_bytes = _padded(tokenizer.token_bytes, weights.spec.vocab)
@@ -94,6 +112,17 @@ def build_parts(config: EngineConfig, place: ArenaPlace | None = None) -> Parts:
     fingerprint = f"{weights.fingerprint}/{tokenizer.fingerprint}/{mode}"
     found = (weights.spec, fingerprint, tokenizer, token_bytes, max_model_len, memory)
     return Parts(*found, executor, cache, scheduler)
+
+
+def _load(config: EngineConfig) -> LlamaModel:
+    return load_model(
+        config.model,
+        dtype=config.dtype,
+        device=config.device,
+        quantization=config.quantization,
+        batch_invariant=config.batch_invariant,
+        block_size=config.block_size,
+    )
 
 
 def _require_kernels(config: EngineConfig) -> None:

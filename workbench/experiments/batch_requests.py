@@ -20,7 +20,7 @@ from workbench.engine.engine import Engine
 from workbench.experiments.identity import sweep_problems
 from workbench.experiments.plan import RunSpec
 from workbench.experiments.run import ENGINES, build_engine, search
-from workbench.search.scoring import trie_size
+from workbench.search.prm import trie_size
 
 
 @dataclass(slots=True)

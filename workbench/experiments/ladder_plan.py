@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
-from workbench.config import EngineConfig, SearchConfig, SweepConfig
+from workbench.config import EngineConfig, StrategyConfig, SweepConfig
 from workbench.errors import ConfigError
 from workbench.experiments.feasible import feasibility
 from workbench.experiments.plan import RunSpec
@@ -162,7 +162,7 @@ class LadderSpec(RunSpec):
         return super(LadderSpec, self).parameters | switches | own
 
     @property
-    def search(self) -> SearchConfig:
+    def search(self) -> StrategyConfig:
         """The search of the sweep with the rung's switches."""
         switches = self.rung.switches
         return replace(

@@ -40,13 +40,9 @@ def lost_time_rows(sweep: Tables, costs: Mapping[str, Cost] | None = None) -> pd
 
 
 def accounted(rows: pd.DataFrame) -> pd.Series:
-    """What part of each share's wall time the parts add up to: 1 when nothing lacks.
-
-    With overlap the search has no lane of its own, and each engine's adds up to the whole.
-    """
+    """What part of each share's wall time the parts add up to: 1 when nothing lacks."""
     by_share = rows.groupby("llm_share")
-    lanes = by_share["lane"].agg(lambda lane: 1 if "search" in set(lane) else lane.nunique())
-    return by_share["seconds"].sum() / (by_share["wall_s"].first() * lanes)
+    return by_share["seconds"].sum() / by_share["wall_s"].first()
 
 
 def wall_seconds(steps: pd.DataFrame, spans: pd.DataFrame) -> pd.Series:

@@ -13,7 +13,7 @@ import random
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from workbench.config import EngineConfig, SearchConfig, SweepConfig, parse_size
+from workbench.config import EngineConfig, StrategyConfig, SweepConfig, parse_size
 
 HOW_IT_IS_CARRIED_OUT = frozenset(
     {
@@ -97,7 +97,7 @@ class RunSpec:
         return self.total_bytes - self.llm_bytes
 
     @property
-    def search(self) -> SearchConfig:
+    def search(self) -> StrategyConfig:
         """The search that the run carries out."""
         return self.config.search()
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from workbench.config import EngineConfig, SearchConfig, SweepConfig, parse_size
+from workbench.config import EngineConfig, StrategyConfig, SweepConfig, parse_size
 from workbench.errors import ConfigError
 from workbench.experiments.feasible import FeasibleShares, feasible_shares
 from workbench.experiments.plan import RunSpec
@@ -68,7 +68,7 @@ class PolicyPlan:
     """How much is run.
 
     in_flight: problems at once, fewer than there are, so that there is a queue to be kept full
-    from; overlap divides them into two groups. budgets: KV in multiples of W. alone_at: budgets at
+    from. budgets: KV in multiples of W. alone_at: budgets at
     which every technique is measured alone, over the shares. num_seeds: of the profile's, the first
     so many. repeats: of the default policy alone at every budget, which tell the machine's noise.
     in_turns: those of a budget and seed at one time (in_turns.py), each in a process of its own, so
@@ -167,7 +167,7 @@ class PolicySpec(RunSpec):
         return room(self.config).llm.fixed + round(self.kv_bytes * share)
 
     @property
-    def search(self) -> SearchConfig:
+    def search(self) -> StrategyConfig:
         """The search with the techniques' switches."""
         return replace(self.config.search(), **TECHNIQUES[self.technique].search)
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from workbench.core import RequestOutput, SamplingParams, StepPlan, StepResult, Tag
+from workbench.core import CacheRoom, RequestOutput, SamplingParams, StepPlan, StepResult, Tag
 from workbench.engine.engine import Engine
 from workbench.engine.executor import Executor, StepHandle
 from workbench.errors import ConfigError
@@ -29,9 +29,9 @@ from workbench.replay.simulator import (
     recorded_strategy,
     replayed_switches,
 )
-from workbench.search.measure import Throughput
-from workbench.search.record import RecordedEngine, Recording
-from workbench.search.score_cache import ScoreCache
+from workbench.search.prm import ScoreCache
+from workbench.search.recording import RecordedEngine, Recording
+from workbench.search.result import Throughput
 from workbench.trace import Recorder, Trace
 
 
@@ -86,9 +86,9 @@ class ReenactedEngine:
         self.engine.executor = self._own
 
     @property
-    def cache(self) -> Any:
-        """The engine's own: a search that adapts its batches looks at what it loses."""
-        return self.engine.cache
+    def cache_room(self) -> CacheRoom:
+        """The engine's own: a search that adapts its batches asks what it can hold."""
+        return self.engine.cache_room
 
     def trace_as(self, recorder: Recorder, name: str) -> None:
         """Write steps and requests from now on to this recorder, under this name."""

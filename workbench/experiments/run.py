@@ -13,17 +13,16 @@ from typing import Any
 
 import pandas as pd
 
-from workbench.config import EngineConfig, SearchConfig, SearchSwitches
+from workbench.config import EngineConfig, SearchSwitches, StrategyConfig
 from workbench.engine.engine import Engine
 from workbench.experiments.identity import sweep_problems
 from workbench.experiments.plan import RunSpec
 from workbench.experiments.record import RunResult
-from workbench.search.beam import BeamSearch
-from workbench.search.best_of_n import BestOfN
 from workbench.search.prm import PRM
 from workbench.search.requests import Strategy
 from workbench.search.result import SearchResult
-from workbench.search.runner import run_search
+from workbench.search.search import run_search
+from workbench.search.strategies import BeamSearch, BestOfN
 
 TRACE_TABLES = ("steps", "requests", "spans")
 ENGINES = ("llm", "prm")
@@ -76,16 +75,16 @@ def build_engine(config: EngineConfig) -> Engine:
     return Engine(**config.to_dict())
 
 
-def make_strategy(config: SearchConfig) -> Strategy:
+def make_strategy(config: StrategyConfig) -> Strategy:
     """The strategy a configuration names."""
     if config.strategy == "best_of_n":
-        return BestOfN(n=config.n, aggregation=config.aggregation)
+        return BestOfN(n=config.n, aggregation=config.aggregation or "last")
     return BeamSearch(
         n=config.n,
         beam_width=config.beam_width,
         max_depth=config.max_depth,
         finish_at_limit=config.finish_at_limit,
-        aggregation=config.aggregation,
+        aggregation=config.aggregation or "last",
     )
 
 
@@ -93,7 +92,7 @@ def search(
     problems: list[Any],
     llm: Engine,
     prm: Engine,
-    config: SearchConfig,
+    config: StrategyConfig,
     seed: int,
     prm_format: str | None = None,
 ) -> SearchResult:

@@ -19,13 +19,11 @@ from workbench.core import TokenEngine
 from workbench.engine.engine import Engine
 from workbench.experiments.statistics import bootstrap_mean
 from workbench.experiments.tiny_corpus import is_right
-from workbench.search.beam import BeamSearch
-from workbench.search.best_of_n import BestOfN, split_steps
-from workbench.search.prm import PRM
+from workbench.search.prm import PRM, ScoreCache
 from workbench.search.problems import Problem, load_problems
 from workbench.search.result import SearchResult
-from workbench.search.runner import run_search
-from workbench.search.score_cache import ScoreCache
+from workbench.search.search import run_search
+from workbench.search.strategies import BeamSearch, BestOfN, split_steps
 
 N, BEAM_WIDTH, DEPTH = 16, 4, 40
 DRAWS = 1000

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from workbench.search.arithmetic import Terms, draw_terms, format_terms, is_held_out, problem_text
+from workbench.search.problems import Terms, draw_terms, format_terms, is_held_out, problem_text
 
 STEP_END = "\n\n"
 PAIR_WEIGHTS = (1.0,)

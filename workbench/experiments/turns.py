@@ -36,7 +36,7 @@ SEARCH_S = 7200.0  # of turns; who needs more hangs
 WARM_UP_PROBLEMS = 1
 TAKE_A_CLOCK = {
     *("workbench.engine.executor", "workbench.engine.scheduler"),
-    *("workbench.search.measure", "workbench.search.rounds"),
+    "workbench.search.rounds",
 }
 """Modules with perf_counter as a default: to be imported after a process has its own."""
 MOST_WEIGHTS = 64 << 20  # bytes of both models that a dozen processes may load

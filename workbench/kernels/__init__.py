@@ -147,9 +147,6 @@ class Kernels(ABC):
     def require_takes(self, block_size: int, head_dim: int) -> None:  # noqa: B027 - torch: any
         """ConfigError for blocks that these kernels cannot read."""
 
-    def use_part(self, parts: int) -> None:  # noqa: B027 - a GPU shares itself out
-        """Use one of so many equal parts of the device's threads from the next launch on."""
-
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """What does `work` again, as often as it is called, and faster where these kernels can.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -16,6 +17,8 @@ from workbench.kernels.panels import Beside, Panels, pack_codes, pack_floats
 from workbench.kernels.products import ADD, GATED, PLAIN, columns, multiply
 from workbench.kernels.quantised import join
 from workbench.kernels.team import Program, Team
+
+_TEAMS: WeakValueDictionary[int, Team] = WeakValueDictionary()  # by their size
 
 
 def _kind(part: Part) -> str | None:
@@ -34,21 +37,21 @@ def _pack(parts: Sequence[Part], gated: bool) -> Panels:
     return pack_floats(np.concatenate(floats), gated)
 
 
+def _team(threads: int) -> Team:
+    """One for all models of the process: two would spin for the same cores."""
+    team = _TEAMS.get(threads)
+    if team is None:
+        team = _TEAMS[threads] = Team(threads)
+    return team
+
+
 class CpuKernels(Kernels):
     """float32 on a CPU, by a team of threads."""
 
     name, batch_invariant = "cpu", True
 
     def __init__(self, threads: int) -> None:
-        self.team = Team(threads)
-        self._teams = {threads: self.team}  # by their size: all threads, or a share of them
-
-    def use_part(self, parts: int) -> None:
-        """A smaller team takes over; helpers of the large one sleep meanwhile."""
-        threads = max(1, max(self._teams) // parts)
-        if threads not in self._teams:
-            self._teams[threads] = Team(threads)
-        self.team = self._teams[threads]
+        self.team = _team(threads)
 
     def pack(self, parts: Sequence[Part], gated: bool = False) -> Panels | Beside:
         """Quantised parts stay so, each of its kind; a gated pair of two kinds becomes float32."""

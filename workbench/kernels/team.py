@@ -155,10 +155,11 @@ class Program:
 
 
 class Team:
-    """`threads` threads, the caller's included; one launch at a time."""
+    """`threads` threads, the caller's included; one launch at a time, also of several callers."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
+        self._lock = threading.RLock()
         box, bell = np.zeros(_LINE, np.int64), _Bell()
         self._one = bytearray(_ROW)
         self._addresses = box.ctypes.data, bell.ring, _address(self._one)
@@ -171,22 +172,25 @@ class Team:
     def run(self, address: int, *arguments: int) -> None:
         """Runs the kernel at an address to its end, with these arguments."""
         box, bell, at = self._addresses
-        _PACK[len(arguments)].pack_into(self._one, 0, address, *arguments)
-        if self._recorded is None:
-            _launch(box, bell, at, 1)
-        else:
-            self._recorded += self._one
+        with self._lock:
+            _PACK[len(arguments)].pack_into(self._one, 0, address, *arguments)
+            if self._recorded is None:
+                _launch(box, bell, at, 1)
+            else:
+                self._recorded += self._one
 
     def launch(self, launches: int, count: int) -> None:
         """Runs so many launches that lie at an address (see `Program`)."""
         box, bell, _ = self._addresses
-        _launch(box, bell, launches, count)
+        with self._lock:
+            _launch(box, bell, launches, count)
 
     def record(self, work: Callable[[], None]) -> Program:
         """The launches that `work` asks for, none of them run."""
-        self._recorded = launches = bytearray()
-        try:
-            work()
-        finally:
-            self._recorded = None
+        with self._lock:
+            self._recorded = launches = bytearray()
+            try:
+                work()
+            finally:
+                self._recorded = None
         return Program(self, launches, work)

@@ -22,12 +22,10 @@ from workbench.core import (
 )
 from workbench.errors import RecordingError
 from workbench.replay.lines import Entry
-from workbench.search.prm import PRM
-from workbench.search.record import RecordedProblem, RecordedSolution, RecordedStep, Recording
+from workbench.search.prm import PRM, ProblemScores, ScoreCache, ScoreCounts, ScoreRequest, StepNode
+from workbench.search.recording import RecordedProblem, RecordedSolution, RecordedStep, Recording
 from workbench.search.requests import Path
-from workbench.search.score_cache import ScoreCache
-from workbench.search.scoring import ProblemScores, ScoreCounts, ScoreRequest, StepNode
-from workbench.search.tree import node_id
+from workbench.search.result import node_id
 
 
 class SampledNode(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from workbench.config import format_size, parse_size
 from workbench.errors import ConfigError, OutOfMemory, RecordingError
-from workbench.search.record import RecordedEngine
+from workbench.search.recording import RecordedEngine
 
 Size = int | str
 

@@ -17,7 +17,7 @@ from workbench.replay.cost import MeteredCost, fit
 from workbench.replay.devices import Device
 from workbench.replay.simulator import Changes, Costs, Replayed, events, replay
 from workbench.replay.work import ModelWork, StepWork
-from workbench.search.record import Recording
+from workbench.search.recording import Recording
 from workbench.trace import Trace
 
 

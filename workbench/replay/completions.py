@@ -27,10 +27,10 @@ from workbench.replay.thesis_pair import (
     prompt_of,
     recording_of,
 )
-from workbench.search.beam import BeamSearch
 from workbench.search.problems import Problem
-from workbench.search.record import RecordedProblem, Recording
+from workbench.search.recording import RecordedProblem, Recording
 from workbench.search.requests import STEP_END, Beam, Path
+from workbench.search.strategies import BeamSearch
 
 COLUMNS = ("problem", "completions", "scores")
 Tokenize = Callable[[str], Sequence[int]]

@@ -13,16 +13,16 @@ from typing import Any, Self
 
 import numpy as np
 
-from workbench.core import RequestOutput, SamplingParams, ScoreParams, Sequence, Tag
+from workbench.config import check
+from workbench.core import CacheRoom, RequestOutput, SamplingParams, ScoreParams, Sequence, Tag
 from workbench.engine.scheduler import Scheduler
 from workbench.engine.static_batch import StaticScheduler
 from workbench.errors import ConfigError, RecordingError, nearest
-from workbench.fields import require_types
 from workbench.replay.answers import Answers, RecordedExecutor, SampledNode
 from workbench.replay.lines import ChainedCache, Line
 from workbench.replay.scheduling import ReplayScheduler
 from workbench.replay.work import DEFAULT_BLOCK_SIZE, StepWork, block_size_of, work_of
-from workbench.search.record import RecordedEngine
+from workbench.search.recording import RecordedEngine
 from workbench.trace import Recorder, StepCounts
 
 Cost = Callable[[StepWork], float]
@@ -45,7 +45,7 @@ class CacheSettings:
     batching: str = "continuous"
 
     def __post_init__(self) -> None:
-        require_types(self)
+        check(self)
         for name in ("num_blocks", "block_size"):
             given = getattr(self, name)
             if given is not None and given < 1:
@@ -111,6 +111,11 @@ class ReplayEngine:
         self._nodes: dict[int, SampledNode] = {}
         self._next_id = self._next_step = 0
         self.trace_as(Recorder("replay", clock()), self.name)
+
+    @property
+    def cache_room(self) -> CacheRoom:
+        """Blocks that its cache may come to hold under the present split."""
+        return CacheRoom(self.cache.room, self.cache.block_size)
 
     def trace_as(self, recorder: Recorder, name: str) -> None:
         """Write steps and requests from now on to this recorder, under this name."""

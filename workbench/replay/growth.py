@@ -13,9 +13,8 @@ from typing import Any
 
 from workbench.config import EngineConfig
 from workbench.models.folders import held_bytes, model_spec
-from workbench.search.beam import BeamSearch
 from workbench.search.problems import Problem
-from workbench.search.record import (
+from workbench.search.recording import (
     RecordedEngine,
     RecordedProblem,
     RecordedSettings,
@@ -24,6 +23,7 @@ from workbench.search.record import (
     Recording,
 )
 from workbench.search.requests import Beam, Generate, Score, Step
+from workbench.search.strategies import BeamSearch
 
 DTYPE_BYTES = 2
 Tokens = tuple[int, ...]

@@ -16,7 +16,7 @@ from workbench.replay.calls import LoggedArenaCache, LoggedCache
 from workbench.replay.engine import CacheSettings
 from workbench.replay.lines import ChainedArenaCache, ChainedCache
 from workbench.replay.work import block_size_of, spec_of
-from workbench.search.record import RecordedEngine
+from workbench.search.recording import RecordedEngine
 
 POLICIES: dict[str, type[Policy]] = {
     kind.__name__: kind for kind in (StaticSplit, FirstCome, PhaseAware, MarginalValue)

@@ -8,8 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from workbench.errors import RecordingError, nearest
-from workbench.search.record import Recording
-from workbench.search.record_file import read_recording
+from workbench.search.recording import Recording, read_recording
 
 FOLDER = Path(__file__).parent / "data"
 

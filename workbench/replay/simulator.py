@@ -23,18 +23,16 @@ from workbench.replay.devices import Device
 from workbench.replay.engine import CacheSettings, Cost, ReplayEngine, SimulatedClock
 from workbench.replay.memory import SharedMemory, make_caches
 from workbench.replay.work import ModelWork
-from workbench.search.active import ActiveSearch
-from workbench.search.beam import BeamSearch
-from workbench.search.best_of_n import BestOfN
-from workbench.search.measure import Throughput
-from workbench.search.record import RecordedEngine, RecordedSettings, Recording
+from workbench.search.prm import ScoreCache
+from workbench.search.recording import RecordedEngine, RecordedSettings, Recording
 from workbench.search.requests import Strategy
-from workbench.search.rounds import OnRound, Rounds
-from workbench.search.score_cache import ScoreCache
+from workbench.search.result import Throughput
+from workbench.search.rounds import ActiveSearch, OnRound, Rounds
+from workbench.search.strategies import BeamSearch, BestOfN
 from workbench.trace import Recorder, Trace
 
 STRATEGIES: dict[str, Any] = {"BeamSearch": BeamSearch, "BestOfN": BestOfN}
-UNTOLD = ("speculative_extension", "lookahead_scoring", "overlap", "forget_pruned")
+UNTOLD = ("forget_pruned",)
 Changes = Mapping[str, Any]
 Models = tuple[RecordedEngine, RecordedEngine]  # LLM, PRM
 
@@ -155,8 +153,8 @@ def replayed_switches(settings: RecordedSettings, changes: Changes) -> SearchSwi
     for name in UNTOLD:
         if getattr(found, name):
             raise ConfigError(
-                f"A replay has no {name}: it samples, scores or computes at times that a recording "
-                f"does not tell, or asks a cache to forget. Replay with {name}=False."
+                f"A replay has no {name}: a recording does not tell what a cache then forgets. "
+                f"Replay with {name}=False."
             )
     return found
 

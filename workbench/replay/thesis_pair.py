@@ -12,8 +12,8 @@ from typing import Any
 
 from workbench.config import EngineConfig
 from workbench.replay.growth import PRMTemplate, Tokens, grown_recording
-from workbench.search.beam import BeamSearch
-from workbench.search.record import RecordedProblem, Recording
+from workbench.search.recording import RecordedProblem, Recording
+from workbench.search.strategies import BeamSearch
 
 LLM, PRM = "llama-3.2-1b", "llama-3.1-8b-prm"
 VOCABULARY = 128_000  # of Llama 3, special tokens left out

@@ -25,9 +25,8 @@ from workbench.replay.engine import CacheSettings
 from workbench.replay.memory import SharedMemory
 from workbench.replay.simulator import UNTOLD, Models, Replayed, replay
 from workbench.replay.work import DEFAULT_BLOCK_SIZE
-from workbench.search.measure import Throughput
-from workbench.search.record import RecordedEngine, Recording
-from workbench.search.record_file import read_recording
+from workbench.search.recording import RecordedEngine, Recording, read_recording
+from workbench.search.result import Throughput
 from workbench.search.rounds import OnRound
 from workbench.trace import Trace
 
@@ -53,7 +52,7 @@ class WhatIf:
     llm_share) and kv_memory (divided by kv_share), or the recorded one; a share that is not given
     is the recorded one. policy: None gives each model a cache of its own, else the name of an
     arena's (memory.POLICIES). llm, prm: fields of CacheSettings for one model alone. Of the fields
-    of SearchSwitches a replay has those that sample nothing more; the others may be False.
+    of SearchSwitches forget_pruned may be False only.
     """
 
     device: Device | str
@@ -76,9 +75,6 @@ class WhatIf:
     score_cache: bool | None = None
     request_order: str | None = None
     problem_batching: str | None = None
-    speculative_extension: bool | None = None
-    lookahead_scoring: bool | None = None
-    overlap: bool | None = None
     forget_pruned: bool | None = None
     llm: Mapping[str, Any] = field(default_factory=dict)
     prm: Mapping[str, Any] = field(default_factory=dict)

@@ -13,7 +13,7 @@ import numpy as np
 from workbench.core import StepPlan
 from workbench.errors import RecordingError
 from workbench.models.spec import ModelSpec, RopeScaling
-from workbench.search.record import RecordedEngine
+from workbench.search.recording import RecordedEngine
 
 DEFAULT_BLOCK_SIZE = 16
 

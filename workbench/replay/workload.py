@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
+from workbench.config import check
 from workbench.errors import ConfigError
-from workbench.fields import require_types
 from workbench.replay.completions import from_completions
 from workbench.replay.growth import Asked, DrawnStep, grow
 from workbench.replay.lengths import Lengths, math500_lengths
@@ -32,10 +32,10 @@ from workbench.replay.thesis_pair import (
     prompt_of,
     recording_of,
 )
-from workbench.search.beam import BeamSearch
 from workbench.search.problems import Problem
-from workbench.search.record import RecordedProblem, Recording
+from workbench.search.recording import RecordedProblem, Recording
 from workbench.search.requests import Beam, Path
+from workbench.search.strategies import BeamSearch
 
 __all__ = ["IN_FLIGHT", "MAX_MODEL_LEN", "Assumptions", "drawn_tokens", "from_completions",
            "recording_of", "thesis_search"]  # fmt: skip
@@ -62,7 +62,7 @@ class Assumptions:
     score_spread: float = 0.12
 
     def __post_init__(self) -> None:
-        require_types(self)
+        check(self)
         for field in fields(self):
             value = getattr(self, field.name)
             most = 1.0 if field.name in ("endless", "twins") else math.inf

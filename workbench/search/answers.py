@@ -1,8 +1,9 @@
-"""Answers: read out of a solution, compared as mathematics, grouped for a vote.
+"""From solutions to one answer: answers read out, compared as mathematics, scored and voted on.
 
 An answer is what the last \\boxed{...} holds; a solution without one has no answer, whether
 it is finished or not. Equal texts and whole numbers are compared here; anything else by
-`math-verify`, an optional extra that is imported only when two answers need it.
+`math-verify`, an optional extra that is imported only when two answers need it. Aggregation and
+voting are applied alike by every strategy; an empty answer never votes, ties go to the first seen.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from statistics import fmean
 
-from workbench.errors import WorkbenchError
+from workbench.errors import ConfigError, WorkbenchError, nearest
 
 BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)|\\boxed\s+(?=[^\s{])")
 WHOLE_NUMBER = re.compile(r"[+-]?\d{1,18}")
@@ -85,16 +86,11 @@ def group_answers(answers: Sequence[str]) -> list[int]:
     known: dict[str, int] = {}
     for answer in answers:
         if answer not in known:
-            known[answer] = _group_of(answer, firsts)
+            same = (group for group, first in enumerate(firsts) if same_answer(first, answer))
+            known[answer] = next(same, len(firsts))
+            if known[answer] == len(firsts):
+                firsts.append(answer)
     return [known[answer] for answer in answers]
-
-
-def _group_of(answer: str, firsts: list[str]) -> int:
-    for group, first in enumerate(firsts):
-        if same_answer(first, answer):
-            return group
-    firsts.append(answer)
-    return len(firsts) - 1
 
 
 def _plain(answer: str) -> str:
@@ -104,14 +100,6 @@ def _plain(answer: str) -> str:
 @lru_cache(maxsize=4096)
 def _equal_mathematics(reference: str, given: str) -> bool:
     """math-verify's verdict; without its time limits, which use signals and fail in threads."""
-    verifier = _math_verify()
-    parsed = [
-        verifier.parse(f"\\boxed{{{text}}}", parsing_timeout=None) for text in (reference, given)
-    ]
-    return bool(verifier.verify(*parsed, timeout_seconds=None))
-
-
-def _math_verify() -> Any:
     try:
         import math_verify  # noqa: PLC0415 - an optional extra
     except ImportError as error:
@@ -120,4 +108,60 @@ def _math_verify() -> Any:
             "pip install 'workbench[search]' (or pip install math-verify)."
         ) from error
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that no time limit is set
-    return math_verify
+    parsed = [
+        math_verify.parse(f"\\boxed{{{t}}}", parsing_timeout=None) for t in (reference, given)
+    ]
+    return bool(math_verify.verify(*parsed, timeout_seconds=None))
+
+
+_AGGREGATIONS: dict[str, Callable[[Sequence[float]], float]] = {
+    "last": lambda scores: scores[-1],
+    "min": min,
+    "prod": math.prod,
+    "mean": fmean,
+}
+VOTINGS = ("weighted", "majority", "naive")
+UNSCORED = 0.5
+"""Score of a beam without a step: the PRM has seen nothing for or against it."""
+
+
+def check_choice(name: str, given: str, allowed: Sequence[str]) -> None:
+    """Raises ConfigError, with the nearest known name, unless `given` is allowed."""
+    if given not in allowed:
+        hint = nearest(str(given), tuple(allowed))
+        raise ConfigError(f"{name} is {given!r}; allowed: {', '.join(allowed)}.{hint}")
+
+
+def aggregate(scores: Sequence[float], aggregation: str = "last") -> float:
+    """One number for a beam from its step scores; 0.5 when it has none."""
+    return float(_AGGREGATIONS[aggregation](scores)) if scores else UNSCORED
+
+
+def vote(
+    answers: Sequence[str], scores: Sequence[float], groups: Sequence[int], voting: str = "weighted"
+) -> str:
+    """The answer that wins, as its group's first member wrote it; "" when none votes.
+
+    answers, scores, groups: one entry a beam, in the order seen; beams whose answers are equal
+    share a group number. majority counts, weighted sums scores, naive takes the best score.
+    """
+    totals: dict[int, float] = {}
+    first: dict[int, str] = {}
+    for answer, score, group in zip(answers, scores, groups, strict=True):
+        if not answer:
+            continue
+        first.setdefault(group, answer)
+        if voting == "naive":
+            totals[group] = max(totals.get(group, score), score)
+        else:
+            totals[group] = totals.get(group, 0.0) + (1 if voting == "majority" else score)
+    return first[max(totals, key=totals.__getitem__)] if totals else ""  # max: first of equals
+
+
+def pass_at_k(n: int, correct: int, k: int) -> float:
+    """Chance that k of n samples hold a right one (Chen et al. 2021, eq. 1)."""
+    if not 1 <= k <= n:
+        raise ConfigError(
+            f"pass@k needs 1 <= k <= n; k is {k}, n is {n}: sample more, or ask for less."
+        )
+    return 1.0 - math.comb(n - correct, k) / math.comb(n, k)

@@ -1,19 +1,27 @@
-"""The process reward model: a scoring engine and the format in which it is asked.
+"""The process reward model: a scoring engine, the format in which it is asked, and what it scored.
 
 The format follows from the model: from its architecture where that has a value head, else from its
 name, since a language model's config does not say how it was trained to judge; or it is given.
 The law of every format: the input of k + 1 steps, up to step k's position, is the input of k steps,
-so a prefix cache serves a growing solution, and only a new step is ever tokenised.
+so a prefix cache serves a growing solution, and only a new step is ever tokenised. A position whose
+KV is cached returns no score, so a score cache stands beside the prefix cache.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
-from workbench.core import TokenEngine
+import numpy as np
+
+from workbench.core import RequestOutput, TokenEngine
 from workbench.errors import ConfigError, nearest
+from workbench.search.answers import UNSCORED
 from workbench.search.prm_formats import FORMATS, TokenIds
+from workbench.search.problems import Problem
+from workbench.search.requests import Beam
 
 ARCHITECTURES = {
     "Qwen2ForProcessRewardModel": "qwen2.5-math-prm",
@@ -104,3 +112,207 @@ def _chosen(engine: TokenEngine, given: str | None) -> str:
 
 def _head(outputs: int | None) -> str:
     return "a vocabulary's logits" if outputs is None else f"a value head of {outputs} outputs"
+
+
+Key = tuple[str, str, tuple[str, ...]]
+
+
+class ScoreCache:
+    """The score of the last of some steps. A run has one of its own unless it is given one."""
+
+    def __init__(self) -> None:
+        self._scores: dict[Key, float] = {}
+
+    def get(self, prm: str, problem_id: str, steps: Sequence[str]) -> float | None:
+        """The score of the last step, or None; `prm` is the PRM's fingerprint."""
+        return self._scores.get((prm, problem_id, tuple(steps)))
+
+    def put(self, prm: str, problem_id: str, steps: Sequence[str], score: float) -> None:
+        """Keep a score, already rounded to 2^-16."""
+        self._scores[prm, problem_id, tuple(steps)] = score
+
+    def __len__(self) -> int:
+        return len(self._scores)
+
+
+@dataclass(slots=True, eq=False)
+class StepNode:
+    """A solution up to one step. token_ids: its PRM input, empty before any step, None: no room.
+
+    steps: the texts so far, this one last; lineage: their nodes, this one last.
+    asks: whether the PRM is to judge this step; otherwise its score is its parent's.
+    """
+
+    steps: tuple[str, ...]
+    token_ids: TokenIds | None
+    asks: bool
+    lineage: list[StepNode] = field(default_factory=list)
+    score: float | None = None
+    in_flight: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """One request to the PRM engine: the last node's input, with the positions of `asked`."""
+
+    beam: Beam
+    token_ids: TokenIds
+    asked: tuple[StepNode, ...]
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """The last token before each asked step's verdict."""
+        return tuple(len(node.token_ids or ()) - 1 for node in self.asked)
+
+
+@dataclass(slots=True)
+class ScoreCounts:
+    """What scoring cost. steps_*: one a beam and step; tokens_*: of the PRM's inputs."""
+
+    requests: int = 0
+    steps_asked: int = 0
+    steps_cached: int = 0  # known from the score cache
+    steps_shared: int = 0  # an equal beam in flight asks
+    tokens_asked: int = 0
+    tokens_computed: int = 0  # without what the PRM's prefix cache held
+    tokens_distinct: int = 0  # nodes of the trie of all inputs: the least to be computed
+
+
+class ProblemScores:
+    """The PRM's view of one problem in one search. It keeps the question, not the answer."""
+
+    def __init__(self, prm: PRM, problem: Problem, cache: ScoreCache | None) -> None:
+        self.prm = prm
+        self.cache = cache
+        self.counts = ScoreCounts()
+        self._question = problem.problem
+        self._problem_id = problem.id
+        self._nodes: dict[tuple[str, ...], StepNode] = {(): StepNode((), array("i"), asks=False)}
+
+    def has_room(self, steps: tuple[str, ...]) -> bool:
+        """Whether the PRM's max_model_len holds these steps."""
+        return self._node(steps).token_ids is not None
+
+    @property
+    def beginning(self) -> TokenIds:
+        """What the inputs of this problem begin with: the question, with an empty step."""
+        return self._input(array("i"), "")
+
+    def inputs(self, solutions: Iterable[tuple[str, ...]]) -> list[TokenIds]:
+        """The PRM's inputs of these solutions, those left out that it has no room for."""
+        found = (self._node(steps).token_ids for steps in solutions)
+        return [token_ids for token_ids in found if token_ids]
+
+    def spans(self, steps: tuple[str, ...]) -> Iterator[tuple[StepNode, tuple[int, int]]]:
+        """The solutions on the way to this one, and where in its input the tokens of each lie."""
+        start = 0
+        for node in self._node(steps).lineage:
+            end = len(node.token_ids or ())
+            if end > start:
+                yield node, (start, end)
+                start = end
+
+    def requests(self, beams: Sequence[Beam]) -> list[ScoreRequest]:
+        """What must be asked for these beams, in their order; nothing twice with a score cache."""
+        found = []
+        for beam in beams:
+            asked = tuple(self._to_ask(self._node(beam.steps).lineage))
+            if asked:
+                token_ids = asked[-1].token_ids
+                assert token_ids
+                self.counts.requests += 1
+                self.counts.steps_asked += len(asked)
+                self.counts.tokens_asked += len(token_ids)
+                found.append(ScoreRequest(beam, token_ids, asked))
+        return found
+
+    def receive(self, request: ScoreRequest, output: RequestOutput) -> None:
+        """Keep the scores a finished request brought."""
+        assert output.logits is not None
+        for node, score in zip(request.asked, self.prm.scores(output.logits.tolist()), strict=True):
+            node.score = score
+            node.in_flight = False
+            if self.cache is not None:
+                self.cache.put(self.prm.fingerprint, self._problem_id, node.steps, score)
+        self.counts.tokens_computed += len(request.token_ids) - output.num_cached_tokens
+
+    def replies(self, beams: Sequence[Beam]) -> list[tuple[float, ...]]:
+        """One score for each step of each beam; every request must have been received."""
+        found = []
+        for beam in beams:
+            scores, latest = [], UNSCORED
+            for node in self._node(beam.steps).lineage:
+                if node.asks:
+                    assert node.score is not None
+                    latest = node.score
+                scores.append(latest)
+            found.append(tuple(scores))
+        return found
+
+    def solutions(self) -> Iterator[StepNode]:
+        """Every solution known so far but the empty one, each after the one it extends."""
+        return (node for node in self._nodes.values() if node.steps)
+
+    def finish(self) -> ScoreCounts:
+        """Count the distinct tokens and let the inputs go."""
+        inputs = [node.token_ids for node in self._nodes.values() if node.asks and node.token_ids]
+        self.counts.tokens_distinct = trie_size(inputs)
+        for node in self._nodes.values():
+            node.lineage.clear()  # it holds the node itself: no cycle is left to be collected
+        self._nodes.clear()
+        return self.counts
+
+    def _to_ask(self, lineage: list[StepNode]) -> Iterator[StepNode]:
+        """Nodes whose score is neither known nor asked for; they are marked as being asked."""
+        for node in lineage:
+            if not node.asks:
+                continue
+            if self.cache is not None and node.in_flight:
+                self.counts.steps_shared += 1
+            elif self.cache is not None and node.score is not None:
+                self.counts.steps_cached += 1
+            else:
+                node.in_flight = True
+                yield node
+
+    def _node(self, steps: tuple[str, ...]) -> StepNode:
+        node = self._nodes.get(steps)
+        if node is not None:
+            return node
+        known = len(steps) - 1
+        while steps[:known] not in self._nodes:
+            known -= 1
+        node = self._nodes[steps[:known]]
+        for count in range(known + 1, len(steps) + 1):
+            node = self._nodes[steps[:count]] = self._new(node, steps[:count])
+        return node
+
+    def _new(self, parent: StepNode, steps: tuple[str, ...]) -> StepNode:
+        token_ids, asks = parent.token_ids, False
+        if token_ids is not None and steps[-1].strip():
+            ids = self._input(token_ids, steps[-1])
+            asks = self.prm.fits(ids)
+            token_ids = ids if asks else None
+        node = StepNode(steps, token_ids, asks)
+        node.lineage = [*parent.lineage, node]
+        if asks and self.cache is not None:
+            node.score = self.cache.get(self.prm.fingerprint, self._problem_id, steps)
+        return node
+
+    def _input(self, token_ids: TokenIds, step: str) -> TokenIds:
+        if token_ids:
+            return self.prm.next_input(token_ids, step)
+        return self.prm.first_input(self._question, step)
+
+
+def trie_size(inputs: Iterable[TokenIds]) -> int:
+    """Nodes of the trie of these token sequences, its root not counted."""
+    size = 0
+    previous = np.empty(0, np.intc)
+    for text in sorted({ids.tobytes() for ids in inputs}):  # prefixes lie together
+        current = np.frombuffer(text, np.intc)
+        shared = min(len(previous), len(current))
+        differs = np.flatnonzero(previous[:shared] != current[:shared])
+        size += len(current) - (int(differs[0]) if len(differs) else shared)
+        previous = current
+    return size

@@ -11,10 +11,10 @@ from array import array
 from typing import Any, Protocol, TypeAlias
 
 from workbench.errors import ModelError
-from workbench.search.chat_pieces import GOOD, ChatPieces
 
 TokenIds: TypeAlias = "array[int]"  # of C integers: thousands of inputs are held at a time
-BAD = "-"
+GOOD, BAD = "+", "-"
+"""Verdicts; the first is the assistant's every message in RLHFlow's chats."""
 
 
 class Format(Protocol):
@@ -68,6 +68,36 @@ class Encoder:
         return array("i", () if bos is None else (bos,))
 
 
+def chat_pieces(tokenizer: Any) -> tuple[str, str, str]:
+    """What the chat template writes around the messages of a PRM chat: head, mark and between.
+
+    A chat of k steps is head + content + mark (+ GOOD + between + content + mark)*. Rendered once
+    and cut at stand-in texts, so that later each message is tokenised alone. Raises ModelError when
+    the template does not repeat itself from turn to turn: then a longer solution's input would not
+    begin with a shorter one's.
+    """
+    contents = ["first marker", GOOD, "second marker", GOOD, "third marker", GOOD]
+    roles = ("user", "assistant")
+    messages = [{"role": roles[k % 2], "content": text} for k, text in enumerate(contents)]
+    rest = tokenizer.render_chat(messages, add_generation_prompt=False)
+    gaps = []
+    for marker in contents[::2]:
+        before, found, rest = rest.partition(marker)
+        if not found:
+            raise ModelError(
+                "The PRM's chat template drops a user message; RLHFlow scoring needs all."
+            )
+        gaps.append(before)
+    head, first, second = gaps
+    mark, found, between = first.rpartition(GOOD)
+    if not found or first != second or not rest.startswith(mark + GOOD):
+        raise ModelError(
+            "The PRM's chat template writes a turn differently as the chat grows, so the input "
+            "of k + 1 steps would not begin with that of k steps; RLHFlow scoring needs it to."
+        )
+    return head, mark, between
+
+
 class RLHFlow:
     """A chat of (question + " " + step 0) -> "+", step 1 -> "+", ...: one turn a step.
 
@@ -79,18 +109,15 @@ class RLHFlow:
 
     def __init__(self, tokenizer: Any) -> None:
         self._ids = Encoder(tokenizer, "RLHFlow")
-        pieces = ChatPieces.of(tokenizer)
+        head, mark, between = chat_pieces(tokenizer)
         self.columns: tuple[int, ...] = (self._ids.single(GOOD), self._ids.single(BAD))
-        self._head = self._ids(pieces.head)
-        self._verdict_mark = self._ids(pieces.verdict_mark)
-        self._between = array("i", [self.columns[0]]) + self._ids(pieces.between)
+        self._head, self._verdict_mark = self._ids(head), self._ids(mark)
+        self._between = array("i", [self.columns[0]]) + self._ids(between)
 
     def first(self, question: str, step: str) -> TokenIds:
-        """The chat's beginning and its first message."""
         return self._head + self._ids(f"{question} {step}") + self._verdict_mark
 
     def next(self, token_ids: TokenIds, step: str) -> TokenIds:
-        """The assistant's "+", then the next message."""
         return token_ids + self._between + self._ids(step) + self._verdict_mark
 
 
@@ -112,14 +139,6 @@ class Qwen25MathPRM:
         self._mark = array("i", [self._ids.single(self.mark)])
 
     def first(self, question: str, step: str) -> TokenIds:
-        """The chat up to where its answer begins, and the first step."""
-        return self.next(self._ids(self._before_answer(question)), step)
-
-    def next(self, token_ids: TokenIds, step: str) -> TokenIds:
-        """One more step and its mark."""
-        return token_ids + self._ids(step) + self._mark
-
-    def _before_answer(self, question: str) -> str:
         texts = {"system": self.system, "user": question, "assistant": self.mark}
         messages = [{"role": role, "content": text} for role, text in texts.items()]
         chat = self._tokenizer.render_chat(messages, add_generation_prompt=False)
@@ -129,7 +148,10 @@ class Qwen25MathPRM:
                 "The PRM's chat template drops the assistant's message; Qwen2.5-Math-PRM scoring "
                 "needs it."
             )
-        return str(head)
+        return self.next(self._ids(head), step)
+
+    def next(self, token_ids: TokenIds, step: str) -> TokenIds:
+        return token_ids + self._ids(step) + self._mark
 
 
 class Skywork:
@@ -147,11 +169,9 @@ class Skywork:
         self._newline = array("i", [self._ids.single("\n")])
 
     def first(self, question: str, step: str) -> TokenIds:
-        """The problem on its own line, then the first step."""
         return self.next(self._ids.start() + self._ids(f"{question}\n"), step)
 
     def next(self, token_ids: TokenIds, step: str) -> TokenIds:
-        """One more step and its newline."""
         return token_ids + self._ids(step) + self._newline
 
 
@@ -172,25 +192,17 @@ class MathShepherd:
         self._line = self._ids(f"{self.mark}\n")
 
     def first(self, question: str, step: str) -> TokenIds:
-        """Question and first step, a space between, and the mark."""
         return self._ids.start() + self._ids(f"{question} {step}") + self._mark
 
     def next(self, token_ids: TokenIds, step: str) -> TokenIds:
-        """A new line, the step and its mark."""
-        return token_ids + self._after_mark(step) + self._mark
-
-    def _after_mark(self, step: str) -> TokenIds:
-        """The newline and the step as they are written after a mark.
-
-        SentencePiece writes a text's beginning as if a space came before: the mark stands there.
-        """
+        # SentencePiece writes a text's beginning as if a space came before: the mark stands there.
         ids = self._ids(f"{self.mark}\n{step}")
         if ids[: len(self._line)] != self._line:
             raise ModelError(
                 f"The PRM's tokenizer joins the newline after {self.mark!r} with a step's text; "
                 f"Math-Shepherd scoring needs them apart. The step is {step!r}."
             )
-        return ids[1:]
+        return token_ids + ids[1:] + self._mark
 
 
 FORMATS: dict[str, type[Format]] = {

@@ -76,29 +76,12 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Extension:
-    """How a step is sampled. max_tokens None is the run's max_step_tokens."""
-
-    stop: tuple[str, ...] = (STEP_END,)
-    max_tokens: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Generate:
-    """Please sample one step for each beam. max_tokens None is the run's max_step_tokens.
-
-    then: how these beams' children would be sampled; None: none will be, or nobody knows.
-    """
+    """Please sample one step for each beam. max_tokens None is the run's max_step_tokens."""
 
     beams: tuple[Beam, ...]
     stop: tuple[str, ...] = (STEP_END,)
     max_tokens: int | None = None
-    then: Extension | None = None
-
-    @property
-    def how(self) -> Extension:
-        """How these beams are sampled."""
-        return Extension(self.stop, self.max_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +98,7 @@ class Outcome:
     beams: tuple[Beam, ...]
 
 
-Search = Generator[Generate | Score, Any, Outcome]
+SearchGenerator = Generator[Generate | Score, Any, Outcome]
 
 
 class Strategy(Protocol):
@@ -131,6 +114,6 @@ class Strategy(Protocol):
         """How a beam's step scores become one number."""
         ...
 
-    def search(self, problem: Problem) -> Search:
+    def search(self, problem: Problem) -> SearchGenerator:
         """The search for one problem, whose answer it is never given."""
         ...

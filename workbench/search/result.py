@@ -1,23 +1,26 @@
 """What a search brings: answers, accuracy, the tree and the measurements, as tidy frames.
 
 Every beam of every outcome is kept with its answer and score, so another vote, pass@k or a table
-by level needs no second run.
+by level needs no second run. Throughput is as CONTRACTS says: tokens sampled into nodes, pruned
+ones included, over wall time from first admission to last answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
-from workbench.search.measure import Throughput
-from workbench.search.voting import VOTINGS, check_choice, pass_at_k, vote
+from workbench.search.answers import UNSCORED, VOTINGS, aggregate, check_choice, pass_at_k, vote
+from workbench.search.requests import Beam, Step
 from workbench.trace import Trace, write_table
 
+NodePath = tuple[int, ...]
 SHOWN = ["problem_id", "level", "answer", "predicted", "correct", "tokens", "iterations", "seconds"]
 
 
@@ -28,8 +31,7 @@ class SearchResult:
     problems: one row a problem, in the order given: run_id, problem_id, level, subject, problem,
         answer, predicted, correct (NA without a reference answer), tokens (sampled), iterations,
         seconds (admission to answer), finished (the outcome has a finished beam), finished_beams,
-        candidates, correct_candidates, what scoring cost (prm_*, scores_*), and discarded_tokens:
-        of speculated steps that nobody asked for, in none of the other columns.
+        candidates, correct_candidates, and what scoring cost (prm_*, scores_*).
     candidates: one row a beam of an outcome, best first: problem_id, rank, node_id, answer (""
         without a box), group (equal answers share one), score, correct, finished, ended, text.
     tree: the `nodes` table, with each step's finish_reason and text beside it.
@@ -88,12 +90,8 @@ class SearchResult:
         computed = int(traced.sum()) if len(traced) else computed
         return {"asked": asked, "computed": computed, "distinct": distinct}
 
-    def to_frame(self) -> pd.DataFrame:
-        """The problems table."""
-        return self.problems
-
     def to_parquet(self, folder: str | Path) -> list[Path]:
-        """Write problems, candidates and nodes under `folder`; answers the files."""
+        """Write problems, candidates and nodes under `folder`; returns the files."""
         folder = Path(folder)
         frames = {"problems": self.problems, "candidates": self.candidates, "nodes": self.tree}
         return [write_table(frame, folder / f"{name}.parquet") for name, frame in frames.items()]
@@ -110,7 +108,7 @@ class SearchResult:
 
 
 def winner(rows: Sequence[Mapping[Any, Any]], voting: str) -> int | None:
-    """Index of the first candidate that gave the winning answer, or None when nobody votes."""
+    """Index of the first candidate that gave the winning answer, or None when none votes."""
     answers, scores, groups = ([row[name] for row in rows] for name in ("answer", "score", "group"))
     answer = vote(answers, scores, groups, voting)
     return answers.index(answer) if answer else None
@@ -124,3 +122,149 @@ def _is_right(rows: pd.DataFrame, voting: str) -> bool:
 def _mean(values: pd.Series) -> float:
     known = values.dropna().astype(float)
     return float(known.mean()) if len(known) else float("nan")
+
+
+def node_id(path: NodePath) -> str:
+    """A node's name within its problem: its path, "0/2/1"; the root is ""."""
+    return "/".join(map(str, path))
+
+
+@dataclass(slots=True)
+class TreeNode:
+    """One sampled node; score is the PRM's of this node's own steps, aggregated."""
+
+    path: NodePath
+    beam: int  # slot in the Generate that sampled it
+    step: Step
+    total_tokens: int  # sampled on the way here, this step included
+    steps_before: int
+    score: float = UNSCORED
+    kept: bool = False
+
+
+class Tree:
+    """The nodes of one problem in the order they were sampled."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[NodePath, TreeNode] = {}
+        self.iterations = 0
+        self.tokens = 0
+
+    def keep_parents(self, beams: Iterable[Beam]) -> None:
+        """The parents of these beams are being extended, so they were kept."""
+        for beam in beams:
+            if len(beam.path) > 1:
+                self._nodes[beam.path[:-1]].kept = True
+
+    def keep(self, beams: Iterable[Beam]) -> None:
+        """These beams are the outcome."""
+        for beam in beams:
+            self._nodes[beam.path].kept = True
+
+    def lineage(self, path: NodePath) -> Iterator[TreeNode]:
+        """The nodes on the way to this one, which comes last; of the root none."""
+        return (self._nodes[path[:depth]] for depth in range(1, len(path) + 1))
+
+    def add(self, beams: Sequence[Beam], steps: Sequence[Step]) -> None:
+        """What one Generate sampled."""
+        self.iterations += 1
+        for slot, (beam, step) in enumerate(zip(beams, steps, strict=True)):
+            total = len(beam.token_ids) + len(step.token_ids)
+            self._nodes[beam.path] = TreeNode(beam.path, slot, step, total, len(beam.steps))
+            self.tokens += len(step.token_ids)
+
+    def score(
+        self, beams: Sequence[Beam], scores: Sequence[Sequence[float]], aggregation: str
+    ) -> None:
+        """What one Score brought."""
+        for beam, row in zip(beams, scores, strict=True):
+            node = self._nodes[beam.path]
+            node.score = aggregate(row[node.steps_before :] or row, aggregation)
+
+    def __iter__(self) -> Iterator[TreeNode]:
+        return iter(self._nodes.values())
+
+    def rows(self, problem_id: str) -> list[dict[str, Any]]:
+        """The `nodes` table's columns but run_id, then why the step ended and its text."""
+        return [
+            {
+                "problem_id": problem_id,
+                "node_id": node_id(node.path),
+                "parent_id": node_id(node.path[:-1]),
+                "path": node_id(node.path),
+                "depth": len(node.path),
+                "beam": node.beam,
+                "step_tokens": len(node.step.token_ids),
+                "total_tokens": node.total_tokens,
+                "score": node.score,
+                "kept": node.kept,
+                "finished": node.step.finish_reason == "eos",
+                "token_ids": node.step.token_ids,
+                "finish_reason": node.step.finish_reason,
+                "text": node.step.text,
+            }
+            for node in self
+        ]
+
+
+STEADY = (0.1, 0.9)
+"""The part of wall time that the steady state keeps: the first and last 10 % are dropped."""
+
+
+class Mark(NamedTuple):
+    """A point of the time line: what was done by then."""
+
+    time_s: float
+    tokens: int
+    answered: int
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """How fast a search was.
+
+    steady_*: over the middle 80 % of wall time; busy: seconds inside an engine's steps.
+    """
+
+    tokens: int
+    problems: int
+    wall_s: float
+    tokens_per_s: float
+    problems_per_min: float
+    steady_tokens_per_s: float
+    steady_problems_per_min: float
+    llm_busy_s: float
+    prm_busy_s: float
+
+    @classmethod
+    def of(cls, marks: list[Mark], llm_busy_s: float, prm_busy_s: float) -> Throughput:
+        """From the time line: first mark at the first admission, last one at the last answer."""
+        times, tokens, answered = (np.array(column, dtype=float) for column in zip(*marks))
+        wall = max(times[-1] - times[0], 1e-9)
+        ends = times[0] + wall * np.array(STEADY)
+        kept = max(ends[1] - ends[0], 1e-9)
+        steady = [
+            float(np.diff(np.interp(ends, times, column))[0] / kept)
+            for column in (tokens, answered)
+        ]
+        return cls(
+            tokens=int(tokens[-1]),
+            problems=int(answered[-1]),
+            wall_s=float(wall),
+            tokens_per_s=float(tokens[-1] / wall),
+            problems_per_min=float(60 * answered[-1] / wall),
+            steady_tokens_per_s=steady[0],
+            steady_problems_per_min=60 * steady[1],
+            llm_busy_s=llm_busy_s,
+            prm_busy_s=prm_busy_s,
+        )
+
+    def to_dict(self) -> dict[str, float]:
+        """The fields by name, for a table's row."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.tokens_per_s:,.0f} tokens/s, {self.problems_per_min:.1f} problems/min "
+            f"({self.problems} problems in {self.wall_s:.1f} s)"
+        )

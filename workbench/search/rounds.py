@@ -1,53 +1,41 @@
 """Many searches at once over two engines, round by round.
 
-A round takes problems in, advances every strategy whose answers are complete, submits all requests
+A round takes problems in, advances every strategy whose replies are complete, submits all requests
 in one fixed order, and runs first the LLM, then the PRM, until they have nothing left. Continuous
-problem batching is written here once; strategies know nothing of it. No decision reads a clock.
-
-Switches (SearchSwitches), each off by default. All of them give the same tokens, scores, tree and
-answers, alone and together: request ids, order and batches never enter. What may differ:
-
-    switch                 does                                      differs beside time
-    request_order          which request meets which blocks          evictions, recomputed tokens
-    problem_batching       static: no problem joins others           rounds; fewer blocks in use
-                           adaptive: some wait (pace.py)             the same; with overlap in an
-                                                                     arena from run to run
-    speculative_extension  ended beams sample on (speculation.py)    discarded tokens, LLM requests
-    lookahead_scoring      such steps are scored ahead (prm_side.py) PRM requests, score cache hits
-    overlap                two groups swap engines (lanes.py),       rounds; in a shared arena also
-                           where the device has room for both        evictions, from run to run
-    forget_pruned          caches drop pruned beams (pruning.py)     evictions, recomputed tokens
-
-What cannot promise it is no switch of a search: another dtype or quantization, batch_invariant off,
-and finish_at_limit, which asks for other steps.
+problem batching is written here once; strategies know nothing of it. No decision reads a clock;
+switches.py says what a search may do differently with the same result.
 """
 
 from __future__ import annotations
 
+import hashlib
+import random
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from workbench.config import SearchSwitches
-from workbench.core import SamplingParams, TokenEngine
-from workbench.search.active import ActiveSearch
-from workbench.search.groups import Groups
-from workbench.search.lanes import LANES, Lanes, lanes_pay
-from workbench.search.llm_side import LLMSide
-from workbench.search.measure import LANE, Drained, Mark, SpanClock
-from workbench.search.node_request import NodeRequests
-from workbench.search.order import RequestOrder
-from workbench.search.pace import Pace
-from workbench.search.prm import PRM
-from workbench.search.prm_side import PRMSide
-from workbench.search.pruning import Pruning
-from workbench.search.requests import Score
-from workbench.search.speculation import Speculation
+from workbench.core import RequestOutput, SamplingParams, Tag, TokenEngine, node_seed
+from workbench.errors import StepError
+from workbench.search.prm import PRM, ProblemScores, ScoreCounts, ScoreRequest
+from workbench.search.problems import Problem
+from workbench.search.requests import (
+    Generate,
+    Outcome,
+    Score,
+    SearchGenerator,
+    Step,
+    Strategy,
+)
+from workbench.search.result import Mark, Tree, node_id
+from workbench.search.switches import AdmissionControl, Pruning, RequestOrder
 from workbench.trace import Recorder
 
-OnRound = Callable[["Progress"], None]
+LANE = "search"
 PLAIN = SearchSwitches()
+OnRound = Callable[["Progress"], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +50,142 @@ class Progress:
     seconds: float
 
 
+class ActiveSearch:
+    """One problem being searched: its strategy's generator, what it asked last, and its replies.
+
+    It knows no engine. Once `outcome` is set nothing more is asked. shuffle_seed: the control
+    experiment, see `shuffle_scores`.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        prompt: list[int],
+        strategy: Strategy,
+        scores: ProblemScores,
+        shuffle_seed: int | None = None,
+    ) -> None:
+        self.problem = problem
+        self.prompt = prompt
+        self.scores = scores
+        self.tree = Tree()
+        self.outcome: Outcome | None = None
+        self.counts = ScoreCounts()
+        self.admitted_s = 0.0
+        self.answered_s = 0.0
+        self.request: Generate | Score | None = None
+        self.steps: list[Step | None] = []
+        self.served = True  # by the engine that `request` is for; False until it is queued
+        self._aggregation = strategy.aggregation
+        self._search = strategy.search(problem.without_answer())
+        if shuffle_seed is not None:
+            self._search = shuffle_scores(self._search, shuffle_seed, problem.id)
+
+    def advance(self, round: int) -> None:
+        """Hand the strategy what it asked for and take its next request, or its outcome."""
+        self.served = False
+        try:
+            self.request = self._search.send(self._reply())
+        except StopIteration as end:
+            self.request, self.outcome = None, end.value
+            self.tree.keep(end.value.beams)
+            return
+        if isinstance(self.request, Generate):
+            self.tree.keep_parents(self.request.beams)
+            self.steps = [None] * len(self.request.beams)
+
+    def finish(self, now_s: float) -> None:
+        """Note the time of the answer, count, and let everything large but the tree go."""
+        self.answered_s = now_s
+        self.counts = self.scores.finish()
+        self.prompt, self.steps = [], []
+
+    def _reply(self) -> Any:
+        request = self.request
+        if isinstance(request, Generate):
+            steps = [step for step in self.steps if step is not None]
+            self.tree.add(request.beams, steps)
+            return steps
+        if isinstance(request, Score):
+            scores = self.scores.replies(request.beams)
+            self.tree.score(request.beams, scores, self._aggregation)
+            return scores
+        return None
+
+
+def shuffle_scores(search: SearchGenerator, seed: int, problem_id: str) -> SearchGenerator:
+    """The control experiment: the beams of each Score get each other's scores, seeded by problem.
+
+    Whatever accuracy is left then is not the PRM's doing; the tree records what the PRM said.
+    """
+    digest = hashlib.sha256(f"shuffle\x1f{seed}\x1f{problem_id}".encode()).digest()
+    dealer = random.Random(int.from_bytes(digest[:8], "little"))
+    reply: Any = None
+    while True:
+        try:
+            request = search.send(reply)
+        except StopIteration as end:
+            return end.value
+        reply = yield request
+        if isinstance(request, Score):
+            reply = dealer.sample(list(reply), len(reply))
+
+
+class WorkClock:
+    """A search's own seconds, and which kind of work they went to.
+
+    Spans in the trace name the time outside engine steps (strategy, tokenising, bookkeeping), so
+    that steps and spans add up to wall time. Between `pause` and `resume` no time passes: the
+    trace's origin is moved over what another search did meanwhile.
+    """
+
+    def __init__(self, recorder: Recorder, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._recorder, self._clock = recorder, clock
+        self._kind, self._since = "", 0.0
+        self._paused_at: float | None = None
+
+    def switch(self, kind: str, now: float | None = None) -> float:
+        """End the running span and begin one of `kind` ("": none); returns seconds of work."""
+        now = self._clock() if now is None else now
+        if self._kind:
+            self._recorder.span(LANE, self._kind, self._since, now - self._since)
+        self._kind, self._since = kind, now
+        return now - self._recorder.origin
+
+    def pause(self) -> None:
+        """No time passes from now on."""
+        self.switch("")
+        self._paused_at = self._since
+
+    def resume(self, kind: str) -> float:
+        """Time passes again, with work of this kind."""
+        now = self._clock()
+        if self._paused_at is not None:
+            self._recorder.origin += now - self._paused_at
+            self._paused_at = None
+        return self.switch(kind, now)
+
+    def drain(self, engine: TokenEngine) -> tuple[list[RequestOutput], float, range]:
+        """Step an engine until it has no request: outputs, seconds, and its rows in the trace.
+
+        What it spent outside recorded steps becomes a bookkeeping span.
+        """
+        rows = self._recorder.step_rows
+        outputs: list[RequestOutput] = []
+        self.switch("")
+        first, start = len(rows), self._since
+        while engine.has_work:
+            outputs += engine.step()
+        self.switch("bookkeeping")
+        end, steps = self._since, rows[first:]
+        if steps:
+            outside = max(end - start - sum(step.duration_s for step in steps), 0.0)
+            self._recorder.span(LANE, "bookkeeping", end - outside, outside)
+        return outputs, end - start, range(first, len(rows))
+
+
 class Rounds:
-    """The queue, the searches in flight, and the two engines' sides of the present round."""
+    """The queue, the searches in flight, and the requests of the present round."""
 
     def __init__(
         self,
@@ -80,111 +202,206 @@ class Rounds:
         self.llm, self.prm = llm, prm
         self.seed, self.params = seed, params
         self.min_problem_batch, self.switches = min_problem_batch, switches
-        self._overlaps = switches.overlap and lanes_pay(llm, prm.engine)
-        lanes = LANES if self._overlaps else (LANE,)
-        self.spans = SpanClock(recorder, clock, lanes)
-        self._clock, self._recorder = clock, recorder
+        self.recorder, self.clock = recorder, WorkClock(recorder, clock)
         self.marks: list[Mark] = []
-        self.llm_busy_s = 0.0
-        self.prm_busy_s = 0.0
-        self.round = 0
+        self.round = self.answered = self.tokens = 0  # tokens: sampled into nodes so far
+        self.llm_busy_s = self.prm_busy_s = 0.0
         self._queue: deque[ActiveSearch] = deque()
-        batching, places = switches.problem_batching, min_problem_batch
-        self._groups = Groups(
-            places,
-            swap=self._overlaps,
-            whole_batches=batching == "static",
-            pace=Pace(llm, prm.engine) if batching == "adaptive" else None,
-        )
+        self._in_flight: list[ActiveSearch] = []
+        adaptive = switches.problem_batching == "adaptive"
+        self._admission = AdmissionControl(llm, prm.engine) if adaptive else None
         self._pruning = Pruning(llm, prm) if switches.forget_pruned else None
-        self._answered = 0
-        self._make_sides(NodeRequests(seed, params, llm.max_model_len))
-
-    def _make_sides(self, nodes: NodeRequests) -> None:
-        llm, prm, switches = self.llm, self.prm, self.switches
-        llm_order, prm_order = (RequestOrder(switches.request_order) for _ in range(2))
-        speculates = switches.speculative_extension
-        ahead = Speculation(llm, prm.engine, nodes) if speculates else None
-        self._sampling = LLMSide(llm, nodes, llm_order, ahead)
-        told = self.spans, self._recorder
-        self._scoring = PRMSide(
-            prm, prm_order, *told, ahead if switches.lookahead_scoring else None
-        )
+        self._llm_order, self._prm_order = (RequestOrder(switches.request_order) for _ in range(2))
+        # Of each request in flight: its search, its beam's slot, and the tokens there is room for.
+        self._sampling: dict[int, tuple[ActiveSearch, int, int]] = {}
+        self._scoring: dict[int, tuple[ActiveSearch, ScoreRequest]] = {}
+        self._cache_hits = 0  # of the score cache, not yet in the trace
+        self._last_steps = range(0)  # rows of the last PRM steps
 
     def run(self, searches: Iterable[ActiveSearch], on_round: OnRound | None = None) -> None:
-        """All rounds, until every search has its outcome; no request is left behind, ever."""
+        """All rounds, until every search has its outcome."""
+        self.take_in(searches)
+        while self.play(on_round):
+            pass
+
+    def take_in(self, searches: Iterable[ActiveSearch]) -> None:
+        """Put searches into the queue, from which a round takes them."""
         self._queue.extend(searches)
-        lanes = None
-        self._mark("bookkeeping")
+
+    def play(self, on_round: OnRound | None = None) -> bool:
+        """One round; whether there is more to do.
+
+        No request is left behind in an engine, whatever a step or on_round raises; what is not
+        answered by then is given up.
+        """
+        if not self._queue and not self._in_flight:
+            return False
+        now = self.clock.resume("bookkeeping")
         try:
-            if self._overlaps:
-                told = self._recorder, self.spans, self._clock
-                lanes = Lanes(self.llm, self.prm.engine, *told)
-            while self._queue or self._groups:
-                self._play_round(lanes)
-                if on_round is not None:
-                    on_round(self._progress())
+            if not self.marks:
+                self.marks.append(Mark(now, 0, 0))
+            self._play()
+            if on_round is not None:
+                on_round(self.progress)
+        except BaseException:
+            for number in self._sampling:
+                self.llm.abort(number)
+            for number in self._scoring:
+                self.prm.engine.abort(number)
+            self._queue.clear()
+            self._in_flight.clear()
+            raise
         finally:
-            self._sampling.close()
-            self._scoring.close()
-            if lanes is not None:
-                lanes.close()
-            self.spans.switch("")
+            self.clock.pause()
+        return bool(self._queue or self._in_flight)
 
-    @property
-    def discarded_tokens(self) -> Counter[str]:
-        """Tokens of speculated steps that nobody asked for, by problem; of finished rounds."""
-        ahead = self._sampling.ahead
-        return Counter() if ahead is None else ahead.discarded_tokens(self._recorder.request_rows)
-
-    def _play_round(self, lanes: Lanes | None) -> None:
+    def _play(self) -> None:
         self.round += 1
-        self._groups.admit(self._queue, self._clock())
+        self._admit()
         self._advance()
-        self._sampling.submit(self._groups.sampling)
-        self._scoring.submit(self._groups.scoring)
-        if lanes is None:
-            self._take_samples(self.spans.drain(self._sampling.steps()))
-            self._take_scores(self.spans.drain(self._scoring.steps()))
-        else:
-            sampled, scored = lanes.drain(self._sampling.steps(), self._scoring.steps())
-            self._take_samples(sampled)
-            self._take_scores(scored)
-        self._groups.swap()
-        self._mark("bookkeeping")
+        self._submit_samples()
+        self._submit_scores()
+        sampled, busy_s, _ = self.clock.drain(self.llm)
+        self.llm_busy_s += busy_s
+        self.clock.switch("tokenising")  # of the new steps, for the PRM: most of what is done here
+        self._take_samples(sampled)
+        self.clock.switch("bookkeeping")
+        scored, busy_s, steps = self.clock.drain(self.prm.engine)
+        self.prm_busy_s += busy_s
+        self._take_scores(scored, steps)
+        self._mark(self.clock.switch("bookkeeping"))
+
+    def _admit(self) -> None:
+        """Take problems in, in the queue's order; a static batch waits for its last problem."""
+        if self.switches.problem_batching == "static" and self._in_flight:
+            return
+        now = self.clock.switch("bookkeeping")
+        while self._queue and len(self._in_flight) < self.min_problem_batch:
+            search = self._queue.popleft()
+            search.admitted_s = now
+            self._in_flight.append(search)
 
     def _advance(self) -> None:
-        self.spans.switch("strategy")
-        for search in self._groups:
+        self.clock.switch("strategy")
+        for search in self._in_flight:
             if search.served:
                 scored = search.request
-                search.advance()
+                search.advance(self.round)
                 if self._pruning is not None and isinstance(scored, Score):
                     self._pruning.tell(search, scored)
-        now = self.spans.switch("bookkeeping")
-        answered = self._groups.take_answered()
+        now = self.clock.switch("bookkeeping")
+        answered = [search for search in self._in_flight if search.outcome is not None]
+        self._in_flight = [search for search in self._in_flight if search.outcome is None]
         if answered:
-            self._answered += len(answered)
-            self.marks.append(Mark(now, self._sampling.tokens, self._answered))
+            self.answered += len(answered)
+            self._mark(now)
             for search in answered:
                 search.finish(now)
 
-    def _take_samples(self, sampled: Drained) -> None:
-        self.llm_busy_s += sampled.busy_s
-        self.spans.switch("tokenising")  # of the new steps, for the PRM: most of what is done here
-        self._sampling.take(sampled.outputs)
-        self.spans.switch("bookkeeping")
+    # -- the LLM's part of a round --
 
-    def _take_scores(self, scored: Drained) -> None:
-        self.prm_busy_s += scored.busy_s
-        self._scoring.take(scored.outputs, scored.steps)
+    def _submit_samples(self) -> None:
+        """Queue the nodes to be sampled."""
+        admitted, control = self._in_flight, self._admission
+        if control is not None:
+            admitted = control.admitted(self._in_flight)
+        asking = [search for search in admitted if isinstance(search.request, Generate)]
+        for search in self._llm_order.searches(asking):
+            search.served = True
+            asked = search.request
+            assert isinstance(asked, Generate)
+            for slot, beam in self._llm_order.beams(asked.beams):
+                room = self.llm.max_model_len - len(search.prompt) - len(beam.token_ids)
+                if room < 1:
+                    search.steps[slot] = Step((), "", "context")
+                    continue
+                most = self.params.max_tokens if asked.max_tokens is None else asked.max_tokens
+                params = replace(
+                    self.params,
+                    max_tokens=min(most, room),
+                    stop=asked.stop,
+                    seed=node_seed(self.seed, search.problem.id, beam.path),
+                )
+                prompt = [*search.prompt, *beam.token_ids]
+                tag = Tag(search.problem.id, node_id(beam.path))
+                number = self.llm.add(prompt, params, tag=tag)
+                self._sampling[number] = (search, slot, room)
 
-    def _mark(self, kind: str) -> None:
-        self.marks.append(Mark(self.spans.switch(kind), self._sampling.tokens, self._answered))
+    def _take_samples(self, outputs: Iterable[RequestOutput]) -> None:
+        for output in outputs:
+            search, slot, room = self._sampling.pop(output.request_id, (None, 0, 0))
+            if search is not None:
+                _require_fine(output)
+                search.steps[slot] = _step(search, slot, room, output)
+                self.tokens += len(output.token_ids)
 
-    def _progress(self) -> Progress:
-        in_flight = len(self._groups)
-        total = self._answered + in_flight + len(self._queue)
+    # -- the PRM's part of a round --
+
+    def _submit_scores(self) -> None:
+        """Queue what must be asked to score beams: the steps that are not known yet."""
+        asking = [search for search in self._in_flight if isinstance(search.request, Score)]
+        for search in self._prm_order.searches(asking):
+            search.served = True
+            asked = search.request
+            assert isinstance(asked, Score)
+            self.clock.switch("tokenising")
+            cached = search.scores.counts.steps_cached
+            beams = [beam for _, beam in self._prm_order.beams(asked.beams)]
+            requests = search.scores.requests(beams)
+            self._cache_hits += search.scores.counts.steps_cached - cached
+            self.clock.switch("bookkeeping")
+            for request in requests:
+                tag = Tag(search.problem.id, node_id(request.beam.path))
+                number = self.prm.engine.add_score(
+                    request.token_ids, request.positions, self.prm.columns, tag=tag
+                )
+                self._scoring[number] = (search, request)
+
+    def _take_scores(self, outputs: Iterable[RequestOutput], steps: range) -> None:
+        for output in outputs:
+            search, request = self._scoring.pop(output.request_id, (None, None))
+            if search is not None and request is not None:
+                _require_fine(output)
+                search.scores.receive(request, output)
+        # Hits of a round go to its first PRM step, or to that of the last round which had one.
+        self._last_steps = steps or self._last_steps
+        if self._last_steps and self._cache_hits:
+            rows, first = self.recorder.step_rows, self._last_steps[0]
+            hits = rows[first].score_cache_hits + self._cache_hits
+            rows[first] = rows[first]._replace(score_cache_hits=hits)
+            self._cache_hits = 0
+
+    # -- how far it is --
+
+    def _mark(self, now: float) -> None:
+        self.marks.append(Mark(now, self.tokens, self.answered))
+
+    @property
+    def progress(self) -> Progress:
+        """How far the search is after its last round."""
+        in_flight = len(self._in_flight)
+        total = self.answered + in_flight + len(self._queue)
         seconds = self.marks[-1].time_s - self.marks[0].time_s
-        tokens = self._sampling.tokens
-        return Progress(self.round, total, self._answered, in_flight, tokens, seconds)
+        return Progress(self.round, total, self.answered, in_flight, self.tokens, seconds)
+
+
+def _require_fine(output: RequestOutput) -> None:
+    """A request that came to nothing ends the search: its beam cannot be replaced by another."""
+    if output.error is not None:
+        raise output.error
+    if output.finish_reason in ("abort", "error"):
+        raise StepError(
+            f"Request {output.request_id} of this search ended with {output.finish_reason!r}; "
+            "a search needs all its requests: give it engines whose requests nothing else aborts."
+        )
+
+
+def _step(search: ActiveSearch, slot: int, room: int, output: RequestOutput) -> Step:
+    """What was sampled; "context" where one of the two models has no room for another step."""
+    token_ids, reason, asked = tuple(output.token_ids), output.finish_reason, search.request
+    assert isinstance(asked, Generate)
+    if reason != "eos":
+        steps = (*asked.beams[slot].steps, output.text)
+        if len(token_ids) >= room or (asked.stop and not search.scores.has_room(steps)):
+            reason = "context"
+    return Step(token_ids, output.text, reason)

@@ -29,7 +29,7 @@ from workbench.search.problems import Problem
 from workbench.search.requests import Strategy
 from workbench.search.result import SearchResult
 from workbench.search.rounds import Progress
-from workbench.search.runner import run_search
+from workbench.search.search import run_search
 from workbench.widgets.live_blocks import BlockMap, block_map
 from workbench.widgets.live_gate import Gate, GatedEngine, SearchStopped
 from workbench.widgets.live_pair import ROLES, SharedPair

@@ -13,16 +13,15 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from workbench.config import format_size, parse_size
+from workbench.config import check, format_size, parse_size
 from workbench.errors import ConfigError, nearest
 from workbench.experiments.feasible import FeasibleShares, Need
 from workbench.experiments.paths import project_root
-from workbench.fields import require_types
 from workbench.replay.devices import PRESETS, load_device
 from workbench.replay.memory import POLICIES
 from workbench.replay.recordings import recording_names, recording_path
 from workbench.replay.what_if import WhatIf
-from workbench.search.record_file import Header, read_header
+from workbench.search.recording import Header, read_header
 
 DEFAULT_RECORDING, DEFAULT_DEVICE = "tiny-16-n16", "h100"
 LIMITS = ("block_size", "max_num_seqs", "max_num_batched_tokens")
@@ -49,7 +48,7 @@ class Position:
     policy: str | None = None
 
     def __post_init__(self) -> None:
-        require_types(self)
+        check(self)
         object.__setattr__(self, "total_memory", parse_size(self.total_memory))
         if not 0 < self.llm_share < 1:
             raise ConfigError(f"llm_share is {self.llm_share}; allowed: a number in (0, 1).")

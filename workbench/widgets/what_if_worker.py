@@ -20,7 +20,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from workbench.errors import WorkbenchError
 from workbench.replay.answers import Answers
-from workbench.search.record_file import read_recording
+from workbench.search.recording import read_recording
 from workbench.widgets.what_if_answers import exact, recording_basis
 from workbench.widgets.what_if_position import Kept, Position, kept_recordings
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from workbench.sampling.noise import mix, uniform
+from workbench.engine.sampling import mix, uniform
 
 FROZEN = [
     0.6524484863740322,

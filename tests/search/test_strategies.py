@@ -1,15 +1,17 @@
-"""Beam search and best-of-N driven by hand: canned replies, no engine, no tokenizer."""
+"""Beam search and best-of-N: canned replies, then laws whatever a model samples and a PRM says."""
 
 from itertools import count
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from workbench.errors import ConfigError
-from workbench.search.beam import BeamSearch, best, refill
-from workbench.search.best_of_n import BestOfN, split_steps
-from workbench.search.control import shuffle_scores
+from workbench.search.answers import aggregate
 from workbench.search.problems import Problem
-from workbench.search.requests import Beam, Generate, Score, Step
+from workbench.search.requests import Generate, Score, Step
+from workbench.search.rounds import shuffle_scores
+from workbench.search.strategies import BeamSearch, BestOfN, split_steps
 
 PROBLEM = Problem("p", "What is 1+1?")
 
@@ -55,21 +57,6 @@ def test_ties_keep_the_lowest_index():
     assert generated(asked)[1] == [(0, 0), (1, 0), (0, 1), (1, 1)]
 
 
-def test_best_and_refill_are_plain_functions():
-    """The two rules of an iteration, apart."""
-    beams = [Beam((k,), step_scores=(s,)) for k, s in enumerate((0.2, 0.7, 0.7, 0.1))]
-    assert [b.path for b in best(beams, 1, "last")] == [(1,)]
-    assert [b.path for b in best(beams, 3, "last")] == [(0,), (1,), (2,)]
-    assert [b.path for b in refill(beams[:2], 3)] == [(0, 0), (1, 0), (0, 1)]
-
-
-def test_n_below_beam_width_keeps_one_survivor():
-    """max(1, n // beam_width): a search never dies out."""
-    assert BeamSearch(n=4, beam_width=8).num_survivors == 1
-    _, asked = drive(BeamSearch(n=3, beam_width=8, max_depth=2).search(PROBLEM), going, flat)
-    assert generated(asked)[1] == [(0, 0), (0, 1), (0, 2)]
-
-
 def test_finished_beams_keep_their_places_and_active_ones_are_refilled_to_the_rest():
     """n minus the finished ones are active; a finished beam takes no survivor's place."""
 
@@ -88,39 +75,12 @@ def test_finished_beams_keep_their_places_and_active_ones_are_refilled_to_the_re
     assert sum(beam.finished for beam in outcome.beams) == 2
 
 
-def test_nothing_is_scheduled_once_n_are_finished():
-    """The last Score is the last thing asked."""
-    outcome, asked = drive(
-        BeamSearch(n=3).search(PROBLEM), lambda b: Step((1,), "done", "eos"), flat
-    )
-    assert len(asked) == 2
-    assert isinstance(asked[-1], Score)
-    assert all(beam.finished for beam in outcome.beams)
-
-
-def test_depth_limit_leaves_beams_unfinished():
-    """The text so far is returned, marked unfinished; no step beyond max_depth is asked."""
-    outcome, asked = drive(BeamSearch(n=4, max_depth=3).search(PROBLEM), going, flat)
-    assert [len(paths[0]) for paths in generated(asked)] == [1, 2, 3]
-    assert not any(beam.finished for beam in outcome.beams)
-    assert {len(beam.steps) for beam in outcome.beams} == {3}
-    assert {request.stop for request in asked if isinstance(request, Generate)} == {("\n\n",)}
-
-
 def test_finish_at_limit_samples_the_last_step_to_the_end():
     """Search and Learn's way: no stop string in the last iteration, and more tokens."""
     search = BeamSearch(n=2, beam_width=1, max_depth=2, finish_at_limit=True, limit_tokens=99)
     _, asked = drive(search.search(PROBLEM), going, flat)
     requests = [request for request in asked if isinstance(request, Generate)]
     assert [(r.stop, r.max_tokens) for r in requests] == [(("\n\n",), None), ((), 99)]
-
-
-def test_outcome_is_best_first_with_ties_by_path():
-    """Votes read beams in this order: ties go to the first seen."""
-    scores = {(0,): 0.5, (1,): 0.9, (2,): 0.5}
-    search = BeamSearch(n=3).search(PROBLEM)
-    outcome, _ = drive(search, lambda b: Step((1,), "a", "eos"), lambda b: [scores[b.path]])
-    assert [beam.path for beam in outcome.beams] == [(1,), (0,), (2,)]
 
 
 def test_a_beam_without_room_ends_unfinished_and_keeps_its_place():
@@ -135,13 +95,6 @@ def test_a_beam_without_room_ends_unfinished_and_keeps_its_place():
     assert (cut.finished, cut.ended) == (False, "context")
 
 
-def test_a_step_cut_by_its_length_goes_on():
-    """max_step_tokens ends a step, not a beam."""
-    search = BeamSearch(n=2, max_depth=2).search(PROBLEM)
-    outcome, _ = drive(search, lambda b: Step((1,), "no end yet", "length"), flat)
-    assert {beam.text for beam in outcome.beams} == {"no end yetno end yet"}
-
-
 def test_beams_hold_what_was_sampled():
     """token_ids, text and steps grow together; scores arrive one a step."""
     numbers = count()
@@ -154,20 +107,6 @@ def test_beams_hold_what_was_sampled():
     assert beam.steps == ("t1\n\n", "t2\n\n", "t3\n\n")
     assert beam.text == "".join(beam.steps)
     assert len(beam.step_scores) == 3
-
-
-def test_aggregation_decides_who_survives():
-    """ "min" remembers a bad step that "last" forgets."""
-    scores = {(0,): [0.2, 0.9], (1,): [0.6, 0.7], (2,): [0.1, 0.1], (3,): [0.1, 0.1]}
-
-    beams = [Beam(path, step_scores=tuple(row)) for path, row in scores.items()]
-    assert [best(beams, 1, name)[0].path for name in ("last", "min")] == [(0,), (1,)]
-    for name, path in (("last", (0, 0)), ("min", (1, 0))):
-        search = BeamSearch(n=4, beam_width=4, max_depth=3, aggregation=name).search(PROBLEM)
-        next(search)
-        search.send([Step((1,), "a\n\n", "stop")] * 4)
-        request = search.send([scores[(k,)] for k in range(4)])
-        assert request.beams[0].path == path
 
 
 @pytest.mark.parametrize(
@@ -227,3 +166,66 @@ def test_impossible_settings_are_refused(make):
     """A named error instead of a search that does something else."""
     with pytest.raises(ConfigError, match="allowed"):
         make()
+
+
+REASONS = ("stop", "stop", "stop", "length", "eos", "context")
+
+
+@given(
+    n=st.integers(1, 9),
+    beam_width=st.integers(1, 5),
+    max_depth=st.integers(1, 5),
+    aggregation=st.sampled_from(["last", "min", "prod", "mean"]),
+    random=st.randoms(use_true_random=False),
+)
+def test_laws(n, beam_width, max_depth, aggregation, random):
+    """Places, depths, paths and survivors obey the rules at every iteration."""
+    strategy = BeamSearch(n, beam_width, max_depth, aggregation=aggregation)
+    search, reply = strategy.search(Problem("p", "How?")), None
+    seen, ended, previous, depth = set(), 0, [], 0
+    try:
+        while True:
+            request = search.send(reply)
+            if isinstance(request, Generate):
+                depth += 1
+                check_iteration(request.beams, previous, depth, n - ended, strategy, seen)
+                reply = [Step((1,), "s\n\n", random.choice(REASONS)) for _ in request.beams]
+                continue
+            reply = [tuple(random.choice((0.25, 0.5, 1)) for _ in b.steps) for b in request.beams]
+            previous = [b.scored(row) for b, row in zip(request.beams, reply)]
+            ended += sum(not beam.can_grow for beam in previous)
+    except StopIteration as end:
+        check_outcome(end.value.beams, strategy, depth)
+
+
+def check_iteration(beams, previous, depth, places, strategy, seen):
+    assert depth <= strategy.max_depth
+    assert len(beams) == places
+    paths = [beam.path for beam in beams]
+    assert len(set(paths)) == len(paths)
+    assert not seen & set(paths)
+    seen.update(paths)
+    assert {len(path) for path in paths} == {depth}
+    for path in paths:  # ordinals count up from 0 without a gap
+        assert path[-1] == 0 or (*path[:-1], path[-1] - 1) in seen
+    if previous:
+        check_survivors({path[:-1] for path in paths}, previous, strategy)
+
+
+def check_survivors(parents, previous, strategy):
+    growing = {
+        b.path: aggregate(b.step_scores, strategy.aggregation) for b in previous if b.can_grow
+    }
+    assert parents <= set(growing)
+    assert len(parents) == min(len(growing), max(1, strategy.n // strategy.beam_width))
+    pruned = [score for path, score in growing.items() if path not in parents]
+    assert all(growing[path] >= score for path in parents for score in pruned)
+
+
+def check_outcome(beams, strategy, depth):
+    assert len(beams) == strategy.n
+    keys = [(-aggregate(b.step_scores, strategy.aggregation), b.path) for b in beams]
+    assert keys == sorted(keys)
+    for beam in beams:
+        assert len(beam.steps) == len(beam.step_scores) == len(beam.path)
+        assert not beam.can_grow or len(beam.path) == depth == strategy.max_depth

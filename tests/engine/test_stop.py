@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.core import SamplingParams, Sequence
-from workbench.sampling.stop import StopChecker
+from workbench.engine.sampling import StopChecker
 
 EOS = 0
 PIECES = (b"", b"a", b"b", b"\n", b"\n\n", b"ab", b"b\n", b"\n\nx", "é".encode(), b"\xc3", b"\xa9")

@@ -9,9 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from workbench.core import SamplingRows
+from workbench.engine.sampling import sample, uniform
 from workbench.errors import StepError
-from workbench.sampling.noise import uniform
-from workbench.sampling.sampler import sample
 
 
 def make_rows(count: int, **columns: object) -> SamplingRows:
@@ -116,7 +115,7 @@ def test_a_row_does_not_depend_on_the_others() -> None:
 def test_noise_just_below_one_never_leaves_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last token with a weight is taken, not one that a filter removed."""
     almost = np.nextafter(1.0, 0.0)
-    monkeypatch.setattr("workbench.sampling.sampler.uniform", lambda s, p: np.full(len(s), almost))
+    monkeypatch.setattr("workbench.engine.sampling.uniform", lambda s, p: np.full(len(s), almost))
     logits = repeated([3.0, 2.9, 0.1, -50.0], 3)
     assert sample(logits, make_rows(3, top_k=2))[0].tolist() == [1, 1, 1]
 

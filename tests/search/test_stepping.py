@@ -1,0 +1,110 @@
+"""A search played round by round: the same result, and seconds of its own."""
+
+import time
+
+import pytest
+
+from workbench.engine.engine import Engine
+from workbench.errors import ConfigError
+from workbench.search.prm import PRM
+from workbench.search.problems import load_problems
+from workbench.search.search import Search, run_search
+from workbench.search.strategies import BeamSearch
+
+STRATEGY = BeamSearch(n=4, beam_width=2, max_depth=4)
+LIMITS = {"num_blocks": 200, "max_num_seqs": 8, "max_num_batched_tokens": 256, "max_model_len": 384}
+
+
+@pytest.fixture
+def given(traced_engine):
+    """What a search over fresh fake engines is given."""
+    return lambda: {
+        "llm": traced_engine(),
+        "prm": PRM(traced_engine()),
+        "strategy": STRATEGY,
+        "min_problem_batch": 2,
+    }
+
+
+def content(result):
+    columns = ["problem_id", "node_id", "token_ids", "score", "kept", "finished", "text"]
+    return result.tree[columns].to_dict("records"), result.answers
+
+
+def test_two_searches_in_turn_are_each_as_if_alone(given):
+    """Same nodes, and neither counts the other's seconds, in its result or in its trace."""
+    problems = load_problems("tiny", limit=5)
+    alone = run_search(problems, **given())
+    first, second = Search(problems, **given()), Search(problems, **given())
+    more = True
+    while more:
+        more = first.round()
+        time.sleep(0.05)
+        assert second.round() == more
+    for search in (first, second):
+        found = search.result()
+        assert content(found) == content(alone)
+        assert search.progress.round > 2
+        assert found.throughput.wall_s < 0.05 * search.progress.round
+        spans = found.trace.spans
+        assert (spans["start_s"] + spans["duration_s"]).max() < 0.05 * search.progress.round
+
+
+def test_two_searches_may_share_their_engines(given):
+    """Between rounds an engine has no request; each search has the trace of its own steps."""
+    problems = load_problems("tiny", limit=3)
+    shared = given()
+    alone = run_search(problems, **given())
+    first, second = (Search(problems, **shared) for _ in range(2))
+    while first.round() | second.round():
+        assert not shared["llm"].has_work
+        assert not shared["prm"].engine.has_work
+    for search in (first, second):
+        assert content(search.result()) == content(alone)
+        assert len(search.result().trace.steps) == len(alone.trace.steps)
+
+
+def test_a_result_needs_all_rounds(given):
+    """Before the end, and after a stop, there is none; a further round does nothing."""
+
+    def stop(progress):
+        if progress.round == 2:
+            raise RuntimeError("enough")
+
+    search = Search(load_problems("tiny", limit=3), on_round=stop, **given())
+    assert search.round()
+    with pytest.raises(ConfigError, match="0 of 3 problems are answered"):
+        search.result()
+    with pytest.raises(RuntimeError, match="enough"):
+        search.round()
+    assert not search.round()
+    with pytest.raises(ConfigError, match="call round"):
+        search.result()
+
+
+def test_an_unknown_setting_names_the_nearest(given):
+    with pytest.raises(ConfigError, match=r"'temprature'.*Did you mean 'temperature'"):
+        run_search(load_problems("tiny", limit=1), **given(), temprature=1.0)
+
+
+def test_pairs_that_share_weights_search_alike():
+    """Two pairs with caches of their own over the same tensors, their rounds in turn."""
+    llm, prm = Engine("tiny-solver", **LIMITS), Engine("tiny-prm", **LIMITS)
+    others = [Engine(e.name, weights=e.weights, **LIMITS | {"num_blocks": 26}) for e in (llm, prm)]
+    assert others[0].executor.model is llm.executor.model
+    assert others[0].memory.weights == llm.memory.weights
+    problems = load_problems("tiny", 2, levels=[3])
+    first, second = (
+        Search(problems, llm=pair[0], prm=PRM(pair[1]), strategy=STRATEGY)
+        for pair in ((llm, prm), others)
+    )
+    while first.round() | second.round():
+        pass
+    assert content(first.result()) == content(second.result())
+    assert second.result().trace.steps["evicted"].sum() > 0
+
+
+def test_weights_loaded_otherwise_are_refused():
+    engine = Engine("tiny-prm", **LIMITS)
+    with pytest.raises(ConfigError, match=r"model='tiny-solver' and weights loaded with model='ti"):
+        Engine("tiny-solver", weights=engine.weights, **LIMITS)

@@ -1,0 +1,330 @@
+"""`Search` and `run_search`: the door to everything in this package.
+
+Checks what it is given, tokenises the prompts, plays the rounds and collects the result. The answer
+of a problem is read when the result is collected and at no other time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import pandas as pd
+
+from workbench.config import SearchConfig
+from workbench.core import SamplingParams, TokenEngine
+from workbench.errors import ConfigError, PromptError
+from workbench.search.answers import (
+    aggregate,
+    extract_answer,
+    group_answers,
+    same_answer,
+)
+from workbench.search.prm import PRM, ProblemScores, ScoreCache
+from workbench.search.problems import Problem
+from workbench.search.recording import RecordingSearch, record_search, require_recordable
+from workbench.search.requests import Strategy
+from workbench.search.result import SearchResult, Throughput, node_id, winner
+from workbench.search.rounds import ActiveSearch, OnRound, Progress, Rounds
+from workbench.trace import Recorder
+
+Row = dict[str, Any]
+SCORING = {
+    "requests": "prm_requests",
+    "tokens_asked": "prm_tokens_asked",
+    "tokens_computed": "prm_tokens_computed",
+    "tokens_distinct": "prm_tokens_distinct",
+    "steps_asked": "scores_asked",
+    "steps_cached": "scores_cached",
+    "steps_shared": "scores_shared",
+}
+"""Fields of ScoreCounts and their columns in the problems table."""
+
+SYSTEM_PROMPTS = {
+    "search-and-learn": (
+        "Solve the following math problem efficiently and clearly:\n\n"
+        "- For simple problems (2 steps or fewer):\n"
+        "Provide a concise solution with minimal explanation.\n\n"
+        "- For complex problems (3 steps or more):\n"
+        "Use this step-by-step format:\n\n"
+        "## Step 1: [Concise description]\n"
+        "[Brief explanation and calculations]\n\n"
+        "## Step 2: [Concise description]\n"
+        "[Brief explanation and calculations]\n\n"
+        "...\n\n"
+        "Regardless of the approach, always conclude with:\n\n"
+        "Therefore, the final answer is: $\\boxed{answer}$. I hope it is correct.\n\n"
+        "Where [answer] is just the final number or expression that solves the problem."
+    )
+}
+"""As their authors publish them, for runs to be compared with theirs. search-and-learn: Beeching,
+Tunstall and Rush 2024 (github.com/huggingface/search-and-learn)."""
+
+
+class Search:
+    """A search of several problems over two engines, a round at a time; `run_search` plays all.
+
+    settings: fields of SearchConfig; score_cache may also be a ScoreCache shared with other runs.
+    record: a Parquet file to be written at the end, from which the search can be replayed.
+    on_round: called with its Progress at the end of each round; may raise to stop the search.
+    Seconds count inside `round` only, so two searches of one process can take rounds in turn, each
+    as if it were alone. Raises ConfigError or PromptError before anything runs.
+    """
+
+    def __init__(
+        self,
+        problems: Problem | Sequence[Problem],
+        *,
+        llm: TokenEngine,
+        prm: PRM,
+        strategy: Strategy,
+        seed: int = 0,
+        record: str | os.PathLike[str] | None = None,
+        on_round: OnRound | None = None,
+        **settings: Any,
+    ) -> None:
+        problems = as_problems(problems)
+        _require_models(llm, prm)
+        if isinstance(strategy, type) or not hasattr(strategy, "search"):
+            raise ConfigError(
+                f"strategy is {strategy!r:.200}; give one with its sizes, e.g. BeamSearch(n=16)."
+            )
+        cache = settings.get("score_cache", True)
+        if isinstance(cache, ScoreCache):
+            settings["score_cache"] = True
+        self.config = config = SearchConfig.from_dict(settings)
+        if not isinstance(cache, ScoreCache):
+            cache = ScoreCache() if config.score_cache else None
+        if config.aggregation is not None:
+            strategy = replace(strategy, aggregation=config.aggregation)  # type: ignore[type-var]
+        if config.prm_format is not None:
+            prm = PRM(prm.engine, config.prm_format)
+        require_recordable(record, cache)
+        self._strategy, self._record, self._on_round = strategy, record, on_round
+        self._recorder = Recorder("search")
+        self._rounds = Rounds(
+            llm,
+            prm,
+            seed=seed,
+            params=SamplingParams(
+                temperature=config.temperature,
+                max_tokens=config.max_step_tokens,
+                top_k=config.top_k,
+                top_p=config.top_p,
+                min_p=config.min_p,
+            ),
+            min_problem_batch=config.min_problem_batch,
+            recorder=self._recorder,
+            switches=config,
+        )
+        self._rounds.clock.resume("tokenising")
+        kind = ActiveSearch if record is None else RecordingSearch
+        self._searches = [
+            kind(
+                problem,
+                chat_prompt(problem, llm, config.system_prompt),
+                strategy,
+                ProblemScores(prm, problem, cache),
+                config.score_shuffle_seed,
+            )
+            for problem in problems
+        ]
+        self._rounds.take_in(self._searches)
+        self._rounds.clock.pause()
+        self._result: SearchResult | None = None
+
+    def round(self) -> bool:
+        """Play one round; whether there is more to do.
+
+        What an engine or on_round raises ends the search: its requests are aborted, and both
+        engines stay usable.
+        """
+        rounds = self._rounds
+        for name, engine in (("llm", rounds.llm), ("prm", rounds.prm.engine)):
+            if "trace" in engine.capabilities:
+                engine.trace_as(self._recorder, name)
+        if rounds.play(self._on_round):
+            return True
+        if self._record is not None and rounds.answered == len(self._searches):
+            record_search(self._record, self._searches, rounds, self._strategy, self.config)
+            self._record = None
+        return False
+
+    @property
+    def progress(self) -> Progress:
+        """How far it is after its last round; seconds are its own."""
+        return self._rounds.progress
+
+    def result(self) -> SearchResult:
+        """Answers, tree and measurements. Raises ConfigError while problems are not answered."""
+        rounds = self._rounds
+        if rounds.answered < len(self._searches):
+            raise ConfigError(
+                f"{rounds.answered} of {len(self._searches)} problems are answered; call round() "
+                "until it returns False, or start anew a search that was stopped."
+            )
+        if self._result is None:
+            speed = Throughput.of(rounds.marks, rounds.llm_busy_s, rounds.prm_busy_s)
+            self._result = self._collect(speed)
+        return self._result
+
+    def _collect(self, throughput: Throughput) -> SearchResult:
+        """The only place where a reference answer is looked at; all nodes are recorded."""
+        recorder, searches, voting = self._recorder, self._searches, self.config.voting
+        aggregation = self._strategy.aggregation
+        candidates = {search.problem.id: _candidates(search, aggregation) for search in searches}
+        problems = [
+            {"run_id": recorder.run_id} | _problem(search, candidates[search.problem.id], voting)
+            for search in searches
+        ]
+        nodes = [row for search in searches for row in search.tree.rows(search.problem.id)]
+        beside = [{name: row.pop(name) for name in ("finish_reason", "text")} for row in nodes]
+        for row in nodes:
+            recorder.node(**row)
+        trace = recorder.trace()
+        return SearchResult(
+            problems=pd.DataFrame(problems).astype({"correct": "boolean", "level": "Int64"}),
+            candidates=pd.DataFrame([row for rows in candidates.values() for row in rows]),
+            tree=pd.concat([trace.nodes, pd.DataFrame(beside)], axis=1),
+            throughput=throughput,
+            trace=trace,
+            voting=voting,
+        )
+
+
+def run_search(
+    problems: Problem | Sequence[Problem],
+    *,
+    llm: TokenEngine,
+    prm: PRM,
+    strategy: Strategy,
+    seed: int = 0,
+    record: str | os.PathLike[str] | None = None,
+    on_round: OnRound | None = None,
+    **settings: Any,
+) -> SearchResult:
+    """Search every problem; answers, tree and measurements in one result. Arguments: see Search."""
+    search = Search(
+        problems,
+        llm=llm,
+        prm=prm,
+        strategy=strategy,
+        seed=seed,
+        record=record,
+        on_round=on_round,
+        **settings,
+    )
+    while search.round():
+        pass
+    return search.result()
+
+
+def chat_prompt(problem: Problem, llm: TokenEngine, system_prompt: str | None = None) -> list[int]:
+    """Token ids before anything is sampled. Raises PromptError when there are too many."""
+    messages = [{"role": "user", "content": problem.problem}]
+    if system_prompt is not None:
+        messages.insert(0, {"role": "system", "content": system_prompt})
+    prompt = list(llm.tokenizer.encode_chat(messages))
+    if len(prompt) >= llm.max_model_len:
+        raise PromptError(
+            f"Problem {problem.id!r} is {len(prompt)} tokens with its chat template; {llm.name} "
+            f"takes fewer than max_model_len = {llm.max_model_len}. Raise it or drop the problem."
+        )
+    return prompt
+
+
+def as_problems(given: Problem | Iterable[Problem]) -> list[Problem]:
+    """One problem or several as a list; ConfigError for anything else, and for ids that repeat."""
+    if isinstance(given, str) or not isinstance(given, Problem | Iterable):
+        raise ConfigError(
+            f"problems is {given!r:.200}; give Problems: load_problems({str(given)!r:.40}), or "
+            "[Problem('mine', 'Compute 1+1.')]."
+        )
+    problems = [given] if isinstance(given, Problem) else list(given)
+    if not problems:
+        raise ConfigError(
+            "run_search got no problem; give at least one, e.g. load_problems('tiny', 4)."
+        )
+    seen: set[str] = set()
+    for place, problem in enumerate(problems):
+        if not isinstance(problem, Problem):
+            raise ConfigError(
+                f"Problem {place} is {problem!r:.200}; give a Problem, e.g. "
+                "Problem('mine', 'Compute 1+1.', answer='2')."
+            )
+        if not isinstance(problem.problem, str) or not problem.problem.strip():
+            raise ConfigError(
+                f"Problem {problem.id!r} has the text {problem.problem!r}; give one with something "
+                "in it."
+            )
+        if problem.id in seen:
+            raise ConfigError(
+                f"run_search got two problems with id {problem.id!r}; ids must differ, because "
+                "the seed of every node is made from its problem's id."
+            )
+        seen.add(problem.id)
+    return problems
+
+
+def _require_models(llm: Any, prm: Any) -> None:
+    """ConfigError unless there are two engines, the second as a PRM."""
+    if not isinstance(prm, PRM):
+        raise ConfigError(f"prm is {prm!r:.200}; give PRM(engine).")
+    for name, engine in (("llm", llm), ("the PRM's engine", prm.engine)):
+        if not hasattr(engine, "add_score"):
+            raise ConfigError(f"{name} is {engine!r:.200}; give an Engine.")
+    if llm is prm.engine:
+        raise ConfigError(
+            "llm and prm are one engine; give each its own, since a search reads their steps apart."
+        )
+
+
+def _candidates(search: ActiveSearch, aggregation: str) -> list[Row]:
+    """The outcome's beams; one comparison with the reference a group of equal answers."""
+    assert search.outcome is not None
+    beams, reference = search.outcome.beams, search.problem.answer
+    answers = [extract_answer(beam.text) for beam in beams]
+    groups = group_answers(answers)
+    first = dict(reversed(list(zip(groups, answers, strict=True))))
+    right = {g: reference is not None and same_answer(reference, a) for g, a in first.items()}
+    return [
+        {
+            "problem_id": search.problem.id,
+            "rank": rank,
+            "node_id": node_id(beam.path),
+            "answer": answer,
+            "group": group,
+            "score": aggregate(beam.step_scores, aggregation),
+            "correct": right[group],
+            "finished": beam.finished,
+            "ended": beam.ended,
+            "text": beam.text,
+        }
+        for rank, (beam, answer, group) in enumerate(zip(beams, answers, groups, strict=True))
+    ]
+
+
+def _problem(search: ActiveSearch, rows: list[Row], voting: str) -> Row:
+    problem = search.problem
+    index = winner(rows, voting)
+    chosen: Row = {"answer": "", "correct": False} if index is None else rows[index]
+    finished = sum(row["finished"] for row in rows)
+    counts = asdict(search.counts)
+    return {
+        "problem_id": problem.id,
+        "level": problem.level,
+        "subject": problem.subject,
+        "problem": problem.problem,
+        "answer": problem.answer,
+        "predicted": chosen["answer"],
+        "correct": None if problem.answer is None else chosen["correct"],
+        "tokens": search.tree.tokens,
+        "iterations": search.tree.iterations,
+        "seconds": search.answered_s - search.admitted_s,
+        "finished": finished > 0,
+        "finished_beams": finished,
+        "candidates": len(rows),
+        "correct_candidates": sum(row["correct"] for row in rows),
+    } | {column: counts[field] for field, column in SCORING.items()}

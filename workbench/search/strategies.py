@@ -1,0 +1,110 @@
+"""The search strategies, as they read on paper: generators that ask for steps and for scores.
+
+Beam search over reasoning steps (Snell et al. 2024; Search and Learn's `beam_search`) and best-of-N
+(its `best_of_n`), whose rows are also where pass@1, pass@k and majority voting at n come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from workbench.config import AGGREGATIONS, AtLeastOne, check
+from workbench.search.answers import aggregate
+from workbench.search.problems import Problem
+from workbench.search.requests import STEP_END, Beam, Generate, Outcome, Score, SearchGenerator
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearch:
+    """n beams, of which n // beam_width survive an iteration, for at most max_depth iterations.
+
+    finish_at_limit samples the last iteration to the end of the solution, with limit_tokens at
+    most, as Search and Learn does; without it a beam at the depth limit stays unfinished.
+    """
+
+    n: AtLeastOne = 16
+    beam_width: AtLeastOne = 4
+    max_depth: AtLeastOne = 40
+    finish_at_limit: bool = False
+    limit_tokens: AtLeastOne = 2048
+    aggregation: Annotated[str, AGGREGATIONS] = "last"
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def num_survivors(self) -> int:
+        """Beams kept by an iteration."""
+        return max(1, self.n // self.beam_width)
+
+    def search(self, problem: Problem) -> SearchGenerator:
+        """Extend, score, keep the best and refill, until n beams have ended or at max_depth."""
+        done: list[Beam] = []
+        survivors = [Beam()]
+        for depth in range(1, self.max_depth + 1):
+            active = refill(survivors, self.n - len(done))
+            if self.finish_at_limit and depth == self.max_depth:
+                steps = yield Generate(active, stop=(), max_tokens=self.limit_tokens)
+            else:
+                steps = yield Generate(active)
+            beams = tuple(node.grown(step) for node, step in zip(active, steps))
+            scores = yield Score(beams)
+            scored = [beam.scored(row) for beam, row in zip(beams, scores)]
+            done += [beam for beam in scored if not beam.can_grow]
+            growing = [beam for beam in scored if beam.can_grow]
+            if not growing:
+                return outcome(done, self.aggregation)
+            survivors = best(growing, self.num_survivors, self.aggregation)
+        return outcome(done + growing, self.aggregation)
+
+
+def best(beams: Sequence[Beam], count: int, aggregation: str) -> list[Beam]:
+    """The `count` best beams in index order; ties keep the lowest index."""
+    scores = [aggregate(beam.step_scores, aggregation) for beam in beams]
+    chosen = sorted(range(len(beams)), key=lambda index: (-scores[index], index))[:count]
+    return [beams[index] for index in sorted(chosen)]
+
+
+def refill(survivors: Sequence[Beam], places: int) -> tuple[Beam, ...]:
+    """`places` nodes to sample, cycling over the survivors; the k-th copy of one is its child k."""
+    width = len(survivors)
+    return tuple(survivors[slot % width].child(slot // width) for slot in range(places))
+
+
+def split_steps(text: str) -> tuple[str, ...]:
+    """The non-empty pieces of a completion between blank lines; each but the last keeps its end.
+
+    "a", "a\\n\\nb", "a\\n\\nb\\n\\n" and "a\\n\\n\\n\\nb" have 1, 2, 2 and 2 steps.
+    """
+    pieces = text.split(STEP_END)
+    ended = [piece + STEP_END for piece in pieces[:-1]] + pieces[-1:]
+    return tuple(piece for piece in ended if piece.strip())
+
+
+@dataclass(frozen=True, slots=True)
+class BestOfN:
+    """n samples of at most max_tokens tokens each, every one scored step by step."""
+
+    n: AtLeastOne = 16
+    max_tokens: AtLeastOne = 2048
+    aggregation: Annotated[str, AGGREGATIONS] = "last"
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def search(self, problem: Problem) -> SearchGenerator:
+        """One Generate, one Score, and the samples in order of their scores."""
+        nodes = tuple(Beam().child(ordinal) for ordinal in range(self.n))
+        steps = yield Generate(nodes, stop=(), max_tokens=self.max_tokens)
+        beams = tuple(node.grown(step, split_steps(step.text)) for node, step in zip(nodes, steps))
+        scores = yield Score(beams)
+        return outcome([b.scored(s) for b, s in zip(beams, scores)], self.aggregation)
+
+
+def outcome(beams: list[Beam], aggregation: str) -> Outcome:
+    """The beams best first, ties by path."""
+    return Outcome(
+        tuple(sorted(beams, key=lambda b: (-aggregate(b.step_scores, aggregation), b.path)))
+    )
