@@ -14,10 +14,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
-from workbench.errors import ConfigError, nearest
-from workbench.fields import require_types
+from workbench.errors import ConfigError, nearest, require_types
 
-QUANTIZATIONS = {"int8": "Q8_0", "int4": "Q4_1"}  # weights rounded at load -> the kind they become
 _UNITS = {"": 1, "b": 1} | {
     prefix + ending: base**power
     for power, prefix in enumerate("kmgt", start=1)
@@ -99,7 +97,6 @@ class EngineConfig(_Settings):
     enable_prefix_caching: bool = True
     reuse_partial_blocks: bool = False  # what goes on with a partly filled block copies it
     batch_invariant: bool = True
-    quantization: str | None = None  # None: weights as the file has them; or "int8", "int4"
     activations_in_total: bool = True  # False: `memory` pays for weights and KV only
     dtype: str = "auto"
     device: str = "cpu"  # or a GPU: "cuda", "cuda:1"; "memory" is then the GPU's
@@ -141,8 +138,6 @@ class EngineConfig(_Settings):
             self.enable_prefix_caching or not self.reuse_partial_blocks,
             "False with enable_prefix_caching=False: full blocks lead to partial ones",
         )
-        if self.quantization is not None:
-            self._choose("quantization", tuple(QUANTIZATIONS))
 
 
 @dataclass(frozen=True, slots=True)

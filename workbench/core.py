@@ -15,8 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.errors import ConfigError
-from workbench.fields import require_types
+from workbench.errors import ConfigError, require_types
 
 
 def node_seed(run_seed: int, problem_id: str, path: SequenceOf[int]) -> int:

@@ -40,6 +40,18 @@ BIASES = {
     for part, rows in (("q", HIDDEN), ("k", KV_HEADS * HEAD_DIM), ("v", KV_HEADS * HEAD_DIM))
 }
 
+TOKENS = {  # what a file says of a small tokenizer
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "llama-bpe",
+    "tokenizer.ggml.tokens": ["<bos>", "<eos>", "h", "i", "Ġ", "hi", "Ġhi", "<t>", "x"],
+    "tokenizer.ggml.token_type": [3, 3, 1, 1, 1, 1, 1, 4, 1],
+    "tokenizer.ggml.merges": ["h i", "Ġ hi"],
+    "tokenizer.ggml.bos_token_id": 0,
+    "tokenizer.ggml.eos_token_id": 1,
+    "tokenizer.ggml.add_bos_token": True,
+    "tokenizer.chat_template": "{{ bos_token }}{{ date_string }}{{ messages[0]['content'] }}",
+}
+
 
 def random_tensors(names: Mapping[str, tuple[str, Any]] = NAMES) -> dict[str, np.ndarray]:
     """A small model's tensors by their Hugging Face names."""

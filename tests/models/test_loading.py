@@ -11,11 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from workbench.errors import ConfigError, ModelError
-from workbench.models.folders import find_model
-from workbench.models.layers import Linear
+from workbench.errors import ConfigError, ModelError, OutOfMemory
+from workbench.models.llama import Linear
 from workbench.models.loading import load_model
-from workbench.models.names import REGISTRY, resolve
+from workbench.models.registry import find_model, held_bytes
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -89,21 +88,20 @@ def test_fused_weights_are_the_files_tensors(folder: Path) -> None:
     assert model.source == folder
 
 
-def test_a_missing_tensor_is_named(folder: Path) -> None:
-    change(folder, lambda tensors: tensors.pop(MIDDLE))
-    with pytest.raises(ModelError, match=r"lacks the tensor '.*layers.1.mlp.up_proj.*\[48, 32\]"):
-        load_model(str(folder))
-
-
-def test_an_unknown_tensor_is_named(folder: Path) -> None:
-    change(folder, lambda tensors: tensors.update({"model.layers.2.x": torch.ones(1)}))
-    with pytest.raises(ModelError, match=r"1 tensors .* does not know.*model\.layers\.2\.x"):
-        load_model(str(folder))
-
-
-def test_a_wrong_shape_is_named(folder: Path) -> None:
-    change(folder, lambda tensors: tensors.update({MIDDLE: torch.ones(47, 32)}))
-    with pytest.raises(ModelError, match=r"up_proj.* shape \[47, 32\]; its config says \[48, 32\]"):
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        ({MIDDLE: None}, r"lacks the tensor '.*layers.1.mlp.up_proj.*\[48, 32\]"),
+        ({"model.layers.2.x": torch.ones(1)}, r"1 tensors .* does not know.*model\.layers\.2\.x"),
+        ({MIDDLE: torch.ones(47, 32)}, r"up_proj.* shape \[47, 32\]; its config says \[48, 32\]"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(
+    folder: Path, edit: dict[str, torch.Tensor | None], message: str
+) -> None:
+    tensors = load_file(folder / "model.safetensors") | edit
+    save(folder, {name: t for name, t in tensors.items() if t is not None}, CONFIG)
+    with pytest.raises(ModelError, match=message):
         load_model(str(folder))
 
 
@@ -187,15 +185,6 @@ def test_tied_weights_are_held_once(folder: Path) -> None:
     assert model.weight_bytes == model.spec.weight_bytes(4) + model.spec.table_bytes(4)
 
 
-def test_names_that_are_none() -> None:
-    with pytest.raises(ModelError, match=r"no model .tiny-solvr.*Did you mean .tiny-solver"):
-        resolve("tiny-solvr")
-    with pytest.raises(ModelError, match="no short name"):
-        resolve("./nowhere/at/all")
-    assert resolve("owner/name") == "owner/name"
-    assert resolve("tiny-prm") == REGISTRY["tiny-prm"]
-
-
 def test_a_folder_without_config_or_with_a_broken_one(folder: Path) -> None:
     (folder / "config.json").write_text("{")
     with pytest.raises(ModelError, match=r"config\.json cannot be read as JSON"):
@@ -227,3 +216,34 @@ def test_the_hub_is_not_asked_when_a_snapshot_is_cached(
         load_model("owner/name")
     assert asked == [True, True, False]
     assert load_model("dummy:owner/name").spec.layers == 2
+
+
+def refuse_reading(*_: object) -> None:
+    raise AssertionError("weights were read")
+
+
+def test_a_model_larger_than_memory_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real or dummy; the message holds what is needed, what is there and what is missing."""
+    monkeypatch.setattr("workbench.models.loading.available_memory", lambda: 20_000)
+    monkeypatch.setattr("workbench.models.loading.FolderWeights.read", refuse_reading)
+    for name in (str(folder), f"dummy:{folder}"):
+        with pytest.raises(OutOfMemory, match=r"weights take .* KiB \(torch.float32, .*missing"):
+            load_model(name)
+
+
+def test_the_published_sizes_are_enough_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thesis's PRM as a dummy, in float32 on a machine with 24 GiB: no download, no wait."""
+    monkeypatch.setattr("workbench.models.loading.available_memory", lambda: 24 * 2**30)
+    with pytest.raises(OutOfMemory, match=r"take 30\.0 GiB .* 24\.0 GiB .* are available"):
+        load_model("dummy:llama-3.1-8b-prm")
+    monkeypatch.setattr("workbench.models.loading.available_memory", lambda: 10 * 2**30)
+    with pytest.raises(OutOfMemory, match=r"take 15\.0 GiB \(torch.bfloat16; .*Take a smaller"):
+        load_model("dummy:llama-3.1-8b-prm", dtype="bfloat16")
+
+
+def test_the_bytes_that_are_foreseen_are_those_held(folder: Path) -> None:
+    for name in (str(folder), f"dummy:{folder}", "tiny-prm"):
+        model = load_model(name)
+        assert model.weight_bytes == held_bytes(name, 4) + model.spec.table_bytes(4)

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from workbench.errors import ModelError
-from workbench.models.architectures import ARCHITECTURES
-from workbench.models.layers import rotary_frequencies
-from workbench.models.spec import ModelSpec
+from workbench.models.llama import rotary_frequencies
+from workbench.models.spec import ARCHITECTURES, ModelSpec
 
 LLAMA_1B = {
     "architectures": ["LlamaForCausalLM"],

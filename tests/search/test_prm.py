@@ -12,11 +12,11 @@ from jinja2 import Environment
 
 import workbench
 from workbench.errors import ConfigError, ModelError
-from workbench.experiments.tiny_corpus import STEP_END, work_out
 from workbench.search.arithmetic import draw_terms
 from workbench.search.chat_pieces import ChatPieces
 from workbench.search.prm import PRM
 from workbench.tokenizer import ByteTokenizer, Tokenizer
+from workbench.training.corpus import STEP_END, work_out
 
 EMBEDDED = Path(workbench.__file__).parent / "models" / "embedded"
 

@@ -22,8 +22,7 @@ from workbench.engine.staging import staged
 from workbench.errors import ConfigError, StepError
 from workbench.kernels import ForwardContext, LayerCache
 from workbench.kvcache.storage import BlockStorage
-from workbench.models.layers import Linear
-from workbench.models.llama import LlamaModel
+from workbench.models.llama import Linear, LlamaModel
 from workbench.sampling.sampler import Logprobs, require_finite, sample
 
 Clock = Callable[[], float]

@@ -16,8 +16,7 @@ import numpy as np
 from workbench.core import RequestOutput, SamplingParams, ScoreParams, Sequence, Tag
 from workbench.engine.scheduler import Scheduler
 from workbench.engine.static_batch import StaticScheduler
-from workbench.errors import ConfigError, RecordingError, nearest
-from workbench.fields import require_types
+from workbench.errors import ConfigError, RecordingError, nearest, require_types
 from workbench.replay.answers import Answers, RecordedExecutor, SampledNode
 from workbench.replay.lines import ChainedCache, Line
 from workbench.replay.scheduling import ReplayScheduler

@@ -14,8 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
-from workbench.errors import ConfigError
-from workbench.fields import require_types
+from workbench.errors import ConfigError, require_types
 from workbench.replay.completions import from_completions
 from workbench.replay.growth import Asked, DrawnStep, grow
 from workbench.replay.lengths import Lengths, math500_lengths

@@ -3,7 +3,7 @@
 A level is a number of operations, so it is also the length of a worked solution. Problems are
 drawn from seeded generators alone, and one in eight (by the hash of its text) is held out: what
 this module hands to a search is held out, what the corpus trains on never is. No torch, and no
-dependency beyond the standard library; worked solutions live in experiments.tiny_corpus.
+dependency beyond the standard library; worked solutions live in training.corpus.
 """
 
 from __future__ import annotations

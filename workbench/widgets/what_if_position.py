@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from workbench.config import format_size, parse_size
-from workbench.errors import ConfigError, nearest
+from workbench.errors import ConfigError, nearest, require_types
 from workbench.experiments.feasible import FeasibleShares, Need
 from workbench.experiments.paths import project_root
-from workbench.fields import require_types
 from workbench.replay.devices import PRESETS, load_device
 from workbench.replay.memory import POLICIES
 from workbench.replay.recordings import recording_names, recording_path
