@@ -1,7 +1,7 @@
 """What this process may use: cores, memory (where a container's limit may be less), and when
 garbage is collected.
 
-Linux tells memory, with control groups of either version; elsewhere the machine's is the answer.
+Linux tells memory, with control groups of either version; elsewhere the machine's count.
 GPUs are not here.
 """
 

@@ -13,6 +13,17 @@ from gguf import quants
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, INNER, VOCAB = 2, 64, 4, 2, 96, 320
 HEAD_DIM = HIDDEN // HEADS
+CONFIG = {  # of the folder that the small model would be
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": LAYERS,
+    "hidden_size": HIDDEN,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "intermediate_size": INNER,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": float(np.float32(1e-5)),
+}
 PARTS = {
     "input_layernorm": ("attn_norm", (HIDDEN,)),
     "self_attn.q_proj": ("attn_q", (HIDDEN, HIDDEN)),

@@ -15,12 +15,12 @@ from gguf import quants
 
 from tests.models.gguf_making import (
     BIASES,
+    CONFIG,
     HEAD_DIM,
     HIDDEN,
     NAMES,
     TOKENS,
     VOCAB,
-    own_tensors,
     random_tensors,
     write_gguf,
 )
@@ -134,18 +134,7 @@ def test_a_file_that_mixes_kinds_computes_what_it_would_in_float32(tmp_path: Pat
 
 
 def test_the_spec_is_that_of_the_config(file: Path) -> None:
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "num_hidden_layers": 2,
-        "hidden_size": 64,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 96,
-        "vocab_size": VOCAB,
-        "max_position_embeddings": 128,
-        "rms_norm_eps": float(np.float32(1e-5)),
-    }
-    assert model_spec(str(file)) == ModelSpec.from_config(config)
+    assert model_spec(str(file)) == ModelSpec.from_config(CONFIG)
 
 
 def test_without_an_output_matrix_the_embedding_is_it(file: Path, tmp_path: Path) -> None:
@@ -168,9 +157,7 @@ def test_qwen2_has_biases_and_rows_as_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize("factor", [8.0, 32.0])
 def test_llama3_factors_become_the_config_they_came_from(factor: float, tmp_path: Path) -> None:
     """A converter stores plain over stretched rotations."""
-    config = {"num_attention_heads": 4, "hidden_size": HIDDEN, "num_hidden_layers": 1}
-    config |= {"architectures": ["LlamaForCausalLM"], "intermediate_size": 96, "vocab_size": 9}
-    config |= {"max_position_embeddings": 128, "rope_theta": 500000.0}
+    config = CONFIG | {"rope_theta": 500000.0}
     stretch = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0}
     stretch |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
     configs = (config, config | {"rope_scaling": stretch})
@@ -282,32 +269,16 @@ def test_what_is_no_such_file_is_named(tmp_path: Path) -> None:
 
 
 def test_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:
-    """Missing, unknown, of another shape, or with a scale that is no number."""
+    """By the names of Hugging Face; a scale that is no number is one of a matrix's."""
     path, tensors = tmp_path / "model.gguf", random_tensors()
-    bias = {"blk.0.attn_q.bias": np.ones(HIDDEN, np.float32)}
-    write_gguf(path, tensors, extra=bias)
+    write_gguf(path, tensors, extra={"blk.0.attn_q.bias": np.ones(HIDDEN, np.float32)})
     refused(path, r"1 tensors .* does not know.*0\.self_attn\.q_proj\.bias")
-    up = {"model.layers.0.mlp.up_proj.weight": np.ones((95, HIDDEN), np.float32)}
-    refused(
-        write_gguf(path, tensors | up), r"up_proj.* shape \[95, 64\]; its config says \[96, 64\]"
-    )
     rows = quants.quantize(tensors.pop(QUERY), Kind.Q4_1)
     refused(write_gguf(path, tensors), r"model.gguf lacks the tensor '.*1.self_attn.q_proj")
     for wrong in (np.inf, np.nan):
         rows[5, 2:4] = np.array([wrong], np.float16).view(np.uint8)
         write_gguf(path, tensors, Kind.Q4_1, extra={"blk.1.attn_q.weight": rows})
         refused(path, r"1\.self_attn\.q_proj.* holds numbers that are not finite")
-
-
-def test_opening_reads_no_weights(file: Path) -> None:
-    """Shapes, kinds and places come from the header; the bytes stay where they are."""
-    opened = GGUFFile(file)
-    expected = own_tensors(random_tensors(), "llama")
-    assert set(opened.tensors) == set(expected)
-    for name, tensor in expected.items():
-        data = opened.data(name)
-        assert np.array_equal(data.view(np.float32).reshape(opened.tensors[name].shape), tensor)
-        assert not data.flags.owndata
 
 
 def use(opened: GGUFFile) -> None:
@@ -324,7 +295,7 @@ def test_any_wrong_byte_of_the_header_is_an_error_or_another_model(tmp_path: Pat
     """Nothing but ModelError comes of a damaged header, and no wait."""
     path = write_gguf(tmp_path / "model.gguf", random_tensors(), about=TOKENS)
     header = path.read_bytes()[: min(t.start for t in GGUFFile(path).tensors.values())]
-    for place in range(0, len(header), 7):
+    for place in range(0, len(header), 11):
         for byte in (0, 255, header[place] ^ 1, header[place]):  # the last mends it
             with path.open("r+b") as opened:
                 opened.seek(place)

@@ -92,10 +92,15 @@ def test_the_cache_comes_before_the_wheel(
     assert find_model("smollm2-135m") == snapshot
 
 
-def test_the_hub_is_asked_last(hub: list[str]) -> None:
+def test_the_hub_is_asked_last(hub: list[str], tmp_path: Path) -> None:
+    """After the cache, where it has a snapshot; without a network the error says what to do."""
     with pytest.raises(ModelError, match=r"no route to host.*hf download HuggingFaceTB/SmolLM2"):
         find_model("smollm2-135m")
     assert hub == ["network"]
+    (tmp_path / "hub" / "models--owner--name").mkdir(parents=True)
+    with pytest.raises(ModelError, match=r"cannot be reached .*no route.*hf download owner/name"):
+        find_model("owner/name")
+    assert hub == ["network", "cache", "network"]
 
 
 @pytest.mark.parametrize(

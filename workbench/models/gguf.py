@@ -58,7 +58,6 @@ _STRING, _ARRAY = 8, 9
 class StoredTensor:
     """Where a tensor lies. shape: rows first, as torch has it; start, nbytes: in the file."""
 
-    name: str
     kind: str
     shape: tuple[int, ...]
     start: int
@@ -149,7 +148,7 @@ class GGUFFile:
         start, nbytes = first + offset, math.prod(shape) // columns * size
         if start + nbytes > len(self._map):
             raise self._cut_short(f"{name} ends at byte {start + nbytes:,} of {len(self._map):,}")
-        return StoredTensor(name, kind, shape, start, nbytes)
+        return StoredTensor(kind, shape, start, nbytes)
 
 
 class _Cursor:
@@ -301,10 +300,8 @@ def _head_dim(settings: Settings, kind: str, sizes: dict[str, int]) -> int:
     for key in ("attention.value_length", "rope.dimension_count"):
         found = settings.whole(f"{kind}.{key}", head_dim)
         if found != head_dim:
-            raise ModelError(
-                f"{settings.where} says {kind}.{key} = {found}; supported: the head's {head_dim} "
-                "only."
-            )
+            only = f"the head's {head_dim} only"
+            raise ModelError(f"{settings.where} says {kind}.{key} = {found}; supported: {only}.")
     return head_dim
 
 
@@ -315,10 +312,8 @@ def _window(settings: Settings, kind: str, context: int) -> dict[str, Any]:
     if window == 0 or (kind != "llama" and window >= context):
         return {}
     if kind != "llama":
-        raise ModelError(
-            f"{settings.where} says {key} = {window}; supported: none, or the whole context of "
-            f"{context}."
-        )
+        fine = f"none, or the whole context of {context}"
+        raise ModelError(f"{settings.where} says {key} = {window}; supported: {fine}.")
     return {"architectures": ["MistralForCausalLM"], "sliding_window": window}
 
 

@@ -24,8 +24,6 @@ from workbench.models.spec import ModelSpec
 class Linear:
     """out = x @ weight + bias, weight [inputs, outputs] packed for the kernels of its device."""
 
-    __slots__ = ("bias", "kernels", "matrix")
-
     def __init__(
         self,
         kernels: Kernels,
@@ -70,8 +68,6 @@ class Linear:
 
 class Embedding:
     """Rows of a matrix [vocab, hidden] by token: as the file has it, or out of a tied output."""
-
-    __slots__ = ("_source",)
 
     def __init__(self, source: torch.Tensor | Quantised | Linear) -> None:
         self._source = source

@@ -1,8 +1,7 @@
 """Weights into a LlamaModel: from a folder of safetensors, from a GGUF file, or random ones.
 
 Strict both ways: a tensor that is missing, one that is not known, one of another shape, a file that
-is cut short are each an error that names the file and the tensor. The hub is asked only when no
-local copy exists.
+is cut short are each an error that names the file and the tensor.
 """
 
 from __future__ import annotations
@@ -133,8 +132,7 @@ def _require_room(
 def _random(seed: int, device: torch.device) -> Take:
     """Gaussian matrices that keep activations near 1, norms of ones, biases of zeros.
 
-    The same for the same seed and kind of device, which draws them itself: a CPU would take
-    minutes over eight billion.
+    The device draws them itself: a CPU would take minutes over eight billion.
     """
     generator = torch.Generator(device).manual_seed(seed)
 
@@ -246,10 +244,7 @@ class Weights(ABC):
         return stored
 
     def refuse_leftovers(self, unused: Collection[str] = ()) -> None:
-        """ModelError when a tensor was in a file that no part of the model asked for.
-
-        unused: names that the architecture knows and has no use for.
-        """
+        """ModelError where a file has a tensor that was not taken, nor is among the `unused`."""
         left = self.left.difference(unused)
         unknown = sorted(name for name in left if not name.endswith(_IGNORED))
         if unknown:
@@ -332,8 +327,8 @@ class GGUFWeights(Weights):
 
     def read(self, name: str) -> Part:
         self._file.release()  # else file and packed copy are held at once
-        stored = self._file.tensors[self._own[name]]
-        data, order = self._file.data(stored.name), self._order(name, stored.shape[0])
+        stored, data = self._file.tensors[self._own[name]], self._file.data(self._own[name])
+        order = self._order(name, stored.shape[0])
         if stored.kind in FORMATS:
             columns = stored.shape[-1]
             rows = math.prod(stored.shape) // columns

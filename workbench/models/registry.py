@@ -56,7 +56,7 @@ _NETWORK = frozenset(
 
 def model_spec(name: str) -> ModelSpec:
     """The shapes of a model by any of its names; only its config is read."""
-    return read_spec(_config_source(name))
+    return read_spec(open_source(find_model(name.removeprefix(DUMMY), weights=False)))
 
 
 def held_bytes(name: str, itemsize: int) -> int:
@@ -64,14 +64,10 @@ def held_bytes(name: str, itemsize: int) -> int:
 
     Only configs are read, and a file's list of tensors.
     """
-    source = _config_source(name)
+    source = open_source(find_model(name.removeprefix(DUMMY), weights=False))
     if isinstance(source, GGUFFile) and not name.startswith(DUMMY):
         return source.held_bytes(itemsize)
     return read_spec(source).weight_bytes(itemsize)
-
-
-def _config_source(name: str) -> Source:
-    return open_source(find_model(name.removeprefix(DUMMY), weights=False))
 
 
 def open_source(where: Path) -> Source:
@@ -168,10 +164,7 @@ def in_cache(hub_id: str, files: tuple[str, ...]) -> Path | None:
 
 
 def _has_weights(folder: Path) -> bool:
-    """Whether the single file is there, which is read where it is, or every shard of the index.
-
-    Shards without an index, and an index without all of its shards, are a download broken off.
-    """
+    """Whether the single file is there, or else every shard of an index."""
     if (folder / "model.safetensors").is_file():
         return True
     try:
@@ -231,14 +224,11 @@ def _what_failed(hub_id: str, error: Exception) -> str:
 
 
 def _is_storage(error: Exception) -> bool:
-    """Whether it is the disk that failed; the network's errors can be OSErrors as well.
-
-    The hub's compiled downloader raises RuntimeErrors that only say "(os error 28)".
-    """
+    """Whether it is the disk that failed; the network's errors can be OSErrors as well."""
     if isinstance(error, socket.gaierror | ssl.SSLError):  # with numbers of their own
         return False
     number = error.errno if isinstance(error, OSError) else None
-    told = re.search(r"\(os error (\d+)\)", str(error))
+    told = re.search(r"\(os error (\d+)\)", str(error))  # all that a compiled downloader says
     if number is None and told:
         number = int(told[1])
     return number is not None and number not in _NETWORK

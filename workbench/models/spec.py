@@ -195,7 +195,7 @@ class ModelSpec:
 
     @property
     def outputs(self) -> int:
-        """Columns of what a position is given: the vocabulary's logits, or the head's values."""
+        """Columns of a position's output: the vocabulary's logits, or the head's values."""
         return self.vocab if self.value_head is None else self.value_head.outputs
 
     @property

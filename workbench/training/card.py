@@ -30,19 +30,10 @@ N, BEAM_WIDTH, DEPTH = 16, 4, 40
 DRAWS = 1000
 
 
-def embedded_card(
-    num_problems: int = 128, seed: int = 0, kv_memory: str = "256MiB"
-) -> pd.DataFrame:
-    """The table of the embedded pair, each model with `kv_memory` for its KV cache."""
-    llm, prm = (Engine(name, kv_memory=kv_memory) for name in ("tiny-solver", "tiny-prm"))
-    return card_table(load_problems("tiny", num_problems, seed=seed), llm, PRM(prm), seed)
-
-
-def card_table(
-    problems: Sequence[Problem], llm: TokenEngine, prm: PRM, seed: int = 0
-) -> pd.DataFrame:
-    """The table of a model card. Takes minutes on two cores with 128 problems."""
-    cache = ScoreCache()
+def embedded_card(num_problems: int = 128, seed: int = 0) -> pd.DataFrame:
+    """The table of the embedded pair. Takes minutes on two cores with 128 problems."""
+    llm, judge = (Engine(name, kv_memory="256MiB") for name in ("tiny-solver", "tiny-prm"))
+    problems, prm, cache = load_problems("tiny", num_problems, seed=seed), PRM(judge), ScoreCache()
     common: dict[str, Any] = {"llm": llm, "prm": prm, "seed": seed}
     samples = run_search(problems, strategy=BestOfN(n=N), score_cache=cache, **common)
     strategy = BeamSearch(n=N, beam_width=BEAM_WIDTH, max_depth=DEPTH)

@@ -120,10 +120,7 @@ def _merge_step(left: Terms, truth: int, rng: random.Random, rates: StudentRates
     slipped = dropped
     if rng.random() < rates.scattered_slip:
         slipped = True
-        if rest and rng.random() < 0.35:
-            rest = _miscopied(rest, rng)
-        else:
-            result = _wrong_result(result, first - second, rng)
+        result, rest = _slip(result, rest, first - second, rng)
     after = (result, *rest)
     fields = {"pair": format_terms((first, second)), "result": result, "rest": format_terms(after)}
     work = _spelled_out(first, second, dropped) if verbose else ""
@@ -138,27 +135,16 @@ def has_carry(first: int, second: int) -> bool:
     return first > 0 and second > 0 and first % 10 + second % 10 >= 10
 
 
-def _wrong_result(result: int, difference: int, rng: random.Random) -> int:
-    """A rare slip in the merged pair: one or ten off, the wrong sign, or a guess."""
-    kind = rng.choices(("off by one", "off by ten", "sign", "guess"), (0.5, 0.15, 0.2, 0.15))[0]
-    return {
-        "off by one": result + rng.choice((-1, 1)),
-        "off by ten": result + rng.choice((-10, 10)),
-        "sign": difference,
-        "guess": result + _misread(rng),
-    }[kind]
-
-
-def _miscopied(rest: Terms, rng: random.Random) -> Terms:
-    """`rest` with one term misread, with the wrong sign, or left out."""
-    index = rng.randrange(len(rest))
-    term = rest[index]
-    wrong = rng.choice(((term + rng.choice((-1, 1)),), (term + _misread(rng),), (-term,), ()))
-    return (*rest[:index], *wrong, *rest[index + 1 :])
-
-
-def _misread(rng: random.Random) -> int:
-    return rng.choice((-1, 1)) * rng.randint(2, 9)
+def _slip(result: int, rest: Terms, difference: int, rng: random.Random) -> tuple[int, Terms]:
+    """A rare slip: a wrong result, or (where there is another term) one of the others miscopied."""
+    one, misread = rng.choice((-1, 1)), rng.choice((-1, 1)) * rng.randint(2, 9)
+    if rest and rng.random() < 0.35:
+        index = rng.randrange(len(rest))
+        term = rest[index]
+        wrong = rng.choice(((term + one,), (term + misread,), (-term,), ()))
+        return result, (*rest[:index], *wrong, *rest[index + 1 :])
+    results = (result + one, result + 10 * one, difference, result + misread)
+    return rng.choices(results, (0.5, 0.15, 0.2, 0.15))[0], rest
 
 
 def _spelled_out(first: int, second: int, dropped: bool) -> str:

@@ -339,9 +339,7 @@ def train_tiny(
     Raises ConfigError for a model that is unknown and for no time at all.
     """
     if not 0 < minutes < math.inf:
-        raise ConfigError(
-            f"minutes is {minutes!r}; allowed: more than 0. Untrained is not trained."
-        )
+        raise ConfigError(f"minutes is {minutes!r}; allowed: more than 0.")
     if unknown := set(models) - set(SHAPES):
         raise ConfigError(f"No embedded model is called {sorted(unknown)}; allowed: {[*SHAPES]}.")
     tokenizer = build_tokenizer(seed)
