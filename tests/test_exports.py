@@ -14,13 +14,14 @@ TORCH_FREE = (
     "core.py",
     "config.py",
     "errors.py",
+    "host.py",
     "tokenizer.py",
     "trace.py",
     "engine/scheduler.py",
     "kvcache",
     "models/spec.py",
-    "models/names.py",
-    "models/folders.py",
+    "models/gguf.py",
+    "models/registry.py",
     "search",
     "replay",
     "plots",
@@ -31,6 +32,7 @@ OWNS_TENSORS = {"workbench.kvcache.storage"}
 def modules(place: str) -> list[str]:
     """The dotted names of the modules at a path of the package."""
     path = PACKAGE / place
+    assert path.exists(), path
     files = path.rglob("*.py") if path.is_dir() else [path] if path.is_file() else []
     names = (".".join(f.relative_to(ROOT).with_suffix("").parts) for f in files)
     return sorted(name.removesuffix(".__init__") for name in names)

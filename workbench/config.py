@@ -20,7 +20,6 @@ from typing import Annotated, Any, Self, get_args, get_origin, get_type_hints
 
 from workbench.errors import ConfigError, nearest
 
-QUANTIZATIONS = {"int8": "Q8_0", "int4": "Q4_1"}  # weights rounded at load -> the kind they become
 _UNITS = {"": 1, "b": 1} | {
     prefix + ending: base**power
     for power, prefix in enumerate("kmgt", start=1)
@@ -200,8 +199,6 @@ class EngineConfig(_Settings):
     enable_prefix_caching: bool = True
     reuse_partial_blocks: bool = False  # what goes on with a partly filled block copies it
     batch_invariant: bool = True
-    # None: weights as the file has them
-    quantization: Annotated[str | None, tuple(QUANTIZATIONS)] = None
     activations_in_total: bool = True  # False: `memory` pays for weights and KV only
     dtype: Annotated[str, ("auto", "float32", "float16", "bfloat16")] = "auto"
     device: str = "cpu"  # or a GPU: "cuda", "cuda:1"; "memory" is then the GPU's

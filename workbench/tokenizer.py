@@ -1,7 +1,7 @@
 """Text to token ids and back: a `tokenizers` file with its chat template; bytes for tests.
 
 The chat template is rendered by jinja2 in a sandbox with a fixed date, so that tokens do not change
-from day to day. What it does not do: download anything, or load `transformers`.
+from day to day.
 """
 
 from __future__ import annotations
@@ -22,34 +22,6 @@ from workbench.errors import ModelError, PromptError
 
 FIXED_DATE = "26 Jul 2024"
 Messages = list[dict[str, str]]
-
-
-def _raise_exception(message: str) -> None:
-    raise PromptError(f"The model's chat template refuses these messages: {message}")
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-    )
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda format: FIXED_DATE
-    environment.filters["tojson"] = lambda value, **k: json.dumps(value, ensure_ascii=False)
-    return environment
-
-
-def _byte_alphabet() -> dict[int, int]:
-    """GPT-2's printable stand-in for each byte (Radford et al. 2019), inverted: code -> byte."""
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [byte for byte in range(256) if byte not in shown]
-    stand_ins = [*shown, *range(256, 256 + len(hidden))]
-    return dict(zip(stand_ins, [*shown, *hidden], strict=True))
-
-
-def _sentencepiece_bytes(piece: str) -> bytes:
-    if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
-        return bytes([int(piece[3:5], 16)])
-    return piece.replace("\u2581", " ").encode()
 
 
 class Tokenizer:
@@ -114,13 +86,23 @@ class Tokenizer:
     def token_bytes(self) -> tuple[bytes, ...]:
         """The bytes each token id adds to the text, b"" for special tokens."""
         added = self._backend.get_added_tokens_decoder()
-        special = {token_id for token_id, token in added.items() if token.special}
-        pieces = [self._backend.id_to_token(k) or "" for k in range(self.vocab_size)]
-        alphabet = _byte_alphabet() if self._is_byte_level else None
-        return tuple(
-            b"" if k in special else self._piece_bytes(piece, alphabet, k in added)
-            for k, piece in enumerate(pieces)
-        )
+        kind = f"{self._backend.pre_tokenizer!r} {self._backend.decoder!r}"
+        # GPT-2's printable stand-in for each byte (Radford et al. 2019), inverted: code -> byte.
+        shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+        hidden = [byte for byte in range(256) if byte not in shown]
+        alphabet = dict(zip([*shown, *range(256, 256 + len(hidden))], [*shown, *hidden]))
+
+        def bytes_of(token_id: int) -> bytes:
+            piece = self._backend.id_to_token(token_id) or ""
+            if token_id in added:
+                return b"" if added[token_id].special else piece.encode()
+            if "ByteLevel" in kind:
+                return piece.translate(alphabet).encode("latin-1")
+            if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+                return bytes([int(piece[3:5], 16)])  # SentencePiece's
+            return piece.replace("\u2581", " ").encode()
+
+        return tuple(map(bytes_of, range(self.vocab_size)))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -136,19 +118,19 @@ class Tokenizer:
                 "This model has no chat template; run_search and chat requests need one "
                 "(tokenizer_config.json: chat_template, or chat_template.jinja)."
             )
-        return _environment().from_string(source)
 
-    @property
-    def _is_byte_level(self) -> bool:
-        return "ByteLevel" in f"{self._backend.pre_tokenizer!r} {self._backend.decoder!r}"
+        def refuse(message: str) -> None:
+            raise PromptError(f"The model's chat template refuses these messages: {message}")
 
-    @staticmethod
-    def _piece_bytes(piece: str, alphabet: dict[int, int] | None, added: bool) -> bytes:
-        if added:
-            return piece.encode()
-        if alphabet is None:
-            return _sentencepiece_bytes(piece)
-        return piece.translate(alphabet).encode("latin-1")
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+        )
+        environment.globals |= {
+            "raise_exception": refuse,
+            "strftime_now": lambda format: FIXED_DATE,
+        }
+        environment.filters["tojson"] = lambda value, **k: json.dumps(value, ensure_ascii=False)
+        return environment.from_string(source)
 
     def _special_texts(self) -> dict[str, str]:
         names = ("bos_token", "eos_token", "pad_token", "unk_token")

@@ -9,7 +9,7 @@ from workbench.bench import engine, lineup
 from workbench.bench.contenders import Linears
 from workbench.bench.lineup import CEILING, TRANSFORMERS, Sizes
 from workbench.bench.peer_process import PeerError
-from workbench.models.folders import model_spec
+from workbench.models.registry import model_spec
 
 
 class Steady:

@@ -17,8 +17,7 @@ from workbench.bench.machine_ceiling import Ceiling
 from workbench.bench.peer_process import PeerError
 from workbench.bench.record import record
 from workbench.errors import ConfigError
-from workbench.models.folders import read_spec
-from workbench.models.names import CONFIGS
+from workbench.models.registry import CONFIGS, read_spec
 
 SMALL = StepSizes(batches=(1, 3), prompt=8, new=4, prefills=(16,))
 CEILING = Ceiling(flops_per_s=1e12, bytes_per_s=1e9)

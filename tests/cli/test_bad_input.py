@@ -7,7 +7,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from workbench.cli import main
-from workbench.models.folders import find_model
+from workbench.models.registry import find_model
 
 
 @pytest.mark.parametrize(

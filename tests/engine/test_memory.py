@@ -9,7 +9,6 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from workbench.collection import collection_paused
 from workbench.core import SamplingRows
 from workbench.engine.memory import (
     StepLimits,
@@ -18,7 +17,7 @@ from workbench.engine.memory import (
 )
 from workbench.engine.sampling import sample
 from workbench.errors import ConfigError, OutOfMemory
-from workbench.host import total_memory
+from workbench.host import collection_paused, total_memory
 from workbench.models.llama import Buffers, LlamaModel
 from workbench.models.loading import load_model
 

@@ -15,7 +15,7 @@ import torch
 from tests.models.test_parity import LLAMA3, NEAR_TIE, peer_model
 from workbench.core import SamplingParams
 from workbench.engine.engine import Engine
-from workbench.models.names import EMBEDDED
+from workbench.models.registry import EMBEDDED
 from workbench.search.problems import load_problems
 
 transformers = pytest.importorskip("transformers")

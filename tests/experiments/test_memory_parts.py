@@ -20,8 +20,8 @@ from workbench.experiments.memory_parts import (
 )
 from workbench.experiments.profiles import sweep_config
 from workbench.experiments.study import figures_home, profile_figures
-from workbench.models.folders import model_spec
 from workbench.models.loading import load_model
+from workbench.models.registry import model_spec
 
 SHARES = (0.1, 0.5)
 BEYOND = (0.04, 0.65)

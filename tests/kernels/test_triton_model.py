@@ -48,7 +48,7 @@ def interpret(monkeypatch: pytest.MonkeyPatch) -> None:
     ) -> TritonKernels:
         return TritonKernels(device, dtype, **settings)
 
-    monkeypatch.setattr("workbench.models.building.load_kernels", load)
+    monkeypatch.setattr("workbench.models.loading.load_kernels", load)
     monkeypatch.setattr("workbench.engine.memory.measure_activations", lambda *_: 1 << 20)
 
 

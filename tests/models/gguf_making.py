@@ -13,6 +13,17 @@ from gguf import quants
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, INNER, VOCAB = 2, 64, 4, 2, 96, 320
 HEAD_DIM = HIDDEN // HEADS
+CONFIG = {  # of the folder that the small model would be
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": LAYERS,
+    "hidden_size": HIDDEN,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "intermediate_size": INNER,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": float(np.float32(1e-5)),
+}
 PARTS = {
     "input_layernorm": ("attn_norm", (HIDDEN,)),
     "self_attn.q_proj": ("attn_q", (HIDDEN, HIDDEN)),
@@ -38,6 +49,18 @@ BIASES = {
     f"model.layers.{i}.self_attn.{part}_proj.bias": (f"blk.{i}.attn_{part}.bias", (rows,))
     for i in range(LAYERS)
     for part, rows in (("q", HIDDEN), ("k", KV_HEADS * HEAD_DIM), ("v", KV_HEADS * HEAD_DIM))
+}
+
+TOKENS = {  # what a file says of a small tokenizer
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "llama-bpe",
+    "tokenizer.ggml.tokens": ["<bos>", "<eos>", "h", "i", "Ġ", "hi", "Ġhi", "<t>", "x"],
+    "tokenizer.ggml.token_type": [3, 3, 1, 1, 1, 1, 1, 4, 1],
+    "tokenizer.ggml.merges": ["h i", "Ġ hi"],
+    "tokenizer.ggml.bos_token_id": 0,
+    "tokenizer.ggml.eos_token_id": 1,
+    "tokenizer.ggml.add_bos_token": True,
+    "tokenizer.chat_template": "{{ bos_token }}{{ date_string }}{{ messages[0]['content'] }}",
 }
 
 

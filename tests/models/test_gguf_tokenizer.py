@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ import pytest
 from tokenizers import AddedToken, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
-from tests.models.gguf_making import random_tensors, write_gguf
+from tests.models.gguf_making import TOKENS, write_gguf
 from workbench.errors import ModelError
-from workbench.models.folders import load_tokenizer, open_source
-from workbench.models.gguf_tokenizer import CUTTINGS
+from workbench.models.gguf import PRE_TOKENIZERS
+from workbench.models.registry import load_tokenizer, open_source
 from workbench.tokenizer import Tokenizer
 
 SPECIAL = ["<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>"]
@@ -92,8 +93,6 @@ def about(backend: Backend, name: str) -> dict[str, Any]:
         "tokenizer.ggml.merges": [" ".join(pair) for pair in model["merges"]],
         "tokenizer.ggml.bos_token_id": 0,
         "tokenizer.ggml.eos_token_id": 3,
-        "tokenizer.ggml.eot_token_id": 1,
-        "tokenizer.chat_template": "{{ bos_token }}{{ date_string }}{{ messages[0]['content'] }}",
     }
 
 
@@ -113,45 +112,80 @@ def test_ids_are_those_of_the_tokenizer_json(name: str, tmp_path: Path) -> None:
 
 
 def test_every_name_is_tested() -> None:
-    assert set(RULES) == set(CUTTINGS)
+    assert set(RULES) == set(PRE_TOKENIZERS)
 
 
 def test_special_ids_and_the_chat_template(tmp_path: Path) -> None:
     """Every id that may end a turn ends one; the template gets the fixed date."""
-    path = write_gguf(tmp_path / "model.gguf", {}, about=about(trained("gpt-2"), "gpt-2"))
-    given = load_tokenizer(open_source(path))
-    assert given.bos_id == 0
-    assert given.eos_ids == {1, 3}
-    assert given.render_chat([{"role": "user", "content": "hi"}]) == "<|bos|>26 Jul 2024hi"
-    assert given.token_bytes[:4] == (b"",) * 4
+    given = read(tmp_path, {"ggml.eot_token_id": 7})
+    assert (given.bos_id, given.eos_ids) == (0, {1, 7})
+    assert given.render_chat([{"role": "user", "content": "hi"}]) == "<bos>26 Jul 2024hi"
+    assert given.token_bytes[:3] == (b"", b"", b"h")
 
 
 def test_the_file_may_say_whether_bos_begins_a_text(tmp_path: Path) -> None:
-    backend = trained("gpt-2")
-    said = about(backend, "gpt-2") | {"tokenizer.ggml.add_bos_token": True}
-    path = write_gguf(tmp_path / "model.gguf", {}, about=said)
-    assert load_tokenizer(open_source(path)).encode("hi")[0] == 0
-    assert load_tokenizer(open_source(path)).encode("hi", add_special_tokens=False)[0] != 0
+    assert read(tmp_path, {}).encode("hi hi<t>") == [0, 5, 6, 7]
+    assert read(tmp_path, {}).encode("hi", add_special_tokens=False) == [5]
+    assert read(tmp_path, {"ggml.add_bos_token": False}).encode("hi") == [5]
+
+
+def read(folder: Path, changes: dict[str, Any]) -> Any:
+    """The tokenizer of a file, some of whose metadata is changed."""
+    about = TOKENS | {f"tokenizer.{key}": value for key, value in changes.items()}
+    return load_tokenizer(open_source(write_gguf(folder / "model.gguf", {}, about=about)))
+
+
+NO_TEXTS = (5, [1, 2], [0.5], True)
+NO_IDS = (1.0, math.nan, "1", [1], True, ["a"])
+DAMAGED = {
+    "ggml.model": (NO_TEXTS, "a text"),
+    "ggml.pre": (NO_TEXTS, "a text"),
+    "chat_template": (NO_TEXTS, "a text"),
+    "ggml.tokens": ((*NO_TEXTS, "text"), "a list of texts"),
+    "ggml.merges": ((*NO_TEXTS, "text"), "a list of texts"),
+    "ggml.token_type": ((5, "text", [0.5], ["a"], [True]), "a list of whole numbers"),
+    "ggml.bos_token_id": (NO_IDS, "a whole number from 0"),
+    "ggml.eot_token_id": (NO_IDS, "a whole number from 0"),
+    "ggml.padding_token_id": (NO_IDS, "a whole number from 0"),
+    "ggml.add_bos_token": ((1, "false", [1], math.nan), "true or false"),
+}
+
+
+@pytest.mark.parametrize("key", DAMAGED)
+def test_a_value_of_another_kind_is_named(key: str, tmp_path: Path) -> None:
+    """The file, the key, what was found and what is allowed."""
+    values, allowed = DAMAGED[key]
+    for wrong in values:
+        with pytest.raises(
+            ModelError, match=rf"model\.gguf says tokenizer\.{key} = .*; allowed: {allowed}"
+        ):
+            read(tmp_path, {key: wrong})
+
+
+PLAIN = ["<eos>", "h", "i", "Ġ", "hi", "Ġhi", "<t>"]
 
 
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        (
-            "model",
-            "llama",
-            r"kind 'llama', SentencePiece; supported: 'gpt2'.*tokenizer\.json",
-        ),
+        ("model", "llama", r"kind 'llama', SentencePiece; supported: 'gpt2'.*tokenizer\.json"),
         ("pre", "tekken", r"cuts text as 'tekken' does; supported: 'gpt-2', 'smollm'"),
         ("merges", None, r"no tokenizer \(tokenizer.ggml.merges is missing\)"),
-        ("merges", ["x yz"], "tokens and merges do not fit"),
-        ("eos_token_id", 9999, r"names token id 9999 \(tokenizer.*\); allowed: 0 to \d+"),
+        ("merges", ["h i i"], "its tokens and merges do not fit"),
+        ("merges", ["x yz"], "its tokens and merges do not fit"),
+        ("eot_token_id", 9, r"names token id 9 \(tokenizer.ggml.eot_token_id\); allowed: 0 to 8"),
+        ("token_type", [3, 3, 1], r"token_type has 3 values for 9 tokens; allowed: one for each"),
+        ("tokens", ["h", *PLAIN, "x"], r"tokens holds 'h' twice"),
+        ("tokens", ["a b", *PLAIN, "x"], r"'a b' can begin no text"),
+        (
+            "tokens",
+            ["a", *PLAIN, "x日"],
+            r"'x日', a plain token with letters that stand for no",
+        ),
     ],
 )
 def test_other_tokenizers_are_refused(
     key: str, value: object, message: str, tmp_path: Path
 ) -> None:
-    said = about(trained("gpt-2"), "gpt-2") | {f"tokenizer.ggml.{key}": value}
-    path = write_gguf(tmp_path / "model.gguf", random_tensors(), about=said)
     with pytest.raises(ModelError, match=message):
-        load_tokenizer(open_source(path))
+        read(tmp_path, {f"ggml.{key}": value})

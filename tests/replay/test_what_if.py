@@ -11,7 +11,7 @@ from workbench.engine.engine import Engine
 from workbench.engine.shared import block_shape
 from workbench.errors import ConfigError, OutOfMemory, RecordingError
 from workbench.kvcache.arena import KVArena
-from workbench.models.folders import model_spec
+from workbench.models.registry import model_spec
 from workbench.replay.devices import load_device, write_device
 from workbench.replay.memory import POLICIES
 from workbench.replay.simulator import events, recorded_strategy

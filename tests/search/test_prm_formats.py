@@ -14,11 +14,11 @@ from jinja2 import Environment
 import workbench
 from tests.search.prm_tokenizers import mistral_like, qwen_like, save
 from workbench.errors import ConfigError, ModelError
-from workbench.experiments.tiny_corpus import STEP_END, work_out
 from workbench.search.prm import ARCHITECTURES, NAMES, PRM, known_format
 from workbench.search.prm_formats import FORMATS, Qwen25MathPRM, chat_pieces
 from workbench.search.problems import draw_terms
 from workbench.tokenizer import ByteTokenizer, Tokenizer
+from workbench.training.corpus import STEP_END, work_out
 
 TOKENIZERS = {
     "rlhflow": qwen_like,

@@ -41,7 +41,7 @@ from workbench.bench.peer_process import PeerError
 from workbench.bench.record import Row
 from workbench.bench.rows import plain_row, rate_row
 from workbench.kernels.isa import VARIABLE
-from workbench.models.folders import model_spec
+from workbench.models.registry import model_spec
 
 WARM_UP_TOKENS = 4  # new tokens of the repeat that is not counted
 BATCHES = (1, 16, 64)

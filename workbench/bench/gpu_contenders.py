@@ -14,7 +14,7 @@ import torch
 
 from workbench.bench.contenders import Prompts, TransformersGenerate
 from workbench.bench.peer_process import PeerError
-from workbench.models.folders import DUMMY, find_model
+from workbench.models.registry import DUMMY, find_model
 
 # Of an installation that does not fit, of a config, and torch.OutOfMemoryError.
 _FAILURES = (ImportError, RuntimeError, ValueError, OSError, TypeError)

@@ -28,7 +28,7 @@ from workbench.bench.peer_process import PeerError
 from workbench.bench.record import Row
 from workbench.bench.rows import memory_rows, middle_half, plain_row, rate_row
 from workbench.engine.engine import Engine
-from workbench.models.folders import model_spec
+from workbench.models.registry import model_spec
 
 FAST, INVARIANT, TRANSFORMERS = "", "+invariant", "transformers"
 BLOCK_SIZE = 16

@@ -20,7 +20,7 @@ from workbench.bench.peer_models import PeerFiles, peer_files
 from workbench.bench.peer_process import PEERS, PeerError, PeerProcess, interpreter
 from workbench.engine.engine import Engine
 from workbench.errors import ConfigError, nearest
-from workbench.models.folders import model_spec
+from workbench.models.registry import model_spec
 from workbench.models.spec import ModelSpec
 
 PRODUCTS, CONTIGUOUS, TRANSFORMERS = "products", "contiguous", "transformers"

@@ -16,10 +16,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from workbench.models.folders import find_model, is_gguf
-from workbench.models.gguf_config import read_config
-from workbench.models.gguf_file import GGUFFile
-from workbench.models.gguf_weights import GGUFWeights
+from workbench.models.gguf import GGUFFile, read_config
+from workbench.models.loading import GGUFWeights
+from workbench.models.registry import find_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class PeerFiles:
 def peer_files(model: str, written: Path) -> PeerFiles:
     """The files of a model by name; a folder made of a .gguf file is kept under `written`."""
     where = find_model(model)
-    if not is_gguf(where):
+    if not where.is_file():
         return PeerFiles(where, None)
     return PeerFiles(_as_folder(where, written), where)
 

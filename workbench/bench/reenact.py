@@ -25,8 +25,8 @@ from workbench.bench.workload import is_tiny
 from workbench.engine.device_memory import total_of
 from workbench.engine.engine import Engine
 from workbench.experiments.reenact import reenact
-from workbench.models.folders import DUMMY
 from workbench.models.loading import require_device
+from workbench.models.registry import DUMMY
 from workbench.replay.answers import Answers
 from workbench.replay.devices import PRESETS, Device
 from workbench.replay.recordings import load_recording

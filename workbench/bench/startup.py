@@ -24,7 +24,7 @@ import torch
 
 from workbench.core import SamplingParams
 from workbench.engine.engine import Engine
-from workbench.models.folders import find_model
+from workbench.models.registry import find_model
 
 PROMPT = tuple(range(1, 9))  # any token ids
 

@@ -335,13 +335,13 @@ def train_tiny(
 ) -> None:
     """Train the embedded models anew."""
     if card:
-        from workbench.experiments.tiny_card import as_markdown, embedded_card
+        from workbench.training.card import as_markdown, embedded_card
 
         print(as_markdown(embedded_card(num_problems, seed)))
         return
     import logging
 
-    from workbench.experiments import train_tiny as training
+    from workbench.training import training
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     models = {"models": tuple(name.value for name in model)} if model else {}
@@ -384,7 +384,7 @@ def _examine() -> Iterator[Finding]:
     from workbench.config import format_size
     from workbench.experiments.machine import cpu_features, git_state, machine_facts, versions
     from workbench.experiments.paths import project_root, runs_folder
-    from workbench.models.architectures import ARCHITECTURES
+    from workbench.models.spec import ARCHITECTURES
     from workbench.search.prm_formats import FORMATS
 
     import_module("torch")  # so that its own thread count and GPU are reported

@@ -23,8 +23,7 @@ from workbench.engine.staging import staged
 from workbench.errors import ConfigError, StepError
 from workbench.kernels import ForwardContext, LayerCache
 from workbench.kvcache.storage import BlockStorage
-from workbench.models.layers import Linear
-from workbench.models.llama import LlamaModel
+from workbench.models.llama import Linear, LlamaModel
 
 Clock = Callable[[], float]
 _KEPT_COLUMNS = 8  # sets of columns whose output matrices are kept; a PRM asks for one

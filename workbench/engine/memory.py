@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from workbench.collection import collection_paused
 from workbench.config import format_size, parse_size
 from workbench.core import SamplingRows, StepPlan, WantedLogits
 from workbench.engine.device_memory import beside_torch, free_of, peak_on, total_of
 from workbench.engine.executor import Executor
 from workbench.errors import ConfigError, OutOfMemory, StepError
+from workbench.host import collection_paused
 from workbench.kvcache.storage import KVStorage
 from workbench.models.llama import LlamaModel
 

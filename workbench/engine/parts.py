@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.collection import collection_paused
 from workbench.config import EngineConfig
 from workbench.engine.executor import Executor
 from workbench.engine.limits import require_served_length
@@ -19,16 +18,17 @@ from workbench.engine.scheduler import Scheduler
 from workbench.engine.shared import ArenaPlace, require_guaranteed
 from workbench.engine.static_batch import StaticScheduler
 from workbench.errors import ConfigError
+from workbench.host import collection_paused
 from workbench.kernels import require_served
 from workbench.kvcache.manager import KVCacheManager
 from workbench.kvcache.storage import BlockStorage, KVStorage
-from workbench.models.folders import DUMMY, load_tokenizer, model_spec
 from workbench.models.llama import LlamaModel
 from workbench.models.loading import arithmetic_dtype, load_model, require_device
+from workbench.models.registry import DUMMY, load_tokenizer, model_spec
 from workbench.models.spec import ModelSpec
 from workbench.tokenizer import ByteTokenizer, Tokenizer
 
-LOADED_WITH = ("model", "dtype", "device", "quantization", "batch_invariant")
+LOADED_WITH = ("model", "dtype", "device", "batch_invariant")
 """Settings that weights depend on."""
 
 
@@ -119,7 +119,6 @@ def _load(config: EngineConfig) -> LlamaModel:
         config.model,
         dtype=config.dtype,
         device=config.device,
-        quantization=config.quantization,
         batch_invariant=config.batch_invariant,
         block_size=config.block_size,
     )

@@ -15,9 +15,9 @@ from workbench.errors import ConfigError
 from workbench.kvcache.arena import KVArena
 from workbench.kvcache.pages import BlockShape
 from workbench.kvcache.storage import ArenaStorage, ModelStorage
-from workbench.models.folders import model_spec
 from workbench.models.llama import LlamaModel
 from workbench.models.loading import arithmetic_dtype
+from workbench.models.registry import model_spec
 
 OWN_MEMORY = ("memory", "kv_memory", "num_blocks")
 

@@ -32,7 +32,7 @@ from workbench.experiments.plan import RunSpec
 from workbench.experiments.record import RunResult
 from workbench.experiments.run import build_engine
 from workbench.kvcache.manager import KVCacheManager
-from workbench.models.folders import model_spec
+from workbench.models.registry import model_spec
 from workbench.trace import Recorder
 
 MASK = 2**64 - 1  # seeds are unsigned in a plan

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from workbench.config import EngineConfig, format_size, parse_size
 from workbench.experiments.plan import RunSpec
-from workbench.models.folders import held_bytes, model_spec
+from workbench.models.registry import held_bytes, model_spec
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 

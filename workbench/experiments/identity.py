@@ -14,7 +14,7 @@ from pathlib import Path
 from workbench import __version__
 from workbench.config import SweepConfig
 from workbench.experiments.plan import Identity
-from workbench.models.folders import DUMMY, find_model
+from workbench.models.registry import DUMMY, find_model
 from workbench.search.problems import Problem, load_problems
 from workbench.trace import SCHEMA_VERSION
 

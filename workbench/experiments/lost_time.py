@@ -15,7 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from workbench.experiments.views import Tables, rooms
-from workbench.models.folders import model_spec
+from workbench.models.registry import model_spec
 
 AGAIN = ("recomputed_evicted", "recomputed_preempted", "recomputed_partial")
 PARTS = ("llm_decode", "llm_prefill", "prm_prefill", *AGAIN, "waiting", "bookkeeping")

@@ -17,7 +17,7 @@ from workbench.errors import ConfigError, OutOfMemory
 from workbench.experiments.feasible import feasibility
 from workbench.experiments.plan import RunSpec
 from workbench.experiments.run import ENGINES, build_engine, memory_parts
-from workbench.models.folders import model_spec
+from workbench.models.registry import model_spec
 
 
 def build_at_shares(config: SweepConfig) -> pd.DataFrame:

@@ -20,7 +20,7 @@ from workbench.experiments.feasible import DTYPE_BYTES, FeasibleShares, Need, fe
 from workbench.experiments.plan import RunSpec
 from workbench.experiments.pressure import thesis_pair
 from workbench.experiments.record import provenance
-from workbench.models.folders import model_spec
+from workbench.models.registry import model_spec
 
 MODELS = ("llm", "prm")
 MEASURED, COMPUTED = "measured", "computed"

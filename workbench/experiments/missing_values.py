@@ -11,7 +11,7 @@ import pandas as pd
 
 from workbench.config import SweepConfig
 from workbench.experiments.profiles import sweep_config
-from workbench.models.folders import model_spec
+from workbench.models.registry import model_spec
 
 OPEN = "open: to be told by replay"
 COLUMNS = ("value", "thesis", "taken", "why")

@@ -24,7 +24,7 @@ from workbench.experiments.profiles import PROFILES, overridden, sweep_config
 from workbench.experiments.record import RunResult
 from workbench.experiments.run import ENGINES, new_prm_tokens, step_sums
 from workbench.experiments.sweep import Sweep, run_sweep
-from workbench.models.names import CONFIGS
+from workbench.models.registry import CONFIGS
 from workbench.replay import workload
 from workbench.replay.answers import Answers
 from workbench.replay.devices import Device, load_device

@@ -12,7 +12,7 @@ from workbench.config import SweepConfig
 from workbench.experiments.feasible import DTYPE_BYTES, feasible_shares
 from workbench.kvcache.pages import BlockShape, choose_page, pack
 from workbench.kvcache.shares import pages_above_floors
-from workbench.models.folders import model_spec
+from workbench.models.registry import model_spec
 
 
 def starting_share(config: SweepConfig, kv_bytes: int, kv_share: float | None) -> float:

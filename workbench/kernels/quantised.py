@@ -2,8 +2,7 @@
 
 A row's columns are cut into blocks of 32 (the K kinds: 256), so rows can be picked and joined
 without a change to any block. A weight is scale * code + offset in float32, rounded once, and that
-is the value the `gguf` package gives: scale * code is exact in every kind with offsets. `quantise`
-makes two of the kinds. What it does not do: multiply.
+is the value the `gguf` package gives: scale * code is exact in every kind with offsets.
 """
 
 from __future__ import annotations
@@ -168,27 +167,3 @@ FORMATS = {
     "Q4_K": BlockFormat(256, 144, (0, 2), _q4_k),
     "Q6_K": BlockFormat(256, 210, (208,), _q6_k),
 }
-
-
-def quantise(kind: str, matrix: Floats) -> Quantised:
-    """A float32 matrix [rows, columns] rounded to "Q8_0" or "Q4_1"; columns a multiple of 32.
-
-    Each block's scale fits its largest magnitude (Q8_0) or its range (Q4_1), as float16.
-    """
-    blocks = np.ascontiguousarray(matrix, np.float32).reshape(len(matrix), -1, 32)
-    if kind == "Q8_0":
-        low, scale = np.zeros((*blocks.shape[:2], 1), np.float32), np.abs(blocks).max(-1) / 127
-    else:
-        low = blocks.min(-1, keepdims=True).astype(np.float16).astype(np.float32)
-        scale = (blocks.max(-1) - low[..., 0]) / 15
-    halves = scale[..., None].astype(np.float16)
-    wide = np.where(halves == 0, np.float16(1), halves).astype(np.float32)
-    codes = np.rint((blocks - low) / wide)
-    if kind == "Q8_0":
-        stored = [halves.view(np.uint8), codes.clip(-127, 127).astype(np.int8).view(np.uint8)]
-    else:
-        small = codes.clip(0, 15).astype(np.uint8)
-        packed = small[..., :16] | small[..., 16:] << 4
-        stored = [halves.view(np.uint8), low.astype(np.float16).view(np.uint8), packed]
-    rows = np.concatenate(stored, axis=-1).reshape(len(matrix), -1)
-    return Quantised(kind, rows, (len(matrix), matrix.shape[1]))

@@ -1,49 +1,40 @@
-"""Weights into a LlamaModel: from a folder of safetensors, from the hub, or random ones.
+"""Weights into a LlamaModel: from a folder of safetensors, from a GGUF file, or random ones.
 
 Strict both ways: a tensor that is missing, one that is not known, one of another shape, a file that
-is cut short are each an error that names the file and the tensor. The hub is asked only when no
-local copy exists.
+is cut short are each an error that names the file and the tensor.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 
-from workbench.config import QUANTIZATIONS
-from workbench.errors import ConfigError
-from workbench.kernels import Part, Quantised
-from workbench.kernels.quantised import join, quantise
-from workbench.models.building import Take, build
-from workbench.models.folders import DUMMY, Source, find_model, open_source, read_spec
-from workbench.models.gguf_file import GGUFFile
-from workbench.models.gguf_weights import GGUFWeights
-from workbench.models.llama import LlamaModel
-from workbench.models.room import require_room
-from workbench.models.rounding import (
-    Listed,
-    becomes,
-    held_bytes,
-    kind_of,
-    listed,
-    require_rounding,
-)
-from workbench.models.spec import ModelSpec
-from workbench.models.weights import FolderWeights, Weights
+from workbench.config import format_size
+from workbench.errors import ConfigError, ModelError, OutOfMemory
+from workbench.host import available_memory
+from workbench.kernels import Kernels, Part, Quantised, load_kernels
+from workbench.kernels.quantised import FORMATS
+from workbench.models.gguf import ROPE_FACTORS, GGUFFile, hub_name
+from workbench.models.llama import Embedding, Layer, Linear, LlamaModel
+from workbench.models.registry import DUMMY, INDEX, Source, find_model, open_source, read_spec
+from workbench.models.spec import ARCHITECTURES, ModelSpec
 
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float64": torch.float64,
-}
-_ROWS = 1024  # of a matrix rounded at a time, so that what that takes beside it stays small
+Take = Callable[[str, tuple[int, ...]], Part]
+_DTYPES = {n: getattr(torch, n) for n in ("float32", "bfloat16", "float16", "float64")}
+_PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_IGNORED = (".rotary_emb.inv_freq",)  # older files keep what follows from the config
 
 
 def load_model(
@@ -52,58 +43,44 @@ def load_model(
     dtype: str = "auto",
     device: str = "cpu",
     seed: int = 0,
-    quantization: str | None = None,
     batch_invariant: bool = True,
     block_size: int | None = None,
 ) -> LlamaModel:
     """The model of a short name, a folder, a .gguf file, a hub id, or `dummy:` and one of them.
 
-    A dummy has random weights, from `seed`.
+    A dummy has random weights, from `seed`. Quantised matrices of a file stay so under the float32
+    kernels of a CPU; others widen them.
 
     dtype: of the weights and of all arithmetic; "auto" is float32 on a CPU, else the config's.
-    quantization: None keeps weights as the file has them; "int8" or "int4" rounds the matrices
-    that it has in more bits, be they floating point or quantised. batch_invariant: False takes the
-    fastest kernels of a device that has several. Where some cannot be rounded a warning counts
-    them. Memory is saved by the float32 kernels of a CPU; others widen them again. block_size: of
+    batch_invariant: False takes the fastest kernels of a device that has several. block_size: of
     the cache that the kernels will read, where it is known.
     Raises ModelError (unknown, incomplete, corrupt or unsupported model), ConfigError (dtype, a
-    device that is not there, a quantization that is unknown or would round nothing) or
-    OutOfMemory (weights larger than the memory available).
+    device that is not there) or OutOfMemory (weights larger than the memory available).
     """
-    kind, dummy, place = kind_of(quantization), name.startswith(DUMMY), require_device(device)
+    dummy, place = name.startswith(DUMMY), require_device(device)
     source = open_source(find_model(name.removeprefix(DUMMY), weights=not dummy))
     spec = read_spec(source)
     chosen = arithmetic_dtype(dtype, device, spec)
     weights = None if dummy else open_weights(source)
-    tensors = listed(spec) if weights is None else weights.listed()
-    tensors = [tensor for tensor in tensors if tensor.name not in spec.unused_tensors]
-    if quantization is not None:
-        require_rounding(tensors, quantization, name)
-    _require_room(name, tensors, kind, chosen, place, spec.table_bytes(chosen.itemsize))
+    _require_room(name, spec, None if dummy else source, chosen, place)
+    mode: dict[str, Any] = {"batch_invariant": batch_invariant, "block_size": block_size}
+    kernels = load_kernels(place, chosen, head_dim=spec.head_dim, **mode)
     if weights is None:
-        take = _rounding(_random(seed, place), kind)
-        model = build(spec, take, chosen, place, batch_invariant, block_size)
+        model = _Builder(spec, _random(seed, place), chosen, place, kernels).model()
         origin = f"dummy {seed}"
     else:
-        with ThreadPoolExecutor(max_workers=1) as beside:  # reads the file ahead of who packs it
+        with ThreadPoolExecutor(max_workers=1) as beside:  # reads the file ahead of the packing
             digest = beside.submit(weights.digest)
-            take = _rounding(weights.take_stored, kind)
-            model = build(spec, take, chosen, place, batch_invariant, block_size)
-        weights.refuse_leftovers(spec.unused_tensors)
+            model = _Builder(spec, weights.take, chosen, place, kernels).model()
+        weights.refuse_leftovers(ARCHITECTURES[spec.architecture].unused)
         origin = digest.result()
     if isinstance(source, GGUFFile):
         source.release()
     model.source = source
     where = "" if place.type == "cpu" else f" {place.type}"
-    model.fingerprint = _digest(f"{origin} {spec} {chosen}{where}")
-    if quantization is not None:
-        model.fingerprint += f"/{quantization}"
+    told = f"{origin} {spec} {chosen}{where}"
+    model.fingerprint = hashlib.sha256(told.encode()).hexdigest()[:16]
     return model
-
-
-def open_weights(source: Source) -> Weights:
-    """The tensors of a model's folder or .gguf file, by the names Hugging Face gives them."""
-    return GGUFWeights(source) if isinstance(source, GGUFFile) else FolderWeights(source)
 
 
 def require_device(name: str) -> torch.device:
@@ -127,68 +104,35 @@ def arithmetic_dtype(dtype: str, device: str, spec: ModelSpec) -> torch.dtype:
     return _DTYPES[wanted]
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
 def _require_room(
-    name: str,
-    tensors: Sequence[Listed],
-    kind: str | None,
-    dtype: torch.dtype,
-    device: torch.device,
-    table_bytes: int,
+    name: str, spec: ModelSpec, source: Source | None, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """OutOfMemory for what will not fit; only a CPU's float32 kernels keep matrices quantised."""
-    if device.type != "cpu" or dtype != torch.float32:
-        numbers = sum(math.prod(tensor.shape) for tensor in tensors)
-        free = None if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
-        held = str(dtype) if device.type == "cpu" else f"{dtype} on {device}"
-        require_room(numbers * dtype.itemsize + table_bytes, name, held, {}, free)
-        return
-    needed = held_bytes(tensors, dtype.itemsize, kind) + table_bytes
-    rounded = {
-        quantization: held_bytes(tensors, dtype.itemsize, other) + table_bytes
-        for quantization, other in QUANTIZATIONS.items()
-    }
-    smaller = {quantization: size for quantization, size in rounded.items() if size < needed}
-    held = f"matrices rounded to {kind}" if kind else "quantised matrices kept so"
-    require_room(needed, name, f"{dtype}, {held}", smaller)
+    """OutOfMemory, with the numbers, for weights that will not fit, before any is read.
 
-
-def _rounding(take: Take, kind: str | None) -> Take:
-    """Matrices rounded to a quantised kind, where that makes them smaller."""
-    if kind is None:
-        return take
-
-    def rounded(name: str, shape: tuple[int, ...]) -> Part:
-        part = take(name, shape)
-        held = part.kind if isinstance(part, Quantised) else str(part.dtype)
-        return part if becomes(held, shape, kind) == held else _quantised(part, kind)
-
-    return rounded
-
-
-def _quantised(part: Part, kind: str) -> Quantised:
-    """A matrix rounded to `kind`, some rows at a time."""
-    starts = range(0, part.shape[0], _ROWS)
-    return join([quantise(kind, _floats(part, start, start + _ROWS)) for start in starts])
-
-
-def _floats(part: Part, start: int, end: int) -> NDArray[np.float32]:
-    """Some rows of a matrix, as float32."""
-    if isinstance(part, Quantised):
-        rows = part.rows[start:end]
-        return Quantised(part.kind, rows, (len(rows), part.shape[1])).dequantise()
-    floats: NDArray[np.float32] = part[start:end].float().cpu().numpy()
-    return floats
+    source: None for random weights. The memory is a GPU's, else the machine's or the container's.
+    """
+    needed, held = spec.weight_bytes(dtype.itemsize), str(dtype)
+    if device.type != "cpu":
+        held, available = f"{held} on {device}", torch.cuda.mem_get_info(device)[0]
+    else:
+        available = available_memory()
+        if dtype == torch.float32:
+            held += ", quantised matrices kept so"
+            if isinstance(source, GGUFFile):
+                needed = source.held_bytes(dtype.itemsize)
+    needed += spec.table_bytes(dtype.itemsize)
+    if needed > available:
+        raise OutOfMemory(
+            f"{name}'s weights take {format_size(needed)} ({held}; rotary tables included), and "
+            f"{format_size(available)} of memory are available: {format_size(needed - available)} "
+            "are missing. Take a smaller model, or a machine with more memory."
+        )
 
 
 def _random(seed: int, device: torch.device) -> Take:
     """Gaussian matrices that keep activations near 1, norms of ones, biases of zeros.
 
-    The same for the same seed and kind of device, which draws them itself: a CPU would take
-    minutes over eight billion.
+    The device draws them itself: a CPU would take minutes over eight billion.
     """
     generator = torch.Generator(device).manual_seed(seed)
 
@@ -199,3 +143,218 @@ def _random(seed: int, device: torch.device) -> Take:
         return torch.randn(shape, generator=generator, device=device) * scale
 
     return take
+
+
+@dataclass(frozen=True, slots=True)
+class _Builder:
+    """A LlamaModel out of named tensors; take(name, shape) gives what Hugging Face calls so."""
+
+    spec: ModelSpec
+    take: Take
+    dtype: torch.dtype
+    device: torch.device
+    kernels: Kernels
+
+    def model(self) -> LlamaModel:
+        spec = self.spec
+        vocabulary = self._place("model.embed_tokens.weight", (spec.vocab, spec.hidden))
+        layers = [self._layer(f"model.layers.{i}.") for i in range(spec.layers)]
+        final_norm = self._vector("model.norm.weight", spec.hidden)
+        inner: list[Linear] = []
+        if spec.tied and spec.value_head is None:
+            head = Linear(self.kernels, [vocabulary])
+            return LlamaModel(spec, self.kernels, Embedding(head), layers, final_norm, head)
+        if spec.value_head is None:
+            head = self._linear(spec.hidden, {"lm_head": spec.vocab})
+        else:
+            *before, last = spec.value_head.names
+            widths = dict.fromkeys(before, spec.hidden) | {last: spec.outputs}
+            products = [self._linear(spec.hidden, {n: w}, bias=True) for n, w in widths.items()]
+            *inner, head = products
+        if isinstance(vocabulary, Quantised) and self.device.type != "cpu":  # it stays so on a CPU
+            vocabulary = torch.from_numpy(vocabulary.dequantise()).to(self.device, self.dtype)
+        embedding = Embedding(vocabulary)
+        return LlamaModel(spec, self.kernels, embedding, layers, final_norm, head, inner)
+
+    def _layer(self, prefix: str) -> Layer:
+        spec = self.spec
+        queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+        attention = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+        mlp = {"gate_proj": spec.intermediate, "up_proj": spec.intermediate}
+        self_attn, in_mlp = prefix + "self_attn.", prefix + "mlp."
+        return Layer(
+            attention_norm=self._vector(prefix + "input_layernorm.weight", spec.hidden),
+            qkv=self._linear(spec.hidden, attention, self_attn, bias=spec.qkv_bias),
+            output=self._linear(queries, {"o_proj": spec.hidden}, self_attn),
+            mlp_norm=self._vector(prefix + "post_attention_layernorm.weight", spec.hidden),
+            gate_up=self._linear(spec.hidden, mlp, in_mlp, gated=True),
+            down=self._linear(spec.intermediate, {"down_proj": spec.hidden}, in_mlp),
+        )
+
+    def _linear(
+        self,
+        inputs: int,
+        outputs: dict[str, int],
+        prefix: str = "",
+        bias: bool = False,
+        gated: bool = False,
+    ) -> Linear:
+        """The fused product of these tensors, by their names and numbers of outputs."""
+        parts = [self._place(f"{prefix}{n}.weight", (rows, inputs)) for n, rows in outputs.items()]
+        biases = [self._vector(f"{prefix}{n}.bias", rows) for n, rows in outputs.items() if bias]
+        return Linear(self.kernels, parts, torch.cat(biases) if biases else None, gated)
+
+    def _vector(self, name: str, size: int) -> torch.Tensor:
+        vector = self._place(name, (size,))
+        assert isinstance(vector, torch.Tensor), name
+        return vector.contiguous()
+
+    def _place(self, name: str, shape: tuple[int, ...]) -> Part:
+        part = self.take(name, shape)
+        return part if isinstance(part, Quantised) else part.to(self.device, self.dtype)
+
+
+class Weights(ABC):
+    """Named tensors of one place; what is taken is crossed out, and what is left refused."""
+
+    def __init__(self, where: Path, file_of: Mapping[str, Path]) -> None:
+        self.where, self.file_of = where, file_of
+        self.names = frozenset(file_of)
+        self.left = set(file_of)
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Part:
+        """The tensor `name` as the file holds it: Quantised where its kind is one of those.
+
+        ModelError when it is not there, has another shape, or holds a number that is not finite.
+        """
+        if name not in self.names:
+            raise ModelError(f"{self.where} lacks the tensor {name!r} of shape {list(shape)}.")
+        stored = self.read(name)
+        if tuple(stored.shape) != shape:
+            raise ModelError(
+                f"{self.file_of[name]}: {name} has shape {list(stored.shape)}; its config says "
+                f"{list(shape)}."
+            )
+        if not (stored.is_finite if isinstance(stored, Quantised) else _is_finite(stored)):
+            raise ModelError(
+                f"{self.file_of[name]}: {name} holds numbers that are not finite; the file is "
+                "corrupt: fetch the model again."
+            )
+        self.left.discard(name)
+        return stored
+
+    def refuse_leftovers(self, unused: Collection[str] = ()) -> None:
+        """ModelError where a file has a tensor that was not taken, nor is among the `unused`."""
+        left = self.left.difference(unused)
+        unknown = sorted(name for name in left if not name.endswith(_IGNORED))
+        if unknown:
+            raise ModelError(
+                f"{self.file_of[unknown[0]]} holds {len(unknown)} tensors that this architecture "
+                f"does not know, first {unknown[0]!r}; nothing is dropped silently: the config "
+                "does not belong to these weights."
+            )
+
+    @abstractmethod
+    def read(self, name: str) -> Part:
+        """The tensor of a name that is there, as stored."""
+
+    @abstractmethod
+    def digest(self) -> str:
+        """sha256 over the bytes of all files."""
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    """Whether it holds neither NaN nor infinity; a tenth of isfinite's time, as ends carry both."""
+    if not tensor.is_floating_point():
+        return True
+    return all(math.isfinite(end) for end in map(float, torch.aminmax(tensor)))
+
+
+def open_weights(source: Source) -> Weights:
+    """The tensors of a model's folder or .gguf file, by the names Hugging Face gives them."""
+    return GGUFWeights(source) if isinstance(source, GGUFFile) else FolderWeights(source)
+
+
+class FolderWeights(Weights):
+    """The safetensors files of a folder: one, or those that an index names."""
+
+    def __init__(self, folder: Path) -> None:
+        index, single = folder / INDEX, folder / "model.safetensors"
+        if single.is_file():
+            files = [single]
+        elif index.is_file():
+            try:
+                listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            except (ValueError, KeyError) as error:
+                raise ModelError(f"{index} has no readable weight_map: {error}.") from error
+            files = sorted({folder / name for name in listed.values()})
+        else:
+            raise ModelError(f"{folder} has neither model.safetensors nor {INDEX}.")
+        file_of: dict[str, Path] = {}
+        for file in files:
+            with self._open(file) as opened:
+                file_of |= dict.fromkeys(opened.keys(), file)
+        super().__init__(folder, file_of)
+
+    def _open(self, file: Path) -> Any:
+        try:
+            return safe_open(file, framework="pt")
+        except (SafetensorError, OSError) as error:
+            raise ModelError(
+                f"{file} is missing, cut short or corrupt ({error}); fetch the model again."
+            ) from error
+
+    def read(self, name: str) -> torch.Tensor:
+        with self._open(self.file_of[name]) as opened:
+            tensor: torch.Tensor = opened.get_tensor(name)
+        return tensor
+
+    def digest(self) -> str:
+        total = hashlib.sha256()
+        for file in sorted(set(self.file_of.values())):
+            with file.open("rb") as opened:
+                total.update(hashlib.file_digest(opened, "sha256").digest())
+        return total.hexdigest()
+
+
+class GGUFWeights(Weights):
+    """A GGUF file's tensors; quantised matrices stay its mapped bytes."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        self._file = file
+        self._own = {hub_name(name): name for name in file.tensors if name != ROPE_FACTORS}
+        super().__init__(file.path, dict.fromkeys(self._own, file.path))
+
+    def read(self, name: str) -> Part:
+        self._file.release()  # else file and packed copy are held at once
+        stored, data = self._file.tensors[self._own[name]], self._file.data(self._own[name])
+        order = self._order(name, stored.shape[0])
+        if stored.kind in FORMATS:
+            columns = stored.shape[-1]
+            rows = math.prod(stored.shape) // columns
+            matrix = Quantised(stored.kind, data.reshape(rows, -1), (rows, columns))
+            return matrix if order is None else matrix.pick(order)
+        plain = torch.frombuffer(data.copy(), dtype=_PLAIN[stored.kind]).view(stored.shape)
+        return plain if order is None else plain[torch.from_numpy(order)]
+
+    def digest(self) -> str:
+        with self.where.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+
+    def _order(self, name: str, rows: int) -> NDArray[np.intp] | None:
+        """Which rows to take for Hugging Face's order: None where they lie so.
+
+        Llama files rotate neighbouring rows of a head, (0, 1), (2, 3); ours and Hugging Face's
+        rotate row i with row i + head_dim / 2. Rows that are no whole heads stay: their shape will
+        be refused.
+        """
+        settings = self._file.settings
+        part = next((p for p in (".self_attn.q_proj.", ".self_attn.k_proj.") if p in name), None)
+        if part is None or settings.text("general.architecture") != "llama":
+            return None
+        count = "head_count" if "q_proj" in part else "head_count_kv"
+        heads = settings.whole(f"llama.attention.{count}")
+        if rows % (2 * heads):
+            return None
+        pairs = np.arange(rows).reshape(heads, rows // heads // 2, 2)
+        return pairs.swapaxes(1, 2).reshape(-1)

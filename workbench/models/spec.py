@@ -1,34 +1,131 @@
 """A model's shapes, and every formula of sizes and work that follows from them.
 
 Plain numbers, no torch. Formulas take (tp, pp): the number of ranks that split a layer's heads and
-columns (tensor parallel) and the layers (pipeline parallel); they answer for one rank, the largest
-where ranks differ.
+columns (tensor parallel) and the layers (pipeline parallel); they return one rank's share, the
+largest where ranks differ.
 """
 
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from workbench.errors import ModelError
-from workbench.models.architectures import (
-    ARCHITECTURES,
-    ValueHead,
-    named_architecture,
-    refuse_variants,
-    sliding_window,
-)
-from workbench.models.settings import Settings
 
-_Allowed = tuple[str, float, bool, str]  # setting, its value, whether that is fine, what is
-_MOST_LAYERS = 10_000  # a list of each layer's parts is made before any weight is read
+_LARGEST = 2**31 - 1  # no size and no token id of a model comes near it
+_LARGEST_NUMBER = 3.4e38  # what float32 holds, in which most models compute
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a config.json or a GGUF file says of a model, and the file (`where`) that errors name.
+
+    Each reader raises ModelError for a value of another kind, and for one that is absent and has no
+    default; null counts as absent.
+    """
+
+    values: Mapping[str, Any]
+    where: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.values, Mapping):
+            raise ModelError(
+                f"{self.where} holds {reprlib.repr(self.values)}; allowed: an object of settings."
+            )
+
+    def has(self, name: str) -> bool:
+        """Whether a setting has a value."""
+        return self.values.get(name) is not None
+
+    def whole(self, name: str, default: int | None = None, least: int = 1) -> int:
+        """A whole number, `least` or more; true is no number, 4.0 is not whole."""
+        allowed = f"a whole number from {least} to {_LARGEST:,}"
+        found: int = self._found(name, default, allowed)
+        if type(found) is not int or not least <= found <= _LARGEST:
+            raise self.refusal(name, found, allowed)
+        return found
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A number above 0, neither infinite nor undefined."""
+        allowed = f"a number above 0, at most {_LARGEST_NUMBER}"
+        found = self._found(name, default, allowed)
+        if type(found) not in (int, float) or not 0 < found <= _LARGEST_NUMBER:
+            raise self.refusal(name, found, allowed)
+        return float(found)
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """A text."""
+        return str(self._found(name, default, "a text", str))
+
+    def flag(self, name: str, default: bool | None = None) -> bool:
+        """True or false; 1 is neither."""
+        return bool(self._found(name, default, "true or false", bool))
+
+    def part(self, name: str) -> Settings:
+        """The settings within one, none where it is absent."""
+        found = self._found(name, {}, "an object of settings, or null", Mapping)
+        return Settings(found, f"{self.where}: {name}")
+
+    def refusal(self, name: str, found: Any, allowed: str) -> ModelError:
+        """The error for a value that is not allowed."""
+        count = f" ({len(found)} values)" if isinstance(found, list) else ""
+        return ModelError(
+            f"{self.where} says {name} = {reprlib.repr(found)}{count}; allowed: {allowed}."
+        )
+
+    def _found(self, name: str, default: Any, allowed: str, kind: type = object) -> Any:
+        found = self.values[name] if self.has(name) else default
+        if found is None:
+            raise ModelError(f"{self.where} lacks {name!r}; needed: {allowed}.")
+        if not isinstance(found, kind):
+            raise self.refusal(name, found, allowed)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class ValueHead:
+    """Values of a hidden state: linear layers with bias and ReLU between, the last to `outputs`.
+
+    names: the layers' tensors, each with `.weight` and `.bias`; all but the last keep the width.
+    """
+
+    outputs: int
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """What an architecture adds to Llama's layers (norm, rotary attention, SwiGLU)."""
+
+    qkv_bias: bool = False
+    value_head: ValueHead | None = None  # None: it has a vocabulary
+    unused: tuple[str, ...] = ()  # tensors its files may hold that no part of it reads
+
+
+_UNUSED = ("lm_head.weight",)
+# The value heads are those of Qwen2.5-Math-PRM's modeling_qwen2_rm.py (`score`: Linear, ReLU,
+# Linear to 2 labels) and of SkyworkAI/skywork-o1-prm-inference, prm_model.py (`v_head.summary`: one
+# Linear to 1 value).
+ARCHITECTURES: dict[str, Architecture] = {
+    "LlamaForCausalLM": Architecture(),
+    "MistralForCausalLM": Architecture(),
+    "Qwen2ForCausalLM": Architecture(qkv_bias=True),
+    "Qwen2ForProcessRewardModel": Architecture(True, ValueHead(2, ("score.0", "score.2")), _UNUSED),
+    "Qwen2ForPrmModel": Architecture(True, ValueHead(1, ("v_head.summary",)), _UNUSED),
+}
+
+# Other values make another model of a supported architecture.
+_REQUIRED = {"hidden_act": "silu", "pretraining_tp": 1, "quantization_config": None}
+_REQUIRED |= dict.fromkeys(("attention_bias", "mlp_bias", "use_sliding_window"), False)
+_MISTRAL_WINDOW = 4096  # what `transformers` takes where a Mistral config is silent
 
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """Llama-3's stretch of slow rotations; see models.layers.rotary_frequencies."""
+    """Llama-3's stretch of slow rotations; see models.llama.rotary_frequencies."""
 
     factor: float
     low_freq_factor: float
@@ -59,29 +156,31 @@ class ModelSpec:
     @classmethod
     def from_config(cls, config: Mapping[str, Any], where: str = "config.json") -> ModelSpec:
         """The spec of a Hugging Face config; ModelError names what is missing or not supported."""
-        said = Settings(config, where)
-        architecture = named_architecture(config, where)
-        refuse_variants(config, where)
-        hidden, heads = said.whole("hidden_size"), said.whole("num_attention_heads")
-        theta, scaling = _rope(said)
+        settings = Settings(config, where)
+        architecture = _architecture(config, where)
+        hidden, heads = settings.whole("hidden_size"), settings.whole("num_attention_heads")
+        theta, scaling = _rope(settings)
+        window = None  # Qwen2's is refused if used
+        if architecture == "MistralForCausalLM" and config.get("sliding_window", 0) is not None:
+            window = settings.whole("sliding_window", _MISTRAL_WINDOW)
         spec = cls(
-            layers=said.whole("num_hidden_layers"),
+            layers=settings.whole("num_hidden_layers"),
             hidden=hidden,
             heads=heads,
-            kv_heads=said.whole("num_key_value_heads", heads),
-            head_dim=said.whole("head_dim", hidden // heads),
-            intermediate=said.whole("intermediate_size"),
-            vocab=said.whole("vocab_size"),
-            max_model_len=said.whole("max_position_embeddings"),
-            rms_epsilon=said.number("rms_norm_eps", 1e-6),
+            kv_heads=settings.whole("num_key_value_heads", heads),
+            head_dim=settings.whole("head_dim", hidden // heads),
+            intermediate=settings.whole("intermediate_size"),
+            vocab=settings.whole("vocab_size"),
+            max_model_len=settings.whole("max_position_embeddings"),
+            rms_epsilon=settings.number("rms_norm_eps", 1e-6),
             rope_theta=theta,
             rope_scaling=scaling,
             tied=bool(config.get("tie_word_embeddings", False)),
             dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
             architecture=architecture,
-            sliding_window=sliding_window(said, architecture),
+            sliding_window=window,
         )
-        spec._refuse_shapes(where)
+        _require_supported(spec, where)
         return spec
 
     @property
@@ -95,13 +194,8 @@ class ModelSpec:
         return ARCHITECTURES[self.architecture].value_head
 
     @property
-    def unused_tensors(self) -> tuple[str, ...]:
-        """Names that a file of this architecture may hold and no part of the model reads."""
-        return ARCHITECTURES[self.architecture].unused
-
-    @property
     def outputs(self) -> int:
-        """Columns of what a position is given: the vocabulary's logits, or the head's values."""
+        """Columns of a position's output: the vocabulary's logits, or the head's values."""
         return self.vocab if self.value_head is None else self.value_head.outputs
 
     @property
@@ -154,35 +248,6 @@ class ModelSpec:
         head = 2 * (1 if logits is None else logits) * self._head_products() // tp
         return self._layers(pp) * (attention + products) + head
 
-    def _refuse_shapes(self, where: str) -> None:
-        """ModelError for shapes and rotations that the forward pass has no code for."""
-        for name, given, fine, allowed in (*self._shapes_allowed(), *self._rotations_allowed()):
-            if not fine:
-                raise ModelError(f"{where} says {name} = {given}; supported: {allowed}.")
-
-    def _shapes_allowed(self) -> tuple[_Allowed, ...]:
-        many = f"a multiple of num_key_value_heads = {self.kv_heads}"
-        return (
-            ("num_attention_heads", self.heads, self.heads % self.kv_heads == 0, many),
-            ("head_dim", self.head_dim, self.head_dim % 8 == 0, "a multiple of 8"),
-            ("num_hidden_layers", self.layers, self.layers <= _MOST_LAYERS, "10,000 at most"),
-            ("hidden_size", self.hidden, self.hidden >= 16, "16 or more"),
-            ("intermediate_size", self.intermediate, self.intermediate >= 16, "16 or more"),
-        )
-
-    def _rotations_allowed(self) -> tuple[_Allowed, ...]:
-        """Below 1, theta or factor may turn by more in one position than float32 can hold."""
-        theta: _Allowed = ("rope_theta", self.rope_theta, self.rope_theta >= 1, "1 or more")
-        scaling = self.rope_scaling
-        if scaling is None:
-            return (theta,)
-        low, high = scaling.low_freq_factor, scaling.high_freq_factor
-        return (
-            theta,
-            ("factor", scaling.factor, scaling.factor >= 1, "1 or more"),
-            ("high_freq_factor", high, high > low, f"more than low_freq_factor = {low}"),
-        )
-
     def _layers(self, pp: int) -> int:
         return math.ceil(self.layers / pp)
 
@@ -206,19 +271,58 @@ class ModelSpec:
         return self.hidden * (attention + 3 * self.intermediate)
 
 
-def _rope(said: Settings) -> tuple[float, RopeScaling | None]:
+def _architecture(config: Mapping[str, Any], where: str) -> str:
+    """The architecture a config names; ModelError where none, or no variant of it, is supported."""
+    names = config.get("architectures")
+    listed = names if isinstance(names, list | tuple) else ()
+    supported = [name for name in listed if isinstance(name, str) and name in ARCHITECTURES]
+    if not supported:
+        known = ", ".join(ARCHITECTURES)
+        raise ModelError(f"{where} says architectures {names}; supported: {known}.")
+    for key, allowed in _REQUIRED.items():
+        if config.get(key, allowed) != allowed:
+            raise ModelError(f"{where} says {key} = {config[key]!r}; supported: {allowed!r} only.")
+    return supported[0]
+
+
+def _rope(settings: Settings) -> tuple[float, RopeScaling | None]:
     """Base and scaling: `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling`."""
-    new, old = said.part("rope_parameters"), said.part("rope_scaling")
-    rope = new if new.given else old
-    theta = rope.number("rope_theta", said.number("rope_theta", 10000.0))
+    new, old = settings.part("rope_parameters"), settings.part("rope_scaling")
+    rope = new if new.values else old
+    theta = rope.number("rope_theta", settings.number("rope_theta", 10000.0))
     kind = rope.text("rope_type", rope.text("type", "default"))
     if kind == "default":
         return theta, None
     if kind != "llama3":
-        raise ModelError(f"{said.where} says rope_type {kind!r}; supported: 'default', 'llama3'.")
+        where = settings.where
+        raise ModelError(f"{where} says rope_type {kind!r}; supported: 'default', 'llama3'.")
     return theta, RopeScaling(
         factor=rope.number("factor"),
         low_freq_factor=rope.number("low_freq_factor"),
         high_freq_factor=rope.number("high_freq_factor"),
         original_max_position=rope.whole("original_max_position_embeddings"),
     )
+
+
+def _require_supported(spec: ModelSpec, where: str) -> None:
+    """ModelError for shapes and rotations that the forward pass has no code for."""
+    kv_heads, scaling = spec.kv_heads, spec.rope_scaling
+    many = f"a multiple of num_key_value_heads = {kv_heads}"
+    checks = [
+        ("num_attention_heads", spec.heads, spec.heads % kv_heads == 0, many),
+        ("head_dim", spec.head_dim, spec.head_dim % 8 == 0, "a multiple of 8"),
+        # a list of each layer's parts is made before any weight is read
+        ("num_hidden_layers", spec.layers, spec.layers <= 10_000, "10,000 at most"),
+        ("hidden_size", spec.hidden, spec.hidden >= 16, "16 or more"),
+        ("intermediate_size", spec.intermediate, spec.intermediate >= 16, "16 or more"),
+        # below 1, theta or factor may turn by more in one position than float32 can hold
+        ("rope_theta", spec.rope_theta, spec.rope_theta >= 1, "1 or more"),
+    ]
+    if scaling is not None:
+        low, high = scaling.low_freq_factor, scaling.high_freq_factor
+        above = f"more than low_freq_factor = {low}"
+        checks.append(("factor", scaling.factor, scaling.factor >= 1, "1 or more"))
+        checks.append(("high_freq_factor", high, high > low, above))
+    for name, value, fine, allowed in checks:
+        if not fine:
+            raise ModelError(f"{where} says {name} = {value}; supported: {allowed}.")

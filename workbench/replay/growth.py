@@ -12,7 +12,7 @@ from heapq import heapify, heapreplace
 from typing import Any
 
 from workbench.config import EngineConfig
-from workbench.models.folders import held_bytes, model_spec
+from workbench.models.registry import held_bytes, model_spec
 from workbench.search.problems import Problem
 from workbench.search.recording import (
     RecordedEngine,

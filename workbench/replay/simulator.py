@@ -13,10 +13,10 @@ from typing import Any
 
 import pandas as pd
 
-from workbench.collection import collection_paused
 from workbench.config import SearchSwitches
 from workbench.core import SamplingParams
 from workbench.errors import ConfigError, RecordingError
+from workbench.host import collection_paused
 from workbench.replay.answers import Answers, RecordedPRM, RecordedScores
 from workbench.replay.cost import StepCost, Terms
 from workbench.replay.devices import Device

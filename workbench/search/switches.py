@@ -9,7 +9,7 @@ order and batches never enter a token. What may differ beside time:
                       adaptive: only what both caches can hold goes   the same
     forget_pruned     caches drop pruned beams                        evictions, recomputed tokens
 
-dtype, quantization, batch_invariant and finish_at_limit change tokens; they are no switches.
+dtype, batch_invariant and finish_at_limit change tokens; they are no switches.
 """
 
 from __future__ import annotations

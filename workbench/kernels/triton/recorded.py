@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch
 
-from workbench.collection import collection_paused
+from workbench.host import collection_paused
 from workbench.kernels.context import ForwardContext
 from workbench.kernels.triton.placing import Capacity, DeviceWork, is_aligned, padded, place
 from workbench.kernels.triton.tuning import Tuning

@@ -8,7 +8,8 @@ from itertools import islice, pairwise
 
 import pytest
 
-from workbench.experiments.tiny_corpus import (
+from workbench.search.problems import draw_terms
+from workbench.training.corpus import (
     FLAWLESS_STUDENT,
     STEP_END,
     STUDENT,
@@ -19,7 +20,6 @@ from workbench.experiments.tiny_corpus import (
     value_left,
     work_out,
 )
-from workbench.search.problems import draw_terms
 
 
 def solutions(count: int, seed: int = 0, rates: StudentRates = STUDENT, longest: int = 24):

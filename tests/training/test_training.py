@@ -11,16 +11,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from workbench.errors import ConfigError  # noqa: E402
-from workbench.experiments.tiny_corpus import training_solutions, work_out  # noqa: E402
-from workbench.experiments.tiny_examples import (  # noqa: E402
-    IGNORED,
-    batches,
-    examples,
-    prm_example,
-    solver_example,
-    without_prefix,
-)
-from workbench.experiments.tiny_tokenizer import (  # noqa: E402
+from workbench.tokenizer import Tokenizer  # noqa: E402
+from workbench.training.corpus import (  # noqa: E402
     ASSISTANT,
     DEFAULT_SYSTEM_MESSAGE,
     END,
@@ -28,10 +20,20 @@ from workbench.experiments.tiny_tokenizer import (  # noqa: E402
     build_tokenizer,
     save_tokenizer,
     system_prefix,
+    training_solutions,
+    work_out,
 )
-from workbench.experiments.tiny_widening import query_slots, widened  # noqa: E402
-from workbench.experiments.train_tiny import rate_at, train_tiny  # noqa: E402
-from workbench.tokenizer import Tokenizer  # noqa: E402
+from workbench.training.training import (  # noqa: E402
+    IGNORED,
+    batches,
+    examples,
+    prm_example,
+    rate_at,
+    solver_example,
+    train_tiny,
+    widened,
+    without_prefix,
+)
 
 
 @pytest.fixture(scope="module")
@@ -136,18 +138,12 @@ def test_a_widened_model_computes_nearly_what_the_narrow_one_does():
         hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=1,
         initializer_range=0.2, **shape))  # fmt: skip
     wide = widened(narrow, transformers.LlamaConfig(
-        hidden_size=72, intermediate_size=96, num_attention_heads=6, num_key_value_heads=2,
+        hidden_size=72, intermediate_size=96, num_attention_heads=12, num_key_value_heads=4,
         initializer_range=0.002, **shape))  # fmt: skip
     ids = torch.randint(0, 64, (2, 20))
     with torch.no_grad():
         expected, got = narrow(ids).logits, wide(ids).logits
     assert (got - expected).abs().max() < 0.02 * expected.abs().max()
-
-
-def test_query_heads_are_dealt_out_over_the_groups():
-    config = transformers.LlamaConfig(num_attention_heads=12, num_key_value_heads=4, head_dim=16,
-                                      hidden_size=336)  # fmt: skip
-    assert query_slots(8, config) == [0, 3, 6, 9, 1, 4, 7, 10]
 
 
 def test_the_rate_warms_up_and_falls():

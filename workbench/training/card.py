@@ -1,0 +1,175 @@
+"""The figures of merit of the embedded pair, as its model cards print them: demanded and measured.
+
+Two searches over fresh held-out problems on our own engine are enough: whole samples (pass@1,
+votes, depth, the verifier's AUC on every sampled step) and beam search with and without shuffled
+scores. Whether a step is right is computed from its text, by no model.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from workbench.core import TokenEngine
+from workbench.engine.engine import Engine
+from workbench.experiments.statistics import bootstrap_mean
+from workbench.search.prm import PRM, ScoreCache
+from workbench.search.problems import Problem, load_problems
+from workbench.search.result import SearchResult
+from workbench.search.search import run_search
+from workbench.search.strategies import BeamSearch, BestOfN, split_steps
+from workbench.training.corpus import is_right
+
+N, BEAM_WIDTH, DEPTH = 16, 4, 40
+DRAWS = 1000
+
+
+def embedded_card(num_problems: int = 128, seed: int = 0) -> pd.DataFrame:
+    """The table of the embedded pair. Takes minutes on two cores with 128 problems."""
+    llm, judge = (Engine(name, kv_memory="256MiB") for name in ("tiny-solver", "tiny-prm"))
+    problems, prm, cache = load_problems("tiny", num_problems, seed=seed), PRM(judge), ScoreCache()
+    common: dict[str, Any] = {"llm": llm, "prm": prm, "seed": seed}
+    samples = run_search(problems, strategy=BestOfN(n=N), score_cache=cache, **common)
+    strategy = BeamSearch(n=N, beam_width=BEAM_WIDTH, max_depth=DEPTH)
+    beams = run_search(problems, strategy=strategy, **common)
+    shuffled = run_search(problems, strategy=strategy, score_shuffle_seed=seed, **common)
+    steps = pd.DataFrame(sampled_steps(samples, problems, llm, prm, cache))
+    rows = _card_rows(samples, beams, shuffled, steps, prm)
+    return pd.DataFrame(rows, columns=["figure", "demanded", "measured"])
+
+
+def as_markdown(table: pd.DataFrame) -> str:
+    """The table as GitHub shows it."""
+    lines = ["| " + " | ".join(table.columns) + " |", "|---" * len(table.columns) + "|"]
+    lines += ["| " + " | ".join(map(str, row)) + " |" for row in table.itertuples(index=False)]
+    return "\n".join(lines) + "\n"
+
+
+def sampled_steps(
+    samples: SearchResult,
+    problems: Sequence[Problem],
+    llm: TokenEngine,
+    prm: PRM,
+    cache: ScoreCache,
+) -> Iterator[dict[str, Any]]:
+    """One row a step of each sample: its true label, its score, its tokens in both models."""
+    levels = {problem.id: problem.level for problem in problems}
+    answers = {problem.id: int(problem.answer or 0) for problem in problems}
+    for sample in samples.candidates.itertuples():
+        pieces = split_steps(str(sample.text))
+        name = str(sample.problem_id)
+        for count, piece in enumerate(pieces, start=1):
+            yield {
+                "problem_id": name,
+                "level": levels[name],
+                "sample": sample.node_id,
+                "depth": count,
+                "correct": is_right(piece, answers[name]),
+                "score": cache.get(prm.fingerprint, name, pieces[:count]),
+                "llm_tokens": len(llm.tokenizer.encode(piece, add_special_tokens=False)),
+                "prm_tokens": len(prm.next_input(array("i"), piece)),
+            }
+
+
+def _card_rows(
+    samples: SearchResult,
+    beams: SearchResult,
+    shuffled: SearchResult,
+    steps: pd.DataFrame,
+    prm: PRM,
+) -> Iterator[tuple[str, str, str]]:
+    """(figure, demanded, measured) of everything STUDY demands of the pair."""
+    level = samples.problems.set_index("problem_id")["level"]
+    order = list(samples.problems["problem_id"])
+    right = samples.candidates.groupby("problem_id")["correct"]
+    pass_1 = right.mean().astype(float).loc[order]
+    majority, weighted = (samples.correct_by(v).astype(float) for v in ("majority", "weighted"))
+    beam, chance = (
+        found.problems.set_index("problem_id")["correct"].astype(float)
+        for found in (beams, shuffled)
+    )
+
+    def interval(values: pd.Series) -> str:
+        found = bootstrap_mean(values.to_numpy(float), list(values.index))
+        return f"{found.estimate:.3f} [{found.low:.3f}, {found.high:.3f}]"
+
+    def by_level(values: pd.Series) -> str:
+        means = values.groupby(level.loc[values.index].to_numpy()).mean()
+        return ", ".join(f"{value:.2f}" for value in means.sort_index())
+
+    yield "problems", "fresh, uniform over levels", str(len(beam))
+    yield "pass@1, mean of 16", "0.25-0.60", interval(pass_1)
+    yield "pass@1 by level", "", by_level(pass_1)
+    yield "majority of 16", "", interval(majority)
+    yield "best of 16, weighted", "", interval(weighted)
+    yield "beam search, 16 beams", "", interval(beam)
+    yield "beam search by level", "", by_level(beam)
+    yield "beam search - pass@1", ">= 0.25", interval(beam - pass_1)
+    yield "beam search - majority", ">= 0.05", interval(beam - majority)
+    yield "beam search - shuffled scores", ">= 0.05", interval(beam - chance)
+    auc, low, high = auc_interval(steps)
+    yield "step AUC of the PRM", "0.80-0.95", f"{auc:.3f} [{low:.3f}, {high:.3f}]"
+    yield "distinct siblings", ">= 0.60", f"{sibling_diversity(beams.tree):.2f}"
+    for model, demanded in (("llm", ""), ("prm", "mean >= 24")):
+        tokens = steps[f"{model}_tokens"]
+        parts = {"mean": tokens.mean()} | {f"p{q}": tokens.quantile(q / 100) for q in (50, 95, 99)}
+        told = ", ".join(f"{name} {value:.0f}" for name, value in parts.items())
+        yield f"tokens a step, {model}", demanded, told
+    longest = max(longest_input(result, prm) for result in (samples, beams))
+    yield "longest PRM input, tokens", "< 2,048", f"{longest:,}"
+    depths = pd.Series([len(split_steps(text)) for text in beams.candidates["text"]])
+    groups = depths.groupby(level.loc[beams.candidates["problem_id"]].to_numpy())
+    means = ", ".join(f"{depth:.1f}" for depth in groups.mean().sort_index())
+    yield "steps of a beam by level", "level 5: >= 20", means
+    deep = groups.agg(lambda found: (found >= DEPTH).mean()).get(5, float("nan"))
+    yield "level 5 beams at depth 40", "0.02-0.10", f"{deep:.3f}"
+
+
+def area_under_curve(scores: np.ndarray, correct: np.ndarray) -> float:
+    """Chance that a right step scores above a wrong one, ties counted half (Mann-Whitney)."""
+    ranks = pd.Series(scores).rank().to_numpy()
+    right, wrong = int(correct.sum()), int((~correct).sum())
+    if not right or not wrong:
+        return float("nan")
+    return float((ranks[correct].sum() - right * (right + 1) / 2) / (right * wrong))
+
+
+def auc_interval(steps: pd.DataFrame, draws: int = DRAWS, seed: int = 0) -> tuple[float, ...]:
+    """The AUC of all sampled steps and its 95 % bootstrap bounds, problems drawn anew."""
+    known = steps.dropna(subset=["score"])
+    groups = [
+        (frame["score"].to_numpy(float), frame["correct"].to_numpy(bool))
+        for _, frame in known.groupby("problem_id")
+    ]
+
+    def auc(chosen: Iterable[int]) -> float:
+        scores, correct = zip(*(groups[index] for index in chosen), strict=True)
+        return area_under_curve(np.concatenate(scores), np.concatenate(correct))
+
+    generator = np.random.default_rng(seed)
+    drawn = [auc(generator.integers(len(groups), size=len(groups))) for _ in range(draws)]
+    return auc(range(len(groups))), *np.nanpercentile(drawn, [2.5, 97.5])
+
+
+def sibling_diversity(tree: pd.DataFrame) -> float:
+    """Mean share of distinct texts among the children of one node, where it has several."""
+    children = tree.groupby(["problem_id", "parent_id"])["text"].agg(["nunique", "size"])
+    several = children[(children["size"] > 1) & (children.index.get_level_values(1) != "")]
+    return float((several["nunique"] / several["size"]).mean())
+
+
+def longest_input(result: SearchResult, prm: PRM) -> int:
+    """Tokens of the longest PRM input among a search's final beams."""
+    questions = dict(zip(result.problems["problem_id"], result.problems["problem"], strict=True))
+    longest = 0
+    for beam in result.candidates.itertuples():
+        pieces = split_steps(str(beam.text)) or ("",)
+        ids = prm.first_input(questions[str(beam.problem_id)], pieces[0])
+        for piece in pieces[1:]:
+            ids = prm.next_input(ids, piece)
+        longest = max(longest, len(ids))
+    return longest
