@@ -92,7 +92,8 @@ class Tag:
 class Sequence:
     """One request in flight. num_computed <= len(token_ids), and < once anything is wanted.
 
-    token_ids: prompt, then what was sampled. num_computed: tokens whose KV is in the cache now.
+    token_ids: prompt, then what was sampled; a list that carries its block hashes
+    (kvcache/prefix.py) is hashed once. num_computed: tokens whose KV is in the cache now.
     """
 
     request_id: int

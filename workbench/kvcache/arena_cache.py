@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 
 from workbench.kvcache.leases import LeasedPool
 from workbench.kvcache.manager import Allocation, KVCacheManager
+from workbench.kvcache.prefix import HashedTokens
 from workbench.kvcache.recompute import Lost
 
 
@@ -54,7 +55,7 @@ class ArenaCache(KVCacheManager):
     def allocate(
         self,
         seq_id: int,
-        token_ids: SequenceOf[int],
+        token_ids: SequenceOf[int] | HashedTokens,
         num_tokens: int | None = None,
         *,
         salt: bytes = b"",
@@ -80,6 +81,8 @@ class ArenaCache(KVCacheManager):
             pool.wanted = -(-blocks // pool.per_page)
         return admitted
 
-    def _find_lost(self, tokens: list[int], root: bytes, chain: list[bytes], missed: range) -> Lost:
+    def _find_lost(
+        self, tokens: HashedTokens, root: bytes, chain: list[bytes], missed: range
+    ) -> Lost:
         self._leases.shadow.ask(chain[missed.start : missed.stop])
         return super()._find_lost(tokens, root, chain, missed)

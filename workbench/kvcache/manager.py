@@ -16,7 +16,7 @@ from workbench.errors import ConfigError
 from workbench.kvcache.forgetting import Line, forget
 from workbench.kvcache.matching import PrefixMatching
 from workbench.kvcache.pool import BlockPool, CacheStats
-from workbench.kvcache.prefix import extend_chain
+from workbench.kvcache.prefix import HashedTokens, chain_root, extend_chain
 from workbench.kvcache.recompute import NOTHING_LOST, Lost, PartialTails, find_lost
 from workbench.kvcache.resizing import Resizable
 from workbench.kvcache.table import BlockTable
@@ -69,7 +69,7 @@ class KVCacheManager(PrefixMatching, Resizable):
         self._pool: BlockPool = BlockPool(num_blocks) if pool is None else pool
         self._tables: dict[int, BlockTable] = {}
         self._tails = PartialTails(max_parents=max(4096, num_blocks))
-        self._last_chain: tuple[bytes, list[int], list[bytes]] = (b"", [], [])
+        self._root = chain_root(namespace, b"")  # of all sequences without a salt
 
     # -- state --
 
@@ -102,7 +102,7 @@ class KVCacheManager(PrefixMatching, Resizable):
     def allocate(
         self,
         seq_id: int,
-        token_ids: SequenceOf[int],
+        token_ids: SequenceOf[int] | HashedTokens,
         num_tokens: int | None = None,
         *,
         salt: bytes = b"",
@@ -130,12 +130,12 @@ class KVCacheManager(PrefixMatching, Resizable):
         self._count(len(tokens), num_cached_tokens, lost, readmission)
         self._pool.share_all(shared)
         copied = [] if hit.tail is None else [self._pool.copy(hit.tail)]
-        table = BlockTable(root, shared + copied, list(chain), len(shared), num_cached_tokens)
+        table = BlockTable(root, shared + copied, chain, len(shared), num_cached_tokens)
         self._tables[seq_id] = table
         self._grow(table, len(tokens) if num_tokens is None else min(num_tokens, len(tokens)))
         return Allocation(num_cached_tokens, [block.id for block in table.blocks], lost)
 
-    def extend(self, seq_id: int, token_ids: list[int]) -> list[int] | None:
+    def extend(self, seq_id: int, token_ids: SequenceOf[int] | HashedTokens) -> list[int] | None:
         """Make room for all of token_ids, the whole sequence so far; answers the new block ids.
 
         None, and nothing has changed, when the blocks do not suffice.
@@ -144,8 +144,11 @@ class KVCacheManager(PrefixMatching, Resizable):
         missing = self._blocks_for(len(token_ids)) - len(table.blocks)
         if missing > 0 and missing > self._pool.num_available:
             return None
-        if self.enable_prefix_caching:
-            table.chain += extend_chain(table.root, table.chain, token_ids, self.block_size)
+        if self.enable_prefix_caching and len(token_ids) // self.block_size > len(table.chain):
+            if hasattr(token_ids, "block_hashes"):
+                table.chain = token_ids.block_hashes(table.root, self.block_size)
+            else:
+                extend_chain(table.root, table.chain, token_ids, self.block_size)
         return self._grow(table, len(token_ids))
 
     def fork(self, parent: int, child: int, num_tokens: int | None = None) -> Allocation | None:
@@ -180,7 +183,7 @@ class KVCacheManager(PrefixMatching, Resizable):
         seq_id: int,
         num_computed: int | None = None,
         *,
-        token_ids: list[int] | None = None,
+        token_ids: SequenceOf[int] | HashedTokens | None = None,
     ) -> None:
         """Release a sequence's blocks, tail first; those that reach past num_computed are no hit.
 
@@ -206,8 +209,8 @@ class KVCacheManager(PrefixMatching, Resizable):
 
     def forget(
         self,
-        lines: Iterable[SequenceOf[int]],
-        kept: Iterable[SequenceOf[int]] = (),
+        lines: Iterable[SequenceOf[int] | HashedTokens],
+        kept: Iterable[SequenceOf[int] | HashedTokens] = (),
         *,
         salt: bytes = b"",
     ) -> int:
@@ -237,10 +240,11 @@ class KVCacheManager(PrefixMatching, Resizable):
 
     # -- how --
 
-    def _lines(self, many: Iterable[SequenceOf[int]], salt: bytes) -> Iterator[Line]:
+    def _lines(self, many: Iterable[SequenceOf[int] | HashedTokens], salt: bytes) -> Iterator[Line]:
         for token_ids in many:
             tokens, root, chain = self._hashed(token_ids, salt)
-            yield root, chain, tuple(tokens[len(chain) * self.block_size :])
+            full = len(chain) and len(tokens) // self.block_size
+            yield root, chain[:full], tuple(tokens[full * self.block_size :])
 
     def _table(self, seq_id: int) -> BlockTable:
         table = self._tables.get(seq_id)
@@ -270,7 +274,9 @@ class KVCacheManager(PrefixMatching, Resizable):
         if tail and self.reuse_partial_blocks and table.blocks[number].ref_count == 1:
             self._pool.publish_tail(table.blocks[number], parent, tail)
 
-    def _find_lost(self, tokens: list[int], root: bytes, chain: list[bytes], missed: range) -> Lost:
+    def _find_lost(
+        self, tokens: HashedTokens, root: bytes, chain: list[bytes], missed: range
+    ) -> Lost:
         if not self.enable_prefix_caching:
             return NOTHING_LOST
         return find_lost(

@@ -10,7 +10,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from workbench.kvcache.pool import Block, BlockPool
-from workbench.kvcache.prefix import chain_root, extend_chain
+from workbench.kvcache.prefix import HashedTokens, chain_root, with_hashes
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,15 @@ class PrefixMatching:
     enable_prefix_caching: bool
     reuse_partial_blocks: bool
     _namespace: bytes
+    _root: bytes
     _pool: BlockPool
-    _last_chain: tuple[bytes, list[int], list[bytes]]
 
     def match(
-        self, token_ids: SequenceOf[int], *, salt: bytes = b"", max_hit: int | None = None
+        self,
+        token_ids: SequenceOf[int] | HashedTokens,
+        *,
+        salt: bytes = b"",
+        max_hit: int | None = None,
     ) -> int:
         """How many tokens a request for these would find cached now; changes nothing."""
         tokens, root, chain = self._hashed(token_ids, salt)
@@ -48,28 +52,22 @@ class PrefixMatching:
         return self.block_size * len(hit.blocks) + hit.tail_tokens
 
     def _hashed(
-        self, token_ids: SequenceOf[int], salt: bytes
-    ) -> tuple[list[int], bytes, list[bytes]]:
-        """The tokens as a list, the chain's root and the hashes of the full blocks.
-
-        The last answer is kept: the head of the waiting queue asks the same every step.
-        """
-        tokens = token_ids if isinstance(token_ids, list) else list(token_ids)
-        root = chain_root(self._namespace, salt)
+        self, token_ids: SequenceOf[int] | HashedTokens, salt: bytes
+    ) -> tuple[HashedTokens, bytes, list[bytes]]:
+        """The tokens, the chain's root and at least the hashes of the full blocks."""
+        tokens = with_hashes(token_ids)
+        root = chain_root(self._namespace, salt) if salt else self._root
         if not self.enable_prefix_caching:
             return tokens, root, []
-        last_root, last_tokens, last_chain = self._last_chain
-        if last_root == root and last_tokens == tokens:
-            return tokens, root, last_chain
-        chain = extend_chain(root, [], tokens, self.block_size)
-        self._last_chain = (root, tokens.copy(), chain)
-        return tokens, root, chain
+        return tokens, root, tokens.block_hashes(root, self.block_size)
 
     def _coverable(self, num_tokens: int, max_hit: int | None) -> int:
         """Full blocks that a hit may cover."""
         return _most(num_tokens, max_hit) // self.block_size
 
-    def _hit(self, tokens: list[int], root: bytes, chain: list[bytes], max_hit: int | None) -> Hit:
+    def _hit(
+        self, tokens: HashedTokens, root: bytes, chain: list[bytes], max_hit: int | None
+    ) -> Hit:
         """The longest run of published blocks from block 0, and what goes on where it ends."""
         most = _most(len(tokens), max_hit)
         run = self._pool.find_run(chain[: most // self.block_size])

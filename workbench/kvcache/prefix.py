@@ -9,8 +9,9 @@ know sequences (manager.py).
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence as SequenceOf
 from hashlib import sha256
-from typing import cast
+from typing import Any, Protocol, cast
 
 from workbench.kvcache.parked import ParkedBlocks
 from workbench.kvcache.tails import TailIndex, Tokens
@@ -22,20 +23,69 @@ def chain_root(namespace: bytes, salt: bytes) -> bytes:
 
 
 def extend_chain(
-    root: bytes, chain: list[bytes], token_ids: list[int], block_size: int
-) -> list[bytes]:
-    """The hashes of the full blocks of token_ids that come after those in `chain`."""
+    root: bytes, chain: list[bytes], token_ids: SequenceOf[int], block_size: int
+) -> None:
+    """Append to `chain` the hashes of the full blocks of token_ids that it lacks."""
     first, end = len(chain), len(token_ids) // block_size
     if first >= end:
-        return []
+        return
     width = 4 * block_size
     content = array("i", token_ids[first * block_size : end * block_size]).tobytes()
     parent = chain[-1] if chain else root
-    added = []
     for start in range(0, len(content), width):
         parent = sha256(parent + content[start : start + width]).digest()
-        added.append(parent)
-    return added
+        chain.append(parent)
+
+
+class HashedTokens(Protocol):
+    """Token ids that carry the hashes of their blocks: what a cache's methods take, or a list."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Any: ...
+
+    def __getitem__(self, places: slice, /) -> Any: ...
+
+    def block_hashes(self, root: bytes, block_size: int) -> list[bytes]:
+        """Hashes of at least the full blocks, in order; root: `chain_root` of model and salt.
+
+        Read only: it may be the sequence's own list, which grows with it.
+        """
+        ...
+
+
+class TokenList(list[int]):
+    """Token ids that are only appended to; each block is hashed once for each root and size.
+
+    A beginning, `tokens[:n]`, carries the same hashes: read it, and do not append to it.
+    """
+
+    __slots__ = ("_chains",)
+
+    def __init__(
+        self, token_ids: SequenceOf[int], chains: dict[tuple[bytes, int], list[bytes]] | None = None
+    ) -> None:
+        super().__init__(token_ids)
+        self._chains = {} if chains is None else chains
+
+    def __getitem__(self, places: Any) -> Any:
+        found = super().__getitem__(places)
+        if isinstance(places, slice) and not places.start and places.step is None:
+            return TokenList(found, self._chains)
+        return found
+
+    def block_hashes(self, root: bytes, block_size: int) -> list[bytes]:
+        """See HashedTokens."""
+        chain = self._chains.setdefault((root, block_size), [])
+        extend_chain(root, chain, self, block_size)
+        return chain
+
+
+def with_hashes(token_ids: SequenceOf[int] | HashedTokens) -> HashedTokens:
+    """The sequence itself if it carries its hashes, else a list that does."""
+    if hasattr(token_ids, "block_hashes"):
+        return cast("HashedTokens", token_ids)
+    return TokenList(token_ids)
 
 
 class PrefixIndex:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from workbench.kvcache.prefix import PrefixIndex
+from workbench.kvcache.prefix import HashedTokens, PrefixIndex
 from workbench.kvcache.tails import Tokens, common_prefix
 
 TAILS_PER_PARENT = 64
@@ -87,7 +87,7 @@ class PartialTails:
 def find_lost(
     index: PrefixIndex,
     tails: PartialTails,
-    tokens: list[int],
+    tokens: HashedTokens,
     root: bytes,
     chain: list[bytes],
     missed: range,
@@ -101,7 +101,8 @@ def find_lost(
     evicted, partial = [], []
     for i in range(missed.start, -(-len(tokens) // block_size)):
         start = i * block_size
-        held_once = i < len(chain) and index.was_held(chain[i])
+        is_full = bool(chain) and start + block_size <= len(tokens)
+        held_once = is_full and index.was_held(chain[i])
         if held_once and i in missed and index.was_evicted(chain[i]):
             evicted.append(range(start, start + block_size))
         parent = chain[i - 1] if i else root
