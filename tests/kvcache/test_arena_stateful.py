@@ -1,4 +1,4 @@
-"""Two and three models in one arena: any interleaving of their steps, re-splits and forks."""
+"""Two and three models in one arena: any interleaving of their steps and re-splits."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -8,8 +8,7 @@ from tests.kvcache.bytes_oracle import BytesOracle, Running
 from tests.kvcache.naive import ComparedCache
 from tests.kvcache.test_manager_stateful import FAMILY, SALTS
 from workbench.errors import OutOfMemory
-from workbench.kvcache.arena import KVArena
-from workbench.kvcache.pages import BlockShape, PageShape
+from workbench.kvcache.arena import BlockShape, KVArena, PageShape
 from workbench.kvcache.policies import FirstCome, MarginalValue, PhaseAware, StaticSplit
 
 SIZE = 3  # tokens a block
@@ -87,23 +86,6 @@ class ArenaMachine(RuleBasedStateMachine):
             self.memory.caches[name].free(seq_id, stored, token_ids=sequence.tokens)
             del self.memory.running[name][seq_id]
 
-    @rule(name=MODELS, which=st.integers(0, 9), tokens=st.integers(1, 14))
-    def fork(self, name: str, which: int, tokens: int) -> None:
-        name, self.next_id = self.model(name), self.next_id + 1
-        seq_id = self.a_running(name, which)
-        if seq_id is None:
-            return
-        parent, cache = self.memory.running[name][seq_id], self.memory.caches[name]
-        tokens = min(tokens, parent.room)
-        if parent.stored < tokens:
-            self.memory.store()
-        full = cache.num_free + cache.num_cached == 0
-        child = cache.fork(seq_id, self.next_id, tokens)
-        assert (child is None) == (tokens % SIZE > 0 and full)
-        if child is not None:
-            own = Running(parent.salt, parent.tokens[:tokens], tokens, tokens)
-            self.memory.running[name][self.next_id] = own
-
     @rule(
         name=MODELS,
         lines=st.lists(TOKENS, min_size=1, max_size=3),
@@ -155,7 +137,7 @@ class ArenaMachine(RuleBasedStateMachine):
         before = {s: cache.block_table(s) for s in self.memory.running[self.model(name)]}
         moved = cache.apply()
         assert moved == any(cache.block_table(s) != table for s, table in before.items())
-        pool = cache._pool
+        pool = cache.pool
         assert not (pool.idle and pool.held > pool.grant.limit), "idle pages above the limit"
 
     @rule(share=st.floats(0.05, 0.95))

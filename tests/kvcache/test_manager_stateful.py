@@ -5,9 +5,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from tests.kvcache.naive import ComparedCache
-from workbench.kvcache.arena import KVArena
+from workbench.kvcache.arena import BlockShape, KVArena, PageShape
 from workbench.kvcache.manager import KVCacheManager
-from workbench.kvcache.pages import BlockShape, PageShape
 
 FAMILY = [0, 1, 1, 0, 1, 0, 0, 0, 1, 1, 1, 0, 1, 1]  # few tokens, many equal prefixes
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=14) | st.integers(1, 14).map(
@@ -78,13 +77,17 @@ class ManagerMachine(RuleBasedStateMachine):
             if self.cache.extend(sequence, tokens) is not None:
                 self.tokens[sequence] = tokens
 
-    @rule(sequence=consumes(sequences), computed=st.none() | st.integers(0, 20), tail=st.booleans())
-    def free(self, sequence: int, computed: int | None, tail: bool) -> None:
+    @rule(
+        sequence=consumes(sequences),
+        computed=st.none() | st.integers(0, 20),
+        remember=st.booleans(),
+    )
+    def free(self, sequence: int, computed: int | None, remember: bool) -> None:
         if sequence in self.tokens:
             tokens = self.tokens.pop(sequence)
             room = self.cache.naive.sequences[sequence].room
             computed = None if computed is None else min(computed, room)
-            self.cache.free(sequence, computed, token_ids=tokens if tail else None)
+            self.cache.free(sequence, computed, token_ids=tokens if remember else None)
 
     @rule(tokens=TOKENS, readmission=st.booleans())
     def visit(self, tokens: list[int], readmission: bool) -> None:
@@ -120,7 +123,7 @@ class ResizedMachine(ManagerMachine):
 
     @rule(num_blocks=st.integers(1, 9))
     def resize(self, num_blocks: int) -> None:
-        num_blocks, active = min(num_blocks, len(self.cache._pool.blocks)), self.cache.num_active
+        num_blocks, active = min(num_blocks, len(self.cache.pool.blocks)), self.cache.num_active
         answer = self.cache.resize(num_blocks)
         assert answer.outcome == ("later" if num_blocks < active else "reached")
         self.cache.apply()

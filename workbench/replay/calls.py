@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.errors import ConfigError
-from workbench.kvcache.arena_cache import ArenaCache
 from workbench.kvcache.manager import Allocation, KVCacheManager
 from workbench.kvcache.pool import CacheStats
 from workbench.kvcache.prefix import HashedTokens
@@ -116,7 +115,7 @@ class LoggedCache(ChainedCache):
         if found is not None:
             length = len(token_ids)
             room = length if num_tokens is None else min(num_tokens, length)
-            coverable = self._coverable(length, options.get("max_hit"))
+            coverable = self.coverable(length, options.get("max_hit"))
             contents = self._contents(seq_id, 0, length)
             readmission = options.get("readmission", False)
             self._room[seq_id] = room
@@ -148,14 +147,10 @@ class LoggedCache(ChainedCache):
     def _contents(self, seq_id: int, first: int, num_tokens: int) -> Contents:
         """Numbers of the sequence's full blocks from `first` on."""
         chain, numbers = self._table(seq_id).chain, self._numbers
-        full = len(chain) and num_tokens // self.block_size
+        full = len(chain) and max(first, num_tokens // self.block_size)
         self._named[seq_id] = full
         found = [numbers.setdefault(digest, len(numbers)) for digest in chain[first:full]]
         return np.array(found, np.int32)
-
-
-class LoggedArenaCache(LoggedCache, ArenaCache):
-    """The same for a model in an arena."""
 
 
 def logged_calls(cache: KVCacheManager) -> CacheCalls:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any, cast
 
-from workbench.kvcache.arena_cache import ArenaCache
 from workbench.kvcache.manager import KVCacheManager
 from workbench.kvcache.prefix import extend_chain
 
@@ -111,12 +110,3 @@ class ChainedCache(KVCacheManager):
         """As KVCacheManager."""
         ahead, self._applied = self._applied, None
         return super().apply() if ahead is None else ahead
-
-    @property
-    def num_block_ids(self) -> int:
-        """Block ids are below it; there may be more than blocks."""
-        return len(self._pool.blocks)
-
-
-class ChainedArenaCache(ChainedCache, ArenaCache):
-    """The same for a model in an arena."""
