@@ -39,9 +39,7 @@ class NaiveCache:
         self.now = 0
         self.sequences: dict[int, NaiveSequence] = {}
         self.ever_evicted: set[Key] = set()
-        self.unfilled: list[
-            Key
-        ] = []  # computed tokens of blocks that were not full, with all before
+        self.unfilled: list[Key] = []  # computed tokens up to within a block
         names = "query_tokens hit_tokens readmit_query_tokens readmit_hit_tokens allocated evicted"
         names += " thrashed thrashed_readmit thrash_events duplicates copied"
         self.stats = dict.fromkeys(names.split(), 0)

@@ -79,9 +79,7 @@ def test_the_first_keeps_the_hash_and_a_duplicate_stays_private() -> None:
     assert cache.allocate(3, [*PROMPT, 1]).block_ids[:3] == [0, 1, 2]
 
 
-def test_blocks_without_content_go_first_then_the_least_recently_freed_the_last_block_first() -> (
-    None
-):
+def test_blocks_without_content_go_first_then_the_least_recently_freed() -> None:
     cache = cache_of(6)
     run(cache, 1, list(range(8)))  # blocks 0, 1
     run(cache, 2, list(range(50, 58)))  # blocks 2, 3
