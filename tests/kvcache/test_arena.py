@@ -61,29 +61,6 @@ def test_a_resplit_gives_free_pages_then_the_least_valuable_cached_ones() -> Non
     arena.check()
 
 
-def test_live_blocks_are_moved_only_when_nothing_else_helps_and_never_dropped() -> None:
-    arena = arena_of(kv_share=0.5)
-    llm = arena.cache("llm", SIZE)
-    for which in range(40):  # a block each: all ten pages
-        assert llm.allocate(which, [which] * 3) is not None
-    for which in range(40):
-        if which % 4:
-            llm.free(which)
-    assert llm.pool.held == 10, "one live block holds each page"
-    assert llm.resize(12).outcome == "reached"
-    before = {which: llm.block_table(which) for which in range(0, 40, 4)}
-    assert llm.apply()
-    moves = llm.take_moves()
-    assert 0 < len(moves) <= 7, "out of the emptiest pages into the others"
-    moved_to = dict(moves)
-    for which, table in before.items():
-        assert llm.block_table(which) == [moved_to.get(table[0], table[0])]
-    assert llm.num_active == 10
-    assert (llm.target, llm.actual, arena.target["prm"]) == (12, 12, 17)
-    assert llm.take_moves() == []
-    arena.check()
-
-
 def test_a_target_below_what_is_in_use_is_reached_later() -> None:
     arena = arena_of(kv_share=0.5)
     llm, prm = arena.cache("llm", SIZE), arena.cache("prm", SIZE)
@@ -194,20 +171,6 @@ def test_a_model_that_holds_more_than_its_share_moves_its_blocks_for_one_that_is
     arena.check()
 
 
-def test_a_move_whose_block_is_freed_before_it_is_carried_out_is_forgotten() -> None:
-    """Its page may be another model's by then, and is not to be written."""
-    arena = arena_of(policy=MarginalValue(), kv_share=0.5)
-    llm, prm = (arena.cache(name, SIZE, reuse_partial_blocks=True) for name in arena.models)
-    tokens = tokens_of(5, 1)
-    assert prm.allocate(1, tokens[:-1]) is not None
-    prm.free(1, token_ids=tokens[:-1])
-    assert prm.allocate(2, [*tokens, 7]) is not None
-    assert prm.stats.copied == 1
-    prm.free(2, 0)
-    assert arena.take_moves() == {}
-    assert llm.take_moves() == []
-
-
 def test_a_resplit_may_be_asked_for_from_any_thread() -> None:
     """Targets come from two other threads while this one steps; nothing live is lost."""
     arena = arena_of(kv_share=0.5)
@@ -275,15 +238,6 @@ def test_a_model_can_be_added_to_a_warm_arena_unless_running_requests_hold_its_f
     arena.check()
 
 
-def test_a_model_more_drops_no_split_asked_for() -> None:
-    """The floor of the new one comes off the split that was promised, not off the one before."""
-    arena = arena_of(kv_share=0.5)
-    assert arena.resplit(0.8).outcome == "reached"
-    arena.add(THIRD)
-    assert arena.target == {"llm": 14, "prm": 4, "third": 2}
-    arena.check()
-
-
 def test_a_model_more_or_a_resize_keeps_what_a_policy_has_learned() -> None:
     """Marginal value's pages are the split of now, whatever it was given at the start."""
     arena = arena_of(policy=MarginalValue(), kv_share=0.5)
@@ -336,14 +290,6 @@ def test_one_model_alone_has_pages_of_one_block_and_the_layout_of_its_own_cache(
     elements = LLAMA_8B.cell_bytes // 2
     assert np.array_equal(packing.offsets(5), np.arange(5) * elements)
     assert np.array_equal(packing.layer_base(5), np.arange(32) * 5 * elements)
-
-
-def test_sizes_of_one_to_four_keep_every_layer_in_a_slab_of_its_own() -> None:
-    """Per-layer locality: layers share a slab only where sizes do not divide."""
-    page = choose_page([LLAMA_1B, LLAMA_8B])
-    assert [pack(m, page).blocks for m in (LLAMA_1B, LLAMA_8B)] == [4, 1]
-    assert all(pack(m, page).layers_per_stripe == 1 for m in (LLAMA_1B, LLAMA_8B))
-    assert pack(LLAMA_1B, choose_page([LLAMA_1B, QWEN_7B])).layers_per_stripe == 4
 
 
 @pytest.mark.parametrize("models", GROUPS, ids=lambda models: "+".join(m.name for m in models))

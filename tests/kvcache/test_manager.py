@@ -1,13 +1,15 @@
-"""The laws of the KV cache manager, one example each."""
+"""The KV cache manager by example; its laws are held against a naive model in the stateful test."""
 
 import subprocess
 import sys
 
 import pytest
 
+from workbench.config import EngineConfig
 from workbench.errors import ConfigError
 from workbench.kvcache.arena import BlockShape, KVArena
 from workbench.kvcache.manager import Allocation, KVCacheManager
+from workbench.kvcache.pool import Copies
 from workbench.kvcache.prefix import TokenList, chain_root
 
 PROMPT = list(range(100, 112))  # three blocks of four
@@ -21,7 +23,8 @@ def run(cache: KVCacheManager, seq_id: int, tokens: list[int], **options) -> All
     """Admit, compute everything, free."""
     allocation = cache.allocate(seq_id, tokens, **options)
     assert allocation is not None
-    cache.free(seq_id)
+    cache.free(seq_id, token_ids=tokens)
+    cache.take_moves()
     cache.check()
     return allocation
 
@@ -37,48 +40,6 @@ def test_a_hit_is_the_longest_run_of_full_blocks_but_never_the_last_token() -> N
     assert cache.match(PROMPT[:1]) == cache.match([]) == 0
 
 
-def test_what_was_never_computed_cannot_be_hit() -> None:
-    """free(num_computed) withdraws every block that reaches past it, shared ones too."""
-    cache = cache_of()
-    cache.allocate(1, PROMPT)
-    cache.allocate(2, [*PROMPT, 5])
-    cache.free(1, 7)
-    cache.check()
-    assert cache.match([*PROMPT, 6]) == 4
-    cache.free(2, 0)
-    assert cache.match([*PROMPT, 6]) == 0
-    assert (cache.num_active, cache.num_cached, cache.num_free) == (0, 0, 8)
-    assert cache.stats.evicted == 0
-    assert cache.allocate(3, PROMPT) is not None
-    assert cache.stats.thrashed == 0, "withdrawn is not evicted"
-
-
-def test_room_for_some_tokens_but_only_if_all_would_fit() -> None:
-    cache = cache_of(4)
-    allocation = cache.allocate(1, list(range(16)), 5)
-    assert allocation is not None
-    assert len(allocation.block_ids) == 2
-    assert cache.match([*range(16), 9]) == 4, "blocks without room for all their tokens are no hit"
-    assert cache.extend(1, list(range(8))) == []
-    assert cache.match([*range(16), 9]) == 8
-    before = (cache.num_active, cache.num_cached, cache.num_free, cache.stats.query_tokens)
-    assert cache.allocate(2, list(range(50, 62)), 1) is None
-    assert cache.allocate(2, list(range(50, 58)), 1, keep_free=1) is None
-    assert before == (cache.num_active, cache.num_cached, cache.num_free, cache.stats.query_tokens)
-    assert cache.allocate(2, list(range(50, 58)), 1) is not None
-
-
-def test_the_first_keeps_the_hash_and_a_duplicate_stays_private() -> None:
-    cache = cache_of()
-    cache.allocate(1, PROMPT)
-    cache.allocate(2, PROMPT)  # hits two blocks, computes the third again
-    assert cache.stats.duplicates == 1
-    cache.free(1)
-    cache.free(2)
-    assert (cache.num_cached, cache.num_free) == (3, 5), "the duplicate is free, not cached"
-    assert cache.allocate(3, [*PROMPT, 1]).block_ids[:3] == [0, 1, 2]
-
-
 def test_blocks_without_content_go_first_then_the_least_recently_freed() -> None:
     cache = cache_of(6)
     run(cache, 1, list(range(8)))  # blocks 0, 1
@@ -88,36 +49,6 @@ def test_blocks_without_content_go_first_then_the_least_recently_freed() -> None
     taken = [cache.allocate(i, [i]).block_ids[0] for i in range(4, 9)]
     assert taken == [5, 1, 0, 3, 2]
     assert cache.stats.evicted == 4
-
-
-def evict_everything(cache: KVCacheManager) -> None:
-    run(cache, 99, [9] * (cache.num_blocks * cache.block_size))
-
-
-def test_thrash_counts_every_missed_block_that_was_evicted_and_the_request_once() -> None:
-    cache = cache_of(4)
-    run(cache, 1, PROMPT)
-    evict_everything(cache)
-    assert (cache.stats.thrashed, cache.stats.thrash_events) == (0, 0), "never asked for before"
-    cache.allocate(2, PROMPT)
-    assert (cache.stats.thrashed, cache.stats.thrash_events) == (2, 1), (
-        "the third was not coverable"
-    )
-
-
-def test_why_tokens_are_computed_again() -> None:
-    """Evicted blocks, and blocks that never filled; the trace counts them per step."""
-    cache = cache_of(4)
-    cache.allocate(1, PROMPT[:10])
-    cache.free(1, 9, token_ids=PROMPT[:10])  # the tenth was sampled, not computed
-    lost = cache.allocate(2, [*PROMPT[:10], 5]).lost
-    assert (lost.evicted, lost.partial) == ((), (range(8, 9),))
-    assert cache.match([*PROMPT[:10], 5]) == 8
-    cache.free(2)
-    evict_everything(cache)
-    lost = cache.allocate(3, [*PROMPT[:10], 5]).lost
-    assert (lost.evicted, lost.partial) == ((range(4), range(4, 8)), (range(8, 9),))
-    assert lost.count(2, 11) == (6, 0, 1)
 
 
 def test_the_salt_and_the_namespace_keep_prefixes_apart() -> None:
@@ -207,6 +138,62 @@ def test_a_cache_is_resized_between_steps_and_drops_nothing_in_use() -> None:
     with pytest.raises(ConfigError, match="bytes for 8"):
         cache.resize(9)
     cache.check()
+
+
+def test_each_sibling_goes_on_with_a_copy_of_its_parents_partial_block() -> None:
+    """Four beams of one parent compute new tokens only; the partial block stays for a fifth."""
+    cache = cache_of(16, reuse_partial_blocks=True)
+    run(cache, 1, PROMPT[:10])
+    assert cache.num_cached == 3, "two full blocks and the partial one can be hit"
+    for child in (2, 3, 4, 5):
+        admitted = cache.allocate(child, [*PROMPT[:10], child])
+        assert admitted is not None
+        assert admitted.num_cached_tokens == 10
+    parts = [cache.block_table(child)[2] for child in (2, 3, 4, 5)]
+    assert sorted(cache.take_moves()) == [(2, own) for own in sorted(parts)]
+    assert (cache.num_active, cache.num_cached, cache.num_free) == (6, 1, 9)
+    assert cache.match([*PROMPT[:10], 6]) == 10
+    assert (cache.stats.copied, cache.stats.hit_tokens, cache.stats.query_tokens) == (4, 40, 54)
+    cache.check()
+
+
+def test_copies_of_copies_come_from_where_the_content_is() -> None:
+    """All sources are read before anything is written, so a chain starts at its first block."""
+    copies = Copies()
+    copies.add(1, 2)
+    copies.add(2, 3)
+    copies.move(3, 4)
+    assert sorted(copies.take()) == [(1, 2), (1, 4)]
+    copies.move(1, 2)
+    copies.move(2, 1)
+    assert copies.take() == [], "there and back again"
+    copies.add(5, 1)
+    copies.add(6, 1)
+    assert copies.take() == [(6, 1)], "a block has one content, the one asked for last"
+
+
+def test_the_last_available_block_is_taken_over_instead_of_copied() -> None:
+    """A hit needs no block more than a miss: what fits without the switch fits with it."""
+    cache = cache_of(3, reuse_partial_blocks=True)
+    run(cache, 1, PROMPT[:10])
+    admitted = cache.allocate(2, [*PROMPT[:10], 7, 7])
+    assert admitted is not None
+    assert admitted.num_cached_tokens == 10
+    assert cache.take_moves() == []
+    assert cache.stats.copied == 0
+    cache.check()
+
+
+def test_settings_that_cannot_go_together_are_refused() -> None:
+    with pytest.raises(ConfigError, match="reuse_partial_blocks=True"):
+        KVCacheManager(4, 4, enable_prefix_caching=False, reuse_partial_blocks=True)
+    with pytest.raises(ConfigError, match="reuse_partial_blocks is True"):
+        EngineConfig(enable_prefix_caching=False, reuse_partial_blocks=True)
+    shapes = [BlockShape("llm", 1, 64)]
+    arena = KVArena(4096, shapes)
+    arena.cache("llm", 4)
+    with pytest.raises(ConfigError, match="has a cache already"):
+        arena.cache("llm", 4, reuse_partial_blocks=True)
 
 
 def test_reset_forgets_content_but_not_statistics() -> None:

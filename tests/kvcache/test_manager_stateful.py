@@ -7,6 +7,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from tests.kvcache.naive import ComparedCache
 from workbench.kvcache.arena import BlockShape, KVArena, PageShape
 from workbench.kvcache.manager import KVCacheManager
+from workbench.kvcache.policies import StaticSplit
 
 FAMILY = [0, 1, 1, 0, 1, 0, 0, 0, 1, 1, 1, 0, 1, 1]  # few tokens, many equal prefixes
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=14) | st.integers(1, 14).map(
@@ -110,12 +111,28 @@ class ManagerMachine(RuleBasedStateMachine):
 
 
 class ArenaMachine(ManagerMachine):
-    """One model alone in an arena behaves as one with blocks of its own, pages of any size."""
+    """Under a static split a model behaves as one with blocks of its own, pages of any size and
+    whatever another model does.
+    """
 
     def new_manager(self, num_blocks: int, block_size: int, caching: bool, **reuse: bool):
         page = PageShape(slabs=1, stripe=64 * (1 + num_blocks % 3))
-        arena = KVArena(num_blocks * page.page_bytes, [BlockShape("it", 1, 64)], page=page)
-        return arena.cache("it", block_size, caching, **reuse)
+        shapes = [BlockShape("it", 1, 64), BlockShape("other", 1, page.stripe)]
+        memory, share = (num_blocks + 3) * page.page_bytes, num_blocks / (num_blocks + 3)
+        self.arena = KVArena(memory, shapes, StaticSplit(), share, page=page)
+        return self.arena.cache("it", block_size, caching, **reuse)
+
+    @rule(tokens=TOKENS, stays=st.booleans())
+    def another_model_works(self, tokens: list[int], stays: bool) -> None:
+        if self.caches:
+            other = self.arena.cache("other", 4)
+            other.apply()
+            if stays and other.num_active:
+                other.free_all()
+            elif other.allocate(self.next_id, tokens) is not None and not stays:
+                other.free(self.next_id)
+            self.next_id += 1
+            self.arena.check()
 
 
 class ResizedMachine(ManagerMachine):
@@ -137,6 +154,6 @@ class ResizedMachine(ManagerMachine):
 TestManager = ManagerMachine.TestCase
 TestManager.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 TestManagerInArena = ArenaMachine.TestCase
-TestManagerInArena.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestManagerInArena.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestResizedManager = ResizedMachine.TestCase
 TestResizedManager.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)

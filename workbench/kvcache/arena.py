@@ -42,6 +42,7 @@ from workbench.kvcache.policies import (
     pages_with_one,
 )
 from workbench.kvcache.pool import Block, BlockPool, ResizeAnswer
+from workbench.kvcache.prefix import PrefixIndex
 
 ALIGNMENT = 64  # bytes; a stripe is a multiple, so that vector loads of any page are aligned alike
 MOST_WASTE = 0.05  # of a page; a page that wastes more is taken only if none wastes less
@@ -482,11 +483,6 @@ class LeasedPool(BlockPool):
 
     # -- size --
 
-    def accept(self, grant: Grant) -> None:
-        """Pages it may hold from now on."""
-        self.grant = grant
-        self.target = grant.target * self.per_page
-
     def resize(self, num_blocks: int) -> ResizeAnswer:
         """Ask the arena for so many blocks."""
         return self._source.resize(self, num_blocks)
@@ -499,7 +495,7 @@ class LeasedPool(BlockPool):
         """No block has content; nothing may be referenced."""
         assert self._num_live == 0
         self._hand_back(list(self._vacant))
-        self.index.clear()
+        self.index = PrefixIndex()
         for block in self.blocks:
             block.digest = None
 
@@ -764,7 +760,7 @@ class KVArena:
                     f"allowed: {pool.floor_pages} pages (one request) <= keep <= limit <= "
                     f"{self.num_pages}."
                 )
-            pool.accept(grant)
+            pool.grant, pool.target = grant, grant.target * pool.per_page
 
     def _owed_by(self, pool: LeasedPool) -> int:
         """Pages it holds above its keep and that others were refused, below theirs."""

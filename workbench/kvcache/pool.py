@@ -294,7 +294,7 @@ class BlockPool:
     def clear(self) -> None:
         """Every block is free and without content; nothing may be referenced."""
         assert self.num_active == 0
-        self.index.clear()
+        self.index = PrefixIndex()
         for block in self.blocks:
             block.digest = None
         retired = {block.id for block in self._retired}

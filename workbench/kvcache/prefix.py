@@ -154,11 +154,6 @@ class PartialIndex:
         if not partials:
             del self._of_parent[parent]
 
-    def clear(self) -> None:
-        """Forget all."""
-        self._of_parent.clear()
-        self._place.clear()
-
     def check(self) -> None:
         """Raise unless both maps hold the same ones, in order, and none begins another."""
         listed = {(p, tokens) for p, each in self._of_parent.items() for tokens in each}
@@ -252,15 +247,6 @@ class PrefixIndex:
             for digest in partial:
                 self.partials.remove(digest)
         self.evicted.update(digests)
-
-    def clear(self) -> None:
-        """Forget everything, the evicted hashes too."""
-        self.holders.clear()
-        self.partials.clear()
-        self.evicted.clear()
-        self._full.clear()
-        self._partial.clear()
-        self._used.clear()
 
     def check(self) -> None:
         """Raise unless partial blocks agree with each other and with those that are evictable."""
