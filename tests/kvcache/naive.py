@@ -311,7 +311,7 @@ class ComparedCache:
             return list(tokens)
         carried = self.carried.setdefault(seq_id, TokenList([]))
         carried += tokens[len(carried) :]
-        return carried[: len(tokens)]
+        return carried if len(carried) == len(tokens) else list(tokens)
 
     def match(self, tokens, **options):
         answer = self.manager.match(tokens, **options)

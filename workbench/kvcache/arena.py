@@ -364,7 +364,7 @@ class LeasedPool(BlockPool):
         vacant.append(block)
 
     def _evict(self) -> Block:
-        block = self.blocks[self.index.evict()[0]]
+        block = self.blocks[self.index.evict()]
         self._lose([block])
         return block
 
@@ -425,7 +425,7 @@ class LeasedPool(BlockPool):
         for page in victims:
             self._close(page)
         vacant = [self._pick() for _ in range(min(len(live), self._num_vacant))]
-        evicted = [self.blocks[i] for i in self.index.evict(len(live) - len(vacant))]
+        evicted = [self.blocks[self.index.evict()] for _ in range(len(live) - len(vacant))]
         self._lose(evicted)
         for block, other in zip(live, vacant + evicted):
             self._move(block, other)

@@ -249,7 +249,7 @@ class BlockPool:
         self._vacated(block)
 
     def _evict(self) -> Block:
-        block = self.blocks[self.index.evict()[0]]
+        block = self.blocks[self.index.evict()]
         block.digest = None
         self.stats.evicted += 1
         return block

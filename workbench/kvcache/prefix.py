@@ -11,7 +11,6 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from hashlib import sha256
 from itertools import pairwise
@@ -69,24 +68,13 @@ TokenIds = SequenceOf[int] | HashedTokens
 
 
 class TokenList(list[int]):
-    """Token ids that are only appended to; each block is hashed once for each root and size.
-
-    A beginning, `tokens[:n]`, carries the same hashes: read it, and do not append to it.
-    """
+    """Token ids that are only appended to; each block is hashed once for each root and size."""
 
     __slots__ = ("_chains",)
 
-    def __init__(
-        self, token_ids: SequenceOf[int], chains: dict[tuple[bytes, int], list[bytes]] | None = None
-    ) -> None:
+    def __init__(self, token_ids: SequenceOf[int] = ()) -> None:
         super().__init__(token_ids)
-        self._chains = {} if chains is None else chains
-
-    def __getitem__(self, places: Any) -> Any:
-        found = super().__getitem__(places)
-        if isinstance(places, slice) and not places.start and places.step is None:
-            return TokenList(found, self._chains)
-        return found
+        self._chains: dict[tuple[bytes, int], list[bytes]] = {}
 
     def block_hashes(self, root: bytes, block_size: int) -> list[bytes]:
         """See HashedTokens."""
@@ -217,19 +205,28 @@ class PrefixIndex:
         self._now = self._used[block_id] = self._now + 1
         self._partial.move_to_end(block_id)
 
-    def evict(self, count: int = 1) -> list[int]:
-        """Give up the contents of so many blocks, least recently used first; returns their ids."""
-        evicted = [self._order().popitem(last=False) for _ in range(count)]
-        self._drop([digest for _, digest in evicted])
-        return [block_id for block_id, _ in evicted]
-
-    def give_up(self, block_ids: Iterable[int]) -> None:
-        """Give up the contents of these evictable blocks."""
-        if self._partial:
-            orders = ((i, self._full if i in self._full else self._partial) for i in block_ids)
-            self._drop([order.pop(i) for i, order in orders])
+    def evict(self) -> int:
+        """Give up the content of the least recently used block; returns its id."""
+        order = self._order()
+        block_id, digest = order.popitem(last=False)
+        del self.holders[digest]
+        if order is self._partial:
+            self.partials.remove(digest)
         else:
-            self._drop(list(map(self._full.pop, block_ids)))
+            self.evicted.add(digest)
+        return block_id
+
+    def give_up(self, block_ids: list[int]) -> None:
+        """Give up the contents of these evictable blocks; many at once."""
+        if self._partial:
+            for digest in [self._partial.pop(i) for i in block_ids if i in self._partial]:
+                del self.holders[digest]
+                self.partials.remove(digest)
+            block_ids = [i for i in block_ids if i in self._full]
+        digests = list(map(self._full.pop, block_ids))
+        for digest in digests:
+            del self.holders[digest]
+        self.evicted.update(digests)
 
     def _order(self) -> OrderedDict[int, bytes]:
         """The list whose oldest block goes next."""
@@ -237,16 +234,6 @@ class PrefixIndex:
             return self._full or self._partial
         ages = (self._now - self._used[next(iter(o))] for o in (self._partial, self._full))
         return self._partial if PARTIAL_AGING * next(ages) >= next(ages) else self._full
-
-    def _drop(self, digests: list[bytes]) -> None:
-        for digest in digests:
-            del self.holders[digest]
-        if self.partials:
-            partial = [digest for digest in digests if digest in self.partials]
-            digests = [digest for digest in digests if digest not in self.partials]
-            for digest in partial:
-                self.partials.remove(digest)
-        self.evicted.update(digests)
 
     def check(self) -> None:
         """Raise unless partial blocks agree with each other and with those that are evictable."""
