@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.search.stepping_engine import SteppingEngine
-from workbench.kvcache.arena import KVArena
-from workbench.kvcache.pages import BlockShape
+from workbench.kvcache.arena import BlockShape, KVArena
 from workbench.kvcache.policies import FirstCome, MarginalValue, PhaseAware, StaticSplit
 from workbench.search.beam import BeamSearch
 from workbench.search.groups import Groups

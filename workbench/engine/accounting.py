@@ -7,14 +7,13 @@ No decision depends on anything here. What it does not do: record rows (trace/re
 from __future__ import annotations
 
 from dataclasses import replace
-from operator import attrgetter, sub
+from operator import add, attrgetter, sub
 
 import numpy as np
 
 from workbench.core import Sequence
 from workbench.engine.inputs import Batch, Chunk, PlannedStep, tokens_to_compute
-from workbench.kvcache.manager import Allocation, KVCacheManager
-from workbench.kvcache.recompute import NOTHING_LOST, Lost
+from workbench.kvcache.manager import NOTHING_LOST, Allocation, KVCacheManager, Lost
 from workbench.trace import StepCounts
 
 _COUNTED = (
@@ -101,9 +100,7 @@ class StepAccount:
             if lost is None:
                 continue
             again = lost.count(chunk.start, chunk.end)
-            evicted += again.evicted
-            preempted += again.preempted
-            partial += again.partial
+            evicted, preempted, partial = map(add, (evicted, preempted, partial), again)
             if chunk.end == tokens_to_compute(chunk.sequence):
                 del self._lost[chunk.sequence.request_id]
         return evicted, preempted, partial

@@ -190,7 +190,8 @@ class Scheduler:
 
     def _try_admit(self, sequence: Sequence, budget: int) -> Chunk | None:
         """Admit it if all its tokens fit above the watermark, with room for its first chunk."""
-        tokens = sequence.token_ids[: tokens_to_compute(sequence)]
+        tokens, most = sequence.token_ids, tokens_to_compute(sequence)
+        tokens = tokens if most == len(tokens) else tokens[:most]  # whole, it carries its hashes
         max_hit, salt = first_wanted(sequence), sequence.salt
         start = self._cache.match(tokens, salt=salt, max_hit=max_hit)
         end = min(len(tokens), start + budget)

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.errors import ConfigError
-from workbench.kvcache.arena_cache import ArenaCache
 from workbench.kvcache.manager import Allocation, KVCacheManager
 from workbench.kvcache.pool import CacheStats
-from workbench.replay.lines import ChainedCache, Entry, Line, Tokens
+from workbench.kvcache.prefix import HashedTokens
+from workbench.replay.lines import ChainedCache, Entry, Line
 
 Contents = NDArray[np.int32]
 ALLOCATE, EXTEND, FREE = range(3)  # calls where they are numbers: miss_ratio.py, one_size.py
@@ -104,26 +104,30 @@ class LoggedCache(ChainedCache):
         return CacheCalls(self.block_size, len(self._numbers), tuple(self._log))
 
     def allocate(
-        self, seq_id: int, token_ids: SequenceOf[int], num_tokens: int | None = None, **options: Any
+        self,
+        seq_id: int,
+        token_ids: SequenceOf[int] | HashedTokens,
+        num_tokens: int | None = None,
+        **options: Any,
     ) -> Allocation | None:
         """As KVCacheManager."""
         found = super().allocate(seq_id, token_ids, num_tokens, **options)
         if found is not None:
             length = len(token_ids)
             room = length if num_tokens is None else min(num_tokens, length)
-            coverable = self._coverable(length, options.get("max_hit"))
-            contents = self._contents(seq_id, 0)
+            coverable = self.coverable(length, options.get("max_hit"))
+            contents = self._contents(seq_id, 0, length)
             readmission = options.get("readmission", False)
             self._room[seq_id] = room
             self._log.append(Allocate(seq_id, contents, length, room, coverable, readmission))
         return found
 
-    def extend(self, seq_id: int, token_ids: Tokens) -> list[int] | None:
+    def extend(self, seq_id: int, token_ids: SequenceOf[int] | HashedTokens) -> list[int] | None:
         """As KVCacheManager."""
         found = super().extend(seq_id, token_ids)
         if found is not None and self._changes(seq_id, len(token_ids)):
             self._room[seq_id] = len(token_ids)
-            contents = self._contents(seq_id, self._named[seq_id])
+            contents = self._contents(seq_id, self._named[seq_id], len(token_ids))
             self._log.append(Extend(seq_id, contents, len(token_ids)))
         return found
 
@@ -140,16 +144,13 @@ class LoggedCache(ChainedCache):
             self._blocks_for(tokens) > self._blocks_for(before) or tokens // size > before // size
         )
 
-    def _contents(self, seq_id: int, first: int) -> Contents:
+    def _contents(self, seq_id: int, first: int, num_tokens: int) -> Contents:
         """Numbers of the sequence's full blocks from `first` on."""
         chain, numbers = self._table(seq_id).chain, self._numbers
-        self._named[seq_id] = len(chain)
-        found = [numbers.setdefault(digest, len(numbers)) for digest in chain[first:]]
+        full = len(chain) and max(first, num_tokens // self.block_size)
+        self._named[seq_id] = full
+        found = [numbers.setdefault(digest, len(numbers)) for digest in chain[first:full]]
         return np.array(found, np.int32)
-
-
-class LoggedArenaCache(LoggedCache, ArenaCache):
-    """The same for a model in an arena."""
 
 
 def logged_calls(cache: KVCacheManager) -> CacheCalls:

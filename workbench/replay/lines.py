@@ -1,8 +1,7 @@
-"""Token ids that remember their hash chain, and the cache that asks them instead of hashing.
+"""Token ids that remember their hash chain, so that no cache hashes them.
 
 A recorded search is a trie, and so are the hashes of its blocks: an entry extends its parent's
-chain, once for each block size, whatever is replayed how often. What it does not do: decide
-anything; ChainedCache is a KVCacheManager in all that it answers.
+chain, once for each block size, whatever is replayed how often.
 """
 
 from __future__ import annotations
@@ -11,10 +10,8 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any, cast
 
-from workbench.kvcache.arena_cache import ArenaCache
 from workbench.kvcache.manager import KVCacheManager
-from workbench.kvcache.matching import Hit
-from workbench.kvcache.prefix import chain_root, extend_chain
+from workbench.kvcache.prefix import extend_chain
 
 
 class Entry:
@@ -26,7 +23,7 @@ class Entry:
         self.parent = parent
         self.tokens = tokens
         self.length: int = len(tokens) + (parent.length if parent else 0)
-        self._chains: dict[int, list[bytes]] = {}
+        self._chains: dict[tuple[bytes, int], list[bytes]] = {}
 
     def line(self) -> Line:
         """All token ids from the root to here."""
@@ -46,11 +43,11 @@ class Entry:
 
     def chain(self, root: bytes, block_size: int) -> list[bytes]:
         """Hashes of the full blocks from the root to here; kept, so do not change it."""
-        found = self._chains.get(block_size)
+        found = self._chains.get((root, block_size))
         if found is None:
-            before = self.parent.chain(root, block_size) if self.parent else []
-            found = before + extend_chain(root, before, self.line().as_list, block_size)
-            self._chains[block_size] = found
+            found = [*self.parent.chain(root, block_size)] if self.parent else []
+            extend_chain(root, found, self.line().as_list, block_size)
+            self._chains[root, block_size] = found
         return found
 
 
@@ -76,6 +73,10 @@ class Line:
     def __iter__(self) -> Iterator[int]:
         return iter(self.entry.tokens_between(0, self.length))
 
+    def block_hashes(self, root: bytes, block_size: int) -> list[bytes]:
+        """See HashedTokens: what the entry remembers."""
+        return self.entry.chain(root, block_size)
+
     def append(self, token: int) -> None:
         """The entry's next token was sampled."""
         self.length += 1
@@ -95,14 +96,11 @@ Tokens = Sequence[int] | Line
 
 
 class ChainedCache(KVCacheManager):
-    """A KVCacheManager that hashes no line. All its sequences have the same, empty salt."""
+    """A KVCacheManager whose `apply` can be done ahead, for a scheduler that coasts."""
 
     def __init__(self, *given: Any, **settings: Any) -> None:
         super().__init__(*given, **settings)
-        self._root = chain_root(self._namespace, b"")
-
         self._applied: bool | None = None  # what `apply` will answer, having been done ahead
-        self._looked: tuple[Entry, int, int | None, Hit] | None = None  # by match, for allocate
 
     def apply_ahead(self) -> None:
         """Do what the next `apply` does; for who must know what it leaves."""
@@ -110,59 +108,5 @@ class ChainedCache(KVCacheManager):
 
     def apply(self) -> bool:
         """As KVCacheManager."""
-        self._looked = None
         ahead, self._applied = self._applied, None
         return super().apply() if ahead is None else ahead
-
-    def match(
-        self, token_ids: Sequence[int], *, salt: bytes = b"", max_hit: int | None = None
-    ) -> int:
-        """As KVCacheManager; what was found is kept for an admission that comes next."""
-        self._looked = None
-        tokens, root, chain = self._hashed(token_ids, salt)
-        hit = self._hit(tokens, root, chain, max_hit)
-        if type(token_ids) is Line:
-            self._looked = token_ids.entry, token_ids.length, max_hit, hit
-        return self.block_size * len(hit.blocks) + hit.tail_tokens
-
-    def free(self, seq_id: int, num_computed: int | None = None, **options: Any) -> None:
-        """As KVCacheManager."""
-        self._looked = None
-        super().free(seq_id, num_computed, **options)
-
-    def _hit(
-        self, tokens: list[int] | Line, root: bytes, chain: list[bytes], max_hit: int | None
-    ) -> Hit:
-        looked, self._looked = self._looked, None
-        if looked is not None and type(tokens) is Line:
-            *asked, hit = looked
-            if asked == [tokens.entry, tokens.length, max_hit]:
-                return hit
-        return super()._hit(cast("list[int]", tokens), root, chain, max_hit)
-
-    @property
-    def num_block_ids(self) -> int:
-        """Block ids are below it; there may be more than blocks."""
-        return len(self._pool.blocks)
-
-    def extend(self, seq_id: int, token_ids: Tokens) -> list[int] | None:
-        """As KVCacheManager, with the hashes that the line remembers."""
-        self._looked = None
-        if type(token_ids) is Line and self.enable_prefix_caching:
-            table, full = self._table(seq_id), token_ids.length // self.block_size
-            if len(table.chain) < full:
-                chain = token_ids.entry.chain(self._root, self.block_size)
-                table.chain += chain[len(table.chain) : full]
-        return super().extend(seq_id, cast("list[int]", token_ids))
-
-    def _hashed(self, token_ids: Tokens, salt: bytes) -> tuple[list[int], bytes, list[bytes]]:
-        if type(token_ids) is not Line or salt:
-            return super()._hashed(cast("list[int]", token_ids), salt)
-        if not self.enable_prefix_caching:
-            return token_ids.as_list, self._root, []
-        chain = token_ids.entry.chain(self._root, self.block_size)
-        return token_ids.as_list, self._root, chain[: token_ids.length // self.block_size]
-
-
-class ChainedArenaCache(ChainedCache, ArenaCache):
-    """The same for a model in an arena."""

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workbench.errors import ConfigError, RecordingError, nearest
-from workbench.kvcache.arena import KVArena
-from workbench.kvcache.pages import BlockShape
+from workbench.kvcache.arena import BlockShape, KVArena
 from workbench.kvcache.policies import FirstCome, MarginalValue, PhaseAware, Policy, StaticSplit
-from workbench.replay.calls import LoggedArenaCache, LoggedCache
+from workbench.replay.calls import LoggedCache
 from workbench.replay.engine import CacheSettings
-from workbench.replay.lines import ChainedArenaCache, ChainedCache
+from workbench.replay.lines import ChainedCache
 from workbench.replay.work import block_size_of, spec_of
 from workbench.search.record import RecordedEngine
 
@@ -59,15 +58,15 @@ def make_caches(
         raise ConfigError(f"Both models are named {shapes[0].name!r}; an arena tells them by name.")
     share = shared.kv_share if shared.keeps_split else None
     arena = KVArena(shared.memory, shapes, POLICIES[shared.policy](), share)
-    kind = LoggedArenaCache if log_calls else ChainedArenaCache
+    kind = LoggedCache if log_calls else ChainedCache
     return [
         kind(
-            pool,
+            len(pool.blocks),
             settings.block_size,
             settings.enable_prefix_caching,
             namespace=namespace_of(recorded),
             reuse_partial_blocks=settings.reuse_partial_blocks,
-            lock=arena.lock,
+            pool=pool,
         )
         for pool, (recorded, settings) in zip(arena.pools, models, strict=True)
     ]

@@ -16,7 +16,7 @@ from workbench.core import SamplingRows, Sequence, StepPlan, StepResult
 from workbench.engine.inputs import Batch, Chunk, Rows
 from workbench.engine.limits import length_limit
 from workbench.engine.scheduler import Scheduler
-from workbench.kvcache.arena_cache import ArenaCache
+from workbench.kvcache.arena import LeasedPool
 from workbench.replay.answers import RecordedExecutor
 from workbench.replay.lines import ChainedCache
 from workbench.replay.work import StepWork
@@ -84,7 +84,7 @@ class ReplayScheduler(Scheduler):
     def __init__(self, cache: ChainedCache, recorded: RecordedExecutor, **limits: Any) -> None:
         super().__init__(cache, np.zeros(0, np.int64), stops=recorded, **limits)
         self._chained, self._recorded = cache, recorded
-        self._in_arena = isinstance(cache, ArenaCache)
+        self._in_arena = isinstance(cache.pool, LeasedPool)
         self._batch: CountedBatch = CountedBatch(self._max_num_seqs)
         self._steps = self._admissions = 0
         self._decoding: dict[int, Decoding] = {}  # by request id, in the batch's order

@@ -3,7 +3,7 @@
 After each scoring a strategy goes on from some beams; the others, finished ones among them, are
 never read again, and of a problem that is answered nothing is; its prompt is left to age, since
 others may begin with the same. What it does not do: decide what is
-dropped (the strategies), or give anything up (kvcache/forgetting.py).
+dropped (the strategies), or give anything up (kvcache/manager.py).
 """
 
 from __future__ import annotations
