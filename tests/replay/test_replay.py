@@ -12,8 +12,7 @@ from workbench.engine.engine import Engine
 from workbench.errors import ConfigError, OutOfMemory, RecordingError
 from workbench.replay.answers import Answers
 from workbench.replay.cost import MeteredCost
-from workbench.replay.engine import CacheSettings
-from workbench.replay.simulator import Costs, events, recorded_strategy, replay
+from workbench.replay.simulator import CacheSettings, Costs, events, recorded_strategy, replay
 from workbench.search.beam import BeamSearch
 from workbench.search.best_of_n import BestOfN
 from workbench.search.prm import PRM

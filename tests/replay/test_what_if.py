@@ -13,8 +13,7 @@ from workbench.errors import ConfigError, OutOfMemory, RecordingError
 from workbench.kvcache.arena import KVArena
 from workbench.models.folders import model_spec
 from workbench.replay.devices import load_device, write_device
-from workbench.replay.memory import POLICIES
-from workbench.replay.simulator import events, recorded_strategy
+from workbench.replay.simulator import POLICIES, events, recorded_strategy
 from workbench.replay.what_if import WhatIf, what_if
 from workbench.search.prm import PRM
 from workbench.search.record_file import write_recording
@@ -151,12 +150,7 @@ def test_a_callback_stops_a_replay(measured) -> None:
         ({}, ConfigError, "needs device="),
         ({"device": "h10"}, ConfigError, "Did you mean 'h100'"),
         ({"device": "h100", "shares": 0.3}, ConfigError, "no setting 'shares'"),
-        (
-            {"device": "h100", "speculative_extension": True},
-            ConfigError,
-            "has no speculative_e",
-        ),
-        ({"device": "h100", "overlap": True}, ConfigError, "Replay with overlap=False"),
+        ({"device": "h100", "forget_pruned": True}, ConfigError, "Replay with forget_pruned=Fa"),
         ({"device": "h100", "request_order": "any"}, ConfigError, "request_order is 'any'"),
         ({"device": "h100", "llm_share": 0.3}, ConfigError, "give both"),
         ({"device": "h100", "kv_memory": 1, "total_memory": 1}, ConfigError, "give one of them"),

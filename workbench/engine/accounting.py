@@ -75,12 +75,6 @@ class StepAccount:
         row = (*computed, *queues, *cache, held, *recomputed, self._score_requests)
         return StepCounts._make(row)
 
-    def close_decodes(self, count: int, num_waiting: int, tokens_held: int) -> StepCounts:
-        """The same where all that runs decodes, and nobody was admitted or preempted."""
-        queues = (0, count, 0, count, num_waiting, 0)
-        cache = *self._blocks(), *self._new_cache_counts()
-        return StepCounts._make((*queues, *cache, tokens_held, 0, 0, 0, 0))
-
     def _blocks(self) -> tuple[int, int, int, int]:
         """All, active, cached and free ones."""
         cache = self._cache
