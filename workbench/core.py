@@ -81,7 +81,7 @@ class Tag:
 class Sequence:
     """One request in flight. num_computed <= len(token_ids), and < once anything is wanted.
 
-    token_ids: prompt, then what was sampled. num_computed: tokens whose KV is in the cache now.
+    token_ids: prompt, then what was sampled; may carry its block hashes (kvcache/prefix.py).
     """
 
     request_id: int
@@ -92,7 +92,7 @@ class Sequence:
     salt: bytes = b""
     tag: Tag = field(default_factory=Tag)
     arrival_s: float = 0.0
-    num_computed: int = 0
+    num_computed: int = 0  # tokens whose KV is in the cache now
     num_cached_tokens: int = 0  # hit at the first admission
     readmit_cached_tokens: int = 0
     preemptions: int = 0

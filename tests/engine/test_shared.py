@@ -18,8 +18,7 @@ from workbench.core import SamplingParams
 from workbench.engine.engine import Engine
 from workbench.engine.shared import block_shape
 from workbench.errors import ConfigError, OutOfMemory
-from workbench.kvcache.arena import KVArena
-from workbench.kvcache.pages import BlockShape
+from workbench.kvcache.arena import BlockShape, KVArena
 from workbench.kvcache.policies import FirstCome, MarginalValue, PhaseAware, StaticSplit
 from workbench.search.prm import PRM
 from workbench.search.problems import load_problems

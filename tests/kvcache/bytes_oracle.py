@@ -7,7 +7,7 @@ another model that nobody cleared are seen at once.
 from dataclasses import dataclass
 
 from workbench.kvcache.arena import KVArena
-from workbench.kvcache.arena_cache import ArenaCache
+from workbench.kvcache.manager import KVCacheManager
 
 Content = tuple[bytes, tuple[int, ...]]  # salt, all tokens up to what is written in the block
 
@@ -25,7 +25,7 @@ class BytesOracle:
 
     def __init__(self, arena: KVArena, block_size: int, reuse: bool = False) -> None:
         self.arena, self.size, self.reuse = arena, block_size, reuse
-        self.caches: dict[str, ArenaCache] = {}
+        self.caches: dict[str, KVCacheManager] = {}
         self.running: dict[str, dict[int, Running]] = {}
         for name in arena.models:
             self.attend(name)
@@ -83,7 +83,7 @@ class BytesOracle:
             assert self.holds(model, block, expected), "not what was written"
 
     def holds(self, model: str, block: int, expected: Content) -> bool:
-        """Whether the block starts with it; a fork of fewer tokens holds a copy of more."""
+        """Whether the block starts with it; a copied partial block may hold more."""
         salt, tokens = self.read(model, block) or (b"", ())
         return (salt, tokens[: len(expected[1])]) == expected
 

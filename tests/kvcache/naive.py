@@ -5,6 +5,8 @@ Slow on purpose; the real manager is compared with it call by call.
 
 from dataclasses import dataclass, field
 
+from workbench.kvcache.prefix import TokenList
+
 Key = tuple[bytes, tuple[int, ...]]  # salt, all tokens up to the block's end
 
 
@@ -37,7 +39,7 @@ class NaiveCache:
         self.now = 0
         self.sequences: dict[int, NaiveSequence] = {}
         self.ever_evicted: set[Key] = set()
-        self.tails: list[Key] = []  # computed tokens of blocks that were not full, with all before
+        self.unfilled: list[Key] = []  # computed tokens up to within a block
         names = "query_tokens hit_tokens readmit_query_tokens readmit_hit_tokens allocated evicted"
         names += " thrashed thrashed_readmit thrash_events duplicates copied"
         self.stats = dict.fromkeys(names.split(), 0)
@@ -69,7 +71,7 @@ class NaiveCache:
             found.append(block)
         return found
 
-    def tail(self, tokens: list[int], salt: bytes, start: int, most: int):
+    def partial_after(self, tokens: list[int], salt: bytes, start: int, most: int):
         """(block that is not full and goes on at `start`, how many of tokens[start:most] it has).
 
         Of equally good ones the first in order that is not before the tokens, else the last.
@@ -90,7 +92,7 @@ class NaiveCache:
         if best == 0:
             return None, 0
         alike = sorted(
-            (tail, block.content, block) for common, tail, block in held if common == best
+            (partial, block.content, block) for common, partial, block in held if common == best
         )
         after = [entry for entry in alike if entry[0] >= asked]
         return (after[0] if after else alike[-1])[2], best
@@ -105,7 +107,7 @@ class NaiveCache:
         """(full blocks, block that goes on after them, tokens of it, tokens in all)."""
         hit = self.hit(tokens, salt, max_hit)
         start = len(hit) * self.size
-        block, more = self.tail(tokens, salt, start, self.most(tokens, max_hit))
+        block, more = self.partial_after(tokens, salt, start, self.most(tokens, max_hit))
         return hit, block, more, start + more
 
     def allocate(
@@ -173,16 +175,16 @@ class NaiveCache:
                 reasons |= dict.fromkeys(range(start, end), "evicted")
             if not evicted and not held_now:
                 for position in range(start, min(end, len(tokens))):
-                    if self.in_a_tail(salt, tuple(tokens[: position + 1]), start):
+                    if self.in_an_unfilled_block(salt, tuple(tokens[: position + 1]), start):
                         reasons[position] = "partial"
         return reasons
 
-    def in_a_tail(self, salt: bytes, prefix: tuple[int, ...], start: int) -> bool:
+    def in_an_unfilled_block(self, salt: bytes, prefix: tuple[int, ...], start: int) -> bool:
         return any(
             s == salt
             and (len(t) - 1) // self.size * self.size == start
             and t[: len(prefix)] == prefix
-            for s, t in self.tails
+            for s, t in self.unfilled
         )
 
     def extend(self, seq_id: int, tokens: list[int]) -> int | None:
@@ -220,13 +222,13 @@ class NaiveCache:
         return block
 
     def victim(self) -> NaiveBlock:
-        """The least recently used, a tail being four times as old as it is."""
+        """The least recently used, a partial block being four times as old as it is."""
         full = [b for b in self.unused if len(b.content[1]) % self.size == 0]
-        tails = [b for b in self.unused if len(b.content[1]) % self.size]
-        if tails and full:
-            ages = [self.now - blocks[0].used for blocks in (tails, full)]
-            return tails[0] if 4 * ages[0] >= ages[1] else full[0]
-        return (tails or full)[0]
+        partial = [b for b in self.unused if len(b.content[1]) % self.size]
+        if partial and full:
+            ages = [self.now - blocks[0].used for blocks in (partial, full)]
+            return partial[0] if 4 * ages[0] >= ages[1] else full[0]
+        return (partial or full)[0]
 
     def apply(self) -> None:
         """Blocks without content go first, then the least recently released, never one in use."""
@@ -245,10 +247,10 @@ class NaiveCache:
             if (i + 1) * self.size > computed:
                 block.content = None
         if token_ids is not None and computed % self.size:
-            self.tails.append((sequence.salt, tuple(token_ids[:computed])))
+            self.unfilled.append((sequence.salt, tuple(token_ids[:computed])))
             block = sequence.blocks[computed // self.size]
             if self.reuse and block.users == [seq_id]:
-                self.keep_tail(block, *self.tails[-1])
+                self.leave_partial(block, *self.unfilled[-1])
         for block in reversed(sequence.blocks):
             block.users.remove(seq_id)
             if not block.users:
@@ -265,17 +267,17 @@ class NaiveCache:
         return len(unused)
 
     def blocks_of(self, line: list[int], salt: bytes) -> list[NaiveBlock]:
-        """Full blocks of the line, and the tail that it goes on with."""
+        """Full blocks of the line, and the partial block that it goes on with."""
         whole = len(line) // self.size
         found = [self.holder(self.key(salt, line, i)) for i in range(whole)] if self.caching else []
-        tail, common = self.tail(line, salt, whole * self.size, len(line))
-        is_its = tail is not None and common == len(tail.content[1]) - whole * self.size
-        return [block for block in [*found, tail if is_its else None] if block is not None]
+        partial, common = self.partial_after(line, salt, whole * self.size, len(line))
+        is_its = partial is not None and common == len(partial.content[1]) - whole * self.size
+        return [block for block in [*found, partial if is_its else None] if block is not None]
 
-    def keep_tail(self, block: NaiveBlock, salt: bytes, tokens: tuple[int, ...]) -> None:
-        """Of two tails one of which begins the other, the longer stays."""
+    def leave_partial(self, block: NaiveBlock, salt: bytes, tokens: tuple[int, ...]) -> None:
+        """Of two partial blocks one of which begins the other, the longer stays."""
         start = len(tokens) // self.size * self.size
-        other, common = self.tail(list(tokens), salt, start, len(tokens))
+        other, common = self.partial_after(list(tokens), salt, start, len(tokens))
         if other is not None and common == len(tokens) - start:
             self.used_last(other)
             return
@@ -296,11 +298,20 @@ class ComparedCache:
             manager.enable_prefix_caching,
             manager.reuse_partial_blocks,
         )
+        self.carried: dict[int, TokenList] = {}
         self.lost: dict[int, dict[int, str]] = {}  # of the sequences that hold blocks
         self.hits: dict[int, int] = {}  # of their last admission
 
     def __getattr__(self, name):  # sizes, counts and statistics are the manager's
         return getattr(self.manager, name)
+
+    def own(self, seq_id, tokens):
+        """Every second sequence carries its hashes, of its whole length; the others are lists."""
+        if seq_id % 2:
+            return list(tokens)
+        carried = self.carried.setdefault(seq_id, TokenList([]))
+        carried += tokens[len(carried) :]
+        return carried if len(carried) == len(tokens) else list(tokens)
 
     def match(self, tokens, **options):
         answer = self.manager.match(tokens, **options)
@@ -308,7 +319,9 @@ class ComparedCache:
         return answer
 
     def allocate(self, seq_id, tokens, num_tokens=None, **options):
-        answer = self.manager.allocate(seq_id, tokens, num_tokens, **options)
+        self.carried.pop(seq_id, None)
+        own = self.own(seq_id, tokens)
+        answer = self.manager.allocate(seq_id, own, num_tokens, **options)
         expected = self.naive.allocate(seq_id, tokens, num_tokens, **options)
         self.compare()
         assert (answer is None) == (expected is None)
@@ -325,7 +338,7 @@ class ComparedCache:
 
     def extend(self, seq_id, tokens):
         before = self.manager.block_table(seq_id)
-        answer = self.manager.extend(seq_id, tokens)
+        answer = self.manager.extend(seq_id, self.own(seq_id, tokens))
         expected = self.naive.extend(seq_id, tokens)
         self.compare()
         assert (None if answer is None else len(answer)) == expected

@@ -1,15 +1,13 @@
-"""Two and three models in one arena: any interleaving of their steps, re-splits and forks."""
+"""Two and three models in one arena: any interleaving of their steps and re-splits."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.kvcache.bytes_oracle import BytesOracle, Running
-from tests.kvcache.naive import ComparedCache
 from tests.kvcache.test_manager_stateful import FAMILY, SALTS
 from workbench.errors import OutOfMemory
-from workbench.kvcache.arena import KVArena
-from workbench.kvcache.pages import BlockShape, PageShape
+from workbench.kvcache.arena import BlockShape, KVArena, PageShape
 from workbench.kvcache.policies import FirstCome, MarginalValue, PhaseAware, StaticSplit
 
 SIZE = 3  # tokens a block
@@ -87,23 +85,6 @@ class ArenaMachine(RuleBasedStateMachine):
             self.memory.caches[name].free(seq_id, stored, token_ids=sequence.tokens)
             del self.memory.running[name][seq_id]
 
-    @rule(name=MODELS, which=st.integers(0, 9), tokens=st.integers(1, 14))
-    def fork(self, name: str, which: int, tokens: int) -> None:
-        name, self.next_id = self.model(name), self.next_id + 1
-        seq_id = self.a_running(name, which)
-        if seq_id is None:
-            return
-        parent, cache = self.memory.running[name][seq_id], self.memory.caches[name]
-        tokens = min(tokens, parent.room)
-        if parent.stored < tokens:
-            self.memory.store()
-        full = cache.num_free + cache.num_cached == 0
-        child = cache.fork(seq_id, self.next_id, tokens)
-        assert (child is None) == (tokens % SIZE > 0 and full)
-        if child is not None:
-            own = Running(parent.salt, parent.tokens[:tokens], tokens, tokens)
-            self.memory.running[name][self.next_id] = own
-
     @rule(
         name=MODELS,
         lines=st.lists(TOKENS, min_size=1, max_size=3),
@@ -155,7 +136,7 @@ class ArenaMachine(RuleBasedStateMachine):
         before = {s: cache.block_table(s) for s in self.memory.running[self.model(name)]}
         moved = cache.apply()
         assert moved == any(cache.block_table(s) != table for s, table in before.items())
-        pool = cache._pool
+        pool = cache.pool
         assert not (pool.idle and pool.held > pool.grant.limit), "idle pages above the limit"
 
     @rule(share=st.floats(0.05, 0.95))
@@ -219,51 +200,5 @@ class ArenaMachine(RuleBasedStateMachine):
         self.arena.check()
 
 
-class StaticMachine(RuleBasedStateMachine):
-    """Under a static split each model behaves exactly as one with so many blocks of its own."""
-
-    @initialize(count=st.integers(2, 3), num_pages=st.integers(6, 9), reuse=st.booleans())
-    def create(self, count: int, num_pages: int, reuse: bool) -> None:
-        self.arena = arena_of(count, num_pages, StaticSplit())
-        self.caches = {
-            name: ComparedCache(self.arena.cache(name, SIZE, reuse_partial_blocks=reuse))
-            for name in self.arena.models
-        }
-        self.tokens: dict[tuple[str, int], list[int]] = {}
-        self.next_id = 0
-
-    @rule(name=MODELS, tokens=TOKENS, salt=SALTS, again=st.booleans())
-    def allocate(self, name: str, tokens, salt: bytes, again: bool) -> None:
-        name, self.next_id = name if name in self.caches else "llm", self.next_id + 1
-        admitted = self.caches[name].allocate(self.next_id, tokens, salt=salt, readmission=again)
-        if admitted is not None:
-            self.tokens[name, self.next_id] = tokens
-
-    @rule(which=st.integers(0, 9), more=st.lists(st.integers(0, 1), max_size=5))
-    def extend(self, which: int, more: list[int]) -> None:
-        if self.tokens:
-            name, seq_id = list(self.tokens)[which % len(self.tokens)]
-            tokens = self.tokens[name, seq_id] + more
-            if self.caches[name].extend(seq_id, tokens) is not None:
-                self.tokens[name, seq_id] = tokens
-
-    @rule(which=st.integers(0, 9))
-    def free(self, which: int) -> None:
-        if self.tokens:
-            name, seq_id = list(self.tokens)[which % len(self.tokens)]
-            self.caches[name].free(seq_id, token_ids=self.tokens.pop((name, seq_id)))
-
-    @rule(name=MODELS)
-    def step(self, name: str) -> None:
-        assert not self.caches[name if name in self.caches else "llm"].apply()
-
-    @precondition(lambda self: hasattr(self, "arena"))
-    @invariant()
-    def laws_hold(self) -> None:
-        self.arena.check()
-
-
 TestArena = ArenaMachine.TestCase
 TestArena.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
-TestStaticArena = StaticMachine.TestCase
-TestStaticArena.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)

@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from tests.kvcache.naive import ComparedCache
-from workbench.kvcache.arena import KVArena
+from workbench.kvcache.arena import BlockShape, KVArena, PageShape
 from workbench.kvcache.manager import KVCacheManager
-from workbench.kvcache.pages import BlockShape, PageShape
+from workbench.kvcache.policies import StaticSplit
 
 FAMILY = [0, 1, 1, 0, 1, 0, 0, 0, 1, 1, 1, 0, 1, 1]  # few tokens, many equal prefixes
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=14) | st.integers(1, 14).map(
@@ -78,13 +78,17 @@ class ManagerMachine(RuleBasedStateMachine):
             if self.cache.extend(sequence, tokens) is not None:
                 self.tokens[sequence] = tokens
 
-    @rule(sequence=consumes(sequences), computed=st.none() | st.integers(0, 20), tail=st.booleans())
-    def free(self, sequence: int, computed: int | None, tail: bool) -> None:
+    @rule(
+        sequence=consumes(sequences),
+        computed=st.none() | st.integers(0, 20),
+        remember=st.booleans(),
+    )
+    def free(self, sequence: int, computed: int | None, remember: bool) -> None:
         if sequence in self.tokens:
             tokens = self.tokens.pop(sequence)
             room = self.cache.naive.sequences[sequence].room
             computed = None if computed is None else min(computed, room)
-            self.cache.free(sequence, computed, token_ids=tokens if tail else None)
+            self.cache.free(sequence, computed, token_ids=tokens if remember else None)
 
     @rule(tokens=TOKENS, readmission=st.booleans())
     def visit(self, tokens: list[int], readmission: bool) -> None:
@@ -107,12 +111,28 @@ class ManagerMachine(RuleBasedStateMachine):
 
 
 class ArenaMachine(ManagerMachine):
-    """One model alone in an arena behaves as one with blocks of its own, pages of any size."""
+    """Under a static split a model behaves as one with blocks of its own, pages of any size and
+    whatever another model does.
+    """
 
     def new_manager(self, num_blocks: int, block_size: int, caching: bool, **reuse: bool):
         page = PageShape(slabs=1, stripe=64 * (1 + num_blocks % 3))
-        arena = KVArena(num_blocks * page.page_bytes, [BlockShape("it", 1, 64)], page=page)
-        return arena.cache("it", block_size, caching, **reuse)
+        shapes = [BlockShape("it", 1, 64), BlockShape("other", 1, page.stripe)]
+        memory, share = (num_blocks + 3) * page.page_bytes, num_blocks / (num_blocks + 3)
+        self.arena = KVArena(memory, shapes, StaticSplit(), share, page=page)
+        return self.arena.cache("it", block_size, caching, **reuse)
+
+    @rule(tokens=TOKENS, stays=st.booleans())
+    def another_model_works(self, tokens: list[int], stays: bool) -> None:
+        if self.caches:
+            other = self.arena.cache("other", 4)
+            other.apply()
+            if stays and other.num_active:
+                other.free_all()
+            elif other.allocate(self.next_id, tokens) is not None and not stays:
+                other.free(self.next_id)
+            self.next_id += 1
+            self.arena.check()
 
 
 class ResizedMachine(ManagerMachine):
@@ -120,7 +140,7 @@ class ResizedMachine(ManagerMachine):
 
     @rule(num_blocks=st.integers(1, 9))
     def resize(self, num_blocks: int) -> None:
-        num_blocks, active = min(num_blocks, len(self.cache._pool.blocks)), self.cache.num_active
+        num_blocks, active = min(num_blocks, len(self.cache.pool.blocks)), self.cache.num_active
         answer = self.cache.resize(num_blocks)
         assert answer.outcome == ("later" if num_blocks < active else "reached")
         self.cache.apply()
@@ -134,6 +154,6 @@ class ResizedMachine(ManagerMachine):
 TestManager = ManagerMachine.TestCase
 TestManager.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 TestManagerInArena = ArenaMachine.TestCase
-TestManagerInArena.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestManagerInArena.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestResizedManager = ResizedMachine.TestCase
 TestResizedManager.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)

@@ -1,13 +1,11 @@
 """Bytes of an arena: every address is one block's own, moves carry bytes, no number is misread."""
 
-import numpy as np
 import pytest
 import torch
 
 from workbench.errors import ConfigError
-from workbench.kvcache.arena import KVArena
+from workbench.kvcache.arena import BlockShape, KVArena
 from workbench.kvcache.manager import KVCacheManager
-from workbench.kvcache.pages import BlockShape
 from workbench.kvcache.policies import FirstCome, StaticSplit
 from workbench.kvcache.storage import ArenaStorage, BlockStorage, KVStorage
 
@@ -40,35 +38,18 @@ def holds(storage: BlockStorage, block: int, value: float) -> bool:
     return all(bool((cell(storage, k, block) == value + k).all()) for k in range(storage.layers))
 
 
-def test_every_cell_of_every_block_lies_apart_and_in_its_own_page() -> None:
-    """Blocks of one model never overlap; two models meet only where a page is the same."""
-    arena, storage, *views = two_models(7, StaticSplit())
-    owner_of = np.full((2, storage.bytes.numel()), -1)
-    for which, view in enumerate(views):
-        width = view.block_elements * view.data.element_size()
-        for block in range(view.num_blocks):
-            page = arena.packing(arena.models[which]).page_of(block)
-            for base in view.layer_base:
-                start = int(base + view.offsets[block]) * view.data.element_size()
-                assert (owner_of[which, start : start + width] == -1).all(), "cells overlap"
-                owner_of[which, start : start + width] = page
-    both = (owner_of >= 0).all(axis=0)
-    assert both.any()
-    assert (owner_of[0, both] == owner_of[1, both]).all(), "pages of two models overlap"
-
-
 def test_bytes_of_another_type_are_zeroed_before_anybody_reads_them() -> None:
     """Every bit of a page set is no number in either type; the next model finds zeros."""
     arena, storage, llm, _ = two_models(4, FirstCome())
     prm_cache, llm_cache = arena.cache("prm", SIZE), arena.cache("llm", SIZE)
     written = prm_cache.allocate(1, list(range(prm_cache.num_free * SIZE))).block_ids
-    prm_pages = {arena.packing("prm").page_of(block) for block in written}
+    prm_pages = {block // arena.packing("prm").blocks for block in written}
     storage.settle()
     storage.bytes[:] = 255
     prm_cache.free(1)
     table = llm_cache.allocate(1, list(range(llm_cache.num_free * SIZE))).block_ids
     llm.settle(llm_cache)
-    given = [block for block in table if arena.packing("llm").page_of(block) in prm_pages]
+    given = [block for block in table if block // arena.packing("llm").blocks in prm_pages]
     assert len(given) == 2 * arena.packing("llm").blocks, "all but the page that is its floor"
     assert storage.bytes_zeroed == 2 * arena.page.page_bytes
     for block in given:
@@ -108,34 +89,35 @@ def test_live_blocks_moved_out_of_a_page_keep_their_bytes() -> None:
     arena.check()
 
 
-def test_a_fork_copies_into_a_page_that_was_another_models() -> None:
-    """The copy is read before the page is zeroed and written after it."""
+def test_a_copy_goes_into_a_page_that_was_another_models() -> None:
+    """It is read before the page is zeroed and written after it."""
     arena, _, llm, _ = two_models(4, FirstCome())
-    prm_cache, llm_cache = arena.cache("prm", SIZE), arena.cache("llm", SIZE)
+    prm_cache = arena.cache("prm", SIZE)
+    llm_cache = arena.cache("llm", SIZE, reuse_partial_blocks=True)
     assert prm_cache.allocate(1, list(range(prm_cache.num_free * SIZE))) is not None
     prm_cache.free(1)
     per_page = arena.packing("llm").blocks
-    table = llm_cache.allocate(1, [7] * (per_page * SIZE - 1)).block_ids
+    tokens = [7] * (per_page * SIZE - 1)
+    partial = llm_cache.allocate(1, tokens).block_ids[-1]
     llm.settle(llm_cache)
-    fill(llm, table[-1], 3.0)
-    child = llm_cache.fork(1, 2).block_ids
-    assert llm_cache._pool.per_page == per_page
+    fill(llm, partial, 3.0)
+    llm_cache.free(1, token_ids=tokens)
+    own = llm_cache.allocate(2, [*tokens, 8]).block_ids[-1]
     llm.settle(llm_cache)
-    assert child[-1] // per_page != table[-1] // per_page
-    assert holds(llm, child[-1], 3.0)
+    assert own // per_page != partial // per_page
+    assert holds(llm, own, 3.0)
 
 
-def test_a_fork_in_a_cache_of_its_own_copies_the_partial_block() -> None:
+def test_a_cache_of_its_own_copies_a_partial_block() -> None:
     storage = KVStorage(6, SIZE, layers=2, kv_heads=1, head_dim=4)
-    cache = KVCacheManager(6, SIZE)
-    table = cache.allocate(1, list(range(6))).block_ids
-    fill(storage, table[0], 1.0)
-    fill(storage, table[1], 2.0)
-    child = cache.fork(1, 2).block_ids
+    cache = KVCacheManager(6, SIZE, reuse_partial_blocks=True)
+    partial = cache.allocate(1, list(range(6))).block_ids[1]
+    fill(storage, partial, 2.0)
+    cache.free(1, token_ids=list(range(6)))
+    own = cache.allocate(2, list(range(7))).block_ids[1]
     storage.settle(cache)
-    assert child[0] == table[0]
-    assert child[1] != table[1]
-    assert holds(storage, child[1], 2.0)
+    assert own != partial
+    assert holds(storage, own, 2.0)
     assert storage.bytes_copied == 2 * storage.block_elements * 4
 
 

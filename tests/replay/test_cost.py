@@ -11,14 +11,17 @@ from hypothesis import strategies as st
 from workbench.errors import ConfigError, RecordingError
 from workbench.replay.cost import (
     MeteredCost,
+    ModelWork,
     StepCost,
+    StepWork,
     Terms,
     fit,
     non_negative_least_squares,
+    spec_of,
 )
 from workbench.replay.devices import PRESETS, Device, load_device, write_device
-from workbench.replay.simulator import Costs, replay
-from workbench.replay.work import ModelWork, StepWork, spec_of
+from workbench.replay.simulator import Costs, MeasuredRun, calibrated, replay
+from workbench.trace import Trace
 
 MACHINE = Device("here", 1e11, 1e10, 2**30, "a test")
 
@@ -53,11 +56,13 @@ def test_work_of_a_step_is_the_sum_over_its_sequences(measured) -> None:
 def test_a_decode_is_bound_by_bytes_and_a_prefill_by_operations(measured) -> None:
     """Of a thesis-size model on an A100: the roofline's two sides."""
     spec = replace(spec_of(measured.recording.llm), layers=16, hidden=2048, intermediate=8192)
-    cost = StepCost(ModelWork.of_spec(spec), PRESETS["a100-80"])
+    cost = StepCost(
+        ModelWork(spec, spec.weight_bytes(2), spec.kv_bytes_per_token(2)), PRESETS["a100-80"]
+    )
     decode, prefill = StepWork(1, 1, 500, 1, 1, 500), StepWork(4096, 1, 8_000_000, 1, 1, 4096)
     device, model = cost.device, cost.model
-    assert cost.seconds(decode) == pytest.approx(model.bytes(decode) / device.bytes_per_s)
-    assert cost.seconds(prefill) == pytest.approx(model.flops(prefill) / device.flops_per_s)
+    assert cost(decode) == pytest.approx(model.bytes(decode) / device.bytes_per_s)
+    assert cost(prefill) == pytest.approx(model.flops(prefill) / device.flops_per_s)
 
 
 @settings(max_examples=40, deadline=None)
@@ -70,9 +75,9 @@ def test_a_fit_finds_the_terms_that_made_the_times(measured, factors, seed) -> N
     kept = [f * s if f > 0.5 else 0.0 for f, s in zip(factors, scale, strict=True)]
     model = ModelWork.of(measured.recording.llm)
     made = StepCost(model, MACHINE, Terms(*kept))
-    seconds = [made.seconds(work) + 1e-9 for work in works]
+    seconds = [made(work) + 1e-9 for work in works]
     found = StepCost(model, MACHINE, fit(model, MACHINE, works, seconds))
-    assert [found.seconds(work) for work in works] == pytest.approx(seconds, rel=1e-4)
+    assert [found(work) for work in works] == pytest.approx(seconds, rel=1e-4)
 
 
 def test_a_fit_keeps_the_total_whatever_held_steps_up(measured) -> None:
@@ -82,9 +87,9 @@ def test_a_fit_keeps_the_total_whatever_held_steps_up(measured) -> None:
     model = ModelWork.of(measured.recording.llm)
     made = StepCost(model, MACHINE, Terms(1.0, step=1e-3, token=1e-5))
     held_up = np.where(draw.random(300) < 0.1, 30.0, 1.0)
-    seconds = [made.seconds(work) * late for work, late in zip(works, held_up, strict=True)]
+    seconds = [made(work) * late for work, late in zip(works, held_up, strict=True)]
     found = StepCost(model, MACHINE, fit(model, MACHINE, works, seconds))
-    assert sum(map(found.seconds, works)) == pytest.approx(sum(seconds), rel=1e-3)
+    assert sum(map(found, works)) == pytest.approx(sum(seconds), rel=1e-3)
 
 
 @settings(max_examples=40, deadline=None)
@@ -163,5 +168,42 @@ def test_nothing_is_fitted_to_nothing(measured) -> None:
     for works, seconds in (([], []), ([work], [0.0]), ([work], [1.0, 2.0])):
         with pytest.raises(ConfigError, match="give as many, at least one, each above 0"):
             fit(model, MACHINE, works, seconds)
-    with pytest.raises(RecordingError, match="does not hold the shapes of tiny-solver"):
+    with pytest.raises(RecordingError, match="does not hold the spec of tiny-solver"):
         ModelWork.of(replace(measured.recording.llm, spec=None))
+
+
+def test_the_run_it_was_fitted_to_is_explained(measured) -> None:
+    """Replayed with the fitted terms, the run takes as long as it was measured to."""
+    device = calibrated(MACHINE, [MeasuredRun(measured.answers, measured.trace)])
+    replayed = replay(measured.answers, device)
+    steps, spans = measured.trace.steps, measured.trace.spans
+    wall = steps["duration_s"].sum() + spans["duration_s"].sum()
+    assert replayed.throughput.wall_s == pytest.approx(wall, rel=0.01)
+    assert all(value >= 0 for terms in device.terms.values() for value in terms.values())
+
+
+def test_known_terms_come_back_from_a_replayed_trace(measured) -> None:
+    """A trace made with known terms, of two runs, gives a device for other settings."""
+    terms = {"tiny-solver": {"step": 1e-3, "token": 1e-5}, "tiny-prm": {"roofline": 2.0}}
+    made = Device("made", 1e11, 1e10, 2**30, "a test", terms | {"request": {"seconds": 1e-4}})
+    roomy = {"num_blocks": 300}
+    runs = [
+        MeasuredRun(measured.answers, replay(measured.answers, made).trace),
+        MeasuredRun(measured.answers, replay(measured.answers, made, llm=roomy).trace, roomy),
+    ]
+    found = calibrated(MACHINE, runs)
+    other = {"prm": {"num_blocks": 200}, "llm": {"max_num_seqs": 5}, "min_problem_batch": 3}
+    walls = [replay(measured.answers, d, **other).throughput.wall_s for d in (found, made)]
+    assert walls[0] == pytest.approx(walls[1], rel=5e-3)
+
+
+def test_traces_of_other_runs_are_refused(measured) -> None:
+    """Steps that differ in number or in what they did fit no recording; no run fits nothing."""
+    trace = measured.trace
+    short = Trace(trace.steps.iloc[:-1], trace.requests, trace.nodes, trace.spans)
+    with pytest.raises(RecordingError, match="give the trace of the same search"):
+        calibrated(MACHINE, [MeasuredRun(measured.answers, short)])
+    with pytest.raises(RecordingError, match="the same settings"):
+        calibrated(MACHINE, [MeasuredRun(measured.answers, trace, {"num_blocks": 100})])
+    with pytest.raises(ConfigError, match="no run"):
+        calibrated(MACHINE, [])

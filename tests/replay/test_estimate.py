@@ -5,11 +5,10 @@ import pytest
 
 from workbench.errors import ConfigError
 from workbench.replay.basis import make_basis
-from workbench.replay.cost import MeteredCost, StepCost, Terms
+from workbench.replay.cost import MeteredCost, ModelWork, StepCost, StepWork, Terms
 from workbench.replay.devices import Device
 from workbench.replay.estimate import Limits, estimate, seconds_of
 from workbench.replay.simulator import Costs, replay
-from workbench.replay.work import ModelWork, StepWork
 
 DEVICE = Device("fast", 5e10, 1e10, 1 << 30, "made up")
 TERMS = Terms(roofline=1.0, step=1e-3, token=3e-5, sequence=1e-4, key=1e-9, logit=1e-6)
@@ -76,7 +75,7 @@ def test_limits_cut_steps(basis, costs):
 def test_many_steps_cost_what_each_costs(basis, costs):
     """The array formula is StepCost.seconds, step by step."""
     together = seconds_of(costs.prm, basis.prm.work)
-    alone = [costs.prm.seconds(StepWork(*one)) for one in zip(*basis.prm.work)]
+    alone = [costs.prm(StepWork(*one)) for one in zip(*basis.prm.work)]
     assert np.allclose(together, alone)
 
 

@@ -12,8 +12,7 @@ from workbench.engine.engine import Engine
 from workbench.errors import ConfigError, OutOfMemory, RecordingError
 from workbench.replay.answers import Answers
 from workbench.replay.cost import MeteredCost
-from workbench.replay.engine import CacheSettings
-from workbench.replay.simulator import Costs, events, recorded_strategy, replay
+from workbench.replay.simulator import CacheSettings, Costs, events, recorded_strategy, replay
 from workbench.search.prm import PRM
 from workbench.search.problems import load_problems
 from workbench.search.recording import read_recording, write_recording

@@ -13,8 +13,7 @@ from workbench.errors import ConfigError, OutOfMemory, RecordingError
 from workbench.kvcache.arena import KVArena
 from workbench.models.registry import model_spec
 from workbench.replay.devices import load_device, write_device
-from workbench.replay.memory import POLICIES
-from workbench.replay.simulator import events, recorded_strategy
+from workbench.replay.simulator import POLICIES, events, recorded_strategy
 from workbench.replay.what_if import WhatIf, what_if
 from workbench.search.prm import PRM
 from workbench.search.recording import write_recording

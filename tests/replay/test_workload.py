@@ -1,28 +1,35 @@
-"""Searches grown from lengths and assumptions: who they are of, that they replay, what repeats."""
+"""Searches to be replayed: made of lengths, of published completions, and those in the package."""
 
+import json
 import random
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from workbench.errors import ConfigError
+from workbench.bench.recordings import PLANS, make_recording
+from workbench.errors import ConfigError, RecordingError
 from workbench.replay.answers import Answers
 from workbench.replay.devices import PRESETS
-from workbench.replay.growth import arrival_rounds
-from workbench.replay.lengths import math500_lengths
-from workbench.replay.recordings import load_recording
 from workbench.replay.simulator import replay
 from workbench.replay.what_if import what_if
 from workbench.replay.workload import (
+    FOLDER,
     MAX_MODEL_LEN,
     Assumptions,
+    arrival_rounds,
     drawn_tokens,
+    from_completions,
+    load_recording,
+    math500_lengths,
+    recording_names,
+    recording_path,
     thesis_search,
 )
 from workbench.search.recording import read_recording, write_recording
 from workbench.search.result import node_id
 
+LARGEST_BYTES = 3_000_000  # of all recordings in the package
 DATA = Path(__file__).parents[1] / "data"
 
 
@@ -130,3 +137,135 @@ def test_drawn_tokens_are_as_many_as_asked(count) -> None:
     tokens = drawn_tokens(random.Random(7), count)
     assert len(tokens) == count
     assert tokens == drawn_tokens(random.Random(7), count)
+
+
+def test_every_recording_is_planned_and_described() -> None:
+    """What is there can be made again by name, the card names it, and all is small."""
+    names = recording_names()
+    assert len(names) >= 7
+    assert set(names) <= set(PLANS)
+    card = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in card for name in names)
+    assert sum(recording_path(name).stat().st_size for name in names) < LARGEST_BYTES
+
+
+@pytest.mark.parametrize("name", recording_names())
+def test_a_recording_is_what_its_plan_says(name: str) -> None:
+    """Problems, n and beam width; models that told their shapes, so any device can be asked."""
+    found, plan = load_recording(name), PLANS[name]
+    assert len(found.problems) == plan.problems
+    assert found.settings.strategy_settings["n"] == plan.n
+    assert found.settings.strategy_settings["beam_width"] == plan.beam_width
+    assert all(problem.steps and problem.solutions for problem in found.problems)
+    assert all(engine.spec and engine.weight_bytes for engine in (found.llm, found.prm))
+
+
+@pytest.mark.parametrize("name", ["tiny-16-n4", "smollm2-n4"])
+def test_a_recording_replays_to_its_own_tree(name: str) -> None:
+    """Every recorded node is sampled again, each with its own tokens."""
+    found = load_recording(name)
+    nodes = replay(found, PRESETS["h100"]).trace.nodes
+    assert len(nodes) == sum(len(problem.steps) for problem in found.problems)
+    assert nodes["step_tokens"].sum() == sum(
+        len(step.tokens) for problem in found.problems for step in problem.steps
+    )
+
+
+def test_unknown_names_are_told_what_there_is(tmp_path) -> None:
+    """A name that nobody recorded is refused, with those there are and the nearest."""
+    with pytest.raises(RecordingError, match=r"'tiny-16-n5'.*Did you mean 'tiny-16-n4'"):
+        load_recording("tiny-16-n5")
+    with pytest.raises(RecordingError, match="known: tiny-128"):
+        make_recording("tiny", tmp_path / "a.parquet")
+
+
+COMMON = "## Step 1: Add.\nWe add 1 and 1.\n\n"
+ROW = {
+    "problem": "What is $1+1$?",
+    "solution": "It is 2.",
+    "answer": "2",
+    "subject": "Prealgebra",
+    "level": 1,
+    "unique_id": "test/made/1.json",
+    "completions": [
+        COMMON + "So the answer is 2.",
+        "We guess.\n\nTherefore it is two.\n\nThe final answer is $\\boxed{2}$.",
+        "We guess.\n\nIt is 3.",
+        COMMON + "So the answer is 2.",
+    ],
+    "scores": [[0.9, 0.95], [0.4, 0.8, 0.85], [0.4, 0.3], [0.9, 0.95]],
+    "pred": "2",
+    "completion_tokens": [-1, -1, -1, -1],
+}
+
+
+def tokenize(text: str) -> list[int]:
+    """A token a byte."""
+    return list(text.encode())
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory):
+    """Through a file in the set's form, a row a line."""
+    path = tmp_path_factory.mktemp("set") / "train.jsonl"
+    other = {**ROW, "unique_id": "test/made/2.json", "level": 2}
+    path.write_text("\n".join(json.dumps(row) for row in (ROW, other)), encoding="utf-8")
+    rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return from_completions(rows, tokenize, beam_width=2, max_depth=6)
+
+
+def test_the_final_beams_are_in_the_tree(recording) -> None:
+    """Every completion is a path that ends, equal ones twice; tokens and scores are the set's."""
+    problem = recording.problems[0]
+    texts = {step.path: step.text for step in problem.steps}
+    whole = {
+        "".join(texts[step.path[: k + 1]] for k in range(len(step.path))): step
+        for step in problem.steps
+        if step.finish_reason == "eos"
+    }
+    assert set(ROW["completions"]) <= set(whole)
+    ends = [step.text for step in problem.steps if step.finish_reason == "eos"]
+    assert ends.count("So the answer is 2.") == 2
+    assert max(len(step.path) for step in problem.steps) == 3, "as deep as the longest final beam"
+    scores = {solution.steps: solution.score for solution in problem.solutions}
+    assert scores[COMMON, "So the answer is 2."] == pytest.approx(0.95, abs=1e-4)
+    step = whole[ROW["completions"][0]]
+    assert bytes(step.tokens).decode() == step.text
+
+
+def test_pruned_siblings_are_modelled_and_lose(recording) -> None:
+    """Each score of a step that nobody published lies below all that were."""
+    for problem in recording.problems:
+        modelled = [s.score for s in problem.solutions if s.steps[-1].startswith("modelled")]
+        assert modelled
+        assert max(modelled) < 0.3
+
+
+def test_it_replays(recording) -> None:
+    """The recording replays to all its nodes."""
+    nodes = replay(Answers(recording), PRESETS["a100-80"]).trace.nodes
+    assert len(nodes) == sum(len(problem.steps) for problem in recording.problems)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"scores": None}, "no 'scores'"),
+        ({"scores": [[0.1]]}, "4 completions and 1 lists"),
+        ({"completions": ["a", "b", " ", "c"]}, "Completion 2 is empty"),
+    ],
+)
+def test_other_files_are_refused(change, message) -> None:
+    """A missing column, lists that do not match, an empty text: named with their row."""
+    row = {name: value for name, value in (ROW | change).items() if value is not None}
+    with pytest.raises(RecordingError, match=message):
+        from_completions([row], tokenize)
+
+
+def test_rows_of_several_n_are_refused() -> None:
+    """Rows with different numbers of beams are no one search; none at all is none."""
+    short = ROW | {"completions": ROW["completions"][:2], "scores": ROW["scores"][:2]}
+    with pytest.raises(RecordingError, match="2, 4 completions"):
+        from_completions([ROW, short], tokenize)
+    with pytest.raises(RecordingError, match="no completions"):
+        from_completions([], tokenize)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from workbench.replay.answers import Answers
-from workbench.replay.recordings import load_recording
+from workbench.replay.workload import load_recording
 from workbench.search.recording import read_recording, write_recording
 from workbench.widgets.what_if_answers import recording_basis
 from workbench.widgets.what_if_position import kept_recordings, position_on

@@ -23,7 +23,7 @@ from workbench.engine.engine import Engine
 from workbench.engine.shared import block_shape
 from workbench.experiments.statistics import median_interval
 from workbench.kvcache.arena import KVArena
-from workbench.kvcache.arena_cache import ArenaCache
+from workbench.kvcache.manager import KVCacheManager
 from workbench.kvcache.policies import StaticSplit
 
 LLM, PRM = "tiny-solver", "tiny-prm"
@@ -58,7 +58,7 @@ class FullArena:
         self.arena.storage.bytes.zero_()  # the system has handed out every page of a full memory
         self.random = random.Random(seed)
         self._next = 0
-        self._live: list[tuple[ArenaCache, int]] = []
+        self._live: list[tuple[KVCacheManager, int]] = []
 
     @property
     def num_blocks(self) -> int:
@@ -71,10 +71,10 @@ class FullArena:
             cache.free(number)
         self._live = []
         for engine in self.engines:
-            self._fill(engine.cache)  # type: ignore[arg-type]
+            self._fill(engine.cache)
         self.settle()
 
-    def _fill(self, cache: ArenaCache) -> None:
+    def _fill(self, cache: KVCacheManager) -> None:
         cache.apply()
         count = (cache.num_free + cache.num_cached) // SEQUENCE
         vocab, size = self.engines[0].spec.vocab, cache.block_size * SEQUENCE

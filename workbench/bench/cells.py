@@ -20,13 +20,11 @@ from workbench.bench.machine_ceiling import measure_ceiling
 from workbench.engine.engine import Engine
 from workbench.engine.shared import block_shape
 from workbench.experiments.machine import cpu_model, memory_bytes
-from workbench.kvcache.arena import KVArena
-from workbench.kvcache.pages import BlockShape
+from workbench.kvcache.arena import BlockShape, KVArena
 from workbench.replay.answers import Answers
-from workbench.replay.calibration import MeasuredRun, calibrated
 from workbench.replay.devices import Device
-from workbench.replay.memory import POLICIES as REPLAYED_POLICIES
-from workbench.replay.memory import SharedMemory
+from workbench.replay.simulator import POLICIES as REPLAYED_POLICIES
+from workbench.replay.simulator import MeasuredRun, SharedMemory, calibrated
 from workbench.search.prm import PRM
 from workbench.search.problems import Problem, load_problems
 from workbench.search.recording import read_recording

@@ -29,10 +29,9 @@ from workbench.models.loading import require_device
 from workbench.models.registry import DUMMY
 from workbench.replay.answers import Answers
 from workbench.replay.devices import PRESETS, Device
-from workbench.replay.recordings import load_recording
 from workbench.replay.simulator import events
 from workbench.replay.what_if import WhatIfResult, what_if
-from workbench.replay.workload import thesis_search
+from workbench.replay.workload import load_recording, thesis_search
 
 SHARES = (0.08, 0.15, 0.3, 0.4, 0.5)
 SEARCHES = {"quick": (4, 3), "default": (16, 6), "full": (128, 40)}

@@ -7,14 +7,13 @@ No decision depends on anything here. What it does not do: record rows (trace/re
 from __future__ import annotations
 
 from dataclasses import replace
-from operator import attrgetter, sub
+from operator import add, attrgetter, sub
 
 import numpy as np
 
 from workbench.core import Sequence
 from workbench.engine.inputs import Batch, Chunk, PlannedStep, tokens_to_compute
-from workbench.kvcache.manager import Allocation, KVCacheManager
-from workbench.kvcache.recompute import NOTHING_LOST, Lost
+from workbench.kvcache.manager import NOTHING_LOST, Allocation, KVCacheManager, Lost
 from workbench.trace import StepCounts
 
 _COUNTED = (
@@ -76,12 +75,6 @@ class StepAccount:
         row = (*computed, *queues, *cache, held, *recomputed, self._score_requests)
         return StepCounts._make(row)
 
-    def close_decodes(self, count: int, num_waiting: int, tokens_held: int) -> StepCounts:
-        """The same where all that runs decodes, and nobody was admitted or preempted."""
-        queues = (0, count, 0, count, num_waiting, 0)
-        cache = *self._blocks(), *self._new_cache_counts()
-        return StepCounts._make((*queues, *cache, tokens_held, 0, 0, 0, 0))
-
     def _blocks(self) -> tuple[int, int, int, int]:
         """All, active, cached and free ones."""
         cache = self._cache
@@ -101,9 +94,7 @@ class StepAccount:
             if lost is None:
                 continue
             again = lost.count(chunk.start, chunk.end)
-            evicted += again.evicted
-            preempted += again.preempted
-            partial += again.partial
+            evicted, preempted, partial = map(add, (evicted, preempted, partial), again)
             if chunk.end == tokens_to_compute(chunk.sequence):
                 del self._lost[chunk.sequence.request_id]
         return evicted, preempted, partial

@@ -30,6 +30,7 @@ from workbench.engine.parts import Weights, build_parts
 from workbench.engine.shared import ArenaPlace
 from workbench.errors import StepError
 from workbench.kvcache.arena import KVArena
+from workbench.kvcache.prefix import TokenList
 from workbench.trace import Recorder, Trace
 
 Prompt = str | SequenceOf[int]
@@ -126,7 +127,8 @@ class Engine:
         salt: bytes = b"",
     ) -> Sequence:
         tag = NO_TAG if tag is None else tag
-        sequence = Sequence(self._next_id, token_ids, len(token_ids), params, score, salt, tag)
+        tokens = TokenList(token_ids)
+        sequence = Sequence(self._next_id, tokens, len(tokens), params, score, salt, tag)
         require_request(sequence, self.spec, self.name)
         sequence.arrival_s = time.perf_counter()
         self.scheduler.add(sequence)

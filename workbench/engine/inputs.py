@@ -224,7 +224,10 @@ def _plan_decodes(step: int, batch: Batch, rows: Rows, size: int) -> PlannedStep
 def _block_offsets(batch: Batch, rows: Rows, context: Rows, size: int) -> NDArray[np.int64]:
     """[rows, most blocks of one]; unused entries are 0."""
     width = -(-int(context.max()) // size)
-    return np.take(batch.block_offsets[:, :width], rows, axis=0)
+    offsets = batch.block_offsets[:, :width]
+    if len(rows) == len(batch) and (rows[:-1] < rows[1:]).all():  # all of them, in order
+        return offsets[: len(rows)].copy()
+    return np.take(offsets, rows, axis=0)
 
 
 def _chunk_tokens(chunk: Chunk) -> NDArray[np.int64]:

@@ -133,20 +133,20 @@ class Scheduler:
 
     def _decoding_rows(self) -> NDArray[np.int64]:
         """Rows of the batch that compute their newest token in this step."""
-        return np.flatnonzero(self._batch.decoding[: len(self._batch)])
+        return self._batch.decoding[: len(self._batch)].nonzero()[0]
 
     def _make_room_for_decodes(self) -> None:
         """Oldest first; whatever runs after the one that lacks a block is not planned yet."""
         batch, count = self._batch, len(self._batch)
         at_boundary = batch.length[:count] % self._cache.block_size <= 1
-        for row in np.flatnonzero(batch.decoding[:count] & at_boundary).tolist():
+        for row in (batch.decoding[:count] & at_boundary).nonzero()[0].tolist():
             while row < len(batch) and not self._extend(row, batch.sequences[row].token_ids):
                 self._preempt(len(batch) - 1)
 
     def _plan_chunks(self, budget: int) -> list[Chunk]:
         """Prefilling sequences, oldest first; the latest is the victim, as decodes are planned."""
         batch = self._batch
-        rows = np.flatnonzero(~batch.decoding[: len(batch)]).tolist()
+        rows = (~batch.decoding[: len(batch)]).nonzero()[0].tolist()
         chunks: list[Chunk] = []
         while len(chunks) < len(rows) and budget > 0:
             row = rows[len(chunks)]
@@ -190,7 +190,8 @@ class Scheduler:
 
     def _try_admit(self, sequence: Sequence, budget: int) -> Chunk | None:
         """Admit it if all its tokens fit above the watermark, with room for its first chunk."""
-        tokens = sequence.token_ids[: tokens_to_compute(sequence)]
+        tokens, most = sequence.token_ids, tokens_to_compute(sequence)
+        tokens = tokens if most == len(tokens) else tokens[:most]  # whole, it carries its hashes
         max_hit, salt = first_wanted(sequence), sequence.salt
         start = self._cache.match(tokens, salt=salt, max_hit=max_hit)
         end = min(len(tokens), start + budget)

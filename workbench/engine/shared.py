@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 from workbench.config import EngineConfig
 from workbench.errors import ConfigError
-from workbench.kvcache.arena import KVArena
-from workbench.kvcache.pages import BlockShape
-from workbench.kvcache.storage import ArenaStorage, ModelStorage
+from workbench.kvcache.arena import BlockShape, KVArena
+from workbench.kvcache.storage import ArenaStorage, BlockStorage
 from workbench.models.llama import LlamaModel
 from workbench.models.loading import arithmetic_dtype
 from workbench.models.registry import model_spec
@@ -57,7 +56,7 @@ class ArenaPlace:
     arena: KVArena
     name: str
 
-    def storage(self, config: EngineConfig, model: LlamaModel) -> ModelStorage:
+    def storage(self, config: EngineConfig, model: LlamaModel) -> BlockStorage:
         """This model's view of the arena's bytes, which the first engine asks for.
 
         ConfigError while another engine has its blocks under the same name.

@@ -26,10 +26,8 @@ from workbench.replay.answers import (
 from workbench.replay.simulator import (
     Changes,
     play,
-    recorded_strategy,
     replayed_switches,
 )
-from workbench.search.prm import ScoreCache
 from workbench.search.recording import RecordedEngine, Recording
 from workbench.search.result import Throughput
 from workbench.trace import Recorder, Trace
@@ -154,23 +152,21 @@ def reenact(
     tells is refused by name. Raises RecordingError and ConfigError.
     """
     recording = answers.recording
-    used = replayed_switches(recording.settings, switches or {})
+    replayed_switches(recording.settings, switches or {})
     for engine in (llm, prm):
         engine.cache.reset()
     with (
         ReenactedEngine(llm, recording.llm, answers) as sampling,
         ReenactedEngine(prm, recording.prm, answers) as scoring,
     ):
-        settings, recorder = recording.settings, Recorder("reenact")
-        batch = settings.min_problem_batch if min_problem_batch is None else min_problem_batch
+        recorder = Recorder("reenact")
         speed = play(
             answers,
-            *(sampling, scoring, recorder),
-            strategy=recorded_strategy(recording),
-            batch=batch,
-            cache=ScoreCache() if settings.score_cache else None,
-            switches=used,
-            clock=time.perf_counter,
+            (sampling, scoring),
+            recorder,
+            time.perf_counter,
+            min_problem_batch=min_problem_batch,
+            switches=switches,
         )
         return Reenactment(recorder.trace(), speed)
 

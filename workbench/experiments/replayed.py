@@ -28,9 +28,8 @@ from workbench.models.registry import CONFIGS
 from workbench.replay import workload
 from workbench.replay.answers import Answers
 from workbench.replay.devices import Device, load_device
-from workbench.replay.lengths import MATH500
 from workbench.replay.what_if import WhatIfResult, what_if
-from workbench.replay.workload import IN_FLIGHT, Assumptions, thesis_search
+from workbench.replay.workload import IN_FLIGHT, MATH500, Assumptions, thesis_search
 from workbench.trace import SCHEMA_VERSION
 
 RUNG = "replayed 1B + 8B"

@@ -18,14 +18,10 @@ from workbench.experiments.replayed import DEVICE
 from workbench.experiments.sweep import Sweep
 from workbench.experiments.views import ENGINES, rooms
 from workbench.replay.answers import Answers
-from workbench.replay.calls import Allocate, CacheCalls
-from workbench.replay.curves import PRIVATE, search_calls
 from workbench.replay.devices import Device, load_device
-from workbench.replay.miss_ratio import miss_ratio
-from workbench.replay.optimum import optimal_hits
-from workbench.replay.recordings import load_recording
-from workbench.replay.simulator import Changes, replay
-from workbench.replay.workload import thesis_search
+from workbench.replay.miss_ratio import CacheCalls, miss_ratio, optimal_hits
+from workbench.replay.simulator import Changes, replay, search_calls
+from workbench.replay.workload import load_recording, thesis_search
 
 SIZES, OPTIMA = 40, 8
 REPLAYS = (0.6, 0.8, 1.0, 1.3, 2.0)
@@ -64,7 +60,7 @@ def size_rows(
 
 def _peak(calls: CacheCalls) -> int:
     """The most blocks of the order that are in use, or asked for, at once."""
-    return int(miss_ratio(calls, [calls.num_contents + PRIVATE]).iloc[0]["peak_active"])
+    return int(miss_ratio(calls, [1]).iloc[0]["peak_active"])
 
 
 def _curves(calls: CacheCalls, peak: int) -> Iterator[Row]:
@@ -72,10 +68,9 @@ def _curves(calls: CacheCalls, peak: int) -> Iterator[Row]:
     most = max(calls.num_contents + peak, 2 * peak)
     found = np.geomspace(max(peak // 2, 1), most, SIZES).astype(int).tolist()
     sizes = sorted({*found, *(round(peak * each) for each in REPLAYS)})
-    look_ups = sum(isinstance(call, Allocate) for call in calls.calls)
     table = miss_ratio(calls, sizes)
     for row in table[table["fits"]].to_dict("records"):  # the others are of no order that happens
-        per_1000 = 1000 * row["thrashed"] / max(look_ups, 1)
+        per_1000 = 1000 * row["thrashed"] / max(calls.look_ups, 1)
         yield {"kind": "lru", "num_blocks": row["num_blocks"], "fits": bool(row["fits"]),
                "hit_ratio": row["hit_ratio"], "thrashed_per_1000": per_1000}  # fmt: skip
     tight = [size for size in sizes if peak < size <= 3 * peak]  # beyond, both find the same

@@ -10,8 +10,8 @@ from functools import cache
 
 from workbench.config import SweepConfig
 from workbench.experiments.feasible import DTYPE_BYTES, feasible_shares
-from workbench.kvcache.pages import BlockShape, choose_page, pack
-from workbench.kvcache.shares import pages_above_floors
+from workbench.kvcache.arena import BlockShape, choose_page, pack
+from workbench.kvcache.policies import pages_above_floors
 from workbench.models.registry import model_spec
 
 

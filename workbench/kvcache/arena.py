@@ -1,43 +1,540 @@
-"""One memory for the KV caches of several models: pages flow to whoever needs them, live.
+"""One memory for the KV caches of several models: pages flow to the model that needs them, live.
 
 Each model has an ordinary KVCacheManager whose blocks lie in pages leased from here; a policy says
-how many each may hold, a person may re-split them while engines run. Pure bookkeeping, so a replay
-runs it; the bytes are storage.py's. What it does not do: preempt, or know a clock.
+how many each may hold, and they can be re-split while engines run. Pure bookkeeping, so a replay
+runs it; the bytes are storage.py's.
+
+A slab per layer of the deepest model; page p is the same stripe of bytes in every slab, and one
+page holds blocks of one model only. A shallower model lays several of its layers side by side in
+a stripe, so that its layers live in fewer slabs and several groups of blocks share a page:
+
+    slab 0:  | page 0 | page 1 | page 2 | ...       stripe: | layer 0: cells | layer 1: cells | ...
+    slab 1:  | page 0 | page 1 | page 2 | ...       group:  as many slabs as a block's layers need
+    address of a block in a layer = layer_base[layer] + offsets[block], in the model's elements
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count, islice
+from sys import maxsize
 from threading import RLock
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from workbench.config import format_size, parse_size
 from workbench.errors import ConfigError, OutOfMemory
-from workbench.kvcache.arena_cache import ArenaCache
-from workbench.kvcache.layout import ArenaLayout
-from workbench.kvcache.leases import LeasedPool
-from workbench.kvcache.lending import Lender
-from workbench.kvcache.pages import BlockShape, PageShape, choose_page, pack
-from workbench.kvcache.policies import MarginalValue, ModelState, Policy, require_fair
-from workbench.kvcache.resizing import ResizeAnswer
-from workbench.kvcache.shares import (
+from workbench.kvcache.manager import KVCacheManager
+from workbench.kvcache.policies import (
+    Grant,
     KVShare,
+    MarginalValue,
+    ModelState,
+    Policy,
+    pages_above_floors,
     pages_of,
     pages_with_another,
     pages_with_one,
-    starting_pages,
 )
+from workbench.kvcache.pool import Block, BlockPool, ResizeAnswer
+from workbench.kvcache.prefix import PrefixIndex
 
-SHADOW_SHARE = 8  # the shadow list of a model covers one page in so many
+ALIGNMENT = 64  # bytes; a stripe is a multiple, so that vector loads of any page are aligned alike
+MOST_WASTE = 0.05  # of a page; a page that wastes more is taken only if none wastes less
+MOST_CELLS = 128  # blocks side by side in one stripe, looked at when a page is chosen
+GHOST_SHARE = 8  # a model's ghost list covers one page in so many
+SAMPLE = 4  # one hash in so many is watched by a ghost list
 
 
-class KVArena(Lender, ArenaLayout):
+# -- where blocks lie --
+
+
+@dataclass(frozen=True, slots=True)
+class BlockShape:
+    """What the arena must know of one model. Invariant: all numbers positive, cells of elements.
+
+    cell_bytes: one block in one layer. floor_blocks: of one request of the longest length.
+    block_cost: the work of computing its tokens again, in a unit that the arena's models share.
+    """
+
+    name: str
+    layers: int
+    cell_bytes: int
+    element_bytes: int = 4
+    floor_blocks: int = 1
+    block_cost: float = 1.0
+
+    def __post_init__(self) -> None:
+        sizes = (self.layers, self.cell_bytes, self.element_bytes, self.floor_blocks)
+        if min(sizes) < 1 or self.cell_bytes % self.element_bytes or self.block_cost <= 0:
+            raise ConfigError(
+                f"{self}: layers, bytes, blocks and block_cost must be positive, and cell_bytes a "
+                "multiple of element_bytes."
+            )
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one block in all layers."""
+        return self.layers * self.cell_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PageShape:
+    """How a page is cut: `slabs` stripes of `stripe` bytes, a multiple of 64."""
+
+    slabs: int
+    stripe: int
+
+    def __post_init__(self) -> None:
+        if min(self.slabs, self.stripe) < 1 or self.stripe % ALIGNMENT:
+            raise ConfigError(
+                f"{self}; allowed: at least one slab, and a stripe of a multiple of {ALIGNMENT} "
+                "bytes."
+            )
+
+    @property
+    def page_bytes(self) -> int:
+        """In all slabs together."""
+        return self.slabs * self.stripe
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How one model's blocks lie in a page: groups of slabs, each with blocks side by side.
+
+    layers_per_stripe: layers of a block that share a slab. 0 blocks: the page is too small.
+    """
+
+    shape: BlockShape
+    page: PageShape
+    layers_per_stripe: int
+
+    @property
+    def _slabs_per_block(self) -> int:
+        return -(-self.shape.layers // self.layers_per_stripe)
+
+    @property
+    def _side_by_side(self) -> int:
+        """Blocks whose cells of one layer share a stripe."""
+        return self.page.stripe // (self.layers_per_stripe * self.shape.cell_bytes)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of this model in one page."""
+        return self.page.slabs // self._slabs_per_block * self._side_by_side
+
+    @property
+    def waste(self) -> int:
+        """Bytes of a page that this model cannot use."""
+        return self.page.page_bytes - self.blocks * self.shape.block_bytes
+
+    def layer_base(self, num_pages: int) -> NDArray[np.int64]:
+        """[layers] elements from the arena's first byte."""
+        layers = np.arange(self.shape.layers, dtype=np.int64)
+        slab, section = np.divmod(layers, self.layers_per_stripe)
+        section_bytes = self._side_by_side * self.shape.cell_bytes
+        at = slab * (num_pages * self.page.stripe) + section * section_bytes
+        return at // self.shape.element_bytes
+
+    def offsets(self, num_pages: int) -> NDArray[np.int64]:
+        """[pages * blocks] elements; block b is the b % blocks-th of page b // blocks."""
+        page, slot = np.divmod(np.arange(num_pages * self.blocks, dtype=np.int64), self.blocks)
+        group, place = np.divmod(slot, self._side_by_side)
+        at = group * (self._slabs_per_block * num_pages * self.page.stripe)
+        at += page * self.page.stripe + place * self.shape.cell_bytes
+        return at // self.shape.element_bytes
+
+
+def pack(shape: BlockShape, page: PageShape) -> Packing:
+    """Most blocks a page; of equal ways the one with fewest layers side by side (locality)."""
+    most = max(1, min(shape.layers, page.stripe // shape.cell_bytes))
+    ways = (Packing(shape, page, layers) for layers in range(1, most + 1))
+    return max(ways, key=lambda way: (way.blocks, -way.layers_per_stripe))
+
+
+def choose_page(shapes: Sequence[BlockShape]) -> PageShape:
+    """The smallest page of which no model wastes more than 5 %, else the one that wastes least."""
+    unit = math.lcm(ALIGNMENT, *(shape.element_bytes for shape in shapes))
+    stripes = {
+        -(-cells * shape.cell_bytes // unit) * unit
+        for shape in shapes
+        for cells in range(1, MOST_CELLS + 1)
+    }
+    slabs, best, least = max(shape.layers for shape in shapes), None, math.inf
+    for stripe in sorted(stripes):
+        page = PageShape(slabs, stripe)
+        waste = max(pack(shape, page).waste for shape in shapes) / page.page_bytes
+        if waste < least:
+            best, least = page, waste
+        if waste <= MOST_WASTE:
+            return page
+    assert best is not None
+    return best
+
+
+# -- what other sizes would have saved or cost --
+
+
+class GhostList:
+    """The sampled hashes among the last `num_blocks` evicted ones (Megiddo and Modha 2003).
+
+    A block asked for again soon after its eviction would have been a hit with as many more pages as
+    the list covers: its hits are the slope of the miss-ratio curve (Waldspurger et al. 2015).
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self._capacity = max(1, num_blocks // SAMPLE)
+        self._digests: OrderedDict[bytes, None] = OrderedDict()
+        self.hits = 0  # watched hashes that were asked for again
+
+    @property
+    def missed_blocks(self) -> int:
+        """Blocks, estimated, that so much more memory would have kept."""
+        return self.hits * SAMPLE
+
+    def evicted(self, digests: Iterable[bytes]) -> None:
+        """These contents were evicted, in this order."""
+        watched = [digest for digest in digests if digest[0] % SAMPLE == 0]
+        for digest in watched[-self._capacity :]:
+            self._digests[digest] = None
+            self._digests.move_to_end(digest)
+        while len(self._digests) > self._capacity:
+            self._digests.popitem(last=False)
+
+    def missed(self, digests: Iterable[bytes]) -> None:
+        """An admission missed these contents."""
+        for digest in digests:
+            if digest in self._digests:
+                del self._digests[digest]
+                self.hits += 1
+
+
+# -- one model's pages --
+
+
+class LeasedPool(BlockPool):
+    """The block pool of one model in an arena: its blocks come and go with the pages they lie in.
+
+    Block b lies in page b // per_page. Blocks are taken from the fullest page, and pages are given
+    up whole, the one used least recently first: victims and pages are chosen together, so that few
+    pages are held half empty. A held page has content, a live (referenced) or a cached block; one
+    without goes back at once. A vacant block has neither reference nor content.
+    """
+
+    def __init__(self, shape: BlockShape, per_page: int, source: KVArena) -> None:
+        num_pages = source.num_pages
+        super().__init__(num_pages * per_page)
+        self._free.clear()
+        self.shape, self.per_page, self._source, self.lock = shape, per_page, source, source.lock
+        self.floor = shape.floor_blocks
+        self.floor_pages = -(-shape.floor_blocks // per_page)
+        self.grant = Grant(self.floor_pages, num_pages, num_pages)
+        self.wanted = 0  # pages it would hold had its last admission not been refused
+        self.readmissions = 0  # of requests that had been preempted
+        self.ghost_pages = max(1, num_pages // GHOST_SHARE)
+        self.ghosts = GhostList(self.ghost_pages * per_page)
+        self.cold_hits = 0  # on cached blocks in the pages that it would give up first
+        self._cold_until = 0  # a tick: pages used last up to then are those
+        # pages without a live block, least recently used first, with the tick of their last use
+        self.idle: OrderedDict[int, int] = OrderedDict()
+        self._last_used = [0] * num_pages  # when a block of theirs was released, or copied
+        self._live = [0] * num_pages  # referenced blocks
+        self._num_live = 0
+        self._vacant: dict[int, list[Block]] = {}  # held page -> its vacant blocks
+        self.held = 0  # pages
+        self._num_vacant = 0  # in pages that are filed in _by_vacant
+        self._by_vacant: list[dict[int, None]] = [{} for _ in range(per_page + 1)]
+
+    # -- state --
+
+    @property
+    def pages(self) -> Iterator[int]:
+        """The pages that it holds."""
+        return iter(self._vacant)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the pages that it holds or could have now."""
+        return (self.held + self._source.leasable(self)) * self.per_page
+
+    @property
+    def room(self) -> int:
+        """Blocks of its part of the split, whatever is lent or taken meanwhile."""
+        return self._source.part_of(self) * self.per_page
+
+    @property
+    def num_free(self) -> int:
+        """Blocks without content, those of pages it could have included."""
+        return self._num_vacant + self._source.leasable(self) * self.per_page
+
+    @property
+    def num_active(self) -> int:
+        """Blocks that a running sequence uses."""
+        return self._num_live
+
+    @property
+    def next_evicted_used(self) -> int | None:
+        """When the page was used last whose cached block it would evict next."""
+        block = self.index.next_evicted
+        return None if block is None else self._last_used[block // self.per_page]
+
+    # -- blocks --
+
+    def take(self) -> Block:
+        """A private block with one reference: of a held page, a new one, or an evicted one."""
+        if self._num_vacant:
+            block = self._pick()
+        else:
+            page = self._source.lease(self)
+            block = self._evict() if page is None else self._receive(page)
+        self.stats.allocated += 1
+        block.ref_count = 1
+        self._occupy(block.id // self.per_page)
+        self._num_live += 1
+        return block
+
+    def touch(self, block: Block) -> None:
+        """A cached partial block was used where it is; its page was used, too."""
+        super().touch(block)
+        page = block.id // self.per_page
+        self._last_used[page] = tick = self._source.tick()
+        if page in self.idle:
+            self.idle[page] = tick
+            self.idle.move_to_end(page)
+
+    def _reused(self, block: Block) -> None:
+        page = block.id // self.per_page
+        self.cold_hits += self._last_used[page] <= self._cold_until
+        super()._reused(block)
+        self._occupy(page)
+        self._num_live += 1
+
+    def _unused(self, block: Block) -> None:
+        page, tick = block.id // self.per_page, self._source.tick()
+        self._num_live -= 1
+        self._live[page] -= 1
+        self._last_used[page] = tick
+        if self._live[page] == 0:
+            self.idle[page] = tick
+        super()._unused(block)
+
+    def _occupy(self, page: int) -> None:
+        """One live block more."""
+        self._live[page] += 1
+        if self._live[page] == 1:
+            self.idle.pop(page, None)
+
+    def _receive(self, page: int) -> Block:
+        """The first block of a page without content; the others are vacant."""
+        first, *others = self.blocks[page * self.per_page : (page + 1) * self.per_page]
+        self.held += 1
+        self._vacant[page] = others[::-1]
+        if others:
+            self._by_vacant[len(others)][page] = None
+            self._num_vacant += len(others)
+        return first
+
+    def _pick(self) -> Block:
+        """A vacant block, which it is no more, of the fullest open page that has one."""
+        pages = next(filter(None, self._by_vacant))
+        page = next(iter(pages))
+        del pages[page]
+        vacant = self._vacant[page]
+        block = vacant.pop()
+        if vacant:
+            self._by_vacant[len(vacant)][page] = None
+        self._num_vacant -= 1
+        return block
+
+    def _vacated(self, block: Block) -> None:
+        """A block lost its content; a page that lost all goes back."""
+        page = block.id // self.per_page
+        vacant = self._vacant[page]
+        if len(vacant) + 1 == self.per_page:
+            self._hand_back([page])
+            return
+        self._by_vacant[len(vacant)].pop(page, None)
+        self._by_vacant[len(vacant) + 1][page] = None
+        self._num_vacant += 1
+        vacant.append(block)
+
+    def _evict(self) -> Block:
+        block = self.blocks[self.index.evict()]
+        self._lose([block])
+        return block
+
+    def _lose(self, blocks: list[Block]) -> None:
+        """Their contents were evicted."""
+        digests = [block.digest for block in blocks if block.digest]
+        assert len(digests) == len(blocks), "a block without content is evicted"
+        self.ghosts.evicted(digests)
+        for block in blocks:
+            block.digest = None
+        self.stats.evicted += len(blocks)
+
+    # -- pages --
+
+    def give_up_idle(self, num_pages: int = 1) -> None:
+        """Hand back the idle pages used least recently; their cached blocks are evicted."""
+        pages = list(islice(self.idle, num_pages))
+        self._give_up([block for block in self._blocks_in(pages) if block.digest])
+        self._hand_back(pages)
+
+    def _give_up(self, cached: list[Block]) -> None:
+        """Evict these, many at once: a re-split evicts thousands. They are in no list then."""
+        self.index.give_up([block.id for block in cached])
+        self._lose(cached)
+
+    def _hand_back(self, pages: list[int]) -> None:
+        """These pages have no live block and are held no more."""
+        for page in pages:
+            assert self._live[page] == 0, f"page {page} is dropped with live blocks"
+            self._close(page)
+            del self._vacant[page]
+            self.idle.pop(page, None)
+        self.held -= len(pages)
+        self.copies.forget(pages, self.per_page)
+        self._source.take_back(self, pages)
+
+    def _blocks_in(self, pages: Iterable[int]) -> Iterator[Block]:
+        size = self.per_page
+        return (b for page in pages for b in self.blocks[page * size : (page + 1) * size])
+
+    def empty_pages(self, num_pages: int) -> bool:
+        """Hand back up to so many pages by moving what is live out of the emptiest.
+
+        Between steps only. Whether a live block was moved, and so has another id.
+        """
+        room = (self.held * self.per_page - self._num_live) // self.per_page  # for what is moved
+        pages = sorted(self._vacant, key=self._live.__getitem__)[: min(num_pages, room)]
+        idle = [page for page in pages if not self._live[page]]
+        victims = pages[len(idle) :]
+        live, cached = [], []
+        for block in self._blocks_in(pages):
+            if block.ref_count:
+                live.append(block)
+            elif block.digest:
+                cached.append(block)
+        self._give_up(cached)
+        self._hand_back(idle)
+        for page in victims:
+            self._close(page)
+        vacant = [self._pick() for _ in range(min(len(live), self._num_vacant))]
+        evicted = [self.blocks[self.index.evict()] for _ in range(len(live) - len(vacant))]
+        self._lose(evicted)
+        for block, other in zip(live, vacant + evicted):
+            self._move(block, other)
+        self._hand_back(victims)
+        return bool(victims)
+
+    def _close(self, page: int) -> None:
+        """Nothing more is taken from this page, which is to be handed back."""
+        vacant = len(self._vacant[page])
+        if page in self._by_vacant[vacant]:
+            del self._by_vacant[vacant][page]
+            self._num_vacant -= vacant
+
+    def _move(self, block: Block, other: Block) -> None:
+        """A live block changes places, and ids, with one without content."""
+        source, destination = block.id, other.id
+        self.blocks[source], self.blocks[destination] = other, block
+        block.id, other.id = destination, source
+        if block.digest is not None:
+            self.index.holders[block.digest] = destination
+        self._occupy(destination // self.per_page)
+        self._live[source // self.per_page] -= 1
+        self.copies.move(source, destination)
+        self.stats.copied += 1
+
+    # -- what the arena learns --
+
+    def admitted(self, missed: list[bytes], readmission: bool) -> None:
+        """Counted for the policy."""
+        self.readmissions += readmission
+        self.ghosts.missed(missed)
+
+    def refused(self, num_blocks: int) -> None:
+        """Remembered until the model's next step."""
+        self.wanted = -(-num_blocks // self.per_page)
+
+    def mark_cold(self) -> None:
+        """As many pages fewer would cost what is hit in these, once what it lacks is gone."""
+        cold = self.ghost_pages - max(0, self.grant.keep - self.held)
+        ticks = islice(self.idle.values(), max(cold, 1) - 1, None)
+        self._cold_until = next(ticks, maxsize) if cold > 0 else 0
+
+    def state(self, running: bool) -> ModelState:
+        """The model as a policy sees it."""
+        a_page = self.shape.block_cost / self.ghost_pages  # of the work that so many pages save
+        return ModelState(
+            name=self.shape.name,
+            floor=self.floor_pages,
+            running=running,
+            misses=self.ghosts.hits,
+            gain=self.ghosts.missed_blocks * a_page,
+            loss=self.cold_hits * a_page,
+            readmissions=self.readmissions,
+        )
+
+    # -- size --
+
+    def resize(self, num_blocks: int) -> ResizeAnswer:
+        """Ask the arena for so many blocks."""
+        return self._source.resize(self, num_blocks)
+
+    def settle(self) -> bool:
+        """Between steps: the arena moves pages towards what is granted."""
+        return self._source.apply(self)
+
+    def clear(self) -> None:
+        """No block has content; nothing may be referenced."""
+        assert self._num_live == 0
+        self._hand_back(list(self._vacant))
+        self.index = PrefixIndex()
+        for block in self.blocks:
+            block.digest = None
+
+    def check(self, references: dict[int, int]) -> None:
+        """Raise unless blocks, pages and counts agree."""
+        vacant = {block.id for each in self._vacant.values() for block in each}
+        held = {block.id for block in self._blocks_in(self._vacant)}
+        self._check_blocks(references, vacant | ({*range(len(self.blocks))} - held))
+        live = [0] * len(self._live)
+        for block in self.blocks:
+            live[block.id // self.per_page] += block.ref_count > 0
+        assert live == self._live, "live blocks of a page are counted wrongly"
+        assert self._num_live == sum(live), "live blocks are counted wrongly"
+        assert all(p in self._vacant for p, n in enumerate(live) if n), "live, but not held"
+        assert set(self.idle) == {p for p in self._vacant if not live[p]}, "wrongly (not) idle"
+        assert list(self.idle.values()) == sorted(self.idle.values()), "idle pages out of order"
+        for page, blocks in self._vacant.items():
+            assert len(blocks) < self.per_page, f"page {page} is held without content"
+            assert all(b.id // self.per_page == page for b in blocks), "vacant in another page"
+            sizes = [n for n, pages in enumerate(self._by_vacant) if page in pages]
+            assert sizes == [len(blocks)] * bool(blocks), f"page {page} is filed wrongly"
+        assert self._num_vacant == len(vacant), "vacant blocks miscounted"
+        assert set().union(*self._by_vacant) <= set(self._vacant), "a page is open but not held"
+
+
+# -- all models' pages --
+
+
+class KVArena:
     """Pages for the blocks of `models`; memory: bytes or text. kv_share: the first model's.
 
-    page: default, the smallest that wastes at most 5 %. Hold `lock` from scheduling to the plan,
-    and while a step is taken in, where engines run in several threads. Raises ConfigError for two
-    models of one name, a share outside (0, 1) or with a policy that keeps none, a block that no
-    page fits; OutOfMemory when the memory does not hold one request of each model.
+    page: default, the smallest that wastes at most 5 %. A page is free or held by one model; every
+    model can come to its floor at any time: so many free pages are never lent to another. Above
+    that, `keep` protects a model's pages and `limit` bounds them (policies.Grant).
+
+    Hold `lock` from scheduling to the plan, and while a step is taken in, where engines run in
+    several threads. Raises ConfigError for two models of one name, a share outside (0, 1) or with a
+    policy that keeps none, a block that no page fits; OutOfMemory when the memory does not hold one
+    request of each model.
     """
 
     def __init__(
@@ -51,22 +548,25 @@ class KVArena(Lender, ArenaLayout):
     ) -> None:
         if not models:
             raise ConfigError("KVArena got no models; give the BlockShape of at least one.")
-        page = choose_page(models) if page is None else page
+        self.page = choose_page(models) if page is None else page
         self.memory = parse_size(memory)
-        num_pages = self.memory // page.page_bytes
-        ArenaLayout.__init__(self, page, num_pages)
-        Lender.__init__(self, num_pages)
+        self.num_pages = self.memory // self.page.page_bytes
         self.policy: Policy = MarginalValue() if policy is None else policy
         self.lock = RLock()
-        self.storage: Any = None  # who owns the bytes, once there are any: an ArenaStorage
-        self._caches: dict[str, ArenaCache] = {}
+        self.storage: Any = None  # the ArenaStorage that owns the bytes, once there are any
+        self.pools: list[LeasedPool] = []
+        self.tick = count(1).__next__  # a number larger than all before
+        self._packings: dict[str, Packing] = {}
+        self._caches: dict[str, tuple[tuple[Any, ...], KVCacheManager]] = {}  # with its settings
+        self._free = deque(range(self.num_pages))
+        self._holder: list[LeasedPool | None] = [None] * self.num_pages
+        self._wrote: list[LeasedPool | None] = [None] * self.num_pages  # whose bytes lie in it
+        self._retyped: dict[int, None] = {}
+        self._wanted: list[int] | None = None  # a split asked for, until the next step
+        self._seen: list[tuple[bool, int, int]] = []  # by the policy, when it was asked last
         for shape in models:
             self._admit(shape)
-        self._wanted: list[int] | None = None
-        self._seen: list[tuple[bool, int, int]] = []  # by the policy, when it was asked last
-        floors = [pool.floor_pages for pool in self.pools]
-        self._split = starting_pages(self.policy, kv_share, self.models, floors, num_pages)
-        self._refuse_below_floor(self._split)
+        self._split = self._starting_pages(kv_share)
         self.policy.split(self._split)
         self._grant(None)
 
@@ -88,6 +588,16 @@ class KVArena(Lender, ArenaLayout):
     # -- state --
 
     @property
+    def models(self) -> list[str]:
+        """Names, in the order of their coming."""
+        return list(self._packings)
+
+    @property
+    def num_free(self) -> int:
+        """Pages that no model holds."""
+        return len(self._free)
+
+    @property
     def target(self) -> dict[str, int]:
         """Pages each model should come to."""
         return {pool.shape.name: pool.grant.target for pool in self.pools}
@@ -105,37 +615,66 @@ class KVArena(Lender, ArenaLayout):
         *,
         namespace: bytes = b"",
         reuse_partial_blocks: bool = False,
-    ) -> ArenaCache:
+    ) -> KVCacheManager:
         """The KV cache of a model of the arena; the same one whenever it is asked for.
 
         Raises ConfigError for settings other than the first time's.
         """
-        packing = self.packing(model)
+        pool = self.pools[self.models.index(self.packing(model).shape.name)]
+        settings = (block_size, enable_prefix_caching, namespace, reuse_partial_blocks)
         if model not in self._caches:
-            pool = self.pools[self.models.index(packing.shape.name)]
-            self._caches[model] = ArenaCache(
-                pool,
+            cache = KVCacheManager(
+                len(pool.blocks),
                 block_size,
                 enable_prefix_caching,
                 namespace=namespace,
                 reuse_partial_blocks=reuse_partial_blocks,
-                lock=self.lock,
+                pool=pool,
             )
-        cache = self._caches[model]
-        if not cache.is_as(block_size, enable_prefix_caching, namespace, reuse_partial_blocks):
+            self._caches[model] = settings, cache
+        made_with, cache = self._caches[model]
+        if made_with != settings:
             raise ConfigError(
                 f"{model!r} has a cache already, of blocks of {cache.block_size} tokens, for other "
                 "weights or other settings; give the second model a name of its own in the arena."
             )
         return cache
 
-    # -- who holds how much --
+    # -- where blocks lie --
+
+    def packing(self, model: str) -> Packing:
+        """How this model's blocks lie in a page. ConfigError if it is no model of the arena."""
+        if model not in self._packings:
+            raise ConfigError(f"The arena has no model {model!r}; it has {self.models}.")
+        return self._packings[model]
+
+    def waste(self, models: Iterable[BlockShape] | None = None) -> dict[str, int]:
+        """Bytes of a page that each model (default: those of the arena) cannot use."""
+        shapes = [p.shape for p in self._packings.values()] if models is None else models
+        return {shape.name: pack(shape, self.page).waste for shape in shapes}
+
+    def take_moves(self) -> dict[str, list[tuple[int, int]]]:
+        """What `take_moves` of each model's cache returns, of those that have moves."""
+        moves = {pool.shape.name: pool.copies.take() for pool in self.pools}
+        return {name: pairs for name, pairs in moves.items() if pairs}
+
+    def take_retyped(self) -> list[int]:
+        """Pages that hold another model's bytes, each once: to be zeroed before the next store.
+
+        After what is moved was read, before it is written; so no bytes are ever read that were
+        written as another type, which could be no number.
+        """
+        taken = list(self._retyped)
+        self._retyped.clear()
+        return taken
+
+    # -- how many pages each holds --
 
     def resplit(self, kv_share: KVShare) -> ResizeAnswer:
         """Split the pages anew, from any thread: the first model's share, or each one's by name.
 
         Takes effect between steps, and drops nothing in use. A policy that lends leaves a model
-        above its target for as long as nobody wants the pages. The answer's target is the first
+        above its target for as long as no other needs the pages. The answer's target is the first
         model's, in pages.
         """
         with self.lock:
@@ -144,14 +683,13 @@ class KVArena(Lender, ArenaLayout):
     def resize(self, pool: LeasedPool, num_blocks: int) -> ResizeAnswer:
         """This model's pages are enough for num_blocks; the others share the rest as before."""
         with self.lock:
-            index = self.pools.index(pool)
             pages = -(-num_blocks // pool.per_page)
             if pages > self.num_pages:
                 raise ConfigError(
                     f"resize to {num_blocks} blocks; the arena has pages for at most "
                     f"{self.num_pages * pool.per_page} of {pool.shape.name!r}."
                 )
-            return self._want(pages_with_one(self._asked_for, index, pages))
+            return self._want(pages_with_one(self._asked_for, self.pools.index(pool), pages))
 
     def apply(self, pool: LeasedPool) -> bool:
         """Between this model's steps: grant anew, take back what is above limits.
@@ -166,70 +704,13 @@ class KVArena(Lender, ArenaLayout):
                 self._seen = []
             self._grant(pool)
             pool.wanted = 0
-            if len(self.pools) > 1:  # else there is nobody to give to
-                pool.mark_tail()
+            if len(self.pools) > 1:  # else there is no model to give to
+                pool.mark_cold()
             for each in self.pools:
                 if each.held > each.grant.limit:
                     each.give_up_idle(each.held - each.grant.limit)
             excess = max(pool.held - pool.grant.limit, self._owed_by(pool))
             return excess > 0 and pool.empty_pages(excess)
-
-    def take_moves(self) -> dict[str, list[tuple[int, int]]]:
-        """What `take_moves` would answer, of each model that has moves; for who owns the bytes."""
-        moves = {pool.shape.name: pool.copies.take() for pool in self.pools}
-        return {name: pairs for name, pairs in moves.items() if pairs}
-
-    def check(self) -> None:
-        """Raise AssertionError if a law of the arena or of one of its caches is broken."""
-        with self.lock:
-            super().check()
-            fair = (p.floor_pages <= p.grant.keep <= p.grant.limit for p in self.pools)
-            assert all(fair), "a grant is unfair"
-            for cache in self._caches.values():
-                cache.check()
-
-    # -- how --
-
-    def _admit(self, shape: BlockShape) -> None:
-        packing = pack(shape, self.page)
-        if shape.name in self._packings:
-            raise ConfigError(
-                f"The arena has a model {shape.name!r} already, beside {self.models}; give each a "
-                "name of its own: block_shape(..., name=...)."
-            )
-        if not packing.blocks:
-            raise ConfigError(
-                f"{shape.name!r} has blocks of {shape.layers} layers of {shape.cell_bytes:,} "
-                f"bytes; the arena's pages of {self.page.slabs} stripes of {self.page.stripe:,} "
-                "bytes fit none. Name the model with the largest blocks when the arena is made."
-            )
-        shadow = max(1, self.num_pages // SHADOW_SHARE)
-        pool = LeasedPool(shape, packing.blocks, self.num_pages, shadow, self)
-        needed = pool.floor_pages + sum(p.floor_pages for p in self.pools)
-        lacking = sum(max(0, p.floor_pages - p.held) for p in (*self.pools, pool))
-        if needed > self.num_pages or lacking > self.num_free + self.num_spare:
-            raise self._too_small(needed)
-        self.free_up(lacking)
-        self.pools.append(pool)
-        self._packings[shape.name] = packing
-
-    def _too_small(self, needed: int) -> OutOfMemory:
-        floors = {p.shape.name: p.floor_pages for p in self.pools}
-        return OutOfMemory(
-            f"The arena of {format_size(self.memory)} has {self.num_pages} pages of "
-            f"{format_size(self.page.page_bytes)}, {self.num_free} of them free; one request of "
-            f"each model needs {needed} (floors so far: {floors}). Give more memory, a smaller "
-            "max_model_len, or add models when fewer requests run."
-        )
-
-    def _refuse_below_floor(self, pages: list[int]) -> None:
-        for pool, count in zip(self.pools, pages):
-            if count < pool.floor_pages:
-                raise OutOfMemory(
-                    f"A split of {pages} pages leaves {pool.shape.name!r} below the "
-                    f"{pool.floor_pages} that one request of the longest length needs. Choose "
-                    "another kv_share, give more memory, or a smaller max_model_len."
-                )
 
     def part_of(self, pool: LeasedPool) -> int:
         """Pages of the split that are this model's own; a fair part, where none is kept."""
@@ -245,18 +726,18 @@ class KVArena(Lender, ArenaLayout):
 
     def _want(self, pages: list[int]) -> ResizeAnswer:
         """Take the split as the next target, if every model keeps its floor."""
-        for pool, count in zip(self.pools, pages):
-            if count < pool.floor_pages:
-                name = pool.shape.name
-                reason = f"{name!r} would have {count} pages; one request needs {pool.floor_pages}"
+        for pool, pages_left in zip(self.pools, pages):
+            if pages_left < pool.floor_pages:
+                had = f"{pool.shape.name!r} would have {pages_left} pages"
+                reason = f"{had}; one request needs {pool.floor_pages}"
                 return ResizeAnswer("refused", pages[0], reason)
         if not self.policy.keeps_split:
             name = type(self.policy).__name__
             return ResizeAnswer("refused", pages[0], f"the policy {name} keeps no split")
         self._wanted = pages
-        for pool, count in zip(self.pools, pages):
+        for pool, pages_left in zip(self.pools, pages):
             live = -(-pool.num_active // pool.per_page)
-            if live > count:
+            if live > pages_left:
                 reason = f"{pool.shape.name!r} has {live} pages of blocks in use"
                 return ResizeAnswer("later", pages[0], reason)
         return ResizeAnswer("reached", pages[0])
@@ -264,17 +745,22 @@ class KVArena(Lender, ArenaLayout):
     def _grant(self, stepping: LeasedPool | None) -> None:
         """Ask the policy, if what it sees has changed. stepping: the model whose turn it is."""
         seen = [
-            (pool is stepping or pool.num_active > 0, pool.shadow.hits, pool.readmissions)
+            (pool is stepping or pool.num_active > 0, pool.ghosts.hits, pool.readmissions)
             for pool in self.pools
         ]
         if seen == self._seen:
             return
         self._seen = seen
-        states = [_state(pool, running) for pool, (running, *_) in zip(self.pools, seen)]
+        states = [pool.state(running) for pool, (running, *_) in zip(self.pools, seen)]
         grants = self.policy.grants(states, self.num_pages)
         for pool, grant in zip(self.pools, grants, strict=True):
-            require_fair(self.policy, grant, pool.shape.name, pool.floor_pages, self.num_pages)
-            pool.accept(grant)
+            if not pool.floor_pages <= grant.keep <= grant.limit <= self.num_pages:
+                raise ConfigError(
+                    f"The policy {type(self.policy).__name__} grants {pool.shape.name!r} {grant}; "
+                    f"allowed: {pool.floor_pages} pages (one request) <= keep <= limit <= "
+                    f"{self.num_pages}."
+                )
+            pool.grant, pool.target = grant, grant.target * pool.per_page
 
     def _owed_by(self, pool: LeasedPool) -> int:
         """Pages it holds above its keep and that others were refused, below theirs."""
@@ -285,16 +771,131 @@ class KVArena(Lender, ArenaLayout):
                 lacking += max(0, wanted - self.leasable(other))
         return min(pool.held - pool.grant.keep, lacking)
 
+    # -- which page goes to which model --
 
-def _state(pool: LeasedPool, running: bool) -> ModelState:
-    shadow = pool.shadow
-    a_page = pool.shape.block_cost / pool.shadow_pages  # of the work that so many pages save
-    return ModelState(
-        name=pool.shape.name,
-        floor=pool.floor_pages,
-        running=running,
-        misses=shadow.hits,
-        gain=shadow.missed_blocks * a_page,
-        loss=pool.tail.blocks * a_page,
-        readmissions=pool.readmissions,
-    )
+    def leasable(self, pool: LeasedPool) -> int:
+        """Pages a model could have now: free ones, and what others hold idle above their keep."""
+        supply = len(self._free)
+        for other in self.pools:
+            if other is not pool:
+                held = other.held
+                if held < other.floor_pages:
+                    supply -= other.floor_pages - held
+                elif held > other.grant.keep:
+                    supply += min(held - other.grant.keep, len(other.idle))
+        return max(0, min(pool.grant.limit - pool.held, supply))
+
+    def lease(self, pool: LeasedPool) -> int | None:
+        """A free page, or one that another model has used least recently; None: evict your own."""
+        if pool.held >= pool.grant.limit:
+            return None
+        reserved = 0  # free pages that are the other models' floors
+        for other in self.pools:
+            if other.held < other.floor_pages and other is not pool:
+                reserved += other.floor_pages - other.held
+        if len(self._free) <= reserved:
+            donor = self._donor(pool)
+            if donor is None:
+                return None
+            donor.give_up_idle()
+        page = self._free.popleft()
+        self._holder[page] = pool
+        if self._wrote[page] is not pool:
+            if self._wrote[page] is not None:
+                self._retyped[page] = None
+            self._wrote[page] = pool
+        return page
+
+    def _donor(self, pool: LeasedPool) -> LeasedPool | None:
+        """Whose oldest idle page goes, a lender's first; None if `pool` itself has an older one."""
+        donors = [p for p in self.pools if p is not pool and p.idle and p.held > p.grant.keep]
+        if not donors:
+            return None
+        donor = min(donors, key=lambda p: (not p.grant.lends, _oldest(p)))
+        entitled = pool.held < pool.grant.keep or donor.grant.lends
+        own = pool.next_evicted_used
+        return None if not entitled and own is not None and own < _oldest(donor) else donor
+
+    def take_back(self, pool: LeasedPool, pages: list[int]) -> None:
+        """Pages without content are free; the last to come goes first: its bytes are nearest."""
+        for page in pages:
+            assert self._holder[page] is pool, f"page {page} is handed back by another model"
+            self._holder[page] = None
+        self._free.extendleft(reversed(pages))
+
+    # -- models that come --
+
+    def _admit(self, shape: BlockShape) -> None:
+        """A model more, with free pages for its floor."""
+        packing = pack(shape, self.page)
+        if shape.name in self._packings:
+            raise ConfigError(
+                f"The arena has a model {shape.name!r} already, beside {self.models}; give each a "
+                "name of its own: block_shape(..., name=...)."
+            )
+        if not packing.blocks:
+            raise ConfigError(
+                f"{shape.name!r} has blocks of {shape.layers} layers of {shape.cell_bytes:,} "
+                f"bytes; the arena's pages of {self.page.slabs} stripes of {self.page.stripe:,} "
+                "bytes fit none. Name the model with the largest blocks when the arena is made."
+            )
+        pool = LeasedPool(shape, packing.blocks, self)
+        pools = [*self.pools, pool]
+        needed = sum(p.floor_pages for p in pools)
+        lacking = sum(max(0, p.floor_pages - p.held) for p in pools)
+        spare = sum(max(0, min(p.held - p.floor_pages, len(p.idle))) for p in self.pools)
+        if needed > self.num_pages or lacking > self.num_free + spare:
+            floors = {p.shape.name: p.floor_pages for p in self.pools}
+            raise OutOfMemory(
+                f"The arena of {format_size(self.memory)} has {self.num_pages} pages of "
+                f"{format_size(self.page.page_bytes)}, {self.num_free} of them free; one request "
+                f"of each model needs {needed} (floors so far: {floors}). Give more memory, a "
+                "smaller max_model_len, or add models when fewer requests run."
+            )
+        while len(self._free) < lacking:
+            donors = (p for p in self.pools if p.idle and p.held > p.floor_pages)
+            min(donors, key=_oldest).give_up_idle()
+        self.pools, self._packings[shape.name] = pools, packing
+
+    def _starting_pages(self, kv_share: KVShare | None) -> list[int]:
+        """The split asked for, else one by the models' floors."""
+        floors = [pool.floor_pages for pool in self.pools]
+        if kv_share is None:
+            return pages_above_floors(floors, self.num_pages)
+        if not self.policy.keeps_split:
+            raise ConfigError(
+                f"An arena got kv_share={kv_share} and the policy {type(self.policy).__name__}, "
+                "which keeps no split; leave kv_share out, or choose a policy that keeps one."
+            )
+        pages = pages_of(kv_share, self.models, self.num_pages)
+        for name, mine, floor in zip(self.models, pages, floors):
+            if mine < floor:
+                raise OutOfMemory(
+                    f"A split of {pages} pages leaves {name!r} below the {floor} that one request "
+                    "of the longest length needs. Choose another kv_share, give more memory, or a "
+                    "smaller max_model_len."
+                )
+        return pages
+
+    def check(self) -> None:
+        """Raise AssertionError if a law of the arena or of one of its caches is broken."""
+        with self.lock:
+            free = set(self._free)
+            assert len(free) == len(self._free), "a page is free twice"
+            held = [page for page in range(self.num_pages) if self._holder[page] is not None]
+            assert free.isdisjoint(held), "a page is free and held"
+            assert len(free) + len(held) == self.num_pages, "a page is lost"
+            for pool in self.pools:
+                mine = {page for page in held if self._holder[page] is pool}
+                assert mine == set(pool.pages), f"{pool.shape.name}: another's page, or one lost"
+                fair = pool.floor_pages <= pool.grant.keep <= pool.grant.limit
+                assert fair, f"{pool.shape.name}: an unfair grant"
+            lacking = sum(max(0, p.floor_pages - p.held) for p in self.pools)
+            assert lacking <= len(free), "a floor is not covered"
+            for _, cache in self._caches.values():
+                cache.check()
+
+
+def _oldest(pool: LeasedPool) -> int:
+    """When its least recently used idle page was used."""
+    return next(iter(pool.idle.values()))

@@ -2,25 +2,56 @@
 
 A hash is published as soon as room is made for the tokens that fill its block, so requests of one
 step share; `free(seq_id, num_computed)` withdraws what was never computed, and can leave a partly
-filled last block to be hit, by copy, by whoever goes on with it; `check()` verifies the laws. What
-it does not do: preempt or order requests (engine/scheduler.py), hold bytes (storage.py).
+filled last block to be hit, by copy, by a sequence that goes on with it; `check()` verifies the
+laws. The scheduler preempts and orders requests; storage.py holds the bytes.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from collections.abc import Sequence as SequenceOf
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from workbench.errors import ConfigError
-from workbench.kvcache.forgetting import Line, forget
-from workbench.kvcache.matching import PrefixMatching
-from workbench.kvcache.pool import BlockPool, CacheStats
-from workbench.kvcache.prefix import extend_chain
-from workbench.kvcache.recompute import NOTHING_LOST, Lost, PartialTails, find_lost
-from workbench.kvcache.resizing import Resizable
-from workbench.kvcache.table import BlockTable
-from workbench.kvcache.tails import Tokens
+from workbench.kvcache.pool import Block, BlockPool, CacheStats, ResizeAnswer
+from workbench.kvcache.prefix import (
+    HashedTokens,
+    TokenIds,
+    TokenList,
+    Tokens,
+    chain_root,
+    common_prefix,
+    extend_chain,
+)
+
+MOST_PER_PARENT = 64  # unfilled blocks remembered after one block
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Positions of an admitted sequence that were computed before: ascending, disjoint.
+
+    evicted: in blocks that were; partial: in blocks that were never full. preempted_end: positions
+    below it were computed by this very request before it was preempted; they count as that.
+    """
+
+    evicted: tuple[range, ...] = ()
+    partial: tuple[range, ...] = ()
+    preempted_end: int = 0
+
+    def count(self, start: int, end: int) -> tuple[int, int, int]:
+        """Positions in [start, end) by reason, each once: (evicted, preempted, partial)."""
+        rest = min(max(start, self.preempted_end), end)
+        return _overlap(self.evicted, rest, end), rest - start, _overlap(self.partial, rest, end)
+
+
+NOTHING_LOST = Lost()
+
+
+def _overlap(spans: tuple[range, ...], start: int, end: int) -> int:
+    return sum(max(0, min(span.stop, end) - max(span.start, start)) for span in spans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +63,48 @@ class Allocation:
     lost: Lost = field(default=NOTHING_LOST, compare=False)
 
 
-class KVCacheManager(PrefixMatching, Resizable):
+class _Hit(NamedTuple):
+    """Full blocks to be shared, and a cached partial one to be copied; the tokens of both."""
+
+    blocks: list[Block]
+    partial: Block | None
+    num_tokens: int
+
+
+@dataclass(slots=True, eq=False)
+class _Table:
+    """Blocks of a sequence in position order; room was made for num_tokens tokens.
+
+    root: the parent of block 0. chain: hashes of the full blocks, which may be more than there is
+    room for; the first num_published were offered to the index.
+    """
+
+    root: bytes
+    blocks: list[Block]
+    chain: list[bytes]
+    num_published: int
+    num_tokens: int
+
+    def check(self, name: str, block_size: int) -> None:
+        """Raise unless the table has room for its tokens and only full blocks can be hit."""
+        ids = {block.id for block in self.blocks}
+        assert len(ids) == len(self.blocks), f"{name}: a block is twice in its table"
+        room = len(self.blocks) * block_size
+        assert room - block_size < self.num_tokens <= room, f"{name}: room and table differ"
+        assert self.num_published * block_size <= self.num_tokens, f"{name}: published too much"
+        for i, block in enumerate(self.blocks):
+            if block.digest is not None:
+                assert i < self.num_published, f"{name}: block {i} can be hit but is not full"
+                assert block.digest == self.chain[i], f"{name}: block {i} holds another prefix"
+
+
+class KVCacheManager:
     """Blocks of one model's KV cache, shared between sequences with equal prefixes.
 
     num_blocks: all usable. namespace: the model's fingerprint, part of every hash.
-    reuse_partial_blocks: a hit may end within a block (matching.py). pool: who hands out the blocks
-    (default: a pool of its own). Raises ConfigError on bad sizes, on a sequence id allocated twice,
-    and on one that holds nothing.
+    reuse_partial_blocks: a hit may end within a block, in what a sequence that left had computed of
+    its last one. pool: where blocks come from (default: a pool of its own). Raises ConfigError on
+    bad sizes, on a sequence id allocated twice, and on one that holds nothing.
     """
 
     def __init__(
@@ -65,44 +131,64 @@ class KVCacheManager(PrefixMatching, Resizable):
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.reuse_partial_blocks = reuse_partial_blocks
+        self.pool = BlockPool(num_blocks) if pool is None else pool
         self._namespace = namespace
-        self._pool: BlockPool = BlockPool(num_blocks) if pool is None else pool
-        self._tables: dict[int, BlockTable] = {}
-        self._tails = PartialTails(max_parents=max(4096, num_blocks))
-        self._last_chain: tuple[bytes, list[int], list[bytes]] = (b"", [], [])
+        self._root = chain_root(namespace, b"")  # of sequences without a salt
+        self._tables: dict[int, _Table] = {}
+        # computed tokens of blocks that never filled, by the hash of the block before; oldest first
+        self._unfilled: OrderedDict[bytes, dict[Tokens, None]] = OrderedDict()
+        self._most_unfilled = max(4096, num_blocks)
 
     # -- state --
 
     @property
     def num_active(self) -> int:
         """Blocks that some sequence references."""
-        return self._pool.num_active
+        return self.pool.num_active
 
     @property
     def num_cached(self) -> int:
         """Blocks that nothing references and whose content can still be hit."""
-        return self._pool.num_cached
+        return self.pool.index.num_evictable
 
     @property
     def num_free(self) -> int:
         """Blocks without content."""
-        return self._pool.num_free
+        return self.pool.num_free
+
+    @property
+    def num_block_ids(self) -> int:
+        """Block ids are below it; there may be more than blocks."""
+        return len(self.pool.blocks)
 
     @property
     def stats(self) -> CacheStats:
         """Counts since creation; live, do not change it."""
-        return self._pool.stats
+        return self.pool.stats
+
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """To be held while a step is planned or taken in, where threads share the memory."""
+        return self.pool.lock
 
     def block_table(self, seq_id: int) -> list[int]:
         """The sequence's block ids, in position order (a copy)."""
         return [block.id for block in self._table(seq_id).blocks]
 
-    # -- changes --
+    # -- sequences --
+
+    def match(self, token_ids: TokenIds, *, salt: bytes = b"", max_hit: int | None = None) -> int:
+        """How many tokens a request for these would find cached now; changes nothing."""
+        return self._hit(*self._hashed(token_ids, salt), max_hit).num_tokens
+
+    def coverable(self, num_tokens: int, max_hit: int | None = None) -> int:
+        """Full blocks of so many tokens that a hit could cover."""
+        return _most(num_tokens, max_hit) // self.block_size
 
     def allocate(
         self,
         seq_id: int,
-        token_ids: SequenceOf[int],
+        token_ids: TokenIds,
         num_tokens: int | None = None,
         *,
         salt: bytes = b"",
@@ -118,104 +204,80 @@ class KVCacheManager(PrefixMatching, Resizable):
         if seq_id in self._tables:
             raise ConfigError(f"sequence {seq_id!r} is allocated already; free it first.")
         tokens, root, chain = self._hashed(token_ids, salt)
-        hit = self._hit(tokens, root, chain, max_hit)
-        shared = hit.blocks
+        hit, pool, length = self._hit(tokens, root, chain, max_hit), self.pool, len(tokens)
+        shared, blocks = hit.blocks, self._blocks_for(length)
         unreferenced = [block.ref_count for block in shared].count(0)
-        needed = self._blocks_for(len(tokens)) - len(shared) + unreferenced
-        if needed + keep_free > self._pool.num_available:
+        if blocks - len(shared) + unreferenced + keep_free > pool.num_available:
+            pool.refused(pool.num_active + blocks + keep_free)
             return None
-        missed = range(len(shared), self._coverable(len(tokens), max_hit))
+        missed = range(len(shared), self.coverable(length, max_hit))
+        pool.admitted(chain[missed.start : missed.stop], readmission)
         lost = self._find_lost(tokens, root, chain, missed)
-        num_cached_tokens = len(shared) * self.block_size + hit.tail_tokens
-        self._count(len(tokens), num_cached_tokens, lost, readmission)
-        self._pool.share_all(shared)
-        copied = [] if hit.tail is None else [self._pool.copy(hit.tail)]
-        table = BlockTable(root, shared + copied, list(chain), len(shared), num_cached_tokens)
+        self._count(length, hit.num_tokens, lost, readmission)
+        pool.share(shared)
+        copied = [] if hit.partial is None else [pool.copy(hit.partial)]
+        table = _Table(root, shared + copied, chain, len(shared), hit.num_tokens)
         self._tables[seq_id] = table
-        self._grow(table, len(tokens) if num_tokens is None else min(num_tokens, len(tokens)))
-        return Allocation(num_cached_tokens, [block.id for block in table.blocks], lost)
+        self._grow(table, length if num_tokens is None else min(num_tokens, length))
+        return Allocation(hit.num_tokens, [block.id for block in table.blocks], lost)
 
-    def extend(self, seq_id: int, token_ids: list[int]) -> list[int] | None:
-        """Make room for all of token_ids, the whole sequence so far; answers the new block ids.
+    def extend(self, seq_id: int, token_ids: TokenIds) -> list[int] | None:
+        """Make room for all of token_ids, the whole sequence so far; returns the new block ids.
 
         None, and nothing has changed, when the blocks do not suffice.
         """
-        table = self._table(seq_id)
-        missing = self._blocks_for(len(token_ids)) - len(table.blocks)
-        if missing > 0 and missing > self._pool.num_available:
+        table, length, size = self._table(seq_id), len(token_ids), self.block_size
+        missing = self._blocks_for(length) - len(table.blocks)
+        if missing > 0 and missing > self.pool.num_available:
             return None
-        if self.enable_prefix_caching:
-            table.chain += extend_chain(table.root, table.chain, token_ids, self.block_size)
-        return self._grow(table, len(token_ids))
-
-    def fork(self, parent: int, child: int, num_tokens: int | None = None) -> Allocation | None:
-        """A sequence that starts with the parent's first num_tokens tokens (all it has room for).
-
-        Nothing of them is computed again, so their KV must exist. Full blocks are shared; a partial
-        last one, which both go on to write, is copied (`take_moves`). None, and nothing has
-        changed, when the copy needs a block and there is none. Goes on with `extend`. For who goes
-        on from a sequence that runs; children of one that has left hit its last block instead
-        (reuse_partial_blocks).
-        """
-        table, room = self._table(parent), self._table(parent).num_tokens
-        tokens = room if num_tokens is None else num_tokens
-        if child in self._tables or not 1 <= tokens <= room:
-            raise ConfigError(
-                f"fork of {tokens} tokens of sequence {parent!r} to {child!r}; allowed: 1 to "
-                f"{room} tokens, to a sequence that holds nothing."
-            )
-        full, partial = divmod(tokens, self.block_size)
-        if partial and not self._pool.num_available:
-            return None
-        blocks = table.blocks[:full]
-        self._pool.share_all(blocks)
-        if partial:
-            blocks.append(self._pool.copy(table.blocks[full]))
-        published = min(full, table.num_published)
-        self._tables[child] = BlockTable(table.root, blocks, table.chain[:full], published, tokens)
-        return Allocation(tokens, [block.id for block in blocks])
+        if self.enable_prefix_caching and length // size > len(table.chain):
+            if hasattr(token_ids, "block_hashes"):
+                table.chain = token_ids.block_hashes(table.root, size)
+            else:
+                extend_chain(table.root, table.chain, token_ids, size)
+        return self._grow(table, length)
 
     def free(
-        self,
-        seq_id: int,
-        num_computed: int | None = None,
-        *,
-        token_ids: list[int] | None = None,
+        self, seq_id: int, num_computed: int | None = None, *, token_ids: TokenIds | None = None
     ) -> None:
-        """Release a sequence's blocks, tail first; those that reach past num_computed are no hit.
+        """Release a sequence's blocks, the last first; those past num_computed can not be hit.
 
         num_computed: tokens whose KV exists (default: all that room was made for). token_ids: the
-        sequence, if its computed tail in a partial block shall be remembered: for the trace, and
-        to be hit if partial blocks are reused.
+        sequence, if what it computed of a partly filled block shall be remembered: for the trace,
+        and to be hit if partial blocks are reused.
         """
         table = self._table(seq_id)
         computed = table.num_tokens if num_computed is None else num_computed
-        num_kept = computed // self.block_size
-        for block in table.blocks[num_kept:]:
-            self._pool.withdraw(block)
+        full = computed // self.block_size
+        for block in table.blocks[full:]:
+            self.pool.withdraw(block)
         if token_ids is not None and self.enable_prefix_caching:
-            tail = tuple(token_ids[num_kept * self.block_size : computed])
-            self._keep_tail(table, num_kept, tail)
-        self._pool.release_all(reversed(table.blocks))
+            partial = tuple(token_ids[full * self.block_size : computed])
+            if partial:
+                self._leave_partial(table, full, partial)
+        self.pool.release(reversed(table.blocks))
         del self._tables[seq_id]
 
     def free_all(self) -> None:
-        """Release every sequence of an owner that is gone; how far it had computed nobody knows."""
+        """Release every sequence of an owner that is gone; nothing counts as computed."""
         for seq_id in list(self._tables):
             self.free(seq_id, 0)
 
     def forget(
-        self,
-        lines: Iterable[SequenceOf[int]],
-        kept: Iterable[SequenceOf[int]] = (),
-        *,
-        salt: bytes = b"",
+        self, dropped: Iterable[TokenIds], kept: Iterable[TokenIds] = (), *, salt: bytes = b""
     ) -> int:
-        """Give up what is cached of these token ids and of no `kept` ones; answers how many blocks.
-
-        For who knows that nobody will ask for them again. Blocks in use stay.
+        """Give up cached blocks of dropped sequences that no kept one begins with; returns how
+        many. For a search that knows what is never asked for again; blocks in use stay.
         """
-        return forget(self._pool, self._lines(lines, salt), self._lines(kept, salt))
+        needed = {digest for tokens in kept for digest in self._digests(tokens, salt)}
+        given_up = 0
+        for tokens in dropped:
+            for digest in self._digests(tokens, salt):
+                block = None if digest in needed else self.pool.find(digest)
+                if block is not None and block.ref_count == 0:
+                    self.pool.give_up(block)
+                    given_up += 1
+        return given_up
 
     def reset(self) -> None:
         """Forget content and evicted hashes, not statistics. ConfigError if a block is in use."""
@@ -223,8 +285,8 @@ class KVCacheManager(PrefixMatching, Resizable):
             raise ConfigError(
                 f"reset while {len(self._tables)} sequences hold blocks; free or abort them first."
             )
-        self._pool.clear()
-        self._tails.clear()
+        self.pool.clear()
+        self._unfilled.clear()
 
     def check(self) -> None:
         """Raise AssertionError if a law is broken; O(blocks + table entries)."""
@@ -233,16 +295,60 @@ class KVCacheManager(PrefixMatching, Resizable):
             table.check(f"sequence {seq_id!r}", self.block_size)
             for block in table.blocks:
                 references[block.id] = references.get(block.id, 0) + 1
-        self._pool.check(references)
+        self.pool.check(references)
+
+    # -- size --
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that can be used now: active + cached + free."""
+        return self.pool.num_blocks
+
+    @property
+    def actual(self) -> int:
+        """num_blocks, beside `target`: they differ until blocks in use are released."""
+        return self.pool.num_blocks
+
+    @property
+    def target(self) -> int:
+        """Blocks asked for last."""
+        return self.pool.target
+
+    @property
+    def room(self) -> int:
+        """Blocks to count on for long: the target, in an arena the part of the split."""
+        return self.pool.room
+
+    @property
+    def floor(self) -> int:
+        """Blocks of one request of the longest length; a smaller target is refused."""
+        return self.pool.floor
+
+    def require(self, num_blocks: int) -> None:
+        """Raise the floor to so many blocks: what one request needs."""
+        self.pool.floor = max(self.pool.floor, num_blocks)
+
+    def resize(self, num_blocks: int) -> ResizeAnswer:
+        """Ask for so many blocks, from any thread; the answer says whether and when."""
+        return self.pool.resize(num_blocks)
+
+    def apply(self) -> bool:
+        """Between steps, before scheduling: come as near to the target as can be.
+
+        True when a block in use has another id now: block tables must be read anew.
+        """
+        return self.pool.settle()
+
+    def take_moves(self) -> list[tuple[int, int]]:
+        """(source, destination) of blocks to be copied before the next store, each once.
+
+        All sources are read before any destination is written.
+        """
+        return self.pool.copies.take()
 
     # -- how --
 
-    def _lines(self, many: Iterable[SequenceOf[int]], salt: bytes) -> Iterator[Line]:
-        for token_ids in many:
-            tokens, root, chain = self._hashed(token_ids, salt)
-            yield root, chain, tuple(tokens[len(chain) * self.block_size :])
-
-    def _table(self, seq_id: int) -> BlockTable:
+    def _table(self, seq_id: int) -> _Table:
         table = self._tables.get(seq_id)
         if table is None:
             raise ConfigError(f"sequence {seq_id!r} holds no blocks; allocate it first.")
@@ -251,35 +357,42 @@ class KVCacheManager(PrefixMatching, Resizable):
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def _grow(self, table: BlockTable, num_tokens: int) -> list[int]:
-        """Take the blocks that num_tokens need and publish those they fill."""
+    def _hashed(self, token_ids: TokenIds, salt: bytes) -> tuple[HashedTokens, bytes, list[bytes]]:
+        """The tokens, the chain's root and at least the hashes of the full blocks."""
+        tokens = token_ids if hasattr(token_ids, "block_hashes") else TokenList(token_ids)
+        root = chain_root(self._namespace, salt) if salt else self._root
+        if not self.enable_prefix_caching:
+            return tokens, root, []
+        return tokens, root, tokens.block_hashes(root, self.block_size)
+
+    def _hit(
+        self, tokens: HashedTokens, root: bytes, chain: list[bytes], max_hit: int | None
+    ) -> _Hit:
+        """The longest run of published blocks from block 0, and what goes on where it ends."""
+        size, most = self.block_size, _most(len(tokens), max_hit)
+        run = self.pool.find_run(chain[: most // size])
+        start = len(run) * size
+        if not self.reuse_partial_blocks:
+            return _Hit(run, None, start)
+        rest = tuple(tokens[start : min(most, start + size - 1)])
+        partial, more = self.pool.find_partial(chain[len(run) - 1] if run else root, rest)
+        return _Hit(run, partial, start + more)
+
+    def _grow(self, table: _Table, num_tokens: int) -> list[int]:
+        """Take the blocks that num_tokens need and publish those they fill; returns their ids."""
         missing = self._blocks_for(num_tokens) - len(table.blocks)
-        new = [self._pool.take() for _ in range(missing)]
+        new = [self.pool.take() for _ in range(missing)]
         table.blocks += new
         table.num_tokens = max(table.num_tokens, num_tokens)
         full = min(num_tokens // self.block_size, len(table.chain))
         for i in range(table.num_published, full):
-            self._pool.publish(table.blocks[i], table.chain[i])
+            self.pool.publish(table.blocks[i], table.chain[i])
         table.num_published = max(table.num_published, full)
         return [block.id for block in new]
 
-    def _keep_tail(self, table: BlockTable, number: int, tail: Tokens) -> None:
-        """What was computed of the table's block of this number, which is not full."""
-        parent = table.parent_of(number)
-        self._tails.remember(parent, tail)
-        if tail and self.reuse_partial_blocks and table.blocks[number].ref_count == 1:
-            self._pool.publish_tail(table.blocks[number], parent, tail)
-
-    def _find_lost(self, tokens: list[int], root: bytes, chain: list[bytes], missed: range) -> Lost:
-        if not self.enable_prefix_caching:
-            return NOTHING_LOST
-        return find_lost(
-            self._pool.index, self._tails, tokens, root, chain, missed, self.block_size
-        )
-
     def _count(self, num_tokens: int, num_hit: int, lost: Lost, readmission: bool) -> None:
         """Statistics of one successful admission."""
-        stats, thrashed = self._pool.stats, len(lost.evicted)
+        stats, thrashed = self.pool.stats, len(lost.evicted)
         stats.thrashed += thrashed
         stats.thrash_events += thrashed > 0
         if readmission:
@@ -289,3 +402,58 @@ class KVCacheManager(PrefixMatching, Resizable):
         else:
             stats.query_tokens += num_tokens
             stats.hit_tokens += num_hit
+
+    def _find_lost(
+        self, tokens: HashedTokens, root: bytes, chain: list[bytes], missed: range
+    ) -> Lost:
+        """What an admission computes again. missed: full blocks a hit could have covered.
+
+        A full block counts as evicted if its content was, else a block counts as partial as far as
+        some block that never filled reaches into it.
+        """
+        if not self.enable_prefix_caching:
+            return NOTHING_LOST
+        index, size, full = self.pool.index, self.block_size, len(tokens) // self.block_size
+        evicted, partial = [], []
+        for i in range(missed.start, self._blocks_for(len(tokens))):
+            start = i * size
+            if i < full and chain[i] in index.holders:
+                continue
+            if i < full and chain[i] in index.evicted:
+                if i in missed:
+                    evicted.append(range(start, start + size))
+            elif unfilled := self._unfilled.get(chain[i - 1] if i else root):
+                own = tuple(tokens[start : start + size])
+                common = max(common_prefix(other, own) for other in unfilled)
+                partial.append(range(start, start + common))
+        return Lost(tuple(evicted), tuple(partial))
+
+    def _leave_partial(self, table: _Table, number: int, tokens: Tokens) -> None:
+        """What was computed of the table's block of this number, which is not full."""
+        parent = table.chain[number - 1] if number else table.root
+        unfilled = self._unfilled.setdefault(parent, {})
+        self._unfilled.move_to_end(parent)
+        unfilled.pop(tokens, None)
+        unfilled[tokens] = None
+        if len(unfilled) > MOST_PER_PARENT:
+            del unfilled[next(iter(unfilled))]
+        if len(self._unfilled) > self._most_unfilled:
+            self._unfilled.popitem(last=False)
+        block = table.blocks[number]
+        if self.reuse_partial_blocks and block.ref_count == 1:
+            self.pool.publish_partial(block, parent, tokens)
+
+    def _digests(self, token_ids: TokenIds, salt: bytes) -> Iterator[bytes]:
+        """Hashes of a sequence's full blocks, and of the partial one that it ends with, if any."""
+        tokens, root, chain = self._hashed(token_ids, salt)
+        full = len(tokens) // self.block_size if chain else 0
+        yield from chain[:full]
+        rest = tuple(tokens[full * self.block_size :])
+        found = self.pool.index.partials.longest(chain[full - 1] if full else root, rest)
+        if found is not None and found.num_tokens == found.length:
+            yield found.digest
+
+
+def _most(num_tokens: int, max_hit: int | None) -> int:
+    """Tokens a hit may cover: logits of the last one and from position max_hit on are wanted."""
+    return max(0, num_tokens - 1 if max_hit is None else min(num_tokens - 1, max_hit))

@@ -1,17 +1,18 @@
-"""Who may hold how many pages of an arena: one small class for each answer.
+"""How many pages of an arena each model may hold: policies, and splits in whole pages.
 
 A policy is asked between steps. It sees counts, never a clock, so that a replay decides alike, and
-every grant leaves each other model its floor, so that none starves. What it does not do: find
-pages or victims (lending.py, leases.py).
+every grant leaves each other model its floor, so that none starves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from workbench.errors import ConfigError
+
+KVShare = float | Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,8 @@ class ModelState:
 class Grant:
     """Pages of one model. Invariant: floor <= keep <= limit.
 
-    keep: nobody takes it below that. limit: it takes none above it, and gives back what is.
-    target: what it should come to. lends: its pages above `keep` go before anyone's own.
+    keep: no other model takes it below that. limit: it takes none above it, and gives back what is.
+    target: what it should come to. lends: its pages above `keep` go before any model's own.
     """
 
     keep: int
@@ -46,39 +47,8 @@ class Grant:
     lends: bool = False
 
 
-class Policy(Protocol):
-    """Grants, one for each model."""
-
-    @property
-    def keeps_split(self) -> bool:
-        """Whether pages asked for by a person mean anything to it."""
-        ...
-
-    def split(self, pages: Sequence[int]) -> None:
-        """Pages asked for by a person, one number a model."""
-        ...
-
-    def grants(self, models: Sequence[ModelState], num_pages: int) -> list[Grant]:
-        """Asked between steps, when a state has changed; the grants hold until the next time."""
-        ...
-
-
-def require_fair(policy: Policy, grant: Grant, name: str, floor: int, num_pages: int) -> None:
-    """ConfigError for a grant that would starve a model, or is more than there is."""
-    if not floor <= grant.keep <= grant.limit <= num_pages:
-        raise ConfigError(
-            f"The policy {type(policy).__name__} grants {name!r} {grant}; allowed: {floor} pages "
-            f"(one request) <= keep <= limit <= {num_pages}."
-        )
-
-
-def most_pages(models: Sequence[ModelState], index: int, num_pages: int) -> int:
-    """All but the other models' floors."""
-    return num_pages - sum(m.floor for i, m in enumerate(models) if i != index)
-
-
-class _Split:
-    """A policy that starts from pages asked for."""
+class Policy:
+    """Grants pages to each model; starts from a split asked for, if it keeps one."""
 
     keeps_split = True
 
@@ -86,11 +56,21 @@ class _Split:
         self._pages: list[int] = []
 
     def split(self, pages: Sequence[int]) -> None:
-        """These are kept."""
+        """Pages asked for by a person, one number a model."""
         self._pages = list(pages)
 
+    def grants(self, models: Sequence[ModelState], num_pages: int) -> list[Grant]:
+        """Asked between steps, when a state has changed; the grants hold until the next time."""
+        raise NotImplementedError
 
-class StaticSplit(_Split):
+
+def _most_pages(models: Sequence[ModelState], num_pages: int) -> list[int]:
+    """Of each model: all but the other models' floors."""
+    floors = sum(model.floor for model in models)
+    return [num_pages - floors + model.floor for model in models]
+
+
+class StaticSplit(Policy):
     """Each model has its pages and no others: what the thesis measured."""
 
     def grants(self, models: Sequence[ModelState], num_pages: int) -> list[Grant]:
@@ -98,41 +78,38 @@ class StaticSplit(_Split):
         return [Grant(pages, pages, pages) for pages in self._pages]
 
 
-class FirstCome:
-    """A page is whose takes it first; with none left, the least recently used one is taken."""
+class FirstCome(Policy):
+    """A page goes to the model that takes it first; with none left, the least recently used one."""
 
     keeps_split = False
 
-    def split(self, pages: Sequence[int]) -> None:
-        """No split is kept."""
-
     def grants(self, models: Sequence[ModelState], num_pages: int) -> list[Grant]:
-        """Everything but the others' floors, to everyone."""
-        most = [most_pages(models, i, num_pages) for i in range(len(models))]
-        return [Grant(m.floor, limit, limit) for m, limit in zip(models, most)]
+        """Everything but the others' floors, to each."""
+        limits = _most_pages(models, num_pages)
+        return [Grant(model.floor, limit, limit) for model, limit in zip(models, limits)]
 
 
-class PhaseAware(_Split):
+class PhaseAware(Policy):
     """A model that does not run lends its pages, down to its floor, to those that do."""
 
     def grants(self, models: Sequence[ModelState], num_pages: int) -> list[Grant]:
         """Those that run keep their split."""
-        granted = []
-        for i, (model, pages) in enumerate(zip(models, self._pages)):
-            limit = most_pages(models, i, num_pages)
-            keep = pages if model.running else model.floor
-            granted.append(Grant(keep, limit, keep, lends=not model.running))
-        return granted
+        keeps = [pages if m.running else m.floor for m, pages in zip(models, self._pages)]
+        limits = _most_pages(models, num_pages)
+        return [
+            Grant(keep, limit, keep, lends=not model.running)
+            for model, keep, limit in zip(models, keeps, limits)
+        ]
 
 
-class MarginalValue(_Split):
+class MarginalValue(Policy):
     """The next page goes where it saves most work: where evicted blocks are asked for again.
 
     Once every model has had a turn and enough was missed, the split moves by a step, from the model
     that loses least to the one that gains clearly more; first of all to one that had to preempt,
     whose pages then stay for a while: what work in smaller batches costs no list of misses tells.
-    A step is the larger the more the gain outweighs the loss. Until the first miss unused
-    pages are anybody's; then the split holds, since what is lent is taken back page by page, which
+    A step is the larger the more the gain outweighs the loss. Until the first miss, unused pages
+    are lent freely; then the split holds, since what is lent is taken back page by page, which
     evicts the beginnings of what stays.
     """
 
@@ -156,7 +133,7 @@ class MarginalValue(_Split):
         self._seen, self._resting = [], {}
 
     def grants(self, models: Sequence[ModelState], num_pages: int) -> list[Grant]:
-        """The split of now; what is unused is anybody's until something is missed."""
+        """The split of now; unused pages are lent until something is missed."""
         if len(self._seen) != len(models):
             self._start_over(models)
         ended = (i for i, was in enumerate(self._running) if was and not models[i].running)
@@ -165,16 +142,15 @@ class MarginalValue(_Split):
         if self._is_time(models):
             self._decide(models, num_pages)
             self._start_over(models)
-        if any(model.misses or model.readmissions for model in models):
-            return [Grant(pages, pages, pages) for pages in self._pages]
-        limits = (most_pages(models, i, num_pages) for i in range(len(models)))
+        missed = any(model.misses or model.readmissions for model in models)
+        limits = self._pages if missed else _most_pages(models, num_pages)
         return [Grant(pages, limit, pages) for pages, limit in zip(self._pages, limits)]
 
     def _is_time(self, models: Sequence[ModelState]) -> bool:
         misses = sum(m.misses - s.misses for m, s in zip(models, self._seen))
         preempted = any(m.readmissions > s.readmissions for m, s in zip(models, self._seen))
-        everyone = len(self._had_turn) == len(models)
-        return misses >= self.PLENTY or (everyone and (misses >= self.ENOUGH or preempted))
+        all_had_turn = len(self._had_turn) == len(models)
+        return misses >= self.PLENTY or (all_had_turn and (misses >= self.ENOUGH or preempted))
 
     def _start_over(self, models: Sequence[ModelState]) -> None:
         self._seen, self._running = list(models), [model.running for model in models]
@@ -186,27 +162,75 @@ class MarginalValue(_Split):
         gains = [m.gain - s.gain for m, s in since]
         losses = [max(gain, m.loss - s.loss) for gain, (m, s) in zip(gains, since)]
         preempted = [m.readmissions > s.readmissions for m, s in since]
-        self._rest(preempted)
+        self._resting = {i: left - 1 for i, left in self._resting.items() if left > 1}
+        self._resting |= {i: self.REST for i, did in enumerate(preempted) if did}
         to = max(range(len(models)), key=lambda i: (preempted[i], gains[i]))
-        givers = [
-            i
-            for i, model in enumerate(models)
-            if i != to and i not in self._resting and self._pages[i] > model.floor
-        ]
+        spare = [pages - model.floor for pages, model in zip(self._pages, models)]
+        givers = [i for i, s in enumerate(spare) if i != to and i not in self._resting and s > 0]
         giver = min(givers, key=losses.__getitem__, default=None)
         if giver is None:
             return
         clearly = gains[to] / (self.CLEARLY * max(losses[giver], 1e-9))  # 1e-9: nothing is lost
         if preempted[to] or clearly > 1:
             steps = self.LARGEST if preempted[to] else min(int(clearly), self.LARGEST)
-            pages = max(1, num_pages * steps // self.STEPS)
-            self._move(giver, to, min(pages, self._pages[giver] - models[giver].floor))
+            moved = min(max(1, num_pages * steps // self.STEPS), spare[giver])
+            self._pages[giver] -= moved
+            self._pages[to] += moved
 
-    def _rest(self, preempted: Sequence[bool]) -> None:
-        """Count down the rests, and begin those of models that preempted."""
-        self._resting = {i: left - 1 for i, left in self._resting.items() if left > 1}
-        self._resting |= {i: self.REST for i, did in enumerate(preempted) if did}
 
-    def _move(self, giver: int, to: int, pages: int) -> None:
-        self._pages[giver] -= pages
-        self._pages[to] += pages
+# -- splits --
+
+
+def pages_of(kv_share: KVShare, names: Sequence[str], num_pages: int) -> list[int]:
+    """Pages of each model. One number is the first model's share; the rest is divided evenly.
+
+    Raises ConfigError unless each share is in (0, 1) and all add up to 1.
+    """
+    if isinstance(kv_share, Mapping):
+        by_name = dict(kv_share)
+    else:
+        rest = (1 - kv_share) / max(1, len(names) - 1)
+        by_name = dict.fromkeys(names, rest) | {names[0]: kv_share}
+    shares = [by_name.get(name, 0.0) for name in names]
+    inside = all(0 < share < 1 for share in shares)
+    if by_name.keys() != set(names) or not inside or not math.isclose(sum(shares), 1):
+        raise ConfigError(
+            f"kv_share is {kv_share}; allowed: the first model's share, in (0, 1), or one for each "
+            f"of {list(names)}, which add up to 1."
+        )
+    return _rounded(shares, num_pages)
+
+
+def pages_above_floors(floors: Sequence[int], num_pages: int) -> list[int]:
+    """Each model's floor; of the rest one half evenly, the other in proportion to the floors.
+
+    Models that work on the same requests need pages in proportion; where that is not known, an even
+    split hurts least.
+    """
+    shares = [(1 / len(floors) + floor / sum(floors)) / 2 for floor in floors]
+    rest = _rounded(shares, num_pages - sum(floors))
+    return [floor + more for floor, more in zip(floors, rest)]
+
+
+def pages_with_one(pages: Sequence[int], index: int, count: int) -> list[int]:
+    """The split with `count` pages for one model, the others in proportion to what they had."""
+    others = sum(pages) - pages[index]
+    shares = [0.0 if i == index else n / max(1, others) for i, n in enumerate(pages)]
+    rest = _rounded(shares, sum(pages) - count)
+    return [count if i == index else n for i, n in enumerate(rest)]
+
+
+def pages_with_another(pages: Sequence[int], floors: Sequence[int]) -> list[int]:
+    """The split with one model more, its floor the last; the one most above its own gives."""
+    *others, floor = floors
+    left = list(pages)
+    for _ in range(floor):
+        above = [count - least for count, least in zip(left, others)]
+        left[above.index(max(above))] -= 1
+    return [*left, floor]
+
+
+def _rounded(shares: Sequence[float], total: int) -> list[int]:
+    """Whole numbers that add up to `total`."""
+    ends = [round(sum(shares[: i + 1]) * total) for i in range(len(shares))]
+    return [end - begin for begin, end in zip([0, *ends], ends)]

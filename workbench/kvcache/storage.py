@@ -1,8 +1,7 @@
 """The bytes of paged KV caches: flat tensors, and where each layer and block lies in them.
 
-The only tensors in kvcache: one model's own memory, or the arena that several share. Who owns a
-block is the manager's business; kernels get element offsets from here, and what a manager wants
-copied is copied here, before the next store.
+The only tensors in kvcache: one model's own memory, or the arena that several share. Kernels get
+element offsets from here, and what a manager has to copy is copied here, before the next store.
 
     data:   | layer 0: block 0 | block 1 | ... | layer 1: block 0 | ... |   layer by layer
     block:  | keys [kv_heads, head_dim, block_size] | values [kv_heads, block_size, head_dim] |
@@ -11,9 +10,7 @@ copied is copied here, before the next store.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
-from itertools import compress
-from operator import not_
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -23,17 +20,16 @@ from numpy.typing import NDArray
 
 from workbench.errors import ConfigError, OutOfMemory
 from workbench.kvcache.arena import KVArena
-from workbench.kvcache.resizing import Resizable
+from workbench.kvcache.manager import KVCacheManager
 
-Pairs = list[tuple[int, int]]
-Moves = Sequence[tuple[int, int]]
-Late = tuple["ModelStorage", int, torch.Tensor, torch.Tensor]
+Moves = list[tuple[int, int]]
 
 
 class BlockStorage:
     """One model's blocks within a flat tensor of its dtype; kernels need nothing else of it.
 
-    layer_base: [layers], offsets: [ids], both elements.
+    layer_base: [layers], offsets: [ids], both elements. arena: whose bytes they are, if it shares
+    them.
     """
 
     def __init__(
@@ -44,12 +40,14 @@ class BlockStorage:
         block_size: int,
         kv_heads: int,
         head_dim: int,
+        arena: ArenaStorage | None = None,
     ) -> None:
         self.data, self.layer_base, self.offsets = data, layer_base, offsets
         self.layers, self.num_blocks = len(layer_base), len(offsets)
         self.block_size, self.kv_heads, self.head_dim = block_size, kv_heads, head_dim
         at = np.concatenate([layer_base, offsets, [self.block_elements]])
         self._unit = int(np.gcd.reduce(at))  # blocks are copied in pieces of so many elements
+        self._arena = arena
         self.bytes_copied = 0
 
     @property
@@ -61,38 +59,49 @@ class BlockStorage:
     def nbytes(self) -> int:
         return self.data.numel() * self.data.element_size()
 
-    def settle(self, cache: Resizable) -> None:
-        """Copy what the cache wants copied; between planning a step and storing anything."""
-        self.carry_out(cache.take_moves())
+    def settle(self, cache: KVCacheManager) -> None:
+        """Copy what the cache has to copy; in an arena copy and zero for all of its models.
+
+        Between planning a step and storing anything.
+        """
+        if self._arena is not None:
+            self._arena.settle()
+        else:
+            self.carry_out(cache.take_moves())
 
     def carry_out(self, moves: Moves) -> None:
         """Copy (source, destination) blocks; each layer's sources are read before it is written."""
         if moves:
-            sources, destinations = (self.pieces_of(blocks) for blocks in zip(*moves))
+            sources, destinations = (self._pieces_of(blocks) for blocks in zip(*moves))
             for layer in range(self.layers):
-                self.write(layer, destinations, self.read(layer, sources))
+                self._write(layer, destinations, self._read(layer, sources))
 
-    def pieces_of(self, blocks: Sequence[int]) -> torch.Tensor:
+    def read(self, moves: Moves) -> list[torch.Tensor]:
+        """What these moves copy, layer by layer, to be written later."""
+        sources = self._pieces_of([source for source, _ in moves])
+        return [self._read(layer, sources) for layer in range(self.layers)]
+
+    def write(self, moves: Moves, contents: list[torch.Tensor]) -> None:
+        """What `read` returned for these moves becomes the content of their destinations."""
+        destinations = self._pieces_of([destination for _, destination in moves])
+        for layer, content in enumerate(contents):
+            self._write(layer, destinations, content)
+
+    def _pieces_of(self, blocks: Sequence[int]) -> torch.Tensor:
         """The pieces that these blocks are made of, counted from a layer's base; on the device."""
         first = self.offsets[list(blocks)] // self._unit
         pieces = np.arange(self.block_elements // self._unit)
         return torch.from_numpy((first[:, None] + pieces).ravel()).to(self.data.device)
 
-    def read(self, layer: int, pieces: torch.Tensor) -> torch.Tensor:
+    def _read(self, layer: int, pieces: torch.Tensor) -> torch.Tensor:
         """A copy of these pieces in one layer: [pieces, elements of a piece]."""
-        return self._pieces.index_select(0, pieces + self._base_of(layer))
+        base = int(self.layer_base[layer]) // self._unit
+        return self.data.view(-1, self._unit).index_select(0, pieces + base)
 
-    def write(self, layer: int, pieces: torch.Tensor, content: torch.Tensor) -> None:
-        """What `read` answered becomes the content of these pieces."""
-        self._pieces.index_copy_(0, pieces + self._base_of(layer), content)
+    def _write(self, layer: int, pieces: torch.Tensor, content: torch.Tensor) -> None:
+        base = int(self.layer_base[layer]) // self._unit
+        self.data.view(-1, self._unit).index_copy_(0, pieces + base, content)
         self.bytes_copied += content.numel() * content.element_size()
-
-    @property
-    def _pieces(self) -> torch.Tensor:
-        return self.data.view(-1, self._unit)
-
-    def _base_of(self, layer: int) -> int:
-        return int(self.layer_base[layer]) // self._unit
 
 
 class KVStorage(BlockStorage):
@@ -130,24 +139,27 @@ class ArenaStorage:
         what = f"The KV arena of {arena.num_pages} pages"
         size = arena.num_pages * arena.page.page_bytes
         self.bytes = _zeros(size, torch.uint8, torch.device(device), what)
-        self._models: dict[str, ModelStorage] = {}
+        self._models: dict[str, BlockStorage] = {}
         self.users: WeakValueDictionary[str, Any] = WeakValueDictionary()  # name -> who computes
 
     def model(
         self, name: str, block_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype
-    ) -> ModelStorage:
-        """This model's blocks. ConfigError unless they are as large as the arena was told."""
-        shape = self.arena.packing(name).shape
-        cell_bytes = 2 * block_size * kv_heads * head_dim * dtype.itemsize
+    ) -> BlockStorage:
+        """This model's blocks: ids of all pages have an offset, leased or not.
+
+        ConfigError unless they are as large as the arena was told.
+        """
+        packing, pages = self.arena.packing(name), self.arena.num_pages
+        shape, cell_bytes = packing.shape, 2 * block_size * kv_heads * head_dim * dtype.itemsize
         if (cell_bytes, dtype.itemsize) != (shape.cell_bytes, shape.element_bytes):
             raise ConfigError(
                 f"{name!r} has {cell_bytes:,} bytes a block and layer, {dtype.itemsize} an element;"
                 f" the arena was made for {shape.cell_bytes:,} and {shape.element_bytes}. Make it "
                 "with this model's BlockShape."
             )
-        base, offsets = self.arena.layer_base(name), self.arena.offsets(name)
-        data = self.bytes.view(dtype)
-        view = ModelStorage(self, data, base, offsets, block_size, kv_heads, head_dim)
+        places = packing.layer_base(pages), packing.offsets(pages)
+        sizes = block_size, kv_heads, head_dim
+        view = BlockStorage(self.bytes.view(dtype), *places, *sizes, arena=self)
         self._models[name] = view
         return view
 
@@ -163,30 +175,20 @@ class ArenaStorage:
         """
         with self.arena.lock:
             zeroed, moves = self.arena.take_retyped(), self.arena.take_moves()
-            late: list[Late] = []
+            late: list[tuple[BlockStorage, Moves, list[torch.Tensor]]] = []
             if zeroed:
+                pages = set(zeroed)
                 for name, pairs in moves.items():
-                    moves[name], waiting = self._divide(name, pairs, set(zeroed))
-                    late += self._read(name, waiting)
+                    per_page, view = self.arena.packing(name).blocks, self._models[name]
+                    waiting = [move for move in pairs if move[1] // per_page in pages]
+                    moves[name] = [move for move in pairs if move[1] // per_page not in pages]
+                    if waiting:
+                        late.append((view, waiting, view.read(waiting)))
             for name, pairs in moves.items():
                 self._models[name].carry_out(pairs)
             self._zero(zeroed)
-            for view, layer, pieces, content in late:
-                view.write(layer, pieces, content)
-
-    def _divide(self, name: str, pairs: Moves, zeroed: Container[int]) -> tuple[Pairs, Pairs]:
-        """Moves to be carried out now, and those that go to pages still to be zeroed."""
-        page_of = self.arena.packing(name).page_of
-        waits = [page_of(destination) in zeroed for _, destination in pairs]
-        return list(compress(pairs, map(not_, waits))), list(compress(pairs, waits))
-
-    def _read(self, name: str, pairs: Moves) -> Iterator[Late]:
-        """What these moves copy, layer by layer."""
-        view = self._models[name]
-        if pairs:
-            sources, destinations = (view.pieces_of(blocks) for blocks in zip(*pairs))
-            for layer in range(view.layers):
-                yield view, layer, destinations, view.read(layer, sources)
+            for view, waiting, contents in late:
+                view.write(waiting, contents)
 
     def _zero(self, pages: Sequence[int]) -> None:
         if pages:
@@ -195,27 +197,6 @@ class ArenaStorage:
             words = self.bytes.view(torch.int64)
             words.view(page.slabs, -1, page.stripe // 8).index_fill_(1, which, 0)
             self.bytes_zeroed += len(pages) * page.page_bytes
-
-
-class ModelStorage(BlockStorage):
-    """One model's blocks in an arena: block ids of all pages have an offset, leased or not."""
-
-    def __init__(
-        self,
-        arena: ArenaStorage,
-        data: torch.Tensor,
-        layer_base: NDArray[np.int64],
-        offsets: NDArray[np.int64],
-        block_size: int,
-        kv_heads: int,
-        head_dim: int,
-    ) -> None:
-        super().__init__(data, layer_base, offsets, block_size, kv_heads, head_dim)
-        self._arena = arena
-
-    def settle(self, cache: Resizable) -> None:
-        """Copy and zero whatever the arena wants copied and zeroed, of all models."""
-        self._arena.settle()
 
 
 def _zeros(elements: int, dtype: torch.dtype, device: torch.device, what: str) -> torch.Tensor:

@@ -1,57 +1,121 @@
-"""What a recording answers in a model's place: tokens to a step plan, scores to the search.
+"""A recorded search in the models' place: tokens for step plans, scores for the search.
 
-The executor reads the plan alone: a row's seed names its node, its position names the token. What
-it does not do: keep time (engine.py, cost.py).
+Both models' inputs are kept as tries of token ids. A node of a trie remembers the block hashes of
+its path, for each block size once, however often the recording is replayed; sequences of a replay
+hand them to the cache.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.core import (
-    RequestOutput,
-    SamplingParams,
-    Sequence,
-    StepPlan,
-    StepResult,
-    node_seed,
-)
+from workbench.core import RequestOutput, SamplingParams, Sequence, StepPlan, StepResult, node_seed
 from workbench.errors import RecordingError
-from workbench.replay.lines import Entry
+from workbench.kvcache.prefix import extend_chain
 from workbench.search.prm import PRM, ProblemScores, ScoreCache, ScoreCounts, ScoreRequest, StepNode
 from workbench.search.recording import RecordedProblem, RecordedSolution, RecordedStep, Recording
 from workbench.search.requests import Path
 from workbench.search.result import node_id
 
 
+class TokenTrie:
+    """A node of a trie of token ids. tokens: its own; length: of the path from the root to it."""
+
+    __slots__ = ("_hashes", "length", "parent", "tokens")
+
+    def __init__(self, parent: TokenTrie | None, tokens: tuple[int, ...]) -> None:
+        self.parent, self.tokens = parent, tokens
+        self.length: int = len(tokens) + (parent.length if parent else 0)
+        self._hashes: dict[tuple[bytes, int], list[bytes]] = {}
+
+    def between(self, start: int, stop: int) -> list[int]:
+        """The token ids at these positions of the path."""
+        node: TokenTrie | None = self
+        parts: list[tuple[int, ...]] = []
+        while node is not None and stop > start:
+            first = node.length - len(node.tokens)
+            if first < stop:
+                parts.append(node.tokens[max(0, start - first) : stop - first])
+                stop = max(first, start)
+            node = node.parent
+        return [*chain.from_iterable(reversed(parts))]
+
+    def block_hashes(self, root: bytes, block_size: int) -> list[bytes]:
+        """Hashes of the path's full blocks; do not change the list."""
+        found = self._hashes.get((root, block_size))
+        if found is None:
+            found = list(self.parent.block_hashes(root, block_size)) if self.parent else []
+            extend_chain(root, found, self.between(0, self.length), block_size)
+            self._hashes[root, block_size] = found
+        return found
+
+
+class TriePath:
+    """The first `length` token ids of a node's path, used as a sequence's list of token ids.
+
+    Slices from 0 are paths too, and share the node; others are lists.
+    """
+
+    __slots__ = ("length", "node")
+
+    def __init__(self, node: TokenTrie, length: int) -> None:
+        self.node, self.length = node, length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.node.between(0, self.length))
+
+    def __getitem__(self, places: slice) -> Any:
+        start, stop, _ = places.indices(self.length)
+        return self.node.between(start, stop) if start else TriePath(self.node, stop)
+
+    def append(self, token: int) -> None:
+        """The path's next token was sampled."""
+        self.length += 1
+
+    def block_hashes(self, root: bytes, block_size: int) -> list[bytes]:
+        """Hashes of the node's full blocks, these and later ones; do not change the list."""
+        return self.node.block_hashes(root, block_size)
+
+
 class SampledNode(NamedTuple):
-    """A recorded step and its entry in the trie of its problem."""
+    """A recorded step and its node in the trie of its problem."""
 
     step: RecordedStep
-    entry: Entry
+    trie: TokenTrie
 
 
-class JudgedSolution(NamedTuple):
-    """A recorded solution and its entry in the trie of the PRM's inputs."""
+class ScoredSolution(NamedTuple):
+    """A recorded solution and its node in the trie of the PRM's inputs."""
 
     solution: RecordedSolution
-    entry: Entry
+    trie: TokenTrie
 
 
 class Answers:
-    """A recording, ready to be asked; it may be replayed any number of times."""
+    """A recording prepared for replays, any number of them."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
         self._nodes: dict[tuple[str, str], SampledNode] = {}
-        self._solutions = {p.problem.id: dict(_judged(p)) for p in recording.problems}
+        self._solutions: dict[str, dict[tuple[str, ...], ScoredSolution]] = {}
         for problem in recording.problems:
-            for node in _sampled(problem):
-                self._nodes[problem.problem.id, node_id(node.step.path)] = node
+            name = problem.problem.id
+            sampled: dict[Path, TokenTrie] = {(): TokenTrie(None, problem.prompt)}
+            for step in problem.steps:
+                trie = sampled[step.path] = TokenTrie(sampled[step.path[:-1]], step.tokens)
+                self._nodes[name, node_id(step.path)] = SampledNode(step, trie)
+            scored = self._solutions[name] = {}
+            for each in problem.solutions:
+                before = scored[each.steps[:-1]].trie if len(each.steps) > 1 else None
+                scored[each.steps] = ScoredSolution(each, TokenTrie(before, each.tokens))
         self.tokens = RecordedTokens(recording.settings.seed, self._nodes)
 
     def node(self, problem_id: str, node: str) -> SampledNode:
@@ -64,24 +128,9 @@ class Answers:
             )
         return found
 
-    def solutions(self, problem_id: str) -> dict[tuple[str, ...], JudgedSolution]:
-        """What the PRM was asked about a problem, by the texts of the steps."""
+    def solutions(self, problem_id: str) -> dict[tuple[str, ...], ScoredSolution]:
+        """The PRM's inputs and scores of a problem, by the texts of the steps."""
         return self._solutions[problem_id]
-
-
-def _sampled(problem: RecordedProblem) -> Iterator[SampledNode]:
-    entries: dict[Path, Entry] = {(): Entry(None, problem.prompt)}
-    for step in problem.steps:
-        entries[step.path] = Entry(entries[step.path[:-1]], step.tokens)
-        yield SampledNode(step, entries[step.path])
-
-
-def _judged(problem: RecordedProblem) -> Iterator[tuple[tuple[str, ...], JudgedSolution]]:
-    entries: dict[tuple[str, ...], Entry | None] = {(): None}
-    for solution in problem.solutions:
-        entry = Entry(entries[solution.steps[:-1]], solution.tokens)
-        entries[solution.steps] = entry
-        yield solution.steps, JudgedSolution(solution, entry)
 
 
 class RecordedTokens:
@@ -92,7 +141,7 @@ class RecordedTokens:
         found.sort(key=lambda item: item[0])
         own = [node.step.tokens for _, node in found]
         ends = np.cumsum([len(tokens) for tokens in own], dtype=np.int64)
-        lengths = np.array([node.entry.length for _, node in found], np.int64)
+        lengths = np.array([node.trie.length for _, node in found], np.int64)
         self.seeds = np.array([seed for seed, _ in found], np.uint64)
         self.counts = np.array([len(tokens) for tokens in own], np.int64)
         self.offsets = ends - lengths  # of a token: this and its position in the sequence
@@ -103,22 +152,26 @@ class RecordedTokens:
 
 
 class RecordedExecutor:
-    """Carries out step plans with recorded tokens; wanted logits are zeros nobody reads.
+    """Carries out step plans with recorded tokens, and tells the scheduler when a node ends.
 
-    Of the scheduler's stop conditions it knows one: a node ends with its last recorded token.
+    A row's seed names its node, its position the token. Wanted logits are zeros that are not read.
     """
 
     def __init__(self, recorded: RecordedTokens) -> None:
         self._recorded = recorded
+        self._seeds = np.zeros(0, np.uint64)  # of the rows sampled last, and
+        self._offsets = np.zeros(0, np.int64)  # their nodes' RecordedTokens.offsets
         self._ended = np.zeros(0, bool)
         self._counts: dict[int, int] = {}  # recorded tokens of the requests in flight
 
     def run(self, plan: StepPlan) -> StepResult:
-        """What the models answered."""
+        """The recorded tokens of a step."""
         sampling, recorded = plan.sampling, self._recorded
-        nodes = np.searchsorted(recorded.seeds, sampling.seeds)
-        places = recorded.offsets[nodes] + sampling.positions
-        places = np.minimum(places, len(recorded.tokens) - 1)  # static batches go on for nothing
+        if not np.array_equal(sampling.seeds, self._seeds):  # most steps sample the same nodes
+            self._seeds = sampling.seeds
+            self._offsets = recorded.offsets[np.searchsorted(recorded.seeds, sampling.seeds)]
+        places = self._offsets + sampling.positions
+        places = np.minimum(places, len(recorded.tokens) - 1)  # rows of a static batch that ended
         self._ended = recorded.last[places]
         wanted = tuple(np.zeros((len(w.rows), 1), np.float32) for w in plan.wanted)
         return StepResult(recorded.tokens[places], wanted=wanted)
@@ -128,18 +181,14 @@ class RecordedExecutor:
         node = np.searchsorted(self._recorded.seeds, np.uint64(params.seed))
         self._counts[request_id] = int(self._recorded.counts[node])
 
-    def count(self, request_id: int) -> int:
-        """How many tokens the request's node has."""
-        return self._counts[request_id]
-
     def remove(self, request_id: int) -> None:
         """Forget a request."""
         self._counts.pop(request_id, None)
 
     def suspects(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which tokens of the step just run may be their nodes' last."""
-        everyone = len(tokens) == len(self._ended)  # a static batch leaves out what has ended
-        return self._ended if everyone else np.ones(len(tokens), bool)
+        all_rows = len(tokens) == len(self._ended)  # a static batch leaves out what has ended
+        return self._ended if all_rows else np.ones(len(tokens), bool)
 
     def finish_reason(self, seq: Sequence) -> str | None:
         """Whether the node's last token was sampled."""
@@ -163,12 +212,12 @@ class RecordedScores(ProblemScores):
         self, prm: PRM, problem: RecordedProblem, answers: Answers, cache: ScoreCache | None
     ) -> None:
         super().__init__(prm, problem.problem, cache)
-        self._judged = answers.solutions(problem.problem.id)
+        self._scored = answers.solutions(problem.problem.id)
 
     def receive(self, request: ScoreRequest, output: RequestOutput) -> None:
-        """Keep the scores that were recorded for what was asked."""
+        """Keep the recorded scores of the request's nodes."""
         for node in request.asked:
-            score = self._judged[node.steps].solution.score
+            score = self._scored[node.steps].solution.score
             if score is None:
                 raise self._missing(node.steps)
             node.score = score
@@ -178,20 +227,20 @@ class RecordedScores(ProblemScores):
         self.counts.tokens_computed += len(request.token_ids) - output.num_cached_tokens
 
     def finish(self) -> ScoreCounts:
-        """Let the inputs go; a trie's distinct tokens are those of its entries."""
+        """Let the inputs go; a trie's distinct tokens are those of its nodes."""
         asked = [node.steps for node in self._nodes.values() if node.asks]
-        self.counts.tokens_distinct = sum(len(self._judged[s].solution.tokens) for s in asked)
+        self.counts.tokens_distinct = sum(len(self._scored[s].solution.tokens) for s in asked)
         for node in self._nodes.values():
             node.lineage.clear()
         self._nodes.clear()
         return self.counts
 
     def _new(self, parent: StepNode, steps: tuple[str, ...]) -> StepNode:
-        found = self._judged.get(steps)
+        found = self._scored.get(steps)
         if found is None:
             raise self._missing(steps)
-        solution, entry = found
-        tokens: Any = entry.line() if solution.fits else None
+        solution, trie = found
+        tokens: Any = TriePath(trie, trie.length) if solution.fits else None
         node = StepNode(steps, tokens, solution.asks)
         node.lineage = [*parent.lineage, node]
         if node.asks and self.cache is not None:

@@ -15,16 +15,14 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from workbench.replay.answers import Answers
-from workbench.replay.calls import Allocate, CacheCalls, logged_calls
-from workbench.replay.cost import MeteredCost
-from workbench.replay.curves import MODELS, PRIVATE
-from workbench.replay.engine import ReplayEngine
-from workbench.replay.miss_ratio import miss_ratio
-from workbench.replay.simulator import Changes, Costs, replay
-from workbench.replay.work import DEFAULT_BLOCK_SIZE
+from workbench.replay.cost import DEFAULT_BLOCK_SIZE, MeteredCost
+from workbench.replay.miss_ratio import CacheCalls, logged_calls, miss_ratio
+from workbench.replay.simulator import Changes, Costs, ReplayEngine, replay
 from workbench.search.rounds import OnRound
 
 CURVE_POINTS = 24
+MODELS = ("llm", "prm")
+PRIVATE = 4096  # blocks more than there are contents
 Floats = NDArray[np.float64]
 
 
@@ -139,7 +137,7 @@ def _model(steps: pd.DataFrame, name: str, meter: MeteredCost, engine: ReplayEng
         cached=cached,
         order=np.flatnonzero(mine),
         curve=_curve(calls),
-        look_ups=sum(isinstance(call, Allocate) for call in calls.calls),
+        look_ups=calls.look_ups,
     )
 
 

@@ -1,30 +1,128 @@
-"""How long a step lasts: a roofline over a device, or terms fitted to measured steps.
+"""How long a step lasts: what it computes and moves, and a roofline or fitted terms.
 
     seconds = roofline * max(flops / flops_per_s, bytes / bytes_per_s)
             + step + token * tokens + sequence * sequences + key * keys + logit * logits
 
 Of a data sheet only the first line is known: its factor is 1 and the rest 0, so it is a bound from
 below. `fit` finds all factors, none negative, by least squares over measured steps, each weighted
-by 1 / the duration it is given: long steps do not decide alone, and all steps together last as long
-as they were measured to. (Weights of measured durations would favour the steps that nothing held
-up, and so promise too much.) What it does not do: guess.
+by 1 / the duration that the fit expects: long steps do not decide alone, and all steps together
+last as long as they were measured to. (Weights of measured durations would favour the steps that
+were not held up, and so promise too much.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import combinations
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.errors import ConfigError
+from workbench.core import StepPlan
+from workbench.errors import ConfigError, RecordingError
+from workbench.models.spec import ModelSpec, RopeScaling
 from workbench.replay.devices import Device
-from workbench.replay.work import ModelWork, StepWork
+from workbench.search.recording import RecordedEngine
 
+DEFAULT_BLOCK_SIZE = 16
 ROUNDS = 8  # of weights and factors in turn; they settle in three or four
 LEAST_SHARE = 1e-3  # of the mean duration: no step is weighted as if it took less
+Floats = NDArray[np.float64]
+
+
+# -- what a step computes and moves --
+
+
+class StepWork(NamedTuple):
+    """One step. keys: pairs of a computed token and a position it attends to."""
+
+    tokens: int
+    sequences: int
+    keys: int
+    logits: int  # rows whose logits are computed
+    sampled: int
+    context: int  # positions of all sequences, whose KV is read
+
+
+def work_of(plan: StepPlan) -> StepWork:
+    """The counts of a step."""
+    context = plan.context_len.astype(np.int64)
+    total = int(context.sum())
+    keys = total  # where each sequence computes one token
+    if plan.num_tokens > plan.num_seqs:
+        new = np.diff(plan.query_start).astype(np.int64)
+        keys = int(np.sum(new * (context - new) + new * (new + 1) // 2))
+    sampled = len(plan.sampling)
+    logits = sampled + sum(len(wanted.rows) for wanted in plan.wanted)
+    return StepWork(plan.num_tokens, plan.num_seqs, keys, logits, sampled, total)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWork:
+    """Floating point operations and bytes of a model's steps.
+
+    Linear in the counts of a step, so each coefficient is a difference of `spec.flops`.
+    """
+
+    spec: ModelSpec
+    weight_bytes: int
+    kv_bytes_per_token: int
+    flops_of_one: tuple[int, int, int] = field(init=False)  # a token, a key, a row of logits
+
+    def __post_init__(self) -> None:
+        none, key, logit = (self.spec.flops(1, *more) for more in ((0, 0), (1, 0), (0, 1)))
+        per_key = key - none
+        object.__setattr__(self, "flops_of_one", (none - per_key, per_key, logit - none))
+
+    @classmethod
+    def of(cls, engine: RecordedEngine) -> ModelWork:
+        """Of a recorded engine; RecordingError when it did not tell its shapes."""
+        kv_bytes = recorded(engine, "block_bytes") // block_size_of(engine)
+        return cls(spec_of(engine), recorded(engine, "weight_bytes"), kv_bytes)
+
+    def flops(self, work: StepWork) -> int:
+        """Operations of a step; a token attends to itself, which `keys` counts."""
+        token, key, logit = self.flops_of_one
+        return work.tokens * token + work.keys * key + work.logits * logit
+
+    def bytes(self, work: StepWork) -> int:
+        """Bytes of a step: all weights once, the KV of every context read, the new one written."""
+        return self.weight_bytes + self.kv_bytes_per_token * (work.context + work.tokens)
+
+
+def block_size_of(engine: RecordedEngine) -> int:
+    """Tokens of a block of the recorded engine."""
+    size: int = (engine.config or {}).get("block_size", DEFAULT_BLOCK_SIZE)
+    return size
+
+
+def recorded(engine: RecordedEngine, name: str) -> Any:
+    """A field of a recorded engine; RecordingError where the engine did not tell it."""
+    value = getattr(engine, name)
+    if value is None:
+        raise RecordingError(
+            f"The recording does not hold the {name} of {engine.name}; record the search on an "
+            "Engine of this workbench, or give the replay num_blocks and a cost."
+        )
+    return value
+
+
+def spec_of(engine: RecordedEngine) -> ModelSpec:
+    """The shapes that a recording holds; RecordingError where there are none, or unknown ones."""
+    shapes = dict(recorded(engine, "spec"))
+    if shapes.get("rope_scaling") is not None:
+        shapes["rope_scaling"] = RopeScaling(**shapes["rope_scaling"])
+    try:
+        return ModelSpec(**shapes)
+    except TypeError as error:
+        raise RecordingError(
+            f"The shapes of {engine.name} are of another workbench ({error}); record again."
+        ) from error
+
+
+# -- what that costs on a device --
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,36 +136,27 @@ class Terms:
     key: float = 0.0
     logit: float = 0.0
 
-    @property
-    def factors(self) -> tuple[float, ...]:
-        """All, in the order of `StepCost.measures`."""
-        return (self.roofline, self.step, self.token, self.sequence, self.key, self.logit)
-
     @classmethod
     def on(cls, device: Device, model: str) -> Terms:
         """The model's on this device: fitted ones where there are any, else the roofline alone."""
-        given, known = device.terms.get(model, {}), [f.name for f in fields(cls)]
-        if not set(given) <= set(known):
+        terms, known = device.terms.get(model, {}), [f.name for f in fields(cls)]
+        if not set(terms) <= set(known):
             raise ConfigError(
-                f"The terms of {model} on {device.name!r} are {', '.join(given)}; allowed: "
+                f"The terms of {model} on {device.name!r} are {', '.join(terms)}; allowed: "
                 f"{', '.join(known)}."
             )
-        return cls(**given)
+        return cls(**terms)
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Seconds of a model's steps on a device; call it with the counts of one."""
+    """Seconds of a model's steps on a device."""
 
     model: ModelWork
     device: Device
     terms: Terms = Terms()
 
     def __call__(self, work: StepWork) -> float:
-        return self.seconds(work)
-
-    def seconds(self, work: StepWork) -> float:
-        """Of a step with these counts."""
         terms, (tokens, sequences, keys, logits, _, _) = self.terms, work
         beside = terms.step + terms.token * tokens + terms.sequence * sequences
         beside += terms.key * keys + terms.logit * logits
@@ -75,17 +164,12 @@ class StepCost:
 
     def roofline(self, work: StepWork) -> float:
         """Seconds below which the device cannot do it."""
-        device, model = self.device, self.model
-        compute = model.flops(work) / device.flops_per_s
-        return max(compute, model.bytes(work) / device.bytes_per_s)
-
-    def measures(self, work: StepWork) -> tuple[float, ...]:
-        """What the terms multiply, in their order."""
-        return (self.roofline(work), 1.0, work.tokens, work.sequences, work.keys, work.logits)
+        compute = self.model.flops(work) / self.device.flops_per_s
+        return max(compute, self.model.bytes(work) / self.device.bytes_per_s)
 
 
 class MeteredCost:
-    """A cost that keeps the counts of every step it was asked about; `seconds` in their place."""
+    """A cost that keeps the counts of every step; each lasts `seconds`."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.works: list[StepWork] = []
@@ -106,19 +190,18 @@ def fit(
             f"A cost is fitted to {len(works)} steps and {len(measured)} durations; give as many, "
             "at least one, each above 0."
         )
-    cost = StepCost(model, device)
-    table = np.array([cost.measures(work) for work in works], np.float64)
-    given = np.full(len(measured), measured.mean())
+    roofline = StepCost(model, device).roofline
+    columns = [(roofline(w), 1.0, w.tokens, w.sequences, w.keys, w.logits) for w in works]
+    table = np.array(columns, np.float64)  # what the terms multiply, in their order
+    expected = np.full(len(measured), measured.mean())
     for _ in range(ROUNDS):
-        weight = 1.0 / np.sqrt(np.maximum(given, LEAST_SHARE * measured.mean()))
+        weight = 1.0 / np.sqrt(np.maximum(expected, LEAST_SHARE * measured.mean()))
         found = non_negative_least_squares(table * weight[:, None], measured * weight)
-        given = table @ found
+        expected = table @ found
     return Terms(*found.tolist())
 
 
-def non_negative_least_squares(
-    table: NDArray[np.float64], wanted: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def non_negative_least_squares(table: Floats, wanted: Floats) -> Floats:
     """x >= 0 with the least |table x - wanted|: the best of all subsets of columns whose solution
     is not negative, which is where the optimum lies. For a few columns.
     """

@@ -49,8 +49,8 @@ class Device:
                     )
 
     def require_room(self, needed: int, what: str) -> None:
-        """OutOfMemory where its memory does not hold so many bytes. What drivers and activations
-        take is not in its number, and must be left by who asks.
+        """OutOfMemory where its memory does not hold so many bytes; drivers and activations take
+        more, which the caller must leave.
         """
         if needed > self.memory_bytes:
             raise OutOfMemory(
@@ -85,47 +85,42 @@ def load_device(name: str | os.PathLike[str]) -> Device:
     """
     if str(name) in PRESETS:
         return PRESETS[str(name)]
-    path = Path(name)
+    path, known = Path(name), [f.name for f in fields(Device)]
     if path.suffix != ".json":
         raise ConfigError(
             f"There is no device {str(name)!r}; known: {', '.join(PRESETS)}, or a .json file that "
             f"`workbench calibrate` wrote.{nearest(str(name), list(PRESETS))}"
         )
-    return _read(path)
-
-
-def write_device(device: Device, path: str | os.PathLike[str]) -> Path:
-    """Write a preset as JSON; answers the path."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    beside.write_text(json.dumps(asdict(device), indent=2) + "\n", encoding="utf-8")
-    return beside.replace(path)
-
-
-def _read(path: Path) -> Device:
     try:
-        given = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{path} cannot be read as a device ({error}); make one with `workbench calibrate`."
         ) from error
-    known = [f.name for f in fields(Device)]
-    unlike = _unlike(given, known)
-    if unlike:
-        raise ConfigError(f"{path} {unlike}; a device has {', '.join(known)}.")
-    return Device(**given)
+    wrong = _difference(content, known)
+    if wrong:
+        raise ConfigError(f"{path} {wrong}; a device has {', '.join(known)}.")
+    return Device(**content)
 
 
-def _unlike(given: Any, known: list[str]) -> str:
+def _difference(content: Any, known: list[str]) -> str:
     """What keeps a file's content from being a device; empty when nothing does."""
-    if not isinstance(given, dict):
-        return f"holds a {type(given).__name__}, not an object"
-    missing = [name for name in known if name not in given and name != "terms"]
-    unknown = [name for name in given if name not in known]
-    terms = given.get("terms", {})
+    if not isinstance(content, dict):
+        return f"holds a {type(content).__name__}, not an object"
+    missing = [name for name in known if name not in content and name != "terms"]
+    unknown = [name for name in content if name not in known]
+    terms = content.get("terms", {})
     if not isinstance(terms, dict) or not all(isinstance(t, dict) for t in terms.values()):
         return "has terms that are no object of objects"
     if missing:
         return f"lacks {', '.join(missing)}"
     return f"has {', '.join(unknown)}, which no device has" if unknown else ""
+
+
+def write_device(device: Device, path: str | os.PathLike[str]) -> Path:
+    """Write a device as JSON; returns the path."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    beside.write_text(json.dumps(asdict(device), indent=2) + "\n", encoding="utf-8")
+    return beside.replace(path)

@@ -8,7 +8,7 @@ What it does not do: preempt, wait, or know what a policy lends to whom.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -138,7 +138,7 @@ def seconds_of(cost: StepCost, work: StepCounts) -> Floats:
     measures = np.stack(
         [np.maximum(computed, moved), ones, work.tokens, work.sequences, work.keys, work.logits]
     )
-    return np.asarray(cost.terms.factors) @ measures
+    return np.asarray(astuple(cost.terms)) @ measures
 
 
 def _blocks(name: str, model: ModelBasis, starts: Floats, total: int) -> pd.DataFrame:

@@ -1,108 +1,508 @@
-"""Miss-ratio curves: one order of cache calls, every cache size asked for, exactly.
+"""Miss-ratio curves: what caches of every size would hit, from the calls of one replay.
 
-Each size is run through the manager's rules (one_size.py), so that each point equals a run of those
-calls through KVCacheManager. Stack distances would give all sizes in one pass, but are exact only
-while no block is filled whose content another size still holds: such a duplicate is private there
-and the new holder here, and from then on the sizes differ in what is least recent. What it does not
-do: change the order, as a scheduler at a smaller size would; sizes that cannot follow it are
-marked.
+A replay logs its cache's calls with blocks named by content. One pass over them gives the stack
+distance of every block looked up: the smallest LRU cache that still holds it (Mattson et al. 1970,
+with blocks in use pinned). The order of the calls is kept: where a size cannot follow it (`fits` is
+false), a scheduler would change it, and only a replay at that size tells. `run_calls` runs the
+calls through KVCacheManager itself, to check a point. The two differ where sizes differ in more
+than what was evicted: a block that is filled while another size still holds its content is private
+there and its new holder here, and a prompt computed in chunks holds what it hit at once, and what
+it missed chunk by chunk.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from workbench.errors import ConfigError
-from workbench.host import usable_cores
-from workbench.replay.calls import (
-    ALLOCATE,
-    EXTEND,
-    FREE,
-    STATS,
-    Allocate,
-    CacheCalls,
-    Call,
-    Contents,
-    Extend,
-)
+from workbench.kvcache.manager import Allocation, KVCacheManager
+from workbench.kvcache.pool import CacheStats
+
+NEVER = 1 << 60
+
+
+# -- the calls: what succeeded, in order, blocks named by content --
+
+
+@dataclass(frozen=True, slots=True)
+class Allocate:
+    """An admission. contents: of its full blocks; room: tokens that room is made for; coverable:
+    full blocks that a hit may cover.
+    """
+
+    sequence: int
+    contents: list[int]
+    tokens: int
+    room: int
+    coverable: int
+    readmission: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Extend:
+    """Room for so many tokens. contents: of the full blocks beyond those named so far."""
+
+    sequence: int
+    contents: list[int]
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """A sequence leaves. computed: tokens whose KV exists; None: all."""
+
+    sequence: int
+    computed: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCalls:
+    """An order of calls. num_contents: contents are numbered below it."""
+
+    block_size: int
+    num_contents: int
+    calls: Sequence[Allocate | Extend | Free]
+
+    @property
+    def look_ups(self) -> int:
+        """How many admissions there are."""
+        return sum(isinstance(call, Allocate) for call in self.calls)
+
+
+class LoggedCache(KVCacheManager):
+    """A cache that keeps its calls."""
+
+    def __init__(self, *sizes: Any, **settings: Any) -> None:
+        super().__init__(*sizes, **settings)
+        if self.reuse_partial_blocks:
+            raise ConfigError(
+                "Calls are kept in full blocks; log_calls needs reuse_partial_blocks=False."
+            )
+        self._numbers: dict[bytes, int] = {}
+        self._named: dict[int, int] = {}  # full blocks of each sequence that were named
+        self._log: list[Allocate | Extend | Free] = []
+
+    @property
+    def calls(self) -> CacheCalls:
+        """The calls so far."""
+        return CacheCalls(self.block_size, len(self._numbers), self._log)
+
+    def allocate(
+        self, seq_id: int, token_ids: Any, num_tokens: int | None = None, **options: Any
+    ) -> Allocation | None:
+        """As KVCacheManager."""
+        found = super().allocate(seq_id, token_ids, num_tokens, **options)
+        if found is not None:
+            length, most = len(token_ids), options.get("max_hit")
+            most = max(length - 1 if most is None else min(length - 1, most), 0) // self.block_size
+            room = length if num_tokens is None else min(num_tokens, length)
+            contents, again = self._contents(seq_id, token_ids), options.get("readmission", False)
+            self._log.append(Allocate(seq_id, contents, length, room, most, again))
+        return found
+
+    def extend(self, seq_id: int, token_ids: Any) -> list[int] | None:
+        """As KVCacheManager."""
+        found = super().extend(seq_id, token_ids)
+        if found is not None:
+            self._log.append(Extend(seq_id, self._contents(seq_id, token_ids), len(token_ids)))
+        return found
+
+    def free(self, seq_id: int, num_computed: int | None = None, **options: Any) -> None:
+        """As KVCacheManager."""
+        super().free(seq_id, num_computed, **options)
+        del self._named[seq_id]
+        self._log.append(Free(seq_id, num_computed))
+
+    def _contents(self, seq_id: int, token_ids: Any) -> list[int]:
+        """Numbers of the sequence's full blocks that were not named before."""
+        numbers, first = self._numbers, self._named.get(seq_id, 0)
+        full = self._named[seq_id] = max(first, len(token_ids) // self.block_size)
+        hashes = self._hashed(token_ids, b"")[2] if full > first else []
+        return [numbers.setdefault(digest, len(numbers)) for digest in hashes[first:full]]
+
+
+def logged_calls(cache: KVCacheManager) -> CacheCalls:
+    """The calls of a replayed engine's cache; ConfigError when they were not kept."""
+    if not isinstance(cache, LoggedCache):
+        raise ConfigError("This cache kept no calls; replay with log_calls=True.")
+    return cache.calls
+
+
+def run_calls(calls: CacheCalls, num_blocks: int) -> CacheStats | None:
+    """The statistics of these calls at another size, by KVCacheManager itself; None: do not fit."""
+    size = calls.block_size
+    cache = KVCacheManager(num_blocks, size)
+    tokens: dict[int, list[int]] = {}  # a block's content stands for each of its tokens
+    for call in calls.calls:
+        number = call.sequence
+        if isinstance(call, Free):
+            cache.free(number, call.computed)
+            continue
+        known = tokens[number] if isinstance(call, Extend) else []
+        known = known[: len(known) // size * size]
+        known += [content for content in call.contents for _ in range(size)]
+        now = tokens[number] = known + [0] * (call.tokens - len(known))
+        if isinstance(call, Extend):
+            done = cache.extend(number, now[: call.tokens]) is not None
+        else:
+            most, again = call.coverable * size, call.readmission
+            found = cache.allocate(number, now, call.room, max_hit=most, readmission=again)
+            done = found is not None
+        if not done:
+            return None
+    return cache.stats
+
+
+# -- a walk along them --
+
+
+@dataclass(slots=True)
+class _Holder:
+    """A block that can be hit. content: None once its hash was withdrawn; depth: in its sequence;
+    stamp: of its last release.
+    """
+
+    content: int | None
+    depth: int
+    users: int = 1
+    stamp: int = 0
+
+
+@dataclass(slots=True)
+class _Table:
+    """A running sequence: its contents, and its blocks; None is a private block."""
+
+    contents: list[int]
+    blocks: list[_Holder | None]
+    published: int
+
+
+class _Walk:
+    """The calls in order, and which sequence holds which content; subclasses say what is lost."""
+
+    def __init__(self, calls: CacheCalls, num_blocks: int) -> None:
+        self._calls, self._size, self._num_blocks = calls, calls.block_size, num_blocks
+        self._holders: dict[int, _Holder] = {}
+        self._tables: dict[int, _Table] = {}
+        self._active = 0
+        self.peak = 0  # most blocks active, or asked for, at once
+        self.query_tokens = {False: 0, True: 0}  # by whether it is a readmission
+
+    def run(self) -> bool:
+        """Whether every call finds room."""
+        for place, call in enumerate(self._calls.calls):
+            if isinstance(call, Free):
+                self._free(call)
+                continue
+            hit: list[_Holder] = []
+            if isinstance(call, Allocate):
+                contents = call.contents[: call.coverable]
+                for holder in map(self._holders.get, contents):
+                    if holder is None:
+                        break
+                    hit.append(holder)
+                self._look_up(contents, len(hit), call.readmission, place)
+                self._tables[call.sequence] = _Table([], list(hit), len(hit))
+                self.query_tokens[call.readmission] += call.tokens
+            table = self._tables[call.sequence]
+            table.contents += call.contents
+            cached = [holder for holder in hit if not holder.users]
+            needed = self._blocks_for(call.tokens) - len(table.blocks) + len(cached)
+            self.peak = max(self.peak, self._active + needed)
+            if self.peak > self._num_blocks:
+                return False
+            for holder in hit:
+                holder.users += 1
+            for holder in cached:
+                self._wake(holder)
+            self._grow(table, call.room if isinstance(call, Allocate) else call.tokens)
+        return True
+
+    def _grow(self, table: _Table, tokens: int) -> None:
+        """Take the blocks that tokens need, and publish those they fill."""
+        for _ in range(self._blocks_for(tokens) - len(table.blocks)):
+            self._take()
+            table.blocks.append(None)
+        full = min(tokens // self._size, len(table.contents))
+        for i in range(table.published, full):
+            content = table.contents[i]
+            if not self._is_held(content):
+                table.blocks[i] = self._holders[content] = _Holder(content, i)
+        table.published = max(table.published, full)
+
+    def _free(self, call: Free) -> None:
+        table = self._tables.pop(call.sequence)
+        if call.computed is not None:
+            for holder in table.blocks[call.computed // self._size :]:
+                if holder is not None and holder.content is not None:
+                    del self._holders[holder.content]
+                    holder.content = None
+        for holder in reversed(table.blocks):
+            if holder is not None:
+                holder.users -= 1
+                if holder.users:
+                    continue
+            self._active -= 1
+            if holder is None or holder.content is None:
+                self._drop()
+            else:
+                self._park(holder.content, holder)
+
+    def _blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self._size)
+
+    def _is_held(self, content: int) -> bool:
+        """Whether a block that was filled with the content stays private."""
+        return content in self._holders
+
+    def _look_up(self, contents: list[int], num_hit: int, readmission: bool, place: int) -> None:
+        """A request asks for these contents, and shares the holders of the first num_hit."""
+
+    def _wake(self, holder: _Holder) -> None:
+        """A cached block is hit: it is active."""
+
+    def _take(self) -> None:
+        """A block is taken for new content: it is active."""
+
+    def _drop(self) -> None:
+        """A block without a hash is active no more."""
+
+    def _park(self, content: int, holder: _Holder) -> None:
+        """A holder without users is active no more."""
+
+
+class _Stack(_Walk):
+    """A cache that evicts nothing, and the stack distance of all it holds.
+
+    A slot is a cached block or a hole, in the order of release. A block's distance is the number of
+    active blocks and of slots not older than it. What is taken fills the newest hole, so that only
+    newer blocks move down; a cached block that is hit leaves a hole first, since smaller caches
+    take a block for it.
+    """
+
+    def __init__(self, calls: CacheCalls) -> None:
+        super().__init__(calls, NEVER)
+        self._tree = [0]  # Fenwick tree: slots by stamp
+        self._slots = 0
+        self._holes: list[int] = []  # heap of negative stamps
+        self._gone: dict[int, int] = {}  # content -> smaller caches have evicted it
+        self.taken = 0
+        self.hits: dict[bool, list[int]] = {False: [], True: []}  # by readmission: least sizes
+        self.lost: dict[bool, list[int]] = {False: [], True: []}  # smaller caches thrash
+        self.lost_requests: list[int] = []  # smaller caches thrash one of a request's blocks
+        self.evicted: list[int] = []  # smaller caches evict a content, once more
+
+    def run(self) -> bool:
+        """See _Walk; always true."""
+        super().run()
+        cached = [holder for holder in self._holders.values() if not holder.users]
+        self.evicted += [self._distance(holder) for holder in cached]
+        return True
+
+    def _look_up(self, contents: list[int], num_hit: int, readmission: bool, place: int) -> None:
+        reach = worst = least = stamp = 0
+        for i, content in enumerate(contents):
+            holder = self._holders.get(content)
+            if holder is None:
+                needed = self._gone.get(content, 0)
+            elif holder.users:
+                needed = 0
+            else:  # blocks of a sequence are released tail first
+                least = least + 1 if holder.stamp == stamp - 1 else self._distance(holder)
+                needed, stamp = least, holder.stamp
+            if i < num_hit:
+                reach = max(reach, needed)
+                self.hits[readmission].append(reach)
+                if needed:
+                    self._lose(content, needed)
+            if needed:
+                self.lost[readmission].append(needed)
+                worst = max(worst, needed)
+        if worst:
+            self.lost_requests.append(worst)
+
+    def _lose(self, content: int, size: int) -> None:
+        """A cached content is used again, which caches below this size have evicted."""
+        self.evicted.append(size)
+        self._gone[content] = max(self._gone.get(content, 0), size)
+
+    def _distance(self, holder: _Holder) -> int:
+        older, place = 0, holder.stamp - 1
+        while place:
+            older += self._tree[place]
+            place &= place - 1
+        return self._active + self._slots - older
+
+    def _is_held(self, content: int) -> bool:
+        """A cached holder leaves its content to the new block, as in caches that evicted it."""
+        holder = self._holders.get(content)
+        if holder is not None and not holder.users:
+            self._lose(content, self._distance(holder))
+            heappush(self._holes, -holder.stamp)
+        return holder is not None and holder.users > 0
+
+    def _wake(self, holder: _Holder) -> None:
+        heappush(self._holes, -holder.stamp)
+        self._fill_hole()
+
+    def _take(self) -> None:
+        self.taken += 1
+        self._fill_hole()
+
+    def _fill_hole(self) -> None:
+        self._active += 1
+        if self._holes:
+            place = -heappop(self._holes)
+            self._slots -= 1
+            while place < len(self._tree):
+                self._tree[place] -= 1
+                place += place & -place
+
+    def _park(self, content: int, holder: _Holder) -> None:
+        holder.stamp = self._new_slot()
+
+    def _drop(self) -> None:
+        heappush(self._holes, -self._new_slot())
+
+    def _new_slot(self) -> int:
+        stamp, slots = len(self._tree), 1
+        place, end = stamp - 1, stamp & (stamp - 1)
+        while place > end:
+            slots += self._tree[place]
+            place &= place - 1
+        self._tree.append(slots)
+        self._slots += 1
+        return stamp
 
 
 def miss_ratio(calls: CacheCalls, sizes: Sequence[int]) -> pd.DataFrame:
-    """One row a size: num_blocks, fits, peak_active, hit_ratio, and every field of CacheStats.
+    """One row a size: num_blocks, fits, peak_active, hit_ratio, and counts as in CacheStats.
 
     fits: whether every call succeeds at this size; where not, the scheduler would change the order,
     and the row's other figures are of no order that happens. peak_active: most blocks in use, or
     asked for at once. hit_ratio: of first admissions.
     """
-    from workbench.replay.one_size import run_at_size  # noqa: PLC0415  numba, where it is needed
-
     if not len(sizes) or min(sizes) < 1:
         raise ConfigError(f"Cache sizes are {list(sizes)!r:.200}; give one or more, each >= 1.")
-    flat = _Flat.of(calls)
+    stack = _Stack(calls)
+    stack.run()
+    num_blocks = np.array(sizes, np.int64)
 
-    def run(size: int) -> tuple[NDArray[np.int64], int]:
-        return run_at_size(int(size), calls.block_size, *flat, max(calls.num_contents, 1))
+    def above(distances: list[int]) -> NDArray[np.int64]:
+        """How many of the distances are above each size."""
+        return len(distances) - np.searchsorted(np.sort(distances), num_blocks, side="right")
 
-    first = run(sizes[0])  # alone, since it may have to be compiled
-    with ThreadPoolExecutor(usable_cores()) as threads:
-        found = [first, *threads.map(run, sizes[1:])]
-    stats = np.array([counts for counts, _ in found], np.int64)
-    peaks = np.array([peak for _, peak in found], np.int64)
-    columns = dict(zip(STATS, stats.T, strict=True))
+    hits, readmit_hits = (
+        len(stack.hits[again]) - above(stack.hits[again]) for again in (False, True)
+    )
+    lost, readmit_lost = (above(stack.lost[again]) for again in (False, True))
+    block = calls.block_size
     return pd.DataFrame(
         {
-            "num_blocks": np.array(sizes, np.int64),
-            "fits": peaks <= np.array(sizes, np.int64),
-            "peak_active": peaks,
-            "hit_ratio": columns["hit_tokens"] / np.maximum(columns["query_tokens"], 1),
+            "num_blocks": num_blocks,
+            "fits": stack.peak <= num_blocks,
+            "peak_active": stack.peak,
+            "hit_ratio": block * hits / max(stack.query_tokens[False], 1),
+            "query_tokens": stack.query_tokens[False],
+            "hit_tokens": block * hits,
+            "readmit_query_tokens": stack.query_tokens[True],
+            "readmit_hit_tokens": block * readmit_hits,
+            "allocated": stack.taken + above(stack.hits[False]) + above(stack.hits[True]),
+            "evicted": above(stack.evicted),
+            "thrashed": lost + readmit_lost,
+            "thrashed_readmit": readmit_lost,
+            "thrash_events": above(stack.lost_requests),
         }
-        | columns
     )
 
 
-class _Flat(NamedTuple):
-    """Calls as run_at_size takes them."""
-
-    calls: NDArray[np.int64]  # [n, 8]
-    starts: NDArray[np.int64]
-    contents: Contents
-
-    @classmethod
-    def of(cls, calls: CacheCalls) -> _Flat:
-        """Sequences are numbered anew: an id that comes back is another one."""
-        parts: list[list[Contents]] = []  # of each sequence
-        number: dict[int, int] = {}
-        known: list[int] = []
-        rows = []
-        for call in calls.calls:
-            if isinstance(call, Allocate):
-                number[call.sequence] = len(parts)
-                parts.append([])
-                known.append(0)
-            place = number[call.sequence]
-            if isinstance(call, Allocate | Extend):
-                parts[place].append(call.contents)
-                known[place] += len(call.contents)
-            rows.append(_row(call, place, known[place]))
-        lengths = np.array(known, np.int64)
-        contents = [part for own in parts for part in own]
-        return cls(
-            np.array(rows, np.int64).reshape(-1, 8),
-            np.cumsum(lengths) - lengths,
-            np.concatenate(contents) if contents else np.zeros(0, np.int32),
-        )
+def curve_sizes(calls: CacheCalls, count: int) -> list[int]:
+    """Sizes from half the order's peak of active blocks to where nothing is ever evicted."""
+    peak = int(miss_ratio(calls, [1]).iloc[0]["peak_active"])
+    most = calls.num_contents + peak
+    found = np.linspace(max(peak // 2, 1), most, count).astype(int)
+    return sorted({*found.tolist(), peak})
 
 
-def _row(call: Call, place: int, known: int) -> tuple[int, ...]:
-    if isinstance(call, Allocate):
-        asked = call.tokens, call.room, call.coverable, int(call.readmission)
-        return (ALLOCATE, place, known, *asked, -1)
-    if isinstance(call, Extend):
-        return (EXTEND, place, known, call.tokens, 0, 0, 0, -1)
-    return (FREE, place, known, 0, 0, 0, 0, -1 if call.computed is None else call.computed)
+# -- the optimum --
+
+
+class _Optimum(_Walk):
+    """A cache of one size that evicts what is needed last, the deepest of a prefix first.
+
+    requests: of each content the calls that ask for it, latest first.
+    """
+
+    def __init__(self, calls: CacheCalls, num_blocks: int, requests: list[list[int]]) -> None:
+        super().__init__(calls, num_blocks)
+        self._requests = [list(places) for places in requests]
+        self._victims: list[tuple[int, int, int]] = []  # heap: (-next request, -depth, content)
+        self._cached = 0
+        self.evicted, self.hits = 0, {False: 0, True: 0}  # hits: by readmission
+
+    def _look_up(self, contents: list[int], num_hit: int, readmission: bool, place: int) -> None:
+        self.hits[readmission] += num_hit
+        for content in contents:
+            times, holder = self._requests[content], self._holders.get(content)
+            while times and times[-1] <= place:
+                times.pop()
+            if holder is not None and not holder.users:  # it waits for its next request
+                heappush(self._victims, self._victim(content, holder))
+
+    def _victim(self, content: int, holder: _Holder) -> tuple[int, int, int]:
+        times = self._requests[content]
+        return (-(times[-1] if times else NEVER), -holder.depth, content)
+
+    def _wake(self, holder: _Holder) -> None:
+        self._cached -= 1
+        self._active += 1
+
+    def _take(self) -> None:
+        if self._active + self._cached == self._num_blocks:
+            holder = None
+            while holder is None:  # entries of what was asked for, used or evicted since: skipped
+                victim = heappop(self._victims)
+                holder = self._holders.get(victim[2])
+                if holder is not None and (
+                    holder.users or victim != self._victim(victim[2], holder)
+                ):
+                    holder = None
+            del self._holders[victim[2]]
+            self._cached -= 1
+            self.evicted += 1
+        self._active += 1
+
+    def _park(self, content: int, holder: _Holder) -> None:
+        self._cached += 1
+        heappush(self._victims, self._victim(content, holder))
+
+
+def optimal_hits(calls: CacheCalls, sizes: Sequence[int]) -> pd.DataFrame:
+    """One row a size that fits: what the best policy would hit, knowing the future (Belady 1966).
+
+    Columns as in miss_ratio. Where two sequences fill equal blocks, the victim also decides whose
+    block the others share, which Belady did not know: there it is close to the best, no bound.
+    """
+    requests: list[list[int]] = [[] for _ in range(calls.num_contents)]
+    for place in range(len(calls.calls) - 1, -1, -1):
+        call = calls.calls[place]
+        if isinstance(call, Allocate):
+            for content in call.contents[: call.coverable]:
+                requests[content].append(place)
+    rows = []
+    for size in sizes:
+        best = _Optimum(calls, size, requests)
+        if best.run():
+            first, again = (calls.block_size * best.hits[again] for again in (False, True))
+            rows.append(
+                (size, first, again, first / max(best.query_tokens[False], 1), best.evicted)
+            )
+    columns = ["num_blocks", "hit_tokens", "readmit_hit_tokens", "hit_ratio", "evicted"]
+    return pd.DataFrame(rows, columns=columns)

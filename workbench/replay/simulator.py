@@ -1,28 +1,52 @@
-"""A recorded search, run again: the real runner, strategies, schedulers and caches.
+"""A recorded search run again: the real runner, strategies, schedulers and caches, without models.
 
-Only the models are missing (answers.py) and the clock is simulated (engine.py, cost.py). With the
-recorded settings every event is the measured run's, step by step; with others, what would have
-been.
+The models' outputs are the recorded ones (answers.py), and a step lasts as long as its cost says
+(cost.py). With the recorded settings every event is the measured run's, step by step; with others,
+what would have been.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Sequence as SequenceOf
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, NamedTuple, Self
 
+import numpy as np
 import pandas as pd
 
-from workbench.config import SearchSwitches
-from workbench.core import SamplingParams
-from workbench.errors import ConfigError, RecordingError
+from workbench.config import SearchSwitches, check
+from workbench.core import RequestOutput, SamplingParams, ScoreParams, Sequence, Tag
+from workbench.engine.scheduler import Scheduler
+from workbench.engine.static_batch import StaticScheduler
+from workbench.errors import ConfigError, RecordingError, nearest
 from workbench.host import collection_paused
-from workbench.replay.answers import Answers, RecordedPRM, RecordedScores
-from workbench.replay.cost import StepCost, Terms
+from workbench.kvcache.arena import BlockShape, KVArena
+from workbench.kvcache.manager import KVCacheManager
+from workbench.kvcache.policies import FirstCome, MarginalValue, PhaseAware, Policy, StaticSplit
+from workbench.replay.answers import (
+    Answers,
+    RecordedExecutor,
+    RecordedPRM,
+    RecordedScores,
+    SampledNode,
+    TriePath,
+)
+from workbench.replay.cost import (
+    DEFAULT_BLOCK_SIZE,
+    MeteredCost,
+    ModelWork,
+    StepCost,
+    StepWork,
+    Terms,
+    block_size_of,
+    fit,
+    recorded,
+    spec_of,
+    work_of,
+)
 from workbench.replay.devices import Device
-from workbench.replay.engine import CacheSettings, Cost, ReplayEngine, SimulatedClock
-from workbench.replay.memory import SharedMemory, make_caches
-from workbench.replay.work import ModelWork
+from workbench.replay.miss_ratio import CacheCalls, LoggedCache, logged_calls
 from workbench.search.prm import ScoreCache
 from workbench.search.recording import RecordedEngine, RecordedSettings, Recording
 from workbench.search.requests import Strategy
@@ -32,14 +56,269 @@ from workbench.search.strategies import BeamSearch, BestOfN
 from workbench.trace import Recorder, Trace
 
 STRATEGIES: dict[str, Any] = {"BeamSearch": BeamSearch, "BestOfN": BestOfN}
-UNTOLD = ("forget_pruned",)
+REPLAYED_SWITCHES = ("request_order", "problem_batching")
+POLICIES: dict[str, type[Policy]] = {
+    kind.__name__: kind for kind in (StaticSplit, FirstCome, PhaseAware, MarginalValue)
+}
 Changes = Mapping[str, Any]
+Cost = Callable[[StepWork], float]
 Models = tuple[RecordedEngine, RecordedEngine]  # LLM, PRM
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSettings:
+    """What may differ from the recorded engine: the cache and the limits of a step.
+
+    num_blocks: None where the memory says it, or it is not known.
+    """
+
+    num_blocks: int | None = None
+    block_size: int = DEFAULT_BLOCK_SIZE
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    enable_prefix_caching: bool = True
+    reuse_partial_blocks: bool = False
+    watermark: float = 0.01
+    batching: str = "continuous"
+
+    def __post_init__(self) -> None:
+        check(self)
+        for name in ("num_blocks", "block_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}; allowed: >= 1.")
+
+    @classmethod
+    def of(cls, engine: RecordedEngine, changes: Changes | None = None) -> Self:
+        """The recorded engine's own, with these changes. ConfigError names what is unknown.
+
+        A block size other than the recorded one keeps the memory: num_blocks follows.
+        """
+        known = [field.name for field in fields(cls)]
+        changes = dict(changes or {})
+        for name in changes:
+            if name not in known:
+                raise ConfigError(
+                    f"A replay of {engine.name} cannot change {name!r}; allowed: "
+                    f"{', '.join(known)}.{nearest(name, known)}"
+                )
+        own = {n: v for n, v in (engine.config or {}).items() if n in known and v is not None}
+        own["num_blocks"] = engine.num_blocks
+        if "block_size" in changes and "num_blocks" not in changes and engine.num_blocks:
+            tokens = engine.num_blocks * block_size_of(engine)
+            own["num_blocks"] = tokens // max(1, int(changes["block_size"]))
+        return cls(**own | changes)
+
+
+# -- caches: each model has its own, or both lease pages of one arena --
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemory:
+    """One arena for both models, as KVArena takes it. policy: a name in POLICIES."""
+
+    memory: int | str
+    policy: str = MarginalValue.__name__
+    kv_share: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise ConfigError(
+                f"policy is {self.policy!r}; allowed: {', '.join(POLICIES)}."
+                f"{nearest(self.policy, list(POLICIES))}"
+            )
+
+    @property
+    def keeps_split(self) -> bool:
+        """Whether a share means anything to the policy."""
+        return POLICIES[self.policy]().keeps_split
+
+
+def _caches(
+    models: Models, settings: list[CacheSettings], shared: SharedMemory | None, log_calls: bool
+) -> list[KVCacheManager]:
+    """Each model's cache, with the settings that the engine gave it."""
+    names = ("block_size", "enable_prefix_caching", "reuse_partial_blocks")
+    options: list[dict[str, Any]] = [{n: getattr(own, n) for n in names} for own in settings]
+    for model, option in zip(models, options, strict=True):
+        weights, *_ = model.fingerprint.rsplit("/", 2)  # then tokenizer and mode
+        option["namespace"] = weights.encode()  # equal namespaces make equal hashes
+    if shared is not None:
+        shapes = [_block_shape(*each) for each in zip(models, settings, strict=True)]
+        if shapes[0].name == shapes[1].name:
+            raise ConfigError(
+                f"Both models are named {shapes[0].name!r}; an arena tells them by name."
+            )
+        share = shared.kv_share if shared.keeps_split else None
+        arena = KVArena(shared.memory, shapes, POLICIES[shared.policy](), share)
+        return [
+            arena.cache(shape.name, **each) for shape, each in zip(shapes, options, strict=True)
+        ]
+    for model, own in zip(models, settings, strict=True):
+        if own.num_blocks is None:
+            raise ConfigError(
+                f"The recording does not say how many blocks {model.name} had, or they changed in "
+                "the search; give num_blocks, or a memory that both models share."
+            )
+    kind = LoggedCache if log_calls else KVCacheManager
+    return [kind(own.num_blocks or 0, **each) for own, each in zip(settings, options, strict=True)]
+
+
+def _block_shape(model: RecordedEngine, settings: CacheSettings) -> BlockShape:
+    """As engine.shared.block_shape."""
+    spec, size = spec_of(model), settings.block_size
+    element = recorded(model, "block_bytes") // spec.block_bytes(block_size_of(model), 1)
+    return BlockShape(
+        name=model.name,
+        layers=spec.layers,
+        cell_bytes=spec.block_bytes(size, element) // spec.layers,
+        element_bytes=element,
+        floor_blocks=-(-model.max_model_len // size),
+        block_cost=float(spec.flops(size, 0)),
+    )
+
+
+# -- an engine without a model --
+
+
+class SimulatedClock:
+    """Seconds since the start of a replay; steps and requests move it on."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class ReplayEngine:
+    """A TokenEngine: the real scheduler and cache, recorded tokens, a simulated clock.
+
+    request_s: seconds that queueing a request takes, outside steps.
+    """
+
+    capabilities = frozenset({"token_identity", "trace"})
+    tokenizer = None
+
+    def __init__(
+        self,
+        model: RecordedEngine,
+        settings: CacheSettings,
+        cache: KVCacheManager,
+        cost: Cost,
+        answers: Answers,
+        clock: SimulatedClock,
+        request_s: float = 0.0,
+    ) -> None:
+        self.name, self.architecture = model.name, model.architecture
+        self.fingerprint, self.value_outputs = model.fingerprint, model.value_outputs
+        self.max_model_len = model.max_model_len
+        self.settings, self.cache, self.clock = settings, cache, clock
+        self._answers, self._cost, self._request_s = answers, cost, request_s
+        self._executor = RecordedExecutor(answers.tokens)
+        kind = StaticScheduler if settings.batching == "static" else Scheduler
+        self.scheduler = kind(
+            cache,
+            np.arange(cache.num_block_ids, dtype=np.int64),
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            max_model_len=self.max_model_len,
+            stops=self._executor,
+            watermark=settings.watermark,
+            clock=clock,
+        )
+        self._nodes: dict[int, SampledNode] = {}
+        self._next_id = self._next_step = 0
+        self.trace_as(Recorder("replay", clock()), self.name)
+
+    def trace_as(self, recorder: Recorder, name: str) -> None:
+        """Write steps and requests from now on to this recorder, under this name."""
+        self._recorder, self._trace_name = recorder, name
+
+    def add(
+        self, prompt: str | SequenceOf[int], params: SamplingParams, *, tag: Tag | None = None
+    ) -> int:
+        """Queue the node that the tag names; RecordingError if it was never sampled."""
+        tag = Tag() if tag is None else tag
+        node = self._answers.node(tag.problem_id, tag.node_id)
+        before = node.trie.length - len(node.step.tokens)
+        if len(prompt) != before:
+            raise RecordingError(
+                f"Node {tag.node_id!r} of problem {tag.problem_id!r} was sampled after "
+                f"{before} tokens; the replay has {len(prompt)}."
+            )
+        self._nodes[self._next_id] = node
+        return self._queue(TriePath(node.trie, before), tag, params=params)
+
+    def add_score(
+        self,
+        token_ids: SequenceOf[int],
+        positions: SequenceOf[int],
+        columns: SequenceOf[int],
+        *,
+        tag: Tag | None = None,
+    ) -> int:
+        """Queue a scoring request for a recorded solution."""
+        score = ScoreParams(tuple(positions), tuple(columns))
+        return self._queue(token_ids, Tag() if tag is None else tag, score=score)
+
+    def _queue(self, token_ids: Any, tag: Tag, **wanted: Any) -> int:
+        self.clock.now += self._request_s
+        number = self._next_id
+        sequence = Sequence(number, token_ids, len(token_ids), tag=tag, **wanted)
+        sequence.arrival_s = self.clock()
+        self.scheduler.add(sequence)
+        self._next_id += 1
+        return number
+
+    def abort(self, request_id: int) -> None:
+        """Drop a request; an unknown or finished id is ignored."""
+        sequence = self.scheduler.abort(request_id)
+        if sequence is not None:
+            self._recorder.request(self._trace_name, sequence, "abort", self.clock())
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request waits or runs."""
+        return self.scheduler.has_work
+
+    def step(self) -> list[RequestOutput]:
+        """One scheduling step; the clock moves on by its cost."""
+        start = self.clock.now
+        plan = self.scheduler.schedule()
+        if plan is None:
+            return []
+        self.cache.take_moves()  # there are no bytes to be copied
+        duration = self._cost(work_of(plan))
+        self.clock.now += duration
+        finished = self.scheduler.update(plan, self._executor.run(plan))
+        outputs = [self._finish(sequence, reason) for sequence, reason in finished]
+        counts = self.scheduler.counts
+        assert counts is not None
+        timing, target = (start, duration, 0.0), self.cache.target
+        name, number = self._trace_name, self._next_step
+        self._recorder.step(name, number, *timing, counts, blocks_target=target)
+        self._next_step += 1
+        return outputs
+
+    def _finish(self, sequence: Sequence, reason: str) -> RequestOutput:
+        number, cached = sequence.request_id, sequence.num_cached_tokens
+        if sequence.score is not None:
+            output = RequestOutput(number, (), "", reason, cached)
+        else:
+            step = self._nodes.pop(number).step
+            reason = step.request_reason
+            output = RequestOutput(number, step.tokens, step.text, step.finish_reason, cached)
+        self._recorder.request(self._trace_name, sequence, reason, self.clock())
+        return output
+
+
+# -- a search on two of them --
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replayed:
-    """What a replay brings: the trace of a measured run, in simulated seconds."""
+    """A replay's result: the trace of a measured run, in simulated seconds."""
 
     trace: Trace
     throughput: Throughput
@@ -58,10 +337,7 @@ class Costs:
     @classmethod
     def on(cls, models: Iterable[RecordedEngine], device: Device) -> Costs:
         """On a device: its fitted terms where it has some for a model, else its roofline."""
-        llm, prm = (
-            StepCost(ModelWork.of(engine), device, Terms.on(device, engine.name))
-            for engine in models
-        )
+        llm, prm = (StepCost(ModelWork.of(m), device, Terms.on(device, m.name)) for m in models)
         return cls(llm, prm, device.terms.get("request", {}).get("seconds", 0.0))
 
 
@@ -73,65 +349,96 @@ def replay(
     prm: Changes | None = None,
     shared: SharedMemory | None = None,
     models: Models | None = None,
+    log_calls: bool = False,
+    **search: Any,
+) -> Replayed:
+    """Run a recorded search again. llm, prm: changed fields of CacheSettings; None: as recorded.
+
+    shared: one memory for both, in place of num_blocks. models: others in the place of the recorded
+    ones. log_calls: each model's own cache keeps its calls, for miss-ratio curves. search: as play.
+    Answers(recording) in place of a recording keeps the block hashes between replays. Raises
+    RecordingError for what the recording does not hold, OutOfMemory and ConfigError as engines do.
+    """
+    answers = recording if isinstance(recording, Answers) else Answers(recording)
+    models = (answers.recording.llm, answers.recording.prm) if models is None else models
+    costs = Costs.on(models, costs) if isinstance(costs, Device) else costs
+    settings = [CacheSettings.of(*each) for each in zip(models, (llm, prm), strict=True)]
+    caches = _caches(models, settings, shared, log_calls)
+    clock, seconds, request_s = SimulatedClock(), (costs.llm, costs.prm), costs.request_s
+    llm_engine, prm_engine = (
+        ReplayEngine(*each, answers, clock, request_s)
+        for each in zip(models, settings, caches, seconds, strict=True)
+    )
+    recorder = Recorder("replay", clock())
+    with collection_paused():
+        speed = play(answers, (llm_engine, prm_engine), recorder, clock, **search)
+    return Replayed(recorder.trace(), speed, llm_engine, prm_engine)
+
+
+def search_calls(
+    answers: Answers, costs: Costs | Device, changes: Changes | None = None
+) -> list[CacheCalls]:
+    """The order of both models' cache calls in a replay. changes: keyword arguments of replay."""
+    done = replay(answers, costs, log_calls=True, **(changes or {}))
+    return [logged_calls(engine.cache) for engine in (done.llm, done.prm)]
+
+
+def play(
+    answers: Answers,
+    engines: tuple[Any, Any],
+    recorder: Recorder,
+    clock: Callable[[], float],
+    *,
     strategy: Strategy | None = None,
     min_problem_batch: int | None = None,
     score_cache: bool | None = None,
     switches: Changes | None = None,
     on_round: OnRound | None = None,
-    log_calls: bool = False,
-) -> Replayed:
-    """Run a recorded search again. llm, prm: changed fields of CacheSettings; None: as recorded.
+) -> Throughput:
+    """All rounds of a recorded search on two engines that sample what was recorded.
 
-    shared: one memory for both, in place of num_blocks. models: others in the place of the recorded
-    ones. switches: changed SearchSwitches. on_round: as run_search. log_calls: the caches keep
-    their calls, for miss-ratio curves. Answers(recording) may be given in place of a recording: it
-    remembers the hashes between replays. Raises RecordingError for what the recording does not
-    hold, OutOfMemory and ConfigError as engines do.
+    engines: LLM, PRM, with `trace_as`. recorder: gets steps, requests and nodes, in the seconds of
+    the clock. What is None is as recorded. switches: changed SearchSwitches. on_round: as
+    run_search.
     """
-    answers = recording if isinstance(recording, Answers) else Answers(recording)
-    recording = answers.recording
-    models = (recording.llm, recording.prm) if models is None else models
-    costs = Costs.on(models, costs) if isinstance(costs, Device) else costs
-    engines = _engines(answers, models, (llm, prm), costs, shared, log_calls)
+    recording, (llm, prm) = answers.recording, engines
     settings = recording.settings
     batch = settings.min_problem_batch if min_problem_batch is None else min_problem_batch
     if batch < 1:
         raise ConfigError(f"min_problem_batch is {batch}; allowed: whole numbers >= 1.")
     cached = settings.score_cache if score_cache is None else score_cache
-    strategy = recorded_strategy(recording) if strategy is None else strategy
-    cache = ScoreCache() if cached else None
-    used = replayed_switches(settings, switches or {})
-    llm_engine, prm_engine = engines
-    recorder = Recorder("replay", llm_engine.clock())
-    with collection_paused():
-        speed = play(
-            answers,
-            *(llm_engine, prm_engine, recorder),
-            strategy=strategy,
-            batch=batch,
-            cache=cache,
-            switches=used,
-            clock=llm_engine.clock,
-            on_round=on_round,
+    used = strategy or recorded_strategy(recording)
+    llm.trace_as(recorder, "llm")
+    prm.trace_as(recorder, "prm")
+    scorer, cache = RecordedPRM(prm, recording), ScoreCache() if cached else None
+    names = ("temperature", "top_p", "top_k", "min_p")
+    sampling = {name: getattr(settings, name) for name in names}
+    rounds = Rounds(
+        llm,
+        scorer,
+        seed=settings.seed,
+        params=SamplingParams(max_tokens=settings.max_step_tokens, **sampling),
+        min_problem_batch=batch,
+        recorder=recorder,
+        clock=clock,
+        switches=replayed_switches(settings, switches or {}),
+    )
+    searches = [
+        ActiveSearch(
+            problem.problem,
+            list(problem.prompt),
+            used,
+            RecordedScores(scorer, problem, answers, cache),
+            settings.score_shuffle_seed,
         )
-    return Replayed(recorder.trace(), speed, llm_engine, prm_engine)
-
-
-def _engines(
-    answers: Answers,
-    models: Models,
-    changes: Iterable[Changes | None],
-    costs: Costs,
-    shared: SharedMemory | None,
-    log_calls: bool,
-) -> list[ReplayEngine]:
-    settings = [CacheSettings.of(*pair) for pair in zip(models, changes, strict=True)]
-    pairs = list(zip(models, settings, strict=True))
-    caches, clock = make_caches(pairs, shared, log_calls), SimulatedClock()
-    return [
-        ReplayEngine(*pair, cache, answers, clock, cost, costs.request_s)
-        for pair, cache, cost in zip(pairs, caches, (costs.llm, costs.prm), strict=True)
+        for problem in recording.problems
     ]
+    rounds.run(searches, on_round)
+    for search in searches:
+        for row in search.tree.rows(search.problem.id):
+            del row["finish_reason"], row["text"]
+            recorder.node(**row)
+    return Throughput.of(rounds.marks, rounds.llm_busy_s, rounds.prm_busy_s)
 
 
 def recorded_strategy(recording: Recording) -> Strategy:
@@ -150,71 +457,13 @@ def recorded_strategy(recording: Recording) -> Strategy:
 def replayed_switches(settings: RecordedSettings, changes: Changes) -> SearchSwitches:
     """As recorded, with these changes; ConfigError for what no recording can tell."""
     found = SearchSwitches.from_dict({**settings.switches, **changes})
-    for name in UNTOLD:
-        if getattr(found, name):
+    for field in fields(found):
+        if field.name not in REPLAYED_SWITCHES and getattr(found, field.name):
             raise ConfigError(
-                f"A replay has no {name}: a recording does not tell what a cache then forgets. "
-                f"Replay with {name}=False."
+                f"A replay has no {field.name}: a recording does not tell what a cache then "
+                f"forgets. Replay with {field.name}=False."
             )
     return found
-
-
-def play(
-    answers: Answers,
-    llm: Any,
-    prm: Any,
-    recorder: Recorder,
-    *,
-    strategy: Strategy,
-    batch: int,
-    cache: ScoreCache | None,
-    switches: SearchSwitches,
-    clock: Callable[[], float],
-    on_round: OnRound | None = None,
-) -> Throughput:
-    """All rounds of a recorded search on two engines that sample what was recorded.
-
-    llm, prm: TokenEngines with a trace. recorder: gets steps, requests and nodes, in the seconds of
-    the clock.
-    """
-    recording = answers.recording
-    llm.trace_as(recorder, "llm")
-    prm.trace_as(recorder, "prm")
-    asked = RecordedPRM(prm, recording)
-    rounds = Rounds(
-        llm,
-        asked,
-        seed=recording.settings.seed,
-        params=recorded_params(recording),
-        min_problem_batch=batch,
-        recorder=recorder,
-        clock=clock,
-        switches=switches,
-    )
-    shuffle = recording.settings.score_shuffle_seed
-    searches = [
-        ActiveSearch(
-            kept.problem,
-            list(kept.prompt),
-            strategy,
-            RecordedScores(asked, kept, answers, cache),
-            shuffle,
-        )
-        for kept in recording.problems
-    ]
-    rounds.run(searches, on_round)
-    for search in searches:
-        for row in search.tree.rows(search.problem.id):
-            del row["finish_reason"], row["text"]
-            recorder.node(**row)
-    return Throughput.of(rounds.marks, rounds.llm_busy_s, rounds.prm_busy_s)
-
-
-def recorded_params(recording: Recording) -> SamplingParams:
-    """How every node was sampled."""
-    kept = asdict(recording.settings)
-    names = ("temperature", "top_p", "top_k", "min_p")
-    return SamplingParams(max_tokens=kept["max_step_tokens"], **{n: kept[n] for n in names})
 
 
 TIMES = ("run_id", "start_s", "duration_s", "schedule_s")
@@ -223,3 +472,41 @@ TIMES = ("run_id", "start_s", "duration_s", "schedule_s")
 def events(steps: pd.DataFrame) -> pd.DataFrame:
     """The steps table without its times: what measured and replayed runs must have alike."""
     return steps.drop(columns=list(TIMES)).reset_index(drop=True)
+
+
+# -- from measured runs to the terms of a device --
+
+
+class MeasuredRun(NamedTuple):
+    """A trace of a recorded search, and how its settings differed from the recording's."""
+
+    answers: Answers
+    trace: Trace
+    llm: Changes = {}
+    prm: Changes = {}
+
+
+def calibrated(device: Device, runs: Iterable[MeasuredRun]) -> Device:
+    """The device with terms for the runs' models, fitted to all of their steps together.
+
+    RecordingError where a trace has other steps than a replay of the recording.
+    """
+    runs, meters = list(runs), (MeteredCost(), MeteredCost())
+    if not runs:
+        raise ConfigError("A device is calibrated with no run; give one or more.")
+    for run in runs:
+        found = replay(run.answers, Costs(*meters), llm=run.llm, prm=run.prm).trace.steps
+        if not events(found).equals(events(run.trace.steps)):
+            raise RecordingError(
+                f"The trace has {len(run.trace.steps)} steps and the replay of the recording "
+                f"{len(found)}, or they differ in what they did: give the trace of the "
+                "same search with the same settings."
+            )
+    steps = pd.concat([run.trace.steps for run in runs])
+    recording, terms = runs[-1].answers.recording, {}
+    for name, engine, meter in zip(("llm", "prm"), (recording.llm, recording.prm), meters):
+        seconds = steps.loc[steps["engine"] == name, "duration_s"].tolist()
+        terms[engine.name] = asdict(fit(ModelWork.of(engine), device, meter.works, seconds))
+    outside = sum(float(run.trace.spans["duration_s"].sum()) for run in runs)
+    requests = sum(len(run.trace.requests) for run in runs)
+    return replace(device, terms=terms | {"request": {"seconds": outside / max(requests, 1)}})

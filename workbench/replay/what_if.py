@@ -3,8 +3,10 @@
     found = what_if("search.parquet", device="a100-40", total_memory="40GiB", llm_share=0.3)
     found.throughput.tokens_per_s, found.trace.steps, found.tree
 
-Everything is a keyword; what is not given is as recorded. `WhatIf` is the question as plain data,
-for a worker process. What it does not do: know models by name, or draw.
+Everything is a keyword; what is not given is as recorded.
+
+    total = llm weights + llm KV + prm weights + prm KV        llm_share: of total, weights included
+    kv    =               llm KV +               prm KV        kv_share: of kv
 """
 
 from __future__ import annotations
@@ -16,15 +18,13 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from workbench.errors import ConfigError, nearest
+from workbench.config import format_size, parse_size
+from workbench.errors import ConfigError, OutOfMemory, nearest
 from workbench.models.spec import ModelSpec
 from workbench.replay.answers import Answers
-from workbench.replay.budgets import Budgets, budgets
+from workbench.replay.cost import block_size_of, recorded
 from workbench.replay.devices import Device, load_device
-from workbench.replay.engine import CacheSettings
-from workbench.replay.memory import SharedMemory
-from workbench.replay.simulator import UNTOLD, Models, Replayed, replay
-from workbench.replay.work import DEFAULT_BLOCK_SIZE
+from workbench.replay.simulator import CacheSettings, Models, SharedMemory, replay
 from workbench.search.recording import RecordedEngine, Recording, read_recording
 from workbench.search.result import Throughput
 from workbench.search.rounds import OnRound
@@ -39,20 +39,32 @@ BOTH = (
     "reuse_partial_blocks",
 )
 SEARCH = ("min_problem_batch", "score_cache")
-SWITCHES = ("request_order", "problem_batching", *UNTOLD)
+SWITCHES = ("request_order", "problem_batching", "forget_pruned")
+
+
+class Budgets(NamedTuple):
+    """Bytes of KV; activations are outside, as in every sweep of the embedded pair."""
+
+    llm: int
+    prm: int
+
+    @property
+    def share(self) -> float:
+        """The LLM's."""
+        return self.llm / sum(self)
 
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """The question. None: as recorded.
+    """The question as plain data, for a worker process. None: as recorded.
 
     device: a preset's name, a file of `workbench calibrate`, or a Device. llm_spec, prm_spec: other
     shapes, whose weights and KV have dtype_bytes; llm_name, prm_name: what the device's fitted
     terms call them. Memory is one of total_memory (weights and KV of both models; divided by
     llm_share) and kv_memory (divided by kv_share), or the recorded one; a share that is not given
     is the recorded one. policy: None gives each model a cache of its own, else the name of an
-    arena's (memory.POLICIES). llm, prm: fields of CacheSettings for one model alone. Of the fields
-    of SearchSwitches forget_pruned may be False only.
+    arena's (simulator.POLICIES). llm, prm: fields of CacheSettings for one model alone.
+    request_order, problem_batching, forget_pruned (which may be False only): of SearchSwitches.
     """
 
     device: Device | str
@@ -93,23 +105,33 @@ class WhatIf:
 
     def answer(self, recording: Source, on_round: OnRound | None = None) -> WhatIfResult:
         """Replay the recording so; see what_if."""
-        answers = as_answers(recording)
+        if isinstance(recording, str | os.PathLike):
+            recording = read_recording(recording)
+        answers = recording if isinstance(recording, Answers) else Answers(recording)
         models = self.models(answers.recording)
-        given = self.budgets(models)
+        budgets = self.budgets(models)
         device = load_device(self.device) if isinstance(self.device, str) else self.device
-        if given is not None:
+        if budgets is not None:
             weights = sum(model.weight_bytes or 0 for model in models)
-            device.require_room(given.total + weights, "Weights and KV of both models")
+            device.require_room(sum(budgets) + weights, "Weights and KV of both models")
         found = replay(
             answers,
             device,
             models=models,
             on_round=on_round,
-            **self._memory(models, given),
-            switches=self._given(SWITCHES),
-            **self._given(SEARCH),
+            **self._memory(models, budgets),
+            switches=self._set(SWITCHES),
+            **self._set(SEARCH),
         )
-        return WhatIfResult(self, found.trace, found.throughput, _held(models, found, given))
+        memory = []
+        for place, engine in enumerate((found.llm, found.prm)):
+            model, blocks = models[place], engine.settings.num_blocks
+            each = _block_bytes(model, engine.settings)
+            kv = (blocks or 0) * each
+            if budgets is not None and self.policy is not None:
+                kv = budgets[place]
+            memory.append(ModelMemory(model.name, model.weight_bytes or 0, kv, each, kv // each))
+        return WhatIfResult(found.trace, found.throughput, (memory[0], memory[1]))
 
     def models(self, recording: Recording) -> Models:
         """The recorded engines, or others in their place."""
@@ -117,35 +139,65 @@ class WhatIf:
         return llm, _other(recording.prm, self.prm_spec, self.prm_name, self.dtype_bytes)
 
     def budgets(self, models: Models) -> Budgets | None:
-        """Bytes of KV of each model; None: the blocks that were recorded, or are given."""
-        return budgets(
-            models,
-            total_memory=self.total_memory,
-            kv_memory=self.kv_memory,
-            llm_share=self.llm_share,
-            kv_share=self.kv_share,
-            needed=self.policy is not None,
-        )
+        """Bytes of KV of each model; None: the blocks that were recorded, or are given.
 
-    def _given(self, names: tuple[str, ...]) -> dict[str, Any]:
+        Raises ConfigError for settings that exclude each other, OutOfMemory where weights leave a
+        model nothing.
+        """
+        self._require_one_way()
+        memory = (self.total_memory, self.kv_memory, self.llm_share, self.kv_share)
+        if all(value is None for value in memory) and self.policy is None:
+            return None
+        weights = [recorded(model, "weight_bytes") for model in models]
+        if self.total_memory is not None and self.llm_share is not None:
+            total = parse_size(self.total_memory)
+            of_llm = round(total * self.llm_share)
+            return _with_room(Budgets(of_llm - weights[0], total - of_llm - weights[1]), models)
+        if self.total_memory is not None:
+            kv = parse_size(self.total_memory) - sum(weights)
+        elif self.kv_memory is not None:
+            kv = parse_size(self.kv_memory)
+        else:
+            kv = sum(_recorded_kv(models))
+        share = _recorded_kv(models).share if self.kv_share is None else self.kv_share
+        llm = round(max(kv, 0) * share)
+        return _with_room(Budgets(llm, kv - llm), models)
+
+    def _require_one_way(self) -> None:
+        for both in (
+            ("total_memory", "kv_memory"),
+            ("llm_share", "kv_share"),
+            ("llm_share", "kv_memory"),
+        ):
+            if len(self._set(both)) == 2:
+                raise ConfigError(f"what_if got {' and '.join(both)}; give one of them.")
+        if self.llm_share is not None and self.total_memory is None:
+            raise ConfigError(
+                "what_if got llm_share alone; it is a share of total_memory: give both."
+            )
+        for name, share in self._set(("llm_share", "kv_share")).items():
+            if not (isinstance(share, float) and 0 < share < 1):
+                raise ConfigError(f"{name} is {share!r}; allowed: a number in (0, 1).")
+
+    def _set(self, names: tuple[str, ...]) -> dict[str, Any]:
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
-    def _memory(self, models: Models, given: Budgets | None) -> dict[str, Any]:
-        both = self._given(BOTH)
+    def _memory(self, models: Models, budgets: Budgets | None) -> dict[str, Any]:
+        both = self._set(BOTH)
         changes = [both | dict(own) for own in (self.llm, self.prm)]
-        if given is not None and self.policy is not None:
-            share = given.share if self.kv_share is None else self.kv_share
-            shared = SharedMemory(given.total, self.policy, share)
+        changed: dict[str, Any] = {"llm": changes[0], "prm": changes[1]}
+        if budgets is not None and self.policy is not None:
+            share = budgets.share if self.kv_share is None else self.kv_share
+            changed["shared"] = shared = SharedMemory(sum(budgets), self.policy, share)
             if self.kv_share is not None and not shared.keeps_split:
                 raise ConfigError(
                     f"what_if got kv_share and policy={self.policy!r}, which keeps no split; give "
                     "one of them, or another policy."
                 )
-            return {"llm": changes[0], "prm": changes[1], "shared": shared}
-        if given is not None:
-            for model, own, kv in zip(models, changes, given, strict=True):
-                own["num_blocks"] = kv // _block_bytes(model, own)
-        return {"llm": changes[0], "prm": changes[1]}
+        elif budgets is not None:
+            for model, own, kv in zip(models, changes, budgets, strict=True):
+                own["num_blocks"] = kv // _block_bytes(model, CacheSettings.of(model, own))
+        return changed
 
 
 class ModelMemory(NamedTuple):
@@ -160,9 +212,8 @@ class ModelMemory(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WhatIfResult:
-    """The answer: tables as of a measured run, in simulated seconds."""
+    """The replay's tables as of a measured run, in simulated seconds."""
 
-    question: WhatIf
     trace: Trace
     throughput: Throughput
     memory: tuple[ModelMemory, ModelMemory]  # LLM, PRM
@@ -176,7 +227,7 @@ class WhatIfResult:
 def what_if(recording: Source, *, on_round: OnRound | None = None, **settings: Any) -> WhatIfResult:
     """Replay a recorded search with other settings: WhatIf's fields; device is needed.
 
-    recording: a path, a Recording, or Answers(recording), which remembers hashes between replays.
+    recording: a path, a Recording, or Answers(recording), which keeps hashes between replays.
     on_round: called after each round with its Progress; may raise to stop. Raises RecordingError
     for what was not recorded, OutOfMemory where a model has no room for one request or the device
     none for both models, ConfigError for settings that are unknown or contradict each other.
@@ -186,47 +237,42 @@ def what_if(recording: Source, *, on_round: OnRound | None = None, **settings: A
     return WhatIf.of(settings).answer(recording, on_round)
 
 
-def as_answers(recording: Source) -> Answers:
-    """A recording, or the path of one, ready to be asked."""
-    if isinstance(recording, Answers):
-        return recording
-    if isinstance(recording, str | os.PathLike):
-        recording = read_recording(recording)
-    return Answers(recording)
-
-
 def _other(
     engine: RecordedEngine, spec: ModelSpec | None, name: str | None, dtype_bytes: int
 ) -> RecordedEngine:
     """The engine with another model's shapes; its limits, prompts and tokens stay."""
-    if name is not None:
-        engine = replace(engine, name=name)
     if spec is None:
-        return engine
-    size = (engine.config or {}).get("block_size", DEFAULT_BLOCK_SIZE)
+        return engine if name is None else replace(engine, name=name)
     return replace(
         engine,
-        name=f"another {engine.name}" if name is None else name,
+        name=name or f"another {engine.name}",
         spec=asdict(spec),
         weight_bytes=spec.weight_bytes(dtype_bytes) + spec.table_bytes(dtype_bytes),
-        block_bytes=spec.block_bytes(size, dtype_bytes),
+        block_bytes=spec.block_bytes(block_size_of(engine), dtype_bytes),
     )
 
 
-def _block_bytes(model: RecordedEngine, changes: Mapping[str, Any]) -> int:
-    assert model.block_bytes is not None
-    recorded = (model.config or {}).get("block_size", DEFAULT_BLOCK_SIZE)
-    settings = CacheSettings.of(model, changes)
-    return model.block_bytes // recorded * settings.block_size
+def _block_bytes(model: RecordedEngine, settings: CacheSettings) -> int:
+    return recorded(model, "block_bytes") // block_size_of(model) * settings.block_size
 
 
-def _held(
-    models: Models, found: Replayed, given: Budgets | None
-) -> tuple[ModelMemory, ModelMemory]:
-    parts = []
-    for place, (model, engine) in enumerate(zip(models, (found.llm, found.prm), strict=True)):
-        each = _block_bytes(model, {"block_size": engine.settings.block_size})
-        own = engine.settings.num_blocks
-        kv = given[place] if own is None and given is not None else (own or 0) * each
-        parts.append(ModelMemory(model.name, model.weight_bytes or 0, kv, each, kv // each))
-    return parts[0], parts[1]
+def _recorded_kv(models: Models) -> Budgets:
+    for model in models:
+        if model.num_blocks is None:
+            raise ConfigError(
+                f"The recording does not say how many blocks {model.name} had, or they changed in "
+                "the search; give total_memory or kv_memory, and a share."
+            )
+    return Budgets(*((m.num_blocks or 0) * recorded(m, "block_bytes") for m in models))
+
+
+def _with_room(budgets: Budgets, models: Models) -> Budgets:
+    for model, kv in zip(models, budgets, strict=True):
+        if kv <= 0:
+            raise OutOfMemory(
+                f"{model.name} is left {format_size(max(kv, 0))} for its KV cache: its weights "
+                f"take {format_size(model.weight_bytes or 0)}"
+                + (f" and {format_size(-kv)} are missing" if kv < 0 else "")
+                + ". Give more memory, or another share."
+            )
+    return budgets

@@ -1,44 +1,249 @@
-"""Searches at the thesis's scale, made of MATH-500's lengths and stated assumptions.
+"""Searches to be replayed without having run here: recordings of the package, and made ones.
 
-Llama-3.2-1B and an 8B PRM in RLHFlow's form, 128 problems. Lengths of problems and reference
-solutions are real, and so are those of prompts and templates; how a 1B model's solutions differ
-from the reference, branch and end is assumed (`Assumptions`). The same seed gives the same search.
-What it does not do: pretend to texts; a token id here is a name.
+`load_recording("tiny-128")` reads one that comes with the package (data/README.md says how each was
+made, and how lengths were counted). `thesis_search` makes a search of the thesis's scale out of
+MATH-500's lengths and stated assumptions, `from_completions` one out of published completions. Both
+run the real strategy with steps and scores that are drawn; what comes out is a Recording, as if
+run_search had written it. A token id in a made search is a name, not a text.
 """
 
 from __future__ import annotations
 
+import csv
 import math
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from heapq import heapify, heapreplace
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from workbench.config import check
-from workbench.errors import ConfigError
-from workbench.replay.completions import from_completions
-from workbench.replay.growth import Asked, DrawnStep, grow
-from workbench.replay.lengths import Lengths, math500_lengths
-from workbench.replay.thesis_pair import (
-    IN_FLIGHT,
-    MAX_MODEL_LEN,
-    PRM_BETWEEN,
-    PRM_HEAD,
-    PRM_VERDICT,
-    PROMPT_HEAD,
-    PROMPT_TAIL,
-    drawn_tokens,
-    prm_template,
-    prompt_of,
-    recording_of,
+from workbench.config import EngineConfig, check
+from workbench.errors import ConfigError, RecordingError, nearest
+from workbench.models.registry import held_bytes, model_spec
+from workbench.search.problems import Problem, pick_uniformly
+from workbench.search.recording import (
+    RecordedEngine,
+    RecordedProblem,
+    RecordedSettings,
+    RecordedSolution,
+    RecordedStep,
+    Recording,
+    read_recording,
 )
-from workbench.search.problems import Problem
-from workbench.search.recording import RecordedProblem, Recording
-from workbench.search.requests import Beam, Path
+from workbench.search.requests import STEP_END, Beam, Generate, Score, Step
+from workbench.search.requests import Path as NodePath
 from workbench.search.strategies import BeamSearch
 
-__all__ = ["IN_FLIGHT", "MAX_MODEL_LEN", "Assumptions", "drawn_tokens", "from_completions",
-           "recording_of", "thesis_search"]  # fmt: skip
+FOLDER = Path(__file__).parent / "data"
+MATH500 = FOLDER / "math500_lengths.csv"
+Tokens = tuple[int, ...]
+
+# The thesis's pair: Llama-3.2-1B-Instruct asked as search-and-learn asks it, judged by an 8B PRM in
+# RLHFlow's form.
+LLM, PRM = "llama-3.2-1b", "llama-3.1-8b-prm"
+VOCABULARY = 128_000  # of Llama 3, special tokens left out
+DTYPE_BYTES = 2
+MAX_MODEL_LEN = 4096
+IN_FLIGHT = 48  # 768 beams of n = 16, three times max_num_seqs, as 12 problems are on the tiny rung
+PROMPT_HEAD, PROMPT_TAIL = 154, 5
+"""Llama 3.2's chat template with search-and-learn's system prompt and a date, around a problem."""
+PRM_HEAD, PRM_VERDICT, PRM_BETWEEN, PRM_DROPPED = 30, 5, 6, 1
+"""RLHFlow's chat in Llama 3.1's template; a step's last token is its blank line."""
+PLUS, MINUS = 10, 12  # verdict columns: "+" and "-"
+
+
+# -- what comes with the package --
+
+
+def recording_names() -> list[str]:
+    """Names of the recordings that come with the package."""
+    return sorted(path.stem for path in FOLDER.glob("*.parquet"))
+
+
+def recording_path(name: str) -> Path:
+    """Where a recording of the package lies; RecordingError for a name it does not have."""
+    names = recording_names()
+    if name not in names:
+        raise RecordingError(
+            f"There is no recording {name!r}; known: {', '.join(names)}."
+            f"{nearest(name, names)} Another one is read by read_recording(path)."
+        )
+    return FOLDER / f"{name}.parquet"
+
+
+def load_recording(name: str) -> Recording:
+    """A recording of the package; RecordingError for a name it does not have."""
+    return read_recording(recording_path(name))
+
+
+class Lengths(NamedTuple):
+    """One problem of MATH-500. Llama 3's tokens of its text, and of the reference solution."""
+
+    id: str
+    level: int
+    problem_tokens: int
+    solution_tokens: int
+
+
+def math500_lengths(limit: int | None = None, seed: int = 0) -> list[Lengths]:
+    """Every problem, or those that load_problems("math500", limit, seed=seed) chooses."""
+    with MATH500.open(encoding="utf-8", newline="") as file:
+        rows = [Lengths(r[0], *map(int, r[1:])) for r in list(csv.reader(file))[1:]]
+    if limit is None:
+        return rows
+    if not 1 <= limit <= len(rows):
+        raise ConfigError(f"limit is {limit}; allowed: 1 to {len(rows)}, or None.")
+    known = {row.id: row for row in rows}
+    problems = [Problem(row.id, row.id, None, row.level) for row in rows]
+    return [known[problem.id] for problem in pick_uniformly(problems, limit, seed)]
+
+
+# -- a search of the thesis's pair, its steps drawn --
+
+
+def drawn_tokens(draws: random.Random, count: int) -> Tokens:
+    """`count` token ids that no others begin with: three are drawn, the rest counts on."""
+    drawn = [draws.randrange(VOCABULARY) for _ in range(min(3, count))]
+    return (*drawn, *((drawn[-1] + k) % VOCABULARY for k in range(1, count - 2)))
+
+
+def _fixed(name: str, count: int) -> Tokens:
+    return drawn_tokens(random.Random(name), count)
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnStep:
+    """One sampled node. text: equal texts below one parent are one solution to the PRM.
+
+    score: the PRM's verdict on the step; ends: whether the model ends the solution with it.
+    """
+
+    tokens: Tokens
+    text: str
+    score: float
+    ends: bool
+
+    @property
+    def reason(self) -> str:
+        """Why sampling ended."""
+        return "eos" if self.ends else "stop"
+
+
+Draw = Callable[[Sequence[Beam]], Sequence[DrawnStep]]
+"""Steps for the beams of one iteration, whose paths name the nodes to be sampled."""
+
+
+def _grown(problem: Problem, own: Tokens, strategy: BeamSearch, draw: Draw) -> RecordedProblem:
+    """One problem's search; rounds are counted from 1, as if it had been the only one.
+
+    own: the problem's tokens.
+    """
+    steps: list[RecordedStep] = []
+    solutions: dict[tuple[str, ...], RecordedSolution] = {}
+    search = strategy.search(problem)
+    reply: Any = None
+    rounds = 0
+    try:
+        while True:
+            request = search.send(reply)
+            rounds += 1
+            if isinstance(request, Score):
+                reply = [
+                    tuple(solutions[b.steps[: k + 1]].score or 0.0 for k in range(len(b.steps)))
+                    for b in request.beams
+                ]
+                continue
+            assert isinstance(request, Generate)
+            drawn = draw(request.beams)
+            for slot, (beam, s) in enumerate(zip(request.beams, drawn, strict=True)):
+                steps.append(
+                    RecordedStep(beam.path, s.tokens, s.text, slot, rounds, s.reason, s.reason)
+                )
+                texts = (*beam.steps, s.text)
+                if texts not in solutions:
+                    score = round(s.score * 65536) / 65536
+                    tokens = _prm_tokens(own, s.tokens, first=len(texts) == 1)
+                    solutions[texts] = RecordedSolution(texts, tokens, True, True, score)
+            reply = [Step(s.tokens, s.text, s.reason) for s in drawn]
+    except StopIteration:
+        prompt = _fixed("prompt", PROMPT_HEAD) + own + _fixed("answer", PROMPT_TAIL)
+        return RecordedProblem(problem, prompt, tuple(steps), tuple(solutions.values()))
+
+
+def _prm_tokens(problem: Tokens, step: Tokens, first: bool) -> Tokens:
+    """What a solution's step adds to the PRM's input; the first one brings the problem."""
+    before = (PLUS, *_fixed("between", PRM_BETWEEN - 1))
+    if first:
+        before = _fixed("prm", PRM_HEAD) + problem
+    return before + step[: max(1, len(step) - PRM_DROPPED)] + _fixed("verdict", PRM_VERDICT)
+
+
+def arrival_rounds(iterations: Sequence[int], in_flight: int) -> list[int]:
+    """The round in which each problem is taken from the queue, by its number of iterations.
+
+    An iteration is a round of sampling and one of scoring; a place is free in the round after the
+    one that finds the search done.
+    """
+    free = [1] * in_flight
+    heapify(free)
+    return [heapreplace(free, free[0] + 2 * count + 1) for count in iterations]
+
+
+def _recording(problems: Sequence[RecordedProblem], strategy: BeamSearch, seed: int) -> Recording:
+    """Grown problems as a search of the pair, with the thesis profile's limits; 16-bit weights."""
+    iterations = [max(len(step.path) for step in problem.steps) for problem in problems]
+    in_rounds = [
+        replace(p, steps=tuple(replace(s, round=s.round + first - 1) for s in p.steps))
+        for p, first in zip(problems, arrival_rounds(iterations, IN_FLIGHT), strict=True)
+    ]
+    settings = RecordedSettings(
+        strategy="BeamSearch",
+        strategy_settings=asdict(strategy),
+        seed=seed,
+        min_problem_batch=IN_FLIGHT,
+        score_cache=True,
+        temperature=0.8,
+        top_p=1.0,
+        top_k=0,
+        min_p=0.0,
+        max_step_tokens=2048,
+        voting="weighted",
+        score_shuffle_seed=None,
+        prm_format="rlhflow",
+        prm_fingerprint=f"grown:{PRM}",
+        prm_columns=(PLUS, MINUS),
+    )
+    engines = _engine(LLM, 19_000), _engine(PRM, 6_500)  # about a share of 0.3 of 40 GiB
+    return Recording(settings, *engines, tuple(in_rounds))
+
+
+def _engine(model: str, num_blocks: int) -> RecordedEngine:
+    """What an engine of the thesis profile's settings would tell about itself."""
+    config = EngineConfig(
+        model,
+        num_blocks=num_blocks,
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=256,
+        max_num_batched_tokens=8192,
+        dtype="bfloat16",
+    )
+    spec = model_spec(model)
+    return RecordedEngine(
+        name=model,
+        architecture=spec.architecture,
+        fingerprint=f"grown:{model}",
+        max_model_len=MAX_MODEL_LEN,
+        value_outputs=None,
+        config=config.to_dict(),
+        spec=asdict(spec),
+        num_blocks=num_blocks,
+        weight_bytes=held_bytes(model, DTYPE_BYTES) + spec.table_bytes(DTYPE_BYTES),
+        block_bytes=spec.block_bytes(config.block_size, DTYPE_BYTES),
+    )
+
+
+# -- from lengths and assumptions --
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +268,13 @@ class Assumptions:
 
     def __post_init__(self) -> None:
         check(self)
-        for field in fields(self):
-            value = getattr(self, field.name)
-            most = 1.0 if field.name in ("endless", "twins") else math.inf
-            least = 1.0 if field.name == "step_tokens" else 0.0
+        for each in fields(self):
+            value = getattr(self, each.name)
+            most = 1.0 if each.name in ("endless", "twins") else math.inf
+            least = 1.0 if each.name == "step_tokens" else 0.0
             if not least <= value <= most or not math.isfinite(value):
                 raise ConfigError(
-                    f"Assumptions.{field.name} is {value}; allowed: {least:g} to {most:g}."
+                    f"Assumptions.{each.name} is {value}; allowed: {least:g} to {most:g}."
                 )
 
 
@@ -83,22 +288,18 @@ def thesis_search(
 ) -> Recording:
     """A beam search over MATH-500 problems by the 1B + 8B pair, ready to be replayed.
 
-    seed: of the draws; the problems are those of the study, whatever it is. Raises ConfigError.
+    Lengths of problems, reference solutions, prompts and templates are real; how a 1B model's
+    solutions differ from the reference, branch and end is assumed. The same seed gives the same
+    search; the problems are those of the study, whatever it is. Raises ConfigError.
     """
     strategy = BeamSearch(n, beam_width, max_depth)
-    given = assumptions or Assumptions()
-    problems = [
-        _problem(lengths, strategy, seed, given) for lengths in math500_lengths(num_problems)
-    ]
-    return recording_of(problems, strategy, seed)
-
-
-def _problem(
-    lengths: Lengths, strategy: BeamSearch, seed: int, given: Assumptions
-) -> RecordedProblem:
-    own = drawn_tokens(random.Random(lengths.id), lengths.problem_tokens)
-    asked = Asked(Problem(lengths.id, lengths.id, None, lengths.level), prompt_of(own), own)
-    return grow(asked, prm_template(), strategy, _Draws(lengths, seed, given))
+    problems = []
+    for lengths in math500_lengths(num_problems):
+        own = drawn_tokens(random.Random(lengths.id), lengths.problem_tokens)
+        problem = Problem(lengths.id, lengths.id, None, lengths.level)
+        draw = _AssumedSteps(lengths, seed, assumptions or Assumptions())
+        problems.append(_grown(problem, own, strategy, draw))
+    return _recording(problems, strategy, seed)
 
 
 class _Progress(NamedTuple):
@@ -110,47 +311,191 @@ class _Progress(NamedTuple):
     steps: int
 
 
-class _Draws:
-    """Steps of one problem: each from a generator that its path seeds, whoever asks when."""
+class _AssumedSteps:
+    """Steps of one problem: each from a generator that its path seeds, in whatever order."""
 
-    def __init__(self, lengths: Lengths, seed: int, given: Assumptions) -> None:
-        self._given, self._name = given, f"{seed}/{lengths.id}"
-        start = _Progress(given.length_ratio * lengths.solution_tokens, 0.9, 0, 0)
-        self._progress: dict[Path, _Progress] = {(): start}
-        self._steps: dict[Path, DrawnStep] = {}
+    def __init__(self, lengths: Lengths, seed: int, assumed: Assumptions) -> None:
+        self._assumed, self._name = assumed, f"{seed}/{lengths.id}"
+        start = _Progress(assumed.length_ratio * lengths.solution_tokens, 0.9, 0, 0)
+        self._progress: dict[NodePath, _Progress] = {(): start}
+        self._steps: dict[NodePath, DrawnStep] = {}
         around = PRM_HEAD + PRM_VERDICT + lengths.problem_tokens
         self._room = MAX_MODEL_LEN - max(around, PROMPT_HEAD + PROMPT_TAIL) - 64
 
     def __call__(self, beams: Sequence[Beam]) -> list[DrawnStep]:
-        return list(self._drawn(beams))
-
-    def _drawn(self, beams: Sequence[Beam]) -> Iterator[DrawnStep]:
         for beam in sorted(beams, key=lambda beam: beam.path[-1]):  # twins follow their siblings
             self._steps[beam.path] = self._draw(beam.path)
-        for beam in beams:
-            yield self._steps[beam.path]
+        return [self._steps[beam.path] for beam in beams]
 
-    def _draw(self, path: Path) -> DrawnStep:
+    def _draw(self, path: NodePath) -> DrawnStep:
+        assumed, parent = self._assumed, self._progress[path[:-1]]
         draws, before = random.Random(f"{self._name}/{path}"), (*path[:-1], path[-1] - 1)
-        if before in self._steps and draws.random() < self._given.twins:
+        if before in self._steps and draws.random() < assumed.twins:
             self._progress[path] = self._progress[before]
             return self._steps[before]
-        step, self._progress[path] = self._new(draws, self._progress[path[:-1]], path)
-        return step
-
-    def _new(
-        self, draws: random.Random, parent: _Progress, path: Path
-    ) -> tuple[DrawnStep, _Progress]:
-        given = self._given
-        wanted = parent.wanted * draws.lognormvariate(0, given.length_spread)
-        count = max(2, round(draws.lognormvariate(math.log(given.step_tokens), given.step_spread)))
+        wanted = parent.wanted * draws.lognormvariate(0, assumed.length_spread)
+        count = max(
+            2, round(draws.lognormvariate(math.log(assumed.step_tokens), assumed.step_spread))
+        )
         left = self._room - parent.tokens - (parent.steps + 1) * (PRM_BETWEEN + PRM_VERDICT)
-        if draws.random() < given.endless:
+        if draws.random() < assumed.endless:
             wanted = math.inf
-        ends = count >= wanted or count >= left - 2 * given.step_tokens
+        ends = count >= wanted or count >= left - 2 * assumed.step_tokens
         count = max(2, min(count, math.ceil(min(wanted, left))))
-        score = min(max(parent.score + draws.gauss(0, given.score_spread), 0.0), 1.0)
-        text = "/".join(map(str, path)) + "\n\n"
-        step = DrawnStep(drawn_tokens(draws, count), text, score, ends)
-        after = _Progress(wanted - count, score, parent.tokens + count, parent.steps + 1)
-        return step, after
+        score = min(max(parent.score + draws.gauss(0, assumed.score_spread), 0.0), 1.0)
+        self._progress[path] = _Progress(
+            wanted - count, score, parent.tokens + count, parent.steps + 1
+        )
+        text = "/".join(map(str, path)) + STEP_END
+        return DrawnStep(drawn_tokens(draws, count), text, score, ends)
+
+
+# -- from published completions --
+
+COLUMNS = ("problem", "completions", "scores")
+Tokenize = Callable[[str], Sequence[int]]
+Row = Mapping[str, Any]
+
+
+def from_completions(
+    rows: Iterable[Row],
+    tokenize: Tokenize,
+    *,
+    beam_width: int = 4,
+    max_depth: int = 40,
+    seed: int = 0,
+) -> Recording:
+    """A search of the 1B + 8B pair whose kept beams are these. tokenize: of the generator.
+
+    rows: of a data set as search-and-learn writes them (Beeching, Tunstall and Rush 2024):
+    problem, completions (texts of the n final beams) and scores (a list a completion) are read,
+    and unique_id, level and answer where there are any. All rows have as many completions: that is
+    n. Nothing is published of what was pruned: final beams are cut at blank lines and laid into a
+    trie; siblings that were pruned are modelled, as long as the problem's known steps, scored below
+    every step that was kept, and going on until all final beams are out. A final beam that finds no
+    place among the survivors of this package's beam search is left out. Raises RecordingError
+    naming row and column.
+    """
+    known = list(rows)
+    if not known:
+        raise RecordingError("There are no completions; give one row or more.")
+    for number, row in enumerate(known):
+        _require(number, row)
+    counts = {len(row["completions"]) for row in known}
+    if len(counts) > 1:
+        raise RecordingError(
+            f"Rows have {', '.join(map(str, sorted(counts)))} completions; give rows of one n."
+        )
+    strategy = BeamSearch(counts.pop(), beam_width, max_depth)
+    problems = []
+    for number, row in enumerate(known):
+        name, level, answer = str(row.get("unique_id", number)), row.get("level"), row.get("answer")
+        problem = Problem(
+            name,
+            row["problem"],
+            None if answer is None else str(answer),
+            None if level is None else int(level),
+        )
+        own = tuple(int(token) for token in tokenize(row["problem"]))
+        draw = _PublishedSteps(_trie(row), tokenize, f"{seed}/{name}", len(own))
+        problems.append(_grown(problem, own, strategy, draw))
+    return _recording(problems, strategy, seed)
+
+
+def _require(number: int, row: Row) -> None:
+    for name in COLUMNS:
+        if name not in row:
+            known = ", ".join(map(str, row))
+            raise RecordingError(f"Row {number} has no {name!r}; it has {known}.")
+    texts, scores = row["completions"], row["scores"]
+    if not len(texts) or len(texts) != len(scores):
+        raise RecordingError(
+            f"Row {number} has {len(texts)} completions and {len(scores)} lists of scores; give "
+            "one list for each, at least one."
+        )
+    for place, text in enumerate(texts):
+        if not _steps(text):
+            raise RecordingError(f"Row {number}: Completion {place} is empty.")
+
+
+def _steps(text: str) -> list[str]:
+    """A completion's steps, each with the blank line that ends it."""
+    pieces = [piece for piece in text.split(STEP_END) if piece.strip()]
+    return [piece + STEP_END for piece in pieces[:-1]] + pieces[-1:]
+
+
+@dataclass(slots=True)
+class _KnownStep:
+    """A step of a final beam. following: by text. score: the published one; ending: beams that do
+    here.
+    """
+
+    score: float = 0.0
+    ending: int = 0
+    following: dict[str, _KnownStep] = field(default_factory=dict)
+
+    def below(self) -> Iterator[tuple[str, _KnownStep]]:
+        """All steps after it."""
+        for text, step in self.following.items():
+            yield text, step
+            yield from step.below()
+
+
+def _trie(row: Row) -> _KnownStep:
+    """The final beams, steps of equal beginnings as one; a score that lacks is the last one's."""
+    root = _KnownStep(score=0.5)
+    for text, scores in zip(row["completions"], row["scores"], strict=True):
+        node = root
+        for place, step in enumerate(_steps(text)):
+            score = float(scores[min(place, len(scores) - 1)]) if len(scores) else node.score
+            node = node.following.setdefault(step, _KnownStep(score))
+        node.ending += 1
+    return root
+
+
+class _PublishedSteps:
+    """Steps of one problem: the final beams' where there are any left, else modelled ones."""
+
+    def __init__(
+        self, root: _KnownStep, tokenize: Tokenize, name: str, problem_tokens: int
+    ) -> None:
+        self._tokenize, self._name = tokenize, name
+        self._at: dict[NodePath, _KnownStep | None] = {(): root}
+        self._lengths = [len(tokenize(text)) for text, _ in root.below()]
+        self._least = min(step.score for _, step in root.below())
+        self._left = sum(s.ending for _, s in root.below() if not s.following)  # not out yet
+        self._room = MAX_MODEL_LEN - (PRM_HEAD + PRM_VERDICT + problem_tokens) - 256
+
+    def __call__(self, beams: Sequence[Beam]) -> list[DrawnStep]:
+        found = {beam.path: self._published(beam.path) for beam in beams}
+        if not any(found.values()):
+            self._left = 0  # what is left found no place among the survivors
+        return [found[beam.path] or self._modelled(beam) for beam in beams]
+
+    def _published(self, path: NodePath) -> DrawnStep | None:
+        """The k-th child of a step takes its k-th continuation; equal beams come last."""
+        parent, ordinal = self._at[path[:-1]], path[-1]
+        once = list(parent.following.items()) if parent is not None else []
+        again = [each for each in once for _ in range(each[1].ending - 1) if not each[1].following]
+        known = once + again
+        self._at[path] = known[ordinal][1] if ordinal < len(known) else None
+        if ordinal >= len(known):
+            return None
+        text, node = known[ordinal]
+        tokens = tuple(int(token) for token in self._tokenize(text))
+        ends = not node.following
+        self._left -= ends
+        return DrawnStep(tokens, text, min(max(node.score, 0.0), 1.0), ends)
+
+    def _modelled(self, beam: Beam) -> DrawnStep:
+        """A step that was pruned and not published: it scores less than any that was kept.
+
+        It ends its solution once all final beams are out, or where there is no room for another.
+        """
+        draws = random.Random(f"{self._name}/{beam.path}")
+        used = len(beam.token_ids) + len(beam.steps) * (PRM_BETWEEN + PRM_VERDICT)
+        count = max(1, draws.choice(self._lengths))
+        ends = self._left < 1 or used + 2 * count > self._room
+        score = self._least * draws.random()
+        text = "modelled " + "/".join(map(str, beam.path)) + STEP_END
+        return DrawnStep(drawn_tokens(draws, count), text, score, ends)

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.kvcache.arena import KVArena
-from workbench.kvcache.leases import LeasedPool
+from workbench.kvcache.arena import KVArena, LeasedPool
 
 FREE = 0
 STATES = ("free", "llm_active", "llm_cached", "prm_active", "prm_cached")

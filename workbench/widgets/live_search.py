@@ -22,8 +22,8 @@ import pandas as pd
 
 from workbench.core import RequestOutput
 from workbench.errors import ConfigError
-from workbench.kvcache.resizing import ResizeAnswer
-from workbench.kvcache.shares import KVShare
+from workbench.kvcache.policies import KVShare
+from workbench.kvcache.pool import ResizeAnswer
 from workbench.search.prm import PRM
 from workbench.search.problems import Problem
 from workbench.search.requests import Strategy

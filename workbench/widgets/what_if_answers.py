@@ -17,12 +17,11 @@ import pandas as pd
 from workbench.plots.timeline import decimated
 from workbench.replay.answers import Answers
 from workbench.replay.basis import Basis, make_basis
-from workbench.replay.budgets import Budgets
 from workbench.replay.devices import load_device
 from workbench.replay.estimate import Limits
 from workbench.replay.estimate import estimate as estimate_search
 from workbench.replay.simulator import Costs, Models
-from workbench.replay.what_if import WhatIfResult
+from workbench.replay.what_if import Budgets, WhatIfResult
 from workbench.search.rounds import OnRound
 from workbench.widgets.what_if_position import LIMITS, Kept, Position
 
@@ -177,7 +176,7 @@ def _lent_blocks(kept: Kept, position: Position, held: Budgets) -> tuple[int, in
         return _own_blocks(kept, position, held)
     needs = kept.feasible(position.bytes, position.block_size)
     floors = [need.blocks * need.block_bytes for need in (needs.llm, needs.prm)]
-    most = Budgets(held.total - floors[1], held.total - floors[0])
+    most = Budgets(sum(held) - floors[1], sum(held) - floors[0])
     return _own_blocks(kept, position, most)
 
 

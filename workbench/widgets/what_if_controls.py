@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from workbench.errors import WorkbenchError
-from workbench.replay.memory import POLICIES
+from workbench.replay.simulator import POLICIES
 from workbench.widgets import parts
 from workbench.widgets.what_if_position import MIB, Kept, Position, device_names
 

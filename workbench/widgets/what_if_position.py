@@ -18,9 +18,9 @@ from workbench.errors import ConfigError, nearest
 from workbench.experiments.feasible import FeasibleShares, Need
 from workbench.experiments.paths import project_root
 from workbench.replay.devices import PRESETS, load_device
-from workbench.replay.memory import POLICIES
-from workbench.replay.recordings import recording_names, recording_path
+from workbench.replay.simulator import POLICIES
 from workbench.replay.what_if import WhatIf
+from workbench.replay.workload import recording_names, recording_path
 from workbench.search.recording import Header, read_header
 
 DEFAULT_RECORDING, DEFAULT_DEVICE = "tiny-16-n16", "h100"
