@@ -81,7 +81,7 @@ def test_plain_data_modules_load_no_torch() -> None:
 
 def test_the_core_imports_without_extras() -> None:
     """L0 to L5 need nothing of Jupyter, plotly, reasoning-gym or math-verify to be imported."""
-    layers = ("core.py", "config.py", "errors.py", "tokenizer.py", "kernels", "kvcache", "trace")
+    layers = ("core.py", "config.py", "errors.py", "tokenizer.py", "kernels", "kvcache", "trace.py")
     layers += ("models", "engine", "search", "replay")
     statement = "\n".join(f"import {name}" for place in layers for name in modules(place))
     extras = {"IPython", "ipywidgets", "plotly", "reasoning_gym", "math_verify", "transformers"}

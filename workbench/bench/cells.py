@@ -14,7 +14,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import torch
 
 from workbench.bench.machine_ceiling import measure_ceiling
 from workbench.engine.engine import Engine
@@ -168,7 +167,7 @@ def _arena(place: int) -> Cell:
 
 def this_machine() -> Device:
     """This machine's roofline, measured now."""
-    ceiling = measure_ceiling(torch.get_num_threads())
+    ceiling = measure_ceiling()
     return Device(
         cpu_model(),
         ceiling.gemm_flops_per_s,

@@ -17,7 +17,6 @@ from typing import Any
 
 from workbench.errors import ConfigError
 from workbench.experiments.machine import git_state, machine_facts, versions
-from workbench.kernels.isa import ISA
 
 FAILED = "failed"  # a run's status (experiments/record.py, which needs pandas: records do not)
 KEYS = ("bench", "machine", "versions", "git", "mode", "isa", "rows")
@@ -64,9 +63,18 @@ def record(bench: str, rows: Iterable[Row], mode: dict[str, Any]) -> dict[str, A
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigError(f"Bench {bench} has two rows named {', '.join(twice)}; names are unique.")
-    rows = [row.to_dict() for row in listed]
-    values = (bench, machine_facts(), versions(), git_state(), mode, ISA.name, rows)
+    told = (machine_facts(), versions(), git_state(), mode, instruction_set())
+    values = (bench, *told, [row.to_dict() for row in listed])
     return dict(zip(KEYS, values, strict=True))
+
+
+def instruction_set() -> str | None:
+    """What the CPU's kernels are compiled for; None where numba is missing."""
+    try:
+        from workbench.kernels.isa import ISA  # noqa: PLC0415 - numba is missing on bare machines
+    except ImportError:
+        return None
+    return ISA.name
 
 
 def renewed(before: dict[str, Any], again: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ every grant leaves each other model its floor, so that none starves.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -47,7 +48,7 @@ class Grant:
     lends: bool = False
 
 
-class Policy:
+class Policy(ABC):
     """Grants pages to each model; starts from a split asked for, if it keeps one."""
 
     keeps_split = True
@@ -59,9 +60,9 @@ class Policy:
         """Pages asked for by a person, one number a model."""
         self._pages = list(pages)
 
+    @abstractmethod
     def grants(self, models: Sequence[ModelState], num_pages: int) -> list[Grant]:
         """Asked between steps, when a state has changed; the grants hold until the next time."""
-        raise NotImplementedError
 
 
 def _most_pages(models: Sequence[ModelState], num_pages: int) -> list[int]:

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from workbench.config import SearchSwitches, check
-from workbench.core import RequestOutput, SamplingParams, ScoreParams, Sequence, Tag
+from workbench.core import CacheRoom, RequestOutput, SamplingParams, ScoreParams, Sequence, Tag
 from workbench.engine.scheduler import Scheduler
 from workbench.engine.static_batch import StaticScheduler
 from workbench.errors import ConfigError, RecordingError, nearest
@@ -230,6 +230,11 @@ class ReplayEngine:
         self._nodes: dict[int, SampledNode] = {}
         self._next_id = self._next_step = 0
         self.trace_as(Recorder("replay", clock()), self.name)
+
+    @property
+    def cache_room(self) -> CacheRoom:
+        """Blocks that its cache may come to hold under the present split."""
+        return CacheRoom(self.cache.room, self.cache.block_size)
 
     def trace_as(self, recorder: Recorder, name: str) -> None:
         """Write steps and requests from now on to this recorder, under this name."""

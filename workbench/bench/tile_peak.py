@@ -1,0 +1,93 @@
+"""The peak of multiply-adds on registers alone, and what a product's inner loop reaches of it.
+
+In the set that the CPU's kernels are compiled for: no product can pass the first.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from numba import types
+from numba.extending import intrinsic
+
+from workbench.bench.machine_ceiling import measured_seconds
+from workbench.kernels.compiled import compiled
+from workbench.kernels.isa import ISA
+from workbench.kernels.lanes import WIDTH
+from workbench.kernels.tiles import COLUMNS, MOST_ROWS, PANEL, Tile, tile
+
+_DEPTH = 128  # inputs of the tile: its weights are 16 KiB, as in a product
+_ADDS = 5_000_000  # of each sum: ten milliseconds, so that threads overlap
+_SHORT, _TILES = _ADDS // 10, 400  # a millisecond each: between what else the machine does
+_ADDRESS = types.int64
+
+
+def multiply_adds(threads: int, repeats: int = 60) -> float:
+    """Floating point operations per second of so many threads: the best of `repeats`."""
+    with ThreadPoolExecutor(threads) as pool:
+        seconds = measured_seconds(lambda: list(pool.map(_fused, [_ADDS] * threads)), repeats)
+    return threads * _ADDS * _FUSED_FLOPS / min(seconds)
+
+
+def tile_shares(repeats: int = 30) -> list[float]:
+    """What a product's inner loop reaches of multiply-adds alone: pairs in turn, one thread."""
+    x, weights = np.ones((MOST_ROWS, _DEPTH), np.float32), np.ones((_DEPTH, PANEL), np.float32)
+    out = np.empty((MOST_ROWS, PANEL), np.float32)
+    where = x.ctypes.data, weights.ctypes.data, out.ctypes.data
+
+    def tiles() -> None:
+        _multiply_tiles(*where, _DEPTH, _TILES)
+
+    flops, shares = 2 * MOST_ROWS * PANEL * _DEPTH * _TILES, []
+    for _ in range(repeats):
+        alone, tiled = (
+            min(measured_seconds(lambda: _fused(_SHORT), 5)),
+            min(measured_seconds(tiles, 5)),
+        )
+        shares.append(flops / tiled / (_SHORT * _FUSED_FLOPS / alone))
+    return shares
+
+
+@intrinsic
+def _fuse(_: Any, numbers: Any, count: Any) -> Any:
+    """As many sums as a tile has, each multiplied and added to so many times, in registers."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        numbers, count = args
+        code = Tile(builder, *ISA.tile)
+        number = code.vectors(numbers)[0]
+
+        def add(_: Any, sums: Any) -> Any:
+            return [[code.fma(value, number, number) for value in line] for line in sums]
+
+        sums = code.loop([[number] * code.columns for _ in range(code.rows)], count, add)
+        total = number
+        for value in (value for line in sums for value in line):
+            total = builder.fadd(total, value)
+        Tile(builder, 1, 1).store([numbers], [[total]])
+        return context.get_dummy_value()
+
+    return types.void(_ADDRESS, _ADDRESS), generate
+
+
+@compiled(_ADDRESS, _ADDRESS)
+def _run_fused(numbers: int, count: int) -> None:
+    _fuse(numbers, count)
+
+
+@compiled(*[_ADDRESS] * 5)
+def _multiply_tiles(x: int, weights: int, out: int, depth: int, times: int) -> None:
+    for _ in range(times):
+        for column in range(0, PANEL * 4, COLUMNS * 4):
+            there = out + column
+            tile(MOST_ROWS, x, depth * 4, weights + column, there, PANEL * 4, depth, 1)
+
+
+_FUSED_FLOPS = 2 * MOST_ROWS * COLUMNS  # of an addition to each sum
+
+
+def _fused(adds: int) -> None:
+    numbers = np.zeros(COLUMNS + WIDTH, np.float32)
+    _run_fused(numbers.ctypes.data, adds)
