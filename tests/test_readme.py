@@ -4,6 +4,7 @@
 the committed figures and the records under reports/bench.
 """
 
+import io
 import json
 import re
 import subprocess
@@ -54,6 +55,19 @@ SHOWN["engine_smollm2"] = {
     **{row: label for row, label in SHOWN["engine"].items() if row not in PEERED},
     "paged_over_contiguous": "time over paged KV, contiguous KV being 1",
 }
+LATER = {  # rows that records made before do not have
+    "fma_flops_per_s": "this machine's multiply-adds on registers alone, float32",
+    "tile_share_of_peak": "a product's inner loop, part of those",
+    "prefill_512@products": SHOWN["engine"]["prefill_512"],
+    "decode_b64@products": SHOWN["engine"]["decode_b64"],
+    **{
+        f"{row}+busy{peer}": f"{SHOWN['engine'][row]}, beside a busy process"
+        for row in ("decode_b16", "decode_b64", "prefill_512")
+        for peer in ("", "@vllm")
+    },
+}
+for name in ("engine", "engine_smollm2"):
+    SHOWN[f"{name}.avx2"] = SHOWN[name] | LATER
 SHOWN["search_smollm2"] = {
     "search_smollm2": "problems a minute",
     "search_tokens_smollm2": "generated tokens a second",
@@ -105,10 +119,29 @@ RATIOS = (
 )
 
 
+def committed(name: str) -> bytes | None:
+    """A file as it was committed last: what a user has drawn since is not the README's matter.
+
+    Where this is no checkout, or this program writes the README anew, the file as it is.
+    """
+    told = subprocess.run(["git", "show", f"HEAD:{name}"], cwd=ROOT, capture_output=True)
+    if told.returncode == 0 and __name__ != "__main__":
+        return told.stdout
+    return (ROOT / name).read_bytes() if (ROOT / name).is_file() else None
+
+
 def records() -> dict[str, dict[str, Any]]:
     """The committed bench records by file: `engine`, `engine_smollm2`, ..."""
     files = sorted((ROOT / "reports" / "bench").glob("*.json"))
-    return {file.stem: json.loads(file.read_text()) for file in files}
+    found = {f.stem: committed(f"reports/bench/{f.name}") for f in files}
+    return {name: json.loads(content) for name, content in found.items() if content}
+
+
+def figure_rows(name: str) -> pd.DataFrame:
+    """The rows of a committed figure."""
+    content = committed(f"figures/{name}.parquet")
+    assert content is not None, name
+    return pd.read_parquet(io.BytesIO(content))
 
 
 def number(value: float, unit: str) -> str:
@@ -147,7 +180,7 @@ def table(name: str, found: dict[str, Any]) -> list[str]:
     model = mode.get("model") or mode.get("llm") or ""
     chosen = "" if not model or model.startswith("tiny-") else f" --model {model}"
     what = f"`workbench bench {found['bench']}{chosen}`, profile {mode['profile']}{seeds}"
-    lines = [f"{what}, on {where}; {with_}.", ""]
+    lines = [f"{what}, on {where}, {found['isa'].upper()}; {with_}.", ""]
     lines += ["| | value | compared with | spread |", "|---|---|---|---|"]
     rows = {row["name"]: row for row in found["rows"]}
     for key, label in SHOWN[name].items():
@@ -182,7 +215,7 @@ def identity(found: dict[str, Any]) -> list[str]:
 
 def rows_of(figure: str, **wanted: str) -> pd.DataFrame:
     """The stored rows of a committed figure with these values, by share."""
-    rows = pd.read_parquet(ROOT / "figures" / f"{figure}.parquet")
+    rows = figure_rows(figure)
     for column, value in wanted.items():
         rows = rows[rows[column] == value]
     return rows.set_index("llm_share")
@@ -190,8 +223,8 @@ def rows_of(figure: str, **wanted: str) -> pd.DataFrame:
 
 def split() -> list[str]:
     """The memory split as a table: a row a share."""
-    file = ROOT / "figures" / "memory_split.json"
-    if not file.is_file():
+    file = committed("figures/memory_split.json")
+    if file is None:
         return []
     speed = rows_of("memory_split", metric="tokens_per_s")
     hits = {name: rows_of("prefix_hits", engine=name)["value"] for name in ("llm", "prm")}
@@ -199,7 +232,7 @@ def split() -> list[str]:
         name: rows_of("thrashing", engine=name, metric="events_per_1000")["value"]
         for name in ("llm", "prm")
     }
-    face = " ".join(json.loads(file.read_text())["parameters"]["face"].split())
+    face = " ".join(json.loads(file)["parameters"]["face"].split())
     lines = [f"The memory split: {face}", ""]
     heads = ("LLM's share", "KV tokens LLM / PRM", "generated tokens/s (95 % interval)")
     heads += ("prefix hits LLM / PRM", "thrash events per 1,000 look-ups LLM / PRM")
@@ -213,7 +246,7 @@ def split() -> list[str]:
             f"{thrash['llm'][share]:.3g} / {thrash['prm'][share]:.3g}",
         )
         lines.append("| " + " | ".join(cells) + " |")
-    return [*lines, "", _peak(pd.read_parquet(ROOT / "figures" / "memory_split.parquet")), ""]
+    return [*lines, "", _peak(figure_rows("memory_split")), ""]
 
 
 def _peak(rows: pd.DataFrame) -> str:
@@ -252,7 +285,9 @@ def results() -> str:
 
 def parts() -> tuple[str, str, str]:
     """The README before, between and after the markers."""
-    before, rest = README.read_text().split(MARKERS[0])
+    content = committed("README.md")
+    assert content is not None
+    before, rest = content.decode().split(MARKERS[0])
     between_, after = rest.split(MARKERS[1])
     return before, between_, after
 

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import torch
 
 from workbench.bench.machine_ceiling import measure_ceiling
 from workbench.engine.engine import Engine
@@ -169,10 +170,10 @@ def _arena(place: int) -> Cell:
 
 def this_machine() -> Device:
     """This machine's roofline, measured now."""
-    ceiling = measure_ceiling()
+    ceiling = measure_ceiling(torch.get_num_threads())
     return Device(
         cpu_model(),
-        ceiling.flops_per_s,
+        ceiling.gemm_flops_per_s,
         ceiling.bytes_per_s,
         memory_bytes() or 1 << 30,
         "measured: a matrix product, a sum over memory",

@@ -2,7 +2,7 @@
 
 decode(prompts, new_tokens) and prefill(prompts) answer tokens/s: decoding from every sequence's
 first token on, prefill to the first token. Ours steps the engine; `transformers` runs `generate`
-and its bare forward; Linears is no engine but the ceiling: the model's matrix products alone. Peers
+and its bare forward; Linears is no engine: torch's products of the model's shapes alone. Peers
 in processes of their own are peer_process.py's.
 """
 
@@ -102,7 +102,7 @@ class TransformersGenerate:
 
 
 class Linears:
-    """The ceiling: every matrix product of a step, float32 F.linear, of the engine's fused shapes.
+    """torch's own products: each of a step's, float32 F.linear, of the engine's fused shapes.
 
     Each layer has weights of its own, so they come from memory as an engine's do. No attention, no
     norms, no sampling.

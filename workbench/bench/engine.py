@@ -4,7 +4,10 @@ Input (CONTRACTS: numbers): distinct random prompts of 128 tokens, 64 new ones, 
 sequence ignored, prefix caching off; decoding is timed apart from prefill; all contenders take the
 same fresh prompts in turn, in an order that alternates from repeat to repeat. prefill_512 is one
 prompt of 512 tokens in one step against one forward that computes the last position's logits only.
-The ceiling of a row is the model's matrix products alone, measured in the same repeats.
+The ceiling of a row is the larger of bytes over bandwidth and operations over arithmetic, of the
+format that is read; `@products` is torch's F.linear of the same shapes alone, no attention.
+tile_share_of_peak: a product's inner loop, its data in the first-level cache, of multiply-adds on
+registers alone. `+busy`: beside one process that keeps a core busy, as on a laptop in use.
 
 Peers: `transformers` in this process; those of `make bench-peers` (rows @vllm, @llama.cpp) and the
 continuous batching of `transformers` (@transformers_cb) each in its own, only one busy at a time.
@@ -18,8 +21,11 @@ With `--device cuda` gpu_engine.py's rows instead, in bfloat16, against that GPU
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from statistics import median
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -29,15 +35,18 @@ from tqdm.auto import tqdm
 from workbench.bench.contenders import Contender, Ours, Prompts
 from workbench.bench.gpu_engine import EngineBench, StepSizes
 from workbench.bench.gpu_timing import CeilingSizes, measure_gpu_ceiling, require_gpu
-from workbench.bench.lineup import ALL, CEILING, CONTIGUOUS, TRANSFORMERS, Lineup, Sizes
-from workbench.bench.machine_ceiling import measure_ceiling
+from workbench.bench.lineup import ALL, CONTIGUOUS, PRODUCTS, TRANSFORMERS, Lineup, Sizes
+from workbench.bench.machine_ceiling import Ceiling, measure_ceiling, tile_shares
 from workbench.bench.peer_process import PeerError
 from workbench.bench.record import Row
 from workbench.bench.rows import plain_row, rate_row
+from workbench.kernels.isa import VARIABLE
 from workbench.models.folders import model_spec
 
 WARM_UP_TOKENS = 4  # new tokens of the repeat that is not counted
 BATCHES = (1, 16, 64)
+BUSY_BATCHES = (16, 64)
+FLOAT_BYTES = 4  # of keys and values
 SIZES = Sizes(sequences=max(BATCHES), prompt=128, new=64, prefill=512)
 PREFILLS = 3  # prefills a repeat of decoding
 REPEATS = {"quick": 3, "default": 9, "full": 21}
@@ -66,23 +75,38 @@ def run(
         times = repeats or REPEATS_LARGE[profile]
         yield from _gpu_rows(model, device, times, seed, peers in (ALL, TRANSFORMERS))
         return
-    machine = measure_ceiling()
-    yield Row("gemm_flops_per_s", machine.flops_per_s, "FLOP/s")
-    yield Row("read_bytes_per_s", machine.bytes_per_s, "B/s")
+    threads = torch.get_num_threads()
+    machine = measure_ceiling(threads)
+    yield plain_row("tile_share_of_peak", tile_shares(), "fraction")
     with Lineup(model, MODES, SIZES) as lineup:
         lineup.bring(peers)
         large = lineup.spec.parameters() > LARGE
         times = repeats or (REPEATS_LARGE if large else REPEATS)[profile]
         random = np.random.default_rng(seed)
         for batch in BATCHES:
-            yield from _decode_rows(batch, lineup, times, random)
-        yield from _prefill_rows(lineup, PREFILLS * times, random)
+            machine = machine.best(measure_ceiling(threads))
+            yield from _decode_rows(batch, lineup, times, random, machine)
+        machine = machine.best(measure_ceiling(threads))
+        yield from _prefill_rows(lineup, PREFILLS * times, random, machine)
+        yield Row("fma_flops_per_s", machine.flops_per_s, "FLOP/s")
+        yield Row("gemm_flops_per_s", machine.gemm_flops_per_s, "FLOP/s")
+        yield Row("read_bytes_per_s", machine.bytes_per_s, "B/s")
+        for name in set(lineup.contenders) & {CONTIGUOUS, PRODUCTS}:
+            del lineup.contenders[name]
+        lineup.labels.pop(PRODUCTS)
+        with _busy_process():
+            for batch in BUSY_BATCHES:
+                yield from _decode_rows(batch, lineup, times, random, busy="+busy")
+            yield from _prefill_rows(lineup, PREFILLS * times, random, busy="+busy")
 
 
 def mode_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """How a record of this run was made."""
     dtype = "float32" if settings["device"] == "cpu" else GPU_DTYPE
-    return {"batch_invariant": {"no suffix": False, "+invariant": True}, "dtype": dtype}
+    forced = (
+        {"peers_isa": "as ours; llama.cpp as it was compiled"} if VARIABLE in os.environ else {}
+    )
+    return {"batch_invariant": {"no suffix": False, "+invariant": True}, "dtype": dtype} | forced
 
 
 def _gpu_rows(model: str, device: str, repeats: int, seed: int, peer: bool) -> Iterator[Row]:
@@ -97,32 +121,71 @@ def _gpu_rows(model: str, device: str, repeats: int, seed: int, peer: bool) -> I
         yield from bench.rows()
 
 
+@contextmanager
+def _busy_process() -> Iterator[None]:
+    """One process that always computes."""
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        busy.kill()
+        busy.wait()
+
+
 def _decode_rows(
-    batch: int, lineup: Lineup, repeats: int, random: np.random.Generator
+    batch: int,
+    lineup: Lineup,
+    repeats: int,
+    random: np.random.Generator,
+    machine: Ceiling | None = None,
+    busy: str = "",
 ) -> Iterator[Row]:
-    largest = batch == SIZES.sequences
+    largest = batch == SIZES.sequences and CONTIGUOUS in lineup.contenders
 
     def decode(contender: Contender, prompts: Prompts, warm_up: bool) -> float:
         return contender.decode(prompts, WARM_UP_TOKENS if warm_up else SIZES.new)
 
     names = [name for name in lineup.contenders if largest or name != CONTIGUOUS]
     draw = _prompts(random, (batch, SIZES.prompt), lineup)
-    rates = _interleave(lineup, names, decode, repeats, draw, f"b{batch}")
-    yield from _rows(f"decode_b{batch}", rates, lineup)
+    rates = _interleave(lineup, names, decode, repeats, draw, f"b{batch}{busy}")
+    context = SIZES.prompt + SIZES.new // 2
+    bound = None if machine is None else batch / _step_seconds(machine, lineup, batch, 1, context)
+    yield from _rows(f"decode_b{batch}{busy}", rates, lineup, bound)
     if largest:
         yield from _bookkeeping(f"bookkeeping_share_b{batch}", lineup, repeats)
         times = [whole / paged for whole, paged in zip(rates[CONTIGUOUS], rates[""], strict=True)]
         yield plain_row("paged_over_contiguous", times, "x")
 
 
-def _prefill_rows(lineup: Lineup, repeats: int, random: np.random.Generator) -> Iterator[Row]:
+def _step_seconds(
+    machine: Ceiling, lineup: Lineup, sequences: int, tokens: int, context: int
+) -> float:
+    """The least that a step can take: tokens of each sequence, `context` cached before them."""
+    ours, spec = lineup.contenders[""], lineup.spec
+    assert isinstance(ours, Ours)
+    looked_up = 0 if spec.tied else spec.vocab * spec.hidden * FLOAT_BYTES  # a row a token
+    weights = max(0, ours.engine.memory.weights - looked_up)
+    cached = sequences * context * spec.kv_bytes_per_token(FLOAT_BYTES)
+    return machine.seconds(sequences * spec.flops(tokens, context), weights + cached)
+
+
+def _prefill_rows(
+    lineup: Lineup,
+    repeats: int,
+    random: np.random.Generator,
+    machine: Ceiling | None = None,
+    busy: str = "",
+) -> Iterator[Row]:
     def prefill(contender: Contender, prompts: Prompts, warm_up: bool) -> float:
         return contender.prefill(prompts)
 
     names = [name for name in lineup.contenders if name != CONTIGUOUS]
     draw = _prompts(random, (1, SIZES.prefill), lineup)
-    rates = _interleave(lineup, names, prefill, repeats, draw, "prefill")
-    yield from _rows(f"prefill_{SIZES.prefill}", rates, lineup)
+    rates = _interleave(lineup, names, prefill, repeats, draw, f"prefill{busy}")
+    bound = None
+    if machine is not None:
+        bound = SIZES.prefill / _step_seconds(machine, lineup, 1, SIZES.prefill, 0)
+    yield from _rows(f"prefill_{SIZES.prefill}{busy}", rates, lineup, bound)
 
 
 def _interleave(
@@ -153,9 +216,10 @@ def _interleave(
     return rates
 
 
-def _rows(name: str, rates: dict[str, list[float]], lineup: Lineup) -> Iterator[Row]:
+def _rows(
+    name: str, rates: dict[str, list[float]], lineup: Lineup, bound: float | None
+) -> Iterator[Row]:
     """Ours in each mode against `transformers` and the ceiling; the fast mode against the rest."""
-    bound = median(rates[CEILING])
     for mode, ours in lineup.modes.items():
         against = (rates[TRANSFORMERS], "tokens/s", TRANSFORMERS, bound)
         yield rate_row(f"{name}{mode}", rates[ours], *against)

@@ -98,4 +98,5 @@ def measure_gpu_ceiling(
     total = torch.empty((), device=device)
     sum_s = median(timer(lambda: torch.sum(data, dim=0, out=total), repeats))
     copy_s = median(timer(lambda: data[:half].copy_(data[half : 2 * half]), repeats))
-    return Ceiling(2 * sizes.side**3 / product_s, data.nbytes / min(sum_s, copy_s))
+    flops_per_s = 2 * sizes.side**3 / product_s
+    return Ceiling(flops_per_s, data.nbytes / min(sum_s, copy_s), flops_per_s)

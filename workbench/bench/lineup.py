@@ -1,8 +1,8 @@
 """The contenders of one run of the engine benchmark on one model: who is there, and who is not.
 
-Ours in both modes and over contiguous blocks, the ceiling, `transformers`, and the peers that are
-installed. A peer that is missing or fails is left out with a warning that says why. What it does
-not do: draw prompts, order repeats or make rows (engine.py).
+Ours in both modes and over contiguous blocks, torch's products, `transformers`, and the peers that
+are installed. A peer that is missing or fails is left out with a warning that says why. engine.py
+draws prompts, orders repeats and makes rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from workbench.errors import ConfigError, nearest
 from workbench.models.folders import model_spec
 from workbench.models.spec import ModelSpec
 
-CEILING, CONTIGUOUS, TRANSFORMERS = "ceiling", "contiguous", "transformers"
+PRODUCTS, CONTIGUOUS, TRANSFORMERS = "products", "contiguous", "transformers"
+PRODUCTS_LABEL = "torch's products alone"
 PEERS_FOLDER = Path("build/peers")
 BLOCK_SIZE = 16
 ALL, NONE = "installed", "none"
@@ -62,10 +63,13 @@ class Lineup:
         self.files: PeerFiles = peer_files(model, PEERS_FOLDER / "models")
         self.contenders: dict[str, Contender] = {}
         self.modes = self._add_ours(modes)
-        self.contenders[CEILING] = Linears(self.spec)
+        self.contenders[PRODUCTS] = Linears(self.spec)
         self.contenders[CONTIGUOUS] = Ours(self._engine(False, self._one_block()))
         self.contenders[TRANSFORMERS] = TransformersGenerate(self.files.folder)
-        self.labels = {TRANSFORMERS: TRANSFORMERS}  # peer's name in the rows -> with its version
+        self.labels = {
+            TRANSFORMERS: TRANSFORMERS,
+            PRODUCTS: PRODUCTS_LABEL,
+        }  # peer's name in the rows -> with its version
 
     def _add_ours(self, modes: Mapping[str, bool]) -> dict[str, str]:
         first = next(iter(modes))

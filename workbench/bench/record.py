@@ -17,9 +17,10 @@ from typing import Any
 
 from workbench.errors import ConfigError
 from workbench.experiments.provenance import git_state, machine_facts, versions
+from workbench.kernels.isa import ISA
 
 FAILED = "failed"  # a run's status (experiments/runs.py, which needs pandas: records do not)
-KEYS = ("bench", "machine", "versions", "git", "mode", "rows")
+KEYS = ("bench", "machine", "versions", "git", "mode", "isa", "rows")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,8 @@ def record(bench: str, rows: Iterable[Row], mode: dict[str, Any]) -> dict[str, A
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigError(f"Bench {bench} has two rows named {', '.join(twice)}; names are unique.")
-    values = (bench, machine_facts(), versions(), git_state(), mode, [r.to_dict() for r in listed])
+    rows = [row.to_dict() for row in listed]
+    values = (bench, machine_facts(), versions(), git_state(), mode, ISA.name, rows)
     return dict(zip(KEYS, values, strict=True))
 
 
@@ -81,8 +83,8 @@ def renewed(before: dict[str, Any], again: dict[str, Any]) -> dict[str, Any]:
 
 
 def require_alike(before: dict[str, Any], again: dict[str, Any]) -> None:
-    """ConfigError unless both are of one benchmark, machine, versions and mode."""
-    for key in ("bench", "machine", "versions", "mode"):
+    """ConfigError unless both are of one benchmark, machine, versions, mode and instruction set."""
+    for key in ("bench", "machine", "versions", "mode", "isa"):
         one, other = (_without_passes(each[key]) for each in (before, again))
         if one != other:
             raise ConfigError(

@@ -8,6 +8,7 @@ import inspect
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
@@ -167,6 +168,7 @@ def bench(
     repeats: int = Option(None, min=1, help="engine, memory, kernels, replay: how many"),
     peers: str = Option(None, help="engine: installed (default), none, or names and commas"),
     device: str = Option(None, help="engine, reenact: cpu (default), or a GPU: cuda, cuda:1"),
+    isa: str = Option(None, help="avx512, avx2, neon: a lesser set than the host's, peers' too"),
     part: str = Option(
         None, help="memory: starts, beams, forks, arena or sharing alone, renewed in --json FILE"
     ),
@@ -176,6 +178,8 @@ def bench(
 
     Prints each row as it is measured; --json FILE also keeps those of a run that was interrupted.
     """
+    if isa is not None:
+        _take_set(isa)
     from workbench.bench.record import read_record, record, renewed, require_alike, write_record
 
     options: dict[str, Any] = {"profile": profile, "model": model, "llm": llm, "prm": prm}
@@ -203,6 +207,15 @@ def bench(
     if failed:
         console.print(f"Failed: {', '.join(failed)}.", style="red")
         raise Exit(FAILED)
+
+
+def _take_set(isa: str) -> None:
+    """Start the command again where it, and all it loads, takes this instruction set."""
+    from workbench.kernels.isa import VARIABLE, environment
+
+    if os.environ.get(VARIABLE) != isa:
+        again = [sys.executable, *sys.orig_argv[1:]]
+        os.execve(sys.executable, again, os.environ | environment(isa))
 
 
 def accepted(name: str, measured: Any, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,19 @@ from numba import config
 from workbench.errors import ConfigError
 
 VARIABLE = "WORKBENCH_ISA"
+PEERS = {  # what makes torch, oneDNN and MKL take a lesser set; read when they are loaded
+    "avx512": {
+        "ATEN_CPU_CAPABILITY": "avx512",
+        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX512",
+    },
+    "avx2": {
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    },
+    "neon": {},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +58,8 @@ SETS = {
     kind.name: kind
     for kind in (
         InstructionSet("avx512", "x86-64-v4", (14, 2), (4, 2), (8, 3), 8, 4),
-        InstructionSet("avx2", "x86-64-v3", (6, 1), (1, 2), (4, 1), 4, 2),
-        InstructionSet("neon", "generic", (6, 1), (4, 1), (4, 1), 4, 2),
+        InstructionSet("avx2", "x86-64-v3", (6, 1), (1, 1), (4, 1), 4, 2),
+        InstructionSet("neon", "generic", (6, 1), (1, 1), (4, 1), 2, 2),
     )
 }
 _WIDEST = {"avx512f", "avx512vl", "avx512bw", "avx512dq", "avx512cd"}
@@ -61,6 +74,11 @@ def host_sets() -> list[str]:
     return [name for name, needed in wanted.items() if needed <= has]
 
 
+def _refused(name: str) -> str:
+    has = " and ".join(host_sets()) or "none of the sets known here"
+    return f"There is no instruction set {name!r} on this host: it has {has}. Take one it has."
+
+
 def _choose() -> InstructionSet:
     """The set that the environment names, or the host's best.
 
@@ -68,15 +86,22 @@ def _choose() -> InstructionSet:
     """
     sets, named = host_sets(), os.environ.get(VARIABLE)
     if named and named not in sets:
-        raise ConfigError(
-            f"{VARIABLE}={named}: this host can run {' and '.join(sets) or 'neither set'}; "
-            f"unset it, or take one of them."
-        )
+        raise ConfigError(_refused(named))
     if not sets:
         return replace(SETS["avx2"], name="baseline")
     if named and named != sets[0]:
         config.CPU_NAME, config.CPU_FEATURES = SETS[named].processor, ""
     return SETS[named or sets[0]]
+
+
+def environment(name: str) -> dict[str, str]:
+    """The variables under which a new process and what it computes with take a set.
+
+    Raises ConfigError for one that this host does not have.
+    """
+    if name not in host_sets():
+        raise ConfigError(_refused(name))
+    return {VARIABLE: name, **PEERS[name]}
 
 
 ISA = _choose()

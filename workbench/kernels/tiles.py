@@ -124,22 +124,9 @@ class Tile:
             new.append([self.fma(spread, w, s) for w, s in zip(weights, line)])
         return new
 
-    def add_column(self, sums: Sums, x: list[Any], offset: Any, column: int, weights: Any) -> Sums:
-        """As `add_numbers`, of one vector of columns only."""
-        b, new = self.builder, []
-        for row, line in zip(x, sums):
-            scalar = b.load(b.inttoptr(b.add(row, offset), _FLOAT.as_pointer()))
-            value = self.fma(self._spread(scalar), weights, line[column])
-            new.append([*line[:column], value, *line[column + 1 :]])
-        return new
-
     def at(self, address: Any, offset: int, kind: ir.Type) -> Any:
         """A pointer to a `kind`, so many bytes behind an address."""
         return self.builder.inttoptr(self.builder.add(address, _LONG(offset)), kind.as_pointer())
-
-    def barrier(self) -> None:
-        """No load moves from behind to before: so registers are not filled too early."""
-        self.builder.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], True)
 
     def integer(self, table: Any, number: Any) -> Any:
         """An int64 of a table."""

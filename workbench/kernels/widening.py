@@ -67,20 +67,23 @@ class _Group:
             b.add(self.words, b.mul(number, _LONG(PANEL * _WORD_BYTES))), _WORDS
         )
 
-    def weight(self, words: list[Any], which: int, column: int) -> Any:
-        """Of one of these inputs, a vector of columns."""
-        b, word, scale = self.builder, words[column], self.scales[column]
-        if self.bits == 4:
-            code = b.and_(b.lshr(word, _whole(4 * which)), _whole(15))
-            return self.code.fma(b.sitofp(code, _VECTOR), scale, self.offsets[column])
-        code = b.ashr(b.shl(word, _whole(24 - 8 * which)), _whole(24))
-        return b.fmul(b.sitofp(code, _VECTOR), scale)
+    def weights(self, words: list[Any], which: int) -> list[Any]:
+        """The weights of one of these inputs."""
+        return [self._weight(word, which, column) for column, word in enumerate(words)]
 
     def _floats(self, address: Any) -> list[Any]:
         if not self.half:
             return self.code.vectors(address)
         stored = self.code.vectors(address, _HALVES, 2)
         return [self.builder.fpext(vector, _VECTOR) for vector in stored]
+
+    def _weight(self, word: Any, which: int, column: int) -> Any:
+        b, scale = self.builder, self.scales[column]
+        if self.bits == 4:
+            code = b.and_(b.lshr(word, _whole(4 * which)), _whole(15))
+            return self.code.fma(b.sitofp(code, _VECTOR), scale, self.offsets[column])
+        code = b.ashr(b.shl(word, _whole(24 - 8 * which)), _whole(24))
+        return b.fmul(b.sitofp(code, _VECTOR), scale)
 
 
 def _form_number(builder: ir.IRBuilder, bits: Any, half: Any) -> Any:
@@ -145,14 +148,11 @@ def emit_few_rows(
         first = b.mul(number, size)
 
         def one_word(k: Any, sums: Sums) -> Sums:
+            codes = group.words_of(k)
             at = b.mul(b.add(first, b.mul(k, _LONG(group.at_once))), _LONG(_WORD_BYTES))
-            inputs = [b.add(at, _LONG(4 * which)) for which in range(group.at_once)]
-            for column in range(code.columns):  # one after the other: fewer registers in use
-                code.barrier()
-                codes = group.words_of(k)
-                for which, place in enumerate(inputs):
-                    weight = group.weight(codes, which, column)
-                    sums = code.add_column(sums, sources, place, column, weight)
+            for which in range(group.at_once):
+                weights = group.weights(codes, which)
+                sums = code.add_numbers(sums, sources, b.add(at, _LONG(4 * which)), weights)
             return sums
 
         return code.loop(sums, words, one_word)
@@ -201,8 +201,7 @@ def emit_widen(
             place = b.add(out, b.mul(line, _LONG(PANEL * 4)))
             for which in range(group.at_once):
                 there = b.add(place, _LONG((which * PANEL + column) * 4))
-                columns = range(code.columns)
-                code.store([there], [[group.weight(codes, which, c) for c in columns]])
+                code.store([there], [group.weights(codes, which)])
             return []
 
         return code.loop([], words, one_word)

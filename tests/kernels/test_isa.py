@@ -1,0 +1,196 @@
+"""Instruction sets: inner loops keep their sums in registers, and every set gives the same bits."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llvmlite import binding, ir
+
+from workbench.errors import ConfigError
+from workbench.kernels.isa import ISA, SETS, InstructionSet, environment, host_sets
+from workbench.kernels.lane_tiles import (
+    LaneTile,
+    emit_add_row_values,
+    emit_add_values,
+    emit_score,
+    emit_score_row,
+)
+from workbench.kernels.tiles import Tile, emit_tile
+from workbench.kernels.widening import emit_few_rows, emit_widen
+
+LONG, VECTOR = ir.IntType(64), ir.VectorType(ir.FloatType(), 16)
+ROOT = Path(__file__).parent.parent.parent
+TRIPLES = {"neon": "aarch64-unknown-linux-gnu"}
+Emit = Callable[[ir.IRBuilder, list[Any]], None]
+binding.initialize_all_targets()
+binding.initialize_all_asmprinters()
+
+
+def loops(kind: InstructionSet) -> dict[str, tuple[Emit, int, int]]:
+    """Each inner loop of a set: what emits it, its int64 arguments, then its vectors."""
+    lanes = range(1, kind.lanes[1] + 1)
+    return {
+        "tile": (lambda b, a: emit_tile(Tile(b, *kind.tile), *a), 7, 0),
+        **{
+            f"score of {n}": (lambda b, a, n=n: emit_score(LaneTile(b, n, kind.lanes), *a), 5, 0)
+            for n in lanes
+        },
+        **{
+            f"values of {n}": (
+                lambda b, a, n=n: emit_add_values(LaneTile(b, n, kind.lanes), *a),
+                6,
+                0,
+            )
+            for n in lanes
+        },
+        "score of a row": (lambda b, a: emit_score_row(Tile(b, 1, kind.row_keys), *a), 5, 0),
+        "values of a row": (
+            lambda b, a: emit_add_row_values(
+                Tile(b, 2, kind.row_dimensions), *a[:5], *a[7:], *a[5:7]
+            ),
+            7,
+            2,
+        ),
+        "widening": (
+            lambda b, a: emit_widen(Tile(b, 1, kind.few[1]), (4, True), 0, *a),
+            5,
+            0,
+        ),
+        "few rows": (
+            lambda b, a: emit_few_rows(Tile(b, *kind.few), (4, True), *a),
+            9,
+            0,
+        ),
+    }
+
+
+def assembly(kind: InstructionSet, emit: Emit, numbers: int, vectors: int) -> str:
+    """What a loop compiles to for a set, on whatever host."""
+    module = ir.Module()
+    module.triple = TRIPLES.get(kind.name, "x86_64-unknown-linux-gnu")
+    takes = [LONG] * numbers + [VECTOR.as_pointer()] * vectors
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), takes), "loop")
+    builder = ir.IRBuilder(function.append_basic_block())
+    given = [*function.args[:numbers], *(builder.load(a, align=4) for a in function.args[numbers:])]
+    emit(builder, given)
+    builder.ret_void()
+    target = binding.Target.from_triple(module.triple)
+    features = "+neon" if kind.name == "neon" else ""
+    machine = target.create_target_machine(cpu=kind.processor, features=features, opt=3)
+    parsed = binding.parse_assembly(str(module))
+    options = binding.create_pipeline_tuning_options(speed_level=3)
+    passes = binding.create_pass_builder(machine, options)
+    passes.getModulePassManager().run(parsed, passes)
+    return str(machine.emit_assembly(parsed))
+
+
+def innermost(text: str) -> list[list[str]]:
+    """The loops of an assembly that hold no other: from a label to the jump back to it."""
+    lines, labels, found = text.splitlines(), {}, []
+    for number, line in enumerate(lines):
+        if label := re.match(r"(\.LBB\d+_\d+):", line):
+            labels[label[1]] = number
+        jump = re.search(r"\b(?:j\w+|b\.?\w*|cbn?z)\s+(?:\w+, )?(\.LBB\d+_\d+)", line)
+        if jump and jump[1] in labels:
+            found.append((labels[jump[1]], number))
+    inner = [a for a in found if not any(a != b and a[0] <= b[0] and b[1] <= a[1] for b in found)]
+    return [lines[first : last + 1] for first, last in inner]
+
+
+STACK = re.compile(r"vmov\w+\s+%[xyz]mm\d+, -?\d*\(%r[sb]p\)|\bst[rp]\s+[qdv].*\[sp")
+
+
+@pytest.mark.parametrize("name", list(SETS))
+def test_sums_stay_in_registers(name: str) -> None:
+    """No inner loop stores to the stack, in any set: cross-compiled, so on any host."""
+    for what, (emit, numbers, vectors) in loops(SETS[name]).items():
+        body = innermost(assembly(SETS[name], emit, numbers, vectors))
+        assert any("fm" in line for lines in body for line in lines), what
+        parked = max(sum(bool(STACK.search(line)) for line in lines) for lines in body)
+        assert parked == 0, f"{what}: {parked} stores to the stack"
+
+
+DIGEST = """
+import hashlib, numpy as np, torch
+from tests.kernels.test_products import random_blocks
+from workbench.kernels import load_kernels
+from workbench.kernels.isa import ISA
+kernels, digest = load_kernels(torch.device("cpu"), torch.float32, threads=2), hashlib.sha256()
+draw = np.random.default_rng(0)
+def floats(*shape):
+    return torch.from_numpy(draw.integers(-999, 999, shape).astype(np.float32) / 512)
+for parts in ([floats(70, 96)], [random_blocks("Q4_1", 70, 96)], [random_blocks("Q8_0", 70, 96)]):
+    for gated in (False, True):
+        matrix = kernels.pack(parts * 2 if gated else parts, gated)
+        for rows in (1, 3, 40):
+            out = torch.zeros(rows, 70)
+            x = floats(rows, 96)
+            (kernels.multiply_gated if gated else kernels.multiply)(x, matrix, out)
+            digest.update(out.numpy().tobytes())
+out = torch.empty(5, 100)
+kernels.rms_norm(floats(5, 100), floats(100), 1e-5, out)
+digest.update(out.numpy().tobytes())
+noise = torch.from_numpy(draw.random(9))
+tokens = kernels.draw(floats(9, 1000), torch.full((9,), 0.8, dtype=torch.float64), noise)
+digest.update(tokens.numpy().tobytes())
+from tests.kernels.synthetic import random_step
+for shape in ((6, 2, 64), (6, 2, 16)):
+    step = random_step(shape, [(0, 40), (33, 1), (70, 1)], 16, kernels.keys_by_position)
+    out = step.room()
+    kernels.attend(step.qkv, out, step.cache, step.context)
+    digest.update(out.numpy().tobytes())
+print(ISA.name, digest.hexdigest())
+"""
+BITS = "257f96edfad78943b7803866e2f921090438e9b5a08ec0d9ecf9704dc7f1fb5b"
+SEARCH = """
+import hashlib
+from workbench import PRM, BeamSearch, Engine, load_problems, run_search
+llm, prm = Engine("tiny-solver", kv_memory="8MiB"), PRM(Engine("tiny-prm", kv_memory="16MiB"))
+strategy = BeamSearch(n=8, beam_width=4)
+problems = load_problems("tiny", limit=2)
+tree = run_search(problems, llm=llm, prm=prm, strategy=strategy, seed=0).tree
+rows = [(p, list(t), s) for p, t, s in zip(tree["path"], tree["token_ids"], tree["score"])]
+print(hashlib.sha256(repr(rows).encode()).hexdigest())
+"""
+
+
+def printed(program: str, **variables: str) -> list[str]:
+    """The words that a program prints in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize("name", host_sets())
+def test_every_set_gives_the_same_bits(name: str) -> None:
+    """Products, norms, attention and draws have the bits that are written down here."""
+    assert printed(DIGEST, **environment(name)) == [name, BITS]
+
+
+@pytest.mark.slow
+def test_a_search_does_not_depend_on_the_host() -> None:
+    """Tokens and scores are the same whatever set torch and numpy compute in."""
+    lesser = {"ATEN_CPU_CAPABILITY": "default", "NPY_DISABLE_CPU_FEATURES": "X86_V3"}
+    here = printed(SEARCH)
+    assert printed(SEARCH, **lesser) == here
+    for name in host_sets()[1:]:
+        assert printed(SEARCH, **environment(name)) == here
+
+
+def test_a_set_that_is_not_there_is_refused() -> None:
+    """The error names what was asked and what the host has."""
+    with pytest.raises(ConfigError, match=f"'sse9' on this host: it has .*{ISA.name}"):
+        environment("sse9")
