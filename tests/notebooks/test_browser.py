@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tests.notebooks.lab import Notebook, find_browser, lab_server, with_code, with_parameters
-from workbench.experiments.study import study_sweep
+from workbench.experiments.settings import sweep_config
+from workbench.experiments.study import run_sweep
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 SECONDS = 600  # for one notebook, on a busy machine
@@ -50,7 +51,7 @@ def open_notebook(tmp_path_factory):
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     place = tmp_path_factory.mktemp("lab")
     folders = {"runs_dir": str(place / "runs"), "figures_folder": str(place / "figures")}
-    study_sweep("quick", folders["runs_dir"], **SWEEP)
+    run_sweep(sweep_config("quick", **SWEEP), folders["runs_dir"])
     for name, given in GIVEN.items():
         known = (FOLDER / f"{name}.ipynb").read_text()
         fitting = {key: value for key, value in folders.items() if f"{key} = " in known}

@@ -10,10 +10,9 @@ import pytest
 from tests.experiments import test_batching
 from tests.experiments.fakes import store_fake
 from workbench.errors import ConfigError, RunStoreError
-from workbench.experiments.batch_study import run_batches
-from workbench.experiments.plan import RunSpec
-from workbench.experiments.profiles import sweep_config
-from workbench.experiments.store import load_runs
+from workbench.experiments.runs import load_runs
+from workbench.experiments.settings import RunSpec, sweep_config
+from workbench.experiments.study import run_batches
 from workbench.widgets import explorer
 from workbench.widgets.explorer_figures import OF_SEARCHES, explore, figures_of
 from workbench.widgets.explorer_runs import picked, picks, runs_table, searched
@@ -98,7 +97,7 @@ def test_what_cannot_be_drawn_is_said(found):
 
 def test_a_sweep_and_batching_cells_make_the_balance(found, tmp_path):
     """Whichever of the two is picked first; of one kind alone there is none."""
-    run_batches(test_batching.CONFIG, test_batching.GRID, tmp_path, execute=test_batching.fake_cell)
+    run_batches(test_batching.CONFIG, test_batching.PLAN, tmp_path, execute=test_batching.fake_cell)
     cells = next(pick for pick in picks(load_runs(tmp_path)).values() if pick.is_batches)
     sweep = picked(found, None)
     assert figures_of(sweep, cells) == figures_of(cells, sweep) == ["balance"]

@@ -4,7 +4,7 @@ import pytest
 
 from tests.experiments.fake_sweep import SHARES, FakeSweep
 from workbench.errors import ConfigError
-from workbench.experiments.views import thrashing_rows
+from workbench.experiments.rows import thrashing_rows
 from workbench.widgets import occupancy, split, thrash
 
 

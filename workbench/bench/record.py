@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import ConfigError
-from workbench.experiments.machine import git_state, machine_facts, versions
+from workbench.experiments.provenance import git_state, machine_facts, versions
 from workbench.kernels.isa import ISA
 
-FAILED = "failed"  # a run's status (experiments/record.py, which needs pandas: records do not)
+FAILED = "failed"  # a run's status (experiments/runs.py, which needs pandas: records do not)
 KEYS = ("bench", "machine", "versions", "git", "mode", "isa", "rows")
 
 

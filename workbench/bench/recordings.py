@@ -18,9 +18,8 @@ from workbench.bench.real_search import KV_MEMORY
 from workbench.bench.workload import TINY, TINY_SOURCE, Workload, real_workload
 from workbench.engine.engine import Engine
 from workbench.errors import RecordingError, nearest
-from workbench.experiments.plan import RunSpec
-from workbench.experiments.profiles import sweep_config
-from workbench.experiments.run import build_engine
+from workbench.experiments.execute import build_engine
+from workbench.experiments.settings import RunSpec, sweep_config
 from workbench.search.problems import load_problems
 from workbench.search.recording import require_destination
 from workbench.search.result import SearchResult

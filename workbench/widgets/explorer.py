@@ -12,7 +12,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from workbench.errors import WorkbenchError
-from workbench.experiments.store import load_runs
+from workbench.experiments.runs import load_runs
 from workbench.widgets.commands import papermill_command
 from workbench.widgets.explorer_figures import AT_ONE_SHARE, Explored, explore, figures_of
 from workbench.widgets.explorer_runs import Pick, picks, runs_table

@@ -15,16 +15,18 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from workbench.errors import ConfigError, RunStoreError, nearest
-from workbench.experiments.batch_study import balance_face, balance_rows, batch_rows, limits_face
 from workbench.experiments.compare import Comparison, compare
-from workbench.experiments.face import face
-from workbench.experiments.lost_time import lost_time_rows
-from workbench.experiments.views import (
+from workbench.experiments.rows import (
+    balance_rows,
+    batch_rows,
     block_rows,
+    cells_provenance,
+    lost_time_rows,
     memory_split_rows,
     prefix_hit_rows,
     thrashing_rows,
 )
+from workbench.experiments.study import provenance
 from workbench.plots import (
     balance,
     batch_limits,
@@ -48,8 +50,8 @@ OF_SEARCHES: dict[str, tuple[Rows, Draw]] = {
     "lost_time": (lambda pick, _: lost_time_rows(pick.searches()), lost_time),
 }
 OF_BATCHES: dict[str, tuple[Rows, Draw]] = {
-    "llm_batch": (lambda pick, _: batch_rows(pick.batches(), "llm"), batch_limits),
-    "prm_batch": (lambda pick, _: batch_rows(pick.batches(), "prm"), batch_limits),
+    "llm_batch": (lambda pick, _: batch_rows(pick.runs, "llm"), batch_limits),
+    "prm_batch": (lambda pick, _: batch_rows(pick.runs, "prm"), batch_limits),
 }
 OF_BOTH_KINDS = ("balance",)  # of searches and of batching cells at once
 FIGURES = OF_SEARCHES | OF_BATCHES
@@ -99,9 +101,8 @@ def explore(name: str, a: Pick, b: Pick | None = None, llm_share: float | None =
 
 def _balance(searches: Pick, cells: Pick) -> Explored:
     """One figure that is made of picks of both kinds."""
-    study = cells.batches()
-    rows = balance_rows(searches.searches(), study)
-    figure = balance(rows, balance_face(_face(searches), study))
+    rows = balance_rows(searches.searches(), cells.runs)
+    figure = balance(rows, f"{_face(searches)}\n{cells_provenance(cells.runs)}")
     return Explored(figure, rows, f"{searches.name}; {cells.name}: {caption(figure)}")
 
 
@@ -151,4 +152,6 @@ def _require(name: str, a: Pick, b: Pick | None) -> None:
 
 
 def _face(pick: Pick) -> str:
-    return limits_face(pick.batches()) if pick.is_batches else face(pick.searches().runs)
+    if not pick.is_batches:
+        return provenance(pick.searches().runs)
+    return provenance(pick.runs, None, cells_provenance(pick.runs))

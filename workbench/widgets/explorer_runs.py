@@ -6,19 +6,23 @@ their names. What it does not do: draw (explorer_figures.py), or run anything.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import pandas as pd
 
 from workbench.config import SweepConfig, format_size
 from workbench.errors import RunStoreError, nearest
-from workbench.experiments.batch_plan import COUNTED, LIMITS, TIMED
-from workbench.experiments.batch_study import BatchStudy, batch_grid
-from workbench.experiments.plan import HOW_IT_IS_CARRIED_OUT, MEASURE, REPLAY, SENTINEL
-from workbench.experiments.record import FINISHED
-from workbench.experiments.store import load_runs, load_table
-from workbench.experiments.sweep import Sweep
+from workbench.experiments.runs import FINISHED, load_runs, load_table
+from workbench.experiments.settings import (
+    COUNTED,
+    HOW_IT_IS_CARRIED_OUT,
+    LIMITS,
+    MEASURE,
+    REPLAY,
+    SENTINEL,
+    TIMED,
+)
 
 CELLS = (TIMED, COUNTED)
 KINDS = {
@@ -90,15 +94,6 @@ class Pick:
     def searches(self) -> PickedRuns:
         """As what the study's views read."""
         return PickedRuns(self.runs)
-
-    def batches(self) -> BatchStudy:
-        """As what the batching study's views read; the grid is that of the cells there are."""
-        sweep = Sweep(SweepConfig(), self.folders)
-        seqs, tokens = (tuple(sorted(map(int, self.runs[name].unique()))) for name in LIMITS[:2])
-        timed = self.runs[self.runs["role"] == TIMED]
-        repeats = max(1, int(timed["repeat"].nunique()))
-        limits = replace(batch_grid(), max_num_seqs=seqs, max_num_batched_tokens=tokens)
-        return BatchStudy(sweep.config, replace(limits, repeats=repeats), sweep)
 
 
 def picks(runs: pd.DataFrame) -> dict[str, Pick]:

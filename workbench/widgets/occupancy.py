@@ -16,7 +16,8 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from workbench.errors import ConfigError
-from workbench.experiments.views import Tables, block_rows
+from workbench.experiments.rows import block_rows
+from workbench.experiments.statistics import Tables
 from workbench.plots import prm_blocks
 from workbench.plots.theme import BLACK
 from workbench.widgets.plot import PlotWidget

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from workbench.config import check, format_size, parse_size
 from workbench.errors import ConfigError, nearest
-from workbench.experiments.feasible import FeasibleShares, Need
-from workbench.experiments.paths import project_root
+from workbench.experiments.memory import FeasibleShares, Need
+from workbench.experiments.provenance import project_root
 from workbench.replay.devices import PRESETS, load_device
 from workbench.replay.simulator import POLICIES
 from workbench.replay.what_if import WhatIf

@@ -242,8 +242,8 @@ def _place(fig: go.Figure, view: View) -> None:
     reach = (max(low - 0.07, 0.0), min(high + 0.07, 1.0))
     fig.update_xaxes(range=list(reach))
     for start, end, lacks, who in (
-        (reach[0], low, found.at(reach[0]).llm_lacks, "LLM"),
-        (high, reach[1], found.at(reach[1]).prm_lacks, "PRM"),
+        (reach[0], low, found.at(reach[0]).lacks("llm"), "LLM"),
+        (high, reach[1], found.at(reach[1]).lacks("prm"), "PRM"),
     ):
         if end > start:
             fig.add_shape(_grey(start, end))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from workbench.experiments.feasible import FeasibleShares
+from workbench.experiments.memory import FeasibleShares
 from workbench.plots.theme import BLACK, MODELS
 from workbench.widgets.what_if_answers import Answer
 
