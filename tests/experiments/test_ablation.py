@@ -1,13 +1,11 @@
 """The ablation of the modifications: gains, depth limits, sameness and claims follow from runs."""
 
-from argparse import Namespace
-
 import numpy as np
 import pandas as pd
 import pytest
 
 from tests.experiments.fakes import fake_result
-from workbench.cli import figures as figures_command
+from workbench.cli.study import stored_ablation_claims
 from workbench.experiments.claims import ablation_claims, batching_claim, finishing_claim
 from workbench.experiments.compare import compare
 from workbench.experiments.execute import one_by_one
@@ -171,6 +169,6 @@ def test_the_report_takes_both_claims_from_the_stored_runs(study, root):
     """The first page judges the very runs that the notebook drew, by its parameters."""
     parameters = {"num_problems": 4, "in_flight": 2, "depth_limits": [1], "queue_problems": 5}
     parameters["runs_dir"] = str(root)
-    found = figures_command._ablation_claims(CONFIG, Namespace(profile="quick"), parameters)
+    found = stored_ablation_claims(CONFIG, parameters)
     assert [claim.key for claim in found] == ["C7", "C8"]
     assert [c.figure for c in found] == [c.figure for c in ablation_claims(study)]

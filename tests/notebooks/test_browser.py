@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from tests.notebooks.lab import Notebook, find_browser, lab_server, with_parameters
+from workbench.experiments.settings import sweep_config
+from workbench.experiments.study import run_sweep
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 SECONDS = 600  # for one notebook, on a busy machine

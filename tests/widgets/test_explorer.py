@@ -95,7 +95,7 @@ def test_what_cannot_be_drawn_is_said(found):
 
 def test_a_sweep_and_batching_cells_make_the_balance(found, tmp_path):
     """Whichever of the two is picked first; of one kind alone there is none."""
-    run_batches(test_batching.CONFIG, test_batching.GRID, tmp_path, execute=test_batching.fake_cell)
+    run_batches(test_batching.CONFIG, test_batching.PLAN, tmp_path, execute=test_batching.fake_cell)
     cells = next(pick for pick in explorer.picks(load_runs(tmp_path)).values() if pick.is_batches)
     sweep = explorer.picked(found, None)
     assert explorer.figures_of(sweep, cells) == explorer.figures_of(cells, sweep) == ["balance"]

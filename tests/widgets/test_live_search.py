@@ -10,6 +10,7 @@ import pytest
 
 from workbench.errors import ConfigError
 from workbench.search.problems import load_problems
+from workbench.search.strategies import BeamSearch
 from workbench.widgets import live_search as ls
 
 LONGEST_GAP_S = 5.0  # steps and splits take milliseconds; the rest is for a machine with others on

@@ -1,10 +1,10 @@
 """The sliders of 02, 03 and 06: they stand on what was measured, and say what that is."""
 
 import pytest
-from workbench.experiments.views import block_rows, thrashing_rows
 
 from tests.experiments.fake_sweep import SHARES, FakeSweep
 from workbench.errors import ConfigError
+from workbench.experiments.rows import block_rows, thrashing_rows
 from workbench.widgets import sliders
 
 

@@ -387,7 +387,7 @@ def _examine() -> Iterator[Finding]:
         runs_folder,
         versions,
     )
-    from workbench.models.architectures import ARCHITECTURES
+    from workbench.models.spec import ARCHITECTURES
     from workbench.search.prm_formats import FORMATS
 
     import_module("torch")  # so that its own thread count and GPU are reported

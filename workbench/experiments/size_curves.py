@@ -18,7 +18,7 @@ from workbench.experiments.rows import rooms
 from workbench.experiments.study import CARRIES_OVER, Study, rung_of
 from workbench.replay.answers import Answers
 from workbench.replay.devices import Device, load_device
-from workbench.replay.miss_ratio import miss_ratio, optimal_hits
+from workbench.replay.miss_ratio import CacheCalls, miss_ratio, optimal_hits
 from workbench.replay.simulator import Changes, replay, search_calls
 from workbench.replay.workload import load_recording
 

@@ -20,28 +20,28 @@ import plotly.graph_objects as go
 
 from workbench.config import SweepConfig, format_size
 from workbench.errors import ConfigError, RunStoreError, nearest
-from workbench.experiments.batch_plan import COUNTED, LIMITS, TIMED
-from workbench.experiments.batch_study import (
-    BatchStudy,
-    balance_face,
-    balance_rows,
-    batch_grid,
-    batch_rows,
-    limits_face,
-)
 from workbench.experiments.compare import compare
-from workbench.experiments.face import face as provenance_of
-from workbench.experiments.lost_time import lost_time_rows
-from workbench.experiments.plan import HOW_IT_IS_CARRIED_OUT, MEASURE, REPLAY, SENTINEL
-from workbench.experiments.record import FINISHED
-from workbench.experiments.store import load_runs, load_table
-from workbench.experiments.sweep import Sweep
-from workbench.experiments.views import (
+from workbench.experiments.rows import (
+    balance_rows,
+    batch_rows,
     block_rows,
+    cells_provenance,
+    lost_time_rows,
     memory_split_rows,
     prefix_hit_rows,
     thrashing_rows,
 )
+from workbench.experiments.runs import FINISHED, load_runs, load_table
+from workbench.experiments.settings import (
+    COUNTED,
+    HOW_IT_IS_CARRIED_OUT,
+    LIMITS,
+    MEASURE,
+    REPLAY,
+    SENTINEL,
+    TIMED,
+)
+from workbench.experiments.study import provenance
 from workbench.plots import (
     balance,
     batch_limits,
@@ -121,14 +121,6 @@ class Pick:
         keys = runs[["run_id", "llm_share", "seed"]].rename(columns={"seed": "run_seed"})
         return load_table(list(runs["folder"]), name).merge(keys, on="run_id", how="left")
 
-    def batches(self) -> BatchStudy:
-        """As what the batching study's views read; the grid is that of the cells there are."""
-        runs, sweep = self.all_runs, Sweep(SweepConfig(), self.folders)
-        seqs, tokens = (tuple(sorted(map(int, runs[name].unique()))) for name in LIMITS[:2])
-        repeats = max(1, int(runs.loc[runs["role"] == TIMED, "repeat"].nunique()))
-        limits = replace(batch_grid(), max_num_seqs=seqs, max_num_batched_tokens=tokens)
-        return BatchStudy(sweep.config, replace(limits, repeats=repeats), sweep)
-
     def nearest_share(self, wanted: float) -> float:
         """The measured share nearest to `wanted`. RunStoreError where no run is finished."""
         if not self.shares:
@@ -138,7 +130,9 @@ class Pick:
     @property
     def provenance(self) -> str:
         """What was measured, as figures say it."""
-        return limits_face(self.batches()) if self.is_batches else provenance_of(self.runs)
+        if not self.is_batches:
+            return provenance(self.runs)
+        return provenance(self.all_runs, None, cells_provenance(self.all_runs))
 
 
 def picks(runs: pd.DataFrame) -> dict[str, Pick]:
@@ -239,8 +233,8 @@ OF_SEARCHES: dict[str, Figure] = {
     "lost_time": (lambda pick, _: lost_time_rows(pick), lost_time),
 }
 OF_BATCHES: dict[str, Figure] = {
-    "llm_batch": (lambda pick, _: batch_rows(pick.batches(), "llm"), batch_limits),
-    "prm_batch": (lambda pick, _: batch_rows(pick.batches(), "prm"), batch_limits),
+    "llm_batch": (lambda pick, _: batch_rows(pick.all_runs, "llm"), batch_limits),
+    "prm_batch": (lambda pick, _: batch_rows(pick.all_runs, "prm"), batch_limits),
 }
 OF_BOTH_KINDS = ("balance",)  # of searches and of batching cells at once
 AT_ONE_SHARE = ("prm_blocks",)
@@ -268,9 +262,9 @@ def explore(name: str, a: Pick, b: Pick | None = None, llm_share: float | None =
         )
     if b is not None and name in OF_BOTH_KINDS:
         searches, cells = (b, a) if a.is_batches else (a, b)
-        study = cells.batches()
-        rows = balance_rows(searches, study)
-        figure = balance(rows, balance_face(searches.provenance, study))
+        rows = balance_rows(searches, cells.all_runs)
+        said = f"{searches.provenance}\n{cells_provenance(cells.all_runs)}"
+        figure = balance(rows, said)
         return Drawing(figure, rows, f"{searches.name}; {cells.name}: {caption(figure)}", {})
     make, draw = (OF_SEARCHES | OF_BATCHES)[name]
     chosen = [pick for pick in (a, b) if pick is not None]

@@ -15,7 +15,8 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.errors import ConfigError
-from workbench.experiments.views import Tables, block_rows
+from workbench.experiments.rows import block_rows
+from workbench.experiments.statistics import Tables
 from workbench.plots import prm_blocks, thrashing
 from workbench.plots.theme import BLACK, MODELS, Frame, finish, legend_at
 from workbench.widgets.parts import Drawing, FigureView, NumberSlider, is_live

@@ -22,7 +22,7 @@ from plotly.subplots import make_subplots
 
 from workbench.config import format_size
 from workbench.errors import ConfigError
-from workbench.experiments.feasible import FeasibleShares
+from workbench.experiments.memory import FeasibleShares
 from workbench.plots.theme import (
     BLACK,
     GREEN,
@@ -281,8 +281,8 @@ def _grey_ends(fig: go.Figure, found: FeasibleShares) -> None:
     reach = (max(low - 0.07, 0.0), min(high + 0.07, 1.0))
     fig.update_xaxes(range=list(reach))
     for start, end, lacks, model in (
-        (reach[0], low, found.at(reach[0]).llm_lacks, "LLM"),
-        (high, reach[1], found.at(reach[1]).prm_lacks, "PRM"),
+        (reach[0], low, found.at(reach[0]).lacks("llm"), "LLM"),
+        (high, reach[1], found.at(reach[1]).lacks("prm"), "PRM"),
     ):
         fig.add_shape(
             type="rect",

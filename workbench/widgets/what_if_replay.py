@@ -24,8 +24,8 @@ import pandas as pd
 
 from workbench.config import parse_size
 from workbench.errors import ConfigError, WorkbenchError
-from workbench.experiments.feasible import FeasibleShares, Need
-from workbench.experiments.paths import project_root
+from workbench.experiments.memory import FeasibleShares, Need
+from workbench.experiments.provenance import project_root
 from workbench.plots.timeline import decimated
 from workbench.replay.answers import Answers
 from workbench.replay.devices import PRESETS
