@@ -7,7 +7,7 @@ import pytest
 
 from workbench.bench import engine, lineup
 from workbench.bench.contenders import Linears
-from workbench.bench.lineup import CEILING, TRANSFORMERS, Sizes
+from workbench.bench.lineup import PRODUCTS, TRANSFORMERS, Sizes
 from workbench.bench.peer_process import PeerError
 from workbench.models.registry import model_spec
 
@@ -31,7 +31,8 @@ class Faked:
     def __init__(self, contenders):
         self.contenders, self.dropped = contenders, []
         self.spec = model_spec("tiny-solver")
-        self.labels = {TRANSFORMERS: TRANSFORMERS, "vllm": "vllm 1", "broken": "broken 2"}
+        self.labels = {TRANSFORMERS: TRANSFORMERS, PRODUCTS: "its products", "vllm": "vllm 1"}
+        self.labels |= {"broken": "broken 2"}
         self.modes = {"": "", "+invariant": "+invariant"}
 
     def drop(self, name, reason):
@@ -41,15 +42,18 @@ class Faked:
 
 def test_rows_pair_ours_with_each_peer_and_a_broken_one_has_none():
     """Guards row names, pairing, and that one peer's failure costs nothing but its own rows."""
-    rates = {"": 40.0, "+invariant": 30.0, CEILING: 50.0, TRANSFORMERS: 10.0, "vllm": 20.0}
+    rates = {"": 40.0, "+invariant": 30.0, PRODUCTS: 50.0, TRANSFORMERS: 10.0, "vllm": 20.0}
     contenders = {name: Steady(rate) for name, rate in rates.items()} | {"broken": Steady(1.0, 2)}
     faked = Faked(contenders)
     random = np.random.default_rng(0)
-    rows = {row.name: row for row in engine._decode_rows(16, faked, 3, random)}
-    assert list(rows) == ["decode_b16", "decode_b16+invariant", "decode_b16@vllm"]
-    fast = rows["decode_b16"]
-    assert (fast.value, fast.ratio, fast.share_of_ceiling, fast.repeats) == (40.0, 4.0, 0.8, 3)
-    assert rows["decode_b16+invariant"].ratio == 3.0
+    rows = {row.name: row for row in engine._decode_rows(16, faked, 3, random, busy="+busy")}
+    names = ["", "+invariant", "@products", "@vllm"]
+    assert list(rows) == [f"decode_b16+busy{name}" for name in names]
+    fast = rows["decode_b16+busy"]
+    assert (fast.value, fast.ratio, fast.share_of_ceiling, fast.repeats) == (40.0, 4.0, None, 3)
+    assert rows["decode_b16+busy+invariant"].ratio == 3.0
+    assert rows["decode_b16+busy@products"].ratio == 0.8
+    rows = {name.replace("+busy", ""): row for name, row in rows.items()}
     assert (rows["decode_b16@vllm"].ratio, rows["decode_b16@vllm"].peer) == (2.0, "vllm 1")
     assert faked.dropped == [("broken", "out of luck")]
     first, others = contenders[""].seen, contenders["vllm"].seen
@@ -63,14 +67,18 @@ def test_every_row_of_the_record_is_measured_on_a_small_input(monkeypatch, tmp_p
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(engine, "SIZES", Sizes(sequences=2, prompt=8, new=4, prefill=16))
     monkeypatch.setattr(engine, "BATCHES", (1, 2))
+    monkeypatch.setattr(engine, "BUSY_BATCHES", (1,))
     rows = {row.name: row for row in engine.run(repeats=1, peers="none")}
+    kinds = ("", "+invariant", "@products")
     assert list(rows) == [
-        "gemm_flops_per_s",
-        "read_bytes_per_s",
-        *("decode_b1", "decode_b1+invariant", "decode_b2", "decode_b2+invariant"),
+        "tile_share_of_peak",
+        *(f"decode_{batch}{kind}" for batch in ("b1", "b2") for kind in kinds),
         *("bookkeeping_share_b2", "bookkeeping_share_b2+invariant", "paged_over_contiguous"),
-        *("prefill_16", "prefill_16+invariant"),
+        *(f"prefill_16{kind}" for kind in kinds),
+        *("fma_flops_per_s", "gemm_flops_per_s", "read_bytes_per_s"),
+        *(f"{name}+busy{kind}" for name in ("decode_b1", "prefill_16") for kind in kinds[:2]),
     ]
+    assert all(0 < row.share_of_ceiling <= 1 for row in rows.values() if row.ceiling is not None)
     assert all(row.value > 0 for row in rows.values())
     assert 0 < rows["bookkeeping_share_b2"].value < 1
     assert rows["prefill_16"].peer == TRANSFORMERS
