@@ -64,8 +64,8 @@ def record(bench: str, rows: Iterable[Row], mode: dict[str, Any]) -> dict[str, A
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigError(f"Bench {bench} has two rows named {', '.join(twice)}; names are unique.")
-    rows = [row.to_dict() for row in listed]
-    values = (bench, machine_facts(), versions(), git_state(), mode, ISA.name, rows)
+    kept = [row.to_dict() for row in listed]
+    values = (bench, machine_facts(), versions(), git_state(), mode, ISA.name, kept)
     return dict(zip(KEYS, values, strict=True))
 
 
