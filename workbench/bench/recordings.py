@@ -3,7 +3,7 @@
 The embedded pair with the default profile's memory, batch limits and problems in flight, and
 SmolLM2-135M on MATH problems as the real-search benchmark asks it: real text, and the shape of a
 reward model whose scores mean nothing (workload.py). What it does not do: read them
-(replay/recordings).
+(replay/workload).
 """
 
 from __future__ import annotations
