@@ -18,7 +18,6 @@ from workbench.kernels.lanes import WIDTH, add, fma, load, mul, same, store, sub
 from workbench.kernels.team import Team, kernel, take
 
 _ROWS = 8  # of one piece
-_STORED = 8  # pieces of a long prompt: two threads that write to one block wait for each other
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 _UNBOUNDED = 1 << 60
 _inlined = njit(error_model="numpy", inline="always")
@@ -120,16 +119,15 @@ def _store_kv(arguments: int, counter: int) -> None:
     cosine, sine = matrix(a[8], tables, half), matrix(a[9], tables, half)
     positions, sequence = integers(a[10], count), integers(a[11], count)
     shape = (block_size, kv_heads, head_dim)
-    rows = max(_ROWS, count // _STORED)
-    piece = take(counter) * rows
+    piece = take(counter) * _ROWS
     while piece < count:
-        for t in range(piece, min(piece + rows, count)):
+        for t in range(piece, min(piece + _ROWS, count)):
             p = positions[t]
             for head in range(0, columns - kv_heads * head_dim, head_dim):
                 _rotate(qkv[t], head, half, cosine[p], sine[p])
             table = integers(a[12] + sequence[t] * a[13] * 8, a[13])
             _store(qkv[t], data, base + table[p // block_size], p % block_size, shape)
-        piece = take(counter) * rows
+        piece = take(counter) * _ROWS
 
 
 def store_kv(
