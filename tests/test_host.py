@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from workbench.engine.memory import total_bytes
-from workbench.experiments.machine import memory_bytes
+from workbench.experiments.provenance import memory_bytes
 from workbench.host import available_memory, total_memory
 
 

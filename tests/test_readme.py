@@ -15,8 +15,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from workbench.experiments.face import counted
-from workbench.experiments.sentences import peak_sentence
+from workbench.experiments.provenance import counted
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -247,8 +246,31 @@ def split() -> list[str]:
             f"{thrash['llm'][share]:.3g} / {thrash['prm'][share]:.3g}",
         )
         lines.append("| " + " | ".join(cells) + " |")
-    told = peak_sentence(figure_rows("memory_split"))
-    return [*lines, "", told, ""]
+    return [*lines, "", _peak(figure_rows("memory_split")), ""]
+
+
+def _peak(rows: pd.DataFrame) -> str:
+    """Where throughput peaks, how sure that is, and what the ends cost."""
+    rate = rows[rows["metric"] == "tokens_per_s"].set_index("llm_share")["value"].sort_index()
+    peak, same = (rows[rows["metric"] == m].iloc[0] for m in ("peak_share", "same_work"))
+    best, ends = rate[peak["value"]], (rate.index[0], rate.index[-1])
+    among = rate.loc[same["low"] : same["high"]]
+    differ = (
+        "what rates differ by between these shares is the machine's noise"
+        if among.min() < among.max()
+        else "their rates are equal"
+    )
+    plateau = (
+        f" From {same['low']:.2f} to {same['high']:.2f} both models do exactly the same work, so "
+        f"{differ}."
+    )
+    low, high = (f"{rate[end]:,.0f} ({rate[end] / best - 1:+.1%})" for end in ends)
+    return (
+        f"Throughput is highest at an LLM share of **{peak['value']:.2f}** (95 %: "
+        f"{peak['low']:.2f} to {peak['high']:.2f}) with **{best:,.0f}** generated tokens/s; at "
+        f"{ends[0]:.2f} it is {low} and at {ends[1]:.2f} {high}."
+        f"{plateau if same['low'] < same['high'] else ''}"
+    )
 
 
 def results() -> str:

@@ -28,7 +28,7 @@ _EXPORTS = {
     "Search": "workbench.search.search",
     "run_search": "workbench.search.search",
     "load_problems": "workbench.search.problems",
-    "load_runs": "workbench.experiments.store",
+    "load_runs": "workbench.experiments.runs",
     "compare": "workbench.experiments.compare",
 }
 

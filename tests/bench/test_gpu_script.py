@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.experiments.machine import git_state
+from workbench.experiments.provenance import git_state
 
 ROOT = Path(__file__).parents[2]
 FAKE = """#!/usr/bin/env bash

@@ -17,11 +17,15 @@ from workbench.bench.record import Row
 from workbench.cli import main, tools
 from workbench.cli.options import key_values
 from workbench.errors import ConfigError
-from workbench.experiments.batch_plan import batch_cells
-from workbench.experiments.batch_study import batch_grid
-from workbench.experiments.plan import RunSpec
-from workbench.experiments.profiles import PROFILES, sweep_config
-from workbench.experiments.record import FAILED
+from workbench.experiments.runs import FAILED
+from workbench.experiments.settings import (
+    PROFILES,
+    BatchPlan,
+    RunSpec,
+    batch_runs,
+    plan_of,
+    sweep_config,
+)
 
 ROOT = Path(__file__).parents[2]
 CONFIG = sweep_config("quick", num_problems=3)
@@ -234,14 +238,13 @@ def no_notebooks(monkeypatch, tmp_path):
         runs = pd.DataFrame({"run_id": ["r"]})
         all_runs = pd.DataFrame()
 
-    remember("experiments.sweep.run_sweep", Swept())
+    remember("experiments.study.run_sweep", Swept())
     remember("experiments.notebooks.run_notebooks", [tmp_path / "02.ipynb"])
-    for place in ("experiments.face.rung", "experiments.face.sweep_face"):
-        remember(place, place)
-    for place in ("experiments.claims.claims_of", "cli.study.stored_ladder_claims"):
+    remember("experiments.study.provenance_of", "measured")
+    for place in ("experiments.claims.claims_of", "cli.study.stored_ablation_claims"):
         remember(place, [])
     remember("experiments.study.figures_home", tmp_path / "figures")
-    remember("experiments.report.write_report", tmp_path / "index.html")
+    remember("experiments.notebooks.write_report", tmp_path / "index.html")
     remember("experiments.export.replot", [])
     monkeypatch.chdir(ROOT)
     return calls
@@ -271,16 +274,16 @@ def test_a_sweep_that_cannot_fit_is_said_before_any_notebook_runs(tmp_path, caps
 
 @pytest.mark.parametrize("names", [["00"], ["01"], ["07"], ["01", "07"]])
 def test_figures_of_notebooks_that_read_no_sweep_need_none(no_notebooks, names):
-    """The tour, memory and the ladder build or run what they draw themselves."""
+    """The tour, memory and the ablation build or run what they draw themselves."""
     assert main(["figures", *names]) == 0
     assert [name for name, _, _ in no_notebooks] == ["run_notebooks"]
 
 
-def test_a_dry_run_says_what_the_ladder_would_take(tmp_path, capsys):
+def test_a_dry_run_says_what_the_ablation_would_take(tmp_path, capsys):
     """A notebook with runs beside the sweep's is announced with them."""
     assert main(["figures", "07", "--dry-run", "--runs", str(tmp_path)]) == 0
     said = capsys.readouterr().out
-    assert "19 of 19 runs of the ladder to do, about" in said
+    assert "07_modifications: 15 of 15 runs to do, about" in said
     assert "feasible" not in said
 
 
@@ -297,12 +300,12 @@ def test_replot_and_dry_run_run_nothing(no_notebooks, tmp_path, capsys):
     assert main(["figures", "--dry-run", "--profile", "full", "--runs", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "55 of 55 runs to do" in shown
-    assert "batching cells to do, about" in shown
+    assert "04_batching: " in shown
     grid = ["-p", "grid_seqs=[8]", "-p", "grid_tokens=[256]", "-p", "block_sizes=[16]"]
     assert main(["figures", "04", "--dry-run", *grid, "--runs", str(tmp_path)]) == 0
-    few = {"max_num_seqs": [8], "max_num_batched_tokens": [256], "block_sizes": [16]}
-    cells = len(batch_cells(sweep_config("default"), batch_grid("default", **few)))
-    assert f"{cells} of {cells} batching cells to do" in capsys.readouterr().out
+    few = {"grid_seqs": [8], "grid_tokens": [256], "block_sizes": [16]}
+    cells = len(batch_runs(sweep_config("default"), plan_of(BatchPlan, "default", few)))
+    assert f"04_batching: {cells} of {cells} runs to do" in capsys.readouterr().out
     assert main(["figures", "03", "--dry-run", "--runs", str(tmp_path)]) == 0
     assert "batching" not in capsys.readouterr().out
     assert [name for name, _, _ in no_notebooks] == ["replot"]

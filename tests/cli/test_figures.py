@@ -7,14 +7,10 @@ import pytest
 
 from tests.experiments.fakes import fake_result
 from workbench.cli import main, study
-from workbench.experiments.batch_plan import GRIDS, batch_cells
-from workbench.experiments.batch_study import BatchStudy
-from workbench.experiments.face import completeness
-from workbench.experiments.paths import project_root
-from workbench.experiments.plan import RunSpec
-from workbench.experiments.profiles import PROFILES, sweep_config
-from workbench.experiments.study import figures_home
-from workbench.experiments.sweep import Sweep, run_sweep
+from workbench.experiments.execute import one_by_one
+from workbench.experiments.provenance import project_root
+from workbench.experiments.settings import PLANS, PROFILES, BatchPlan, RunSpec, sweep_config
+from workbench.experiments.study import Study, completeness, figures_home, run_sweep
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,7 +21,7 @@ def fails_at(share):
             raise RuntimeError("the cable was [pulled]")
         return fake_result(spec)
 
-    return execute
+    return one_by_one(execute)
 
 
 @pytest.fixture
@@ -58,7 +54,7 @@ def test_a_replot_takes_no_parameter_that_only_a_run_could_use(tmp_path, capsys)
 def test_a_failed_run_is_on_the_face_and_on_the_terminal(broken, tmp_path, monkeypatch, capsys):
     assert completeness(broken) == "3 of 4 runs (failed: split-0.300-seed0)"
     faces = []
-    claims, report = "workbench.experiments.claims.claims_of", "workbench.experiments.report"
+    claims, report = "workbench.experiments.claims.claims_of", "workbench.experiments.notebooks"
     monkeypatch.setattr(claims, lambda *_: [])
     monkeypatch.setattr(f"{report}.write_report", lambda *given: faces.append(given[2]))
     assert study.report(broken, [], {}, [])
@@ -74,9 +70,11 @@ def test_failed_runs_are_repeated_when_asked(broken, tmp_path, monkeypatch):
 
     def remember(config, runs_dir, **named):
         seen.append((runs_dir, named))
-        return run_sweep(broken.config, runs_dir, execute=fake_result, progress=False, **named)
+        return run_sweep(
+            broken.config, runs_dir, execute=one_by_one(fake_result), progress=False, **named
+        )
 
-    monkeypatch.setattr("workbench.experiments.sweep.run_sweep", remember)
+    monkeypatch.setattr("workbench.experiments.study.run_sweep", remember)
     folder = str(tmp_path / "runs")
     assert main(["sweep", "--profile", "quick", "--runs", folder, "--retry-failed"]) == 0
     assert seen == [(folder, {"retry_failed": True})]
@@ -84,14 +82,12 @@ def test_failed_runs_are_repeated_when_asked(broken, tmp_path, monkeypatch):
 
 def batches(profile, **overrides):
     """The batching study of a profile, without its runs."""
-    config = sweep_config(profile, **overrides)
-    own = batch_cells(config, GRIDS[profile])[0].config
-    return BatchStudy(own, GRIDS[profile], Sweep(own, ()))
+    return Study(sweep_config(profile, **overrides), (), plan=PLANS[BatchPlan][profile])
 
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_figures_holds_the_default_profile_and_nothing_else(profile):
-    home = figures_home(Sweep(sweep_config(profile), ()))
+    home = figures_home(Study(sweep_config(profile), ()))
     assert home == figures_home(batches(profile))
     if profile == "default":
         assert home == project_root() / "figures"
@@ -102,7 +98,7 @@ def test_figures_holds_the_default_profile_and_nothing_else(profile):
 def test_changed_settings_draw_elsewhere():
     elsewhere = project_root() / "build" / "figures" / "default-changed"
     for overrides in ({"num_problems": 2}, {"seeds": (7,)}, {"shares": (0.3,)}, {"n": 4}):
-        assert figures_home(Sweep(sweep_config("default", **overrides), ())) == elsewhere
+        assert figures_home(Study(sweep_config("default", **overrides), ())) == elsewhere
     assert figures_home(batches("default", n=4)) == elsewhere
 
 

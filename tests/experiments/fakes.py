@@ -4,9 +4,8 @@ import hashlib
 
 import pandas as pd
 
-from workbench.experiments.plan import Identity
-from workbench.experiments.record import RunResult, run_config, run_tables
-from workbench.experiments.store import RunStore
+from workbench.experiments.runs import RunResult, RunStore, run_config, run_tables
+from workbench.experiments.settings import Identity
 from workbench.trace import frame
 
 IDENTITY = Identity("llm0", "prm0", "problems0", "0.1.0", 1)

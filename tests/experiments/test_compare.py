@@ -8,8 +8,7 @@ import pytest
 from tests.experiments.fakes import store_fake
 from workbench.errors import RunStoreError
 from workbench.experiments.compare import compare
-from workbench.experiments.plan import RunSpec
-from workbench.experiments.profiles import sweep_config
+from workbench.experiments.settings import RunSpec, sweep_config
 from workbench.trace import write_table
 
 CONFIGURATION = sweep_config("quick", num_problems=6)

@@ -8,8 +8,14 @@ import pytest
 
 from tests.plots import synthetic
 from workbench.errors import RunStoreError
-from workbench.experiments import static
-from workbench.experiments.export import replot, save_figure, tex_escaped
+from workbench.experiments.export import (
+    Browser,
+    print_version,
+    replot,
+    save_figure,
+    stable,
+    tex_escaped,
+)
 from workbench.plots import FIGURES, memory_split
 
 ENDINGS = {".svg", ".pdf", ".html", ".tex", ".parquet", ".json"}
@@ -27,7 +33,7 @@ def no_browser(monkeypatch):
     async def refuse(self):
         raise RuntimeError("no chrome here\nand a long story")
 
-    monkeypatch.setattr(static.Browser, "_start", refuse)
+    monkeypatch.setattr(Browser, "_start", refuse)
 
 
 @pytest.mark.browser
@@ -57,7 +63,7 @@ def test_the_pdf_is_150_mm_wide_with_embedded_fonts_and_no_title(tmp_path):
     assert b"/FontFile" in pdf
     svg = (tmp_path / "memory_split.svg").read_text()
     assert "Throughput against the memory split" in svg
-    paper = static.print_version(drawn())
+    paper = print_version(drawn())
     assert paper.layout.title.text is None
     assert not [a for a in paper.layout.annotations if a.name == "face"]
     assert paper.layout.template.layout.font.size == 12  # px, which is 9 pt
@@ -127,10 +133,10 @@ def test_captions_compile():
 @pytest.mark.browser
 def test_a_browser_starts_beside_what_comes_first_and_draws_both_images_at_once():
     """Redrawing all figures waited for the browser, then for one image after the other."""
-    with static.Browser() as browser:
+    with Browser() as browser:
         assert browser._starting is not None, "entering waits for nothing"
-        svg, pdf = browser.images(static.stable(drawn()))
+        svg, pdf = browser.images(stable(drawn()))
     assert svg.startswith(b"<svg")
     assert pdf.startswith(b"%PDF")
-    with static.Browser():
+    with Browser():
         pass  # left before it was needed: it is closed all the same

@@ -1,14 +1,29 @@
 """Intervals: they cover what they should, keep a problem's seeds together, never invent one."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from tests.experiments.fake_sweep import SHARES, FakeSweep
 from workbench.errors import ConfigError
+from workbench.experiments import claims
+from workbench.experiments.rows import (
+    lost_time_rows,
+    memory_split_rows,
+    problem_seconds,
+    throughput,
+)
 from workbench.experiments.statistics import (
+    WORK,
+    Noise,
     bootstrap_mean,
     bootstrap_ratio,
+    draw_rates,
+    equal_work,
     median_interval,
+    noise_of,
     paired_difference,
+    paired_ratio,
     paired_ratio_difference,
     proportion_upper_bound,
 )
@@ -88,3 +103,176 @@ def test_the_interval_of_a_median_is_that_of_the_tables_and_covers():
     draws = np.random.default_rng(0).exponential(size=(400, 25))  # the median is log 2
     covered = [(i := median_interval(row)).low <= np.log(2) <= i.high for row in draws.tolist()]
     assert 0.93 <= np.mean(covered) <= 1.0
+
+
+# -- settings compared --
+
+
+def many(noise, seeds=3, problems=12):
+    """Rows of a flat curve: every share has the same rate but for `noise(rng)` seconds."""
+    rng = np.random.default_rng(0)
+    keys = [(s, k, p) for s in SHARES for k in range(seeds) for p in range(problems)]
+    rows = pd.DataFrame(keys, columns=["llm_share", "seed", "problem_id"])
+    rows["run_id"] = rows["llm_share"].astype(str) + "-" + rows["seed"].astype(str)
+    rows = rows.assign(tokens=100.0, wall_part_s=[1.0 + x for x in noise(rng, rows)])
+    return rows, rows[["run_id", "llm_share", "seed"]].drop_duplicates()
+
+
+def test_a_peak_that_problems_disagree_on_is_an_interval():
+    rows, runs = many(lambda rng, rows: rng.random(len(rows)))
+    found = draw_rates(rows, runs, "llm_share").peak
+    assert found.low < found.high
+    alone = draw_rates(rows[rows["problem_id"] == 3], runs, "llm_share")
+    assert (alone.peak.low, alone.peak.high) == (SHARES[0], SHARES[-1])
+    assert alone.difference(0.3, 0.5).low == -np.inf
+
+
+def test_a_slow_run_is_not_taken_for_the_shares_doing():
+    """All problems of a run share its noise: drawing problems alone would call the peak certain."""
+
+    def by_run(rng, rows):
+        return rows["run_id"].map({run: 0.2 * rng.random() for run in rows["run_id"].unique()})
+
+    rates = draw_rates(*many(by_run), "llm_share")
+    assert rates.peak.low < rates.peak.high
+    assert rates.difference(0.3, 0.5).low < 0 < rates.difference(0.3, 0.5).high
+
+
+def test_a_difference_all_problems_and_runs_agree_on_is_seen():
+    both = many(lambda rng, rows: 0.5 * (rows["llm_share"] == 0.5) + 0.01 * rng.random(len(rows)))
+    found = draw_rates(*both, "llm_share").difference(0.3, 0.5)
+    assert found.estimate == pytest.approx(100 / 1.5 - 100, rel=0.03)
+    assert found.high < 0
+
+
+# -- noise: told by runs of equal work alone, contained in all claims about time --
+
+COSTS = {engine: lambda tokens, context, logits: tokens * 1.0 for engine in ("llm", "prm")}
+
+
+class Noisy(FakeSweep):
+    """Equal work from 0.2 to 0.4; the machine makes each run slower by a factor of its own."""
+
+    def __init__(self, seeds=(0, 1), noise=0.15, slow_end=1.0, seed=0):
+        super().__init__(SHARES, seeds)
+        rng = np.random.default_rng(seed)
+        for run in self._runs:
+            row = run["row"]
+            middle = 0.2 <= row["llm_share"] <= 0.4
+            work = 0 if middle else round(1000 * row["llm_share"])
+            slower = float(np.exp(noise * rng.standard_normal()))
+            seconds = 10.0 * (slow_end if row["llm_share"] == 0.5 else 1.0) * slower
+            row |= dict.fromkeys(WORK, 100 + work) | {"wall_s": seconds}
+            row["tokens_per_s"] = 400 / seconds
+            run["problems"]["wall_part_s"] = seconds / len(run["problems"])
+
+    @property
+    def all_runs(self):
+        return self.runs
+
+
+def test_noise_is_the_spread_of_wall_times_within_groups_of_equal_work():
+    row = {"status": "finished", "seed": 0, "llm_share": 0.3, "role": "measure"}
+    runs = pd.DataFrame([row | dict.fromkeys(WORK, w) for w in (1, 1, 2, 3)])
+    found = noise_of(runs.assign(wall_s=[10.0, 14.0, 50.0, 90.0], tokens_per_s=1.0))
+    assert (found.runs, found.degrees) == (2, 1)
+    assert found.spread == pytest.approx(1.4)
+    assert found.sigma == pytest.approx(np.log(1.4) / np.sqrt(2))
+    assert "2 runs of equal work differ by up to 1.40 times" in str(found)
+    assert "the machine's noise is not known" in str(noise_of(runs.iloc[2:].assign(wall_s=1.0)))
+    assert not noise_of(pd.DataFrame()).is_known
+
+
+def test_few_repetitions_give_wide_factors_and_none_gives_one():
+    generator = np.random.default_rng(0)
+    few, many = (Noise(0.1, degrees).factors(generator, (5000,)) for degrees in (1, 30))
+    assert np.quantile(few, 0.975) > 1.5 * np.quantile(many, 0.975)
+    assert np.isfinite(few).all()
+    assert (Noise().factors(generator, (3,)) == 1).all()
+
+
+def test_shares_do_equal_work_where_every_seed_does():
+    runs = Noisy().runs
+    numbers = equal_work(runs, "llm_share", (0, 1))
+    assert numbers[0.2] == numbers[0.3] == numbers[0.4]
+    assert len(set(numbers.values())) == 3
+    runs.loc[(runs["llm_share"] == 0.4) & (runs["seed"] == 1), WORK[0]] += 1
+    assert equal_work(runs, "llm_share", (0, 1))[0.4] != numbers[0.3]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_peak_never_tells_shares_of_equal_work_apart(seed):
+    rows = memory_split_rows(Noisy(seed=seed))
+    peak = rows[rows["metric"] == "peak_share"].iloc[0]
+    if 0.2 <= peak["value"] <= 0.4:
+        assert peak["low"] <= 0.2
+        assert peak["high"] >= 0.4
+        assert claims.peak_claim(rows).verdict == "depends on"
+
+
+def test_a_slow_down_below_the_noise_is_no_finding_and_one_above_it_is():
+    lost = lost_time_rows(FakeSweep(), COSTS)
+    for noise, slow_end, certain in ((0.2, 1.2, False), (0.01, 1.6, True)):
+        rates = throughput(Noisy(noise=noise, slow_end=slow_end, seed=3))
+        assert (rates.difference(0.3, 0.5).high < 0) == certain
+        claim = claims.eviction_claim(rates, lost)
+        assert (claim.verdict != "depends on") == certain, claim
+
+
+def test_the_part_of_a_slow_down_is_a_ratio_in_which_the_machine_cancels():
+    rates = throughput(Noisy(noise=0.005, slow_end=1.5))
+    part = rates.part_of_slow_down(0.3, 0.5, (0.0, 0.2))
+    assert part.estimate == pytest.approx(0.2 * 1.5 / 0.5, rel=0.05)
+    assert part.low < part.estimate < part.high
+    none = throughput(Noisy(noise=0.005)).part_of_slow_down(0.3, 0.5, (0.0, 0.2))
+    assert np.isnan(none.estimate)
+
+
+def test_two_seeds_without_equal_work_make_nothing_certain():
+    sweep = FakeSweep()
+    rates = draw_rates(problem_seconds(sweep), sweep.runs, "llm_share")
+    assert (rates.peak.low, rates.peak.high) == (SHARES[0], SHARES[-1])
+    assert rates.difference(0.3, 0.5).low == -np.inf
+
+
+def test_a_run_that_is_missing_takes_its_seed_from_the_comparison_and_no_other():
+    sweep = FakeSweep()
+    runs = sweep.runs
+    runs = runs[~((runs["llm_share"] == 0.08) & (runs["seed"] == 0))]
+    rows, of_first = problem_seconds(sweep), set(runs.loc[runs["seed"] == 0, "run_id"])
+    shifted = rows.assign(wall_part_s=rows["wall_part_s"] * (1 + 9 * rows["run_id"].isin(of_first)))
+    both = [draw_rates(each, runs, "llm_share") for each in (rows, shifted)]
+    np.testing.assert_allclose(both[0].measured, both[1].measured)
+
+
+def test_bars_contain_the_noise():
+    quiet, loud = (
+        memory_split_rows(Noisy(noise=noise)).query("metric == 'tokens_per_s'")
+        for noise in (0.001, 0.2)
+    )
+    wide = [((rows["high"] - rows["low"]) / rows["value"]).mean() for rows in (quiet, loud)]
+    assert wide[1] > 1.5 * wide[0]
+
+
+def test_what_is_known_of_the_noise_is_said():
+    assert str(Noise(0.1, 1, 2, 1.2)).startswith("2 runs of equal work differ by up to 1.20 times")
+    assert "not known" in str(Noise())
+    assert "sentinel -10% to +5% over 3" in str(Noise(0.1, 2, 3, 1.2, 3, (-0.1, 0.05)))
+
+
+def test_runs_of_another_technique_are_no_equal_work():
+    """As many steps of a technique cost other seconds."""
+    runs = Noisy().runs
+    plain = equal_work(runs, "llm_share", (0, 1))
+    runs["technique"] = np.where(runs["llm_share"] == 0.3, "adaptive", "none")
+    told = equal_work(runs, "llm_share", (0, 1))
+    assert plain[0.2] == plain[0.3] and told[0.2] == told[0.4] != told[0.3]
+
+
+def test_a_paired_ratio_is_one_of_equal_work_and_else_of_its_seconds():
+    """The study's main comparison: the same problems and seeds on both sides."""
+    table = paired_ratio(Noisy(noise=0.01, slow_end=2.0), by="llm_share", against=0.3)
+    ratios = table.set_index("llm_share")
+    assert tuple(ratios.loc[0.2]) == (1.0, 1.0, 1.0)
+    assert ratios.loc[0.5, "value"] == pytest.approx(0.5, rel=0.05)
+    assert ratios.loc[0.5, "low"] < ratios.loc[0.5, "value"] < ratios.loc[0.5, "high"] < 0.6

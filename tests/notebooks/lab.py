@@ -55,13 +55,6 @@ REPAINTS = """([slider, ...figures]) => {
 }"""
 
 
-def with_code(name, code, place):
-    """A notebook of one cell."""
-    python = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
-    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)], metadata=python)
-    nbformat.write(book, place / f"{name}.ipynb")
-
-
 def find_browser():
     """A Chromium or Chrome; None where there is none."""
     given = os.environ.get("BROWSER_PATH")

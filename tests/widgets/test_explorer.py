@@ -10,13 +10,10 @@ import pytest
 from tests.experiments import test_batching
 from tests.experiments.fakes import store_fake
 from workbench.errors import ConfigError, RunStoreError
-from workbench.experiments.batch_study import run_batches
-from workbench.experiments.plan import RunSpec
-from workbench.experiments.profiles import sweep_config
-from workbench.experiments.store import load_runs
+from workbench.experiments.runs import load_runs
+from workbench.experiments.settings import RunSpec, sweep_config
+from workbench.experiments.study import run_batches
 from workbench.widgets import explorer
-from workbench.widgets.explorer_figures import OF_SEARCHES, explore, figures_of
-from workbench.widgets.explorer_runs import picked, picks, runs_table, searched
 
 CONFIGURATION = sweep_config("quick", num_problems=4)
 DRAWABLE = ("memory_split", "prm_blocks", "lost_time")  # fakes keep no requests
@@ -35,13 +32,13 @@ def runs_dir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def found(runs_dir):
-    return picks(load_runs(runs_dir))
+    return explorer.picks(load_runs(runs_dir))
 
 
 def test_runs_that_differ_in_share_alone_are_one_pick(found):
     """Two sweeps, told apart where their names would be equal, then every run by itself."""
     sweeps = [name for name in found if name.startswith("sweep")]
-    assert sorted(len(found[name].runs) for name in sweeps) == [2, 3]
+    assert sorted(len(found[name].all_runs) for name in sweeps) == [2, 3]
     assert len(found) == 2 + 5
     assert [found[name].shares for name in sweeps if "share 0.2 to 0.5" in name] == [
         [0.2, 0.3, 0.5]
@@ -51,7 +48,7 @@ def test_runs_that_differ_in_share_alone_are_one_pick(found):
 def test_groups_of_one_name_say_what_tells_them_apart(tmp_path):
     for depth in (7, 8):
         store_fake(tmp_path, RunSpec(replace(CONFIGURATION, max_depth=depth), 0.3, 0))
-    names = [name for name in picks(load_runs(tmp_path)) if name.startswith("sweep")]
+    names = [name for name in explorer.picks(load_runs(tmp_path)) if name.startswith("sweep")]
     assert sorted(name.rpartition(", ")[2] for name in names) == ["max_depth=7", "max_depth=8"]
 
 
@@ -66,7 +63,7 @@ def numbers(values):
 def test_a_figure_of_two_picks_holds_both(found, name):
     """B adds its lines to A's axes, its entries are no second legend, all rows say whose."""
     a, b = (found[n] for n in found if n.startswith("sweep"))
-    one, two = explore(name, a), explore(name, a, b)
+    one, two = explorer.explore(name, a), explorer.explore(name, a, b)
     assert len(two.figure.data) > len(one.figure.data)
     seconds = [t for t in two.figure.data if (t.name or "").startswith("B: ") and t.showlegend]
     assert [t.name for t in seconds] == [t.name for t in seconds if t.x[0] is None]
@@ -79,7 +76,7 @@ def test_a_figure_of_two_picks_holds_both(found, name):
 def test_bars_of_two_picks_stand_beside_each_other_at_their_own_shares(found):
     """Guards columns drawn at the place of another share."""
     a, b = (found[n] for n in found if n.startswith("sweep"))
-    bars = [t for t in explore("lost_time", a, b).figure.data if t.type == "bar"]
+    bars = [t for t in explorer.explore("lost_time", a, b).figure.data if t.type == "bar"]
     assert {t.offsetgroup for t in bars} == {"A", "B"}
     shares = sorted({*a.shares, *b.shares})
     for pick, group in ((a, "A"), (b, "B")):
@@ -88,54 +85,55 @@ def test_bars_of_two_picks_stand_beside_each_other_at_their_own_shares(found):
 
 
 def test_what_cannot_be_drawn_is_said(found):
-    a = picked(found, None)
+    a = explorer.picked(found, None)
     with pytest.raises(ConfigError, match=r"no figure 'memory'.*memory_split"):
-        explore("memory", a)
+        explorer.explore("memory", a)
     with pytest.raises(RunStoreError, match="no pick 'sweeps'"):
-        picked(found, "sweeps")
-    assert figures_of(a) == list(OF_SEARCHES)
+        explorer.picked(found, "sweeps")
+    assert explorer.figures_of(a) == list(explorer.OF_SEARCHES)
 
 
 def test_a_sweep_and_batching_cells_make_the_balance(found, tmp_path):
     """Whichever of the two is picked first; of one kind alone there is none."""
-    run_batches(test_batching.CONFIG, test_batching.GRID, tmp_path, execute=test_batching.fake_cell)
-    cells = next(pick for pick in picks(load_runs(tmp_path)).values() if pick.is_batches)
-    sweep = picked(found, None)
-    assert figures_of(sweep, cells) == figures_of(cells, sweep) == ["balance"]
-    one, other = explore("balance", sweep, cells), explore("balance", cells, sweep)
+    run_batches(test_batching.CONFIG, test_batching.PLAN, tmp_path, execute=test_batching.fake_cell)
+    cells = next(pick for pick in explorer.picks(load_runs(tmp_path)).values() if pick.is_batches)
+    sweep = explorer.picked(found, None)
+    assert explorer.figures_of(sweep, cells) == explorer.figures_of(cells, sweep) == ["balance"]
+    one, other = (
+        explorer.explore("balance", sweep, cells),
+        explorer.explore("balance", cells, sweep),
+    )
     assert set(one.rows["metric"]) == {"steps_per_busy_s", "waste"}
     pd.testing.assert_frame_equal(one.rows, other.rows)
     with pytest.raises(ConfigError, match="no figure 'balance'"):
-        explore("balance", sweep)
+        explorer.explore("balance", sweep)
 
 
 def test_no_runs_at_all_are_said(tmp_path):
     with pytest.raises(RunStoreError, match="`workbench figures` makes some"):
-        picks(load_runs(tmp_path))
+        explorer.picks(load_runs(tmp_path))
 
 
 def test_a_search_of_a_pick_is_the_one_nearest_to_a_share(found):
     a = next(pick for pick in found.values() if len(pick.runs) == 3)
-    problems, nodes = searched(a, 0.29)
+    problems, nodes = explorer.searched(a, 0.29)
     assert set(problems["run_id"]) == {r for r in a.runs["run_id"] if r.startswith("split-0.300")}
     assert set(nodes["problem_id"]) == set(problems["problem_id"])
 
 
-def test_the_table_shows_every_run(runs_dir):
-    assert len(runs_table(load_runs(runs_dir))) == 5
-
-
-def test_the_widget_draws_what_is_picked_and_writes_the_command(runs_dir, monkeypatch):
+def test_the_widget_draws_what_is_picked_and_writes_the_command(runs_dir, is_shown):
+    """Another pick, figure and share are drawn; what is pinned is laid over the next pick."""
     view = explorer.ExplorerView(runs_dir, {"problem": None})
     single = next(name for name in view.picks if name.startswith("split-0.500"))
     view.name.value = "prm_blocks"
     view.second.value = single
     assert "B minus A" in view.words.value
-    assert view.place.children[0].data
     assert f'pick_b: "{single}"' in view.copy.text
     assert "llm_share: 0.3" in view.copy.text
+    view.name.value = "memory_split"
+    assert "llm_share" not in view.copy.text
     assert view.first.value in view.pin()
     assert view.second.value == view.first.value
-    for name in ("JPY_SESSION_NAME", "VSCODE_PID", "VSCODE_CWD"):
-        monkeypatch.delenv(name, raising=False)
     assert explorer.explorer_widget(runs_dir) == explorer.NOT_LIVE
+    is_shown(True)
+    assert explorer.explorer_widget(runs_dir).children

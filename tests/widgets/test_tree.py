@@ -5,8 +5,7 @@ import pytest
 
 from workbench.errors import ConfigError
 from workbench.widgets import tree
-from workbench.widgets.tree_figure import tree_figure
-from workbench.widgets.tree_nodes import in_words, node_text, problem_tree
+from workbench.widgets.tree import in_words, node_text, problem_tree, tree_figure
 
 STEPS = [  # node, text, score, kept, finished
     ("0", "1+1=2\n\n", 0.9, True, False),
@@ -82,18 +81,18 @@ def test_the_figure_tells_roles_apart_and_names_its_colours(tables):
     assert "sendChartToCloud" in fig.layout.template.layout.modebar.remove
 
 
-def test_clicks_and_menus_show_the_same_node(tables, monkeypatch):
+def test_menus_show_a_node_and_its_text(tables, is_shown):
+    """Ring, text and command are the chosen node's; a pinned text stays beside another problem."""
     view = tree.TreeView(*tables, "", {"n": 3})
     assert "node 0/1/1" in view.text.value
-    pruned = next(t for t in view.figure.data if t.meta == "pruned")
-    view._clicked(pruned, type("Points", (), {"point_inds": [1]}), None)
-    assert view.node.value == "0/0"
+    view.node.value = "0/0"
     assert "2+2=5" in view.text.value
     assert 'node: "0/0"' in view.copy.text
     assert "pinned node 0/0" in view.pin()
     view.problem.value = "q"
     assert "no box" in view.text.value
     assert "2+2=5" in view.pinned.value
-    for name in ("JPY_SESSION_NAME", "VSCODE_PID", "VSCODE_CWD"):
-        monkeypatch.delenv(name, raising=False)
+    assert 'problem: "q"' in view.copy.text
     assert tree.tree_widget(*tables) == tree.NOT_LIVE
+    is_shown(True)
+    assert tree.tree_widget(*tables).children

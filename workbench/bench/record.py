@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import ConfigError
-from workbench.experiments.machine import git_state, machine_facts, versions
+from workbench.experiments.provenance import git_state, machine_facts, versions
 
-FAILED = "failed"  # a run's status (experiments/record.py, which needs pandas: records do not)
+FAILED = "failed"  # a run's status (experiments/runs.py, which needs pandas: records do not)
 KEYS = ("bench", "machine", "versions", "git", "mode", "isa", "rows")
 
 

@@ -3,7 +3,7 @@
 The embedded pair with the default profile's memory, batch limits and problems in flight, and
 SmolLM2-135M on MATH problems as the real-search benchmark asks it: real text, and the shape of a
 reward model whose scores mean nothing (workload.py). What it does not do: read them
-(replay/recordings).
+(replay/workload).
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from workbench.bench.real_search import KV_MEMORY
 from workbench.bench.workload import TINY, TINY_SOURCE, Workload, real_workload
 from workbench.engine.engine import Engine
 from workbench.errors import RecordingError, nearest
-from workbench.experiments.plan import RunSpec
-from workbench.experiments.profiles import sweep_config
-from workbench.experiments.run import build_engine
+from workbench.experiments.execute import build_engine
+from workbench.experiments.settings import RunSpec, sweep_config
 from workbench.search.problems import load_problems
 from workbench.search.recording import require_destination
 from workbench.search.result import SearchResult

@@ -24,7 +24,7 @@ from workbench.bench.rows import interval_row
 from workbench.bench.workload import Workload, is_tiny, real_workload, reward_model
 from workbench.engine.engine import Engine
 from workbench.errors import ConfigError
-from workbench.experiments.run import with_wall_part
+from workbench.experiments.execute import with_wall_part
 from workbench.experiments.statistics import bootstrap_mean, bootstrap_ratio
 from workbench.search.prm import PRM
 from workbench.search.problems import Problem, load_problems

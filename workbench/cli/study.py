@@ -32,9 +32,8 @@ if TYPE_CHECKING:
 
     from workbench.config import SweepConfig
     from workbench.experiments.claims import Claim
-    from workbench.experiments.preview import Preview
-    from workbench.experiments.store import RunStore
-    from workbench.experiments.sweep import Sweep
+    from workbench.experiments.runs import RunStore
+    from workbench.experiments.study import Study
 
 SWEEP_COLUMNS = (
     "llm_share",
@@ -51,8 +50,8 @@ SWEEP_COLUMNS = (
 )
 RUN_COLUMNS = ("run_id", "status", "llm_share", "seed", "num_problems", "tokens_per_s", "accuracy",
                "written_at")  # fmt: skip
-BATCHING, LADDER, POLICIES = "04_batching", "07_modifications", "08_optimisation"
-OWN_RUNS = ("01_memory_requirements", LADDER, POLICIES)
+BATCHING, ABLATION, POLICIES = "04_batching", "07_modifications", "08_optimisation"
+OWN_RUNS = ("01_memory_requirements", ABLATION, POLICIES)
 """Notebooks of a profile that build or run what they draw themselves, and read no sweep."""
 
 
@@ -93,7 +92,7 @@ def figures(
     sweep = _sweep(config, runs, retry_failed) if reading else None
     executed = run_notebooks(names or None, profile, parameters, out)
     if sweep is not None:
-        further = stored_ladder_claims(config, parameters) if LADDER in stems else []
+        further = stored_ablation_claims(config, parameters) if ABLATION in stems else []
         if report(sweep, executed, parameters, further):
             raise Exit(FAILED)
 
@@ -120,7 +119,7 @@ def figures_config(
     """The sweep these notebooks draw; refuses a notebook or a parameter that does not exist."""
     from workbench.config import SweepConfig
     from workbench.experiments.notebooks import known_parameters, notebook_files, refuse_unknown
-    from workbench.experiments.profiles import sweep_config
+    from workbench.experiments.settings import sweep_config
 
     files = notebook_files(names or None)
     known = {name: None for file in files for name in known_parameters(file)}
@@ -134,49 +133,54 @@ def _print_left(
     config: SweepConfig, stems: list[str], parameters: Mapping[str, Any], runs: Any, retry: bool
 ) -> None:
     """What `figures` would run, for the sweep and for each notebook with runs of its own."""
-    from workbench.experiments.batch_study import GRID_PARAMETERS, batch_grid, left_to_do
-    from workbench.experiments.ladder import ladder_left
-    from workbench.experiments.ladder_plan import LADDER_PARAMETERS, ladder_plan
-    from workbench.experiments.policy_plan import POLICY_PARAMETERS, policy_plan
-    from workbench.experiments.policy_study import policies_left
+    from workbench.experiments.settings import (
+        AblationPlan,
+        BatchPlan,
+        PolicyPlan,
+        ablation_runs,
+        batch_runs,
+        plan_of,
+    )
+    from workbench.experiments.study import policies_planned, preview
 
     if set(stems) - set(OWN_RUNS):
         _print_preview(config, runs, retry)
-    left: dict[str, tuple[Any, Any, dict[str, str]]] = {
-        BATCHING: (left_to_do, batch_grid, GRID_PARAMETERS),
-        LADDER: (ladder_left, ladder_plan, LADDER_PARAMETERS),
-        POLICIES: (policies_left, policy_plan, POLICY_PARAMETERS),
+    batch, ablation, policies = (
+        plan_of(kind, config.profile, parameters) for kind in (BatchPlan, AblationPlan, PolicyPlan)
+    )
+    left = {
+        BATCHING: lambda: batch_runs(config, batch),
+        ABLATION: lambda: ablation_runs(config, ablation),
+        POLICIES: lambda: policies_planned(config, policies, runs),
     }
-    for stem, (say, plan, own) in left.items():
+    for stem, specs in left.items():
         if stem in stems:
-            given = {field: parameters.get(name) for name, field in own.items()}
-            terminal().print(say(config, plan(config.profile, **given), runs))
+            terminal().print(f"{stem}: {preview(config, runs, specs=specs())}")
 
 
-def stored_ladder_claims(config: SweepConfig, parameters: Mapping[str, Any]) -> list[Claim]:
-    """C7 and C8, from the runs that the ladder's notebook has stored."""
-    from workbench.experiments.ladder import run_ladder
-    from workbench.experiments.ladder_claims import ladder_claims
-    from workbench.experiments.ladder_plan import LADDER_PARAMETERS, ladder_plan
+def stored_ablation_claims(config: SweepConfig, parameters: Mapping[str, Any]) -> list[Claim]:
+    """C7 and C8, from the runs that the ablation's notebook has stored."""
+    from workbench.experiments.claims import ablation_claims
+    from workbench.experiments.settings import AblationPlan, plan_of
+    from workbench.experiments.study import run_ablation
 
-    given = {field: parameters.get(name) for name, field in LADDER_PARAMETERS.items()}
-    plan = ladder_plan(config.profile, **given)
-    return ladder_claims(run_ladder(config, plan, parameters.get("runs_dir"), compute=False))
+    plan = plan_of(AblationPlan, config.profile, parameters)
+    return ablation_claims(run_ablation(config, plan, parameters.get("runs_dir"), compute=False))
 
 
 def report(
-    sweep: Sweep, executed: list[Path], parameters: Mapping[str, Any], further: list[Claim]
+    sweep: Study, executed: list[Path], parameters: Mapping[str, Any], further: list[Claim]
 ) -> bool:
     """Write the first page; print what a reader of the figures must know; whether a run failed."""
     from workbench.experiments.claims import claims_of
-    from workbench.experiments.face import rung, sweep_face
-    from workbench.experiments.paths import project_root
-    from workbench.experiments.report import write_report
-    from workbench.experiments.study import figures_home
+    from workbench.experiments.notebooks import write_report
+    from workbench.experiments.provenance import project_root
+    from workbench.experiments.study import figures_home, provenance_of
 
     folder = _folder(parameters.get("figures_folder"), figures_home(sweep))
-    claims = sorted([*claims_of(sweep, rung(sweep.runs)), *further], key=lambda claim: claim.key)
-    index = write_report(executed, claims, sweep_face(sweep), project_root() / "reports", folder)
+    claims = sorted([*claims_of(sweep), *further], key=lambda claim: claim.key)
+    measured, reports = provenance_of(sweep), project_root() / "reports"
+    index = write_report(executed, claims, measured, reports, folder)
     failed = _print_problems(sweep.all_runs)
     terminal().print(f"figures: {folder}\nreport:  {index}")
     if failed:
@@ -186,18 +190,17 @@ def report(
 
 def _folder(given: str | None, own: Path) -> Path:
     """Where figures lie; what is given counts from the project's root, as in a notebook."""
-    from workbench.experiments.paths import project_root
+    from workbench.experiments.provenance import project_root
 
     return project_root() / given if given else own
 
 
-def _sweep(config: SweepConfig, runs: str | None, retry: bool) -> Sweep:
-    from workbench.experiments.preview import preview
-    from workbench.experiments.sweep import run_sweep
+def _sweep(config: SweepConfig, runs: str | None, retry: bool) -> Study:
+    from workbench.experiments.study import preview, run_sweep
 
     found = preview(config, runs, retry_failed=retry)
     if found.num_to_run:
-        terminal().print(_expectation(found))
+        terminal().print(str(found))
     sweep = run_sweep(config, runs, retry_failed=retry)
     if sweep.runs.empty:
         reasons = "; ".join(sweep.all_runs["error"].dropna().astype(str).unique())
@@ -223,8 +226,8 @@ def sweep(
     Finished runs are kept and not repeated. Settings: the profile, then --config, then options,
     then --set.
     """
-    from workbench.experiments.profiles import sweep_config
-    from workbench.experiments.sweep import run_sweep
+    from workbench.experiments.settings import sweep_config
+    from workbench.experiments.study import run_sweep
 
     settings = _from_file(config) if config else {}
     options: dict[str, Any] = {"shares": numbers(shares, float), "seeds": numbers(seeds, int)}
@@ -255,7 +258,7 @@ def _from_file(file: str) -> dict[str, Any]:
 def _print_preview(config: SweepConfig, runs: str | None, retry: bool) -> None:
     """The dry run of a sweep: its runs, the shares that fit, the expected time."""
     from workbench.config import format_size
-    from workbench.experiments.preview import preview
+    from workbench.experiments.study import preview
 
     found, console = preview(config, runs, retry_failed=retry), terminal()
     lines = []
@@ -267,22 +270,15 @@ def _print_preview(config: SweepConfig, runs: str | None, retry: bool) -> None:
         lines.append((*split, *blocks, status, f"{row['expected_s'] / 60:.1f}"))
     headings = ("run", "llm_share", "seed", "LLM blocks", "PRM blocks", "status", "minutes")
     console.print(table(headings, lines))
-    console.print(f"{found.feasible}.\n{_expectation(found)}")
-
-
-def _expectation(found: Preview) -> str:
-    """How many runs are left and how long they take, in one sentence."""
-    source = "from this machine's runs" if found.measured_before else "rough: none finished here"
-    time = f"{found.minutes:.0f} min" if found.minutes < 120 else f"{found.minutes / 60:.0f} hours"
-    return f"{found.num_to_run} of {len(found.runs)} runs to do, about {time} ({source})."
+    console.print(f"{found.feasible}.\n{found}")
 
 
 def _print_problems(runs: pd.DataFrame) -> bool:
     """A line for each run that failed, does not fit or cannot be read, then remarks on the rest;
     returns whether any run failed.
     """
-    from workbench.experiments import record
-    from workbench.experiments.health import remarks, unfinished
+    from workbench.experiments import runs as stored_runs
+    from workbench.experiments.study import remarks, unfinished
 
     console, bad = terminal(), unfinished(runs).to_dict("records")
     for row in bad:
@@ -290,7 +286,7 @@ def _print_problems(runs: pd.DataFrame) -> bool:
         console.print(f"{row['status']}: {row['run_id']}: {reason}", style="yellow", markup=False)
     for remark in remarks(runs):
         console.print(remark, style="yellow")
-    return any(row["status"] == record.FAILED for row in bad)
+    return any(row["status"] == stored_runs.FAILED for row in bad)
 
 
 # -- stored runs: nothing here loads torch --
@@ -307,7 +303,7 @@ def _list(
     debug: Debug = False,
 ) -> None:
     """Print one line for each stored run."""
-    from workbench.experiments.store import load_runs
+    from workbench.experiments.runs import load_runs
 
     found = load_runs(_store(runs).folders())
     if status:
@@ -322,7 +318,7 @@ def _list(
 @stored.command()
 def show(run: Run, runs: Runs = None, debug: Debug = False) -> None:
     """Print everything about one run."""
-    from workbench.experiments.store import read_run
+    from workbench.experiments.runs import read_run
 
     row = read_run(find_run(run, _store(runs)))
     terminal().print(table(("column", "value"), [(n, _cell(row[n])) for n in row], fold=True))
@@ -356,7 +352,7 @@ def export(
     debug: Debug = False,
 ) -> None:
     """Write runs into one archive."""
-    from workbench.experiments.archive import export_runs
+    from workbench.experiments.runs import export_runs
 
     store = _store(runs)
     names = export_runs([find_run(name, store) for name in run or ()] or store.folders(), archive)
@@ -370,16 +366,15 @@ def _import(
     debug: Debug = False,
 ) -> None:
     """Check an archive and store its runs."""
-    from workbench.experiments.archive import import_runs
+    from workbench.experiments.runs import import_runs
 
-    done = import_runs(archive, _store(runs).root)
-    before = f"{len(done.already_there)} were there already"
-    terminal().print(f"{len(done.stored)} runs stored, {before}")
+    new, there = import_runs(archive, _store(runs).root)
+    terminal().print(f"{len(new)} runs stored, {len(there)} were there already")
 
 
 def _store(runs: str | None) -> RunStore:
-    from workbench.experiments.paths import runs_folder
-    from workbench.experiments.store import RunStore
+    from workbench.experiments.provenance import runs_folder
+    from workbench.experiments.runs import RunStore
 
     return RunStore(Path(runs) if runs else runs_folder())
 

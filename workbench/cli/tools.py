@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.tree import Tree
 
     from workbench.bench.record import Row
-    from workbench.experiments.plan import RunSpec
+    from workbench.experiments.settings import RunSpec
     from workbench.search.problems import Problem
     from workbench.search.result import SearchResult
 
@@ -63,7 +63,7 @@ def run(
 ) -> None:
     """Search one problem; print its answer and tree."""
     from workbench.config import SweepConfig
-    from workbench.experiments.plan import RunSpec
+    from workbench.experiments.settings import RunSpec
 
     chosen = _chosen_problem(problem, problems, index, level)
     if not 0 < llm_share < 1:
@@ -102,8 +102,8 @@ def _chosen_problem(
 def _search(problem: Problem, spec: RunSpec, prm_format: str | None) -> SearchResult:
     """One search; OutOfMemory names the shares that fit."""
     from workbench.config import format_size, parse_size
-    from workbench.experiments.feasible import feasible_shares
-    from workbench.experiments.run import build_engine, search
+    from workbench.experiments.execute import build_engine, make_search, played
+    from workbench.experiments.memory import shares_of
 
     config = spec.config
     try:
@@ -111,14 +111,11 @@ def _search(problem: Problem, spec: RunSpec, prm_format: str | None) -> SearchRe
     except OutOfMemory as error:
         total, fit = format_size(parse_size(config.total_memory)), ""
         if not config.activations_in_total:  # activations are measured: no formula for the shares
-            sizes = {
-                name: getattr(config, name) for name in ("block_size", "max_model_len", "dtype")
-            }
-            fit = f" {feasible_shares(config.llm, config.prm, config.total_memory, **sizes)}."
+            fit = f" {shares_of(config)}."
         raise OutOfMemory(
             f"llm_share {spec.llm_share:g} of {total} is infeasible. {error}{fit}"
         ) from error
-    return search([problem], llm, prm, spec.search, spec.seed, prm_format)
+    return played(make_search([problem], llm, prm, spec.search, spec.seed, prm_format))
 
 
 def _show_search(result: SearchResult, problem: Problem, depth: int) -> None:
@@ -382,8 +379,14 @@ def doctor(debug: Debug = False) -> None:
 def _examine() -> Iterator[Finding]:
     """Every finding, cheapest first."""
     from workbench.config import format_size
-    from workbench.experiments.machine import cpu_features, git_state, machine_facts, versions
-    from workbench.experiments.paths import project_root, runs_folder
+    from workbench.experiments.provenance import (
+        cpu_features,
+        git_state,
+        machine_facts,
+        project_root,
+        runs_folder,
+        versions,
+    )
     from workbench.models.spec import ARCHITECTURES
     from workbench.search.prm_formats import FORMATS
 

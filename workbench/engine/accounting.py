@@ -1,7 +1,7 @@
 """What a step did, for its row of the trace: counts of the cache, and tokens computed a second
 time.
 
-No decision depends on anything here. What it does not do: record rows (trace/recorder.py).
+No decision depends on anything here. What it does not do: record rows (trace.py).
 """
 
 from __future__ import annotations

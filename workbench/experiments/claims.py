@@ -1,36 +1,44 @@
-"""The claims one sweep can answer: holds, fails or depends on, with number and interval.
+"""The claims the study can judge: holds, fails or depends on, with number and interval.
 
-A verdict is a rule over numbers, written beside the claim, so that it can be argued with. What it
-does not do: judge claims that need other experiments (C7 and C8), or carry a verdict over to other
-models.
+A verdict is a rule over numbers, written beside the claim, so that it can be argued with; it holds
+for the models measured. And what the thesis leaves open, with what is taken instead.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import pandas as pd
 
-from workbench.experiments.lost_time import lost_time_rows
-from workbench.experiments.peak import Rates
-from workbench.experiments.statistics import Interval
-from workbench.experiments.views import (
-    Tables,
+from workbench.config import SweepConfig
+from workbench.experiments.rows import (
+    accuracy_gain,
+    depth_pairs,
+    gain_of,
+    lost_time_rows,
+    measured_settings,
     memory_split_rows,
     prefix_hit_rows,
     thrashing_rows,
     throughput,
 )
+from workbench.experiments.settings import BATCHED, LAST_TWO, THESIS_SHARE, sweep_config
+from workbench.experiments.statistics import Interval, Rates, Tables, proportion_upper_bound
+from workbench.experiments.study import Study, rung
+from workbench.models.registry import model_spec
 
 HOLDS, FAILS, DEPENDS = "holds", "fails", "depends on"
-BASELINE_SHARE = 0.3
 HIGH_HIT_RATE = 0.8
 RARE_EVENTS = 10.0
 """Thrash events per 1,000 look-ups below which thrashing is called rare."""
 NOISE = 0.01
 CONSTANT = ("weights_bytes", "activations_bytes", "other_bytes")
+DRAMATIC = 1.5
+"""Times the problems/min from which on a modification is called dramatic."""
+HARDLY = 0.05
+"""Accuracy below which a gain is hardly one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +58,8 @@ def claims_table(claims: Sequence[Claim]) -> pd.DataFrame:
     return pd.DataFrame([asdict(claim) for claim in claims])
 
 
-def claims_of(sweep: Tables, rung: str = "measured tiny") -> list[Claim]:
-    """Every claim this sweep can answer, in the study's order."""
+def claims_of(sweep: Tables) -> list[Claim]:
+    """Every claim this sweep can judge, in the study's order."""
     found = [
         peak_claim(memory_split_rows(sweep)),
         constant_claim(sweep.runs),
@@ -61,7 +69,7 @@ def claims_of(sweep: Tables, rung: str = "measured tiny") -> list[Claim]:
         thrash_claim(thrashing_rows(sweep)),
         sameness_claim(sweep.table("nodes")),
     ]
-    return [Claim(**{**asdict(claim), "rung": rung}) for claim in found]
+    return [replace(claim, rung=rung(sweep.runs)) for claim in found]
 
 
 def peak_claim(rows: pd.DataFrame) -> Claim:
@@ -70,10 +78,10 @@ def peak_claim(rows: pd.DataFrame) -> Claim:
     """
     peak, same = (rows[rows["metric"] == m].iloc[0] for m in ("peak_share", "same_work"))
     shares = sorted(rows.loc[rows["metric"] == "tokens_per_s", "llm_share"])
-    near = _neighbours(shares, BASELINE_SHARE)
+    near = _neighbours(shares, THESIS_SHARE)
     narrow = near[0] <= peak["low"] and peak["high"] <= near[1]
     inside = shares[0] < peak["low"] and peak["high"] < shares[-1]
-    covers = peak["low"] <= BASELINE_SHARE <= peak["high"]
+    covers = peak["low"] <= THESIS_SHARE <= peak["high"]
     verdict = FAILS if not covers else HOLDS if inside and narrow else DEPENDS
     number = f"peak at {peak['value']:.2f} [{peak['low']:.2f}, {peak['high']:.2f}]"
     if same["low"] < same["high"]:
@@ -120,7 +128,7 @@ def eviction_claim(rates: Rates, lost: pd.DataFrame) -> Claim:
 
     Depends where the slow-down is not told from the machine's noise, or its part not from a half.
     """
-    end, base = lost["llm_share"].max(), _nearest(lost["llm_share"], BASELINE_SHARE)
+    end, base = lost["llm_share"].max(), _nearest(lost["llm_share"], THESIS_SHARE)
     slower = rates.difference(base, end)
     parts = [_part(lost, share, "recomputed_evicted") for share in (base, end)]
     part = rates.part_of_slow_down(base, end, (parts[0], parts[1]))
@@ -195,3 +203,109 @@ def sameness_claim(nodes: pd.DataFrame) -> Claim:
     number = f"{differ:,} of {len(found):,} nodes differ between the shares"
     verdict = FAILS if differ else HOLDS
     return Claim("C9", "The memory split leaves the output alone", verdict, number, "memory_split")
+
+
+def ablation_claims(study: Study) -> list[Claim]:
+    """C7 and C8, as far as their settings were measured."""
+    settings, found = set(measured_settings(study)), []
+    if set(BATCHED) <= settings:
+        found.append(batching_claim(gain_of(study, *BATCHED)))
+    if set(LAST_TWO) <= settings:
+        found.append(finishing_claim(depth_pairs(study), study.config.max_depth))
+    return [replace(claim, rung=rung(study.runs)) for claim in found]
+
+
+def batching_claim(gain: Interval) -> Claim:
+    """C7. Holds where the whole interval of the gain is 1.5 times or more, fails where it is less,
+    else it depends.
+    """
+    verdict = HOLDS if gain.low >= DRAMATIC else FAILS if gain.high < DRAMATIC else DEPENDS
+    number = (
+        f"{gain.estimate:.2f} times the problems/min [{gain.low:.2f}, {gain.high:.2f}]; "
+        f"dramatic means {DRAMATIC:g} times"
+    )
+    text = "Continuous problem batching helps dramatically"
+    return Claim("C7", text, verdict, number, "modifications")
+
+
+def finishing_claim(pairs: pd.DataFrame, max_depth: int) -> Claim:
+    """C8, at the search's own depth limit. Holds where the upper bound of the accuracy gained is
+    below 0.05, fails where the lower one is above it, else it depends.
+
+    Where no answer changed the bound is that of a rate never seen in so many problems, unless no
+    beam came to the limit: then nothing was sampled to an end, and the claim is not tested.
+    """
+    own = pairs[pairs["max_depth"] == max_depth]
+    gain, reached = accuracy_bound(own), int(own["reached_finishes"].sum())
+    verdict = HOLDS if gain.high < HARDLY else FAILS if gain.low > HARDLY else DEPENDS
+    verdict = verdict if reached else DEPENDS
+    number = (
+        f"accuracy {gain.estimate:+.3f} [{gain.low:.3f}, {gain.high:.3f}] at a limit of "
+        f"{max_depth} steps, which {reached} of {len(own)} searches reached"
+    )
+    lower = pairs[pairs["max_depth"] < max_depth]
+    for limit, rows in lower.groupby("max_depth"):
+        number += f"; {accuracy_gain(rows).estimate:+.2f} at {limit}"
+    text = "Sampling to the end hardly helps accuracy"
+    return Claim("C8", text, verdict, f"{number}; hardly means {HARDLY:g}", "modifications")
+
+
+def accuracy_bound(pairs: pd.DataFrame) -> Interval:
+    """accuracy_gain; where no answer changed, its bounds are those of changes never seen."""
+    gain = accuracy_gain(pairs)
+    if (pairs["correct_stops"] != pairs["correct_finishes"]).any():
+        return gain
+    bound = proportion_upper_bound(0, int(pairs["problem_id"].nunique()))
+    return Interval(0.0, -bound, bound, gain.units)
+
+
+# -- what the thesis leaves open, what this study takes instead, and why --
+
+OPEN = "open: to be told by replay"
+
+
+def missing_values() -> pd.DataFrame:
+    """One row a value: value, thesis, taken (read from the profiles), why, moves_the_peak.
+
+    OPEN marks one whose effect on the peak only a replay over many settings can tell.
+    """
+    tiny, thesis, full = map(sweep_config, ("default", "thesis", "full"))
+
+    def both(name: str) -> str:
+        """One value where both scales take the same."""
+        ends = [getattr(config, name) for config in (tiny, thesis)]
+        if name == "max_model_len":
+            ends = [end or _longest(config) for end, config in zip(ends, (tiny, thesis))]
+        texts = [f"{end:,}" if isinstance(end, int) else str(end) for end in ends]
+        texts = ["float32" if text == "auto" else text for text in texts]  # what a CPU computes in
+        return texts[0] if len(set(texts)) == 1 else f"{texts[0]} (tiny), {texts[1]} (thesis scale)"
+
+    table = f"""
+GPU | not named | this machine; {str(thesis.total_memory).replace("GiB", " GiB")} for the \
+replayed pair | 0.08 to 0.5 is feasible in 40 to 48 GiB
+whose share | gpu_model_utilization | the LLM's part of total memory | 8B weights cannot fit in 0.08
+the PRM's remainder | not stated | all the LLM does not have | nothing else runs on the device
+n | beam width of four only | {both("n")} | with n = 4 one survivor is left and there is no tree
+temperature, top_p | not stated | {tiny.temperature}, {tiny.top_p} | search-and-learn's defaults
+tokens per step | not stated | at most {both("max_step_tokens")} | no step may be cut by the limit
+problems in flight | a minimum batch, no number | {both("min_problem_batch")} | demand over room \
+as at thesis scale
+seeds | not stated | {len(tiny.seeds)} (default), {len(full.seeds)} (full) | a run's seed fixes \
+every token
+batch size, max_num_seqs | not stated | {both("max_num_seqs")} | {tiny.max_num_seqs // tiny.n} \
+problems of n = {tiny.n} decode together in the tiny pair
+max_num_batched_tokens | not stated | {both("max_num_batched_tokens")} | vLLM's order of \
+magnitude; decodes never wait
+block size | 16 (vLLM) | {both("block_size")} | vLLM's default
+max_model_len | not stated | {both("max_model_len")} | the longest solution fits
+dtype | not stated | {both("dtype")} | bf16 has no exact kernels on a CPU
+preempted requests | not stated | recompute | no second memory to swap to
+"""
+    rows = [line.split(" | ") for line in table.strip().splitlines()]
+    columns = ["value", "thesis", "taken", "why"]
+    return pd.DataFrame(rows, columns=columns).assign(moves_the_peak=OPEN)
+
+
+def _longest(config: SweepConfig) -> int:
+    """Tokens of the longest request that both models can read."""
+    return min(model_spec(name).max_model_len for name in (config.llm, config.prm))

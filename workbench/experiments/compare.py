@@ -1,8 +1,7 @@
 """Two runs, or two groups of runs, side by side: what was set differently and what that changed.
 
 Differences are paired: the same problem with the same seed on both sides, so that what problems
-have in common cancels. What it does not do: draw; `overlay` hands both sides to whatever function
-draws.
+have in common cancels.
 """
 
 from __future__ import annotations
@@ -16,14 +15,12 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from workbench.errors import RunStoreError
-from workbench.experiments.batch_plan import COUNTED, TIMED
-from workbench.experiments.record import FINISHED
+from workbench.experiments.runs import FINISHED, load_runs, load_table, read_config
+from workbench.experiments.settings import COUNTED, TIMED
 from workbench.experiments.statistics import (
-    Interval,
     paired_difference,
     paired_ratio_difference,
 )
-from workbench.experiments.store import load_runs, load_table, read_config
 
 Runs = str | Path | Iterable[str | Path]
 Drawn = TypeVar("Drawn")
@@ -95,7 +92,8 @@ def compare(a: Runs, b: Runs) -> Comparison:
     """
     left, right = _finished(a, "a"), _finished(b, "b")
     keys = _pair_keys(left, right)
-    problems = _paired(left, right, "problems", [*keys, "problem_id"])
+    sides = [_table(runs, "problems", keys) for runs in (left, right)]
+    problems = sides[0].merge(sides[1], on=[*keys, "problem_id"], suffixes=("_a", "_b"))
     if problems.empty:
         raise RunStoreError(
             f"The two have no problem in common with equal {' and '.join(keys)}; compare runs "
@@ -106,7 +104,7 @@ def compare(a: Runs, b: Runs) -> Comparison:
         a=tuple(left["folder"]),
         b=tuple(right["folder"]),
         parameters=_parameters(left, right),
-        differences=_differences(problems, left, right, keys),
+        differences=_differences(problems),
         identical=first is None,
         first_difference=first,
         warnings=tuple(_warnings(left, right)),
@@ -128,12 +126,8 @@ def _finished(runs: Runs, side: str) -> pd.DataFrame:
 def _pair_keys(left: pd.DataFrame, right: pd.DataFrame) -> list[str]:
     """Columns that tell the runs of a side apart."""
     of_a_run = ["seed", "llm_share", "role", "repeat"]
-    ladders = (
-        [[*of_a_run, "ladder", "max_depth", "num_problems"]]
-        if "ladder" in {*left} & {*right}
-        else []
-    )
-    for keys in (["seed"], ["seed", "llm_share"], of_a_run, *ladders):
+    every = [*of_a_run, "setting", "max_depth", "num_problems"]
+    for keys in (["seed"], ["seed", "llm_share"], of_a_run, every):
         if not (left.duplicated(keys).any() or right.duplicated(keys).any()):
             return keys
     raise RunStoreError(
@@ -146,12 +140,6 @@ def _table(runs: pd.DataFrame, name: str, keys: list[str]) -> pd.DataFrame:
     table = load_table(list(runs["folder"]), name)
     own = [key for key in keys if key in table]
     return table.drop(columns=own).merge(runs[["run_id", *keys]], on="run_id")
-
-
-def _paired(left: pd.DataFrame, right: pd.DataFrame, name: str, on: list[str]) -> pd.DataFrame:
-    keys = [key for key in on if key in left]
-    tables = [_table(runs, name, keys) for runs in (left, right)]
-    return tables[0].merge(tables[1], on=on, suffixes=("_a", "_b"))
 
 
 def _parameters(left: pd.DataFrame, right: pd.DataFrame) -> pd.DataFrame:
@@ -172,32 +160,28 @@ def _settings(runs: pd.DataFrame) -> dict[str, str]:
     return {name: ", ".join(sorted(values)) for name, values in found.items()}
 
 
-def _differences(
-    problems: pd.DataFrame, left: pd.DataFrame, right: pd.DataFrame, keys: list[str]
-) -> pd.DataFrame:
-    units = list(problems["problem_id"])
+def _differences(problems: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for column, name in PAIRED.items():
-        known = problems[[f"{column}_a", f"{column}_b"]].notna().all(axis=1)
-        if known.any():
-            a, b = (problems.loc[known, f"{column}_{side}"].astype(float) for side in "ab")
-            found = paired_difference(a, b, list(problems.loc[known, "problem_id"]))
-            rows.append(_row(name, a.mean(), b.mean(), found, int(known.sum())))
-    sides = [_tokens_and_seconds(problems, side) for side in "ab"]
-    found = paired_ratio_difference(sides[0], sides[1], units)
-    speeds = [float(tokens.sum() / seconds.sum()) for tokens, seconds in sides]
-    rows.append(_row("tokens_per_s", speeds[0], speeds[1], found, len(problems)))
-    columns = ["metric", "a", "b", "difference", "low", "high", "pairs"]
-    return pd.DataFrame(rows, columns=columns)
-
-
-def _row(name: str, a: float, b: float, found: Interval, pairs: int) -> tuple[Any, ...]:
-    return name, float(a), float(b), found.estimate, found.low, found.high, pairs
-
-
-def _tokens_and_seconds(problems: pd.DataFrame, side: str) -> tuple[pd.Series, pd.Series]:
-    """Tokens of each problem and its part of the run's wall time (its time in flight, scaled)."""
-    return problems[f"tokens_{side}"].astype(float), problems[f"wall_part_s_{side}"].astype(float)
+        known = problems[problems[[f"{column}_a", f"{column}_b"]].notna().all(axis=1)]
+        if len(known):
+            a, b = (known[f"{column}_{side}"].astype(float) for side in "ab")
+            found = paired_difference(a, b, list(known["problem_id"]))
+            rows.append((name, float(a.mean()), float(b.mean()), found, len(known)))
+    before, after = (  # a problem's part of the run's wall time: its time in flight, scaled
+        (problems[f"tokens_{side}"].astype(float), problems[f"wall_part_s_{side}"].astype(float))
+        for side in "ab"
+    )
+    found = paired_ratio_difference(before, after, list(problems["problem_id"]))
+    rate_a, rate_b = (float(tokens.sum() / seconds.sum()) for tokens, seconds in (before, after))
+    rows.append(("tokens_per_s", rate_a, rate_b, found, len(problems)))
+    return pd.DataFrame(
+        [
+            {"metric": name, "a": at_a, "b": at_b, "difference": found.estimate}
+            | {"low": found.low, "high": found.high, "pairs": pairs}
+            for name, at_a, at_b, found, pairs in rows
+        ]
+    )
 
 
 def _first_difference(
@@ -206,14 +190,9 @@ def _first_difference(
     on = [*keys, "problem_id", "node_id"]
     tables = [_table(runs, "nodes", keys) for runs in (left, right)]
     tables = [table[[*on, "depth", "token_ids", "score"]] for table in tables]
-    shared = (
-        tables[0][[*keys, "problem_id"]].merge(tables[1][[*keys, "problem_id"]]).drop_duplicates()
-    )
-    both = (
-        tables[0]
-        .merge(shared)
-        .merge(tables[1].merge(shared), on=on, how="outer", suffixes=("_a", "_b"))
-    )
+    pairs = [table[[*keys, "problem_id"]].drop_duplicates() for table in tables]
+    tables = [table.merge(pairs[0].merge(pairs[1])) for table in tables]
+    both = tables[0].merge(tables[1], on=on, how="outer", suffixes=("_a", "_b"))
     both["depth"] = both["depth_a"].fillna(both["depth_b"])
     ordered = both.sort_values([*keys, "problem_id", "depth", "node_id"])
     for row in ordered.itertuples(index=False):

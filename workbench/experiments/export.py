@@ -1,28 +1,31 @@
 """Figures to files: NAME.svg .pdf .html .tex, .parquet (the rows drawn), .json (their origin).
 
 A figure's files appear together, each by an atomic rename, and equal figures give equal bytes, so
-that version control shows what changed. Stored rows can be drawn again without a run. What it does
-not do: draw.
+that version control shows what changed. Stored rows can be drawn again without a run.
 """
 
 from __future__ import annotations
 
+import asyncio
 import html
 import json
 import os
+import re
 import tempfile
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from workbench.errors import RunStoreError, nearest
-from workbench.experiments.machine import git_state, machine_facts, versions
-from workbench.experiments.static import Browser, stable
+from workbench.experiments.provenance import git_state, machine_facts, versions
 
 PLOTLY_JS = "plotly.min.js"
 RECORD_KEYS = ("parameters", "versions", "git", "machine")
@@ -101,44 +104,23 @@ def replot(
     names: some of them; by default all that have rows in `folder`. Raises RunStoreError for a
     figure that is unknown or was never drawn.
     """
-    place = Path(folder)
-    wanted = names or [name for name in figures if (place / f"{name}.parquet").is_file()]
-    for name in wanted:
-        _require(name, place, figures)
+    place, drawn = Path(folder), []
+    for name in names or [name for name in figures if (place / f"{name}.parquet").is_file()]:
+        if name not in figures:
+            hint = nearest(name, list(figures))
+            known = ", ".join(figures)
+            raise RunStoreError(f"There is no figure {name!r}.{hint} Figures: {known}.")
+        stored = [place / f"{name}{ending}" for ending in (".parquet", ".json")]
+        if not all(file.is_file() for file in stored):
+            raise RunStoreError(
+                f"Figure {name!r} has no stored rows in {place.name}/; run `workbench figures` "
+                "first."
+            )
+        rows, record = pd.read_parquet(stored[0]), json.loads(stored[1].read_text(encoding="utf-8"))
+        fig = figures[name](rows, record["parameters"].get("face", ""))
+        drawn.append((fig, rows, name, place, record["parameters"], record))
     with Browser() as browser:
-        drawn = {name: _drawn_again(place, name, figures[name]) for name in wanted}
-        return [_replot(place, name, *drawn[name], browser) for name in wanted]
-
-
-def _require(name: str, folder: Path, figures: Mapping[str, Draw]) -> None:
-    if name not in figures:
-        hint = nearest(name, list(figures))
-        raise RunStoreError(f"There is no figure {name!r}.{hint} Figures: {', '.join(figures)}.")
-    if not (folder / f"{name}.parquet").is_file() or not (folder / f"{name}.json").is_file():
-        raise RunStoreError(
-            f"Figure {name!r} has no stored rows in {folder.name}/; run `workbench figures` first."
-        )
-
-
-def _drawn_again(
-    folder: Path, name: str, draw: Draw
-) -> tuple[go.Figure, pd.DataFrame, dict[str, Any]]:
-    """The figure, its stored rows and its record."""
-    record = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-    rows = pd.read_parquet(folder / f"{name}.parquet")
-    return draw(rows, record["parameters"].get("face", "")), rows, record
-
-
-def _replot(
-    folder: Path,
-    name: str,
-    fig: go.Figure,
-    rows: pd.DataFrame,
-    record: dict[str, Any],
-    browser: Browser,
-) -> SavedFigure:
-    parameters = record["parameters"]
-    return save_figure(fig, rows, name, folder, parameters, measured=record, browser=browser)
+        return [save_figure(*each, measured=record, browser=browser) for *each, record in drawn]
 
 
 def record_text(
@@ -155,9 +137,6 @@ def record_text(
 
 def page(fig: go.Figure, name: str) -> str:
     """A page with the figure and a sentence of text; plotly.js lies in the same folder."""
-    config = {"displaylogo": False, "responsive": True}
-    drawing = fig.to_html(full_html=False, include_plotlyjs=False, div_id=name, config=config)
-    caption = html.escape(caption_of(fig))
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -167,13 +146,18 @@ def page(fig: go.Figure, name: str) -> str:
 <style>{PAGE_STYLE}</style>
 </head>
 <body>
-<figure aria-label="{caption}">
-{drawing}
-<figcaption>{caption}</figcaption>
-</figure>
+{drawing(fig, name)}
 </body>
 </html>
 """
+
+
+def drawing(fig: go.Figure, name: str) -> str:
+    """The HTML of one figure, its caption below; plotly.js comes from the page."""
+    config = {"displaylogo": False, "responsive": True}
+    inner = fig.to_html(full_html=False, include_plotlyjs=False, div_id=name, config=config)
+    text = html.escape(caption_of(fig))
+    return f'<figure aria-label="{text}">\n{inner}\n<figcaption>{text}</figcaption>\n</figure>'
 
 
 def caption_of(fig: go.Figure) -> str:
@@ -221,3 +205,115 @@ def write_together(folder: Path, contents: Mapping[str, bytes]) -> None:
             (Path(aside) / name).write_bytes(content)
         for name in contents:
             os.replace(Path(aside) / name, folder / name)
+
+
+# -- SVG and PDF through a browser without a window (kaleido), byte-stable --
+
+START_S, DRAW_S = 60.0, 90.0
+SCREEN_WIDTH_PX = 800
+HOW_TO_GET_ONE = (
+    "Install Chromium for SVG and PDF (Debian, Ubuntu: `apt-get install chromium`; elsewhere "
+    "`plotly_get_chrome`, or set BROWSER_PATH to a Chrome or Chromium) and run "
+    "`workbench figures --replot`."
+)
+
+
+class Browser:
+    """A browser while the `with` block lasts; it starts beside what is done before an image."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._starting: Future[Any] | None = None
+        self._kaleido: Any = None
+        self._problem: str | None = None
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._starting = asyncio.run_coroutine_threadsafe(self._start(), self._loop)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.problem is None:
+            self._wait(self._kaleido.__aexit__(None, None, None), START_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(START_S)
+
+    @property
+    def problem(self) -> str | None:
+        """None, or why no image can be drawn. Waits until the browser has started."""
+        if self._starting is not None:
+            starting, self._starting = self._starting, None
+            try:
+                self._kaleido = starting.result(START_S)
+            except Exception as problem:  # not installed, not startable, no kaleido: no image
+                reason = str(problem).strip().split("\n")[0] or type(problem).__name__
+                self._problem = f"No browser for static images ({reason}). {HOW_TO_GET_ONE}"
+        return self._problem
+
+    def images(self, fig: go.Figure) -> tuple[bytes, bytes]:
+        """SVG as on a screen 800 px wide and PDF for paper, 150 mm wide, drawn at the same time.
+
+        Equal figures give equal bytes.
+        """
+        assert self.problem is None, self.problem
+        paper = print_version(fig)
+        screen = {"width": SCREEN_WIDTH_PX, "height": fig.layout.height or 450}
+        size = {"width": paper.layout.width, "height": paper.layout.height}
+        svg, pdf = self._wait(
+            self._both((fig, {"format": "svg", **screen}), (paper, {"format": "pdf", **size})),
+            DRAW_S,
+        )
+        return stable_svg(svg), stable_pdf(pdf)
+
+    async def _start(self) -> Any:
+        import kaleido  # noqa: PLC0415  an optional extra
+
+        # no formulas are drawn, no network is asked; one page for SVG, one for PDF
+        server = kaleido.Kaleido(n=2, mathjax=False)
+        await server.__aenter__()
+        return server
+
+    async def _both(self, *wanted: tuple[go.Figure, dict[str, Any]]) -> list[bytes]:
+        calls = (self._kaleido.calc_fig(f.to_plotly_json(), opts=opts) for f, opts in wanted)
+        return await asyncio.gather(*calls)
+
+    def _wait(self, work: Coroutine[Any, Any, Any], seconds: float) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)
+
+
+def stable(fig: go.Figure) -> go.Figure:
+    """A copy whose traces have fixed names inside; plotly would draw them at random."""
+    copy = go.Figure(fig)
+    for place, trace in enumerate(copy.data):
+        trace.uid = f"trace{place}"
+    return copy
+
+
+def print_version(fig: go.Figure) -> go.Figure:
+    """A copy for paper, without title and face: the caption says what they do on a screen.
+
+    `layout.meta["on_paper"]` is the layout to use; a figure without it keeps its own.
+    """
+    paper = go.Figure(fig)
+    paper.layout.annotations = [a for a in fig.layout.annotations if a.name != "face"]
+    layout = (fig.layout.meta or {}).get(
+        "on_paper", {"width": 567, "height": fig.layout.height or 400}
+    )
+    return paper.update_layout(title=None, **layout)
+
+
+def stable_svg(svg: bytes) -> bytes:
+    """The same image without the six random hexadecimal digits in its ids."""
+    found = re.search(rb'id="(?:top)?defs-([0-9a-f]{6})"', svg)
+    return svg.replace(found[1], b"figure") if found else svg
+
+
+def stable_pdf(pdf: bytes) -> bytes:
+    """The same document dated to the year 2000; the length stays, so its table of offsets holds."""
+    return re.sub(rb"\(D:\d{14}", b"(D:20000101000000", pdf)

@@ -1,25 +1,32 @@
-"""Notebooks run from top to bottom by papermill, for `workbench figures`, CI, and whoever else.
+"""Notebooks run from top to bottom by papermill, and the report made of them.
 
 A notebook that fails is an error that names it and where it stopped; what it had written is kept as
 NAME.failed.ipynb, never under the name of a finished one. An unknown parameter is refused before
-anything runs, here and in plain `papermill` (which would only warn). What it does not do: know what
-a notebook computes.
+anything runs, here and in plain `papermill` (which would only warn). The
+report (reports/) needs no network: executed notebooks as pages whose figures stay alive through one
+plotly.js beside them, and an index with the claims.
 """
 
 from __future__ import annotations
 
 import ast
+import html
 import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import plotly.graph_objects as go
+
 from workbench.errors import ConfigError, NotebookError, nearest
-from workbench.experiments.paths import project_root
+from workbench.experiments.claims import Claim
+from workbench.experiments.export import drawing, share_plotly_js, write_together
+from workbench.experiments.provenance import project_root
 
 INJECTED = "# Parameters"  # the first line of the cell papermill inserts
 BATCH = {
@@ -40,7 +47,17 @@ def notebook_files(names: Sequence[str] | None = None, folder: Path | None = Non
         raise ConfigError(f"There are no notebooks in {place}; run from a checkout of the project.")
     if names is None:
         return known
-    return [_named(name.removesuffix(".ipynb"), known) for name in names]
+    found = []
+    for name in (each.removesuffix(".ipynb") for each in names):
+        named = [file for file in known if name in (file.stem, file.stem.split("_")[0])]
+        if not named:
+            stems = [file.stem for file in known]
+            raise ConfigError(
+                f"There is no notebook {name!r}.{nearest(name, stems)} "
+                f"Notebooks: {', '.join(stems)}."
+            )
+        found.append(named[0])
+    return found
 
 
 def known_parameters(notebook: Path) -> dict[str, Any]:
@@ -125,11 +142,10 @@ def run_notebooks(
     place = Path(out_dir) if out_dir else reports / (profile or "default")
     place.mkdir(parents=True, exist_ok=True)
     with environment(BATCH):
-        return [_run(file, _wanted(given, known[file]), place, progress) for file in files]
-
-
-def _wanted(given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in given.items() if name in known}
+        return [
+            _run(file, {k: v for k, v in given.items() if k in known[file]}, place, progress)
+            for file in files
+        ]
 
 
 def _run(notebook: Path, parameters: dict[str, Any], place: Path, progress: bool) -> Path:
@@ -163,15 +179,6 @@ def _explained(notebook: Path, failed: Path, problem: Exception) -> str:
     return f"Notebook {notebook.name} failed{where}: {kind}: {what} See {failed}."
 
 
-def _named(name: str, known: Sequence[Path]) -> Path:
-    found = [file for file in known if name in (file.stem, file.stem.split("_")[0])]
-    if not found:
-        stems = [file.stem for file in known]
-        hint = nearest(name, stems)
-        raise ConfigError(f"There is no notebook {name!r}.{hint} Notebooks: {', '.join(stems)}.")
-    return found[0]
-
-
 @contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
     """Variables for the kernels started within; those set before win."""
@@ -182,3 +189,103 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name in ours:
             os.environ.pop(name, None)
+
+
+# -- the report --
+
+FIGURE = "application/vnd.plotly.v1+json"
+NO_NETWORK = dict.fromkeys(("require_js_url", "mathjax_url", "jquery_url", "mermaid_js_url"), "")
+CAPTIONS = "figcaption { font-size: .85em; color: #333; }"
+STYLE = """
+body { font-family: Arial, sans-serif; max-width: 1000px; margin: 2em auto; padding: 0 1em; }
+table { border-collapse: collapse; } tr { border-bottom: 1px solid #ddd; }
+th, td { text-align: left; padding: .3em .8em; vertical-align: top; }
+.verdict { font-weight: bold; white-space: nowrap; }
+.holds { color: #006b4e; } .fails { color: #a33f00; }
+"""
+
+
+def write_report(
+    executed: Sequence[Path], claims: Sequence[Claim], face: str, reports: Path, figures: Path
+) -> Path:
+    """Pages beside the executed notebooks and `reports`/index.html; answers the index.
+
+    figures: the folder that the claims' figures were written to.
+    """
+    pages = [write_page(notebook) for notebook in executed]
+    content = index_page(pages, claims, face, reports, figures)
+    write_together(reports, {"index.html": content.encode()})
+    return reports / "index.html"
+
+
+def write_page(notebook: Path) -> Path:
+    """The executed notebook as a page beside it, its figures drawn by the folder's plotly.js."""
+    import nbconvert  # noqa: PLC0415  an optional extra
+    import nbformat  # noqa: PLC0415
+
+    script = share_plotly_js(notebook.parent).name
+    content = nbformat.read(notebook, as_version=4)
+    outputs = [output for cell in content.cells for output in cell.get("outputs", ())]
+    figures = [output for output in outputs if FIGURE in output.get("data", {})]
+    for number, output in enumerate(figures):
+        data = output["data"][FIGURE]
+        fig = go.Figure({key: data[key] for key in ("data", "layout")}, skip_invalid=True)
+        output["data"] = {"text/html": drawing(fig, f"figure-{number}")}
+    exporter = nbconvert.HTMLExporter(embed_images=True, **NO_NETWORK)
+    body, _ = exporter.from_notebook_node(content)
+    body = re.sub(r'<script src="">\s*</script>', "", body)
+    head = f'<head>\n<script src="{script}"></script>\n<style>{CAPTIONS}</style>'
+    page = body.replace("<head>", head, 1)
+    write_together(notebook.parent, {f"{notebook.stem}.html": page.encode()})
+    return notebook.with_suffix(".html")
+
+
+def index_page(
+    pages: Sequence[Path], claims: Sequence[Claim], face: str, reports: Path, figures: Path
+) -> str:
+    """The first page: the claims with their verdicts, then the notebooks."""
+    links = "\n".join(
+        f'<li><a href="{_link(page, reports)}">{page.stem}</a></li>' for page in pages
+    )
+    measured = "<br>".join(html.escape(line) for line in face.splitlines())
+    written = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head><meta charset="utf-8"><title>The memory study</title><style>{STYLE}</style></head>
+<body>
+<h1>How should two models that search together share one memory?</h1>
+<p>{measured}</p>
+<h2>Claims</h2>
+{claims_html(claims, _link(figures, reports))}
+<h2>Notebooks</h2>
+<ul>
+{links}
+</ul>
+<p>Written {written}.</p>
+</body>
+</html>
+"""
+
+
+def claims_html(claims: Sequence[Claim], figures: str) -> str:
+    """The claims as a table. figures: where their figures lie, seen from the page."""
+    head = "".join(
+        f"<th scope='col'>{t}</th>" for t in ("", "claim", "verdict", "number", "figure", "rung")
+    )
+    rows = "\n".join(_claim_row(claim, figures) for claim in claims)
+    return f"<table>\n<tr>{head}</tr>\n{rows}\n</table>"
+
+
+def _claim_row(claim: Claim, figures: str) -> str:
+    cells = [html.escape(text) for text in (claim.text, claim.number, claim.rung)]
+    figure = f'<a href="{figures}/{claim.figure}.html">{claim.figure}</a>'
+    kind = claim.verdict.split()[0]
+    return (
+        f"<tr><th scope='row'>{claim.key}</th><td>{cells[0]}</td>"
+        f"<td class='verdict {kind}'>{claim.verdict}</td>"
+        f"<td>{cells[1]}</td><td>{figure}</td><td>{cells[2]}</td></tr>"
+    )
+
+
+def _link(page: Path, reports: Path) -> str:
+    return html.escape(Path(os.path.relpath(page, reports)).as_posix())

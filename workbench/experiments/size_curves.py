@@ -13,15 +13,14 @@ import numpy as np
 import pandas as pd
 
 from workbench.errors import OutOfMemory
-from workbench.experiments.face import CARRIES_OVER, rung_of
-from workbench.experiments.replayed import DEVICE
-from workbench.experiments.sweep import Sweep
-from workbench.experiments.views import ENGINES, rooms
+from workbench.experiments.execute import DEVICE, ENGINES, thesis_answers
+from workbench.experiments.rows import rooms
+from workbench.experiments.study import CARRIES_OVER, Study, rung_of
 from workbench.replay.answers import Answers
 from workbench.replay.devices import Device, load_device
 from workbench.replay.miss_ratio import CacheCalls, miss_ratio, optimal_hits
 from workbench.replay.simulator import Changes, replay, search_calls
-from workbench.replay.workload import load_recording, thesis_search
+from workbench.replay.workload import load_recording
 
 SIZES, OPTIMA = 40, 8
 REPLAYS = (0.6, 0.8, 1.0, 1.3, 2.0)
@@ -105,38 +104,7 @@ def _sized(rows: Iterable[Row], calls: CacheCalls) -> Iterator[Row]:
         yield row if blocks is None else row | {"tokens": int(blocks) * calls.block_size}
 
 
-def size_sentence(rows: pd.DataFrame) -> str:
-    """What the optimum would gain over LRU where the order fits, and from where on size is all."""
-    parts = []
-    for engine, own in rows.groupby("engine"):
-        lru = own[(own["kind"] == "lru") & own["fits"].astype(bool)].set_index("num_blocks")
-        best = own[own["kind"] == "optimum"].set_index("num_blocks")["hit_ratio"]
-        gap = (best - lru["hit_ratio"]).dropna()
-        enough = lru[lru["thrashed_per_1000"] == 0]["tokens"]
-        room = f"from {int(enough.min()):,} tokens on it never thrashes" if len(enough) else (
-            "it thrashes at every size drawn"
-        )  # fmt: skip
-        parts.append(
-            f"for the {str(engine).upper()} the optimum finds at most **{gap.max():.1%}** of the "
-            f"prompt tokens more than LRU, and {room}"
-        )
-    return f"Where the order of calls fits, {parts[0]}; {parts[1]}.{_difference(rows)}"
-
-
-def _difference(rows: pd.DataFrame) -> str:
-    """How far whole searches are from the curves, where both were made."""
-    keys = ["engine", "num_blocks"]
-    lru, whole = (rows[rows["kind"] == kind].set_index(keys) for kind in ("lru", "replay"))
-    apart = (whole["hit_ratio"] - lru["hit_ratio"]).dropna().abs()
-    if apart.empty:
-        return ""
-    return (
-        f" Whole searches replayed at {len(apart)} of these sizes differ from the curves by at "
-        f"most **{apart.max():.2%}** of the prompt tokens."
-    )
-
-
-def size_tables(sweep: Sweep, recording: str | None = None, device: str = DEVICE) -> pd.DataFrame:
+def size_tables(sweep: Study, recording: str | None = None, device: str = DEVICE) -> pd.DataFrame:
     """Rows of a recording of the package, or else of the replayed rung's own search, in the order
     it has at a share of about 0.3. The sizes that the sweep's shares give are marked.
     """
@@ -144,13 +112,12 @@ def size_tables(sweep: Sweep, recording: str | None = None, device: str = DEVICE
     if recording is not None:
         return size_rows(Answers(load_recording(recording)), found, shares=_rooms(sweep))
     config = sweep.config
-    sizes = (config.num_problems, config.n, config.beam_width, config.max_depth, config.seeds[0])
     changes = {"min_problem_batch": config.min_problem_batch}
-    answers = Answers(thesis_search(*sizes))
+    answers = thesis_answers(config, config.seeds[0])
     return size_rows(answers, found, changes=changes, replays=FEW_REPLAYS, shares=_rooms(sweep))
 
 
-def recorded_face(recording: str) -> str:
+def provenance_recorded(recording: str) -> str:
     """What stands below the figure of a recording."""
     found = load_recording(recording)
     sizes = found.settings.strategy_settings
@@ -161,7 +128,7 @@ def recorded_face(recording: str) -> str:
     )
 
 
-def _rooms(sweep: Sweep) -> dict[float, tuple[int, int]]:
+def _rooms(sweep: Study) -> dict[float, tuple[int, int]]:
     """KV tokens of both models at the ends and in the middle of the axis."""
     table = rooms(sweep).drop_duplicates("llm_share")
     found = {s: (int(llm), int(prm)) for s, llm, prm in table.itertuples(index=False)}

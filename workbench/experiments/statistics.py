@@ -1,9 +1,9 @@
-"""Intervals for what a sweep claims: problems are drawn, the runs of one problem stay together.
+"""Intervals for what a study claims: problems are drawn, the runs of one problem stay together.
 
-Every interval is a percentile bootstrap over problems (Efron, 1979): problems are drawn with
-replacement, all seeds of a drawn problem come along, so that the many tokens of one problem are
-never taken for independent evidence. Seeded and vectorised. What it does not do: decide which
-quantities are worth an interval.
+Every interval is a percentile bootstrap over problems (Efron, 1979), seeded and vectorised. The
+question is nearly always a ratio of two settings: both searched the same problems with the same
+seeds, so what makes a problem slow everywhere cancels, and each run's seconds are multiplied by a
+factor drawn from what runs of equal work differ by. Settings whose runs did the same work are one.
 """
 
 from __future__ import annotations
@@ -12,14 +12,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import comb
 from statistics import NormalDist, median
+from typing import Any, Protocol
 
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from workbench.errors import ConfigError
 
 DRAWS = 2000
 LEVEL = 0.95
+TAILS = (1 - LEVEL) / 2, (1 + LEVEL) / 2
+Array = NDArray[np.float64]
+
+
+class Tables(Protocol):
+    """What rows are made of: study.Study, a pick of stored runs, or a look-alike in tests."""
+
+    @property
+    def runs(self) -> pd.DataFrame: ...
+    @property
+    def all_runs(self) -> pd.DataFrame: ...
+    def table(
+        self, name: str, llm_share: float | None = None, seed: int | None = None
+    ) -> pd.DataFrame: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +48,11 @@ class Interval:
     units: int
     level: float = LEVEL
 
+    @property
+    def cells(self) -> dict[str, float]:
+        """As columns value, low, high."""
+        return {"value": self.estimate, "low": self.low, "high": self.high}
+
     def __str__(self) -> str:
         return f"{self.estimate:.4g} [{self.low:.4g}, {self.high:.4g}]"
 
@@ -41,19 +62,6 @@ def bootstrap_mean(
 ) -> Interval:
     """Interval of the mean of `values` [N]; `units` [N] says which problem each belongs to."""
     return bootstrap_ratio(values, np.ones(len(units)), units, draws=draws, seed=seed)
-
-
-def median_interval(values: Sequence[float]) -> Interval:
-    """Interval of the median of independent values, between two of them in order.
-
-    Without assumption on their distribution, and at least as wide as `LEVEL` says (Conover,
-    Practical Nonparametric Statistics); fewer than six values have none: (-inf, inf).
-    """
-    ordered, count = sorted(values), len(values)
-    tail = np.cumsum([comb(count, below) / 2**count for below in range(count)])
-    rank = int(np.searchsorted(tail, (1 - LEVEL) / 2, "right"))  # values below the interval, + 1
-    low, high = (ordered[rank - 1], ordered[-rank]) if rank else (-np.inf, np.inf)
-    return Interval(median(ordered), low, high, count)
 
 
 def bootstrap_ratio(
@@ -77,7 +85,7 @@ def bootstrap_ratio(
     weights = _weights(len(top), draws, seed)
     with np.errstate(invalid="ignore", divide="ignore"):
         drawn = (weights @ top) / (weights @ bottom)
-    low, high = np.nanquantile(drawn, _tails()) if np.isfinite(drawn).any() else (np.nan, np.nan)
+    low, high = np.nanquantile(drawn, TAILS) if np.isfinite(drawn).any() else (np.nan, np.nan)
     return Interval(estimate, float(low), float(high), len(top))
 
 
@@ -112,8 +120,21 @@ def paired_ratio_difference(
         return Interval(estimate, -np.inf, np.inf, 1)
     weights = _weights(len(sums[0]), draws, seed)
     drawn = [weights @ column for column in sums]
-    low, high = np.quantile(drawn[2] / drawn[3] - drawn[0] / drawn[1], _tails())
+    low, high = np.quantile(drawn[2] / drawn[3] - drawn[0] / drawn[1], TAILS)
     return Interval(estimate, float(low), float(high), len(sums[0]))
+
+
+def median_interval(values: Sequence[float]) -> Interval:
+    """Interval of the median of independent values, between two of them in order.
+
+    Without assumption on their distribution, and at least as wide as `LEVEL` says (Conover,
+    Practical Nonparametric Statistics); fewer than six values have none: (-inf, inf).
+    """
+    ordered, count = sorted(values), len(values)
+    tail = np.cumsum([comb(count, below) / 2**count for below in range(count)])
+    rank = int(np.searchsorted(tail, TAILS[0], "right"))  # values below the interval, + 1
+    low, high = (ordered[rank - 1], ordered[-rank]) if rank else (-np.inf, np.inf)
+    return Interval(median(ordered), low, high, count)
 
 
 def proportion_upper_bound(events: int, trials: int, level: float = LEVEL) -> float:
@@ -132,7 +153,7 @@ def proportion_upper_bound(events: int, trials: int, level: float = LEVEL) -> fl
     return float((centre + margin) / (1 + z * z / trials))
 
 
-def _sums(values: ArrayLike, units: Sequence[object]) -> NDArray[np.float64]:
+def _sums(values: ArrayLike, units: Sequence[object]) -> Array:
     """`values` [N] added up within each unit: [number of units], units in sorted order."""
     column = np.asarray(values, float)
     if column.shape != (len(units),):
@@ -143,11 +164,310 @@ def _sums(values: ArrayLike, units: Sequence[object]) -> NDArray[np.float64]:
     return np.bincount(place, weights=column).astype(np.float64)
 
 
-def _weights(units: int, draws: int, seed: int) -> NDArray[np.float64]:
+def _weights(units: int, draws: int, seed: int) -> Array:
     """How often each unit is drawn: [draws, units], every row adds up to `units`."""
     generator = np.random.default_rng(seed)
     return generator.multinomial(units, np.full(units, 1 / units), size=draws).astype(float)
 
 
-def _tails() -> tuple[float, float]:
-    return (1 - LEVEL) / 2, (1 + LEVEL) / 2
+# -- the machine's noise: how far runs of equal work differ in wall time --
+
+WORK = tuple(
+    f"{engine}_{count}"
+    for engine in ("llm", "prm")
+    for count in ("prefill_tokens", "decode_tokens", "steps")
+)
+"""Columns of the runs table that are equal where two runs of one seed did the same work; of
+another technique as many steps are no equal work."""
+OTHER_MINUTES = ("depth", "reference")
+"""Roles of runs that are carried out apart from those they are like."""
+LARGEST = 2.0
+"""Of the logarithm of a drawn factor: few repetitions have tails that no machine has."""
+FEWEST_SEEDS = 3
+"""Where no runs of equal work tell the noise, fewer seeds than these tell nothing of it either."""
+SENTINEL_COLUMNS = ["run_id", "written_at", "tokens_per_s", "relative"]
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """How wall times of equal work scatter. Nothing is known where `degrees` is 0."""
+
+    sigma: float = 0.0  # standard deviation of the logarithm of wall seconds
+    degrees: int = 0  # repetitions behind sigma: runs less groups of equal work
+    runs: int = 0  # in groups of two and more
+    spread: float = 1.0  # the slowest over the fastest of a group, of all groups the greatest
+    sentinels: int = 0  # runs of the sentinel's setting
+    drift: tuple[float, float] = (0.0, 0.0)  # of the sentinel from its median: lowest, highest
+
+    @property
+    def is_known(self) -> bool:
+        """Whether equal work was done more than once."""
+        return self.degrees > 0
+
+    def factors(self, generator: np.random.Generator, shape: tuple[int, ...]) -> Array:
+        """What a run's seconds might be multiplied by: Student's t, since sigma is an estimate."""
+        if not self.is_known:
+            return np.ones(shape)
+        drawn = self.sigma * generator.standard_t(self.degrees, size=shape)
+        return np.exp(np.clip(drawn, -LARGEST, LARGEST))
+
+    def __str__(self) -> str:
+        if not self.is_known:
+            return "no two runs did equal work, so the machine's noise is not known"
+        text = (
+            f"{self.runs} runs of equal work differ by up to {self.spread:.2f} times in wall time"
+        )
+        if self.sentinels < 2:
+            return text
+        low, high = self.drift
+        return f"{text}; sentinel {low:+.0%} to {high:+.0%} over {self.sentinels} repetitions"
+
+
+def noise_of(runs: pd.DataFrame) -> Noise:
+    """The noise that these runs show, sentinels and repetitions among them."""
+    if runs.empty or not set(WORK) <= set(runs.columns):
+        return Noise()
+    done = runs[(runs["status"] == "finished") & ~runs["role"].isin(OTHER_MINUTES)]
+    logs = pd.Series(np.log(done["wall_s"].to_numpy(float)), index=done.index)
+    keys = [done[name] for name in ("seed", *WORK)] + [_techniques(done)]
+    groups = [each.to_numpy(float) for _, each in logs.groupby(keys)]
+    repeated = [each for each in groups if len(each) > 1]
+    drift = (sentinel_drift(runs)["relative"] - 1).to_numpy(float)
+    reach = (float(drift.min()), float(drift.max())) if len(drift) else (0.0, 0.0)
+    if not repeated:
+        return Noise(sentinels=len(drift), drift=reach)
+    count = sum(map(len, repeated))
+    degrees = count - len(repeated)
+    squares = sum(float(((each - each.mean()) ** 2).sum()) for each in repeated)
+    spread = float(np.exp(max(each.max() - each.min() for each in repeated)))
+    return Noise(float(np.sqrt(squares / degrees)), degrees, count, spread, len(drift), reach)
+
+
+def sentinel_drift(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs of the sentinel's setting in the order they ran.
+
+    Columns run_id, written_at, tokens_per_s, relative: throughput over the median of them all, so 1
+    is no drift. The measured run of the same setting counts. Empty where there is no sentinel.
+    """
+    if runs.empty or not (runs["role"] == "sentinel").any():
+        return pd.DataFrame(columns=SENTINEL_COLUMNS)
+    setting = runs.loc[runs["role"] == "sentinel", ["llm_share", "seed"]].iloc[0]
+    same = (runs[["llm_share", "seed"]] == setting).all(axis=1) & (runs["status"] == "finished")
+    found = runs[same].sort_values("written_at", ignore_index=True)
+    return found.assign(relative=found["tokens_per_s"] / found["tokens_per_s"].median())[
+        SENTINEL_COLUMNS
+    ]
+
+
+def _techniques(runs: pd.DataFrame) -> pd.Series:
+    if "technique" not in runs:
+        return pd.Series("", runs.index, name="technique")
+    return runs["technique"].fillna("")
+
+
+def equal_work(runs: pd.DataFrame, by: str, seeds: Sequence[int]) -> dict[Any, int]:
+    """A number for each value of `by`, the same where the runs of all `seeds` did the same work."""
+    values = list(dict.fromkeys(runs[by].sort_values()))
+    if not set(WORK) <= set(runs.columns):
+        return {value: place for place, value in enumerate(values)}
+    own = runs[runs["seed"].isin(list(seeds))].assign(technique=_techniques(runs))
+    own = own.sort_values(["seed"])[[by, "seed", *WORK, "technique"]]
+    numbers: dict[object, int] = {}
+    work = {v: tuple(own[own[by] == v].drop(columns=by).itertuples(False, None)) for v in values}
+    return {value: numbers.setdefault(done, len(numbers)) for value, done in work.items()}
+
+
+# -- settings compared --
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Rates of every setting: measured [settings] and drawn anew [draws, settings].
+
+    pooled: the same from all runs of equal work together; seconds_drawn: of one of these runs.
+    """
+
+    settings: list[Any]
+    work: NDArray[np.int64]  # [settings]; equal numbers: equal work
+    measured: Array
+    drawn: Array
+    pooled: Array
+    pooled_drawn: Array
+    seconds_drawn: Array
+    problems: int
+    tells_noise: bool  # False: neither equal work nor enough seeds, so nothing is certain
+
+    @property
+    def peak(self) -> Interval:
+        """The share with the greatest rate; 95 % of the draws have theirs within the bounds.
+
+        The whole axis where one problem, or two seeds without equal work, are all there is. Where
+        equal work is fastest the peak is all of it. Whether the peak lies between two measured
+        shares is not told.
+        """
+        shares = np.array(self.settings, float)
+        same = self.work == self.work[np.argmax(self.pooled)]
+        estimate = float(shares[same][np.argmax(self.measured[same])])
+        if not self._is_certain:
+            return Interval(estimate, float(shares[0]), float(shares[-1]), self.problems)
+        best = np.argmax(self.pooled_drawn, axis=1)
+        low, high = (np.array([self.plateau(s)[side] for s in shares])[best] for side in (0, 1))
+        lowest = np.quantile(low, TAILS[0], method="nearest")
+        highest = np.quantile(high, TAILS[1], method="nearest")
+        return Interval(estimate, float(lowest), float(highest), self.problems)
+
+    def plateau(self, share: float) -> tuple[float, float]:
+        """The lowest and the highest share whose runs did the same work as those of `share`."""
+        same = np.array(self.settings, float)[self.work == self.work[self._at(share)]]
+        return float(same[0]), float(same[-1])
+
+    def at(self, setting: Any) -> Interval:
+        """The rate of one setting, of its own runs."""
+        place = self._at(setting)
+        return self._interval(float(self.measured[place]), self.drawn[:, place])
+
+    def ratio(self, base: Any, other: Any) -> Interval:
+        """How many times the rate of `base` has `other`; of equal work exactly 1."""
+        a, b = self._at(base), self._at(other)
+        estimate = float(self.pooled[b] / self.pooled[a])
+        if not self._is_certain:
+            return Interval(estimate, -np.inf, np.inf, self.problems)
+        return self._interval(estimate, self.pooled_drawn[:, b] / self.pooled_drawn[:, a])
+
+    def difference(self, base: Any, other: Any) -> Interval:
+        """The rate of `other` minus the rate of `base`; runs of equal work count together."""
+        a, b = self._at(base), self._at(other)
+        estimate = float(self.pooled[b] - self.pooled[a])
+        if not self._is_certain:
+            return Interval(estimate, -np.inf, np.inf, self.problems)
+        return self._interval(estimate, self.pooled_drawn[:, b] - self.pooled_drawn[:, a])
+
+    def part_of_slow_down(self, base: Any, other: Any, uses: tuple[float, float]) -> Interval:
+        """What part of the seconds that `other` takes more than `base` goes to one use of them.
+
+        uses: its part of the seconds at (base, other), in which a slow machine cancels. Draws in
+        which `other` is not slower have no such part; the interval is unbounded if they are many.
+        """
+        seconds = self.seconds_drawn[:, [self._at(base), self._at(other)]]
+        more = seconds[:, 1] - seconds[:, 0]
+        spent = seconds[:, 1] * uses[1] - seconds[:, 0] * uses[0]
+        slower = more > 0
+        if not self._is_certain or slower.mean() < LEVEL:
+            return Interval(float("nan"), -np.inf, np.inf, self.problems)
+        parts = spent[slower] / more[slower]
+        return self._interval(float(np.median(parts)), parts)
+
+    @property
+    def _is_certain(self) -> bool:
+        return self.problems > 1 and self.tells_noise
+
+    def _at(self, setting: Any) -> int:
+        if isinstance(setting, str):
+            return self.settings.index(setting)
+        return int(np.abs(np.array(self.settings, float) - setting).argmin())
+
+    def _interval(self, estimate: float, drawn: Array) -> Interval:
+        if self.problems == 1:
+            return Interval(estimate, -np.inf, np.inf, 1)
+        low, high = np.quantile(drawn, TAILS)
+        return Interval(estimate, float(low), float(high), self.problems)
+
+
+def draw_rates(
+    rows: pd.DataFrame,
+    runs: pd.DataFrame,
+    by: str,
+    top: str = "tokens",
+    bottom: str = "wall_part_s",
+    *,
+    noise: Noise | None = None,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> Rates:
+    """Rates of `top` over `bottom`, seconds, of each value of `by`.
+
+    rows: run_id, problem_id and the two columns, one row a run and problem; runs: rows of the runs
+    table. Problems and seeds that some setting lacks are left out.
+    """
+    noise = noise or Noise()
+    keys = runs[["run_id", by, "seed"]]
+    rows = rows[["run_id", "problem_id", *{top, bottom}]].merge(keys, on="run_id")
+    common = set.intersection(*rows.groupby(by)["seed"].agg(set))
+    seeds = sorted(common) or sorted(rows["seed"].unique())  # none in common: unpaired
+    wide = rows[rows["seed"].isin(seeds)].pivot_table(
+        index=[by, "seed"], columns="problem_id", values=list({top, bottom}), aggfunc="sum"
+    )
+    whole = wide[top].columns[wide[top].notna().all()]
+    above, below = (wide[column][whole].to_numpy(float) for column in (top, bottom))
+    index = wide.index.to_frame(index=False)
+    generator = np.random.default_rng(seed)
+    problems = above.shape[1]
+    each = generator.multinomial(problems, np.full(problems, 1 / problems), size=draws).T
+    weights = _seed_weights(index, by, seeds, noise.is_known, generator, draws)
+    weighed = weights * (above @ each).T
+    spent = weights * (below @ each).T * noise.factors(generator, weights.shape)
+    settings = list(dict.fromkeys(index[by]))
+    equal = equal_work(runs, by, seeds)
+    work = np.array([equal[setting] for setting in settings])
+    own = np.array([[each == setting for setting in settings] for each in index[by]], float)
+    together = own @ np.equal.outer(work, work)
+    sums = above.sum(axis=1), below.sum(axis=1)
+    return Rates(
+        settings=settings,
+        work=work,
+        measured=(sums[0] @ own) / (sums[1] @ own),
+        drawn=(weighed @ own) / (spent @ own),
+        pooled=(sums[0] @ together) / (sums[1] @ together),
+        pooled_drawn=(weighed @ together) / (spent @ together),
+        seconds_drawn=(spent @ together) / (weights @ together),
+        problems=problems,
+        tells_noise=noise.is_known or len(seeds) >= FEWEST_SEEDS,
+    )
+
+
+def _seed_weights(
+    index: pd.DataFrame,
+    by: str,
+    seeds: list[int],
+    paired: bool,
+    generator: np.random.Generator,
+    draws: int,
+) -> Array:
+    """How often each run counts in each draw [draws, runs]: its seed is drawn with replacement.
+
+    paired: one draw of seeds for all settings. Else each has its own, so that one slow run is not
+    taken for the setting's doing where nothing else tells the noise.
+    """
+    weights = np.zeros((draws, len(index)))
+    paired = paired and len(index) == len(seeds) * index[by].nunique()
+    common = generator.multinomial(len(seeds), np.full(len(seeds), 1 / len(seeds)), size=draws)
+    for _, own in index.groupby(by):
+        count = len(own)
+        anew = generator.multinomial(count, np.full(count, 1 / count), size=draws)
+        weights[:, own.index] = common if paired else anew
+    return weights
+
+
+def paired_ratio(
+    study: Tables,
+    by: str,
+    against: Any,
+    *,
+    top: str = "tokens",
+    runs: pd.DataFrame | None = None,
+) -> pd.DataFrame:
+    """Throughput of every setting over that of the setting `against`: columns `by`, value, low,
+    high.
+
+    by: a column of the runs. top: what is counted a second, a column of the problems table, or
+    "problems". runs: some of the study's (default: all its runs).
+    """
+    runs = study.runs if runs is None else runs
+    rows = study.table("problems").assign(problems=1.0)
+    noise = noise_of(study.all_runs)
+    found = []
+    for setting in dict.fromkeys(runs[by]):
+        pair = runs[runs[by].isin([setting, against])]  # the seeds and problems that both have
+        ratio = draw_rates(rows, pair, by, top, noise=noise).ratio(against, setting)
+        found.append({by: setting, **ratio.cells})
+    return pd.DataFrame(found)

@@ -1,28 +1,383 @@
-"""Stored runs to look through: pick one or two from a table and see any figure of the study.
+"""Stored runs to look through: pick one or two, and see any figure of the study.
 
-A thin view over explorer_figures.explore, a plain function. What it does not do: run anything.
+A pick is a whole sweep (runs that differ in share and seed alone), the cells of a batching study,
+or one run. The rows are the study's own views, the drawings its own plots; a second pick is dotted
+or hatched, with open markers, over the first. `picks`, `searched`, `explore` are plain functions.
 """
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from html import escape
 from pathlib import Path
 from typing import Any
 
+import ipywidgets
+import pandas as pd
 import plotly.graph_objects as go
 
-from workbench.errors import WorkbenchError
-from workbench.experiments.store import load_runs
-from workbench.widgets.commands import papermill_command
-from workbench.widgets.explorer_figures import AT_ONE_SHARE, Explored, explore, figures_of
-from workbench.widgets.explorer_runs import Pick, picks, runs_table
-from workbench.widgets.plot import PlotWidget
-from workbench.widgets.split import is_live
+from workbench.config import SweepConfig, format_size
+from workbench.errors import ConfigError, RunStoreError, nearest
+from workbench.experiments.compare import compare
+from workbench.experiments.rows import (
+    balance_rows,
+    batch_rows,
+    block_rows,
+    cells_provenance,
+    lost_time_rows,
+    memory_split_rows,
+    prefix_hit_rows,
+    thrashing_rows,
+)
+from workbench.experiments.runs import FINISHED, load_runs, load_table
+from workbench.experiments.settings import (
+    COUNTED,
+    HOW_IT_IS_CARRIED_OUT,
+    LIMITS,
+    MEASURE,
+    REPLAY,
+    SENTINEL,
+    TIMED,
+)
+from workbench.experiments.study import provenance
+from workbench.plots import (
+    balance,
+    batch_limits,
+    lost_time,
+    memory_split,
+    prefix_hits,
+    prm_blocks,
+    thrashing,
+)
+from workbench.widgets.parts import Drawing, FigureView, NumberSlider, is_live, labelled
 
 NOT_LIVE = "Runs can be picked in a live notebook (Jupyter, VS Code); the cells above pick some."
-NOBODY = "none"
-KEPT = 8
-"""Figures that live on: one closed while the front end still makes it is an error there."""
+CELLS = (TIMED, COUNTED)
+KINDS = {
+    MEASURE: "sweep",
+    SENTINEL: "sweep",
+    REPLAY: "replayed sweep",
+    **dict.fromkeys(CELLS, "batching cells"),
+}
+"""What a group of runs of a role is called."""
+SHOWN = [
+    *("role", "llm", "llm_share", "seed", "n", "num_problems"),
+    *("tokens_per_s", "accuracy", "status"),
+]
+_OF_A_CELL = {*LIMITS, "num_problems", "repeat"}
+"""Settings in which the cells of one batching study differ."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pick:
+    """Runs to be looked at together, with the tables that the study's views read.
+
+    all_runs: rows of load_runs, sentinels and failed ones too.
+    """
+
+    name: str
+    all_runs: pd.DataFrame
+
+    @property
+    def is_batches(self) -> bool:
+        """Whether it is cells of the batching study, which ask requests and search nothing."""
+        return bool(self.all_runs["role"].isin(CELLS).all())
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """The run folders."""
+        return tuple(Path(folder) for folder in self.all_runs["folder"])
+
+    @property
+    def finished(self) -> pd.DataFrame:
+        """The rows of finished runs."""
+        return self.all_runs[self.all_runs["status"] == FINISHED]
+
+    @property
+    def shares(self) -> list[float]:
+        """The LLM's shares that were measured."""
+        return sorted(map(float, self.finished["llm_share"].unique()))
+
+    @property
+    def runs(self) -> pd.DataFrame:
+        """Finished runs by share and seed; sentinels only where there is nothing else."""
+        done = self.finished
+        first = done[done["role"] != SENTINEL]
+        runs = load_runs(list((first if len(first) else done)["folder"]))
+        return runs.sort_values(["llm_share", "seed"], ignore_index=True) if len(runs) else runs
+
+    def table(
+        self, name: str, llm_share: float | None = None, seed: int | None = None
+    ) -> pd.DataFrame:
+        """Rows of one trace table, with llm_share and run_seed, as Sweep.table."""
+        runs = self.runs
+        for column, value in (("llm_share", llm_share), ("seed", seed)):
+            if value is not None and len(runs):
+                runs = runs[(runs[column] - value).abs() < 1e-9]
+        if runs.empty:
+            raise RunStoreError(f"No finished run is picked at llm_share={llm_share}.")
+        keys = runs[["run_id", "llm_share", "seed"]].rename(columns={"seed": "run_seed"})
+        return load_table(list(runs["folder"]), name).merge(keys, on="run_id", how="left")
+
+    def nearest_share(self, wanted: float) -> float:
+        """The measured share nearest to `wanted`. RunStoreError where no run is finished."""
+        if not self.shares:
+            raise RunStoreError(f"{self.name} holds no finished run.")
+        return min(self.shares, key=lambda share: abs(share - wanted))
+
+    @property
+    def provenance(self) -> str:
+        """What was measured, as figures say it."""
+        if not self.is_batches:
+            return provenance(self.runs)
+        return provenance(self.all_runs, None, cells_provenance(self.all_runs))
+
+
+def picks(runs: pd.DataFrame) -> dict[str, Pick]:
+    """What can be picked of the rows of load_runs, by name: groups first, then single searches."""
+    readable = runs[runs["status"] != "unreadable"] if len(runs) else runs
+    if readable.empty:
+        raise RunStoreError(
+            "There is no stored run to explore; `workbench figures` makes some, and so does "
+            "`workbench sweep`."
+        )
+    cells = readable["role"].isin(CELLS)
+    groups = [*_groups(readable[~cells], set()), *_groups(readable[cells], _OF_A_CELL)]
+    single = readable[~cells & (readable["status"] == FINISHED)]
+    single = single.iloc[(single["role"] != MEASURE).to_numpy().argsort(kind="stable")]
+    found = {name: Pick(name, rows) for name, rows in groups}
+    for k in range(len(single)):
+        row = single.iloc[[k]]
+        name = str(row["run_id"].iloc[0])
+        found[name] = Pick(name, row)
+    return found
+
+
+def picked(found: dict[str, Pick], name: str | None) -> Pick:
+    """The pick of this name, the first by default. RunStoreError for one that is not there."""
+    if name is None:
+        return next(iter(found.values()))
+    if name not in found:
+        known = list(found)
+        raise RunStoreError(
+            f"There is no pick {name!r}.{nearest(name, known)} First: {known[0]!r}."
+        )
+    return found[name]
+
+
+def searched(pick: Pick, llm_share: float) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Tables `problems` and `nodes` of the pick's run nearest to a share, its first seed.
+
+    RunStoreError where no run of it kept its nodes: replays and batching cells sample nothing.
+    """
+    done = pick.finished
+    order = done.assign(far=(done["llm_share"] - llm_share).abs()).sort_values(["far", "seed"])
+    for folder in order["folder"]:
+        nodes = load_table(folder, "nodes")
+        if len(nodes):
+            return load_table(folder, "problems"), nodes
+    raise RunStoreError(
+        f"{pick.name} has no run with sampled nodes; pick a measured search to see its trees."
+    )
+
+
+def runs_table(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs as a person picks from them, searches before cells, best known columns only."""
+    columns = [name for name in SHOWN if name in runs]
+    order = runs.assign(cell=runs["role"].isin(CELLS))
+    order = order.sort_values(["cell", "role", "run_id"]).set_index("run_id")
+    return order[columns]
+
+
+def _groups(runs: pd.DataFrame, varying: set[str]) -> list[tuple[str, pd.DataFrame]]:
+    """Runs that share every setting but `varying`, share and seed; named by what differs."""
+    if runs.empty:
+        return []
+    own = {"llm_share", "seed", "repeat"} | varying
+    known = [field.name for field in fields(SweepConfig) if field.name in runs]
+    settings = [name for name in known if name not in HOW_IT_IS_CARRIED_OUT | own]
+    keys = pd.DataFrame({name: runs[name].map(str) for name in [*settings, "machine"]})
+    keys["role"] = runs["role"].replace({SENTINEL: MEASURE} | dict.fromkeys(CELLS, TIMED))
+    parts = [rows for _, rows in runs.groupby([keys[name] for name in keys], sort=False)]
+    groups = sorted(parts, key=lambda rows: MEASURE not in set(rows["role"]))
+    names = [_name(rows) for rows in groups]
+    alike = pd.concat([r for r, name in zip(groups, names) if names.count(name) > 1] or [runs[:0]])
+    telling = [str(name) for name in keys if alike[name].map(str).nunique() > 1]
+    added = ["".join(f", {each}={rows.iloc[0][each]}" for each in telling) for rows in groups]
+    return [
+        (name + more if names.count(name) > 1 else name, rows)
+        for name, more, rows in zip(names, added, groups)
+    ]
+
+
+def _name(rows: pd.DataFrame) -> str:
+    first = rows.iloc[0]
+    role = str(first["role"])
+    kind = KINDS.get(role, f"{role} runs")
+    shares = sorted(rows["llm_share"].unique())
+    span = f"{shares[0]:g}" if len(shares) == 1 else f"{shares[0]:g} to {shares[-1]:g}"
+    return (
+        f"{kind} {first['llm']} + {first['prm']}, {format_size(int(first['total_memory']))}, "
+        f"n={first['n']}, {first['num_problems']} problems, share {span}, {len(rows)} runs"
+    )
+
+
+Figure = tuple[Callable[[Pick, float], pd.DataFrame], Callable[[pd.DataFrame, str], go.Figure]]
+OF_SEARCHES: dict[str, Figure] = {
+    "memory_split": (lambda pick, _: memory_split_rows(pick), memory_split),
+    "prm_blocks": (block_rows, prm_blocks),
+    "prefix_hits": (lambda pick, _: prefix_hit_rows(pick), prefix_hits),
+    "thrashing": (lambda pick, _: thrashing_rows(pick), thrashing),
+    "lost_time": (lambda pick, _: lost_time_rows(pick), lost_time),
+}
+OF_BATCHES: dict[str, Figure] = {
+    "llm_batch": (lambda pick, _: batch_rows(pick.all_runs, "llm"), batch_limits),
+    "prm_batch": (lambda pick, _: batch_rows(pick.all_runs, "prm"), batch_limits),
+}
+OF_BOTH_KINDS = ("balance",)  # of searches and of batching cells at once
+AT_ONE_SHARE = ("prm_blocks",)
+
+
+def figures_of(a: Pick, b: Pick | None = None) -> list[str]:
+    """Names of the figures that can be drawn of a pick, or of both."""
+    kinds = {pick.is_batches for pick in (a, b) if pick is not None}
+    if len(kinds) > 1:
+        return list(OF_BOTH_KINDS)
+    return list(OF_BATCHES if kinds.pop() else OF_SEARCHES)
+
+
+def explore(name: str, a: Pick, b: Pick | None = None, llm_share: float | None = None) -> Drawing:
+    """The figure called `name` of one pick, or of two overlaid; its rows have a column `pick`.
+
+    llm_share: of figures at one share, the nearest measured one (default 0.3). ConfigError for a
+    figure that is unknown or not of such runs.
+    """
+    known = figures_of(a, b)
+    if name not in known:
+        hint = nearest(name, known)
+        raise ConfigError(
+            f"There is no figure {name!r} of {a.name}.{hint} Figures: {', '.join(known)}."
+        )
+    if b is not None and name in OF_BOTH_KINDS:
+        searches, cells = (b, a) if a.is_batches else (a, b)
+        rows = balance_rows(searches, cells.all_runs)
+        said = f"{searches.provenance}\n{cells_provenance(cells.all_runs)}"
+        figure = balance(rows, said)
+        return Drawing(figure, rows, f"{searches.name}; {cells.name}: {caption(figure)}", {})
+    make, draw = (OF_SEARCHES | OF_BATCHES)[name]
+    chosen = [pick for pick in (a, b) if pick is not None]
+    shares = [pick.nearest_share(0.3 if llm_share is None else llm_share) for pick in chosen]
+    tables = [make(pick, share) for pick, share in zip(chosen, shares, strict=True)]
+    rows = pd.concat(
+        [table.assign(pick=pick.name) for table, pick in zip(tables, chosen, strict=True)],
+        ignore_index=True,
+    )
+    if b is None:
+        figure = draw(tables[0], a.provenance)
+        return Drawing(figure, rows, f"{a.name}: {caption(figure)}", {})
+    said = both_provenances(a, b, shares if name in AT_ONE_SHARE else None)
+    figure = overlaid(*(draw(own, said) for own in aligned(*tables)))
+    return Drawing(figure, rows, f"A: {a.name}. B: {b.name}. {compared(a, b)}", {})
+
+
+def both_provenances(a: Pick, b: Pick, shares: Sequence[float] | None) -> str:
+    """What was measured of both, how each is drawn and at which share; equal lines stand once."""
+    first, second = a.provenance.splitlines(), b.provenance.splitlines()
+    where = ["", ""] if shares is None else [f" (share {share:.2f})" for share in shares]
+    lines = [f"A{where[0]}: solid lines, plain bars. B{where[1]}: dotted lines, hatched bars."]
+    lines += [f"A: {line}" for line in first if line not in second]
+    lines += [f"B: {line}" for line in second if line not in first]
+    return "\n".join([*lines, *(line for line in first if line in second)])
+
+
+def compared(a: Pick, b: Pick) -> str:
+    """Paired differences and whether both searched alike, in words; or why they do not compare."""
+    if a.is_batches or b.is_batches:
+        return "Cells ask the same requests; they are not paired problem by problem."
+    try:
+        found = compare(list(a.folders), list(b.folders))
+    except RunStoreError as problem:
+        return str(problem)
+    rates = found.differences.set_index("metric").to_dict("index")["tokens_per_s"]
+    same = "identical" if found.identical else f"different: {found.first_difference}"
+    words = (
+        f"B minus A over {int(rates['pairs'])} pairs of problem and seed: "
+        f"{rates['difference']:+,.0f} tokens/s (95 %: {rates['low']:+,.0f} to "
+        f"{rates['high']:+,.0f}). Tokens and scores of pairs are {same}."
+    )
+    return " ".join([words, *found.warnings])
+
+
+def caption(figure: go.Figure) -> str:
+    """The one sentence a plot function says about its figure."""
+    return str((figure.layout.meta or {}).get("caption", ""))
+
+
+ROOMS = ["llm_share", "llm_kv_tokens", "prm_kv_tokens"]
+_UPPER_AXIS = "x9"  # theme.share_axes draws an empty trace there, so that plotly shows the axis
+
+
+def aligned(a: pd.DataFrame, b: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Both with the other's shares among their rows, so that they are drawn along one axis."""
+    if not set(ROOMS) <= set(a.columns):
+        return a, b
+    return _with_shares(a, b), _with_shares(b, a)
+
+
+def _with_shares(rows: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
+    missing = other.loc[~other["llm_share"].isin(rows["llm_share"]), ROOMS]
+    return pd.concat([rows, missing.drop_duplicates("llm_share")], ignore_index=True)
+
+
+def overlaid(a: go.Figure, b: go.Figure) -> go.Figure:
+    """Both in one figure; they must come of one plot function, so that their axes are the same."""
+    figure, second = copy.deepcopy(a), copy.deepcopy(b)
+    for trace in figure.data:
+        trace.update(hoverlabel={"namelength": -1})
+        if trace.type == "bar":
+            trace.update(offsetgroup="A", width=None)
+    for trace in second.data:
+        if trace.xaxis != _UPPER_AXIS and not _is_note(trace):
+            figure.add_trace(_as_second(trace))
+    for shape in second.layout.shapes:
+        figure.add_shape({**shape.to_plotly_json(), "opacity": 0.10})
+    for name, axis in second.layout.to_plotly_json().items():
+        own = figure.layout[name].range if name.startswith(("xaxis", "yaxis")) else None
+        if own is not None and axis.get("range"):  # reach as far as either
+            (low, high), (least, most) = own, axis["range"]
+            figure.layout[name].range = [min(low, least), max(high, most)]
+    return figure
+
+
+def _is_note(trace: Any) -> bool:
+    """An entry of the legend that draws nothing."""
+    return trace.type == "scatter" and tuple(trace.x or ()) == (None,)
+
+
+def _as_second(trace: Any) -> Any:
+    """Dotted or hatched; its name is seen when it is pointed at."""
+    trace.update(showlegend=False, name=f"B: {trace.name}", opacity=0.75)
+    if trace.type == "bar":
+        pattern = {"shape": "/", "size": 6, "solidity": 0.45}
+        trace.update(offsetgroup="B", width=None, marker={"pattern": pattern})
+    elif trace.type == "scatter":
+        trace.line.dash = "dot"
+        trace.marker.symbol = _dotted(trace.marker.symbol)
+        if trace.stackgroup:  # areas would hide the first's: their upper edges alone
+            trace.update(stackgroup=f"{trace.stackgroup} B", fillcolor="rgba(0,0,0,0)", opacity=1)
+            trace.line.width = 1.8
+        if trace.fill == "tozeroy":
+            trace.fill = "none"
+    return trace
+
+
+def _dotted(symbol: Any) -> Any:
+    """The variant of a marker's symbol that has a dot in it, or of each."""
+    if symbol is None or isinstance(symbol, str):
+        return symbol and f"{symbol.removesuffix('-open')}-open-dot"
+    return [_dotted(each) for each in symbol]
 
 
 def explorer_widget(runs_dir: str | Path, **parameters: Any) -> Any:
@@ -33,38 +388,32 @@ def explorer_widget(runs_dir: str | Path, **parameters: Any) -> Any:
     return ExplorerView(runs_dir, parameters).box if is_live() else NOT_LIVE
 
 
-class ExplorerView:
-    """Table, menus and figure; `box` is shown, `explored` is what it shows."""
+class ExplorerView(FigureView):
+    """Table, menus and figure; `box` is shown."""
 
     def __init__(self, runs_dir: str | Path, parameters: dict[str, Any]) -> None:
-        import ipywidgets  # noqa: PLC0415  an optional extra
-
-        from workbench.widgets import parts  # noqa: PLC0415
-
         runs = load_runs(runs_dir)
         self.picks = picks(runs)
-        self._changing, self._drawn = False, list[Any]()
         self._parameters = {**parameters, "runs_dir": str(runs_dir)}
-        names = list(self.picks)
-        self.first = parts.Choice("A", names, names[0])
-        self.second = parts.Choice("B, laid over A", [NOBODY, *names], NOBODY)
-        self.name = parts.Choice("figure", figures_of(self._a), figures_of(self._a)[0])
-        self.share = parts.Dial("LLM share, where one is drawn", self._shares(), 0.3, "{:.2f}")
-        self.words, self.copy = parts.sentence(), parts.CopyText()
-        self.place, self.explored = ipywidgets.VBox(), Explored(go.Figure(), runs[:0], "")
-        table = parts.sentence(runs_table(runs).to_html(float_format="{:,.2f}".format))
+        wide, names = ipywidgets.Layout(width="560px"), list(self.picks)
+        self.first = ipywidgets.Dropdown(options=names, layout=wide)
+        self.second = ipywidgets.Dropdown(options=["none", *names], layout=wide)
+        self.name = ipywidgets.Dropdown(options=figures_of(self._a))
+        self._share, self._share_row = 0.3, ipywidgets.VBox()
+        self._offer_shares()
+        table = ipywidgets.HTML(runs_table(runs).to_html(float_format="{:,.2f}".format))
         table.layout = ipywidgets.Layout(max_height="220px", overflow="auto")
-        pins = parts.button("pin for comparison", self.pin)
-        save = parts.save_box(self._drawings, "build/figures/explorer")
-        menus = [self.first.box, self.second.box, pins, self.name.box, self.share.box]
-        shown = [table, *menus, self.words, self.place, self.copy, save]
-        self.box = ipywidgets.VBox(shown)
-        for choice in (self.first, self.second):
-            choice.menu.layout.width = "560px"
-            choice.observe(lambda _: self._picked())
-        self.name.observe(lambda _: self.show())
-        self.share.observe(lambda _: self.show())
-        self.show()
+        menus = [
+            table,
+            labelled("A", self.first),
+            labelled("B, laid over A", self.second),
+            labelled("figure", self.name),
+            self._share_row,
+        ]
+        super().__init__("10_explore", "explored", menus, self._drawing)
+        for menu in (self.first, self.second):
+            menu.observe(self._other_pick, names="value")
+        self.name.observe(self.show, names="value")
 
     @property
     def _a(self) -> Pick:
@@ -74,50 +423,41 @@ class ExplorerView:
     def _b(self) -> Pick | None:
         return self.picks.get(self.second.value)
 
-    def show(self) -> None:
-        """Draw what is picked; what cannot be drawn is said."""
-        if self._changing:
-            return
-        self.copy.text = papermill_command("10_explore", self._given())
-        try:
-            share = self.share.value
-            self.explored = explore(self.name.value, self._a, self._b, share)
-        except WorkbenchError as problem:
-            self.words.value = f"<b>{type(problem).__name__}</b>: {escape(str(problem))}"
-            self.place.children = []
-            return
-        self.words.value = escape(self.explored.words)
-        figure = PlotWidget(self.explored.figure)
-        self.place.children = [figure]
-        self._drawn.append(figure)
-        if len(self._drawn) > KEPT:
-            self._drawn.pop(0).close()
-
     def pin(self) -> str:
-        """What is A now is laid over whatever is picked as A next; answers what was pinned."""
+        """What is A now is laid over whatever is picked as A next; returns what was pinned."""
         self.second.value = self.first.value
         return f"pinned as B: {escape(self.first.value)}"
 
-    def _picked(self) -> None:
-        """Another pick: figures and shares are those that both have."""
-        before = self.name.value
-        self._changing = True
-        self.name.offer(figures_of(self._a, self._b) or [before])
-        self.share.offer(self._shares())
-        self._changing = False
+    def _other_pick(self, _: Any) -> None:
+        """Figures and shares are those that the picks have."""
+        offered, before = figures_of(self._a, self._b), self.name.value
+        self._offer_shares()
+        if list(self.name.options) == offered:
+            self.show()
+            return
+        self.name.unobserve(self.show, names="value")
+        self.name.options = offered
+        self.name.value = before if before in offered else offered[0]
+        self.name.observe(self.show, names="value")
         self.show()
 
-    def _shares(self) -> list[float]:
-        """Measured by either; one, where nothing was."""
-        found = {share for pick in (self._a, self._b) if pick is not None for share in pick.shares}
-        return sorted(found) or [0.5]
+    def _offer_shares(self) -> None:
+        """A slider over the shares measured in either pick, where it stood before."""
+        shares = {share for pick in (self._a, self._b) if pick is not None for share in pick.shares}
+        name = "LLM share, where one is drawn"
+        slider = NumberSlider(name, sorted(shares) or [0.5], self._share, "{:.2f}")
+        slider.slider.observe(self._moved, names="value")
+        self._share_row.children = [slider]
+        self._share = slider.value
 
-    def _given(self) -> dict[str, Any]:
-        chosen = {"pick_a": self.first.value, "figure": self.name.value}
-        second = {} if self._b is None else {"pick_b": self.second.value}
-        share = {"llm_share": self.share.value} if self.name.value in AT_ONE_SHARE else {}
-        return {**self._parameters, **chosen, **second, **share}
+    def _moved(self, change: Any) -> None:
+        self._share = change["new"]
+        self.show()
 
-    def _drawings(self) -> dict[str, Any]:
-        shown = self.explored
-        return {f"explored_{self.name.value}": (shown.figure, shown.rows, self._given())}
+    def _drawing(self) -> Drawing:
+        name = self.name.value
+        found = explore(name, self._a, self._b, self._share)
+        chosen = {"pick_a": self.first.value, "figure": name}
+        chosen |= {} if self._b is None else {"pick_b": self.second.value}
+        chosen |= {"llm_share": self._share} if name in AT_ONE_SHARE else {}
+        return replace(found, words=escape(found.words), parameters=self._parameters | chosen)

@@ -1,23 +1,40 @@
-"""A running search to look at and take hold of: start, pause, re-split and stop it with the mouse.
+"""A running search to look at and steer: start, pause, re-split and stop it by hand.
 
-A thin view: every REPAINT_S seconds the kernel's event loop asks the LiveSearch for a snapshot and
-brings the figure up to it, so the kernel answers whatever the search does. What it does not do:
-search (live_search.py) or draw (live_figure.py).
+`live_figure` draws a snapshot: the block map, and below it throughput, phase and split in time. The
+widget takes one every REPAINT_S seconds in the kernel's event loop, which stays free whatever the
+search does (live_search.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import math
 from typing import Any
 
+import ipywidgets
 import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
 
-from workbench.errors import WorkbenchError
-from workbench.widgets.live_figure import figure_rows, live_figure, pin, show
-from workbench.widgets.live_search import LiveSearch, Snapshot
-from workbench.widgets.plot import PlotWidget
-from workbench.widgets.split import is_live
+from workbench.plots.theme import BLACK, GREY, MODELS, Frame, finish, legend_at, legend_note
+from workbench.widgets.live_search import (
+    BLOCK_STATES,
+    MEAN_S,
+    BlockMap,
+    LiveSearch,
+    Move,
+    Snapshot,
+    bucket_width,
+)
+from workbench.widgets.parts import (
+    Drawing,
+    FigureView,
+    NumberSlider,
+    button,
+    error_in_html,
+    is_live,
+)
 
 REPAINT_S = 0.25  # between two snapshots
 NOT_LIVE = (
@@ -25,26 +42,38 @@ NOT_LIVE = (
     "above do by themselves."
 )
 ENDED = ("stopped", "finished", "failed")
-
-
-def live_widget(live: LiveSearch, face: str = "", **parameters: Any) -> Any:
-    """The widget; where none is shown, a sentence.
-
-    parameters: of notebooks/live_memory_split.ipynb, as this search was made with them; the split
-    is the slider's.
-    """
-    return LiveView(live, face, parameters).box if is_live() else NOT_LIVE
+LLM, PRM = MODELS["llm"], MODELS["prm"]
+CAPTION = (
+    "A search on both engines. Above, the arena: every rectangle is a block, as wide as its bytes; "
+    "blocks of one page stand together. Below, over time with pauses left out: generated tokens/s "
+    "(mean of the last {window_s:.3g} s), which model was stepping, and the split: what each model "
+    "holds, the LLM's target, and what it holds or could have at once. Triangles and dotted lines "
+    "are re-splits; the dotted grey line is the throughput that was pinned."
+)
+COLOURS = {
+    "free": "#ECECEC",
+    "llm_active": LLM.colour,
+    "llm_cached": LLM.soft,
+    "prm_active": PRM.colour,
+    "prm_cached": PRM.soft,
+}
+HOVER = (
+    "page %{customdata}, state %{z} (0 free, 1 LLM active, 2 LLM cached, 3 PRM active, "
+    "4 PRM cached)<extra></extra>"
+)
+BLOCK_GAP, PAGE_GAP = 0.22, 0.6  # widths in cells
+WIDE = 4.0  # a map has about so many times as many pages in a row as rows
+_FRAME = Frame(panels=600, top=72, left=70)
 
 
 def in_words(snapshot: Snapshot) -> str:
     """What the figure shows, in a sentence."""
-    share = snapshot.target["llm"]
     counts = snapshot.blocks.counts
     words = (
         f"<b>{snapshot.state}</b> after {snapshot.seconds:.1f} s: {snapshot.answered} of "
         f"{snapshot.problems} problems answered, {snapshot.tokens:,} tokens generated "
         f"({snapshot.tokens_per_s:,.0f} tokens/s since the start), {snapshot.steps:,} steps. "
-        f"The LLM should have {share:.0%} of the pages and holds or could have "
+        f"The LLM should have {snapshot.target['llm']:.0%} of the pages and holds or could have "
         f"{snapshot.actual['llm']:.0%}. Blocks in use: {counts['llm_active']} of the LLM, "
         f"{counts['prm_active']} of the PRM."
     )
@@ -53,84 +82,212 @@ def in_words(snapshot: Snapshot) -> str:
     return f"{words} {snapshot.problem}" if snapshot.problem else words
 
 
-class LiveView:
-    """The controls and the figure of one LiveSearch; `box` is shown."""
+def figure_rows(snapshot: Snapshot) -> pd.DataFrame:
+    """The rows a live figure draws over time: the time line, fractions as percentages."""
+    rows = snapshot.timeline
+    names = [name for name in rows.columns if name not in ("time_s", "tokens_per_s")]
+    scaled = rows.assign(**{name: 100 * rows[name] for name in names})
+    return scaled.assign(unheld=100 - scaled["llm_held"] - scaled["prm_held"])
 
-    def __init__(self, live: LiveSearch, face: str, parameters: dict[str, Any]) -> None:
-        import ipywidgets  # noqa: PLC0415  an optional extra
 
-        from workbench.widgets import parts  # noqa: PLC0415
+def live_figure(
+    snapshot: Snapshot, provenance: str = "", pinned: pd.DataFrame | None = None
+) -> go.Figure:
+    """A snapshot drawn; its traces carry their names in `meta`. pinned: figure_rows of another."""
+    rows = figure_rows(snapshot)
+    specs = [[{}], [{"secondary_y": True}], [{}], [{}]]
+    heights = (0.36, 0.22, 0.13, 0.29)
+    fig = make_subplots(rows=4, row_heights=heights, vertical_spacing=0.065, specs=specs)
+    fig.add_trace(_map(snapshot.blocks), row=1, col=1)
+    for state, colour in COLOURS.items():
+        label = state.replace("llm_", "LLM ").replace("prm_", "PRM ")
+        mark = {"symbol": "square", "size": 11, "color": colour}
+        fig.add_trace(legend_note("legend", label, mark), row=1, col=1)
+    none = rows[:0] if pinned is None else pinned
+    fig.add_trace(_line(none, "tokens_per_s", "", GREY, "dot").update(meta="pinned"), row=2, col=1)
+    fig.add_trace(_line(rows, "tokens_per_s", "", BLACK), row=2, col=1)
+    for style, name in ((LLM, "llm_busy"), (PRM, "prm_busy")):
+        fig.add_trace(_area(rows, name, style.label, style.colour, "legend2"), row=3, col=1)
+    clear = "rgba(0,0,0,0)"
+    for name, label, colour in (  # the PRM's part hangs from above
+        ("llm_held", "LLM holds", LLM.soft),
+        ("unheld", "", clear),
+        ("prm_held", "PRM holds", PRM.soft),
+    ):
+        area = _area(rows, name, label, colour, "legend3")
+        fig.add_trace(area.update(hoverinfo=None if label else "skip"), row=4, col=1)
+    held = _line(rows, "llm_actual", "LLM holds or could have", LLM.colour)
+    fig.add_trace(held, row=4, col=1)
+    fig.add_trace(_line(rows, "llm_target", "LLM's target", BLACK, "dash"), row=4, col=1)
+    for row in (2, 3, 4):
+        strokes = _strokes(snapshot.moves, 1.0 if row == 2 else 100.0).update(meta=f"moves {row}")
+        fig.add_trace(strokes, row=row, col=1, secondary_y=row == 2 or None)
+    _axes(fig)
+    caption = CAPTION.format(window_s=max(MEAN_S, bucket_width(snapshot.seconds)))
+    return finish(fig, "A search as it runs", caption, provenance, _FRAME)
 
-        self.live, self._face, self._parameters = live, face, parameters
-        self._task: asyncio.Task[None] | None = None
-        self._said = ""
-        snapshot = live.snapshot()
-        self.figure = PlotWidget(live_figure(snapshot, face))
-        self.words, self.answer = parts.sentence(in_words(snapshot)), parts.sentence()
-        self.dial = self._dial(parts, snapshot)
-        self.copy = parts.CopyText(text=self._command())
-        self._pause = self._button(ipywidgets, "pause", self._toggle)
-        start, stop = (self._button(ipywidgets, *each) for each in self._ends())
-        pins = parts.button("pin for comparison", self.pin)
-        save = parts.save_box(self._drawings, "build/figures/live")
-        controls = ipywidgets.HBox([start, self._pause, stop, pins])
-        shown = [controls, self.dial.box, self.answer, self.words, self.figure, self.copy, save]
-        self.box = ipywidgets.VBox(shown)
 
-    def _dial(self, parts: Any, snapshot: Snapshot) -> Any:
-        pair = self.live.pair
-        low, high = pair.lowest_share, pair.highest_share
-        shares = [float(x) for x in np.arange(0.01, 1, 0.01).round(2) if low <= x <= high]
-        name = "LLM share of the arena's pages"
-        dial = parts.Dial(name, shares, snapshot.target["llm"], "{:.2f}")
+def _map(blocks: BlockMap) -> go.Heatmap:
+    """Pages in rows, a gap between any two blocks and a wider one between pages.
+
+    Cells and gaps take turns as columns of the heat map; a gap within a block has its state, one
+    between blocks None (JSON knows no NaN), and so has what is left over in the last row.
+    """
+    pages, units = blocks.cells.shape
+    per_row = pages_in_a_row(pages)
+    rows = -(-pages // per_row)
+    columns = np.full((rows * per_row, 2 * units), None, dtype=object)
+    columns[:pages, 0::2] = blocks.cells
+    width = units // np.maximum(blocks.per_page, 1)
+    inside = np.arange(1, units) % width[:, None] != 0
+    columns[:pages, 1:-1:2][inside] = blocks.cells[:, :-1][inside]
+    widths = np.tile([1.0, BLOCK_GAP], units)
+    widths[-1] = PAGE_GAP
+    numbers = np.arange(rows * per_row).reshape(rows, -1)
+    ends = np.linspace(0, 1, len(BLOCK_STATES) + 1)
+    return go.Heatmap(
+        z=columns.reshape(rows, -1).tolist(),
+        x=np.concatenate([[0.0], np.cumsum(np.tile(widths, per_row))]),
+        customdata=np.repeat(numbers, 2 * units, axis=1),
+        colorscale=[
+            (float(end), COLOURS[state])
+            for state, *both in zip(BLOCK_STATES, ends, ends[1:])
+            for end in both
+        ],
+        zmin=-0.5,
+        zmax=len(BLOCK_STATES) - 0.5,
+        ygap=2,
+        showscale=False,
+        hovertemplate=HOVER,
+        meta="map",
+    )
+
+
+def pages_in_a_row(pages: int) -> int:
+    """The divisor of the number of pages that makes the map about WIDE times as wide as high."""
+    wanted = math.sqrt(WIDE * pages)
+    fitting = [n for n in range(1, pages + 1) if pages % n == 0]
+    best = min(fitting, key=lambda n: abs(math.log(n / wanted)))
+    near = abs(math.log(best / wanted)) < math.log(2)
+    return best if near else max(1, min(pages, round(wanted)))
+
+
+def _line(
+    rows: pd.DataFrame, name: str, label: str, colour: str, dash: str = "solid"
+) -> go.Scatter:
+    return go.Scatter(
+        x=rows["time_s"].to_numpy(),
+        y=rows[name].to_numpy(),
+        name=label,
+        meta=name,
+        mode="lines",
+        line={"color": colour, "dash": dash, "width": 2, "shape": "hv"},
+        showlegend=bool(label),
+        legend="legend3",
+    )
+
+
+def _area(rows: pd.DataFrame, name: str, label: str, colour: str, legend: str) -> go.Scatter:
+    return _line(rows, name, label, colour).update(
+        line={"width": 0}, fillcolor=colour, stackgroup=legend, legend=legend
+    )
+
+
+def _strokes(moves: tuple[Move, ...], top: float) -> go.Scatter:
+    """Dotted lines from the axis to a triangle at the top, one a move."""
+    words = [f"split to {move.share:.2f}: {move.outcome}" for move in moves]
+    marker = {"symbol": "triangle-down", "color": BLACK, "size": [0, 9, 0] * len(moves)}
+    return go.Scatter(
+        x=[x for move in moves for x in (move.time_s, move.time_s, None)],
+        y=[0.0, top, None] * len(moves),
+        text=[text for each in words for text in (each, each, "")],
+        mode="lines+markers",
+        line={"color": GREY, "dash": "dot", "width": 1.2},
+        marker=marker,
+        cliponaxis=False,
+        showlegend=False,
+        hovertemplate="%{text}<extra></extra>",
+    )
+
+
+def _axes(fig: go.Figure) -> None:
+    hidden = {"visible": False, "fixedrange": True}
+    fig.update_xaxes(**hidden, row=1, col=1)
+    fig.update_yaxes(title_text="pages", showticklabels=False, ticks="", row=1, col=1)
+    fig.update_yaxes(autorange="reversed", showline=False, showgrid=False, row=1, col=1)
+    for row in (3, 4):
+        fig.update_xaxes(matches="x2", row=row, col=1)
+    for row in (2, 3):
+        fig.update_xaxes(showticklabels=False, row=row, col=1)
+    fig.update_xaxes(rangemode="tozero", row=2, col=1)
+    fig.update_xaxes(title_text="time since the start, s (pauses left out)", row=4, col=1)
+    fig.update_yaxes(title_text="tokens/s", rangemode="tozero", row=2, col=1, secondary_y=False)
+    fig.update_yaxes(**hidden, range=[0, 1], row=2, col=1, secondary_y=True)
+    percent = {"range": [0, 100], "tickvals": [0, 50, 100]}
+    fig.update_yaxes(title_text="steps<br>(% of time)", **percent, row=3, col=1)
+    fig.update_yaxes(title_text="share of<br>pages (%)", **percent, row=4, col=1)
+    for name, place in (("legend", _FRAME.above(2)), ("legend2", 0.415), ("legend3", 0.235)):
+        legend_at(fig, name, place)
+    plain = {"traceorder": "normal"}
+    fig.update_layout(legend2=plain, legend3=plain, uirevision="live")
+
+
+def live_widget(live: LiveSearch, provenance: str = "", **parameters: Any) -> Any:
+    """The widget; where none is shown, a sentence.
+
+    parameters: of notebooks/live_memory_split.ipynb, as this search was made with them; the split
+    is the slider's.
+    """
+    return LiveView(live, provenance, parameters).box if is_live() else NOT_LIVE
+
+
+class LiveView(FigureView):
+    """The controls and the figure of one LiveSearch; `box` is shown. task: what watches it run."""
+
+    def __init__(self, live: LiveSearch, provenance: str, parameters: dict[str, Any]) -> None:
+        self.live, self._provenance, self._parameters = live, provenance, parameters
+        self._kept: pd.DataFrame | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.answer, pair = ipywidgets.HTML(), live.pair
+        shares = [s / 100 for s in range(1, 100)]
+        fitting = [s for s in shares if pair.lowest_share <= s <= pair.highest_share]
+        start, name = live.snapshot().target["llm"], "LLM share of the arena's pages"
+        self.share = NumberSlider(name, fitting, start, "{:.2f}")
         if pair.keeps_split:
-            dial.observe(self.resplit)
+            self.share.slider.observe(lambda change: self.resplit(change["new"]), names="value")
         else:
-            dial.slider.disabled = dial.typed.disabled = True
+            self.share.slider.disabled = self.share.typed.disabled = True
             self.answer.value = f"The policy {pair.policy} sets the split by itself."
-        return dial
+        self.pause = ipywidgets.Button(description="pause")
+        self.pause.on_click(lambda _: self.toggle())
+        row = [button("start", self.start), self.pause, button("stop", self.stop)]
+        controls = [ipywidgets.HBox(row), self.share, self.answer]
+        super().__init__("live_memory_split", "live_memory_split", controls, self._drawing)
 
-    @staticmethod
-    def _button(ipywidgets: Any, text: str, action: Callable[[], None]) -> Any:
-        push = ipywidgets.Button(description=text)
-        push.on_click(lambda _: action())
-        return push
-
-    def _ends(self) -> tuple[tuple[str, Callable[[], None]], ...]:
-        return ("start", self._begin), ("stop", self.stop)
-
-    # -- what a person does --
-
-    def _begin(self) -> None:
-        try:
-            self.start()
-        except WorkbenchError as problem:
-            self.answer.value = f"<b>{type(problem).__name__}</b>: {problem}"
-
-    def start(self) -> None:
+    def start(self) -> str:
         """Start the search, and look at it until it ends."""
-        if not self.live.is_alive:
-            self.live.start()
-            self._look()
+        self.live.start()
+        if self.task is None or self.task.done():
+            self.task = asyncio.get_running_loop().create_task(self._watch())
+        return ""
 
-    def stop(self) -> None:
+    def stop(self) -> str:
         """Stop the search; it ends within a step."""
         self.live.stop()
-        self.repaint()
+        self.show()
+        return ""
+
+    def toggle(self) -> None:
+        """Pause or resume."""
+        (self.live.resume if self.live.is_paused else self.live.pause)()
+        self.show()
 
     def pin(self) -> str:
-        """Keep the throughput of this search in the figure; answers what was pinned."""
+        """Keep the throughput of this search in the figure; returns what was pinned."""
         snapshot = self.live.snapshot()
-        pin(self.figure, snapshot)
-        share = snapshot.target["llm"]
+        self._kept, share = figure_rows(snapshot), snapshot.target["llm"]
+        self.show()
         return f"pinned: {snapshot.tokens_per_s:,.0f} tokens/s, LLM share {share:.2f} at the end"
-
-    def _toggle(self) -> None:
-        if self.live.is_paused:
-            self.live.resume()
-        else:
-            self.live.pause()
-        self.repaint()
 
     def resplit(self, share: float) -> None:
         """Ask for another split and say what became of it."""
@@ -138,41 +295,26 @@ class LiveView:
         reason = f": {answer.reason}" if answer.reason else ""
         reason += ", from the next step on" if self.live.state == "paused" else ""
         self.answer.value = f"LLM share {share:.2f}: <b>{answer.outcome}</b>{reason}."
-        self.copy.text = self._command()
-        if not self.live.is_alive:
-            self.repaint()
+        if not self.live.is_alive:  # else the task that watches does
+            self.show()
 
-    # -- what it shows --
-
-    def repaint(self) -> Snapshot:
-        """Bring figure and words up to now."""
-        snapshot = self.live.snapshot()
-        self.words.value = in_words(snapshot)
-        self._pause.description = "resume" if self.live.is_paused else "pause"
-        with self.figure.batch_update():
-            show(self.figure, snapshot)
-        return snapshot
-
-    def _look(self) -> None:
-        if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._watch())
+    def show(self, _: Any = None) -> None:
+        """Bring figure, words, command and the pause button up to now."""
+        self.pause.description = "resume" if self.live.is_paused else "pause"
+        super().show()
 
     async def _watch(self) -> None:
         try:
-            while self.repaint().state not in ENDED:
+            while self.live.state not in ENDED:
+                self.show()
                 await asyncio.sleep(REPAINT_S)
-        except Exception as problem:  # nobody awaits this task
-            self.answer.value = f"<b>{type(problem).__name__}</b>: {problem}"
+            self.show()
+        except Exception as problem:  # no caller awaits this task
+            self.answer.value = error_in_html(problem)
             raise
 
-    def _command(self) -> str:
-        from workbench.widgets.commands import papermill_command  # noqa: PLC0415
-
-        given = {**self._parameters, "kv_share": self.dial.value}
-        return papermill_command("live_memory_split", given)
-
-    def _drawings(self) -> dict[str, Any]:
+    def _drawing(self) -> Drawing:
         snapshot = self.live.snapshot()
-        fig = live_figure(snapshot, self._face)
-        given = {**self._parameters, "kv_share": self.dial.value}
-        return {"live_memory_split": (fig, figure_rows(snapshot), given)}
+        figure = live_figure(snapshot, self._provenance, self._kept)
+        given = {**self._parameters, "kv_share": self.share.value}
+        return Drawing(figure, figure_rows(snapshot), in_words(snapshot), given)

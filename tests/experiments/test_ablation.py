@@ -1,0 +1,174 @@
+"""The ablation of the modifications: gains, depth limits, sameness and claims follow from runs."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.experiments.fakes import fake_result
+from workbench.cli.study import stored_ablation_claims
+from workbench.experiments.claims import ablation_claims, batching_claim, finishing_claim
+from workbench.experiments.compare import compare
+from workbench.experiments.execute import one_by_one
+from workbench.experiments.rows import (
+    ablation_rows,
+    accuracy_gain,
+    depth_pairs,
+    differing_nodes,
+    gain_of,
+    steps_up,
+)
+from workbench.experiments.runs import RunResult, RunStore
+from workbench.experiments.settings import (
+    ABLATION,
+    BESIDE,
+    LAST_TWO,
+    MODIFICATIONS,
+    AblationPlan,
+    sweep_config,
+)
+from workbench.experiments.statistics import WORK, Interval
+from workbench.experiments.study import (
+    figures_home,
+    profile_figures,
+    run_ablation,
+    seconds_per_problem,
+)
+
+CONFIG = sweep_config("quick", n=4, max_depth=2, seeds=(0, 1))
+PLAN = AblationPlan(4, 2, (1,), num_seeds=2, queue_problems=5, queue_in_flight=2)
+SLOWER = dict(zip(MODIFICATIONS, (8.0, 4.0, 2.0, 1.0, 1.0, 3.0)))
+"""How many times the seconds of the last each fake takes; the last two do one work."""
+
+
+def fake_run(spec):
+    """A setting of known speed; at depth 1 only searches that sample to the end are correct."""
+    found = fake_result(spec)
+    key, slower = spec.setting, SLOWER[spec.setting] * (1.02 if spec.repeat else 1.0)
+    problems = found.tables["problems"].copy()
+    problems["wall_part_s"] *= slower
+    right = spec.search.finish_at_limit or spec.role == ABLATION
+    problems["correct"] = pd.array([right] * len(problems), "boolean")
+    nodes = found.tables["nodes"]
+    nodes = nodes[nodes["depth"] <= spec.config.max_depth]
+    work = 5 if key in LAST_TWO else 10 + list(SLOWER).index(key)
+    measured = dict(found.measured) | dict.fromkeys(WORK, work)
+    measured["wall_s"] = float(problems["wall_part_s"].sum())
+    return RunResult(measured, dict(found.tables) | {"problems": problems, "nodes": nodes})
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return tmp_path_factory.mktemp("ablation")
+
+
+@pytest.fixture(scope="module")
+def study(root):
+    return run_ablation(CONFIG, PLAN, root, execute=one_by_one(fake_run), progress=False)
+
+
+@pytest.fixture(scope="module")
+def rows(study):
+    return ablation_rows(study)
+
+
+def test_gains_are_ratios_of_paired_problems_and_equal_work_is_one(study, rows):
+    """The fake's speeds are known, so every gain is."""
+    gains = rows[rows["metric"] == "gain"].set_index("rung")
+    expected = {"one_runtime": 2.0, "score_cache": 2.0, "continuous_problems": 2.0}
+    for key, factor in expected.items():
+        assert gains.loc[key, "value"] == pytest.approx(factor)
+        assert gains.loc[key, "low"] < factor < gains.loc[key, "high"]
+    same = gains.loc["stop_at_limit"]
+    assert (same["value"], same["low"], same["high"]) == pytest.approx((1.0, 1.0, 1.0))
+    assert gains.loc[BESIDE, "value"] == pytest.approx(1 / 3)
+    whole = rows[rows["metric"] == "whole"].iloc[0]
+    assert whole["value"] == pytest.approx(8.0)
+    assert steps_up(study)[-1] == (LAST_TWO[1], BESIDE)
+
+
+def test_a_rate_is_problems_over_wall_time_of_both_seeds(study, rows):
+    rate = rows[(rows["metric"] == "problems_per_min") & (rows["rung"] == "score_cache")].iloc[0]
+    runs = study.runs[study.runs["setting"] == "score_cache"]
+    assert len(runs) == 2
+    assert rate["value"] == pytest.approx(60 * 8 / runs["wall_s"].sum())
+
+
+def test_problem_batching_is_compared_over_the_longer_queue(study):
+    gain = gain_of(study, "score_cache", LAST_TWO[0])
+    assert gain.units == 5
+    assert gain.low < 2.0 < gain.high < np.inf
+
+
+def test_sampling_to_the_end_is_paired_at_every_limit(study):
+    """At depth 1 the fake is right only where it samples on; at its own limit always."""
+    pairs = depth_pairs(study)
+    assert sorted(pairs["max_depth"].unique()) == [1, 2]
+    assert len(pairs) == (1 + 2) * 4
+    low = pairs[pairs["max_depth"] == 1]
+    assert low["reached_finishes"].all()
+    assert (low["correct_finishes"] - low["correct_stops"] == 1).all()
+    assert accuracy_gain(low).estimate == 1.0
+
+
+def test_nodes_are_compared_token_by_token(root, tmp_path):
+    """One changed token of one setting is found twice: against the one before and after."""
+
+    def changed(spec):
+        found = fake_run(spec)
+        if (spec.setting, spec.role, spec.seed) != ("score_cache", ABLATION, 0):
+            return found
+        nodes = found.tables["nodes"].copy()
+        nodes.at[nodes.index[0], "token_ids"] = [1, 2]
+        return RunResult(found.measured, dict(found.tables) | {"nodes": nodes})
+
+    for execute, expected in ((fake_run, 0), (changed, 2)):
+        study = run_ablation(CONFIG, PLAN, tmp_path / execute.__name__, execute=one_by_one(execute))
+        pairs = [pair for pair in steps_up(study) if pair[1] != LAST_TWO[1]]
+        found = differing_nodes(study, pairs)
+        assert sum(differ for differ, _ in found.values()) == expected
+        assert sum(total for _, total in found.values()) == 12 + 12 + 24 + 24
+
+
+@pytest.mark.parametrize(
+    ("gain", "verdict"),
+    [((1.9, 1.6, 2.1), "holds"), ((1.2, 1.1, 1.4), "fails"), ((1.5, 1.3, 1.8), "depends on")],
+)
+def test_c7_is_a_rule_over_the_interval_of_the_gain(gain, verdict):
+    claim = batching_claim(Interval(*gain, 8))
+    assert (claim.key, claim.verdict) == ("C7", verdict)
+    assert f"{gain[0]:.2f} times" in claim.number
+
+
+def answers(stops, finishes, reached=True):
+    """Rows of depth_pairs of as many problems, all at a limit of 40."""
+    frame = {"correct_stops": stops, "correct_finishes": finishes}
+    frame |= {"problem_id": [f"p{k}" for k in range(len(stops))], "max_depth": 40}
+    return pd.DataFrame(frame).assign(reached_finishes=reached)
+
+
+def test_c8_is_a_rule_over_the_accuracy_gained():
+    """No change among few problems proves little, none among many proves the claim."""
+    few, many = answers([1.0] * 4, [1.0] * 4), answers([1.0] * 100, [1.0] * 100)
+    assert finishing_claim(few, 40).verdict == "depends on"
+    assert finishing_claim(many, 40).verdict == "holds"
+    assert finishing_claim(answers([0.0] * 50, [1.0] * 50), 40).verdict == "fails"
+    untested = finishing_claim(answers([1.0] * 100, [1.0] * 100, reached=False), 40)
+    assert untested.verdict == "depends on"
+    assert "0 of 100 searches reached" in untested.number
+
+
+def test_its_slow_settings_disturb_neither_comparison_nor_forecast_and_its_home_is_its_own(
+    study, root
+):
+    assert compare(root, root).identical
+    assert seconds_per_problem(CONFIG, RunStore(root)) is None
+    assert figures_home(study) == profile_figures("quick-changed")
+
+
+def test_the_report_takes_both_claims_from_the_stored_runs(study, root):
+    """The first page judges the very runs that the notebook drew, by its parameters."""
+    parameters = {"num_problems": 4, "in_flight": 2, "depth_limits": [1], "queue_problems": 5}
+    parameters["runs_dir"] = str(root)
+    found = stored_ablation_claims(CONFIG, parameters)
+    assert [claim.key for claim in found] == ["C7", "C8"]
+    assert [c.figure for c in found] == [c.figure for c in ablation_claims(study)]

@@ -1,0 +1,288 @@
+"""Runs carried out with the embedded models: what is stored is what was measured."""
+
+import pandas as pd
+import pytest
+
+from workbench.engine.engine import Engine
+from workbench.experiments.compare import compare
+from workbench.experiments.execute import (
+    COUNTS,
+    NOTHING_WAS_RUN,
+    REPLAYED,
+    SOURCES,
+    Cells,
+    code_digest,
+    make_arena,
+    make_search,
+    replay_identity,
+    replayed_config,
+)
+from workbench.experiments.memory import starting_share
+from workbench.experiments.rows import (
+    block_rows,
+    memory_split_rows,
+    prefix_hit_rows,
+    thrashing_rows,
+)
+from workbench.experiments.runs import load_runs
+from workbench.experiments.settings import (
+    CONTINUOUS,
+    COUNTED,
+    ELASTIC,
+    STATIC_BATCH,
+    TIMED,
+    UNCACHED,
+    BatchPlan,
+    PolicyPlan,
+    WorkingSet,
+    batch_runs,
+    policy_runs,
+    setting_of,
+    sweep_config,
+)
+from workbench.experiments.study import provenance_replayed, run_policies, run_replayed, run_sweep
+from workbench.replay.devices import PRESETS
+from workbench.search.problems import load_problems
+
+SMALL = {"num_problems": 3, "levels": (1, 2), "n": 4, "beam_width": 2, "max_depth": 5}
+SMALL |= {"shares": (0.08, 0.3), "seeds": (0,), "warmup_problems": 0, "max_num_seqs": 8}
+SMALL |= {"max_num_batched_tokens": 256, "max_step_tokens": 48}
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    return run_sweep(
+        sweep_config("quick", **SMALL), tmp_path_factory.mktemp("runs"), progress=False
+    )
+
+
+def test_both_shares_finish_and_find_the_same_answers(sweep):
+    assert list(sweep.runs["llm_share"]) == [0.08, 0.3]
+    found = compare(*sweep.runs["folder"])
+    assert found.identical, found.first_difference
+    assert list(found.parameters["name"]) == ["llm_share"]
+
+
+def test_the_row_adds_up(sweep):
+    for row in sweep.runs.to_dict("records"):
+        for role in ("llm", "prm"):
+            parts = row[f"{role}_weights_bytes"] + row[f"{role}_kv_bytes"]
+            assert parts == row[f"{role}_bytes"]  # activations lie outside the total
+            assert row[f"{role}_activations_bytes"] > 0
+            assert row[f"{role}_blocks"] == row[f"{role}_kv_bytes"] // row[f"{role}_block_bytes"]
+            assert row[f"{role}_lacks_bytes"] == 0
+        assert row["tokens_per_s"] == pytest.approx(row["sampled_tokens"] / row["wall_s"])
+        assert 0 < row["llm_busy_s"] + row["prm_busy_s"] <= row["wall_s"]
+        assert row["steady_tokens_per_s"] > 0
+        assert 0 <= row["accuracy"] <= 1
+        assert row["llm_tokens_per_busy_s"] > 0 < row["prm_tokens_per_busy_s"]
+
+
+def test_tables_agree_with_the_row_and_with_each_other(sweep):
+    for row in sweep.runs.to_dict("records"):
+        share = row["llm_share"]
+        problems, nodes, steps, requests = (
+            sweep.table(name, llm_share=share)
+            for name in ("problems", "nodes", "steps", "requests")
+        )
+        assert len(problems) == 3
+        assert problems["wall_part_s"].sum() == pytest.approx(row["wall_s"])
+        assert problems["tokens"].sum() == nodes["step_tokens"].sum() == row["sampled_tokens"]
+        assert nodes["step_tokens"].equals(nodes["token_ids"].map(len))
+        for role in ("llm", "prm"):
+            own = steps[steps["engine"] == role]
+            assert len(own) == row[f"{role}_steps"]
+            assert all(own[name].sum() == row[f"{role}_{name}"] for name in COUNTS)
+            total = own[["blocks_active", "blocks_cached", "blocks_free"]].sum(axis=1)
+            assert (total == row[f"{role}_blocks"]).all()
+        generated = requests[requests["kind"] == "generate"]
+        assert generated["output_tokens"].sum() == row["sampled_tokens"]
+        assert set(requests["engine"]) == {"llm", "prm"}
+
+
+def test_steps_and_spans_fill_the_wall_time(sweep):
+    steps, spans = (sweep.table(name, llm_share=0.3) for name in ("steps", "spans"))
+    both = pd.concat([steps, spans])
+    first, last = both["start_s"].min(), (both["start_s"] + both["duration_s"]).max()
+    assert both["duration_s"].sum() == pytest.approx(last - first, rel=0.02)
+
+
+def test_every_table_of_the_contract_is_there_with_its_columns(sweep):
+    expected = {
+        "nodes": {"node_id", "parent_id", "path", "depth", "beam", "score", "kept", "finished"},
+        "problems": {"level", "subject", "predicted", "correct", "tokens", "iterations"},
+        "spans": {"lane", "kind", "start_s", "duration_s"},
+    }
+    expected["problems"] |= {"seconds", "finished"}
+    for name, columns in expected.items():
+        table = sweep.table(name)
+        assert columns | {"run_id", "llm_share", "run_seed"} <= set(table.columns)
+        assert set(table["run_id"]) == set(sweep.runs["run_id"])
+    assert sweep.table("nodes")["score"].notna().all()
+
+
+def test_a_sweeps_switches_reach_the_search():
+    """Every switch that a sweep sets is one of the search, under the same name and value."""
+    given = {"request_order": "prefix", "problem_batching": "static", "score_cache": False}
+    config = sweep_config("quick", finish_at_limit=True, **given).search()
+    engines = (Engine(name, num_blocks=200) for name in ("tiny-solver", "tiny-prm"))
+    found = make_search(load_problems("tiny", 1), *engines, config, seed=0).config
+    assert {name: getattr(found, name) for name in given} == given
+
+
+def test_interleaved_searches_bring_what_each_brings_alone(sweep, tmp_path):
+    """Guards that rounds taken in turn change no node, and that only its own seconds count."""
+    alone = run_sweep(sweep_config("quick", **SMALL | {"shares": (0.3,)}), tmp_path, progress=False)
+    beside = sweep.runs[sweep.runs["llm_share"] == 0.3]
+    found = compare(list(alone.runs["folder"]), list(beside["folder"]))
+    assert found.identical and found.parameters.empty
+    assert beside["wall_s"].iloc[0] < 2.5 * alone.runs["wall_s"].iloc[0]
+
+
+def test_a_study_of_policies_measures_the_working_set_first(tmp_path):
+    """Two engines in an arena, from W to the rows, with the embedded models."""
+    plan = PolicyPlan(2, 2, 1, (2.0,), (0.3,), (), repeats=0)
+    study = run_policies(sweep_config("quick", **SMALL), plan, tmp_path, progress=False)
+    assert set(study.all_runs["status"]) == {"finished"}
+    assert study.runs["llm_final_share"].notna().any()
+
+
+@pytest.mark.parametrize("budget", [0.5, 2.0])
+def test_a_run_records_the_split_that_its_arena_starts_with(budget):
+    """Guards the column llm_share of runs whose policy starts from its own split."""
+    need = WorkingSet(2**21, 2**23, longest=600)
+    plan = PolicyPlan(3, 2, 1, (budget,), (0.2, 0.3), ())
+    runs = policy_runs(sweep_config("quick", n=4, max_depth=3), plan, need)
+    spec = next(s for s in runs if s.setting == setting_of(budget, ELASTIC, None, "none"))
+    arena, kv_bytes = make_arena(spec), spec.get("kv_bytes")
+    started = arena.target["llm"] / arena.num_pages
+    assert starting_share(spec.config, kv_bytes) == started
+    static = next(s for s in runs if s.setting == setting_of(budget, "static", 0.2, "none"))
+    assert spec.llm_bytes - static.llm_bytes == round(started * kv_bytes) - round(0.2 * kv_bytes)
+    assert 0 < starting_share(spec.config, 1) < 1, "of a memory that holds no arena too"
+
+
+# -- cells of batch limits --
+
+CELLS = sweep_config(
+    "quick", n=4, max_depth=2, levels=(1,), max_num_seqs=8, max_num_batched_tokens=128
+)
+
+
+@pytest.fixture(scope="module")
+def carried_out():
+    """Cells of a small search: by role, model, kind, block size."""
+    cells, found = Cells(CELLS), {}
+    for spec in batch_runs(CELLS, BatchPlan((4,), (128,), (4,), 1, (4, 16), 1)):
+        key = spec.role, spec.get("model"), spec.get("kind"), spec.config.block_size
+        found[key] = cells(spec)
+    return found
+
+
+def test_every_cell_gives_the_recorded_answers(carried_out):
+    timed = [result for cell, result in carried_out.items() if cell[0] == TIMED]
+    assert len(timed) == 2 * len((CONTINUOUS, UNCACHED, STATIC_BATCH))
+    assert all(result.measured["same_answers"] for result in timed)
+
+
+@pytest.mark.parametrize("model", ["llm", "prm"])
+def test_counting_without_a_model_counts_what_the_engine_does(carried_out, model):
+    timed, counted = (
+        carried_out[role, model, CONTINUOUS, 16].measured for role in (TIMED, COUNTED)
+    )
+    for name in ("waste", "num_steps", "most_running", "preempted", "requests"):
+        assert counted[name] == timed[name], name
+    assert 0 < carried_out[COUNTED, model, CONTINUOUS, 4].measured["waste"] < counted["waste"]
+
+
+@pytest.mark.parametrize("model", ["llm", "prm"])
+def test_padding_is_what_the_trace_counts_beyond_the_requests_own_rows(carried_out, model):
+    static = carried_out[TIMED, model, STATIC_BATCH, 16]
+    steps, requests = static.tables["steps"], static.tables["requests"]
+    rows = steps[["prefill_tokens", "decode_tokens"]].to_numpy().sum()
+    own = requests["prompt_tokens"].sum() + (requests["output_tokens"] - 1).clip(lower=0).sum()
+    assert static.measured["padding"] == pytest.approx(1 - own / rows)
+    assert static.measured["padding"] > 0
+    assert static.measured["waste"] > carried_out[TIMED, model, UNCACHED, 16].measured["waste"]
+
+
+# -- the replayed rung --
+
+FEW = {"num_problems": 2, "n": 4, "max_depth": 4, "shares": [0.08, 0.5]}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("replayed")
+
+
+@pytest.fixture(scope="module")
+def replayed(folder):
+    return run_replayed(replayed_config("quick", **FEW), folder)
+
+
+def test_the_rung_is_the_thesis_scale_over_the_profiles_shares() -> None:
+    """Its models, memory and limits, at the shares that the measured rung has."""
+    config, thesis = replayed_config("default"), sweep_config("thesis")
+    for name in ("llm", "prm", "total_memory", "n", "beam_width", "max_depth", "max_num_seqs"):
+        assert getattr(config, name) == getattr(thesis, name)
+    assert config.shares == sweep_config("default").shares
+
+
+def test_every_view_of_the_study_reads_it(replayed) -> None:
+    """Throughput, blocks, hits and thrashing come from the same functions as measured ones."""
+    rows = memory_split_rows(replayed)
+    assert set(rows["llm_share"]) == {0.08, 0.5}
+    rate = rows[rows["metric"] == "tokens_per_s"].set_index("llm_share")["value"]
+    assert (rate > 0).all()
+    assert prefix_hit_rows(replayed)["value"].between(0, 1).all()
+    assert (thrashing_rows(replayed)["value"] >= 0).all()
+    assert len(block_rows(replayed, 0.5, beside=(0.08,))) > 3
+
+
+def test_a_problems_parts_add_up_to_the_run(replayed) -> None:
+    """Wall time and tokens of a run are those of its problems."""
+    problems, runs = replayed.table("problems"), replayed.runs
+    sums = problems.groupby("llm_share")[["tokens", "wall_part_s"]].sum()
+    assert sums["wall_part_s"].tolist() == pytest.approx(runs["wall_s"].tolist())
+    assert sums["tokens"].tolist() == runs["sampled_tokens"].tolist()
+    assert sums["tokens"].nunique() == 1, "the split changes no token"
+
+
+def test_blocks_are_the_memorys(replayed) -> None:
+    """What weights leave of 40 GiB, in blocks of each model's size."""
+    for row in replayed.runs.to_dict("records"):
+        for engine in ("llm", "prm"):
+            left = row[f"{engine}_bytes"] - row[f"{engine}_weights_bytes"]
+            assert row[f"{engine}_blocks"] == left // row[f"{engine}_block_bytes"]
+
+
+def test_its_face_says_that_nothing_was_run(replayed) -> None:
+    """Rung, device and assumptions stand on every figure; the machine is the simulated one."""
+    text = provenance_replayed(replayed)
+    assert REPLAYED in text
+    assert NOTHING_WAS_RUN in text
+    assert "simulated NVIDIA A100 40 GB" in text
+
+
+def test_other_code_is_another_run(tmp_path) -> None:
+    """A changed constant of cost or workload is not taken for runs stored before it."""
+    for name in ("cost.py", "workload.py", "devices.py"):
+        (tmp_path / name).write_bytes((SOURCES[0] / name).read_bytes())
+    before = code_digest(tmp_path)
+    assert before == code_digest(tmp_path) != code_digest()
+    for file in sorted(tmp_path.iterdir()):
+        file.write_text(file.read_text() + "CHANGED = 1\n")
+        before, last = code_digest(tmp_path), before
+        assert before != last
+    assert replay_identity(PRESETS["h100"]) != replay_identity(PRESETS["a100-40"])
+
+
+def test_runs_are_found_again_and_not_mixed_up(replayed, folder) -> None:
+    """The same question finds the stored runs; another device is another run."""
+    again = run_replayed(replayed_config("quick", **FEW), folder)
+    assert again.folders == replayed.folders
+    other = run_replayed(replayed_config("quick", **FEW), folder, PRESETS["h100"])
+    assert not set(other.folders) & set(replayed.folders)
+    assert len(load_runs(folder)) == 4
+    assert other.runs["wall_s"].max() < replayed.runs["wall_s"].min()

@@ -1,0 +1,182 @@
+"""The notebook runner: refuses before it runs, names what failed, never shows a half as a whole."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import nbformat
+import pytest
+
+from tests.plots import synthetic
+from workbench.errors import ConfigError, NotebookError
+from workbench.experiments.claims import Claim
+from workbench.experiments.notebooks import (
+    BATCH,
+    FIGURE,
+    assignments,
+    check_parameters,
+    environment,
+    known_parameters,
+    notebook_files,
+    run_notebooks,
+    write_report,
+)
+from workbench.plots import prefix_hits
+
+CHECK = "from workbench.experiments.notebooks import check_parameters\ncheck_parameters()"
+
+
+def notebook(folder, name, *cells):
+    """A notebook with a parameters cell and `cells`."""
+    content = nbformat.v4.new_notebook()
+    first = nbformat.v4.new_code_cell("profile = 'default'\nshares = [0.3]")
+    first.metadata["tags"] = ["parameters"]
+    content.cells = [first, *map(nbformat.v4.new_code_cell, cells)]
+    content.metadata["kernelspec"] = {"name": "python3", "language": "python", "display_name": "py"}
+    folder.mkdir(exist_ok=True)
+    nbformat.write(content, folder / f"{name}.ipynb")
+    return folder / f"{name}.ipynb"
+
+
+def run(tmp_path, names, parameters=None, **more):
+    return run_notebooks(
+        names, None, parameters, tmp_path / "out", folder=tmp_path / "nb", progress=False, **more
+    )
+
+
+def test_parameters_are_the_literals_of_the_tagged_cell(tmp_path):
+    assert known_parameters(notebook(tmp_path / "nb", "01_a")) == {
+        "profile": "default",
+        "shares": [0.3],
+    }
+    assert assignments("a = 1\nb = float('inf')") == {"a": 1, "b": "float('inf')"}
+
+
+def test_an_unknown_parameter_is_refused_before_anything_runs_and_the_nearest_named(tmp_path):
+    notebook(tmp_path / "nb", "01_a", "raise SystemExit")
+    with pytest.raises(ConfigError, match=r"no parameter .share.\..* .shares.\?"):
+        run(tmp_path, ["01_a"], {"share": [0.2]})
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_notebook_is_refused_and_the_nearest_named(tmp_path):
+    notebook(tmp_path / "nb", "02_memory_split")
+    with pytest.raises(ConfigError, match="Did you mean '02_memory_split'"):
+        run(tmp_path, ["02_memory_spilt"])
+    assert notebook_files(["02"], tmp_path / "nb")[0].stem == "02_memory_split"
+    with pytest.raises(ConfigError, match="no notebooks"):
+        notebook_files(None, tmp_path / "nowhere")
+
+
+def test_parameters_reach_the_notebook_and_its_progress_is_text(tmp_path):
+    notebook(
+        tmp_path / "nb", "01_a", CHECK, "print(shares)", "from tqdm.auto import tqdm\nprint(tqdm)"
+    )
+    (done,) = run(tmp_path, ["01_a"], {"shares": [0.1, 0.2]})
+    texts = [
+        o.text for c in nbformat.read(done, 4).cells for o in c.get("outputs", ()) if "text" in o
+    ]
+    assert texts[0].strip() == "[0.1, 0.2]"
+    assert "tqdm.asyncio" in texts[1] or "tqdm.std" in texts[1]
+
+
+def test_a_failing_cell_is_an_error_with_the_notebook_and_never_a_finished_one(tmp_path):
+    notebook(tmp_path / "nb", "01_a", "print('before')", "1 / 0")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "01_a.ipynb").write_text("of an earlier run")
+    with pytest.raises(
+        NotebookError, match=r"01_a.ipynb failed in cell In \[3\]: ZeroDivisionError"
+    ):
+        run(tmp_path, ["01_a"])
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["01_a.failed.ipynb"]
+
+
+def test_a_later_success_removes_the_failure(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "01_a.failed.ipynb").write_text("of an earlier run")
+    notebook(tmp_path / "nb", "01_a", "print(1)")
+    assert run(tmp_path, ["01_a"]) == [tmp_path / "out" / "01_a.ipynb"]
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["01_a.ipynb"]
+
+
+def test_plain_papermill_refuses_an_unknown_parameter_too(tmp_path):
+    """papermill itself only warns; the notebook's first cell refuses."""
+    file = notebook(tmp_path / "nb", "01_a", CHECK)
+    words = [sys.executable, "-m", "papermill", str(file), "out.ipynb", "--no-progress-bar"]
+    done = subprocess.run(
+        [*words, "-y", "profil: quick"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 1
+    assert "Did you mean 'profile'?" in done.stderr
+
+
+def test_cells_are_checked_only_where_papermill_put_one():
+    check_parameters(["", "a = 1", "# Parameters\na = 2\n", "b = 3"])
+    check_parameters(["", "a = 1", "b = 3"])
+    with pytest.raises(ConfigError, match="no parameter 'b'"):
+        check_parameters(["", "a = 1", "# Parameters\nb = 2\n"])
+
+
+def test_the_environment_is_put_back(monkeypatch):
+    monkeypatch.setenv("PLOTLY_RENDERER", "browser")
+    monkeypatch.delenv("TQDM_MININTERVAL", raising=False)
+    with environment(BATCH):
+        assert os.environ["TQDM_MININTERVAL"] == "5"
+        assert os.environ["PLOTLY_RENDERER"] == "browser", "the user's choice wins"
+    assert "TQDM_MININTERVAL" not in os.environ
+
+
+# -- the report --
+
+FACE = "measured tiny\non a CPU"
+CLAIMS = [
+    Claim("C5", "Hit rates are <high>", "depends on", "81 % [79, 83]", "prefix_hits"),
+    Claim("C6", "Thrashing is rare", "fails", "176 per 1,000", "thrashing"),
+]
+
+
+@pytest.fixture
+def reports(tmp_path):
+    """An executed notebook with one figure, reported."""
+    figure = prefix_hits(synthetic.hit_rows(), synthetic.FACE).to_plotly_json()
+    notebook = nbformat.v4.new_notebook()
+    cell = nbformat.v4.new_code_cell("fig", execution_count=1)
+    data = nbformat.from_dict({FIGURE: _plain(figure)})
+    cell.outputs = [nbformat.v4.new_output("display_data", data)]
+    notebook.cells = [nbformat.v4.new_markdown_cell("# Title"), cell]
+    folder = tmp_path / "notebooks" / "quick"
+    folder.mkdir(parents=True)
+    nbformat.write(notebook, folder / "05_prefix_cache.ipynb")
+    write_report([folder / "05_prefix_cache.ipynb"], CLAIMS, FACE, tmp_path, tmp_path / "figures")
+    return tmp_path
+
+
+def _plain(figure):
+    import plotly.io as pio
+
+    return json.loads(pio.to_json(figure, validate=False))
+
+
+def test_the_index_links_the_notebooks_and_judges_the_claims(reports):
+    index = (reports / "index.html").read_text()
+    assert 'href="notebooks/quick/05_prefix_cache.html"' in index
+    assert "Hit rates are &lt;high&gt;" in index
+    assert "class='verdict depends'>depends on" in index
+    assert 'href="figures/thrashing.html"' in index, "where this profile's figures lie"
+    assert "measured tiny<br>on a CPU" in index
+
+
+def test_a_page_draws_its_figures_without_a_network(reports):
+    page = (reports / "notebooks" / "quick" / "05_prefix_cache.html").read_text()
+    assert (reports / "notebooks" / "quick" / "plotly.min.js").is_file()
+    assert '<script src="plotly.min.js">' in page
+    assert "Plotly.newPlot" in page
+    assert re.findall('<script[^>]* src="([^"]*)"', page) == ["plotly.min.js"]
+    assert '"remove":["sendChartToCloud"]' in page
+
+
+def test_every_figure_of_a_page_has_its_sentence(reports):
+    page = (reports / "notebooks" / "quick" / "05_prefix_cache.html").read_text()
+    assert page.count("<figcaption>Share of queried prompt tokens") == 1

@@ -1,0 +1,220 @@
+"""The rows figures draw, counted again by hand on a small sweep without models."""
+
+import numpy as np
+import pytest
+
+from tests.experiments.fake_sweep import PROBLEMS, SHARES, FakeSweep, wall
+from workbench import plots
+from workbench.errors import RunStoreError
+from workbench.experiments import claims
+from workbench.experiments import rows as views
+from workbench.experiments.settings import PROFILES, promises_scarcity, sweep_config
+from workbench.experiments.study import provenance
+
+COSTS = {
+    "llm": lambda tokens, context, logits: tokens * 100.0,
+    "prm": lambda tokens, context, logits: tokens * 700.0,
+}
+
+
+@pytest.fixture(scope="module")
+def sweep():
+    return FakeSweep()
+
+
+@pytest.fixture(scope="module")
+def lost(sweep):
+    return views.lost_time_rows(sweep, COSTS)
+
+
+def at(rows, share, **where):
+    found = rows[(rows["llm_share"] == share)]
+    for column, value in where.items():
+        found = found[found[column] == value]
+    assert len(found) == 1
+    return found.iloc[0]
+
+
+def test_throughput_is_tokens_over_wall_time_of_all_seeds(sweep):
+    rows = views.memory_split_rows(sweep)
+    row = at(rows, 0.3, metric="tokens_per_s")
+    assert row["value"] == pytest.approx(400 / wall(0.3))
+    assert row["low"] < row["value"] < row["high"]
+    problems = at(rows, 0.3, metric="problems_per_min")
+    assert problems["value"] == pytest.approx(60 * len(PROBLEMS) / wall(0.3))
+
+
+def test_busy_rates_count_new_tokens_only(sweep):
+    rows = views.memory_split_rows(sweep)
+    busy = 0.45 * wall(0.5)
+    assert at(rows, 0.5, metric="llm_tokens_per_busy_s")["value"] == pytest.approx(400 / busy)
+    new = 40 * (60 - 4 - 40)  # of 60 tokens a step 40 were evicted before and 4 in a partial block
+    assert at(rows, 0.5, metric="prm_tokens_per_busy_s")["value"] == pytest.approx(new / busy)
+
+
+def test_the_peak_is_a_measured_share_within_its_interval(sweep):
+    rows = views.memory_split_rows(sweep)
+    peak = rows[rows["metric"] == "peak_share"].iloc[0]
+    assert peak["value"] == 0.3
+    assert {peak["low"], peak["high"]} <= set(SHARES)
+
+
+def test_hit_rates_are_those_of_first_admissions(sweep):
+    rows = views.prefix_hit_rows(sweep)
+    assert at(rows, 0.2, engine="llm")["value"] == pytest.approx(0.90)
+    assert at(rows, 0.2, engine="prm")["value"] == pytest.approx(0.95)
+
+
+def test_thrashing_counts_per_look_up_and_bounds_a_zero(sweep):
+    rows = views.thrashing_rows(sweep)
+    events = at(rows, 0.5, engine="prm", metric="events_per_1000")
+    assert events["value"] == pytest.approx(1000 * 40 / 20)  # 40 events, 20 look-ups a run
+    blocks = at(rows, 0.5, engine="prm", metric="blocks")
+    assert blocks["value"] == pytest.approx(40 * 4)
+    zero = at(rows, 0.3, engine="prm", metric="events_per_1000")
+    assert (zero["value"], zero["low"]) == (0, 0)
+    assert zero["high"] == pytest.approx(1000 * 3 / 40, rel=0.06), (
+        "the rule of three over 40 look-ups"
+    )
+
+
+def test_a_request_that_was_never_admitted_is_no_look_up():
+    class Waiting(FakeSweep):
+        def table(self, name, **where):
+            rows = super().table(name, **where)
+            if name == "requests":
+                rows.loc[rows["problem_id"] == "a", "scheduled_s"] = np.nan
+            return rows
+
+    rows = views.thrashing_rows(Waiting())
+    assert at(rows, 0.5, engine="prm", metric="events_per_1000")["value"] == 1000 * 40 / 15
+
+
+def test_block_figures_get_every_step_and_common_axes(sweep):
+    a, b = views.block_rows(sweep, 0.3, beside=(0.5,)), views.block_rows(sweep, 0.5, beside=(0.3,))
+    assert len(a) == 40
+    assert (a["engine"] == "prm").all()
+    assert list(a["step"]) == list(range(40))
+    for limit in ("axis_steps", "axis_blocks", "axis_events"):
+        assert a[limit].iloc[0] == b[limit].iloc[0]
+    assert b["evicted"].sum() == 200
+    plots.prm_blocks(a)
+
+
+def test_a_share_that_was_not_run_is_an_error(sweep):
+    with pytest.raises((RunStoreError, ValueError)):
+        views.block_rows(sweep, 0.99)
+
+
+def test_parts_of_the_wall_time_add_up_to_it(lost):
+    assert views.accounted(lost).between(0.99, 1.01).all()
+    assert set(lost["part"]) <= set(views.PARTS)
+    plots.lost_time(lost)
+
+
+def test_a_mixed_step_is_divided_by_operations(lost):
+    parts = lost[lost["llm_share"] == 0.5].groupby("part")["seconds"].sum()
+    prm_forward = 0.45 * wall(0.5) * 0.9
+    llm_forward = prm_forward
+    again = prm_forward * 40 / 60
+    assert parts["recomputed_evicted"] == pytest.approx(again)
+    assert parts["prm_prefill"] == pytest.approx(prm_forward * 16 / 60)
+    assert parts["llm_decode"] == pytest.approx(llm_forward * 16 / 24)
+    assert parts["llm_prefill"] == pytest.approx(llm_forward * 7 / 24)
+    assert parts["bookkeeping"] == pytest.approx(0.09 * wall(0.5) + 0.1 * wall(0.5), rel=0.01)
+
+
+def test_a_gap_in_the_record_shows(sweep):
+    class Gap(FakeSweep):
+        def table(self, name, **where):
+            rows = super().table(name, **where)
+            return rows.iloc[::2] if name == "spans" else rows
+
+    rows = views.lost_time_rows(Gap(), COSTS)
+    assert (views.accounted(rows) < 0.97).all()
+
+
+def test_claims_are_judged_by_their_rules(sweep, lost, monkeypatch):
+    monkeypatch.setattr(claims, "lost_time_rows", lambda sweep: lost)
+    found = {claim.key: claim for claim in claims.claims_of(sweep)}
+    assert {key: claim.verdict for key, claim in found.items()} == {
+        "C1": "holds",
+        "C2": "holds",
+        "C3": "holds",
+        "C4": "holds",
+        "C5": "holds",
+        "C6": "depends on",
+        "C9": "holds",
+    }
+    assert "0.50" in found["C6"].number
+    assert all(claim.number and claim.figure in plots.FIGURES for claim in found.values())
+
+
+def test_claims_can_fail(sweep):
+    runs = sweep.runs
+    moved = runs.assign(llm_weights_bytes=range(1, len(runs) + 1))
+    assert claims.constant_claim(moved).verdict == "fails"
+    bent = runs.assign(prm_blocks=runs["prm_blocks"] + 40 * (runs["llm_share"] > 0.3))
+    assert claims.linear_claim(bent).verdict == "fails"
+    nodes = sweep.table("nodes")
+    nodes.at[5, "token_ids"] = [9, 9, 9]
+    assert claims.sameness_claim(nodes).verdict == "fails"
+    assert claims.sameness_claim(nodes.drop(index=5)).verdict == "fails"
+    hits = views.prefix_hit_rows(sweep).assign(value=0.4, low=0.3, high=0.5)
+    assert claims.hits_claim(hits).verdict == "fails"
+    peak = views.memory_split_rows(sweep)
+    at_the_end = peak.assign(low=peak["low"].where(peak["metric"] != "peak_share", 0.08))
+    assert claims.peak_claim(at_the_end).verdict == "depends on"
+
+
+def test_provenance_names_what_was_measured_and_where(sweep):
+    text = provenance(sweep.runs)
+    for part in ("tiny-solver", "tiny-prm", "measured tiny", "64.0 MiB", "4 problems, 2 seeds"):
+        assert part in text
+    assert "A CPU" in text and "Counts carry over" in text
+
+
+def test_working_sets_and_rooms_of_both_scales_stand_side_by_side():
+    class Capped(FakeSweep):
+        """Less is in use where there is less room: the working set is taken elsewhere."""
+
+        def table(self, name, **where):
+            rows = super().table(name, **where)
+            if name == "steps":
+                capped = rows["llm_share"] == 0.08
+                rows.loc[capped, ["blocks_total", "blocks_active"]] = (120, 120)
+            return rows
+
+    sweep = Capped()
+    sweep.config = sweep_config("default")
+    rows = views.pressure_rows(sweep)
+    assert list(rows["llm_share"]) == [0.08, 0.08, 0.3, 0.3, 0.5, 0.5]
+    assert set(rows["need"]) == {1600}
+    prm = rows[rows["model"] == "prm"].set_index("llm_share")
+    assert prm["room"].to_dict() == {0.08: 18400, 0.3: 11200, 0.5: 4640}
+    assert prm["ratio"][0.5] == pytest.approx(1600 / 4640)
+    assert prm["thesis_ratio"][0.5] == pytest.approx(prm["ratio"][0.5])
+    llm = rows[rows["model"] == "llm"].set_index("llm_share")
+    weights = 1_235_814_400 * 2 + 4096 * 64 * 2  # parameters, and the table of rotations
+    least = (0.08 * 40 * 2**30 - weights) / (16 * 2 * 8 * 64 * 2)  # bytes of KV a token
+    assert llm["thesis_room"][0.08] == pytest.approx(least, rel=0.02)
+
+
+def test_sizes_and_searches_that_promise_scarcity_are_those_of_the_default_profile():
+    promised = {name: promises_scarcity(sweep_config(name)) for name in PROFILES}
+    assert promised == {"quick": False, "default": True, "full": True, "thesis": False}
+    changes = {"shares": (0.3, 0.5)}, {"n": 4}, {"total_memory": "80MiB"}, {"num_problems": 8}
+    for change in changes:
+        assert not promises_scarcity(sweep_config("default", **change)), change
+    assert promises_scarcity(sweep_config("default", seeds=(3,), num_problems=20))
+
+
+def test_what_is_taken_for_missing_values_is_what_the_profiles_set():
+    taken = claims.missing_values().set_index("value")["taken"]
+    tiny, thesis = sweep_config("default"), sweep_config("thesis")
+    flight = f"{tiny.min_problem_batch} (tiny), {thesis.min_problem_batch} (thesis scale)"
+    assert taken["problems in flight"] == flight
+    assert taken["batch size, max_num_seqs"].startswith(f"{tiny.max_num_seqs} (tiny)")
+    assert taken["n"] == str(tiny.n)
+    assert taken["max_model_len"] == "2,048 (tiny), 4,096 (thesis scale)"
+    assert taken["dtype"] == "float32 (tiny), bfloat16 (thesis scale)"

@@ -1,0 +1,223 @@
+"""Run folders: whole or absent, found by fingerprint, never mixed up, readable one by one."""
+
+import io
+import json
+import os
+import socket
+import subprocess
+import sys
+import tarfile
+import zipfile
+
+import pandas as pd
+import pytest
+
+from tests.experiments.fakes import IDENTITY, store_fake
+from tests.models.gguf_making import random_tensors, write_gguf
+from workbench.errors import RunStoreError
+from workbench.experiments.runs import (
+    CONFIG,
+    TEMPORARY,
+    RunStore,
+    export_runs,
+    import_runs,
+    load_runs,
+    load_table,
+    model_fingerprint,
+    read_config,
+    run_config,
+    run_tables,
+    status_of,
+)
+from workbench.experiments.settings import RunSpec, sweep_config
+
+CONFIGURATION = sweep_config("quick", num_problems=3)
+SPEC = RunSpec(CONFIGURATION, 0.3, 0)
+
+
+def failed_tables(error="boom"):
+    return run_tables(SPEC, IDENTITY, "failed", error=error)
+
+
+def test_a_run_is_stored_whole_and_found_by_its_fingerprint(tmp_path):
+    folder = store_fake(tmp_path, SPEC)
+    store = RunStore(tmp_path)
+    assert store.find(SPEC.fingerprint(IDENTITY)) == folder
+    assert folder.name == f"split-0.300-seed0-{SPEC.fingerprint(IDENTITY)}"
+    files = {"runs", "problems", "steps", "requests", "nodes", "spans"}
+    assert {p.name for p in folder.iterdir()} == {f"{t}.parquet" for t in files} | {CONFIG}
+    assert read_config(folder)["parameters"]["llm_share"] == 0.3
+    assert [p for p in tmp_path.iterdir() if p.name.startswith(TEMPORARY)] == []
+
+
+def test_the_runs_row_has_every_parameter_memory_machine_versions_and_status(tmp_path):
+    store_fake(tmp_path, SPEC)
+    row = load_runs(tmp_path).iloc[0]
+    assert set(SPEC.parameters) <= set(row.index)
+    wanted = ["status", "error", "machine", "versions", "git_commit", "llm_kv_tokens", "accuracy"]
+    wanted += ["tokens_per_s", "problems_per_min", "machine_cpu", "machine_threads", "profile"]
+    assert set(wanted) <= set(row.index)
+    assert row["status"] == "finished"
+    assert pd.isna(row["error"])
+    assert row["llm_bytes"] + row["prm_bytes"] == row["total_memory"]
+
+
+def test_tables_of_several_runs_carry_their_run_s_id(tmp_path):
+    for seed in (0, 1):
+        store_fake(tmp_path, RunSpec(CONFIGURATION, 0.3, seed))
+    nodes = load_table(tmp_path, "nodes")
+    assert nodes["run_id"].nunique() == 2
+    assert set(nodes["run_id"]) == set(load_runs(tmp_path)["run_id"])
+    assert load_table(tmp_path, "requests").empty
+    with pytest.raises(RunStoreError, match="Did you mean 'nodes'"):
+        load_table(tmp_path, "node")
+
+
+def test_a_failed_run_is_replaced_a_finished_one_never(tmp_path):
+    store, config = RunStore(tmp_path), run_config(SPEC, IDENTITY)
+    folder = store.write(SPEC.name, config, failed_tables())
+    assert status_of(folder) == "failed"
+    assert store_fake(tmp_path, SPEC) == folder
+    assert status_of(folder) == "finished"
+    before = (folder / "runs.parquet").read_bytes()
+    store.write(SPEC.name, config, failed_tables())
+    assert (folder / "runs.parquet").read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == [folder.name]
+
+
+def test_leftovers_of_dead_processes_go_those_of_living_ones_stay(tmp_path):
+    store = RunStore(tmp_path)
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    host = "".join(c if c.isalnum() else "-" for c in socket.gethostname())
+    own, gone = (tmp_path / f"{TEMPORARY}{host}+{p}+run-abc+1" for p in (os.getpid(), dead.pid))
+    elsewhere = tmp_path / gone.name.replace(TEMPORARY, f"{TEMPORARY}other-host-")
+    for folder in (own, gone, elsewhere):
+        folder.mkdir()
+    assert store.clear_leftovers() == [gone]
+    assert own.is_dir()
+    assert elsewhere.is_dir()
+    assert store.folders() == []
+
+
+def test_a_damaged_run_is_named_and_hides_no_other(tmp_path):
+    damaged = store_fake(tmp_path, SPEC)
+    store_fake(tmp_path, RunSpec(CONFIGURATION, 0.3, 1))
+    file = damaged / "runs.parquet"
+    file.write_bytes(file.read_bytes()[:200])
+    runs = load_runs(tmp_path).set_index("folder")
+    assert runs.loc[str(damaged), "status"] == "unreadable"
+    assert "runs.parquet" in runs.loc[str(damaged), "error"]
+    assert (runs["status"] == "finished").sum() == 1
+    store_fake(tmp_path, SPEC)  # and it can be made again
+    assert status_of(damaged) == "finished"
+
+
+def test_a_missing_folder_is_an_error_an_empty_one_has_no_runs(tmp_path):
+    with pytest.raises(RunStoreError, match="workbench runs list"):
+        load_runs(tmp_path / "nowhere")
+    assert load_runs(tmp_path).empty
+    assert load_table(tmp_path, "steps").empty
+
+
+# -- archives --
+
+
+@pytest.fixture
+def two_runs(tmp_path):
+    return [store_fake(tmp_path / "here", RunSpec(CONFIGURATION, 0.3, seed)) for seed in (0, 1)]
+
+
+@pytest.mark.parametrize("ending", [".tar", ".tar.gz", ".tgz", ".zip"])
+def test_runs_arrive_as_they_left_and_a_second_time_change_nothing(tmp_path, two_runs, ending):
+    archive, there = tmp_path / f"runs{ending}", tmp_path / "there"
+    assert export_runs(tmp_path / "here", archive) == [folder.name for folder in two_runs]
+    assert import_runs(archive, there) == ([folder.name for folder in two_runs], [])
+    columns = ["run_id", "status", "tokens_per_s", "machine"]
+    left, arrived = (load_runs(root)[columns] for root in (tmp_path / "here", there))
+    pd.testing.assert_frame_equal(left, arrived)
+    stored, already_there = import_runs(archive, there)
+    assert (stored, len(already_there)) == ([], 2)
+    assert sorted(p.name for p in there.iterdir()) == sorted(f.name for f in two_runs)
+
+
+def test_a_different_run_of_the_same_name_is_never_overwritten(tmp_path, two_runs):
+    export_runs(two_runs, tmp_path / "runs.zip")
+    there = tmp_path / "there"
+    other = store_fake(there, RunSpec(CONFIGURATION, 0.3, 0))
+    frame = pd.read_parquet(two_runs[0] / "problems.parquet")
+    frame.assign(tokens=0).to_parquet(other / "problems.parquet")
+    before = (other / "problems.parquet").read_bytes()
+    with pytest.raises(RunStoreError, match="Nothing was imported"):
+        import_runs(tmp_path / "runs.zip", there)
+    assert (other / "problems.parquet").read_bytes() == before
+    assert [p.name for p in there.iterdir()] == [other.name]
+
+
+def test_a_run_that_is_not_what_its_name_says_is_refused(tmp_path, two_runs):
+    config = json.loads((two_runs[0] / "config.json").read_text())
+    config["parameters"]["temperature"] = 0.1
+    (two_runs[0] / "config.json").write_text(json.dumps(config))
+    export_runs(two_runs[0], tmp_path / "runs.tar")
+    with pytest.raises(RunStoreError, match="not what it says"):
+        import_runs(tmp_path / "runs.tar", tmp_path / "there")
+    assert load_runs(tmp_path / "there").empty
+
+
+@pytest.mark.parametrize("name", ["../evil/config.json", "/config.json", "a/b/config.json"])
+def test_members_outside_a_run_folder_are_refused(tmp_path, name):
+    with zipfile.ZipFile(tmp_path / "evil.zip", "w") as out:
+        out.writestr(name, "{}")
+    with tarfile.open(tmp_path / "evil.tar", "w") as out:
+        out.addfile(tarfile.TarInfo(name), io.BytesIO())
+    for archive in ("evil.zip", "evil.tar"):
+        with pytest.raises(RunStoreError, match="allowed"):
+            import_runs(tmp_path / archive, tmp_path / "there")
+    assert not (tmp_path / "evil").exists()
+
+
+def test_a_link_in_an_archive_is_refused(tmp_path):
+    link = tarfile.TarInfo("run/config.json")
+    link.type, link.linkname = tarfile.SYMTYPE, "/etc/hostname"
+    with tarfile.open(tmp_path / "evil.tar", "w") as out:
+        out.addfile(link)
+    with pytest.raises(RunStoreError, match="no plain file"):
+        import_runs(tmp_path / "evil.tar", tmp_path / "there")
+
+
+def test_a_truncated_archive_and_wrong_names_are_named(tmp_path, two_runs):
+    archive = tmp_path / "runs.tar.gz"
+    export_runs(two_runs, archive)
+    with pytest.raises(RunStoreError, match="exists already"):
+        export_runs(two_runs, archive)
+    archive.write_bytes(archive.read_bytes()[:-400])
+    with pytest.raises(RunStoreError, match="damaged"):
+        import_runs(archive, tmp_path / "there")
+    with pytest.raises(RunStoreError, match="must end in"):
+        export_runs(two_runs, tmp_path / "runs.rar")
+    with pytest.raises(RunStoreError, match="no archive"):
+        import_runs(tmp_path / "nothing.zip", tmp_path / "there")
+    with pytest.raises(RunStoreError, match="no runs to export"):
+        export_runs([], tmp_path / "none.zip")
+
+
+# -- what a run depends on --
+
+
+def test_a_gguf_file_is_told_apart_by_its_content(tmp_path):
+    one, two = (
+        write_gguf(tmp_path / f"{name}.gguf", random_tensors(), about={"general.name": name})
+        for name in ("one", "two")
+    )
+    other = tmp_path / "there" / one.name
+    other.parent.mkdir()
+    other.write_bytes(one.read_bytes())
+    assert model_fingerprint(str(one)) == model_fingerprint(str(other))
+    assert model_fingerprint(str(one)) != model_fingerprint(str(two))
+
+
+def test_dummies_of_known_sizes_have_fingerprints_without_a_network():
+    names = ("llama-3.2-1b", "llama-3.1-8b-prm", "qwen2.5-1.5b-instruct")
+    found = [model_fingerprint(f"dummy:{name}") for name in names]
+    assert len(set(found)) == len(names)
+    assert all(text.startswith("dummy-") for text in found)

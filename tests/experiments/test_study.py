@@ -1,0 +1,286 @@
+"""Sweeps with a fake run: nothing is repeated, nothing lost, whatever fails becomes a row."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.experiments.fake_sweep import FakeSweep
+from tests.experiments.fakes import fake_result
+from workbench.errors import ConfigError, ModelError, OutOfMemory, RunStoreError
+from workbench.experiments.execute import one_by_one
+from workbench.experiments.provenance import git_state, machine_facts
+from workbench.experiments.runs import TEMPORARY
+from workbench.experiments.settings import split_runs, sweep_config
+from workbench.experiments.statistics import sentinel_drift
+from workbench.experiments.study import (
+    preview,
+    provenance_here,
+    provenance_of,
+    remarks,
+    run_sweep,
+)
+
+CONFIG = sweep_config("quick", num_problems=3, warmup_problems=0)
+ROOT = Path(__file__).parents[2]
+
+
+class Counting:
+    """Carries out fake runs and remembers which."""
+
+    def __init__(self, fail=()):
+        self.done, self.fail = [], dict(fail)
+
+    def __call__(self, spec):
+        self.done.append(spec.name)
+        if spec.llm_share in self.fail:
+            raise self.fail[spec.llm_share]
+        return fake_result(spec)
+
+
+def sweep(tmp_path, execute, config=CONFIG, **options):
+    return run_sweep(config, tmp_path, execute=one_by_one(execute), progress=False, **options)
+
+
+def test_every_run_once_and_never_again(tmp_path):
+    execute = Counting()
+    first = sweep(tmp_path, execute)
+    assert sorted(execute.done) == sorted(spec.name for spec in split_runs(CONFIG))
+    assert list(first.runs["llm_share"]) == [0.08, 0.2, 0.3, 0.5]
+    assert first.missing == ()
+    again = Counting()
+    assert sweep(tmp_path, again).folders == first.folders
+    assert again.done == []
+    assert "4 runs stored, 0 missing" in repr(first)
+
+
+def test_a_larger_sweep_finds_the_runs_of_a_smaller_one(tmp_path):
+    sweep(tmp_path, Counting())
+    more = Counting()
+    wide = sweep_config(
+        "default", num_problems=3, warmup_problems=0, seeds=(0, 1), sentinel_every=0
+    )
+    found = sweep(tmp_path, more, wide)
+    assert len(more.done) == 16 - 4
+    assert len(found.runs) == 16
+
+
+def test_a_failing_run_is_kept_as_a_row_and_retried_only_when_asked(tmp_path):
+    broken = Counting({0.3: RuntimeError("the forward broke")})
+    found = sweep(tmp_path, broken)
+    assert len(broken.done) == 4
+    row = found.all_runs.set_index("llm_share").loc[0.3]
+    assert row["status"] == "failed"
+    assert row["error"] == "RuntimeError: the forward broke"
+    assert "Traceback" in row["traceback"]
+    assert row["machine_cores"] > 0
+    assert list(found.runs["llm_share"]) == [0.08, 0.2, 0.5]
+    patient, retrying = Counting(), Counting()
+    sweep(tmp_path, patient)
+    assert patient.done == []
+    assert len(sweep(tmp_path, retrying, retry_failed=True).runs) == 4
+    assert retrying.done == ["split-0.300-seed0"]
+
+
+def test_an_infeasible_share_is_a_row_with_the_bytes_that_lack(tmp_path):
+    config = sweep_config("quick", num_problems=3, warmup_problems=0, shares=(0.02, 0.3, 0.8))
+    execute = Counting()
+    rows = sweep(tmp_path, execute, config).all_runs.set_index("llm_share")
+    assert execute.done == ["split-0.300-seed0"]
+    assert list(rows["status"].loc[[0.02, 0.3, 0.8]]) == ["infeasible", "finished", "infeasible"]
+    assert rows.loc[0.02, "llm_lacks_bytes"] > 0
+    assert rows.loc[0.02, "prm_lacks_bytes"] == 0
+    assert rows.loc[0.8, "prm_lacks_bytes"] > 0
+    assert "the LLM (tiny-solver) lacks" in rows.loc[0.02, "error"]
+
+
+def test_a_budget_the_engine_refuses_is_infeasible_too(tmp_path):
+    execute = Counting({0.08: OutOfMemory("2 blocks lack")})
+    rows = sweep(tmp_path, execute).all_runs.set_index("llm_share")
+    assert rows.loc[0.08, "status"] == "infeasible"
+    assert rows.loc[0.08, "error"] == "2 blocks lack"
+
+
+def test_looking_computes_nothing_and_says_what_is_missing(tmp_path):
+    assert len(sweep(tmp_path, Counting(), compute=False).missing) == 4
+    sweep(tmp_path, Counting({0.5: KeyError("x")}))
+    found = sweep(tmp_path, Counting(), compute=False)
+    assert found.missing == ()
+    assert len(found.runs) == 3
+
+
+def test_tables_carry_share_and_seed_and_can_be_narrowed(tmp_path):
+    config = sweep_config("quick", num_problems=3, warmup_problems=0, seeds=(0, 1))
+    found = sweep(tmp_path, Counting(), config)
+    steps = found.table("steps")
+    assert set(steps["llm_share"]) == {0.08, 0.2, 0.3, 0.5}
+    assert set(steps["run_seed"]) == {0, 1}
+    assert len(found.table("steps", llm_share=0.3, seed=1)) == len(steps) / 8
+    assert found.table("nodes")["run_id"].nunique() == 8
+    with pytest.raises(RunStoreError, match=r"no finished run at llm_share=0\.31"):
+        found.table("steps", llm_share=0.31)
+
+
+def test_bad_settings_stop_before_the_first_run(tmp_path):
+    execute = Counting()
+    with pytest.raises(ModelError, match="Did you mean 'tiny-solver'"):
+        sweep(tmp_path, execute, sweep_config("quick", llm="tiny-solvr"))
+    with pytest.raises(ConfigError, match="shares"):
+        sweep_config("quick", shares=(0.3, 1.2))
+    with pytest.raises(ConfigError, match="each share once"):
+        sweep_config("quick", shares=(0.3, 0.3))
+    assert execute.done == []
+    assert not any(tmp_path.iterdir())
+
+
+def test_an_interrupt_keeps_what_was_finished(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        sweep(tmp_path, Counting({0.5: KeyboardInterrupt()}))
+    assert "failed" not in set(sweep(tmp_path, Counting(), compute=False).all_runs["status"])
+    rest = Counting()
+    assert len(sweep(tmp_path, rest).runs) == 4
+    assert "split-0.500-seed0" in rest.done
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from tests.experiments.fakes import fake_result
+from workbench.experiments import runs
+from workbench.experiments.execute import one_by_one
+from workbench.experiments.settings import sweep_config
+from workbench.experiments.study import run_sweep
+
+folder, log = Path(sys.argv[1]), Path(sys.argv[2])
+started = []
+
+def execute(spec):
+    with log.open("a") as out:
+        out.write(spec.name + "\\n")
+    started.append(spec.name)
+    return fake_result(spec)
+
+write = runs.write_table
+
+def slow_write(table, file):  # the third run is caught with half its tables written
+    write(table, file)
+    if len(started) == 3 and file.stem == "nodes":
+        log.with_suffix(".ready").touch()
+        time.sleep(120)
+
+if len(sys.argv) == 3:
+    runs.write_table = slow_write
+config = sweep_config("quick", num_problems=3, warmup_problems=0)
+run_sweep(config, folder, execute=one_by_one(execute), progress=False)
+"""
+
+
+def test_a_sweep_killed_while_writing_resumes_without_repeating_or_losing(tmp_path):
+    folder, log = tmp_path / "runs", tmp_path / "log"
+    command = [sys.executable, "-c", KILLED, str(folder), str(log)]
+    victim = subprocess.Popen(command, cwd=ROOT)
+    deadline = time.monotonic() + 60
+    while not log.with_suffix(".ready").exists():
+        assert time.monotonic() < deadline
+        assert victim.poll() is None
+        time.sleep(0.02)
+    os.kill(victim.pid, signal.SIGKILL)
+    victim.wait()
+    leftovers = [p for p in folder.iterdir() if p.name.startswith(TEMPORARY)]
+    assert len(leftovers) == 1
+    before = {p: (p / "runs.parquet").read_bytes() for p in folder.iterdir() if p.name[0] != "."}
+    assert len(before) == 2
+    subprocess.run([*command, "resume"], cwd=ROOT, check=True, timeout=90)
+    started = log.read_text().split()
+    assert len(started) == 5  # three before, the interrupted one and the last after
+    assert started.count(started[2]) == 2
+    assert len(set(started)) == 4
+    assert all((p / "runs.parquet").read_bytes() == content for p, content in before.items())
+    assert len(run_sweep(CONFIG, folder, compute=False).runs) == 4
+    assert [p for p in folder.iterdir() if p.name.startswith(".")] == []
+
+
+def test_a_preview_lists_runs_ends_and_minutes_and_runs_nothing(tmp_path):
+    config = sweep_config("quick", num_problems=3, warmup_problems=0, shares=(0.02, 0.3, 0.5))
+    seen = preview(config, tmp_path)
+    assert set(seen.runs["status"]) == {"to run", "infeasible"}
+    assert seen.num_to_run == 2
+    assert seen.runs["expected_s"].sum() > 0
+    assert str(seen).startswith("2 of 3 runs to do, about")
+    assert not seen.measured_before
+    assert 0.05 < seen.feasible.low < 0.1 < 0.5 < seen.feasible.high < 0.7
+    sweep(tmp_path, Counting(), config)
+    after = preview(config, tmp_path)
+    assert (after.num_to_run, after.runs["expected_s"].sum()) == (0, 0)
+    assert after.measured_before
+
+
+# -- what a reader is told --
+
+
+def rows_of(speeds, **columns):
+    """A sweep's rows: the sentinel's setting in three places, another setting beside it."""
+    row = {"status": "finished", "machine": "m", "versions": "v", "seed": 0}
+    row |= {"git_commit": git_state()["commit"]}
+    rows = [
+        row
+        | {"run_id": f"r{k}", "role": role, "llm_share": share, "written_at": f"2026-01-01T0{k}"}
+        for k, (role, share) in enumerate(
+            [("sentinel", 0.3), ("measure", 0.5), ("measure", 0.3), ("sentinel", 0.3)]
+        )
+    ]
+    return pd.DataFrame(rows).assign(tokens_per_s=speeds, **columns)
+
+
+def test_drift_is_seen_on_the_sentinel_s_setting_alone():
+    found = sentinel_drift(rows_of([100.0, 5.0, 100.0, 80.0]))
+    assert list(found["run_id"]) == ["r0", "r2", "r3"]
+    assert list(found["relative"]) == [1.0, 1.0, 0.8]
+    assert "drifted by -20% to +0% over 3" in " ".join(remarks(rows_of([100.0, 5.0, 100.0, 80.0])))
+    assert list(remarks(rows_of([100.0, 5.0, 100.0, 98.0]))) == []
+
+
+def test_no_sentinel_no_drift():
+    plain = rows_of([1.0, 2.0, 3.0, 4.0], role="measure")
+    assert sentinel_drift(plain).empty
+    assert sentinel_drift(pd.DataFrame()).empty
+    assert list(remarks(plain)) == list(remarks(pd.DataFrame())) == []
+
+
+def test_mixed_machines_and_other_code_are_said():
+    mixed = rows_of([1.0] * 4, machine=["laptop", "laptop", "laptop", "H200"])
+    assert "differ in machine: H200 / laptop" in " ".join(remarks(mixed))
+    old = rows_of([1.0] * 4, git_commit="0123456789abcdef")
+    assert "made at commit 0123456789ab" in " ".join(remarks(old))
+
+
+def test_a_figure_names_the_machine_the_rung_and_the_one_seed_that_is_drawn():
+    assert "(measured tiny)" in provenance_here("tiny-solver", "tiny-prm", "one problem")
+    other = provenance_here("dummy:llama-3.2-1b", "tiny-prm", "one problem")
+    assert "(dummy weights); one problem; " in other
+    assert machine_facts()["cpu"] in other
+    assert "4 problems, seed 0 of 2 seeds" in provenance_of(FakeSweep(), 0)
+    assert "4 problems, 2 seeds" in provenance_of(FakeSweep())
+    assert "4 problems, 1 seed," in provenance_of(FakeSweep(seeds=(0,)), 0)
+    assert "10 of 10 runs; 4 runs of equal work differ by up to 1.02 times" in (
+        provenance_of(FakeSweep())
+    )
+
+
+def test_a_dry_run_counts_the_dtype_and_says_what_it_leaves_out(tmp_path):
+    settings = {"total_memory": "64MiB", "shares": (0.3,), "seeds": (0,)}
+    half, whole = (
+        preview(sweep_config("quick", dtype=dtype, **settings), tmp_path)
+        for dtype in ("bfloat16", "float32")
+    )
+    assert half.feasible.llm.weights * 2 == whole.feasible.llm.weights
+    at = half.feasible.at(0.3)
+    assert half.runs["prm_blocks"].iloc[0] == at.prm.num_blocks(at.prm_bytes)
+    assert "activations" not in str(whole.feasible)
+    inside = preview(sweep_config("quick", activations_in_total=True, **settings), tmp_path)
+    assert "activations" in str(inside.feasible)

@@ -1,0 +1,174 @@
+"""Replays for the what-if widget, called as plain functions, and the process they run in."""
+
+import asyncio
+import multiprocessing
+import os
+import subprocess
+import sys
+
+import pytest
+
+from workbench.errors import ConfigError, OutOfMemory, RecordingError
+from workbench.replay.devices import PRESETS, write_device
+from workbench.widgets.what_if_replay import (
+    device_names,
+    find_recordings,
+    interpolated,
+    interpolation_errors,
+    replay,
+    replay_elsewhere,
+    replay_rows,
+)
+
+NAMES = ("smollm2-n4", "tiny-16-n4")  # the shortest replays of the package's
+
+
+@pytest.fixture(scope="module")
+def info():
+    return find_recordings(NAMES)["tiny-16-n4"]
+
+
+@pytest.fixture(scope="module")
+def position(info):
+    return info.position(total_memory="48MiB", llm_share=0.3)
+
+
+@pytest.fixture(scope="module")
+def replays(info, position):
+    return [replay(info, position.at(share)) for share in (0.2, 0.3, 0.4)]
+
+
+def test_what_is_not_given_is_as_recorded(info):
+    """Memory, share and limits are the recording's; every value can be another."""
+    assert info.position().parameters == {
+        "recording": "tiny-16-n4",
+        "device": "h100",
+        "total_memory": 64 << 20,
+        "llm_share": 0.3,
+        "block_size": 16,
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 2048,
+        "policy": None,
+    }
+    assert info.position(policy="FirstCome", block_size=None).policy == "FirstCome"
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "named"),
+    [
+        ({"device": "h1000"}, ConfigError, "h100"),
+        ({"device": "rtx-4090", "total_memory": "25GiB"}, OutOfMemory, "RTX 4090 has 24"),
+        ({"policy": "FirstComes"}, ConfigError, "FirstCome"),
+        ({"llm_share": 1.5}, ConfigError, "llm_share"),
+        ({"llm_share": 0.99}, OutOfMemory, "weights take"),
+        ({"max_num_seqs": 4.5}, ConfigError, "max_num_seqs"),
+        ({"block_size": 0}, ConfigError, "block_size"),
+        ({"max_num_batched_tokens": 8}, ConfigError, "max_num_batched_tokens"),
+        ({"total_memory": "lots"}, ConfigError, "lots"),
+        ({"total_memory": "20MiB", "policy": "FirstCome"}, OutOfMemory, "missing"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(info, given, error, named):
+    """An unknown device or policy, a wrong type, too little memory: a named error."""
+    with pytest.raises(error, match=named):
+        replay(info, info.position(**given))
+
+
+def test_a_calibrated_device_is_offered_beside_the_presets(tmp_path, monkeypatch):
+    """Where `workbench calibrate` left it in the project; no other file is."""
+    monkeypatch.setenv("WORKBENCH_HOME", str(tmp_path))
+    assert device_names() == list(PRESETS)
+    write_device(PRESETS["l40s"], tmp_path / "device.json")
+    assert device_names()[-1] == str(tmp_path / "device.json")
+
+
+def test_recordings_are_found_by_name_and_by_file(info):
+    """A name the package does not have is refused, none at all too; a file's is absolute."""
+    assert (info.n, info.beam_width, info.num_problems) == (4, 4, 16)
+    assert "n = 4, beam width 4, 16 problems" in str(info)
+    with pytest.raises(RecordingError, match="tiny-16-n4"):
+        find_recordings(["tiny-16-n5"])
+    with pytest.raises(ConfigError, match="workbench record"):
+        find_recordings([])
+    name = os.path.relpath(info.path)
+    position = find_recordings([name])[name].position()
+    assert position.parameters["recording"] == str(info.path.resolve())
+
+
+def test_shares_and_memories_offered_are_those_that_fit(info, position):
+    """Hundredths; the ends hold one request of each model, what is beyond does not."""
+    found = info.feasible(position)
+    low, *_, high = (at.llm_share for at in info.grid(position, 5))
+    assert found.at(low).fits and found.at(high).fits
+    assert not found.at(low - 0.01).fits and not found.at(high + 0.01).fits
+    assert len(info.grid(position, 5)) == 5 and len(info.grid(position, 1000)) < 99
+    assert info.memories(position)[0] >= found.llm.least + found.prm.least
+    assert position.total_memory in info.memories(position)
+
+
+def test_a_replay_tells_both_models_and_adds_up(info, replays):
+    """Seconds of both models and the rest are a problem's; blocks never pass what there are."""
+    for one in replays:
+        row = one.row
+        parts = row["llm_seconds"] + row["prm_seconds"] + row["outside_s"]
+        assert parts == pytest.approx(row["seconds_per_problem"])
+        assert one.is_exact and one.took_s > 0
+        used = one.blocks["blocks_active"] + one.blocks["blocks_cached"]
+        assert (used <= one.blocks["blocks_total"]).all()
+        assert set(one.blocks["engine"]) == {"llm", "prm"}
+    assert replays[0].row["llm_kv_tokens"] < replays[1].row["llm_kv_tokens"]
+    assert replays[0].row["prm_kv_tokens"] > replays[1].row["prm_kv_tokens"]
+
+
+def test_between_two_replays_values_are_linear_and_said_to_be(position, replays):
+    """At a quarter of the way; blocks are the nearer replay's; beyond the ends nothing is known."""
+    low, high, _ = replays
+    guess = interpolated(position.at(0.225), replays)
+    for name in ("tokens_per_s", "prm_hit_rate", "llm_thrash"):
+        assert guess.row[name] == pytest.approx(0.75 * low.row[name] + 0.25 * high.row[name])
+    assert not guess.is_exact and guess.blocks_share == 0.2
+    assert guess.blocks is low.blocks
+    assert interpolated(position.at(0.45), replays) is None
+    assert interpolated(position.at(0.2), replays[:1]) is None
+    rows = replay_rows([high, low, guess])
+    assert rows["llm_share"].tolist() == [0.2, 0.225, 0.3]
+    assert rows["exact"].tolist() == [True, False, True]
+
+
+def test_what_interpolation_misses_is_measured_by_leaving_replays_out(position, replays):
+    """The inner replay against the line between the others."""
+    (row,) = interpolation_errors(replays).to_dict("records")
+    rates = [one.row["tokens_per_s"] for one in replays]
+    assert row["llm_share"] == 0.3
+    assert row["error"] == pytest.approx((rates[0] + rates[2]) / 2 / rates[1] - 1)
+    assert interpolation_errors(replays[:2]).empty
+
+
+def test_another_process_replays_the_same_and_is_started_again_when_lost(info, position, replays):
+    """Equal to a replay here; errors come back by name; killed, it is replaced unasked."""
+
+    async def ask():
+        found = await replay_elsewhere(info, position)
+        (process,) = multiprocessing.active_children()
+        process.kill()
+        process.join()
+        again = await replay_elsewhere(info, position)
+        with pytest.raises(OutOfMemory, match="weights take"):
+            await replay_elsewhere(info, position.at(0.99))
+        return found, again
+
+    for found in asyncio.run(ask()):
+        assert found.row == replays[1].row
+        assert found.blocks.equals(replays[1].blocks)
+    assert len(multiprocessing.active_children()) == 1
+
+
+def test_the_process_loads_no_torch():
+    """What the worker imports is light: a fresh process shows it."""
+    code = (
+        "import sys, workbench.widgets.what_if_replay\n"
+        "heavy = ('torch', 'numba', 'safetensors', 'ipywidgets', 'IPython')\n"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,653 @@
+"""Runs carried out: searches interleaved by rounds, cells of batch limits, replays.
+
+Searches of a group take rounds in turn in one process, each with engines and a clock of its own, so
+that a slow minute of the machine is a slow minute of all; weights are the same tensors for all.
+The module of the experiments that loads models. It measures and decides nothing.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import time
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from workbench import __version__
+from workbench.config import EngineConfig, SearchConfig, StrategyConfig, SweepConfig
+from workbench.core import RequestOutput, SamplingParams, ScoreParams, StepResult, Tag
+from workbench.core import Sequence as TokenSequence
+from workbench.engine.engine import Engine
+from workbench.engine.scheduler import Scheduler
+from workbench.engine.shared import block_shape
+from workbench.experiments.memory import feasibility
+from workbench.experiments.runs import RunResult, sweep_problems
+from workbench.experiments.settings import (
+    COUNTED,
+    POLICIES,
+    PROFILES,
+    STATIC_BATCH,
+    Identity,
+    RunSpec,
+    overridden,
+    sweep_config,
+)
+from workbench.host import total_memory
+from workbench.kvcache.arena import KVArena
+from workbench.kvcache.manager import KVCacheManager
+from workbench.models.registry import CONFIGS, model_spec
+from workbench.replay import workload
+from workbench.replay.answers import Answers
+from workbench.replay.devices import Device
+from workbench.replay.what_if import WhatIfResult, what_if
+from workbench.replay.workload import IN_FLIGHT, MATH500, Assumptions, thesis_search
+from workbench.search.prm import PRM, trie_size
+from workbench.search.requests import Strategy
+from workbench.search.result import SearchResult
+from workbench.search.search import Search
+from workbench.search.strategies import BeamSearch, BestOfN
+from workbench.trace import SCHEMA_VERSION, Recorder
+
+Outcome = RunResult | Exception  # what a run brought, or what building its engines or it raised
+Execute = Callable[[Sequence[RunSpec]], Iterable[tuple[RunSpec, Outcome]]]
+"""Carries out the runs of a group, each handed back as soon as it has ended."""
+ENGINES = ("llm", "prm")
+COUNTS = (
+    "preempted",
+    "allocated",
+    "evicted",
+    "thrashed",
+    "thrash_events",
+    "query_tokens",
+    "hit_tokens",
+    "prefill_tokens",
+    "decode_tokens",
+    "recomputed_tokens_evicted",
+    "recomputed_tokens_preempted",
+    "recomputed_tokens_partial",
+)
+"""Columns of `steps` whose sums are kept in the `runs` row, one each an engine."""
+
+
+def one_by_one(execute: Callable[[RunSpec], RunResult]) -> Execute:
+    """Carries out runs one after the other with a function that carries out one."""
+
+    def outcomes(specs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, Outcome]]:
+        for spec in specs:
+            try:
+                yield spec, execute(spec)
+            except Exception as problem:  # a study outlives whatever one of its runs raises
+                yield spec, problem
+            gc.collect()  # engines hold cycles; the next run must not pay for this one's memory
+
+    return outcomes
+
+
+# -- searches --
+
+
+class Searches:
+    """Carries out the searches of a group, interleaved as far as their memory allows."""
+
+    def __init__(self) -> None:
+        self._warm = False
+
+    def __call__(self, specs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, Outcome]]:
+        waiting = list(specs)
+        while waiting:
+            together, waiting = waiting[: (n := _how_many(waiting))], waiting[n:]
+            if not self._warm:
+                self._warm = _warm_up(together[0])
+            yield from _interleaved(together)
+            gc.collect()  # engines hold cycles; the next runs must not pay for their memory
+
+
+def _how_many(specs: Sequence[RunSpec]) -> int:
+    """The first so many fit into half of this machine's memory at once; on a GPU one at a time."""
+    room, count = total_memory() // 2, 0
+    for spec in specs:
+        room -= spec.total_bytes
+        if room < 0 or (count and spec.config.device != "cpu"):
+            break
+        count += 1
+    return max(1, count)
+
+
+def _warm_up(spec: RunSpec) -> bool:
+    """A few problems searched and thrown away: kernels are compiled, caches warm.
+
+    What it raises is left to the measured runs, which keep it as a row.
+    """
+    few = min(spec.config.num_problems, spec.config.warmup_problems)
+    if few:
+        try:
+            played(Pair(spec).search(sweep_problems(replace(spec.config, num_problems=few))))
+        except Exception:
+            return False
+    return True
+
+
+def _interleaved(specs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, Outcome]]:
+    """Every search in turn plays a round; each turn begins with the next of them."""
+    pairs: list[Pair] = []
+    running: list[tuple[Pair, Search]] = []
+    for spec in specs:
+        try:
+            pair = Pair(spec, pairs[0] if pairs else None)
+            running.append((pair, pair.search(sweep_problems(spec.config))))
+            pairs.append(pair)
+        except Exception as problem:  # a study outlives whatever one of its runs raises
+            yield spec, problem
+    while running:
+        left = []
+        for pair, search_ in running:
+            outcome: Outcome | None = None
+            try:
+                if not search_.round():
+                    outcome = pair.result_of(search_.result())
+            except Exception as problem:
+                outcome = problem
+            if outcome is None:
+                left.append((pair, search_))
+            else:
+                yield pair.spec, outcome
+        running = left[1:] + left[:1]
+
+
+class Pair:
+    """Both engines of a run, each in its memory, or both in one arena. weights: another pair whose
+    tensors are shared. Raises whatever building them raises.
+    """
+
+    def __init__(self, spec: RunSpec, weights: Pair | None = None) -> None:
+        self.spec, self.arena = spec, make_arena(spec) if spec.get("policy") else None
+        self.llm: Engine = self._engine("llm", None if weights is None else weights.llm)
+        self.prm: Engine = self._engine("prm", None if weights is None else weights.prm)
+
+    def _engine(self, role: str, other: Engine | None) -> Engine:
+        config = self.spec.engine(role)
+        given = {} if other is None else {"weights": other.weights}
+        if self.arena is None:
+            return build_engine(config, **given)
+        settings = config.to_dict()
+        model = settings.pop("model")
+        del settings["memory"]
+        return Engine(model, arena=self.arena, arena_name=role, **settings, **given)
+
+    def search(self, problems: list[Any]) -> Search:
+        """The run's search, to be played."""
+        return make_search(problems, self.llm, self.prm, self.spec.search, self.spec.seed)
+
+    def result_of(self, result: SearchResult) -> RunResult:
+        """What the run brings: cells of its row, problems, nodes and the trace of both engines."""
+        cells = measured_columns(result, self.llm, self.prm)
+        if self.arena is not None:
+            cells |= _arena_columns(result, self.arena)
+        traced = {name: getattr(result.trace, name) for name in ("steps", "requests", "spans")}
+        return RunResult(cells, {"problems": with_wall_part(result), "nodes": result.tree} | traced)
+
+
+def build_engine(config: EngineConfig, **given: Any) -> Engine:
+    """The engine of a configuration."""
+    return Engine(**config.to_dict(), **given)
+
+
+def make_arena(spec: RunSpec) -> KVArena:
+    """The memory of both models. OutOfMemory where a floor cannot be met."""
+    shapes = [
+        block_shape(
+            config.model,
+            name=role,
+            block_size=config.block_size,
+            max_model_len=config.max_model_len,
+            dtype=config.dtype,
+            device=config.device,
+        )
+        for role in ENGINES
+        for config in (spec.engine(role),)
+    ]
+    return KVArena(
+        spec.get("kv_bytes"), shapes, POLICIES[spec.get("policy")](), spec.get("kv_share")
+    )
+
+
+def make_strategy(config: StrategyConfig) -> Strategy:
+    """The strategy a configuration names."""
+    aggregation = config.aggregation or "last"
+    if config.strategy == "best_of_n":
+        return BestOfN(n=config.n, aggregation=aggregation)
+    return BeamSearch(
+        n=config.n,
+        beam_width=config.beam_width,
+        max_depth=config.max_depth,
+        finish_at_limit=config.finish_at_limit,
+        aggregation=aggregation,
+    )
+
+
+def make_search(
+    problems: list[Any],
+    llm: Engine,
+    prm: Engine,
+    config: StrategyConfig,
+    seed: int,
+    prm_format: str | None = None,
+) -> Search:
+    """A search with the settings of `config`; prm_format: None is the model's own."""
+    settings = {each.name: getattr(config, each.name) for each in fields(SearchConfig)}
+    settings |= {} if prm_format is None else {"prm_format": prm_format}
+    return Search(
+        problems, llm=llm, prm=PRM(prm), strategy=make_strategy(config), seed=seed, **settings
+    )
+
+
+def played(search: Search) -> SearchResult:
+    """The result of a search played to its end."""
+    while search.round():
+        pass
+    return search.result()
+
+
+def with_wall_part(result: SearchResult) -> pd.DataFrame:
+    """The problems with wall_part_s: wall time divided among them by their time in flight.
+
+    The parts add up to wall time, so tokens over wall_part_s is the run's throughput, problem by
+    problem.
+    """
+    seconds = result.problems["seconds"]
+    scale = result.throughput.wall_s / seconds.sum() if seconds.sum() else 0.0
+    return result.problems.assign(wall_part_s=seconds * scale)
+
+
+def measured_columns(result: SearchResult, llm: Engine, prm: Engine) -> dict[str, Any]:
+    """Cells of the `runs` row: throughputs, accuracy, memory parts and sums over all steps."""
+    row = _speed(result.throughput) | {"accuracy": result.accuracy}
+    for role, engine in zip(ENGINES, (llm, prm), strict=True):
+        cells = memory_parts(engine) | step_sums(result.trace.steps, role)
+        row |= {f"{role}_{name}": value for name, value in cells.items()}
+    return row | busy_rates(row)
+
+
+def _speed(throughput: Any) -> dict[str, Any]:
+    speed = throughput.to_dict()
+    speed["sampled_tokens"], speed["answered_problems"] = speed.pop("tokens"), speed.pop("problems")
+    return speed
+
+
+def busy_rates(row: Mapping[str, Any]) -> dict[str, float]:
+    """Tokens of each model by the seconds in which it worked: of the PRM those it computed for the
+    first time, since recomputing is no progress.
+    """
+    again = sum(row[f"prm_{name}"] for name in COUNTS if name.startswith("recomputed"))
+    new = row["prm_prefill_tokens"] - again
+    return {
+        "llm_tokens_per_busy_s": _rate(row["sampled_tokens"], row["llm_busy_s"]),
+        "prm_tokens_per_busy_s": _rate(new, row["prm_busy_s"]),
+    }
+
+
+def memory_parts(engine: Engine) -> dict[str, Any]:
+    """The engine's memory in bytes, part by part, and what its cache holds."""
+    memory = engine.memory
+    return {
+        "weights_bytes": memory.weights,
+        "activations_bytes": memory.activations,
+        "other_bytes": memory.other,
+        "kv_bytes": memory.kv,
+        "block_bytes": memory.block_bytes,
+        "blocks": memory.num_blocks,
+        "kv_tokens": memory.num_blocks * engine.config.block_size,
+    }
+
+
+def step_sums(steps: pd.DataFrame, engine: str) -> dict[str, Any]:
+    """Counts of one engine over the whole run; hit_rate is NaN where nothing was asked."""
+    own = steps[steps["engine"] == engine]
+    sums = {name: int(own[name].sum()) for name in COUNTS}
+    return sums | {"steps": len(own), "hit_rate": _rate(sums["hit_tokens"], sums["query_tokens"])}
+
+
+def _arena_columns(result: SearchResult, arena: KVArena) -> dict[str, Any]:
+    """The working set, and what of the memory each model ended with.
+
+    *_active_bytes: the highest at any step. *_final_share: of a policy that keeps a split. longest:
+    tokens of the longest sequence.
+    """
+    steps, requests = result.trace.steps, result.trace.requests
+    most = steps.groupby("engine")["blocks_active"].max()
+    longest = (requests["prompt_tokens"] + requests["output_tokens"]).max()
+    cells: dict[str, Any] = {"longest": int(longest), "kv_pages": arena.num_pages}
+    for name, pages in arena.target.items():
+        shape = arena.packing(name).shape
+        cells[f"{name}_active_bytes"] = int(most[name]) * shape.layers * shape.cell_bytes
+        share = pages / arena.num_pages if arena.policy.keeps_split else None
+        cells[f"{name}_final_share"] = share
+    return cells
+
+
+def _rate(amount: float, of: float) -> float:
+    return amount / of if of else float("nan")
+
+
+# -- cells of batch limits: the requests of one recorded search, asked again of one model alone --
+
+
+@dataclass(slots=True)
+class Asked:
+    """One request and what it brought. positions: asked of a PRM; params: of an LLM."""
+
+    token_ids: list[int]
+    params: SamplingParams | None = None
+    positions: tuple[int, ...] = ()
+    columns: tuple[int, ...] = ()
+    output: RequestOutput | None = None
+
+    @property
+    def sampled(self) -> tuple[int, ...]:
+        """The recorded tokens."""
+        return () if self.output is None else tuple(self.output.token_ids)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of a forward pass it needs: its last sampled token is never computed."""
+        if self.positions:
+            return self.positions[-1] + 1
+        return len(self.token_ids) + len(self.sampled) - 1
+
+    def is_same(self, output: RequestOutput) -> bool:
+        """Whether an output is the recorded one, token by token or bit by bit."""
+        recorded = None if self.output is None else self.output.logits
+        if recorded is None or output.logits is None:
+            return tuple(output.token_ids) == self.sampled
+        return np.array_equal(recorded, output.logits)
+
+
+@dataclass(slots=True)
+class Listener:
+    """An engine that keeps what it is asked and what came of it; all else is the engine's."""
+
+    engine: Engine
+    asked: dict[int, Asked] = field(default_factory=dict)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def add(self, prompt: Sequence[int], params: SamplingParams, *, tag: Tag | None = None) -> int:
+        """As Engine.add."""
+        number = self.engine.add(prompt, params, tag=tag)
+        self.asked[number] = Asked(list(prompt), params)
+        return number
+
+    def add_score(
+        self,
+        token_ids: Sequence[int],
+        positions: Sequence[int],
+        columns: Sequence[int],
+        *,
+        tag: Tag | None = None,
+    ) -> int:
+        """As Engine.add_score."""
+        number = self.engine.add_score(token_ids, positions, columns, tag=tag)
+        self.asked[number] = Asked(list(token_ids), None, tuple(positions), tuple(columns))
+        return number
+
+    def step(self) -> list[RequestOutput]:
+        """As Engine.step."""
+        outputs = self.engine.step()
+        for output in outputs:
+            self.asked[output.request_id].output = output
+        return outputs
+
+
+def record_requests(spec: RunSpec) -> dict[str, list[Asked]]:
+    """Search once; what each model was asked, in order, by "llm" and "prm"."""
+    llm, prm = (Listener(build_engine(spec.engine(role))) for role in ENGINES)
+    heard: tuple[Any, Any] = llm, prm
+    played(make_search(sweep_problems(spec.config), *heard, spec.search, spec.seed))
+    return {"llm": list(llm.asked.values()), "prm": list(prm.asked.values())}
+
+
+class Cells:
+    """Carries out cells of the batching study; the search they repeat is recorded with the sweep's
+    own limits when the first needs it. Tokens do not depend on batches, so every engine asked again
+    must say the same.
+    """
+
+    def __init__(self, config: SweepConfig) -> None:
+        self._config = config
+        self._asked: dict[str, list[Asked]] = {}
+
+    def __call__(self, spec: RunSpec) -> RunResult:
+        """Carry out one cell. OutOfMemory when a padded batch cannot fit, and what building an
+        engine raises.
+        """
+        if not self._asked:
+            usual = replace(self._config, num_problems=spec.config.num_problems)
+            self._asked = record_requests(RunSpec(usual, spec.llm_share, spec.seed))
+        asked = self._asked[spec.get("model")][:: spec.get("every")]
+        return count_blocks(spec, asked) if spec.role == COUNTED else time_engine(spec, asked)
+
+
+def time_engine(spec: RunSpec, asked: list[Asked]) -> RunResult:
+    """All requests queued at once, one engine: rates, rows computed for nothing, blocks wasted."""
+    model = spec.get("model")
+    engine, recorder = build_engine(spec.engine(model)), Recorder()
+    engine.trace_as(recorder, model)
+    start = time.perf_counter()
+    numbers = [
+        engine.add_score(each.token_ids, each.positions, each.columns)
+        if each.params is None
+        else engine.add(each.token_ids, each.params)
+        for each in asked
+    ]
+    outputs: dict[int, RequestOutput] = {}
+    while engine.has_work:
+        outputs |= {output.request_id: output for output in engine.step()}
+    engine_s = time.perf_counter() - start
+    steps = recorder.steps
+    rows = int(steps[["prefill_tokens", "decode_tokens"]].to_numpy().sum())
+    needed = sum(each.num_rows for each in asked)  # static batches neither cache nor preempt
+    sampled = sum(len(each.sampled) for each in asked)
+    tokens = sampled or trie_size([array("i", each.token_ids) for each in asked])
+    pairs = zip(numbers, asked, strict=True)
+    measured = {
+        "engine_s": engine_s,
+        "tokens_per_s": tokens / engine_s if spec.get("every") == 1 else float("nan"),
+        "steps_per_s": sum(len(each.positions) or 1 for each in asked) / engine_s,
+        "same_answers": all(each.is_same(outputs[number]) for number, each in pairs),
+        "kv_blocks": engine.memory.num_blocks,
+        "padding": 1 - needed / rows if spec.get("kind") == STATIC_BATCH else 0.0,
+    }
+    tables = {"steps": steps, "requests": recorder.requests}
+    return RunResult(measured | _cell_counts(steps, spec, asked), tables)
+
+
+class NeverStops:
+    """Recorded requests end by their length."""
+
+    def add(self, request_id: int, params: SamplingParams) -> None:
+        """Nothing to remember."""
+
+    def remove(self, request_id: int) -> None:
+        """Nothing to forget."""
+
+    def suspects(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """None of them."""
+        return np.zeros(len(tokens), bool)
+
+    def finish_reason(self, seq: TokenSequence) -> str | None:
+        """The scheduler's own, "length"."""
+        return None
+
+
+def count_blocks(spec: RunSpec, asked: list[Asked]) -> RunResult:
+    """The same through the scheduler and the cache alone, with recorded tokens for results: block
+    counts depend on nothing else.
+    """
+    model = spec.get("model")
+    config, num_blocks = spec.engine(model), feasibility(spec).blocks(model)
+    scheduler = Scheduler(
+        KVCacheManager(num_blocks, config.block_size, config.enable_prefix_caching),
+        np.arange(num_blocks),
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=config.max_model_len or model_spec(config.model).max_model_len,
+        stops=NeverStops(),
+        watermark=config.watermark,
+    )
+    recorded: dict[int, Asked] = {}  # by seed
+    for number, each in enumerate(asked):
+        tokens, score, params = list(each.token_ids), None, each.params
+        if params is None:
+            score = ScoreParams(each.positions, each.columns)
+        else:
+            recorded[params.seed & (2**64 - 1)] = each  # seeds are unsigned in a plan
+            params = replace(params, max_tokens=len(each.sampled))
+        own: dict[str, Any] = {} if params is None else {"params": params}
+        scheduler.add(TokenSequence(number, tokens, len(tokens), score=score, **own))
+    recorder = Recorder()
+    while (plan := scheduler.schedule()) is not None:
+        assert scheduler.counts is not None
+        recorder.step(model, plan.step, 0.0, 0.0, 0.0, scheduler.counts)
+        rows = zip(plan.sampling.seeds.tolist(), plan.sampling.positions.tolist())
+        sampled = [
+            recorded[seed].sampled[position - len(recorded[seed].token_ids)]
+            for seed, position in rows
+        ]
+        wanted = tuple(np.zeros((len(w.rows), len(w.columns)), np.float32) for w in plan.wanted)
+        scheduler.update(plan, StepResult(np.array(sampled, np.int64), wanted=wanted))
+    return RunResult(_cell_counts(recorder.steps, spec, asked))
+
+
+def _cell_counts(steps: pd.DataFrame, spec: RunSpec, asked: list[Asked]) -> dict[str, Any]:
+    """waste: the share of the active blocks' room that holds no token, over all steps."""
+    room = steps["blocks_active"].sum() * spec.config.block_size
+    return {
+        "waste": float(1 - steps["tokens_held"].sum() / room) if room else 0.0,
+        "num_steps": len(steps),
+        "most_running": int(steps["running"].max()),
+        "preempted": int(steps["preempted"].sum()),
+        "requests": len(asked),
+    }
+
+
+# -- the replayed rung: the thesis's pair at its own size --
+
+REPLAYED = "replayed 1B + 8B"
+DEVICE = "a100-40"
+NOTHING_WAS_RUN = (
+    "Nothing was run: tokens are MATH-500's lengths with stated assumptions, seconds a roofline's, "
+    "a bound from below."
+)
+SIZES = {"quick": (48, (0,)), "default": (64, (0,)), "full": (128, (0, 1, 2))}
+"""Problems and seeds of a profile."""
+SOURCES = (Path(workload.__file__).parent, CONFIGS)
+
+
+def replayed_config(profile: str = "default", **overrides: Any) -> SweepConfig:
+    """The thesis profile's models and limits, the profile's shares. Activations are outside the
+    total, as on the embedded pair's rung.
+    """
+    num_problems, seeds = SIZES.get(profile, SIZES["full"])
+    own = {
+        "num_problems": num_problems,
+        "seeds": seeds,
+        "shares": sweep_config(profile).shares,
+        "activations_in_total": False,
+        "min_problem_batch": IN_FLIGHT,
+        "warmup_problems": 0,
+        "sentinel_every": 0,
+        "profile": profile,
+    }
+    return SweepConfig.from_dict(PROFILES["thesis"] | own | overridden(overrides))
+
+
+def replay_identity(device: Device) -> Identity:
+    """What replays depend on beside their settings: lengths, assumptions, code, the device."""
+    lengths = hashlib.sha256(MATH500.read_bytes()).hexdigest()
+    made_of = [lengths, asdict(Assumptions()), asdict(device), code_digest()]
+    digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:12]
+    return Identity("replayed", "replayed", digest, __version__, SCHEMA_VERSION)
+
+
+def code_digest(*folders: Path) -> str:
+    """Of every source that makes the search or its seconds, and of what they take numbers from.
+
+    folders: SOURCES unless given; a run is made anew too often rather than too seldom.
+    """
+    digest = hashlib.sha256()
+    for file in (f for folder in folders or SOURCES for f in sorted(folder.rglob("*.*"))):
+        if file.suffix in (".py", ".json"):
+            digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=1)  # seeds come one after the other: one is kept
+def _thesis_answers(problems: int, n: int, beam_width: int, max_depth: int, seed: int) -> Answers:
+    return Answers(thesis_search(problems, n, beam_width, max_depth, seed))
+
+
+def thesis_answers(config: SweepConfig, seed: int) -> Answers:
+    """The replayed rung's search, prepared to be replayed."""
+    return _thesis_answers(config.num_problems, config.n, config.beam_width, config.max_depth, seed)
+
+
+class Replays:
+    """Carries out runs on a device that is a table of numbers; stored and read as measured ones."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def __call__(self, spec: RunSpec) -> RunResult:
+        """One share: the same search as at every other, replayed."""
+        config, answers = spec.config, thesis_answers(spec.config, spec.seed)
+        found = what_if(
+            answers,
+            device=self._device,
+            total_memory=spec.total_bytes,
+            llm_share=spec.llm_share,
+            block_size=config.block_size,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            min_problem_batch=config.min_problem_batch,
+        )
+        row = _speed(found.throughput)
+        row |= {"rung": REPLAYED, "machine": f"simulated {self._device.name}"}
+        for role, memory in zip(ENGINES, found.memory, strict=True):
+            parts = {
+                "weights_bytes": memory.weight_bytes,
+                "kv_bytes": memory.kv_bytes,
+                "block_bytes": memory.block_bytes,
+                "blocks": memory.num_blocks,
+                "kv_tokens": memory.num_blocks * config.block_size,
+            }
+            cells = parts | step_sums(found.trace.steps, role)
+            row |= {f"{role}_{name}": value for name, value in cells.items()}
+        traced = {name: getattr(found.trace, name) for name in ("steps", "requests", "spans")}
+        levels = {p.problem.id: p.problem.level for p in answers.recording.problems}
+        problems = {"problems": replayed_problems(found, levels)}
+        return RunResult(row | busy_rates(row), problems | traced)
+
+
+def replayed_problems(found: WhatIfResult, levels: Mapping[str, int | None]) -> pd.DataFrame:
+    """One row a problem, with its part of wall time: by its seconds from first to last request."""
+    requests = found.trace.requests
+    by_problem = requests.groupby("problem_id")
+    seconds = by_problem["finished_s"].max() - by_problem["arrival_s"].min()
+    prm = requests[requests["engine"] == "prm"]
+    computed = (prm["prompt_tokens"] - prm["cached_tokens"]).groupby(prm["problem_id"]).sum()
+    tokens = found.trace.nodes.groupby("problem_id")["step_tokens"].sum()
+    rows = pd.DataFrame({"tokens": tokens, "seconds": seconds, "prm_tokens_computed": computed})
+    rows = rows.rename_axis("problem_id").reset_index()
+    scale = found.throughput.wall_s / rows["seconds"].sum()
+    level = rows["problem_id"].map(levels)
+    return rows.assign(level=level, wall_part_s=rows["seconds"] * scale)

@@ -1,0 +1,144 @@
+"""Where results lie, and what they were measured with: machine, versions, commit.
+
+Reads what is there and never imports torch by itself: where torch is already loaded its threads and
+its GPU are named, else the environment's setting. No paths, user or host names: records are public.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from workbench import __version__
+from workbench.host import total_memory, usable_cores
+
+PACKAGES = ("torch", "numpy", "numba", "pandas", "pyarrow", "transformers", "tokenizers", "plotly")
+FEATURES = ("sse4_2", "avx", "avx2", "fma", "avx512f", "amx_tile")
+
+
+def project_root() -> Path:
+    """The folder that holds notebooks/, figures/ and reports/.
+
+    The nearest one upwards that holds workbench/ and pyproject.toml, else the checkout the package
+    is imported from, else the current folder. WORKBENCH_HOME names another.
+    """
+    named = os.environ.get("WORKBENCH_HOME")
+    if named:
+        return Path(named)
+    here = Path.cwd()
+    for folder in (here, *here.parents, Path(__file__).resolve().parents[2]):
+        if (folder / "pyproject.toml").is_file() and (folder / "workbench").is_dir():
+            return folder
+    return here
+
+
+def runs_folder() -> Path:
+    """Where run folders are kept unless told otherwise."""
+    return project_root() / "reports" / "runs"
+
+
+def machine_facts() -> dict[str, Any]:
+    """CPU model, cores usable by this process, memory in bytes, threads of torch, GPU or None."""
+    return {
+        "cpu": cpu_model(),
+        "cores": usable_cores(),
+        "memory_bytes": memory_bytes(),
+        "threads": torch_threads(),
+        "gpu": gpu_name(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def describe(machine: dict[str, Any]) -> str:
+    """One line for a figure: "AMD EPYC 9B14, 2 cores, 2 threads"."""
+    where = machine.get("gpu") or machine["cpu"]
+    counts = counted(machine["cores"], "core"), counted(machine["threads"], "thread")
+    return ", ".join([where, *counts])
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 seed`, `2 seeds`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def versions() -> dict[str, str]:
+    """Version of Python, of the workbench and of every package that takes part in a measurement."""
+    found = {"python": platform.python_version(), "workbench": __version__}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def git_state(folder: Path | None = None) -> dict[str, Any]:
+    """The commit, and whether the package differs from it.
+
+    Outside git the commit that WORKBENCH_COMMIT names, for a copy of the tree; or both None.
+    """
+    where = folder or Path(__file__).resolve().parent
+    commit = _git(where, "rev-parse", "HEAD")
+    if not commit:
+        return {"commit": os.environ.get("WORKBENCH_COMMIT") or None, "dirty": None}
+    changed = _git(where, "status", "--porcelain", "--untracked-files=no", "--", str(where))
+    return {"commit": commit, "dirty": bool(changed)}
+
+
+def cpu_model() -> str:
+    """The processor's marketing name, as the system gives it."""
+    names = [line.split(":", 1)[1].strip() for line in _cpu_lines() if line[:10] == "model name"]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def cpu_features() -> tuple[str, ...]:
+    """The vector instruction sets that matter to matrix products, of those the system names."""
+    flags = {word for line in _cpu_lines() if line.startswith("flags") for word in line.split()}
+    return tuple(name for name in FEATURES if name in flags)
+
+
+def _cpu_lines() -> list[str]:
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def memory_bytes() -> int | None:
+    """The machine's memory, or a container's limit if smaller; None where not told."""
+    try:
+        return total_memory()
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def torch_threads() -> int:
+    """Threads of one matrix product: torch's own once it is loaded, else what it would take."""
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "get_num_threads"):
+        return int(torch.get_num_threads())
+    setting = os.environ.get("OMP_NUM_THREADS", "")
+    return int(setting) if setting.isdigit() and int(setting) > 0 else usable_cores()
+
+
+def gpu_name() -> str | None:
+    """The first GPU's name when torch is loaded and sees one."""
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "cuda") or not torch.cuda.is_available():
+        return None
+    return str(torch.cuda.get_device_name(0))
+
+
+def _git(folder: Path, *words: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", *words], cwd=folder, capture_output=True, text=True, timeout=20, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

@@ -1,0 +1,495 @@
+"""Runs as they are kept: NAME-FINGERPRINT/ with Parquet tables and config.json, whole or not.
+
+A folder is written under a temporary sibling name, flushed to disk and renamed in one step, so a
+run killed at any moment leaves no half result under its own name; the next start removes what dead
+processes left. A run that failed or could not be built is a row like any other, with its reason.
+Archives carry run folders between machines; nothing in one is trusted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import socket
+import tarfile
+import tempfile
+import uuid
+import zipfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pandas as pd
+
+from workbench import __version__
+from workbench.config import SweepConfig
+from workbench.errors import RunStoreError, nearest
+from workbench.experiments.provenance import describe, git_state, machine_facts, versions
+from workbench.experiments.settings import Identity, RunSpec, fingerprint_of
+from workbench.models.registry import DUMMY, find_model
+from workbench.search.problems import Problem, load_problems
+from workbench.trace import SCHEMA_VERSION, read_table, write_table
+
+FINISHED, FAILED, INFEASIBLE = "finished", "failed", "infeasible"
+TABLES = ("runs", "problems", "steps", "requests", "nodes", "spans")
+CONFIG = "config.json"
+TEMPORARY = ".tmp-"
+Row = dict[str, Any]
+Folders = str | Path | Iterable[str | Path]
+
+# -- what a run depends on beside its settings --
+
+WHOLE_UP_TO = 256 * 2**20
+"""Bytes up to which a file is hashed as a whole; of larger ones size, header and samples."""
+SAMPLE, SAMPLES = 2**20, 16
+MODEL_FILES = ("*.json", "*.safetensors", "*.gguf", "*.jinja", "*.model")
+
+
+def identify(config: SweepConfig) -> Identity:
+    """The identity of a sweep's runs. Raises ModelError or ProblemFileError."""
+    llm, prm = model_fingerprint(config.llm), model_fingerprint(config.prm)
+    problems = problems_fingerprint(sweep_problems(config))
+    return Identity(llm, prm, problems, __version__, SCHEMA_VERSION)
+
+
+def sweep_problems(config: SweepConfig) -> list[Problem]:
+    """The problems that every run of the sweep searches, in the same order."""
+    levels = config.levels or None
+    return load_problems(config.problems, config.num_problems, levels, config.problem_seed)
+
+
+def problems_fingerprint(problems: list[Problem]) -> str:
+    """12 hexadecimal digits over ids, texts and answers."""
+    text = json.dumps([(p.id, p.problem, p.answer, p.level) for p in problems])
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def model_fingerprint(model: str) -> str:
+    """12 hexadecimal digits over the content of a model's files; of a dummy only its configs."""
+    dummy = model.startswith(DUMMY)
+    where = find_model(model.removeprefix(DUMMY), weights=not dummy)
+    patterns = MODEL_FILES[:1] if dummy else MODEL_FILES
+    files = sorted(file for pattern in patterns for file in where.glob(pattern)) or [where]
+    stamp = tuple((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+    return ("dummy-" if dummy else "") + _hash_files(stamp)
+
+
+@lru_cache(maxsize=16)
+def _hash_files(stamp: tuple[tuple[str, int, int], ...]) -> str:
+    """Hash of names and contents; the time stamp only tells this process when to hash again."""
+    digest = hashlib.sha256()
+    for name, size, _ in stamp:
+        digest.update(f"{Path(name).name}\x1f{size}\x1f".encode())
+        with Path(name).open("rb") as content:
+            if size <= WHOLE_UP_TO:
+                while part := content.read(SAMPLE):
+                    digest.update(part)
+                continue
+            for k in range(SAMPLES):  # the first sample holds the header of a safetensors file
+                content.seek(k * (size - SAMPLE) // (SAMPLES - 1))
+                digest.update(content.read(SAMPLE))
+    return digest.hexdigest()[:12]
+
+
+# -- the tables of one run --
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What a carried-out run brings: measured columns of its row; its tables without `runs`."""
+
+    measured: Mapping[str, Any]
+    tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+
+
+def run_tables(
+    spec: RunSpec,
+    identity: Identity,
+    status: str,
+    *,
+    result: RunResult | None = None,
+    error: str | None = None,
+    notes: Mapping[str, Any] | None = None,
+) -> dict[str, pd.DataFrame]:
+    """All tables of a run, `runs` included, ready for the store; every row carries the run's id."""
+    fingerprint = spec.fingerprint(identity)
+    run_id = f"{spec.name}-{fingerprint}"
+    cells = {
+        name: json.dumps(value) if isinstance(value, list | tuple) else value
+        for name, value in spec.parameters.items()
+    }
+    row = {
+        "run_id": run_id,
+        "name": spec.name,
+        "fingerprint": fingerprint,
+        "status": status,
+        "error": error,
+        "role": spec.role,
+        "profile": spec.config.profile,
+        "written_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "llm_bytes": spec.llm_bytes,
+        "prm_bytes": spec.prm_bytes,
+        **cells,
+        **(notes or {}),
+        **machine_columns(),
+        **(result.measured if result else {}),
+    }
+    tables = {"runs": pd.DataFrame([row])}
+    for name, frame in (result.tables if result else {}).items():
+        own = [column for column in frame.columns if column != "run_id"]
+        tables[name] = frame.assign(run_id=run_id)[["run_id", *own]]
+    return tables
+
+
+def run_config(spec: RunSpec, identity: Identity) -> Row:
+    """What config.json holds: enough to make the same run again and to check its name."""
+    return {
+        "name": spec.name,
+        "fingerprint": spec.fingerprint(identity),
+        "role": spec.role,
+        "parameters": spec.parameters,
+        "identity": identity.to_dict(),
+    }
+
+
+def machine_columns() -> Row:
+    """Columns that say on what a run was measured: machine, versions, commit."""
+    machine, git = machine_facts(), git_state()
+    columns = {f"machine_{name}": value for name, value in machine.items()}
+    return columns | {
+        "machine": describe(machine),
+        "versions": json.dumps(versions(), sort_keys=True),
+        "git_commit": git["commit"],
+        "git_dirty": git["dirty"],
+    }
+
+
+# -- the store --
+
+
+@dataclass(frozen=True, slots=True)
+class RunStore:
+    """The folder of run folders; of several processes the first to finish a run wins."""
+
+    root: Path
+
+    def find(self, fingerprint: str) -> Path | None:
+        """The run folder of a fingerprint, whatever its name and status."""
+        found = sorted(self.root.glob(f"[!.]*-{fingerprint}"))
+        return found[0] if found else None
+
+    def holds(self, fingerprint: str, retry_failed: bool = False) -> bool:
+        """Whether a run needs no repetition: finished, infeasible, or failed and not retried."""
+        folder = self.find(fingerprint)
+        status = None if folder is None else status_of(folder)
+        return status in (FINISHED, INFEASIBLE) or (status == FAILED and not retry_failed)
+
+    def write(self, name: str, config: Row, tables: Mapping[str, pd.DataFrame]) -> Path:
+        """Store a run atomically; `tables` holds at least `runs` with one row. Returns its folder.
+
+        A failed run under the same name is replaced; a finished one is kept and ours is dropped,
+        since equal fingerprints mean equal runs.
+        """
+        target = self.root / f"{name}-{tables['runs'].iloc[0]['fingerprint']}"
+        temporary = self._temporary(target.name)
+        temporary.mkdir(parents=True)
+        for table, frame in tables.items():
+            file = temporary / f"{table}.parquet"
+            write_table(frame, file)
+            _flush(file)
+        text = json.dumps(config, indent=2, sort_keys=True, default=str)
+        (temporary / CONFIG).write_text(text + "\n", encoding="utf-8")
+        _flush(temporary / CONFIG)
+        _flush(temporary)
+        self.publish(temporary, target)
+        return target
+
+    def publish(self, temporary: Path, target: Path) -> None:
+        """Give a complete temporary folder its name, unless a finished run has it already."""
+        if target.exists() and status_of(target) == FINISHED:
+            shutil.rmtree(temporary)
+            return
+        if target.exists():
+            aside = self._temporary(target.name)
+            os.replace(target, aside)
+            shutil.rmtree(aside)
+        try:
+            os.replace(temporary, target)
+        except OSError:  # another process published the same run in this very moment
+            if not (target / CONFIG).is_file():
+                raise
+            shutil.rmtree(temporary)
+        _flush(self.root)
+
+    def clear_leftovers(self) -> list[Path]:
+        """Remove temporary folders of this host's dead processes; returns what was removed."""
+        removed = []
+        for folder in self.root.glob(f"{TEMPORARY}*"):
+            host, process = folder.name.removeprefix(TEMPORARY).split("+")[:2]
+            if host == _host() and process.isdigit() and not _is_alive(int(process)):
+                shutil.rmtree(folder, ignore_errors=True)
+                removed.append(folder)
+        return removed
+
+    def folders(self) -> list[Path]:
+        """Every run folder, by name; an empty list where nothing was stored yet."""
+        if not self.root.is_dir():
+            return []
+        visible = (p for p in self.root.iterdir() if not p.name.startswith("."))
+        return sorted(folder for folder in visible if (folder / CONFIG).is_file())
+
+    def _temporary(self, name: str) -> Path:
+        return self.root / f"{TEMPORARY}{_host()}+{os.getpid()}+{name}+{uuid.uuid4().hex[:8]}"
+
+
+def _flush(path: Path) -> None:
+    """Make a file, or a folder's entries, durable, where the system can."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass
+    finally:
+        os.close(handle)
+
+
+def _host() -> str:
+    return "".join(c if c.isalnum() else "-" for c in socket.gethostname()) or "host"
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+# -- reading --
+
+
+def load_runs(path: Folders) -> pd.DataFrame:
+    """One row a run: every parameter, memory part, throughput, status; `folder` says where it lies.
+
+    path: the folder of run folders, one run folder, or several of either. Raises RunStoreError
+    where `path` is no such folder; one run that cannot be read does not hide the others: its status
+    is "unreadable", `error` says why.
+    """
+    rows = [_row_or_reason(folder) | {"folder": str(folder)} for folder in run_folders(path)]
+    return pd.DataFrame(rows, columns=None if rows else ["run_id", "status", "folder"])
+
+
+def load_table(path: Folders, table: str) -> pd.DataFrame:
+    """Rows of one table of all runs at `path`; empty runs (failed, infeasible) add none."""
+    if table not in TABLES:
+        raise RunStoreError(
+            f"There is no table {table!r}.{nearest(table, TABLES)} Tables: {', '.join(TABLES)}."
+        )
+    files = [folder / f"{table}.parquet" for folder in run_folders(path)]
+    frames = [frame for file in files if file.is_file() and len(frame := read_table(file))]
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame({"run_id": []})
+
+
+def run_folders(path: Folders) -> list[Path]:
+    """The run folders `path` stands for: itself, those within it, or those of several paths."""
+    if not isinstance(path, str | Path):
+        return [folder for each in path for folder in run_folders(each)]
+    folder = Path(path)
+    if (folder / CONFIG).is_file():
+        return [folder]
+    if not folder.is_dir():
+        raise RunStoreError(
+            f"There is no run folder {str(folder)!r}; `workbench runs list` names those there are."
+        )
+    return RunStore(folder).folders()
+
+
+def read_run(folder: Path) -> Row:
+    """The one row of a run's `runs` table."""
+    frame = read_table(folder / "runs.parquet")
+    if len(frame) != 1:
+        raise RunStoreError(
+            f"{folder.name}/runs.parquet has {len(frame)} rows; a run has exactly one."
+        )
+    return {str(name): value for name, value in frame.to_dict("records")[0].items()}
+
+
+def status_of(folder: Path) -> str:
+    """finished | failed | infeasible, or unreadable: damaged tables, or of another schema."""
+    return str(_row_or_reason(folder)["status"])
+
+
+def _row_or_reason(folder: Path) -> Row:
+    try:
+        return read_run(folder)
+    except RunStoreError as problem:
+        return {"run_id": folder.name, "status": "unreadable", "error": str(problem)}
+
+
+def read_config(folder: Path) -> Row:
+    """The settings and identity a run was made with."""
+    try:
+        return json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise RunStoreError(
+            f"{folder.name}/{CONFIG} cannot be read ({problem}); delete the folder, run it again."
+        ) from problem
+
+
+# -- archives: .tar, .tar.gz, .tgz or .zip --
+
+FILES = frozenset({CONFIG, *(f"{table}.parquet" for table in TABLES)})
+ENDINGS = (".tar", ".tar.gz", ".tgz", ".zip")
+
+
+def export_runs(path: Folders, archive: str | Path) -> list[str]:
+    """Write the runs at `path` into a new file `archive`; returns their names."""
+    target, folders = Path(archive), run_folders(path)
+    _check_ending(target)
+    if target.exists():
+        raise RunStoreError(f"{target.name} exists already; name another file or delete it first.")
+    if not folders:
+        raise RunStoreError(
+            "There are no runs to export; `workbench runs list` shows what is stored."
+        )
+    members = [
+        (file, f"{d.name}/{file.name}")
+        for d in folders
+        for file in sorted(d.iterdir())
+        if file.name in FILES
+    ]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.suffix == ".zip":
+        with zipfile.ZipFile(target, "x", zipfile.ZIP_DEFLATED) as out:
+            for file, name in members:
+                out.write(file, name)
+    else:
+        with tarfile.open(target, "x:gz" if target.suffix in (".gz", ".tgz") else "x:") as out:
+            for file, name in members:
+                out.add(file, name, recursive=False, filter=_without_owner)
+    return [folder.name for folder in folders]
+
+
+def import_runs(archive: str | Path, runs_dir: str | Path) -> tuple[list[str], list[str]]:
+    """Store the runs of `archive`; returns the names stored, and those there already, equal.
+
+    All are checked first, and a bad one stores none; a run that is there with other content is
+    never overwritten.
+    """
+    source, store = Path(archive), RunStore(Path(runs_dir))
+    _check_ending(source)
+    if not source.is_file():
+        raise RunStoreError(
+            f"There is no archive {str(source)!r}; give a file that `workbench runs export` wrote."
+        )
+    store.root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".import-", dir=store.root) as scratch:
+        _unpack(source, Path(scratch))
+        folders = sorted(folder for folder in Path(scratch).iterdir() if folder.is_dir())
+        if not folders:
+            raise RunStoreError(f"{source.name} holds no run folder; it is not a run archive.")
+        for folder in folders:
+            check_run(folder)
+        there = [folder for folder in folders if (store.root / folder.name).exists()]
+        other = [f.name for f in there if _content(f) != _content(store.root / f.name)]
+        if other:
+            raise RunStoreError(
+                f"{', '.join(other)}: already stored with other content (measured elsewhere or "
+                "again). Nothing was imported; import into another folder (--runs DIR) and compare "
+                "the two."
+            )
+        fresh = [folder for folder in folders if folder not in there]
+        for folder in fresh:
+            store.publish(folder, store.root / folder.name)
+    return [folder.name for folder in fresh], [folder.name for folder in there]
+
+
+def check_run(folder: Path) -> None:
+    """Raise RunStoreError unless the folder is a whole run whose name, row and settings agree."""
+    row, config = read_run(folder), read_config(folder)
+    missing = {"parameters", "role", "identity", "fingerprint", "name"} - config.keys()
+    if missing:
+        raise RunStoreError(
+            f"{folder.name}/{CONFIG} lacks {', '.join(sorted(missing))}; it is no run folder."
+        )
+    made_of = fingerprint_of(config["parameters"], config["role"], config["identity"])
+    names = {row.get("fingerprint"), config["fingerprint"], made_of}
+    if len(names) > 1 or folder.name != f"{config['name']}-{made_of}":
+        raise RunStoreError(
+            f"{folder.name} is not what it says: its settings have fingerprint {made_of}, its row "
+            f"says {row.get('fingerprint')}. Export it anew from the machine that made it."
+        )
+
+
+def _content(folder: Path) -> dict[str, str]:
+    files = [file for file in folder.iterdir() if file.name in FILES]
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def _unpack(source: Path, target: Path) -> None:
+    """Every member as RUN/FILE with a known FILE, a plain file and never outside `target`."""
+    try:
+        if source.suffix == ".zip":
+            with zipfile.ZipFile(source) as packed:
+                for member in packed.infolist():
+                    if not member.is_dir():
+                        with packed.open(member) as content:
+                            _store_member(target, member.filename, content)
+            return
+        with tarfile.open(source) as archive:
+            for each in archive:
+                if each.isdir():
+                    continue
+                file = archive.extractfile(each) if each.isfile() else None
+                if file is None:
+                    raise RunStoreError(
+                        f"{source.name} holds {each.name!r}, which is no plain file: refused."
+                    )
+                with file:
+                    _store_member(target, each.name, file)
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError) as problem:
+        raise RunStoreError(
+            f"{source.name} cannot be unpacked ({problem}); it is damaged or no run archive. "
+            "Copy it again."
+        ) from problem
+
+
+def _store_member(target: Path, name: str, content: Any) -> None:
+    parts = PurePosixPath(name).parts
+    if (
+        len(parts) != 2
+        or parts[0] in ("..", "/")
+        or parts[0].startswith(".")
+        or parts[1] not in FILES
+    ):
+        raise RunStoreError(
+            f"The archive holds {name!r}; allowed: RUN/FILE, FILE of {', '.join(sorted(FILES))}."
+        )
+    folder = target / parts[0]
+    folder.mkdir(exist_ok=True)
+    with (folder / parts[1]).open("xb") as out:
+        shutil.copyfileobj(content, out)
+
+
+def _check_ending(archive: Path) -> None:
+    if not archive.name.endswith(ENDINGS):
+        raise RunStoreError(
+            f"{archive.name!r} is no run archive; its name must end in {', '.join(ENDINGS)}."
+        )
+
+
+def _without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """The archive says nothing of the user who wrote it."""
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    return member

@@ -1,0 +1,718 @@
+"""Settings: what one run is made of, and the lists of runs that the studies are.
+
+A run is one flat row of settings: those of its sweep, its share and seed, and settings of its own,
+whatever is studied (batch limits, a technique, a policy, a switch of one engine). Its fingerprint
+is a hash of the row and of what it depends on, so that a finished run is found again. Profiles say
+how much each study runs (STUDY §3). Nothing here loads a model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import product
+from typing import Any, NamedTuple
+
+from workbench.config import EngineConfig, StrategyConfig, SweepConfig, check, parse_size
+from workbench.errors import ConfigError, nearest
+from workbench.experiments.memory import feasibility, shares_of, starting_share
+from workbench.kvcache.policies import FirstCome, MarginalValue, PhaseAware, Policy, StaticSplit
+
+HOW_IT_IS_CARRIED_OUT = frozenset(
+    {
+        *("profile", "shares", "seeds", "order_seed"),
+        *("warmup_problems", "sentinel_every", "sentinel_share"),
+    }
+)
+"""Settings of a sweep that do not change what any one run does."""
+MEASURE, SENTINEL, WARMUP, REPLAY = "measure", "sentinel", "warmup", "replay"
+TIMED, COUNTED = "batch", "blocks"
+ABLATION, DEPTH, QUEUE = "ablation", "depth", "queue"
+REFERENCE, TIGHT = "reference", "policy"
+"""Roles. TIMED, COUNTED: a batch cell whose engine computes, or whose blocks are only counted.
+ABLATION, DEPTH, QUEUE: a modification at the profile's depth limit, at a lower one, and over a
+longer queue. REFERENCE, TIGHT: memory uncapped, or a budget of the study of policies.
+"""
+SENTINELS_FROM = 10
+"""Sweeps of so few runs have no room for drift to show, and no sentinel."""
+THESIS_SHARE = 0.3
+
+# -- profiles --
+
+EVERY_SHARE = (0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
+TINY: dict[str, Any] = {
+    "llm": "tiny-solver",
+    "prm": "tiny-prm",
+    "total_memory": "64MiB",
+    "activations_in_total": False,
+    "problems": "tiny",
+    "n": 16,
+    "beam_width": 4,
+    "max_depth": 40,
+    "temperature": 0.8,
+    "block_size": 16,
+}
+PROFILES: dict[str, dict[str, Any]] = {
+    "quick": TINY | {"num_problems": 8, "seeds": (0,), "shares": (0.08, 0.2, 0.3, 0.5)},
+    "default": TINY
+    | {
+        "num_problems": 16,
+        "seeds": (0, 1),
+        "shares": (0.08, 0.15, 0.2, 0.3, 0.35, 0.4, 0.45, 0.5),
+        "sentinel_every": 16,
+    },
+    "full": TINY | {"num_problems": 128, "seeds": (0, 1, 2, 3, 4), "shares": EVERY_SHARE},
+    "thesis": {
+        "llm": "llama-3.2-1b",
+        "prm": "llama-3.1-8b-prm",
+        "total_memory": "40GiB",
+        "activations_in_total": True,
+        "dtype": "bfloat16",
+        "device": "cuda",
+        "max_model_len": 4096,
+        "problems": "math500",
+        "num_problems": 128,
+        "seeds": (0, 1, 2, 3, 4),
+        "shares": EVERY_SHARE,
+        "max_step_tokens": 2048,
+        "max_num_seqs": 256,
+        "max_num_batched_tokens": 8192,
+        "min_problem_batch": 16,
+    },
+}
+SECONDS_PER_PROBLEM = {"quick": 1.5, "default": 1.5, "full": 1.5, "thesis": 60.0}
+"""Rough cost of one problem on the reference machine, until this machine has finished a run."""
+
+
+def sweep_config(profile: str = "default", **overrides: Any) -> SweepConfig:
+    """The sweep of a profile with settings overridden (None: the profile's own; lists too)."""
+    own = _of_profile(PROFILES, profile)
+    return SweepConfig.from_dict(own | {"profile": profile} | overridden(overrides))
+
+
+def overridden(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The overrides that are not None, as notebooks give them; lists become tuples."""
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in overrides.items()
+        if value is not None
+    }
+
+
+def _of_profile(table: Mapping[str, Any], profile: str) -> Any:
+    if profile not in table:
+        known = list(table)
+        raise ConfigError(
+            f"There is no profile {profile!r}.{nearest(profile, known)} "
+            f"Profiles: {', '.join(known)}."
+        )
+    return table[profile]
+
+
+def promises_scarcity(config: SweepConfig) -> bool:
+    """Whether both models must run out of blocks at their ends of the axis: 0.08 and 0.5.
+
+    True of the default profile's models, memory and search with at least as many problems, both
+    ends among the shares. Smaller sweeps fill too few blocks; other models have other sizes.
+    """
+    usual = sweep_config("default")
+    free = {"num_problems", "seeds", "shares"} | HOW_IT_IS_CARRIED_OUT
+    same = all(
+        getattr(config, field.name) == getattr(usual, field.name)
+        for field in fields(SweepConfig)
+        if field.name not in free
+    )
+    ends = {min(usual.shares), max(usual.shares)} <= set(config.shares)
+    return same and ends and config.num_problems >= usual.num_problems
+
+
+def thesis_pair() -> SweepConfig:
+    """The thesis profile, its models' sizes taken from the package and not from the hub."""
+    config = sweep_config("thesis")
+    return replace(config, llm=f"dummy:{config.llm}", prm=f"dummy:{config.prm}")
+
+
+# -- one run --
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a run depends on beside its settings: weights, problems, code, schema."""
+
+    llm: str
+    prm: str
+    problems: str
+    version: str
+    schema: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """As config.json holds it."""
+        return asdict(self)
+
+
+def fingerprint_of(parameters: dict[str, Any], role: str, identity: dict[str, Any]) -> str:
+    """The fingerprint of what config.json holds; stored runs are checked against it."""
+    content = {"parameters": parameters, "role": role, "identity": identity}
+    text = json.dumps(content, sort_keys=True, default=list)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """One run. setting: what its study calls it; repeat: which of its repetitions it is.
+
+    own: settings that no sweep has, by name: llm_NAME and prm_NAME are those of one engine;
+    kv_bytes, policy and kv_share put both engines into one arena; the others say what is studied.
+    """
+
+    config: SweepConfig
+    llm_share: float
+    seed: int
+    role: str = MEASURE
+    repeat: int = 0
+    setting: str = ""
+    own: tuple[tuple[str, Any], ...] = ()
+
+    def get(self, name: str) -> Any:
+        """One of the run's own settings; None where it has none of this name."""
+        return dict(self.own).get(name)
+
+    @property
+    def name(self) -> str:
+        """Readable half of the run folder's name."""
+        what = self.setting or f"split-{self.llm_share:.3f}"
+        sizes = {DEPTH: f"-{self.config.max_depth}", QUEUE: f"-{self.config.num_problems}"}
+        base = f"{what}{sizes.get(self.role, '')}-seed{self.seed}".replace("/", "-")
+        return base if self.role == MEASURE else f"{self.role}{self.repeat or ''}-{base}"
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Everything the user set that determines this run, one column each of the `runs` table."""
+        shared = {k: v for k, v in self.config.to_dict().items() if k not in HOW_IT_IS_CARRIED_OUT}
+        at: dict[str, Any] = {"llm_share": self.llm_share, "seed": self.seed, "repeat": self.repeat}
+        at |= {"total_memory": self.total_bytes, "setting": self.setting}
+        return shared | at | dict(self.own)
+
+    @property
+    def group(self) -> tuple[Any, ...]:
+        """What the runs have in common that are interleaved: the same problems, compared."""
+        beside = self.get("beside")
+        role = TIGHT if beside else MEASURE if self.role == SENTINEL else self.role
+        return role, self.seed, self.config.num_problems, beside or self.get("budget")
+
+    def fingerprint(self, identity: Identity) -> str:
+        """12 hexadecimal digits of sha256 over parameters and identity."""
+        return fingerprint_of(self.parameters, self.role, identity.to_dict())
+
+    @property
+    def total_bytes(self) -> int:
+        """Memory of both models."""
+        return parse_size(self.config.total_memory)
+
+    @property
+    def llm_bytes(self) -> int:
+        """The LLM's part of it."""
+        return round(self.total_bytes * self.llm_share)
+
+    @property
+    def prm_bytes(self) -> int:
+        """The PRM's part: what the LLM leaves."""
+        return self.total_bytes - self.llm_bytes
+
+    @property
+    def search(self) -> StrategyConfig:
+        """The search that the run carries out."""
+        return self.config.search()
+
+    def engine(self, role: str) -> EngineConfig:
+        """Settings of one engine, "llm" or "prm"; in an arena the memory is the arena's."""
+        names = {field.name for field in fields(EngineConfig)}
+        shared = {n: getattr(self.config, n) for n in names if hasattr(self.config, n)}
+        own = {k.removeprefix(f"{role}_"): v for k, v in self.own if k.startswith(f"{role}_")}
+        memory = self.llm_bytes if role == "llm" else self.prm_bytes
+        shared |= {
+            "model": getattr(self.config, role),
+            "memory": None if self.get("policy") else memory,
+        }
+        return EngineConfig(**shared | own)
+
+
+def make_run(
+    config: SweepConfig,
+    llm_share: float,
+    seed: int,
+    role: str = MEASURE,
+    setting: str = "",
+    repeat: int = 0,
+    **settings: Any,
+) -> RunSpec:
+    """A run with `settings` in place of the sweep's; those that no sweep has are its own."""
+    changed = {name: value for name, value in settings.items() if hasattr(config, name)}
+    own = tuple((n, v) for n, v in sorted(settings.items()) if n not in changed and v is not None)
+    return RunSpec(replace(config, **changed), llm_share, seed, role, repeat, setting, own)
+
+
+# -- the memory split --
+
+
+def split_runs(config: SweepConfig) -> list[RunSpec]:
+    """Every share with every seed in shuffled order; the sentinel first and after every so many."""
+    measured = [RunSpec(config, share, seed) for share in config.shares for seed in config.seeds]
+    random.Random(config.order_seed).shuffle(measured)
+    every = config.sentinel_every
+    if not every or len(measured) <= SENTINELS_FROM:
+        return measured
+    sentinel = RunSpec(config, config.sentinel_share, config.seeds[0], SENTINEL)
+    planned: list[RunSpec] = []
+    for repeat, start in enumerate(range(0, len(measured), every)):
+        planned += [replace(sentinel, repeat=repeat + 1), *measured[start : start + every]]
+    return planned
+
+
+# -- plans: how much the other studies run --
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Counts from 1, shares in (0, 1), and lists of them, none empty and nothing twice.
+
+    Fields named in `_FROM_0` may be 0 or empty.
+    """
+
+    def __post_init__(self) -> None:
+        check(self)
+        for field in fields(self):
+            value = getattr(self, field.name)
+            each = value if isinstance(value, tuple) else (value,)
+            least = 0 if field.name in _FROM_0 else 1
+            share = field.name.endswith(("share", "shares"))
+            fine = all(0 < v < 1 if share else v >= least or 0 < v < 1 for v in each)
+            fine = fine and (least == 0 or bool(each)) and len(set(each)) == len(each)
+            if not fine:
+                allowed = "shares in (0, 1)" if share else f"numbers from {least}"
+                raise ConfigError(
+                    f"{type(self).__name__}.{field.name} is {value!r}; allowed: {allowed}, each "
+                    "once."
+                )
+
+
+_FROM_0 = ("depth_limits", "queue_problems", "repeats", "alone_at")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan(Plan):
+    """The limits that are tried, of requests of one search of `num_problems`.
+
+    compared: max_num_seqs at which static batches stand beside continuous ones; without a prefix
+    cache requests cost the same whenever they are asked, so there every so many are enough.
+    cells: times each timed cell is carried out.
+    """
+
+    max_num_seqs: tuple[int, ...] = (8, 64, 512)
+    max_num_batched_tokens: tuple[int, ...] = (256, 2048, 16384)
+    compared: tuple[int, ...] = (8, 16, 64)
+    compared_every: int = 6
+    block_sizes: tuple[int, ...] = (1, 4, 16, 64)
+    num_problems: int = 4
+    cells: int = 1
+    llm_share: float = THESIS_SHARE
+
+
+@dataclass(frozen=True, slots=True)
+class AblationPlan(Plan):
+    """How much of the ablation is run.
+
+    in_flight: problems at once, fewer than there are, so that there is a queue to be kept full
+    from. depth_limits: those tried beside the profile's own. num_seeds: of the profile's, the first
+    so many; dear_seeds: the first so many of the settings without a score cache, which take several
+    times as long, of lower depth limits and of the longer queue. repeats: times the last setting's
+    first seed is run again, which tells the machine's noise. queue_problems: of the longer queue
+    over which problem batching is measured, since of few problems the last ones drain; 0: none.
+    """
+
+    num_problems: int = 6
+    in_flight: int = 2
+    depth_limits: tuple[int, ...] = (4, 8, 16)
+    num_seeds: int = 1
+    dear_seeds: int = 1
+    repeats: int = 1
+    queue_problems: int = 20
+    queue_in_flight: int = 4
+    llm_share: float = THESIS_SHARE
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyPlan(Plan):
+    """How much of the study of policies is run.
+
+    in_flight: problems at once, as in the sweep. num_seeds: of the profile's, the first so many.
+    budgets: KV in multiples of the working set W. alone_at, alone_shares: budgets and static shares
+    at which every technique is measured alone. repeats: of the default policy at the smallest
+    budget, which tell the machine's noise.
+    """
+
+    num_problems: int = 16
+    in_flight: int = 12
+    num_seeds: int = 1
+    budgets: tuple[float, ...] = (0.5, 1.0)
+    kv_shares: tuple[float, ...] = (0.08, 0.2, 0.3, 0.5)
+    alone_at: tuple[float, ...] = (0.5,)
+    alone_shares: tuple[float, ...] = (THESIS_SHARE,)
+    repeats: int = 1
+
+    def __post_init__(self) -> None:
+        Plan.__post_init__(self)
+        if not set(self.alone_at) <= {*self.budgets}:
+            raise ConfigError(f"PolicyPlan.alone_at is {self.alone_at}; allowed: of the budgets.")
+
+
+_POWERS = tuple(2**k for k in range(15))
+_GRID = BatchPlan(_POWERS[3:10], _POWERS[8:], _POWERS[3:10], 1, _POWERS[:7], 16, cells=3)
+_FIVE = (0.08, 0.2, 0.3, 0.4, 0.5)
+_POLICIES = PolicyPlan(128, 12, 5, (0.5, 1.0, 2.0), _FIVE, (0.5, 1.0), _FIVE, 2)
+PLANS: dict[type[Plan], dict[str, Any]] = {
+    BatchPlan: {
+        "quick": BatchPlan((8, 64), (256, 2048), (8, 16), 4, (4, 16, 64), 2),
+        "default": BatchPlan(),
+        "full": _GRID,
+        "thesis": _GRID,
+    },
+    AblationPlan: {
+        "quick": AblationPlan(4, 2, (4, 8), queue_problems=8, queue_in_flight=2),
+        "default": AblationPlan(),
+        "full": AblationPlan(128, 12, (4, 8, 16, 24, 32), 5, 2, 3, queue_problems=0),
+        "thesis": AblationPlan(128, 16, num_seeds=5, queue_problems=0),
+    },
+    PolicyPlan: {
+        "quick": PolicyPlan(4, 2, 1, (0.5, 1.0), (0.2, 0.3, 0.5)),
+        "default": PolicyPlan(),
+        "full": _POLICIES,
+        "thesis": _POLICIES,
+    },
+}
+PARAMETERS: dict[type[Plan], dict[str, str]] = {
+    BatchPlan: {
+        "grid_seqs": "max_num_seqs",
+        "grid_tokens": "max_num_batched_tokens",
+        "compared_seqs": "compared",
+        "block_sizes": "block_sizes",
+        "batch_problems": "num_problems",
+    },
+    AblationPlan: {
+        **{n: n for n in ("num_problems", "in_flight", "depth_limits", "queue_problems")},
+        "ablation_share": "llm_share",
+    },
+    PolicyPlan: {name: name for name in ("budgets", "kv_shares", "num_problems")},
+}
+"""Parameters of the study's notebook and the fields of its plan that they set."""
+
+
+def plan_of(kind: type[Plan], profile: str, parameters: Mapping[str, Any] | None = None) -> Any:
+    """A profile's plan with a notebook's parameters; those that are None, or of no plan, are not
+    looked at. Of other budgets the smallest is looked at closer.
+    """
+    names, given = PARAMETERS[kind], overridden(parameters or {})
+    changed = {names[name]: value for name, value in given.items() if name in names}
+    if "budgets" in changed:
+        changed["alone_at"] = (min(changed["budgets"], default=0.0),)
+    return replace(_of_profile(PLANS[kind], profile), **changed)
+
+
+# -- batch limits --
+
+CONTINUOUS, UNCACHED, STATIC_BATCH = "continuous", "continuous, no prefix cache", "static, padded"
+KINDS: dict[str, dict[str, Any]] = {
+    CONTINUOUS: {"batching": "continuous", "enable_prefix_caching": True},
+    UNCACHED: {"batching": "continuous", "enable_prefix_caching": False},
+    STATIC_BATCH: {"batching": "static", "enable_prefix_caching": False},
+}
+LIMITS = ("max_num_seqs", "max_num_batched_tokens", "block_size")
+
+
+def batch_runs(config: SweepConfig, plan: BatchPlan) -> list[RunSpec]:
+    """One run a cell, model, and kind of batching, each once before any is repeated.
+
+    All ask the requests of one recorded search at one split. Continuous batching takes the whole
+    grid; static batches, and continuous ones as little cached as they, the study's own step; blocks
+    are counted there for every block size. Limits no engine accepts (more sequences than tokens)
+    have no run.
+    """
+    few = replace(config, num_problems=plan.num_problems, warmup_problems=0, sentinel_every=0)
+    usual = config.max_num_batched_tokens
+
+    def cell(
+        role: str, model: str, seqs: int, tokens: int, size: int = 0, kind: str = CONTINUOUS
+    ) -> RunSpec:
+        size = size or config.block_size
+        setting = f"{model}-{seqs}x{tokens}x{size}-{kind.replace(',', '').replace(' ', '-')}"
+        limits = dict(zip(LIMITS, (seqs, tokens, size), strict=True))
+        engine = {f"{model}_{name}": value for name, value in KINDS[kind].items()}
+        every = 1 if kind == CONTINUOUS else plan.compared_every
+        own: dict[str, Any] = {"model": model, "kind": kind, "every": every, **limits, **engine}
+        return make_run(few, plan.llm_share, config.seeds[0], role, setting, **own)
+
+    timed = [
+        cell(TIMED, model, seqs, tokens)
+        for model in ("llm", "prm")
+        for seqs, tokens in product(plan.max_num_seqs, plan.max_num_batched_tokens)
+        if accepted(seqs, tokens)
+    ]
+    timed += [
+        cell(TIMED, model, seqs, max(seqs, usual), kind=kind)
+        for model in ("llm", "prm")
+        for seqs in plan.compared
+        for kind in (UNCACHED, STATIC_BATCH)
+    ]
+    counted = [
+        cell(COUNTED, model, seqs, max(seqs, usual), size)
+        for model in ("llm", "prm")
+        for seqs in plan.max_num_seqs
+        for size in plan.block_sizes
+    ]
+    order = random.Random(config.order_seed)
+    rounds = [timed + counted]
+    rounds += [[replace(each, repeat=k) for each in timed] for k in range(1, plan.cells)]
+    return [each for cells in rounds for each in order.sample(cells, len(cells))]
+
+
+def accepted(max_num_seqs: int, max_num_batched_tokens: int) -> bool:
+    """Whether an engine takes these limits: all running sequences must be able to decode."""
+    return max_num_seqs <= max_num_batched_tokens
+
+
+# -- the ablation of the thesis's modifications (section 5.3) --
+
+
+class Modification(NamedTuple):
+    """One setting. label: as on the figure's axis; said: within a sentence."""
+
+    label: str
+    said: str
+    settings: dict[str, Any]
+
+
+_TWO: dict[str, Any] = {
+    "prm_enable_prefix_caching": False,
+    "score_cache": False,
+    "problem_batching": "static",
+    "finish_at_limit": True,
+}
+_ONE = _TWO | {"prm_enable_prefix_caching": True}
+_SCORES = _ONE | {"score_cache": True}
+_FULL = _SCORES | {"problem_batching": "continuous"}
+_STOP = _FULL | {"finish_at_limit": False}
+_PADDED = _STOP | {"llm_batching": "static", "llm_enable_prefix_caching": False}
+BATCHED = ("score_cache", "continuous_problems")
+"""Settings that differ in problem batching."""
+LAST_TWO = ("continuous_problems", "stop_at_limit")
+BESIDE = "static_requests"
+"""What the last is compared with: everything on, but the LLM batches requests statically."""
+MODIFICATIONS = {
+    "two_runtimes": Modification("two runtimes:<br>a PRM without cache", "two runtimes", _TWO),
+    "one_runtime": Modification("+ one runtime:<br>a PRM with a cache", "one runtime", _ONE),
+    BATCHED[0]: Modification("+ score cache", "the score cache", _SCORES),
+    LAST_TWO[0]: Modification(
+        "+ continuous<br>problem batching", "continuous problem batching", _FULL
+    ),
+    LAST_TWO[1]: Modification("+ no sampling<br>to the end", "no sampling to the end", _STOP),
+    BESIDE: Modification(
+        "the last, LLM in static<br>padded batches", "static padded batches", _PADDED
+    ),
+}
+"""Each is the one before it with one more modification."""
+COST = {"two_runtimes": 8.0, "one_runtime": 5.0, BESIDE: 2.0}
+"""Roughly how many times as long as the others these take; measured on the tiny pair."""
+
+
+def ablation_runs(config: SweepConfig, plan: AblationPlan) -> list[RunSpec]:
+    """All settings seed by seed, and the last two at lower depth limits; the two that differ in
+    problem batching over the longer queue.
+    """
+    own = replace(
+        config,
+        num_problems=plan.num_problems,
+        min_problem_batch=plan.in_flight,
+        sentinel_every=0,
+    )
+
+    def run(seed: int, key: str, role: str = ABLATION, repeat: int = 0, **sizes: int) -> RunSpec:
+        settings = MODIFICATIONS[key].settings | sizes
+        if key == BESIDE:
+            settings |= {"llm_max_num_seqs": _padded(own, plan.llm_share)}
+        return make_run(own, plan.llm_share, seed, role, key, repeat, **settings)
+
+    runs: list[RunSpec] = []
+    for number, seed in enumerate(config.seeds[: plan.num_seeds]):
+        dear = number < plan.dear_seeds
+        runs += [
+            run(seed, key) for key, m in MODIFICATIONS.items() if dear or m.settings["score_cache"]
+        ]
+        runs += [run(seed, LAST_TWO[1], repeat=k + 1) for k in range(plan.repeats) if not number]
+        limits = [each for each in plan.depth_limits if dear and each < config.max_depth]
+        runs += [run(seed, k, DEPTH, max_depth=limit) for limit in limits for k in LAST_TWO]
+    queue = {"num_problems": plan.queue_problems, "min_problem_batch": plan.queue_in_flight}
+    seeds = config.seeds[: plan.dear_seeds] if plan.queue_problems else ()
+    return runs + [run(seed, key, QUEUE, **queue) for seed in seeds for key in BATCHED]
+
+
+def _padded(config: SweepConfig, llm_share: float) -> int:
+    """Members of a padded batch: the largest power of two of which every batch surely fits."""
+    room = feasibility(RunSpec(config, llm_share, config.seeds[0]))
+    most = room.blocks("llm") // room.llm.blocks
+    return 1 << (min(config.max_num_seqs, max(1, most)).bit_length() - 1)
+
+
+# -- policies and techniques: two engines in one arena, at tight budgets of KV --
+
+UNCAPPED = "256MiB"
+STATIC, ELASTIC = "static", "marginal_value"
+POLICIES: dict[str, type[Policy]] = {
+    STATIC: StaticSplit,
+    "first_come": FirstCome,
+    "phase_aware": PhaseAware,
+    ELASTIC: MarginalValue,
+}
+
+
+class Technique(NamedTuple):
+    """Switches that are on together. label: as in a legend; said: within a sentence."""
+
+    label: str
+    said: str
+    settings: dict[str, Any]
+
+
+NONE, ALL = "none", "all"
+_ALONE = {
+    "partial_blocks": Technique(
+        "partial blocks reused", "reuse of partial blocks", {"reuse_partial_blocks": True}
+    ),
+    "forget_pruned": Technique(
+        "pruned beams forgotten", "forgetting pruned beams", {"forget_pruned": True}
+    ),
+    "adaptive": Technique(
+        "adaptive problem batching", "adaptive problem batching", {"problem_batching": "adaptive"}
+    ),
+    "prefix_order": Technique(
+        "prefix-aware order", "prefix-aware order", {"request_order": "prefix"}
+    ),
+}
+_TOGETHER = {name: value for each in _ALONE.values() for name, value in each.settings.items()}
+TECHNIQUES = {
+    NONE: Technique("none", "no technique", {}),
+    **_ALONE,
+    ALL: Technique("all that gain", "all techniques that gain together", _TOGETHER),
+}
+"""None of them changes a token (search/switches.py says what each does)."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkingSet:
+    """What the searches need with memory uncapped, in bytes of KV: each model's own peak.
+
+    longest: tokens of the longest sequence either model was asked.
+    """
+
+    llm: int
+    prm: int
+    longest: int
+
+    @property
+    def total(self) -> int:
+        """W, the unit of budgets: what a split needs that gives each model its own peak."""
+        return self.llm + self.prm
+
+    @property
+    def at_once(self) -> int:
+        """The peak of both at one time: the models take turns."""
+        return max(self.llm, self.prm)
+
+    def max_model_len(self, block_size: int) -> int:
+        """The least limit, in whole blocks, that cuts no sequence short."""
+        return -(-(self.longest + 1) // block_size) * block_size
+
+
+def setting_of(budget: float | None, policy: str, kv_share: float | None, technique: str) -> str:
+    """BUDGET/POLICY/TECHNIQUE, e.g. "0.5W/static_0.3/none"."""
+    name = "uncapped" if budget is None else f"{budget:g}W"
+    return f"{name}/{policy if kv_share is None else f'{policy}_{kv_share:g}'}/{technique}"
+
+
+def reference_runs(config: SweepConfig, plan: PolicyPlan) -> list[RunSpec]:
+    """Memory uncapped, without techniques: they tell W, and what every setting must sample."""
+    own, size = _policy_config(config, plan), parse_size(UNCAPPED)
+    return [_policy_run(own, seed, REFERENCE, None, size, "first_come") for seed in own.seeds]
+
+
+def policy_runs(config: SweepConfig, plan: PolicyPlan, working_set: WorkingSet) -> list[RunSpec]:
+    """Every budget with every policy and share, and beside them the uncapped search with all
+    techniques, whose pace is the bound.
+
+    The budget is of KV alone, so its split is `kv_share`: at these budgets the weights are most of
+    the memory, and llm_share would leave one model nothing over most of its interval.
+    """
+    own = _policy_config(config, plan)
+    tight = replace(own, max_model_len=working_set.max_model_len(config.block_size))
+    runs: list[RunSpec] = []
+    for seed, budget in product(own.seeds, plan.budgets):
+        kv_bytes = round(budget * working_set.total)
+        size = parse_size(UNCAPPED)
+        runs += [
+            _policy_run(tight, seed, TIGHT, budget, kv_bytes, *each)
+            for each in settings_at(budget, plan)
+        ]
+        again = range(1, plan.repeats + 1) if budget == min(plan.budgets) else ()
+        elastic = _policy_run(tight, seed, TIGHT, budget, kv_bytes, ELASTIC)
+        runs += [replace(elastic, repeat=number) for number in again]
+        runs.append(_policy_run(own, seed, REFERENCE, None, size, "first_come", None, ALL, budget))
+    return runs
+
+
+def settings_at(budget: float, plan: PolicyPlan) -> Iterator[tuple[str, float | None, str]]:
+    """Policy, kv_share and technique of each setting at a budget."""
+    for share in plan.kv_shares:
+        yield STATIC, share, NONE
+    for policy in POLICIES:
+        if policy != STATIC:
+            yield policy, None, NONE
+    if budget in plan.alone_at:
+        near = [min(plan.kv_shares, key=lambda s: abs(s - at)) for at in plan.alone_shares]
+        for share in dict.fromkeys(near):
+            yield from ((STATIC, share, key) for key in (*_ALONE, ALL))
+    yield ELASTIC, None, ALL
+
+
+def _policy_config(config: SweepConfig, plan: PolicyPlan) -> SweepConfig:
+    return replace(
+        config,
+        num_problems=plan.num_problems,
+        min_problem_batch=plan.in_flight,
+        seeds=config.seeds[: plan.num_seeds],
+        sentinel_every=0,
+    )
+
+
+def _policy_run(
+    config: SweepConfig,
+    seed: int,
+    role: str,
+    budget: float | None,
+    kv_bytes: int,
+    policy: str,
+    kv_share: float | None = None,
+    technique: str = NONE,
+    beside: float | None = None,
+) -> RunSpec:
+    """llm_share: what the split comes to; of a policy without a share, what it starts from."""
+    fixed = shares_of(config, total="1TiB")
+    share = kv_share if kv_share is not None else starting_share(config, kv_bytes)
+    total = kv_bytes + fixed.llm.fixed + fixed.prm.fixed
+    own = {"budget": budget, "kv_bytes": kv_bytes, "policy": policy, "kv_share": kv_share}
+    own |= {"technique": technique, "beside": beside, "total_memory": total}
+    llm_share = (fixed.llm.fixed + round(kv_bytes * share)) / total
+    setting = setting_of(budget, policy, kv_share, technique)
+    settings = own | TECHNIQUES[technique].settings
+    return make_run(config, llm_share, seed, role, setting, **settings)

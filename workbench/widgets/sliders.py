@@ -1,0 +1,234 @@
+"""Sliders through measured figures: a share of the memory (02, 06), or a share and a step (03).
+
+Every place is a measured run, none is interpolated. Rings or a stroke mark the place in the figure,
+a sentence reads it. Without a front end the sentence alone is returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from workbench.errors import ConfigError
+from workbench.experiments.rows import block_rows
+from workbench.experiments.statistics import Tables
+from workbench.plots import prm_blocks, thrashing
+from workbench.plots.theme import BLACK, MODELS, Frame, finish, legend_at
+from workbench.widgets.parts import Drawing, FigureView, NumberSlider, is_live
+
+NOT_LIVE = (
+    "The slider is shown in a live notebook (Jupyter, VS Code); the table above holds its numbers."
+)
+SHARE = "LLM share of total memory"
+PANELS = {
+    "generated tokens/s": ("tokens_per_s",),
+    "blocks in use (%)": ("llm_occupancy", "prm_occupancy"),
+    "prefix hits (%)": ("llm_hit_rate", "prm_hit_rate"),
+}
+_FRAME = Frame(panels=420)
+
+
+def nearest_row(readings: pd.DataFrame, share: float) -> pd.Series:
+    """The row measured at the share nearest to this one."""
+    return readings.iloc[int((readings["llm_share"] - share).abs().argmin())]
+
+
+def split_readings(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+    """One row a share, means over seeds: tokens_per_s, and both models' occupancy and hit_rate.
+
+    occupancy: the peak of active blocks over the blocks there are; rates are fractions. runs,
+    steps: tables of one sweep.
+    """
+    steps = steps.assign(used=steps["blocks_active"] / steps["blocks_total"])
+    peaks = steps.groupby(["run_id", "engine"])["used"].max().unstack("engine")
+    occupancy = peaks.add_suffix("_occupancy").reset_index()
+    columns = ["run_id", "llm_share", "tokens_per_s", "llm_hit_rate", "prm_hit_rate"]
+    joined = runs[columns].merge(occupancy, on="run_id").drop(columns="run_id")
+    names = [name for panel in PANELS.values() for name in panel]
+    return joined.groupby("llm_share", as_index=False)[names].mean()
+
+
+def split_drawing(
+    readings: pd.DataFrame, share: float, provenance: str = "", **parameters: Any
+) -> Drawing:
+    """Throughput, occupancy and hit rates over the share, ringed at the one nearest to `share`."""
+    row = nearest_row(readings, share)
+    fig = make_subplots(rows=3, shared_xaxes=True, vertical_spacing=0.06)
+    for panel, (title, names) in enumerate(PANELS.items(), start=1):
+        for name in names:
+            scale = 1 if name == "tokens_per_s" else 100
+            fig.add_trace(_line(readings, name, scale), row=panel, col=1)
+            ring = _ring(name, row["llm_share"], scale * row[name])
+            fig.add_trace(ring, row=panel, col=1)
+        fig.update_yaxes(title_text=title, rangemode="tozero", row=panel, col=1)
+    fig.update_xaxes(title_text=SHARE, row=3, col=1)
+    legend_at(fig, "legend", _FRAME.above(4))
+    caption = "Measured shares; the ringed point is the one the slider stands on."
+    finish(fig, "Move the memory between the models", caption, provenance, _FRAME)
+    words = (
+        f"At a share of {row['llm_share']:.2f}: {row['tokens_per_s']:,.0f} tokens/s; at most "
+        f"{row['llm_occupancy']:.0%} of the LLM's and {row['prm_occupancy']:.0%} of the PRM's "
+        f"blocks in use at once; {row['llm_hit_rate']:.1%} and {row['prm_hit_rate']:.1%} of their "
+        "prompt tokens found cached."
+    )
+    return Drawing(fig, readings, words, parameters | {"slider_share": float(row["llm_share"])})
+
+
+def split_slider(
+    readings: pd.DataFrame, provenance: str = "", share: float = 0.3, **parameters: Any
+) -> Any:
+    """Slider, sentence and figure. share: where it starts; parameters: of 02_memory_split."""
+    sliders = [NumberSlider(SHARE, list(readings["llm_share"]), share, "{:.2f}")]
+    return _shown(
+        ("02_memory_split", "split_slider"),
+        sliders,
+        lambda at: split_drawing(readings, at, provenance, **parameters),
+    )
+
+
+def thrash_readings(rows: pd.DataFrame, lost: pd.DataFrame) -> pd.DataFrame:
+    """One row a share: events_per_1000 and blocks of each model, again_s, wall_s.
+
+    rows: of plots.thrashing; lost: of plots.lost_time. again_s: seconds a search spends on what was
+    evicted.
+    """
+    wide = rows.pivot_table(index="llm_share", columns=["engine", "metric"], values="value")
+    wide.columns = ["_".join(pair) for pair in wide.columns.to_list()]
+    evicted = lost[lost["part"] == "recomputed_evicted"]
+    again = evicted.groupby("llm_share")["seconds"].sum()
+    walls = lost.groupby("llm_share")["wall_s"].first()
+    wide["again_s"] = again.reindex(wide.index).fillna(0.0)
+    return wide.assign(wall_s=walls).reset_index()
+
+
+def thrash_drawing(
+    rows: pd.DataFrame,
+    readings: pd.DataFrame,
+    share: float,
+    provenance: str = "",
+    **parameters: Any,
+) -> Drawing:
+    """The thrashing figure, ringed at the measured share nearest to `share`."""
+    row, fig = nearest_row(readings, share), thrashing(rows, provenance)
+    for panel, metric in enumerate(("events_per_1000", "blocks"), start=1):
+        for name in (f"{model}_{metric}" for model in MODELS):
+            fig.add_trace(_ring(name, row["llm_share"], row[name]), row=panel, col=1)
+    words = (
+        f"At a share of {row['llm_share']:.2f}: of 1,000 look-ups "
+        f"{row['llm_events_per_1000']:.1f} of the LLM's and {row['prm_events_per_1000']:.1f} of "
+        f"the PRM's ask for a block that was evicted; {row['llm_blocks']:,.0f} and "
+        f"{row['prm_blocks']:,.0f} blocks a search are lost so. Computing them again takes "
+        f"{row['again_s']:.2f} of {row['wall_s']:.2f} s ({row['again_s'] / row['wall_s']:.1%})."
+    )
+    return Drawing(fig, readings, words, parameters | {"slider_share": float(row["llm_share"])})
+
+
+def thrash_slider(
+    rows: pd.DataFrame,
+    lost: pd.DataFrame,
+    provenance: str = "",
+    share: float | None = None,
+    **parameters: Any,
+) -> Any:
+    """Slider, sentence and figure. share: where it starts, None the largest; parameters: of 06."""
+    readings = thrash_readings(rows, lost)
+    shares = list(readings["llm_share"])
+    sliders = [NumberSlider(SHARE, shares, max(shares) if share is None else share, "{:.2f}")]
+    return _shown(
+        ("06_cache_thrashing", "thrash_slider"),
+        sliders,
+        lambda at: thrash_drawing(rows, readings, at, provenance, **parameters),
+    )
+
+
+def occupancy_drawing(
+    rows: pd.DataFrame, share: float, step: int, provenance: str = "", **parameters: Any
+) -> Drawing:
+    """The PRM's blocks over the steps of a share, with a stroke at one step (the nearest there is).
+
+    rows: of block_rows. ConfigError where there are none.
+    """
+    if rows.empty:
+        raise ConfigError(f"There are no steps at an LLM share of {share:.2f}; pick another one.")
+    place = int(np.clip(step, 0, len(rows) - 1))
+    before = rows.iloc[: place + 1]
+    total, active, cached = (
+        int(rows[f"blocks_{name}"].iloc[place]) for name in ("total", "active", "cached")
+    )
+    fig, at = prm_blocks(rows, provenance), {"x0": place + 0.5, "x1": place + 0.5}
+    look = {"xref": "x", "yref": "paper", "line": {"color": BLACK, "width": 1.5}}
+    fig.add_shape(type="line", name="cursor", y0=0, y1=1, **at, **look)
+    words = (
+        f"At an LLM share of {share:.2f}, step {place:,} of {len(rows) - 1:,}: of the PRM's "
+        f"{total:,} blocks {active:,} are active, {cached:,} cached and "
+        f"{total - active - cached:,} free; so far {int(before['allocated'].sum()):,} were taken "
+        f"and {int(before['evicted'].sum()):,} evicted."
+    )
+    return Drawing(fig, rows, words, parameters | {"upper_share": share})
+
+
+def occupancy_slider(sweep: Tables, start: float, provenance: str = "", **parameters: Any) -> Any:
+    """Sliders over share and step, sentence and figure. parameters: of 03_block_occupancy."""
+    if not is_live():
+        return NOT_LIVE
+    shares = tuple(sorted(float(share) for share in sweep.runs["llm_share"].unique()))
+    tables = {share: block_rows(sweep, share, beside=shares) for share in shares}
+    places = range(max(len(rows) for rows in tables.values()))
+    share = NumberSlider(SHARE, shares, start, "{:.2f}")
+    step = NumberSlider("PRM scheduling step", places, len(tables[share.value]) // 2, "{:,.0f}")
+    return _shown(
+        ("03_block_occupancy", "occupancy_slider"),
+        [share, step],
+        lambda at, step: occupancy_drawing(tables[at], at, round(step), provenance, **parameters),
+    )
+
+
+def _shown(
+    names: tuple[str, str], sliders: Sequence[NumberSlider], draw: Callable[..., Drawing]
+) -> Any:
+    """The widget over these sliders; the first sentence where no widget is shown.
+
+    names: of the notebook, and of what is saved.
+    """
+
+    def now() -> Drawing:
+        return draw(*(slider.value for slider in sliders))
+
+    if not is_live():
+        return f"{now().words} {NOT_LIVE}"
+    view = FigureView(*names, sliders, now)
+    for slider in sliders:
+        slider.slider.observe(view.show, names="value")
+    return view.box
+
+
+def _line(readings: pd.DataFrame, name: str, scale: float) -> go.Scatter:
+    style = MODELS.get(name[:3])
+    colour, dash = (style.colour, style.dash) if style else (BLACK, "solid")
+    return go.Scatter(
+        x=readings["llm_share"],
+        y=scale * readings[name],
+        name=style.label if style else "both",
+        mode="lines+markers",
+        line={"color": colour, "dash": dash},
+        marker={"symbol": style.symbol if style else "diamond", "color": colour},
+        showlegend="hit_rate" not in name,
+    )
+
+
+def _ring(name: str, x: float, y: float) -> go.Scatter:
+    return go.Scatter(
+        x=[x],
+        y=[y],
+        mode="markers",
+        marker={"symbol": "circle-open", "size": 18, "color": BLACK, "line": {"width": 2.5}},
+        meta=f"ring {name}",
+        showlegend=False,
+        cliponaxis=False,
+        hoverinfo="skip",
+    )
