@@ -100,6 +100,15 @@ def check(settings: Any) -> None:
             raise refused(kind, name, given, ", ".join(allowed), nearest(value, allowed))
 
 
+def require_known(given: Iterable[str], known: list[str], what: str) -> None:
+    """ConfigError for the first of the given names that is unknown, with the nearest one."""
+    for name in given:
+        if name not in known:
+            raise ConfigError(
+                f"{what} has no setting {name!r}.{nearest(name, known)} Known: {', '.join(known)}."
+            )
+
+
 def refused(kind: type, name: str, given: Any, allowed: str, hint: str = "") -> ConfigError:
     """The error for a setting of another type or outside what is allowed."""
     return ConfigError(f"{kind.__name__}.{name} is {given!r}; allowed: {allowed}.{hint}")
@@ -158,12 +167,7 @@ class _Settings:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
-        known = [f.name for f in fields(cls)]
-        for key in [key for key in given if key not in known]:
-            raise ConfigError(
-                f"{cls.__name__} has no setting {key!r}.{nearest(key, known)} "
-                f"Known: {', '.join(known)}."
-            )
+        require_known(given, [f.name for f in fields(cls)], cls.__name__)
         return cls(**given)
 
     def to_dict(self) -> dict[str, Any]:

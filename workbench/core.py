@@ -113,6 +113,11 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def num_to_compute(self) -> int:
+        """Leading tokens that are ever computed: all, or up to the last position scored."""
+        return len(self.token_ids) if self.score is None else self.score.positions[-1] + 1
+
+    @property
     def kind(self) -> str:
         """How the trace names it: generate or score."""
         return "score" if self.params is None else "generate"

@@ -1,14 +1,11 @@
 """The errors raised on bad input: each says what was given, what is allowed and what to do.
 
-And the check of a setting's type, so that `n="abc"` is refused by name where it is given. Imported
-by every layer, imports nothing. Errors of our own making (a broken invariant) are plain `assert`s.
+Imported by every layer, imports nothing. Errors of our own making (a broken invariant) are plain
+`assert`s.
 """
 
 from collections.abc import Iterable
 from difflib import get_close_matches
-
-_ONE = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-_MANY = {int: "whole numbers", float: "numbers", bool: "truth values", str: "texts"}
 
 
 class WorkbenchError(Exception):

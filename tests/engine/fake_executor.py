@@ -10,7 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from workbench.core import Sequence, StepPlan, StepResult
+from workbench.core import SamplingParams, ScoreParams, Sequence, StepPlan, StepResult
+from workbench.engine.scheduler import Scheduler
+from workbench.kvcache.manager import KVCacheManager
+from workbench.trace import StepCounts
 
 VOCABULARY = 4  # few tokens: many equal prefixes
 EOS = 3
@@ -156,3 +159,58 @@ def expected_logits(tokens: list[int], positions, columns) -> dict[int, list[flo
         if position in positions:
             answers[position] = [logit(prefix, column) for column in columns]
     return answers
+
+
+class Rig:
+    """A scheduler, its cache and an executor; prompts of tokens that no two requests share."""
+
+    kind, caching = Scheduler, True
+
+    def __init__(self, num_blocks: int = 64, block_size: int = 4, **options) -> None:
+        self.cache = KVCacheManager(num_blocks, block_size, self.caching)
+        settings = {
+            "max_num_seqs": 8,
+            "max_num_batched_tokens": 32,
+            "max_model_len": min(64, num_blocks * block_size),
+            "watermark": 0.0,
+        }
+        self.stops = FakeStops()
+        self.scheduler = self.kind(
+            self.cache, np.arange(num_blocks) * 1000, stops=self.stops, **settings | options
+        )
+        self.executor = FakeExecutor(block_size)
+        self.finished: dict[int, str] = {}
+        self.count = 0
+        self.plans: list[tuple[StepPlan, StepCounts]] = []
+
+    def add(self, length: int, max_tokens: int = 50, tokens=None, ignore_eos=True) -> Sequence:
+        self.count += 1
+        tokens = [10 * self.count] * length if tokens is None else tokens
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos, seed=self.count)
+        sequence = Sequence(self.count, list(tokens), len(tokens), params)
+        self.scheduler.add(sequence)
+        return sequence
+
+    def add_score(self, tokens: list[int], positions: tuple[int, ...], columns=(1, 2)) -> Sequence:
+        self.count += 1
+        score = ScoreParams(positions, columns)
+        sequence = Sequence(self.count, list(tokens), len(tokens), score=score)
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step(self) -> StepPlan:
+        plan = self.scheduler.schedule()
+        assert plan is not None
+        self.plans.append((plan, self.scheduler.counts))
+        for sequence, reason in self.scheduler.update(plan, self.executor.run(plan)):
+            self.finished[sequence.request_id] = reason
+        self.cache.check()
+        return plan
+
+    def run(self) -> None:
+        while self.scheduler.has_work:
+            self.step()
+
+    def rows(self, plan: StepPlan) -> list[int]:
+        """Tokens of each sequence of the plan, in its order."""
+        return np.diff(plan.query_start).tolist()

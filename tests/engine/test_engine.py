@@ -158,6 +158,10 @@ def test_an_engine_that_cannot_be_built_says_why(settings, error, complaint):
         ({"params": None}, "give SamplingParams"),
         ({"prompt": [1.5, 2.0]}, "token ids are .1.5, 2.0.; allowed: whole numbers"),
         ({"prompt": 7}, "token ids are 7"),
+        ({"prompt": []}, "empty"),
+        ({"prompt": [0] * 2048}, "2047"),
+        ({"prompt": [0, 10**6]}, "vocabulary"),
+        ({"prompt": [-1]}, "vocabulary"),
         ({"prompt": "a\ud800"}, "at character 1, half of a surrogate pair"),
         ({"tag": "p"}, "a Tag or None"),
         ({"salt": "text"}, "and bytes"),
@@ -214,16 +218,6 @@ def test_logits_that_are_not_finite_end_the_step_and_name_the_requests(engine, p
             assert f"At fault: request {ids[1]}." in str(outputs[0].error)
     engine.cache.check()
     assert engine.generate([prompt], GREEDY)[0].token_ids == expected
-
-
-@pytest.mark.parametrize(
-    ("prompt", "complaint"),
-    [([], "empty"), ([0] * 2048, "2047"), ([0, 10**6], "vocabulary"), ([-1], "vocabulary")],
-)
-def test_a_prompt_that_cannot_be_served_is_refused(engine, prompt, complaint):
-    with pytest.raises(PromptError, match=complaint):
-        engine.generate([prompt], GREEDY)
-    assert not engine.has_work
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 
 from tests.models.plain_driver import Driver
 from workbench.core import SamplingRows, WantedLogits
-from workbench.engine.device_sampling import chosen_tokens
+from workbench.engine.gpu import chosen_tokens
 from workbench.engine.sampling import sample
 from workbench.errors import ConfigError, StepError
 from workbench.kernels.reference import ReferenceKernels
@@ -62,15 +62,6 @@ def test_sampled_tokens_are_those_of_the_wanted_logits(model: LlamaModel) -> Non
         assert result.sampling_s > 0
 
 
-def test_output_matrices_of_columns_are_kept_for_the_last_few_sets(model: LlamaModel) -> None:
-    """Guards memory where every request asks for columns of its own."""
-    driver = Driver(model)
-    for column in (*range(40), 0):
-        wanted = (WantedLogits(np.array([3]), np.array([column])),)
-        driver.executor.submit(driver.plan([(str(column), prompt(4, 5), False)], wanted)).result()
-    assert len(driver.executor._columns) <= 8
-
-
 def test_wanted_columns_are_columns_of_all_logits(model: LlamaModel) -> None:
     """Several scoring requests with other rows and columns, and nothing sampled."""
     tokens = prompt(4, 40)
@@ -80,15 +71,6 @@ def test_wanted_columns_are_columns_of_all_logits(model: LlamaModel) -> None:
     assert result.tokens.shape == (0,)
     assert result.wanted[1].shape == (2, 2)
     np.testing.assert_allclose(result.wanted[1], result.wanted[0][[3, 39]][:, [7, 2]], rtol=1e-4)
-
-
-def test_logprobs_come_with_the_tokens(model: LlamaModel) -> None:
-    driver = Driver(model)
-    plan = driver.plan([("a", prompt(1, 5), True)])
-    plan = replace(plan, sampling=replace(plan.sampling, logprobs=np.array([2])))
-    result = driver.executor.submit(plan).result()
-    assert result.logprobs[0] is not None
-    assert max(result.logprobs[0], key=result.logprobs[0].__getitem__) == result.tokens[0]
 
 
 def test_a_failing_step_raises_from_its_handle_and_the_next_one_works(model: LlamaModel) -> None:

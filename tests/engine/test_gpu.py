@@ -6,7 +6,6 @@ streams. They run on a CPU too, which shows that the tests themselves are right.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from itertools import cycle
 from typing import Any
@@ -18,14 +17,11 @@ import torch
 from tests.engine.test_parity import chats, first_difference, random_model
 from tests.models.test_parity import NEAR_TIE
 from workbench.core import SamplingParams
-from workbench.engine import memory
 from workbench.engine.engine import Engine
-from workbench.engine.memory import StepLimits, plan_memory
-from workbench.engine.shared import block_shape
-from workbench.errors import OutOfMemory, StepError
+from workbench.engine.memory import block_shape
+from workbench.errors import OutOfMemory
 from workbench.kvcache.arena import KVArena
 from workbench.kvcache.policies import FirstCome, StaticSplit
-from workbench.models.loading import load_model
 from workbench.search.prm import PRM
 from workbench.search.problems import load_problems
 from workbench.search.search import run_search
@@ -140,47 +136,3 @@ def test_a_gpu_that_is_too_small_is_told_with_numbers() -> None:
     total = torch.cuda.mem_get_info()[1]
     with pytest.raises(OutOfMemory, match=r"a KV cache of .* is asked for; cuda.* are free"):
         Engine("tiny-solver", device="cuda", kv_memory=2 * total)
-
-
-def full(*_: object) -> None:
-    """What torch does when a GPU is full."""
-    raise torch.OutOfMemoryError("CUDA out of memory.")
-
-
-def failed(*_: object) -> None:
-    """The same within a step."""
-    try:
-        full()
-    except torch.OutOfMemoryError as error:
-        raise StepError("The forward pass failed") from error
-
-
-@pytest.mark.parametrize(
-    ("where", "fails", "parts"),
-    [
-        ("memory.measure_activations", full, "weights .* MiB, free 1.0 GiB"),
-        ("memory.measure_activations", failed, "weights .* MiB, free 1.0 GiB"),
-        ("parts._executor", full, "weights .* MiB, activations .* KiB, KV .* KiB, free 1.0 GiB"),
-    ],
-)
-def test_a_device_that_runs_out_is_told_with_numbers(
-    where: str, fails: Callable[..., None], parts: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While activations are measured, or buffers taken: what is known by then, and what to do."""
-    monkeypatch.setattr(memory, "measure_activations", lambda *_: 1 << 19)
-    monkeypatch.setattr(memory, "free_of", lambda _: 1 << 30)
-    monkeypatch.setattr(f"workbench.engine.{where}", fails)
-    with pytest.raises(OutOfMemory, match=rf"\({parts}\)\. Give a smaller max_num_batched_tokens"):
-        Engine("tiny-solver", num_blocks=32, max_model_len=64)
-
-
-def test_activations_need_room_beside_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU's: they are taken after it; a cache that is there already needs none."""
-    monkeypatch.setattr(memory, "measure_activations", lambda *_: 3 << 20)
-    monkeypatch.setattr(memory, "free_of", lambda _: 4 << 20)
-    model, limits = load_model("tiny-solver"), StepLimits(64, 4, 64)
-    told = r"a KV cache of 2\.0 MiB beside activations of 3\.0 MiB is asked for; .* 4\.0 MiB are"
-    with pytest.raises(OutOfMemory, match=told):
-        plan_memory(model, limits, 16, kv_memory="2MiB")
-    assert plan_memory(model, limits, 16, kv_memory="1MiB").kv == 1 << 20
-    assert plan_memory(model, limits, 16, kv_memory="2MiB", kv_held=True).kv == 2 << 20

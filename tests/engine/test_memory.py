@@ -1,27 +1,32 @@
-"""Budgets become blocks by the published formula, and too small ones are refused with numbers."""
+"""Budgets become blocks by the published formula; too small ones are refused with numbers."""
 
 from __future__ import annotations
 
 import gc
 import json
 import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from workbench.config import EngineConfig
 from workbench.core import SamplingRows
-from workbench.engine.memory import (
-    StepLimits,
-    plan_memory,
-    total_bytes,
-)
+from workbench.engine import gpu
+from workbench.engine.engine import Engine
+from workbench.engine.memory import MemoryProfile, plan_memory, total_bytes
 from workbench.engine.sampling import sample
-from workbench.errors import ConfigError, OutOfMemory
+from workbench.errors import ConfigError, OutOfMemory, StepError
 from workbench.host import collection_paused, total_memory
 from workbench.models.llama import Buffers, LlamaModel
 from workbench.models.loading import load_model
 
-LIMITS = StepLimits(max_num_batched_tokens=256, max_num_seqs=16, max_model_len=64)
+LIMITS: dict[str, Any] = {"max_num_batched_tokens": 256, "max_num_seqs": 16}
+GPU = torch.device("cuda")
+GIB = 1 << 30
 BLOCK = 16 * 2 * 2 * 2 * 8 * 4  # tokens, K and V, layers, KV heads, dimensions, bytes
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -42,8 +47,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LlamaModel:
     return load_model(f"dummy:{folder}")
 
 
+def plan(model: LlamaModel, max_model_len: int = 64, **settings: Any) -> MemoryProfile:
+    config = EngineConfig(**{**LIMITS, **settings})
+    return plan_memory(model, config, max_model_len, config.num_blocks)
+
+
 def test_the_parts_add_up(model: LlamaModel) -> None:
-    profile = plan_memory(model, LIMITS, 16, memory="8MiB")
+    profile = plan(model, memory="8MiB")
     assert profile.total == 8 * 2**20
     assert profile.total == profile.weights + profile.activations + profile.other + profile.kv
     assert profile.block_bytes == BLOCK
@@ -56,24 +66,23 @@ def test_the_parts_add_up(model: LlamaModel) -> None:
 
 def test_a_step_may_have_more_tokens_than_sequences_can_hold(model: LlamaModel) -> None:
     """Guards the profiling step against positions that the model does not have."""
-    few = StepLimits(max_num_batched_tokens=4096, max_num_seqs=2, max_model_len=128)
-    assert plan_memory(model, few, 16, num_blocks=8).activations > 0
+    few = {"max_num_batched_tokens": 4096, "max_num_seqs": 2}
+    assert plan(model, 128, num_blocks=8, **few).activations > 0
 
 
 def test_a_cache_larger_than_the_machine_is_refused_at_once(model: LlamaModel) -> None:
     """Before a block is counted; with the numbers."""
     with pytest.raises(OutOfMemory, match=r"8\.0 TiB is asked for; this machine has"):
-        plan_memory(model, LIMITS, 16, kv_memory="8TiB")
+        plan(model, kv_memory="8TiB")
 
 
 def test_activations_cover_buffers_and_grow_with_the_step(model: LlamaModel) -> None:
     """At least what the executor holds, little more, and the same each time it is measured."""
-    small = plan_memory(model, LIMITS, 16, num_blocks=8).activations
-    wide = StepLimits(1024, 16, 64)
-    large = plan_memory(model, wide, 16, num_blocks=8).activations
+    small = plan(model, num_blocks=8).activations
+    large = plan(model, num_blocks=8, max_num_batched_tokens=1024).activations
     held = model.buffers(1024, 16).nbytes
     assert held < large < held + 2**20
-    assert small < large == plan_memory(model, wide, 16, num_blocks=8).activations
+    assert small < large == plan(model, num_blocks=8, max_num_batched_tokens=1024).activations
 
 
 @pytest.mark.parametrize("count", [1, 8])
@@ -106,10 +115,10 @@ def test_garbage_is_collected_afterwards_as_before(model: LlamaModel, collects: 
     before = gc.isenabled()
     try:
         gc.enable() if collects else gc.disable()
-        plan_memory(model, LIMITS, 16, num_blocks=8)
+        plan(model, num_blocks=8)
         assert gc.isenabled() == collects
         with pytest.raises(ConfigError):
-            collection_paused()(total_bytes)(1.5)
+            collection_paused()(total_bytes)("much")
         assert gc.isenabled() == collects
         assert not collection_paused()(gc.isenabled)()
     finally:
@@ -117,31 +126,29 @@ def test_garbage_is_collected_afterwards_as_before(model: LlamaModel, collects: 
 
 
 def test_activations_can_be_left_out(model: LlamaModel) -> None:
-    profile = plan_memory(model, LIMITS, 16, memory="8MiB", activations_in_total=False)
+    profile = plan(model, memory="8MiB", activations_in_total=False)
     assert profile.kv == 8 * 2**20 - profile.weights
     assert profile.activations > 0
 
 
 def test_blocks_or_cache_bytes_may_be_given_instead(model: LlamaModel) -> None:
-    assert plan_memory(model, LIMITS, 16, num_blocks=5).num_blocks == 5
-    assert plan_memory(model, LIMITS, 16, kv_memory=10 * BLOCK + 1).num_blocks == 10
-    assert plan_memory(model, LIMITS, 16).num_blocks == 16 * 64 // 16
+    assert plan(model, num_blocks=5).num_blocks == 5
+    assert plan(model, kv_memory=10 * BLOCK + 1).num_blocks == 10
+    assert plan(model).num_blocks == 16 * 64 // 16
 
 
 def test_a_budget_too_small_names_what_fits_and_what_is_missing(model: LlamaModel) -> None:
     """The advice is true: with that much more it fits, and so does the length it names."""
     with pytest.raises(OutOfMemory, match=r"needs 4\. 4,095 bytes.*max_model_len=48 at most"):
-        plan_memory(model, LIMITS, 16, kv_memory=3 * BLOCK + BLOCK - 4095)
-    assert plan_memory(model, LIMITS, 16, kv_memory=4 * BLOCK).num_blocks == 4
-    assert plan_memory(model, StepLimits(256, 16, 48), 16, kv_memory=3 * BLOCK).num_blocks == 3
+        plan(model, kv_memory=3 * BLOCK + BLOCK - 4095)
+    assert plan(model, kv_memory=4 * BLOCK).num_blocks == 4
+    assert plan(model, 48, kv_memory=3 * BLOCK).num_blocks == 3
     with pytest.raises(OutOfMemory, match="no request fits"):
-        plan_memory(model, LIMITS, 16, memory="50KiB")
+        plan(model, memory="50KiB")
 
 
 def test_a_share_is_of_the_device() -> None:
     assert total_bytes(0.5) == total_memory() // 2
-    with pytest.raises(ConfigError, match=r"share is in \(0, 1\]"):
-        total_bytes(1.5)
 
 
 def test_what_the_profiling_pass_held_is_given_back_at_once(model: LlamaModel) -> None:
@@ -149,7 +156,122 @@ def test_what_the_profiling_pass_held_is_given_back_at_once(model: LlamaModel) -
     gc.collect()
     gc.disable()
     try:
-        plan_memory(model, LIMITS, 16, num_blocks=8)
+        plan(model, num_blocks=8)
         assert not [found for found in gc.get_objects() if type(found) is Buffers]
     finally:
         gc.enable()
+
+
+# -- a GPU's --
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """80 GiB, of which torch holds 5, 2 of them idle, and others 3."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (72 * GIB, 80 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 5 * GIB)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 3 * GIB)
+
+
+def test_other_is_what_is_not_torch_s(card: None) -> None:
+    """And torch's idle memory can be had again."""
+    assert gpu.beside_torch(GPU) == 3 * GIB
+    assert gpu.free_of(GPU) == 74 * GIB
+    assert total_bytes(0.5, GPU) == 40 * GIB
+    cpu = torch.device("cpu")
+    assert (gpu.beside_torch(cpu), gpu.free_of(cpu)) == (0, None)
+
+
+def test_a_step_s_peak_is_torch_s_highest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above what was held before; the device is waited for on both sides."""
+    log: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: log.append("waited"))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: log.append("reset"))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: GIB)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: GIB + (3 << 16) - 7)
+    with gpu.peak_on(GPU) as peak:
+        log.append("step")
+    assert peak.bytes == 3 << 16
+    assert log == ["waited", "reset", "step", "waited"]
+
+
+def test_a_gpu_s_parts_add_up(card: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`memory` is the GPU's, and pays for what lies beside torch's; the message has the numbers."""
+    model = load_model("dummy:tiny-solver")
+    monkeypatch.setattr("workbench.engine.memory.measure_activations", lambda *_: 1 << 20)
+    model.device = GPU
+    profile = plan(model, 32, memory="4GiB")
+    assert profile.other == 3 * GIB
+    assert profile.total == profile.weights + profile.activations + profile.other + profile.kv
+    with pytest.raises(OutOfMemory, match=r"cuda has 80\.0 GiB, of which 74\.0 GiB are free"):
+        plan(model, 32, kv_memory="75GiB")
+    with pytest.raises(OutOfMemory, match=r"activations 1\.0 MiB, other 3\.0 GiB"):
+        plan(model, 32, memory="3GiB")
+
+
+def test_weights_larger_than_the_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any is drawn or read."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (10 * GIB, 24 * GIB))
+    with pytest.raises(OutOfMemory, match=r"bfloat16 on cuda.*10\.0 GiB of memory are available"):
+        load_model("dummy:llama-3.1-8b-prm", device="cuda")
+
+
+@pytest.mark.parametrize(("name", "count"), [("cuda", 0), ("cuda:1", 1)])
+def test_a_gpu_that_is_not_there(name: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many are is said."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    found = "1 CUDA device here" if count else "no CUDA device here"
+    with pytest.raises(ConfigError, match=f"device='{name}'.*finds {found}"):
+        load_model("dummy:tiny-solver", device=name)
+
+
+@pytest.mark.parametrize("name", ["GPU", "cuda:", "cuda:x", "mps"])
+def test_other_names_of_devices_are_refused(name: str) -> None:
+    """What is allowed is listed."""
+    with pytest.raises(ConfigError, match=r"EngineConfig\.device is .*'cuda:1'"):
+        EngineConfig(device=name)
+
+
+def full(*_: object, **__: object) -> None:
+    """What torch does when a GPU is full."""
+    raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+def failed(*_: object, **__: object) -> None:
+    """The same within a step."""
+    try:
+        full()
+    except torch.OutOfMemoryError as error:
+        raise StepError("The forward pass failed") from error
+
+
+@pytest.mark.parametrize(
+    ("where", "fails", "parts"),
+    [
+        ("memory.measure_activations", full, "weights .* MiB, free 1.0 GiB"),
+        ("memory.measure_activations", failed, "weights .* MiB, free 1.0 GiB"),
+        ("engine.Executor", full, "weights .* MiB, activations .* KiB, KV .* KiB, free 1.0 GiB"),
+    ],
+)
+def test_a_device_that_runs_out_is_told_with_numbers(
+    where: str, fails: Callable[..., None], parts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While activations are measured, or buffers taken: what is known by then, and what to do."""
+    monkeypatch.setattr("workbench.engine.memory.measure_activations", lambda *_: 1 << 19)
+    monkeypatch.setattr("workbench.engine.memory.free_of", lambda _: 1 << 30)
+    monkeypatch.setattr(f"workbench.engine.{where}", fails)
+    with pytest.raises(OutOfMemory, match=rf"\({parts}\)\. Give a smaller max_num_batched_tokens"):
+        Engine("tiny-solver", num_blocks=32, max_model_len=64)
+
+
+def test_activations_need_room_beside_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's: they are taken after it; a cache that is there already needs none."""
+    monkeypatch.setattr("workbench.engine.memory.measure_activations", lambda *_: 3 << 20)
+    monkeypatch.setattr("workbench.engine.memory.free_of", lambda _: 4 << 20)
+    model, config = load_model("tiny-solver"), EngineConfig(kv_memory="2MiB")
+    told = r"a KV cache of 2\.0 MiB beside activations of 3\.0 MiB is asked for; .* 4\.0 MiB are"
+    with pytest.raises(OutOfMemory, match=told):
+        plan_memory(model, config, 64)
+    assert plan_memory(model, replace(config, kv_memory="1MiB"), 64).kv == 1 << 20
+    assert plan_memory(model, config, 64, kv_held=True).kv == 2 << 20

@@ -5,58 +5,9 @@ import pickle
 import numpy as np
 import pytest
 
-from tests.engine.fake_executor import FakeExecutor, FakeStops, expected_logits, expected_tokens
-from workbench.core import SamplingParams, ScoreParams, Sequence, StepPlan, StepResult
-from workbench.engine.scheduler import Scheduler
+from tests.engine.fake_executor import Rig, expected_logits, expected_tokens
+from workbench.core import SamplingParams, Sequence, StepResult
 from workbench.errors import ConfigError, OutOfMemory, PromptError
-from workbench.kvcache.manager import KVCacheManager
-
-
-class Rig:
-    """A scheduler, its cache and an executor; prompts of tokens that no two requests share."""
-
-    def __init__(self, num_blocks: int = 64, block_size: int = 4, **options) -> None:
-        self.cache = KVCacheManager(num_blocks, block_size, options.pop("caching", True))
-        settings = {
-            "max_num_seqs": 8,
-            "max_num_batched_tokens": 32,
-            "max_model_len": min(64, num_blocks * block_size),
-            "watermark": 0.0,
-        }
-        self.stops = FakeStops()
-        self.scheduler = Scheduler(
-            self.cache, np.arange(num_blocks) * 1000, stops=self.stops, **settings | options
-        )
-        self.executor = FakeExecutor(block_size)
-        self.finished: dict[int, str] = {}
-        self.count = 0
-
-    def add(self, length: int, max_tokens: int = 50, tokens: list[int] | None = None) -> Sequence:
-        self.count += 1
-        tokens = [10 * self.count] * length if tokens is None else tokens
-        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=self.count)
-        sequence = Sequence(self.count, list(tokens), len(tokens), params)
-        self.scheduler.add(sequence)
-        return sequence
-
-    def add_score(self, tokens: list[int], positions: tuple[int, ...], columns=(1, 2)) -> Sequence:
-        self.count += 1
-        score = ScoreParams(positions, columns)
-        sequence = Sequence(self.count, list(tokens), len(tokens), score=score)
-        self.scheduler.add(sequence)
-        return sequence
-
-    def step(self) -> StepPlan:
-        plan = self.scheduler.schedule()
-        assert plan is not None
-        for sequence, reason in self.scheduler.update(plan, self.executor.run(plan)):
-            self.finished[sequence.request_id] = reason
-        self.cache.check()
-        return plan
-
-    def rows(self, plan: StepPlan) -> list[int]:
-        """Tokens of each sequence of the plan, in its order."""
-        return np.diff(plan.query_start).tolist()
 
 
 def test_a_long_prompt_is_computed_in_chunks_and_sampled_once_at_its_end() -> None:
@@ -113,14 +64,6 @@ def test_the_watermark_holds_blocks_back_unless_nothing_runs() -> None:
     assert rig.scheduler.num_running == 1, "12 tokens would leave 1 block, 2 are held back"
 
 
-def test_no_more_than_max_num_seqs_run() -> None:
-    rig = Rig(max_num_seqs=3)
-    for _ in range(5):
-        rig.add(2)
-    rig.step()
-    assert (rig.scheduler.num_running, rig.scheduler.num_waiting) == (3, 2)
-
-
 def test_the_latest_is_preempted_waits_at_the_head_and_is_recomputed() -> None:
     rig = Rig(6, max_model_len=24)
     first, second = rig.add(8, 12), rig.add(8, 12)
@@ -143,20 +86,6 @@ def test_the_latest_is_preempted_waits_at_the_head_and_is_recomputed() -> None:
     assert rig.cache.stats.readmit_query_tokens > 8
 
 
-def test_recomputed_tokens_of_a_preempted_request_count_as_preempted() -> None:
-    rig = Rig(6, max_model_len=24, caching=False)
-    rig.add(8, 12)
-    second = rig.add(8, 12)
-    lost = recomputed = 0
-    while len(rig.finished) < 2:
-        held = second.num_computed
-        preempted_before = second.preemptions
-        rig.step()
-        lost += held * (second.preemptions - preempted_before)
-        recomputed += rig.scheduler.counts.recomputed_tokens_preempted
-    assert lost == recomputed > 0
-
-
 def test_a_prefill_gives_way_to_decodes_that_are_planned() -> None:
     """It is the victim of its own lack of blocks, and comes back when the decodes are done."""
     rig = Rig(6, max_num_seqs=2, max_num_batched_tokens=5, max_model_len=24)
@@ -168,24 +97,9 @@ def test_a_prefill_gives_way_to_decodes_that_are_planned() -> None:
         rig.step()
         assert decoder.num_tokens == before + 1
         assert prefill.num_computed < 20
-    while rig.scheduler.has_work:
-        rig.step()
+    rig.run()
     assert rig.finished == {1: "length", 2: "length"}
     assert decoder.preemptions == 0
-
-
-def test_what_two_preemptions_lost_counts_as_often_as_it_is_computed_again() -> None:
-    """The second took less than the first, yet everything the first took is computed again."""
-    rig = Rig(max_num_batched_tokens=8, caching=False)
-    rig.add(20, 1)
-    recomputed = []
-    for chunks in (2, 1, 3):
-        for _ in range(chunks):
-            rig.step()
-            recomputed.append(rig.scheduler.counts.recomputed_tokens_preempted)
-        if rig.scheduler.has_work:
-            rig.scheduler._preempt(0)
-    assert recomputed == [0, 0, 8, 8, 8, 0]
 
 
 def test_a_score_request_answers_its_positions_and_computes_nothing_after_the_last() -> None:
@@ -212,24 +126,6 @@ def test_a_score_request_hits_at_most_up_to_its_first_wanted_position() -> None:
     plan = rig.step()
     assert second.num_cached_tokens == 8
     assert plan.positions.tolist() == list(range(8, 16))
-
-
-def test_a_readmitted_score_request_wants_only_what_it_lacks() -> None:
-    rig = Rig(max_num_batched_tokens=11)
-    decoder = rig.add(4, 20)
-    rig.step()
-    sequence = rig.add_score(list(range(16)), (2, 9, 15))
-    asked: list[int] = []
-    while rig.scheduler.has_work:
-        plan = rig.scheduler.schedule()
-        asked += [int(plan.positions[row]) for w in plan.wanted for row in w.rows.tolist()]
-        rig.scheduler.update(plan, rig.executor.run(plan))
-        if sequence.num_computed == 10 and not sequence.preemptions:
-            rig.scheduler._preempt(1)
-    assert sequence.preemptions == 1
-    assert asked == [2, 9, 15]
-    assert sequence.readmit_cached_tokens == 8, "9 is computed again, not asked again"
-    assert decoder.num_output_tokens == 20
 
 
 def test_score_requests_with_equal_columns_share_one_group() -> None:
@@ -272,33 +168,6 @@ def test_a_failed_step_leaves_nothing_to_be_hit_and_the_rest_go_on() -> None:
     assert waiting.num_computed == 16
 
 
-def test_a_step_that_fails_a_readmitted_request_leaves_nothing_of_it() -> None:
-    """What it had computed before it was preempted is no excuse for what it lacks now."""
-    rig = Rig(6, max_model_len=24, caching=True)
-    sequence = rig.add(12)
-    rig.step()
-    rig.scheduler._preempt(0)
-    rig.cache.allocate(99, list(range(500, 524)))  # takes every block, so all is evicted
-    rig.cache.free(99, 0)
-    plan = rig.scheduler.schedule()
-    assert rig.rows(plan) == [13]
-    rig.executor.crash(plan, 0)
-    assert rig.scheduler.fail(plan) == [sequence]
-    assert rig.cache.num_cached == 0
-
-
-def test_a_failed_decode_keeps_what_was_computed_before() -> None:
-    """Only the block that the failed step should have filled is withdrawn."""
-    rig = Rig()
-    sequence = rig.add(7)
-    rig.step()  # computes 7, samples the 8th, which fills the second block in the next step
-    plan = rig.scheduler.schedule()
-    assert rig.cache.match([*sequence.token_ids, 0]) == 8
-    rig.executor.crash(plan, 0)
-    rig.scheduler.fail(plan)
-    assert rig.cache.match([*sequence.token_ids, 0]) == 4
-
-
 def test_abort_between_steps_keeps_the_computed_blocks_cached() -> None:
     rig = Rig(max_num_batched_tokens=10)
     sequence, waiting = rig.add(16), rig.add(4)
@@ -310,26 +179,6 @@ def test_abort_between_steps_keeps_the_computed_blocks_cached() -> None:
     assert rig.scheduler.abort(2) is None
     assert not rig.scheduler.has_work
     assert rig.stops.params == {}
-
-
-def test_abort_in_flight_is_not_answered_and_frees_after_the_step() -> None:
-    rig = Rig()
-    sequence = rig.add(8, 1)
-    plan = rig.scheduler.schedule()
-    assert rig.scheduler.abort(1) is sequence
-    assert rig.cache.num_active == 2
-    assert rig.scheduler.update(plan, rig.executor.run(plan)) == []
-    assert rig.cache.num_active == 0
-    assert rig.scheduler.schedule() is None
-
-
-def test_max_tokens_is_cut_to_max_model_len() -> None:
-    rig = Rig(max_model_len=12)
-    sequence = rig.add(9, 50)
-    while rig.scheduler.has_work:
-        rig.step()
-    assert rig.finished == {1: "length"}
-    assert sequence.num_tokens == 12
 
 
 def test_what_can_never_be_served_is_refused_with_the_numbers() -> None:
@@ -405,14 +254,3 @@ def test_times_are_stamped_once() -> None:
     rig.step()
     rig.step()
     assert (sequence.scheduled_s, sequence.first_token_s) == (0.0, 1.0)
-
-
-def test_a_plan_must_be_answered_before_the_next_one() -> None:
-    rig = Rig()
-    rig.add(4)
-    plan = rig.scheduler.schedule()
-    with pytest.raises(AssertionError, match="neither updated nor failed"):
-        rig.scheduler.schedule()
-    rig.scheduler.fail(plan)
-    with pytest.raises(AssertionError, match="no plan is in flight"):
-        rig.scheduler.fail(plan)

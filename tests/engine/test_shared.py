@@ -7,7 +7,6 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,9 +15,9 @@ import pytest
 
 from workbench.core import SamplingParams
 from workbench.engine.engine import Engine
-from workbench.engine.shared import block_shape
-from workbench.errors import ConfigError, OutOfMemory
-from workbench.kvcache.arena import BlockShape, KVArena
+from workbench.engine.memory import block_shape
+from workbench.errors import ConfigError
+from workbench.kvcache.arena import KVArena
 from workbench.kvcache.policies import FirstCome, MarginalValue, PhaseAware, StaticSplit
 from workbench.search.prm import PRM
 from workbench.search.problems import load_problems
@@ -116,31 +115,6 @@ def test_a_thousand_re_splits_change_no_token_and_leak_nothing(
     arena.check()
 
 
-def test_running_requests_survive_what_is_refused(expected: pd.DataFrame) -> None:
-    """Before every step of a search models, splits and sizes that cannot be: clear errors."""
-    arena = make_arena()
-    engines = [Engine(name, arena=arena, **LIMITS) for name in (LLM, PRM_NAME)]
-    wide = BlockShape("wide", 99, 99_996)
-    greedy = replace(block_shape(LLM, max_model_len=768, name="greedy"), floor_blocks=10**6)
-    refused = Counter[str]()
-
-    def refuse_then(engine: Engine, step: Callable[[], Any]) -> Any:
-        with pytest.raises(ConfigError, match="'wide' has blocks of 99 layers"):
-            arena.add(wide)
-        with pytest.raises(OutOfMemory, match="one request of each model needs"):
-            arena.add(greedy)
-        with pytest.raises(ConfigError, match="in \\(0, 1\\)"):
-            arena.resplit(1.5)
-        refused[arena.resplit(0.999).outcome] += 1
-        refused[engine.cache.resize(1).outcome] += 1
-        return step()
-
-    for engine in engines:
-        engine.step = partial(refuse_then, engine, engine.step)  # type: ignore[method-assign]
-    assert tree(*engines, on_round=lambda _: arena.check()).equals(expected)
-    assert set(refused) == {"refused"}
-
-
 def test_a_cache_of_its_own_can_be_resized_while_requests_run() -> None:
     """Shrinking preempts nobody and waits for blocks; the trace shows target and actual."""
     prompts = [list(range(k, k + 40)) for k in range(6)]
@@ -196,9 +170,3 @@ def test_two_engines_of_one_name_are_refused_while_both_live() -> None:
     assert second.cache.num_active == 0
     assert second.generate([[5] * 40], PARAMS)
     arena.check()
-
-
-def test_an_arena_too_small_for_one_request_of_each_is_refused() -> None:
-    """The numbers are named, before any engine is built."""
-    with pytest.raises(OutOfMemory, match="one request of each model needs"):
-        make_arena("1MiB")

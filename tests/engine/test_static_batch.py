@@ -5,57 +5,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.fake_executor import FakeExecutor, FakeStops, expected_logits, expected_tokens
-from workbench.core import SamplingParams, ScoreParams, Sequence
+from tests.engine.fake_executor import FakeStops, Rig, expected_logits, expected_tokens
+from workbench.core import SamplingParams
 from workbench.engine.engine import Engine
 from workbench.engine.static_batch import StaticScheduler
 from workbench.errors import ConfigError, OutOfMemory
 from workbench.kvcache.manager import KVCacheManager
 
 
-class Rig:
-    """A static scheduler over blocks of 4 and an executor that checks every KV entry."""
+class Padded(Rig):
+    """A static scheduler over blocks of 4."""
+
+    kind, caching = StaticScheduler, False
 
     def __init__(self, num_blocks: int = 256, **limits) -> None:
-        self.cache = KVCacheManager(num_blocks, 4, False)
-        sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 64} | limits
-        offsets = np.arange(num_blocks) * 1000
-        self.scheduler = StaticScheduler(self.cache, offsets, stops=FakeStops(), **sizes)
-        self.executor = FakeExecutor(4)
-        self.finished: dict[int, str] = {}
-        self.count = 0
-        self.plans, self.counts = [], []
-
-    def _next_number(self) -> int:
-        self.count += 1
-        return self.count - 1
-
-    def add(self, tokens: list[int], max_tokens: int = 8, ignore_eos: bool = True) -> Sequence:
-        number = self._next_number()
-        params = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos, seed=number)
-        sequence = Sequence(number, list(tokens), len(tokens), params)
-        self.scheduler.add(sequence)
-        return sequence
-
-    def add_score(self, tokens: list[int], positions: tuple[int, ...]) -> Sequence:
-        number = self._next_number()
-        score = ScoreParams(positions, (1, 2))
-        sequence = Sequence(number, list(tokens), len(tokens), score=score)
-        self.scheduler.add(sequence)
-        return sequence
-
-    def step(self):
-        plan = self.scheduler.schedule()
-        self.plans.append(plan)
-        self.counts.append(self.scheduler.counts)
-        done = self.scheduler.update(plan, self.executor.run(plan))
-        self.finished |= {sequence.request_id: reason for sequence, reason in done}
-        self.cache.check()
-        return plan
-
-    def run(self) -> None:
-        while self.scheduler.has_work:
-            self.step()
+        sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 64}
+        super().__init__(num_blocks, **sizes | limits)
 
 
 def rows(plan) -> list[int]:
@@ -63,58 +28,58 @@ def rows(plan) -> list[int]:
 
 
 def test_prompts_are_padded_to_the_longest_and_the_padding_is_computed() -> None:
-    rig = Rig()
-    short, long = rig.add([1] * 3), rig.add([2] * 10)
+    rig = Padded()
+    short, long = rig.add(3), rig.add(10)
     plan = rig.step()
     assert rows(plan) == [10, 10]
     assert plan.sampling.rows.tolist() == [2, 19], "the last token of each prompt, not padding"
     assert (short.num_computed, long.num_computed) == (3, 10)
-    assert rig.counts[0].prefill_tokens == 20
-    assert rig.counts[0].tokens_held == 13
+    assert rig.plans[0][1].prefill_tokens == 20
+    assert rig.plans[0][1].tokens_held == 13
 
 
 def test_a_token_budget_cuts_the_padded_prompts_into_columns() -> None:
-    rig = Rig(max_num_batched_tokens=8)
-    rig.add([1] * 2)
-    rig.add([2] * 10)
+    rig = Padded(max_num_batched_tokens=8)
+    rig.add(2)
+    rig.add(10)
     plans = [rig.step() for _ in range(4)]
     assert [rows(plan) for plan in plans] == [[4, 4], [4, 4], [2, 2], [1, 1]]
     assert [len(plan.sampling) for plan in plans] == [1, 0, 1, 2]
 
 
 def test_nobody_joins_before_the_slowest_is_done_and_who_ended_keeps_its_row() -> None:
-    rig = Rig(max_num_seqs=2)
-    rig.add([1] * 4, max_tokens=2)
-    rig.add([2] * 4, max_tokens=5)
-    rig.add([3] * 4, max_tokens=1)
+    rig = Padded(max_num_seqs=2)
+    rig.add(4, max_tokens=2)
+    rig.add(4, max_tokens=5)
+    rig.add(4, max_tokens=1)
     for _ in range(4):
         assert rows(rig.step()) in ([4, 4], [1, 1])
         assert not rig.finished
     rig.step()
-    assert rig.finished == {0: "length", 1: "length"}, "a batch returns as a whole"
+    assert rig.finished == {1: "length", 2: "length"}, "a batch returns as a whole"
     assert rig.cache.num_active == 0
     assert rows(rig.step()) == [4]
-    assert rig.finished[2] == "length"
+    assert rig.finished[3] == "length"
 
 
 def test_every_member_has_blocks_for_the_longest_from_the_start() -> None:
-    rig = Rig()
-    rig.add([1] * 2, max_tokens=2)
-    rig.add([2] * 20, max_tokens=20)
+    rig = Padded()
+    rig.add(2, max_tokens=2)
+    rig.add(20, max_tokens=20)
     rig.step()
     assert rig.cache.num_active == 2 * 10
-    assert rig.counts[0].blocks_active == 20
+    assert rig.plans[0][1].blocks_active == 20
 
 
 def test_a_request_whose_padded_batch_cannot_fit_is_refused_with_the_numbers() -> None:
-    rig = Rig(num_blocks=20)
-    rig.add([1] * 10, max_tokens=10)
+    rig = Padded(num_blocks=20)
+    rig.add(10, max_tokens=10)
     with pytest.raises(OutOfMemory, match=r"max_num_seqs=4.*24 tokens.*needs 24.*there are 20"):
-        rig.add([1] * 14, max_tokens=10)
+        rig.add(14, max_tokens=10)
     with pytest.raises(OutOfMemory, match="28 tokens"):
         rig.add_score([1] * 28, (27,))
     rig.run()
-    assert list(rig.finished) == [0]
+    assert list(rig.finished) == [1]
 
 
 def test_prefix_caching_is_refused_by_name() -> None:
@@ -128,8 +93,8 @@ def test_prefix_caching_is_refused_by_name() -> None:
 
 
 def test_a_failed_step_ends_its_batch_and_what_waits_goes_on() -> None:
-    rig = Rig(max_num_seqs=2)
-    early, late, waiting = rig.add([1] * 3, 1), rig.add([2] * 5, 9), rig.add([3] * 4, 2)
+    rig = Padded(max_num_seqs=2)
+    early, late, waiting = rig.add(3, 1), rig.add(5, 9), rig.add(4, 2)
     rig.step()
     plan = rig.scheduler.schedule()
     assert rig.scheduler.fail(plan) == [early, late]
@@ -139,26 +104,15 @@ def test_a_failed_step_ends_its_batch_and_what_waits_goes_on() -> None:
 
 
 def test_an_aborted_member_keeps_its_row_and_is_never_answered() -> None:
-    rig = Rig(max_num_seqs=2)
-    rig.add([1] * 3, 3)
-    rig.add([2] * 5, 9)
+    rig = Padded(max_num_seqs=2)
+    rig.add(3, 3)
+    rig.add(5, 9)
     rig.step()
-    assert rig.scheduler.abort(1) is not None
+    assert rig.scheduler.abort(2) is not None
     assert rows(rig.step()) == [1, 1]
     rig.run()
-    assert rig.finished == {0: "length"}
+    assert rig.finished == {1: "length"}
     assert rig.cache.num_active == 0
-
-
-def test_a_batch_whose_members_are_all_aborted_leaves_nothing_behind() -> None:
-    rig = Rig(max_num_seqs=2, max_num_batched_tokens=4)
-    rig.add([1] * 3)
-    rig.add([2] * 5)
-    rig.step()
-    for number in (0, 1):
-        rig.scheduler.abort(number)
-    assert rig.scheduler.schedule() is None
-    assert (rig.cache.num_active, rig.scheduler.num_running) == (0, 0)
 
 
 PROMPT = st.lists(st.integers(0, 2), min_size=1, max_size=12)
@@ -175,11 +129,11 @@ def test_tokens_logits_and_counts_are_those_of_each_request_alone(
     requests, seqs, extra, aborted
 ) -> None:
     """max_tokens 0 stands for a scoring request of the prompt; aborted: (step, request id)."""
-    rig = Rig(max_num_seqs=seqs, max_num_batched_tokens=seqs + extra)
+    rig = Padded(max_num_seqs=seqs, max_num_batched_tokens=seqs + extra)
     sequences, step, gone = [], 0, set()
     for tokens, max_tokens, ignore_eos in requests:
         if max_tokens:
-            sequences.append(rig.add(tokens, max_tokens, ignore_eos))
+            sequences.append(rig.add(0, max_tokens, tokens, ignore_eos))
         else:
             sequences.append(rig.add_score(tokens, (len(tokens) - 1,)))
     while rig.scheduler.has_work:
@@ -188,7 +142,7 @@ def test_tokens_logits_and_counts_are_those_of_each_request_alone(
         for when, number in aborted:
             if when == step and rig.scheduler.abort(number):
                 gone.add(number)
-    assert set(rig.finished) == set(range(len(requests))) - gone
+    assert set(rig.finished) == set(range(1, len(requests) + 1)) - gone
     for sequence, (tokens, max_tokens, ignore_eos) in zip(sequences, requests, strict=True):
         if sequence.request_id in gone:
             continue
@@ -199,7 +153,7 @@ def test_tokens_logits_and_counts_are_those_of_each_request_alone(
             wanted = expected_logits(tokens, sequence.score.positions, (1, 2))
             assert {p: list(v) for p, v in sequence.score_rows.items()} == wanted
     assert rig.cache.num_active == 0
-    for plan, counts in zip(rig.plans, rig.counts, strict=True):
+    for plan, counts in rig.plans:
         assert counts.prefill_tokens + counts.decode_tokens == plan.num_tokens
         assert plan.num_tokens <= seqs + extra
         assert len(set(rows(plan))) == 1, "a step is a rectangle"

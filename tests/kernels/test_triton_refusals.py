@@ -127,13 +127,13 @@ import sys, torch
 torch.cuda.device_count = lambda: 1
 torch.cuda.get_device_capability = lambda _: (9, 0)
 from workbench import Engine
-from workbench.engine import parts
+from workbench.engine import engine
 from workbench.errors import ConfigError
 
 def load(*_, **settings):
     raise SystemExit("loads")
 
-parts.load_model = load
+engine.load_model = load
 try:
     Engine({model!r}, device="cuda", dtype="float16", **{settings})
 except ConfigError as error:

@@ -1,15 +1,11 @@
 """The KV cache manager by example; its laws are held against a naive model in the stateful test."""
 
-import subprocess
-import sys
-
 import pytest
 
 from workbench.config import EngineConfig
 from workbench.errors import ConfigError
 from workbench.kvcache.arena import BlockShape, KVArena
 from workbench.kvcache.manager import Allocation, KVCacheManager
-from workbench.kvcache.pool import Copies
 from workbench.kvcache.prefix import TokenList, chain_root
 
 PROMPT = list(range(100, 112))  # three blocks of four
@@ -157,21 +153,6 @@ def test_each_sibling_goes_on_with_a_copy_of_its_parents_partial_block() -> None
     cache.check()
 
 
-def test_copies_of_copies_come_from_where_the_content_is() -> None:
-    """All sources are read before anything is written, so a chain starts at its first block."""
-    copies = Copies()
-    copies.add(1, 2)
-    copies.add(2, 3)
-    copies.move(3, 4)
-    assert sorted(copies.take()) == [(1, 2), (1, 4)]
-    copies.move(1, 2)
-    copies.move(2, 1)
-    assert copies.take() == [], "there and back again"
-    copies.add(5, 1)
-    copies.add(6, 1)
-    assert copies.take() == [(6, 1)], "a block has one content, the one asked for last"
-
-
 def test_the_last_available_block_is_taken_over_instead_of_copied() -> None:
     """A hit needs no block more than a miss: what fits without the switch fits with it."""
     cache = cache_of(3, reuse_partial_blocks=True)
@@ -242,10 +223,3 @@ def test_check_notices_a_broken_law() -> None:
         damage(cache)
         with pytest.raises(AssertionError):
             cache.check()
-
-
-def test_bookkeeping_loads_no_torch() -> None:
-    """Cache, scheduler and trace run in a replay without torch."""
-    code = "import sys, workbench.kvcache.manager, workbench.engine.scheduler, workbench.trace;"
-    code += "sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

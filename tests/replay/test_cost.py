@@ -129,9 +129,9 @@ def test_every_preset_is_a_device() -> None:
         ({"bytes_per_s": "fast"}, "bytes_per_s is 'fast'"),
         ({"memory_bytes": True}, "memory_bytes is True"),
         ({"flops_per_s": float("nan")}, "flops_per_s is nan"),
-        ({"speed": 3}, "has speed, which no device has"),
+        ({"speed": 3}, "has no setting 'speed'"),
         ({"terms": {"tiny-solver": {"step": -1.0}}}, "Term step of tiny-solver is -1.0"),
-        ({"terms": 4}, "terms that are no object of objects"),
+        ({"terms": 4}, "has terms 4; give an object"),
     ],
 )
 def test_a_device_without_a_number_is_refused(tmp_path, change, said) -> None:
@@ -157,7 +157,9 @@ def test_files_that_are_no_device_are_refused(tmp_path) -> None:
     with pytest.raises(ConfigError, match="Did you mean 'h100'"):
         load_device("h1000")
     odd = replace(MACHINE, terms={"tiny-solver": {"steps": 1.0}})
-    with pytest.raises(ConfigError, match=r"terms of tiny-solver on 'here' are steps; allowed: r"):
+    with pytest.raises(
+        ConfigError, match=r"tiny-solver on 'here' has no setting 'steps'. Did you mean 'step'"
+    ):
         Terms.on(odd, "tiny-solver")
 
 

@@ -1,18 +1,14 @@
 """One function for every question: memory, shares, policies, models; and what it refuses."""
 
-import json
 import pickle
-from dataclasses import replace
 
-import pyarrow.parquet as pq
 import pytest
 
 from workbench.engine.engine import Engine
-from workbench.engine.shared import block_shape
+from workbench.engine.memory import block_shape
 from workbench.errors import ConfigError, OutOfMemory, RecordingError
 from workbench.kvcache.arena import KVArena
 from workbench.models.registry import model_spec
-from workbench.replay.devices import load_device, write_device
 from workbench.replay.simulator import POLICIES, events, recorded_strategy
 from workbench.replay.what_if import WhatIf, what_if
 from workbench.search.prm import PRM
@@ -179,30 +175,3 @@ def test_a_missing_recording_is_named(tmp_path) -> None:
     """The path that was given, and how to make one."""
     with pytest.raises(RecordingError, match=r"no recording .*none.parquet; make one"):
         what_if(tmp_path / "none.parquet", device="h100")
-
-
-def test_a_cut_recording_and_one_of_another_version_are_named(measured, tmp_path) -> None:
-    """Asked by path, a damaged file never becomes part of an answer."""
-    path = write_recording(measured.recording, tmp_path / "search.parquet")
-    table = pq.read_table(path)
-    newer = table.schema.metadata | {b"workbench_recording_version": b"99"}
-    pq.write_table(table.replace_schema_metadata(newer), tmp_path / "newer.parquet")
-    with pytest.raises(RecordingError, match="version 99; this workbench reads version"):
-        what_if(tmp_path / "newer.parquet", device="h100")
-    path.write_bytes(path.read_bytes()[:-1000])
-    with pytest.raises(RecordingError, match="is cut or of another kind"):
-        what_if(path, device="h100")
-
-
-def test_a_device_without_a_number_is_named(measured, tmp_path) -> None:
-    """Given by its file, as `workbench calibrate` would have written it."""
-    path = write_device(replace(load_device("h100"), name="mine"), tmp_path / "mine.json")
-    assert what_if(measured.answers, device=str(path)).throughput.tokens > 0
-    given = json.loads(path.read_text())
-    path.write_text(json.dumps(given | {"bytes_per_s": "fast"}))
-    with pytest.raises(ConfigError, match="bytes_per_s is 'fast'; allowed: a number > 0"):
-        what_if(measured.answers, device=str(path))
-    del given["flops_per_s"]
-    path.write_text(json.dumps(given))
-    with pytest.raises(ConfigError, match="lacks flops_per_s"):
-        what_if(measured.answers, device=str(path))

@@ -168,6 +168,6 @@ def test_places_and_caches_that_cannot_be_recorded(fake_engine, tmp_path) -> Non
     with pytest.raises(ConfigError, match="path of a file"):
         search(fake_engine, tmp_path)
     cache = ScoreCache()
-    cache.put("another", "p", ("step",), 0.5)
+    cache["another", "p", ("step",)] = 0.5
     with pytest.raises(ConfigError, match="1 scores of another run"):
         search(fake_engine, tmp_path / "a", score_cache=cache)

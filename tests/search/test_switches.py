@@ -7,7 +7,7 @@ import pytest
 
 from workbench.core import CacheRoom
 from workbench.engine.engine import Engine
-from workbench.engine.shared import block_shape
+from workbench.engine.memory import block_shape
 from workbench.errors import ConfigError
 from workbench.kvcache.arena import KVArena
 from workbench.kvcache.policies import FirstCome, MarginalValue, PhaseAware, StaticSplit
@@ -85,13 +85,6 @@ def test_nor_does_it_over_one_memory(plain):
     assert sum(engine.cache.stats.copied for engine in pair) > 0, "nothing was reused in part"
     assert all(engine.cache.num_active == 0 for engine in pair)
     arena.check()
-
-
-def test_little_memory_is_little(plain):
-    """The small caches above do evict and preempt: the sameness there is not for nothing."""
-    steps = search(*engines(26)).trace.steps
-    assert steps["evicted"].sum() > 0
-    assert steps["preempted"].sum() > 0
 
 
 def test_a_tight_cache_loses_less_when_some_problems_wait():

@@ -20,7 +20,7 @@ from typing import Any
 from workbench.bench.record import Row
 from workbench.core import SamplingParams
 from workbench.engine.engine import Engine
-from workbench.engine.shared import block_shape
+from workbench.engine.memory import block_shape
 from workbench.experiments.statistics import median_interval
 from workbench.kvcache.arena import KVArena
 from workbench.kvcache.manager import KVCacheManager

@@ -17,7 +17,7 @@ import numpy as np
 
 from workbench.bench.machine_ceiling import measure_ceiling
 from workbench.engine.engine import Engine
-from workbench.engine.shared import block_shape
+from workbench.engine.memory import block_shape
 from workbench.experiments.provenance import cpu_model, memory_bytes
 from workbench.kvcache.arena import BlockShape, KVArena
 from workbench.replay.answers import Answers

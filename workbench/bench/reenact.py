@@ -22,8 +22,8 @@ from workbench.bench.gpu_timing import CeilingSizes, measure_gpu_ceiling, requir
 from workbench.bench.record import Row
 from workbench.bench.rows import memory_rows
 from workbench.bench.workload import is_tiny
-from workbench.engine.device_memory import total_of
 from workbench.engine.engine import Engine
+from workbench.engine.gpu import total_of
 from workbench.experiments.reenact import reenact
 from workbench.models.loading import require_device
 from workbench.models.registry import DUMMY

@@ -1,18 +1,20 @@
 """The engine a user holds: prompts in, finished outputs out, every step recorded.
 
 A step is three calls: the scheduler plans, the executor computes, the scheduler takes the result
-in. The engine itself numbers the requests, turns tokens into text and writes the trace; parts.py
-builds what it is made of.
+in. The engine itself checks and numbers the requests, turns tokens into text and writes the trace.
 """
 
 from __future__ import annotations
 
 import codecs
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from operator import index
 from typing import Any
+
+import numpy as np
 
 from workbench.config import EngineConfig
 from workbench.core import (
@@ -24,18 +26,48 @@ from workbench.core import (
     StepPlan,
     Tag,
 )
-from workbench.engine.limits import paired, require_request, require_text, whole_numbers
-from workbench.engine.outcome import output_of
-from workbench.engine.parts import Weights, build_parts
-from workbench.engine.shared import ArenaPlace
-from workbench.errors import StepError
+from workbench.engine.executor import Executor
+from workbench.engine.memory import ArenaPlace, memory_told, plan_memory
+from workbench.engine.sampling import StopChecker
+from workbench.engine.scheduler import Scheduler
+from workbench.engine.static_batch import StaticScheduler
+from workbench.errors import ConfigError, PromptError, StepError
+from workbench.host import collection_paused
+from workbench.kernels import require_served
 from workbench.kvcache.arena import KVArena
+from workbench.kvcache.manager import KVCacheManager
 from workbench.kvcache.prefix import TokenList
+from workbench.kvcache.storage import BlockStorage, KVStorage
+from workbench.models.llama import LlamaModel
+from workbench.models.loading import arithmetic_dtype, load_model, require_device
+from workbench.models.registry import DUMMY, load_tokenizer, model_spec
+from workbench.models.spec import ModelSpec
 from workbench.trace import Recorder, Trace
 
 Prompt = str | SequenceOf[int]
 TokenLines = SequenceOf[SequenceOf[int]]
 NO_TAG = Tag()
+LOADED_WITH = ("model", "dtype", "device", "batch_invariant")
+"""Settings that weights depend on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A loaded model, which engines of one process may share: nothing writes to its tensors."""
+
+    model: LlamaModel
+    config: EngineConfig
+
+    def fitting(self, config: EngineConfig) -> LlamaModel:
+        """The model, for an engine of these settings; ConfigError if it was loaded otherwise."""
+        for name in LOADED_WITH:
+            here, there = getattr(config, name), getattr(self.config, name)
+            if here != there:
+                raise ConfigError(
+                    f"Engine got {name}={here!r} and weights loaded with {name}={there!r}; give "
+                    "both engines the same, or leave weights out."
+                )
+        return self.model
 
 
 class Engine:
@@ -43,7 +75,7 @@ class Engine:
 
     model: a short name, a local folder, a .gguf file, a hub id, or `dummy:NAME`; settings: the
     fields of EngineConfig (memory="1GiB", block_size=16, ...). arena: where its KV cache lies
-    instead of in memory of its own, under arena_name or else the model's (see shared.py). Its
+    instead of in memory of its own, under arena_name or else the model's (see memory.py). Its
     resizing may be called from any thread, all else from one at a time. weights: those of another
     engine (`other.weights`), shared, never written, and counted in the memory of both. Raises
     ModelError for weights that cannot be used, OutOfMemory when the budget leaves no room for one
@@ -61,20 +93,67 @@ class Engine:
         weights: Weights | None = None,
         **settings: object,
     ) -> None:
-        self.config = EngineConfig.from_dict({"model": model, **settings})
-        place = None if arena is None else ArenaPlace(arena, arena_name or model)
-        parts = build_parts(self.config, place, weights)
-        self.name, self.spec, self.fingerprint = model, parts.spec, parts.fingerprint
-        self.architecture, head = self.spec.architecture, self.spec.value_head
-        self.value_outputs = None if head is None else head.outputs
-        self.tokenizer, self._token_bytes = parts.tokenizer, parts.token_bytes
-        self.max_model_len, self.memory = parts.max_model_len, parts.memory
-        self.executor, self.cache, self.scheduler = parts.executor, parts.cache, parts.scheduler
-        self.weights = Weights(parts.executor.model, self.config)
+        self.config = config = EngineConfig.from_dict({"model": model, **settings})
+        _require_kernels(config)
+        loaded = _load(config) if weights is None else weights.fitting(config)
+        self.weights, self.spec = Weights(loaded, config), loaded.spec
+        loaded.kernels.require_takes(config.block_size, self.spec.head_dim)
+        self.name, self.architecture = model, self.spec.architecture
+        self.value_outputs = None if self.spec.value_head is None else self.spec.value_head.outputs
+        self.tokenizer = load_tokenizer(loaded.source, dummy=model.startswith(DUMMY))
+        known = self.tokenizer.token_bytes  # the vocabulary may be rounded up beyond them
+        self._token_bytes = known + (b"",) * (self.spec.vocab - len(known))
+        mode = "invariant" if config.batch_invariant else "fast"
+        self.fingerprint = f"{loaded.fingerprint}/{self.tokenizer.fingerprint}/{mode}"
+        self.max_model_len = _longest_request(config, self.spec)
+        with collection_paused():
+            self._build(loaded, None if arena is None else ArenaPlace(arena, arena_name or model))
         self.forward_s = self.sampling_s = 0.0
         self._next_id = self._next_step = 0
         self._held: list[RequestOutput] = []  # finished while a call waited for others
         self.trace_as(Recorder("engine"), model)
+
+    def _build(self, model: LlamaModel, place: ArenaPlace | None) -> None:
+        """How much memory there is, then the cache, the executor and the scheduler over it."""
+        config, spec, longest = self.config, self.spec, self.max_model_len
+        cached: dict[str, Any] = {
+            "block_size": config.block_size,
+            "enable_prefix_caching": config.enable_prefix_caching,
+            "reuse_partial_blocks": config.reuse_partial_blocks,
+            "namespace": model.fingerprint.encode(),
+        }
+        if place is None:
+            self.memory = plan_memory(model, config, longest, config.num_blocks)
+            sizes = self.memory.num_blocks, config.block_size, spec.layers, spec.kv_heads
+            where = spec.head_dim, model.dtype, model.device
+            storage: BlockStorage = KVStorage(*sizes, *where)
+            self.cache = KVCacheManager(self.memory.num_blocks, **cached)
+        else:
+            place.require_guaranteed(config, longest)
+            self.cache, held = place.arena.cache(place.name, **cached), place.arena.storage
+            self.memory = plan_memory(
+                model, config, longest, self.cache.num_blocks, held is not None
+            )
+            storage = place.storage(config, model)
+            with place.arena.lock:  # others may run
+                self.cache.free_all()  # of an engine that had this name and was dropped
+        self.cache.require(-(-longest // config.block_size))
+        steps = {
+            "max_num_batched_tokens": config.max_num_batched_tokens,
+            "max_num_seqs": config.max_num_seqs,
+        }
+        with memory_told(config.model, model, self.memory.activations, self.memory.kv):
+            invariant = config.batch_invariant
+            self.executor = Executor(model, storage, batch_invariant=invariant, **steps)
+        kind = StaticScheduler if config.batching == "static" else Scheduler
+        self.scheduler = kind(
+            self.cache,
+            storage.offsets,
+            max_model_len=longest,
+            stops=StopChecker(self._token_bytes, self.tokenizer.eos_ids),
+            watermark=config.watermark,
+            **steps,
+        )
 
     # -- requests --
 
@@ -86,7 +165,7 @@ class Engine:
         tag: Tag | None = None,
         salt: bytes = b"",
     ) -> int:
-        """Queue a prompt: text, tokenised as it is, or token ids; answers its request id.
+        """Queue a prompt: text, tokenised as it is, or token ids; returns its request id.
 
         salt: keeps this request's cache entries apart from others'. PromptError, and nothing has
         changed, when the prompt is empty, holds an unknown token id, has max_model_len tokens or
@@ -107,16 +186,22 @@ class Engine:
         p, the given columns (token ids; outputs of a value head). Its output carries .logits
         [positions, columns].
         """
-        found = whole_numbers(positions, "positions"), whole_numbers(columns, "columns")
+        found = _whole_numbers(positions, "positions"), _whole_numbers(columns, "columns")
         score = ScoreParams(tuple(found[0]), tuple(found[1]))
         return self._queue(self._encode(token_ids), score=score, tag=tag, salt=salt).request_id
 
     def _encode(self, prompt: Prompt) -> list[int]:
         """A list of our own of the prompt's token ids."""
         if isinstance(prompt, str):
-            require_text(prompt)
+            try:
+                prompt.encode()
+            except UnicodeEncodeError as error:
+                raise PromptError(
+                    f"The prompt has {prompt[error.start]!r} at character {error.start}, half of a "
+                    "surrogate pair; give valid Unicode."
+                ) from None
             return self.tokenizer.encode(prompt)
-        return whole_numbers(prompt, "token ids")
+        return _whole_numbers(prompt, "token ids")
 
     def _queue(
         self,
@@ -129,11 +214,36 @@ class Engine:
         tag = NO_TAG if tag is None else tag
         tokens = TokenList(token_ids)
         sequence = Sequence(self._next_id, tokens, len(tokens), params, score, salt, tag)
-        require_request(sequence, self.spec, self.name)
+        self._require_known(sequence)
         sequence.arrival_s = time.perf_counter()
         self.scheduler.add(sequence)
         self._next_id += 1
         return sequence
+
+    def _require_known(self, sequence: Sequence) -> None:
+        """PromptError unless all of a request is what model, trace and cache can use."""
+        spec, name, params, score = self.spec, self.name, sequence.params, sequence.score
+        if not isinstance(sequence.tag, Tag) or not isinstance(sequence.salt, bytes):
+            raise PromptError(
+                f"tag is {sequence.tag!r:.200} and salt {sequence.salt!r:.200}; allowed: a Tag or "
+                "None, and bytes."
+            )
+        _require_inside("Token id", sequence.token_ids, spec.vocab, f"{name}'s vocabulary")
+        if score is not None:
+            if not score.columns:
+                raise PromptError("The request wants no column of the logits; give at least one.")
+            kind = "vocabulary" if spec.value_head is None else "value head"
+            _require_inside("Column", score.columns, spec.outputs, f"{name}'s {kind}")
+            return
+        if not isinstance(params, SamplingParams):
+            raise PromptError(f"params is {params!r:.200}; give SamplingParams(...).")
+        if spec.value_head is not None:
+            raise PromptError(
+                f"{name} ({spec.architecture}) has a value head, {spec.outputs} outputs in place "
+                "of a vocabulary, and cannot generate; use it as a PRM, or ask score() for its "
+                "columns."
+            )
+        _require_inside("Stop id", params.stop_token_ids, spec.vocab, f"{name}'s vocabulary")
 
     def forget(self, lines: TokenLines, kept: TokenLines = ()) -> int:
         """`KVCacheManager.forget`: their cached KV is given up; no token depends on it."""
@@ -155,7 +265,7 @@ class Engine:
     # -- steps --
 
     def step(self) -> list[RequestOutput]:
-        """One scheduling step; answers the requests that finished in it.
+        """One scheduling step; returns the requests that finished in it.
 
         A forward pass that fails finishes the requests of its step with the error in `.error`; the
         engine and all other requests go on.
@@ -210,8 +320,23 @@ class Engine:
     def _finish(
         self, sequence: Sequence, reason: str, error: Exception | None = None
     ) -> RequestOutput:
+        """Its row of the trace, and what the caller is told of a request that has ended."""
         self._recorder.request(self._trace_name, sequence, reason, time.perf_counter())
-        return output_of(sequence, reason, self._bytes, error)
+        params, score, rows = sequence.params, sequence.score, sequence.score_rows
+        token_ids = tuple(sequence.token_ids[sequence.num_prompt_tokens :])
+        logprobs = params is not None and params.logprobs is not None
+        return RequestOutput(
+            request_id=sequence.request_id,
+            token_ids=token_ids,
+            text=self._bytes(token_ids).decode(errors="replace"),
+            finish_reason=reason,
+            num_cached_tokens=sequence.num_cached_tokens,
+            logprobs=tuple(sequence.logprobs) if logprobs else None,
+            logits=np.stack([rows[p] for p in score.positions])
+            if score is not None and reason == "score"
+            else None,
+            error=error,
+        )
 
     def _bytes(self, token_ids: SequenceOf[int]) -> bytes:
         """The text of sampled tokens; special ones, such as the end of sequence, have none."""
@@ -226,7 +351,7 @@ class Engine:
 
         Raises StepError, once all have ended, when a forward pass failed.
         """
-        return self._run_all(self.add, paired(prompts, params))
+        return self._run_all(self.add, _paired(prompts, params))
 
     def score(
         self,
@@ -323,3 +448,73 @@ class Engine:
     def __repr__(self) -> str:
         blocks = f"{self.memory.num_blocks} blocks of {self.config.block_size} tokens"
         return f"Engine({self.name!r}, {blocks}, max_model_len={self.max_model_len})"
+
+
+def _paired(prompts: Any, params: Any) -> list[tuple[Any, SamplingParams]]:
+    """Each prompt with its SamplingParams: one for all, or as many. Raises PromptError."""
+    try:
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        if not isinstance(prompts, str):
+            return list(zip(prompts, each, strict=True))
+    except (TypeError, ValueError):  # no list, or not as many: one message for both
+        pass
+    raise PromptError(
+        f"generate got the prompts {prompts!r:.100} and the params {params!r:.100}; give a list of "
+        "prompts, and one SamplingParams or as many."
+    )
+
+
+def _whole_numbers(given: Iterable[int], what: str) -> list[int]:
+    """The numbers as ints; PromptError for one that is not whole. what: "token ids", ..."""
+    try:
+        return [*map(index, given)]
+    except TypeError:
+        raise PromptError(f"The {what} are {given!r:.200}; allowed: whole numbers.") from None
+
+
+def _require_inside(what: str, given: SequenceOf[int], size: int, where: str) -> None:
+    if given and not 0 <= min(given) <= max(given) < size:
+        bad = next(k for k in given if not 0 <= k < size)
+        raise PromptError(f"{what} {bad} is not in {where}; allowed: 0 to {size - 1}.")
+
+
+def _load(config: EngineConfig) -> LlamaModel:
+    return load_model(
+        config.model,
+        dtype=config.dtype,
+        device=config.device,
+        batch_invariant=config.batch_invariant,
+        block_size=config.block_size,
+    )
+
+
+def _require_kernels(config: EngineConfig) -> None:
+    """Refuse what no kernels serve before weights are loaded; float32 on a CPU always is."""
+    device = require_device(config.device)
+    if device.type == "cpu" and config.dtype in ("auto", "float32"):
+        return
+    spec = model_spec(config.model)
+    require_served(
+        device,
+        arithmetic_dtype(config.dtype, config.device, spec),
+        head_dim=spec.head_dim,
+        block_size=config.block_size,
+        batch_invariant=config.batch_invariant,
+    )
+
+
+def _longest_request(config: EngineConfig, spec: ModelSpec) -> int:
+    """max_model_len, by default the model's own; ConfigError for more than the model can serve."""
+    name, max_model_len = config.model, config.max_model_len or spec.max_model_len
+    if max_model_len > spec.max_model_len:
+        raise ConfigError(
+            f"max_model_len={max_model_len} exceeds the {spec.max_model_len} positions of {name}; "
+            "give at most that, or None."
+        )
+    if spec.sliding_window is not None and max_model_len > spec.sliding_window:
+        raise ConfigError(
+            f"max_model_len={max_model_len} exceeds the sliding window of {name}, in which a token "
+            f"sees {spec.sliding_window} positions; sliding-window attention is not supported: "
+            f"give max_model_len={spec.sliding_window} at most."
+        )
+    return max_model_len

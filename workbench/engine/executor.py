@@ -1,4 +1,4 @@
-"""Carries out a step plan: owns weights, KV storage and buffers; answers tokens and logits.
+"""Carries out a step plan: owns weights, KV storage and buffers; returns tokens and logits.
 
 The only part of the engine that computes. A plan that fails leaves the executor as it was: what the
 failed step stored is in blocks that the scheduler then withdraws.
@@ -7,7 +7,7 @@ failed step stored is in blocks that the scheduler then withdraws.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -16,17 +16,15 @@ import torch
 from numpy.typing import NDArray
 
 from workbench.core import SamplingRows, StepPlan, StepResult, WantedLogits
-from workbench.engine.decode_steps import DecodeSteps
-from workbench.engine.device_sampling import chosen_tokens
+from workbench.engine.gpu import chosen_tokens, staged
 from workbench.engine.sampling import Logprobs, require_finite, sample
-from workbench.engine.staging import staged
 from workbench.errors import ConfigError, StepError
 from workbench.kernels import ForwardContext, LayerCache
 from workbench.kvcache.storage import BlockStorage
-from workbench.models.llama import Linear, LlamaModel
+from workbench.models.llama import Buffers, Linear, LlamaModel
 
 Clock = Callable[[], float]
-_KEPT_COLUMNS = 8  # sets of columns whose output matrices are kept; a PRM asks for one
+MOST_COLUMNS = 8  # sets of columns whose output matrices are kept; a PRM asks for one
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +67,8 @@ class Executor:
                 f"{model.dtype} on {model.device}, are not; use float32 on a CPU, triton on a GPU, "
                 "or batch_invariant=False."
             )
-        self.model, self.storage, self.batch_invariant, self._clock = (
-            model,
-            storage,
-            batch_invariant,
-            clock,
-        )
+        self.model, self.storage, self._clock = model, storage, clock
+        self.batch_invariant = batch_invariant
         self.buffers = model.buffers(max_num_batched_tokens, max_num_seqs)
         self._caches = [
             LayerCache(
@@ -83,15 +77,14 @@ class Executor:
             for base in storage.layer_base
         ]
         self._decode_steps = DecodeSteps(model, self._caches, self.buffers)
-        # Output matrices of the columns that scoring asks for.
-        self._columns: dict[bytes, Linear] = {}
+        self._columns: dict[bytes, Linear] = {}  # output matrices of what scoring asks for
 
     def submit(self, plan: StepPlan) -> StepHandle:
         """Start a step. Its errors are raised by the handle, not here."""
         try:
             with torch.inference_mode(), self._on_device():
                 return StepHandle(self._run(plan))
-        except Exception as error:  # whatever went wrong is the step's, and the engine goes on
+        except Exception as error:  # what went wrong is the step's, and the engine goes on
             return StepHandle(error)
 
     def _on_device(self) -> AbstractContextManager[object]:
@@ -169,6 +162,63 @@ class Executor:
             model = self.model
             head = model.head.columns(chosen.to(model.device), model.final_norm)
         self._columns[key] = head
-        if len(self._columns) > _KEPT_COLUMNS:
+        if len(self._columns) > MOST_COLUMNS:
             del self._columns[next(iter(self._columns))]
         return head
+
+
+class DecodeSteps:
+    """Steps of one row a sequence, of which decoding consists: passes recorded to be run again.
+
+    A pass is recorded once for each number of rows, over arrays that stay in place, and then run
+    without Python in between (as a CUDA graph is). On a GPU a few numbers of rows serve all: those
+    beyond a step's own belong to no sequence.
+    """
+
+    def __init__(self, model: LlamaModel, caches: Sequence[LayerCache], buffers: Buffers) -> None:
+        self._model, self._caches, self._buffers = model, caches, buffers
+        rows = buffers.logit_rows
+        self._positions = np.zeros(rows, np.int64)
+        self._context_len = np.zeros(rows, np.int32)
+        self._block_offsets = np.zeros((rows, 0), np.int64)
+        self._passes: dict[int, Callable[[], None]] = {}
+
+    def forward(self, tokens: torch.Tensor, plan: StepPlan) -> torch.Tensor:
+        """`LlamaModel.forward` of a plan whose sequences own one row each."""
+        rows, blocks = plan.block_offsets.shape
+        launched = self._model.kernels.rows_launched(rows)
+        launched = max(rows, min(launched, len(self._positions)))
+        self._make_room(blocks)
+        self._positions[:rows] = plan.positions
+        self._context_len[:rows] = plan.context_len
+        self._block_offsets[:rows, :blocks] = plan.block_offsets
+        self._positions[rows:launched] = -1  # no sequence's
+        self._context_len[rows:launched] = 0
+        if launched not in self._passes:
+            self._passes[launched] = self._record(launched)
+        self._model.embedding(tokens, self._buffers.residual[:rows])
+        self._passes[launched]()
+        return self._buffers.normed[:rows]
+
+    def _make_room(self, blocks: int) -> None:
+        """Longer sequences than ever before: a wider table, and passes that read it."""
+        rows, width = self._block_offsets.shape
+        if blocks > width:
+            self._block_offsets = np.zeros((rows, max(blocks, 2 * width)), np.int64)
+            self._passes.clear()
+
+    def _record(self, rows: int) -> Callable[[], None]:
+        """Unused entries of the table are of former steps: no row reads beyond its position.
+
+        What is recorded does not hold on to this object, which would keep buffers until garbage is
+        collected.
+        """
+        context = ForwardContext(
+            positions=self._positions[:rows],
+            sequence=np.arange(rows, dtype=np.int64),
+            query_start=np.arange(rows + 1, dtype=np.int32),
+            context_len=self._context_len[:rows],
+            block_offsets=self._block_offsets[:rows],
+        )
+        model, caches, buffers = self._model, self._caches, self._buffers
+        return model.kernels.record(lambda: model.run_layers(rows, caches, context, buffers))

@@ -1,4 +1,4 @@
-"""How an engine's memory is divided, in bytes: weights, activations, other, and the KV cache.
+"""How an engine's memory is divided, in bytes, and what engines that share one must know.
 
     kv = total - weights - activations - other        num_blocks = kv // block_bytes
 
@@ -19,14 +19,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from workbench.config import format_size, parse_size
+from workbench.config import EngineConfig, format_size, parse_size
 from workbench.core import SamplingRows, StepPlan, WantedLogits
-from workbench.engine.device_memory import beside_torch, free_of, peak_on, total_of
 from workbench.engine.executor import Executor
+from workbench.engine.gpu import beside_torch, free_of, peak_on, total_of
 from workbench.errors import ConfigError, OutOfMemory, StepError
 from workbench.host import collection_paused
-from workbench.kvcache.storage import KVStorage
+from workbench.kvcache.arena import BlockShape, KVArena
+from workbench.kvcache.storage import ArenaStorage, BlockStorage, KVStorage
 from workbench.models.llama import LlamaModel
+from workbench.models.loading import arithmetic_dtype
+from workbench.models.registry import model_spec
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -65,47 +68,35 @@ class MemoryProfile:
         return str(self.table.to_html(index=False))
 
 
-@dataclass(frozen=True, slots=True)
-class StepLimits:
-    """The largest step an engine may be asked for, and the longest request."""
-
-    max_num_batched_tokens: int
-    max_num_seqs: int
-    max_model_len: int
-
-
 def plan_memory(
     model: LlamaModel,
-    limits: StepLimits,
-    block_size: int,
-    *,
-    memory: int | float | str | None = None,
-    kv_memory: int | str | None = None,
+    config: EngineConfig,
+    max_model_len: int,
     num_blocks: int | None = None,
-    activations_in_total: bool = True,
     kv_held: bool = False,
-    name: str = "model",
 ) -> MemoryProfile:
-    """The division of a budget: all memory, the cache's alone, or its blocks; at most one given.
+    """The division of what `config` gives, all memory or the cache's alone; or of num_blocks.
 
-    With none, as many blocks as max_num_seqs requests of max_model_len need, within a quarter of
-    the device. kv_held: the cache's bytes are taken already, as another engine's arena. Raises
-    OutOfMemory when a device has not the room, and when one request of max_model_len would not fit:
-    it names the model and the longest that does.
+    Where it gives neither, as many blocks as max_num_seqs requests of max_model_len need, within a
+    quarter of the device. kv_held: the cache's bytes are taken already, as another engine's arena.
+    Raises OutOfMemory when a device has not the room, and when one request of max_model_len would
+    not fit: it names the model and the longest that does.
     """
+    name, size = config.model, config.block_size
     with memory_told(name, model):
-        activations = measure_activations(model, limits)
-    block_bytes = model.spec.block_bytes(block_size, model.dtype.itemsize)
-    other = beside_torch(model.device)
-    fixed = model.weight_bytes + (activations if activations_in_total else 0) + other
+        largest = config.max_num_batched_tokens, config.max_num_seqs, max_model_len
+        activations = measure_activations(model, *largest)
+    block_bytes = model.spec.block_bytes(size, model.dtype.itemsize)
+    other, paid = beside_torch(model.device), activations if config.activations_in_total else 0
+    fixed = model.weight_bytes + paid + other
     if num_blocks is not None:
         kv = num_blocks * block_bytes
-    elif kv_memory is not None:
-        kv = parse_size(kv_memory)
-    elif memory is not None:
-        kv = total_bytes(memory, model.device) - fixed
+    elif config.kv_memory is not None:
+        kv = parse_size(config.kv_memory)
+    elif config.memory is not None:
+        kv = total_bytes(config.memory, model.device) - fixed
     else:
-        enough = limits.max_num_seqs * math.ceil(limits.max_model_len / block_size) * block_bytes
+        enough = config.max_num_seqs * math.ceil(max_model_len / size) * block_bytes
         kv = min(enough, total_of(model.device) // 4 - fixed)
     profile = MemoryProfile(
         total=kv + fixed,
@@ -115,22 +106,16 @@ def plan_memory(
         kv=kv,
         block_bytes=block_bytes,
         num_blocks=max(0, kv // block_bytes),
-        activations_in_total=activations_in_total,
+        activations_in_total=config.activations_in_total,
     )
     _refuse_too_many(profile, model.device, kv_held, name)
-    _refuse_too_few(profile, limits, block_size, name)
+    _refuse_too_few(profile, max_model_len, size, name)
     return profile
 
 
 def total_bytes(memory: int | float | str, device: torch.device = CPU) -> int:
     """Bytes of a `memory` setting: a size, or a float in (0, 1], a share of the device's memory."""
-    if isinstance(memory, float):
-        if not 0 < memory <= 1:
-            raise ConfigError(
-                f"memory is {memory!r}; a share is in (0, 1], a size is a whole number or text."
-            )
-        return int(memory * total_of(device))
-    return parse_size(memory)
+    return int(memory * total_of(device)) if isinstance(memory, float) else parse_size(memory)
 
 
 @contextmanager
@@ -160,7 +145,7 @@ def memory_told(
 def _refuse_too_many(
     profile: MemoryProfile, device: torch.device, kv_held: bool, name: str
 ) -> None:
-    """Before anybody counts the blocks, or asks a system that promises more than it has."""
+    """Before blocks are made, or memory is asked of a system that promises more than it has."""
     total, free = total_of(device), free_of(device)
     if free is None:
         needed, room, beside = profile.kv, total, ""
@@ -176,29 +161,26 @@ def _refuse_too_many(
         )
 
 
-def _refuse_too_few(profile: MemoryProfile, limits: StepLimits, block_size: int, name: str) -> None:
-    needed = math.ceil(limits.max_model_len / block_size)
+def _refuse_too_few(profile: MemoryProfile, longest: int, block_size: int, name: str) -> None:
+    needed = math.ceil(longest / block_size)
     if profile.num_blocks >= needed:
         return
     missing = needed * profile.block_bytes - profile.kv
     fits = profile.num_blocks * block_size
-    parts = (
-        f"weights {format_size(profile.weights)}, activations {format_size(profile.activations)}"
-    )
-    if profile.other:
-        parts += f", other {format_size(profile.other)}"
-    remedy = f"Give that much more, or max_model_len={fits} at most."
-    if fits < 2:
-        remedy = "Give that much more: no request fits."
+    named = ("weights", "activations", *(("other",) if profile.other else ()))
+    parts = ", ".join(f"{part} {format_size(getattr(profile, part))}" for part in named)
+    advice = ": no request fits." if fits < 2 else f", or max_model_len={fits} at most."
     raise OutOfMemory(
         f"{name}: {format_size(profile.total)} leave {profile.num_blocks} blocks of {block_size} "
-        f"tokens ({parts}); one request of max_model_len={limits.max_model_len} needs {needed}. "
-        f"{missing:,} bytes are missing. {remedy}"
+        f"tokens ({parts}); one request of max_model_len={longest} needs {needed}. "
+        f"{missing:,} bytes are missing. Give that much more{advice}"
     )
 
 
 @collection_paused()
-def measure_activations(model: LlamaModel, limits: StepLimits) -> int:
+def measure_activations(
+    model: LlamaModel, max_num_batched_tokens: int, max_num_seqs: int, max_model_len: int
+) -> int:
     """Bytes beside weights and KV that the largest step needs: buffers, and what comes and goes.
 
     The step goes through one layer: the others work in the same buffers, one after the other.
@@ -209,26 +191,23 @@ def measure_activations(model: LlamaModel, limits: StepLimits) -> int:
         model.first_layers(1),
         storage,
         batch_invariant=False,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
     )
+    tokens = min(max_num_batched_tokens, max_num_seqs * max_model_len)
     samples = spec.value_head is None
-    plan = _largest_plan(limits, samples)
-    executor.submit(
-        _largest_plan(StepLimits(1, 1, 1), samples)
-    ).result()  # first-call allocations are not the step's
+    plan = _even_plan(tokens, min(max_num_seqs, tokens), samples)
+    executor.submit(_even_plan(1, 1, samples)).result()  # first-call allocations are not the step's
     with peak_on(model.device) as peak:
         executor.submit(plan).result()
     return executor.buffers.nbytes + peak.bytes
 
 
-def _largest_plan(limits: StepLimits, samples: bool) -> StepPlan:
-    """The largest step; every block is the same one, since contents do not count.
+def _even_plan(tokens: int, seqs: int, samples: bool) -> StepPlan:
+    """A step of so many tokens; every block is the same one, since contents do not count.
 
     samples: each sequence samples a token; else each wants one output of a value head.
     """
-    tokens = min(limits.max_num_batched_tokens, limits.max_num_seqs * limits.max_model_len)
-    seqs = min(limits.max_num_seqs, tokens)
     lengths = np.full(seqs, tokens // seqs, np.int32)
     lengths[: tokens % seqs] += 1
     ends = np.cumsum(lengths)
@@ -259,3 +238,78 @@ def _sampling(rows: NDArray[Any], positions: NDArray[Any]) -> SamplingRows:
         min_p=np.zeros(count),
         logprobs=np.full(count, -1, np.int64),
     )
+
+
+# -- one memory for several engines --
+
+
+def block_shape(
+    model: str,
+    *,
+    name: str | None = None,
+    block_size: int = 16,
+    max_model_len: int | None = None,
+    dtype: str = "auto",
+    device: str = "cpu",
+) -> BlockShape:
+    """A model's blocks as an arena must know them; reads its config, no weights.
+
+    name: in the arena, default the model's; two engines of one model need two. Its floor is one
+    request of max_model_len (default: the model's own), a block's cost the operations of computing
+    its tokens. Raises ModelError or ConfigError as Engine does.
+    """
+    spec = model_spec(model)
+    element = arithmetic_dtype(dtype, device, spec).itemsize
+    longest = spec.max_model_len if max_model_len is None else max_model_len
+    return BlockShape(
+        name=name or model,
+        layers=spec.layers,
+        cell_bytes=spec.block_bytes(block_size, element) // spec.layers,
+        element_bytes=element,
+        floor_blocks=-(-longest // block_size),
+        block_cost=float(spec.flops(block_size, 0)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaPlace:
+    """An arena, and a model's name in it."""
+
+    arena: KVArena
+    name: str
+
+    def require_guaranteed(self, config: EngineConfig, max_model_len: int) -> None:
+        """ConfigError unless the arena guarantees an engine's longest request."""
+        own = ("memory", "kv_memory", "num_blocks")
+        given = [name for name in own if getattr(config, name) is not None]
+        if given:
+            raise ConfigError(
+                f"Engine got arena and {' and '.join(given)}; an engine in an arena has no memory "
+                "of its own: the arena's size and kv_share say what it may hold."
+            )
+        shape = self.arena.packing(self.name).shape
+        needed = -(-max_model_len // config.block_size)
+        if shape.floor_blocks < needed:
+            raise ConfigError(
+                f"The arena guarantees {self.name!r} {shape.floor_blocks} blocks, one request of "
+                f"max_model_len={max_model_len} needs {needed} of {config.block_size} tokens; give "
+                "block_shape() and Engine the same max_model_len and block_size."
+            )
+
+    def storage(self, config: EngineConfig, model: LlamaModel) -> BlockStorage:
+        """This model's view of the arena's bytes, which the first engine asks for.
+
+        ConfigError while another engine has its blocks under the same name.
+        """
+        if self.arena.storage is None:
+            self.arena.storage = ArenaStorage(self.arena, model.device)
+        bytes_: ArenaStorage = self.arena.storage
+        if self.name in bytes_.users:
+            raise ConfigError(
+                f"An engine has its blocks under {self.name!r} in this arena already; give each "
+                "its own name: block_shape(..., name=...) and Engine(..., arena_name=...)."
+            )
+        shape = (config.block_size, model.spec.kv_heads, model.spec.head_dim)
+        view = bytes_.model(self.name, *shape, model.dtype)
+        bytes_.users[self.name] = model
+        return view

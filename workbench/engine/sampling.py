@@ -55,9 +55,13 @@ def sample(
     """
     tokens = logits.argmax(axis=1)  # the first of equal ones; of a row with NaN, that NaN
     require_finite(logits[np.arange(len(tokens)), tokens], rows.rows)
-    warm, filtered = rows.temperature > 0, _filtered(rows, logits.shape[1])
-    _draw_some(logits, rows, warm & ~filtered, draw or inverse_cdf, tokens)
-    for row in np.flatnonzero(warm & filtered):
+    warm, sorts = rows.temperature > 0, filtered(rows, logits.shape[1])
+    plain = warm & ~sorts
+    if plain.any():  # where all rows are, nothing of their logits is copied
+        at = slice(None) if plain.all() else plain
+        noise = uniform(rows.seeds[at], rows.positions[at])
+        tokens[at] = (draw or inverse_cdf)(logits[at], rows.temperature[at], noise)
+    for row in np.flatnonzero(warm & sorts):
         tokens[row] = _draw_filtered(logits[row], rows, row)
     return tokens, _logprobs(logits, rows, tokens)
 
@@ -78,20 +82,6 @@ def require_finite_rows(finite: NDArray[np.bool_], rows: NDArray[np.int64]) -> N
             "are damaged, or its numbers exceed its dtype. Fetch the model again, or use float32.",
             rows[bad].tolist(),
         )
-
-
-def _draw_some(
-    logits: NDArray[np.float32],
-    rows: SamplingRows,
-    which: NDArray[np.bool_],
-    draw: Draw,
-    tokens: NDArray[np.int64],
-) -> None:
-    """Fills in the tokens of some rows, in whose logits nothing is copied where they are all."""
-    if which.any():
-        at = slice(None) if which.all() else which
-        noise = uniform(rows.seeds[at], rows.positions[at])
-        tokens[at] = draw(logits[at], rows.temperature[at], noise)
 
 
 def inverse_cdf(
@@ -127,7 +117,7 @@ def _weights(logits: NDArray[np.float32], temperature: NDArray[np.float64]) -> N
     return np.exp(wide, out=wide)
 
 
-def _filtered(rows: SamplingRows, vocab: int) -> NDArray[np.bool_]:
+def filtered(rows: SamplingRows, vocab: int) -> NDArray[np.bool_]:
     """[R] Whether a row leaves tokens out."""
     some = (rows.top_k > 0) & (rows.top_k < vocab)
     return some | (rows.top_p < 1) | (rows.min_p > 0)
@@ -156,14 +146,14 @@ def _logprobs(
     """Empty when no row wants any, so that the common case costs one comparison."""
     if not (rows.logprobs >= 0).any():
         return ()
-    answers: list[dict[int, float] | None] = [None] * len(tokens)
+    found: list[dict[int, float] | None] = [None] * len(tokens)
     for i in np.flatnonzero(rows.logprobs >= 0):
         wide = logits[i].astype(np.float64)
         wide -= wide.max()
         wide -= np.log(np.exp(wide).sum())
         best = np.argsort(-wide, kind="stable")[: rows.logprobs[i]]
-        answers[i] = {int(t): float(wide[t]) for t in (tokens[i], *best)}
-    return tuple(answers)
+        found[i] = {int(t): float(wide[t]) for t in (tokens[i], *best)}
+    return tuple(found)
 
 
 class StopChecker:
@@ -176,7 +166,7 @@ class StopChecker:
         self._users: dict[str | int, int] = {}  # stop string or stop id -> requests that have it
         self._able: dict[str, NDArray[np.int64]] = {}  # ids that may complete a stop string
         highest = max((len(token_bytes) - 1, *self._eos))
-        self._reasons = np.zeros(highest + 2, np.int64)  # the last one answers for all higher ids
+        self._reasons = np.zeros(highest + 2, np.int64)  # the last one is that of all higher ids
         self._reasons[list(self._eos)] += 1
 
     def add(self, request_id: int, params: SamplingParams) -> None:
@@ -221,19 +211,20 @@ class StopChecker:
         added = len(self._token(seq.token_ids[-1]))
         if added == 0:
             return False
-        tail = b""
+        text = b""
         for token in reversed(seq.token_ids[seq.num_prompt_tokens :]):
-            tail = self._token(token) + tail
-            if len(tail) >= added + len(stop) - 1:
+            text = self._token(token) + text
+            if len(text) >= added + len(stop) - 1:
                 break
-        return tail.find(stop, max(0, len(tail) - added - len(stop) + 1)) >= 0
+        return text.find(stop, max(0, len(text) - added - len(stop) + 1)) >= 0
 
     def _token(self, token: int) -> bytes:
         return self._bytes[token] if token < len(self._bytes) else b""
 
     def _count(self, condition: str | int, change: int) -> None:
         if isinstance(condition, int):
-            self._make_room(condition)
+            missing = max(0, condition + 2 - len(self._reasons))
+            self._reasons = np.pad(self._reasons, (0, missing))
             self._reasons[condition] += change
             return
         if condition not in self._able:
@@ -241,11 +232,6 @@ class StopChecker:
             able = [i for i, token in enumerate(self._bytes) if _may_complete(token, stop)]
             self._able[condition] = np.array(able, np.int64)
         self._reasons[self._able[condition]] += change
-
-    def _make_room(self, token: int) -> None:
-        missing = token + 2 - len(self._reasons)
-        if missing > 0:
-            self._reasons = np.concatenate([self._reasons, np.zeros(missing, np.int64)])
 
 
 def _conditions(params: SamplingParams) -> set[str | int]:

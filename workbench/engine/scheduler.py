@@ -1,9 +1,8 @@
-"""Iteration-level scheduling: what a step computes, who is admitted, who gives up their blocks.
+"""Iteration-level scheduling: what a step computes, which request is admitted, which is preempted.
 
 Each step gives every running sequence the tokens it lacks, decoding ones first, then admits waiting
-ones in order, if all of their tokens fit. Its three calls are schedule -> StepPlan,
-then update or fail. What it does not do: compute (executor.py), or hold the batch's arrays
-(inputs.py).
+ones in order, if all of their tokens fit. Its three calls are schedule -> StepPlan, then update or
+fail; StepAccount counts each step for the trace, and no decision depends on it.
 """
 
 from __future__ import annotations
@@ -13,17 +12,43 @@ import time
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
+from itertools import pairwise
+from operator import add, attrgetter, sub
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.core import Sequence, StepPlan, StepResult
-from workbench.engine.accounting import StepAccount
-from workbench.engine.inputs import Batch, Chunk, PlannedStep, plan_step, tokens_to_compute
-from workbench.engine.limits import first_wanted, length_limit, require_room, require_servable
-from workbench.engine.outcome import StopChecker, stopped, take_scores, take_tokens
-from workbench.kvcache.manager import KVCacheManager
+from workbench.core import SamplingParams, Sequence, StepPlan, StepResult
+from workbench.engine.batch import Batch, Chunk, PlannedStep, plan_step
+from workbench.errors import ConfigError, OutOfMemory, PromptError
+from workbench.kvcache.manager import NOTHING_LOST, Allocation, KVCacheManager, Lost
 from workbench.trace import StepCounts
+
+CACHE_COUNTS = (
+    "allocated",
+    "evicted",
+    "thrashed",
+    "thrash_events",
+    "query_tokens",
+    "hit_tokens",
+    "readmit_hit_tokens",
+)
+_cache_counts = attrgetter(*CACHE_COUNTS)
+
+
+class StopConditions(Protocol):
+    """What the scheduler needs of stop conditions (sampling.StopChecker is the real one).
+
+    suspects(tokens): which of these tokens may end their sequence, without looking at it.
+    finish_reason(seq): "eos", "stop" or None, judged by the sequence's newest token.
+    """
+
+    def add(self, request_id: int, params: SamplingParams) -> None: ...
+    def remove(self, request_id: int) -> None: ...
+    def suspects(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]: ...
+    def finish_reason(self, seq: Sequence) -> str | None: ...
 
 
 class Scheduler:
@@ -41,11 +66,23 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_model_len: int,
-        stops: StopChecker,
+        stops: StopConditions,
         watermark: float = 0.01,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        require_room(cache, max_num_seqs, max_num_batched_tokens, max_model_len)
+        if not 1 <= max_num_seqs <= max_num_batched_tokens:
+            raise ConfigError(
+                f"max_num_seqs={max_num_seqs} and max_num_batched_tokens={max_num_batched_tokens}; "
+                "allowed: 1 <= max_num_seqs <= max_num_batched_tokens (all running sequences "
+                "decode every step)."
+            )
+        most_blocks = -(-max_model_len // cache.block_size)
+        if cache.num_blocks < most_blocks:
+            raise OutOfMemory(
+                f"{cache.num_blocks} KV blocks of {cache.block_size} tokens cannot hold one "
+                f"request of max_model_len={max_model_len}, which needs {most_blocks}. Give more "
+                f"memory, or set max_model_len to at most {cache.num_blocks * cache.block_size}."
+            )
         self._cache = cache
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
@@ -53,7 +90,6 @@ class Scheduler:
         self._stops = stops
         self._watermark = watermark
         self._clock = clock
-        most_blocks = -(-max_model_len // cache.block_size)
         self._batch = Batch(max_num_seqs, most_blocks, np.asarray(offsets, np.int64))
         self._waiting: deque[Sequence] = deque()
         self._known: dict[int, Sequence] = {}  # waiting or running, not aborted
@@ -83,11 +119,31 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue a request. PromptError if it is empty or longer than max_model_len allows."""
         assert sequence.request_id not in self._known, "a request is queued once"
-        require_servable(sequence, self._max_model_len)
+        self._require_servable(sequence)
         if sequence.params is not None:
             self._stops.add(sequence.request_id, sequence.params)
         self._known[sequence.request_id] = sequence
         self._waiting.append(sequence)
+
+    def _require_servable(self, sequence: Sequence) -> None:
+        """PromptError if it is empty or too long; a prompt must leave room for one token."""
+        score, num_tokens = sequence.score, len(sequence.token_ids)
+        if not num_tokens or (score is not None and not score.positions):
+            raise PromptError("The request is empty; give a token (and a position to score).")
+        if score is not None:
+            places = score.positions
+            ascending = all(a < b for a, b in pairwise(places))
+            if not ascending or places[0] < 0 or places[-1] >= num_tokens:
+                raise PromptError(
+                    f"Logits are wanted at positions {places}; allowed are ascending ones from 0 "
+                    f"to {num_tokens - 1}, the request's last token."
+                )
+        length, most = sequence.num_to_compute, self._max_model_len - (score is None)
+        if length > most:
+            raise PromptError(
+                f"The request has {length} tokens; allowed are at most {most} "
+                f"(max_model_len={self._max_model_len}). Shorten it, or raise max_model_len."
+            )
 
     def abort(self, request_id: int) -> Sequence | None:
         """Drop a request; None if unknown. Its blocks wait for a step that is in flight."""
@@ -108,7 +164,7 @@ class Scheduler:
     # -- one step --
 
     def schedule(self) -> StepPlan | None:
-        """Plan the next step; None when there is none. Answer a plan with update or fail."""
+        """Plan the next step; None when there is none. A plan is followed by update or fail."""
         assert self._in_flight is None, "the last plan was neither updated nor failed"
         if not self._known:
             return None
@@ -136,7 +192,7 @@ class Scheduler:
         return self._batch.decoding[: len(self._batch)].nonzero()[0]
 
     def _make_room_for_decodes(self) -> None:
-        """Oldest first; whatever runs after the one that lacks a block is not planned yet."""
+        """Oldest first: what runs after the one that lacks a block is not planned yet."""
         batch, count = self._batch, len(self._batch)
         at_boundary = batch.length[:count] % self._cache.block_size <= 1
         for row in (batch.decoding[:count] & at_boundary).nonzero()[0].tolist():
@@ -190,9 +246,11 @@ class Scheduler:
 
     def _try_admit(self, sequence: Sequence, budget: int) -> Chunk | None:
         """Admit it if all its tokens fit above the watermark, with room for its first chunk."""
-        tokens, most = sequence.token_ids, tokens_to_compute(sequence)
+        tokens, most, score = sequence.token_ids, sequence.num_to_compute, sequence.score
         tokens = tokens if most == len(tokens) else tokens[:most]  # whole, it carries its hashes
-        max_hit, salt = first_wanted(sequence), sequence.salt
+        max_hit, salt = None, sequence.salt
+        if score is not None:
+            max_hit = next(p for p in score.positions if p not in sequence.score_rows)
         start = self._cache.match(tokens, salt=salt, max_hit=max_hit)
         end = min(len(tokens), start + budget)
         allocation = self._cache.allocate(
@@ -209,9 +267,15 @@ class Scheduler:
         assert allocation.num_cached_tokens == start
         self._account.admit(sequence, allocation)
         self._stamp_admission(sequence, start)
-        limit = length_limit(sequence, self._max_model_len)
+        limit = self._length_limit(sequence)
         row = self._batch.append(sequence, limit, start, allocation.block_ids)
         return Chunk(sequence, row, start, end)
+
+    def _length_limit(self, sequence: Sequence) -> int:
+        """Tokens at which generation ends for length: max_tokens, cut to max_model_len."""
+        if sequence.params is None:
+            return self._max_model_len + 1
+        return min(sequence.num_prompt_tokens + sequence.params.max_tokens, self._max_model_len)
 
     def _keep_free(self) -> int:
         """Blocks to spare at an admission; 0 while nothing runs, so that nothing waits for ever."""
@@ -235,14 +299,10 @@ class Scheduler:
     # -- its result --
 
     def update(self, plan: StepPlan, result: StepResult) -> list[tuple[Sequence, str]]:
-        """Take in a computed step; answers who finished and why (eos | stop | length | score)."""
+        """Take in a computed step; returns what finished and why (eos | stop | length | score)."""
         step, batch = self._close_step(plan), self._batch
         batch.advance(step.rows, step.computed)
-        reasons: dict[int, str] = {}
-        if len(step.sampled):
-            take_tokens(batch, step, result, self._clock)
-            reasons |= stopped(batch, step, result, self._stops, self._aborted)
-        reasons |= take_scores(step, result, self._aborted)
+        reasons = self._take_in(step, result)
         finished = [(batch.sequences[row], reason) for row, reason in sorted(reasons.items())]
         for sequence, _ in finished:
             self._finish(sequence)
@@ -250,11 +310,41 @@ class Scheduler:
         self._release_aborted()
         return finished
 
-    def fail(self, plan: StepPlan) -> list[Sequence]:
-        """The step raised: drops and answers its requests; nothing of theirs can be hit later.
+    def _take_in(self, step: PlannedStep, result: StepResult) -> dict[int, str]:
+        """Append what was sampled, keep wanted logits; row -> why its sequence ends."""
+        reasons = self._take_tokens(step, result) if len(step.sampled) else {}
+        for owners, values in zip(step.wanted, result.wanted):
+            for (sequence, position), logits in zip(owners, values):
+                sequence.score_rows[position] = np.array(logits)
+        for chunk in step.chunks:
+            sequence = chunk.sequence
+            complete = sequence.score is not None and chunk.end == sequence.num_to_compute
+            if complete and sequence.request_id not in self._aborted:
+                reasons[chunk.row] = "score"
+        return reasons
 
-        The rest go on.
-        """
+    def _take_tokens(self, step: PlannedStep, result: StepResult) -> dict[int, str]:
+        """Looks only at those sequences that may have ended."""
+        batch, rows, reasons = self._batch, step.sampled, {}
+        tokens, sequences = np.asarray(result.tokens, np.int64), batch.sequences
+        batch.append_tokens(rows, tokens)
+        for row, logprobs in zip(rows.tolist(), result.logprobs):
+            if logprobs is not None:
+                sequences[row].logprobs.append(logprobs)
+        for row in rows[step.num_decodes :].tolist():
+            if sequences[row].first_token_s is None:
+                sequences[row].first_token_s = self._clock()
+        at_limit = batch.length[rows] >= batch.limit[rows]
+        for i in np.flatnonzero(at_limit | self._stops.suspects(tokens)).tolist():
+            sequence = sequences[rows[i]]
+            if sequence.request_id not in self._aborted:
+                reason = self._stops.finish_reason(sequence) or ("length" if at_limit[i] else None)
+                if reason is not None:
+                    reasons[int(rows[i])] = reason
+        return reasons
+
+    def fail(self, plan: StepPlan) -> list[Sequence]:
+        """The step raised: drops and returns its requests, of which nothing can be hit later."""
         step = self._close_step(plan)
         sequences = [self._batch.sequences[row] for row in step.rows.tolist()]
         failed = [s for s in sequences if s.request_id not in self._aborted]
@@ -270,8 +360,6 @@ class Scheduler:
         assert step.plan.step == plan.step, "another plan is in flight"
         self._in_flight = None
         return step
-
-    # -- leaving --
 
     def _finish(self, sequence: Sequence) -> None:
         del self._known[sequence.request_id]
@@ -298,3 +386,85 @@ class Scheduler:
         """Give the blocks back; whatever was not computed can no longer be hit."""
         computed = sequence.num_computed
         self._cache.free(sequence.request_id, computed, token_ids=sequence.token_ids)
+
+
+class StepAccount:
+    """Counts of one step at a time: `open` it, tell it what happens, `close` it."""
+
+    def __init__(self, cache: KVCacheManager) -> None:
+        self._cache = cache
+        self._before: tuple[int, ...] = _cache_counts(cache.stats)
+        self._lost: dict[int, Lost] = {}  # of admitted sequences that still prefill
+        self._computed_before: dict[int, int] = {}  # most tokens a preempted request had computed
+        self.open()
+
+    def open(self) -> None:
+        """A new step begins."""
+        self.preempted = 0
+        self._cached_tokens = 0
+        self._score_requests = 0
+
+    def admit(self, sequence: Sequence, allocation: Allocation) -> None:
+        """A request was admitted, for the first time or again."""
+        self._cached_tokens += allocation.num_cached_tokens
+        self._score_requests += sequence.score is not None and sequence.preemptions == 0
+        before = self._computed_before.get(sequence.request_id, 0)
+        lost = replace(allocation.lost, preempted_end=before) if before else allocation.lost
+        if lost != NOTHING_LOST:
+            self._lost[sequence.request_id] = lost
+
+    def preempt(self, sequence: Sequence) -> None:
+        """A running request is about to lose its blocks; its num_computed is what they hold."""
+        self.preempted += 1
+        before = self._computed_before.get(sequence.request_id, 0)
+        self._computed_before[sequence.request_id] = max(before, sequence.num_computed)
+        self._lost.pop(sequence.request_id, None)
+
+    def forget(self, request_id: int) -> None:
+        """A request finished, was aborted or failed."""
+        self._lost.pop(request_id, None)
+        self._computed_before.pop(request_id, None)
+
+    def close(self, batch: Batch, planned: PlannedStep, num_waiting: int) -> StepCounts:
+        """The step is planned: its counts."""
+        cache, now, before = self._cache, _cache_counts(self._cache.stats), self._before
+        self._before = now
+        evicted, preempted, partial = self._count_recomputed(planned.chunks)
+        return StepCounts(
+            prefill_tokens=planned.plan.num_tokens - planned.num_decodes,
+            decode_tokens=planned.num_decodes,
+            cached_tokens=self._cached_tokens,
+            running=len(batch),
+            waiting=num_waiting,
+            preempted=self.preempted,
+            blocks_total=cache.num_blocks,
+            blocks_active=cache.num_active,
+            blocks_cached=cache.num_cached,
+            blocks_free=cache.num_free,
+            tokens_held=self._tokens_held(batch, planned),
+            recomputed_tokens_evicted=evicted,
+            recomputed_tokens_preempted=preempted,
+            recomputed_tokens_partial=partial,
+            score_requests=self._score_requests,
+            **dict(zip(CACHE_COUNTS, map(sub, now, before))),
+        )
+
+    def _count_recomputed(self, chunks: list[Chunk]) -> tuple[int, int, int]:
+        """Tokens of this step that were computed before: (evicted, preempted, partial)."""
+        evicted = preempted = partial = 0
+        for chunk in chunks:
+            lost = self._lost.get(chunk.sequence.request_id)
+            if lost is None:
+                continue
+            again = lost.count(chunk.start, chunk.end)
+            evicted, preempted, partial = map(add, (evicted, preempted, partial), again)
+            if chunk.end == chunk.sequence.num_to_compute:
+                del self._lost[chunk.sequence.request_id]
+        return evicted, preempted, partial
+
+    def _tokens_held(self, batch: Batch, planned: PlannedStep) -> int:
+        """Tokens in active blocks after the step; shared blocks are full, others may not be."""
+        held, size = batch.computed[: len(batch)].copy(), self._cache.block_size
+        held[planned.rows] = planned.computed
+        slack = int(np.sum(batch.num_blocks[: len(batch)] * size - held))
+        return self._cache.num_active * size - slack

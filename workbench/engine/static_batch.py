@@ -1,6 +1,6 @@
 """Static, padded, request-level batching: what continuous batching is measured against.
 
-Requests are taken max_num_seqs at a time and nobody joins until the slowest of them is done (thesis
+Requests are taken max_num_seqs at a time and none joins until the slowest of them is done (thesis
 2.2.5). Prompts are padded to the longest: every step of the prefill computes as many rows of each
 member. A member that has ended repeats its last row until the batch ends, and from the start each
 has blocks for the longest of them. All of this is computed, so measured time holds the waste; the
@@ -17,9 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.core import Sequence, StepPlan, StepResult
-from workbench.engine.inputs import Chunk, PlannedStep, tokens_to_compute
-from workbench.engine.limits import length_limit, require_servable
-from workbench.engine.outcome import stopped, take_scores, take_tokens
+from workbench.engine.batch import Chunk, PlannedStep
 from workbench.engine.scheduler import Scheduler
 from workbench.errors import ConfigError, OutOfMemory
 from workbench.kvcache.manager import KVCacheManager
@@ -44,8 +42,9 @@ class StaticScheduler(Scheduler):
 
     def add(self, sequence: Sequence) -> None:
         """Queue a request. OutOfMemory unless a whole batch padded to it fits the cache."""
-        require_servable(sequence, self._max_model_len)
-        needed = self._max_num_seqs * self._blocks_for(self._most_tokens(sequence))
+        self._require_servable(sequence)
+        blocks = -(-self._most_tokens(sequence) // self._cache.block_size)
+        needed = self._max_num_seqs * blocks
         if needed > self._cache.num_blocks:
             raise OutOfMemory(
                 f"A batch of max_num_seqs={self._max_num_seqs} requests padded to "
@@ -54,8 +53,6 @@ class StaticScheduler(Scheduler):
                 "memory, or lower max_num_seqs, max_tokens or the prompt's length."
             )
         super().add(sequence)
-
-    # -- one step --
 
     def _decoding_rows(self) -> NDArray[np.int64]:
         """All that generate, ended or not, once the last prompt is computed."""
@@ -72,7 +69,7 @@ class StaticScheduler(Scheduler):
         return [self._chunk(row, width) for row in range(len(self._batch))] if width else []
 
     def _admit(self, chunks: list[Chunk], budget: int) -> None:
-        """Nobody joins a batch."""
+        """No request joins a batch."""
 
     def _form_batch(self) -> None:
         """The next max_num_seqs waiting requests, each with blocks for the longest of them."""
@@ -81,38 +78,35 @@ class StaticScheduler(Scheduler):
         most = max(self._most_tokens(member) for member in members)
         for member in members:
             self._take_in(member, most)
-        self._columns_left = max(tokens_to_compute(member) for member in members)
+        self._columns_left = max(member.num_to_compute for member in members)
 
     def _take_in(self, member: Sequence, most: int) -> None:
-        tokens = member.token_ids[: tokens_to_compute(member)]
+        tokens = member.token_ids[: member.num_to_compute]
         allocation = self._cache.allocate(member.request_id, tokens)
         reserved = self._cache.extend(member.request_id, [0] * most)
         assert allocation is not None and reserved is not None, "`add` saw that a batch fits"
         self._account.admit(member, allocation)
         self._stamp_admission(member, 0)
         blocks = allocation.block_ids + reserved
-        self._batch.append(member, length_limit(member, self._max_model_len), 0, blocks)
+        self._batch.append(member, self._length_limit(member), 0, blocks)
 
     def _chunk(self, row: int, width: int) -> Chunk:
         """The row's part of `width` columns: what its prompt still has, then padding."""
         sequence, start = self._batch.sequences[row], int(self._batch.computed[row])
-        end = min(start + width, max(start, self._prompt_end(sequence)))
+        scores = sequence.score is not None
+        prompt = sequence.num_to_compute if scores else sequence.num_prompt_tokens
+        end = min(start + width, max(start, prompt))
         return Chunk(sequence, row, start, end, padding=width - (end - start))
 
-    # -- its result --
-
     def update(self, plan: StepPlan, result: StepResult) -> list[tuple[Sequence, str]]:
-        """Take in a computed step; answers the whole batch once its slowest member is done."""
+        """Take in a computed step; returns the whole batch once its slowest member is done."""
         step, members = self._close_step(plan), self._batch.sequences
         self._columns_left -= max((chunk.num_rows for chunk in step.chunks), default=0)
         going_on = self._going_on(step.rows)
         self._batch.advance(step.rows[going_on], step.computed[going_on])
-        reasons: dict[int, str] = {}
         if len(step.sampled):
             step, result = self._of_those_going_on(step, result)
-            take_tokens(self._batch, step, result, self._clock)
-            reasons |= stopped(self._batch, step, result, self._stops, self._aborted)
-        reasons |= take_scores(step, result, self._aborted)
+        reasons = self._take_in(step, result)
         self._ended |= {members[row].request_id: reason for row, reason in reasons.items()}
         rows = np.arange(len(self._batch))
         return [] if self._going_on(rows).any() else self._end_batch()
@@ -138,8 +132,6 @@ class StaticScheduler(Scheduler):
         sampled = replace(result, tokens=np.asarray(result.tokens)[kept], logprobs=logprobs)
         return replace(step, sampled=step.sampled[kept]), sampled
 
-    # -- leaving --
-
     def _end_batch(self) -> list[tuple[Sequence, str]]:
         members, reasons = self._batch.sequences, self._ended
         finished = [
@@ -149,7 +141,7 @@ class StaticScheduler(Scheduler):
         return finished
 
     def _leave(self, sequences: list[Sequence]) -> None:
-        """The batch is over; these are its requests that nobody aborted."""
+        """The batch is over; these are its requests that were not aborted."""
         for sequence in sequences:
             self._finish(sequence)
         self._release(set(range(len(self._batch))))
@@ -160,17 +152,8 @@ class StaticScheduler(Scheduler):
         if all(s.request_id in self._aborted for s in self._batch.sequences):
             self._leave([])
 
-    # -- sizes --
-
     def _most_tokens(self, sequence: Sequence) -> int:
         """Tokens that a request may grow to."""
         if sequence.score is not None:
-            return tokens_to_compute(sequence)
-        return length_limit(sequence, self._max_model_len)
-
-    def _blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._cache.block_size)
-
-    def _prompt_end(self, sequence: Sequence) -> int:
-        """Tokens of the prompt to be computed: of a score, up to the last position asked."""
-        return sequence.num_prompt_tokens if sequence.score is None else tokens_to_compute(sequence)
+            return sequence.num_to_compute
+        return self._length_limit(sequence)

@@ -27,8 +27,8 @@ from workbench.config import EngineConfig, SearchConfig, StrategyConfig, SweepCo
 from workbench.core import RequestOutput, SamplingParams, ScoreParams, StepResult, Tag
 from workbench.core import Sequence as TokenSequence
 from workbench.engine.engine import Engine
+from workbench.engine.memory import block_shape
 from workbench.engine.scheduler import Scheduler
-from workbench.engine.shared import block_shape
 from workbench.experiments.memory import feasibility
 from workbench.experiments.runs import RunResult, sweep_problems
 from workbench.experiments.settings import (

@@ -12,7 +12,6 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from workbench.errors import ConfigError
 from workbench.kvcache.pool import Block, BlockPool, CacheStats, ResizeAnswer
@@ -63,12 +62,8 @@ class Allocation:
     lost: Lost = field(default=NOTHING_LOST, compare=False)
 
 
-class _Hit(NamedTuple):
-    """Full blocks to be shared, and a cached partial one to be copied; the tokens of both."""
-
-    blocks: list[Block]
-    partial: Block | None
-    num_tokens: int
+Hit = tuple[list[Block], Block | None, int]
+"""Full blocks to be shared, a cached partial one to be copied, and the tokens of both."""
 
 
 @dataclass(slots=True, eq=False)
@@ -179,7 +174,7 @@ class KVCacheManager:
 
     def match(self, token_ids: TokenIds, *, salt: bytes = b"", max_hit: int | None = None) -> int:
         """How many tokens a request for these would find cached now; changes nothing."""
-        return self._hit(*self._hashed(token_ids, salt), max_hit).num_tokens
+        return self._hit(*self._hashed(token_ids, salt), max_hit)[2]
 
     def coverable(self, num_tokens: int, max_hit: int | None = None) -> int:
         """Full blocks of so many tokens that a hit could cover."""
@@ -204,8 +199,9 @@ class KVCacheManager:
         if seq_id in self._tables:
             raise ConfigError(f"sequence {seq_id!r} is allocated already; free it first.")
         tokens, root, chain = self._hashed(token_ids, salt)
-        hit, pool, length = self._hit(tokens, root, chain, max_hit), self.pool, len(tokens)
-        shared, blocks = hit.blocks, self._blocks_for(length)
+        shared, partial, num_hit = self._hit(tokens, root, chain, max_hit)
+        pool, length = self.pool, len(tokens)
+        blocks = self._blocks_for(length)
         unreferenced = [block.ref_count for block in shared].count(0)
         if blocks - len(shared) + unreferenced + keep_free > pool.num_available:
             pool.refused(pool.num_active + blocks + keep_free)
@@ -213,13 +209,13 @@ class KVCacheManager:
         missed = range(len(shared), self.coverable(length, max_hit))
         pool.admitted(chain[missed.start : missed.stop], readmission)
         lost = self._find_lost(tokens, root, chain, missed)
-        self._count(length, hit.num_tokens, lost, readmission)
+        self._count(length, num_hit, lost, readmission)
         pool.share(shared)
-        copied = [] if hit.partial is None else [pool.copy(hit.partial)]
-        table = _Table(root, shared + copied, chain, len(shared), hit.num_tokens)
+        copied = [] if partial is None else [pool.copy(partial)]
+        table = _Table(root, shared + copied, chain, len(shared), num_hit)
         self._tables[seq_id] = table
         self._grow(table, length if num_tokens is None else min(num_tokens, length))
-        return Allocation(hit.num_tokens, [block.id for block in table.blocks], lost)
+        return Allocation(num_hit, [block.id for block in table.blocks], lost)
 
     def extend(self, seq_id: int, token_ids: TokenIds) -> list[int] | None:
         """Make room for all of token_ids, the whole sequence so far; returns the new block ids.
@@ -367,16 +363,16 @@ class KVCacheManager:
 
     def _hit(
         self, tokens: HashedTokens, root: bytes, chain: list[bytes], max_hit: int | None
-    ) -> _Hit:
+    ) -> Hit:
         """The longest run of published blocks from block 0, and what goes on where it ends."""
         size, most = self.block_size, _most(len(tokens), max_hit)
         run = self.pool.find_run(chain[: most // size])
         start = len(run) * size
         if not self.reuse_partial_blocks:
-            return _Hit(run, None, start)
+            return run, None, start
         rest = tuple(tokens[start : min(most, start + size - 1)])
         partial, more = self.pool.find_partial(chain[len(run) - 1] if run else root, rest)
-        return _Hit(run, partial, start + more)
+        return run, partial, start + more
 
     def _grow(self, table: _Table, num_tokens: int) -> list[int]:
         """Take the blocks that num_tokens need and publish those they fill; returns their ids."""

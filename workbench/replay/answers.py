@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from workbench.core import RequestOutput, SamplingParams, Sequence, StepPlan, StepResult, node_seed
 from workbench.errors import RecordingError
 from workbench.kvcache.prefix import extend_chain
-from workbench.search.prm import PRM, ProblemScores, ScoreCache, ScoreCounts, ScoreRequest, StepNode
+from workbench.search.prm import PRM, ProblemScores, ScoreCache, ScoreRequest, StepNode
 from workbench.search.recording import RecordedProblem, RecordedSolution, RecordedStep, Recording
 from workbench.search.requests import Path
 from workbench.search.result import node_id
@@ -214,38 +214,22 @@ class RecordedScores(ProblemScores):
         super().__init__(prm, problem.problem, cache)
         self._scored = answers.solutions(problem.problem.id)
 
-    def receive(self, request: ScoreRequest, output: RequestOutput) -> None:
-        """Keep the recorded scores of the request's nodes."""
-        for node in request.asked:
-            score = self._scored[node.steps].solution.score
-            if score is None:
-                raise self._missing(node.steps)
-            node.score = score
-            node.in_flight = False
-            if self.cache is not None:
-                self.cache.put(self.prm.fingerprint, self._problem_id, node.steps, score)
-        self.counts.tokens_computed += len(request.token_ids) - output.num_cached_tokens
-
-    def finish(self) -> ScoreCounts:
-        """Let the inputs go; a trie's distinct tokens are those of its nodes."""
-        asked = [node.steps for node in self._nodes.values() if node.asks]
-        self.counts.tokens_distinct = sum(len(self._scored[s].solution.tokens) for s in asked)
-        for node in self._nodes.values():
-            node.lineage.clear()
-        self._nodes.clear()
-        return self.counts
-
-    def _new(self, parent: StepNode, steps: tuple[str, ...]) -> StepNode:
+    def _entered(self, parent: StepNode, steps: tuple[str, ...]) -> tuple[Any, bool]:
         found = self._scored.get(steps)
         if found is None:
             raise self._missing(steps)
         solution, trie = found
-        tokens: Any = TriePath(trie, trie.length) if solution.fits else None
-        node = StepNode(steps, tokens, solution.asks)
-        node.lineage = [*parent.lineage, node]
-        if node.asks and self.cache is not None:
-            node.score = self.cache.get(self.prm.fingerprint, self._problem_id, steps)
-        return node
+        return TriePath(trie, trie.length) if solution.fits else None, solution.asks
+
+    def _verdicts(self, request: ScoreRequest, output: RequestOutput) -> Iterator[float]:
+        for node in request.asked:
+            score = self._scored[node.steps].solution.score
+            if score is None:
+                raise self._missing(node.steps)
+            yield score
+
+    def _distinct_tokens(self, asked: list[StepNode]) -> int:
+        return sum(len(self._scored[node.steps].solution.tokens) for node in asked)
 
     def _missing(self, steps: tuple[str, ...]) -> RecordingError:
         return RecordingError(

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from workbench.config import require_known
 from workbench.core import StepPlan
 from workbench.errors import ConfigError, RecordingError
 from workbench.models.spec import ModelSpec, RopeScaling
@@ -140,11 +141,7 @@ class Terms:
     def on(cls, device: Device, model: str) -> Terms:
         """The model's on this device: fitted ones where there are any, else the roofline alone."""
         terms, known = device.terms.get(model, {}), [f.name for f in fields(cls)]
-        if not set(terms) <= set(known):
-            raise ConfigError(
-                f"The terms of {model} on {device.name!r} are {', '.join(terms)}; allowed: "
-                f"{', '.join(known)}."
-            )
+        require_known(terms, known, f"The cost of {model} on {device.name!r}")
         return cls(**terms)
 
 

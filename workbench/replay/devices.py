@@ -12,9 +12,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
-from workbench.config import format_size
+from workbench.config import format_size, require_known
 from workbench.errors import ConfigError, OutOfMemory, nearest
 
 
@@ -40,7 +39,11 @@ class Device:
                 raise ConfigError(
                     f"Device {self.name!r}: {name} is {value!r}; allowed: a number > 0."
                 )
-        for model, terms in dict(self.terms).items():
+        if not isinstance(self.terms, Mapping):
+            raise ConfigError(f"Device {self.name!r} has terms {self.terms!r}; give an object.")
+        for model, terms in self.terms.items():
+            if not isinstance(terms, Mapping):
+                raise ConfigError(f"Device {self.name!r} has terms {terms!r}; give an object.")
             for name, value in terms.items():
                 if not _is_number(value) or value < 0:
                     raise ConfigError(
@@ -97,24 +100,13 @@ def load_device(name: str | os.PathLike[str]) -> Device:
         raise ConfigError(
             f"{path} cannot be read as a device ({error}); make one with `workbench calibrate`."
         ) from error
-    wrong = _difference(content, known)
-    if wrong:
-        raise ConfigError(f"{path} {wrong}; a device has {', '.join(known)}.")
-    return Device(**content)
-
-
-def _difference(content: Any, known: list[str]) -> str:
-    """What keeps a file's content from being a device; empty when nothing does."""
     if not isinstance(content, dict):
-        return f"holds a {type(content).__name__}, not an object"
+        raise ConfigError(f"{path} holds a {type(content).__name__}, not an object: no device.")
+    require_known(content, known, str(path))
     missing = [name for name in known if name not in content and name != "terms"]
-    unknown = [name for name in content if name not in known]
-    terms = content.get("terms", {})
-    if not isinstance(terms, dict) or not all(isinstance(t, dict) for t in terms.values()):
-        return "has terms that are no object of objects"
     if missing:
-        return f"lacks {', '.join(missing)}"
-    return f"has {', '.join(unknown)}, which no device has" if unknown else ""
+        raise ConfigError(f"{path} lacks {', '.join(missing)}; a device has {', '.join(known)}.")
+    return Device(**content)
 
 
 def write_device(device: Device, path: str | os.PathLike[str]) -> Path:

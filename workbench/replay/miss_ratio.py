@@ -100,8 +100,8 @@ class LoggedCache(KVCacheManager):
         """As KVCacheManager."""
         found = super().allocate(seq_id, token_ids, num_tokens, **options)
         if found is not None:
-            length, most = len(token_ids), options.get("max_hit")
-            most = max(length - 1 if most is None else min(length - 1, most), 0) // self.block_size
+            length = len(token_ids)
+            most = self.coverable(length, options.get("max_hit"))
             room = length if num_tokens is None else min(num_tokens, length)
             contents, again = self._contents(seq_id, token_ids), options.get("readmission", False)
             self._log.append(Allocate(seq_id, contents, length, room, most, again))

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
 import pandas as pd
 
-from workbench.config import SearchSwitches, check
+from workbench.config import AtLeastOne, Range, SearchSwitches, check, require_known
 from workbench.core import CacheRoom, RequestOutput, SamplingParams, ScoreParams, Sequence, Tag
 from workbench.engine.scheduler import Scheduler
 from workbench.engine.static_batch import StaticScheduler
-from workbench.errors import ConfigError, RecordingError, nearest
+from workbench.errors import ConfigError, RecordingError
 from workbench.host import collection_paused
 from workbench.kvcache.arena import BlockShape, KVArena
 from workbench.kvcache.manager import KVCacheManager
@@ -72,8 +72,8 @@ class CacheSettings:
     num_blocks: None where the memory says it, or it is not known.
     """
 
-    num_blocks: int | None = None
-    block_size: int = DEFAULT_BLOCK_SIZE
+    num_blocks: Annotated[int | None, Range(1)] = None
+    block_size: AtLeastOne = DEFAULT_BLOCK_SIZE
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
     enable_prefix_caching: bool = True
@@ -83,10 +83,6 @@ class CacheSettings:
 
     def __post_init__(self) -> None:
         check(self)
-        for name in ("num_blocks", "block_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} is {value}; allowed: >= 1.")
 
     @classmethod
     def of(cls, engine: RecordedEngine, changes: Changes | None = None) -> Self:
@@ -94,20 +90,14 @@ class CacheSettings:
 
         A block size other than the recorded one keeps the memory: num_blocks follows.
         """
-        known = [field.name for field in fields(cls)]
-        changes = dict(changes or {})
-        for name in changes:
-            if name not in known:
-                raise ConfigError(
-                    f"A replay of {engine.name} cannot change {name!r}; allowed: "
-                    f"{', '.join(known)}.{nearest(name, known)}"
-                )
+        known, changes = [field.name for field in fields(cls)], changes or {}
+        require_known(changes, known, f"A replay of {engine.name}")
         own = {n: v for n, v in (engine.config or {}).items() if n in known and v is not None}
         own["num_blocks"] = engine.num_blocks
         if "block_size" in changes and "num_blocks" not in changes and engine.num_blocks:
             tokens = engine.num_blocks * block_size_of(engine)
             own["num_blocks"] = tokens // max(1, int(changes["block_size"]))
-        return cls(**own | changes)
+        return cls(**own | dict(changes))
 
 
 # -- caches: each model has its own, or both lease pages of one arena --
@@ -118,15 +108,11 @@ class SharedMemory:
     """One arena for both models, as KVArena takes it. policy: a name in POLICIES."""
 
     memory: int | str
-    policy: str = MarginalValue.__name__
+    policy: Annotated[str, tuple(POLICIES)] = MarginalValue.__name__
     kv_share: float | None = None
 
     def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
-            raise ConfigError(
-                f"policy is {self.policy!r}; allowed: {', '.join(POLICIES)}."
-                f"{nearest(self.policy, list(POLICIES))}"
-            )
+        check(self)
 
     @property
     def keeps_split(self) -> bool:
@@ -165,7 +151,7 @@ def _caches(
 
 
 def _block_shape(model: RecordedEngine, settings: CacheSettings) -> BlockShape:
-    """As engine.shared.block_shape."""
+    """As engine.memory.block_shape."""
     spec, size = spec_of(model), settings.block_size
     element = recorded(model, "block_bytes") // spec.block_bytes(block_size_of(model), 1)
     return BlockShape(

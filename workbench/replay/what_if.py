@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from workbench.config import format_size, parse_size
-from workbench.errors import ConfigError, OutOfMemory, nearest
+from workbench.config import format_size, parse_size, require_known
+from workbench.errors import ConfigError, OutOfMemory
 from workbench.models.spec import ModelSpec
 from workbench.replay.answers import Answers
 from workbench.replay.cost import block_size_of, recorded
@@ -90,18 +90,6 @@ class WhatIf:
     forget_pruned: bool | None = None
     llm: Mapping[str, Any] = field(default_factory=dict)
     prm: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> WhatIf:
-        """From keywords; ConfigError for one that is unknown."""
-        known = [f.name for f in fields(cls)]
-        for name in settings:
-            if name not in known:
-                raise ConfigError(
-                    f"what_if has no setting {name!r}; known: {', '.join(known)}."
-                    f"{nearest(name, known)}"
-                )
-        return cls(**settings)
 
     def answer(self, recording: Source, on_round: OnRound | None = None) -> WhatIfResult:
         """Replay the recording so; see what_if."""
@@ -234,7 +222,8 @@ def what_if(recording: Source, *, on_round: OnRound | None = None, **settings: A
     """
     if "device" not in settings:
         raise ConfigError("what_if needs device=: a preset's name, a .json file, or a Device.")
-    return WhatIf.of(settings).answer(recording, on_round)
+    require_known(settings, [f.name for f in fields(WhatIf)], "what_if")
+    return WhatIf(**settings).answer(recording, on_round)
 
 
 def _other(

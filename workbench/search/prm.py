@@ -46,8 +46,8 @@ def known_format(name: str, architecture: str) -> str | None:
     """The format of a model, by its architecture or by its name; None when neither tells it."""
     if architecture in ARCHITECTURES:
         return ARCHITECTURES[architecture]
-    tail = "/".join(name.lower().rstrip("/").split("/")[-2:])  # owner/name, or a folder's end
-    return next((format for part, format in NAMES.items() if part in tail), None)
+    end = "/".join(name.lower().rstrip("/").split("/")[-2:])  # owner/name, or a folder's end
+    return next((format for part, format in NAMES.items() if part in end), None)
 
 
 class PRM:
@@ -117,22 +117,11 @@ def _head(outputs: int | None) -> str:
 Key = tuple[str, str, tuple[str, ...]]
 
 
-class ScoreCache:
-    """The score of the last of some steps. A run has one of its own unless it is given one."""
+class ScoreCache(dict[Key, float]):
+    """(PRM's fingerprint, problem's id, steps) -> score of the last step, rounded to 2^-16.
 
-    def __init__(self) -> None:
-        self._scores: dict[Key, float] = {}
-
-    def get(self, prm: str, problem_id: str, steps: Sequence[str]) -> float | None:
-        """The score of the last step, or None; `prm` is the PRM's fingerprint."""
-        return self._scores.get((prm, problem_id, tuple(steps)))
-
-    def put(self, prm: str, problem_id: str, steps: Sequence[str], score: float) -> None:
-        """Keep a score, already rounded to 2^-16."""
-        self._scores[prm, problem_id, tuple(steps)] = score
-
-    def __len__(self) -> int:
-        return len(self._scores)
+    A run has one of its own unless it is given one.
+    """
 
 
 @dataclass(slots=True, eq=False)
@@ -228,12 +217,10 @@ class ProblemScores:
 
     def receive(self, request: ScoreRequest, output: RequestOutput) -> None:
         """Keep the scores a finished request brought."""
-        assert output.logits is not None
-        for node, score in zip(request.asked, self.prm.scores(output.logits.tolist()), strict=True):
-            node.score = score
-            node.in_flight = False
+        for node, score in zip(request.asked, self._verdicts(request, output), strict=True):
+            node.score, node.in_flight = score, False
             if self.cache is not None:
-                self.cache.put(self.prm.fingerprint, self._problem_id, node.steps, score)
+                self.cache[self.prm.fingerprint, self._problem_id, node.steps] = score
         self.counts.tokens_computed += len(request.token_ids) - output.num_cached_tokens
 
     def replies(self, beams: Sequence[Beam]) -> list[tuple[float, ...]]:
@@ -255,8 +242,8 @@ class ProblemScores:
 
     def finish(self) -> ScoreCounts:
         """Count the distinct tokens and let the inputs go."""
-        inputs = [node.token_ids for node in self._nodes.values() if node.asks and node.token_ids]
-        self.counts.tokens_distinct = trie_size(inputs)
+        asked = [node for node in self._nodes.values() if node.asks]
+        self.counts.tokens_distinct = self._distinct_tokens(asked)
         for node in self._nodes.values():
             node.lineage.clear()  # it holds the node itself: no cycle is left to be collected
         self._nodes.clear()
@@ -288,16 +275,31 @@ class ProblemScores:
         return node
 
     def _new(self, parent: StepNode, steps: tuple[str, ...]) -> StepNode:
-        token_ids, asks = parent.token_ids, False
-        if token_ids is not None and steps[-1].strip():
-            ids = self._input(token_ids, steps[-1])
-            asks = self.prm.fits(ids)
-            token_ids = ids if asks else None
+        token_ids, asks = self._entered(parent, steps)
         node = StepNode(steps, token_ids, asks)
         node.lineage = [*parent.lineage, node]
         if asks and self.cache is not None:
-            node.score = self.cache.get(self.prm.fingerprint, self._problem_id, steps)
+            node.score = self.cache.get((self.prm.fingerprint, self._problem_id, steps))
         return node
+
+    # -- what a replay reads from a recording --
+
+    def _entered(self, parent: StepNode, steps: tuple[str, ...]) -> tuple[TokenIds | None, bool]:
+        """A solution's input, None without room for it, and whether its last step is asked."""
+        if parent.token_ids is None or not steps[-1].strip():
+            return parent.token_ids, False
+        token_ids = self._input(parent.token_ids, steps[-1])
+        fits = self.prm.fits(token_ids)
+        return token_ids if fits else None, fits
+
+    def _verdicts(self, request: ScoreRequest, output: RequestOutput) -> Iterable[float]:
+        """The scores of a request's asked steps."""
+        assert output.logits is not None
+        return self.prm.scores(output.logits.tolist())
+
+    def _distinct_tokens(self, asked: list[StepNode]) -> int:
+        """Nodes of the trie of their inputs."""
+        return trie_size(node.token_ids for node in asked if node.token_ids)
 
     def _input(self, token_ids: TokenIds, step: str) -> TokenIds:
         if token_ids:

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from workbench.config import SearchConfig, SearchSwitches
 from workbench.core import TokenEngine
 from workbench.errors import ConfigError, RecordingError
-from workbench.search.prm import PRM, ProblemScores, ScoreCache
+from workbench.search.prm import PRM, ProblemScores
 from workbench.search.problems import Problem
 from workbench.search.requests import Path, Strategy
 from workbench.search.result import node_id
@@ -430,18 +430,6 @@ def _from(row: Row, kind: Callable[..., Any], **named: Key) -> Any:
     """An entry with the row's columns; `named` is what the row says through its parent."""
     own = {f.name: row[f.name] for f in fields(kind) if f.name not in named}  # type: ignore[arg-type]
     return kind(**(own | {"tokens": tuple(row["tokens"])} | named))
-
-
-def require_recordable(record: str | os.PathLike[str] | None, cache: ScoreCache | None) -> None:
-    """ConfigError for a place that cannot be written, and for scores of another run."""
-    if record is None:
-        return
-    require_destination(record)
-    if cache is not None and len(cache):
-        raise ConfigError(
-            f"score_cache holds {len(cache)} scores of another run, and record={str(record)!r} "
-            "would lack their requests; give score_cache=True or False to record a search."
-        )
 
 
 def record_search(

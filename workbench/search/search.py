@@ -24,7 +24,7 @@ from workbench.search.answers import (
 )
 from workbench.search.prm import PRM, ProblemScores, ScoreCache
 from workbench.search.problems import Problem
-from workbench.search.recording import RecordingSearch, record_search, require_recordable
+from workbench.search.recording import RecordingSearch, record_search, require_destination
 from workbench.search.requests import Strategy
 from workbench.search.result import SearchResult, Throughput, node_id, winner
 from workbench.search.rounds import ActiveSearch, OnRound, Progress, Rounds
@@ -101,7 +101,14 @@ class Search:
             strategy = replace(strategy, aggregation=config.aggregation)  # type: ignore[type-var]
         if config.prm_format is not None:
             prm = PRM(prm.engine, config.prm_format)
-        require_recordable(record, cache)
+        if record is not None:
+            require_destination(record)
+            if cache:
+                raise ConfigError(
+                    f"score_cache holds {len(cache)} scores of another run, and "
+                    f"record={str(record)!r} would lack their requests; give score_cache=True or "
+                    "False to record a search."
+                )
         self._strategy, self._record, self._on_round = strategy, record, on_round
         self._recorder = Recorder("search")
         self._rounds = Rounds(

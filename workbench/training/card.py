@@ -69,7 +69,7 @@ def sampled_steps(
                 "sample": sample.node_id,
                 "depth": count,
                 "correct": is_right(piece, answers[name]),
-                "score": cache.get(prm.fingerprint, name, pieces[:count]),
+                "score": cache.get((prm.fingerprint, name, pieces[:count])),
                 "llm_tokens": len(llm.tokenizer.encode(piece, add_special_tokens=False)),
                 "prm_tokens": len(prm.next_input(array("i"), piece)),
             }

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from workbench.core import RequestOutput, TokenEngine
 from workbench.engine.engine import Engine
-from workbench.engine.shared import block_shape
+from workbench.engine.memory import block_shape
 from workbench.errors import ConfigError, WorkbenchError, nearest
 from workbench.kvcache.arena import KVArena
 from workbench.kvcache.policies import (

@@ -1,8 +1,7 @@
 """The running sequences as columns, and the step plan built from them.
 
 Row i of every column is the i-th running sequence, oldest first; columns persist from step to step,
-so a step of decoding touches no Python object per sequence. What it does not do: choose what runs
-(scheduler.py), or compute.
+so a step of decoding touches no Python object per sequence.
 """
 
 from __future__ import annotations
@@ -36,13 +35,6 @@ class Chunk:
         return self.end - self.start + self.padding
 
 
-def tokens_to_compute(sequence: Sequence) -> int:
-    """How many leading tokens are ever computed: all, or up to the last position scored."""
-    if sequence.score is None:
-        return len(sequence.token_ids)
-    return sequence.score.positions[-1] + 1
-
-
 class Batch:
     """Columns of the running sequences, [capacity] each, and the element offsets of their blocks.
 
@@ -74,10 +66,10 @@ class Batch:
         return len(self.sequences)
 
     def append(self, sequence: Sequence, limit: int, computed: int, block_ids: list[int]) -> int:
-        """Add a sequence as the latest; answers its row."""
+        """Add a sequence as the latest; returns its row."""
         row = len(self.sequences)
         self.sequences.append(sequence)
-        self.length[row] = tokens_to_compute(sequence)
+        self.length[row] = sequence.num_to_compute
         self.computed[row] = computed
         self.limit[row] = limit
         self.decoding[row] = False

@@ -1,8 +1,13 @@
-"""The memory of the device that an engine computes on: how much there is, and what a step takes.
+"""What differs between a CPU and a GPU: staging, choosing tokens where logits are, memory.
 
-A CPU's is the machine's or the container's. A GPU's is as its driver tells: beside what torch
-allocates there lie the context and compiled kernels, which every engine of a process is charged
-with, though they share them.
+On kernels that `selects`, tokens are chosen on the device, and what leaves it is a number a row.
+The sums of the device and of the host's sampler (sampling.py) are taken in another order, so what
+draws a row depends on that row alone, whatever its batch: the device, unless the row wants a
+filter. Logits of rows with filters or log probabilities are copied to the host, a row at a time.
+
+A CPU's memory is the machine's or the container's. A GPU's is as its driver tells: beside what
+torch allocates there lie the context and compiled kernels, charged to every engine of a process,
+though they share them.
 """
 
 from __future__ import annotations
@@ -10,16 +15,53 @@ from __future__ import annotations
 import math
 import os
 import tracemalloc
+from dataclasses import fields
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.autograd.profiler import profile
 
+from workbench.core import SamplingRows
+from workbench.engine.sampling import Logprobs, filtered, require_finite_rows, sample, uniform
 from workbench.host import total_memory
+from workbench.kernels import Kernels
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler announces itself otherwise
 _GRAIN = 1 << 16  # peaks are rounded up to it: Python's own allocations differ a little each time
+
+
+def staged(array: NDArray[Any], dtype: type[np.generic], device: torch.device) -> torch.Tensor:
+    """The array on the device: on a CPU the same memory where it may be, else a copy under way."""
+    tensor = torch.from_numpy(np.require(array, dtype, ("C", "W")))
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def chosen_tokens(
+    kernels: Kernels, logits: torch.Tensor, rows: SamplingRows
+) -> tuple[NDArray[np.int64], Logprobs]:
+    """Tokens of logits [R, vocab], and log probabilities of rows that want them; waits for both.
+
+    Raises StepError as the sampler does.
+    """
+    noise = uniform(rows.seeds, rows.positions)
+    settings = np.stack([rows.temperature, noise])
+    temperature, drawn = staged(settings, np.float64, logits.device)
+    chosen: NDArray[np.int64] = kernels.choose(logits, temperature, drawn).cpu().numpy()
+    require_finite_rows(chosen[1] != 0, rows.rows)
+    tokens = chosen[0]
+    found: list[dict[int, float] | None] = [None] * len(rows)
+    for at in np.flatnonzero(filtered(rows, logits.shape[1]) | (rows.logprobs >= 0)):
+        one = slice(at, at + 1)
+        row = SamplingRows(**{f.name: getattr(rows, f.name)[one] for f in fields(rows)})
+        own = tokens[one]  # the device's, kept where nothing filters
+        sampled, logprobs = sample(logits[one].float().cpu().numpy(), row, lambda *_, t=own: t)
+        tokens[at], found[at] = sampled[0], logprobs[0] if logprobs else None
+    return tokens, tuple(found) if (rows.logprobs >= 0).any() else ()
 
 
 def total_of(device: torch.device) -> int:

@@ -1,4 +1,4 @@
-"""The sampler draws from the filtered distribution, and each row minds its own business."""
+"""From logits to tokens: the noise, the sampler's distribution, and when a sequence stops."""
 
 from __future__ import annotations
 
@@ -6,11 +6,54 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from workbench.core import SamplingRows
-from workbench.engine.sampling import sample, uniform
+from workbench.core import SamplingParams, SamplingRows, Sequence
+from workbench.engine.sampling import StopChecker, mix, sample, uniform
 from workbench.errors import StepError
+
+# -- noise: a fixed function of seed and position, even and without visible pattern --
+
+
+def test_known_answers() -> None:
+    """splitmix64's published stream for seed 1234567: mix of multiples of its increment."""
+    state = np.uint64(1234567) + np.arange(1, 6, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    expected = [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
+    assert mix(state).tolist() == expected
+
+
+def test_frozen_values() -> None:
+    """Recorded runs replay only while these stay as they are."""
+    seeds = np.array([0, 1, 2**64 - 1], np.uint64)
+    positions = np.array([0, 7, 100], np.int64)
+    frozen = [0.6524484863740322, 0.24696520214533768, 0.3430236274313533]
+    assert uniform(seeds, positions).tolist() == frozen
+
+
+def test_uniform_is_even_and_uncorrelated() -> None:
+    """Along positions of one seed and along seeds at one position: mean, range, neighbours."""
+    count = 20_000
+    numbers = np.arange(count)
+    for draws in (
+        uniform(np.full(count, 7, np.uint64), numbers),
+        uniform(numbers.astype(np.uint64), np.full(count, 7)),
+    ):
+        assert 0 <= draws.min() < 1e-3
+        assert 1 - 1e-3 < draws.max() < 1
+        assert abs(draws.mean() - 0.5) < 4 / np.sqrt(12 * count)
+        assert abs(np.corrcoef(draws[:-1], draws[1:])[0, 1]) < 4 / np.sqrt(count)
+        assert np.histogram(draws, 10)[0].std() < 4 * np.sqrt(count / 10)
+
+
+# -- the sampler: every row minds its own business --
 
 
 def make_rows(count: int, **columns: object) -> SamplingRows:
@@ -146,3 +189,83 @@ def test_a_row_whose_logits_are_not_finite_is_named_and_never_sampled(
     with pytest.raises(StepError, match="1 of 5 rows are not finite") as raised:
         sample(logits, rows)
     assert raised.value.rows == (30,)
+
+
+# -- stops: ids, and strings across token borders; the pre-filter misses nothing --
+
+EOS = 0
+PIECES = (b"", b"a", b"b", b"\n", b"\n\n", b"ab", b"b\n", b"\n\nx", "é".encode(), b"\xc3", b"\xa9")
+
+
+def sequence(output: list[int], prompt: tuple[int, ...] = (1, 2), request_id: int = 5) -> Sequence:
+    return Sequence(request_id, [*prompt, *output], len(prompt))
+
+
+def reason(output: list[int], **params: object) -> str | None:
+    checker = StopChecker(PIECES, {EOS})
+    checker.add(5, SamplingParams(**params))  # type: ignore[arg-type]
+    found = checker.finish_reason(sequence(output))
+    assert found is None or checker.suspects(np.array(output[-1:]))[0]
+    return found
+
+
+def test_end_of_sequence_and_ids() -> None:
+    assert reason([1, EOS]) == "eos"
+    assert reason([1, EOS], ignore_eos=True) is None
+    assert reason([EOS, 1]) is None  # only the newest token counts
+    assert reason([1, 2], stop_token_ids=(2,)) == "stop"
+    assert reason([1, 99], stop_token_ids=(99,)) == "stop"  # beyond the tokenizer's vocabulary
+
+
+def test_strings_within_and_across_tokens() -> None:
+    assert reason([1, 4], stop=("\n\n",)) == "stop"
+    assert reason([3, 3], stop=("\n\n",)) == "stop"
+    assert reason([6, 3], stop=("\n\n",)) == "stop"  # "b\n" + "\n"
+    assert reason([7], stop=("\n\n",)) == "stop"  # more text after it in the token
+    assert reason([6, 7], stop=("\n\nx",)) == "stop"
+    assert reason([9, 10], stop=("é",)) == "stop"  # a character in two tokens
+    assert reason([3, 1, 3], stop=("\n\n",)) is None
+    assert reason([4, 1], stop=("\n\n",)) is None  # complete before the last token
+
+
+def test_prompts_never_stop_a_sequence() -> None:
+    """Half of the stop string in the prompt does not count."""
+    checker = StopChecker(PIECES, {EOS})
+    checker.add(5, SamplingParams(stop=("\n\n",)))
+    assert checker.finish_reason(sequence([3], prompt=(3,))) is None
+    assert checker.finish_reason(sequence([], prompt=(4,))) is None
+
+
+def test_conditions_are_counted_and_forgotten() -> None:
+    """A condition is watched while a request has it, and stops that request alone."""
+    checker = StopChecker(PIECES, {EOS})
+    a, b = np.array([1]), np.array([2])
+    checker.add(1, SamplingParams(stop=("a",)))
+    checker.add(2, SamplingParams(stop=("a",), stop_token_ids=(2,)))
+    checker.remove(1)
+    checker.remove(1)
+    assert checker.suspects(a)[0]
+    checker.add(3, SamplingParams())
+    assert checker.finish_reason(sequence([1], request_id=3)) is None
+    assert checker.finish_reason(sequence([1], request_id=77)) is None
+    checker.remove(2)
+    assert not checker.suspects(a)[0]
+    assert not checker.suspects(b)[0]
+    assert checker.suspects(np.array([EOS, 5000])).tolist() == [True, False]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    output=st.lists(st.integers(0, len(PIECES) - 1), min_size=1, max_size=12),
+    stop=st.sampled_from(["a", "ab", "\n\n", "b\n\n", "\n\nx", "é", "aab"]),
+)
+def test_a_stop_is_found_with_the_token_that_completes_it(output: list[int], stop: str) -> None:
+    """Against the plain definition: an occurrence ends within the last token."""
+    checker = StopChecker(PIECES, ())
+    checker.add(5, SamplingParams(stop=(stop,)))
+    text, before = (b"".join(PIECES[t] for t in part) for part in (output, output[:-1]))
+    needle = stop.encode()
+    ends = [i + len(needle) for i in range(len(text)) if text.startswith(needle, i)]
+    expected = any(end > len(before) for end in ends)
+    assert (checker.finish_reason(sequence(output)) == "stop") == expected
+    assert not expected or checker.suspects(np.array(output[-1:]))[0]
