@@ -12,7 +12,7 @@ import torch
 
 from tests.models.plain_driver import Driver
 from workbench.core import SamplingRows, WantedLogits
-from workbench.engine.gpu import chosen_tokens
+from workbench.engine.executor import chosen_tokens
 from workbench.engine.sampling import sample
 from workbench.errors import ConfigError, StepError
 from workbench.kernels.reference import ReferenceKernels

@@ -15,7 +15,7 @@ import torch
 
 from workbench.config import EngineConfig
 from workbench.core import SamplingRows
-from workbench.engine import gpu
+from workbench.engine import memory
 from workbench.engine.engine import Engine
 from workbench.engine.memory import MemoryProfile, plan_memory, total_bytes
 from workbench.engine.sampling import sample
@@ -175,11 +175,11 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_other_is_what_is_not_torch_s(card: None) -> None:
     """And torch's idle memory can be had again."""
-    assert gpu.beside_torch(GPU) == 3 * GIB
-    assert gpu.free_of(GPU) == 74 * GIB
+    assert memory.beside_torch(GPU) == 3 * GIB
+    assert memory.free_of(GPU) == 74 * GIB
     assert total_bytes(0.5, GPU) == 40 * GIB
     cpu = torch.device("cpu")
-    assert (gpu.beside_torch(cpu), gpu.free_of(cpu)) == (0, None)
+    assert (memory.beside_torch(cpu), memory.free_of(cpu)) == (0, None)
 
 
 def test_a_step_s_peak_is_torch_s_highest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +189,7 @@ def test_a_step_s_peak_is_torch_s_highest(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: log.append("reset"))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: GIB)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: GIB + (3 << 16) - 7)
-    with gpu.peak_on(GPU) as peak:
+    with memory.peak_on(GPU) as peak:
         log.append("step")
     assert peak.bytes == 3 << 16
     assert log == ["waited", "reset", "step", "waited"]

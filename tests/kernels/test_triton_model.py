@@ -68,7 +68,7 @@ def test_an_engine_samples_the_same_tokens(
     ours = engine(model, batch_invariant=batch_invariant)
     assert ours.executor.model.kernels.batch_invariant == batch_invariant
     copied: list[int] = []
-    monkeypatch.setattr("workbench.engine.gpu.sample", lambda *_: copied.append(1))
+    monkeypatch.setattr("workbench.engine.executor.sample", lambda *_: copied.append(1))
     assert [out.token_ids for out in ours.generate(PROMPTS, params)] == expected
     assert not copied  # no logits left the device
 

@@ -23,7 +23,7 @@ from workbench.bench.record import Row
 from workbench.bench.rows import memory_rows
 from workbench.bench.workload import is_tiny
 from workbench.engine.engine import Engine
-from workbench.engine.gpu import total_of
+from workbench.engine.memory import total_of
 from workbench.experiments.reenact import reenact
 from workbench.models.loading import require_device
 from workbench.models.registry import DUMMY

@@ -75,19 +75,13 @@ class Batch:
         self.decoding[row] = False
         self.block_offsets[row] = self.num_blocks[row] = 0
         self.set_blocks(row, 0, block_ids)
-        if sequence.params is not None:
-            self._set_sampling(row, sequence)
+        if (params := sequence.params) is not None:
+            self.seeds[row] = params.seed & 0xFFFF_FFFF_FFFF_FFFF
+            self.temperature[row] = params.temperature
+            self.top_k[row], self.top_p[row] = params.top_k, params.top_p
+            self.min_p[row] = params.min_p
+            self.logprobs[row] = -1 if params.logprobs is None else params.logprobs
         return row
-
-    def _set_sampling(self, row: int, sequence: Sequence) -> None:
-        params = sequence.params
-        assert params is not None
-        self.seeds[row] = params.seed & 0xFFFF_FFFF_FFFF_FFFF
-        self.temperature[row] = params.temperature
-        self.top_k[row] = params.top_k
-        self.top_p[row] = params.top_p
-        self.min_p[row] = params.min_p
-        self.logprobs[row] = -1 if params.logprobs is None else params.logprobs
 
     def set_blocks(self, row: int, first: int, block_ids: list[int]) -> None:
         """Blocks first, first + 1, ... of the row's table are these."""

@@ -9,17 +9,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from workbench.core import SamplingRows, StepPlan, StepResult, WantedLogits
-from workbench.engine.gpu import chosen_tokens, staged
-from workbench.engine.sampling import Logprobs, require_finite, sample
+from workbench.engine.sampling import (
+    Logprobs,
+    filtered,
+    require_finite,
+    require_finite_rows,
+    sample,
+    uniform,
+)
 from workbench.errors import ConfigError, StepError
-from workbench.kernels import ForwardContext, LayerCache
+from workbench.kernels import ForwardContext, Kernels, LayerCache
 from workbench.kvcache.storage import BlockStorage
 from workbench.models.llama import Buffers, Linear, LlamaModel
 
@@ -222,3 +229,37 @@ class DecodeSteps:
         )
         model, caches, buffers = self._model, self._caches, self._buffers
         return model.kernels.record(lambda: model.run_layers(rows, caches, context, buffers))
+
+
+def staged(array: NDArray[Any], dtype: type[np.generic], device: torch.device) -> torch.Tensor:
+    """The array on the device: on a CPU the same memory where it may be, else a copy under way."""
+    tensor = torch.from_numpy(np.require(array, dtype, ("C", "W")))
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def chosen_tokens(
+    kernels: Kernels, logits: torch.Tensor, rows: SamplingRows
+) -> tuple[NDArray[np.int64], Logprobs]:
+    """Tokens of logits [R, vocab] chosen where they are, and wanted log probabilities; waits.
+
+    For kernels that `selects`: what leaves the device is a number a row. Its sums and those of the
+    host's sampler are taken in another order, so what draws a row depends on that row alone: the
+    device, unless the row wants a filter or log probabilities; then its logits are copied to the
+    host. Raises StepError as the sampler does.
+    """
+    noise = uniform(rows.seeds, rows.positions)
+    settings = np.stack([rows.temperature, noise])
+    temperature, drawn = staged(settings, np.float64, logits.device)
+    chosen: NDArray[np.int64] = kernels.choose(logits, temperature, drawn).cpu().numpy()
+    require_finite_rows(chosen[1] != 0, rows.rows)
+    tokens = chosen[0]
+    found: list[dict[int, float] | None] = [None] * len(rows)
+    for at in np.flatnonzero(filtered(rows, logits.shape[1]) | (rows.logprobs >= 0)):
+        one = slice(at, at + 1)
+        row = SamplingRows(**{f.name: getattr(rows, f.name)[one] for f in fields(rows)})
+        own = tokens[one]  # the device's, kept where nothing filters
+        sampled, logprobs = sample(logits[one].float().cpu().numpy(), row, lambda *_, t=own: t)
+        tokens[at], found[at] = sampled[0], logprobs[0] if logprobs else None
+    return tokens, tuple(found) if (rows.logprobs >= 0).any() else ()

@@ -4,27 +4,31 @@
 
 Activations are measured by one step of the largest size: what the executor's buffers hold, and the
 highest sum of what torch and numpy allocated beside them. `other` is what a GPU's memory holds that
-is not torch's; 0 on a CPU: the interpreter is not charged.
+is not torch's (context, compiled kernels), charged to every engine of a process though they share
+it; 0 on a CPU: the interpreter is not charged.
 """
 
 from __future__ import annotations
 
 import math
+import os
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.autograd.profiler import profile
 
 from workbench.config import EngineConfig, format_size, parse_size
 from workbench.core import SamplingRows, StepPlan, WantedLogits
 from workbench.engine.executor import Executor
-from workbench.engine.gpu import beside_torch, free_of, peak_on, total_of
 from workbench.errors import ConfigError, OutOfMemory, StepError
-from workbench.host import collection_paused
+from workbench.host import collection_paused, total_memory
 from workbench.kvcache.arena import BlockShape, KVArena
 from workbench.kvcache.storage import ArenaStorage, BlockStorage, KVStorage
 from workbench.models.llama import LlamaModel
@@ -34,7 +38,9 @@ from workbench.models.registry import model_spec
 if TYPE_CHECKING:
     import pandas as pd
 
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler announces itself otherwise
 CPU = torch.device("cpu")
+_GRAIN = 1 << 16  # peaks are rounded up to it: Python's own allocations differ a little each time
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +244,84 @@ def _sampling(rows: NDArray[Any], positions: NDArray[Any]) -> SamplingRows:
         min_p=np.zeros(count),
         logprobs=np.full(count, -1, np.int64),
     )
+
+
+# -- what a device has, and what a step takes of it --
+
+
+def total_of(device: torch.device) -> int:
+    """Bytes of the device's memory, of which shares are taken."""
+    return total_memory() if device.type == "cpu" else torch.cuda.mem_get_info(device)[1]
+
+
+def free_of(device: torch.device) -> int | None:
+    """Bytes to be had now, torch's idle ones included; None where the system promises any."""
+    if device.type == "cpu":
+        return None
+    idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + idle
+
+
+def beside_torch(device: torch.device) -> int:
+    """Bytes taken of a GPU by what is not torch's: contexts, kernels, other processes; a CPU's 0.
+
+    An interpreter of Python is not charged.
+    """
+    if device.type == "cpu":
+        return 0
+    free, total = torch.cuda.mem_get_info(device)
+    return max(0, total - free - torch.cuda.memory_reserved(device))
+
+
+def peak_on(device: torch.device) -> HostPeak | DevicePeak:
+    """What measures the most bytes held at one time, born inside a `with`."""
+    return HostPeak() if device.type == "cpu" else DevicePeak(device)
+
+
+class HostPeak:
+    """The most bytes that torch, and Python and numpy, held at one time, born inside.
+
+    The two peaks are added although they need not coincide: an upper bound, by little.
+    torch's comes from its profiler's list of allocations and releases, so garbage must wait
+    meanwhile: its release would count against what is held.
+    """
+
+    def __enter__(self) -> HostPeak:
+        self._profile = profile(use_cpu=True, profile_memory=True, use_kineto=True)
+        self._profile.__enter__()
+        tracemalloc.start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._traced = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        self._profile.__exit__(*error)
+
+    @property
+    def bytes(self) -> int:
+        results: Any = self._profile.kineto_results
+        events = [e for e in results.events() if e.name() == "[memory]"]
+        changes = [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
+        highest = max(accumulate(changes, initial=0))
+        return math.ceil((highest + self._traced) / _GRAIN) * _GRAIN
+
+
+class DevicePeak:
+    """The most bytes of a GPU that torch held at one time, born inside; the host's do not count."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self.bytes = device, 0
+
+    def __enter__(self) -> DevicePeak:
+        torch.cuda.synchronize(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self._before = torch.cuda.memory_allocated(self._device)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        torch.cuda.synchronize(self._device)
+        highest = torch.cuda.max_memory_allocated(self._device) - self._before
+        self.bytes = math.ceil(highest / _GRAIN) * _GRAIN
 
 
 # -- one memory for several engines --

@@ -169,8 +169,9 @@ class Scheduler:
         if not self._known:
             return None
         self._account.open()
-        if self._cache.apply():
-            self._read_block_tables()
+        if self._cache.apply():  # blocks in use have other ids now
+            for row, sequence in enumerate(self._batch.sequences):
+                self._batch.set_blocks(row, 0, self._cache.block_table(sequence.request_id))
         self._make_room_for_decodes()
         budget = self._max_num_batched_tokens - len(self._decoding_rows())
         chunks = self._plan_chunks(budget)
@@ -181,11 +182,6 @@ class Scheduler:
         self._next_step += 1
         self.counts = self._account.close(self._batch, self._in_flight, len(self._waiting))
         return self._in_flight.plan
-
-    def _read_block_tables(self) -> None:
-        """Blocks in use have other ids now."""
-        for row, sequence in enumerate(self._batch.sequences):
-            self._batch.set_blocks(row, 0, self._cache.block_table(sequence.request_id))
 
     def _decoding_rows(self) -> NDArray[np.int64]:
         """Rows of the batch that compute their newest token in this step."""
@@ -252,6 +248,7 @@ class Scheduler:
         if score is not None:
             max_hit = next(p for p in score.positions if p not in sequence.score_rows)
         start = self._cache.match(tokens, salt=salt, max_hit=max_hit)
+        spare = math.ceil(self._watermark * self._cache.num_blocks) if len(self._batch) else 0
         end = min(len(tokens), start + budget)
         allocation = self._cache.allocate(
             sequence.request_id,
@@ -259,7 +256,7 @@ class Scheduler:
             end,
             salt=salt,
             max_hit=max_hit,
-            keep_free=self._keep_free(),
+            keep_free=spare,  # none while nothing runs, so that nothing waits for ever
             readmission=sequence.preemptions > 0,
         )
         if allocation is None:
@@ -276,10 +273,6 @@ class Scheduler:
         if sequence.params is None:
             return self._max_model_len + 1
         return min(sequence.num_prompt_tokens + sequence.params.max_tokens, self._max_model_len)
-
-    def _keep_free(self) -> int:
-        """Blocks to spare at an admission; 0 while nothing runs, so that nothing waits for ever."""
-        return math.ceil(self._watermark * self._cache.num_blocks) if len(self._batch) else 0
 
     def _stamp_admission(self, sequence: Sequence, num_cached_tokens: int) -> None:
         if sequence.preemptions:
