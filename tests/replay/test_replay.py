@@ -12,7 +12,7 @@ from workbench.engine.engine import Engine
 from workbench.errors import ConfigError, OutOfMemory, RecordingError
 from workbench.replay.answers import Answers
 from workbench.replay.cost import MeteredCost
-from workbench.replay.simulator import CacheSettings, Costs, events, recorded_strategy, replay
+from workbench.replay.simulator import Costs, events, recorded_strategy, replay, settings_of
 from workbench.search.prm import PRM
 from workbench.search.problems import load_problems
 from workbench.search.recording import read_recording, write_recording
@@ -187,7 +187,7 @@ def test_changes_that_cannot_be_made_are_refused(measured) -> None:
     unsized = replace(measured.recording.llm, num_blocks=None), measured.recording.prm
     with pytest.raises(ConfigError, match="or they changed in the search; give num_blocks"):
         replay(measured.answers, free_of_charge(), models=unsized, llm={"block_size": 8})
-    assert CacheSettings.of(unsized[0], {"num_blocks": 50}).num_blocks == 50
+    assert settings_of(unsized[0], {"num_blocks": 50}).num_blocks == 50
     with pytest.raises(ConfigError, match="min_problem_batch is 0"):
         replay(measured.answers, free_of_charge(), min_problem_batch=0)
 
@@ -199,5 +199,5 @@ def test_what_was_not_recorded_is_refused(measured) -> None:
     engine = replay(measured.answers, free_of_charge()).llm
     with pytest.raises(RecordingError, match="node '9/9'"):
         engine.add([1, 2], SamplingParams(), tag=Tag("nobody", "9/9"))
-    settings = CacheSettings.of(measured.recording.llm, {"block_size": 8})
+    settings = settings_of(measured.recording.llm, {"block_size": 8})
     assert settings.num_blocks == 80, "the memory stays when the block size changes"

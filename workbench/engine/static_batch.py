@@ -77,10 +77,10 @@ class StaticScheduler(Scheduler):
         members = [self._waiting.popleft() for _ in range(count)]
         most = max(self._most_tokens(member) for member in members)
         for member in members:
-            self._take_in(member, most)
+            self._start(member, most)
         self._columns_left = max(member.num_to_compute for member in members)
 
-    def _take_in(self, member: Sequence, most: int) -> None:
+    def _start(self, member: Sequence, most: int) -> None:
         tokens = member.token_ids[: member.num_to_compute]
         allocation = self._cache.allocate(member.request_id, tokens)
         reserved = self._cache.extend(member.request_id, [0] * most)

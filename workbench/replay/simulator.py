@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from workbench.config import AtLeastOne, Range, SearchSwitches, check, require_known
+from workbench.config import EngineConfig, SearchSwitches, check, require_known
 from workbench.core import CacheRoom, RequestOutput, SamplingParams, ScoreParams, Sequence, Tag
 from workbench.engine.scheduler import Scheduler
 from workbench.engine.static_batch import StaticScheduler
@@ -33,7 +33,6 @@ from workbench.replay.answers import (
     TriePath,
 )
 from workbench.replay.cost import (
-    DEFAULT_BLOCK_SIZE,
     MeteredCost,
     ModelWork,
     StepCost,
@@ -65,39 +64,33 @@ Cost = Callable[[StepWork], float]
 Models = tuple[RecordedEngine, RecordedEngine]  # LLM, PRM
 
 
-@dataclass(frozen=True, slots=True)
-class CacheSettings:
-    """What may differ from the recorded engine: the cache and the limits of a step.
+CHANGEABLE = [
+    "num_blocks",
+    "block_size",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "enable_prefix_caching",
+    "reuse_partial_blocks",
+    "watermark",
+    "batching",
+]
+"""Fields of EngineConfig, of the cache and the limits of a step, that a replay may change."""
 
-    num_blocks: None where the memory says it, or it is not known.
+
+def settings_of(engine: RecordedEngine, changes: Changes | None = None) -> EngineConfig:
+    """The recorded engine's own of CHANGEABLE, with these changes; ConfigError for other names.
+
+    A block size other than the recorded one keeps the memory: num_blocks follows. num_blocks is
+    None where the memory says it, or it is not known.
     """
-
-    num_blocks: Annotated[int | None, Range(1)] = None
-    block_size: AtLeastOne = DEFAULT_BLOCK_SIZE
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 2048
-    enable_prefix_caching: bool = True
-    reuse_partial_blocks: bool = False
-    watermark: float = 0.01
-    batching: str = "continuous"
-
-    def __post_init__(self) -> None:
-        check(self)
-
-    @classmethod
-    def of(cls, engine: RecordedEngine, changes: Changes | None = None) -> Self:
-        """The recorded engine's own, with these changes. ConfigError names what is unknown.
-
-        A block size other than the recorded one keeps the memory: num_blocks follows.
-        """
-        known, changes = [field.name for field in fields(cls)], changes or {}
-        require_known(changes, known, f"A replay of {engine.name}")
-        own = {n: v for n, v in (engine.config or {}).items() if n in known and v is not None}
-        own["num_blocks"] = engine.num_blocks
-        if "block_size" in changes and "num_blocks" not in changes and engine.num_blocks:
-            tokens = engine.num_blocks * block_size_of(engine)
-            own["num_blocks"] = tokens // max(1, int(changes["block_size"]))
-        return cls(**own | dict(changes))
+    changes, recorded_ones = changes or {}, engine.config or {}
+    require_known(changes, CHANGEABLE, f"A replay of {engine.name}")
+    own = {n: recorded_ones[n] for n in CHANGEABLE if recorded_ones.get(n) is not None}
+    own["num_blocks"] = engine.num_blocks
+    if "block_size" in changes and engine.num_blocks:
+        tokens = engine.num_blocks * block_size_of(engine)
+        own["num_blocks"] = tokens // max(1, int(changes["block_size"]))
+    return EngineConfig(**own | dict(changes))
 
 
 # -- caches: each model has its own, or both lease pages of one arena --
@@ -121,7 +114,7 @@ class SharedMemory:
 
 
 def _caches(
-    models: Models, settings: list[CacheSettings], shared: SharedMemory | None, log_calls: bool
+    models: Models, settings: list[EngineConfig], shared: SharedMemory | None, log_calls: bool
 ) -> list[KVCacheManager]:
     """Each model's cache, with the settings that the engine gave it."""
     names = ("block_size", "enable_prefix_caching", "reuse_partial_blocks")
@@ -150,7 +143,7 @@ def _caches(
     return [kind(own.num_blocks or 0, **each) for own, each in zip(settings, options, strict=True)]
 
 
-def _block_shape(model: RecordedEngine, settings: CacheSettings) -> BlockShape:
+def _block_shape(model: RecordedEngine, settings: EngineConfig) -> BlockShape:
     """As engine.memory.block_shape."""
     spec, size = spec_of(model), settings.block_size
     element = recorded(model, "block_bytes") // spec.block_bytes(block_size_of(model), 1)
@@ -189,7 +182,7 @@ class ReplayEngine:
     def __init__(
         self,
         model: RecordedEngine,
-        settings: CacheSettings,
+        settings: EngineConfig,
         cache: KVCacheManager,
         cost: Cost,
         answers: Answers,
@@ -343,7 +336,7 @@ def replay(
     log_calls: bool = False,
     **search: Any,
 ) -> Replayed:
-    """Run a recorded search again. llm, prm: changed fields of CacheSettings; None: as recorded.
+    """Run a recorded search again. llm, prm: changed fields of CHANGEABLE; None: as recorded.
 
     shared: one memory for both, in place of num_blocks. models: others in the place of the recorded
     ones. log_calls: each model's own cache keeps its calls, for miss-ratio curves. search: as play.
@@ -353,7 +346,7 @@ def replay(
     answers = recording if isinstance(recording, Answers) else Answers(recording)
     models = (answers.recording.llm, answers.recording.prm) if models is None else models
     costs = Costs.on(models, costs) if isinstance(costs, Device) else costs
-    settings = [CacheSettings.of(*each) for each in zip(models, (llm, prm), strict=True)]
+    settings = [settings_of(*each) for each in zip(models, (llm, prm), strict=True)]
     caches = _caches(models, settings, shared, log_calls)
     clock, seconds, request_s = SimulatedClock(), (costs.llm, costs.prm), costs.request_s
     llm_engine, prm_engine = (

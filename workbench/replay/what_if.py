@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from workbench.config import format_size, parse_size, require_known
+from workbench.config import EngineConfig, format_size, parse_size, require_known
 from workbench.errors import ConfigError, OutOfMemory
 from workbench.models.spec import ModelSpec
 from workbench.replay.answers import Answers
 from workbench.replay.cost import block_size_of, recorded
 from workbench.replay.devices import Device, load_device
-from workbench.replay.simulator import CacheSettings, Models, SharedMemory, replay
+from workbench.replay.simulator import Models, SharedMemory, replay, settings_of
 from workbench.search.recording import RecordedEngine, Recording, read_recording
 from workbench.search.result import Throughput
 from workbench.search.rounds import OnRound
@@ -63,7 +63,7 @@ class WhatIf:
     terms call them. Memory is one of total_memory (weights and KV of both models; divided by
     llm_share) and kv_memory (divided by kv_share), or the recorded one; a share that is not given
     is the recorded one. policy: None gives each model a cache of its own, else the name of an
-    arena's (simulator.POLICIES). llm, prm: fields of CacheSettings for one model alone.
+    arena's (simulator.POLICIES). llm, prm: simulator.CHANGEABLE settings of one model alone.
     request_order, problem_batching, forget_pruned (which may be False only): of SearchSwitches.
     """
 
@@ -184,7 +184,7 @@ class WhatIf:
                 )
         elif budgets is not None:
             for model, own, kv in zip(models, changes, budgets, strict=True):
-                own["num_blocks"] = kv // _block_bytes(model, CacheSettings.of(model, own))
+                own["num_blocks"] = kv // _block_bytes(model, settings_of(model, own))
         return changed
 
 
@@ -241,7 +241,7 @@ def _other(
     )
 
 
-def _block_bytes(model: RecordedEngine, settings: CacheSettings) -> int:
+def _block_bytes(model: RecordedEngine, settings: EngineConfig) -> int:
     return recorded(model, "block_bytes") // block_size_of(model) * settings.block_size
 
 
