@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from tests.engine.test_shared import LIMITS, LLM, PRM_NAME, make_arena, tree
+from tests.engine.test_shared import LIMITS, LLM, PRM_NAME, tree
 from workbench.core import SamplingParams
 from workbench.engine.engine import Engine
-from workbench.kvcache.policies import FirstCome, StaticSplit
 
 REUSE: dict[str, Any] = {"reuse_partial_blocks": True}
 
@@ -39,31 +37,6 @@ def test_a_search_recomputes_nothing_and_samples_the_same(expected: pd.DataFrame
         assert engine.cache.stats.copied > 0
         assert engine.executor.storage.bytes_copied > 0
         engine.cache.check()
-
-
-def test_a_search_short_of_memory_samples_the_same(expected: pd.DataFrame) -> None:
-    """Blocks of the longest request alone: tails are evicted, taken over, left by preemption."""
-    settings = {"num_blocks": 24, "max_model_len": 384, "max_num_batched_tokens": 64}
-    llm, prm = own(**settings, **REUSE)
-    assert tree(llm, prm).equals(expected)
-    assert min(llm.cache.stats.evicted, llm.cache.stats.readmit_query_tokens) > 0
-    for engine in (llm, prm):
-        assert engine.cache.num_active == 0
-        engine.cache.check()
-
-
-@pytest.mark.parametrize("policy", [StaticSplit, FirstCome])
-def test_a_search_in_a_shared_memory_samples_the_same(policy: type, expected: pd.DataFrame) -> None:
-    """Pages change hands and are re-split between rounds: a copy is read before its page goes."""
-    arena, draw = make_arena(policy=policy()), random.Random(0)
-    engines = [Engine(name, arena=arena, **LIMITS, **REUSE) for name in (LLM, PRM_NAME)]
-
-    def on_round(_: Any) -> None:
-        arena.check()
-        arena.resplit(draw.uniform(0.2, 0.8))
-
-    assert tree(*engines, on_round=on_round).equals(expected)
-    assert all(engine.cache.stats.copied > 0 for engine in engines)
 
 
 def test_of_a_text_scored_again_the_last_token_alone_is_computed() -> None:

@@ -50,19 +50,6 @@ def test_every_token_and_score_is_kept(fake_engine, tmp_path, strategy, length) 
     assert [kept.problem for kept in recording.problems] == PROBLEMS
 
 
-def test_rounds_of_arrival_are_kept(fake_engine, tmp_path) -> None:
-    """The third of three problems, two in flight, enters when another is answered, not before."""
-    search(fake_engine, tmp_path / "search.parquet")
-    first, second, third = read_recording(tmp_path / "search.parquet").problems
-    for problem in (first, second):
-        assert min(step.round for step in problem.steps) == 1
-    others = [max(step.round for step in p.steps) for p in (first, second)]
-    assert min(step.round for step in third.steps) > min(others)
-    for problem in (first, second, third):
-        rounds = {step.path: step.round for step in problem.steps}
-        assert all(r > rounds[p[:-1]] for p, r in rounds.items() if len(p) > 1)
-
-
 def test_settings_and_engines_are_kept(fake_engine, tmp_path) -> None:
     """A replay finds strategy, seed, batch and the engines' names in the file."""
     search(fake_engine, tmp_path / "a", score_cache=False, temperature=0.5)

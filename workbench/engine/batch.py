@@ -168,10 +168,14 @@ def plan_step(
     np.cumsum(counts, out=query_start[1:])
     tokens = [batch.last_token[decodes]]
     positions = [batch.computed[decodes]]
-    for chunk in chunks:
-        tokens.append(_chunk_tokens(chunk))
-        positions.append(np.arange(chunk.start, chunk.end + chunk.padding, dtype=np.int64))
-    last = [i for i, c in enumerate(chunks, num_decodes) if _samples(c)]
+    last: list[int] = []  # the computation of a sequence's last token alone is followed by sampling
+    for i, chunk in enumerate(chunks, num_decodes):
+        own, start, end = chunk.sequence.token_ids, chunk.start, chunk.end
+        tokens.append(np.zeros(chunk.num_rows, np.int64))  # padding is token 0
+        tokens[-1][: end - start] = own[start:end]
+        positions.append(np.arange(start, end + chunk.padding, dtype=np.int64))
+        if chunk.sequence.params is not None and end == len(own):
+            last.append(i)
     order = np.concatenate([np.arange(num_decodes), np.array(last, np.int64)])
     newest = query_start[order + 1] - 1
     newest[num_decodes:] -= np.array([chunks[i - num_decodes].padding for i in last], np.int64)
@@ -214,18 +218,6 @@ def _block_offsets(batch: Batch, rows: Rows, context: Rows, size: int) -> NDArra
     if len(rows) == len(batch) and (rows[:-1] < rows[1:]).all():  # all of them, in order
         return offsets[: len(rows)].copy()
     return np.take(offsets, rows, axis=0)
-
-
-def _chunk_tokens(chunk: Chunk) -> NDArray[np.int64]:
-    """[num_rows]; padding is token 0."""
-    tokens = np.zeros(chunk.num_rows, np.int64)
-    tokens[: chunk.end - chunk.start] = chunk.sequence.token_ids[chunk.start : chunk.end]
-    return tokens
-
-
-def _samples(chunk: Chunk) -> bool:
-    """Only the computation of a sequence's last token is followed by sampling."""
-    return chunk.sequence.params is not None and chunk.end == len(chunk.sequence.token_ids)
 
 
 def _wanted_logits(

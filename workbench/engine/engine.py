@@ -84,6 +84,7 @@ class Engine:
 
     capabilities = frozenset({"token_identity", "trace", "resplit", "forget"})
 
+    @collection_paused()
     def __init__(
         self,
         model: str = "tiny-solver",
@@ -106,8 +107,7 @@ class Engine:
         mode = "invariant" if config.batch_invariant else "fast"
         self.fingerprint = f"{loaded.fingerprint}/{self.tokenizer.fingerprint}/{mode}"
         self.max_model_len = _longest_request(config, self.spec)
-        with collection_paused():
-            self._build(loaded, None if arena is None else ArenaPlace(arena, arena_name or model))
+        self._build(loaded, None if arena is None else ArenaPlace(arena, arena_name or model))
         self.forward_s = self.sampling_s = 0.0
         self._next_id = self._next_step = 0
         self._held: list[RequestOutput] = []  # finished while a call waited for others
@@ -130,10 +130,9 @@ class Engine:
             self.cache = KVCacheManager(self.memory.num_blocks, **cached)
         else:
             place.require_guaranteed(config, longest)
-            self.cache, held = place.arena.cache(place.name, **cached), place.arena.storage
-            self.memory = plan_memory(
-                model, config, longest, self.cache.num_blocks, held is not None
-            )
+            self.cache = place.arena.cache(place.name, **cached)
+            blocks, held = self.cache.num_blocks, place.arena.storage is not None
+            self.memory = plan_memory(model, config, longest, blocks, held)
             storage = place.storage(config, model)
             with place.arena.lock:  # others may run
                 self.cache.free_all()  # of an engine that had this name and was dropped
@@ -277,16 +276,28 @@ class Engine:
                 return held
             self.executor.storage.settle(self.cache)
         scheduled = time.perf_counter()
-        outputs = self._carry_out(plan)
-        self._record(start, scheduled)
+        outputs, counts = self._carry_out(plan), self.scheduler.counts
+        assert counts is not None
+        self._recorder.step(
+            self._trace_name,
+            self._next_step,
+            start_s=start,
+            duration_s=time.perf_counter() - start,
+            schedule_s=scheduled - start,
+            counts=counts,
+            blocks_target=self.cache.target,
+        )
+        self._next_step += 1
         return held + outputs if held else outputs
 
     def _carry_out(self, plan: StepPlan) -> list[RequestOutput]:
         try:
             result = self.executor.submit(plan).result()
         except StepError as error:
-            named = self._name_requests(error)
-            return [self._finish(s, "error", named) for s in self._fail(plan)]
+            if error.rows:
+                ids = ", ".join(map(str, self.scheduler.requests_of(error.rows)))
+                error = StepError(f"{error} At fault: request {ids}.", error.rows)
+            return [self._finish(s, "error", error) for s in self._fail(plan)]
         except BaseException:  # an interrupt takes the step's requests along; the engine goes on
             for sequence in self._fail(plan):
                 self._finish(sequence, "abort")
@@ -300,22 +311,6 @@ class Engine:
     def _fail(self, plan: StepPlan) -> list[Sequence]:
         with self.cache.lock:
             return self.scheduler.fail(plan)
-
-    def _name_requests(self, error: StepError) -> StepError:
-        """The error with the ids of the requests whose rows are at fault, where that is known."""
-        if not error.rows:
-            return error
-        ids = ", ".join(map(str, self.scheduler.requests_of(error.rows)))
-        return StepError(f"{error} At fault: request {ids}.", error.rows)
-
-    def _record(self, start: float, scheduled: float) -> None:
-        counts = self.scheduler.counts
-        assert counts is not None
-        timing, target = (time.perf_counter() - start, scheduled - start), self.cache.target
-        self._recorder.step(
-            self._trace_name, self._next_step, start, *timing, counts, blocks_target=target
-        )
-        self._next_step += 1
 
     def _finish(
         self, sequence: Sequence, reason: str, error: Exception | None = None

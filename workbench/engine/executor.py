@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -89,15 +89,13 @@ class Executor:
     def submit(self, plan: StepPlan) -> StepHandle:
         """Start a step. Its errors are raised by the handle, not here."""
         try:
-            with torch.inference_mode(), self._on_device():
+            # kernels are launched on the current GPU, which may be another one
+            device = self.model.device
+            current = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+            with torch.inference_mode(), current:
                 return StepHandle(self._run(plan))
         except Exception as error:  # what went wrong is the step's, and the engine goes on
             return StepHandle(error)
-
-    def _on_device(self) -> AbstractContextManager[object]:
-        """Kernels are launched on the current GPU, which may be another one."""
-        device = self.model.device
-        return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
     def _run(self, plan: StepPlan) -> StepResult:
         """On a GPU the forward pass is launched in forward_s, and waited for in sampling_s."""
@@ -195,7 +193,10 @@ class DecodeSteps:
         rows, blocks = plan.block_offsets.shape
         launched = self._model.kernels.rows_launched(rows)
         launched = max(rows, min(launched, len(self._positions)))
-        self._make_room(blocks)
+        if blocks > self._block_offsets.shape[1]:  # longer than ever: a wider table, other passes
+            width = max(blocks, 2 * self._block_offsets.shape[1])
+            self._block_offsets = np.zeros((len(self._positions), width), np.int64)
+            self._passes.clear()
         self._positions[:rows] = plan.positions
         self._context_len[:rows] = plan.context_len
         self._block_offsets[:rows, :blocks] = plan.block_offsets
@@ -206,13 +207,6 @@ class DecodeSteps:
         self._model.embedding(tokens, self._buffers.residual[:rows])
         self._passes[launched]()
         return self._buffers.normed[:rows]
-
-    def _make_room(self, blocks: int) -> None:
-        """Longer sequences than ever before: a wider table, and passes that read it."""
-        rows, width = self._block_offsets.shape
-        if blocks > width:
-            self._block_offsets = np.zeros((rows, max(blocks, 2 * width)), np.int64)
-            self._passes.clear()
 
     def _record(self, rows: int) -> Callable[[], None]:
         """Unused entries of the table are of former steps: no row reads beyond its position.

@@ -61,8 +61,13 @@ def sample(
         at = slice(None) if plain.all() else plain
         noise = uniform(rows.seeds[at], rows.positions[at])
         tokens[at] = (draw or inverse_cdf)(logits[at], rows.temperature[at], noise)
-    for row in np.flatnonzero(warm & sorts):
-        tokens[row] = _draw_filtered(logits[row], rows, row)
+    for row in np.flatnonzero(warm & sorts):  # by itself: filters sort
+        one = slice(row, row + 1)
+        weights = _weights(logits[one], rows.temperature[one])
+        _filter_row(
+            weights[0], int(rows.top_k[row]), float(rows.top_p[row]), float(rows.min_p[row])
+        )
+        tokens[row] = _at_noise(weights, uniform(rows.seeds[one], rows.positions[one]))[0]
     return tokens, _logprobs(logits, rows, tokens)
 
 
@@ -89,16 +94,6 @@ def inverse_cdf(
 ) -> NDArray[np.int64]:
     """Each row's token: the first whose weights up to it exceed noise times all of them."""
     return _at_noise(_weights(logits, temperature), noise)
-
-
-def _draw_filtered(logits: NDArray[np.float32], rows: SamplingRows, row: np.int64) -> np.int64:
-    """The token of one row's logits [vocab], by itself: filters sort."""
-    at = slice(row, row + 1)
-    weights = _weights(logits[None], rows.temperature[at])
-    top_k, top_p, min_p = int(rows.top_k[row]), float(rows.top_p[row]), float(rows.min_p[row])
-    _filter_row(weights[0], top_k, top_p, min_p)
-    token: np.int64 = _at_noise(weights, uniform(rows.seeds[at], rows.positions[at]))[0]
-    return token
 
 
 def _at_noise(weights: NDArray[np.float64], noise: NDArray[np.float64]) -> NDArray[np.int64]:

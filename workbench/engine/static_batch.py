@@ -108,8 +108,12 @@ class StaticScheduler(Scheduler):
             step, result = self._of_those_going_on(step, result)
         reasons = self._take_in(step, result)
         self._ended |= {members[row].request_id: reason for row, reason in reasons.items()}
-        rows = np.arange(len(self._batch))
-        return [] if self._going_on(rows).any() else self._end_batch()
+        if self._going_on(np.arange(len(self._batch))).any():
+            return []
+        ended = [(s, self._ended[s.request_id]) for s in members if s.request_id in self._ended]
+        finished = [(s, why) for s, why in ended if s.request_id not in self._aborted]
+        self._leave([sequence for sequence, _ in finished])
+        return finished
 
     def fail(self, plan: StepPlan) -> list[Sequence]:
         """The step raised: the whole batch goes with it; what waits goes on."""
@@ -131,14 +135,6 @@ class StaticScheduler(Scheduler):
         logprobs = tuple(each for each, keep in zip(result.logprobs, kept) if keep)
         sampled = replace(result, tokens=np.asarray(result.tokens)[kept], logprobs=logprobs)
         return replace(step, sampled=step.sampled[kept]), sampled
-
-    def _end_batch(self) -> list[tuple[Sequence, str]]:
-        members, reasons = self._batch.sequences, self._ended
-        finished = [
-            (s, reasons[s.request_id]) for s in members if s.request_id not in self._aborted
-        ]
-        self._leave([sequence for sequence, _ in finished])
-        return finished
 
     def _leave(self, sequences: list[Sequence]) -> None:
         """The batch is over; these are its requests that were not aborted."""

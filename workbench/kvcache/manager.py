@@ -152,11 +152,6 @@ class KVCacheManager:
         return self.pool.num_free
 
     @property
-    def num_block_ids(self) -> int:
-        """Block ids are below it; there may be more than blocks."""
-        return len(self.pool.blocks)
-
-    @property
     def stats(self) -> CacheStats:
         """Counts since creation; live, do not change it."""
         return self.pool.stats
@@ -314,11 +309,6 @@ class KVCacheManager:
     def room(self) -> int:
         """Blocks to count on for long: the target, in an arena the part of the split."""
         return self.pool.room
-
-    @property
-    def floor(self) -> int:
-        """Blocks of one request of the longest length; a smaller target is refused."""
-        return self.pool.floor
 
     def require(self, num_blocks: int) -> None:
         """Raise the floor to so many blocks: what one request needs."""

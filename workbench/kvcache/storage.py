@@ -140,7 +140,9 @@ class ArenaStorage:
         size = arena.num_pages * arena.page.page_bytes
         self.bytes = _zeros(size, torch.uint8, torch.device(device), what)
         self._models: dict[str, BlockStorage] = {}
-        self.users: WeakValueDictionary[str, Any] = WeakValueDictionary()  # name -> who computes
+        self.users: WeakValueDictionary[str, Any] = (
+            WeakValueDictionary()
+        )  # name -> the model that computes
 
     def model(
         self, name: str, block_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype

@@ -221,7 +221,7 @@ class _Walk:
             for holder in hit:
                 holder.users += 1
             for holder in cached:
-                self._wake(holder)
+                self._reuse(holder)
             self._grow(table, call.room if isinstance(call, Allocate) else call.tokens)
         return True
 
@@ -253,7 +253,7 @@ class _Walk:
             if holder is None or holder.content is None:
                 self._drop()
             else:
-                self._park(holder.content, holder)
+                self._release(holder.content, holder)
 
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self._size)
@@ -265,7 +265,7 @@ class _Walk:
     def _look_up(self, contents: list[int], num_hit: int, readmission: bool, place: int) -> None:
         """A request asks for these contents, and shares the holders of the first num_hit."""
 
-    def _wake(self, holder: _Holder) -> None:
+    def _reuse(self, holder: _Holder) -> None:
         """A cached block is hit: it is active."""
 
     def _take(self) -> None:
@@ -274,7 +274,7 @@ class _Walk:
     def _drop(self) -> None:
         """A block without a hash is active no more."""
 
-    def _park(self, content: int, holder: _Holder) -> None:
+    def _release(self, content: int, holder: _Holder) -> None:
         """A holder without users is active no more."""
 
 
@@ -348,7 +348,7 @@ class _Stack(_Walk):
             heappush(self._holes, -holder.stamp)
         return holder is not None and holder.users > 0
 
-    def _wake(self, holder: _Holder) -> None:
+    def _reuse(self, holder: _Holder) -> None:
         heappush(self._holes, -holder.stamp)
         self._fill_hole()
 
@@ -365,7 +365,7 @@ class _Stack(_Walk):
                 self._tree[place] -= 1
                 place += place & -place
 
-    def _park(self, content: int, holder: _Holder) -> None:
+    def _release(self, content: int, holder: _Holder) -> None:
         holder.stamp = self._new_slot()
 
     def _drop(self) -> None:
@@ -460,7 +460,7 @@ class _Optimum(_Walk):
         times = self._requests[content]
         return (-(times[-1] if times else NEVER), -holder.depth, content)
 
-    def _wake(self, holder: _Holder) -> None:
+    def _reuse(self, holder: _Holder) -> None:
         self._cached -= 1
         self._active += 1
 
@@ -479,7 +479,7 @@ class _Optimum(_Walk):
             self.evicted += 1
         self._active += 1
 
-    def _park(self, content: int, holder: _Holder) -> None:
+    def _release(self, content: int, holder: _Holder) -> None:
         self._cached += 1
         heappush(self._victims, self._victim(content, holder))
 

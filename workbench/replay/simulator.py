@@ -198,7 +198,7 @@ class ReplayEngine:
         kind = StaticScheduler if settings.batching == "static" else Scheduler
         self.scheduler = kind(
             cache,
-            np.arange(cache.num_block_ids, dtype=np.int64),
+            np.arange(len(cache.pool.blocks), dtype=np.int64),
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
             max_model_len=self.max_model_len,
