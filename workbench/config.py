@@ -29,10 +29,8 @@ _UNITS = {"": 1, "b": 1} | {
 
 def parse_size(size: int | str) -> int:
     """Bytes of a size given as a number of bytes or as text ("1GiB", "64 MiB", "500MB")."""
-    if isinstance(size, int) and not isinstance(size, bool) and size > 0:
-        return size
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(size).lower())
-    if isinstance(size, bool) or found is None or found[2] not in _UNITS or float(found[1]) <= 0:
+    if found is None or found[2] not in _UNITS or float(found[1]) <= 0:
         raise ConfigError(
             f"{size!r} is no size; give a positive number of bytes, or text such as '64MiB'."
         )
@@ -207,9 +205,8 @@ class EngineConfig(_Settings):
     dtype: Annotated[str, ("auto", "float32", "float16", "bfloat16")] = "auto"
     device: str = "cpu"  # or a GPU: "cuda", "cuda:1"; "memory" is then the GPU's
     watermark: Annotated[float, Range(0, 1)] = 0.01  # blocks kept free when a request is admitted
-    batching: Annotated[str, ("continuous", "static")] = (
-        "continuous"  # static: whole padded batches
-    )
+    # static: whole padded batches
+    batching: Annotated[str, ("continuous", "static")] = "continuous"
 
     def __post_init__(self) -> None:
         check(self)

@@ -47,8 +47,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     seed: int = 0
     ignore_eos: bool = False
-    # k >= 0: the chosen token's and the k most likely
-    logprobs: Annotated[int | None, Range(0, 2**31)] = None
+    logprobs: Annotated[int | None, Range(0, 2**31)] = None  # the chosen token's and so many more
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -234,10 +233,7 @@ class TokenEngine(Protocol):
         *,
         tag: Tag | None = None,
     ) -> int:
-        """Queue a scoring request; its output carries logits [positions, columns].
-
-        columns: token ids, or outputs of a value head.
-        """
+        """Queue a request for logits [positions, columns]: token ids, or a value head's outputs."""
         ...
 
     def step(self) -> list[RequestOutput]:

@@ -1,8 +1,6 @@
-"""What this process may use: cores, memory (where a container's limit may be less), and when
-garbage is collected.
+"""What this process may use: cores, memory (a container's limit may be less), garbage collection.
 
 Linux tells memory, with control groups of either version; elsewhere the machine's count.
-GPUs are not here.
 """
 
 from __future__ import annotations
@@ -41,8 +39,8 @@ def total_memory() -> int:
 
 def available_memory() -> int:
     """Bytes to be had without swapping: the machine's, or what a container leaves of them."""
-    told = _MEMINFO.read_text() if _MEMINFO.is_file() else ""
-    found = re.search(r"MemAvailable:\s+(\d+) kB", told)
+    table = _MEMINFO.read_text() if _MEMINFO.is_file() else ""
+    found = re.search(r"MemAvailable:\s+(\d+) kB", table)
     machine = int(found[1]) * 1024 if found else _physical_memory()
     return min([machine, *map(_left_in, _groups())])
 

@@ -78,9 +78,8 @@ class Tokenizer:
 
     def encode_chat(self, messages: Messages, add_generation_prompt: bool = True) -> list[int]:
         """Token ids of a rendered chat; the template writes its own special tokens."""
-        return self.encode(
-            self.render_chat(messages, add_generation_prompt), add_special_tokens=False
-        )
+        chat = self.render_chat(messages, add_generation_prompt)
+        return self.encode(chat, add_special_tokens=False)
 
     @cached_property
     def token_bytes(self) -> tuple[bytes, ...]:
