@@ -32,7 +32,7 @@ from workbench.search.recording import (
 )
 from workbench.search.requests import STEP_END, Beam, Generate, Score, Step
 from workbench.search.requests import Path as NodePath
-from workbench.search.strategies import BeamSearch
+from workbench.search.strategies import BeamSearch, split_steps
 
 FOLDER = Path(__file__).parent / "data"
 MATH500 = FOLDER / "math500_lengths.csv"
@@ -392,14 +392,8 @@ def _require(number: int, row: Row) -> None:
             "one list for each, at least one."
         )
     for place, text in enumerate(texts):
-        if not _steps(text):
+        if not split_steps(text):
             raise RecordingError(f"Row {number}: Completion {place} is empty.")
-
-
-def _steps(text: str) -> list[str]:
-    """A completion's steps, each with the blank line that ends it."""
-    pieces = [piece for piece in text.split(STEP_END) if piece.strip()]
-    return [piece + STEP_END for piece in pieces[:-1]] + pieces[-1:]
 
 
 @dataclass(slots=True)
@@ -424,7 +418,7 @@ def _trie(row: Row) -> _KnownStep:
     root = _KnownStep(score=0.5)
     for text, scores in zip(row["completions"], row["scores"], strict=True):
         node = root
-        for place, step in enumerate(_steps(text)):
+        for place, step in enumerate(split_steps(text)):
             score = float(scores[min(place, len(scores) - 1)]) if len(scores) else node.score
             node = node.following.setdefault(step, _KnownStep(score))
         node.ending += 1

@@ -60,7 +60,10 @@ class SearchResult:
         """Whether each problem would be right under another vote (or this one), by problem_id."""
         check_choice("voting", voting, VOTINGS)
         groups = self.candidates.groupby("problem_id", sort=False)
-        found = {name: _is_right(frame, voting) for name, frame in groups}
+        found = {}
+        for name, rows in groups:
+            index = winner(rows.to_dict("records"), voting)
+            found[name] = index is not None and bool(rows["correct"].iloc[index])
         correct = [found.get(name, False) for name in self.problems["problem_id"]]
         known = self.problems["answer"].notna().to_numpy()
         values = [right if fine else None for right, fine in zip(correct, known, strict=True)]
@@ -112,11 +115,6 @@ def winner(rows: Sequence[Mapping[Any, Any]], voting: str) -> int | None:
     answers, scores, groups = ([row[name] for row in rows] for name in ("answer", "score", "group"))
     answer = vote(answers, scores, groups, voting)
     return answers.index(answer) if answer else None
-
-
-def _is_right(rows: pd.DataFrame, voting: str) -> bool:
-    index = winner(rows.to_dict("records"), voting)
-    return index is not None and bool(rows["correct"].iloc[index])
 
 
 def _mean(values: pd.Series) -> float:

@@ -86,7 +86,15 @@ class Search:
         **settings: Any,
     ) -> None:
         problems = as_problems(problems)
-        _require_models(llm, prm)
+        if not isinstance(prm, PRM):
+            raise ConfigError(f"prm is {prm!r:.200}; give PRM(engine).")
+        for name, engine in (("llm", llm), ("the PRM's engine", prm.engine)):
+            if not hasattr(engine, "add_score"):
+                raise ConfigError(f"{name} is {engine!r:.200}; give an Engine.")
+        if llm is prm.engine:
+            raise ConfigError(
+                "llm and prm are one engine; give each its own: a search reads their steps apart."
+            )
         if isinstance(strategy, type) or not hasattr(strategy, "search"):
             raise ConfigError(
                 f"strategy is {strategy!r:.200}; give one with its sizes, e.g. BeamSearch(n=16)."
@@ -273,19 +281,6 @@ def as_problems(given: Problem | Iterable[Problem]) -> list[Problem]:
             )
         seen.add(problem.id)
     return problems
-
-
-def _require_models(llm: Any, prm: Any) -> None:
-    """ConfigError unless there are two engines, the second as a PRM."""
-    if not isinstance(prm, PRM):
-        raise ConfigError(f"prm is {prm!r:.200}; give PRM(engine).")
-    for name, engine in (("llm", llm), ("the PRM's engine", prm.engine)):
-        if not hasattr(engine, "add_score"):
-            raise ConfigError(f"{name} is {engine!r:.200}; give an Engine.")
-    if llm is prm.engine:
-        raise ConfigError(
-            "llm and prm are one engine; give each its own, since a search reads their steps apart."
-        )
 
 
 def _candidates(search: ActiveSearch, aggregation: str) -> list[Row]:
