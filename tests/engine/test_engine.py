@@ -75,13 +75,6 @@ def test_an_aborted_request_never_answers(engine, prompt):
     engine.cache.check()
 
 
-def test_logprobs_hold_the_chosen_and_the_likeliest(engine, prompt):
-    out = engine.generate([prompt], SamplingParams(temperature=0.0, max_tokens=3, logprobs=2))[0]
-    assert len(out.logprobs) == len(out.token_ids)
-    for token, found in zip(out.token_ids, out.logprobs):
-        assert token in found and found[token] == max(found.values()) <= 0
-
-
 def test_a_score_is_the_same_whatever_is_cached(prompt):
     engine = Engine("tiny-prm", num_blocks=256)
     positions, columns = (40, 100, len(prompt) - 1), (5, 9, 17)

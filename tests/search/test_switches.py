@@ -1,11 +1,9 @@
 """The switches of a search: the same tokens with each and all, and what each does beside."""
 
 from itertools import groupby, pairwise
-from types import SimpleNamespace
 
 import pytest
 
-from workbench.core import CacheRoom
 from workbench.engine.engine import Engine
 from workbench.engine.memory import block_shape
 from workbench.errors import ConfigError
@@ -13,11 +11,8 @@ from workbench.kvcache.arena import KVArena
 from workbench.kvcache.policies import FirstCome, MarginalValue, PhaseAware, StaticSplit
 from workbench.search.prm import PRM
 from workbench.search.problems import load_problems
-from workbench.search.requests import Beam, Generate, Score, Step
-from workbench.search.result import Tree
 from workbench.search.search import run_search
 from workbench.search.strategies import BeamSearch
-from workbench.search.switches import AdmissionControl
 
 LIMITS = {"max_num_seqs": 8, "max_num_batched_tokens": 256, "max_model_len": 384}
 ALL = {"problem_batching": "adaptive", "forget_pruned": True, "request_order": "prefix"}
@@ -30,7 +25,6 @@ CASES = [
     (200, ALL),
     (26, ALL),
 ]
-PROMPT, SIZE = 30, 4
 
 
 # -- by the embedded pair --
@@ -118,75 +112,6 @@ def test_engines_that_cannot_forget_are_refused_by_name(fake_engine):
 
 
 # -- who is admitted --
-
-
-def engine(room):
-    """All that a control reads of an engine."""
-    return SimpleNamespace(cache_room=CacheRoom(room, SIZE))
-
-
-def about_to_sample(depth=0, children=4):
-    """A search about to sample below `depth` levels of nodes, which have two siblings each.
-
-    The LLM sees a prompt of 30 tokens and 10 a node; the PRM 40 tokens for the first step, then 10.
-    """
-    tree, paths = Tree(), [()]
-    for _ in range(depth):
-        paths = [(*path, k) for path in paths[:1] for k in range(2)]
-        beams = [Beam(path, (0,) * 10 * (len(path) - 1), steps=steps(path[:-1])) for path in paths]
-        tree.add(beams, [Step((0,) * 10, "s", "stop")] * len(beams))
-    asked = [Beam((*path, k), steps=steps(path)) for path in paths for k in range(children)]
-    return SimpleNamespace(
-        prompt=[0] * PROMPT,
-        tree=tree,
-        request=Generate(tuple(asked)),
-        scores=Scores(),
-        outcome=None,
-    )
-
-
-def steps(path):
-    return tuple(map(str, path))
-
-
-class Scores:
-    """Of a ProblemScores what a control reads."""
-
-    def spans(self, steps):
-        ends = [0, *range(40, 40 + 10 * len(steps), 10)]
-        for depth in range(1, len(steps) + 1):
-            yield SimpleNamespace(steps=steps[:depth]), (ends[depth - 1], ends[depth])
-
-
-def test_as_many_are_sampled_as_the_smaller_cache_keeps():
-    """Two levels of two siblings: 30 + 10 + 10 + 10 tokens of the LLM, 40 + 10 + 10 of the PRM."""
-    group = [about_to_sample(2) for _ in range(6)]
-    llm, prm = 40 // 4 + 2 * (50 // 4 - 40 // 4), 40 // 4 + 2 * (50 // 4 - 40 // 4)
-    for llm_fits, prm_fits, expected in ((6, 6, 6), (3, 6, 3), (6, 2, 2), (0, 0, 1)):
-        rooms = [-(-4 * fits * need // 3) for fits, need in ((llm_fits, llm), (prm_fits, prm))]
-        assert AdmissionControl(*map(engine, rooms)).admitted(group) == group[:expected]
-
-
-def test_what_is_shared_is_counted_once():
-    """Children need no more than their parent; two parents share what is before them."""
-    for depth, blocks in ((0, 7), (1, 2 * (40 // 4 - 30 // 4) + 7), (2, 14)):
-        few, many = about_to_sample(depth, children=1), about_to_sample(depth, children=8)
-        for room, expected in ((-(-4 * 2 * blocks // 3), 2), (4 * 2 * blocks // 3 - 2, 1)):
-            control = AdmissionControl(engine(room), engine(10_000))
-            assert (
-                len(control.admitted([few, few])) == len(control.admitted([many, many])) == expected
-            )
-
-
-def test_all_wait_for_one_that_waits_for_scores():
-    """They are sampled together in the next round, in a batch of full size."""
-    group = [about_to_sample(1) for _ in range(3)]
-    control = AdmissionControl(engine(1000), engine(1000))
-    asking = group[1].request
-    group[1].request = Score(asking.beams)
-    assert control.admitted(group) == []
-    group[1].request = asking
-    assert control.admitted(group) == group
 
 
 @pytest.mark.parametrize(

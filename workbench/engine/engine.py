@@ -137,13 +137,15 @@ class Engine:
             with place.arena.lock:  # others may run
                 self.cache.free_all()  # of an engine that had this name and was dropped
         self.cache.require(-(-longest // config.block_size))
-        steps = {
-            "max_num_batched_tokens": config.max_num_batched_tokens,
-            "max_num_seqs": config.max_num_seqs,
-        }
+        tokens, seqs = config.max_num_batched_tokens, config.max_num_seqs
         with memory_told(config.model, model, self.memory.activations, self.memory.kv):
-            invariant = config.batch_invariant
-            self.executor = Executor(model, storage, batch_invariant=invariant, **steps)
+            self.executor = Executor(
+                model,
+                storage,
+                batch_invariant=config.batch_invariant,
+                max_num_batched_tokens=tokens,
+                max_num_seqs=seqs,
+            )
         kind = StaticScheduler if config.batching == "static" else Scheduler
         self.scheduler = kind(
             self.cache,
@@ -151,7 +153,8 @@ class Engine:
             max_model_len=longest,
             stops=StopChecker(self._token_bytes, self.tokenizer.eos_ids),
             watermark=config.watermark,
-            **steps,
+            max_num_batched_tokens=tokens,
+            max_num_seqs=seqs,
         )
 
     # -- requests --

@@ -229,7 +229,8 @@ def _engine(model: str, num_blocks: int) -> RecordedEngine:
 # -- from lengths and assumptions --
 
 
-_Positive, _Part = Annotated[float, Range(0)], Annotated[float, Range(0, 1, "[]")]
+_Positive = Annotated[float, Range(0)]
+_Part = Annotated[float, Range(0, 1, "[]")]
 
 
 @dataclass(frozen=True, slots=True)
