@@ -234,12 +234,12 @@ class Engine:
         if score is not None:
             if not score.columns:
                 raise PromptError("The request wants no column of the logits; give at least one.")
-            kind = "vocabulary" if spec.value_head is None else "value head"
+            kind = "vocabulary" if self.value_outputs is None else "value head"
             _require_inside("Column", score.columns, spec.outputs, f"{name}'s {kind}")
             return
         if not isinstance(params, SamplingParams):
             raise PromptError(f"params is {params!r:.200}; give SamplingParams(...).")
-        if spec.value_head is not None:
+        if self.value_outputs is not None:
             raise PromptError(
                 f"{name} ({spec.architecture}) has a value head, {spec.outputs} outputs in place "
                 "of a vocabulary, and cannot generate; use it as a PRM, or ask score() for its "
