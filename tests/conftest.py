@@ -28,7 +28,12 @@ def _has_browser() -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip, with the reason, what this machine cannot run."""
+    """Skip, with the reason, what this machine cannot run; files with slow tests come first.
+
+    `make test` gives each file to one worker, which makes the file's fixtures once.
+    """
+    slow = {item.path for item in items if "slow" in item.keywords}
+    items.sort(key=lambda item: item.path not in slow)
     needs = (
         ("gpu", _has_gpu, "no NVIDIA GPU on this machine"),
         ("browser", _has_browser, "no Chromium on this machine (Debian: apt install chromium)"),
