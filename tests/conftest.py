@@ -3,6 +3,7 @@
 Tests keep to one thread: more, beside another busy process, cost 4 to 5 times per token.
 """
 
+import gc
 import os
 import shutil
 
@@ -43,3 +44,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if marked and not present():
             for item in marked:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish() -> None:
+    """What collection imported stays to the end: no later collection of garbage looks at it."""
+    gc.collect()
+    gc.freeze()
