@@ -46,7 +46,7 @@ figures: $(READY)
 	$(BIN)/workbench figures --profile $(PROFILE) $(strip $(GIVEN) $(ARGS))
 
 test: $(READY)
-	$(BIN)/python -m pytest -n $(WORKERS) $(TESTS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 lab: $(READY)
 	$(BIN)/jupyter lab --notebook-dir notebooks

@@ -3,6 +3,7 @@
 Tests keep to one thread: more, beside another busy process, cost 4 to 5 times per token.
 """
 
+import gc
 import os
 import shutil
 
@@ -28,7 +29,12 @@ def _has_browser() -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip, with the reason, what this machine cannot run."""
+    """Skip, with the reason, what this machine cannot run; files with slow tests come first.
+
+    `make test` gives each file to one worker, which makes the file's fixtures once.
+    """
+    slow = {item.path for item in items if "slow" in item.keywords}
+    items.sort(key=lambda item: item.path not in slow)
     needs = (
         ("gpu", _has_gpu, "no NVIDIA GPU on this machine"),
         ("browser", _has_browser, "no Chromium on this machine (Debian: apt install chromium)"),
@@ -38,3 +44,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if marked and not present():
             for item in marked:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish() -> None:
+    """What collection imported stays to the end: no later collection of garbage looks at it."""
+    gc.collect()
+    gc.freeze()

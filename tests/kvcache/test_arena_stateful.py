@@ -201,4 +201,4 @@ class ArenaMachine(RuleBasedStateMachine):
 
 
 TestArena = ArenaMachine.TestCase
-TestArena.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestArena.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)

@@ -152,8 +152,8 @@ class ResizedMachine(ManagerMachine):
 
 
 TestManager = ManagerMachine.TestCase
-TestManager.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestManager.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestManagerInArena = ArenaMachine.TestCase
-TestManagerInArena.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestManagerInArena.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
 TestResizedManager = ResizedMachine.TestCase
 TestResizedManager.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)

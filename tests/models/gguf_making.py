@@ -64,25 +64,35 @@ TOKENS = {  # what a file says of a small tokenizer
 }
 
 
+SIZES = {
+    "block_count": LAYERS,
+    "embedding_length": HIDDEN,
+    "feed_forward_length": INNER,
+    "attention.head_count": HEADS,
+    "attention.head_count_kv": KV_HEADS,
+    "context_length": 128,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "rope.freq_base": 10000.0,
+}
+ADDERS = {bool: "add_bool", int: "add_uint32", float: "add_float32", str: "add_string"}
+
+
 def random_tensors(names: Mapping[str, tuple[str, Any]] = NAMES) -> dict[str, np.ndarray]:
     """A small model's tensors by their Hugging Face names."""
     draw = np.random.default_rng(0)
     return {n: draw.normal(size=s).astype(np.float32) for n, (_, s) in names.items()}
 
 
-def interleaved(matrix: np.ndarray, heads: int) -> np.ndarray:
-    """Rows as llama.cpp's converter lays them for Llama: a head's two halves row by row in turn."""
-    halves = matrix.reshape(heads, 2, -1, *matrix.shape[1:])
-    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(matrix.shape)
-
-
 def own_tensors(tensors: Mapping[str, np.ndarray], arch: str) -> dict[str, np.ndarray]:
-    """The tensors under the names, and with the rows, of a GGUF file."""
+    """The tensors under a GGUF file's names; for Llama a head's two halves row by row in turn."""
     found = {}
     for name, tensor in tensors.items():
         own = (NAMES | BIASES)[name][0]
         heads = {"attn_q": HEADS, "attn_k": KV_HEADS}.get(own.split(".")[-2])
-        found[own] = interleaved(tensor, heads) if heads and arch == "llama" else tensor
+        if heads and arch == "llama":
+            halves = tensor.reshape(heads, 2, -1, *tensor.shape[1:]).swapaxes(1, 2)
+            tensor = np.ascontiguousarray(halves).reshape(tensor.shape)
+        found[own] = tensor
     return found
 
 
@@ -101,9 +111,10 @@ def write_gguf(
     their own names, uint8 ones as rows of `kind`; about: metadata, added or (None) left out.
     """
     writer = gguf.GGUFWriter(path, arch)
-    for key, value in (_metadata(arch) | dict(about or {})).items():
+    metadata = {f"{arch}.{key}": value for key, value in SIZES.items()} | dict(about or {})
+    for key, value in metadata.items():
         if value is not None:
-            _add(writer, key, value)
+            getattr(writer, ADDERS.get(type(value), "add_array"))(key, value)
     for name, tensor in (own_tensors(tensors, arch) | dict(extra or {})).items():
         chosen = (kinds or {}).get(name, kind)
         if tensor.dtype == np.uint8:
@@ -117,30 +128,3 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
-
-
-def _metadata(arch: str) -> dict[str, Any]:
-    sizes = {
-        "block_count": LAYERS,
-        "embedding_length": HIDDEN,
-        "feed_forward_length": INNER,
-        "attention.head_count": HEADS,
-        "attention.head_count_kv": KV_HEADS,
-        "context_length": 128,
-        "attention.layer_norm_rms_epsilon": 1e-5,
-        "rope.freq_base": 10000.0,
-    }
-    return {f"{arch}.{key}": value for key, value in sizes.items()}
-
-
-def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
-    if isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, int):
-        writer.add_uint32(key, value)
-    elif isinstance(value, float):
-        writer.add_float32(key, value)
-    elif isinstance(value, str):
-        writer.add_string(key, value)
-    else:
-        writer.add_array(key, value)

@@ -14,22 +14,6 @@ from workbench.models.llama import LlamaModel
 Work = tuple[str, list[int], bool]  # sequence, its next tokens, whether to sample after them
 
 
-def sampling_rows(
-    rows: Sequence[int], positions: Sequence[int], temperature: float = 0.0, seed: int = 0
-) -> SamplingRows:
-    count = len(rows)
-    return SamplingRows(
-        rows=np.array(rows, np.int64),
-        positions=np.array(positions, np.int64),
-        seeds=np.full(count, seed, np.uint64),
-        temperature=np.full(count, temperature),
-        top_k=np.zeros(count, np.int64),
-        top_p=np.ones(count),
-        min_p=np.zeros(count),
-        logprobs=np.full(count, -1, np.int64),
-    )
-
-
 class Driver:
     """Gives each sequence blocks in a scattered order and runs the steps it is told."""
 
@@ -51,19 +35,11 @@ class Driver:
         self.tables[child] = self.tables[parent][: length // self.storage.block_size]
         self.lengths[child] = length
 
-    def step(
-        self,
-        work: Sequence[Work],
-        wanted: tuple[WantedLogits, ...] = (),
-        temperature: float = 0.0,
-    ) -> StepResult:
-        return self.executor.submit(self.plan(work, wanted, temperature)).result()
+    def step(self, work: Sequence[Work], wanted: tuple[WantedLogits, ...] = ()) -> StepResult:
+        return self.executor.submit(self.plan(work, wanted)).result()
 
     def plan(
-        self,
-        work: Sequence[Work],
-        wanted: tuple[WantedLogits, ...] = (),
-        temperature: float = 0.0,
+        self, work: Sequence[Work], wanted: tuple[WantedLogits, ...] = (), temperature: float = 0.0
     ) -> StepPlan:
         tokens, positions, starts, rows = [], [], [0], []
         for name, new, sampled in work:
@@ -71,47 +47,32 @@ class Driver:
             tokens += new
             positions += range(begin, begin + len(new))
             starts.append(len(tokens))
-            self._make_room(name, begin + len(new))
+            self.lengths[name] = begin + len(new)
+            table = self.tables.setdefault(name, [])
+            while len(table) * self.storage.block_size < self.lengths[name]:
+                table.append(self.free.pop())
             if sampled:
                 rows.append(len(tokens) - 1)
+        names = [name for name, _, _ in work]
+        offsets = np.zeros((len(names), max(len(self.tables[n]) for n in names)), np.int64)
+        for row, name in enumerate(names):
+            offsets[row, : len(self.tables[name])] = self.storage.offsets[self.tables[name]]
         return StepPlan(
             step=0,
             tokens=np.array(tokens, np.int64),
             positions=np.array(positions, np.int64),
             query_start=np.array(starts, np.int32),
-            context_len=np.array([self.lengths[name] for name, _, _ in work], np.int32),
-            block_offsets=self._offsets([name for name, _, _ in work]),
-            sampling=sampling_rows(rows, [positions[r] + 1 for r in rows], temperature),
+            context_len=np.array([self.lengths[name] for name in names], np.int32),
+            block_offsets=offsets,
+            sampling=SamplingRows(
+                rows=np.array(rows, np.int64),
+                positions=np.array([positions[r] + 1 for r in rows], np.int64),
+                seeds=np.zeros(len(rows), np.uint64),
+                temperature=np.full(len(rows), temperature),
+                top_k=np.zeros(len(rows), np.int64),
+                top_p=np.ones(len(rows)),
+                min_p=np.zeros(len(rows)),
+                logprobs=np.full(len(rows), -1, np.int64),
+            ),
             wanted=wanted,
         )
-
-    def _make_room(self, name: str, length: int) -> None:
-        self.lengths[name] = length
-        table = self.tables.setdefault(name, [])
-        while len(table) * self.storage.block_size < length:
-            table.append(self.free.pop())
-
-    def _offsets(self, names: list[str]) -> np.ndarray:
-        offsets = np.zeros((len(names), max(len(self.tables[n]) for n in names)), np.int64)
-        for row, name in enumerate(names):
-            offsets[row, : len(self.tables[name])] = self.storage.offsets[self.tables[name]]
-        return offsets
-
-
-def generate(
-    driver: Driver, prompts: dict[str, list[int]], count: int, chunk: int = 10_000
-) -> dict[str, list[int]]:
-    """Greedy continuations of all prompts at once, prompts in chunks."""
-    tokens: dict[str, list[int]] = {name: [] for name in prompts}
-    longest = max(map(len, prompts.values()))
-    for first in range(0, longest, chunk):
-        parts = {n: p[first : first + chunk] for n, p in prompts.items() if first < len(p)}
-        ends = {n: first + chunk >= len(prompts[n]) for n in parts}
-        result = driver.step([(n, part, ends[n]) for n, part in parts.items()])
-        for name, token in zip([n for n in parts if ends[n]], result.tokens, strict=True):
-            tokens[name].append(int(token))
-    for _ in range(count - 1):
-        result = driver.step([(n, [tokens[n][-1]], True) for n in prompts])
-        for name, token in zip(prompts, result.tokens, strict=True):
-            tokens[name].append(int(token))
-    return tokens

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import gguf
 import pytest
-from tokenizers import AddedToken, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, models, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
 
 from tests.models.gguf_making import TOKENS, write_gguf
@@ -67,16 +68,12 @@ def trained(name: str) -> Backend:
     backend.add_tokens([AddedToken(token, normalized=False) for token in OWN])
     rules = json.loads(backend.to_str())
     rules["model"]["ignore_merges"] = name == "llama-bpe"
+    backend = Backend.from_str(json.dumps(rules))
     if name == "llama-bpe":
-        bos = {"SpecialToken": {"id": SPECIAL[0], "type_id": 0}}
-        text = {"Sequence": {"id": "A", "type_id": 0}}
-        rules["post_processor"] = {
-            "type": "TemplateProcessing",
-            "single": [bos, text],
-            "pair": [bos, text],
-            "special_tokens": {SPECIAL[0]: {"id": SPECIAL[0], "ids": [0], "tokens": [SPECIAL[0]]}},
-        }
-    return Backend.from_str(json.dumps(rules))
+        bos = (SPECIAL[0], 0)
+        first = processors.TemplateProcessing(single=f"{SPECIAL[0]} $A", special_tokens=[bos])
+        backend.post_processor = first
+    return backend
 
 
 def about(backend: Backend, name: str) -> dict[str, Any]:
@@ -135,30 +132,27 @@ def read(folder: Path, changes: dict[str, Any]) -> Any:
     return load_tokenizer(open_source(write_gguf(folder / "model.gguf", {}, about=about)))
 
 
-NO_TEXTS = (5, [1, 2], [0.5], True)
-NO_IDS = (1.0, math.nan, "1", [1], True, ["a"])
-DAMAGED = {
-    "ggml.model": (NO_TEXTS, "a text"),
-    "ggml.pre": (NO_TEXTS, "a text"),
-    "chat_template": (NO_TEXTS, "a text"),
-    "ggml.tokens": ((*NO_TEXTS, "text"), "a list of texts"),
-    "ggml.merges": ((*NO_TEXTS, "text"), "a list of texts"),
-    "ggml.token_type": ((5, "text", [0.5], ["a"], [True]), "a list of whole numbers"),
-    "ggml.bos_token_id": (NO_IDS, "a whole number from 0"),
-    "ggml.eot_token_id": (NO_IDS, "a whole number from 0"),
-    "ggml.padding_token_id": (NO_IDS, "a whole number from 0"),
-    "ggml.add_bos_token": ((1, "false", [1], math.nan), "true or false"),
-}
-
-
-@pytest.mark.parametrize("key", DAMAGED)
-def test_a_value_of_another_kind_is_named(key: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("keys", "allowed", "values"),
+    [
+        ("ggml.model ggml.pre chat_template", "a text", (5, [1, 2], [0.5], True)),
+        ("ggml.tokens ggml.merges", "a list of texts", (5, [1, 2], [0.5], True, "text")),
+        ("ggml.token_type", "a list of whole numbers", (5, "text", [0.5], ["a"], [True])),
+        (
+            "ggml.bos_token_id ggml.eot_token_id ggml.padding_token_id",
+            "a whole number from 0",
+            (1.0, math.nan, "1", [1], True, ["a"]),
+        ),
+        ("ggml.add_bos_token", "true or false", (1, "false", [1], math.nan)),
+    ],
+)
+def test_a_value_of_another_kind_is_named(
+    keys: str, allowed: str, values: tuple[Any, ...], tmp_path: Path
+) -> None:
     """The file, the key, what was found and what is allowed."""
-    values, allowed = DAMAGED[key]
-    for wrong in values:
-        with pytest.raises(
-            ModelError, match=rf"model\.gguf says tokenizer\.{key} = .*; allowed: {allowed}"
-        ):
+    for key, wrong in product(keys.split(), values):
+        message = rf"model\.gguf says tokenizer\.{key} = .*; allowed: {allowed}"
+        with pytest.raises(ModelError, match=message):
             read(tmp_path, {key: wrong})
 
 
@@ -177,11 +171,7 @@ PLAIN = ["<eos>", "h", "i", "Ġ", "hi", "Ġhi", "<t>"]
         ("token_type", [3, 3, 1], r"token_type has 3 values for 9 tokens; allowed: one for each"),
         ("tokens", ["h", *PLAIN, "x"], r"tokens holds 'h' twice"),
         ("tokens", ["a b", *PLAIN, "x"], r"'a b' can begin no text"),
-        (
-            "tokens",
-            ["a", *PLAIN, "x日"],
-            r"'x日', a plain token with letters that stand for no",
-        ),
+        ("tokens", ["a", *PLAIN, "x日"], r"'x日', a plain token with letters that stand for no"),
     ],
 )
 def test_other_tokenizers_are_refused(

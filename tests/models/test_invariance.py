@@ -15,28 +15,20 @@ from workbench.models.llama import LlamaModel
 from workbench.models.loading import load_model
 
 VOCAB = 96
+NAMES = ("vocab_size", "num_hidden_layers", "hidden_size", "num_attention_heads",
+         "num_key_value_heads", "head_dim", "intermediate_size")  # fmt: skip
 SHAPES = {
-    "solver": (128, 8, 1, 16, 544),
-    "prm": (320, 5, 1, 64, 1280),
-    "awkward": (72, 3, 3, 24, 100),
+    "solver": (VOCAB, 2, 128, 8, 1, 16, 544),
+    "prm": (VOCAB, 1, 320, 5, 1, 64, 1280),
+    "awkward": (VOCAB, 2, 72, 3, 3, 24, 100),
 }
 
 
 @pytest.fixture(scope="module", params=SHAPES)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LlamaModel:
     """A layer or two of random weights."""
-    hidden, heads, kv_heads, head_dim, inner = SHAPES[request.param]
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "num_hidden_layers": 2 if hidden < 300 else 1,
-        "hidden_size": hidden,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_dim,
-        "intermediate_size": inner,
-        "vocab_size": VOCAB,
-        "max_position_embeddings": 512,
-    }
+    sizes = zip(NAMES, SHAPES[request.param], strict=True)
+    config = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 512, **dict(sizes)}
     folder = tmp_path_factory.mktemp(request.param)
     (folder / "config.json").write_text(json.dumps(config))
     return load_model(f"dummy:{folder}")

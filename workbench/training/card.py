@@ -38,8 +38,56 @@ def embedded_card(num_problems: int = 128, seed: int = 0) -> pd.DataFrame:
     beams = run_search(problems, strategy=strategy, **common)
     shuffled = run_search(problems, strategy=strategy, score_shuffle_seed=seed, **common)
     steps = pd.DataFrame(sampled_steps(samples, problems, llm, prm, cache))
-    rows = _card_rows(samples, beams, shuffled, steps, prm)
-    return pd.DataFrame(rows, columns=["figure", "demanded", "measured"])
+    level = samples.problems.set_index("problem_id")["level"]
+    order = list(samples.problems["problem_id"])
+    right = samples.candidates.groupby("problem_id")["correct"]
+    pass_1 = right.mean().astype(float).loc[order]
+    majority, weighted = (samples.correct_by(v).astype(float) for v in ("majority", "weighted"))
+    beam, chance = (
+        found.problems.set_index("problem_id")["correct"].astype(float)
+        for found in (beams, shuffled)
+    )
+
+    def interval(values: pd.Series) -> str:
+        found = bootstrap_mean(values.to_numpy(float), list(values.index))
+        return f"{found.estimate:.3f} [{found.low:.3f}, {found.high:.3f}]"
+
+    def by_level(values: pd.Series) -> str:
+        means = values.groupby(level.loc[values.index].to_numpy()).mean()
+        return ", ".join(f"{value:.2f}" for value in means.sort_index())
+
+    rows: list[dict[str, str]] = []
+
+    def row(figure: str, demanded: str, measured: str) -> None:
+        rows.append({"figure": figure, "demanded": demanded, "measured": measured})
+
+    row("problems", "fresh, uniform over levels", str(len(beam)))
+    row("pass@1, mean of 16", "0.25-0.60", interval(pass_1))
+    row("pass@1 by level", "", by_level(pass_1))
+    row("majority of 16", "", interval(majority))
+    row("best of 16, weighted", "", interval(weighted))
+    row("beam search, 16 beams", "", interval(beam))
+    row("beam search by level", "", by_level(beam))
+    row("beam search - pass@1", ">= 0.25", interval(beam - pass_1))
+    row("beam search - majority", ">= 0.05", interval(beam - majority))
+    row("beam search - shuffled scores", ">= 0.05", interval(beam - chance))
+    auc, low, high = auc_interval(steps)
+    row("step AUC of the PRM", "0.80-0.95", f"{auc:.3f} [{low:.3f}, {high:.3f}]")
+    row("distinct siblings", ">= 0.60", f"{sibling_diversity(beams.tree):.2f}")
+    for model, demanded in (("llm", ""), ("prm", "mean >= 24")):
+        tokens = steps[f"{model}_tokens"]
+        parts = {"mean": tokens.mean()} | {f"p{q}": tokens.quantile(q / 100) for q in (50, 95, 99)}
+        told = ", ".join(f"{name} {value:.0f}" for name, value in parts.items())
+        row(f"tokens a step, {model}", demanded, told)
+    longest = max(longest_input(result, prm) for result in (samples, beams))
+    row("longest PRM input, tokens", "< 2,048", f"{longest:,}")
+    depths = pd.Series([len(split_steps(text)) for text in beams.candidates["text"]])
+    groups = depths.groupby(level.loc[beams.candidates["problem_id"]].to_numpy())
+    means = ", ".join(f"{depth:.1f}" for depth in groups.mean().sort_index())
+    row("steps of a beam by level", "level 5: >= 20", means)
+    deep = groups.agg(lambda found: (found >= DEPTH).mean()).get(5, float("nan"))
+    row("level 5 beams at depth 40", "0.02-0.10", f"{deep:.3f}")
+    return pd.DataFrame(rows)
 
 
 def as_markdown(table: pd.DataFrame) -> str:
@@ -73,60 +121,6 @@ def sampled_steps(
                 "llm_tokens": len(llm.tokenizer.encode(piece, add_special_tokens=False)),
                 "prm_tokens": len(prm.next_input(array("i"), piece)),
             }
-
-
-def _card_rows(
-    samples: SearchResult,
-    beams: SearchResult,
-    shuffled: SearchResult,
-    steps: pd.DataFrame,
-    prm: PRM,
-) -> Iterator[tuple[str, str, str]]:
-    """(figure, demanded, measured) of everything STUDY demands of the pair."""
-    level = samples.problems.set_index("problem_id")["level"]
-    order = list(samples.problems["problem_id"])
-    right = samples.candidates.groupby("problem_id")["correct"]
-    pass_1 = right.mean().astype(float).loc[order]
-    majority, weighted = (samples.correct_by(v).astype(float) for v in ("majority", "weighted"))
-    beam, chance = (
-        found.problems.set_index("problem_id")["correct"].astype(float)
-        for found in (beams, shuffled)
-    )
-
-    def interval(values: pd.Series) -> str:
-        found = bootstrap_mean(values.to_numpy(float), list(values.index))
-        return f"{found.estimate:.3f} [{found.low:.3f}, {found.high:.3f}]"
-
-    def by_level(values: pd.Series) -> str:
-        means = values.groupby(level.loc[values.index].to_numpy()).mean()
-        return ", ".join(f"{value:.2f}" for value in means.sort_index())
-
-    yield "problems", "fresh, uniform over levels", str(len(beam))
-    yield "pass@1, mean of 16", "0.25-0.60", interval(pass_1)
-    yield "pass@1 by level", "", by_level(pass_1)
-    yield "majority of 16", "", interval(majority)
-    yield "best of 16, weighted", "", interval(weighted)
-    yield "beam search, 16 beams", "", interval(beam)
-    yield "beam search by level", "", by_level(beam)
-    yield "beam search - pass@1", ">= 0.25", interval(beam - pass_1)
-    yield "beam search - majority", ">= 0.05", interval(beam - majority)
-    yield "beam search - shuffled scores", ">= 0.05", interval(beam - chance)
-    auc, low, high = auc_interval(steps)
-    yield "step AUC of the PRM", "0.80-0.95", f"{auc:.3f} [{low:.3f}, {high:.3f}]"
-    yield "distinct siblings", ">= 0.60", f"{sibling_diversity(beams.tree):.2f}"
-    for model, demanded in (("llm", ""), ("prm", "mean >= 24")):
-        tokens = steps[f"{model}_tokens"]
-        parts = {"mean": tokens.mean()} | {f"p{q}": tokens.quantile(q / 100) for q in (50, 95, 99)}
-        told = ", ".join(f"{name} {value:.0f}" for name, value in parts.items())
-        yield f"tokens a step, {model}", demanded, told
-    longest = max(longest_input(result, prm) for result in (samples, beams))
-    yield "longest PRM input, tokens", "< 2,048", f"{longest:,}"
-    depths = pd.Series([len(split_steps(text)) for text in beams.candidates["text"]])
-    groups = depths.groupby(level.loc[beams.candidates["problem_id"]].to_numpy())
-    means = ", ".join(f"{depth:.1f}" for depth in groups.mean().sort_index())
-    yield "steps of a beam by level", "level 5: >= 20", means
-    deep = groups.agg(lambda found: (found >= DEPTH).mean()).get(5, float("nan"))
-    yield "level 5 beams at depth 40", "0.02-0.10", f"{deep:.3f}"
 
 
 def area_under_curve(scores: np.ndarray, correct: np.ndarray) -> float:
