@@ -22,7 +22,6 @@ TINY = Sizes(
     prompts=(1, 20),
     siblings=(2, 256, 8),
     sibling_layers=1,
-    piece=(0, 40),
     hidden=32,
     vocabulary=64,
     ceiling=CeilingSizes(read_bytes=1 << 12, side=16),
@@ -40,7 +39,7 @@ def test_every_row_is_measured_and_right() -> None:
     """All rows come, named once, with their ceilings; errors are those of rounding."""
     bench = KernelBench(torch.device("cpu"), torch.float32, TINY, count, repeats=2)
     rows = {row["name"]: row for row in record("kernels", bench.rows(), {})["rows"]}
-    kernels = {"decode_attention", "prefill_attention", "cascade_attention", "fused_attention"}
+    kernels = {"decode_attention", "prefill_attention", "cascade_attention"}
     assert {"store_kv", "rms_norm", "selected_logits", "read_ceiling", *kernels} <= rows.keys()
     assert all(rows[f"{name}_error"]["value"] < 1e-5 for name in kernels)
     assert rows["cascade_attention"]["peer"] == "plain_decode"

@@ -8,9 +8,10 @@ import numba.core.caching
 import numpy as np
 import pytest
 import torch
+from numba import types
 
 from workbench.kernels import ForwardContext, LayerCache, load_kernels
-from workbench.kernels.compiled import VECTOR, compiled
+from workbench.kernels.cpu.thread_pool import compiled
 from workbench.kernels.reference import ReferenceKernels
 
 cpu = load_kernels(torch.device("cpu"), torch.float32, threads=2)
@@ -206,7 +207,7 @@ def test_kernels_compile_where_no_cache_folder_can_be_written(
 
     values = np.ones(3, np.float32)
     with pytest.warns(RuntimeWarning, match="set NUMBA_CACHE_DIR"):
-        compiled(VECTOR)(double)(values)
+        compiled(types.float32[::1])(double)(values)
     assert values.tolist() == [2, 2, 2]
 
 

@@ -8,7 +8,7 @@ import torch
 
 from workbench.kernels import Quantised, load_kernels
 from workbench.kernels.cpu import CpuKernels
-from workbench.kernels.panels import FLOAT32, INT4, INT8, Beside, Panels
+from workbench.kernels.cpu.products import FLOAT32, INT4, INT8, Beside, Panels
 from workbench.kernels.quantised import FORMATS
 from workbench.kernels.reference import ReferenceKernels
 

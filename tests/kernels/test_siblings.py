@@ -8,7 +8,7 @@ import torch
 
 from tests.kernels.synthetic import random_step
 from workbench.kernels import ForwardContext, load_kernels
-from workbench.kernels.siblings import find_siblings
+from workbench.kernels.cpu.attention import find_siblings
 
 cpu = load_kernels(torch.device("cpu"), torch.float32, threads=2)
 SHAPES = {
@@ -17,7 +17,7 @@ SHAPES = {
     "smollm2": (9, 3, 64),
     "llama_1b": (8, 2, 64),
     "one_query_head": (4, 4, 16),
-    "more_heads_than_lanes": (50, 1, 16),
+    "more_heads_than_a_tile": (50, 1, 16),
 }
 
 
@@ -38,7 +38,7 @@ def test_siblings_attend_as_if_alone(shape: str, block_size: int, siblings: int)
 
 
 def groups_of(
-    context: ForwardContext, block_size: int, group: int = 2, rows_alone: bool = False
+    context: ForwardContext, block_size: int, group: int = 2
 ) -> list[tuple[int, int, int]]:
     """(first row, row behind the last, shared positions) of each group."""
     bounds, table = context.pieces.copy(), context.block_offsets
@@ -51,7 +51,6 @@ def groups_of(
         table.shape[1],
         block_size,
         group,
-        rows_alone,
         shared,
     )
     return [(int(bounds[i]), int(bounds[i + 1]), int(shared[i])) for i in range(count)]
@@ -93,14 +92,10 @@ def test_a_group_does_not_give_up_most_of_what_it_shares() -> None:
     assert groups_of(families(long, long, short, short, cached=200), 16) == [(0, 4, 64)]
 
 
-def test_groups_fit_one_bundle_and_pay() -> None:
-    """48 lanes are a group's most; where a row alone wastes few lanes, two rows stay alone."""
+def test_groups_fit_one_query_tile() -> None:
+    """48 queries are a group's most."""
     same = [[1, 2, 3, 4]] * 30
     assert [end - begin for begin, end, _ in groups_of(families(*same), 16, group=3)] == [16, 14]
-    two = groups_of(families(*same[:2]), 16, group=3, rows_alone=True)
-    assert [shared for _, _, shared in two] == [0]
-    four = groups_of(families(*same[:4]), 16, group=3, rows_alone=True)
-    assert [shared for _, _, shared in four] == [64]
 
 
 def test_rows_see_no_shared_block_past_their_own_position() -> None:

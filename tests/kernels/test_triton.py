@@ -13,67 +13,70 @@ pytest.importorskip("triton", reason="triton is not installed (it exists for Lin
 from tests.kernels.synthetic import Step, check_same, random_step
 from workbench.kernels import LayerCache
 from workbench.kernels.reference import ReferenceKernels
-from workbench.kernels.triton.kernels import TritonKernels
-from workbench.kernels.triton.taken import INTERPRETED
-from workbench.kernels.triton.tuning import Tuning
+from workbench.kernels.triton import INTERPRETED, TritonKernels
+from workbench.kernels.triton.attention import Tuning
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Small tiles: few positions then have many edges. One number of lanes: every program's bits agree.
 SMALL = Tuning(
-    tile=16, span=32, prefill_lanes=16, span_lanes=16, shared_lanes=16, prefill_warps=4, stages=2
+    tile=16,
+    span=32,
+    prefill_queries=16,
+    span_queries=16,
+    shared_queries=16,
+    prefill_warps=4,
+    stages=2,
 )
 JOINED = replace(SMALL, joined=True)
-UNEQUAL = replace(SMALL, tile=32, span=64, prefill_lanes=32, shared_lanes=64)
+UNEQUAL = replace(SMALL, tile=32, span=64, prefill_queries=32, shared_queries=64)
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 KINDS = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
 
 DECODE = [(5, 1), (15, 1), (31, 1), (32, 1), (0, 1)]
 PREFILL = [(0, 17), (0, 1), (0, 5)]
 MIXED = [(0, 19), (40, 1), (17, 3)]
-# (heads, kv_heads, head_dim), sequences, block size, keys by position, tiles
+# (heads, kv_heads, head_dim), sequences, block size, tiles
 CASES = {
-    "one_head_each": ((2, 2, 16), DECODE, 16, True, SMALL),
-    "blocks_of_one": ((2, 1, 16), DECODE, 1, True, JOINED),
-    "group_of_three": ((6, 2, 24), MIXED, 8, True, SMALL),
-    "group_of_four": ((4, 1, 48), DECODE, 4, True, JOINED),
-    "group_of_six": ((6, 1, 80), MIXED, 16, True, SMALL),
-    "group_of_five": ((5, 1, 64), MIXED, 16, True, UNEQUAL),
-    "group_of_seven": ((7, 1, 16), PREFILL, 4, False, SMALL),
-    "group_of_eight": ((8, 1, 32), MIXED, 32, False, JOINED),
-    "wide": ((4, 2, 128), MIXED, 16, True, UNEQUAL),
-    "odd_width": ((3, 3, 40), PREFILL, 2, True, JOINED),
-    "dimensions_first": ((4, 2, 64), DECODE, 16, False, UNEQUAL),
+    "one_head_each": ((2, 2, 16), DECODE, 16, SMALL),
+    "blocks_of_one": ((2, 1, 16), DECODE, 1, JOINED),
+    "group_of_three": ((6, 2, 24), MIXED, 8, SMALL),
+    "group_of_four": ((4, 1, 48), DECODE, 4, JOINED),
+    "group_of_six": ((6, 1, 80), MIXED, 16, SMALL),
+    "group_of_five": ((5, 1, 64), MIXED, 16, UNEQUAL),
+    "group_of_seven": ((7, 1, 16), PREFILL, 4, SMALL),
+    "group_of_eight": ((8, 1, 32), MIXED, 32, JOINED),
+    "wide": ((4, 2, 128), MIXED, 16, UNEQUAL),
+    "odd_width": ((3, 3, 40), PREFILL, 2, JOINED),
 }
 
 
-def kernels(dtype: torch.dtype, tuning: Tuning, by_position: bool = True, fuse: bool = True):
-    return TritonKernels(torch.device(DEVICE), dtype, tuning, by_position, fuse)
+def kernels(dtype: torch.dtype, tuning: Tuning) -> TritonKernels:
+    return TritonKernels(torch.device(DEVICE), dtype, tuning)
 
 
-def attended(step: Step, tuning: Tuning, by_position: bool = True, fuse: bool = True):
+def attended(step: Step, tuning: Tuning) -> torch.Tensor:
     """Attention of every row, by our kernels."""
-    out = step.room()
-    ours = kernels(step.qkv.dtype, tuning, by_position, fuse)
+    out, ours = step.room(), kernels(step.qkv.dtype, tuning)
     ours.attend(step.qkv, out, step.cache, step.context)
     return out
 
 
-def expected(step: Step, by_position: bool = True) -> torch.Tensor:
+def expected(step: Step) -> torch.Tensor:
     """The twin's, in float32 of the same numbers."""
     wide = step.to(torch.float32, DEVICE)
     out = wide.room()
-    twin = ReferenceKernels(torch.device(DEVICE), torch.float32, by_position)
+    twin = ReferenceKernels(torch.device(DEVICE), torch.float32, keys_by_position=True)
     twin.attend(wide.qkv, out, wide.cache, wide.context)
     return out
 
 
 def compare(name: str, dtype: torch.dtype) -> None:
-    shape, sequences, block_size, by_position, tuning = CASES[name]
-    step = random_step(shape, sequences, block_size, by_position).to(dtype, DEVICE)
+    shape, sequences, block_size, tuning = CASES[name]
+    step = random_step(shape, sequences, block_size).to(dtype, DEVICE)
     tolerance = TOLERANCES[dtype]
     torch.testing.assert_close(
-        attended(step, tuning, by_position).float(),
-        expected(step, by_position),
+        attended(step, tuning).float(),
+        expected(step),
         rtol=tolerance,
         atol=tolerance,
     )
@@ -81,7 +84,7 @@ def compare(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_attention_equals_its_twin(name: str) -> None:
-    """Prefill, decode and both in one launch, over scattered blocks with NaN all around."""
+    """Prefill, decode and both in one step, over scattered blocks with NaN all around."""
     compare(name, torch.float32)
 
 
@@ -94,14 +97,14 @@ def test_attention_in_half_precision(name: str) -> None:
 @pytest.mark.parametrize("name", ["group_of_seven", "group_of_eight"])
 def test_bytes_of_another_model_around_the_live_data(name: str) -> None:
     """A page of an arena may have held anything: float16 reads its bytes as all kinds of NaN."""
-    shape, sequences, block_size, by_position, tuning = CASES[name]
-    step = random_step(shape, sequences, block_size, by_position).to(torch.float16, DEVICE)
-    wanted = expected(step, by_position)
+    shape, sequences, block_size, tuning = CASES[name]
+    step = random_step(shape, sequences, block_size).to(torch.float16, DEVICE)
+    wanted = expected(step)
     bits, live = step.cache.data.view(torch.int16), ~step.cache.data.isnan()
     patterns = torch.tensor([0x7C00, 0x7C01, 0x7E00, 0x7FFF, -1, -0x400, -0x3FF, 0x7BFF, -0x401])
     junk = patterns.repeat(len(bits) // len(patterns) + 1)[: len(bits)].to(bits)
     bits.copy_(torch.where(live, bits, junk))
-    found = attended(step, tuning, by_position).float()
+    found = attended(step, tuning).float()
     torch.testing.assert_close(found, wanted, rtol=3e-3, atol=3e-3)
 
 
@@ -127,12 +130,6 @@ def test_the_table_s_tiles_on_the_device(head_dim: int, dtype: torch.dtype) -> N
         ours.attend(each.qkv, out, each.cache, each.context)
         tolerance = TOLERANCES[dtype]
         torch.testing.assert_close(out.float(), expected(each), rtol=tolerance, atol=tolerance)
-
-
-def test_prefill_and_decode_in_one_launch_are_the_same_bits() -> None:
-    """Which launch a program belongs to changes nothing about what it computes."""
-    step = random_step((4, 2, 16), [(0, 9), (33, 1), (0, 3)], 8).to(torch.float32, DEVICE)
-    assert torch.equal(attended(step, JOINED), attended(step, JOINED, fuse=False))
 
 
 def test_a_shared_prefix_is_the_same_bits() -> None:
@@ -183,24 +180,24 @@ def test_joined_prefill_is_the_bits_of_decoding() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "block_size", "by_position"),
-    [((4, 2, 16), 8, True), ((9, 3, 64), 16, False), ((5, 1, 24), 1, True), ((2, 2, 128), 4, True)],
+    ("shape", "block_size"),
+    [((4, 2, 16), 8), ((9, 3, 64), 16), ((5, 1, 24), 1), ((2, 2, 128), 4)],
     ids=str,
 )
 @pytest.mark.parametrize("dtype", KINDS, ids=str)
 def test_rotate_and_store_equals_its_twin(
-    shape: tuple[int, int, int], block_size: int, by_position: bool, dtype: torch.dtype
+    shape: tuple[int, int, int], block_size: int, dtype: torch.dtype
 ) -> None:
     """Queries and keys are rotated, keys and values are where they belong, NaN stays around."""
-    step = random_step(shape, [(0, 4), (10, 1)], block_size, by_position).to(dtype, DEVICE)
+    step = random_step(shape, [(0, 4), (10, 1)], block_size).to(dtype, DEVICE)
     angles = torch.rand(16, shape[2] // 2, generator=torch.Generator().manual_seed(1)) * 6
     cosine, sine = angles.cos().to(step.qkv), angles.sin().to(step.qkv)
     wide = step.to(torch.float32, DEVICE)
     mine, theirs = step.qkv.clone(), wide.qkv.clone()
     cache = replace(step.cache, data=step.cache.data.clone())
     other = replace(wide.cache, data=wide.cache.data.clone())
-    kernels(dtype, SMALL, by_position).store_kv(mine, cosine, sine, cache, step.context)
-    twin = ReferenceKernels(torch.device(DEVICE), torch.float32, by_position)
+    kernels(dtype, SMALL).store_kv(mine, cosine, sine, cache, step.context)
+    twin = ReferenceKernels(torch.device(DEVICE), torch.float32, keys_by_position=True)
     twin.store_kv(theirs, cosine.float(), sine.float(), other, step.context)
     tolerance = TOLERANCES[dtype]
     torch.testing.assert_close(mine.float(), theirs, rtol=tolerance, atol=tolerance)

@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="triton is not installed (it exists for Lin
 from tests.kernels.test_triton import KINDS
 from workbench.engine.sampling import inverse_cdf
 from workbench.kernels.reference import ReferenceKernels
-from workbench.kernels.triton import choosing
+from workbench.kernels.triton import rows
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -36,7 +36,7 @@ def test_tokens_are_the_sampler_s(vocab: int, dtype: torch.dtype) -> None:
     logits = drawn_logits.to(dtype).float().numpy()
     temperature = [0.0, 0.8, 1.0, 0.5, 0.0, 2.0, 1.0, 1.0]
     noise = [0.5, *random.random(5).tolist(), 0.0, np.nextafter(1.0, 0.0)]
-    tokens, finite = choosing.choose(*given(logits, temperature, noise, dtype)).cpu().numpy()
+    tokens, finite = rows.choose(*given(logits, temperature, noise, dtype)).cpu().numpy()
     expected = logits.argmax(axis=1)
     warm = np.array(temperature) > 0
     drawn = inverse_cdf(logits[warm], np.array(temperature)[warm], np.array(noise)[warm])
@@ -53,7 +53,7 @@ def test_the_lowest_of_equal_logits_is_taken() -> None:
     logits = np.zeros((2, 9000), np.float32)
     logits[0, [4100, 17, 8999]] = 5
     logits[1, [8000, 4096]] = 5
-    tokens, _ = choosing.choose(*given(logits, [0.0, 0.0], [0.0, 0.0])).cpu().numpy()
+    tokens, _ = rows.choose(*given(logits, [0.0, 0.0], [0.0, 0.0])).cpu().numpy()
     assert tokens.tolist() == [17, 4096]
 
 
@@ -64,7 +64,7 @@ def test_rows_that_are_not_finite_are_said(bad: float, place: int) -> None:
     logits = np.zeros((3, 5000), np.float32)
     logits[1, place] = bad
     logits[2, 7] = 1
-    tokens, finite = choosing.choose(*given(logits, [0.0, 1.0, 0.0], [0.5] * 3)).cpu().numpy()
+    tokens, finite = rows.choose(*given(logits, [0.0, 1.0, 0.0], [0.5] * 3)).cpu().numpy()
     assert finite.tolist() == [1, 0, 1]
     assert tokens[2] == 7
 
@@ -75,9 +75,9 @@ def test_a_row_s_token_is_its_own(dtype: torch.dtype) -> None:
     random = np.random.default_rng(3)
     logits = random.standard_normal((6, 5000)).astype(np.float32)
     noise = random.random(6).tolist()
-    together = choosing.choose(*given(logits, [0.9] * 6, noise, dtype)).cpu().numpy()[0].tolist()
+    together = rows.choose(*given(logits, [0.9] * 6, noise, dtype)).cpu().numpy()[0].tolist()
     alone = [
-        int(choosing.choose(*given(logits[r : r + 1], [0.9], noise[r : r + 1], dtype))[0, 0])
+        int(rows.choose(*given(logits[r : r + 1], [0.9], noise[r : r + 1], dtype))[0, 0])
         for r in range(6)
     ]
     assert alone == together

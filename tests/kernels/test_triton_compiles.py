@@ -1,8 +1,7 @@
 """Every kernel compiles for a Hopper GPU: the compiler needs none, so this runs anywhere.
 
-With the tiles of both modes, for heads of 64 (there prefill and decode in one launch, which is made
-of the same pieces) and 128, in bfloat16 and once in float32. In processes of their own, since here
-kernels are interpreted.
+With the tiles of both modes, for heads of 64 and 128, in bfloat16 and once in float32. In processes
+of their own, since here kernels are interpreted.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ COMPILE = """
 import re, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from workbench.kernels.triton import choosing, columns, decode, fused, prefill, products, rows
-from workbench.kernels.triton.tuning import chosen
+from workbench.kernels.triton import attention, products, rows
+from workbench.kernels.triton.attention import chosen
 
 def ptx(kernel, constants, warps=4, element="bf16", stages=3, fusion=True):
-    lists = {"items", "prefill_items", "members", "slots", "positions", "tables", "sequence",
+    lists = {"items", "members", "slots", "positions", "tables", "sequence",
              "numbers", "places", "found"}
     kinds = dict.fromkeys(kernel.arg_names, "*" + element) | dict.fromkeys(lists, "*i64")
-    kinds |= dict.fromkeys(("width", "spans", "prefills", "programs"), "i32")
+    kinds |= dict.fromkeys(("width", "spans"), "i32")
     kinds |= {n: "i32" for n in kernel.arg_names if n.endswith("_stride")}
     kinds |= {"scale": "fp32", "epsilon": "fp32"}
-    kinds |= dict.fromkeys(("sums", "totals", "tops", "parts"), "*fp32")
+    kinds |= dict.fromkeys(("sums", "sums_out", "totals", "tops", "parts"), "*fp32")
     kinds |= dict.fromkeys(("temperature", "noise", "weights"), "*fp64")
     if "rows" in kinds:  # a list of them, or how many
         kinds["rows"] = "*i64" if "hidden" in kinds else "i32"
@@ -46,29 +45,28 @@ def ptx(kernel, constants, warps=4, element="bf16", stages=3, fusion=True):
     options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": fusion}
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
 
-shape = dict(KV_HEADS=8, GROUP=4, HEAD_DIM=128, DIMENSIONS=128, BLOCK_SIZE=16, BY_POSITION=True,
-             ALIGNED=True, TILE=64, SPAN=256)
+shape = dict(KV_HEADS=8, GROUP=4, HEAD_DIM=128, DIMENSIONS=128, BLOCK_SIZE=16, ALIGNED=True,
+             TILE=64, SPAN=256, JOINED=False)
 
-def as_launched(head_dim, batch_invariant, element="bf16"):  # with the table's tiles
+def as_launched(head_dim, batch_invariant, element="bf16"):  # with the tiles that are chosen
     tiles = chosen(head_dim, 4 if element == "fp32" else 2, batch_invariant)
-    cut = shape | dict(HEAD_DIM=head_dim, DIMENSIONS=head_dim, TILE=tiles.tile, SPAN=tiles.span)
+    cut = shape | dict(HEAD_DIM=head_dim, DIMENSIONS=head_dim, TILE=tiles.tile, SPAN=tiles.span,
+                       JOINED=tiles.joined)
     how = dict(element=element, stages=tiles.stages, fusion=not tiles.joined)
-    if head_dim == 128 and element == "bf16":
-        ptx(prefill.prefill, cut | dict(LANES=tiles.prefill_lanes, JOINED=tiles.joined),
-            warps=tiles.prefill_warps, **how)
-        ptx(decode.spans_of, cut | dict(LANES=tiles.span_lanes), warps=tiles.span_warps, **how)
-    mixed = dict(PREFILL_LANES=tiles.prefill_lanes, LANES=tiles.span_lanes, JOINED=tiles.joined)
-    return ptx(fused.both, cut | mixed, warps=tiles.prefill_warps, **how)
+    return [ptx(attention.attention, cut | dict(DECODED=decoded, QUERIES=queries), warps, **how)
+            for decoded, queries, warps in ((False, tiles.prefill_queries, tiles.prefill_warps),
+                                            (True, tiles.span_queries, tiles.span_warps))]
 """
 KERNELS = {
     "attention": """
-text = as_launched(128, False)
-assert "wgmma" in text and "mma.sync" in text  # prefill and decode by tensor cores
-assert len(re.findall(r"cp\\.async\\.cg[^;]*0x10", text)) >= 32  # 16 bytes each, ahead of use
-ptx(decode.join, dict(QUERY_HEADS=32, HEAD_DIM=128, DIMENSIONS=128, SPAN=256))
-ptx(decode.spans_of, shape | dict(LANES=64), element="fp16")
+prefilled, decoded = as_launched(128, False)
+assert "wgmma" in prefilled and "mma.sync" in decoded  # by tensor cores
+for text in (prefilled, decoded):
+    assert len(re.findall(r"cp\\.async\\.cg[^;]*0x10", text)) >= 16  # 16 bytes each, ahead of use
+ptx(attention.join, dict(QUERY_HEADS=32, HEAD_DIM=128, DIMENSIONS=128, SPAN=256))
+ptx(attention.attention, shape | dict(QUERIES=64, DECODED=True), element="fp16")
 """,
-    "invariant attention": 'assert "wgmma" in as_launched(128, True)',
+    "invariant attention": 'assert all("wgmma" in text for text in as_launched(128, True))',
     "attention otherwise": """
 for batch_invariant in (False, True):
     as_launched(64, batch_invariant)
@@ -77,15 +75,14 @@ as_launched(128, True, "fp32")
     "rows": """
 ptx(rows.rms_norm, dict(SIZE=2048, PADDED=2048))
 ptx(rows.gate, dict(SIZE=8192, TAKEN=1024))
-ptx(rows.rotate_and_store, dict(HEADS=32, KV_HEADS=8, HALF=64, PADDED=64, BLOCK_SIZE=16, TAKEN=8,
-                                BY_POSITION=True))
-ptx(columns.selected_logits, dict(SIZE=2048, COUNT=2, COLUMNS=2, TAKEN=512))
-ptx(columns.selected_logits, dict(SIZE=2048, COUNT=40, COLUMNS=16, TAKEN=512))
+ptx(rows.rotate_and_store, dict(HEADS=32, KV_HEADS=8, HALF=64, PADDED=64, BLOCK_SIZE=16, TAKEN=8))
+ptx(rows.selected_logits, dict(SIZE=2048, COUNT=2, COLUMNS=2, TAKEN=512))
+ptx(rows.selected_logits, dict(SIZE=2048, COUNT=40, COLUMNS=16, TAKEN=512))
 for count, vocabulary in ((32, 128256), (1, 300)):
     pieces = dict(VOCAB=vocabulary, PIECES=count, TAKEN=4096)
-    ptx(choosing.largest_of, pieces)
-    ptx(choosing.weights_of, pieces | dict(PADDED=count))
-    ptx(choosing.token_of, pieces | dict(PADDED=count))
+    ptx(rows.largest_of, pieces)
+    ptx(rows.weights_of, pieces | dict(PADDED=count))
+    ptx(rows.token_of, pieces | dict(PADDED=count))
 """,
     "products": """
 tiles = dict(SIZE=2048, ROWS=64, OUTPUTS=64, STEP=64, CHUNK=512)

@@ -14,8 +14,7 @@ pytest.importorskip("triton", reason="triton is not installed (it exists for Lin
 
 from workbench import Engine, SamplingParams
 from workbench.errors import ConfigError
-from workbench.kernels.triton.kernels import TritonKernels
-from workbench.kernels.triton.taken import INTERPRETED
+from workbench.kernels.triton import INTERPRETED, TritonKernels
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

@@ -11,9 +11,8 @@ pytest.importorskip("triton", reason="triton is not installed (it exists for Lin
 
 from tests.kernels.synthetic import check_same
 from workbench.kernels.reference import ReferenceKernels
-from workbench.kernels.triton.fixed_tiles import FixedTiles
-from workbench.kernels.triton.kernels import TritonKernels
-from workbench.kernels.triton.taken import INTERPRETED
+from workbench.kernels.triton import INTERPRETED, TritonKernels
+from workbench.kernels.triton.products import FixedTiles
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SMALL = FixedTiles(rows=16, outputs=16, step=16, chunk=32, enough=1000)

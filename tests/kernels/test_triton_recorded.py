@@ -15,8 +15,8 @@ pytest.importorskip("triton", reason="triton is not installed (it exists for Lin
 
 from tests.kernels.synthetic import random_step
 from tests.kernels.test_triton import DEVICE, SMALL, expected, kernels
-from workbench.kernels.triton.kernels import TritonKernels
-from workbench.kernels.triton.recorded import GraphCapture, RecordedWork
+from workbench.kernels.triton import TritonKernels
+from workbench.kernels.triton.graphs import GraphCapture, RecordedWork
 
 
 @pytest.mark.gpu

@@ -17,9 +17,8 @@ from tests.kernels.synthetic import random_step
 from workbench import Engine
 from workbench.errors import ConfigError
 from workbench.kernels import load_kernels
-from workbench.kernels.triton.kernels import TritonKernels
-from workbench.kernels.triton.taken import INTERPRETED
-from workbench.kernels.triton.tuning import Tuning, candidates, chosen
+from workbench.kernels.triton import INTERPRETED, TritonKernels
+from workbench.kernels.triton.attention import Tuning, candidates, chosen
 
 CPU = torch.device("cpu")
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here")
@@ -67,7 +66,7 @@ def test_a_cache_of_another_type_is_refused() -> None:
 
 def test_tiles_are_powers_of_two_and_spans_hold_them() -> None:
     """Else a kernel would not compile, or a span would end within a tile."""
-    with pytest.raises(ConfigError, match="power of two from 16 on"):
+    with pytest.raises(ConfigError, match="powers of two from 16 on"):
         Tuning(tile=48)
     with pytest.raises(ConfigError, match="A span of 64 positions is shorter than a tile of 128"):
         Tuning(tile=128, span=64)

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.kernels import ForwardContext
-from workbench.kernels.triton.tuning import Tuning
-from workbench.kernels.triton.work import StepWork, plan_work, shared_spans
+from workbench.kernels.triton.attention import Tuning
+from workbench.kernels.triton.graphs import StepWork, plan_work, shared_spans
 
-TUNING = Tuning(tile=16, span=16, prefill_lanes=16, span_lanes=16, shared_lanes=16)
+TUNING = Tuning(tile=16, span=16, prefill_queries=16, span_queries=16, shared_queries=16)
 BLOCK = 8
 
 
@@ -35,9 +35,9 @@ def context(tables: list[list[int]], sequences: list[tuple[int, int]]) -> Forwar
 def covered(work: StepWork, group: int) -> dict[tuple[int, int], int]:
     """How often each (row, position) is worked on, by key-value head."""
     times: dict[tuple[int, int], int] = {}
-    pieces = [(range(f, f + n), s, 0, end) for f, n, s, end in work.prefill.tolist()]
+    pieces = [(range(f, f + n), s, 0, end) for f, n, s, _, end in work.prefill.tolist()]
     for first, count, s, begin, end in [*work.own.tolist(), *work.shared.tolist()]:
-        assert count * group <= TUNING.span_lanes
+        assert count * group <= TUNING.span_queries
         rows = work.slots[work.members[first : first + count]].tolist()
         pieces.append((rows, s, begin, end))
     for rows, _, begin, end in pieces:
@@ -93,5 +93,5 @@ def test_long_prefills_come_first() -> None:
     """Tiles of rows are ordered by the positions they see, most first."""
     step = context([[16, 32], [48, 64, 80]], [(0, 10), (12, 12)])
     work = plan_work(step, 4, BLOCK, TUNING)
-    assert work.prefill[:, 3].tolist() == [24, 20, 16, 10, 8, 4]
+    assert work.prefill[:, 4].tolist() == [24, 20, 16, 10, 8, 4]
     assert len(work.own) == 0

@@ -29,7 +29,7 @@ from tests.models.plain_driver import Driver
 from tests.models.test_spec import STRETCHED
 from workbench.core import WantedLogits
 from workbench.errors import ModelError
-from workbench.kernels.panels import pack_codes
+from workbench.kernels.cpu.products import pack_codes
 from workbench.kernels.quantised import FORMATS, Quantised
 from workbench.models.gguf import KINDS, PLAIN, GGUFFile
 from workbench.models.llama import rotary_frequencies

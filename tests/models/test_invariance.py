@@ -10,7 +10,7 @@ import pytest
 from tests.models.plain_driver import Driver
 from workbench.core import WantedLogits
 from workbench.kernels.cpu import CpuKernels
-from workbench.kernels.team import Team
+from workbench.kernels.cpu.thread_pool import ThreadPool
 from workbench.models.llama import LlamaModel
 from workbench.models.loading import load_model
 
@@ -84,11 +84,11 @@ def test_logits_do_not_depend_on_the_number_of_threads(model: LlamaModel) -> Non
     """One thread and three give the same bits, for a batch of many pieces."""
     tokens = np.random.default_rng(3).integers(0, VOCAB, 300).tolist()
     assert isinstance(model.kernels, CpuKernels)
-    before, seen = model.kernels.team, []
+    before, seen = model.kernels.pool, []
     try:
         for threads in (1, 3):
-            model.kernels.team = Team(threads)
+            model.kernels.pool = ThreadPool(threads)
             seen.append(logits_in_chunks(Driver(model), "a", tokens, 300))
     finally:
-        model.kernels.team = before
+        model.kernels.pool = before
     assert np.array_equal(*seen)

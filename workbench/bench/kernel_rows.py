@@ -34,7 +34,6 @@ class Sizes:
     prompts: tuple[int, int] = (4, 2048)  # sequences, tokens of each
     siblings: tuple[int, int, int] = (16, 1024, 32)  # sequences, shared and own positions
     sibling_layers: int = 32
-    piece: tuple[int, int] = (1024, 512)  # cached and new tokens of a prompt beside the decodes
     hidden: int = 2048
     vocabulary: int = 128_256
     ceiling: CeilingSizes = field(default_factory=CeilingSizes)
@@ -54,8 +53,8 @@ class KernelBench:
     def __init__(
         self, device: torch.device, dtype: torch.dtype, sizes: Sizes, timer: Timer, repeats: int
     ) -> None:
-        from workbench.kernels.triton.kernels import TritonKernels  # noqa: PLC0415 - an extra
-        from workbench.kernels.triton.tuning import Tuning, candidates, chosen  # noqa: PLC0415
+        from workbench.kernels.triton import TritonKernels  # noqa: PLC0415 - an extra
+        from workbench.kernels.triton.attention import Tuning, candidates, chosen  # noqa: PLC0415
 
         self.device, self.dtype, self.sizes = device, dtype, sizes
         self._timer, self._repeats = timer, repeats
@@ -65,7 +64,6 @@ class KernelBench:
         self._tuned: Callable[[Tuning], TritonKernels] = lambda t: TritonKernels(device, dtype, t)
         self.kernels = self._tuned(self._fast)
         self.invariant = TritonKernels(device, dtype, batch_invariant=True)
-        self.unfused = TritonKernels(device, dtype, fuse=False)
         self.unshared = TritonKernels(device, dtype, share=False)
         self.twin = ReferenceKernels(device, dtype, self.kernels.keys_by_position)
 
@@ -105,7 +103,7 @@ class KernelBench:
         yield self._error(name, step)
 
     def combined_rows(self) -> Iterator[Row]:
-        """Siblings sharing a prefix, and a prompt's piece beside decodes: rows per second."""
+        """Siblings sharing a prefix: rows per second."""
         siblings, prefix, own = self.sizes.siblings
         sequences = [(prefix + own - 1, 1)] * siblings
         family = timed_step(
@@ -114,10 +112,6 @@ class KernelBench:
             shared=prefix,
         )
         yield from self._against("cascade_attention", family, "plain_decode", self.unshared)
-        count, positions = self.sizes.decodes
-        mixed = [self.sizes.piece, *[(positions - 1, 1)] * count]
-        step = timed_step(self.sizes.shape, mixed, self.device, self.dtype)
-        yield from self._against("fused_attention", step, "two_launches", self.unfused)
 
     def other_rows(self, ceiling: Ceiling) -> Iterator[Row]:
         """Storing and norms by GB/s, logits of two columns by calls per second."""
@@ -146,7 +140,7 @@ class KernelBench:
         columns = torch.tensor([self.sizes.vocabulary - 1, 7], device=self.device)
         logits = torch.empty(count, 2, device=self.device, dtype=self.dtype)
         ours = partial(self.kernels.selected_logits, hidden, rows, head, columns, logits)
-        peers = {"torch": lambda: hidden[rows] @ head.weight[columns].t()}
+        peers = {"torch": lambda: hidden[rows] @ head.weight[:, columns]}
         yield from self._compared("selected_logits", ours, 1.0, "calls/s", peers)
 
     def product_rows(self, ceiling: Ceiling) -> Iterator[Row]:

@@ -2,10 +2,9 @@
 
 decode_attention: one new row for each of many long contexts, whose keys and values are read once;
 prefill_attention: whole prompts; cascade_attention: siblings over a shared prefix, against the same
-step with the prefix read for each; fused_attention: a prompt's piece beside decodes in one launch,
-against two. `@flash`, `@cudnn`, `@efficient`: torch's attention by that backend, over
-contiguous keys and values. `+invariant`: tiles that give a row the same bits wherever it is
-computed. `_error`: the largest difference from the plain torch twin.
+step with the prefix read for each. `@flash`, `@cudnn`, `@efficient`: torch's attention by that
+backend, over contiguous keys and values. `+invariant`: tiles that give a row the same bits wherever
+it is computed. `_error`: the largest difference from the plain torch twin.
 """
 
 from __future__ import annotations

@@ -13,10 +13,10 @@ from numba import types
 from numba.extending import intrinsic
 
 from workbench.bench.machine_ceiling import measured_seconds
-from workbench.kernels.compiled import compiled
+from workbench.kernels.cpu.thread_pool import compiled
+from workbench.kernels.cpu.tiles import COLUMNS, MOST_ROWS, PANEL, Tile, tile
+from workbench.kernels.cpu.vectors import WIDTH, emit_fma
 from workbench.kernels.isa import ISA
-from workbench.kernels.lanes import WIDTH
-from workbench.kernels.tiles import COLUMNS, MOST_ROWS, PANEL, Tile, tile
 
 _DEPTH = 128  # inputs of the tile: its weights are 16 KiB, as in a product
 _ADDS = 5_000_000  # of each sum: ten milliseconds, so that threads overlap
@@ -60,7 +60,7 @@ def _fuse(_: Any, numbers: Any, count: Any) -> Any:
         number = code.vectors(numbers)[0]
 
         def add(_: Any, sums: Any) -> Any:
-            return [[code.fma(value, number, number) for value in line] for line in sums]
+            return [[emit_fma(builder, value, number, number) for value in line] for line in sums]
 
         sums = code.loop([[number] * code.columns for _ in range(code.rows)], count, add)
         total = number
@@ -82,7 +82,7 @@ def _multiply_tiles(x: int, weights: int, out: int, depth: int, times: int) -> N
     for _ in range(times):
         for column in range(0, PANEL * 4, COLUMNS * 4):
             there = out + column
-            tile(MOST_ROWS, x, depth * 4, weights + column, there, PANEL * 4, depth, 1)
+            tile((MOST_ROWS, x, depth * 4, weights + column, there, PANEL * 4, depth, 1))
 
 
 _FUSED_FLOPS = 2 * MOST_ROWS * COLUMNS  # of an addition to each sum

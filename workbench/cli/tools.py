@@ -401,7 +401,7 @@ def _examine() -> Iterator[Finding]:
         size, kernels = format_size(model.weight_bytes), model.kernels
         same = "tokens may differ between batches"
         if kernels.batch_invariant:
-            same = f"equal tokens in any batch, {kernels.team.threads} threads"
+            same = f"equal tokens in any batch, {kernels.pool.threads} threads"
         found = f"{size} of weights; {kernels.name} kernels on {model.device}; {same}"
         yield Finding(name, found)
     browser = next(filter(None, (os.environ.get("BROWSER_PATH"), *map(shutil.which, BROWSERS))), "")

@@ -1,7 +1,9 @@
 """What is worth a kernel: products with packed weights, attention over blocks, norms.
 
 `load_kernels` chooses one implementation for a device, once; all have the signatures of `Kernels`.
-`reference` is plain torch and says what is meant; `cpu` is numba; `triton` is for GPUs.
+`reference` is plain torch and says what is meant; `cpu` is numba; `triton` is for GPUs. Kernels
+never see requests or blocks as objects, only a `ForwardContext`, built once a step and passed down:
+positions and int64 element offsets.
 """
 
 from __future__ import annotations
@@ -9,12 +11,17 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from workbench.core import StepPlan
 from workbench.errors import ConfigError
-from workbench.kernels.context import ForwardContext, LayerCache
 from workbench.kernels.quantised import Quantised
 
 __all__ = [
@@ -26,7 +33,62 @@ __all__ = [
     "require_served",
 ]
 
+_PIECE = 32  # rows that one thread attends with at a time
 Part = torch.Tensor | Quantised  # some rows of a weight matrix, [outputs, inputs] as files have it
+
+
+@dataclass(frozen=True)
+class ForwardContext:
+    """The flat batch of one step: T rows of S sequences. Arrays are C-contiguous.
+
+    Row t of the batch is position positions[t] of sequence sequence[t]; sequence s owns rows
+    query_start[s] : query_start[s + 1] and sees keys 0 .. context_len[s] - 1, block b of which
+    starts block_offsets[s, b] elements after its layer's base.
+    """
+
+    positions: NDArray[np.int64]  # [T]
+    sequence: NDArray[np.int64]  # [T]
+    query_start: NDArray[np.int32]  # [S + 1]
+    context_len: NDArray[np.int32]  # [S]
+    block_offsets: NDArray[np.int64]  # [S, blocks]
+
+    @cached_property
+    def pieces(self) -> NDArray[np.int64]:
+        """Bounds [P + 1] of runs of at most 32 rows, each within one sequence."""
+        counts = np.diff(self.query_start)
+        if len(counts) == len(self.positions):  # every sequence owns one row
+            return np.arange(len(counts) + 1, dtype=np.int64)
+        runs = [np.arange(*pair, _PIECE) for pair in pairwise(self.query_start.tolist())]
+        return np.concatenate([*runs, self.query_start[-1:]]).astype(np.int64)
+
+    @classmethod
+    def of(cls, plan: StepPlan) -> ForwardContext:
+        """The context of a plan; arrays are shared with it where their layout allows."""
+        query_start = np.require(plan.query_start, np.int32, ("C", "W"))
+        return cls(
+            positions=np.require(plan.positions, np.int64, ("C", "W")),
+            sequence=np.repeat(np.arange(plan.num_seqs, dtype=np.int64), np.diff(query_start)),
+            query_start=query_start,
+            context_len=np.require(plan.context_len, np.int32, ("C", "W")),
+            block_offsets=np.require(plan.block_offsets, np.int64, ("C", "W")),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """Where one layer keeps its keys and values.
+
+    A block at offset o holds, from element base + o on, its keys [kv_heads, head_dim, block_size],
+    positions side by side, then its values [kv_heads, block_size, head_dim]: what one head reads of
+    a block is in one piece, as its kernels take it; `Kernels.keys_by_position` says where keys are
+    kept as values are. Position p of a sequence is p % block_size of its block p // block_size.
+    """
+
+    data: torch.Tensor  # flat, all layers
+    base: int  # elements
+    block_size: int
+    kv_heads: int
+    head_dim: int
 
 
 class Kernels(ABC):
@@ -35,9 +97,9 @@ class Kernels(ABC):
     A *matrix* is what `pack` made: opaque, with `shape` (inputs, outputs) and `nbytes`.
     batch_invariant: whether each row's result is bit for bit the same in whatever batch.
     keys_by_position: whether a block's keys are [kv_heads, block_size, head_dim], as its values
-    are, and not as `LayerCache` draws them; who stores them reads them, so nobody else asks.
+    are, and not as `LayerCache` draws them.
     selects: whether outputs stay where they are made, and only what `choose` and `selected_logits`
-    answer is copied from there.
+    return is copied from there.
     """
 
     name: str
@@ -177,13 +239,14 @@ def load_kernels(
         return CpuKernels(threads or torch.get_num_threads())
     if device.type == "cuda":
         try:
-            from workbench.kernels.triton import taken  # noqa: PLC0415 - an extra
-            from workbench.kernels.triton.kernels import TritonKernels  # noqa: PLC0415
+            from workbench.kernels import triton  # noqa: PLC0415 - an extra
 
             if block_size is not None and head_dim is not None:
-                taken.require_head_dim(head_dim)
-                taken.require_blocks(block_size, head_dim, dtype, batch_invariant)
-            return TritonKernels(device, dtype, batch_invariant=batch_invariant, head_dim=head_dim)
+                triton.require_head_dim(head_dim)
+                triton.require_blocks(block_size, head_dim, dtype, batch_invariant)
+            return triton.TritonKernels(
+                device, dtype, batch_invariant=batch_invariant, head_dim=head_dim
+            )
         except ConfigError as problem:
             warnings.warn(f"{problem} Plain torch computes instead.", RuntimeWarning, stacklevel=2)
     from workbench.kernels.reference import ReferenceKernels  # noqa: PLC0415
@@ -211,11 +274,11 @@ def require_served(
     if device.type != "cuda":
         return
     try:
-        from workbench.kernels.triton import taken  # noqa: PLC0415 - an extra
+        from workbench.kernels import triton  # noqa: PLC0415 - an extra
 
-        taken.require_runs(device, dtype)
-        taken.require_head_dim(head_dim)
-        taken.require_blocks(block_size, head_dim, dtype, batch_invariant)
+        triton.require_runs(device, dtype)
+        triton.require_head_dim(head_dim)
+        triton.require_blocks(block_size, head_dim, dtype, batch_invariant)
     except ConfigError as problem:
         if batch_invariant:
             raise ConfigError(

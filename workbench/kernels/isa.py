@@ -2,7 +2,7 @@
 
 A tile's sums, one row of weights and one spread number stay in registers, so each set has tiles of
 its own. They change no result: an element is one fused sum over ascending inputs whatever the tile,
-and `lanes.WIDTH`, the sixteen sums of a reduction, is part of the arithmetic, not of a set. So
+and `vectors.WIDTH`, the sixteen sums of a reduction, is part of the arithmetic, not of a set. So
 every set gives the same bits. The environment variable WORKBENCH_ISA names a lesser set than the
 host has.
 """
@@ -40,26 +40,22 @@ class InstructionSet:
 
     processor: LLVM's name for a processor that has this set and no more.
     tile: of a product, rows x vectors; few: the same of a product that widens its weights.
-    scored: keys x vectors of query lanes; summed: dimensions of values x vectors of query lanes.
-    row_keys: vectors of keys that a single row scores at once; row_dimensions: vectors of
-    dimensions that two heads of a single row sum at once.
+    wide: of attention with few queries, rows x vectors of keys, or of dimensions of values.
     """
 
     name: str
     processor: str
     tile: tuple[int, int]
     few: tuple[int, int]
-    lanes: tuple[int, int]
-    row_keys: int
-    row_dimensions: int
+    wide: tuple[int, int]
 
 
 SETS = {
     kind.name: kind
     for kind in (
-        InstructionSet("avx512", "x86-64-v4", (14, 2), (4, 2), (8, 3), 8, 4),
-        InstructionSet("avx2", "x86-64-v3", (6, 1), (1, 1), (4, 1), 4, 2),
-        InstructionSet("neon", "generic", (6, 1), (1, 1), (4, 1), 2, 2),
+        InstructionSet("avx512", "x86-64-v4", (14, 2), (4, 2), (6, 4)),
+        InstructionSet("avx2", "x86-64-v3", (6, 1), (1, 1), (2, 2)),
+        InstructionSet("neon", "generic", (6, 1), (1, 1), (2, 2)),
     )
 }
 _WIDEST = {"avx512f", "avx512vl", "avx512bw", "avx512dq", "avx512cd"}

@@ -88,8 +88,8 @@ class Quantised:
         def of_groups(values: Scales) -> Scales:
             return values.reshape(rows, columns // group)
 
-        given = None if offsets is None else of_groups(offsets)
-        return Codes(bits, group, codes.reshape(rows, columns), of_groups(scales), given)
+        shifts = None if offsets is None else of_groups(offsets)
+        return Codes(bits, group, codes.reshape(rows, columns), of_groups(scales), shifts)
 
     def dequantise(self) -> Floats:
         """The values: float32 [rows, columns]."""

@@ -8,33 +8,31 @@ takes all chunks. It is the same arithmetic: the number of rows decides only whi
     x [T, SIZE], rows x_stride elements apart; weight [outputs, SIZE], of GATED both parts' outputs
     out [T, outputs], rows out_stride elements apart
     parts float32 [chunks, T, outputs], of GATED both parts' outputs
+    COUNT: outputs, of GATED of one part in `product` and `add_parts`, of both in `parts_of`
 """
 
+from dataclasses import dataclass
+
+import torch
 import triton
 import triton.language as tl
 
 PLAIN = tl.constexpr(0)  # out = x @ weight
 ADD = tl.constexpr(1)  # out += x @ weight
 GATED = tl.constexpr(2)  # out = silu(x @ first part) * (x @ second part)
+_ADDED_AT_ONCE = 256
 
 
 @triton.jit
 def _chunk(
-    x: tl.tensor,
-    x_stride: tl.tensor,
-    weight: tl.tensor,
-    row: tl.tensor,  # int64 [ROWS]
-    rows: tl.tensor,
-    output: tl.tensor,  # int64 [OUTPUTS]: rows of weight
-    there: tl.tensor,  # [OUTPUTS]: which of them exist
-    begin: tl.tensor,  # inputs begin .. begin + CHUNK - 1
-    SIZE: tl.constexpr,
-    ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    STEP: tl.constexpr,
-    CHUNK: tl.constexpr,
-) -> tl.tensor:
-    """Sums float32 [ROWS, OUTPUTS] over one chunk of inputs."""
+    x: tl.tensor, x_stride: tl.tensor, weight: tl.tensor, row: tl.tensor, rows: tl.tensor,
+    output: tl.tensor, there: tl.tensor, begin: tl.tensor, SIZE: tl.constexpr, ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr, STEP: tl.constexpr, CHUNK: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Sums float32 [ROWS, OUTPUTS] over inputs begin .. begin + CHUNK - 1.
+
+    row int64 [ROWS]; output int64 [OUTPUTS]: rows of weight; there: which of them exist.
+    """
     sums = tl.zeros([ROWS, OUTPUTS], tl.float32)
     for start in range(0, CHUNK, STEP):
         at = begin + start + tl.arange(0, STEP)
@@ -65,20 +63,10 @@ def _finish(
 
 @triton.jit(do_not_specialize=["rows"])
 def product(
-    x: tl.tensor,
-    x_stride: tl.tensor,
-    weight: tl.tensor,
-    out: tl.tensor,
-    out_stride: tl.tensor,
-    rows: tl.tensor,
-    SIZE: tl.constexpr,
-    COUNT: tl.constexpr,  # outputs, of GATED of one part
-    ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    STEP: tl.constexpr,
-    CHUNK: tl.constexpr,
-    MODE: tl.constexpr,
-) -> None:
+    x: tl.tensor, x_stride: tl.tensor, weight: tl.tensor, out: tl.tensor, out_stride: tl.tensor,
+    rows: tl.tensor, SIZE: tl.constexpr, COUNT: tl.constexpr, ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr, STEP: tl.constexpr, CHUNK: tl.constexpr, MODE: tl.constexpr,
+) -> None:  # fmt: skip
     """All chunks by one program; grid: (rows / ROWS, COUNT / OUTPUTS), rounded up."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     output = tl.program_id(1).to(tl.int64) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -100,18 +88,10 @@ def product(
 
 @triton.jit(do_not_specialize=["rows"])
 def parts_of(
-    x: tl.tensor,
-    x_stride: tl.tensor,
-    weight: tl.tensor,
-    parts: tl.tensor,
-    rows: tl.tensor,
-    SIZE: tl.constexpr,
-    COUNT: tl.constexpr,  # outputs, of GATED of both parts
-    ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    STEP: tl.constexpr,
-    CHUNK: tl.constexpr,
-) -> None:
+    x: tl.tensor, x_stride: tl.tensor, weight: tl.tensor, parts: tl.tensor, rows: tl.tensor,
+    SIZE: tl.constexpr, COUNT: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
+    STEP: tl.constexpr, CHUNK: tl.constexpr,
+) -> None:  # fmt: skip
     """One chunk by one program; grid: (rows / ROWS, COUNT / OUTPUTS, SIZE / CHUNK), rounded up."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     output = tl.program_id(1).to(tl.int64) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -127,15 +107,9 @@ def parts_of(
 
 @triton.jit(do_not_specialize=["rows"])
 def add_parts(
-    parts: tl.tensor,
-    out: tl.tensor,
-    out_stride: tl.tensor,
-    rows: tl.tensor,
-    CHUNKS: tl.constexpr,
-    COUNT: tl.constexpr,  # outputs, of GATED of one part
-    TAKEN: tl.constexpr,  # outputs of one program
-    MODE: tl.constexpr,
-) -> None:
+    parts: tl.tensor, out: tl.tensor, out_stride: tl.tensor, rows: tl.tensor,
+    CHUNKS: tl.constexpr, COUNT: tl.constexpr, TAKEN: tl.constexpr, MODE: tl.constexpr,
+) -> None:  # fmt: skip
     """Adds the chunks of one row in order; grid: (rows, COUNT / TAKEN rounded up)."""
     row = tl.program_id(0).to(tl.int64)
     output = tl.program_id(1) * TAKEN + tl.arange(0, TAKEN)
@@ -149,3 +123,58 @@ def add_parts(
         if MODE == GATED:
             ups += tl.load(source + COUNT, mask=there, other=0.0)
     _finish(sums, ups, out + row * out_stride + output, there, MODE)
+
+
+@dataclass(frozen=True, slots=True)
+class FixedTiles:
+    """How every product is cut up; all but `enough` is part of the arithmetic.
+
+    enough: programs that keep a GPU busy; with fewer, every chunk of inputs has its own.
+    """
+
+    rows: int = 64
+    outputs: int = 64
+    step: int = 64
+    chunk: int = 512
+    enough: int = 256
+    warps: int = 4
+    stages: int = 4
+
+    def multiply(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, mode: int) -> None:
+        """x [T, inputs] by weight [outputs, inputs] into out, as `mode` says."""
+        rows, (total, size) = len(x), weight.shape
+        count = out.shape[1]
+        tile = {"ROWS": self.rows, "OUTPUTS": self.outputs, "STEP": self.step, "CHUNK": self.chunk}
+        options = {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": False}
+        tiles = triton.cdiv(rows, self.rows)
+        if tiles * triton.cdiv(count, self.outputs) >= self.enough:
+            product[(tiles, triton.cdiv(count, self.outputs))](
+                *(x, x.stride(0), weight, out, out.stride(0), rows),
+                SIZE=size,
+                COUNT=count,
+                MODE=mode,
+                **tile,
+                **options,
+            )
+            return
+        assert total == count * (2 if mode == GATED.value else 1), "weight and out disagree"
+        chunks = triton.cdiv(size, self.chunk)
+        parts = x.new_empty((chunks, rows, total), dtype=torch.float32)
+        parts_of[(tiles, triton.cdiv(total, self.outputs), chunks)](
+            *(x, x.stride(0), weight, parts, rows), SIZE=size, COUNT=total, **tile, **options
+        )
+        add_parts[(rows, triton.cdiv(count, _ADDED_AT_ONCE))](
+            *(parts, out, out.stride(0), rows),
+            CHUNKS=chunks,
+            COUNT=count,
+            TAKEN=_ADDED_AT_ONCE,
+            MODE=mode,
+            enable_fp_fusion=False,
+        )
+
+
+def fixed_tiles(element_bytes: int) -> FixedTiles:
+    """The tiles for a type: float32 has no tensor cores here, and wants smaller ones."""
+    if element_bytes > 2:
+        return FixedTiles(rows=32, outputs=32, step=32, stages=2)
+    return FixedTiles()

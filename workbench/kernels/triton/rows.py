@@ -1,24 +1,33 @@
-"""Kernels that go row by row: norms, SwiGLU, rotation and storing of keys and values.
+"""Kernels that go row by row: norms, SwiGLU, rotation and storing, logits of columns, tokens.
 
-All compute in float32 and round once; a row's result depends on no other row.
+The first compute in float32 and round once; a row's result depends on no other row. Rows of a
+matrix are its stride in elements apart; SIZE: their length; PADDED: rounded up to a power of two.
+
+Tokens are chosen where the logits are: only token ids leave the device. The vocabulary is cut into
+pieces of a constant length, a program each; what they find is put together in order by one program
+a row. The reference is `Kernels.choose`, and sums in float64 are added up in another order here.
+
+    logits [R, VOCAB], rows logits_stride elements apart
+    temperature float64 [R], 0: nothing is drawn; noise float64 [R] in [0, 1)
+    tops float32 [R, PIECES]: the largest logit of each piece of TAKEN logits
+    places int64 [R, PIECES]: the first token that has it
+    weights float64 [R, PIECES]: sums of exp((logit - largest) / temperature)
+    found int64 [2, R]: tokens; whether the largest logit is finite
 """
 
+import torch
 import triton
 import triton.language as tl
+
+PIECE = 4096  # logits of one program
 
 
 @triton.jit
 def rms_norm(
-    x: tl.tensor,  # [T, SIZE], rows x_stride elements apart
-    x_stride: tl.tensor,
-    weight: tl.tensor,  # [SIZE]
-    out: tl.tensor,  # [T, SIZE], rows out_stride elements apart
-    out_stride: tl.tensor,
-    epsilon: tl.tensor,
-    SIZE: tl.constexpr,
-    PADDED: tl.constexpr,  # SIZE rounded up to a power of two
-) -> None:
-    """out = x / rms(x), rounded, times weight; grid: rows."""
+    x: tl.tensor, x_stride: tl.tensor, weight: tl.tensor, out: tl.tensor, out_stride: tl.tensor,
+    epsilon: tl.tensor, SIZE: tl.constexpr, PADDED: tl.constexpr,
+) -> None:  # fmt: skip
+    """out [T, SIZE] = x / rms(x), rounded, times weight [SIZE]; grid: rows."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, PADDED)
     mask = at < SIZE
@@ -32,13 +41,9 @@ def rms_norm(
 
 @triton.jit
 def gate(
-    both: tl.tensor,  # [T, 2 SIZE]: gate, then up
-    out: tl.tensor,  # [T, SIZE], rows out_stride elements apart
-    out_stride: tl.tensor,
-    SIZE: tl.constexpr,
-    TAKEN: tl.constexpr,  # outputs of one program
-) -> None:
-    """out = silu(gate) * up; grid: (rows, SIZE / TAKEN rounded up)."""
+    both: tl.tensor, out: tl.tensor, out_stride: tl.tensor, SIZE: tl.constexpr, TAKEN: tl.constexpr
+) -> None:  # fmt: skip
+    """out [T, SIZE] = silu(gate) * up, both [T, 2 SIZE]; grid: (rows, SIZE / TAKEN rounded up)."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * TAKEN + tl.arange(0, TAKEN)
     mask = at < SIZE
@@ -51,27 +56,16 @@ def gate(
 
 @triton.jit(do_not_specialize=["width"])
 def rotate_and_store(
-    qkv: tl.tensor,  # [T, (HEADS + 2 KV_HEADS) 2 HALF], rows qkv_stride elements apart
-    qkv_stride: tl.tensor,
-    cosine: tl.tensor,  # [positions, HALF]
-    sine: tl.tensor,  # [positions, HALF]
-    positions: tl.tensor,  # int64 [T]
-    sequence: tl.tensor,  # int64 [T]
-    tables: tl.tensor,  # int64 [S, width]: block offsets in elements
-    width: tl.tensor,
-    data: tl.tensor,  # the layer's blocks, the one at offset 0 first
-    HEADS: tl.constexpr,  # of queries
-    KV_HEADS: tl.constexpr,
-    HALF: tl.constexpr,  # half of head_dim: the pairs that are rotated
-    PADDED: tl.constexpr,  # HALF rounded up to a power of two
-    BLOCK_SIZE: tl.constexpr,
-    TAKEN: tl.constexpr,  # heads of one program, queries' and keys'
-    BY_POSITION: tl.constexpr,  # a head's keys are [BLOCK_SIZE, head_dim], not the transpose
-) -> None:
+    qkv: tl.tensor, qkv_stride: tl.tensor, cosine: tl.tensor, sine: tl.tensor,
+    positions: tl.tensor, sequence: tl.tensor, tables: tl.tensor, width: tl.tensor,
+    data: tl.tensor, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr,
+    PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr, TAKEN: tl.constexpr,
+) -> None:  # fmt: skip
     """Rotates pairs (i, i + HALF) of queries and keys in place; stores keys and values.
 
-    grid: (T, (HEADS + KV_HEADS) / TAKEN rounded up); who rotates a key stores it and its value.
-    Nothing is done for a row at position -1.
+    Pointers as in `attention`; cosine, sine: [positions, HALF]. HEADS: of queries; TAKEN: heads of
+    one program, queries' and keys'. grid: (T, (HEADS + KV_HEADS) / TAKEN rounded up). The program
+    that rotates a key stores it and its value. Nothing is done for a row at position -1.
     """
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * TAKEN + tl.arange(0, TAKEN)
@@ -95,14 +89,136 @@ def rotate_and_store(
     offset = tl.load(tables + tl.load(sequence + row) * width + block_number)
     slot = position % BLOCK_SIZE
     block = data + offset + ((head - HEADS) * (2 * HALF * BLOCK_SIZE))[:, None]
-    if BY_POSITION:
-        key_at, stride = slot * (2 * HALF), 1
-    else:
-        key_at, stride = slot, BLOCK_SIZE
-    key = block + key_at + (pair * stride)[None, :]
+    key = block + slot * (2 * HALF) + pair[None, :]
     tl.store(key, first, mask=kept)
-    tl.store(key + HALF * stride, second, mask=kept)
+    tl.store(key + HALF, second, mask=kept)
     value = block + KV_HEADS * 2 * HALF * BLOCK_SIZE + slot * (2 * HALF) + pair[None, :]
-    given = source + KV_HEADS * 2 * HALF
-    tl.store(value, tl.load(given, mask=kept, other=0.0), mask=kept)
-    tl.store(value + HALF, tl.load(given + HALF, mask=kept, other=0.0), mask=kept)
+    new = source + KV_HEADS * 2 * HALF
+    tl.store(value, tl.load(new, mask=kept, other=0.0), mask=kept)
+    tl.store(value + HALF, tl.load(new + HALF, mask=kept, other=0.0), mask=kept)
+
+
+@triton.jit
+def selected_logits(
+    hidden: tl.tensor, hidden_stride: tl.tensor, rows: tl.tensor, weight: tl.tensor,
+    numbers: tl.tensor, out: tl.tensor, SIZE: tl.constexpr, COUNT: tl.constexpr,
+    COLUMNS: tl.constexpr, TAKEN: tl.constexpr,
+) -> None:  # fmt: skip
+    """out [R, C] = hidden[rows] . weight[numbers]; grid: (R, C / COLUMNS rounded up); COUNT: C.
+
+    All that a process reward model is asked for: two columns of a vocabulary of 128,256 are read
+    where they lie. rows int64 [R]; numbers int64 [C]: rows of weight. Each of TAKEN partial sums
+    adds every TAKEN-th product in order; then they are added up.
+    """
+    at = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    wanted = column < COUNT
+    row = hidden + tl.load(rows + at) * hidden_stride
+    outputs = weight + (tl.load(numbers + column, mask=wanted, other=0) * SIZE)[:, None]
+    sums = tl.zeros([COLUMNS, TAKEN], tl.float32)
+    for start in range(0, SIZE, TAKEN):
+        dimension = start + tl.arange(0, TAKEN)
+        real = dimension < SIZE
+        state = tl.load(row + dimension, mask=real, other=0.0).to(tl.float32)
+        mask = wanted[:, None] & real[None, :]
+        weights = tl.load(outputs + dimension[None, :], mask=mask, other=0.0).to(tl.float32)
+        sums += weights * state[None, :]
+    logits = tl.sum(sums, 1).to(out.dtype.element_ty)
+    tl.store(out + at * COUNT + column, logits, mask=wanted)
+
+
+@triton.jit
+def largest_of(
+    logits: tl.tensor, logits_stride: tl.tensor, tops: tl.tensor, places: tl.tensor,
+    VOCAB: tl.constexpr, PIECES: tl.constexpr, TAKEN: tl.constexpr,
+) -> None:  # fmt: skip
+    """grid: (R, PIECES). A piece with a NaN has that as its largest."""
+    row = tl.program_id(0).to(tl.int64)
+    piece = tl.program_id(1)
+    token = piece * TAKEN + tl.arange(0, TAKEN)
+    source = logits + row * logits_stride + token
+    values = tl.load(source, mask=token < VOCAB, other=float("-inf")).to(tl.float32)
+    broken = tl.max((values != values).to(tl.int32), 0) > 0
+    top = tl.max(tl.where(values != values, float("-inf"), values), 0)
+    place = tl.min(tl.where(values == top, token, VOCAB), 0)
+    tl.store(tops + row * PIECES + piece, tl.where(broken, float("nan"), top))
+    tl.store(places + row * PIECES + piece, place.to(tl.int64))
+
+
+@triton.jit
+def weights_of(
+    logits: tl.tensor, logits_stride: tl.tensor, temperature: tl.tensor, tops: tl.tensor,
+    weights: tl.tensor, VOCAB: tl.constexpr, PIECES: tl.constexpr, PADDED: tl.constexpr,
+    TAKEN: tl.constexpr,
+) -> None:  # fmt: skip
+    """grid: (R, PIECES)."""
+    row = tl.program_id(0).to(tl.int64)
+    piece = tl.program_id(1)
+    number = tl.arange(0, PADDED)
+    there = number < PIECES
+    top = tl.max(tl.load(tops + row * PIECES + number, mask=there, other=float("-inf")), 0)
+    heat = tl.load(temperature + row)
+    heat = tl.where(heat > 0.0, heat, 1.0)
+    token = piece * TAKEN + tl.arange(0, TAKEN)
+    source = logits + row * logits_stride + token
+    values = tl.load(source, mask=token < VOCAB, other=float("-inf")).to(tl.float64)
+    each = tl.where(token < VOCAB, tl.exp((values - top.to(tl.float64)) / heat), 0.0)
+    tl.store(weights + row * PIECES + piece, tl.sum(each, 0))
+
+
+@triton.jit
+def token_of(
+    logits: tl.tensor, logits_stride: tl.tensor, temperature: tl.tensor, noise: tl.tensor,
+    tops: tl.tensor, places: tl.tensor, weights: tl.tensor, found: tl.tensor,
+    VOCAB: tl.constexpr, PIECES: tl.constexpr, PADDED: tl.constexpr, TAKEN: tl.constexpr,
+) -> None:  # fmt: skip
+    """The first token whose weights up to it exceed noise times all of them; grid: rows."""
+    row = tl.program_id(0).to(tl.int64)
+    number = tl.arange(0, PADDED)
+    there = number < PIECES
+    top = tl.load(tops + row * PIECES + number, mask=there, other=float("-inf"))
+    broken = tl.max((top != top).to(tl.int32), 0) > 0
+    largest = tl.max(tl.where(top != top, float("-inf"), top), 0)
+    place = tl.load(places + row * PIECES + number, mask=there, other=VOCAB)
+    token = tl.min(tl.where(top == largest, place, VOCAB), 0).to(tl.int64)
+    finite = (largest < float("inf")) & (largest > float("-inf")) & (broken == 0)
+    heat = tl.load(temperature + row)
+    if (heat > 0.0) & finite:
+        part = tl.load(weights + row * PIECES + number, mask=there, other=0.0)
+        up_to = tl.cumsum(part, 0)
+        wanted = tl.load(noise + row) * tl.max(up_to, 0)
+        piece = tl.sum((there & (up_to <= wanted)).to(tl.int32), 0)
+        piece = tl.minimum(piece, PIECES - 1)
+        before = tl.max(tl.where(number < piece, up_to, 0.0), 0)
+        at = tl.arange(0, TAKEN)
+        source = logits + row * logits_stride + piece * TAKEN + at
+        real = piece * TAKEN + at < VOCAB
+        values = tl.load(source, mask=real, other=float("-inf")).to(tl.float64)
+        each = tl.where(real, tl.exp((values - largest.to(tl.float64)) / heat), 0.0)
+        sums = before + tl.cumsum(each, 0)
+        drawn = tl.sum((sums <= wanted).to(tl.int32), 0)
+        # Rounding may leave nothing above: then the last token of any weight.
+        last = tl.max(tl.where(each > 0.0, at, 0), 0)
+        token = (piece * TAKEN + tl.minimum(drawn, last)).to(tl.int64)
+    rows = tl.num_programs(0)
+    tl.store(found + row, token)
+    tl.store(found + rows + row, finite.to(tl.int64))
+
+
+def choose(logits: torch.Tensor, temperature: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """int64 [2, R]: tokens of logits [R, vocab], and whether each row's largest is finite."""
+    rows, vocab = logits.shape
+    pieces = triton.cdiv(vocab, PIECE)
+    sizes = {"VOCAB": vocab, "PIECES": pieces, "TAKEN": PIECE}
+    padded = triton.next_power_of_2(pieces)
+    tops = logits.new_empty((rows, pieces), dtype=torch.float32)
+    places = logits.new_empty((rows, pieces), dtype=torch.int64)
+    weights = logits.new_empty((rows, pieces), dtype=torch.float64)
+    found = logits.new_empty((2, rows), dtype=torch.int64)
+    source = (logits, logits.stride(0))
+    largest_of[(rows, pieces)](*source, tops, places, **sizes)
+    weights_of[(rows, pieces)](*source, temperature, tops, weights, **sizes, PADDED=padded)
+    token_of[(rows,)](
+        *(*source, temperature, noise, tops, places, weights, found), **sizes, PADDED=padded
+    )
+    return found

@@ -1,0 +1,358 @@
+"""Which program does what of one step's attention, and decoding steps as CUDA graphs.
+
+Lists are made on the host, once for all layers. A sequence with few new rows is *decoded*: its
+positions are cut into spans of a constant length, one program each, joined afterwards; the others
+are *prefilled*, one program for a tile of rows. Spans that several decoded sequences have in
+common, block for block (siblings of a search), are worked on once for all of them:
+
+    prefill  [P, 5]: first row, rows, sequence, begin (0), end         positions 0 .. end - 1
+    own      [Q, 5]: first member, members, sequence, begin, end       one sequence's span
+    shared   [R, 5]: the same, of several sequences; `sequence` is one of them, for its table
+    members: slots, run after run; slots: the decoded rows of the batch
+
+On the device lists and context are one tensor, copied at once, without waiting. Room for more than
+a step has (`padded`) lets later steps be put where the first one was, which is what a recorded
+launch reads: an item of no members is a program that ends at once.
+
+A graph launches what was captured, over the same addresses, one for each size of step. A step that
+does not fit is launched one by one, and captured for the steps to come; a size whose capture fails
+goes on being launched one by one.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from workbench.host import collection_paused
+from workbench.kernels import ForwardContext
+from workbench.kernels.triton.attention import Tuning
+
+if TYPE_CHECKING:
+    from workbench.kernels.triton import TritonKernels
+
+_ALIGNMENT = 16  # elements; block offsets that are multiples of it allow wide loads
+Work = Callable[[], None]
+Capture = Callable[[Work], Work]  # what launches the same again
+Shape = tuple[int, int, Tuning]  # query heads of a key-value head, block size, tiles
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """The lists of one step, on the host; spans: of the longest decoded sequence."""
+
+    prefill: Integers
+    own: Integers
+    shared: Integers
+    members: Integers
+    slots: Integers
+    spans: int
+
+
+def plan_work(
+    context: ForwardContext, group: int, block_size: int, tuning: Tuning, share: bool = True
+) -> StepWork:
+    """Cut a step up; group: query heads of one key-value head; share: find shared spans."""
+    rows = np.diff(context.query_start).astype(np.int64)
+    few = rows * group <= tuning.span_queries
+    decoded, prefilled = np.flatnonzero(few & (rows > 0)), np.flatnonzero(~few)
+    first = context.query_start[:-1].astype(np.int64)
+    slots = _runs(first[decoded], rows[decoded])
+    begins = np.cumsum(rows[decoded]) - rows[decoded]  # of each decoded sequence's slots
+    groups = shared_spans(context, decoded.tolist() if share else [], block_size, tuning.span)
+    depth = np.zeros(len(rows), np.int64)  # of each sequence, spans that it shares
+    for sequences, span in groups:
+        depth[sequences] = span + 1
+    shared, joint = np.empty((0, 5), np.int64), np.empty(0, np.int64)
+    if groups:
+        counts = zip(decoded.tolist(), begins.tolist(), rows[decoded].tolist())
+        slots_of = {s: range(begin, begin + count) for s, begin, count in counts}
+        shared, joint = _shared_items(groups, slots_of, group, len(slots), tuning)
+    ends = context.context_len[decoded].astype(np.int64)
+    own = _own_items(decoded, begins, rows[decoded], ends, depth[decoded], tuning.span)
+    return StepWork(
+        prefill=_prefill_items(context, prefilled, first, rows, group, tuning),
+        own=own,
+        shared=shared,
+        members=np.concatenate([np.arange(len(slots)), joint]),
+        slots=slots,
+        spans=int(-(-ends.max(initial=1) // tuning.span)),
+    )
+
+
+def shared_spans(
+    context: ForwardContext, sequences: Sequence[int], block_size: int, span: int
+) -> list[tuple[list[int], int]]:
+    """(sequences, number of the span) for every whole span that several have in common.
+
+    In common are a span and all before it: a sequence's shared spans come first in it.
+    """
+    blocks, lengths = span // block_size, context.context_len.tolist()
+    found: list[tuple[list[int], int]] = []
+    groups, number = [list(sequences)], 0
+    while groups:
+        alike: dict[tuple[int, bytes], list[int]] = defaultdict(list)
+        tables = _bytes(context.block_offsets[:, number * blocks : (number + 1) * blocks])
+        for g, members in enumerate(groups):
+            for s in members:
+                if lengths[s] >= (number + 1) * span:
+                    alike[g, tables[s]].append(s)
+        groups = [members for members in alike.values() if len(members) > 1]
+        found += [(members, number) for members in groups]
+        number += 1
+    return found
+
+
+def _bytes(table: Integers) -> list[bytes]:
+    """Each row, as something to compare and hash."""
+    size = table.shape[1] * table.itemsize
+    if size == 0:
+        return []
+    rows: list[bytes] = np.ascontiguousarray(table).view(f"V{size}").ravel().tolist()
+    return rows
+
+
+def _shared_items(
+    groups: list[tuple[list[int], int]],
+    slots_of: dict[int, range],
+    group: int,
+    first: int,
+    tuning: Tuning,
+) -> tuple[Integers, Integers]:
+    """(items, members); members are numbered from `first` on."""
+    items: list[tuple[int, ...]] = []
+    members: list[int] = []
+    at_once = tuning.shared_queries // group
+    for sequences, span in groups:
+        slots = [slot for s in sequences for slot in slots_of[s]]
+        for i in range(0, len(slots), at_once):
+            run = slots[i : i + at_once]
+            bounds = (span * tuning.span, (span + 1) * tuning.span)
+            items.append((first + len(members), len(run), sequences[0], *bounds))
+            members.extend(run)
+    return np.array(items, np.int64).reshape(-1, 5), np.array(members, np.int64)
+
+
+def _own_items(
+    decoded: Integers, begins: Integers, rows: Integers, ends: Integers, depth: Integers, span: int
+) -> Integers:
+    """Spans depth .. last of every decoded sequence."""
+    counts = -(-ends // span) - depth
+    index = np.repeat(np.arange(len(decoded)), counts)
+    begin = _runs(depth, counts) * span
+    end = np.minimum(begin + span, ends[index])
+    return np.stack([begins[index], rows[index], decoded[index], begin, end], axis=1)
+
+
+def _prefill_items(
+    context: ForwardContext,
+    sequences: Integers,
+    first: Integers,
+    rows: Integers,
+    group: int,
+    tuning: Tuning,
+) -> Integers:
+    """Tiles of rows, the longest first: what starts last should not end last."""
+    if len(sequences) == 0:
+        return np.empty((0, 5), np.int64)
+    at_once = tuning.prefill_queries // group
+    counts = -(-rows[sequences] // at_once)
+    owner = np.repeat(sequences, counts)
+    start = _runs(np.zeros_like(counts), counts) * at_once
+    number = np.minimum(at_once, rows[owner] - start)
+    begin = first[owner] + start
+    end = context.positions[begin + number - 1] + 1
+    items = np.stack([begin, number, owner, np.zeros_like(end), end], axis=1)
+    return items[np.argsort(-end, kind="stable")]
+
+
+def _runs(first: Integers, counts: Integers) -> Integers:
+    """first[i], first[i] + 1, ..., counts[i] of them, for each i in turn."""
+    before = np.repeat(np.cumsum(counts) - counts, counts)
+    return np.repeat(first, counts) + np.arange(int(counts.sum())) - before
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWork:
+    """StepWork and the context's arrays, int64, as views of `buffer`."""
+
+    buffer: torch.Tensor
+    prefill: torch.Tensor
+    own: torch.Tensor
+    shared: torch.Tensor
+    members: torch.Tensor
+    slots: torch.Tensor
+    positions: torch.Tensor  # [T]
+    sequence: torch.Tensor  # [T]
+    tables: torch.Tensor  # [S, blocks]
+    spans: int
+    aligned: bool
+
+    def refill(self, work: StepWork, context: ForwardContext) -> None:
+        """Another step of the same sizes and alignment, put where this one is."""
+        assert work.spans == self.spans and len(work.own) == len(self.own)
+        self.buffer.copy_(_staged(work, context, self.buffer.device), non_blocking=True)
+
+
+def place(work: StepWork, context: ForwardContext, device: torch.device) -> DeviceWork:
+    """Copy lists and context to a device."""
+    buffer = _staged(work, context, device).to(device, non_blocking=True)
+    arrays = _arrays(work, context)
+    views = {
+        name: buffer[start : start + array.size].view(array.shape)
+        for start, (name, array) in zip(_starts(arrays), arrays.items())
+    }
+    return DeviceWork(buffer, **views, spans=work.spans, aligned=is_aligned(context))
+
+
+def is_aligned(context: ForwardContext) -> bool:
+    """Whether every block begins where wide loads may."""
+    return not (context.block_offsets % _ALIGNMENT).any()
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Sizes of lists that many decoding steps fit: each a power of two times the rows, or none."""
+
+    own: int
+    shared: int
+    members: int
+    spans: int
+
+    @classmethod
+    def of(cls, work: StepWork) -> Capacity:
+        """The least that fits this step, of which nothing is prefilled."""
+        assert len(work.prefill) == 0
+        rows, spans = len(work.slots), _power_of_two(work.spans)
+        shared = _power_of_two(len(work.shared)) if len(work.shared) else 0
+        return cls(rows * spans, shared, rows + (rows * spans if shared else 0), spans)
+
+
+def padded(work: StepWork, capacity: Capacity) -> StepWork:
+    """The same work, its lists filled up with items of no members."""
+    return replace(
+        work,
+        own=_filled(work.own, capacity.own),
+        shared=_filled(work.shared, capacity.shared),
+        members=_filled(work.members, capacity.members),
+        spans=capacity.spans,
+    )
+
+
+def _filled(array: Integers, length: int) -> Integers:
+    room = np.zeros((length, *array.shape[1:]), np.int64)
+    room[: len(array)] = array
+    return room
+
+
+def _power_of_two(count: int) -> int:
+    return 1 << (count - 1).bit_length()
+
+
+def _arrays(work: StepWork, context: ForwardContext) -> dict[str, Integers]:
+    """What is put on the device, by the names that DeviceWork has for it."""
+    lists = {f.name: getattr(work, f.name) for f in fields(StepWork) if f.name != "spans"}
+    rows = {"positions": context.positions, "sequence": context.sequence}
+    return lists | rows | {"tables": context.block_offsets}
+
+
+def _starts(arrays: dict[str, Integers]) -> list[int]:
+    """Where each array begins: at a multiple of 16 bytes; then the end of all."""
+    room = [-(-array.size // 2) * 2 for array in arrays.values()]
+    starts: list[int] = np.cumsum([0, *room]).tolist()
+    return starts
+
+
+def _staged(work: StepWork, context: ForwardContext, device: torch.device) -> torch.Tensor:
+    """All arrays in one host tensor, from which a GPU copies by itself."""
+    arrays = _arrays(work, context)
+    *starts, end = _starts(arrays)
+    host = torch.empty(end, dtype=torch.int64, pin_memory=device.type == "cuda")
+    for start, array in zip(starts, arrays.values()):
+        host.numpy()[start : start + array.size] = array.reshape(-1)
+    return host
+
+
+class RecordedWork:
+    """Work of one row a sequence, over a context whose arrays change in place."""
+
+    def __init__(self, kernels: TritonKernels, work: Work, capture: Capture) -> None:
+        self._kernels, self._work, self._capture = kernels, work, capture
+        self._about: tuple[ForwardContext, Shape] | None = None
+        self._recorded: dict[tuple[Capacity, bool], tuple[DeviceWork, Work]] = {}
+
+    def __call__(self) -> None:
+        """Do the work once."""
+        if self._about is None:  # which context it is about is seen when it is done
+            self._kernels.held = None
+            self._work()
+            assert self._kernels.held is not None, "recorded work that attends to nothing"
+            self._about = self._kernels.held[:2]
+            return
+        context, shape = self._about
+        lists = self._kernels.plan(context, shape)
+        capacity = Capacity.of(lists)
+        lists, key = padded(lists, capacity), (capacity, is_aligned(context))
+        if key in self._recorded:
+            placed, again = self._recorded[key]
+            placed.refill(lists, context)
+            self._kernels.held = (context, shape, placed)
+            again()
+            return
+        placed = place(lists, context, self._kernels.device)
+        self._kernels.held = (context, shape, placed)
+        self._work()  # this step; and every kernel is compiled before one is captured
+        self._recorded[key] = placed, self._captured()
+
+    def _captured(self) -> Work:
+        """What launches the work again: as it is where the device cannot capture it."""
+        try:
+            return self._capture(self._work)
+        except RuntimeError as problem:  # torch.OutOfMemoryError among them
+            warnings.warn(
+                f"Decoding steps are launched one by one, slower: no CUDA graph ({problem}).",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return self._work
+
+
+def as_it_is(work: Work) -> Work:
+    """The capture of a device that has no graphs."""
+    return work
+
+
+class GraphCapture:
+    """Captures CUDA graphs that share one pool of memory: they never run at the same time.
+
+    The device is not waited for, as the context manager `torch.cuda.graph` would: that is an error
+    while another engine's thread captures.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
+
+    def __call__(self, work: Work) -> Work:
+        """Captures the work, without doing it."""
+        graph = torch.cuda.CUDAGraph()
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream), collection_paused():
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                work()
+            except BaseException:
+                with suppress(RuntimeError):  # it fails too where the work has broken the capture
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        replay: Work = graph.replay
+        return replay
