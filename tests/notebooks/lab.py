@@ -104,7 +104,7 @@ def lab_server(folder):
         server.kill()
 
 
-def _address(server, state, seconds=90):
+def _address(server, state, seconds=300):
     """Where the server listens, once its own note says so."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and server.poll() is None:

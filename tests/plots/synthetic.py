@@ -121,15 +121,16 @@ def lost_rows(shares=(0.08, 0.15, 0.2, 0.3, 0.35, 0.4, 0.45, 0.5)):
 def tree_nodes(depth=8, beams=4, width=4, seed=0):
     """One problem's tree: `beams` survivors, each continued `width` times, a level at a time."""
     rng = np.random.default_rng(seed)
-    rows, survivors = [], [None] * beams
+    rows, survivors = [], [""]
     for level in range(depth):
-        children = [(parent, k) for parent in survivors for k in range(width)]
-        scores = rng.beta(3, 2, len(children))
+        count = beams * width if level == 0 else width
+        names = [f"{parent}/{k}".strip("/") for parent in survivors for k in range(count)]
+        scores = rng.beta(3, 2, len(names))
         best = set(np.argsort(-scores)[:beams])
-        names = [f"{level}.{i}" for i in range(len(children))]
         last = level == depth - 1
-        for i, (parent, _) in enumerate(children):
-            rows.append((names[i], parent, level, scores[i], i in best, last and i in best))
+        for i, name in enumerate(names):
+            parent = name.rpartition("/")[0]
+            rows.append((name, parent, level + 1, scores[i], i in best, last and i in best))
         survivors = [names[i] for i in sorted(best)]
     columns = ["node_id", "parent_id", "depth", "score", "kept", "finished"]
     return pd.DataFrame(rows, columns=columns)

@@ -55,7 +55,7 @@ def test_every_visible_axis_has_a_title(name):
     unnamed = [
         k
         for k, v in axes.items()
-        if not v.get("title", {}).get("text") and v.get("showticklabels", True)
+        if not v.get("title", {}).get("text") and v.get("showticklabels", v.get("visible", True))
     ]
     assert not unnamed
 
@@ -152,7 +152,6 @@ def test_the_heat_map_holds_every_cell_and_hatches_what_cannot_be():
         index="max_num_seqs", columns="max_num_batched_tokens", values="tokens_per_s"
     )
     np.testing.assert_allclose(np.array(heat.z, float), grid)
-    assert heat.text[2][0] == ""
     hatched = trace(fig, "infeasible")
     assert (list(hatched.x), list(hatched.base)) == ([0], [1.5])
     assert "more sequences than tokens" in hatched.customdata[0][0]
@@ -234,9 +233,9 @@ def test_lost_time_stacks_to_the_wall_time():
 def test_a_search_tree_shows_every_node_and_edge_once():
     nodes = synthetic.tree_nodes()
     fig = plots.search_tree(nodes)
-    markers = [t for t in fig.data if t.mode == "markers"]
+    shown = [name for t in fig.data if t.customdata is not None for name in t.customdata]
     lines = [t for t in fig.data if t.mode == "lines"]
-    assert sum(len(t.x) for t in markers) == len(nodes)
+    assert sorted(shown) == sorted(nodes["node_id"])
     assert sum(len(t.x) for t in lines) == 3 * len(nodes)
 
 

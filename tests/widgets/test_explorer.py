@@ -14,6 +14,7 @@ from workbench.experiments.runs import load_runs
 from workbench.experiments.settings import RunSpec, sweep_config
 from workbench.experiments.study import run_batches
 from workbench.widgets import explorer
+from workbench.widgets.parts import NOT_LIVE
 
 CONFIGURATION = sweep_config("quick", num_problems=4)
 DRAWABLE = ("memory_split", "prm_blocks", "lost_time")  # fakes keep no requests
@@ -134,6 +135,6 @@ def test_the_widget_draws_what_is_picked_and_writes_the_command(runs_dir, is_sho
     assert "llm_share" not in view.copy.text
     assert view.first.value in view.pin()
     assert view.second.value == view.first.value
-    assert explorer.explorer_widget(runs_dir) == explorer.NOT_LIVE
+    assert explorer.explorer_widget(runs_dir) == NOT_LIVE
     is_shown(True)
     assert explorer.explorer_widget(runs_dir).children

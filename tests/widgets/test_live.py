@@ -4,14 +4,14 @@ import asyncio
 from dataclasses import replace
 
 import numpy as np
-import plotly.graph_objects as go
 import pytest
 
 from workbench.search.problems import load_problems
 from workbench.search.strategies import BeamSearch
 from workbench.widgets import live
 from workbench.widgets.live import figure_rows, live_figure
-from workbench.widgets.live_search import BlockMap, LiveSearch, move_while_it_runs, shared_pair
+from workbench.widgets.live_search import LiveSearch, move_while_it_runs, shared_pair
+from workbench.widgets.parts import NOT_LIVE
 
 GIVEN = {"n": 4, "seed": 0}
 
@@ -30,14 +30,8 @@ def traces(fig):
     return {trace.meta: trace for trace in fig.data if trace.meta}
 
 
-def shown(view):
-    """The figure on the screen."""
-    inner = [w for box in view.box.children for w in getattr(box, "children", ())]
-    return next(each for each in inner if isinstance(each, go.FigureWidget))
-
-
 def test_a_front_end_is_needed(searched, is_shown):
-    assert live.live_widget(searched) == live.NOT_LIVE
+    assert live.live_widget(searched) == NOT_LIVE
     is_shown(True)
     assert live.live_widget(searched, **GIVEN).children
 
@@ -71,7 +65,7 @@ def test_the_widget_watches_a_search_to_its_end(searched):
     assert "finished" in view.words.value
     assert "1 of 1 problems answered" in view.words.value
     assert "tokens/s" in view.pin()
-    drawn = traces(shown(view))
+    drawn = traces(view.figures[0])
     assert list(drawn["pinned"].x) == list(drawn["tokens_per_s"].x) != []
 
 
@@ -88,7 +82,7 @@ def test_a_view_that_cannot_be_drawn_any_more_says_why(searched, monkeypatch):
 
     view = asyncio.run(by_hand())
     searched.wait()
-    assert view.answer.value == "<b>KeyError</b>: 'nothing'"
+    assert view.answer.text == "KeyError: 'nothing'"
 
 
 def test_the_figure_draws_the_snapshot(searched):
@@ -105,14 +99,14 @@ def test_the_figure_draws_the_snapshot(searched):
 
 
 def test_every_block_is_one_rectangle_with_a_gap_beside_it(searched):
-    """A page of two blocks, one of a single block, one that no model holds; four cells each."""
-    cells = np.array([[1, 1, 2, 2], [3, 3, 3, 3], [0, 0, 0, 0]], dtype=np.int8)
-    blocks = BlockMap(cells, np.array([2, 1, 0], dtype=np.int16), searched.snapshot().blocks.counts)
-    drawn = traces(live_figure(replace(searched.snapshot(), blocks=blocks)))["map"]
+    """Pages of two blocks, of four, of one, and one that no model holds; four cells each."""
+    pages = [[1, 2], [3, 4, 0, 3], [3], []]
+    drawn = traces(live_figure(replace(searched.snapshot(), blocks=pages)))["map"]
     (row,) = drawn.z
     assert len(drawn.x) == len(row) + 1
     text = "".join("-" if cell is None else str(cell) for cell in row)
-    assert [text[at : at + 8] for at in (0, 8, 16)] == ["111-222-", "3333333-", "0000000-"]
+    shown = [text[at : at + 8] for at in range(0, len(text), 8)]
+    assert shown == ["111-222-", "3-4-0-3-", "3333333-", "0000000-"]
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(10, "2"), (300, "2"), (500, "3.2")])

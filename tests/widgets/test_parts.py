@@ -64,15 +64,9 @@ def view():
             raise ConfigError("nine cannot be drawn")
         return drawing(slider.value)
 
-    view = parts.FigureView("02_memory_split", "name", [slider], draw)
+    view = parts.FigureView("02_memory_split", [slider], lambda: {"name": draw()}, {"n": 4})
     slider.observe(view.show, names="value")
     return view
-
-
-def shown(view):
-    """The figure on the screen."""
-    found = [w for box in view.box.children for w in getattr(box, "children", ())]
-    return next(each for each in found if isinstance(each, go.FigureWidget))
 
 
 def press(view, name):
@@ -81,28 +75,51 @@ def press(view, name):
         for push in getattr(row, "children", ()):
             if getattr(push, "description", "") == name:
                 push.click()
-                return row.children[-1].value
+                return row.children[-1].text
     raise AssertionError(f"no button {name}")
 
 
 def test_a_figure_its_words_and_its_command_follow_the_controls(view):
     """The same figure is changed, not another shown; pinned words stay."""
-    before = shown(view)
+    (before,) = view.figures
     assert press(view, "pin for comparison") == "pinned"
     view.box.children[0].value = 5
-    assert shown(view) is before
+    assert view.figures == [before]
     assert before.layout.title.text == "at 5"
-    assert view.words.value == "it stands on 5"
-    assert view.pinned.value == "Pinned: it stands on 1"
-    assert view.copy.text.endswith("-y 'at: 5'")
+    assert view.words.text == "it stands on 5"
+    assert view.pinned.text == "Pinned: it stands on 1"
+    assert view.copy.text.endswith("-y 'n: 4' -y 'at: 5'")
 
 
 def test_what_cannot_be_drawn_is_said_and_the_next_move_draws_again(view):
-    """A named error stands in the words' place."""
+    """A named error stands in the words' place, and that the figure is not of this place."""
     view.box.children[0].value = 9
-    assert view.words.value == "<b>ConfigError</b>: nine cannot be drawn"
+    assert view.words.text.startswith("ConfigError: nine cannot be drawn (Drawn below is the last")
     view.box.children[0].value = 2
-    assert shown(view).layout.title.text == "at 2"
+    assert view.words.text == "it stands on 2"
+    assert view.figures[0].layout.title.text == "at 2"
+
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+def test_text_that_looks_like_html_is_shown_as_text(view):
+    """Words, errors, tables and what a button says: no tag in them reaches the page."""
+
+    def fail():
+        raise ConfigError(HOSTILE)
+
+    said, table = parts.HtmlText(), parts.HtmlText()
+    said.say(HOSTILE, HOSTILE)
+    table.show_table(pd.DataFrame({HOSTILE: [HOSTILE]}))
+    pressed = [parts.button("b", action).children for action in (lambda: HOSTILE, fail)]
+    for push, _ in pressed:
+        push.click()
+    view.words.say(HOSTILE)
+    view.pin()
+    texts = [said, table, view.words, view.pinned, *(shown for _, shown in pressed)]
+    for each in texts:
+        assert "&lt;img" in each.value and "<img" not in each.value
 
 
 def test_one_figure_becomes_another_that_is_alike():
@@ -120,16 +137,16 @@ def test_figures_are_saved_where_the_user_says_and_the_place_is_told(tmp_path, m
     """Through the project's save_figure, rows and record beside the drawing."""
     monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))  # no image: that takes seconds
     place = tmp_path / "mine"
-    box = parts.save_box(lambda: {"what_if_share": drawing(7)}, str(place))
-    box.children[1].click()
-    assert str(place) in box.children[2].value
+    draw = {"what_if_share": drawing(7), "what_if_blocks": drawing(8)}
+    view = parts.FigureView("what_if", [], lambda: draw, {}, folder=str(place))
+    assert len(view.figures) == 2
+    assert str(place) in press(view, "save as figure")
     assert (place / "what_if_share.html").is_file()
-    assert '"at": 7' in (place / "what_if_share.json").read_text()
+    assert '"at": 8' in (place / "what_if_blocks.json").read_text()
     assert (place / "what_if_share.parquet").is_file()
 
 
 def test_what_cannot_be_saved_is_said_beside_the_button():
     """An empty folder name is a named error in words, not an exception in a log."""
-    box = parts.save_box(dict, " ")
-    box.children[1].click()
-    assert "ConfigError" in box.children[2].value and "folder" in box.children[2].value
+    view = parts.FigureView("what_if", [], lambda: {"name": drawing(1)}, {}, folder=" ")
+    assert press(view, "save as figure").startswith("ConfigError: No folder is given")

@@ -6,6 +6,7 @@ from tests.experiments.fake_sweep import SHARES, FakeSweep
 from workbench.errors import ConfigError
 from workbench.experiments.rows import block_rows, thrashing_rows
 from workbench.widgets import sliders
+from workbench.widgets.parts import NOT_LIVE
 
 
 @pytest.fixture(scope="module")
@@ -110,5 +111,5 @@ def test_one_share_alone_still_makes_a_slider(readings, is_shown):
 def test_no_slider_where_it_cannot_be_moved(sweep, readings, rows, lost, is_shown):
     """Under papermill the sentence stands in its place."""
     assert sliders.split_slider(readings).startswith("At a share of 0.30")
-    assert sliders.thrash_slider(rows, lost).endswith(f"(10.0%). {sliders.NOT_LIVE}")
-    assert sliders.occupancy_slider(sweep, 0.3) == sliders.NOT_LIVE
+    assert sliders.thrash_slider(rows, lost).endswith(f"(10.0%). {NOT_LIVE}")
+    assert sliders.occupancy_slider(sweep, 0.3) == NOT_LIVE

@@ -5,6 +5,7 @@ import pytest
 
 from workbench.errors import ConfigError
 from workbench.widgets import tree
+from workbench.widgets.parts import NOT_LIVE
 from workbench.widgets.tree import in_words, node_text, problem_tree, tree_figure
 
 STEPS = [  # node, text, score, kept, finished
@@ -93,6 +94,6 @@ def test_menus_show_a_node_and_its_text(tables, is_shown):
     assert "no box" in view.text.value
     assert "2+2=5" in view.pinned.value
     assert 'problem: "q"' in view.copy.text
-    assert tree.tree_widget(*tables) == tree.NOT_LIVE
+    assert tree.tree_widget(*tables) == NOT_LIVE
     is_shown(True)
     assert tree.tree_widget(*tables).children

@@ -10,6 +10,7 @@ from workbench.errors import OutOfMemory
 from workbench.plots.theme import MODELS
 from workbench.widgets import what_if as w
 from workbench.widgets import what_if_replay as r
+from workbench.widgets.parts import NOT_LIVE
 
 SHARES = (0.2, 0.3, 0.4)
 SMALL, OTHER = "tiny-16-n4", "smollm2-n4"
@@ -68,10 +69,8 @@ def by_hand(infos, position, known, at_once, moves, **given):
 
 def test_the_share_figure_shows_replays_line_ring_and_pins(infos, view, replays):
     """Each at its place; exact and interpolated are told apart in words."""
-    pinned = r.replay_rows(replays).assign(tokens_per_s=1.0)
-    fig = w.share_figure(
-        w.make_view(infos[SMALL], replays[0], replays, [w.Pin("p", pinned, replays[2])])
-    )
+    pinned = replace(view, rows=view.rows.assign(tokens_per_s=1.0))
+    fig = w.share_figure(w.make_view(infos[SMALL], replays[0], replays, {"p": pinned}))
     ring, line = trace(fig, "tokens_per_s/ring"), trace(fig, "tokens_per_s/line")
     assert (ring.x[0], ring.y[0]) == (0.2, replays[0].row["tokens_per_s"])
     assert list(line.x) == list(trace(fig, "tokens_per_s/exact").x) == list(SHARES)
@@ -79,8 +78,8 @@ def test_the_share_figure_shows_replays_line_ring_and_pins(infos, view, replays)
     assert set(trace(fig, "tokens_per_s/pin0").y) == {1.0}
     assert trace(fig, "prm_hit_rate/line").line.color == MODELS["prm"].colour
     assert trace(fig, "llm_hit_rate/ring").y[0] == 100 * replays[0].row["llm_hit_rate"]
-    grey = [a.text for a in fig.layout.annotations if a.text and "lacks" in a.text]
-    assert len(fig.layout.shapes) == len(grey) == 2 and all("MiB" in text for text in grey)
+    grey = [shape.label.text for shape in fig.layout.shapes]
+    assert len(grey) == 2 and all("lacks" in text and "MiB" in text for text in grey)
     guess = r.interpolated(replays[0].position.at(0.25), replays)
     for chosen, said in ((replays[0], "EXACT REPLAY"), (guess, "INTERPOLATED")):
         drawn = w.make_view(infos[SMALL], chosen, replays)
@@ -97,13 +96,11 @@ def test_the_blocks_figure_stacks_blocks_and_divides_a_problem(infos, view, repl
             trace(fig, f"{model}/{c}").y for c in ("blocks_active", "blocks_cached", "total")
         )
         assert all(a + c <= t for a, c, t in zip(active, cached, total))
-    unit, name = w.unit_of(view.chosen.row["seconds_per_problem"])
     parts = ("llm_seconds", "prm_seconds", "outside_s")
     bars = [trace(fig, f"cost/{part}").x[0] for part in parts]
-    assert sum(bars) * unit == pytest.approx(view.chosen.row["seconds_per_problem"])
-    assert name in fig.layout.xaxis3.title.text
-    pins = [w.Pin("before", view.rows, replays[0])]
-    fig = w.blocks_figure(w.make_view(infos[SMALL], replays[1], replays, pins))
+    assert sum(bars) == pytest.approx(view.chosen.row["seconds_per_problem"])
+    assert fig.layout.xaxis3.ticksuffix == "s"
+    fig = w.blocks_figure(w.make_view(infos[SMALL], replays[1], replays, {"before": view}))
     assert trace(fig, "cost/llm_seconds").y == ("now", "before")
 
 
@@ -125,7 +122,7 @@ def test_words_say_what_it_is_and_no_price_is_made_up(position, replays):
     assert w.in_words(replays[1]).startswith("Exact replay: at an LLM share of 0.30 of 48.0 MiB")
     assert w.in_words(guess).startswith("Interpolated: at an LLM share of 0.24")
     assert "hour" not in w.cost_in_words(guess)
-    assert "at the nearest replay (0.20)" in w.cost_in_words(guess)
+    assert "at the nearest replay" in w.cost_in_words(guess)
     assert "at 2.5 an hour that is" in w.cost_in_words(replays[1], 2.5)
 
 
@@ -141,7 +138,7 @@ def test_a_move_is_interpolated_at_once_and_then_replayed(infos, position, repla
             start = time.process_time()
             widget.sliders["llm_share"].slider.value = share
             spent.append(time.process_time() - start)
-        first = widget.words.value
+        first = widget.words.text
         share, blocks = widget.figures
         places = trace(share, "tokens_per_s/ring").x, trace(blocks, "llm/total").y
         await widget.task
@@ -149,10 +146,10 @@ def test_a_move_is_interpolated_at_once_and_then_replayed(infos, position, repla
 
     spent, first, (ring, total), widget = by_hand(infos, position, replays, at_once, moves)
     assert spent < 0.4
-    assert "INTERPOLATED" in first and "share of 0.23" in first
+    assert first.startswith("Interpolated: at an LLM share of 0.23")
     assert ring == (0.23,) and max(total) > 0
-    assert "EXACT REPLAY" in widget.words.value
-    assert widget.status.value == "Exact."
+    assert widget.words.text.startswith("Exact replay")
+    assert widget.status.text == "Exact."
     assert len(widget.view.rows) > len(SHARES)  # the line's other shares
     assert "llm_share: 0.23" in widget.command.text
 
@@ -163,19 +160,21 @@ def test_what_is_not_known_is_said_until_it_is_replayed(infos, position, replays
     async def moves(widget):
         widget.sliders["llm_share"].slider.value = 0.9
         await widget.task
-        said = [widget.status.value, widget.words.value]
+        said = [widget.status.text, widget.words.text]
         widget.sliders["llm_share"].slider.value = 0.3
-        said += [widget.words.value]
+        said += [widget.words.text]
         widget.sliders["total_memory"].typed.value = 60
-        said += [widget.words.value, widget.pin()]
+        said += [widget.words.text]
+        with pytest.raises(w.NotReplayed):
+            widget.pin()
         await widget.task
-        return said, widget.position, widget.words.value
+        return said, widget.position, widget.words.text
 
     said, at, after = by_hand(infos, position, replays, at_once, moves)
     assert "LLM share of 0.90" in said[0] and "OutOfMemory" in said[0]
-    assert said[1] == said[3] == w.UNKNOWN and "EXACT REPLAY" in said[2]
-    assert "Nothing is pinned" in said[4]
-    assert at.total_memory > 48 << 20 and "EXACT REPLAY" in after
+    assert said[1] == said[3] and said[3].startswith("NotReplayed: no replay of this place")
+    assert "Exact replay" in said[2] and "Exact replay" in after
+    assert at.total_memory > 48 << 20
 
 
 def test_another_recording_brings_its_own_memory_and_limits(infos, position, replays, at_once):
@@ -192,7 +191,7 @@ def test_another_recording_brings_its_own_memory_and_limits(infos, position, rep
 
     widget = by_hand(infos, position, replays, at_once, moves)
     assert widget.position == infos[OTHER].position(device="l40s")
-    assert [pin.name.split(",")[0] for pin in widget.pins] == [OTHER, SMALL]
+    assert [name.split(",")[0] for name in widget.pins] == [OTHER, SMALL]
 
 
 def test_pinned_curves_stay_up_to_three(infos, position, replays, at_once):
@@ -222,19 +221,19 @@ def test_what_is_not_known_cannot_be_saved_and_the_rest_can(
     monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))
 
     def save(widget):
-        box = next(w for w in widget.box.children if len(getattr(w, "children", ())) == 3)
+        *_, box, _ = widget.box.children
         box.children[1].click()
-        return box.children[2].value
+        return box.children[2].text
 
     folder = str(tmp_path)
-    assert "nothing to save" in by_hand(infos, position, (), at_once, save, folder=folder)
+    assert "NotReplayed" in by_hand(infos, position, (), at_once, save, folder=folder)
     assert folder in by_hand(infos, position, replays, at_once, save, folder=folder)
     assert (tmp_path / "what_if_blocks.parquet").is_file()
 
 
 def test_without_a_front_end_a_sentence_stands_in(is_shown, position):
     """Under papermill no widget is built, and no process started."""
-    assert w.what_if() == w.NOT_LIVE
+    assert w.what_if() == NOT_LIVE
 
     async def shown():
         return w.what_if([SMALL], position).children

@@ -31,12 +31,8 @@ FIGURES: dict[str, Callable[..., go.Figure]] = {
     "lost_time": lost_time,
     "miss_ratio": miss_ratio,
     "rungs": rungs,
-    "memory_split_replayed": as_replayed(memory_split),
-    "prm_blocks_030_replayed": as_replayed(prm_blocks),
-    "prm_blocks_050_replayed": as_replayed(prm_blocks),
-    "prefix_hits_replayed": as_replayed(prefix_hits),
-    "thrashing_replayed": as_replayed(thrashing),
-    "miss_ratio_replayed": as_replayed(miss_ratio),
     "modifications": modifications,
     "optimisation": optimisation,
 }
+_REPLAYED = ("memory_split", "prm_blocks_030", "prm_blocks_050", "prefix_hits", "thrashing")
+FIGURES |= {f"{n}_replayed": as_replayed(FIGURES[n]) for n in (*_REPLAYED, "miss_ratio")}

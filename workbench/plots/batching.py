@@ -23,6 +23,7 @@ from workbench.plots.theme import (
     finish,
     highest,
     legend_at,
+    legend_note,
     mixed,
     say,
     series,
@@ -78,8 +79,7 @@ def _heat(fig: go.Figure, rows: pd.DataFrame, model: str) -> None:
     rates, seqs, tokens = table.to_numpy(float), table.index.tolist(), table.columns.tolist()
     heat = go.Heatmap(
         z=rates,
-        text=[[_short(rate) for rate in line] for line in rates],
-        texttemplate="%{text}",
+        texttemplate="%{z:.3s}",  # 3 digits: 87.2, 940, 1.25k
         colorscale=[[0, mixed(model, 0.04)], [1, mixed(model, 0.8)]],
         zmin=0,
         zmax=float(np.nanmax(rates)),
@@ -108,8 +108,7 @@ def _heat(fig: go.Figure, rows: pd.DataFrame, model: str) -> None:
     fig.add_trace(bars, row=1, col=1)
     for axis, values in (("xaxis", tokens), ("yaxis", seqs)):
         ticks = {"tickvals": list(range(len(values))), "ticktext": [f"{v:,}" for v in values]}
-        place = {"tickmode": "array", "showgrid": False, "range": [-0.5, len(values) - 0.5]}
-        fig.update_layout({axis: {**place, **ticks}})
+        fig.update_layout({axis: {**ticks, "showgrid": False, "range": [-0.5, len(values) - 0.5]}})
 
 
 def _lines(rows: pd.DataFrame, model: str) -> list[go.Scatter]:
@@ -145,9 +144,8 @@ def _limit_axes(fig: go.Figure, rows: pd.DataFrame, model: str) -> None:
     fig.update_yaxes(title_text="max_num_seqs", domain=[_HEAT_FOOT, 1], row=1, col=1)
     seqs = sorted(rows["max_num_seqs"].unique())
     ends = [np.log10(seqs[0]) - 0.08, np.log10(seqs[-1]) + 0.08]
-    title = "max_num_seqs: sequences in one step"
-    ticks = {"type": "log", "tickmode": "array", "tickvals": seqs, "range": ends}
-    fig.update_xaxes(title_text=title, **ticks, row=2, col=1)
+    axis = {"type": "log", "tickvals": seqs, "range": ends}
+    fig.update_xaxes(title_text="max_num_seqs: sequences in one step", **axis, row=2, col=1)
     reach = 1.04 * highest(rows.assign(value=rows["steps_per_s"], high=rows["steps_per_s_high"]))
     axis = {"title_text": STEPS[model], "range": [0, reach], "domain": [0, _LINES_HEAD]}
     fig.update_yaxes(**axis, row=2, col=1)
@@ -165,15 +163,6 @@ def _limits_caption(rows: pd.DataFrame, model: str) -> str:
         "continuous and in static, padded batches; bars reach from the slowest to the fastest "
         f"repetition.{why}"
     )
-
-
-def _short(rate: float) -> str:
-    """3 digits: 87.2, 940, 1.25k, 20.1k; nothing for what has no number."""
-    if not np.isfinite(rate):
-        return ""
-    if rate < 999.5:
-        return f"{rate:.1f}" if rate < 99.95 else f"{rate:.0f}"
-    return f"{rate / 1000:.2f}k" if rate < 9995 else f"{rate / 1000:.1f}k"
 
 
 def balance(rows: pd.DataFrame, face: str = "") -> go.Figure:
@@ -205,8 +194,7 @@ def balance(rows: pd.DataFrame, face: str = "") -> go.Figure:
         fig.update_yaxes(range=[0, top], title_text="room wasted (%)", row=2, col=column)
     legend_at(fig, "legend", _BALANCE_FRAME.above(UPPER_AXIS_PX - 4))
     legend_at(fig, "legend2", 0.385)
-    title = "Balance of both models, and waste"
-    return finish(fig, title, _BALANCE_CAPTION, face, _BALANCE_FRAME)
+    return finish(fig, "Balance of both models, and waste", _BALANCE_CAPTION, face, _BALANCE_FRAME)
 
 
 def _waste(
@@ -230,14 +218,10 @@ def _waste(
 
 def _waste_legend(fig: go.Figure, limits: Sequence[int], has_static: bool) -> None:
     """In grey, since both models' lines are read by the same shades and markers."""
-    entries = []
     for rank, seqs in enumerate(limits):
         level = round(190 - 160 * (rank / (len(limits) - 1) if len(limits) > 1 else 1.0))
-        look = f"#{level:02X}{level:02X}{level:02X}", SYMBOLS[rank % 7], "lines+markers"
-        entries.append((f"≤ {seqs:,} sequences", *look))
+        marker = {"symbol": SYMBOLS[rank % 7], "color": f"rgb({level},{level},{level})"}
+        fig.add_trace(legend_note("legend2", f"≤ {seqs:,} sequences", marker), row=2, col=1)
     if has_static:
-        entries.append(("static batches of so many", PURPLE, "triangle-up-open", "markers"))
-    for name, colour, symbol, mode in entries:
-        marker = {"symbol": symbol, "size": 8, "color": colour}
-        entry = go.Scatter(x=[None], y=[None], name=name, mode=mode, marker=marker)
-        fig.add_trace(entry.update(line_color=colour, legend="legend2"), row=2, col=1)
+        marker = {"symbol": "triangle-up-open", "color": PURPLE}
+        fig.add_trace(legend_note("legend2", "static batches of so many", marker), row=2, col=1)

@@ -99,38 +99,31 @@ def memory_parts(rows: pd.DataFrame, face: str = "") -> go.Figure:
             fig.update_yaxes(title_text=f"{MODELS[model].label}, {unit}", row=row, col=col)
         _part_axes(fig, of_pair, shares, col)
     fig.update_layout(barmode="stack")
-    legend_at(fig, "legend", _PARTS_FRAME.above(_TOP_AXIS_PX))
-    fig.update_layout(legend={"traceorder": "normal"})
-    title = "What each model's memory is used for"
-    return finish(fig, title, _PARTS_CAPTION, face, _PARTS_FRAME)
+    legend_at(fig, "legend", _PARTS_FRAME.above(_TOP_AXIS_PX), traceorder="normal")
+    return finish(fig, "What each model's memory is used for", _PARTS_CAPTION, face, _PARTS_FRAME)
 
 
 def _stack(fig: go.Figure, rows: pd.DataFrame, panel: _Panel) -> None:
     """Columns of bytes by part, and the model's part of the total as a stroke across each; of the
     activations at the batch limits what those of the longest request lack.
     """
+    model = MODELS[panel.model]
     table = rows.pivot(index="llm_share", columns="part", values="bytes")
     reserved, longest = table.pop("activations_limits"), table["activations_longest"]
     table["activations_longest"] = longest.clip(upper=reserved)
     table[MORE] = (reserved - longest).clip(lower=0)
     for part, (label, colour, pattern) in PARTS.items():
-        own_label = f"{label}, {MODELS[panel.model].label}" if part == KV else label
         shape = {"shape": pattern, "fillmode": "overlay", "fgcolor": "white", "size": 5}
         bar = go.Bar(
             x=panel.places(list(table.index)),
             y=panel.sizes(table[part]),
             width=0.74,
-            name=own_label,
+            name=f"{label}, {model.label}" if part == KV else label,
             showlegend=panel.col == 1 and (panel.row == 1 or part == KV),
             legendrank=list(PARTS).index(part),
             customdata=table.index,
-            marker={
-                "color": colour or MODELS[panel.model].colour,
-                "pattern": shape,
-                "line": {"width": 0},
-            },
-            hovertemplate="%{customdata:.2f}: %{y:,.2f} "
-            + f"{panel.unit}<extra>{own_label}</extra>",
+            marker={"color": colour or model.colour, "pattern": shape, "line_width": 0},
+            hovertemplate="%{customdata:.2f}: %{y:,.2f} " + panel.unit,
         )
         fig.add_trace(bar, row=panel.row, col=panel.col)
     budgets = rows.drop_duplicates("llm_share")
@@ -155,7 +148,7 @@ def _lacking(fig: go.Figure, own: pd.DataFrame, panel: _Panel) -> None:
         name="does not fit",
         showlegend=panel.row == panel.col == 1,
         marker={"color": "#D9D9D9", "line": {"width": 0}},
-        hovertemplate="%{y:,.2f} " + panel.unit + "<extra>does not fit</extra>",
+        hovertemplate="%{y:,.2f} " + panel.unit,
     )
     fig.add_trace(bar, row=panel.row, col=panel.col)
     for share, size, lacks in own[["llm_share", "budget_bytes", "lacks_bytes"]].to_numpy(float):
@@ -184,7 +177,7 @@ def _part_axes(fig: go.Figure, rows: pd.DataFrame, shares: tuple[float, ...], co
 
 
 def _pair(rows: pd.DataFrame) -> str:
-    names = rows.drop_duplicates("model").set_index("model")["name"]
+    names = rows.groupby("model")["name"].first()
     return " + ".join(names[model].removeprefix("dummy:") for model in MODELS)
 
 

@@ -1,5 +1,5 @@
-"""The ladder of the thesis's modifications (section 5.3): what each switch gains, and what sampling
-to the end at the depth limit does to accuracy.
+"""The ablation of the thesis's modifications (section 5.3): what each switch gains, and what
+sampling to the end at the depth limit does to accuracy.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FINISHING = {
 _WIDTHS = [0.38, 0.22, 0.2, 0.2]
 _HATCHED = {"fillmode": "overlay", "fgcolor": "white", "size": 7, "solidity": 0.35}
 _FRAME = Frame(panels=620, left=182, top=44)
-_FOOT, _HEAD = 0.46, 0.25  # of the drawing: the ladder above, the depth limits below
+_FOOT, _HEAD = 0.46, 0.25  # of the drawing: the ablation above, the depth limits below
 _CAPTION = (
     "The thesis's modifications (section 5.3), each rung the one before with one more switch, and "
     "hatched the last rung with the LLM's requests in static, padded batches. Left: how many times "
@@ -79,28 +79,20 @@ def modifications(rows: pd.DataFrame, face: str = "") -> go.Figure:
         fig.update_yaxes(**ticks, range=reach, domain=[_FOOT, 1], row=1, col=column)
     fig.update_yaxes(ticktext=[labels[rung] for rung in order], row=1, col=1)
     _limits(fig, rows[rows["metric"].isin(FINISHING)])
-    title = "Modifications of the baseline, one after another"
-    return finish(fig, title, _CAPTION, face, _FRAME)
+    return finish(fig, "Modifications of the baseline, one after another", _CAPTION, face, _FRAME)
 
 
 def _gains(fig: go.Figure, rows: pd.DataFrame, places: list[int]) -> None:
     """The paired factor of every rung on a logarithmic axis, 1 as an upright, its number above."""
-    colour = PANELS[GAIN][1]
+    colour, longer = PANELS[GAIN][1], rows["rung"] == QUEUED
     points = go.Scatter(
         x=rows["value"],
         y=places,
         error_x=interval(rows, colour),
         mode="markers+text",
-        text=[
-            f"longer queue:<br>×{value:.2f}" if rung == QUEUED else f"×{value:.2f}"
-            for rung, value in rows[["rung", "value"]].itertuples(index=False)
-        ],
+        text=np.where(longer, "longer queue:<br>", "") + rows["value"].map("×{:.2f}".format),
         textposition="top center",
-        marker={
-            "symbol": ["diamond-open" if rung == QUEUED else "diamond" for rung in rows["rung"]],
-            "size": 9,
-            "color": colour,
-        },
+        marker={"symbol": np.where(longer, "diamond-open", "diamond"), "size": 9, "color": colour},
         name="gain",
         showlegend=False,
         hovertemplate="×%{x:.2f}<extra></extra>",
@@ -128,8 +120,7 @@ def _bars(fig: go.Figure, rows: pd.DataFrame, places: list[int], metric: str, co
         name=name,
         showlegend=False,
         marker={"color": colour, "pattern": {"shape": patterns, **_HATCHED}},
-        hovertemplate="%{x:,.2f} (95 %: %{customdata[0]:,.2f} to %{customdata[1]:,.2f})"
-        + f"<extra>{name}</extra>",
+        hovertemplate="%{x:,.2f} (95 %: %{customdata[0]:,.2f} to %{customdata[1]:,.2f})",
     )
     fig.add_trace(bar, row=1, col=column)
     reach = 1.05 * (1 if metric == "accuracy" else highest(rows))
@@ -144,8 +135,7 @@ def _limits(fig: go.Figure, rows: pd.DataFrame) -> None:
         own = own.assign(place=[limits.index(limit) + shift for limit in own["max_depth"]])
         fig.add_trace(series(own, "place", style, "accuracy %{y:.2f}", marker_size=9), row=2, col=1)
     ticks = {"tickvals": list(range(len(limits))), "ticktext": [f"{limit}" for limit in limits]}
-    title = "depth limit: reasoning steps a beam may have"
-    reach = [-0.5, len(limits) - 0.5]
+    title, reach = "depth limit: reasoning steps a beam may have", [-0.5, len(limits) - 0.5]
     fig.update_xaxes(title_text=title, range=reach, **ticks, row=2, col=1)
     fig.update_yaxes(title_text="accuracy", range=[0, 1.05], domain=[0, _HEAD], row=2, col=1)
     legend_at(fig, "legend", _HEAD + 0.01)

@@ -70,9 +70,8 @@ def optimisation(rows: pd.DataFrame, face: str = "") -> go.Figure:
     width = 6 // len(budgets)
     first = [cell for _ in budgets for cell in ({"colspan": width}, *[None] * (width - 1))]
     halves = [{"colspan": 3}, None, None] * 2
-    titles = [f"{budget:g} W" for budget in budgets]
     fig = make_subplots(3, 6, specs=[first, halves, halves], horizontal_spacing=0.13,
-                        subplot_titles=titles)  # fmt: skip
+                        subplot_titles=[f"{budget:g} W" for budget in budgets])  # fmt: skip
     for number, budget in enumerate(budgets):
         _policies(fig, rows[rows["budget"] == budget], 1 + number * width, shown=not number)
     fig.update_yaxes(title_text="generated tokens/s", row=1, col=1)
@@ -127,11 +126,9 @@ def _techniques(fig: go.Figure, rows: pd.DataFrame) -> None:
                 line = series(own, "kv_share", style, hover, legend="legend2", marker_size=7)
                 line.update(error_y=None, showlegend=metric == "recomputed")
                 fig.add_trace(line, row=2, col=column)
-        title = {"text": SHARE_AXIS, "standoff": 4}
-        ticks = sorted(set(found["kv_share"]))
-        fig.update_xaxes(title=title, tickvals=ticks, row=2, col=column)
-        axis = {"title_text": label, "title_standoff": 3, "rangemode": "tozero"}
-        fig.update_yaxes(**axis, row=2, col=column)
+        place, title = {"row": 2, "col": column}, {"text": SHARE_AXIS, "standoff": 4}
+        fig.update_xaxes(title=title, tickvals=sorted(set(found["kv_share"])), **place)
+        fig.update_yaxes(title={"text": label, "standoff": 3}, rangemode="tozero", **place)
 
 
 def _memory(fig: go.Figure, rows: pd.DataFrame) -> None:
@@ -172,7 +169,7 @@ def _held(fig: go.Figure, rows: pd.DataFrame, model: str, column: int, shown: bo
             name=f"{style.label} {label}",
             legend="legend3",
             showlegend=shown,
-            hovertemplate="%{x:.1f} s: %{y:.2f} MiB" + f"<extra>{style.label} {label}</extra>",
+            hovertemplate="%{x:.1f} s: %{y:.2f} MiB",
         )
         fig.add_trace(trace, row=3, col=column)
 

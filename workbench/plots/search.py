@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -43,7 +45,6 @@ BADGE = "REPLAYED, not measured"
 DASHES = {"solid": "dot", "dash": "dashdot", "dot": "longdashdot", None: "dot"}
 _SPLIT_FRAME = Frame(panels=470, top=66 + UPPER_AXIS_PX, right=62)
 _RUNGS_FRAME = Frame(panels=300)
-_TREE_FRAME = Frame(panels=340)
 _SPLIT_CAPTION = (
     "Throughput of the search against the LLM's share of total memory: generated tokens per second "
     "and problems per minute (above), tokens each model processes per second it is busy (below). "
@@ -57,10 +58,18 @@ _RUNGS_CAPTION = (
     "less than its intervals are of one rank."
 )
 _TREE_CAPTION = (
-    "The search tree of one problem: each marker is a sampled step, its height and shade the PRM's "
-    "score, a line joins it to the step it continues. Kept steps are filled, pruned ones open; "
-    "stars are finished solutions."
+    "The search tree of one problem. Each marker is a sampled step, its colour the PRM's score; a "
+    "line joins it to the step it continues. Pruned steps are small and faint, stars end a "
+    "solution; a thick line leads to the best solution with the answer that won. Up and down only "
+    "keeps steps apart."
 )
+ROLES = {  # what became of a node: (symbol, size, opacity); kept ones are extended
+    "pruned": ("circle", 7, 0.45),
+    "kept": ("circle", 11, 1.0),
+    "finished": ("star", 15, 1.0),
+}
+_SCORE_BAR = {"title": {"text": "PRM score", "side": "right"}, "thickness": 12, "len": 1.0}
+_SCORES = {"colorscale": "Cividis", "cmin": 0, "cmax": 1, "colorbar": _SCORE_BAR}
 
 
 def memory_split(rows: pd.DataFrame, face: str = "") -> go.Figure:
@@ -105,7 +114,7 @@ def memory_split(rows: pd.DataFrame, face: str = "") -> go.Figure:
 def rungs(rows: pd.DataFrame, face: str = "") -> go.Figure:
     """Throughput over the split on several rungs, each over its own best.
 
-    rows: rung, replayed (whether nobody measured it), llm_share, value, low, high; 1 is the best.
+    rows: rung, replayed (not measured), llm_share, value, low, high; 1 is the best.
     """
     fig = go.Figure()
     for name, own in in_percent(rows).sort_values("llm_share").groupby("rung", sort=False):
@@ -123,70 +132,103 @@ def as_replayed(draw: Draw, rung: str = "replayed 1B + 8B") -> Draw:
     """The same figure for rows of a replayed rung: another ground, a badge, other dashes."""
 
     def drawn(rows: pd.DataFrame, face: str = "") -> go.Figure:
-        return _mark_replayed(draw(rows, face), rung)
+        fig = draw(rows, face)
+        meta = dict(fig.layout.meta)
+        meta["caption"] = f"{rung[0].upper()}{rung[1:]}, not measured. {meta['caption']}"
+        paper = meta["on_paper"]  # the badge stands where the title is on a screen: it keeps that
+        margin = paper["margin"] | {"t": paper["margin"]["t"] + TITLE_PX}
+        meta["on_paper"] = paper | {"height": paper["height"] + TITLE_PX, "margin": margin}
+        title = fig.layout.title.text.replace("</b>", f"</b> ({rung})")
+        fig.update_layout(plot_bgcolor=GROUND, title_text=title, meta=meta)
+        for trace in fig.data:
+            is_area = trace.type != "scatter" or trace.stackgroup or trace.fill
+            if not is_area and "lines" in (trace.mode or ""):
+                trace.line.dash = DASHES.get(trace.line.dash, "dot")
+        frame = {"bgcolor": GROUND, "bordercolor": GREY, "font": {"size": 11}, "xanchor": "right"}
+        say(fig, f"<b>{BADGE}</b>", 1, 1, yshift=fig.layout.margin.t - 27, **frame)
+        return fig
 
     return drawn
 
 
-def _mark_replayed(fig: go.Figure, rung: str) -> go.Figure:
-    meta = dict(fig.layout.meta)
-    meta["caption"] = f"{rung[0].upper()}{rung[1:]}, not measured. {meta['caption']}"
-    paper = meta["on_paper"]  # the badge stands where the title is on a screen: it keeps that room
-    margin = paper["margin"] | {"t": paper["margin"]["t"] + TITLE_PX}
-    meta["on_paper"] = paper | {"height": paper["height"] + TITLE_PX, "margin": margin}
-    title = fig.layout.title.text.replace("</b>", f"</b> ({rung})")
-    fig.update_layout(plot_bgcolor=GROUND, title_text=title, meta=meta)
-    for trace in fig.data:
-        area = trace.type != "scatter" or trace.stackgroup or trace.fill
-        if not area and "lines" in (trace.mode or ""):
-            trace.line.dash = DASHES.get(trace.line.dash, "dot")
-    frame = {"bgcolor": GROUND, "bordercolor": GREY, "font": {"size": 11}, "xanchor": "right"}
-    say(fig, f"<b>{BADGE}</b>", 1, 1, yshift=fig.layout.margin.t - 27, **frame)
-    return fig
+def tree_places(nodes: pd.DataFrame) -> pd.DataFrame:
+    """The nodes by depth and place, with role (of ROLES) and place: their rank in their depth.
 
-
-def search_tree(nodes: pd.DataFrame, face: str = "") -> go.Figure:
-    """One problem's tree over depth and score.
-
-    nodes: node_id, parent_id, depth (root's children have the least), score, kept, finished.
+    Children stand in their parents' order, so that no two edges cross.
     """
-    fig = go.Figure()
-    places = nodes.set_index("node_id")[["depth", "score"]]
-    kept, done = nodes["kept"].astype(bool), nodes["finished"].astype(bool)
-    fig.add_trace(_edges(nodes[~kept], places, GREY, 0.7))
-    fig.add_trace(_edges(nodes[kept], places, BLACK, 1.6))
-    fig.add_trace(_markers(nodes[~kept & ~done], "pruned", "circle-open", 7))
-    fig.add_trace(_markers(nodes[kept & ~done], "kept", "circle", 8))
-    fig.add_trace(_markers(nodes[done], "finished", "star", 13))
-    root, deepest = int(nodes["depth"].min()) - 1, int(nodes["depth"].max())
-    depths = list(range(root + 1, deepest + 1, max(1, (deepest - root) // 12)))  # 14 ticks at most
-    ticks = {"tickvals": [root, *depths], "ticktext": ["question", *map(str, depths)]}
-    fig.update_xaxes(title_text="depth, in steps", range=[root - 0.4, deepest + 0.4], **ticks)
-    fig.update_yaxes(title_text="PRM score of the step", range=[-0.03, 1.03])
-    legend_at(fig, "legend", 1.01)
-    return finish(fig, "One search tree", _TREE_CAPTION, face, _TREE_FRAME)
+    ordinals = [tuple(map(int, name.split("/"))) for name in nodes["node_id"]]
+    order = sorted(range(len(nodes)), key=lambda i: (len(ordinals[i]), ordinals[i]))
+    rows = nodes.iloc[order].reset_index(drop=True)
+    kept = np.where(rows["kept"].astype(bool), "kept", "pruned")
+    role = np.where(rows["finished"].astype(bool), "finished", kept)
+    return rows.assign(place=rows.groupby("depth").cumcount(), role=role)
 
 
-def _edges(nodes: pd.DataFrame, places: pd.DataFrame, colour: str, width: float) -> go.Scatter:
-    """The edges to `nodes` as one trace broken by gaps; the root's children start at 0.5."""
-    parents = places.reindex(nodes["parent_id"])
-    start_x = parents["depth"].fillna(nodes["depth"].min() - 1 if len(nodes) else 0).to_numpy()
-    start_y = parents["score"].fillna(0.5).to_numpy()
-    xs = [x for a, b in zip(start_x, nodes["depth"], strict=True) for x in (a, b, None)]
-    ys = [y for a, b in zip(start_y, nodes["score"], strict=True) for y in (a, b, None)]
-    line = {"color": colour, "width": width}
-    return go.Scatter(x=xs, y=ys, mode="lines", line=line, hoverinfo="skip", showlegend=False)
+def search_tree(
+    nodes: pd.DataFrame,
+    face: str = "",
+    *,
+    title: str = "One search tree",
+    question: str = "",
+    selected: str | None = None,
+) -> go.Figure:
+    """One problem's tree, depth to the right; a node's marker carries its name in `customdata`.
+
+    nodes: node_id (a path: 0, 0/1, ...), parent_id, depth from 1, score, kept, finished, and where
+    they are to be drawn thick chosen. selected: the node that a ring is drawn around.
+    """
+    places = tree_places(nodes)
+    width = places.groupby("depth")["place"].transform("max")
+    places = places.assign(y=width / 2 - places["place"])  # one apart, around 0, the first on top
+    chosen = places["chosen"] if "chosen" in places else pd.Series(False, places.index)
+    pruned, fig = places["role"] == "pruned", go.Figure()
+    fig.add_trace(_edges(places, pruned, "#D8D8D8", 0.8))
+    fig.add_trace(_edges(places, ~pruned & ~chosen, GREY, 1.6))
+    fig.add_trace(_edges(places, chosen, BLACK, 4))
+    for role, (symbol, size, opacity) in ROLES.items():
+        own, look = places[places["role"] == role], {"symbol": symbol, "size": size}
+        edge = {"width": np.where(chosen[own.index], 2.4, 0.6)}
+        marker = {"color": own["score"], "coloraxis": "coloraxis", "line": edge}
+        trace = _spots(own["depth"], own["y"], look | marker)
+        hover = "node %{customdata}: score %{marker.color:.3f}<extra>" + role + "</extra>"
+        trace.update(customdata=own["node_id"], meta=role, opacity=opacity, hovertemplate=hover)
+        note = look | {"color": GREY, "opacity": opacity}
+        fig.add_traces([trace, legend_note("legend", f"{role} ({len(own)})", note)])
+    root = _spots([0], [0], {"symbol": "diamond", "size": 12, "color": BLACK})
+    fig.add_trace(root.update(hovertext=[question or "the question"], hoverinfo="text"))
+    ring = {"symbol": "circle-open", "size": 22, "color": BLACK, "line": {"width": 2}}
+    at = places[places["node_id"] == selected]
+    fig.add_trace(_spots(at["depth"], at["y"], ring).update(meta="ring", hoverinfo="skip"))
+    if chosen.any():
+        thick = {"symbol": "line-ew", "size": 22, "line": {"color": BLACK, "width": 4}}
+        fig.add_trace(legend_note("legend", "chosen", thick))
+    if selected is not None:
+        fig.add_trace(legend_note("legend", "selected", {**ring, "size": 14}))
+    deepest = int(places["depth"].max())
+    ticks = [0, *range(1, deepest + 1, max(1, deepest // 12))]
+    axis = {"tickvals": ticks, "tickangle": 0, "range": [-0.4, deepest + 0.5]}
+    fig.update_xaxes(title_text="depth, in steps (0: the question)", **axis)
+    most = int(places["place"].max()) + 1
+    fig.update_yaxes(visible=False, range=[-most / 2 - 0.3, most / 2 + 0.3])
+    frame = Frame(panels=max(230, 21 * most), top=70, left=24, right=96)
+    legend_at(fig, "legend", frame.above(4))
+    fig.update_layout(coloraxis=_SCORES)
+    return finish(fig, title, _TREE_CAPTION, face, frame)
 
 
-def _markers(nodes: pd.DataFrame, label: str, symbol: str, size: int) -> go.Scatter:
-    scale = {"color": nodes["score"], "colorscale": "Cividis", "cmin": 0, "cmax": 1}
-    edge = {"color": BLACK if symbol != "circle-open" else GREY, "width": 1}
+def _spots(x: Any, y: Any, marker: dict[str, Any]) -> go.Scatter:
+    return go.Scatter(x=x, y=y, mode="markers", marker=marker, showlegend=False)
+
+
+def _edges(places: pd.DataFrame, wanted: pd.Series, colour: str, width: float) -> go.Scatter:
+    """Lines to the wanted nodes as one trace broken by gaps; those of depth 1 start at (0, 0)."""
+    nodes = places[wanted]
+    start = places.set_index("node_id")["y"].reindex(nodes["parent_id"]).fillna(0.0)
     return go.Scatter(
-        x=nodes["depth"],
-        y=nodes["score"],
-        text=nodes["node_id"].astype(str),
-        name=f"{label} ({len(nodes)})",
-        mode="markers",
-        marker={"symbol": symbol, "size": size, "line": edge, **scale},
-        hovertemplate="%{text}: score %{y:.3f}<extra>" + label + "</extra>",
+        x=[x for depth in nodes["depth"] for x in (depth - 1, depth, None)],
+        y=[y for a, b in zip(start, nodes["y"], strict=True) for y in (a, b, None)],
+        mode="lines",
+        line={"color": colour, "width": width},
+        hoverinfo="skip",
+        showlegend=False,
     )

@@ -173,6 +173,19 @@ def series(rows: pd.DataFrame, x: str, style: Style, hover: str, **more: object)
     ).update(more)
 
 
+def area(x: object, y: object, label: str, colour: str, stack: str, **more: object) -> go.Scatter:
+    """An area in steps, stacked on those of the same `stack` before it."""
+    return go.Scatter(
+        x=x,
+        y=y,
+        name=label,
+        stackgroup=stack,
+        mode="lines",
+        fillcolor=colour,
+        line={"width": 0, "color": colour, "shape": "hv"},
+    ).update(more)
+
+
 def in_percent(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows with value, low and high in per cent."""
     return rows.assign(**{name: 100 * rows[name] for name in ("value", "low", "high")})

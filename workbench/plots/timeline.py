@@ -25,6 +25,7 @@ from workbench.plots.theme import (
     VERMILION,
     YELLOW,
     Frame,
+    area,
     finish,
     legend_at,
     share_axes,
@@ -32,7 +33,6 @@ from workbench.plots.theme import (
 )
 
 BLOCK_COLUMNS = ("blocks_active", "blocks_cached", "allocated", "evicted")
-LIMITS = ("axis_steps", "axis_blocks", "axis_events")
 LOST_TIME = {  # part: (label, colour), from the foot of a column; neighbours differ in lightness
     "llm_decode": ("LLM decode", BLUE),
     "llm_prefill": ("LLM prefill", SKY),
@@ -81,21 +81,13 @@ def prm_blocks(rows: pd.DataFrame, face: str = "") -> go.Figure:
     thin = decimated(rows, BLOCK_COLUMNS)
     last = thin.iloc[[-1]]  # drawn once more, one step further on: as wide as the others
     drawn = pd.concat([thin, last.assign(step=last["step"] + 1)], ignore_index=True)
-    areas = {"blocks_active": ("active (held)", style.colour)}
-    areas["blocks_cached"] = ("cached (can be hit)", style.soft)
-    for column, (label, colour) in areas.items():
-        area = go.Scatter(
-            x=drawn["step"],
-            y=drawn[column],
-            name=label,
-            stackgroup="blocks",
-            mode="lines",
-            fillcolor=colour,
-            line={"width": 0, "color": colour, "shape": "hv"},
-            legend="legend",
-            hovertemplate="step %{x}: %{y:,} blocks" + f"<extra>{label}</extra>",
-        )
-        fig.add_trace(area, row=1, col=1)
+    for column, label, colour in (
+        ("blocks_active", "active (held)", style.colour),
+        ("blocks_cached", "cached (can be hit)", style.soft),
+    ):
+        look = {"legend": "legend", "hovertemplate": "step %{x}: %{y:,} blocks"}
+        held = area(drawn["step"], drawn[column], label, colour, "blocks", **look)
+        fig.add_trace(held, row=1, col=1)
     total, ends = int(rows["blocks_total"].max()), [0, int(rows["step"].iloc[-1]) + 1]
     line = {"color": BLACK, "dash": "dash", "width": 1.5}
     capacity = go.Scatter(x=ends, y=[total, total], mode="lines", line=line, legend="legend")
@@ -116,7 +108,14 @@ def prm_blocks(rows: pd.DataFrame, face: str = "") -> go.Figure:
     _block_axes(fig, rows, style.label)
     at = f" at an LLM share of {rows['llm_share'].iloc[0]:.2f}" if "llm_share" in rows else ""
     title = f"{style.label} blocks step by step{at}"
-    return finish(fig, title, _blocks_caption(rows, style.label, at), face, _BLOCKS_FRAME)
+    taken, evicted = int(rows["allocated"].sum()), int(rows["evicted"].sum())
+    caption = (
+        f"KV blocks of the {style.label} at each of its scheduling steps{at}, after scheduling, "
+        "before the forward: active and cached blocks stacked, what is missing is free. "
+        "Below, blocks allocated (up) and evicted (down) in each step. One run: "
+        f"{taken:,} blocks allocated, {evicted:,} evicted."
+    )
+    return finish(fig, title, caption, face, _BLOCKS_FRAME)
 
 
 def _block_axes(fig: go.Figure, rows: pd.DataFrame, label: str) -> None:
@@ -125,11 +124,12 @@ def _block_axes(fig: go.Figure, rows: pd.DataFrame, label: str) -> None:
         "axis_blocks": rows["blocks_total"].max(),
         "axis_events": rows[["allocated", "evicted"]].to_numpy().max(),
     }
-    steps, blocks, events = (float(rows[c].iloc[0]) if c in rows else float(own[c]) for c in LIMITS)
+    steps, blocks, events = (float(rows[c].iloc[0] if c in rows else own[c]) for c in own)
     fig.update_xaxes(range=[0, steps * 1.01])
     fig.update_xaxes(title_text=f"{label} scheduling step", row=2, col=1)
     fig.update_yaxes(title_text="blocks", range=[0, blocks * 1.04], row=1, col=1)
-    tick = _round(max(events, 2) / 1.6)
+    power = 10 ** int(np.log10(max(events / 1.6, 1)))  # of the largest round tick below it
+    tick = max(step * power for step in (1, 2, 5) if step * power <= max(events / 1.6, 1))
     most = min(2, int(max(events, 1) // tick))
     values = [tick * i for i in range(-most, most + 1)]
     ticks = {"tickvals": values, "ticktext": [f"{abs(v):g}" for v in values]}
@@ -137,22 +137,6 @@ def _block_axes(fig: go.Figure, rows: pd.DataFrame, label: str) -> None:
     fig.update_yaxes(title_text="blocks per step", range=[-reach, reach], **ticks, row=2, col=1)
     legend_at(fig, "legend", 1.01)
     legend_at(fig, "legend2", 0.37)
-
-
-def _round(value: float) -> float:
-    """The largest of 1, 2, 5 times a power of ten that is no larger than `value` (at least 1)."""
-    power = 10.0 ** np.floor(np.log10(max(value, 1)))
-    return float(max(step * power for step in (1, 2, 5) if step * power <= max(value, 1)))
-
-
-def _blocks_caption(rows: pd.DataFrame, label: str, at: str) -> str:
-    evicted, allocated = int(rows["evicted"].sum()), int(rows["allocated"].sum())
-    return (
-        f"KV blocks of the {label} at each of its scheduling steps{at}, after scheduling, before "
-        "the forward: active and cached blocks stacked, what is missing is free. "
-        "Below, blocks allocated (up) and evicted (down) in each step. One run: "
-        f"{allocated:,} blocks allocated, {evicted:,} evicted."
-    )
 
 
 def lost_time(rows: pd.DataFrame, face: str = "") -> go.Figure:
@@ -174,7 +158,7 @@ def lost_time(rows: pd.DataFrame, face: str = "") -> go.Figure:
             customdata=100 * own / walls,
             name=label,
             marker={"color": colour, "line": {"color": "white", "width": 0.6}},
-            hovertemplate="%{y:.2f} s, %{customdata:.1f} %" + f"<extra>{label}</extra>",
+            hovertemplate="%{y:.2f} s, %{customdata:.1f} %",
         )
         fig.add_trace(bar)
     line = {"color": BLACK, "width": 2.5}
@@ -183,6 +167,6 @@ def lost_time(rows: pd.DataFrame, face: str = "") -> go.Figure:
     share_axes(fig, rows, panels=1, at=range(len(shares)))
     fig.update_yaxes(title_text="seconds a search (mean over seeds)", rangemode="tozero")
     fig.update_layout(barmode="stack")
-    legend_at(fig, "legend", _LOST_FRAME.above(UPPER_AXIS_PX - 4))
-    fig.update_layout(legend={"traceorder": "normal", "entrywidth": 146})
+    order = {"traceorder": "normal", "entrywidth": 146}
+    legend_at(fig, "legend", _LOST_FRAME.above(UPPER_AXIS_PX - 4), **order)
     return finish(fig, "Where the wall time of a search goes", _LOST_CAPTION, face, _LOST_FRAME)

@@ -8,9 +8,8 @@ or hatched, with open markers, over the first. `picks`, `searched`, `explore` ar
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -18,55 +17,26 @@ import ipywidgets
 import pandas as pd
 import plotly.graph_objects as go
 
+from workbench import plots
 from workbench.config import SweepConfig, format_size
 from workbench.errors import ConfigError, RunStoreError, nearest
+from workbench.experiments import rows as study_rows
+from workbench.experiments import settings
 from workbench.experiments.compare import compare
-from workbench.experiments.rows import (
-    balance_rows,
-    batch_rows,
-    block_rows,
-    cells_provenance,
-    lost_time_rows,
-    memory_split_rows,
-    prefix_hit_rows,
-    thrashing_rows,
-)
 from workbench.experiments.runs import FINISHED, load_runs, load_table
-from workbench.experiments.settings import (
-    COUNTED,
-    HOW_IT_IS_CARRIED_OUT,
-    LIMITS,
-    MEASURE,
-    REPLAY,
-    SENTINEL,
-    TIMED,
-)
+from workbench.experiments.settings import COUNTED, MEASURE, REPLAY, SENTINEL, TIMED
 from workbench.experiments.study import provenance
-from workbench.plots import (
-    balance,
-    batch_limits,
-    lost_time,
-    memory_split,
-    prefix_hits,
-    prm_blocks,
-    thrashing,
-)
-from workbench.widgets.parts import Drawing, FigureView, NumberSlider, is_live, labelled
+from workbench.widgets import parts
+from workbench.widgets.parts import NOT_LIVE, Drawing, NumberSlider, is_live, labelled
 
-NOT_LIVE = "Runs can be picked in a live notebook (Jupyter, VS Code); the cells above pick some."
 CELLS = (TIMED, COUNTED)
-KINDS = {
-    MEASURE: "sweep",
-    SENTINEL: "sweep",
-    REPLAY: "replayed sweep",
+KINDS = {  # what a group of runs of a role is called
+    **dict.fromkeys((MEASURE, SENTINEL), "sweep"),
     **dict.fromkeys(CELLS, "batching cells"),
+    REPLAY: "replayed sweep",
 }
-"""What a group of runs of a role is called."""
-SHOWN = [
-    *("role", "llm", "llm_share", "seed", "n", "num_problems"),
-    *("tokens_per_s", "accuracy", "status"),
-]
-_OF_A_CELL = {*LIMITS, "num_problems", "repeat"}
+SHOWN = ["role", "llm", "llm_share", "seed", "n", "num_problems", "tokens_per_s", "accuracy"]
+_OF_A_CELL = {*settings.LIMITS, "num_problems", "repeat"}
 """Settings in which the cells of one batching study differ."""
 
 
@@ -84,11 +54,6 @@ class Pick:
     def is_batches(self) -> bool:
         """Whether it is cells of the batching study, which ask requests and search nothing."""
         return bool(self.all_runs["role"].isin(CELLS).all())
-
-    @property
-    def folders(self) -> tuple[Path, ...]:
-        """The run folders."""
-        return tuple(Path(folder) for folder in self.all_runs["folder"])
 
     @property
     def finished(self) -> pd.DataFrame:
@@ -132,7 +97,7 @@ class Pick:
         """What was measured, as figures say it."""
         if not self.is_batches:
             return provenance(self.runs)
-        return provenance(self.all_runs, None, cells_provenance(self.all_runs))
+        return provenance(self.all_runs, None, study_rows.cells_provenance(self.all_runs))
 
 
 def picks(runs: pd.DataFrame) -> dict[str, Pick]:
@@ -147,12 +112,8 @@ def picks(runs: pd.DataFrame) -> dict[str, Pick]:
     groups = [*_groups(readable[~cells], set()), *_groups(readable[cells], _OF_A_CELL)]
     single = readable[~cells & (readable["status"] == FINISHED)]
     single = single.iloc[(single["role"] != MEASURE).to_numpy().argsort(kind="stable")]
-    found = {name: Pick(name, rows) for name, rows in groups}
-    for k in range(len(single)):
-        row = single.iloc[[k]]
-        name = str(row["run_id"].iloc[0])
-        found[name] = Pick(name, row)
-    return found
+    groups += [(str(single["run_id"].iloc[k]), single.iloc[[k]]) for k in range(len(single))]
+    return {name: Pick(name, rows) for name, rows in groups}
 
 
 def picked(found: dict[str, Pick], name: str | None) -> Pick:
@@ -185,7 +146,7 @@ def searched(pick: Pick, llm_share: float) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 def runs_table(runs: pd.DataFrame) -> pd.DataFrame:
     """The runs as a person picks from them, searches before cells, best known columns only."""
-    columns = [name for name in SHOWN if name in runs]
+    columns = [name for name in [*SHOWN, "status"] if name in runs]
     order = runs.assign(cell=runs["role"].isin(CELLS))
     order = order.sort_values(["cell", "role", "run_id"]).set_index("run_id")
     return order[columns]
@@ -197,11 +158,11 @@ def _groups(runs: pd.DataFrame, varying: set[str]) -> list[tuple[str, pd.DataFra
         return []
     own = {"llm_share", "seed", "repeat"} | varying
     known = [field.name for field in fields(SweepConfig) if field.name in runs]
-    settings = [name for name in known if name not in HOW_IT_IS_CARRIED_OUT | own]
-    keys = pd.DataFrame({name: runs[name].map(str) for name in [*settings, "machine"]})
+    constant = [name for name in known if name not in settings.HOW_IT_IS_CARRIED_OUT | own]
+    keys = runs[[*constant, "machine"]].map(str)
     keys["role"] = runs["role"].replace({SENTINEL: MEASURE} | dict.fromkeys(CELLS, TIMED))
-    parts = [rows for _, rows in runs.groupby([keys[name] for name in keys], sort=False)]
-    groups = sorted(parts, key=lambda rows: MEASURE not in set(rows["role"]))
+    alike_runs = [rows for _, rows in runs.groupby([keys[name] for name in keys], sort=False)]
+    groups = sorted(alike_runs, key=lambda rows: MEASURE not in set(rows["role"]))
     names = [_name(rows) for rows in groups]
     alike = pd.concat([r for r, name in zip(groups, names) if names.count(name) > 1] or [runs[:0]])
     telling = [str(name) for name in keys if alike[name].map(str).nunique() > 1]
@@ -214,8 +175,7 @@ def _groups(runs: pd.DataFrame, varying: set[str]) -> list[tuple[str, pd.DataFra
 
 def _name(rows: pd.DataFrame) -> str:
     first = rows.iloc[0]
-    role = str(first["role"])
-    kind = KINDS.get(role, f"{role} runs")
+    kind = KINDS.get(first["role"], f"{first['role']} runs")
     shares = sorted(rows["llm_share"].unique())
     span = f"{shares[0]:g}" if len(shares) == 1 else f"{shares[0]:g} to {shares[-1]:g}"
     return (
@@ -226,26 +186,24 @@ def _name(rows: pd.DataFrame) -> str:
 
 Figure = tuple[Callable[[Pick, float], pd.DataFrame], Callable[[pd.DataFrame, str], go.Figure]]
 OF_SEARCHES: dict[str, Figure] = {
-    "memory_split": (lambda pick, _: memory_split_rows(pick), memory_split),
-    "prm_blocks": (block_rows, prm_blocks),
-    "prefix_hits": (lambda pick, _: prefix_hit_rows(pick), prefix_hits),
-    "thrashing": (lambda pick, _: thrashing_rows(pick), thrashing),
-    "lost_time": (lambda pick, _: lost_time_rows(pick), lost_time),
+    "memory_split": (lambda pick, _: study_rows.memory_split_rows(pick), plots.memory_split),
+    "prm_blocks": (study_rows.block_rows, plots.prm_blocks),
+    "prefix_hits": (lambda pick, _: study_rows.prefix_hit_rows(pick), plots.prefix_hits),
+    "thrashing": (lambda pick, _: study_rows.thrashing_rows(pick), plots.thrashing),
+    "lost_time": (lambda pick, _: study_rows.lost_time_rows(pick), plots.lost_time),
 }
 OF_BATCHES: dict[str, Figure] = {
-    "llm_batch": (lambda pick, _: batch_rows(pick.all_runs, "llm"), batch_limits),
-    "prm_batch": (lambda pick, _: batch_rows(pick.all_runs, "prm"), batch_limits),
+    "llm_batch": (lambda pick, _: study_rows.batch_rows(pick.all_runs, "llm"), plots.batch_limits),
+    "prm_batch": (lambda pick, _: study_rows.batch_rows(pick.all_runs, "prm"), plots.batch_limits),
 }
-OF_BOTH_KINDS = ("balance",)  # of searches and of batching cells at once
 AT_ONE_SHARE = ("prm_blocks",)
 
 
 def figures_of(a: Pick, b: Pick | None = None) -> list[str]:
     """Names of the figures that can be drawn of a pick, or of both."""
-    kinds = {pick.is_batches for pick in (a, b) if pick is not None}
-    if len(kinds) > 1:
-        return list(OF_BOTH_KINDS)
-    return list(OF_BATCHES if kinds.pop() else OF_SEARCHES)
+    if b is not None and a.is_batches != b.is_batches:
+        return ["balance"]
+    return list(OF_BATCHES if a.is_batches else OF_SEARCHES)
 
 
 def explore(name: str, a: Pick, b: Pick | None = None, llm_share: float | None = None) -> Drawing:
@@ -256,40 +214,32 @@ def explore(name: str, a: Pick, b: Pick | None = None, llm_share: float | None =
     """
     known = figures_of(a, b)
     if name not in known:
-        hint = nearest(name, known)
-        raise ConfigError(
-            f"There is no figure {name!r} of {a.name}.{hint} Figures: {', '.join(known)}."
-        )
-    if b is not None and name in OF_BOTH_KINDS:
+        hint = f"{nearest(name, known)} Figures: {', '.join(known)}."
+        raise ConfigError(f"There is no figure {name!r} of {a.name}.{hint}")
+    if b is not None and name == "balance":
         searches, cells = (b, a) if a.is_batches else (a, b)
-        rows = balance_rows(searches, cells.all_runs)
-        said = f"{searches.provenance}\n{cells_provenance(cells.all_runs)}"
-        figure = balance(rows, said)
-        return Drawing(figure, rows, f"{searches.name}; {cells.name}: {caption(figure)}", {})
+        rows = study_rows.balance_rows(searches, cells.all_runs)
+        measured = f"{searches.provenance}\n{study_rows.cells_provenance(cells.all_runs)}"
+        figure = plots.balance(rows, measured)
+        words = f"{searches.name}; {cells.name}: {figure.layout.meta['caption']}"
+        return Drawing(figure, rows, words, {})
     make, draw = (OF_SEARCHES | OF_BATCHES)[name]
     chosen = [pick for pick in (a, b) if pick is not None]
     shares = [pick.nearest_share(0.3 if llm_share is None else llm_share) for pick in chosen]
-    tables = [make(pick, share) for pick, share in zip(chosen, shares, strict=True)]
-    rows = pd.concat(
-        [table.assign(pick=pick.name) for table, pick in zip(tables, chosen, strict=True)],
-        ignore_index=True,
-    )
+    tables = [make(pick, share) for pick, share in zip(chosen, shares)]
+    rows = pd.concat([table.assign(pick=pick.name) for table, pick in zip(tables, chosen)])
+    rows = rows.reset_index(drop=True)
     if b is None:
         figure = draw(tables[0], a.provenance)
-        return Drawing(figure, rows, f"{a.name}: {caption(figure)}", {})
-    said = both_provenances(a, b, shares if name in AT_ONE_SHARE else None)
-    figure = overlaid(*(draw(own, said) for own in aligned(*tables)))
-    return Drawing(figure, rows, f"A: {a.name}. B: {b.name}. {compared(a, b)}", {})
-
-
-def both_provenances(a: Pick, b: Pick, shares: Sequence[float] | None) -> str:
-    """What was measured of both, how each is drawn and at which share; equal lines stand once."""
+        return Drawing(figure, rows, f"{a.name}: {figure.layout.meta['caption']}", {})
     first, second = a.provenance.splitlines(), b.provenance.splitlines()
-    where = ["", ""] if shares is None else [f" (share {share:.2f})" for share in shares]
+    where = [f" (share {share:.2f})" if name in AT_ONE_SHARE else "" for share in shares]
     lines = [f"A{where[0]}: solid lines, plain bars. B{where[1]}: dotted lines, hatched bars."]
     lines += [f"A: {line}" for line in first if line not in second]
     lines += [f"B: {line}" for line in second if line not in first]
-    return "\n".join([*lines, *(line for line in first if line in second)])
+    said = "\n".join([*lines, *(line for line in first if line in second)])
+    figure = overlaid(*(draw(on_one_axis(*own), said) for own in (tables, tables[::-1])))
+    return Drawing(figure, rows, f"A: {a.name}. B: {b.name}. {compared(a, b)}", {})
 
 
 def compared(a: Pick, b: Pick) -> str:
@@ -297,36 +247,27 @@ def compared(a: Pick, b: Pick) -> str:
     if a.is_batches or b.is_batches:
         return "Cells ask the same requests; they are not paired problem by problem."
     try:
-        found = compare(list(a.folders), list(b.folders))
+        found = compare(*([Path(each) for each in pick.all_runs["folder"]] for pick in (a, b)))
     except RunStoreError as problem:
         return str(problem)
-    rates = found.differences.set_index("metric").to_dict("index")["tokens_per_s"]
+    rates = found.differences.set_index("metric").loc["tokens_per_s"]
     same = "identical" if found.identical else f"different: {found.first_difference}"
     words = (
-        f"B minus A over {int(rates['pairs'])} pairs of problem and seed: "
+        f"B minus A over {rates['pairs']:.0f} pairs of problem and seed: "
         f"{rates['difference']:+,.0f} tokens/s (95 %: {rates['low']:+,.0f} to "
         f"{rates['high']:+,.0f}). Tokens and scores of pairs are {same}."
     )
     return " ".join([words, *found.warnings])
 
 
-def caption(figure: go.Figure) -> str:
-    """The one sentence a plot function says about its figure."""
-    return str((figure.layout.meta or {}).get("caption", ""))
-
-
 ROOMS = ["llm_share", "llm_kv_tokens", "prm_kv_tokens"]
 _UPPER_AXIS = "x9"  # theme.share_axes draws an empty trace there, so that plotly shows the axis
 
 
-def aligned(a: pd.DataFrame, b: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Both with the other's shares among their rows, so that they are drawn along one axis."""
-    if not set(ROOMS) <= set(a.columns):
-        return a, b
-    return _with_shares(a, b), _with_shares(b, a)
-
-
-def _with_shares(rows: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
+def on_one_axis(rows: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
+    """The rows with the other's shares among them, so that both are drawn along one axis."""
+    if not set(ROOMS) <= set(rows.columns):
+        return rows
     missing = other.loc[~other["llm_share"].isin(rows["llm_share"]), ROOMS]
     return pd.concat([rows, missing.drop_duplicates("llm_share")], ignore_index=True)
 
@@ -339,7 +280,8 @@ def overlaid(a: go.Figure, b: go.Figure) -> go.Figure:
         if trace.type == "bar":
             trace.update(offsetgroup="A", width=None)
     for trace in second.data:
-        if trace.xaxis != _UPPER_AXIS and not _is_note(trace):
+        is_note = trace.type == "scatter" and tuple(trace.x or ()) == (None,)  # of the legend alone
+        if trace.xaxis != _UPPER_AXIS and not is_note:
             figure.add_trace(_as_second(trace))
     for shape in second.layout.shapes:
         figure.add_shape({**shape.to_plotly_json(), "opacity": 0.10})
@@ -349,11 +291,6 @@ def overlaid(a: go.Figure, b: go.Figure) -> go.Figure:
             (low, high), (least, most) = own, axis["range"]
             figure.layout[name].range = [min(low, least), max(high, most)]
     return figure
-
-
-def _is_note(trace: Any) -> bool:
-    """An entry of the legend that draws nothing."""
-    return trace.type == "scatter" and tuple(trace.x or ()) == (None,)
 
 
 def _as_second(trace: Any) -> Any:
@@ -388,21 +325,20 @@ def explorer_widget(runs_dir: str | Path, **parameters: Any) -> Any:
     return ExplorerView(runs_dir, parameters).box if is_live() else NOT_LIVE
 
 
-class ExplorerView(FigureView):
+class ExplorerView(parts.FigureView):
     """Table, menus and figure; `box` is shown."""
 
     def __init__(self, runs_dir: str | Path, parameters: dict[str, Any]) -> None:
         runs = load_runs(runs_dir)
         self.picks = picks(runs)
-        self._parameters = {**parameters, "runs_dir": str(runs_dir)}
         wide, names = ipywidgets.Layout(width="560px"), list(self.picks)
         self.first = ipywidgets.Dropdown(options=names, layout=wide)
         self.second = ipywidgets.Dropdown(options=["none", *names], layout=wide)
         self.name = ipywidgets.Dropdown(options=figures_of(self._a))
         self._share, self._share_row = 0.3, ipywidgets.VBox()
         self._offer_shares()
-        table = ipywidgets.HTML(runs_table(runs).to_html(float_format="{:,.2f}".format))
-        table.layout = ipywidgets.Layout(max_height="220px", overflow="auto")
+        table = parts.HtmlText(layout=ipywidgets.Layout(max_height="220px", overflow="auto"))
+        table.show_table(runs_table(runs))
         menus = [
             table,
             labelled("A", self.first),
@@ -410,7 +346,8 @@ class ExplorerView(FigureView):
             labelled("figure", self.name),
             self._share_row,
         ]
-        super().__init__("10_explore", "explored", menus, self._drawing)
+        parameters = {**parameters, "runs_dir": str(runs_dir)}
+        super().__init__("10_explore", menus, self._drawings, parameters)
         for menu in (self.first, self.second):
             menu.observe(self._other_pick, names="value")
         self.name.observe(self.show, names="value")
@@ -426,19 +363,17 @@ class ExplorerView(FigureView):
     def pin(self) -> str:
         """What is A now is laid over whatever is picked as A next; returns what was pinned."""
         self.second.value = self.first.value
-        return f"pinned as B: {escape(self.first.value)}"
+        return f"pinned as B: {self.first.value}"
 
     def _other_pick(self, _: Any) -> None:
         """Figures and shares are those that the picks have."""
         offered, before = figures_of(self._a, self._b), self.name.value
         self._offer_shares()
-        if list(self.name.options) == offered:
-            self.show()
-            return
-        self.name.unobserve(self.show, names="value")
-        self.name.options = offered
-        self.name.value = before if before in offered else offered[0]
-        self.name.observe(self.show, names="value")
+        if list(self.name.options) != offered:
+            self.name.unobserve(self.show, names="value")
+            self.name.options = offered
+            self.name.value = before if before in offered else offered[0]
+            self.name.observe(self.show, names="value")
         self.show()
 
     def _offer_shares(self) -> None:
@@ -454,10 +389,10 @@ class ExplorerView(FigureView):
         self._share = change["new"]
         self.show()
 
-    def _drawing(self) -> Drawing:
+    def _drawings(self) -> dict[str, Drawing]:
         name = self.name.value
-        found = explore(name, self._a, self._b, self._share)
         chosen = {"pick_a": self.first.value, "figure": name}
         chosen |= {} if self._b is None else {"pick_b": self.second.value}
         chosen |= {"llm_share": self._share} if name in AT_ONE_SHARE else {}
-        return replace(found, words=escape(found.words), parameters=self._parameters | chosen)
+        found = explore(name, self._a, self._b, self._share)
+        return {"explored": replace(found, parameters=chosen)}

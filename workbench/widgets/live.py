@@ -17,30 +17,26 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.plots.theme import BLACK, GREY, MODELS, Frame, finish, legend_at, legend_note
+from workbench.plots.theme import BLACK, GREY, MODELS, Frame, area, finish, legend_at, legend_note
 from workbench.widgets.live_search import (
-    BLOCK_STATES,
     MEAN_S,
-    BlockMap,
     LiveSearch,
     Move,
     Snapshot,
     bucket_width,
+    timeline,
 )
 from workbench.widgets.parts import (
+    NOT_LIVE,
     Drawing,
     FigureView,
+    HtmlText,
     NumberSlider,
     button,
-    error_in_html,
     is_live,
 )
 
 REPAINT_S = 0.25  # between two snapshots
-NOT_LIVE = (
-    "The slider is shown in a live notebook (Jupyter, VS Code); what it does by hand, the cells "
-    "above do by themselves."
-)
 ENDED = ("stopped", "finished", "failed")
 LLM, PRM = MODELS["llm"], MODELS["prm"]
 CAPTION = (
@@ -50,27 +46,24 @@ CAPTION = (
     "holds, the LLM's target, and what it holds or could have at once. Triangles and dotted lines "
     "are re-splits; the dotted grey line is the throughput that was pinned."
 )
-COLOURS = {
+COLOURS = {  # by BLOCK_STATES, in its order
     "free": "#ECECEC",
     "llm_active": LLM.colour,
     "llm_cached": LLM.soft,
     "prm_active": PRM.colour,
     "prm_cached": PRM.soft,
 }
-HOVER = (
-    "page %{customdata}, state %{z} (0 free, 1 LLM active, 2 LLM cached, 3 PRM active, "
-    "4 PRM cached)<extra></extra>"
-)
+MOST_UNITS = 24  # cells of a page, where the models' blocks divide a page too differently
 BLOCK_GAP, PAGE_GAP = 0.22, 0.6  # widths in cells
-WIDE = 4.0  # a map has about so many times as many pages in a row as rows
+WIDE = 4.0  # a map has so many times as many pages in a row as rows
 _FRAME = Frame(panels=600, top=72, left=70)
 
 
 def in_words(snapshot: Snapshot) -> str:
     """What the figure shows, in a sentence."""
-    counts = snapshot.blocks.counts
+    counts = snapshot.block_counts
     words = (
-        f"<b>{snapshot.state}</b> after {snapshot.seconds:.1f} s: {snapshot.answered} of "
+        f"{snapshot.state} after {snapshot.seconds:.1f} s: {snapshot.answered} of "
         f"{snapshot.problems} problems answered, {snapshot.tokens:,} tokens generated "
         f"({snapshot.tokens_per_s:,.0f} tokens/s since the start), {snapshot.steps:,} steps. "
         f"The LLM should have {snapshot.target['llm']:.0%} of the pages and holds or could have "
@@ -84,10 +77,9 @@ def in_words(snapshot: Snapshot) -> str:
 
 def figure_rows(snapshot: Snapshot) -> pd.DataFrame:
     """The rows a live figure draws over time: the time line, fractions as percentages."""
-    rows = snapshot.timeline
-    names = [name for name in rows.columns if name not in ("time_s", "tokens_per_s")]
-    scaled = rows.assign(**{name: 100 * rows[name] for name in names})
-    return scaled.assign(unheld=100 - scaled["llm_held"] - scaled["prm_held"])
+    rows = timeline(snapshot.steps_seen)
+    rows[rows.columns[2:]] *= 100  # after time_s and tokens_per_s
+    return rows.assign(unheld=100 - rows["llm_held"] - rows["prm_held"])
 
 
 def live_figure(
@@ -107,15 +99,17 @@ def live_figure(
     fig.add_trace(_line(none, "tokens_per_s", "", GREY, "dot").update(meta="pinned"), row=2, col=1)
     fig.add_trace(_line(rows, "tokens_per_s", "", BLACK), row=2, col=1)
     for style, name in ((LLM, "llm_busy"), (PRM, "prm_busy")):
-        fig.add_trace(_area(rows, name, style.label, style.colour, "legend2"), row=3, col=1)
+        busy = area(rows["time_s"], rows[name], style.label, style.colour, "busy")
+        fig.add_trace(busy.update(meta=name, legend="legend2"), row=3, col=1)
     clear = "rgba(0,0,0,0)"
     for name, label, colour in (  # the PRM's part hangs from above
         ("llm_held", "LLM holds", LLM.soft),
         ("unheld", "", clear),
         ("prm_held", "PRM holds", PRM.soft),
     ):
-        area = _area(rows, name, label, colour, "legend3")
-        fig.add_trace(area.update(hoverinfo=None if label else "skip"), row=4, col=1)
+        look = {"meta": name, "legend": "legend3", "showlegend": bool(label)}
+        part = area(rows["time_s"], rows[name], label, colour, "held", **look)
+        fig.add_trace(part.update(hoverinfo=None if label else "skip"), row=4, col=1)
     held = _line(rows, "llm_actual", "LLM holds or could have", LLM.colour)
     fig.add_trace(held, row=4, col=1)
     fig.add_trace(_line(rows, "llm_target", "LLM's target", BLACK, "dash"), row=4, col=1)
@@ -127,70 +121,46 @@ def live_figure(
     return finish(fig, "A search as it runs", caption, provenance, _FRAME)
 
 
-def _map(blocks: BlockMap) -> go.Heatmap:
+def _map(pages: list[list[int]]) -> go.Heatmap:
     """Pages in rows, a gap between any two blocks and a wider one between pages.
 
-    Cells and gaps take turns as columns of the heat map; a gap within a block has its state, one
-    between blocks None (JSON knows no NaN), and so has what is left over in the last row.
+    Columns are cells and gaps alternately; a block is as many cells wide as its bytes are, and has
+    the gaps within. A gap between blocks is None (JSON knows no NaN), as is what a row lacks.
     """
-    pages, units = blocks.cells.shape
-    per_row = pages_in_a_row(pages)
-    rows = -(-pages // per_row)
+    sizes = {len(blocks) or 1 for blocks in pages}
+    units = math.lcm(*sizes) if math.lcm(*sizes) <= MOST_UNITS else max(sizes)
+    per_row = min(len(pages), round(math.sqrt(WIDE * len(pages))))
+    rows = -(-len(pages) // per_row)
     columns = np.full((rows * per_row, 2 * units), None, dtype=object)
-    columns[:pages, 0::2] = blocks.cells
-    width = units // np.maximum(blocks.per_page, 1)
-    inside = np.arange(1, units) % width[:, None] != 0
-    columns[:pages, 1:-1:2][inside] = blocks.cells[:, :-1][inside]
+    for page, blocks in enumerate(each or [0] for each in pages):
+        ends = [2 * (units * k // len(blocks)) for k in range(len(blocks) + 1)]
+        for state, start, end in zip(blocks, ends, ends[1:]):
+            columns[page, start : end - 1] = state
     widths = np.tile([1.0, BLOCK_GAP], units)
     widths[-1] = PAGE_GAP
     numbers = np.arange(rows * per_row).reshape(rows, -1)
-    ends = np.linspace(0, 1, len(BLOCK_STATES) + 1)
+    edges = np.linspace(0, 1, len(COLOURS) + 1).repeat(2)[1:-1]  # each colour from one to the next
+    colours = [colour for each in COLOURS.values() for colour in (each, each)]
     return go.Heatmap(
         z=columns.reshape(rows, -1).tolist(),
         x=np.concatenate([[0.0], np.cumsum(np.tile(widths, per_row))]),
         customdata=np.repeat(numbers, 2 * units, axis=1),
-        colorscale=[
-            (float(end), COLOURS[state])
-            for state, *both in zip(BLOCK_STATES, ends, ends[1:])
-            for end in both
-        ],
+        colorscale=list(zip(edges.tolist(), colours)),
         zmin=-0.5,
-        zmax=len(BLOCK_STATES) - 0.5,
+        zmax=len(COLOURS) - 0.5,
         ygap=2,
         showscale=False,
-        hovertemplate=HOVER,
+        hovertemplate="page %{customdata}<extra></extra>",
         meta="map",
     )
-
-
-def pages_in_a_row(pages: int) -> int:
-    """The divisor of the number of pages that makes the map about WIDE times as wide as high."""
-    wanted = math.sqrt(WIDE * pages)
-    fitting = [n for n in range(1, pages + 1) if pages % n == 0]
-    best = min(fitting, key=lambda n: abs(math.log(n / wanted)))
-    near = abs(math.log(best / wanted)) < math.log(2)
-    return best if near else max(1, min(pages, round(wanted)))
 
 
 def _line(
     rows: pd.DataFrame, name: str, label: str, colour: str, dash: str = "solid"
 ) -> go.Scatter:
-    return go.Scatter(
-        x=rows["time_s"].to_numpy(),
-        y=rows[name].to_numpy(),
-        name=label,
-        meta=name,
-        mode="lines",
-        line={"color": colour, "dash": dash, "width": 2, "shape": "hv"},
-        showlegend=bool(label),
-        legend="legend3",
-    )
-
-
-def _area(rows: pd.DataFrame, name: str, label: str, colour: str, legend: str) -> go.Scatter:
-    return _line(rows, name, label, colour).update(
-        line={"width": 0}, fillcolor=colour, stackgroup=legend, legend=legend
-    )
+    line = {"color": colour, "dash": dash, "width": 2, "shape": "hv"}
+    look = {"name": label, "meta": name, "showlegend": bool(label), "legend": "legend3"}
+    return go.Scatter(x=rows["time_s"], y=rows[name], mode="lines", line=line, **look)
 
 
 def _strokes(moves: tuple[Move, ...], top: float) -> go.Scatter:
@@ -245,24 +215,24 @@ class LiveView(FigureView):
     """The controls and the figure of one LiveSearch; `box` is shown. task: what watches it run."""
 
     def __init__(self, live: LiveSearch, provenance: str, parameters: dict[str, Any]) -> None:
-        self.live, self._provenance, self._parameters = live, provenance, parameters
-        self._kept: pd.DataFrame | None = None
+        self.live, self._provenance = live, provenance
+        self._pinned_rows: pd.DataFrame | None = None
         self.task: asyncio.Task[None] | None = None
-        self.answer, pair = ipywidgets.HTML(), live.pair
+        self.answer, pair = HtmlText(), live.pair
         shares = [s / 100 for s in range(1, 100)]
         fitting = [s for s in shares if pair.lowest_share <= s <= pair.highest_share]
         start, name = live.snapshot().target["llm"], "LLM share of the arena's pages"
         self.share = NumberSlider(name, fitting, start, "{:.2f}")
-        if pair.keeps_split:
+        if pair.arena.policy.keeps_split:
             self.share.slider.observe(lambda change: self.resplit(change["new"]), names="value")
         else:
             self.share.slider.disabled = self.share.typed.disabled = True
-            self.answer.value = f"The policy {pair.policy} sets the split by itself."
+            self.answer.say(f"The policy {pair.policy} sets the split by itself.")
         self.pause = ipywidgets.Button(description="pause")
         self.pause.on_click(lambda _: self.toggle())
         row = [button("start", self.start), self.pause, button("stop", self.stop)]
         controls = [ipywidgets.HBox(row), self.share, self.answer]
-        super().__init__("live_memory_split", "live_memory_split", controls, self._drawing)
+        super().__init__("live_memory_split", controls, self._drawings, parameters)
 
     def start(self) -> str:
         """Start the search, and look at it until it ends."""
@@ -285,7 +255,7 @@ class LiveView(FigureView):
     def pin(self) -> str:
         """Keep the throughput of this search in the figure; returns what was pinned."""
         snapshot = self.live.snapshot()
-        self._kept, share = figure_rows(snapshot), snapshot.target["llm"]
+        self._pinned_rows, share = figure_rows(snapshot), snapshot.target["llm"]
         self.show()
         return f"pinned: {snapshot.tokens_per_s:,.0f} tokens/s, LLM share {share:.2f} at the end"
 
@@ -294,7 +264,7 @@ class LiveView(FigureView):
         answer = self.live.resplit(share)
         reason = f": {answer.reason}" if answer.reason else ""
         reason += ", from the next step on" if self.live.state == "paused" else ""
-        self.answer.value = f"LLM share {share:.2f}: <b>{answer.outcome}</b>{reason}."
+        self.answer.say(f"{answer.outcome}{reason}.", f"LLM share {share:.2f}:")
         if not self.live.is_alive:  # else the task that watches does
             self.show()
 
@@ -310,11 +280,11 @@ class LiveView(FigureView):
                 await asyncio.sleep(REPAINT_S)
             self.show()
         except Exception as problem:  # no caller awaits this task
-            self.answer.value = error_in_html(problem)
+            self.answer.say_error(problem)
             raise
 
-    def _drawing(self) -> Drawing:
+    def _drawings(self) -> dict[str, Drawing]:
         snapshot = self.live.snapshot()
-        figure = live_figure(snapshot, self._provenance, self._kept)
-        given = {**self._parameters, "kv_share": self.share.value}
-        return Drawing(figure, figure_rows(snapshot), in_words(snapshot), given)
+        figure = live_figure(snapshot, self._provenance, self._pinned_rows)
+        given, words = {"kv_share": self.share.value}, in_words(snapshot)
+        return {"live_memory_split": Drawing(figure, figure_rows(snapshot), words, given)}

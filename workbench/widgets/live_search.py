@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import time
 from array import array
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,15 +30,9 @@ from workbench.core import RequestOutput, TokenEngine
 from workbench.engine.engine import Engine
 from workbench.engine.memory import block_shape
 from workbench.errors import ConfigError, WorkbenchError, nearest
+from workbench.experiments.settings import POLICIES
 from workbench.kvcache.arena import KVArena
-from workbench.kvcache.policies import (
-    FirstCome,
-    KVShare,
-    MarginalValue,
-    PhaseAware,
-    Policy,
-    StaticSplit,
-)
+from workbench.kvcache.policies import KVShare
 from workbench.kvcache.pool import ResizeAnswer
 from workbench.search.prm import PRM
 from workbench.search.problems import Problem
@@ -47,16 +42,7 @@ from workbench.search.rounds import Progress
 from workbench.search.search import run_search
 
 ROLES = ("llm", "prm")
-STATES = ("ready", "running", "paused", "stopped", "finished", "failed")
 BLOCK_STATES = ("free", "llm_active", "llm_cached", "prm_active", "prm_cached")
-"""What a cell of a block map shows, by its number."""
-POLICIES: dict[str, Callable[[], Policy]] = {
-    "static": StaticSplit,
-    "first-come": FirstCome,
-    "phase-aware": PhaseAware,
-    "marginal-value": MarginalValue,
-}
-MOST_UNITS = 24  # cells of a page, where the models' blocks divide a page too differently
 MEAN_S = 2.0  # tokens/s is a mean over so many seconds, or over one bucket where that is longer
 MOST_BUCKETS, LEAST_BUCKET_S = 240, 0.1
 
@@ -66,22 +52,14 @@ MOST_BUCKETS, LEAST_BUCKET_S = 240, 0.1
 
 @dataclass(frozen=True, slots=True)
 class SharedPair:
-    """An arena and the two engines whose caches lie in it. prm_format: None is the model's own."""
+    """An arena and the two engines, LLM and PRM, whose caches lie in it.
+
+    prm_format: None is the model's own.
+    """
 
     arena: KVArena
-    llm: Engine
-    prm: Engine
+    engines: tuple[Engine, Engine]
     prm_format: str | None = None
-
-    @property
-    def engines(self) -> tuple[Engine, Engine]:
-        """In the order of ROLES."""
-        return self.llm, self.prm
-
-    @property
-    def keeps_split(self) -> bool:
-        """Whether a split that a user asks for means anything to the arena's policy."""
-        return self.arena.policy.keeps_split
 
     @property
     def policy(self) -> str:
@@ -112,60 +90,39 @@ def shared_pair(
 ) -> SharedPair:
     """Both engines over one arena of `memory`, which the KV caches alone take.
 
-    kv_share: the LLM's, of the arena's pages, where the policy keeps a split. policy: one of
-    POLICIES. max_model_len: what the arena guarantees each model. settings: further fields of
-    EngineConfig, of both. Raises ConfigError for a policy that is unknown, and what KVArena and
+    kv_share: the LLM's, of the arena's pages, where the policy keeps a split. max_model_len: what
+    the arena guarantees each model. settings: further fields of EngineConfig, of both. Raises
+    ConfigError for a policy that is none of experiments.settings.POLICIES, and what KVArena and
     Engine raise.
     """
     if policy not in POLICIES:
-        known = list(POLICIES)
-        raise ConfigError(
-            f"policy is {policy!r}; allowed: {', '.join(known)}.{nearest(policy, known)}"
-        )
+        allowed = f"allowed: {', '.join(POLICIES)}.{nearest(policy, list(POLICIES))}"
+        raise ConfigError(f"policy is {policy!r}; {allowed}")
     shapes = [block_shape(name, max_model_len=max_model_len) for name in (llm, prm)]
     chosen = POLICIES[policy]()
     arena = KVArena(memory, shapes, chosen, kv_share if chosen.keeps_split else None)
-    engines = [
-        Engine(name, arena=arena, max_model_len=max_model_len, **settings) for name in (llm, prm)
-    ]
-    return SharedPair(arena, engines[0], engines[1], prm_format)
+    settings = {**settings, "arena": arena, "max_model_len": max_model_len}
+    return SharedPair(arena, (Engine(llm, **settings), Engine(prm, **settings)), prm_format)
 
 
 # -- what is seen of it --
 
 
-@dataclass(frozen=True, slots=True)
-class BlockMap:
-    """Every block of every page: cells [pages, units] of BLOCK_STATES, per_page [pages] blocks.
+def block_map(arena: KVArena) -> list[list[int]]:
+    """The blocks of every page, as numbers of BLOCK_STATES; none for a page that no model holds.
 
-    A page is held by one model or by none (per_page 0); a block is units / per_page cells wide, so
-    that its area is its bytes.
+    The arena's first model is the LLM, the second the PRM. Takes its lock.
     """
-
-    cells: NDArray[np.int8]
-    per_page: NDArray[np.int16]
-    counts: dict[str, int]  # blocks by state; free: those in held pages, and pages of no model
-
-
-def block_map(arena: KVArena) -> BlockMap:
-    """The arena's blocks now; its first model is the LLM, the second the PRM. Takes its lock."""
-    common = int(np.lcm.reduce([pool.per_page for pool in arena.pools]))
-    units = common if common <= MOST_UNITS else max(pool.per_page for pool in arena.pools)
-    cells = np.zeros((arena.num_pages, units), dtype=np.int8)
-    per_page = np.zeros(arena.num_pages, dtype=np.int16)
-    counts = dict.fromkeys(BLOCK_STATES, 0)
+    pages: list[list[int]] = [[] for _ in range(arena.num_pages)]
     with arena.lock:
-        counts["free"] = arena.num_free
-        for role, pool in enumerate(arena.pools):
-            per, active = pool.per_page, 2 * role + 1
-            edges = [units * k // per for k in range(per + 1)]
+        for active, pool in zip((1, 3), arena.pools, strict=True):
             for page in pool.pages:
-                per_page[page] = per
-                for k, block in enumerate(pool.blocks[page * per : (page + 1) * per]):
-                    state = active if block.ref_count else active + 1 if block.digest else 0
-                    cells[page, edges[k] : edges[k + 1]] = state
-                    counts[BLOCK_STATES[state]] += 1
-    return BlockMap(cells, per_page, counts)
+                held = pool.blocks[page * pool.per_page : (page + 1) * pool.per_page]
+                pages[page] = [
+                    active if block.ref_count else active + 1 if block.digest else 0
+                    for block in held
+                ]
+    return pages
 
 
 class Move(NamedTuple):
@@ -177,10 +134,9 @@ class Move(NamedTuple):
 
 
 class StepSeen(NamedTuple):
-    """One step of an engine: its seconds, tokens of what it finished, and the split after it.
+    """One step of an engine: its seconds, tokens of finished requests, and the split after it.
 
-    Levels are shares of the arena's pages: the LLM's target, what it holds or could have at once,
-    and what each model holds.
+    Of the arena's pages: the LLM's target, what it holds or could have at once, what each holds.
     """
 
     is_prm: float
@@ -205,11 +161,11 @@ def bucket_width(seconds: float) -> float:
 
 
 def timeline(steps: Sequence[Sequence[float]] | NDArray[np.float64]) -> pd.DataFrame:
-    """Steps in buckets of equal width, at most MOST_BUCKETS: time_s (a bucket's middle),
-    tokens_per_s (a mean over the last MEAN_S), llm_busy and prm_busy (fractions of its time),
-    LEVELS (as they were last).
+    """Steps, rows of StepSeen by their ends, in at most MOST_BUCKETS buckets of equal width.
 
-    steps: rows of StepSeen, by their ends. The last bucket ends with the last step.
+    Columns: time_s (a bucket's middle), tokens_per_s (a mean over the last MEAN_S), llm_busy and
+    prm_busy (fractions of its time), LEVELS (as they were last). The last bucket ends with the last
+    step.
     """
     table = pd.DataFrame(np.reshape(steps, (-1, len(StepSeen._fields))), columns=StepSeen._fields)
     until = float(table["end_s"].max()) if len(table) else 0.0
@@ -218,13 +174,13 @@ def timeline(steps: Sequence[Sequence[float]] | NDArray[np.float64]) -> pd.DataF
     starts, ends = edges[:-1], edges[1:]
     done = np.concatenate([[0.0], table["tokens"].cumsum()])
 
-    def tokens_by(times: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.asarray(done[np.searchsorted(table["end_s"], times, side="right")])
-
     since = np.maximum(ends - max(MEAN_S, width), 0.0)
+    by_end, before = (
+        np.searchsorted(table["end_s"], times, side="right") for times in (ends, since)
+    )
     columns = {
         "time_s": (starts + ends) / 2,
-        "tokens_per_s": (tokens_by(ends) - tokens_by(since)) / np.maximum(ends - since, 1e-9),
+        "tokens_per_s": (done[by_end] - done[before]) / np.maximum(ends - since, 1e-9),
     }
     for is_prm, role in enumerate(ROLES):
         own = table[table["is_prm"] == is_prm]
@@ -233,8 +189,7 @@ def timeline(steps: Sequence[Sequence[float]] | NDArray[np.float64]) -> pd.DataF
         busy[::2] -= (own["end_s"] - own["start_s"]).to_numpy()
         spent = np.diff(np.interp(edges, moments, busy)) if len(own) else 0.0 * starts
         columns[f"{role}_busy"] = np.minimum(spent / np.maximum(ends - starts, 1e-9), 1.0)
-    last = np.searchsorted(table["end_s"], ends, side="right") - 1
-    levels = table[list(LEVELS)].to_numpy()[np.maximum(last, 0)]
+    levels = table[list(LEVELS)].to_numpy()[np.maximum(by_end - 1, 0)]
     return pd.DataFrame(columns | dict(zip(LEVELS, levels.T, strict=True)))
 
 
@@ -242,8 +197,8 @@ def timeline(steps: Sequence[Sequence[float]] | NDArray[np.float64]) -> pd.DataF
 class Snapshot:
     """A search at one moment. Shares are of the arena's pages; seconds leave pauses out.
 
-    phase: the model that stepped last ("llm" or "prm"), "" while none steps. steps, tokens: since
-    the start, tokens of finished requests. steps_seen: [steps, fields of StepSeen]. problem: what
+    state: of LiveSearch. phase: the model that stepped last, "" while none steps. tokens: of
+    finished requests. steps_seen: [steps, fields of StepSeen]. blocks: of block_map. problem: what
     ended a failed search.
     """
 
@@ -258,18 +213,19 @@ class Snapshot:
     actual: dict[str, float]
     steps_seen: NDArray[np.float64]
     moves: tuple[Move, ...]
-    blocks: BlockMap
+    blocks: list[list[int]]
     problem: str = ""
-
-    @property
-    def timeline(self) -> pd.DataFrame:
-        """What it did so far; see `timeline`."""
-        return timeline(self.steps_seen)
 
     @property
     def tokens_per_s(self) -> float:
         """Generated tokens a second since the start."""
         return self.tokens / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def block_counts(self) -> dict[str, int]:
+        """Blocks by state; those of held pages that are free, and pages of no model, are free."""
+        states = Counter(state for page in self.blocks for state in page or [0])
+        return {name: states[number] for number, name in enumerate(BLOCK_STATES)}
 
 
 # -- the search --
@@ -382,7 +338,7 @@ class LiveSearch:
 
     @property
     def state(self) -> str:
-        """One of STATES."""
+        """ready | running | paused | stopped | finished | failed."""
         if self._thread is None:
             return "ready"
         if self._ended_s is None:
@@ -412,10 +368,10 @@ class LiveSearch:
         """What it does now; a few milliseconds, whatever the search does meanwhile."""
         arena = self.pair.arena
         with arena.lock:
-            parts = [
+            target, actual = (
                 dict(zip(ROLES, (levels[name] / arena.num_pages for name in arena.models)))
                 for levels in (arena.target, arena.actual)
-            ]
+            )
             blocks = block_map(arena)
         with self._changed:
             rows, steps, tokens = np.array(self._rows), self._steps, self._tokens
@@ -428,8 +384,8 @@ class LiveSearch:
             tokens=tokens,
             answered=self._answered,
             problems=len(self.problems),
-            target=parts[0],
-            actual=parts[1],
+            target=target,
+            actual=actual,
             steps_seen=rows,
             moves=tuple(self._moves),
             blocks=blocks,
@@ -500,11 +456,6 @@ def move_while_it_runs(live: LiveSearch, shares: Sequence[float], every: int) ->
 
 def different_nodes(a: SearchResult, b: SearchResult) -> int:
     """Nodes whose tokens or score differ between two searches, those that one lacks included."""
-    first, second = (
-        {
-            (row["problem_id"], row["node_id"]): (tuple(row["token_ids"]), row["score"])
-            for row in result.tree.to_dict("records")
-        }
-        for result in (a, b)
-    )
-    return sum(first.get(name) != second.get(name) for name in first.keys() | second.keys())
+    names = ["problem_id", "node_id"]
+    rows = [each.tree[[*names, "token_ids", "score"]].astype({"token_ids": str}) for each in (a, b)]
+    return len(pd.concat(rows).drop_duplicates(keep=False)[names].drop_duplicates())

@@ -1,4 +1,4 @@
-"""What the widgets share: a slider with a typed twin, buttons, text to copy, a figure that follows.
+"""What the widgets share: a slider with a typed twin, buttons, escaped text, figures that follow.
 
 Every control has a visible label, every button says beside it what it did, nothing needs a mouse
 alone. A `Drawing` comes from a plain function, which notebooks and tests call without a widget.
@@ -11,6 +11,7 @@ import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 import anywidget
@@ -24,14 +25,18 @@ from workbench.experiments.export import save_figure
 
 LIVE = ("JPY_SESSION_NAME", "VSCODE_PID", "VSCODE_CWD")
 """What the front ends that can show a widget set in a kernel's environment; papermill sets none."""
+NOT_LIVE = (
+    "The controls are shown in a live notebook (Jupyter, VS Code); the cells above show where they "
+    "would start."
+)
 LABEL_WIDTH = "320px"
-KEPT_FIGURES = 8
-"""Replaced ones that live on: one closed while the front end still makes it is an error there."""
+MOST_REPLACED = 8
+"""Replaced figures that stay open: one closed while the front end makes it is an error there."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawing:
-    """A figure, the rows it draws, what it shows in words, and the parameters that make it."""
+    """A figure, the rows it draws, what it shows in words, and the parameters its controls set."""
 
     figure: go.Figure
     rows: pd.DataFrame
@@ -51,8 +56,28 @@ def papermill_command(notebook: str, parameters: Mapping[str, Any]) -> str:
     """
     pairs = (f"{name}: {json.dumps(value)}" for name, value in parameters.items())
     settings = " ".join(f"-y {shlex.quote(pair)}" for pair in pairs)
-    out = f"{notebook}.run.ipynb"
-    return f"papermill notebooks/{notebook}.ipynb {out} {settings}".rstrip()
+    return f"papermill notebooks/{notebook}.ipynb {notebook}.run.ipynb {settings}".rstrip()
+
+
+class HtmlText(ipywidgets.HTML):
+    """Text on the page. All HTML of the widgets is made here, of escaped text."""
+
+    text = ""
+
+    def say(self, text: str, lead: str = "", tag: str = "div") -> None:
+        """Show a text, its line breaks kept, after a bold lead. tag: `pre` for equal widths."""
+        self.text = f"{lead} {text}".lstrip()
+        style = "white-space:pre-wrap;word-break:normal;line-height:1.4;margin:0 1em 0 0"
+        bold = f"<b>{escape(lead)}</b> " if lead else ""
+        self.value = f'<{tag} style="{style}">{bold}{escape(text)}</{tag}>'
+
+    def say_error(self, error: Exception, where: str = "") -> None:
+        """Show an error's kind and sentence."""
+        self.say(f"{where}{error}", f"{type(error).__name__}:")
+
+    def show_table(self, rows: pd.DataFrame) -> None:
+        """Show a table, its cells escaped."""
+        self.value = rows.to_html(float_format="{:,.2f}".format, escape=True)
 
 
 def labelled(name: str, *controls: ipywidgets.Widget) -> ipywidgets.HBox:
@@ -107,141 +132,144 @@ class NumberSlider(ipywidgets.HBox):
 
 
 class CopyText(anywidget.AnyWidget):
-    """A line of text to be copied, and the button that does it; the text can be marked by hand."""
+    """A line of text, and the button that copies it."""
 
     _esm = """
     function render({ model, el }) {
-      const button = document.createElement("button");
-      const shown = document.createElement("input");
-      const said = document.createElement("span");
-      button.className = "jupyter-button";
-      button.textContent = model.get("name");
-      shown.readOnly = true;
-      shown.size = 100;
-      shown.setAttribute("aria-label", model.get("name"));
-      said.setAttribute("role", "status");
-      Object.assign(el.style, { display: "flex", width: "100%", gap: "8px" });
-      Object.assign(shown.style, { flex: "1", fontFamily: "monospace" });
-      button.style.padding = "0 10px";
+      el.innerHTML = `<button class="jupyter-button" style="padding: 0 10px"></button>
+        <input readonly style="flex: 1; font-family: monospace"><span role="status"></span>`;
+      el.style = "display: flex; width: 100%; gap: 8px";
+      const [button, shown, said] = el.children;
+      button.textContent = shown.ariaLabel = "copy as papermill command";
       const update = () => { shown.value = model.get("text"); said.textContent = ""; };
-      button.onclick = async () => {
+      button.onclick = () => {
         shown.select();
-        try { await navigator.clipboard.writeText(shown.value); }
-        catch (refused) { document.execCommand("copy"); }
-        said.textContent = "copied";
+        said.textContent = document.execCommand("copy") ? "copied" : "press Ctrl+C";
       };
       model.on("change:text", update);
       update();
-      el.append(button, shown, said);
     }
     export default { render };
     """
     text = traitlets.Unicode().tag(sync=True)
-    name = traitlets.Unicode("copy as papermill command").tag(sync=True)
 
 
-def button(text: str, action: Callable[[], str]) -> ipywidgets.HBox:
+def button(name: str, action: Callable[[], str]) -> ipywidgets.HBox:
     """A button and, beside it, what its action returned; named errors are said, not raised."""
-    push = ipywidgets.Button(description=text, layout=ipywidgets.Layout(width="auto"))
-    said = ipywidgets.HTML()
+    push = ipywidgets.Button(description=name, layout=ipywidgets.Layout(width="auto"))
+    said = HtmlText()
 
     def act(_: Any) -> None:
-        said.value = "…"
+        said.say("…")
         try:
-            said.value = action()
+            said.say(action())
         except (WorkbenchError, OSError) as error:
-            said.value = error_in_html(error)
+            said.say_error(error)
 
     push.on_click(act)
     return ipywidgets.HBox([push, said])
 
 
-def error_in_html(error: Exception) -> str:
-    """An error's kind and sentence."""
-    return f"<b>{type(error).__name__}</b>: {error}"
-
-
-def save_box(draw: Callable[[], Mapping[str, Drawing]], folder: str) -> ipywidgets.HBox:
-    """*save as figure* into a folder that is typed beside it; says where the files are.
-
-    draw: the figures as they stand, by the name each is saved under.
-    """
-    place = ipywidgets.Text(value=folder, description="folder")
-
-    def save() -> str:
-        where = place.value.strip()
-        if not where:
-            raise ConfigError("No folder is given; type the folder that the figures go to.")
-        saved = [
-            save_figure(each.figure, each.rows, name, where, each.parameters)
-            for name, each in draw().items()
-        ]
-        names = ", ".join(f"{each.name} ({' '.join(each.endings)})" for each in saved)
-        problems = {each.problem for each in saved if each.problem}
-        return " ".join([f"Saved in {saved[0].folder.resolve()}: {names}.", *problems])
-
-    return ipywidgets.HBox([place, *button("save as figure", save).children])
-
-
 class FigureView:
-    """A figure below its controls: its words, pin, save, and the command for the same figure.
+    """Figures below their controls, each under its words; pin, save, and the command for the same.
 
-    `box` is shown. draw: the drawing for the controls as they stand; `show`, which controls call
-    with every move, puts it on the screen.
+    `box` is shown. draw: drawings by name for the controls as they stand, always equally many;
+    `show`, which controls call with every move, puts them on the screen. parameters: of the
+    notebook, beside those that the controls set. tools: further buttons.
     """
 
     def __init__(
         self,
         notebook: str,
-        name: str,
         controls: Sequence[ipywidgets.Widget],
-        draw: Callable[[], Drawing],
+        draw: Callable[[], Mapping[str, Drawing]],
+        parameters: Mapping[str, Any],
+        tools: Sequence[ipywidgets.Widget] = (),
+        folder: str | None = None,
     ) -> None:
-        self._notebook, self._draw = notebook, draw
-        self._drawn: list[go.FigureWidget] = []
-        self.words, self.pinned = ipywidgets.HTML(), ipywidgets.HTML()
-        self.copy, self._place = CopyText(), ipywidgets.VBox()
-        pin = button("pin for comparison", self.pin)
-        save = save_box(lambda: {name: self._draw()}, f"build/figures/{name}")
-        self.box = ipywidgets.VBox(
-            [*controls, self.words, self.pinned, self._place, pin, save, self.copy]
+        self._notebook, self._draw, self._parameters = notebook, draw, parameters
+        self._replaced: list[go.FigureWidget] = []
+        self.words, self.pinned, self.copy = HtmlText(), HtmlText(), CopyText()
+        self._places = ipywidgets.VBox()
+        self._folder = ipywidgets.Text(
+            value=folder or f"build/figures/{notebook}", description="folder"
         )
+        save = ipywidgets.HBox([self._folder, *button("save as figure", self.save).children])
+        pin = button("pin for comparison", self.pin)
+        rows = [*controls, self.words, self.pinned, self._places, pin, *tools, save, self.copy]
+        self.box = ipywidgets.VBox(rows)
         self.show()
 
+    @property
+    def figures(self) -> list[go.FigureWidget]:
+        """The figures on the screen."""
+        return [each for each in self._places.children if isinstance(each, go.FigureWidget)]
+
     def show(self, _: Any = None) -> None:
-        """Draw what the controls stand on; what cannot be drawn is said."""
+        """Draw what the controls stand on; what cannot be drawn is said above the last figures."""
         try:
-            drawing = self._draw()
+            drawings = list(self._draw().values())
         except WorkbenchError as error:
-            self.words.value, self._place.children = error_in_html(error), []
+            last = " (Drawn below is the last place that could be.)" if self.figures else ""
+            self.words.say(f"{error}{last}", f"{type(error).__name__}:")
             return
-        self.words.value = drawing.words
-        self.copy.text = papermill_command(self._notebook, drawing.parameters)
-        if self._place.children and is_alike(self._drawn[-1], drawing.figure):
-            redraw(self._drawn[-1], drawing.figure)
-            return
-        figure = go.FigureWidget(drawing.figure)
+        self.words.say(drawings[0].words)
+        parameters = {**self._parameters, **drawings[0].parameters}
+        self.copy.text = papermill_command(self._notebook, parameters)
+        children = list[ipywidgets.Widget]()
+        for place, drawing in enumerate(drawings):
+            if place:
+                words = self._places.children[len(children)] if self.figures else HtmlText()
+                words.say(drawing.words)
+                children.append(words)
+            children.append(self._figure(place, drawing.figure))
+        if children != list(self._places.children):
+            self._places.children = children
+
+    def _figure(self, place: int, drawn: go.Figure) -> go.FigureWidget:
+        """The figure on the screen made what is drawn, or another where their traces differ."""
+        shown = self.figures[place] if self.figures else None
+        if shown is not None and is_alike(shown, drawn):
+            redraw(shown, drawn)
+            return shown
+        figure = go.FigureWidget(drawn)
         self.attach(figure)
-        self._drawn.append(figure)
-        self._place.children = [figure]
-        if len(self._drawn) > KEPT_FIGURES:
-            self._drawn.pop(0).close()
+        self._replaced += [] if shown is None else [shown]
+        if len(self._replaced) > MOST_REPLACED:
+            self._replaced.pop(0).close()
+        return figure
 
     def attach(self, figure: go.FigureWidget) -> None:
         """Called with each new figure before it is shown; a view of clicks listens to them here."""
 
     def pin(self) -> str:
         """Keep the sentence shown now beside those that follow; returns what was done."""
-        self.pinned.value = f"Pinned: {self.words.value}"
+        self.pinned.say(self.words.text, "Pinned:")
         return "pinned"
+
+    def save(self) -> str:
+        """Save the figures, by their names, into the folder typed; returns where they are."""
+        where = self._folder.value.strip()
+        if not where:
+            raise ConfigError("No folder is given; type the folder that the figures go to.")
+        saved = [
+            save_figure(
+                each.figure, each.rows, name, where, {**self._parameters, **each.parameters}
+            )
+            for name, each in self._draw().items()
+        ]
+        names = ", ".join(f"{each.name} ({' '.join(each.endings)})" for each in saved)
+        problems = {each.problem for each in saved if each.problem}
+        return " ".join([f"Saved in {saved[0].folder.resolve()}: {names}.", *problems])
 
 
 def is_alike(shown: go.Figure, drawn: go.Figure) -> bool:
-    """Whether two figures have the same traces, axes and legends: one can become the other."""
+    """Whether one figure can become the other: equal traces, axes, legends, shapes or none."""
+    parts = ("xaxis", "yaxis", "legend", "shapes", "annotations")
     first, second = (
         (
             [trace.type for trace in fig.data],
-            {n for n in fig.layout.to_plotly_json() if n.startswith(("xaxis", "yaxis", "legend"))},
+            {name for name in fig.layout.to_plotly_json() if name.startswith(parts)},
         )
         for fig in (shown, drawn)
     )
@@ -251,13 +279,7 @@ def is_alike(shown: go.Figure, drawn: go.Figure) -> bool:
 def redraw(shown: go.FigureWidget, drawn: go.Figure) -> None:
     """Make a FigureWidget what another, alike figure is; only what differs goes to the browser."""
     with shown.batch_update():
-        for old, new in zip(shown.data, drawn.data, strict=True):
-            _assign(old, new)
-        _assign(shown.layout, drawn.layout)
-
-
-def _assign(old: Any, new: Any) -> None:
-    """Every property that the new one has; plotly passes over what is equal."""
-    for name, value in new.to_plotly_json().items():
-        if name not in ("type", "template"):
-            old[name] = value
+        for old, new in zip((*shown.data, shown.layout), (*drawn.data, drawn.layout), strict=True):
+            for name, value in new.to_plotly_json().items():
+                if name not in ("type", "template"):  # plotly passes over what is equal
+                    old[name] = value

@@ -6,7 +6,8 @@ a sentence reads it. Without a front end the sentence alone is returned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,9 @@ from workbench.errors import ConfigError
 from workbench.experiments.rows import block_rows
 from workbench.experiments.statistics import Tables
 from workbench.plots import prm_blocks, thrashing
-from workbench.plots.theme import BLACK, MODELS, Frame, finish, legend_at
-from workbench.widgets.parts import Drawing, FigureView, NumberSlider, is_live
+from workbench.plots.theme import BLACK, MODELS, Frame, Style, finish, legend_at, series
+from workbench.widgets.parts import NOT_LIVE, Drawing, FigureView, NumberSlider, is_live
 
-NOT_LIVE = (
-    "The slider is shown in a live notebook (Jupyter, VS Code); the table above holds its numbers."
-)
 SHARE = "LLM share of total memory"
 PANELS = {
     "generated tokens/s": ("tokens_per_s",),
@@ -53,9 +51,7 @@ def split_readings(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     return joined.groupby("llm_share", as_index=False)[names].mean()
 
 
-def split_drawing(
-    readings: pd.DataFrame, share: float, provenance: str = "", **parameters: Any
-) -> Drawing:
+def split_drawing(readings: pd.DataFrame, share: float, provenance: str = "") -> Drawing:
     """Throughput, occupancy and hit rates over the share, ringed at the one nearest to `share`."""
     row = nearest_row(readings, share)
     fig = make_subplots(rows=3, shared_xaxes=True, vertical_spacing=0.06)
@@ -76,7 +72,7 @@ def split_drawing(
         f"blocks in use at once; {row['llm_hit_rate']:.1%} and {row['prm_hit_rate']:.1%} of their "
         "prompt tokens found cached."
     )
-    return Drawing(fig, readings, words, parameters | {"slider_share": float(row["llm_share"])})
+    return Drawing(fig, readings, words, {"slider_share": float(row["llm_share"])})
 
 
 def split_slider(
@@ -84,11 +80,8 @@ def split_slider(
 ) -> Any:
     """Slider, sentence and figure. share: where it starts; parameters: of 02_memory_split."""
     sliders = [NumberSlider(SHARE, list(readings["llm_share"]), share, "{:.2f}")]
-    return _shown(
-        ("02_memory_split", "split_slider"),
-        sliders,
-        lambda at: split_drawing(readings, at, provenance, **parameters),
-    )
+    draw = partial(split_drawing, readings, provenance=provenance)
+    return _shown("02_memory_split", "split_slider", sliders, draw, parameters)
 
 
 def thrash_readings(rows: pd.DataFrame, lost: pd.DataFrame) -> pd.DataFrame:
@@ -111,7 +104,6 @@ def thrash_drawing(
     readings: pd.DataFrame,
     share: float,
     provenance: str = "",
-    **parameters: Any,
 ) -> Drawing:
     """The thrashing figure, ringed at the measured share nearest to `share`."""
     row, fig = nearest_row(readings, share), thrashing(rows, provenance)
@@ -125,7 +117,7 @@ def thrash_drawing(
         f"{row['prm_blocks']:,.0f} blocks a search are lost so. Computing them again takes "
         f"{row['again_s']:.2f} of {row['wall_s']:.2f} s ({row['again_s'] / row['wall_s']:.1%})."
     )
-    return Drawing(fig, readings, words, parameters | {"slider_share": float(row["llm_share"])})
+    return Drawing(fig, readings, words, {"slider_share": float(row["llm_share"])})
 
 
 def thrash_slider(
@@ -139,16 +131,11 @@ def thrash_slider(
     readings = thrash_readings(rows, lost)
     shares = list(readings["llm_share"])
     sliders = [NumberSlider(SHARE, shares, max(shares) if share is None else share, "{:.2f}")]
-    return _shown(
-        ("06_cache_thrashing", "thrash_slider"),
-        sliders,
-        lambda at: thrash_drawing(rows, readings, at, provenance, **parameters),
-    )
+    draw = partial(thrash_drawing, rows, readings, provenance=provenance)
+    return _shown("06_cache_thrashing", "thrash_slider", sliders, draw, parameters)
 
 
-def occupancy_drawing(
-    rows: pd.DataFrame, share: float, step: int, provenance: str = "", **parameters: Any
-) -> Drawing:
+def occupancy_drawing(rows: pd.DataFrame, share: float, step: int, provenance: str = "") -> Drawing:
     """The PRM's blocks over the steps of a share, with a stroke at one step (the nearest there is).
 
     rows: of block_rows. ConfigError where there are none.
@@ -169,7 +156,7 @@ def occupancy_drawing(
         f"{total - active - cached:,} free; so far {int(before['allocated'].sum()):,} were taken "
         f"and {int(before['evicted'].sum()):,} evicted."
     )
-    return Drawing(fig, rows, words, parameters | {"upper_share": share})
+    return Drawing(fig, rows, words, {"upper_share": share})
 
 
 def occupancy_slider(sweep: Tables, start: float, provenance: str = "", **parameters: Any) -> Any:
@@ -182,53 +169,41 @@ def occupancy_slider(sweep: Tables, start: float, provenance: str = "", **parame
     share = NumberSlider(SHARE, shares, start, "{:.2f}")
     step = NumberSlider("PRM scheduling step", places, len(tables[share.value]) // 2, "{:,.0f}")
     return _shown(
-        ("03_block_occupancy", "occupancy_slider"),
+        "03_block_occupancy",
+        "occupancy_slider",
         [share, step],
-        lambda at, step: occupancy_drawing(tables[at], at, round(step), provenance, **parameters),
+        lambda at, step: occupancy_drawing(tables[at], at, round(step), provenance),
+        parameters,
     )
 
 
 def _shown(
-    names: tuple[str, str], sliders: Sequence[NumberSlider], draw: Callable[..., Drawing]
+    notebook: str,
+    name: str,
+    sliders: Sequence[NumberSlider],
+    draw: Callable[..., Drawing],
+    parameters: Mapping[str, Any],
 ) -> Any:
-    """The widget over these sliders; the first sentence where no widget is shown.
+    """The widget over these sliders; the first sentence where no widget is shown."""
 
-    names: of the notebook, and of what is saved.
-    """
-
-    def now() -> Drawing:
-        return draw(*(slider.value for slider in sliders))
+    def now() -> dict[str, Drawing]:
+        return {name: draw(*(slider.value for slider in sliders))}
 
     if not is_live():
-        return f"{now().words} {NOT_LIVE}"
-    view = FigureView(*names, sliders, now)
+        return f"{now()[name].words} {NOT_LIVE}"
+    view = FigureView(notebook, sliders, now, parameters)
     for slider in sliders:
         slider.slider.observe(view.show, names="value")
     return view.box
 
 
 def _line(readings: pd.DataFrame, name: str, scale: float) -> go.Scatter:
-    style = MODELS.get(name[:3])
-    colour, dash = (style.colour, style.dash) if style else (BLACK, "solid")
-    return go.Scatter(
-        x=readings["llm_share"],
-        y=scale * readings[name],
-        name=style.label if style else "both",
-        mode="lines+markers",
-        line={"color": colour, "dash": dash},
-        marker={"symbol": style.symbol if style else "diamond", "color": colour},
-        showlegend="hit_rate" not in name,
-    )
+    style = MODELS.get(name[:3], Style("both", BLACK, symbol="diamond"))
+    rows = readings.assign(value=scale * readings[name])
+    return series(rows, "llm_share", style, "%{y:.4g}", showlegend="hit_rate" not in name)
 
 
 def _ring(name: str, x: float, y: float) -> go.Scatter:
-    return go.Scatter(
-        x=[x],
-        y=[y],
-        mode="markers",
-        marker={"symbol": "circle-open", "size": 18, "color": BLACK, "line": {"width": 2.5}},
-        meta=f"ring {name}",
-        showlegend=False,
-        cliponaxis=False,
-        hoverinfo="skip",
-    )
+    marker = {"symbol": "circle-open", "size": 18, "color": BLACK, "line": {"width": 2.5}}
+    look = {"mode": "markers", "showlegend": False, "cliponaxis": False, "hoverinfo": "skip"}
+    return go.Scatter(x=[x], y=[y], marker=marker, meta=f"ring {name}", **look)

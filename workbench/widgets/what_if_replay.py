@@ -66,9 +66,8 @@ class Position:
     def parameters(self) -> dict[str, Any]:
         """The notebook's; a file's name is absolute, it has no other."""
         is_file = Path(self.recording).suffix == ".parquet"
-        return asdict(self) | (
-            {"recording": str(Path(self.recording).resolve())} if is_file else {}
-        )
+        name = str(Path(self.recording).resolve()) if is_file else self.recording
+        return asdict(self) | {"recording": name}
 
 
 class RecordingInfo(NamedTuple):
@@ -78,25 +77,11 @@ class RecordingInfo(NamedTuple):
     path: Path
     header: Header
 
-    @property
-    def n(self) -> int:
-        """Beams, or samples."""
-        return int(self.header.settings.strategy_settings.get("n", 1))
-
-    @property
-    def beam_width(self) -> int | None:
-        """Children of a beam; None: the strategy has none."""
-        return self.header.settings.strategy_settings.get("beam_width")
-
-    @property
-    def num_problems(self) -> int:
-        """Problems searched."""
-        return len(self.header.problems)
-
     def __str__(self) -> str:
-        width = "" if self.beam_width is None else f", beam width {self.beam_width}"
+        settings = self.header.settings.strategy_settings
+        width = f", beam width {settings['beam_width']}" if settings.get("beam_width") else ""
         models = f"LLM {self.header.llm.name}, PRM {self.header.prm.name}"
-        return f"{models}, n = {self.n}{width}, {self.num_problems} problems"
+        return f"{models}, n = {settings.get('n', 1)}{width}, {len(self.header.problems)} problems"
 
     def position(self, **given: Any) -> Position:
         """A position on it: what is None or not given is as recorded, the device an H100.
@@ -173,13 +158,12 @@ class Replay:
     row: kv_share, tokens_per_s, seconds_per_problem, outside_s (of them neither model's), and of
     each model, with its role before: num_blocks, kv_tokens, seconds (of a problem), hit_rate,
     thrash (events in 1,000 look-ups). blocks: start_s, engine, blocks_active, blocks_cached,
-    blocks_total, of the replay at `blocks_share`. took_s: to replay, None where it is interpolated.
+    blocks_total. took_s: to replay, None where it is interpolated.
     """
 
     position: Position
     row: dict[str, float]
     blocks: pd.DataFrame
-    blocks_share: float
     took_s: float | None
 
     @property
@@ -198,11 +182,11 @@ def replay(info: RecordingInfo, position: Position) -> Replay:
     """The recorded search at this position. Errors as what_if raises them."""
     start = time.perf_counter()
     settings = {name: value for name, value in asdict(position).items() if name != "recording"}
-    found = what_if(recorded(info.path), **settings)
+    found, num_problems = what_if(recorded(info.path), **settings), len(info.header.problems)
     row = {
         "kv_share": found.memory[0].kv_bytes / sum(model.kv_bytes for model in found.memory),
         "tokens_per_s": found.throughput.tokens_per_s,
-        "seconds_per_problem": found.throughput.wall_s / info.num_problems,
+        "seconds_per_problem": found.throughput.wall_s / num_problems,
     }
     parts = []
     for name, memory in zip(("llm", "prm"), found.memory, strict=True):
@@ -213,7 +197,7 @@ def replay(info: RecordingInfo, position: Position) -> Replay:
         look_ups = len(admitted) + int(admitted["preemptions"].sum())
         row[f"{name}_num_blocks"] = memory.num_blocks
         row[f"{name}_kv_tokens"] = memory.num_blocks * position.block_size
-        row[f"{name}_seconds"] = float(steps["duration_s"].sum()) / info.num_problems
+        row[f"{name}_seconds"] = float(steps["duration_s"].sum()) / num_problems
         row[f"{name}_hit_rate"] = steps["hit_tokens"].sum() / max(steps["query_tokens"].sum(), 1)
         row[f"{name}_thrash"] = 1000 * steps["thrash_events"].sum() / max(look_ups, 1)
         columns = ["start_s", "engine", *BLOCK_COLUMNS, "blocks_total"]
@@ -222,8 +206,7 @@ def replay(info: RecordingInfo, position: Position) -> Replay:
     rest = row["seconds_per_problem"] - busy
     row["outside_s"] = rest if rest > 1e-9 * busy else 0.0  # less is what adding floats leaves
     blocks = pd.concat(parts, ignore_index=True)
-    took_s = time.perf_counter() - start
-    return Replay(position, row, blocks, position.llm_share, took_s)
+    return Replay(position, row, blocks, time.perf_counter() - start)
 
 
 def replay_rows(replays: Sequence[Replay]) -> pd.DataFrame:
@@ -244,7 +227,7 @@ def interpolated(position: Position, replays: Sequence[Replay]) -> Replay | None
     names = [name for name in rows.columns if name not in ("llm_share", "exact")]
     row = {name: float(np.interp(share, rows["llm_share"], rows[name])) for name in names}
     near = min(replays, key=lambda each: abs(each.position.llm_share - share))
-    return Replay(position, row, near.blocks, near.blocks_share, None)
+    return Replay(position, row, near.blocks, None)
 
 
 def interpolation_errors(replays: Sequence[Replay]) -> pd.DataFrame:
