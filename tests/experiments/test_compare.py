@@ -93,12 +93,6 @@ def test_another_machine_or_version_is_a_warning(pair):
     assert "versions differs" in text
 
 
-def test_overlay_hands_both_sides_to_what_draws(pair):
-    steps = compare(*pair).overlay(lambda frame: frame)
-    assert set(steps["side"]) == {"a", "b"}
-    assert len(steps) == 24
-
-
 def test_runs_without_pairs_are_refused(tmp_path, pair):
     other = store_fake(tmp_path, RunSpec(CONFIGURATION, 0.3, 1))
     with pytest.raises(RunStoreError, match="no problem in common"):

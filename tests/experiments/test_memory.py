@@ -1,22 +1,25 @@
 """Feasible shares: the ends are sharp, and they are the engines' own rule."""
 
+from dataclasses import replace
+
 import pytest
 
 from workbench.errors import ModelError, OutOfMemory
-from workbench.experiments.memory import feasibility, feasible_shares
+from workbench.experiments.memory import feasibility, shares_of
 from workbench.experiments.settings import RunSpec, sweep_config
+
+TINY = sweep_config("quick")
 
 
 def test_the_study_s_axis_is_feasible_for_the_tiny_pair():
-    ends = feasible_shares("tiny-solver", "tiny-prm", "64MiB")
+    ends = shares_of(TINY)
     assert ends.low <= 0.08
     assert ends.high >= 0.5
-    assert not ends.is_empty
     assert "is feasible in 64.0 MiB" in str(ends)
 
 
 def test_the_ends_are_sharp():
-    ends = feasible_shares("tiny-solver", "tiny-prm", "64MiB")
+    ends = shares_of(TINY)
     for end, inwards in ((ends.low, 1), (ends.high, -1)):
         assert ends.at(end + inwards * 1e-6).fits
         assert not ends.at(end - inwards * 1e-6).fits
@@ -26,26 +29,26 @@ def test_the_ends_are_sharp():
 
 
 def test_one_request_of_the_longest_length_sets_the_end():
-    whole = feasible_shares("tiny-solver", "tiny-prm", "64MiB", max_model_len=2048)
-    half = feasible_shares("tiny-solver", "tiny-prm", "64MiB", max_model_len=1024)
-    odd = feasible_shares("tiny-solver", "tiny-prm", "64MiB", max_model_len=1025)
+    whole = shares_of(replace(TINY, max_model_len=2048))
+    half = shares_of(replace(TINY, max_model_len=1024))
+    odd = shares_of(replace(TINY, max_model_len=1025))
     assert whole.llm.blocks == 128
     assert half.llm.blocks == 64
     assert odd.llm.blocks == 65  # rounded up to whole blocks
     assert half.low < odd.low < whole.low
-    outside = feasible_shares("tiny-solver", "tiny-prm", "64MiB", activations=(2**20, 0))
+    outside = shares_of(TINY, activations=(2**20, 0))
     assert outside.low == pytest.approx(whole.low + 1 / 64)
 
 
 def test_a_total_too_small_for_both_has_no_share():
-    ends = feasible_shares("tiny-solver", "tiny-prm", "16MiB")
-    assert ends.is_empty
+    ends = shares_of(TINY, total="16MiB")
+    assert ends.low > ends.high
     assert "no share is feasible" in str(ends)
 
 
 def test_activations_that_nobody_measured_yet_are_said():
     """Where the total pays for them the ends are too wide, and the sentence says so."""
-    ends = feasible_shares("tiny-solver", "tiny-prm", "64MiB", activations=None)
+    ends = shares_of(TINY, activations=None)
     assert str(ends).endswith("is feasible in 64.0 MiB, less what activations take")
 
 
@@ -73,7 +76,9 @@ def test_thesis_scale_is_feasible_where_the_study_says(tmp_path):
         }
         (tmp_path / name / "config.json").write_text(json.dumps(config))
     pair = [str(tmp_path / name) for name in shapes]
-    ends = feasible_shares(*pair, "40GiB", dtype="bfloat16")
+    ends = shares_of(
+        replace(TINY, llm=pair[0], prm=pair[1], total_memory="40GiB", dtype="bfloat16")
+    )
     assert 0.05 < ends.low < 0.08
     assert 0.53 < ends.high < 0.66
     assert ends.llm.block_bytes == 512 * 2**10
@@ -87,7 +92,7 @@ def test_a_run_names_the_model_that_lacks_bytes():
     assert "the PRM (tiny-prm) lacks" in str(found)
     assert found.columns["prm_lacks_bytes"] == found.lacks("prm") > 0
     with pytest.raises(ModelError, match="no model"):
-        feasible_shares("tiny-solver", "nothing-of-this-name", "64MiB")
+        shares_of(replace(TINY, prm="nothing-of-this-name"))
 
 
 @pytest.mark.parametrize("model", ["tiny-solver", "tiny-prm"])
@@ -95,7 +100,7 @@ def test_the_rule_is_the_engine_s_own_to_the_byte(model):
     """One byte less than `least` is refused by the engine itself, with `least` it starts."""
     from workbench.engine.engine import Engine
 
-    need = feasible_shares(model, model, "64MiB").llm
+    need = shares_of(replace(TINY, llm=model, prm=model)).llm
     settings = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "activations_in_total": False}
     engine = Engine(model, memory=need.least, **settings)
     assert engine.memory.weights == need.weights

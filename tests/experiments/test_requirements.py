@@ -11,7 +11,6 @@ from workbench.experiments.requirements import (
     COMPUTED,
     MEASURED,
     block_count_rows,
-    build_at_shares,
     computed_pair,
     memory_part_rows,
     memory_provenance,
@@ -125,7 +124,7 @@ def test_faces_and_homes_name_what_was_built(study):
 
 def test_no_feasible_share_is_an_error_that_says_why():
     with pytest.raises(ConfigError, match=r"llm_share 0\.01 is infeasible: the LLM .* lacks"):
-        build_at_shares(sweep_config("quick", shares=(0.01,)))
+        study_memory(sweep_config("quick", shares=(0.01,)))
 
 
 def test_rows_survive_their_file(rows, tmp_path):

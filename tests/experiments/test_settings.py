@@ -115,7 +115,7 @@ def test_a_fingerprint_follows_what_a_run_does_and_nothing_else():
 
 def test_a_fingerprint_survives_json():
     spec = RunSpec(sweep_config("quick", levels=[1, 2]), 0.08, 3)
-    stored = json.loads(json.dumps([spec.parameters, spec.role, IDENTITY.to_dict()]))
+    stored = json.loads(json.dumps([spec.parameters, spec.role, dataclasses.asdict(IDENTITY)]))
     assert fingerprint_of(*stored) == spec.fingerprint(IDENTITY)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -145,17 +146,15 @@ def _print_left(
 
     if set(stems) - set(OWN_RUNS):
         _print_preview(config, runs, retry)
-    batch, ablation, policies = (
-        plan_of(kind, config.profile, parameters) for kind in (BatchPlan, AblationPlan, PolicyPlan)
+    studies: tuple[tuple[str, Any, Any], ...] = (
+        (BATCHING, BatchPlan, batch_runs),
+        (ABLATION, AblationPlan, ablation_runs),
+        (POLICIES, PolicyPlan, partial(policies_planned, runs_dir=runs)),
     )
-    left = {
-        BATCHING: lambda: batch_runs(config, batch),
-        ABLATION: lambda: ablation_runs(config, ablation),
-        POLICIES: lambda: policies_planned(config, policies, runs),
-    }
-    for stem, specs in left.items():
+    for stem, kind, runs_of in studies:
+        plan = plan_of(kind, config.profile, parameters)
         if stem in stems:
-            terminal().print(f"{stem}: {preview(config, runs, specs=specs())}")
+            terminal().print(f"{stem}: {preview(config, runs, specs=runs_of(config, plan))}")
 
 
 def stored_ablation_claims(config: SweepConfig, parameters: Mapping[str, Any]) -> list[Claim]:

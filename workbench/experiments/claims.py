@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, replace
 
 import pandas as pd
 
-from workbench.config import SweepConfig
 from workbench.experiments.rows import (
     accuracy_gain,
     depth_pairs,
@@ -25,7 +24,7 @@ from workbench.experiments.rows import (
     throughput,
 )
 from workbench.experiments.settings import BATCHED, LAST_TWO, THESIS_SHARE, sweep_config
-from workbench.experiments.statistics import Interval, Rates, Tables, proportion_upper_bound
+from workbench.experiments.statistics import Interval, Rates, Tables, upper_bound_of_none
 from workbench.experiments.study import Study, rung
 from workbench.models.registry import model_spec
 
@@ -78,8 +77,9 @@ def peak_claim(rows: pd.DataFrame) -> Claim:
     """
     peak, same = (rows[rows["metric"] == m].iloc[0] for m in ("peak_share", "same_work"))
     shares = sorted(rows.loc[rows["metric"] == "tokens_per_s", "llm_share"])
-    near = _neighbours(shares, THESIS_SHARE)
-    narrow = near[0] <= peak["low"] and peak["high"] <= near[1]
+    below = max((s for s in shares if s < THESIS_SHARE - 1e-9), default=shares[0])
+    above = min((s for s in shares if s > THESIS_SHARE + 1e-9), default=shares[-1])
+    narrow = below <= peak["low"] and peak["high"] <= above
     inside = shares[0] < peak["low"] and peak["high"] < shares[-1]
     covers = peak["low"] <= THESIS_SHARE <= peak["high"]
     verdict = FAILS if not covers else HOLDS if inside and narrow else DEPENDS
@@ -88,13 +88,6 @@ def peak_claim(rows: pd.DataFrame) -> Claim:
         number += f"; from {same['low']:.2f} to {same['high']:.2f} the work is the same"
     text = "Throughput peaks inside the interval, at a share of 0.3"
     return Claim("C1", text, verdict, number, "memory_split")
-
-
-def _neighbours(shares: list[float], wanted: float) -> tuple[float, float]:
-    """The measured shares next to `wanted` on both sides; the ends where there is none."""
-    below = [share for share in shares if share < wanted - 1e-9]
-    above = [share for share in shares if share > wanted + 1e-9]
-    return max(below, default=shares[0]), min(above, default=shares[-1])
 
 
 def constant_claim(runs: pd.DataFrame) -> Claim:
@@ -111,16 +104,14 @@ def constant_claim(runs: pd.DataFrame) -> Claim:
 
 def linear_claim(runs: pd.DataFrame) -> Claim:
     """C3. Holds where both models' blocks are within one block of the line the formula gives."""
-    off = max(_off_the_line(runs, engine) for engine in ("llm", "prm"))
+    off = 0.0
+    for engine in ("llm", "prm"):
+        fixed = runs[f"{engine}_bytes"] - runs[f"{engine}_kv_bytes"]
+        line = (runs[f"{engine}_bytes"] - fixed.iloc[0]) / runs[f"{engine}_block_bytes"]
+        off = max(off, float((runs[f"{engine}_blocks"] - line).abs().max()))
     number = f"largest distance from the formula {off:.2f} blocks"
     verdict = HOLDS if off <= 1 else FAILS
     return Claim("C3", "Blocks are linear in the share", verdict, number, "kv_blocks")
-
-
-def _off_the_line(runs: pd.DataFrame, engine: str) -> float:
-    fixed = runs[f"{engine}_bytes"] - runs[f"{engine}_kv_bytes"]
-    line = (runs[f"{engine}_bytes"] - fixed.iloc[0]) / runs[f"{engine}_block_bytes"]
-    return float((runs[f"{engine}_blocks"] - line).abs().max())
 
 
 def eviction_claim(rates: Rates, lost: pd.DataFrame) -> Claim:
@@ -128,39 +119,28 @@ def eviction_claim(rates: Rates, lost: pd.DataFrame) -> Claim:
 
     Depends where the slow-down is not told from the machine's noise, or its part not from a half.
     """
-    end, base = lost["llm_share"].max(), _nearest(lost["llm_share"], THESIS_SHARE)
+    shares = lost["llm_share"].drop_duplicates()
+    end, base = float(shares.max()), float(shares.iloc[(shares - THESIS_SHARE).abs().argmin()])
     slower = rates.difference(base, end)
-    parts = [_part(lost, share, "recomputed_evicted") for share in (base, end)]
-    part = rates.part_of_slow_down(base, end, (parts[0], parts[1]))
+    again = lost[lost["part"] == "recomputed_evicted"].groupby("llm_share")["seconds"].sum()
+    parts = again / lost.groupby("llm_share")["wall_s"].first()  # of wall time, on both engines
+    before, after = (float(parts.fillna(0.0)[share]) for share in (base, end))
+    part = rates.part_of_slow_down(base, end, (before, after))
     verdict = DEPENDS
     if slower.high < 0:
         verdict = HOLDS if part.low > 0.5 else FAILS if part.high < 0.5 else DEPENDS
+    told = f"{part.estimate:.0%} [{part.low:.0%}, {part.high:.0%}] of the slow-down"
+    if math.isnan(part.estimate):
+        told = "and the slow-down is not told from the machine's noise"
+    if rates.plateau(end)[0] <= base:
+        told = "and both shares do the same work"
     number = (
         f"tokens/s at {end:.2f} minus at {base:.2f}: {slower.estimate:.0f} [{slower.low:.0f}, "
-        f"{slower.high:.0f}]; recomputing what was evicted is {parts[1]:.0%} of the time at "
-        f"{end:.2f}, {_part_in_words(part, rates.plateau(end)[0] <= base)}"
+        f"{slower.high:.0f}]; recomputing what was evicted is {after:.0%} of the time at "
+        f"{end:.2f}, {told}"
     )
     text = "The PRM-starved end slows down through eviction"
     return Claim("C4", text, verdict, number, "lost_time")
-
-
-def _part_in_words(part: Interval, same_work: bool) -> str:
-    if same_work:
-        return "and both shares do the same work"
-    if math.isnan(part.estimate):
-        return "and the slow-down is not told from the machine's noise"
-    return f"{part.estimate:.0%} [{part.low:.0%}, {part.high:.0%}] of the slow-down"
-
-
-def _nearest(shares: pd.Series, wanted: float) -> float:
-    distinct = shares.drop_duplicates()
-    return float(distinct.iloc[(distinct - wanted).abs().argmin()])
-
-
-def _part(lost: pd.DataFrame, share: float, use: str) -> float:
-    """What part of a share's wall time goes to one use, on both engines."""
-    rows = lost[lost["llm_share"] == share]
-    return float(rows.loc[rows["part"] == use, "seconds"].sum() / rows["wall_s"].iloc[0])
 
 
 def hits_claim(rows: pd.DataFrame) -> Claim:
@@ -236,7 +216,10 @@ def finishing_claim(pairs: pd.DataFrame, max_depth: int) -> Claim:
     beam came to the limit: then nothing was sampled to an end, and the claim is not tested.
     """
     own = pairs[pairs["max_depth"] == max_depth]
-    gain, reached = accuracy_bound(own), int(own["reached_finishes"].sum())
+    gain, reached = accuracy_gain(own), int(own["reached_finishes"].sum())
+    if (own["correct_stops"] == own["correct_finishes"]).all():
+        bound = upper_bound_of_none(int(own["problem_id"].nunique()))
+        gain = replace(gain, estimate=0.0, low=-bound, high=bound)
     verdict = HOLDS if gain.high < HARDLY else FAILS if gain.low > HARDLY else DEPENDS
     verdict = verdict if reached else DEPENDS
     number = (
@@ -248,15 +231,6 @@ def finishing_claim(pairs: pd.DataFrame, max_depth: int) -> Claim:
         number += f"; {accuracy_gain(rows).estimate:+.2f} at {limit}"
     text = "Sampling to the end hardly helps accuracy"
     return Claim("C8", text, verdict, f"{number}; hardly means {HARDLY:g}", "modifications")
-
-
-def accuracy_bound(pairs: pd.DataFrame) -> Interval:
-    """accuracy_gain; where no answer changed, its bounds are those of changes never seen."""
-    gain = accuracy_gain(pairs)
-    if (pairs["correct_stops"] != pairs["correct_finishes"]).any():
-        return gain
-    bound = proportion_upper_bound(0, int(pairs["problem_id"].nunique()))
-    return Interval(0.0, -bound, bound, gain.units)
 
 
 # -- what the thesis leaves open, what this study takes instead, and why --
@@ -274,8 +248,9 @@ def missing_values() -> pd.DataFrame:
     def both(name: str) -> str:
         """One value where both scales take the same."""
         ends = [getattr(config, name) for config in (tiny, thesis)]
-        if name == "max_model_len":
-            ends = [end or _longest(config) for end, config in zip(ends, (tiny, thesis))]
+        if name == "max_model_len":  # None: the longest request that both models can read
+            longest = min(model_spec(model).max_model_len for model in (tiny.llm, tiny.prm))
+            ends = [end or longest for end in ends]
         texts = [f"{end:,}" if isinstance(end, int) else str(end) for end in ends]
         texts = ["float32" if text == "auto" else text for text in texts]  # what a CPU computes in
         return texts[0] if len(set(texts)) == 1 else f"{texts[0]} (tiny), {texts[1]} (thesis scale)"
@@ -304,8 +279,3 @@ preempted requests | not stated | recompute | no second memory to swap to
     rows = [line.split(" | ") for line in table.strip().splitlines()]
     columns = ["value", "thesis", "taken", "why"]
     return pd.DataFrame(rows, columns=columns).assign(moves_the_peak=OPEN)
-
-
-def _longest(config: SweepConfig) -> int:
-    """Tokens of the longest request that both models can read."""
-    return min(model_spec(name).max_model_len for name in (config.llm, config.prm))

@@ -7,10 +7,10 @@ have in common cancels.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pandas as pd
 
@@ -18,19 +18,14 @@ from workbench.errors import RunStoreError
 from workbench.experiments.runs import FINISHED, load_runs, load_table, read_config
 from workbench.experiments.settings import COUNTED, TIMED
 from workbench.experiments.statistics import (
+    Interval,
     paired_difference,
     paired_ratio_difference,
 )
 
 Runs = str | Path | Iterable[str | Path]
-Drawn = TypeVar("Drawn")
 
-PAIRED = {
-    "correct": "accuracy",
-    "tokens": "tokens",
-    "iterations": "iterations",
-    "seconds": "seconds",
-}
+PAIRED = {"correct": "accuracy"} | {name: name for name in ("tokens", "iterations", "seconds")}
 """Columns of `problems` that are compared, and what their mean is called."""
 PLACES = ("machine", "versions", "git_commit")
 
@@ -60,22 +55,11 @@ class Comparison:
     why the two may not be comparable.
     """
 
-    a: tuple[str, ...]
-    b: tuple[str, ...]
     parameters: pd.DataFrame
     differences: pd.DataFrame
     identical: bool
     first_difference: NodeDifference | None
     warnings: tuple[str, ...]
-
-    def overlay(self, draw: Callable[[pd.DataFrame], Drawn], table: str = "steps") -> Drawn:
-        """`draw` of one trace table of both sides; column `side` is "a" or "b"."""
-        sides = (load_table(s, table).assign(side=n) for n, s in (("a", self.a), ("b", self.b)))
-        return draw(pd.concat(list(sides), ignore_index=True))
-
-    def to_frame(self) -> pd.DataFrame:
-        """The paired differences."""
-        return self.differences
 
     def _repr_html_(self) -> str:
         tokens = "identical" if self.identical else f"different ({self.first_difference})"
@@ -101,8 +85,6 @@ def compare(a: Runs, b: Runs) -> Comparison:
         )
     first = _first_difference(left, right, keys)
     return Comparison(
-        a=tuple(left["folder"]),
-        b=tuple(right["folder"]),
         parameters=_parameters(left, right),
         differences=_differences(problems),
         identical=first is None,
@@ -143,45 +125,42 @@ def _table(runs: pd.DataFrame, name: str, keys: list[str]) -> pd.DataFrame:
 
 
 def _parameters(left: pd.DataFrame, right: pd.DataFrame) -> pd.DataFrame:
-    values = [_settings(runs) for runs in (left, right)]
-    names = sorted({*values[0], *values[1]})
-    rows = [(n, values[0].get(n, "-"), values[1].get(n, "-")) for n in names]
+    """What differs, as text; where the runs of a side differ, all values."""
+    sides: list[dict[str, str]] = []
+    for runs in (left, right):
+        found: dict[str, set[str]] = {}
+        for config in (read_config(Path(folder)) for folder in runs["folder"]):
+            identity = {f"identity.{name}": value for name, value in config["identity"].items()}
+            for name, value in (config["parameters"] | identity).items():
+                found.setdefault(name, set()).add(json.dumps(value))
+        sides.append({name: ", ".join(sorted(values)) for name, values in found.items()})
+    rows = [
+        [name, *(side.get(name, "-") for side in sides)] for name in sorted(sides[0] | sides[1])
+    ]
     return pd.DataFrame([row for row in rows if row[1] != row[2]], columns=["name", "a", "b"])
-
-
-def _settings(runs: pd.DataFrame) -> dict[str, str]:
-    """Each setting of a side as text; where its runs differ, all values."""
-    found: dict[str, set[str]] = {}
-    for folder in runs["folder"]:
-        config = read_config(Path(folder))
-        cells = config["parameters"] | {f"identity.{k}": v for k, v in config["identity"].items()}
-        for name, value in cells.items():
-            found.setdefault(name, set()).add(json.dumps(value))
-    return {name: ", ".join(sorted(values)) for name, values in found.items()}
 
 
 def _differences(problems: pd.DataFrame) -> pd.DataFrame:
     rows = []
+
+    def add(metric: str, a: float, b: float, found: Interval, pairs: int) -> None:
+        row = {"metric": metric, "a": float(a), "b": float(b), "difference": found.estimate}
+        rows.append(row | {"low": found.low, "high": found.high, "pairs": pairs})
+
     for column, name in PAIRED.items():
         known = problems[problems[[f"{column}_a", f"{column}_b"]].notna().all(axis=1)]
         if len(known):
             a, b = (known[f"{column}_{side}"].astype(float) for side in "ab")
             found = paired_difference(a, b, list(known["problem_id"]))
-            rows.append((name, float(a.mean()), float(b.mean()), found, len(known)))
+            add(name, a.mean(), b.mean(), found, len(known))
     before, after = (  # a problem's part of the run's wall time: its time in flight, scaled
         (problems[f"tokens_{side}"].astype(float), problems[f"wall_part_s_{side}"].astype(float))
         for side in "ab"
     )
     found = paired_ratio_difference(before, after, list(problems["problem_id"]))
-    rate_a, rate_b = (float(tokens.sum() / seconds.sum()) for tokens, seconds in (before, after))
-    rows.append(("tokens_per_s", rate_a, rate_b, found, len(problems)))
-    return pd.DataFrame(
-        [
-            {"metric": name, "a": at_a, "b": at_b, "difference": found.estimate}
-            | {"low": found.low, "high": found.high, "pairs": pairs}
-            for name, at_a, at_b, found, pairs in rows
-        ]
-    )
+    rate_a, rate_b = (tokens.sum() / seconds.sum() for tokens, seconds in (before, after))
+    add("tokens_per_s", rate_a, rate_b, found, len(problems))
+    return pd.DataFrame(rows)
 
 
 def _first_difference(
@@ -195,25 +174,17 @@ def _first_difference(
     both = tables[0].merge(tables[1], on=on, how="outer", suffixes=("_a", "_b"))
     both["depth"] = both["depth_a"].fillna(both["depth_b"])
     ordered = both.sort_values([*keys, "problem_id", "depth", "node_id"])
-    for row in ordered.itertuples(index=False):
-        found = _difference(row)
-        if found is not None:
-            return found
-    return None
-
-
-def _difference(row: Any) -> NodeDifference | None:
-    where = (str(row.problem_id), int(row.seed), str(row.node_id))
-    tokens = [
-        None if ids is None or ids is pd.NA or isinstance(ids, float) else list(ids)
-        for ids in (row.token_ids_a, row.token_ids_b)
-    ]
-    if None in tokens:
-        return NodeDifference(*where, "missing", *tokens)
-    if tokens[0] != tokens[1]:
-        return NodeDifference(*where, "tokens", *tokens)
-    if row.score_a != row.score_b:
-        return NodeDifference(*where, "score", row.score_a, row.score_b)
+    for row in ordered.to_dict("records"):
+        where = (str(row["problem_id"]), int(row["seed"]), str(row["node_id"]))
+        a, b = (
+            None if ids is None or ids is pd.NA or isinstance(ids, float) else list(ids)
+            for ids in (row["token_ids_a"], row["token_ids_b"])
+        )
+        if a != b:
+            what = "missing" if a is None or b is None else "tokens"
+            return NodeDifference(*where, what, a, b)
+        if row["score_a"] != row["score_b"]:
+            return NodeDifference(*where, "score", row["score_a"], row["score_b"])
     return None
 
 

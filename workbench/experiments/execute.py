@@ -20,15 +20,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from workbench import __version__
 from workbench.config import EngineConfig, SearchConfig, StrategyConfig, SweepConfig
-from workbench.core import RequestOutput, SamplingParams, ScoreParams, StepResult, Tag
-from workbench.core import Sequence as TokenSequence
+from workbench.core import RequestOutput, SamplingParams, StepPlan, StepResult, Tag
 from workbench.engine.engine import Engine
+from workbench.engine.executor import StepHandle
 from workbench.engine.memory import block_shape
-from workbench.engine.scheduler import Scheduler
 from workbench.experiments.memory import feasibility
 from workbench.experiments.runs import RunResult, sweep_problems
 from workbench.experiments.settings import (
@@ -43,8 +41,7 @@ from workbench.experiments.settings import (
 )
 from workbench.host import total_memory
 from workbench.kvcache.arena import KVArena
-from workbench.kvcache.manager import KVCacheManager
-from workbench.models.registry import CONFIGS, model_spec
+from workbench.models.registry import CONFIGS
 from workbench.replay import workload
 from workbench.replay.answers import Answers
 from workbench.replay.devices import Device
@@ -52,7 +49,7 @@ from workbench.replay.what_if import WhatIfResult, what_if
 from workbench.replay.workload import IN_FLIGHT, MATH500, Assumptions, thesis_search
 from workbench.search.prm import PRM, trie_size
 from workbench.search.requests import Strategy
-from workbench.search.result import SearchResult
+from workbench.search.result import SearchResult, Throughput
 from workbench.search.search import Search
 from workbench.search.strategies import BeamSearch, BestOfN
 from workbench.trace import SCHEMA_VERSION, Recorder
@@ -189,7 +186,9 @@ class Pair:
 
     def result_of(self, result: SearchResult) -> RunResult:
         """What the run brings: cells of its row, problems, nodes and the trace of both engines."""
-        cells = measured_columns(result, self.llm, self.prm)
+        parts = {"llm": memory_parts(self.llm), "prm": memory_parts(self.prm)}
+        cells = run_columns(result.throughput, result.trace.steps, parts)
+        cells["accuracy"] = result.accuracy
         if self.arena is not None:
             cells |= _arena_columns(result, self.arena)
         traced = {name: getattr(result.trace, name) for name in ("steps", "requests", "spans")}
@@ -268,31 +267,26 @@ def with_wall_part(result: SearchResult) -> pd.DataFrame:
     return result.problems.assign(wall_part_s=seconds * scale)
 
 
-def measured_columns(result: SearchResult, llm: Engine, prm: Engine) -> dict[str, Any]:
-    """Cells of the `runs` row: throughputs, accuracy, memory parts and sums over all steps."""
-    row = _speed(result.throughput) | {"accuracy": result.accuracy}
-    for role, engine in zip(ENGINES, (llm, prm), strict=True):
-        cells = memory_parts(engine) | step_sums(result.trace.steps, role)
-        row |= {f"{role}_{name}": value for name, value in cells.items()}
-    return row | busy_rates(row)
+def run_columns(
+    throughput: Throughput, steps: pd.DataFrame, parts: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Cells of the `runs` row: throughputs, memory parts by engine, and sums over all its steps.
 
-
-def _speed(throughput: Any) -> dict[str, Any]:
-    speed = throughput.to_dict()
-    speed["sampled_tokens"], speed["answered_problems"] = speed.pop("tokens"), speed.pop("problems")
-    return speed
-
-
-def busy_rates(row: Mapping[str, Any]) -> dict[str, float]:
-    """Tokens of each model by the seconds in which it worked: of the PRM those it computed for the
-    first time, since recomputing is no progress.
+    hit_rate is NaN where nothing was asked. *_tokens_per_busy_s: by the seconds in which a model
+    worked; of the PRM the tokens it computed for the first time, since recomputing is no progress.
     """
+    row = throughput.to_dict()
+    row["sampled_tokens"], row["answered_problems"] = row.pop("tokens"), row.pop("problems")
+    for role, memory in parts.items():
+        own = steps[steps["engine"] == role]
+        cells = dict(memory) | {name: int(own[name].sum()) for name in COUNTS}
+        cells["hit_rate"] = _rate(cells["hit_tokens"], cells["query_tokens"])
+        row |= {f"{role}_{name}": value for name, value in cells.items()}
+        row[f"{role}_steps"] = len(own)
     again = sum(row[f"prm_{name}"] for name in COUNTS if name.startswith("recomputed"))
-    new = row["prm_prefill_tokens"] - again
-    return {
-        "llm_tokens_per_busy_s": _rate(row["sampled_tokens"], row["llm_busy_s"]),
-        "prm_tokens_per_busy_s": _rate(new, row["prm_busy_s"]),
-    }
+    new = {"llm": row["sampled_tokens"], "prm": row["prm_prefill_tokens"] - again}
+    rates = {f"{r}_tokens_per_busy_s": _rate(new[r], row[f"{r}_busy_s"]) for r in ENGINES}
+    return row | rates
 
 
 def memory_parts(engine: Engine) -> dict[str, Any]:
@@ -307,13 +301,6 @@ def memory_parts(engine: Engine) -> dict[str, Any]:
         "blocks": memory.num_blocks,
         "kv_tokens": memory.num_blocks * engine.config.block_size,
     }
-
-
-def step_sums(steps: pd.DataFrame, engine: str) -> dict[str, Any]:
-    """Counts of one engine over the whole run; hit_rate is NaN where nothing was asked."""
-    own = steps[steps["engine"] == engine]
-    sums = {name: int(own[name].sum()) for name in COUNTS}
-    return sums | {"steps": len(own), "hit_rate": _rate(sums["hit_tokens"], sums["query_tokens"])}
 
 
 def _arena_columns(result: SearchResult, arena: KVArena) -> dict[str, Any]:
@@ -363,6 +350,14 @@ class Asked:
             return self.positions[-1] + 1
         return len(self.token_ids) + len(self.sampled) - 1
 
+    def queue(self, engine: Engine, again: bool) -> int:
+        """Ask an engine; not `again`: to be told as many tokens as recorded, whatever they are."""
+        if self.params is None:
+            return engine.add_score(self.token_ids, self.positions, self.columns)
+        count = len(self.sampled)
+        told = replace(self.params, max_tokens=count, stop=(), ignore_eos=True)
+        return engine.add(self.token_ids, self.params if again else told)
+
     def is_same(self, output: RequestOutput) -> bool:
         """Whether an output is the recorded one, token by token or bit by bit."""
         recorded = None if self.output is None else self.output.logits
@@ -408,12 +403,20 @@ class Listener:
         return outputs
 
 
-def record_requests(spec: RunSpec) -> dict[str, list[Asked]]:
-    """Search once; what each model was asked, in order, by "llm" and "prm"."""
-    llm, prm = (Listener(build_engine(spec.engine(role))) for role in ENGINES)
-    heard: tuple[Any, Any] = llm, prm
-    played(make_search(sweep_problems(spec.config), *heard, spec.search, spec.seed))
-    return {"llm": list(llm.asked.values()), "prm": list(prm.asked.values())}
+@dataclass(slots=True)
+class Recited:
+    """In place of an executor: tokens are the recorded ones, scores zeros; nothing is computed."""
+
+    storage: Any
+    asked: dict[int, Asked]  # by seed
+
+    def submit(self, plan: StepPlan) -> StepHandle:
+        """The step's recorded tokens."""
+        rows = zip(plan.sampling.seeds.tolist(), plan.sampling.positions.tolist())
+        own = ((self.asked[seed], position) for seed, position in rows)
+        tokens = [each.sampled[position - len(each.token_ids)] for each, position in own]
+        wanted = tuple(np.zeros((len(w.rows), len(w.columns)), np.float32) for w in plan.wanted)
+        return StepHandle(StepResult(np.array(tokens, np.int64), wanted=wanted))
 
 
 class Cells:
@@ -425,107 +428,60 @@ class Cells:
     def __init__(self, config: SweepConfig) -> None:
         self._config = config
         self._asked: dict[str, list[Asked]] = {}
+        self._weights: dict[str, Any] = {}
 
     def __call__(self, spec: RunSpec) -> RunResult:
-        """Carry out one cell. OutOfMemory when a padded batch cannot fit, and what building an
-        engine raises.
+        """Carry out one cell: all requests queued at once, of one engine. Of a TIMED one rates,
+        rows computed for nothing, blocks wasted; a COUNTED one computes nothing, since its blocks
+        depend on the recorded tokens alone. OutOfMemory when a padded batch cannot fit, and what
+        building an engine raises.
         """
         if not self._asked:
             usual = replace(self._config, num_problems=spec.config.num_problems)
-            self._asked = record_requests(RunSpec(usual, spec.llm_share, spec.seed))
-        asked = self._asked[spec.get("model")][:: spec.get("every")]
-        return count_blocks(spec, asked) if spec.role == COUNTED else time_engine(spec, asked)
+            self._record(RunSpec(usual, spec.llm_share, spec.seed))
+        model, is_timed = spec.get("model"), spec.role != COUNTED
+        asked, config = self._asked[model][:: spec.get("every")], spec.engine(model)
+        if not is_timed:
+            config = replace(config, memory=None, num_blocks=feasibility(spec).blocks(model))
+        engine, recorder = build_engine(config, weights=self._weights[model]), Recorder()
+        if not is_timed:
+            by_seed = {a.params.seed & (2**64 - 1): a for a in asked if a.params}  # as in a plan
+            computes_nothing: Any = Recited(engine.executor.storage, by_seed)
+            engine.executor = computes_nothing
+        engine.trace_as(recorder, model)
+        start = time.perf_counter()
+        numbers = [each.queue(engine, again=is_timed) for each in asked]
+        outputs: dict[int, RequestOutput] = {}
+        while engine.has_work:
+            outputs |= {output.request_id: output for output in engine.step()}
+        engine_s = time.perf_counter() - start
+        steps = recorder.steps
+        counts = _cell_counts(steps, spec, asked)
+        if not is_timed:
+            return RunResult(counts)
+        rows = int(steps[["prefill_tokens", "decode_tokens"]].to_numpy().sum())
+        needed = sum(each.num_rows for each in asked)  # static batches neither cache nor preempt
+        sampled = sum(len(each.sampled) for each in asked)
+        tokens = sampled or trie_size([array("i", each.token_ids) for each in asked])
+        pairs = zip(numbers, asked, strict=True)
+        measured = {
+            "engine_s": engine_s,
+            "tokens_per_s": tokens / engine_s if spec.get("every") == 1 else float("nan"),
+            "steps_per_s": sum(len(each.positions) or 1 for each in asked) / engine_s,
+            "same_answers": all(each.is_same(outputs[number]) for number, each in pairs),
+            "kv_blocks": engine.memory.num_blocks,
+            "padding": 1 - needed / rows if spec.get("kind") == STATIC_BATCH else 0.0,
+        }
+        return RunResult(measured | counts, {"steps": steps, "requests": recorder.requests})
 
-
-def time_engine(spec: RunSpec, asked: list[Asked]) -> RunResult:
-    """All requests queued at once, one engine: rates, rows computed for nothing, blocks wasted."""
-    model = spec.get("model")
-    engine, recorder = build_engine(spec.engine(model)), Recorder()
-    engine.trace_as(recorder, model)
-    start = time.perf_counter()
-    numbers = [
-        engine.add_score(each.token_ids, each.positions, each.columns)
-        if each.params is None
-        else engine.add(each.token_ids, each.params)
-        for each in asked
-    ]
-    outputs: dict[int, RequestOutput] = {}
-    while engine.has_work:
-        outputs |= {output.request_id: output for output in engine.step()}
-    engine_s = time.perf_counter() - start
-    steps = recorder.steps
-    rows = int(steps[["prefill_tokens", "decode_tokens"]].to_numpy().sum())
-    needed = sum(each.num_rows for each in asked)  # static batches neither cache nor preempt
-    sampled = sum(len(each.sampled) for each in asked)
-    tokens = sampled or trie_size([array("i", each.token_ids) for each in asked])
-    pairs = zip(numbers, asked, strict=True)
-    measured = {
-        "engine_s": engine_s,
-        "tokens_per_s": tokens / engine_s if spec.get("every") == 1 else float("nan"),
-        "steps_per_s": sum(len(each.positions) or 1 for each in asked) / engine_s,
-        "same_answers": all(each.is_same(outputs[number]) for number, each in pairs),
-        "kv_blocks": engine.memory.num_blocks,
-        "padding": 1 - needed / rows if spec.get("kind") == STATIC_BATCH else 0.0,
-    }
-    tables = {"steps": steps, "requests": recorder.requests}
-    return RunResult(measured | _cell_counts(steps, spec, asked), tables)
-
-
-class NeverStops:
-    """Recorded requests end by their length."""
-
-    def add(self, request_id: int, params: SamplingParams) -> None:
-        """Nothing to remember."""
-
-    def remove(self, request_id: int) -> None:
-        """Nothing to forget."""
-
-    def suspects(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """None of them."""
-        return np.zeros(len(tokens), bool)
-
-    def finish_reason(self, seq: TokenSequence) -> str | None:
-        """The scheduler's own, "length"."""
-        return None
-
-
-def count_blocks(spec: RunSpec, asked: list[Asked]) -> RunResult:
-    """The same through the scheduler and the cache alone, with recorded tokens for results: block
-    counts depend on nothing else.
-    """
-    model = spec.get("model")
-    config, num_blocks = spec.engine(model), feasibility(spec).blocks(model)
-    scheduler = Scheduler(
-        KVCacheManager(num_blocks, config.block_size, config.enable_prefix_caching),
-        np.arange(num_blocks),
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_model_len=config.max_model_len or model_spec(config.model).max_model_len,
-        stops=NeverStops(),
-        watermark=config.watermark,
-    )
-    recorded: dict[int, Asked] = {}  # by seed
-    for number, each in enumerate(asked):
-        tokens, score, params = list(each.token_ids), None, each.params
-        if params is None:
-            score = ScoreParams(each.positions, each.columns)
-        else:
-            recorded[params.seed & (2**64 - 1)] = each  # seeds are unsigned in a plan
-            params = replace(params, max_tokens=len(each.sampled))
-        own: dict[str, Any] = {} if params is None else {"params": params}
-        scheduler.add(TokenSequence(number, tokens, len(tokens), score=score, **own))
-    recorder = Recorder()
-    while (plan := scheduler.schedule()) is not None:
-        assert scheduler.counts is not None
-        recorder.step(model, plan.step, 0.0, 0.0, 0.0, scheduler.counts)
-        rows = zip(plan.sampling.seeds.tolist(), plan.sampling.positions.tolist())
-        sampled = [
-            recorded[seed].sampled[position - len(recorded[seed].token_ids)]
-            for seed, position in rows
-        ]
-        wanted = tuple(np.zeros((len(w.rows), len(w.columns)), np.float32) for w in plan.wanted)
-        scheduler.update(plan, StepResult(np.array(sampled, np.int64), wanted=wanted))
-    return RunResult(_cell_counts(recorder.steps, spec, asked))
+    def _record(self, spec: RunSpec) -> None:
+        """Search once; what each model was asked, in order."""
+        llm, prm = (Listener(build_engine(spec.engine(role))) for role in ENGINES)
+        heard: tuple[Any, Any] = llm, prm
+        played(make_search(sweep_problems(spec.config), *heard, spec.search, spec.seed))
+        for role, engine in zip(ENGINES, (llm, prm), strict=True):
+            self._asked[role] = list(engine.asked.values())
+            self._weights[role] = engine.weights
 
 
 def _cell_counts(steps: pd.DataFrame, spec: RunSpec, asked: list[Asked]) -> dict[str, Any]:
@@ -620,22 +576,22 @@ class Replays:
             max_num_batched_tokens=config.max_num_batched_tokens,
             min_problem_batch=config.min_problem_batch,
         )
-        row = _speed(found.throughput)
-        row |= {"rung": REPLAYED, "machine": f"simulated {self._device.name}"}
-        for role, memory in zip(ENGINES, found.memory, strict=True):
-            parts = {
+        parts = {
+            role: {
                 "weights_bytes": memory.weight_bytes,
                 "kv_bytes": memory.kv_bytes,
                 "block_bytes": memory.block_bytes,
                 "blocks": memory.num_blocks,
                 "kv_tokens": memory.num_blocks * config.block_size,
             }
-            cells = parts | step_sums(found.trace.steps, role)
-            row |= {f"{role}_{name}": value for name, value in cells.items()}
+            for role, memory in zip(ENGINES, found.memory, strict=True)
+        }
+        row = run_columns(found.throughput, found.trace.steps, parts)
+        row |= {"rung": REPLAYED, "machine": f"simulated {self._device.name}"}
         traced = {name: getattr(found.trace, name) for name in ("steps", "requests", "spans")}
         levels = {p.problem.id: p.problem.level for p in answers.recording.problems}
         problems = {"problems": replayed_problems(found, levels)}
-        return RunResult(row | busy_rates(row), problems | traced)
+        return RunResult(row, problems | traced)
 
 
 def replayed_problems(found: WhatIfResult, levels: Mapping[str, int | None]) -> pd.DataFrame:

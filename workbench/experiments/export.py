@@ -180,12 +180,8 @@ def tex_escaped(text: str) -> str:
     """`text` with TeX's special characters made harmless."""
     special = {c: f"\\{c}" for c in "&%$#_{}"}
     special |= {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
-    special |= {
-        "<": "\\ensuremath{<}",
-        ">": "\\ensuremath{>}",
-        "×": "\\ensuremath{\\times}",
-        "·": "\\ensuremath{\\cdot}",
-    }
+    maths = {"<": "<", ">": ">", "×": "\\times", "·": "\\cdot"}
+    special |= {character: f"\\ensuremath{{{name}}}" for character, name in maths.items()}
     return "".join(special.get(character, character) for character in text)
 
 

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from workbench.config import EngineConfig, SweepConfig, format_size, parse_size
 from workbench.kvcache.arena import BlockShape, choose_page, pack
 from workbench.kvcache.policies import pages_above_floors
 from workbench.models.registry import held_bytes, model_spec
 
+if TYPE_CHECKING:
+    from workbench.experiments.settings import RunSpec
+
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 MODELS = ("llm", "prm")
-LABELS = {"llm": "LLM", "prm": "PRM"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +42,6 @@ class Need:
     def least(self) -> int:
         """Bytes below which not even one request of max_model_len fits."""
         return self.fixed + self.blocks * self.block_bytes
-
-    def lacks(self, budget: int) -> int:
-        """Bytes missing from `budget`; 0 when it is enough."""
-        return max(0, self.least - budget)
 
     def num_blocks(self, budget: int) -> int:
         """Blocks that `budget` bytes hold beside the weights."""
@@ -67,7 +65,7 @@ class Feasibility:
     def lacks(self, model: str) -> int:
         """Bytes a model lacks."""
         need, budget = self.of(model)
-        return need.lacks(budget)
+        return max(0, need.least - budget)
 
     def blocks(self, model: str) -> int:
         """Blocks of a model's cache."""
@@ -87,11 +85,8 @@ class Feasibility:
     def __str__(self) -> str:
         if self.fits:
             return f"llm_share {self.llm_share:g} fits"
-        short = [
-            f"the {LABELS[m]} ({self.of(m)[0].model}) lacks {format_size(self.lacks(m))}"
-            for m in MODELS
-            if self.lacks(m)
-        ]
+        lacking = {m: format_size(self.lacks(m)) for m in MODELS if self.lacks(m)}
+        short = [f"the {m.upper()} ({self.of(m)[0].model}) lacks {b}" for m, b in lacking.items()]
         return f"llm_share {self.llm_share:g} is infeasible: {' and '.join(short)}"
 
 
@@ -99,17 +94,20 @@ class Feasibility:
 class FeasibleShares:
     """The interval of llm_share in which both models fit `total` bytes; empty when low > high."""
 
-    low: float
-    high: float
     total: int
     llm: Need
     prm: Need
     activations_known: bool = True  # False: the total pays for activations not measured yet
 
     @property
-    def is_empty(self) -> bool:
-        """Whether no share leaves room for both."""
-        return self.low > self.high
+    def low(self) -> float:
+        """Below it the LLM has no room for one request."""
+        return self.llm.least / self.total
+
+    @property
+    def high(self) -> float:
+        """Above it the PRM has none."""
+        return 1 - self.prm.least / self.total
 
     def at(self, llm_share: float) -> Feasibility:
         """What one share leaves each model."""
@@ -118,77 +116,40 @@ class FeasibleShares:
 
     def __str__(self) -> str:
         total = format_size(self.total)
-        if self.is_empty:
+        if self.low > self.high:
             least = format_size(self.llm.least + self.prm.least)
             return f"no share is feasible in {total}: the two models need {least} at least"
         unknown = "" if self.activations_known else ", less what activations take"
         return f"llm_share {self.low:.3f} to {self.high:.3f} is feasible in {total}{unknown}"
 
 
-class Run(Protocol):
-    """What tells whether a run fits: its share, and the settings of both engines."""
-
-    @property
-    def llm_share(self) -> float: ...
-    @property
-    def llm_bytes(self) -> int: ...
-    @property
-    def prm_bytes(self) -> int: ...
-    def engine(self, role: str) -> EngineConfig: ...
-
-
-def feasible_shares(
-    llm: str,
-    prm: str,
-    total: int | str,
-    *,
-    block_size: int = 16,
-    max_model_len: int | None = None,
-    dtype: str = "auto",
-    activations: tuple[int, int] | None = (0, 0),
-) -> FeasibleShares:
-    """The ends of the axis for two models in `total` bytes.
-
-    max_model_len None is each model's own. activations: bytes of (LLM, PRM) where the total pays
-    for them, as the engines' profiling pass measures them; (0, 0) where it does not, None where
-    they are not known yet and the ends are therefore too wide. Raises ModelError for an unknown
-    model.
-    """
-    size = parse_size(total)
-    first, second = (
-        _need(model, block_size, max_model_len, dtype, bytes_)
-        for model, bytes_ in zip((llm, prm), activations or (0, 0), strict=True)
-    )
-    low, high = first.least / size, 1 - second.least / size
-    return FeasibleShares(low, high, size, first, second, activations is not None)
-
-
 def shares_of(
     config: SweepConfig, activations: tuple[int, int] | None = (0, 0), total: int | str = ""
 ) -> FeasibleShares:
-    """feasible_shares of a sweep's settings; total: another than the sweep's."""
-    names = ("block_size", "max_model_len", "dtype")
-    settings: dict[str, Any] = {name: getattr(config, name) for name in names}
-    memory = total or config.total_memory
-    return feasible_shares(config.llm, config.prm, memory, activations=activations, **settings)
+    """The ends of the axis for a sweep's two models in its memory, or in another `total`.
 
-
-def feasibility(run: Run) -> Feasibility:
-    """Whether a run's two engines can be built, as far as configs tell: without activations."""
+    activations: bytes of (LLM, PRM) where the total pays for them, as the engines' profiling pass
+    measures them; (0, 0) where it does not, None where they are not known yet and the ends are
+    therefore too wide. Raises ModelError for an unknown model.
+    """
     llm, prm = (
-        _need(each.model, each.block_size, each.max_model_len, each.dtype, 0)
-        for each in map(run.engine, MODELS)
+        _need(model, config, bytes_)
+        for model, bytes_ in zip((config.llm, config.prm), activations or (0, 0), strict=True)
     )
+    size = parse_size(total or config.total_memory)
+    return FeasibleShares(size, llm, prm, activations is not None)
+
+
+def feasibility(run: RunSpec) -> Feasibility:
+    """Whether a run's two engines can be built, as far as configs tell: without activations."""
+    llm, prm = (_need(each.model, each) for each in map(run.engine, MODELS))
     return Feasibility(run.llm_share, llm, prm, run.llm_bytes, run.prm_bytes)
 
 
-def _need(
-    model: str, block_size: int, max_model_len: int | None, dtype: str, activations: int
-) -> Need:
-    spec = model_spec(model)
-    size = DTYPE_BYTES.get(dtype, 4)
-    blocks = -(-(max_model_len or spec.max_model_len) // block_size)
-    block_bytes = spec.block_bytes(block_size, size)
+def _need(model: str, config: EngineConfig | SweepConfig, activations: int = 0) -> Need:
+    spec, size = model_spec(model), DTYPE_BYTES.get(config.dtype, 4)
+    blocks = -(-(config.max_model_len or spec.max_model_len) // config.block_size)
+    block_bytes = spec.block_bytes(config.block_size, size)
     weights = held_bytes(model, size) + spec.table_bytes(size)
     return Need(model, weights, activations, block_bytes, blocks)
 

@@ -1,10 +1,8 @@
 """Notebooks run from top to bottom by papermill, and the report made of them.
 
 A notebook that fails is an error that names it and where it stopped; what it had written is kept as
-NAME.failed.ipynb, never under the name of a finished one. An unknown parameter is refused before
-anything runs, here and in plain `papermill` (which would only warn). The
-report (reports/) needs no network: executed notebooks as pages whose figures stay alive through one
-plotly.js beside them, and an index with the claims.
+NAME.failed.ipynb, never under the name of a finished one. The report (reports/) needs no network:
+executed notebooks as pages with one plotly.js beside them, and an index with the claims.
 """
 
 from __future__ import annotations
@@ -71,20 +69,15 @@ def known_parameters(notebook: Path) -> dict[str, Any]:
 
 def assignments(source: str) -> dict[str, Any]:
     """What a parameters cell assigns, by name; a value that is no literal is given as its text."""
-    simple = [node for node in ast.parse(source).body if isinstance(node, ast.Assign)]
-    return {
-        target.id: _value(node.value)
-        for node in simple
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
-
-
-def _value(expression: ast.expr) -> Any:
-    try:
-        return ast.literal_eval(expression)
-    except ValueError:
-        return ast.unparse(expression)
+    found: dict[str, Any] = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign):
+            try:
+                value = ast.literal_eval(node.value)
+            except ValueError:
+                value = ast.unparse(node.value)
+            found |= {each.id: value for each in node.targets if isinstance(each, ast.Name)}
+    return found
 
 
 def check_parameters(cells: Sequence[str] | None = None) -> None:
@@ -93,16 +86,14 @@ def check_parameters(cells: Sequence[str] | None = None) -> None:
     papermill puts its own cell right after the parameters cell and accepts any name there.
     cells: the sources run so far; by default those of the running notebook.
     """
-    for before, injected in pairwise(_cells_run() if cells is None else cells):
+    if cells is None:
+        from IPython import get_ipython  # noqa: PLC0415  an optional extra
+
+        shell = get_ipython()
+        cells = () if shell is None else shell.user_ns["In"]
+    for before, injected in pairwise(cells):
         if injected.startswith(INJECTED):
             refuse_unknown(assignments(injected), assignments(before), "This notebook")
-
-
-def _cells_run() -> Sequence[str]:
-    from IPython import get_ipython  # noqa: PLC0415  an optional extra
-
-    shell = get_ipython()
-    return shell.user_ns["In"] if shell is not None else ()
 
 
 def refuse_unknown(given: Mapping[str, Any], known: Mapping[str, Any], where: str) -> None:
@@ -125,13 +116,11 @@ def run_notebooks(
     folder: Path | None = None,
     progress: bool = True,
 ) -> list[Path]:
-    """Execute notebooks in order; answers the executed files.
+    """Execute notebooks in order; returns the executed files.
 
-    out_dir: where to (default: reports/notebooks/PROFILE).
-
-    parameters: each goes to every notebook that has it; one that none has is a ConfigError before
-    the first starts. progress: what notebooks write to their error stream (progress bars) goes to
-    ours. Raises NotebookError.
+    out_dir: where to (default: reports/notebooks/PROFILE). parameters: each goes to every notebook
+    that has it; one that none has is a ConfigError before the first starts. progress: what
+    notebooks write to their error stream (progress bars) goes to ours. Raises NotebookError.
     """
     files = notebook_files(names, folder)
     given = dict(parameters or {}) | ({"profile": profile} if profile else {})
@@ -166,17 +155,14 @@ def _run(notebook: Path, parameters: dict[str, Any], place: Path, progress: bool
             partial.replace(failed)
         if not isinstance(problem, Exception):  # an interrupt stays what it is
             raise
-        raise NotebookError(_explained(notebook, failed, problem)) from problem
+        kind = getattr(problem, "ename", type(problem).__name__)
+        what = re.sub(r"\x1b\[[0-9;]*m", "", str(getattr(problem, "evalue", problem))).strip()
+        cell = getattr(problem, "exec_count", None)
+        where = f" in cell In [{cell}]" if cell else ""
+        raise NotebookError(
+            f"Notebook {notebook.name} failed{where}: {kind}: {what} See {failed}."
+        ) from problem
     return partial.replace(done)
-
-
-def _explained(notebook: Path, failed: Path, problem: Exception) -> str:
-    """What failed and where, and where to look."""
-    kind = getattr(problem, "ename", type(problem).__name__)
-    what = re.sub(r"\x1b\[[0-9;]*m", "", str(getattr(problem, "evalue", problem))).strip()
-    cell = getattr(problem, "exec_count", None)
-    where = f" in cell In [{cell}]" if cell else ""
-    return f"Notebook {notebook.name} failed{where}: {kind}: {what} See {failed}."
 
 
 @contextmanager
@@ -206,14 +192,14 @@ th, td { text-align: left; padding: .3em .8em; vertical-align: top; }
 
 
 def write_report(
-    executed: Sequence[Path], claims: Sequence[Claim], face: str, reports: Path, figures: Path
+    executed: Sequence[Path], claims: Sequence[Claim], provenance: str, reports: Path, figures: Path
 ) -> Path:
-    """Pages beside the executed notebooks and `reports`/index.html; answers the index.
+    """Pages beside the executed notebooks and `reports`/index.html; returns the index.
 
     figures: the folder that the claims' figures were written to.
     """
     pages = [write_page(notebook) for notebook in executed]
-    content = index_page(pages, claims, face, reports, figures)
+    content = index_page(pages, claims, provenance, reports, figures)
     write_together(reports, {"index.html": content.encode()})
     return reports / "index.html"
 
@@ -241,14 +227,28 @@ def write_page(notebook: Path) -> Path:
 
 
 def index_page(
-    pages: Sequence[Path], claims: Sequence[Claim], face: str, reports: Path, figures: Path
+    pages: Sequence[Path], claims: Sequence[Claim], provenance: str, reports: Path, figures: Path
 ) -> str:
     """The first page: the claims with their verdicts, then the notebooks."""
-    links = "\n".join(
-        f'<li><a href="{_link(page, reports)}">{page.stem}</a></li>' for page in pages
-    )
-    measured = "<br>".join(html.escape(line) for line in face.splitlines())
+
+    def link(place: Path, name: str, text: str) -> str:
+        """To a page, as seen from the reports."""
+        folder = html.escape(Path(os.path.relpath(place, reports)).as_posix())
+        return f'<a href="{folder}/{name}.html">{text}</a>'
+
+    links = "\n".join(f"<li>{link(page.parent, page.stem, page.stem)}</li>" for page in pages)
+    measured = "<br>".join(html.escape(line) for line in provenance.splitlines())
     written = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    titles = ("", "claim", "verdict", "number", "figure", "rung")
+    head = "".join(f"<th scope='col'>{title}</th>" for title in titles)
+    rows = "\n".join(
+        f"<tr><th scope='row'>{claim.key}</th><td>{html.escape(claim.text)}</td>"
+        f"<td class='verdict {claim.verdict.split()[0]}'>{claim.verdict}</td>"
+        f"<td>{html.escape(claim.number)}</td>"
+        f"<td>{link(figures, claim.figure, claim.figure)}</td>"
+        f"<td>{html.escape(claim.rung)}</td></tr>"
+        for claim in claims
+    )
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head><meta charset="utf-8"><title>The memory study</title><style>{STYLE}</style></head>
@@ -256,7 +256,10 @@ def index_page(
 <h1>How should two models that search together share one memory?</h1>
 <p>{measured}</p>
 <h2>Claims</h2>
-{claims_html(claims, _link(figures, reports))}
+<table>
+<tr>{head}</tr>
+{rows}
+</table>
 <h2>Notebooks</h2>
 <ul>
 {links}
@@ -265,27 +268,3 @@ def index_page(
 </body>
 </html>
 """
-
-
-def claims_html(claims: Sequence[Claim], figures: str) -> str:
-    """The claims as a table. figures: where their figures lie, seen from the page."""
-    head = "".join(
-        f"<th scope='col'>{t}</th>" for t in ("", "claim", "verdict", "number", "figure", "rung")
-    )
-    rows = "\n".join(_claim_row(claim, figures) for claim in claims)
-    return f"<table>\n<tr>{head}</tr>\n{rows}\n</table>"
-
-
-def _claim_row(claim: Claim, figures: str) -> str:
-    cells = [html.escape(text) for text in (claim.text, claim.number, claim.rung)]
-    figure = f'<a href="{figures}/{claim.figure}.html">{claim.figure}</a>'
-    kind = claim.verdict.split()[0]
-    return (
-        f"<tr><th scope='row'>{claim.key}</th><td>{cells[0]}</td>"
-        f"<td class='verdict {kind}'>{claim.verdict}</td>"
-        f"<td>{cells[1]}</td><td>{figure}</td><td>{cells[2]}</td></tr>"
-    )
-
-
-def _link(page: Path, reports: Path) -> str:
-    return html.escape(Path(os.path.relpath(page, reports)).as_posix())

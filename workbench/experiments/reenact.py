@@ -9,26 +9,17 @@ too. What it does not do: choose a memory (bench/reenact.py).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from workbench.core import CacheRoom, RequestOutput, SamplingParams, StepPlan, StepResult, Tag
+from workbench.core import RequestOutput, SamplingParams, StepPlan, StepResult, Tag
 from workbench.engine.engine import Engine
 from workbench.engine.executor import Executor, StepHandle
 from workbench.errors import ConfigError
-from workbench.replay.answers import (
-    Answers,
-    RecordedExecutor,
-    RecordedTokens,
-    SampledNode,
-)
-from workbench.replay.simulator import (
-    Changes,
-    play,
-    replayed_switches,
-)
-from workbench.search.recording import RecordedEngine, Recording
+from workbench.replay.answers import Answers, RecordedExecutor, RecordedTokens, SampledNode
+from workbench.replay.simulator import Changes, play, replayed_switches
+from workbench.search.recording import RecordedEngine
 from workbench.search.result import Throughput
 from workbench.trace import Recorder, Trace
 
@@ -42,7 +33,7 @@ class Reenactment:
 
 
 class ForcedExecutor:
-    """A real executor that computes and samples, and then answers with the recorded tokens."""
+    """A real executor that computes and samples, and then returns the recorded tokens."""
 
     def __init__(self, executor: Executor, recorded: RecordedTokens) -> None:
         self._executor, self._recorded = executor, RecordedExecutor(recorded)
@@ -59,8 +50,8 @@ class ForcedExecutor:
 class ReenactedEngine:
     """A real engine in the place of a recorded one; use it while the `with` statement lasts.
 
-    Raises ConfigError where the engine's requests must be shorter than the recorded one's, or its
-    vocabulary lacks a recorded token.
+    What is not here is the engine's own. Raises ConfigError where the engine's requests must be
+    shorter than the recorded one's, or its vocabulary lacks a recorded token.
     """
 
     capabilities = frozenset({"trace"})
@@ -69,11 +60,12 @@ class ReenactedEngine:
     def __init__(self, engine: Engine, recorded: RecordedEngine, answers: Answers) -> None:
         _require_fit(engine, recorded, answers)
         self.engine, self._answers = engine, answers
-        self.name, self.architecture = engine.name, engine.architecture
-        self.fingerprint, self.value_outputs = engine.fingerprint, engine.value_outputs
         self.max_model_len = recorded.max_model_len
         self._nodes: dict[int, SampledNode] = {}
         self._own = engine.executor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
 
     def __enter__(self) -> ReenactedEngine:
         forced: Any = ForcedExecutor(self._own, self._answers.tokens)
@@ -83,24 +75,11 @@ class ReenactedEngine:
     def __exit__(self, *_: object) -> None:
         self.engine.executor = self._own
 
-    @property
-    def cache_room(self) -> CacheRoom:
-        """The engine's own: a search that adapts its batches asks what it can hold."""
-        return self.engine.cache_room
-
-    def trace_as(self, recorder: Recorder, name: str) -> None:
-        """Write steps and requests from now on to this recorder, under this name."""
-        self.engine.trace_as(recorder, name)
-
-    def add(
-        self, prompt: str | Sequence[int], params: SamplingParams, *, tag: Tag | None = None
-    ) -> int:
+    def add(self, prompt: Sequence[int], params: SamplingParams, *, tag: Tag) -> int:
         """Queue the node that the tag names; it ends when it has as many tokens as recorded."""
-        tag = Tag() if tag is None else tag
         node = self._answers.node(tag.problem_id, tag.node_id)
         count = len(node.step.tokens)
         asked = replace(params, max_tokens=count, stop=(), ignore_eos=True)
-        assert not isinstance(prompt, str), "a recorded search asks with token ids"
         number = self.engine.add(list(prompt), asked, tag=tag)
         self._nodes[number] = node
         return number
@@ -120,11 +99,6 @@ class ReenactedEngine:
         """Drop a request; an unknown or finished id is ignored."""
         self._nodes.pop(request_id, None)
         self.engine.abort(request_id)
-
-    @property
-    def has_work(self) -> bool:
-        """Whether any request waits or runs."""
-        return self.engine.has_work
 
     def step(self) -> list[RequestOutput]:
         """One scheduling step of the engine; finished nodes are told as they were recorded."""
@@ -177,17 +151,18 @@ def _require_fit(engine: Engine, recorded: RecordedEngine, answers: Answers) -> 
             f"{engine.name} has max_model_len {engine.max_model_len}; the recorded "
             f"{recorded.name} had {recorded.max_model_len}: give it at least that."
         )
-    most = max(max(tokens, default=0) for tokens in _all_tokens(answers.recording))
+    every = [
+        tokens  # of both tries and the prompts
+        for problem in answers.recording.problems
+        for tokens in (
+            problem.prompt,
+            *(step.tokens for step in problem.steps),
+            *(solution.tokens for solution in problem.solutions),
+        )
+    ]
+    most = max(max(tokens, default=0) for tokens in every)
     if most >= engine.spec.vocab:
         raise ConfigError(
             f"The recording has token {most}; {engine.name} knows {engine.spec.vocab} tokens: "
             "give a model with a larger vocabulary."
         )
-
-
-def _all_tokens(recording: Recording) -> Iterator[tuple[int, ...]]:
-    """Every entry's own tokens, of both tries and the prompts."""
-    for problem in recording.problems:
-        yield problem.prompt
-        yield from (step.tokens for step in problem.steps)
-        yield from (solution.tokens for solution in problem.solutions)

@@ -10,11 +10,14 @@ import gc
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from workbench.config import EngineConfig, SweepConfig, format_size
+from workbench.engine.engine import Engine
 from workbench.errors import ConfigError, OutOfMemory
 from workbench.experiments.execute import build_engine, memory_parts
 from workbench.experiments.memory import DTYPE_BYTES, MODELS, FeasibleShares, feasibility, shares_of
@@ -77,18 +80,6 @@ def study_memory(config: SweepConfig, beyond: Sequence[float] = ()) -> MemoryStu
 
     Raises what building an engine raises, and ConfigError where no share is feasible.
     """
-    built = build_at_shares(config)
-    spec = RunSpec(config, 0.5, config.seeds[0])
-    longest = [_over_longest(spec.engine(model)) for model in MODELS]
-    limits = [int(built[f"{model}_activations_bytes"].iloc[0]) for model in MODELS]
-    facts = {name: getattr(config, name) for name in ("profile", "llm", "prm")}
-    runs = built.assign(**facts, total_memory=spec.total_bytes, **machine_columns())
-    measured = Pair(MEASURED, config, (longest[0], longest[1]), (limits[0], limits[1]))
-    return MemoryStudy(config, runs, measured, computed_pair(), tuple(beyond))
-
-
-def build_at_shares(config: SweepConfig) -> pd.DataFrame:
-    """One row a feasible share: llm_share, and of both engines every part of their memory."""
     rows, reasons = [], []
     for share in sorted(config.shares):
         spec = RunSpec(config, share, config.seeds[0])
@@ -96,7 +87,7 @@ def build_at_shares(config: SweepConfig) -> pd.DataFrame:
         if not possible.fits:
             reasons.append(str(possible))
             continue
-        row: dict[str, object] = {"llm_share": share}
+        row: dict[str, Any] = {"llm_share": share}
         row |= {"llm_bytes": spec.llm_bytes, "prm_bytes": spec.prm_bytes}
         try:
             for model in MODELS:
@@ -109,23 +100,23 @@ def build_at_shares(config: SweepConfig) -> pd.DataFrame:
     if not rows:
         why = "; ".join(reasons)
         raise ConfigError(f"No engine can be built: {why}. Give other shares or more memory.")
-    return pd.DataFrame(rows)
+    facts = {name: getattr(config, name) for name in ("profile", "llm", "prm")}
+    runs = pd.DataFrame(rows).assign(**facts, total_memory=spec.total_bytes, **machine_columns())
+    llm, prm = (_over_longest(spec.engine(model)) for model in MODELS)
+    limits = rows[0]["llm_activations_bytes"], rows[0]["prm_activations_bytes"]
+    measured = Pair(MEASURED, config, (llm, prm), limits)
+    return MemoryStudy(config, runs, measured, computed_pair(), tuple(beyond))
 
 
 def _over_longest(usual: EngineConfig) -> int:
     """Activations as a dry pass over one request of the greatest length finds them."""
     longest = usual.max_model_len or model_spec(usual.model).max_model_len
-    one = replace(
-        usual,
-        memory=None,
-        num_blocks=math.ceil(longest / usual.block_size),
-        max_num_seqs=1,
-        max_num_batched_tokens=longest,
-    )
-    return int(_build(one).memory.activations)
+    blocks = math.ceil(longest / usual.block_size)
+    one = replace(usual, memory=None, num_blocks=blocks, max_num_seqs=1)
+    return int(_build(replace(one, max_num_batched_tokens=longest)).memory.activations)
 
 
-def _build(config: EngineConfig):  # type: ignore[no-untyped-def]
+def _build(config: EngineConfig) -> Engine:
     gc.collect()  # engines hold cycles; the last one must not stay beside this one
     return build_engine(config)
 
@@ -146,46 +137,33 @@ def memory_part_rows(study: MemoryStudy) -> pd.DataFrame:
 
     Columns: how, model, name, llm_share, budget_bytes and lacks_bytes (of that model), part, bytes,
     fits (both models), in_total (whether the total pays for activations), llm_kv_tokens and
-    prm_kv_tokens.
+    prm_kv_tokens. Shares that were not built, and those of the computed pair, are by the formula.
     """
-    shares = sorted({*study.config.shares, *study.beyond})
-    ends = study.measured.shares
-    rows = [row for run in study.runs.to_dict("records") for row in _built_parts(study, run)]
-    rows += [r for s in shares if not ends.at(s).fits for r in _parts(study.measured, s)]
-    rows += [row for share in shares for row in _parts(study.computed, share)]
+    built = {run["llm_share"]: run for run in study.runs.to_dict("records")}
+    rows = []
+    for pair, share in product(study.pairs, sorted({*study.config.shares, *study.beyond})):
+        at = pair.shares.at(share)
+        run = built.get(share) if pair.how == MEASURED else None
+        if at.fits and pair.how == MEASURED and run is None:
+            continue  # it fits by the formula alone
+        both, tokens = [], {}
+        for place, model in enumerate(MODELS):
+            need, budget = at.of(model)
+            parts = {"weights": need.weights, "other": 0, "kv": max(0, budget - need.fixed)}
+            parts |= {"activations_limits": pair.limits[place]}
+            if run is not None:
+                limits = {"activations_limits": run[f"{model}_activations_bytes"]}
+                parts = {name: run.get(f"{model}_{name}_bytes") for name in parts} | limits
+            parts["activations_longest"] = pair.longest[place]
+            row = {"how": pair.how, "model": model, "name": getattr(pair.config, model)}
+            row |= {"llm_share": share, "budget_bytes": budget, "fits": at.fits}
+            row |= {"lacks_bytes": at.lacks(model), "in_total": pair.config.activations_in_total}
+            both += [row | {"part": part, "bytes": parts[part]} for part in PARTS]
+            a_token = need.block_bytes // pair.config.block_size
+            tokens[f"{model}_kv_tokens"] = parts["kv"] // a_token
+        rows += [row | tokens for row in both]
     table = pd.DataFrame(rows)
-    tokens = table[table["part"] == "kv"].pivot_table(
-        index=["how", "llm_share"], columns="model", values="bytes"
-    )
-    tokens = tokens.reindex(pd.MultiIndex.from_frame(table[["how", "llm_share"]]))
-    for model in MODELS:
-        size = {
-            pair.how: pair.shares.at(0.5).of(model)[0].block_bytes // pair.config.block_size
-            for pair in study.pairs
-        }
-        table[f"{model}_kv_tokens"] = tokens[model].to_numpy() // table["how"].map(size)
     return table.sort_values(["how", "model", "llm_share"], ascending=[False, True, True])
-
-
-def _built_parts(study: MemoryStudy, run: dict) -> Iterator[dict[str, object]]:  # type: ignore[type-arg]
-    for row in _parts(study.measured, run["llm_share"]):
-        part = {"activations_limits": "activations"}.get(str(row["part"]), row["part"])
-        found = run.get(f"{row['model']}_{part}_bytes", row["bytes"])
-        yield row | {"bytes": found, "lacks_bytes": 0, "fits": True}
-
-
-def _parts(pair: Pair, share: float) -> Iterator[dict[str, object]]:
-    """By the formula, at any share."""
-    at = pair.shares.at(share)
-    for place, model in enumerate(MODELS):
-        need, budget = at.of(model)
-        row = {"how": pair.how, "model": model, "name": getattr(pair.config, model)}
-        row |= {"llm_share": share, "budget_bytes": budget, "lacks_bytes": at.lacks(model)}
-        row |= {"fits": at.fits, "in_total": pair.config.activations_in_total}
-        parts = {"weights": need.weights, "other": 0, "kv": max(0, budget - need.fixed)}
-        parts["activations_longest"] = pair.longest[place]
-        parts["activations_limits"] = pair.limits[place]
-        yield from (row | {"part": part, "bytes": parts[part]} for part in PARTS)
 
 
 def block_count_rows(study: MemoryStudy) -> pd.DataFrame:
@@ -196,24 +174,28 @@ def block_count_rows(study: MemoryStudy) -> pd.DataFrame:
     (an engine's own count) or lacking (a share that does not fit).
     """
     shares = sorted({*study.config.shares, *study.beyond})
-    rows = [row for pair in study.pairs for share in GRID for row in _blocks(pair, share)]
+    rows = [
+        row | {"kind": kind}
+        for kind, wanted in (("formula", GRID), ("lacking", shares))
+        for pair, share in product(study.pairs, wanted)
+        for row in _blocks(pair, share)
+        if kind == "formula" or row["lacks_bytes"]
+    ]
     for run in study.runs.to_dict("records"):
         for row in _blocks(study.measured, run["llm_share"]):
             blocks = int(run[f"{row['model']}_blocks"])
             rows.append(row | {"kind": "built", "blocks": blocks, "lacks_bytes": 0})
-    every = [row for pair in study.pairs for share in shares for row in _blocks(pair, share)]
-    rows += [row | {"kind": "lacking"} for row in every if row["lacks_bytes"]]
     return pd.DataFrame(rows)
 
 
-def _blocks(pair: Pair, share: float) -> Iterator[dict[str, object]]:
-    ends = pair.shares
+def _blocks(pair: Pair, share: float) -> Iterator[dict[str, Any]]:
+    ends, config = pair.shares, pair.config
     at = ends.at(share)
     for model in MODELS:
-        row = {"how": pair.how, "model": model, "name": getattr(pair.config, model)}
-        row |= {"llm_share": share, "kind": "formula", "blocks": at.blocks(model)}
-        row |= {"lacks_bytes": at.lacks(model), "low_end": ends.low, "high_end": ends.high}
-        yield row | {"block_size": pair.config.block_size, "formula_blocks": at.blocks(model)}
+        row = {"how": pair.how, "model": model, "name": getattr(config, model), "llm_share": share}
+        row |= {"blocks": at.blocks(model), "lacks_bytes": at.lacks(model)}
+        row |= {"low_end": ends.low, "high_end": ends.high, "block_size": config.block_size}
+        yield row | {"formula_blocks": at.blocks(model)}
 
 
 def memory_provenance(study: MemoryStudy) -> str:

@@ -53,8 +53,7 @@ from workbench.experiments.statistics import (
     draw_rates,
     noise_of,
     paired_difference,
-    paired_ratio,
-    proportion_upper_bound,
+    upper_bound_of_none,
 )
 from workbench.experiments.study import Study, rung
 from workbench.models.registry import model_spec
@@ -140,24 +139,19 @@ def block_rows(sweep: Tables, llm_share: float, beside: tuple[float, ...] = ()) 
 
     beside: other shares whose figures are to have the same axes.
     """
-    seed = int(sweep.runs["seed"].min())
-    wanted = {share: _prm_steps(sweep, share, seed) for share in (llm_share, *beside)}
-    limits = {
-        "axis_steps": max(len(rows) for rows in wanted.values()),
-        "axis_blocks": max(rows["blocks_total"].max() for rows in wanted.values()),
-        "axis_events": max(
-            rows[["allocated", "evicted"]].to_numpy().max() for rows in wanted.values()
-        ),
-    }
-    return wanted[llm_share].assign(**limits)
-
-
-def _prm_steps(sweep: Tables, llm_share: float, seed: int) -> pd.DataFrame:
-    steps = sweep.table("steps", llm_share=llm_share, seed=seed)
-    prm = steps[steps["engine"] == "prm"].sort_values("start_s", ignore_index=True)
-    if prm.empty:
-        raise RunStoreError(f"The run at llm_share={llm_share} recorded no step of the PRM.")
-    return prm.assign(step=np.arange(len(prm)))
+    seed, drawn = int(sweep.runs["seed"].min()), {}
+    for share in (llm_share, *beside):
+        steps = sweep.table("steps", llm_share=share, seed=seed)
+        prm = steps[steps["engine"] == "prm"].sort_values("start_s", ignore_index=True)
+        if prm.empty:
+            raise RunStoreError(f"The run at llm_share={share} recorded no step of the PRM.")
+        drawn[share] = prm.assign(step=np.arange(len(prm)))
+    every = pd.concat(drawn.values())
+    return drawn[llm_share].assign(
+        axis_steps=max(map(len, drawn.values())),
+        axis_blocks=every["blocks_total"].max(),
+        axis_events=every[["allocated", "evicted"]].to_numpy().max(),
+    )
 
 
 def starvation_rows(sweep: Tables, prm_share: float = 0.5, llm_share: float = 0.08) -> pd.DataFrame:
@@ -202,10 +196,21 @@ def thrashing_rows(sweep: Tables) -> pd.DataFrame:
     anew. A look-up is an admission, re-admissions included. Where nothing thrashed the upper bound
     is the rule of three's.
     """
-    stretches = _stretches(sweep)
-    searches = len(sweep.runs["seed"].unique())
-    parts = []
-    for (share, engine), rows in stretches.groupby(["llm_share", "engine"]):
+    keys = ["run_id", "llm_share", "engine"]
+    steps, requests = sweep.table("steps"), sweep.table("requests")
+    ends = steps.assign(end=steps["start_s"] + steps["duration_s"]).groupby(keys)["end"].max()
+    admitted = requests[requests["scheduled_s"].notna()]
+    admitted = admitted.assign(look_ups=1 + admitted["preemptions"])
+
+    def by_stretch(rows: pd.DataFrame, time: str, columns: list[str]) -> pd.DataFrame:
+        end = ends.reindex(pd.MultiIndex.from_frame(rows[keys])).to_numpy()
+        stretch = np.minimum(rows[time].to_numpy() * STRETCHES // end, STRETCHES - 1).astype(int)
+        return rows.assign(stretch=stretch).groupby([*keys, "stretch"])[columns].sum()
+
+    thrashed = by_stretch(steps, "start_s", ["thrash_events", "thrashed"])
+    stretches = thrashed.join(by_stretch(admitted, "scheduled_s", ["look_ups"]), how="outer")
+    searches, parts = sweep.runs["seed"].nunique(), []
+    for (share, engine), rows in stretches.fillna(0).reset_index().groupby(keys[1:]):
         where = {"llm_share": share, "engine": engine}
         events = _rate(rows, "thrash_events", "look_ups", 1000.0)
         blocks = _rate(rows, "thrashed", "look_ups", rows["look_ups"].sum() / searches)
@@ -216,31 +221,10 @@ def thrashing_rows(sweep: Tables) -> pd.DataFrame:
     return with_rooms(parts, sweep)
 
 
-def _stretches(sweep: Tables) -> pd.DataFrame:
-    """Counts of each run and engine in STRETCHES equal parts of its time."""
-    keys = ["run_id", "llm_share", "engine"]
-    steps = sweep.table("steps")
-    ends = steps.assign(end=steps["start_s"] + steps["duration_s"]).groupby(keys)["end"].max()
-    counts = _by_stretch(steps, "start_s", ends, keys, ["thrash_events", "thrashed"])
-    requests = sweep.table("requests")
-    admitted = requests[requests["scheduled_s"].notna()]
-    look_ups = admitted.assign(look_ups=1 + admitted["preemptions"])
-    look_ups = _by_stretch(look_ups, "scheduled_s", ends, keys, ["look_ups"])
-    return counts.join(look_ups, how="outer").fillna(0).reset_index()
-
-
-def _by_stretch(
-    rows: pd.DataFrame, time: str, ends: pd.Series, keys: list[str], columns: list[str]
-) -> pd.DataFrame:
-    end = ends.reindex(pd.MultiIndex.from_frame(rows[keys])).to_numpy()
-    stretch = np.minimum(rows[time].to_numpy() * STRETCHES // end, STRETCHES - 1).astype(int)
-    return rows.assign(stretch=stretch).groupby([*keys, "stretch"])[columns].sum()
-
-
 def _rate(rows: pd.DataFrame, top: str, bottom: str, scale: float) -> dict[str, float]:
     units = rows["run_id"] + "/" + rows["stretch"].astype(str)
     if rows[top].sum() == 0:
-        bound = proportion_upper_bound(0, int(rows[bottom].sum()))
+        bound = upper_bound_of_none(int(rows[bottom].sum()))
         return {"value": 0.0, "low": 0.0, "high": scale * bound}
     found = bootstrap_ratio(rows[top], rows[bottom], list(units))
     return {name: scale * value for name, value in found.cells.items()}
@@ -275,7 +259,7 @@ def lost_time_rows(sweep: Tables, costs: Mapping[str, Cost] | None = None) -> pd
         part=np.where(spans["kind"] == "waiting", "waiting", "bookkeeping"),
         seconds=spans["duration_s"],
     )
-    inside = [_engine_uses(own, str(each), costs) for each, own in steps.groupby("engine")]
+    inside = [_engine_uses(steps[steps["engine"] == e], e, costs[e]) for e in ENGINES]
     uses = pd.concat([*inside, outside], ignore_index=True)
     runs = sweep.runs.groupby("llm_share")["run_id"].nunique().rename("runs")
     columns = ["run_id", "llm_share", "start_s", "duration_s"]
@@ -295,9 +279,20 @@ def accounted(rows: pd.DataFrame) -> pd.Series:
     return by_share["seconds"].sum() / by_share["wall_s"].first()
 
 
-def _engine_uses(steps: pd.DataFrame, engine: str, costs: Mapping[str, Cost]) -> pd.DataFrame:
-    """Each step's seconds by part: scheduling is bookkeeping, the rest goes by operations."""
-    operations = step_operations(steps, engine, costs[engine])
+def _engine_uses(steps: pd.DataFrame, engine: str, cost: Cost) -> pd.DataFrame:
+    """Each step's seconds by part: scheduling is bookkeeping, the rest goes by operations.
+
+    A token attends to the mean context of the step's requests, a prompt's token to half of it.
+    """
+    context = (steps["tokens_held"] / steps["running"].clip(lower=1)).to_numpy(float)
+    decode, prefill = _one_token(cost, context, 1), _one_token(cost, context / 2, 0)
+    again = {part: steps[part.replace("_", "_tokens_", 1)] * prefill for part in AGAIN}
+    new = steps["prefill_tokens"] * prefill - sum(again.values())
+    decoded = steps["decode_tokens"] * decode
+    named = {"prm_prefill": new + decoded}
+    if engine == "llm":
+        named = {"llm_decode": decoded, "llm_prefill": new}
+    operations = pd.DataFrame({**named, **again})
     total = operations.sum(axis=1)
     forward = steps["duration_s"] - steps["schedule_s"]
     seconds = operations.mul((forward / total.where(total > 0)).fillna(0.0), axis=0)
@@ -306,20 +301,6 @@ def _engine_uses(steps: pd.DataFrame, engine: str, costs: Mapping[str, Cost]) ->
     seconds["llm_share"] = steps["llm_share"]
     long = seconds.melt(id_vars="llm_share", var_name="part", value_name="seconds")
     return long.assign(lane=engine)
-
-
-def step_operations(steps: pd.DataFrame, engine: str, cost: Cost) -> pd.DataFrame:
-    """Floating-point operations of each step (rows) by part (columns).
-
-    A token attends to the mean context of the step's requests, a prompt's token to half of it.
-    """
-    context = (steps["tokens_held"] / steps["running"].clip(lower=1)).to_numpy(float)
-    decode, prefill = _one_token(cost, context, 1), _one_token(cost, context / 2, 0)
-    again = {part: steps[part.replace("_", "_tokens_", 1)] * prefill for part in AGAIN}
-    new = steps["prefill_tokens"] * prefill - sum(again.values())
-    named = {"llm": {"llm_decode": steps["decode_tokens"] * decode, "llm_prefill": new}}
-    named["prm"] = {"prm_prefill": new + steps["decode_tokens"] * decode}
-    return pd.DataFrame({**named[engine], **again})
 
 
 def _one_token(
@@ -415,9 +396,9 @@ def ablation_rows(study: Study) -> pd.DataFrame:
         {"rung": after, "metric": "gain", **gain_of(study, before, after).cells}
         for before, after in steps_up(study)
     ]
-    ladder = [key for key in measured_settings(study) if key != BESIDE]
-    whole = gain_of(study, ladder[0], ladder[-1])
-    rows.append({"rung": ladder[-1], "metric": "whole", **whole.cells})
+    stacked = [key for key in measured_settings(study) if key != BESIDE]
+    whole = gain_of(study, stacked[0], stacked[-1])
+    rows.append({"rung": stacked[-1], "metric": "whole", **whole.cells})
     pairs = depth_pairs(study)
     limits = [
         {"rung": key, "metric": side, "max_depth": limit}
@@ -440,8 +421,9 @@ def measured_settings(study: Study) -> list[str]:
 def steps_up(study: Study) -> list[tuple[str, str]]:
     """Pairs (before, after) of measured settings; the one beside comes after the last."""
     settings = measured_settings(study)
-    ladder = [key for key in settings if key != BESIDE]
-    return [*pairwise(ladder), *([(ladder[-1], BESIDE)] if BESIDE in settings and ladder else [])]
+    stacked = [key for key in settings if key != BESIDE]
+    beside = [(stacked[-1], BESIDE)] if BESIDE in settings and stacked else []
+    return [*pairwise(stacked), *beside]
 
 
 def gain_of(study: Study, before: str, after: str) -> Interval:
@@ -449,12 +431,9 @@ def gain_of(study: Study, before: str, after: str) -> Interval:
 
     Problem batching is compared over the longer queue where that was run.
     """
-    runs = study.runs[study.runs["setting"].isin([before, after])]
-    if (before, after) == BATCHED:
-        queued = study.having(role=QUEUE)
-        runs = queued if set(queued["setting"]) >= set(BATCHED) else runs
-    rows = study.table("problems", runs=runs).assign(sixty=60.0)
-    return draw_rates(rows, runs, "setting", "sixty", noise=study.noise).ratio(before, after)
+    queued = study.having(role=QUEUE)
+    is_queued = (before, after) == BATCHED and set(queued["setting"]) >= set(BATCHED)
+    return speed_up(study, before, after, "sixty", queued if is_queued else None)
 
 
 def depth_pairs(study: Study) -> pd.DataFrame:
@@ -555,12 +534,17 @@ def optimisation_rows(study: Study) -> pd.DataFrame:
     return table.assign(label=table["technique"].map(labels))
 
 
-def speed_up(study: Study, before: str, after: str) -> Interval:
-    """How many times the tokens a second of `before` has `after`; of equal work exactly 1."""
-    pair = study.runs[study.runs["setting"].isin([before, after])]
-    table = paired_ratio(study, "setting", before, runs=pair).set_index("setting")
-    value, low, high = (float(table[name][after]) for name in ("value", "low", "high"))
-    return Interval(value, low, high, int(pair["num_problems"].iloc[0]))
+def speed_up(
+    study: Study, before: str, after: str, top: str = "tokens", runs: pd.DataFrame | None = None
+) -> Interval:
+    """How many times the tokens a second of `before` has `after`; of equal work exactly 1.
+
+    top: what is counted in place of tokens. runs: some of the study's (default: all its runs).
+    """
+    runs = study.runs if runs is None else runs
+    pair = runs[runs["setting"].isin([before, after])]
+    rows = study.table("problems", runs=pair).assign(sixty=60.0)
+    return draw_rates(rows, pair, "setting", top, noise=study.noise).ratio(before, after)
 
 
 def recomputed(runs: pd.DataFrame) -> float:

@@ -9,6 +9,7 @@ Archives carry run folders between machines; nothing in one is trusted.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -17,8 +18,8 @@ import tarfile
 import tempfile
 import uuid
 import zipfile
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -30,7 +31,7 @@ from workbench import __version__
 from workbench.config import SweepConfig
 from workbench.errors import RunStoreError, nearest
 from workbench.experiments.provenance import describe, git_state, machine_facts, versions
-from workbench.experiments.settings import Identity, RunSpec, fingerprint_of
+from workbench.experiments.settings import Identity, RunSpec, fingerprint_of, hash_of
 from workbench.models.registry import DUMMY, find_model
 from workbench.search.problems import Problem, load_problems
 from workbench.trace import SCHEMA_VERSION, read_table, write_table
@@ -53,20 +54,14 @@ MODEL_FILES = ("*.json", "*.safetensors", "*.gguf", "*.jinja", "*.model")
 def identify(config: SweepConfig) -> Identity:
     """The identity of a sweep's runs. Raises ModelError or ProblemFileError."""
     llm, prm = model_fingerprint(config.llm), model_fingerprint(config.prm)
-    problems = problems_fingerprint(sweep_problems(config))
-    return Identity(llm, prm, problems, __version__, SCHEMA_VERSION)
+    problems = [(p.id, p.problem, p.answer, p.level) for p in sweep_problems(config)]
+    return Identity(llm, prm, hash_of(problems), __version__, SCHEMA_VERSION)
 
 
 def sweep_problems(config: SweepConfig) -> list[Problem]:
     """The problems that every run of the sweep searches, in the same order."""
     levels = config.levels or None
     return load_problems(config.problems, config.num_problems, levels, config.problem_seed)
-
-
-def problems_fingerprint(problems: list[Problem]) -> str:
-    """12 hexadecimal digits over ids, texts and answers."""
-    text = json.dumps([(p.id, p.problem, p.answer, p.level) for p in problems])
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def model_fingerprint(model: str) -> str:
@@ -85,13 +80,11 @@ def _hash_files(stamp: tuple[tuple[str, int, int], ...]) -> str:
     digest = hashlib.sha256()
     for name, size, _ in stamp:
         digest.update(f"{Path(name).name}\x1f{size}\x1f".encode())
+        far = [k * (size - SAMPLE) // (SAMPLES - 1) for k in range(SAMPLES)]
         with Path(name).open("rb") as content:
-            if size <= WHOLE_UP_TO:
-                while part := content.read(SAMPLE):
-                    digest.update(part)
-                continue
-            for k in range(SAMPLES):  # the first sample holds the header of a safetensors file
-                content.seek(k * (size - SAMPLE) // (SAMPLES - 1))
+            # the first sample holds the header of a safetensors file
+            for start in range(0, size, SAMPLE) if size <= WHOLE_UP_TO else far:
+                content.seek(start)
                 digest.update(content.read(SAMPLE))
     return digest.hexdigest()[:12]
 
@@ -119,10 +112,6 @@ def run_tables(
     """All tables of a run, `runs` included, ready for the store; every row carries the run's id."""
     fingerprint = spec.fingerprint(identity)
     run_id = f"{spec.name}-{fingerprint}"
-    cells = {
-        name: json.dumps(value) if isinstance(value, list | tuple) else value
-        for name, value in spec.parameters.items()
-    }
     row = {
         "run_id": run_id,
         "name": spec.name,
@@ -134,7 +123,7 @@ def run_tables(
         "written_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "llm_bytes": spec.llm_bytes,
         "prm_bytes": spec.prm_bytes,
-        **cells,
+        **{n: json.dumps(v) if isinstance(v, tuple) else v for n, v in spec.parameters.items()},
         **(notes or {}),
         **machine_columns(),
         **(result.measured if result else {}),
@@ -153,19 +142,18 @@ def run_config(spec: RunSpec, identity: Identity) -> Row:
         "fingerprint": spec.fingerprint(identity),
         "role": spec.role,
         "parameters": spec.parameters,
-        "identity": identity.to_dict(),
+        "identity": asdict(identity),
     }
 
 
 def machine_columns() -> Row:
     """Columns that say on what a run was measured: machine, versions, commit."""
-    machine, git = machine_facts(), git_state()
+    machine = machine_facts()
     columns = {f"machine_{name}": value for name, value in machine.items()}
+    columns |= {f"git_{name}": value for name, value in git_state().items()}
     return columns | {
         "machine": describe(machine),
         "versions": json.dumps(versions(), sort_keys=True),
-        "git_commit": git["commit"],
-        "git_dirty": git["dirty"],
     }
 
 
@@ -354,29 +342,26 @@ ENDINGS = (".tar", ".tar.gz", ".tgz", ".zip")
 
 def export_runs(path: Folders, archive: str | Path) -> list[str]:
     """Write the runs at `path` into a new file `archive`; returns their names."""
-    target, folders = Path(archive), run_folders(path)
-    _check_ending(target)
+    target, folders = _archive(archive), run_folders(path)
     if target.exists():
         raise RunStoreError(f"{target.name} exists already; name another file or delete it first.")
     if not folders:
         raise RunStoreError(
             "There are no runs to export; `workbench runs list` shows what is stored."
         )
-    members = [
-        (file, f"{d.name}/{file.name}")
-        for d in folders
-        for file in sorted(d.iterdir())
-        if file.name in FILES
-    ]
+    files = [file for d in folders for file in sorted(d.iterdir()) if file.name in FILES]
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.suffix == ".zip":
         with zipfile.ZipFile(target, "x", zipfile.ZIP_DEFLATED) as out:
-            for file, name in members:
-                out.write(file, name)
+            for file in files:
+                out.write(file, f"{file.parent.name}/{file.name}")
     else:
-        with tarfile.open(target, "x:gz" if target.suffix in (".gz", ".tgz") else "x:") as out:
-            for file, name in members:
-                out.add(file, name, recursive=False, filter=_without_owner)
+        with tarfile.open(target, "x:" if target.suffix == ".tar" else "x:gz") as out:
+            for file in files:
+                member = out.gettarinfo(file, f"{file.parent.name}/{file.name}")
+                member.uid = member.gid = 0  # nothing is said of the user who wrote it
+                member.uname = member.gname = ""
+                out.addfile(member, io.BytesIO(file.read_bytes()))
     return [folder.name for folder in folders]
 
 
@@ -386,8 +371,7 @@ def import_runs(archive: str | Path, runs_dir: str | Path) -> tuple[list[str], l
     All are checked first, and a bad one stores none; a run that is there with other content is
     never overwritten.
     """
-    source, store = Path(archive), RunStore(Path(runs_dir))
-    _check_ending(source)
+    source, store = _archive(archive), RunStore(Path(runs_dir))
     if not source.is_file():
         raise RunStoreError(
             f"There is no archive {str(source)!r}; give a file that `workbench runs export` wrote."
@@ -399,7 +383,7 @@ def import_runs(archive: str | Path, runs_dir: str | Path) -> tuple[list[str], l
         if not folders:
             raise RunStoreError(f"{source.name} holds no run folder; it is not a run archive.")
         for folder in folders:
-            check_run(folder)
+            _check_run(folder)
         there = [folder for folder in folders if (store.root / folder.name).exists()]
         other = [f.name for f in there if _content(f) != _content(store.root / f.name)]
         if other:
@@ -414,7 +398,7 @@ def import_runs(archive: str | Path, runs_dir: str | Path) -> tuple[list[str], l
     return [folder.name for folder in fresh], [folder.name for folder in there]
 
 
-def check_run(folder: Path) -> None:
+def _check_run(folder: Path) -> None:
     """Raise RunStoreError unless the folder is a whole run whose name, row and settings agree."""
     row, config = read_run(folder), read_config(folder)
     missing = {"parameters", "role", "identity", "fingerprint", "name"} - config.keys()
@@ -431,32 +415,27 @@ def check_run(folder: Path) -> None:
         )
 
 
-def _content(folder: Path) -> dict[str, str]:
-    files = [file for file in folder.iterdir() if file.name in FILES]
-    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+def _content(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.name in FILES}
 
 
 def _unpack(source: Path, target: Path) -> None:
-    """Every member as RUN/FILE with a known FILE, a plain file and never outside `target`."""
+    """All files of an archive; none is written where one is not a plain file RUN/FILE."""
     try:
         if source.suffix == ".zip":
             with zipfile.ZipFile(source) as packed:
-                for member in packed.infolist():
-                    if not member.is_dir():
-                        with packed.open(member) as content:
-                            _store_member(target, member.filename, content)
+                _check_members([each.filename for each in packed.infolist() if not each.is_dir()])
+                packed.extractall(target)
             return
         with tarfile.open(source) as archive:
-            for each in archive:
-                if each.isdir():
-                    continue
-                file = archive.extractfile(each) if each.isfile() else None
-                if file is None:
+            members = [each for each in archive if not each.isdir()]
+            for each in members:
+                if not each.isfile():
                     raise RunStoreError(
                         f"{source.name} holds {each.name!r}, which is no plain file: refused."
                     )
-                with file:
-                    _store_member(target, each.name, file)
+            _check_members([each.name for each in members])
+            archive.extractall(target, members, filter="data")
     except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError) as problem:
         raise RunStoreError(
             f"{source.name} cannot be unpacked ({problem}); it is damaged or no run archive. "
@@ -464,32 +443,19 @@ def _unpack(source: Path, target: Path) -> None:
         ) from problem
 
 
-def _store_member(target: Path, name: str, content: Any) -> None:
-    parts = PurePosixPath(name).parts
-    if (
-        len(parts) != 2
-        or parts[0] in ("..", "/")
-        or parts[0].startswith(".")
-        or parts[1] not in FILES
-    ):
+def _check_members(names: Sequence[str]) -> None:
+    for name in names:
+        folder, *file = PurePosixPath(name).parts
+        if folder == "/" or folder.startswith(".") or len(file) != 1 or file[0] not in FILES:
+            allowed = ", ".join(sorted(FILES))
+            raise RunStoreError(
+                f"The archive holds {name!r}; allowed: RUN/FILE, FILE of {allowed}."
+            )
+
+
+def _archive(path: str | Path) -> Path:
+    if not Path(path).name.endswith(ENDINGS):
         raise RunStoreError(
-            f"The archive holds {name!r}; allowed: RUN/FILE, FILE of {', '.join(sorted(FILES))}."
+            f"{Path(path).name!r} is no run archive; its name must end in {', '.join(ENDINGS)}."
         )
-    folder = target / parts[0]
-    folder.mkdir(exist_ok=True)
-    with (folder / parts[1]).open("xb") as out:
-        shutil.copyfileobj(content, out)
-
-
-def _check_ending(archive: Path) -> None:
-    if not archive.name.endswith(ENDINGS):
-        raise RunStoreError(
-            f"{archive.name!r} is no run archive; its name must end in {', '.join(ENDINGS)}."
-        )
-
-
-def _without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """The archive says nothing of the user who wrote it."""
-    member.uid = member.gid = 0
-    member.uname = member.gname = ""
-    return member
+    return Path(path)

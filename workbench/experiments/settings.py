@@ -28,7 +28,7 @@ HOW_IT_IS_CARRIED_OUT = frozenset(
     }
 )
 """Settings of a sweep that do not change what any one run does."""
-MEASURE, SENTINEL, WARMUP, REPLAY = "measure", "sentinel", "warmup", "replay"
+MEASURE, SENTINEL, REPLAY = "measure", "sentinel", "replay"
 TIMED, COUNTED = "batch", "blocks"
 ABLATION, DEPTH, QUEUE = "ablation", "depth", "queue"
 REFERENCE, TIGHT = "reference", "policy"
@@ -119,20 +119,16 @@ def promises_scarcity(config: SweepConfig) -> bool:
     ends among the shares. Smaller sweeps fill too few blocks; other models have other sizes.
     """
     usual = sweep_config("default")
-    free = {"num_problems", "seeds", "shares"} | HOW_IT_IS_CARRIED_OUT
-    same = all(
-        getattr(config, field.name) == getattr(usual, field.name)
-        for field in fields(SweepConfig)
-        if field.name not in free
-    )
+    free = {"num_problems", "seeds", "shares", *HOW_IT_IS_CARRIED_OUT}
+    same = replace(config, **{name: getattr(usual, name) for name in free}) == usual
     ends = {min(usual.shares), max(usual.shares)} <= set(config.shares)
     return same and ends and config.num_problems >= usual.num_problems
 
 
 def thesis_pair() -> SweepConfig:
     """The thesis profile, its models' sizes taken from the package and not from the hub."""
-    config = sweep_config("thesis")
-    return replace(config, llm=f"dummy:{config.llm}", prm=f"dummy:{config.prm}")
+    names = {role: f"dummy:{PROFILES['thesis'][role]}" for role in ("llm", "prm")}
+    return sweep_config("thesis", **names)
 
 
 # -- one run --
@@ -148,14 +144,14 @@ class Identity:
     version: str
     schema: int
 
-    def to_dict(self) -> dict[str, Any]:
-        """As config.json holds it."""
-        return asdict(self)
-
 
 def fingerprint_of(parameters: dict[str, Any], role: str, identity: dict[str, Any]) -> str:
     """The fingerprint of what config.json holds; stored runs are checked against it."""
-    content = {"parameters": parameters, "role": role, "identity": identity}
+    return hash_of({"parameters": parameters, "role": role, "identity": identity})
+
+
+def hash_of(content: Any) -> str:
+    """12 hexadecimal digits of sha256 over plain data."""
     text = json.dumps(content, sort_keys=True, default=list)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -205,7 +201,7 @@ class RunSpec:
 
     def fingerprint(self, identity: Identity) -> str:
         """12 hexadecimal digits of sha256 over parameters and identity."""
-        return fingerprint_of(self.parameters, self.role, identity.to_dict())
+        return fingerprint_of(self.parameters, self.role, asdict(identity))
 
     @property
     def total_bytes(self) -> int:
@@ -260,15 +256,15 @@ def make_run(
 
 def split_runs(config: SweepConfig) -> list[RunSpec]:
     """Every share with every seed in shuffled order; the sentinel first and after every so many."""
-    measured = [RunSpec(config, share, seed) for share in config.shares for seed in config.seeds]
+    measured = [RunSpec(config, *each) for each in product(config.shares, config.seeds)]
     random.Random(config.order_seed).shuffle(measured)
     every = config.sentinel_every
     if not every or len(measured) <= SENTINELS_FROM:
         return measured
-    sentinel = RunSpec(config, config.sentinel_share, config.seeds[0], SENTINEL)
     planned: list[RunSpec] = []
-    for repeat, start in enumerate(range(0, len(measured), every)):
-        planned += [replace(sentinel, repeat=repeat + 1), *measured[start : start + every]]
+    for repeat, start in enumerate(range(0, len(measured), every), 1):
+        planned.append(RunSpec(config, config.sentinel_share, config.seeds[0], SENTINEL, repeat))
+        planned += measured[start : start + every]
     return planned
 
 
@@ -486,8 +482,8 @@ def accepted(max_num_seqs: int, max_num_batched_tokens: int) -> bool:
 # -- the ablation of the thesis's modifications (section 5.3) --
 
 
-class Modification(NamedTuple):
-    """One setting. label: as on the figure's axis; said: within a sentence."""
+class Named(NamedTuple):
+    """Settings with names. label: as on a figure; said: within a sentence."""
 
     label: str
     said: str
@@ -511,16 +507,12 @@ LAST_TWO = ("continuous_problems", "stop_at_limit")
 BESIDE = "static_requests"
 """What the last is compared with: everything on, but the LLM batches requests statically."""
 MODIFICATIONS = {
-    "two_runtimes": Modification("two runtimes:<br>a PRM without cache", "two runtimes", _TWO),
-    "one_runtime": Modification("+ one runtime:<br>a PRM with a cache", "one runtime", _ONE),
-    BATCHED[0]: Modification("+ score cache", "the score cache", _SCORES),
-    LAST_TWO[0]: Modification(
-        "+ continuous<br>problem batching", "continuous problem batching", _FULL
-    ),
-    LAST_TWO[1]: Modification("+ no sampling<br>to the end", "no sampling to the end", _STOP),
-    BESIDE: Modification(
-        "the last, LLM in static<br>padded batches", "static padded batches", _PADDED
-    ),
+    "two_runtimes": Named("two runtimes:<br>a PRM without cache", "two runtimes", _TWO),
+    "one_runtime": Named("+ one runtime:<br>a PRM with a cache", "one runtime", _ONE),
+    BATCHED[0]: Named("+ score cache", "the score cache", _SCORES),
+    LAST_TWO[0]: Named("+ continuous<br>problem batching", "continuous problem batching", _FULL),
+    LAST_TWO[1]: Named("+ no sampling<br>to the end", "no sampling to the end", _STOP),
+    BESIDE: Named("the last, LLM in static<br>padded batches", "static padded batches", _PADDED),
 }
 """Each is the one before it with one more modification."""
 COST = {"two_runtimes": 8.0, "one_runtime": 5.0, BESIDE: 2.0}
@@ -577,34 +569,27 @@ POLICIES: dict[str, type[Policy]] = {
 }
 
 
-class Technique(NamedTuple):
-    """Switches that are on together. label: as in a legend; said: within a sentence."""
-
-    label: str
-    said: str
-    settings: dict[str, Any]
-
-
 NONE, ALL = "none", "all"
 _ALONE = {
-    "partial_blocks": Technique(
-        "partial blocks reused", "reuse of partial blocks", {"reuse_partial_blocks": True}
-    ),
-    "forget_pruned": Technique(
-        "pruned beams forgotten", "forgetting pruned beams", {"forget_pruned": True}
-    ),
-    "adaptive": Technique(
-        "adaptive problem batching", "adaptive problem batching", {"problem_batching": "adaptive"}
-    ),
-    "prefix_order": Technique(
-        "prefix-aware order", "prefix-aware order", {"request_order": "prefix"}
-    ),
-}
-_TOGETHER = {name: value for each in _ALONE.values() for name, value in each.settings.items()}
+    key: Named(label, said, settings)
+    for key, label, said, settings in (
+        ("partial_blocks", "partial blocks reused", "reuse of partial blocks",
+         {"reuse_partial_blocks": True}),
+        ("forget_pruned", "pruned beams forgotten", "forgetting pruned beams",
+         {"forget_pruned": True}),
+        ("adaptive", "adaptive problem batching", "adaptive problem batching",
+         {"problem_batching": "adaptive"}),
+        ("prefix_order", "prefix-aware order", "prefix-aware order", {"request_order": "prefix"}),
+    )
+}  # fmt: skip
 TECHNIQUES = {
-    NONE: Technique("none", "no technique", {}),
+    NONE: Named("none", "no technique", {}),
     **_ALONE,
-    ALL: Technique("all that gain", "all techniques that gain together", _TOGETHER),
+    ALL: Named(
+        "all that gain",
+        "all techniques that gain together",
+        {name: value for each in _ALONE.values() for name, value in each.settings.items()},
+    ),
 }
 """None of them changes a token (search/switches.py says what each does)."""
 

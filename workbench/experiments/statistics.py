@@ -8,10 +8,10 @@ factor drawn from what runs of equal work differ by. Settings whose runs did the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import comb
-from statistics import NormalDist, median
+from statistics import median
 from typing import Any, Protocol
 
 import numpy as np
@@ -76,22 +76,10 @@ def bootstrap_ratio(
 
     One problem alone has no spread: its interval is (-inf, inf), never a point.
     """
-    top, bottom = _sums(numerator, units), _sums(denominator, units)
-    if len(top) == 0:
-        raise ConfigError("An interval of no values was asked for; give one or more rows.")
-    estimate = float(top.sum() / bottom.sum()) if bottom.sum() else float("nan")
-    if len(top) == 1:
-        return Interval(estimate, -np.inf, np.inf, 1)
-    weights = _weights(len(top), draws, seed)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        drawn = (weights @ top) / (weights @ bottom)
-    low, high = np.nanquantile(drawn, TAILS) if np.isfinite(drawn).any() else (np.nan, np.nan)
-    return Interval(estimate, float(low), float(high), len(top))
+    return _bootstrap((numerator, denominator), units, np.divide, draws, seed)
 
 
-def paired_difference(
-    a: ArrayLike, b: ArrayLike, units: Sequence[object], *, draws: int = DRAWS, seed: int = 0
-) -> Interval:
+def paired_difference(a: ArrayLike, b: ArrayLike, units: Sequence[object]) -> Interval:
     """Interval of mean(b - a); entry i of both is the same problem and seed."""
     first, second = np.asarray(a, float), np.asarray(b, float)
     if first.shape != second.shape:
@@ -99,29 +87,43 @@ def paired_difference(
             f"Pairs need equal lengths; got {len(first)} and {len(second)} values. "
             "Join them by problem and seed."
         )
-    return bootstrap_mean(second - first, units, draws=draws, seed=seed)
+    return bootstrap_mean(second - first, units)
 
 
 def paired_ratio_difference(
-    a: tuple[ArrayLike, ArrayLike],
-    b: tuple[ArrayLike, ArrayLike],
+    a: tuple[ArrayLike, ArrayLike], b: tuple[ArrayLike, ArrayLike], units: Sequence[object]
+) -> Interval:
+    """Interval of sum(b0) / sum(b1) - sum(a0) / sum(a1): a difference of throughputs."""
+    return _bootstrap((*a, *b), units, lambda a0, a1, b0, b1: b0 / b1 - a0 / a1)
+
+
+def _bootstrap(
+    columns: Sequence[ArrayLike],
     units: Sequence[object],
-    *,
+    statistic: Callable[..., Any],
     draws: int = DRAWS,
     seed: int = 0,
 ) -> Interval:
-    """Interval of sum(b0) / sum(b1) - sum(a0) / sum(a1): a difference of throughputs."""
-    sums = [_sums(column, units) for column in (*a, *b)]
-    if len(sums[0]) == 0:
-        raise ConfigError("A difference of no pairs was asked for; give one or more rows.")
-    totals = [column.sum() for column in sums]
-    estimate = float(totals[2] / totals[3] - totals[0] / totals[1])
-    if len(sums[0]) == 1:
-        return Interval(estimate, -np.inf, np.inf, 1)
-    weights = _weights(len(sums[0]), draws, seed)
-    drawn = [weights @ column for column in sums]
-    low, high = np.quantile(drawn[2] / drawn[3] - drawn[0] / drawn[1], TAILS)
-    return Interval(estimate, float(low), float(high), len(sums[0]))
+    """Interval of a statistic of the columns' [N] sums, problems drawn anew."""
+    for column in columns:
+        if np.shape(column) != (len(units),):
+            raise ConfigError(
+                f"Got {np.shape(column)} values for {len(units)} units; give one unit a value."
+            )
+    found, place = np.unique(np.asarray(list(units), dtype=str), return_inverse=True)
+    sums = [np.bincount(place, np.asarray(c, float), len(found)) for c in columns]
+    count = len(found)
+    if count == 0:
+        raise ConfigError("An interval of no values was asked for; give one or more rows.")
+    with np.errstate(invalid="ignore", divide="ignore"):
+        estimate = float(statistic(*(column.sum() for column in sums)))
+        if count == 1:
+            return Interval(estimate, -np.inf, np.inf, 1)
+        generator = np.random.default_rng(seed)
+        weights = generator.multinomial(count, np.full(count, 1 / count), size=draws).astype(float)
+        drawn = statistic(*(weights @ column for column in sums))
+    low, high = np.nanquantile(drawn, TAILS) if np.isfinite(drawn).any() else (np.nan, np.nan)
+    return Interval(estimate, float(low), float(high), count)
 
 
 def median_interval(values: Sequence[float]) -> Interval:
@@ -137,37 +139,9 @@ def median_interval(values: Sequence[float]) -> Interval:
     return Interval(median(ordered), low, high, count)
 
 
-def proportion_upper_bound(events: int, trials: int, level: float = LEVEL) -> float:
-    """Upper bound of a rate when `events` of `trials` were seen (none: exact).
-
-    For events > 0 the Wilson bound. A zero is then drawn as zero with its upper bound.
-    """
-    if trials <= 0:
-        return 1.0
-    if events == 0:
-        return 1.0 - (1.0 - level) ** (1.0 / trials)
-    z = NormalDist().inv_cdf((1 + level) / 2)
-    share = events / trials
-    centre = share + z * z / (2 * trials)
-    margin = z * np.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
-    return float((centre + margin) / (1 + z * z / trials))
-
-
-def _sums(values: ArrayLike, units: Sequence[object]) -> Array:
-    """`values` [N] added up within each unit: [number of units], units in sorted order."""
-    column = np.asarray(values, float)
-    if column.shape != (len(units),):
-        raise ConfigError(
-            f"Got {column.shape} values for {len(units)} units; give one unit a value."
-        )
-    _, place = np.unique(np.asarray(list(units), dtype=str), return_inverse=True)
-    return np.bincount(place, weights=column).astype(np.float64)
-
-
-def _weights(units: int, draws: int, seed: int) -> Array:
-    """How often each unit is drawn: [draws, units], every row adds up to `units`."""
-    generator = np.random.default_rng(seed)
-    return generator.multinomial(units, np.full(units, 1 / units), size=draws).astype(float)
+def upper_bound_of_none(trials: int) -> float:
+    """Upper bound of the rate of what was not seen once in so many trials; exact."""
+    return 1.0 - (1.0 - LEVEL) ** (1.0 / trials) if trials > 0 else 1.0
 
 
 # -- the machine's noise: how far runs of equal work differ in wall time --
@@ -328,19 +302,18 @@ class Rates:
 
     def ratio(self, base: Any, other: Any) -> Interval:
         """How many times the rate of `base` has `other`; of equal work exactly 1."""
-        a, b = self._at(base), self._at(other)
-        estimate = float(self.pooled[b] / self.pooled[a])
-        if not self._is_certain:
-            return Interval(estimate, -np.inf, np.inf, self.problems)
-        return self._interval(estimate, self.pooled_drawn[:, b] / self.pooled_drawn[:, a])
+        return self._compared(np.divide, base, other)
 
     def difference(self, base: Any, other: Any) -> Interval:
         """The rate of `other` minus the rate of `base`; runs of equal work count together."""
+        return self._compared(np.subtract, base, other)
+
+    def _compared(self, how: Callable[[Any, Any], Any], base: Any, other: Any) -> Interval:
         a, b = self._at(base), self._at(other)
-        estimate = float(self.pooled[b] - self.pooled[a])
+        estimate = float(how(self.pooled[b], self.pooled[a]))
         if not self._is_certain:
             return Interval(estimate, -np.inf, np.inf, self.problems)
-        return self._interval(estimate, self.pooled_drawn[:, b] - self.pooled_drawn[:, a])
+        return self._interval(estimate, how(self.pooled_drawn[:, b], self.pooled_drawn[:, a]))
 
     def part_of_slow_down(self, base: Any, other: Any, uses: tuple[float, float]) -> Interval:
         """What part of the seconds that `other` takes more than `base` goes to one use of them.
@@ -403,7 +376,15 @@ def draw_rates(
     generator = np.random.default_rng(seed)
     problems = above.shape[1]
     each = generator.multinomial(problems, np.full(problems, 1 / problems), size=draws).T
-    weights = _seed_weights(index, by, seeds, noise.is_known, generator, draws)
+    # Seeds are drawn with replacement too, once for all settings; each setting has draws of its own
+    # where nothing tells the noise, so that one slow run is not taken for the setting's doing.
+    weights = np.zeros((draws, len(index)))
+    paired = noise.is_known and len(index) == len(seeds) * index[by].nunique()
+    drawn = generator.multinomial(len(seeds), np.full(len(seeds), 1 / len(seeds)), size=draws)
+    for _, its in index.groupby(by):
+        count = len(its)
+        anew = generator.multinomial(count, np.full(count, 1 / count), size=draws)
+        weights[:, its.index] = drawn if paired else anew
     weighed = weights * (above @ each).T
     spent = weights * (below @ each).T * noise.factors(generator, weights.shape)
     settings = list(dict.fromkeys(index[by]))
@@ -423,29 +404,6 @@ def draw_rates(
         problems=problems,
         tells_noise=noise.is_known or len(seeds) >= FEWEST_SEEDS,
     )
-
-
-def _seed_weights(
-    index: pd.DataFrame,
-    by: str,
-    seeds: list[int],
-    paired: bool,
-    generator: np.random.Generator,
-    draws: int,
-) -> Array:
-    """How often each run counts in each draw [draws, runs]: its seed is drawn with replacement.
-
-    paired: one draw of seeds for all settings. Else each has its own, so that one slow run is not
-    taken for the setting's doing where nothing else tells the noise.
-    """
-    weights = np.zeros((draws, len(index)))
-    paired = paired and len(index) == len(seeds) * index[by].nunique()
-    common = generator.multinomial(len(seeds), np.full(len(seeds), 1 / len(seeds)), size=draws)
-    for _, own in index.groupby(by):
-        count = len(own)
-        anew = generator.multinomial(count, np.full(count, 1 / count), size=draws)
-        weights[:, own.index] = common if paired else anew
-    return weights
 
 
 def paired_ratio(

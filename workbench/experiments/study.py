@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,7 @@ class Study:
     missing: tuple[str, ...] = ()
     plan: Plan | None = None
     order: tuple[str, ...] = field(default=(), repr=False)  # of the settings
+    _read: dict[Any, pd.DataFrame] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def all_runs(self) -> pd.DataFrame:
@@ -130,7 +132,7 @@ class Study:
         order = runs["setting"].map(place).fillna(len(place))
         return runs.assign(place=order).sort_values(["place", "seed"], ignore_index=True)
 
-    @property
+    @cached_property
     def noise(self) -> Noise:
         """What runs of equal work differ by."""
         return noise_of(self.all_runs)
@@ -168,7 +170,10 @@ class Study:
             )
         keys = ["run_id", "llm_share", "seed", "setting", "role", "repeat"]
         own = runs[[key for key in keys if key in runs]].rename(columns={"seed": "run_seed"})
-        return load_table(list(runs["folder"]), name).merge(own, on="run_id", how="left")
+        key = name, tuple(runs["folder"])
+        if key not in self._read:
+            self._read[key] = load_table(key[1], name)
+        return self._read[key].merge(own, on="run_id", how="left")
 
     def __repr__(self) -> str:
         counts = f"{len(self.folders)} runs stored, {len(self.missing)} missing"
@@ -223,14 +228,10 @@ def _identities(
     specs: Sequence[RunSpec], identity: Identity | None
 ) -> Callable[[RunSpec], Identity]:
     """The identity of each run; those of equal models and problems are found once."""
-
-    def key(spec: RunSpec) -> tuple[Any, ...]:
-        names = ("llm", "prm", "problems", "num_problems", "levels", "problem_seed")
-        return tuple(getattr(spec.config, name) for name in names)
-
-    found = {} if identity else {key(spec): spec.config for spec in specs}
-    identities = {each: identify(config) for each, config in found.items()}
-    return lambda spec: identity or identities[key(spec)]
+    key = attrgetter("llm", "prm", "problems", "num_problems", "levels", "problem_seed")
+    configs = {} if identity else {key(spec.config): spec.config for spec in specs}
+    found = {each: identify(config) for each, config in configs.items()}
+    return lambda spec: identity or found[key(spec.config)]
 
 
 def _carried_out(
@@ -259,8 +260,8 @@ def _tables(
         return run_tables(spec, identity, FINISHED, result=outcome, notes=notes)
     if isinstance(outcome, OutOfMemory):
         return run_tables(spec, identity, INFEASIBLE, error=str(outcome), notes=notes)
-    error = f"{type(outcome).__name__}: {outcome}"
     notes["traceback"] = "".join(traceback.format_exception(outcome))
+    error = f"{type(outcome).__name__}: {outcome}"
     return run_tables(spec, identity, FAILED, error=error, notes=notes)
 
 
@@ -442,12 +443,11 @@ def provenance(runs: pd.DataFrame, seed: int | None = None, *notes: str) -> str:
     profile, machine = (
         " and ".join(map(str, runs[name].drop_duplicates())) for name in ("profile", "machine")
     )
-    models = f"LLM {first['llm']}, PRM {first['prm']} ({rung(runs)})"
-    lines = [
-        f"{models}; total memory {budget}{outside}.",
-        f"Profile {profile}: {sample}, {search}; {machine}.",
-    ]
-    return "\n".join([*lines, *notes, CARRIES_OVER])
+    models = (
+        f"LLM {first['llm']}, PRM {first['prm']} ({rung(runs)}); total memory {budget}{outside}."
+    )
+    searched = f"Profile {profile}: {sample}, {search}; {machine}."
+    return "\n".join([models, searched, *notes, CARRIES_OVER])
 
 
 def provenance_of(study: Tables, seed: int | None = None) -> str:
@@ -552,17 +552,14 @@ def keep_figure(
 ) -> SavedFigure:
     """Save a figure of the study in `folder` (default: its home, or that of the study `beside`)."""
     place = Path(folder) if folder else figures_home(study if beside is None else beside)
-    first = study.runs.iloc[0]
-    machine = {
-        str(column).removeprefix("machine_"): _plain(first[column])
-        for column in study.runs
-        if str(column).startswith("machine_")
-    }
+    first = {str(name): _plain(value) for name, value in study.runs.iloc[0].items()}
     measured = {
-        "versions": json.loads(first["versions"]),
-        "git": {"commit": first["git_commit"], "dirty": _plain(first["git_dirty"])},
-        "machine": machine,
+        about: {
+            n.removeprefix(f"{about}_"): v for n, v in first.items() if n.startswith(about + "_")
+        }
+        for about in ("machine", "git")
     }
+    measured["versions"] = json.loads(first["versions"])
     plan = {"plan": asdict(study.plan)} if study.plan is not None else {}
     return save_figure(fig, rows, name, place, study.config.to_dict() | plan, measured=measured)
 

@@ -110,8 +110,7 @@ class RecordingInfo(NamedTuple):
             block = (engine.block_bytes or 1) * position.block_size // recorded
             blocks = -(-engine.max_model_len // position.block_size)
             needs.append(Need(engine.name, engine.weight_bytes or 0, 0, block, blocks))
-        low, high = needs[0].least / total, 1 - needs[1].least / total
-        return FeasibleShares(low, high, total, needs[0], needs[1])
+        return FeasibleShares(total, needs[0], needs[1])
 
     def memories(self, position: Position) -> list[int]:
         """The position's memory, and others from a quarter to four times it that hold both models.
