@@ -3,7 +3,7 @@
 from itertools import count
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.errors import ConfigError
@@ -171,6 +171,7 @@ def test_impossible_settings_are_refused(make):
 REASONS = ("stop", "stop", "stop", "length", "eos", "context")
 
 
+@settings(deadline=None)
 @given(
     n=st.integers(1, 9),
     beam_width=st.integers(1, 5),
