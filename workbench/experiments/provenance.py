@@ -10,6 +10,7 @@ import os
 import platform
 import subprocess
 import sys
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+@cache
 def versions() -> dict[str, str]:
     """Version of Python, of the workbench and of every package that takes part in a measurement."""
     found = {"python": platform.python_version(), "workbench": __version__}
