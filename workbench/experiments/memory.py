@@ -129,7 +129,9 @@ class Run(Protocol):
     """What tells whether a run fits: its share, and the settings of both engines."""
 
     @property
-    def llm_share(self) -> float: ...
+    def llm_share(self) -> float:
+        """The LLM's part of total memory, weights included."""
+
     @property
     def llm_bytes(self) -> int: ...
     @property
