@@ -1,5 +1,7 @@
 """Settings refuse what they do not know, say what is allowed, and are named by content."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -83,29 +85,18 @@ def test_a_bad_value_says_what_is_allowed(kind, settings, complaint):
 @pytest.mark.parametrize(
     ("kind", "name", "given", "allowed"),
     [
-        (EngineConfig, "block_size", "x", "a whole number"),
         (EngineConfig, "block_size", 16.0, "a whole number"),
         (EngineConfig, "num_blocks", True, "a whole number or None"),
         (EngineConfig, "memory", [1], "a number or text or None"),
         (EngineConfig, "batch_invariant", 1, "true or false"),
         (EngineConfig, "model", None, "text"),
-        (StrategyConfig, "n", "abc", "a whole number"),
         (SearchConfig, "temperature", "x", "a number"),
         (StrategyConfig, "strategy", 3, "text"),
         (SweepConfig, "seeds", 0, "a list of whole numbers"),
         (SweepConfig, "seeds", "01", "a list of whole numbers"),
-        (SweepConfig, "seeds", [0, 1.5], "a list of whole numbers"),
         (SweepConfig, "shares", 0.3, "a list of numbers"),
-        (SweepConfig, "shares", ["a"], "a list of numbers"),
-        (SweepConfig, "max_model_len", "2k", "a whole number or None"),
         (SamplingParams, "seed", 1.5, "a whole number"),
-        (SamplingParams, "seed", "a", "a whole number"),
-        (SamplingParams, "max_tokens", 1.5, "a whole number"),
-        (SamplingParams, "top_k", 2.5, "a whole number"),
-        (SamplingParams, "logprobs", 1.5, "a whole number or None"),
-        (SamplingParams, "temperature", "x", "a number"),
         (SamplingParams, "stop", (3,), "a list of texts"),
-        (SamplingParams, "stop_token_ids", ("a",), "a list of whole numbers"),
         (SamplingParams, "ignore_eos", "no", "true or false"),
     ],
 )
@@ -136,12 +127,8 @@ def test_a_message_ends_with_one_full_stop():
 
 
 def test_a_node_seed_depends_on_run_problem_and_path_alone():
-    seeds = {
-        node_seed(r, p, path)
-        for r in (0, 1)
-        for p in ("a", "b")
-        for path in ((), (0,), (0, 1), (1,))
-    }
+    named = product((0, 1), ("a", "b"), ((), (0,), (0, 1), (1,)))
+    seeds = {node_seed(*each) for each in named}
     assert len(seeds) == 16
     assert all(0 <= seed < 2**64 for seed in seeds)
     assert node_seed(0, "a", (0, 11)) != node_seed(0, "a", (0, 1, 1))

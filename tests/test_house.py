@@ -77,10 +77,13 @@ def public_names(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.ClassDef]:
 
 
 def test_notebooks_carry_no_outputs() -> None:
-    """A committed notebook has neither outputs nor execution counts."""
+    """A committed notebook has neither outputs nor execution counts, nor a widget's state."""
     for path in tracked("*.ipynb"):
-        cells = json.loads(path.read_text())["cells"]
-        left = [k for k, c in enumerate(cells) if c.get("outputs") or c.get("execution_count")]
+        book = json.loads(path.read_text())
+        assert "widgets" not in book["metadata"], path.name
+        left = [
+            k for k, c in enumerate(book["cells"]) if c.get("outputs") or c.get("execution_count")
+        ]
         assert not left, f"{path.relative_to(ROOT)}: cells {left} have outputs; run nbstripout"
 
 

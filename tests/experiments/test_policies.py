@@ -19,6 +19,8 @@ from workbench.experiments.rows import (
 from workbench.experiments.settings import ELASTIC, NONE, STATIC, TECHNIQUES, setting_of
 from workbench.experiments.study import policies_planned, preview, run_policies, working_set_of
 
+FEW = replace(PLAN, budgets=(0.5,), kv_shares=(0.2,))
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -103,8 +105,7 @@ def test_the_bound_leaves_out_what_was_computed_twice(study):
 
 def test_repeats_of_the_default_policy_tell_the_noise(tmp_path):
     """Guards the intervals of a study of one seed, and that no repeat is drawn as a setting."""
-    plan = replace(PLAN, repeats=2)
-    again = run_policies(CONFIG, plan, tmp_path, execute=execute, progress=False)
+    again = run_policies(CONFIG, replace(FEW, repeats=2), tmp_path, execute=execute, progress=False)
     repeated = again.all_runs[again.all_runs["repeat"] > 0]
     assert set(repeated["setting"]) == {"0.5W/marginal_value/none"}
     assert len(repeated) == 2 * len(CONFIG.seeds)
@@ -130,14 +131,14 @@ def test_one_node_that_differs_is_counted(folder, tmp_path):
 
     def other(specs):
         for spec, found in execute(specs):
-            if spec.setting == "2W/phase_aware/none" and spec.seed == 1:
+            if spec.setting == "0.5W/phase_aware/none" and spec.seed == 1:
                 found.tables["nodes"].loc[0, "score"] = 7.0
             yield spec, found
 
-    changed = run_policies(CONFIG, PLAN, tmp_path, execute=other, progress=False)
+    changed = run_policies(CONFIG, FEW, tmp_path, execute=other, progress=False)
     settings = list(changed.runs["setting"].unique())
     found = differing_nodes(changed, [(UNCAPPED_SETTING, setting) for setting in settings])
-    assert {setting: n for setting, (n, _) in found.items() if n} == {"2W/phase_aware/none": 1}
+    assert {setting: n for setting, (n, _) in found.items() if n} == {"0.5W/phase_aware/none": 1}
 
 
 def test_searches_that_fail_even_without_a_limit_are_told(tmp_path):

@@ -103,29 +103,24 @@ def test_the_hub_is_asked_last(hub: list[str], tmp_path: Path) -> None:
     assert hub == ["network", "cache", "network"]
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters"),
-    [
-        ("smollm2-135m", 134_515_008),
-        ("llama-3.2-1b", 1_235_814_400),
-        ("llama-3.1-8b-prm", 8_030_261_248),
-        ("qwen2.5-1.5b-instruct", 1_543_714_304),
-        ("qwen2.5-math-prm-7b", 7_615_616_512 - 152_064 * 3584 + 3585 * 3584 + 3585 * 2),
-        ("skywork-prm-1.5b", 1_543_714_304 + 1536 + 1),
-    ],
-)
-def test_dummies_need_neither_hub_nor_token(hub: list[str], name: str, parameters: int) -> None:
+def test_dummies_need_neither_hub_nor_token(hub: list[str]) -> None:
     """Their sizes are in the package: the published numbers of parameters come out.
 
     The last two are Qwen2.5 7B and 1.5B, whose vocabulary's output gave way to a value head.
     """
-    for given in (name, f"dummy:{name}", f"dummy:{REGISTRY[name]}"):
-        assert model_spec(given).parameters() == parameters
+    sizes = {
+        "smollm2-135m": 134_515_008,
+        "llama-3.2-1b": 1_235_814_400,
+        "llama-3.1-8b-prm": 8_030_261_248,
+        "qwen2.5-1.5b-instruct": 1_543_714_304,
+        "qwen2.5-math-prm-7b": 7_615_616_512 - 152_064 * 3584 + 3585 * 3584 + 3585 * 2,
+        "skywork-prm-1.5b": 1_543_714_304 + 1536 + 1,
+    }
+    for name, parameters in sizes.items():
+        for given in (name, f"dummy:{name}", f"dummy:{REGISTRY[name]}"):
+            assert model_spec(given).parameters() == parameters
+        assert isinstance(load_tokenizer(CONFIGS / name, dummy=True), ByteTokenizer)
     assert hub == []
-    assert isinstance(load_tokenizer(CONFIGS / name, dummy=True), ByteTokenizer)
-
-
-def test_every_folder_of_sizes_belongs_to_a_short_name() -> None:
     assert {path.name for path in CONFIGS.iterdir()} <= set(REGISTRY)
 
 
@@ -141,17 +136,13 @@ def test_names_that_are_none_are_told_the_nearest() -> None:
     assert resolve("owner/name") == "owner/name"
 
 
-def test_a_folder_that_holds_only_a_gguf_file_names_it(tmp_path: Path) -> None:
+def test_a_folder_that_holds_only_a_gguf_file_names_it_and_no_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"has no tokenizer.json"):
+        load_tokenizer(tmp_path)
     file = write_gguf(tmp_path / "model.gguf", random_tensors())
     with pytest.raises(ModelError, match=r"no config.json; .* Name the file itself: .*model.gguf"):
         find_model(str(tmp_path))
     assert find_model(str(file)) == file
-
-
-def test_a_model_without_a_tokenizer_says_so(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"has no tokenizer.json"):
-        load_tokenizer(tmp_path)
-    file = write_gguf(tmp_path / "model.gguf", random_tensors())
     with pytest.raises(ModelError, match=r"no tokenizer \(tokenizer.ggml.model is missing\)"):
         load_tokenizer(open_source(file))
 

@@ -65,14 +65,6 @@ def test_the_notebooks_of_the_study_are_there():
 
 
 @pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda f: f.stem)
-def test_a_notebook_is_committed_without_outputs(file):
-    content = json.loads(file.read_text(encoding="utf-8"))
-    code = [cell for cell in content["cells"] if cell["cell_type"] == "code"]
-    assert not any(cell["outputs"] or cell["execution_count"] for cell in code)
-    assert "widgets" not in content["metadata"]
-
-
-@pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda f: f.stem)
 def test_a_notebook_is_prose_with_short_cells(file):
     cells = nbformat.read(file, as_version=4).cells
     code = code_cells(file)

@@ -10,6 +10,8 @@ import os
 import platform
 import subprocess
 import sys
+from contextlib import suppress
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -57,8 +59,8 @@ def machine_facts() -> dict[str, Any]:
 def describe(machine: dict[str, Any]) -> str:
     """One line for a figure: "AMD EPYC 9B14, 2 cores, 2 threads"."""
     where = machine.get("gpu") or machine["cpu"]
-    counts = counted(machine["cores"], "core"), counted(machine["threads"], "thread")
-    return ", ".join([where, *counts])
+    cores, threads = counted(machine["cores"], "core"), counted(machine["threads"], "thread")
+    return f"{where}, {cores}, {threads}"
 
 
 def counted(number: int, noun: str) -> str:
@@ -66,14 +68,13 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+@cache
 def versions() -> dict[str, str]:
     """Version of Python, of the workbench and of every package that takes part in a measurement."""
     found = {"python": platform.python_version(), "workbench": __version__}
     for name in PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 
@@ -103,18 +104,16 @@ def cpu_features() -> tuple[str, ...]:
 
 
 def _cpu_lines() -> list[str]:
-    try:
+    with suppress(OSError):
         return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
+    return []
 
 
 def memory_bytes() -> int | None:
     """The machine's memory, or a container's limit if smaller; None where not told."""
-    try:
+    with suppress(AttributeError, ValueError, OSError):
         return total_memory()
-    except (AttributeError, ValueError, OSError):
-        return None
+    return None
 
 
 def torch_threads() -> int:
@@ -135,10 +134,9 @@ def gpu_name() -> str | None:
 
 
 def _git(folder: Path, *words: str) -> str:
-    try:
+    with suppress(OSError, subprocess.TimeoutExpired):
         done = subprocess.run(
             ["git", *words], cwd=folder, capture_output=True, text=True, timeout=20, check=False
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+        return done.stdout.strip() if done.returncode == 0 else ""
+    return ""
