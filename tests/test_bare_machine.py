@@ -25,7 +25,7 @@ sys.meta_path.insert(0, Absent())
 """
 
 RUN = """
-import workbench.bench.kernels, workbench.bench.kernel_rows
+import workbench.bench.kernels
 from workbench import Engine, SamplingParams
 from workbench.bench import engine
 from workbench.bench.record import Row, record

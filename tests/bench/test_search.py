@@ -1,20 +1,26 @@
-"""The search benchmark on the tiny pair: every row, its interval, and what its record says."""
+"""The search benchmark: every row, its interval, what its record says, and who is searched."""
+
+from pathlib import Path
 
 import pytest
 
 from workbench.bench import search
 from workbench.bench.record import Row
+from workbench.bench.search import Workload, make_workload, real_rows, tiny_rows
 from workbench.errors import ConfigError
+from workbench.search.problems import load_problems
+
+MATH = Path(__file__).parent.parent / "data" / "math500_sample.json"
 
 
 @pytest.fixture(scope="module")
 def rows() -> dict[str, Row]:
     """The smallest study: three problems, two seeds, four beams."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(search.PROFILES, "quick", (3, 2))
-        for name, value in {"N": 4, "MAX_DEPTH": 3, "BLOCKS": 2048, "UNCACHED_PROBLEMS": 2}.items():
-            patch.setattr(search, name, value)
-        return {row.name: row for row in search.run("quick")}
+        patch.setattr(search, "BLOCKS", 2048)
+        patch.setattr(search, "UNCACHED_PROBLEMS", 2)
+        workload = make_workload("tiny-solver", limit=3, n=4, max_depth=3)
+        return {row.name: row for row in tiny_rows(workload, 2)}
 
 
 def test_each_row_has_an_interval_over_problems_around_its_value(rows):
@@ -43,3 +49,27 @@ def test_the_record_says_how_many_problems_and_seeds_stand_behind_its_rows():
 def test_no_seeds_are_refused(seeds):
     with pytest.raises(ConfigError, match=f"seeds is {seeds}; allowed: whole numbers >= 1"):
         next(search.run("quick", seeds=seeds))
+
+
+def test_a_model_of_true_size_searches_math_problems_with_itself_as_reward():
+    """Guards the size that the record is defined by: n = 16, 10 iterations of 128 tokens."""
+    found = make_workload("smollm2-135m", None, str(MATH), 8)
+    assert (len(found.problems), found.label, found.prm) == (8, "smollm2", "smollm2-135m")
+    assert (found.n, found.max_depth, found.max_step_tokens) == (16, 10, 128)
+    assert make_workload("tiny-solver").prm == "tiny-prm"
+    assert make_workload("smollm2-135m", "tiny-prm").prm == "tiny-prm"
+
+
+def test_search_rows_stand_beside_a_run_without_caches(monkeypatch):
+    """Guards names and meaning of the rows: more PRM tokens are computed without its caches."""
+    monkeypatch.setattr(search, "KV_MEMORY", "16MiB")
+    problems = tuple(load_problems("tiny", limit=2))
+    tiny = Workload("tiny-solver", "tiny-prm", problems, n=4, beam_width=2, max_depth=3)
+    rows = {row.name: row for row in real_rows(tiny)}
+    names = ["search_tiny", "search_tokens_tiny", "prm_tokens_tiny", "prm_tokens_saved_tiny"]
+    assert list(rows) == names
+    tokens = rows["prm_tokens_tiny"]
+    assert tokens.peer_value > tokens.value > 0
+    assert rows["prm_tokens_saved_tiny"].value == tokens.ratio == tokens.peer_value / tokens.value
+    assert rows["search_tiny"].peer == search.WITHOUT
+    assert rows["search_tiny"].unit == "problems/min"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.bench.recordings import PLANS, make_recording
+from workbench.bench.search import PLANS, make_recording
 from workbench.errors import ConfigError, RecordingError
 from workbench.replay.answers import Answers
 from workbench.replay.devices import PRESETS

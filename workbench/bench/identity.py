@@ -3,29 +3,34 @@
 One search is run under settings that share nothing but the models, the problems and the seed; every
 node of every tree is compared with the first setting's, token by token and score by score. Settings
 without a share leave each engine only a few requests' worth of blocks, so that requests are
-preempted all the time. A record holds the fraction of equal nodes.
+preempted all the time. A record holds the fraction of equal nodes. The first setting is searched
+once more under each other instruction set of this host, in a process of its own: all or none.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
+import pickle
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 from tqdm.auto import tqdm
 
 from workbench.bench.record import Row
-from workbench.bench.workload import FIELD_PROMPT, REAL_SOURCE, Workload, is_tiny, reward_model
+from workbench.bench.search import REAL_PROBLEMS, Workload, is_tiny, make_workload
 from workbench.config import parse_size
 from workbench.engine.engine import Engine
-from workbench.search.problems import Problem, load_problems
+from workbench.kernels.isa import ISA, environment, host_sets
 from workbench.search.result import SearchResult
 
 PROFILES = {"quick": 6, "default": 32, "full": 128}  # problems
-REAL_PROBLEMS = {"quick": 2, "default": 8, "full": 8}  # of a generator of true size
-TINY_DEPTH, REAL_DEPTH = 40, 4  # iterations
-TINY_STEP_TOKENS = 256
+TINY_SIZES: dict[str, Any] = {"max_depth": 40, "max_step_tokens": 256}
+REAL_SIZES: dict[str, Any] = {"max_depth": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +81,8 @@ class Setting:
         }
         if share is None:
             return Engine(model, num_blocks=-(-room.least_tokens // self.block_size), **settings)
-        settings["memory" if room.with_weights else "kv_memory"] = int(
-            share * parse_size(room.total)
-        )
-        return Engine(model, **settings)
+        budget = "memory" if room.with_weights else "kv_memory"
+        return Engine(model, **settings | {budget: int(share * parse_size(room.total))})
 
 
 # Four splits, two batch sizes, two block sizes; then preemption forced; then partial blocks reused.
@@ -117,51 +120,49 @@ def run(
 ) -> Iterator[Row]:
     """A row a setting: the fraction of nodes equal to the base's, the first; its preemptions.
 
-    prm: None is tiny-prm beside tiny-solver, else the generator itself. problems: what a generator
-    of true size searches.
+    prm: None is tiny-prm beside tiny-solver, else the generator itself. problems: a file of them.
     """
     if is_tiny(llm):
-        chosen = load_problems("tiny", limit=PROFILES[profile])
-        yield from compare(_workload(llm, prm, chosen), SETTINGS, TINY_ROOM, seed)
+        workload = make_workload(llm, prm, problems, PROFILES[profile], **TINY_SIZES)
+        yield from compare(workload, SETTINGS, TINY_ROOM, seed)
     else:
-        chosen = load_problems(problems or REAL_SOURCE, limit=REAL_PROBLEMS[profile])
-        yield from compare(_workload(llm, prm, chosen), REAL_SETTINGS, REAL_ROOM, seed)
+        workload = make_workload(llm, prm, problems, REAL_PROBLEMS[profile], **REAL_SIZES)
+        yield from compare(workload, REAL_SETTINGS, REAL_ROOM, seed)
 
 
 def mode_of(settings: dict[str, Any]) -> dict[str, Any]:
     """What the record says of a run with these settings."""
-    room = TINY_ROOM if is_tiny(settings["llm"]) else REAL_ROOM
+    tiny = is_tiny(settings["llm"])
+    room, sizes = (TINY_ROOM, TINY_SIZES) if tiny else (REAL_ROOM, REAL_SIZES)
     memory = "total_memory" if room.with_weights else "kv_memory"
-    sizes = _workload(settings["llm"], settings["prm"], ()).mode
-    return {"batch_invariant": True, memory: room.total} | sizes
-
-
-def _workload(llm: str, prm: str | None, problems: Sequence[Problem]) -> Workload:
-    workload = Workload(llm, reward_model(llm, prm), tuple(problems))
-    if is_tiny(llm):
-        return replace(workload, max_depth=TINY_DEPTH, max_step_tokens=TINY_STEP_TOKENS)
-    return replace(workload, max_depth=REAL_DEPTH, system_prompt=FIELD_PROMPT)
+    workload = make_workload(settings["llm"], settings["prm"], **sizes)
+    return {"batch_invariant": True, memory: room.total} | workload.mode
 
 
 def compare(
     workload: Workload, settings: Sequence[Setting], room: Room, seed: int = 0
 ) -> Iterator[Row]:
     """The workload under each setting, each tree beside the first: the base, which has no row of
-    sameness, since with itself it cannot differ.
+    sameness, since with itself it cannot differ. Then the base under other instruction sets.
     """
-    base: pd.DataFrame | None = None
+    base = pd.DataFrame()
     for setting in tqdm(settings, desc="settings"):
         result = search(setting, workload, room, seed)
         nodes = result.tree.set_index(["problem_id", "node_id"]).sort_index()
-        count = len(nodes)
-        if base is None:
+        if base.empty:
             base = nodes
-            yield Row(f"base@{setting.name}", count, "nodes")
+            yield Row(f"base@{setting.name}", len(nodes), "nodes")
         else:
             same = equal_share(base, nodes)
-            yield Row(f"identical@{setting.name}", same, "fraction", repeats=count)
+            yield Row(f"identical@{setting.name}", same, "fraction", repeats=len(nodes))
         preempted = float(result.trace.steps["preempted"].sum())
         yield Row(f"preemptions@{setting.name}", preempted, "requests")
+    for name in host_sets():
+        if name != ISA.name:
+            found = digest_under(name, settings[0], workload, room, seed)
+            yield Row(
+                f"identical@isa_{name}", float(found == digest(base)), "fraction", repeats=len(base)
+            )
 
 
 def search(setting: Setting, workload: Workload, room: Room, seed: int) -> SearchResult:
@@ -174,14 +175,38 @@ def search(setting: Setting, workload: Workload, room: Room, seed: int) -> Searc
 def equal_share(first: pd.DataFrame, other: pd.DataFrame) -> float:
     """Nodes with the same id, tokens and score, over all nodes of both trees."""
     together = first.join(other.add_suffix("_other"), how="outer")
-    same_tokens = [
-        a == b for a, b in zip(_tuples(together["token_ids"]), _tuples(together["token_ids_other"]))
+    tokens = [
+        [tuple(value) if isinstance(value, tuple | list) else value for value in together[name]]
+        for name in ("token_ids", "token_ids_other")
     ]
-    same = pd.Series(same_tokens, index=together.index) & (
-        together["score"] == together["score_other"]
+    same_tokens = pd.Series([a == b for a, b in zip(*tokens)], index=together.index)
+    return float((same_tokens & (together["score"] == together["score_other"])).mean())
+
+
+def digest(nodes: pd.DataFrame) -> str:
+    """Of every node's id, tokens and score; nodes are indexed by problem and node, in order."""
+    told = hashlib.sha256()
+    for key, tokens, score in zip(nodes.index, nodes["token_ids"], nodes["score"]):
+        told.update(f"{key} {tuple(tokens)} {float(score).hex()}\n".encode())
+    return told.hexdigest()
+
+
+def digest_under(isa: str, *searched: Any) -> str:
+    """The digest of a search in a process that takes an instruction set. Raises CalledProcessError
+    if it fails.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", "from workbench.bench.identity import tell; tell()"],
+        input=pickle.dumps(searched),
+        stdout=subprocess.PIPE,
+        env=os.environ | environment(isa),
+        check=True,
     )
-    return float(same.mean())
+    return done.stdout.decode().split()[-1]
 
 
-def _tuples(column: pd.Series) -> list[object]:
-    return [tuple(value) if isinstance(value, tuple | list) else value for value in column]
+def tell() -> None:
+    """The other process: reads what to search, writes the digest of its tree."""
+    result = search(*pickle.load(sys.stdin.buffer))
+    nodes = result.tree.set_index(["problem_id", "node_id"]).sort_index()
+    sys.stdout.write(digest(nodes) + "\n")

@@ -1,61 +1,103 @@
-"""What memory the engine takes: beams that share their past, a start, two models in one arena.
+"""What memory the engine takes: starts, beams that share their past, two models in one memory.
 
-kv_beams_saving: the 16 beams of one problem, as a real search had them when they were longest, in
-blocks with shared prefixes against one contiguous piece each of exactly its length. The cache
-manager is given what it was given in the search: each beam's path is admitted, then its own step is
-room of its own, so equal steps of two beams count twice. How large it can be is the search's doing:
-kv_beams_over_distinct is what the blocks hold over the distinct tokens, the least that anyone must
-keep. startup_s and startup_peak_over_budget: startup.py. On the tiny pair also how two models share
-one memory (sharing.py), what an arena costs (arena.py), and what forks save (reuse.py).
+starts: from the call of Engine(MODEL, kv_memory=...) to the first token of a prompt of 8 tokens, in
+a process of its own, and the peak of resident memory over what was resident before. Not in it: what
+`from workbench import Engine, SamplingParams` imports. In it: numba, loading of compiled kernels
+(the start that compiles them is thrown away), weights, tokenizer, profiling pass. Cold: the model's
+files are dropped from the page cache first.
+
+beams: kv_beams_saving is the n beams of one problem, as a real search had them when they were
+longest, in one contiguous piece each of exactly its length over blocks with shared prefixes; each
+path is admitted, then its own step is room of its own, so equal steps of two beams count twice.
+kv_beams_over_distinct: what the blocks hold over the distinct tokens.
+
+forks: what going on within partly filled blocks saves. fork_prm_over_ideal: tokens the PRM computes
+over the distinct ones of each problem's inputs; the beginning that all problems share can make it
+less than 1. fork_llm_recomputed: tokens the generator computes again over those it samples.
+
+arena: re-splits of 10,000 blocks of the tiny pair, all pages held, a quarter of the blocks live and
+scattered, until pages and bytes lie where the split wants them (not the zeroing of pages, done when
+they are first taken); arena_vs_dedicated: the same requests by an engine in an arena and by one
+with a pool of its own of as many blocks, step by step in turns.
+
+sharing: every policy and static share at KV budgets of 0.5, 1 and 2 W, all settings of a budget and
+seed interleaved by rounds with the uncapped search that bounds them. Settings that did equal work
+for a seed count as 1 in a ratio; their rates stand as measured, equal_work_differs says how far.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import random
+import subprocess
+import sys
 from array import array
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import fmean, median, quantiles
+from tempfile import TemporaryDirectory
+from time import perf_counter
 from typing import Any
 
 import pandas as pd
+import torch
 
-from workbench.bench import arena, reuse, sharing
-from workbench.bench.record import Row
-from workbench.bench.rows import plain_row
-from workbench.bench.startup import measure
-from workbench.bench.workload import Workload, is_tiny, real_workload, reward_model
+from workbench.bench.record import Row, interval_row, median_row
+from workbench.bench.search import TINY_SIZES, Workload, is_tiny, make_workload, roomy_engine
+from workbench.core import SamplingParams
 from workbench.engine.engine import Engine
+from workbench.engine.memory import block_shape
+from workbench.errors import WorkbenchError
+from workbench.experiments.rows import (
+    UNCAPPED_SETTING,
+    bound_tokens_per_s,
+    differing_nodes,
+    recomputed,
+)
+from workbench.experiments.runs import FINISHED
+from workbench.experiments.settings import (
+    ALL,
+    ELASTIC,
+    NONE,
+    REFERENCE,
+    STATIC,
+    THESIS_SHARE,
+    PolicyPlan,
+    setting_of,
+    sweep_config,
+)
+from workbench.experiments.statistics import WORK, bootstrap_ratio, median_interval
+from workbench.experiments.study import Study, run_policies, working_set_of
+from workbench.kvcache.arena import KVArena
 from workbench.kvcache.manager import KVCacheManager
+from workbench.kvcache.policies import StaticSplit
+from workbench.models.registry import find_model
 from workbench.search.answers import check_choice
 from workbench.search.prm import trie_size
-from workbench.search.problems import load_problems
 
-PROBLEMS = {"quick": 1, "default": 3, "full": 8}
-REUSED = {"quick": 2, "default": 16, "full": 32}  # problems searched with and without forks
-STARTS = {"quick": 1, "default": 5, "full": 9}
+PROFILES = {  # problems of beams and of forks; pairs and prompts of an arena's overhead
+    "quick": {"starts": 1, "beams": 1, "forks": 2, "resplits": 8, "pairs": 9, "prompts": 8},
+    "default": {"starts": 5, "beams": 3, "forks": 16, "resplits": 40, "pairs": 101, "prompts": 32},
+    "full": {"starts": 9, "beams": 8, "forks": 32, "resplits": 200, "pairs": 201, "prompts": 64},
+}
 BLOCK_SIZE = 16
 KV_MEMORY = {True: "64MiB", False: "1GiB"}  # of an engine; whether the model is one of the tiny
-MODE = {"batch_invariant": True, "n": 16, "beam_width": 4, "block_size": BLOCK_SIZE}
-SHARED = {
-    "budgets_of_w": sharing.BUDGETS,
-    "kv_shares": sharing.SHARES,
-    "baseline": "thesis 5.3 modifications on, static kv_share 0.3",
+LLM, PRM = "tiny-solver", "tiny-prm"
+BUDGETS, SHARES = (0.5, 1.0, 2.0), (0.08, 0.2, THESIS_SHARE, 0.5)
+PLANS = {
+    "quick": PolicyPlan(3, 2, 1, BUDGETS, SHARES, (), repeats=0),
+    "default": PolicyPlan(16, 12, 2, BUDGETS, SHARES, (), repeats=0),
+    "full": PolicyPlan(128, 12, 3, BUDGETS, SHARES, (), repeats=0),
 }
-Beam = tuple[list[int], list[int]]  # the tokens before its own step, and its step's
-
-
-def mode_of(settings: dict[str, Any]) -> dict[str, Any]:
-    """What the record says of a run with these settings."""
-    if not is_tiny(settings["model"]):
-        return MODE
-    plan = sharing.PLANS[settings["profile"]]
-    sizes = {"shared_problems": plan.num_problems, "shared_in_flight": plan.in_flight}
-    return MODE | SHARED | sizes | {"shared_seeds": settings["seeds"] or plan.num_seeds}
+STUDIES = {"quick": 1, "default": 2, "full": 3}  # how often the study of sharing is carried out
 
 
 def run(
     profile: str = "default",
-    model: str = "tiny-solver",
+    model: str = LLM,
     prm: str | None = None,
     seed: int = 0,
     problems: str | None = None,
@@ -69,79 +111,140 @@ def run(
     as these instead of the profile's. part: of the rows alone, None: all; arena, forks and sharing
     are of the tiny pair.
     """
-    kv_memory = KV_MEMORY[is_tiny(model)]
-    parts = {
-        "starts": lambda: _starts(model, kv_memory, repeats or STARTS[profile]),
-        "beams": lambda: _beams(
-            _workload(model, prm, problems, PROBLEMS[profile]), kv_memory, seed
-        ),
+    tiny, count = is_tiny(model), PROFILES[profile]
+    kv_memory = KV_MEMORY[tiny]
+    sizes: dict[str, Any] = {"max_depth": 40} if tiny else {}
+
+    def beams() -> Iterator[Row]:
+        workload = make_workload(model, prm, problems, count["beams"], **sizes)
+        return beam_rows(workload, kv_memory, seed)
+
+    def forks() -> Iterator[Row]:
+        return fork_rows(make_workload(LLM, limit=count["forks"], **TINY_SIZES), seed)
+
+    def arena() -> Iterator[Row]:
+        yield from resplit_rows(count["resplits"], seed)
+        yield from overhead_rows(count["pairs"], count["prompts"], seed)
+
+    parts: dict[str, Callable[[], Iterator[Row]]] = {
+        "starts": lambda: start_rows(model, kv_memory, repeats or count["starts"]),
+        "beams": beams,
     }
-    if is_tiny(model):
-        parts["forks"] = lambda: reuse.rows(REUSED[profile], seed)
-        parts["arena"] = lambda: arena.rows(profile, seed)
-        parts["sharing"] = lambda: sharing.rows(profile, seeds)
+    if tiny:
+        shared = partial(sharing_rows, profile, seeds)
+        parts |= {"forks": forks, "arena": arena, "sharing": shared}
     if part is not None:
         check_choice("part", part, tuple(parts))
-    yield from chain.from_iterable(
-        measured() for name, measured in parts.items() if part in (None, name)
+    for name, measured in parts.items():
+        if part in (None, name):
+            yield from measured()
+
+
+def mode_of(settings: dict[str, Any]) -> dict[str, Any]:
+    """What the record says of a run with these settings."""
+    mode = {"batch_invariant": True, "n": 16, "beam_width": 4, "block_size": BLOCK_SIZE}
+    if not is_tiny(settings["model"]):
+        return mode
+    plan = PLANS[settings["profile"]]
+    return mode | {
+        "budgets_of_w": BUDGETS,
+        "kv_shares": SHARES,
+        "baseline": "thesis 5.3 modifications on, static kv_share 0.3",
+        "shared_problems": plan.num_problems,
+        "shared_in_flight": plan.in_flight,
+        "shared_seeds": settings["seeds"] or plan.num_seeds,
+    }
+
+
+# -- starts --
+
+STARTING = """
+import json, time
+from pathlib import Path
+from workbench import Engine, SamplingParams
+
+def held(name):
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name + ":"))
+
+params = SamplingParams(temperature=0.0, max_tokens=1)
+before, began = held("VmRSS"), time.perf_counter()
+engine = Engine({model!r}, kv_memory={kv_memory!r})
+engine.generate([list(range(1, 9))], params)
+seconds, memory = time.perf_counter() - began, engine.memory
+found = {{"seconds": seconds, "peak": held("VmHWM") - before, "budget": memory.weights + memory.kv}}
+print(json.dumps(found))
+"""
+
+
+def measured_start(model: str, kv_memory: str, cold: bool = False) -> dict[str, float]:
+    """seconds, and bytes: peak, and budget: weights and the KV memory that was declared.
+
+    In a fresh process with as many threads as this one. Raises CalledProcessError if it fails.
+    """
+    if cold:
+        drop_from_page_cache(model)
+    done = subprocess.run(
+        [sys.executable, "-c", STARTING.format(model=model, kv_memory=kv_memory)],
+        env=os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
     )
+    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def _starts(model: str, kv_memory: str, repeats: int) -> Iterator[Row]:
-    starts = [measure(model, kv_memory) for _ in range(repeats + 1)][1:]
-    yield plain_row("startup_s", [start.seconds for start in starts], "s")
-    yield Row("startup_cold_s", measure(model, kv_memory, cold=True).seconds, "s", repeats=1)
-    peaks = [start.peak_bytes for start in starts]
-    yield plain_row("startup_peak_bytes", peaks, "B")
-    over = [start.peak_bytes / start.budget_bytes for start in starts]
-    yield plain_row("startup_peak_over_budget", over, "fraction")
+def drop_from_page_cache(model: str) -> None:
+    """Ask the system to forget the pages of a model's files: clean ones that nothing maps go."""
+    where = find_model(model)
+    for file in [where] if where.is_file() else sorted(where.iterdir()):
+        if file.is_file():
+            descriptor = os.open(file, os.O_RDONLY)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
 
 
-def _beams(workload: Workload, kv_memory: str, seed: int) -> Iterator[Row]:
-    held = list(beams_of(workload, kv_memory, seed))
-    yield plain_row("kv_beams_saving", [each.contiguous / each.paged for each in held], "x")
-    yield plain_row("kv_beams_over_distinct", [each.paged / each.distinct for each in held], "x")
+def start_rows(model: str, kv_memory: str, repeats: int) -> Iterator[Row]:
+    """Seconds and memory of a start."""
+    starts = [measured_start(model, kv_memory) for _ in range(repeats + 1)][1:]
+    yield median_row("startup_s", [start["seconds"] for start in starts], "s")
+    cold = measured_start(model, kv_memory, cold=True)
+    yield Row("startup_cold_s", cold["seconds"], "s", repeats=1)
+    yield median_row("startup_peak_bytes", [start["peak"] for start in starts], "B")
+    over = [start["peak"] / start["budget"] for start in starts]
+    yield median_row("startup_peak_over_budget", over, "fraction")
 
 
-def _workload(model: str, prm: str | None, source: str | None, limit: int) -> Workload:
-    if not is_tiny(model):
-        return real_workload(model, prm, source, limit)
-    chosen = tuple(load_problems("tiny", limit=limit))
-    return Workload(model, reward_model(model, prm), chosen, max_depth=40)
+# -- beams --
+
+Beam = tuple[list[int], list[int]]  # the tokens before its own step, and its step's
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Tokens' worth of memory that all n beams of a problem take."""
-
-    contiguous: int  # a piece of exactly its length for each
-    paged: int  # whole blocks
-    distinct: int
-
-
-def beams_of(workload: Workload, kv_memory: str, seed: int) -> Iterator[Held]:
-    """For each problem of which all n beams were alive at one time, when they were longest."""
+def beam_rows(workload: Workload, kv_memory: str, seed: int) -> Iterator[Row]:
+    """What all n beams take, each problem's when they were longest."""
     llm = Engine(workload.llm, kv_memory=kv_memory, block_size=BLOCK_SIZE)
     prm = workload.reward(Engine(workload.prm, kv_memory=kv_memory))
+    saving, over = [], []
     for problem in workload.problems:
         result = replace(workload, problems=(problem,)).search(llm, prm, seed)
         beams = longest_beams(result.tree, workload.prompt(problem, llm), workload.n)
         if beams:
             whole = [before + step for before, step in beams]
-            contiguous, paged = sum(map(len, whole)), blocks_used(beams) * BLOCK_SIZE
-            distinct = trie_size(array("i", beam) for beam in whole)
-            yield Held(contiguous, paged, distinct)
+            paged = blocks_used(beams) * BLOCK_SIZE
+            saving.append(sum(map(len, whole)) / paged)
+            over.append(paged / trie_size(array("i", beam) for beam in whole))
+    yield median_row("kv_beams_saving", saving, "x")
+    yield median_row("kv_beams_over_distinct", over, "x")
 
 
 def longest_beams(tree: pd.DataFrame, prompt: list[int], n: int) -> list[Beam]:
     """The beams of the iteration that holds most tokens, of those in which all n were sampled."""
     tokens_to: dict[str, list[int]] = {}
     iterations: dict[int, list[Beam]] = {}
-    for node in tree.sort_values("depth").itertuples():
-        before = tokens_to.get(str(node.parent_id), prompt)
-        step: list[int] = list(node.token_ids)  # type: ignore[arg-type]
-        tokens_to[str(node.node_id)] = before + step
-        iterations.setdefault(int(node.depth), []).append((before, step))  # type: ignore[arg-type]
+    for node in tree.sort_values("depth").to_dict("records"):
+        before, step = tokens_to.get(node["parent_id"], prompt), list(node["token_ids"])
+        tokens_to[node["node_id"]] = before + step
+        iterations.setdefault(node["depth"], []).append((before, step))
     whole = [beams for beams in iterations.values() if len(beams) == n]
     return max(whole, key=lambda beams: sum(len(b) + len(s) for b, s in beams), default=[])
 
@@ -155,3 +258,293 @@ def blocks_used(beams: Sequence[Beam]) -> int:
     for number, (before, step) in enumerate(beams):
         assert cache.extend(number, before + step) is not None
     return cache.num_active
+
+
+# -- forks --
+
+
+def fork_rows(workload: Workload, seed: int = 0) -> Iterator[Row]:
+    """The same search in roomy memory, with partly filled blocks reused and with whole ones only.
+
+    Raises WorkbenchError where the two searches sample other tokens.
+    """
+    peer, found = "reuse_partial_blocks=False", []
+    for reuse in (False, True):
+        llm, scoring = (
+            roomy_engine(name, reuse_partial_blocks=reuse) for name in (workload.llm, workload.prm)
+        )
+        found.append(workload.search(llm, workload.reward(scoring), seed))
+    whole, reused = found
+    if not whole.tree["token_ids"].map(list).equals(reused.tree["token_ids"].map(list)):
+        raise WorkbenchError(
+            "The search samples other tokens when partial blocks are reused; the rows would "
+            "compare two different searches. Run `workbench bench identity`."
+        )
+    over, again = [], []
+    for done in found:
+        counts, steps = done.problems, done.trace.steps
+        tokens = counts["prm_tokens_computed"], counts["prm_tokens_distinct"]
+        over.append(bootstrap_ratio(*tokens, counts["problem_id"].tolist()))
+        own = steps[steps["engine"] == "llm"].filter(like="recomputed_tokens_")
+        again.append(float(own.to_numpy().sum() / counts["tokens"].sum()))
+    row = interval_row("fork_prm_over_ideal", over[1], "x", 1)
+    before = over[0].estimate
+    yield replace(row, peer=peer, peer_value=before, ratio=before / row.value, repeats=None)
+    yield Row("fork_llm_recomputed", again[1], "fraction", peer, again[0], repeats=1)
+
+
+# -- an arena --
+
+PAGES = 4000  # half of them 8,000 blocks of the LLM, the other half 2,000 of the PRM
+LEAST_MOVED = 0.1  # of the pages
+LIVE_EVERY = 4  # one block in so many stays in use
+BLOCKS = 2048  # of one model alone
+
+
+class FullArena:
+    """Two engines' caches over one memory, all pages held."""
+
+    def __init__(self, num_pages: int = PAGES, seed: int = 0) -> None:
+        shapes = [block_shape(model, max_model_len=256) for model in (LLM, PRM)]
+        pages = KVArena("16MiB", shapes, StaticSplit()).page.page_bytes
+        self.arena = KVArena(num_pages * pages, shapes, StaticSplit(), 0.5)
+        limits: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 8}
+        self.engines = [Engine(model, arena=self.arena, **limits) for model in (LLM, PRM)]
+        self.arena.storage.bytes.zero_()  # the system has handed out every page of a full memory
+        self.random = random.Random(seed)
+        self._next = 0
+        self._live: list[tuple[KVCacheManager, int]] = []
+
+    @property
+    def num_blocks(self) -> int:
+        """Of both models, at the split of now."""
+        return sum(pool.grant.target * pool.per_page for pool in self.arena.pools)
+
+    def fill(self) -> None:
+        """New content everywhere, a sequence a block; every few of them stay in use."""
+        for cache, number in self._live:
+            cache.free(number)
+        self._live = []
+        for cache in (engine.cache for engine in self.engines):
+            cache.apply()
+            count = cache.num_free + cache.num_cached
+            numbers = range(self._next, self._next + count)
+            self._next += count
+            vocab = self.engines[0].spec.vocab
+            for number in numbers:
+                tokens = [self.random.randrange(vocab) for _ in range(cache.block_size)]
+                assert cache.allocate(number, tokens) is not None
+            kept = set(numbers[::LIVE_EVERY])
+            for number in self.random.sample(numbers, count):  # blocks come free in no order
+                if number not in kept:
+                    cache.free(number)
+            self._live += [(cache, number) for number in kept]
+        self.settle()
+
+    def settle(self) -> None:
+        """What engines do between steps: both caches, then the bytes."""
+        for engine in self.engines:
+            engine.cache.apply()
+        self.arena.storage.settle()
+
+    def resplit(self, kv_share: float) -> tuple[float, int]:
+        """Seconds until every page and byte is where the split wants it; bytes copied."""
+        copied = self.arena.storage.bytes_copied
+        start = perf_counter()
+        asked = self.arena.resplit(kv_share).target
+        self.settle()
+        spent = perf_counter() - start
+        for pool, most in zip(self.arena.pools, (asked, self.arena.num_pages - asked)):
+            assert pool.held <= most, f"{pool.shape.name} holds more than its split"
+        return spent, self.arena.storage.bytes_copied - copied
+
+
+def resplit_rows(count: int, seed: int = 0, num_pages: int = PAGES) -> Iterator[Row]:
+    """Milliseconds of re-splits that move a tenth of the pages or more, and the bytes copied."""
+    full = FullArena(num_pages, seed)
+    blocks, share = full.num_blocks, 0.5
+    seconds, copied = [], []
+    for number in range(-2, count):
+        full.fill()
+        wanted = (0.7, 0.3)[number] if number < 0 else share
+        while abs(wanted - share) < LEAST_MOVED:
+            wanted = full.random.uniform(0.3, 0.7)
+        share = wanted
+        spent, moved = full.resplit(share)
+        full.arena.check()
+        if number >= 0:  # the first two are a warm-up, the second of them copies
+            seconds.append(1000 * spent)
+            copied.append(float(moved))
+    p95 = quantiles(seconds, n=20, method="inclusive")[-1]
+    yield Row("resplit_p95_ms", p95, "ms", repeats=count, spread=(min(seconds), max(seconds)))
+    yield Row("resplit_median_ms", median(seconds), "ms", repeats=count)
+    spread = (min(copied), max(copied))
+    yield Row("resplit_copied_bytes", fmean(copied), "B", repeats=count, spread=spread)
+    yield Row("resplit_blocks", blocks, "blocks", repeats=1)
+
+
+def overhead_rows(pairs: int, prompts: int, seed: int = 0) -> Iterator[Row]:
+    """arena_vs_dedicated: median of the paired ratios; _low: lower end of its 95 % interval."""
+    shape = block_shape(LLM)
+    arena = KVArena(BLOCKS * shape.block_bytes, [shape], StaticSplit())
+    engines = {"arena": Engine(LLM, arena=arena), "dedicated": Engine(LLM, num_blocks=BLOCKS)}
+    draw = random.Random(seed)
+    asked = [[draw.randrange(3, 300) for _ in range(128)] for _ in range(prompts)]
+    each = [_seconds(engines, asked, first=number % 2) for number in range(pairs + 1)][1:]
+    found = median_interval([pair["dedicated"] / pair["arena"] for pair in each])
+    ours, theirs = (64 * prompts / median(pair[name] for pair in each) for name in engines)
+    yield Row(
+        "arena_vs_dedicated",
+        ours,
+        "tokens/s",
+        "a pool of its own",
+        theirs,
+        ratio=found.estimate,
+        repeats=pairs,
+        spread=(found.low, found.high),
+    )
+    yield Row("arena_vs_dedicated_low", found.low, "x", repeats=pairs)
+
+
+def _seconds(
+    engines: Mapping[str, Engine], prompts: list[list[int]], first: int
+) -> dict[str, float]:
+    """Of each engine for all prompts. They take turns, step by step: the machine's pace varies."""
+    params = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
+    for engine in engines.values():
+        engine.cache.reset()
+        for prompt in prompts:
+            engine.add(prompt, params)
+    seconds, names = dict.fromkeys(engines, 0.0), list(engines)
+    while engines[names[0]].has_work:
+        for name in names[first:] + names[:first]:
+            start = perf_counter()
+            engines[name].step()
+            seconds[name] += perf_counter() - start
+        first = 1 - first
+    return seconds
+
+
+# -- two models in one memory --
+
+
+def sharing_rows(profile: str, seeds: int | None = None) -> Iterator[Row]:
+    """The study of sharing, carried out as often as the profile says."""
+    plan = PLANS[profile]
+    plan = plan if seeds is None else replace(plan, num_seeds=seeds)
+    config = replace(sweep_config(profile), seeds=tuple(range(plan.num_seeds)))
+    with TemporaryDirectory() as folder:
+        places = [Path(folder) / str(number) for number in range(STUDIES[profile])]
+        yield from study_rows([run_policies(config, plan, place) for place in places])
+
+
+def study_rows(studies: Sequence[Study]) -> Iterator[Row]:
+    """Every row that the study tells, carried out once or several times."""
+    first, tables = studies[0], [each.all_runs for each in studies]
+    plan = first.plan
+    assert isinstance(plan, PolicyPlan)
+    every = pd.concat([table.assign(time=k) for k, table in enumerate(tables)], ignore_index=True)
+    need = working_set_of(first.all_runs)
+    yield Row("working_set_bytes", need.total, "B", repeats=1)
+    yield Row("working_set_llm_bytes", need.llm, "B", repeats=1)
+    yield Row("working_set_prm_bytes", need.prm, "B", repeats=1)
+    limit = need.max_model_len(first.config.block_size)
+    yield Row("max_model_len", limit, "tokens", repeats=1)
+    yield Row("same_nodes", 1.0, "fraction", repeats=sum(map(_runs_alike, studies)))
+    bounds = every[(every["status"] == FINISHED) & (every["role"] == REFERENCE)]
+    bounds = bounds[bounds["technique"] == ALL]
+    yield Row("measured_bound", bound_tokens_per_s(bounds), "tokens/s", repeats=len(bounds))
+    for budget in plan.budgets:
+        ceiling = bound_tokens_per_s(bounds[bounds["beside"] == budget])
+        yield from budget_rows(every[every["budget"] == budget], plan.kv_shares, ceiling)
+
+
+def _runs_alike(study: Study) -> int:
+    """How many finished runs have the nodes, tokens and scores of the uncapped search without
+    techniques. Raises AssertionError where one differs: settings are about speed alone.
+    """
+    done = study.having(status=FINISHED)
+    settings = [s for s in done["setting"].unique() if s != UNCAPPED_SETTING]
+    counts = differing_nodes(study, [(UNCAPPED_SETTING, setting) for setting in settings])
+    wrong = {setting: differ for setting, (differ, _) in counts.items() if differ}
+    assert not wrong, f"nodes that are not the uncapped search's, by setting: {wrong}"
+    return int(done["setting"].isin(settings).sum())
+
+
+def budget_rows(runs: pd.DataFrame, shares: Sequence[float], ceiling: float) -> Iterator[Row]:
+    """The rows of one budget; runs: of every time and seed, whether they finished or not."""
+    times, budget = len(runs[["time", "seed"]].drop_duplicates()), float(runs["budget"].iloc[0])
+    finished = runs[runs["status"] == FINISHED].groupby("setting")
+    done = {s: own.set_index(["time", "seed"]) for s, own in finished if len(own) == times}
+
+    def row(name: str, setting: str, peer: str | None = None) -> Row:
+        """Tokens a second, beside the peer's; spread: the least and the most of all times and
+        seeds, of the ratio where there is a peer.
+        """
+        label = None if peer is None else peer.split("/")[1]
+        for needed in (setting, peer or setting):
+            if needed not in done:
+                return Row(name, float("nan"), _why_not(runs, needed), label)
+        own = done[setting]
+        rate, found = _rate(own), own["tokens_per_s"]
+        beside: dict[str, float] = {}
+        if peer is not None:
+            found = ratios(own, done[peer])
+            beside = {"peer_value": _rate(done[peer]), "ratio": _mean(found)}
+        return Row(
+            name,
+            rate,
+            "tokens/s",
+            peer=label,
+            ceiling=ceiling,
+            share_of_ceiling=rate / ceiling,
+            repeats=len(own),
+            spread=(float(found.min()), float(found.max())),
+            **beside,
+        )
+
+    at, thesis = f"@{budget:g}W", setting_of(budget, STATIC, THESIS_SHARE, NONE)
+    ours, everything = (setting_of(budget, ELASTIC, None, key) for key in (NONE, ALL))
+    static = [setting_of(budget, STATIC, share, NONE) for share in shares]
+    slower = {s: _mean(ratios(done[ours], done[s])) for s in static if {s, ours} <= done.keys()}
+    yield row(
+        f"elastic_vs_best_static{at}", ours, min(slower, key=slower.__getitem__, default=thesis)
+    )
+    yield row(f"elastic_vs_static_{THESIS_SHARE:g}{at}", ours, thesis)
+    yield row(f"all_vs_baseline{at}", everything, thesis)
+    seconds = runs[runs["status"] == FINISHED].groupby(["time", "seed", *WORK])["wall_s"]
+    alike = seconds.agg(["min", "max", "size"]).query("size > 1")
+    if len(alike):
+        apart, count = (alike["max"] / alike["min"]).max(), alike["size"].sum()
+        yield Row(f"equal_work_differs{at}", float(apart), "x", repeats=int(count))
+    for setting in sorted(runs["setting"].unique()):
+        _, policy, technique = setting.split("/")
+        name = policy if technique == NONE else f"{policy}_{technique}"
+        yield row(f"{name}{at}", setting)
+        if setting in done:
+            again = recomputed(done[setting])
+            yield Row(f"recomputed_{name}{at}", again, "tokens", repeats=times)
+
+
+def ratios(mine: pd.DataFrame, theirs: pd.DataFrame) -> pd.Series:
+    """Seconds of the peer's runs over ours, both by time and seed; of equal work 1."""
+    columns = [*WORK, "technique"]
+    theirs = theirs.loc[mine.index]
+    equal = (mine[columns] == theirs[columns]).all(axis=1)
+    return (theirs["wall_s"] / mine["wall_s"]).mask(equal, 1.0)
+
+
+def _mean(found: pd.Series) -> float:
+    """Each seed counts as much."""
+    return float(found.groupby("seed").mean().mean())
+
+
+def _rate(runs: pd.DataFrame) -> float:
+    return float(runs["sampled_tokens"].sum() / runs["wall_s"].sum())
+
+
+def _why_not(runs: pd.DataFrame, setting: str) -> str:
+    """In place of a unit: a value that there cannot be says why."""
+    rows = runs[(runs["setting"] == setting) & (runs["status"] != FINISHED)]
+    reasons = rows["error"].dropna().astype(str).drop_duplicates()
+    return f"{rows['status'].iloc[0]}: {reasons.iloc[0]}" if len(reasons) else "not measured"

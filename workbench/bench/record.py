@@ -1,8 +1,9 @@
 """A benchmark's record: rows with their peers and ceilings, and what they were measured with.
 
 The format is fixed (CONTRACTS §8) and committed under reports/bench, so a field that does not apply
-is null, names are unique, and a ratio above 1 always means ours is better. What it does not do:
-measure.
+is null, names are unique, and a ratio above 1 always means ours is better. Contenders run
+interleaved, so repeat k of one is paired with repeat k of the other: noise of the machine that
+lasts longer than a repeat falls on both.
 """
 
 from __future__ import annotations
@@ -10,13 +11,18 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from statistics import median, quantiles
+from typing import TYPE_CHECKING, Any
 
 from workbench.errors import ConfigError
 from workbench.experiments.provenance import git_state, machine_facts, versions
+
+if TYPE_CHECKING:
+    from workbench.engine.memory import MemoryProfile
+    from workbench.experiments.statistics import Interval
 
 FAILED = "failed"  # a run's status (experiments/runs.py, which needs pandas: records do not)
 KEYS = ("bench", "machine", "versions", "git", "mode", "isa", "rows")
@@ -53,6 +59,54 @@ class Row:
         return {name: _plain(value) for name, value in asdict(self).items()}
 
 
+def median_row(
+    name: str,
+    values: Sequence[float],
+    unit: str,
+    *,
+    peer: str | None = None,
+    peers: Sequence[float] | None = None,
+    ceiling: float | None = None,
+) -> Row:
+    """The median of repeats, more being better where there is a peer or a ceiling.
+
+    peers: the peer's repeats; ratio and spread are then of the paired ratios.
+    """
+    value = median(values)
+    ratios = peers and [mine / other for mine, other in zip(values, peers, strict=True)]
+    return Row(
+        name,
+        value,
+        unit,
+        peer=peer,
+        peer_value=median(peers) if peers else None,
+        ratio=median(ratios) if ratios else None,
+        ceiling=ceiling,
+        share_of_ceiling=None if ceiling is None else value / ceiling,
+        repeats=len(values),
+        spread=middle_half(ratios or values),
+    )
+
+
+def interval_row(name: str, found: Interval, unit: str, repeats: int) -> Row:
+    """An estimate with its 95 % interval over problems."""
+    return Row(name, found.estimate, unit, repeats=repeats, spread=(found.low, found.high))
+
+
+def memory_rows(prefix: str, memory: MemoryProfile) -> Iterator[Row]:
+    """An engine's memory by part, as its profiling pass measured it."""
+    for part in ("weights", "activations", "other", "kv"):
+        yield Row(f"{prefix}{part}", float(getattr(memory, part)), "bytes", repeats=1)
+
+
+def middle_half(values: Sequence[float]) -> float | None:
+    """Half the range of the middle half of the values."""
+    if len(values) < 2:
+        return None
+    low, _, high = quantiles(values, n=4, method="inclusive")
+    return (high - low) / 2
+
+
 def record(bench: str, rows: Iterable[Row], mode: dict[str, Any]) -> dict[str, Any]:
     """The whole record; mode says how it was run (profile, model, batch_invariant, ...).
 
@@ -63,18 +117,15 @@ def record(bench: str, rows: Iterable[Row], mode: dict[str, Any]) -> dict[str, A
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigError(f"Bench {bench} has two rows named {', '.join(twice)}; names are unique.")
-    told = (machine_facts(), versions(), git_state(), mode, instruction_set())
-    values = (bench, *told, [row.to_dict() for row in listed])
-    return dict(zip(KEYS, values, strict=True))
-
-
-def instruction_set() -> str | None:
-    """What the CPU's kernels are compiled for; None where numba is missing."""
     try:
         from workbench.kernels.isa import ISA  # noqa: PLC0415 - numba is missing on bare machines
+
+        isa = ISA.name
     except ImportError:
-        return None
-    return ISA.name
+        isa = None
+    told = (machine_facts(), versions(), git_state(), mode, isa)
+    values = (bench, *told, [row.to_dict() for row in listed])
+    return dict(zip(KEYS, values, strict=True))
 
 
 def renewed(before: dict[str, Any], again: dict[str, Any]) -> dict[str, Any]:

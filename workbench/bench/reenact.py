@@ -4,7 +4,7 @@ On a GPU: `--device cuda --llm dummy:llama-3.2-1b --prm dummy:llama-3.1-8b-prm`,
 MATH-500's lengths, 40 GiB; llm_weights and the like are bytes, as profiling passes measured them.
 By default the embedded pair and its recording. One pair of engines is built and its caches resized,
 so a share costs one search. The roofline is a data sheet's where the GPU is one of the presets,
-else measured. What it does not do: keep the traces.
+else measured.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ from typing import Any
 
 import torch
 
-from workbench.bench.cells import this_machine
-from workbench.bench.gpu_timing import CeilingSizes, measure_gpu_ceiling, require_gpu
-from workbench.bench.record import Row
-from workbench.bench.rows import memory_rows
-from workbench.bench.workload import is_tiny
+from workbench.bench.ceilings import CeilingSizes, measure_gpu_ceiling, require_gpu
+from workbench.bench.record import Row, memory_rows
+from workbench.bench.replay import this_machine
 from workbench.engine.engine import Engine
 from workbench.engine.memory import total_of
 from workbench.experiments.reenact import reenact
@@ -30,13 +28,13 @@ from workbench.models.registry import DUMMY
 from workbench.replay.answers import Answers
 from workbench.replay.devices import PRESETS, Device
 from workbench.replay.simulator import events
-from workbench.replay.what_if import WhatIfResult, what_if
+from workbench.replay.what_if import what_if
 from workbench.replay.workload import load_recording, thesis_search
 
 SHARES = (0.08, 0.15, 0.3, 0.4, 0.5)
 SEARCHES = {"quick": (4, 3), "default": (16, 6), "full": (128, 40)}
 """Problems and depth of a search at the thesis's scale; the full one alone outgrows its memory."""
-TINY_RECORDING = "tiny-16-n4"
+TINY, TINY_RECORDING = "tiny-solver", "tiny-16-n4"
 MEMORY_TOLERANCE = 0.1  # what a driver tells, beside the nominal size
 OTHER_BUILDS = frozenset({"pcie", "nvl", "laptop", "d"})  # slower ones of a preset's name
 KEPT = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
@@ -52,7 +50,7 @@ class Scale:
     @classmethod
     def of(cls, llm: str, profile: str) -> Scale:
         """The embedded pair's recording, or a search at the thesis's scale."""
-        if is_tiny(llm.removeprefix(DUMMY)):
+        if llm.removeprefix(DUMMY) == TINY:
             return cls(Answers(load_recording(TINY_RECORDING)), "64MiB")
         problems, depth = SEARCHES[profile]
         return cls(Answers(thesis_search(problems, max_depth=depth)), "40GiB")
@@ -69,24 +67,26 @@ def run(
     Raises ConfigError for a GPU that is not there, OutOfMemory for one that is too small.
     """
     require_device(device)  # before anything is foretold
-    scale, known = Scale.of(llm, profile), _device(device)
+    scale, known = Scale.of(llm, profile), known_device(device)
+    answers, memory = scale.answers, scale.total_memory
     foretold = {
-        share: what_if(
-            scale.answers, device=known, total_memory=scale.total_memory, llm_share=share
-        )
+        share: what_if(answers, device=known, total_memory=memory, llm_share=share)
         for share in SHARES
     }
-    given = (scale, foretold, device)
-    engines = (_engine(llm, *given, place=0), _engine(prm, *given, place=1))
-    for role, engine in zip(("llm", "prm"), engines, strict=True):
-        yield from memory_rows(f"{role}_", engine.memory)
+    engines = []
+    for place, (role, model) in enumerate((("llm", llm), ("prm", prm))):
+        config = getattr(answers.recording, role).config or {}
+        kept = {name: config[name] for name in KEPT}
+        blocks = max(found.memory[place].num_blocks for found in foretold.values())
+        engines.append(Engine(model, num_blocks=blocks, device=device, **kept))
+        yield from memory_rows(f"{role}_", engines[-1].memory)
     same: list[float] = []
-    reenact(scale.answers, *engines)  # kernels are compiled and launches recorded
+    reenact(answers, *engines)  # kernels are compiled and launches recorded
     for share, replayed in foretold.items():
-        for engine, memory in zip(engines, replayed.memory, strict=True):
+        for engine, memory_ in zip(engines, replayed.memory, strict=True):
             engine.cache.reset()
-            engine.cache.resize(memory.num_blocks)
-        found = reenact(scale.answers, *engines)
+            engine.cache.resize(memory_.num_blocks)
+        found = reenact(answers, *engines)
         speed, bound = found.throughput.tokens_per_s, replayed.throughput.tokens_per_s
         name = f"reenact_{round(100 * share):03d}"
         peer = f"replay on {known.name}'s roofline"
@@ -109,24 +109,20 @@ def mode_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _engine(
-    model: str, scale: Scale, foretold: Mapping[float, WhatIfResult], device: str, place: int
-) -> Engine:
-    """With the recorded engine's limits and the largest cache of all shares."""
-    recording = scale.answers.recording
-    config = (recording.llm, recording.prm)[place].config or {}
-    blocks = max(found.memory[place].num_blocks for found in foretold.values())
-    kept = {name: config[name] for name in KEPT}
-    return Engine(model, num_blocks=blocks, device=device, **kept)
-
-
-def _device(name: str) -> Device:
+def known_device(name: str) -> Device:
     """This machine measured, or its GPU: the preset where there is one, else that measured."""
     if name == "cpu":
         return this_machine()
     place = torch.device(name)
     gpu, memory = torch.cuda.get_device_name(place), total_of(place)
-    return preset_of(gpu, memory) or _measured(name, gpu, memory)
+    preset = preset_of(gpu, memory)
+    if preset is not None:
+        return preset
+    place = require_gpu(2 * CeilingSizes().read_bytes, "reenact", name)
+    with torch.cuda.device(place):
+        ceiling = measure_gpu_ceiling(place, torch.bfloat16)
+    torch.cuda.empty_cache()
+    return Device(gpu, ceiling.flops_per_s, ceiling.bytes_per_s, memory, "measured")
 
 
 def preset_of(gpu: str, memory_bytes: int) -> Device | None:
@@ -142,12 +138,3 @@ def preset_of(gpu: str, memory_bytes: int) -> Device | None:
         if wanted <= words and nominal and not words & OTHER_BUILDS:
             return device
     return None
-
-
-def _measured(name: str, gpu: str, memory_bytes: int) -> Device:
-    """A GPU's roofline, measured now."""
-    place = require_gpu(2 * CeilingSizes().read_bytes, "reenact", name)
-    with torch.cuda.device(place):
-        ceiling = measure_gpu_ceiling(place, torch.bfloat16)
-    torch.cuda.empty_cache()
-    return Device(gpu, ceiling.flops_per_s, ceiling.bytes_per_s, memory_bytes, "measured")

@@ -1,34 +1,27 @@
-"""The peak of multiply-adds on registers alone, and what a product's inner loop reaches of it.
+"""Multiply-adds on registers alone, and what a product's inner loop reaches of them.
 
-In the set that the CPU's kernels are compiled for: no product can pass the first.
+In the set that the CPU's kernels are compiled for. Needs numba, which a GPU machine may lack.
 """
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
-from workbench.bench.machine_ceiling import measured_seconds
+from workbench.bench.ceilings import measured_seconds
 from workbench.kernels.cpu.thread_pool import compiled
 from workbench.kernels.cpu.tiles import COLUMNS, MOST_ROWS, PANEL, Tile, tile
 from workbench.kernels.cpu.vectors import WIDTH, emit_fma
 from workbench.kernels.isa import ISA
 
+ADDS = 5_000_000  # to each sum: ten milliseconds, so that threads overlap
+FLOPS = 2 * MOST_ROWS * COLUMNS  # of an addition to each sum
 _DEPTH = 128  # inputs of the tile: its weights are 16 KiB, as in a product
-_ADDS = 5_000_000  # of each sum: ten milliseconds, so that threads overlap
-_SHORT, _TILES = _ADDS // 10, 400  # a millisecond each: between what else the machine does
+_SHORT, _TILES = ADDS // 10, 400  # a millisecond each: between what else the machine does
 _ADDRESS = types.int64
-
-
-def multiply_adds(threads: int, repeats: int = 60) -> float:
-    """Floating point operations per second of so many threads: the best of `repeats`."""
-    with ThreadPoolExecutor(threads) as pool:
-        seconds = measured_seconds(lambda: list(pool.map(_fused, [_ADDS] * threads)), repeats)
-    return threads * _ADDS * _FUSED_FLOPS / min(seconds)
 
 
 def tile_shares(repeats: int = 30) -> list[float]:
@@ -36,24 +29,22 @@ def tile_shares(repeats: int = 30) -> list[float]:
     x, weights = np.ones((MOST_ROWS, _DEPTH), np.float32), np.ones((_DEPTH, PANEL), np.float32)
     out = np.empty((MOST_ROWS, PANEL), np.float32)
     where = x.ctypes.data, weights.ctypes.data, out.ctypes.data
-
-    def tiles() -> None:
-        _multiply_tiles(*where, _DEPTH, _TILES)
-
     flops, shares = 2 * MOST_ROWS * PANEL * _DEPTH * _TILES, []
     for _ in range(repeats):
-        alone, tiled = (
-            min(measured_seconds(lambda: _fused(_SHORT), 5)),
-            min(measured_seconds(tiles, 5)),
-        )
-        shares.append(flops / tiled / (_SHORT * _FUSED_FLOPS / alone))
+        alone = min(measured_seconds(lambda: fused(_SHORT), 5))
+        tiled = min(measured_seconds(lambda: _multiply_tiles(*where, _DEPTH, _TILES), 5))
+        shares.append(flops / tiled / (_SHORT * FLOPS / alone))
     return shares
+
+
+def fused(adds: int) -> None:
+    """As many sums as a tile has, each multiplied and added to so many times, in registers."""
+    numbers = np.zeros(COLUMNS + WIDTH, np.float32)
+    _run_fused(numbers.ctypes.data, adds)
 
 
 @intrinsic
 def _fuse(_: Any, numbers: Any, count: Any) -> Any:
-    """As many sums as a tile has, each multiplied and added to so many times, in registers."""
-
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         numbers, count = args
         code = Tile(builder, *ISA.tile)
@@ -83,11 +74,3 @@ def _multiply_tiles(x: int, weights: int, out: int, depth: int, times: int) -> N
         for column in range(0, PANEL * 4, COLUMNS * 4):
             there = out + column
             tile((MOST_ROWS, x, depth * 4, weights + column, there, PANEL * 4, depth, 1))
-
-
-_FUSED_FLOPS = 2 * MOST_ROWS * COLUMNS  # of an addition to each sum
-
-
-def _fused(adds: int) -> None:
-    numbers = np.zeros(COLUMNS + WIDTH, np.float32)
-    _run_fused(numbers.ctypes.data, adds)

@@ -264,12 +264,12 @@ def calibrate(
 
     Searches the embedded pair; leave the machine to it meanwhile.
     """
-    from workbench.bench import cells
+    from workbench.bench import replay
     from workbench.replay.devices import write_device
     from workbench.search.recording import require_destination
 
     require_destination(out)
-    device = cells.calibrate(num_problems, repeats, seed)
+    device = replay.calibrate(num_problems, repeats, seed)
     terminal().print(
         f"{device.name}: {device.flops_per_s / 1e9:,.0f} GFLOP/s, "
         f"{device.bytes_per_s / 1e9:,.1f} GB/s, terms of {', '.join(device.terms)}\n"
@@ -287,7 +287,7 @@ def record(
 
     Names and what each holds: replay/data/README.md in the package.
     """
-    from workbench.bench.recordings import make_recording
+    from workbench.bench.search import make_recording
 
     path = Path(out or f"{name}.parquet")
     result = make_recording(name, path, problems)

@@ -1,13 +1,30 @@
-"""Rows of two models in one memory: ratios of searches interleaved, nothing silently missing."""
+"""Memory: starts, beams, forks and arenas, and two models in one memory."""
 
 import json
 import math
 
+import pandas as pd
 import pytest
 
 from tests.experiments import policy_fakes
-from workbench.bench import arena, memory, sharing
+from workbench.bench import memory, search
+from workbench.bench.memory import (
+    BLOCK_SIZE,
+    FullArena,
+    beam_rows,
+    blocks_used,
+    drop_from_page_cache,
+    fork_rows,
+    longest_beams,
+    measured_start,
+    overhead_rows,
+    ratios,
+    resplit_rows,
+    study_rows,
+)
 from workbench.bench.record import record
+from workbench.bench.search import make_workload
+from workbench.errors import WorkbenchError
 from workbench.experiments.settings import PolicyPlan
 from workbench.experiments.study import run_policies
 
@@ -23,7 +40,7 @@ def studies(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def rows(studies):
-    return {row.name: row for row in sharing.study_rows(studies)}
+    return {row.name: row for row in study_rows(studies)}
 
 
 def test_the_rows_of_the_issue_are_there_at_every_budget(rows):
@@ -75,7 +92,8 @@ def test_equal_work_is_told_seed_by_seed(studies):
     kinds = [f"{engine}_prefill_tokens" for engine in ("llm", "prm")]
     equal, same = ((runs["setting"] == s) & (runs["seed"] == 0) for s in (ours, theirs))
     runs.loc[same, kinds] = runs.loc[equal, kinds].to_numpy()
-    found = sharing.ratios(runs, ours, theirs)
+    pair = (runs[runs["setting"] == s].set_index(["time", "seed"]) for s in (ours, theirs))
+    found = ratios(*pair)
     assert sorted(found) == [1.0, pytest.approx(2.7 / 2.32)]
 
 
@@ -92,7 +110,7 @@ def test_one_node_that_differs_in_any_run_fails(tmp_path):
         given = {"execute": other, "progress": False}
         changed = run_policies(policy_fakes.CONFIG, PLAN, tmp_path / str(number), **given)
         with pytest.raises(AssertionError, match=f"'{wrong}'"):
-            list(sharing.study_rows([changed]))
+            list(study_rows([changed]))
 
 
 def test_the_record_says_what_was_shared():
@@ -106,7 +124,7 @@ def test_the_record_says_what_was_shared():
 
 def test_a_re_split_moves_live_blocks_and_counts_their_bytes():
     """Guards that what is timed is a whole re-split: a tenth of the pages, with blocks in use."""
-    rows = {row.name: row for row in arena.resplit_rows(6, num_pages=160)}
+    rows = {row.name: row for row in resplit_rows(6, num_pages=160)}
     assert rows["resplit_p95_ms"].value > 0
     assert rows["resplit_copied_bytes"].value > 0
     assert rows["resplit_blocks"].value == 400
@@ -114,7 +132,7 @@ def test_a_re_split_moves_live_blocks_and_counts_their_bytes():
 
 def test_a_re_split_is_timed_until_it_is_reached_and_without_zeroing(monkeypatch):
     """Guards what the docstring says: pages are zeroed on first use; not to be reached fails."""
-    full = arena.FullArena(160)
+    full = FullArena(160)
     full.fill()
     zeroed = full.arena.storage.bytes_zeroed
     full.resplit(0.3)
@@ -129,7 +147,68 @@ def test_a_re_split_is_timed_until_it_is_reached_and_without_zeroing(monkeypatch
 
 def test_one_model_in_an_arena_is_set_against_a_pool_of_its_own(monkeypatch):
     """Guards the pairing and the lower bound's row."""
-    monkeypatch.setattr(arena, "BLOCKS", 256)
-    ratio, low = arena.overhead_rows(pairs=2, prompts=1)
+    monkeypatch.setattr(memory, "BLOCKS", 256)
+    ratio, low = overhead_rows(pairs=2, prompts=1)
     assert (ratio.name, ratio.repeats) == ("arena_vs_dedicated", 2)
     assert low.value == ratio.spread[0] <= ratio.ratio
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Two tiny problems, four beams, little memory."""
+    monkeypatch.setattr(search, "BLOCKS", 512)
+    return make_workload("tiny-solver", limit=2, n=4, beam_width=2, max_depth=4)
+
+
+def test_with_reuse_the_prm_computes_what_is_distinct_and_the_generator_nothing_twice(small):
+    """Guards the target of the record: at most 1.1 distinct tokens, and less than without."""
+    rows = {row.name: row for row in fork_rows(small)}
+    prm, llm = rows["fork_prm_over_ideal"], rows["fork_llm_recomputed"]
+    assert prm.value <= 1.1
+    assert prm.value < prm.peer_value
+    assert prm.ratio == pytest.approx(prm.peer_value / prm.value)
+    assert prm.spread[0] <= prm.value <= prm.spread[1]
+    assert llm.value == 0 < llm.peer_value
+
+
+def test_two_different_searches_are_not_compared(small, monkeypatch):
+    """Guards the rows: tokens saved mean nothing if the search has become another."""
+    searched, seeds = search.Workload.search, iter((0, 1))
+    other = lambda self, llm, prm, seed: searched(self, llm, prm, next(seeds))  # noqa: E731
+    monkeypatch.setattr(search.Workload, "search", other)
+    with pytest.raises(WorkbenchError, match="samples other tokens"):
+        next(fork_rows(small))
+
+
+def test_beams_share_the_blocks_of_their_path_and_nothing_else():
+    """Guards the count behind kv_beams_saving, on beams whose blocks can be counted by hand."""
+    path = list(range(100, 101 + 2 * BLOCK_SIZE))
+    alike = [(path, [7] * BLOCK_SIZE), (path, [7] * BLOCK_SIZE)]
+    assert blocks_used(alike) == 2 + 2 + 2  # the path's full blocks once, the rest though equal
+    assert blocks_used([([1, 2], [3]), ([4, 5], [6])]) == 2  # nothing in common
+
+
+def test_the_longest_beams_of_a_search_share_their_past():
+    """Guards that the beams are a real search's: all n, with all they grew from."""
+    workload = make_workload("tiny-solver", limit=2, n=8, beam_width=4, max_depth=6)
+    rows = {row.name: row for row in beam_rows(workload, "16MiB", 0)}
+    assert list(rows) == ["kv_beams_saving", "kv_beams_over_distinct"]
+    assert all(row.value >= 1 for row in rows.values())
+
+
+def test_an_iteration_that_lacks_beams_is_not_the_longest():
+    """Guards against comparing fewer than n beams once some have ended."""
+    rows = [("a", "", 1, (1,)), ("b", "", 1, (2,)), ("aa", "a", 2, (3,) * 9)]
+    tree = pd.DataFrame(rows, columns=["node_id", "parent_id", "depth", "token_ids"])
+    assert longest_beams(tree, [5], 2) == [([5], [1]), ([5], [2])]
+    assert longest_beams(tree, [5], 1) == [([5, 1], [3] * 9)]
+    assert longest_beams(tree, [5], 3) == []
+
+
+def test_a_start_is_measured_in_a_fresh_process():
+    """Guards that seconds and memory are of the engine, whose budget is weights and KV."""
+    drop_from_page_cache("tiny-solver")
+    found = measured_start("tiny-solver", "8MiB")
+    assert 0 < found["seconds"] < 60
+    assert found["budget"] > 8 * 2**20
+    assert found["peak"] > 0

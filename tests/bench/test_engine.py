@@ -1,0 +1,182 @@
+"""The engine benchmark, on a CPU and as on a GPU: rows by name, ceilings, peers that drop out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from workbench.bench import engine
+from workbench.bench.ceilings import Ceiling, require_gpu
+from workbench.bench.engine import TRANSFORMERS, EngineBench, Linears, Sizes, Transformers
+from workbench.bench.peers import PeerError
+from workbench.bench.record import record
+from workbench.errors import ConfigError
+from workbench.models.registry import CONFIGS, model_spec, read_spec
+
+SMALL = Sizes(batches=(1, 3), prompt=8, new=4, prefills=(16,), busy=(1,), warm_ups=(1, 2))
+MACHINE = Ceiling(flops_per_s=1e13, bytes_per_s=1e9)
+
+
+class Steady:
+    """A contender of a fixed rate that may fail at its k-th measurement."""
+
+    def __init__(self, rate, fails_at=None):
+        self.rate, self.fails_at, self.seen = rate, fails_at, []
+
+    def decode(self, prompts, new_tokens):
+        self.seen.append((prompts.copy(), new_tokens))
+        if len(self.seen) == self.fails_at:
+            raise PeerError("out of luck")
+        return self.rate
+
+
+@pytest.fixture
+def bench():
+    """Our engine of a dummy, as a GPU's rows have it, on the CPU."""
+    made = EngineBench("dummy:tiny-solver", SMALL, 2, peers="none")
+    assert made.lacking is None
+    return made
+
+
+def test_rows_pair_ours_with_each_peer_and_a_broken_one_has_none(bench):
+    """Guards row names, pairing, and that one peer's failure costs nothing but its own rows."""
+    rates = {"": 40.0, "+invariant": 30.0, "products": 50.0, TRANSFORMERS: 10.0, "vllm": 20.0}
+    bench.contenders = {n: Steady(r) for n, r in rates.items()} | {"broken": Steady(1.0, 2)}
+    bench.modes = {"": "", "+invariant": "+invariant"}
+    bench.labels |= {"vllm": "vllm 1", "broken": "broken 2"}
+    seen = {name: contender.seen for name, contender in bench.contenders.items()}
+    with pytest.warns(UserWarning, match="No rows @broken: out of luck"):
+        found = bench.decodes(3)
+    rows = {row.name: row for row in bench.rows("decode_b3", found, 80.0)}
+    names = ["", "+invariant", "@products", "@vllm"]
+    assert list(rows) == [f"decode_b3{name}" for name in names]
+    fast = rows["decode_b3"]
+    assert (fast.value, fast.ratio, fast.share_of_ceiling, fast.repeats) == (40.0, 4.0, 0.5, 2)
+    assert rows["decode_b3+invariant"].ratio == 3.0
+    assert rows["decode_b3@products"].ratio == 0.8
+    assert (rows["decode_b3@vllm"].ratio, rows["decode_b3@vllm"].peer) == (2.0, "vllm 1")
+    assert all(np.array_equal(a[0], b[0]) for a, b in zip(seen[""], seen["vllm"]))
+    assert [new for _, new in seen[""]] == [2, 4, 4], "a warm-up is shorter"
+
+
+@pytest.mark.slow
+def test_every_row_of_the_record_is_measured_on_a_small_input(monkeypatch, tmp_path):
+    """Guards the names that the record is read by, and that each number is one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(engine, "CPU_SIZES", SMALL)
+    rows = {row.name: row for row in engine.run(repeats=1, peers="none")}
+    kinds = ("", "+invariant", "@products")
+    assert list(rows) == [
+        "tile_share_of_peak",
+        *(f"decode_{batch}{kind}" for batch in ("b1", "b3") for kind in kinds),
+        *("bookkeeping_share_b3", "bookkeeping_share_b3+invariant", "paged_over_contiguous"),
+        *(f"prefill_16{kind}" for kind in kinds),
+        *("fma_flops_per_s", "gemm_flops_per_s", "read_bytes_per_s"),
+        *(f"{name}+busy{kind}" for name in ("decode_b1", "prefill_16") for kind in kinds[:2]),
+    ]
+    assert all(0 < row.share_of_ceiling <= 1 for row in rows.values() if row.ceiling is not None)
+    assert all(row.value > 0 for row in rows.values())
+    assert 0 < rows["bookkeeping_share_b3"].value < 1
+    assert rows["prefill_16"].peer == TRANSFORMERS
+
+
+def test_the_rows_of_a_gpu_are_held_against_their_ceilings(bench):
+    """Every row comes once, `transformers` beside it, shares of the ceilings given."""
+    rows = {r["name"]: r for r in record("engine", engine.gpu_rows(bench, MACHINE), {})["rows"]}
+    for batch in SMALL.batches:
+        step, decode = rows[f"step_b{batch}"], rows[f"decode_b{batch}+invariant"]
+        assert step["ceiling"] == pytest.approx(1e3 * batch / decode["ceiling"])
+        assert step["share_of_ceiling"] == pytest.approx(step["ceiling"] / step["value"])
+        assert decode["peer"] == "transformers" and decode["ratio"] > 0
+        assert rows[f"invariant_cost_b{batch}"]["repeats"] == 2
+        assert 0 <= rows[f"bookkeeping_share_b{batch}"]["value"] <= 1
+    assert rows["invariant_cost_prefill_16"]["value"] > 0
+    assert rows["memory_weights"]["value"] > rows["memory_other"]["value"] == 0
+
+
+def test_a_ceiling_is_of_weights_and_contexts_or_of_operations(bench):
+    """What a step reads: every matrix once, keys and values of half grown contexts."""
+    spec = bench.spec
+    token = spec.kv_bytes_per_token(4)
+    one, three = (batch / bench.decode_ceiling(MACHINE, batch) for batch in (1, 3))
+    assert three - one == pytest.approx(2 * (8 + 2) * token / 1e9)
+    read = spec.parameters() - (2 * spec.layers + 1) * spec.hidden
+    read -= 0 if spec.tied else spec.vocab * spec.hidden
+    assert one == pytest.approx((4 * read + 10 * token) / 1e9, rel=0.05)
+    slow = Ceiling(flops_per_s=1e9, bytes_per_s=1e12)
+    assert bench.ceiling(slow, 1, 16, 0) == pytest.approx(16e9 / spec.flops(16, 0))
+
+
+def test_torch_s_products_are_as_many_as_the_model_has():
+    """Guards that `@products` is of the same shapes."""
+    spec = model_spec("tiny-solver")
+    linears = Linears(spec)
+    elements = sum(weight.numel() for weight in [*linears.layers, linears.head])
+    norms = spec.hidden * (2 * spec.layers + 1)
+    assert elements == spec.parameters() - norms + (0 if spec.tied else -spec.vocab * spec.hidden)
+    assert linears.decode(np.zeros((4, 1), np.int64), 2) > 0
+
+
+def test_without_a_gpu_it_is_refused_before_anything_is_measured(monkeypatch):
+    """By name, with what to do instead; the record would say which type was used."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=r"bench engine --device cuda measures a GPU.*--device"):
+        next(engine.run("dummy:tiny-solver", device="cuda"))
+    assert engine.mode_of({"device": "cuda"})["dtype"] == "bfloat16"
+    assert engine.mode_of({"device": "cpu"})["dtype"] == "float32"
+
+
+@pytest.mark.parametrize("folder", sorted(CONFIGS.iterdir()), ids=lambda folder: folder.name)
+def test_transformers_reads_every_config_of_the_package(folder: Path) -> None:
+    """Else a model of true size would have no peer on a GPU."""
+    transformers = pytest.importorskip("transformers")
+    found, spec = transformers.AutoConfig.from_pretrained(folder), read_spec(folder)
+    assert (found.num_hidden_layers, found.hidden_size) == (spec.layers, spec.hidden)
+    assert found.rope_parameters["rope_theta"] == spec.rope_theta
+
+
+def test_a_peer_that_cannot_be_made_is_told_with_its_reason(tmp_path):
+    """Here a config that does not say which family it is of."""
+    pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 8}))
+    with pytest.raises(PeerError, match=r"ValueError: .*model_type"):
+        Transformers(f"dummy:{tmp_path}", None, "cpu", "float32")
+
+
+def test_rows_say_why_they_have_no_peer(monkeypatch):
+    """Of a peer that fails while it is measured, too: our rows come all the same."""
+
+    class Failing:
+        def __init__(self, *_: object) -> None: ...
+
+        def decode(self, prompts, new_tokens):
+            raise PeerError("OutOfMemoryError: 3 GiB")
+
+    monkeypatch.setattr(engine, "Transformers", Failing)
+    made = EngineBench("dummy:tiny-solver", SMALL, 1, peers="none")
+    with pytest.warns(UserWarning, match="no transformers: OutOfMemoryError: 3 GiB"):
+        rows = {row.name: row for row in engine.gpu_rows(made, MACHINE)}
+    for name in ("decode_b1", "decode_b1+invariant", "prefill_16"):
+        assert rows[name].peer == "no transformers: OutOfMemoryError: 3 GiB"
+        assert (rows[name].peer_value, rows[name].ratio) == (None, None)
+
+
+def test_the_gpu_that_was_named_is_asked(monkeypatch):
+    """And not the first; one that is not there is refused."""
+    asked: list[str] = []
+
+    def memory(device: torch.device) -> tuple[int, int]:
+        asked.append(str(device))
+        return 10, 20
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", memory)
+    assert require_gpu(5, "engine", "cuda:1") == torch.device("cuda:1")
+    assert asked == ["cuda:1"]
+    with pytest.raises(ConfigError, match=r"device='cuda:2'.*finds 2 CUDA devices"):
+        require_gpu(5, "engine", "cuda:2")

@@ -1,0 +1,276 @@
+"""Other engines as peers, each in a process and environment of its own: both ends of the pipe.
+
+`make bench-peers` makes the environments under build/peers. A worker is this file, run by the
+peer's interpreter, which has no workbench: so nothing of it is imported here. One JSON object a
+line goes in, one comes out:
+
+    {"command": "load", ...}                                  -> {"version": text}
+    {"command": "decode", "prompts": [[id]], "new_tokens": n} -> {"tokens": n, "seconds": s}
+    {"command": "prefill", "prompt": [id]}                    -> {"tokens": n, "seconds": s}
+    {"command": "quit"}
+
+and what goes wrong is {"error": text}. decode counts the tokens and seconds after every sequence's
+first token; prefill those of one prompt until its first token. A worker blocks between commands, so
+one process computes at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+SETTLE_SECONDS = 0.3  # OpenMP threads spin for up to 0.2 s after their last work
+SHOWN = 400  # characters of a failed worker's last words
+LARGEST_COMPUTE = 512  # tokens llama.cpp computes at a time, its own default (n_ubatch)
+
+
+class PeerError(RuntimeError):
+    """A peer that is not installed, cannot load the model, or failed while it was measured."""
+
+
+class PeerProcess:
+    """A worker with one model loaded; a Contender of the engine benchmark. Close it when done."""
+
+    def __init__(self, name: str, folder: Path, settings: Mapping[str, Any]) -> None:
+        """Starts the worker and loads the model. Raises PeerError with the reason."""
+        python = folder / name / "bin" / "python"
+        if not python.exists():
+            raise PeerError(
+                f"{name} is not installed: there is no {python}; run `make bench-peers`."
+            )
+        self.name = name
+        self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        environment["OMP_NUM_THREADS"] = str(settings["threads"])
+        openmp = folder / name / "lib" / "libiomp5.so"  # Intel's: what vLLM asks for on a CPU
+        if openmp.is_file():
+            environment["LD_PRELOAD"] = str(openmp.absolute())
+        self._process = subprocess.Popen(
+            [python, __file__, name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env=environment,
+        )
+        try:
+            self.version = self._ask("load", **settings)["version"]
+        except PeerError:
+            self.close()
+            raise
+
+    def decode(self, prompts: Any, new_tokens: int) -> float:
+        """Tokens/s after the first token of every sequence, by the worker's clock."""
+        return self._rate(self._ask("decode", prompts=prompts.tolist(), new_tokens=new_tokens))
+
+    def prefill(self, prompts: Any) -> float:
+        """Prompt tokens/s of one prompt, by the worker's clock."""
+        return self._rate(self._ask("prefill", prompt=prompts[0].tolist()))
+
+    def close(self) -> None:
+        """Ends the worker: at its next command if it can, else at once."""
+        try:
+            self._process.communicate('{"command": "quit"}\n', timeout=20)
+        except (subprocess.TimeoutExpired, OSError, ValueError):
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+
+    def _rate(self, found: dict[str, Any]) -> float:
+        time.sleep(SETTLE_SECONDS)
+        return float(found["tokens"] / found["seconds"])
+
+    def _ask(self, command: str, **given: Any) -> dict[str, Any]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps({"command": command, **given}) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except OSError:
+            line = ""
+        if not line:
+            self._log.seek(0)
+            said = " ".join(self._log.read()[-SHOWN:].split()) or "it said nothing"
+            raise PeerError(f"{self.name} ended at {command!r}: {said}")
+        found: dict[str, Any] = json.loads(line)
+        if "error" in found:
+            raise PeerError(f"{self.name} failed at {command!r}: {found['error']}")
+        return found
+
+
+# -- in the worker's process --
+
+
+class LlamaCpp:
+    """A .gguf file in llama.cpp, through its C interface as llama-cpp-python binds it.
+
+    A step is one llama_decode of a token a sequence and the largest logit of each. Settings: flash
+    attention and fp16 keys and values as llama.cpp chooses by default, the same threads for one
+    token and for many.
+    """
+
+    def __init__(
+        self, model: str, threads: int, max_seqs: int, max_tokens: int, max_model_len: int
+    ) -> None:
+        import llama_cpp as api  # noqa: PLC0415 - of the worker's environment
+
+        self._api: Any = api
+        self.version = str(api.__version__)
+        api.llama_backend_init()
+        loaded = api.llama_model_load_from_file(model.encode(), api.llama_model_default_params())
+        if not loaded:
+            raise RuntimeError(f"llama.cpp cannot load {model}")
+        self._vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(loaded))
+        params = api.llama_context_default_params()
+        params.n_ctx, params.n_seq_max = max_seqs * max_model_len, max_seqs
+        params.n_batch, params.n_ubatch = max_tokens, LARGEST_COMPUTE
+        params.n_threads = params.n_threads_batch = threads
+        self._context = api.llama_init_from_model(loaded, params)
+        if not self._context:
+            raise RuntimeError(f"llama.cpp has no room for {params.n_ctx} positions")
+        self._batch = api.llama_batch_init(max_tokens, 0, 1)
+
+    def decode(self, prompts: list[list[int]], new_tokens: int) -> tuple[int, float]:
+        self._forget()
+        tokens = self._step(prompts, 0)
+        position, start = len(prompts[0]), time.perf_counter()
+        for step in range(new_tokens - 1):
+            tokens = self._step([[int(token)] for token in tokens], position + step)
+        return len(prompts) * (new_tokens - 1), time.perf_counter() - start
+
+    def prefill(self, prompt: list[int]) -> tuple[int, float]:
+        self._forget()
+        start = time.perf_counter()
+        self._step([prompt], 0)
+        return len(prompt), time.perf_counter() - start
+
+    def _forget(self) -> None:
+        self._api.llama_memory_clear(self._api.llama_get_memory(self._context), False)
+
+    def _step(self, rows: list[list[int]], position: int) -> Any:
+        """Computes each sequence's next tokens; the likeliest token after each, [sequences]."""
+        import numpy as np  # noqa: PLC0415 - of the worker's environment
+
+        batch, place = self._batch, 0
+        for sequence, tokens in enumerate(rows):
+            for offset, token in enumerate(tokens):
+                batch.token[place] = token
+                batch.pos[place] = position + offset
+                batch.n_seq_id[place] = 1
+                batch.seq_id[place][0] = sequence
+                batch.logits[place] = offset == len(tokens) - 1
+                place += 1
+        batch.n_tokens = place
+        code = self._api.llama_decode(self._context, batch)
+        if code != 0:
+            raise RuntimeError(f"llama_decode returned {code} for {place} tokens")
+        logits = self._api.llama_get_logits(self._context)
+        return np.ctypeslib.as_array(logits, shape=(len(rows), self._vocab)).argmax(axis=1)
+
+
+class Vllm:
+    """A Hugging Face folder in vLLM's CPU build, its offline engine stepped by hand.
+
+    Decoding begins after the step in which the last sequence got its first token. Settings: fp32,
+    prefix caching off, all prompts of a batch in one step, no detokenisation, torch.compile as vLLM
+    has it by default, threads bound to this process's cores.
+    """
+
+    def __init__(
+        self, model: str, threads: int, max_seqs: int, max_tokens: int, max_model_len: int
+    ) -> None:
+        cores = sorted(os.sched_getaffinity(0))[:threads]
+        os.environ |= {
+            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+            "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_USE_AOT_COMPILE": "0",  # 0.32 cannot load what it saves: compiles anew
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
+        import vllm  # noqa: PLC0415 - reads the environment when it is imported
+
+        self.version = str(vllm.__version__)
+        self._sampling = vllm.SamplingParams
+        self._engine: Any = vllm.LLM(
+            model=model,
+            dtype="float32",
+            skip_tokenizer_init=True,
+            enable_prefix_caching=False,
+            max_num_seqs=max_seqs,
+            max_num_batched_tokens=max_tokens,
+            max_model_len=max_model_len,
+        ).llm_engine
+        self._next, self._lengths = 0, dict[str, int]()
+
+    def decode(self, prompts: list[list[int]], new_tokens: int) -> tuple[int, float]:
+        self._add(prompts, new_tokens)
+        while len(self._lengths) < len(prompts):
+            self._step()
+        before, start = sum(self._lengths.values()), time.perf_counter()
+        while self._engine.has_unfinished_requests():
+            self._step()
+        return sum(self._lengths.values()) - before, time.perf_counter() - start
+
+    def prefill(self, prompt: list[int]) -> tuple[int, float]:
+        start = time.perf_counter()
+        self._add([prompt], 1)
+        while self._engine.has_unfinished_requests():
+            self._step()
+        return len(prompt), time.perf_counter() - start
+
+    def _add(self, prompts: list[list[int]], new_tokens: int) -> None:
+        self._lengths.clear()
+        params = self._sampling(
+            temperature=0.0, max_tokens=new_tokens, ignore_eos=True, detokenize=False
+        )
+        for prompt in prompts:
+            self._engine.add_request(str(self._next), {"prompt_token_ids": prompt}, params.clone())
+            self._next += 1
+
+    def _step(self) -> None:
+        for output in self._engine.step():
+            self._lengths[output.request_id] = len(output.outputs[0].token_ids)
+
+
+PEERS: dict[str, Any] = {"vllm": Vllm, "llama.cpp": LlamaCpp}  # by the name in the rows
+
+
+def serve(engine: Any) -> None:
+    """Carry out commands until `quit` or the end of the input.
+
+    Whatever an engine prints goes to standard error: file descriptor 1 becomes that, and a private
+    copy of standard output carries the replies.
+    """
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    peer: Any = None
+    for line in sys.stdin:
+        request = json.loads(line)
+        command = request.pop("command")
+        if command == "quit":
+            break
+        reply: dict[str, Any]
+        try:
+            if command == "load":
+                peer = engine(**request)
+                reply = {"version": peer.version}
+            else:
+                tokens, seconds = getattr(peer, command)(**request)
+                reply = {"tokens": tokens, "seconds": seconds}
+        except Exception as error:  # the benchmark goes on without this peer, and says why
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        replies.write(json.dumps(reply) + "\n")
+        replies.flush()
+
+
+if __name__ == "__main__":
+    del sys.path[0]  # this file's folder, whose modules must not hide the peer's own
+    serve(PEERS[sys.argv[1]])
