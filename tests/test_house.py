@@ -150,7 +150,6 @@ def test_conda_environment_is_thin() -> None:
     assert environment["channels"] == ["conda-forge", "nodefaults"]
     *conda, last = environment["dependencies"]
     assert [rattler.MatchSpec(item).name.normalized for item in conda] == ["python", "pip"]
-    # lines of a requirements file that conda writes beside environment.yml
     assert last["pip"] == ["-c constraints.txt", "-e .[all]"]
 
 

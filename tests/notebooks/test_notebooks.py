@@ -98,12 +98,13 @@ def executed(tmp_path_factory):
     """Every notebook once, over one tiny sweep: the first computes it, the others read it."""
     place = tmp_path_factory.mktemp("study")
     folders = {"runs_dir": str(place / "runs"), "figures_folder": str(place / "figures")}
-    run_notebooks(list(DRAWN), "quick", TINY | folders, place / "out", progress=False)
-    run_notebooks(["00_tour"], None, TOUR, place / "out", progress=False)
-    run_notebooks(["what_if"], None, WHAT_IF, place / "out", progress=False)
-    run_notebooks(["live_memory_split"], None, LIVE, place / "out", progress=False)
     stored = {"runs_dir": folders["runs_dir"]}
-    run_notebooks(["10_explore"], None, stored, place / "out", progress=False)
+    tools = {"00_tour": TOUR, "what_if": WHAT_IF, "live_memory_split": LIVE, "10_explore": stored}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BROWSER_PATH", str(place / "no-browser"))  # figures as HTML alone
+        run_notebooks(list(DRAWN), "quick", TINY | folders, place / "out", progress=False)
+        for name, given in tools.items():
+            run_notebooks([name], None, given, place / "out", progress=False)
     return place
 
 
