@@ -73,7 +73,7 @@ def run(
         share: what_if(answers, device=known, total_memory=memory, llm_share=share)
         for share in SHARES
     }
-    engines = []
+    engines: list[Engine] = []
     for place, (role, model) in enumerate((("llm", llm), ("prm", prm))):
         config = getattr(answers.recording, role).config or {}
         kept = {name: config[name] for name in KEPT}
@@ -81,12 +81,12 @@ def run(
         engines.append(Engine(model, num_blocks=blocks, device=device, **kept))
         yield from memory_rows(f"{role}_", engines[-1].memory)
     same: list[float] = []
-    reenact(answers, *engines)  # kernels are compiled and launches recorded
+    reenact(answers, engines[0], engines[1])  # kernels are compiled and launches recorded
     for share, replayed in foretold.items():
         for engine, memory_ in zip(engines, replayed.memory, strict=True):
             engine.cache.reset()
             engine.cache.resize(memory_.num_blocks)
-        found = reenact(answers, *engines)
+        found = reenact(answers, engines[0], engines[1])
         speed, bound = found.throughput.tokens_per_s, replayed.throughput.tokens_per_s
         name = f"reenact_{round(100 * share):03d}"
         peer = f"replay on {known.name}'s roofline"
