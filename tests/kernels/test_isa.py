@@ -41,7 +41,7 @@ def loops(kind: InstructionSet) -> dict[str, tuple[Emit, int]]:
         "widening": (lambda b, a: emit_widen(Tile(b, 1, kind.few[1]), quantised, 0, *a), 5),
         "few rows": (lambda b, a: emit_few_rows(Tile(b, *kind.few), quantised, *a), 9),
     }
-    for shape in (kind.tile, kind.wide, (1, 4)):
+    for shape in (kind.tile, kind.wide, (1, kind.single)):
         loops[f"score of {shape}"] = lambda b, a, s=shape: emit_score(Tile(b, *s), *a), 7
         loops[f"turned {shape}"] = lambda b, a, s=shape: emit_score_turned(Tile(b, *s), *a), 7
         loops[f"values of {shape}"] = lambda b, a, s=shape: emit_add_values(Tile(b, *s), *a), 9

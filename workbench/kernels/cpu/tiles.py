@@ -43,6 +43,7 @@ PANEL = 2 * WIDTH  # columns of packed weights side by side
 MOST_ROWS, _VECTORS = ISA.tile
 COLUMNS = _VECTORS * WIDTH
 _WIDE_ROWS, _WIDE_VECTORS = ISA.wide
+_SINGLE = ISA.single
 FEW_ROWS, _FEW_VECTORS = ISA.few
 FEW_COLUMNS = _FEW_VECTORS * WIDTH
 _FORMS = ((4, False), (8, False), (4, True), (8, True))  # bits of a code; whether scales are halves
@@ -202,7 +203,7 @@ def tile_rows(left: int) -> int:
 @called
 def tile_vectors(left: int, rows: int) -> int:
     """How many vectors a tile of attention of so many rows takes of so many that are left."""
-    vectors = 4 if rows == 1 else _WIDE_VECTORS if rows <= _WIDE_ROWS else _VECTORS
+    vectors = _SINGLE if rows == 1 else _WIDE_VECTORS if rows <= _WIDE_ROWS else _VECTORS
     while vectors > left:
         vectors //= 2
     return vectors
@@ -210,7 +211,8 @@ def tile_vectors(left: int, rows: int) -> int:
 
 def _attention(emit: Callable[..., None]) -> Any:
     """A function; its first integer is 64 times a tile's vectors (`tile_vectors`) plus its rows."""
-    most = {1: MOST_ROWS, 2: _WIDE_ROWS, 4: 1} | {_WIDE_VECTORS: _WIDE_ROWS, _VECTORS: MOST_ROWS}
+    most = {_SINGLE: 1, 1: MOST_ROWS, 2: _WIDE_ROWS}
+    most |= {_WIDE_VECTORS: _WIDE_ROWS, _VECTORS: MOST_ROWS}
     return _function(
         {
             64 * vectors + rows: _shaped(emit)(rows, vectors)

@@ -27,8 +27,7 @@ them span by span, as a decode does: a row then has the same bits by either. Poi
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -80,11 +79,6 @@ class Tuning:
                 "give a span of at least one tile."
             )
 
-    def difference(self, other: "Tuning") -> str:
-        """What differs from another, as a name: "tile=32"."""
-        names = [f.name for f in fields(self) if getattr(self, f.name) != getattr(other, f.name)]
-        return ",".join(f"{name}={getattr(self, name)}" for name in names)
-
     @property
     def same_bits(self) -> bool:
         """Whether a row's result is the same bits by whichever program it is computed."""
@@ -95,8 +89,7 @@ class Tuning:
 def chosen(head_dim: int, element_bytes: int, batch_invariant: bool) -> Tuning:
     """The tiles for a head size and element size, with or without same bits everywhere.
 
-    Reasoned from sizes of tiles, registers and shared memory, not timed yet: `workbench bench
-    kernels --profile full` times the `candidates` on a GPU.
+    Reasoned from sizes of tiles, registers and shared memory; not timed on a GPU yet.
     """
     if element_bytes > 2:  # without tensor cores: larger tiles do not fit the registers
         tile, queries, warps, stages = 16, 32, 8, 2
@@ -118,20 +111,6 @@ def chosen(head_dim: int, element_bytes: int, batch_invariant: bool) -> Tuning:
     if element_bytes > 2:
         return fast
     return replace(fast, prefill_queries=128, prefill_warps=8 if head_dim > 64 else 4, stages=3)
-
-
-def candidates(base: Tuning) -> Iterator[Tuning]:
-    """What is worth measuring beside the table's choice, one thing changed at a time."""
-    for tile in (32, 64, 128):
-        if tile <= base.span:
-            yield replace(base, tile=tile)
-    for span in (128, 256, 512):
-        if span >= base.tile:
-            yield replace(base, span=span)
-    for stages in (2, 3, 4):
-        yield replace(base, stages=stages)
-    for warps in (4, 8):
-        yield replace(base, prefill_warps=warps, span_warps=warps if base.joined else 4)
 
 
 @triton.jit
