@@ -151,7 +151,7 @@ def test_a_move_is_interpolated_at_once_and_then_replayed(infos, position, repla
     assert widget.words.text.startswith("Exact replay")
     assert widget.status.text == "Exact."
     assert len(widget.view.rows) > len(SHARES)  # the line's other shares
-    assert "llm_share: 0.23" in widget.command.text
+    assert "llm_share: 0.23" in widget.copy.text
 
 
 def test_what_is_not_known_is_said_until_it_is_replayed(infos, position, replays, at_once):
