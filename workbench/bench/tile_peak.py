@@ -20,19 +20,24 @@ from workbench.kernels.isa import ISA
 ADDS = 5_000_000  # to each sum: ten milliseconds, so that threads overlap
 FLOPS = 2 * MOST_ROWS * COLUMNS  # of an addition to each sum
 _DEPTH = 128  # inputs of the tile: its weights are 16 KiB, as in a product
-_SHORT, _TILES = ADDS // 10, 400  # a millisecond each: between what else the machine does
+_SHORT, _TILES = ADDS // 10, 2000  # a millisecond each: between what else the machine does
 _ADDRESS = types.int64
 
 
-def tile_shares(repeats: int = 30) -> list[float]:
-    """What a product's inner loop reaches of multiply-adds alone: pairs in turn, one thread."""
+def tile_shares(groups: int = 5, pairs: int = 150) -> list[float]:
+    """What a product's inner loop reaches of multiply-adds alone, one thread.
+
+    In each group the best of both, windows of a millisecond in turn: whoever shares the core slows
+    either of them for tenths of a second at a time.
+    """
     x, weights = np.ones((MOST_ROWS, _DEPTH), np.float32), np.ones((_DEPTH, PANEL), np.float32)
     out = np.empty((MOST_ROWS, PANEL), np.float32)
     where = x.ctypes.data, weights.ctypes.data, out.ctypes.data
+    kinds = (lambda: fused(_SHORT), lambda: _multiply_tiles(*where, _DEPTH, _TILES))
     flops, shares = 2 * MOST_ROWS * PANEL * _DEPTH * _TILES, []
-    for _ in range(repeats):
-        alone = min(measured_seconds(lambda: fused(_SHORT), 5))
-        tiled = min(measured_seconds(lambda: _multiply_tiles(*where, _DEPTH, _TILES), 5))
+    for _ in range(groups):
+        times = [[min(measured_seconds(kind, 1)) for kind in kinds] for _ in range(pairs)]
+        alone, tiled = np.min(times, axis=0).tolist()
         shares.append(flops / tiled / (_SHORT * FLOPS / alone))
     return shares
 
