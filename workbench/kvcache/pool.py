@@ -102,6 +102,9 @@ class Copies:
 class BlockPool:
     """All blocks of one cache; blocks without content are reused first, then PrefixIndex evicts.
 
+    Of those without content the last one freed is taken first: memory that was never written is
+    touched only when it is needed (a fresh page costs far more than the store into it).
+
     target: blocks asked for last; floor: a smaller target is refused. lock: held while a step is
     planned or taken in, where threads share the memory.
     """
@@ -115,7 +118,9 @@ class BlockPool:
         self.copies = Copies()
         self.target = num_blocks
         self.floor = 1
-        self._free = deque(self.blocks)  # unreferenced and without content, first freed first
+        self._free = deque(
+            reversed(self.blocks)
+        )  # unreferenced, without content; taken from its end
         self._retired: list[Block] = []  # beyond the target; their bytes are not used
 
     @property
@@ -147,7 +152,7 @@ class BlockPool:
 
     def take(self) -> Block:
         """A private block with one reference; a cached one is evicted if none is free."""
-        block = self._free.popleft() if self._free else self._evict()
+        block = self._free.pop() if self._free else self._evict()
         self.stats.allocated += 1
         block.ref_count = 1
         return block
@@ -288,7 +293,7 @@ class BlockPool:
         while self.num_blocks < self.target:
             self._free.append(self._retired.pop())
         while self.num_blocks > self.target and self.num_available:
-            self._retired.append(self._free.pop() if self._free else self._evict())
+            self._retired.append(self._free.popleft() if self._free else self._evict())
         return False
 
     def clear(self) -> None:
@@ -298,7 +303,7 @@ class BlockPool:
         for block in self.blocks:
             block.digest = None
         retired = {block.id for block in self._retired}
-        self._free = deque(block for block in self.blocks if block.id not in retired)
+        self._free = deque(block for block in reversed(self.blocks) if block.id not in retired)
 
     def check(self, references: dict[int, int]) -> None:
         """Raise unless each block's state follows from its references (id -> count) and hash."""
