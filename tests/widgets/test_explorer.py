@@ -122,6 +122,16 @@ def test_a_search_of_a_pick_is_the_one_nearest_to_a_share(found):
     assert set(nodes["problem_id"]) == set(problems["problem_id"])
 
 
+def test_a_sentinel_is_no_search_of_a_sweep(tmp_path):
+    """Guards a search shown whose run is not among the pick's."""
+    for role in ("sentinel", "measure"):
+        store_fake(tmp_path, RunSpec(CONFIGURATION, 0.3, 0, role=role))
+    pick = explorer.picked(explorer.picks(load_runs(tmp_path)), None)
+    assert len(pick.all_runs) == 2
+    problems, _ = explorer.searched(pick, 0.3)
+    assert set(problems["run_id"]) == set(pick.runs["run_id"])
+
+
 def test_the_widget_draws_what_is_picked_and_writes_the_command(runs_dir, is_shown):
     """Another pick, figure and share are drawn; what is pinned is laid over the next pick."""
     view = explorer.ExplorerView(runs_dir, {"problem": None})

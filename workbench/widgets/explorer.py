@@ -133,7 +133,7 @@ def searched(pick: Pick, llm_share: float) -> tuple[pd.DataFrame, pd.DataFrame]:
 
     RunStoreError where no run of it kept its nodes: replays and batching cells sample nothing.
     """
-    done = pick.finished
+    done = pick.runs
     order = done.assign(far=(done["llm_share"] - llm_share).abs()).sort_values(["far", "seed"])
     for folder in order["folder"]:
         nodes = load_table(folder, "nodes")
