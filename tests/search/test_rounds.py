@@ -207,17 +207,14 @@ def test_a_failed_request_ends_the_search_and_leaves_no_request(search, fake_eng
 @pytest.mark.parametrize(
     ("settings", "error", "said"),
     [
+        ({"temprature": 1.0}, ConfigError, r"'temprature'.*Did you mean 'temperature'"),
         ({"voting": "weightd"}, ConfigError, "Did you mean 'weighted'"),
         ({"aggregation": "lst"}, ConfigError, "Did you mean 'last'"),
         ({"min_problem_batch": 0}, ConfigError, "min_problem_batch is 0"),
         ({"max_step_tokens": 0}, ConfigError, "max_step_tokens is 0"),
         ({"temperature": -1.0}, ConfigError, "temperature"),
         ({"given": []}, ConfigError, "no problem"),
-        (
-            {"given": [Problem("p", "a"), Problem("p", "b")]},
-            ConfigError,
-            "two problems with id 'p'",
-        ),
+        ({"given": [Problem("p", "a"), Problem("p", "b")]}, ConfigError, "two problems with id"),
         ({"given": ["1+1"]}, ConfigError, "Problem 0 is '1\\+1'; give a Problem"),
         ({"given": "tiny"}, ConfigError, "load_problems\\('tiny'\\)"),
         ({"given": 3}, ConfigError, "problems is 3"),

@@ -82,11 +82,6 @@ def test_a_result_needs_all_rounds(given):
         search.result()
 
 
-def test_an_unknown_setting_names_the_nearest(given):
-    with pytest.raises(ConfigError, match=r"'temprature'.*Did you mean 'temperature'"):
-        run_search(load_problems("tiny", limit=1), **given(), temprature=1.0)
-
-
 def test_pairs_that_share_weights_search_alike():
     """Two pairs with caches of their own over the same tensors, their rounds in turn."""
     llm, prm = Engine("tiny-solver", **LIMITS), Engine("tiny-prm", **LIMITS)
