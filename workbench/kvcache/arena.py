@@ -191,11 +191,6 @@ class GhostList:
         self._digests: OrderedDict[bytes, None] = OrderedDict()
         self.hits = 0  # watched hashes that were asked for again
 
-    @property
-    def missed_blocks(self) -> int:
-        """Blocks, estimated, that so much more memory would have kept."""
-        return self.hits * SAMPLE
-
     def evicted(self, digests: Iterable[bytes]) -> None:
         """These contents were evicted, in this order."""
         watched = [digest for digest in digests if digest[0] % SAMPLE == 0]
@@ -276,11 +271,10 @@ class LeasedPool(BlockPool):
         """Blocks that a running sequence uses."""
         return self._num_live
 
-    @property
-    def next_evicted_used(self) -> int | None:
-        """When the page was used last whose cached block it would evict next."""
+    def evicts_older_than(self, tick: int) -> bool:
+        """Whether the block it would evict next lies in a page last used before this tick."""
         block = self.index.next_evicted
-        return None if block is None else self._last_used[block // self.per_page]
+        return block is not None and self._last_used[block // self.per_page] < tick
 
     # -- blocks --
 
@@ -445,7 +439,7 @@ class LeasedPool(BlockPool):
             self.index.holders[block.digest] = destination
         self._occupy(destination // self.per_page)
         self._live[source // self.per_page] -= 1
-        self.copies.move(source, destination)
+        self.copies.add(source, destination, moved=True)
         self.stats.copied += 1
 
     # -- what the arena learns --
@@ -468,12 +462,13 @@ class LeasedPool(BlockPool):
     def state(self, running: bool) -> ModelState:
         """The model as a policy sees it."""
         a_page = self.shape.block_cost / self.ghost_pages  # of the work that so many pages save
+        missed = self.ghosts.hits * SAMPLE  # blocks, estimated, that so much more would have kept
         return ModelState(
             name=self.shape.name,
             floor=self.floor_pages,
             running=running,
             misses=self.ghosts.hits,
-            gain=self.ghosts.missed_blocks * a_page,
+            gain=missed * a_page,
             loss=self.cold_hits * a_page,
             readmissions=self.readmissions,
         )
@@ -565,8 +560,8 @@ class KVArena:
             packing = pack(shape, self.page)
             if shape.name in self._packings:
                 raise ConfigError(
-                    f"The arena got two models {shape.name!r}; give each a name of its own, as "
-                    "block_shape(..., name=...) does."
+                    f"The arena got two models {shape.name!r}; give each a name of its own: "
+                    "block_shape(..., name=...), or what_if(..., prm_name=...)."
                 )
             if not packing.blocks:
                 raise ConfigError(
@@ -794,8 +789,7 @@ class KVArena:
                 return None
             donor = min(donors, key=lambda p: (not p.grant.lends, _oldest(p)))
             entitled = pool.held < pool.grant.keep or donor.grant.lends
-            own = pool.next_evicted_used
-            if not entitled and own is not None and own < _oldest(donor):
+            if not entitled and pool.evicts_older_than(_oldest(donor)):
                 return None
             donor.give_up_idle()
         page = self._free.popleft()
