@@ -12,7 +12,7 @@ Everything is a keyword; what is not given is as recorded.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
@@ -24,20 +24,13 @@ from workbench.models.spec import ModelSpec
 from workbench.replay.answers import Answers
 from workbench.replay.cost import block_size_of, recorded
 from workbench.replay.devices import Device, load_device
-from workbench.replay.simulator import Models, SharedMemory, replay, settings_of
+from workbench.replay.simulator import CHANGEABLE, Models, SharedMemory, replay, settings_of
 from workbench.search.recording import RecordedEngine, Recording, read_recording
 from workbench.search.result import Throughput
 from workbench.search.rounds import OnRound
 from workbench.trace import Trace
 
 Source = Answers | Recording | str | os.PathLike[str]
-BOTH = (
-    "block_size",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "enable_prefix_caching",
-    "reuse_partial_blocks",
-)
 SEARCH = ("min_problem_batch", "score_cache")
 SWITCHES = ("request_order", "problem_batching", "forget_pruned")
 
@@ -102,7 +95,7 @@ class WhatIf:
         if budgets is not None:
             weights = sum(model.weight_bytes or 0 for model in models)
             device.require_room(sum(budgets) + weights, "Weights and KV of both models")
-        changes = [self._set(BOTH) | dict(own) for own in (self.llm, self.prm)]
+        changes = [self._set(CHANGEABLE) | dict(own) for own in (self.llm, self.prm)]
         shared = None
         if budgets is not None and self.policy is not None:
             share = budgets.share if self.kv_share is None else self.kv_share
@@ -186,8 +179,9 @@ class WhatIf:
         llm = round(max(kv, 0) * share)
         return _with_room(Budgets(llm, kv - llm), models)
 
-    def _set(self, names: tuple[str, ...]) -> dict[str, Any]:
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
+    def _set(self, names: Sequence[str]) -> dict[str, Any]:
+        """Of these names those that are fields here and were given."""
+        return {n: value for n in names if (value := getattr(self, n, None)) is not None}
 
 
 class ModelMemory(NamedTuple):
