@@ -222,3 +222,36 @@ def test_what_is_no_list_of_prompts_with_params_is_refused(engine, prompts, para
     with pytest.raises(PromptError, match="list of prompts, and one SamplingParams or as many"):
         engine.generate(prompts, params)
     assert not engine.has_work
+
+
+# -- partial blocks reused: fewer tokens are computed, and every token is the same --
+
+REUSE = {"num_blocks": 64, "reuse_partial_blocks": True}
+
+
+def test_of_a_text_scored_again_the_last_token_alone_is_computed():
+    """Its logits are wanted; they have the same bits as when all of the text was computed."""
+    engine = Engine("tiny-prm", **REUSE, max_model_len=768)
+    text = engine.tokenizer.encode("What is 12 + 30? Answer in steps.")
+    assert len(text) % 16 > 2, "the last block is to be partly filled"
+    last = len(text) - 1
+    first = engine.score(text, [last], [5, 6]).logits
+    again = [engine.add_score(text, [last], [5, 6]) for _ in range(4)]
+    outputs = engine.step()
+    assert sorted(output.request_id for output in outputs) == again
+    assert all(np.array_equal(output.logits, first) for output in outputs)
+    assert all(output.num_cached_tokens == last for output in outputs)
+    assert engine.trace.steps["prefill_tokens"].iloc[-1] == 4
+    earlier = engine.score(text, [last - 1, last], [5, 6])
+    assert earlier.num_cached_tokens == last - 1, "the first wanted position is computed again"
+
+
+def test_a_conversation_goes_on_from_the_token_where_it_stopped(engine):
+    """What was sampled is found again up to the last token, which nothing was computed from."""
+    reusing = Engine("tiny-solver", **REUSE, max_model_len=768)
+    params = SamplingParams(max_tokens=21, ignore_eos=True)
+    prompt = reusing.tokenizer.encode("What is 7 * 8?")
+    whole = [*prompt, *reusing.generate([prompt], params)[0].token_ids]
+    found = reusing.generate([whole], params)[0]
+    assert found.num_cached_tokens == len(whole) - 1
+    assert found.token_ids == engine.generate([whole], params)[0].token_ids

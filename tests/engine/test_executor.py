@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import fields, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,28 +18,11 @@ from workbench.models.llama import LlamaModel
 from workbench.models.loading import load_model
 
 VOCAB = 50
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "num_hidden_layers": 2,
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 1,
-    "intermediate_size": 48,
-    "vocab_size": VOCAB,
-    "max_position_embeddings": 128,
-}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    return folder
 
 
 @pytest.fixture
-def model(folder: Path) -> LlamaModel:
-    return load_model(f"dummy:{folder}")
+def model(small_model: str) -> LlamaModel:
+    return load_model(small_model)
 
 
 def prompt(seed: int, length: int) -> list[int]:
@@ -148,20 +129,20 @@ def test_plans_whose_arrays_are_views_or_read_only(model: LlamaModel) -> None:
     assert result.tokens == other.step([("a", prompt(1, 40), True)]).tokens
 
 
-def test_only_kernels_that_are_batch_invariant_may_claim_it(folder: Path) -> None:
+def test_only_kernels_that_are_batch_invariant_may_claim_it(small_model: str) -> None:
     """bfloat16 runs on the reference kernels, after saying that rows may depend on the batch."""
-    model = load_model(f"dummy:{folder}", dtype="bfloat16")
+    model = load_model(small_model, dtype="bfloat16")
     with pytest.raises(ConfigError, match="batch_invariant=False"):
         Driver(model)
     driver = Driver(model, batch_invariant=False)
     assert 0 <= driver.step([("a", [1, 2, 3], True)]).tokens[0] < VOCAB
 
 
-def test_modes_agree_up_to_rounding(folder: Path) -> None:
+def test_modes_agree_up_to_rounding(small_model: str) -> None:
     """Without invariance products may sum in another order, and nothing else changes."""
     everything = (WantedLogits(np.arange(30), np.arange(VOCAB)),)
     answers = []
     for batch_invariant in (True, False):
-        driver = Driver(load_model(f"dummy:{folder}"), batch_invariant=batch_invariant)
+        driver = Driver(load_model(small_model), batch_invariant=batch_invariant)
         answers.append(driver.step([("a", prompt(6, 30), False)], everything).wanted[0])
     np.testing.assert_allclose(*answers, rtol=1e-4, atol=1e-4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,23 +27,11 @@ LIMITS: dict[str, Any] = {"max_num_batched_tokens": 256, "max_num_seqs": 16}
 GPU = torch.device("cuda")
 GIB = 1 << 30
 BLOCK = 16 * 2 * 2 * 2 * 8 * 4  # tokens, K and V, layers, KV heads, dimensions, bytes
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "num_hidden_layers": 2,
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "vocab_size": 50,
-    "max_position_embeddings": 128,
-}
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> LlamaModel:
-    folder = tmp_path_factory.mktemp("model")
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    return load_model(f"dummy:{folder}")
+def model(small_model: str) -> LlamaModel:
+    return load_model(small_model)
 
 
 def plan(model: LlamaModel, max_model_len: int = 64, **settings: Any) -> MemoryProfile:

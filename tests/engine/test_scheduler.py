@@ -49,7 +49,7 @@ def test_admission_needs_room_for_the_whole_sequence_and_stops_at_the_first_that
     rig.add(2)  # would fit
     rig.step()
     rig.step()
-    assert (rig.scheduler.num_running, rig.scheduler.num_waiting) == (1, 2)
+    assert (rig.scheduler.counts.running, rig.scheduler.counts.waiting) == (1, 2)
 
 
 def test_the_watermark_holds_blocks_back_unless_nothing_runs() -> None:
@@ -61,7 +61,7 @@ def test_the_watermark_holds_blocks_back_unless_nothing_runs() -> None:
     rig.add(12)
     rig.add(4)
     rig.step()
-    assert rig.scheduler.num_running == 1, "12 tokens would leave 1 block, 2 are held back"
+    assert rig.scheduler.counts.running == 1, "12 tokens would leave 1 block, 2 are held back"
 
 
 def test_the_latest_is_preempted_waits_at_the_head_and_is_recomputed() -> None:
@@ -73,7 +73,8 @@ def test_the_latest_is_preempted_waits_at_the_head_and_is_recomputed() -> None:
         assert first.preemptions == 0
         rig.step()
     assert rig.scheduler.counts.preempted == 1
-    assert (rig.scheduler.num_running, rig.scheduler.num_waiting) == (1, 2), "and none admitted"
+    counts = rig.scheduler.counts
+    assert (counts.running, counts.waiting) == (1, 2), "and none admitted"
     while 2 not in rig.finished:
         rig.step()
     assert 3 not in rig.finished, "the preempted request came back before the one behind it"
@@ -139,33 +140,6 @@ def test_score_requests_with_equal_columns_share_one_group() -> None:
         ([6], [5]),
     ]
     assert rig.scheduler.counts.score_requests == 3
-
-
-def test_equal_prompts_admitted_in_one_step_share_and_read_each_other_s_kv() -> None:
-    rig = Rig()
-    one, two = rig.add(0, tokens=[5] * 12), rig.add(0, tokens=[5] * 12)
-    plan = rig.step()
-    assert rig.rows(plan) == [12, 4]
-    assert two.num_cached_tokens == 8
-    assert rig.scheduler.counts.blocks_active == 4
-    assert rig.scheduler.counts.tokens_held == 16, "12 and the private copy of the last 4"
-    assert one.num_computed == two.num_computed == 12
-
-
-def test_a_failed_step_leaves_nothing_to_be_hit_and_the_rest_go_on() -> None:
-    rig = Rig(max_num_batched_tokens=16)
-    rig.add(0, tokens=[5] * 12)
-    rig.add(0, tokens=[5] * 12)
-    waiting = rig.add(16)
-    plan = rig.scheduler.schedule()
-    rig.executor.crash(plan, 3)
-    failed = rig.scheduler.fail(plan)
-    assert [s.request_id for s in failed] == [1, 2]
-    assert rig.cache.match([5] * 13) == 0
-    assert rig.cache.num_active == rig.cache.num_cached == 0
-    rig.cache.check()
-    rig.step()
-    assert waiting.num_computed == 16
 
 
 def test_abort_between_steps_keeps_the_computed_blocks_cached() -> None:

@@ -24,19 +24,15 @@ class BytesOracle:
     """One arena, its caches and the bytes beneath; `store` is the forward pass of a step."""
 
     def __init__(self, arena: KVArena, block_size: int, reuse: bool = False) -> None:
-        self.arena, self.size, self.reuse = arena, block_size, reuse
+        self.arena, self.size = arena, block_size
         self.caches: dict[str, KVCacheManager] = {}
         self.running: dict[str, dict[int, Running]] = {}
         for name in arena.models:
-            self.attend(name)
+            self.caches[name] = arena.cache(name, block_size, reuse_partial_blocks=reuse)
+            self.running[name] = {}
         # page -> model that wrote it, and block id -> content
         self.pages: dict[int, tuple[str, dict[int, Content]]] = {}
         self.copied = 0
-
-    def attend(self, name: str) -> None:
-        """Look after one model of the arena more."""
-        cache = self.arena.cache(name, self.size, reuse_partial_blocks=self.reuse)
-        self.caches[name], self.running[name] = cache, {}
 
     def read(self, model: str, block: int) -> Content | None:
         writer, held = self.pages.get(block // self.per_page(model), (model, {}))

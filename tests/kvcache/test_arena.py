@@ -1,6 +1,5 @@
 """The arena's laws, one example each."""
 
-import threading
 from collections.abc import Sequence
 from itertools import combinations
 
@@ -171,84 +170,39 @@ def test_a_model_that_holds_more_than_its_share_moves_its_blocks_for_one_that_is
     arena.check()
 
 
-def test_a_resplit_may_be_asked_for_from_any_thread() -> None:
-    """Targets come from two other threads while this one steps; nothing live is lost."""
-    arena = arena_of(kv_share=0.5)
-    caches = [arena.cache("llm", SIZE), arena.cache("prm", SIZE)]
-    stop = threading.Event()
-    answers: list[str] = []
-
-    def resplit(shares: tuple[float, ...]) -> None:
-        while not stop.is_set():
-            answers.extend(arena.resplit(share).outcome for share in shares)
-
-    threads = [threading.Thread(target=resplit, args=(s,)) for s in ((0.3, 0.7), (0.2, 0.05))]
-    for thread in threads:
-        thread.start()
-    for step in range(300):
-        for cache in caches:
-            with cache.lock:
-                cache.apply()
-                if step % 3 == 0 and cache.allocate(step, [step] * 7) is not None:
-                    table = cache.block_table(step)
-                    assert len(table) == 2
-                    cache.free(step)
-            arena.check()
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert {"reached", "refused"} <= set(answers)
+@pytest.mark.parametrize(
+    ("models", "error", "message"),
+    [
+        ((LLM, LLM), ConfigError, "two models 'llm'; give each a name of its own"),
+        ((LLM, BlockShape("wide", 2, 300)), ConfigError, "'wide' has blocks of 2 layers of 300"),
+        ((LLM, BlockShape("greedy", 2, 256, floor_blocks=19)), OutOfMemory, "model needs 21"),
+        ((), ConfigError, "no models"),
+    ],
+)
+def test_models_that_cannot_share_an_arena_are_refused(models, error, message: str) -> None:
+    with pytest.raises(error, match=message):
+        arena_of(models=models)
 
 
-def test_a_model_can_be_added_if_a_page_fits_its_block_and_its_floor_is_free() -> None:
-    arena = arena_of(kv_share=0.7)
-    arena.add(BlockShape("third", 2, 100, floor_blocks=5))
-    assert arena.target == {"llm": 11, "prm": 6, "third": 3}
-    assert arena.cache("third", SIZE).num_blocks == 6
-    with pytest.raises(ConfigError, match="'wide' has blocks of 2 layers of 300 bytes"):
-        arena.add(BlockShape("wide", 2, 300))
-    with pytest.raises(ConfigError, match="a name of its own"):
-        arena.add(LLM)
-    with pytest.raises(OutOfMemory, match="needs 21"):
-        arena.add(BlockShape("greedy", 2, 256, floor_blocks=14))
-    with pytest.raises(ConfigError, match="'third' has a cache already"):
-        arena.cache("third", SIZE, namespace=b"another model")
+def test_a_model_has_one_cache() -> None:
+    arena = arena_of()
+    assert arena.cache("llm", SIZE) is arena.cache("llm", SIZE)
+    with pytest.raises(ConfigError, match="'llm' has a cache already"):
+        arena.cache("llm", SIZE, namespace=b"another model")
     with pytest.raises(ConfigError, match="no model 'nobody'"):
         arena.cache("nobody")
-    arena.check()
 
 
-def test_a_model_can_be_added_to_a_warm_arena_unless_running_requests_hold_its_floor() -> None:
-    """What lies idle makes room, the least recently used first; what is in use stays."""
-    arena = arena_of(policy=FirstCome())
-    llm, prm = arena.cache("llm", SIZE), arena.cache("prm", SIZE)
-    for which in range(5):
-        visit(llm, which, 8)
-    for which in range(10):
-        visit(prm, 100 + which, 1)
-    assert arena.num_free == 0
-    arena.add(THIRD)
-    assert arena.actual["third"] >= THIRD.floor_blocks
-    assert (llm.match(tokens_of(8, 0)), llm.match(tokens_of(8, 4))) == (0, 28), "the oldest went"
-    assert prm.match([*tokens_of(1, 109), 0]) == SIZE
-    arena.check()
-    assert prm.allocate(1, tokens_of(9, 200)) is not None
-    with pytest.raises(OutOfMemory, match="when fewer requests run"):
-        arena.add(BlockShape("fourth", 2, 256, floor_blocks=8))
-    arena.check()
-
-
-def test_a_model_more_or_a_resize_keeps_what_a_policy_has_learned() -> None:
+def test_a_resize_keeps_what_a_policy_has_learned() -> None:
     """Marginal value's pages are the split of now, whatever it was given at the start."""
-    arena = arena_of(policy=MarginalValue(), kv_share=0.5)
-    arena.policy.split([15, 5])
-    arena.cache("llm", SIZE).allocate(0, [1])
-    arena.cache("llm", SIZE).apply()
-    assert arena.target == {"llm": 15, "prm": 5}
-    arena.add(THIRD)
+    arena = arena_of(policy=MarginalValue(), models=(LLM, PRM, THIRD))
+    arena.policy.split([13, 5, 2])
+    llm = arena.cache("llm", SIZE)
+    llm.allocate(0, [1])
+    llm.apply()
     assert arena.target == {"llm": 13, "prm": 5, "third": 2}
     arena.cache("third", SIZE).resize(3)
-    arena.cache("llm", SIZE).apply()
+    llm.apply()
     assert arena.target == {"llm": 12, "prm": 5, "third": 3}
     arena.check()
 

@@ -6,7 +6,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.kvcache.bytes_oracle import BytesOracle, Running
 from tests.kvcache.test_manager_stateful import FAMILY, SALTS
-from workbench.errors import OutOfMemory
 from workbench.kvcache.arena import BlockShape, KVArena, PageShape
 from workbench.kvcache.policies import FirstCome, MarginalValue, PhaseAware, StaticSplit
 
@@ -163,18 +162,6 @@ class ArenaMachine(RuleBasedStateMachine):
             tokens = [7] * (shape.floor_blocks * SIZE)
             assert self.memory.caches[name].allocate(0, tokens) is not None
             self.memory.caches[name].free(0, 0)
-
-    @precondition(lambda self: len(self.arena.models) == 2)
-    @rule()
-    def a_third_model_comes(self) -> None:
-        """While others run; where their requests hold its floor it is refused."""
-        idle = {p.shape.name: list(p.idle) for p in self.arena.pools}
-        try:
-            self.arena.add(SHAPES[2])
-        except OutOfMemory:
-            assert idle == {p.shape.name: list(p.idle) for p in self.arena.pools}, "in vain"
-        else:
-            self.memory.attend(SHAPES[2].name)
 
     @rule()
     def store(self) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from workbench.engine.engine import Engine
 from workbench.engine.memory import block_shape
-from workbench.errors import ConfigError, OutOfMemory, RecordingError
+from workbench.errors import ConfigError, OutOfMemory
 from workbench.kvcache.arena import KVArena
 from workbench.models.registry import model_spec
 from workbench.replay.simulator import POLICIES, events, recorded_strategy
@@ -169,9 +169,3 @@ def test_questions_that_make_no_sense_are_refused(measured, settings, error, sai
     """By name, with what is allowed."""
     with pytest.raises(error, match=said):
         what_if(measured.answers, **settings)
-
-
-def test_a_missing_recording_is_named(tmp_path) -> None:
-    """The path that was given, and how to make one."""
-    with pytest.raises(RecordingError, match=r"no recording .*none.parquet; make one"):
-        what_if(tmp_path / "none.parquet", device="h100")

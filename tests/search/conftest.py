@@ -147,3 +147,10 @@ class TracedFakeEngine(FakeEngine):
 def traced_engine() -> type[TracedFakeEngine]:
     """The class of the fake engine with a trace."""
     return TracedFakeEngine
+
+
+def tree(result):
+    """What no setting of engines, order or batches may change: every node, answer and score."""
+    columns = ["problem_id", "node_id", "token_ids", "score", "kept", "finished", "text"]
+    nodes = result.tree[columns].sort_values(columns[:2]).to_dict("records")
+    return nodes, result.answers, result.candidates["score"].tolist()

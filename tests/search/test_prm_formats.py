@@ -215,21 +215,12 @@ def prm_with(fake_engine):
 
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_the_input_is_the_rendered_chat_up_to_the_last_verdict(prm_with, template):
-    """Pieces put together are what the template writes for the whole chat."""
-    prm, steps = prm_with(template), ["one\n\n", " two\n\n", "three"]
-    rendered = prm.engine.tokenizer.render_chat(chat("How?", steps))
-    expected = rendered[: rendered.rindex("+")]
-    assert prm.engine.tokenizer.decode(inputs(prm, "How?", steps)[-1]) == expected
+    """Of one step and of more: pieces put together are what the template writes for the chat."""
+    prm, steps = prm_with(template), ["one\n\n", " two\n\n", "b + c\n\n", "three"]
+    for count, ids in enumerate(inputs(prm, "How?", steps), 1):
+        rendered = prm.engine.tokenizer.render_chat(chat("How?", steps[:count]))
+        assert prm.engine.tokenizer.decode(ids) == rendered[: rendered.rindex("+")]
     assert prm.columns == (ord("+"), ord("-"))
-
-
-@pytest.mark.parametrize("template", TEMPLATES)
-def test_a_longer_input_begins_with_the_shorter_one(prm_with, template):
-    """The law that lets a prefix cache serve a growing solution."""
-    grown = inputs(prm_with(template), "How?", ["a\n\n", "b + c\n\n", "a\n\n", "d"])
-    for shorter, longer in pairwise(grown):
-        assert longer[: len(shorter)] == shorter
-        assert longer[len(shorter)] == ord("+")
 
 
 def test_the_embedded_prm_sees_the_chat_it_was_trained_on(fake_engine):

@@ -67,7 +67,7 @@ def test_the_header_says_what_the_recording_does(fake_engine, tmp_path) -> None:
     search(fake_engine, path)
     whole, header = read_recording(path), read_header(path)
     assert (header.settings, header.llm, header.prm) == (whole.settings, whole.llm, whole.prm)
-    assert header.problems == tuple(p.problem for p in whole.problems)
+    assert [p.problem for p in header.problems] == [p.problem for p in whole.problems]
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(RecordingError, match="cut or of another kind"):
         read_header(path)

@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from tests.search.conftest import tree
 from workbench.engine.engine import Engine
 from workbench.errors import ConfigError
 from workbench.search.prm import PRM
@@ -26,11 +27,6 @@ def given(traced_engine):
     }
 
 
-def content(result):
-    columns = ["problem_id", "node_id", "token_ids", "score", "kept", "finished", "text"]
-    return result.tree[columns].to_dict("records"), result.answers
-
-
 def test_two_searches_in_turn_are_each_as_if_alone(given):
     """Same nodes, and neither counts the other's seconds, in its result or in its trace."""
     problems = load_problems("tiny", limit=5)
@@ -43,7 +39,7 @@ def test_two_searches_in_turn_are_each_as_if_alone(given):
         assert second.round() == more
     for search in (first, second):
         found = search.result()
-        assert content(found) == content(alone)
+        assert tree(found) == tree(alone)
         assert search.progress.round > 2
         assert found.throughput.wall_s < 0.05 * search.progress.round
         spans = found.trace.spans
@@ -60,7 +56,7 @@ def test_two_searches_may_share_their_engines(given):
         assert not shared["llm"].has_work
         assert not shared["prm"].engine.has_work
     for search in (first, second):
-        assert content(search.result()) == content(alone)
+        assert tree(search.result()) == tree(alone)
         assert len(search.result().trace.steps) == len(alone.trace.steps)
 
 
@@ -82,11 +78,6 @@ def test_a_result_needs_all_rounds(given):
         search.result()
 
 
-def test_an_unknown_setting_names_the_nearest(given):
-    with pytest.raises(ConfigError, match=r"'temprature'.*Did you mean 'temperature'"):
-        run_search(load_problems("tiny", limit=1), **given(), temprature=1.0)
-
-
 def test_pairs_that_share_weights_search_alike():
     """Two pairs with caches of their own over the same tensors, their rounds in turn."""
     llm, prm = Engine("tiny-solver", **LIMITS), Engine("tiny-prm", **LIMITS)
@@ -100,7 +91,7 @@ def test_pairs_that_share_weights_search_alike():
     )
     while first.round() | second.round():
         pass
-    assert content(first.result()) == content(second.result())
+    assert tree(first.result()) == tree(second.result())
     assert second.result().trace.steps["evicted"].sum() > 0
 
 

@@ -4,6 +4,7 @@ from itertools import groupby, pairwise
 
 import pytest
 
+from tests.search.conftest import tree
 from workbench.engine.engine import Engine
 from workbench.engine.memory import block_shape
 from workbench.errors import ConfigError
@@ -48,18 +49,12 @@ def search(llm, prm, problems=2, **switches):
     return run_search(load_problems("tiny", problems, levels=[3]), **given | switches)
 
 
-def content(result):
-    columns = ["problem_id", "node_id", "token_ids", "score", "kept", "finished", "text"]
-    nodes = result.tree[columns].sort_values(["problem_id", "node_id"]).to_dict("records")
-    return nodes, result.answers, result.candidates["score"].tolist()
-
-
 @pytest.mark.parametrize(("num_blocks", "switches"), CASES)
 def test_a_switch_changes_no_token_score_or_answer(plain, num_blocks, switches):
     """With ample memory, and with little more than one request needs."""
     llm, prm = engines(num_blocks)
     found = search(llm, prm, **switches)
-    assert content(found) == content(plain)
+    assert tree(found) == tree(plain)
     for engine in (llm, prm):
         assert not engine.has_work
         engine.cache.check()
@@ -74,7 +69,7 @@ def test_nor_does_it_over_one_memory(plain):
     reuse = {"reuse_partial_blocks": True}
     pair = [Engine(name, arena=arena, **LIMITS, **reuse) for name in names]
     found = search(*pair, **ALL)
-    assert content(found) == content(plain)
+    assert tree(found) == tree(plain)
     assert found.trace.steps["evicted"].sum() > 0, "the memory is too large"
     assert sum(engine.cache.stats.copied for engine in pair) > 0, "nothing was reused in part"
     assert all(engine.cache.num_active == 0 for engine in pair)
@@ -87,7 +82,7 @@ def test_a_tight_cache_loses_less_when_some_problems_wait():
     for batching in ("continuous", "adaptive"):
         pair = engines(40)
         switches = {"problem_batching": batching, "min_problem_batch": 6}
-        found.append(content(search(*pair, problems=6, **switches)))
+        found.append(tree(search(*pair, problems=6, **switches)))
         again.append(sum(engine.cache.stats.thrashed for engine in pair))
     assert found[0] == found[1]
     assert again[1] < again[0] / 2
@@ -153,11 +148,6 @@ def ordered(fake_engine):
         return result, *([tag for *_, tag in engine.asked] for engine in (llm, prm))
 
     return run
-
-
-def tree(result):
-    columns = ["problem_id", "node_id", "token_ids", "score", "kept", "finished"]
-    return result.tree[columns].sort_values(["problem_id", "node_id"]).to_dict("records")
 
 
 def rounds_of(tags):

@@ -96,7 +96,16 @@ class Engine:
     ) -> None:
         self.config = config = EngineConfig.from_dict({"model": model, **settings})
         _require_kernels(config)
-        loaded = _load(config) if weights is None else weights.fitting(config)
+        if weights is None:
+            loaded = load_model(
+                config.model,
+                dtype=config.dtype,
+                device=config.device,
+                batch_invariant=config.batch_invariant,
+                block_size=config.block_size,
+            )
+        else:
+            loaded = weights.fitting(config)
         self.weights, self.spec = Weights(loaded, config), loaded.spec
         loaded.kernels.require_takes(config.block_size, self.spec.head_dim)
         self.name, self.architecture = model, self.spec.architecture
@@ -349,7 +358,17 @@ class Engine:
 
         Raises StepError, once all have ended, when a forward pass failed.
         """
-        return self._run_all(self.add, _paired(prompts, params))
+        try:
+            each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+            if isinstance(prompts, str):
+                raise TypeError("one text is no list")
+            pairs: list[tuple[Any, ...]] = list(zip(prompts, each, strict=True))
+        except (TypeError, ValueError):  # no list, or not as many: one message for both
+            raise PromptError(
+                f"generate got the prompts {prompts!r:.100} and the params {params!r:.100}; give a "
+                "list of prompts, and one SamplingParams or as many."
+            ) from None
+        return self._run_all(self.add, pairs)
 
     def score(
         self,
@@ -365,33 +384,29 @@ class Engine:
     ) -> list[RequestOutput]:
         """Queue every call, step until all have finished; what else finishes is held for step()."""
         ids: list[int] = []
+        found: dict[int, RequestOutput] = {}
+        others: list[RequestOutput] = []
         try:
             for arguments in calls:
                 ids.append(queue(*arguments))
-            found = self._wait_for(set(ids))
+            wanted = set(ids)
+            while len(found) < len(ids):
+                for output in self.step():
+                    if output.request_id in wanted:
+                        found[output.request_id] = output
+                    else:
+                        others.append(output)
         except BaseException:
             for request_id in ids:
                 self.abort(request_id)
             raise
+        finally:
+            self._held = others + self._held
         outputs = [found[request_id] for request_id in ids]
         for output in outputs:
             if output.error is not None:
                 raise output.error
         return outputs
-
-    def _wait_for(self, ids: set[int]) -> dict[int, RequestOutput]:
-        found: dict[int, RequestOutput] = {}
-        others: list[RequestOutput] = []
-        try:
-            while len(found) < len(ids):
-                for output in self.step():
-                    if output.request_id in ids:
-                        found[output.request_id] = output
-                    else:
-                        others.append(output)
-        finally:
-            self._held = others + self._held
-        return found
 
     def stream(self, prompt: Prompt, params: SamplingParams) -> Iterator[str]:
         """The text of one request, piece by piece as tokens come; closing the iterator aborts it.
@@ -448,20 +463,6 @@ class Engine:
         return f"Engine({self.name!r}, {blocks}, max_model_len={self.max_model_len})"
 
 
-def _paired(prompts: Any, params: Any) -> list[tuple[Any, SamplingParams]]:
-    """Each prompt with its SamplingParams: one for all, or as many. Raises PromptError."""
-    try:
-        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
-        if not isinstance(prompts, str):
-            return list(zip(prompts, each, strict=True))
-    except (TypeError, ValueError):  # no list, or not as many: one message for both
-        pass
-    raise PromptError(
-        f"generate got the prompts {prompts!r:.100} and the params {params!r:.100}; give a list of "
-        "prompts, and one SamplingParams or as many."
-    )
-
-
 def _whole_numbers(given: Iterable[int], what: str) -> list[int]:
     """The numbers as ints; PromptError for one that is not whole. what: "token ids", ..."""
     try:
@@ -474,16 +475,6 @@ def _require_inside(what: str, given: SequenceOf[int], size: int, where: str) ->
     if given and not 0 <= min(given) <= max(given) < size:
         bad = next(k for k in given if not 0 <= k < size)
         raise PromptError(f"{what} {bad} is not in {where}; allowed: 0 to {size - 1}.")
-
-
-def _load(config: EngineConfig) -> LlamaModel:
-    return load_model(
-        config.model,
-        dtype=config.dtype,
-        device=config.device,
-        batch_invariant=config.batch_invariant,
-        block_size=config.block_size,
-    )
 
 
 def _require_kernels(config: EngineConfig) -> None:

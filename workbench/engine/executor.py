@@ -6,10 +6,10 @@ failed step stored is in blocks that the scheduler then withdraws.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,6 @@ from workbench.kernels import ForwardContext, Kernels, LayerCache
 from workbench.kvcache.storage import BlockStorage
 from workbench.models.llama import Buffers, Linear, LlamaModel
 
-Clock = Callable[[], float]
 MOST_COLUMNS = 8  # sets of columns whose output matrices are kept; a PRM asks for one
 
 
@@ -65,7 +64,6 @@ class Executor:
         batch_invariant: bool = True,
         max_num_batched_tokens: int = 2048,
         max_num_seqs: int = 64,
-        clock: Clock = time.perf_counter,
     ) -> None:
         """Raises ConfigError when batch_invariant is asked of kernels that are not."""
         if batch_invariant and not model.kernels.batch_invariant:
@@ -74,7 +72,7 @@ class Executor:
                 f"{model.dtype} on {model.device}, are not; use float32 on a CPU, triton on a GPU, "
                 "or batch_invariant=False."
             )
-        self.model, self.storage, self._clock = model, storage, clock
+        self.model, self.storage = model, storage
         self.batch_invariant = batch_invariant
         self.buffers = model.buffers(max_num_batched_tokens, max_num_seqs)
         self._caches = [
@@ -99,13 +97,16 @@ class Executor:
 
     def _run(self, plan: StepPlan) -> StepResult:
         """On a GPU the forward pass is launched in forward_s, and waited for in sampling_s."""
-        started = self._clock()
+        started = perf_counter()
         hidden = self._forward(plan)
-        logits = self._sampled_logits(hidden, plan.sampling)
+        logits = hidden.new_empty(0, self.model.spec.outputs)
+        if len(plan.sampling):  # on the device, valid until the next step
+            rows = staged(plan.sampling.rows, np.int64, hidden.device)
+            logits = self.model.logits(hidden, rows, self.buffers)
         wanted = tuple(self._wanted_logits(hidden, each) for each in plan.wanted)
-        forwarded = self._clock()
+        forwarded = perf_counter()
         tokens, logprobs = self._sample(logits, plan.sampling)
-        return StepResult(tokens, logprobs, wanted, forwarded - started, self._clock() - forwarded)
+        return StepResult(tokens, logprobs, wanted, forwarded - started, perf_counter() - forwarded)
 
     def _forward(self, plan: StepPlan) -> torch.Tensor:
         if plan.num_tokens > self.buffers.tokens:
@@ -118,13 +119,6 @@ class Executor:
         if plan.num_tokens == plan.num_seqs:
             return self._decode_steps.forward(tokens, plan)
         return self.model.forward(tokens, self._caches, ForwardContext.of(plan), self.buffers)
-
-    def _sampled_logits(self, hidden: torch.Tensor, sampling: SamplingRows) -> torch.Tensor:
-        """[R, vocab], on the device; valid until the next step."""
-        if len(sampling) == 0:
-            return hidden.new_empty(0, self.model.spec.outputs)
-        rows = staged(sampling.rows, np.int64, hidden.device)
-        return self.model.logits(hidden, rows, self.buffers)
 
     def _sample(
         self, logits: torch.Tensor, sampling: SamplingRows

@@ -223,18 +223,13 @@ class StopChecker:
             self._reasons[condition] += change
             return
         if condition not in self._able:
+            # a token can complete it that holds it, or whose beginning is an end of it
             stop = condition.encode()
-            able = [i for i, token in enumerate(self._bytes) if _may_complete(token, stop)]
+            ends = tuple(stop[k:] for k in range(len(stop)))
+            able = [i for i, t in enumerate(self._bytes) if stop in t or t.startswith(ends)]
             self._able[condition] = np.array(able, np.int64)
         self._reasons[self._able[condition]] += change
 
 
 def _conditions(params: SamplingParams) -> set[str | int]:
     return {*params.stop, *params.stop_token_ids}
-
-
-def _may_complete(token: bytes, stop: bytes) -> bool:
-    """Whether appending `token` can complete `stop`: a beginning of token is an end of stop."""
-    return stop in token or any(
-        stop.endswith(token[:k]) for k in range(1, min(len(token), len(stop)) + 1)
-    )

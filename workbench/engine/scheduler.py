@@ -102,16 +102,6 @@ class Scheduler:
     # -- queues --
 
     @property
-    def num_running(self) -> int:
-        """Requests that hold blocks."""
-        return len(self._batch)
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests in the queue, preempted ones included."""
-        return len(self._waiting)
-
-    @property
     def has_work(self) -> bool:
         """Whether any request waits or runs."""
         return bool(self._known)
@@ -233,40 +223,35 @@ class Scheduler:
     def _admit(self, chunks: list[Chunk], budget: int) -> None:
         """Waiting requests in order, up to the first that does not fit."""
         while self._waiting and budget > 0 and len(self._batch) < self._max_num_seqs:
-            chunk = self._try_admit(self._waiting[0], budget)
-            if chunk is None:
+            sequence = self._waiting[0]
+            tokens, most, score = sequence.token_ids, sequence.num_to_compute, sequence.score
+            if most < len(tokens):
+                tokens = tokens[:most]  # a whole sequence carries its hashes
+            max_hit, salt = None, sequence.salt
+            if score is not None:
+                max_hit = next(p for p in score.positions if p not in sequence.score_rows)
+            start = self._cache.match(tokens, salt=salt, max_hit=max_hit)
+            spare = math.ceil(self._watermark * self._cache.num_blocks) if len(self._batch) else 0
+            end = min(len(tokens), start + budget)
+            allocation = self._cache.allocate(
+                sequence.request_id,
+                tokens,
+                end,  # room for its first chunk, once all of it fits above the watermark
+                salt=salt,
+                max_hit=max_hit,
+                keep_free=spare,  # none while nothing runs, so that nothing waits for ever
+                readmission=sequence.preemptions > 0,
+            )
+            if allocation is None:
                 return
+            assert allocation.num_cached_tokens == start
             self._waiting.popleft()
-            chunks.append(chunk)
-            budget -= chunk.end - chunk.start
-
-    def _try_admit(self, sequence: Sequence, budget: int) -> Chunk | None:
-        """Admit it if all its tokens fit above the watermark, with room for its first chunk."""
-        tokens, most, score = sequence.token_ids, sequence.num_to_compute, sequence.score
-        tokens = tokens if most == len(tokens) else tokens[:most]  # whole, it carries its hashes
-        max_hit, salt = None, sequence.salt
-        if score is not None:
-            max_hit = next(p for p in score.positions if p not in sequence.score_rows)
-        start = self._cache.match(tokens, salt=salt, max_hit=max_hit)
-        spare = math.ceil(self._watermark * self._cache.num_blocks) if len(self._batch) else 0
-        end = min(len(tokens), start + budget)
-        allocation = self._cache.allocate(
-            sequence.request_id,
-            tokens,
-            end,
-            salt=salt,
-            max_hit=max_hit,
-            keep_free=spare,  # none while nothing runs, so that nothing waits for ever
-            readmission=sequence.preemptions > 0,
-        )
-        if allocation is None:
-            return None
-        assert allocation.num_cached_tokens == start
-        self._account.admit(sequence, allocation)
-        self._stamp_admission(sequence, start)
-        limit = self._length_limit(sequence)
-        row = self._batch.append(sequence, limit, start, allocation.block_ids)
-        return Chunk(sequence, row, start, end)
+            self._account.admit(sequence, allocation)
+            self._stamp_admission(sequence, start)
+            limit = self._length_limit(sequence)
+            row = self._batch.append(sequence, limit, start, allocation.block_ids)
+            chunks.append(Chunk(sequence, row, start, end))
+            budget -= end - start
 
     def _length_limit(self, sequence: Sequence) -> int:
         """Tokens at which generation ends for length: max_tokens, cut to max_model_len."""
@@ -422,7 +407,18 @@ class StepAccount:
         """The step is planned: its counts."""
         cache, now, before = self._cache, _cache_counts(self._cache.stats), self._before
         self._before = now
-        evicted, preempted, partial = self._count_recomputed(planned.chunks)
+        evicted = preempted = partial = 0  # tokens of this step that were computed before
+        for chunk in planned.chunks:
+            lost = self._lost.get(chunk.sequence.request_id)
+            if lost is not None:
+                again = lost.count(chunk.start, chunk.end)
+                evicted, preempted, partial = map(add, (evicted, preempted, partial), again)
+                if chunk.end == chunk.sequence.num_to_compute:
+                    del self._lost[chunk.sequence.request_id]
+        held = batch.computed[: len(batch)].copy()
+        held[planned.rows] = planned.computed
+        # places without a token after the step; shared blocks are full, others may not be
+        slack = int(np.sum(batch.num_blocks[: len(batch)] * cache.block_size - held))
         return StepCounts(
             prefill_tokens=planned.plan.num_tokens - planned.num_decodes,
             decode_tokens=planned.num_decodes,
@@ -434,30 +430,10 @@ class StepAccount:
             blocks_active=cache.num_active,
             blocks_cached=cache.num_cached,
             blocks_free=cache.num_free,
-            tokens_held=self._tokens_held(batch, planned),
+            tokens_held=cache.num_active * cache.block_size - slack,
             recomputed_tokens_evicted=evicted,
             recomputed_tokens_preempted=preempted,
             recomputed_tokens_partial=partial,
             score_requests=self._score_requests,
             **dict(zip(CACHE_COUNTS, map(sub, now, before))),
         )
-
-    def _count_recomputed(self, chunks: list[Chunk]) -> tuple[int, int, int]:
-        """Tokens of this step that were computed before: (evicted, preempted, partial)."""
-        evicted = preempted = partial = 0
-        for chunk in chunks:
-            lost = self._lost.get(chunk.sequence.request_id)
-            if lost is None:
-                continue
-            again = lost.count(chunk.start, chunk.end)
-            evicted, preempted, partial = map(add, (evicted, preempted, partial), again)
-            if chunk.end == chunk.sequence.num_to_compute:
-                del self._lost[chunk.sequence.request_id]
-        return evicted, preempted, partial
-
-    def _tokens_held(self, batch: Batch, planned: PlannedStep) -> int:
-        """Tokens in active blocks after the step; shared blocks are full, others may not be."""
-        held, size = batch.computed[: len(batch)].copy(), self._cache.block_size
-        held[planned.rows] = planned.computed
-        slack = int(np.sum(batch.num_blocks[: len(batch)] * size - held))
-        return self._cache.num_active * size - slack

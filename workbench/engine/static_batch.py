@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.core import Sequence, StepPlan, StepResult
-from workbench.engine.batch import Chunk, PlannedStep
+from workbench.engine.batch import Chunk
 from workbench.engine.scheduler import Scheduler
 from workbench.errors import ConfigError, OutOfMemory
 from workbench.kvcache.manager import KVCacheManager
@@ -66,7 +66,13 @@ class StaticScheduler(Scheduler):
         if not len(self._batch):
             self._form_batch()
         width = min(self._columns_left, budget // max(len(self._batch), 1))
-        return [self._chunk(row, width) for row in range(len(self._batch))] if width else []
+        chunks = []
+        for row, sequence in enumerate(self._batch.sequences if width else ()):
+            start, scores = int(self._batch.computed[row]), sequence.score is not None
+            prompt = sequence.num_to_compute if scores else sequence.num_prompt_tokens
+            end = min(start + width, max(start, prompt))  # what its prompt still has, then padding
+            chunks.append(Chunk(sequence, row, start, end, padding=width - (end - start)))
+        return chunks
 
     def _admit(self, chunks: list[Chunk], budget: int) -> None:
         """No request joins a batch."""
@@ -77,26 +83,15 @@ class StaticScheduler(Scheduler):
         members = [self._waiting.popleft() for _ in range(count)]
         most = max(self._most_tokens(member) for member in members)
         for member in members:
-            self._start(member, most)
+            tokens = member.token_ids[: member.num_to_compute]
+            allocation = self._cache.allocate(member.request_id, tokens)
+            reserved = self._cache.extend(member.request_id, [0] * most)
+            assert allocation is not None and reserved is not None, "`add` saw that a batch fits"
+            self._account.admit(member, allocation)
+            self._stamp_admission(member, 0)
+            blocks = allocation.block_ids + reserved
+            self._batch.append(member, self._length_limit(member), 0, blocks)
         self._columns_left = max(member.num_to_compute for member in members)
-
-    def _start(self, member: Sequence, most: int) -> None:
-        tokens = member.token_ids[: member.num_to_compute]
-        allocation = self._cache.allocate(member.request_id, tokens)
-        reserved = self._cache.extend(member.request_id, [0] * most)
-        assert allocation is not None and reserved is not None, "`add` saw that a batch fits"
-        self._account.admit(member, allocation)
-        self._stamp_admission(member, 0)
-        blocks = allocation.block_ids + reserved
-        self._batch.append(member, self._length_limit(member), 0, blocks)
-
-    def _chunk(self, row: int, width: int) -> Chunk:
-        """The row's part of `width` columns: what its prompt still has, then padding."""
-        sequence, start = self._batch.sequences[row], int(self._batch.computed[row])
-        scores = sequence.score is not None
-        prompt = sequence.num_to_compute if scores else sequence.num_prompt_tokens
-        end = min(start + width, max(start, prompt))
-        return Chunk(sequence, row, start, end, padding=width - (end - start))
 
     def update(self, plan: StepPlan, result: StepResult) -> list[tuple[Sequence, str]]:
         """Take in a computed step; returns the whole batch once its slowest member is done."""
@@ -104,8 +99,11 @@ class StaticScheduler(Scheduler):
         self._columns_left -= max((chunk.num_rows for chunk in step.chunks), default=0)
         going_on = self._going_on(step.rows)
         self._batch.advance(step.rows[going_on], step.computed[going_on])
-        if len(step.sampled):
-            step, result = self._of_those_going_on(step, result)
+        if len(step.sampled):  # what was sampled for members that are done is left out
+            kept = self._going_on(step.sampled)
+            logprobs = tuple(each for each, keep in zip(result.logprobs, kept) if keep)
+            result = replace(result, tokens=np.asarray(result.tokens)[kept], logprobs=logprobs)
+            step = replace(step, sampled=step.sampled[kept])
         reasons = self._take_in(step, result)
         self._ended |= {members[row].request_id: reason for row, reason in reasons.items()}
         if self._going_on(np.arange(len(self._batch))).any():
@@ -126,15 +124,6 @@ class StaticScheduler(Scheduler):
         """Which of these rows' members have neither ended nor been aborted."""
         over, members = self._ended.keys() | self._aborted, self._batch.sequences
         return np.array([members[row].request_id not in over for row in rows.tolist()], bool)
-
-    def _of_those_going_on(
-        self, step: PlannedStep, result: StepResult
-    ) -> tuple[PlannedStep, StepResult]:
-        """The step and its result without what was sampled for members that are done."""
-        kept = self._going_on(step.sampled)
-        logprobs = tuple(each for each, keep in zip(result.logprobs, kept) if keep)
-        sampled = replace(result, tokens=np.asarray(result.tokens)[kept], logprobs=logprobs)
-        return replace(step, sampled=step.sampled[kept]), sampled
 
     def _leave(self, sequences: list[Sequence]) -> None:
         """The batch is over; these are its requests that were not aborted."""

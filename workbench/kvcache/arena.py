@@ -38,7 +38,6 @@ from workbench.kvcache.policies import (
     Policy,
     pages_above_floors,
     pages_of,
-    pages_with_another,
     pages_with_one,
 )
 from workbench.kvcache.pool import Block, BlockPool, ResizeAnswer
@@ -192,11 +191,6 @@ class GhostList:
         self._digests: OrderedDict[bytes, None] = OrderedDict()
         self.hits = 0  # watched hashes that were asked for again
 
-    @property
-    def missed_blocks(self) -> int:
-        """Blocks, estimated, that so much more memory would have kept."""
-        return self.hits * SAMPLE
-
     def evicted(self, digests: Iterable[bytes]) -> None:
         """These contents were evicted, in this order."""
         watched = [digest for digest in digests if digest[0] % SAMPLE == 0]
@@ -277,11 +271,10 @@ class LeasedPool(BlockPool):
         """Blocks that a running sequence uses."""
         return self._num_live
 
-    @property
-    def next_evicted_used(self) -> int | None:
-        """When the page was used last whose cached block it would evict next."""
+    def evicts_older_than(self, tick: int) -> bool:
+        """Whether the block it would evict next lies in a page last used before this tick."""
         block = self.index.next_evicted
-        return None if block is None else self._last_used[block // self.per_page]
+        return block is not None and self._last_used[block // self.per_page] < tick
 
     # -- blocks --
 
@@ -291,7 +284,15 @@ class LeasedPool(BlockPool):
             block = self._pick()
         else:
             page = self._source.lease(self)
-            block = self._evict() if page is None else self._receive(page)
+            if page is None:
+                block = self._evict()
+            else:  # without content: its other blocks are vacant
+                block, *others = self.blocks[page * self.per_page : (page + 1) * self.per_page]
+                self.held += 1
+                self._vacant[page] = others[::-1]
+                if others:
+                    self._by_vacant[len(others)][page] = None
+                    self._num_vacant += len(others)
         self.stats.allocated += 1
         block.ref_count = 1
         self._occupy(block.id // self.per_page)
@@ -328,16 +329,6 @@ class LeasedPool(BlockPool):
         self._live[page] += 1
         if self._live[page] == 1:
             self.idle.pop(page, None)
-
-    def _receive(self, page: int) -> Block:
-        """The first block of a page without content; the others are vacant."""
-        first, *others = self.blocks[page * self.per_page : (page + 1) * self.per_page]
-        self.held += 1
-        self._vacant[page] = others[::-1]
-        if others:
-            self._by_vacant[len(others)][page] = None
-            self._num_vacant += len(others)
-        return first
 
     def _pick(self) -> Block:
         """A vacant block, which it is no more, of the fullest open page that has one."""
@@ -448,7 +439,7 @@ class LeasedPool(BlockPool):
             self.index.holders[block.digest] = destination
         self._occupy(destination // self.per_page)
         self._live[source // self.per_page] -= 1
-        self.copies.move(source, destination)
+        self.copies.add(source, destination, moved=True)
         self.stats.copied += 1
 
     # -- what the arena learns --
@@ -471,12 +462,13 @@ class LeasedPool(BlockPool):
     def state(self, running: bool) -> ModelState:
         """The model as a policy sees it."""
         a_page = self.shape.block_cost / self.ghost_pages  # of the work that so many pages save
+        missed = self.ghosts.hits * SAMPLE  # blocks, estimated, that so much more would have kept
         return ModelState(
             name=self.shape.name,
             floor=self.floor_pages,
             running=running,
             misses=self.ghosts.hits,
-            gain=self.ghosts.missed_blocks * a_page,
+            gain=missed * a_page,
             loss=self.cold_hits * a_page,
             readmissions=self.readmissions,
         )
@@ -565,31 +557,29 @@ class KVArena:
         self._wanted: list[int] | None = None  # a split asked for, until the next step
         self._seen: list[tuple[bool, int, int]] = []  # by the policy, when it was asked last
         for shape in models:
-            self._admit(shape)
+            packing = pack(shape, self.page)
+            if shape.name in self._packings:
+                raise ConfigError(
+                    f"The arena got two models {shape.name!r}; give each a name of its own: "
+                    "block_shape(..., name=...), or what_if(..., prm_name=...)."
+                )
+            if not packing.blocks:
+                raise ConfigError(
+                    f"{shape.name!r} has blocks of {shape.layers} layers of {shape.cell_bytes:,} "
+                    f"bytes; pages of {self.page.slabs} stripes of {self.page.stripe:,} bytes fit "
+                    "none. Give a larger page, or leave it out."
+                )
+            self._packings[shape.name] = packing
+            self.pools.append(LeasedPool(shape, packing.blocks, self))
         self._split = self._starting_pages(kv_share)
         self.policy.split(self._split)
         self._grant(None)
-
-    def add(self, shape: BlockShape) -> None:
-        """One model more, at its floor until the policy says otherwise; blocks in use stay.
-
-        Pages of its floor that are not free are taken of what lies idle, least recently used first.
-        The others give it of the split asked for last, or that the policy has come to. Raises
-        ConfigError if no page fits its block, OutOfMemory if running requests hold its floor.
-        """
-        with self.lock:
-            pages = self._asked_for
-            self._admit(shape)
-            floors = [pool.floor_pages for pool in self.pools]
-            self._split, self._wanted = pages_with_another(pages, floors), None
-            self.policy.split(self._split)
-            self._grant(None)
 
     # -- state --
 
     @property
     def models(self) -> list[str]:
-        """Names, in the order of their coming."""
+        """Names, in the order they were given."""
         return list(self._packings)
 
     @property
@@ -709,7 +699,13 @@ class KVArena:
             for each in self.pools:
                 if each.held > each.grant.limit:
                     each.give_up_idle(each.held - each.grant.limit)
-            excess = max(pool.held - pool.grant.limit, self._owed_by(pool))
+            lacking = 0  # pages that others were refused, below their keep
+            for other in self.pools:
+                wanted = min(other.wanted, other.grant.keep) - other.held
+                if other is not pool and wanted > 0:
+                    lacking += max(0, wanted - self.leasable(other))
+            owed = min(pool.held - pool.grant.keep, lacking)
+            excess = max(pool.held - pool.grant.limit, owed)
             return excess > 0 and pool.empty_pages(excess)
 
     def part_of(self, pool: LeasedPool) -> int:
@@ -762,15 +758,6 @@ class KVArena:
                 )
             pool.grant, pool.target = grant, grant.target * pool.per_page
 
-    def _owed_by(self, pool: LeasedPool) -> int:
-        """Pages it holds above its keep and that others were refused, below theirs."""
-        lacking = 0
-        for other in self.pools:
-            wanted = min(other.wanted, other.grant.keep) - other.held
-            if other is not pool and wanted > 0:
-                lacking += max(0, wanted - self.leasable(other))
-        return min(pool.held - pool.grant.keep, lacking)
-
     # -- which page goes to which model --
 
     def leasable(self, pool: LeasedPool) -> int:
@@ -786,7 +773,10 @@ class KVArena:
         return max(0, min(pool.grant.limit - pool.held, supply))
 
     def lease(self, pool: LeasedPool) -> int | None:
-        """A free page, or one that another model has used least recently; None: evict your own."""
+        """A free page, or the oldest idle one of another model, of one that lends first.
+
+        None where the model is to evict a block of its own, which was used longer ago.
+        """
         if pool.held >= pool.grant.limit:
             return None
         reserved = 0  # free pages that are the other models' floors
@@ -794,8 +784,12 @@ class KVArena:
             if other.held < other.floor_pages and other is not pool:
                 reserved += other.floor_pages - other.held
         if len(self._free) <= reserved:
-            donor = self._donor(pool)
-            if donor is None:
+            donors = [p for p in self.pools if p is not pool and p.idle and p.held > p.grant.keep]
+            if not donors:
+                return None
+            donor = min(donors, key=lambda p: (not p.grant.lends, _oldest(p)))
+            entitled = pool.held < pool.grant.keep or donor.grant.lends
+            if not entitled and pool.evicts_older_than(_oldest(donor)):
                 return None
             donor.give_up_idle()
         page = self._free.popleft()
@@ -806,16 +800,6 @@ class KVArena:
             self._wrote[page] = pool
         return page
 
-    def _donor(self, pool: LeasedPool) -> LeasedPool | None:
-        """Whose oldest idle page goes, a lender's first; None if `pool` itself has an older one."""
-        donors = [p for p in self.pools if p is not pool and p.idle and p.held > p.grant.keep]
-        if not donors:
-            return None
-        donor = min(donors, key=lambda p: (not p.grant.lends, _oldest(p)))
-        entitled = pool.held < pool.grant.keep or donor.grant.lends
-        own = pool.next_evicted_used
-        return None if not entitled and own is not None and own < _oldest(donor) else donor
-
     def take_back(self, pool: LeasedPool, pages: list[int]) -> None:
         """Pages without content are free; the last to come goes first: its bytes are nearest."""
         for page in pages:
@@ -823,43 +807,16 @@ class KVArena:
             self._holder[page] = None
         self._free.extendleft(reversed(pages))
 
-    # -- models that come --
-
-    def _admit(self, shape: BlockShape) -> None:
-        """A model more, with free pages for its floor."""
-        packing = pack(shape, self.page)
-        if shape.name in self._packings:
-            raise ConfigError(
-                f"The arena has a model {shape.name!r} already, beside {self.models}; give each a "
-                "name of its own: block_shape(..., name=...)."
-            )
-        if not packing.blocks:
-            raise ConfigError(
-                f"{shape.name!r} has blocks of {shape.layers} layers of {shape.cell_bytes:,} "
-                f"bytes; the arena's pages of {self.page.slabs} stripes of {self.page.stripe:,} "
-                "bytes fit none. Name the model with the largest blocks when the arena is made."
-            )
-        pool = LeasedPool(shape, packing.blocks, self)
-        pools = [*self.pools, pool]
-        needed = sum(p.floor_pages for p in pools)
-        lacking = sum(max(0, p.floor_pages - p.held) for p in pools)
-        spare = sum(max(0, min(p.held - p.floor_pages, len(p.idle))) for p in self.pools)
-        if needed > self.num_pages or lacking > self.num_free + spare:
-            floors = {p.shape.name: p.floor_pages for p in self.pools}
-            raise OutOfMemory(
-                f"The arena of {format_size(self.memory)} has {self.num_pages} pages of "
-                f"{format_size(self.page.page_bytes)}, {self.num_free} of them free; one request "
-                f"of each model needs {needed} (floors so far: {floors}). Give more memory, a "
-                "smaller max_model_len, or add models when fewer requests run."
-            )
-        while len(self._free) < lacking:
-            donors = (p for p in self.pools if p.idle and p.held > p.floor_pages)
-            min(donors, key=_oldest).give_up_idle()
-        self.pools, self._packings[shape.name] = pools, packing
-
     def _starting_pages(self, kv_share: KVShare | None) -> list[int]:
         """The split asked for, else one by the models' floors."""
         floors = [pool.floor_pages for pool in self.pools]
+        if sum(floors) > self.num_pages:
+            raise OutOfMemory(
+                f"The arena of {format_size(self.memory)} has {self.num_pages} pages of "
+                f"{format_size(self.page.page_bytes)}; one request of each model needs "
+                f"{sum(floors)} ({dict(zip(self.models, floors))}). Give more memory, or a smaller "
+                "max_model_len."
+            )
         if kv_share is None:
             return pages_above_floors(floors, self.num_pages)
         if not self.policy.keeps_split:

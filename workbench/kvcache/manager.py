@@ -8,13 +8,12 @@ laws. The scheduler preempts and orders requests; storage.py holds the bytes.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from workbench.errors import ConfigError
-from workbench.kvcache.pool import Block, BlockPool, CacheStats, ResizeAnswer
+from workbench.kvcache.pool import Block, BlockPool, ResizeAnswer
 from workbench.kvcache.prefix import (
     HashedTokens,
     TokenIds,
@@ -62,10 +61,6 @@ class Allocation:
     lost: Lost = field(default=NOTHING_LOST, compare=False)
 
 
-Hit = tuple[list[Block], Block | None, int]
-"""Full blocks to be shared, a cached partial one to be copied, and the tokens of both."""
-
-
 @dataclass(slots=True, eq=False)
 class _Table:
     """Blocks of a sequence in position order; room was made for num_tokens tokens.
@@ -80,26 +75,16 @@ class _Table:
     num_published: int
     num_tokens: int
 
-    def check(self, name: str, block_size: int) -> None:
-        """Raise unless the table has room for its tokens and only full blocks can be hit."""
-        ids = {block.id for block in self.blocks}
-        assert len(ids) == len(self.blocks), f"{name}: a block is twice in its table"
-        room = len(self.blocks) * block_size
-        assert room - block_size < self.num_tokens <= room, f"{name}: room and table differ"
-        assert self.num_published * block_size <= self.num_tokens, f"{name}: published too much"
-        for i, block in enumerate(self.blocks):
-            if block.digest is not None:
-                assert i < self.num_published, f"{name}: block {i} can be hit but is not full"
-                assert block.digest == self.chain[i], f"{name}: block {i} holds another prefix"
-
 
 class KVCacheManager:
     """Blocks of one model's KV cache, shared between sequences with equal prefixes.
 
     num_blocks: all usable. namespace: the model's fingerprint, part of every hash.
     reuse_partial_blocks: a hit may end within a block, in what a sequence that left had computed of
-    its last one. pool: where blocks come from (default: a pool of its own). Raises ConfigError on
-    bad sizes, on a sequence id allocated twice, and on one that holds nothing.
+    its last one. pool: where blocks come from (default: a pool of its own). stats: counts since
+    creation, live; lock: to be held while a step is planned or taken in, where threads share the
+    memory. Raises ConfigError on bad sizes, on a sequence id allocated twice, and on one that holds
+    nothing.
     """
 
     def __init__(
@@ -127,6 +112,7 @@ class KVCacheManager:
         self.enable_prefix_caching = enable_prefix_caching
         self.reuse_partial_blocks = reuse_partial_blocks
         self.pool = BlockPool(num_blocks) if pool is None else pool
+        self.stats, self.lock = self.pool.stats, self.pool.lock
         self._namespace = namespace
         self._root = chain_root(namespace, b"")  # of sequences without a salt
         self._tables: dict[int, _Table] = {}
@@ -150,16 +136,6 @@ class KVCacheManager:
     def num_free(self) -> int:
         """Blocks without content."""
         return self.pool.num_free
-
-    @property
-    def stats(self) -> CacheStats:
-        """Counts since creation; live, do not change it."""
-        return self.pool.stats
-
-    @property
-    def lock(self) -> AbstractContextManager[object]:
-        """To be held while a step is planned or taken in, where threads share the memory."""
-        return self.pool.lock
 
     def block_table(self, seq_id: int) -> list[int]:
         """The sequence's block ids, in position order (a copy)."""
@@ -204,7 +180,16 @@ class KVCacheManager:
         missed = range(len(shared), self.coverable(length, max_hit))
         pool.admitted(chain[missed.start : missed.stop], readmission)
         lost = self._find_lost(tokens, root, chain, missed)
-        self._count(length, num_hit, lost, readmission)
+        stats, thrashed = self.stats, len(lost.evicted)
+        stats.thrashed += thrashed
+        stats.thrash_events += thrashed > 0
+        if readmission:
+            stats.readmit_query_tokens += length
+            stats.readmit_hit_tokens += num_hit
+            stats.thrashed_readmit += thrashed
+        else:
+            stats.query_tokens += length
+            stats.hit_tokens += num_hit
         pool.share(shared)
         copied = [] if partial is None else [pool.copy(partial)]
         table = _Table(root, shared + copied, chain, len(shared), num_hit)
@@ -281,11 +266,18 @@ class KVCacheManager:
 
     def check(self) -> None:
         """Raise AssertionError if a law is broken; O(blocks + table entries)."""
-        references: dict[int, int] = {}
+        references, size = Counter[int](), self.block_size
         for seq_id, table in self._tables.items():
-            table.check(f"sequence {seq_id!r}", self.block_size)
-            for block in table.blocks:
-                references[block.id] = references.get(block.id, 0) + 1
+            name, ids = f"sequence {seq_id!r}", {block.id for block in table.blocks}
+            assert len(ids) == len(table.blocks), f"{name}: a block is twice in its table"
+            room = len(ids) * size
+            assert room - size < table.num_tokens <= room, f"{name}: room and table differ"
+            assert table.num_published * size <= table.num_tokens, f"{name}: published too much"
+            for i, block in enumerate(table.blocks):
+                if block.digest is not None:
+                    assert i < table.num_published, f"{name}: block {i} can be hit, but is not full"
+                    assert block.digest == table.chain[i], f"{name}: block {i} of another prefix"
+            references.update(ids)
         self.pool.check(references)
 
     # -- size --
@@ -353,8 +345,10 @@ class KVCacheManager:
 
     def _hit(
         self, tokens: HashedTokens, root: bytes, chain: list[bytes], max_hit: int | None
-    ) -> Hit:
-        """The longest run of published blocks from block 0, and what goes on where it ends."""
+    ) -> tuple[list[Block], Block | None, int]:
+        """The longest run of published blocks from block 0, to be shared; a cached partial one
+        that goes on where it ends, to be copied; and the tokens of both.
+        """
         size, most = self.block_size, _most(len(tokens), max_hit)
         run = self.pool.find_run(chain[: most // size])
         start = len(run) * size
@@ -375,19 +369,6 @@ class KVCacheManager:
             self.pool.publish(table.blocks[i], table.chain[i])
         table.num_published = max(table.num_published, full)
         return [block.id for block in new]
-
-    def _count(self, num_tokens: int, num_hit: int, lost: Lost, readmission: bool) -> None:
-        """Statistics of one successful admission."""
-        stats, thrashed = self.pool.stats, len(lost.evicted)
-        stats.thrashed += thrashed
-        stats.thrash_events += thrashed > 0
-        if readmission:
-            stats.readmit_query_tokens += num_tokens
-            stats.readmit_hit_tokens += num_hit
-            stats.thrashed_readmit += thrashed
-        else:
-            stats.query_tokens += num_tokens
-            stats.hit_tokens += num_hit
 
     def _find_lost(
         self, tokens: HashedTokens, root: bytes, chain: list[bytes], missed: range

@@ -221,16 +221,6 @@ def pages_with_one(pages: Sequence[int], index: int, count: int) -> list[int]:
     return [count if i == index else n for i, n in enumerate(rest)]
 
 
-def pages_with_another(pages: Sequence[int], floors: Sequence[int]) -> list[int]:
-    """The split with one model more, its floor the last; the one most above its own gives."""
-    *others, floor = floors
-    left = list(pages)
-    for _ in range(floor):
-        above = [count - least for count, least in zip(left, others)]
-        left[above.index(max(above))] -= 1
-    return [*left, floor]
-
-
 def _rounded(shares: Sequence[float], total: int) -> list[int]:
     """Whole numbers that add up to `total`."""
     ends = [round(sum(shares[: i + 1]) * total) for i in range(len(shares))]

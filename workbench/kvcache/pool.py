@@ -71,15 +71,14 @@ class Copies:
     def __init__(self) -> None:
         self._source: dict[int, int] = {}  # destination -> source
 
-    def add(self, source: int, destination: int) -> None:
-        """The destination shall hold what the source holds once all earlier copies are done."""
-        self._set(destination, self._source.get(source, source))
+    def add(self, source: int, destination: int, *, moved: bool = False) -> None:
+        """The destination shall hold what the source holds once all earlier copies are done.
 
-    def move(self, source: int, destination: int) -> None:
-        """As `add`, and what the source holds afterwards does not matter."""
-        self._set(destination, self._source.pop(source, source))
-
-    def _set(self, destination: int, origin: int) -> None:
+        moved: what the source holds afterwards does not matter.
+        """
+        origin = self._source.get(source, source)
+        if moved:
+            self._source.pop(source, None)
         if origin == destination:  # there and back again
             self._source.pop(destination, None)
         else:

@@ -10,7 +10,7 @@ element offsets from here, and what a manager has to copy is copied here, before
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -66,42 +66,30 @@ class BlockStorage:
         """
         if self._arena is not None:
             self._arena.settle()
-        else:
-            self.carry_out(cache.take_moves())
+        elif moves := cache.take_moves():
+            self.write(moves, self.read(moves))
 
-    def carry_out(self, moves: Moves) -> None:
-        """Copy (source, destination) blocks; each layer's sources are read before it is written."""
-        if moves:
-            sources, destinations = (self._pieces_of(blocks) for blocks in zip(*moves))
-            for layer in range(self.layers):
-                self._write(layer, destinations, self._read(layer, sources))
+    def read(self, moves: Moves) -> Iterator[torch.Tensor]:
+        """What these (source, destination) copy, a layer at a time: [pieces, elements of one]."""
+        for pieces in self._pieces_of([source for source, _ in moves]):
+            yield self.data.view(-1, self._unit).index_select(0, pieces)
 
-    def read(self, moves: Moves) -> list[torch.Tensor]:
-        """What these moves copy, layer by layer, to be written later."""
-        sources = self._pieces_of([source for source, _ in moves])
-        return [self._read(layer, sources) for layer in range(self.layers)]
+    def write(self, moves: Moves, contents: Iterable[torch.Tensor]) -> None:
+        """What `read` returned for these moves becomes the content of their destinations.
 
-    def write(self, moves: Moves, contents: list[torch.Tensor]) -> None:
-        """What `read` returned for these moves becomes the content of their destinations."""
+        Of each layer all is read before any is written.
+        """
         destinations = self._pieces_of([destination for _, destination in moves])
-        for layer, content in enumerate(contents):
-            self._write(layer, destinations, content)
+        for pieces, content in zip(destinations, contents, strict=True):
+            self.data.view(-1, self._unit).index_copy_(0, pieces, content)
+            self.bytes_copied += content.numel() * content.element_size()
 
-    def _pieces_of(self, blocks: Sequence[int]) -> torch.Tensor:
-        """The pieces that these blocks are made of, counted from a layer's base; on the device."""
-        first = self.offsets[list(blocks)] // self._unit
+    def _pieces_of(self, blocks: list[int]) -> Iterator[torch.Tensor]:
+        """Of each layer the pieces that these blocks are made of, on the device."""
+        first = self.offsets[blocks] // self._unit
         pieces = np.arange(self.block_elements // self._unit)
-        return torch.from_numpy((first[:, None] + pieces).ravel()).to(self.data.device)
-
-    def _read(self, layer: int, pieces: torch.Tensor) -> torch.Tensor:
-        """A copy of these pieces in one layer: [pieces, elements of a piece]."""
-        base = int(self.layer_base[layer]) // self._unit
-        return self.data.view(-1, self._unit).index_select(0, pieces + base)
-
-    def _write(self, layer: int, pieces: torch.Tensor, content: torch.Tensor) -> None:
-        base = int(self.layer_base[layer]) // self._unit
-        self.data.view(-1, self._unit).index_copy_(0, pieces + base, content)
-        self.bytes_copied += content.numel() * content.element_size()
+        in_layer = torch.from_numpy((first[:, None] + pieces).ravel()).to(self.data.device)
+        return (in_layer + int(base) // self._unit for base in self.layer_base)
 
 
 class KVStorage(BlockStorage):
@@ -140,9 +128,8 @@ class ArenaStorage:
         size = arena.num_pages * arena.page.page_bytes
         self.bytes = _zeros(size, torch.uint8, torch.device(device), what)
         self._models: dict[str, BlockStorage] = {}
-        self.users: WeakValueDictionary[str, Any] = (
-            WeakValueDictionary()
-        )  # name -> the model that computes
+        # name -> the model that computes
+        self.users: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
     def model(
         self, name: str, block_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype
@@ -185,20 +172,18 @@ class ArenaStorage:
                     waiting = [move for move in pairs if move[1] // per_page in pages]
                     moves[name] = [move for move in pairs if move[1] // per_page not in pages]
                     if waiting:
-                        late.append((view, waiting, view.read(waiting)))
+                        late.append((view, waiting, list(view.read(waiting))))
             for name, pairs in moves.items():
-                self._models[name].carry_out(pairs)
-            self._zero(zeroed)
+                if pairs:
+                    view = self._models[name]
+                    view.write(pairs, view.read(pairs))
+            if zeroed:
+                page = self.arena.page
+                words = self.bytes.view(torch.int64).view(page.slabs, -1, page.stripe // 8)
+                words.index_fill_(1, torch.tensor(zeroed, device=self.bytes.device), 0)
+                self.bytes_zeroed += len(zeroed) * page.page_bytes
             for view, waiting, contents in late:
                 view.write(waiting, contents)
-
-    def _zero(self, pages: Sequence[int]) -> None:
-        if pages:
-            page = self.arena.page
-            which = torch.tensor(pages, device=self.bytes.device)
-            words = self.bytes.view(torch.int64)
-            words.view(page.slabs, -1, page.stripe // 8).index_fill_(1, which, 0)
-            self.bytes_zeroed += len(pages) * page.page_bytes
 
 
 def _zeros(elements: int, dtype: torch.dtype, device: torch.device, what: str) -> torch.Tensor:

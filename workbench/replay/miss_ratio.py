@@ -2,12 +2,10 @@
 
 A replay logs its cache's calls with blocks named by content. One pass over them gives the stack
 distance of every block looked up: the smallest LRU cache that still holds it (Mattson et al. 1970,
-with blocks in use pinned). The order of the calls is kept: where a size cannot follow it (`fits` is
-false), a scheduler would change it, and only a replay at that size tells. `run_calls` runs the
-calls through KVCacheManager itself, to check a point. The two differ where sizes differ in more
-than what was evicted: a block that is filled while another size still holds its content is private
-there and its new holder here, and a prompt computed in chunks holds what it hit at once, and what
-it missed chunk by chunk.
+with blocks in use pinned). Where a size cannot follow the order of the calls (`fits` is false),
+only a replay at that size tells. `run_calls` runs the calls through KVCacheManager itself, to check
+a point. The two differ a little: a block that is filled while another size still holds its content
+is private there and its new holder here, and a prompt computed in chunks takes blocks in chunks.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -31,8 +29,7 @@ NEVER = 1 << 60
 # -- the calls: what succeeded, in order, blocks named by content --
 
 
-@dataclass(frozen=True, slots=True)
-class Allocate:
+class Allocate(NamedTuple):
     """An admission. contents: of its full blocks; room: tokens that room is made for; coverable:
     full blocks that a hit may cover.
     """
@@ -45,8 +42,7 @@ class Allocate:
     readmission: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Extend:
+class Extend(NamedTuple):
     """Room for so many tokens. contents: of the full blocks beyond those named so far."""
 
     sequence: int
@@ -54,8 +50,7 @@ class Extend:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Free:
+class Free(NamedTuple):
     """A sequence leaves. computed: tokens whose KV exists; None: all."""
 
     sequence: int
@@ -101,10 +96,15 @@ class LoggedCache(KVCacheManager):
         found = super().allocate(seq_id, token_ids, num_tokens, **options)
         if found is not None:
             length = len(token_ids)
-            most = self.coverable(length, options.get("max_hit"))
-            room = length if num_tokens is None else min(num_tokens, length)
-            contents, again = self._contents(seq_id, token_ids), options.get("readmission", False)
-            self._log.append(Allocate(seq_id, contents, length, room, most, again))
+            call = Allocate(
+                sequence=seq_id,
+                contents=self._contents(seq_id, token_ids),
+                tokens=length,
+                room=length if num_tokens is None else min(num_tokens, length),
+                coverable=self.coverable(length, options.get("max_hit")),
+                readmission=options.get("readmission", False),
+            )
+            self._log.append(call)
         return found
 
     def extend(self, seq_id: int, token_ids: Any) -> list[int] | None:
@@ -135,27 +135,40 @@ def logged_calls(cache: KVCacheManager) -> CacheCalls:
     return cache.calls
 
 
+@dataclass(slots=True)
+class _Known:
+    """A sequence as a cache takes it, of which only the contents of full blocks are known."""
+
+    contents: list[Any]
+    tokens: int
+
+    def __len__(self) -> int:
+        return self.tokens
+
+    def block_hashes(self, root: bytes, block_size: int) -> list[Any]:
+        return self.contents
+
+
 def run_calls(calls: CacheCalls, num_blocks: int) -> CacheStats | None:
     """The statistics of these calls at another size, by KVCacheManager itself; None: do not fit."""
-    size = calls.block_size
-    cache = KVCacheManager(num_blocks, size)
-    tokens: dict[int, list[int]] = {}  # a block's content stands for each of its tokens
+    cache = KVCacheManager(num_blocks, calls.block_size, calls.num_contents > 0)
+    sequences: dict[int, Any] = {}
     for call in calls.calls:
         number = call.sequence
         if isinstance(call, Free):
             cache.free(number, call.computed)
             continue
-        known = tokens[number] if isinstance(call, Extend) else []
-        known = known[: len(known) // size * size]
-        known += [content for content in call.contents for _ in range(size)]
-        now = tokens[number] = known + [0] * (call.tokens - len(known))
+        if isinstance(call, Allocate):
+            sequences[number] = _Known([], 0)
+        known = sequences[number]
+        known.contents, known.tokens = known.contents + call.contents, call.tokens
+        found: object
         if isinstance(call, Extend):
-            done = cache.extend(number, now[: call.tokens]) is not None
+            found = cache.extend(number, known)
         else:
-            most, again = call.coverable * size, call.readmission
-            found = cache.allocate(number, now, call.room, max_hit=most, readmission=again)
-            done = found is not None
-        if not done:
+            most, again = call.coverable * calls.block_size, call.readmission
+            found = cache.allocate(number, known, call.room, max_hit=most, readmission=again)
+        if found is None:
             return None
     return cache.stats
 
@@ -188,7 +201,7 @@ class _Walk:
     """The calls in order, and which sequence holds which content; subclasses say what is lost."""
 
     def __init__(self, calls: CacheCalls, num_blocks: int) -> None:
-        self._calls, self._size, self._num_blocks = calls, calls.block_size, num_blocks
+        self._calls, self._num_blocks = calls, num_blocks
         self._holders: dict[int, _Holder] = {}
         self._tables: dict[int, _Table] = {}
         self._active = 0
@@ -197,13 +210,15 @@ class _Walk:
 
     def run(self) -> bool:
         """Whether every call finds room."""
+        size = self._calls.block_size
         for place, call in enumerate(self._calls.calls):
             if isinstance(call, Free):
                 self._free(call)
                 continue
             hit: list[_Holder] = []
+            room = call.tokens
             if isinstance(call, Allocate):
-                contents = call.contents[: call.coverable]
+                contents, room = call.contents[: call.coverable], call.room
                 for holder in map(self._holders.get, contents):
                     if holder is None:
                         break
@@ -214,33 +229,29 @@ class _Walk:
             table = self._tables[call.sequence]
             table.contents += call.contents
             cached = [holder for holder in hit if not holder.users]
-            needed = self._blocks_for(call.tokens) - len(table.blocks) + len(cached)
+            needed = -(-call.tokens // size) - len(table.blocks) + len(cached)
             self.peak = max(self.peak, self._active + needed)
             if self.peak > self._num_blocks:
                 return False
             for holder in hit:
                 holder.users += 1
-            for holder in cached:
-                self._reuse(holder)
-            self._grow(table, call.room if isinstance(call, Allocate) else call.tokens)
+            taken: list[None] = [None] * (-(-room // size) - len(table.blocks))
+            for occupied in (*cached, *taken):
+                self._occupy(occupied)
+                self._active += 1
+            table.blocks += taken
+            full = min(room // size, len(table.contents))
+            for i in range(table.published, full):
+                content = table.contents[i]
+                if not self._is_held(content):
+                    table.blocks[i] = self._holders[content] = _Holder(content, i)
+            table.published = max(table.published, full)
         return True
-
-    def _grow(self, table: _Table, tokens: int) -> None:
-        """Take the blocks that tokens need, and publish those they fill."""
-        for _ in range(self._blocks_for(tokens) - len(table.blocks)):
-            self._take()
-            table.blocks.append(None)
-        full = min(tokens // self._size, len(table.contents))
-        for i in range(table.published, full):
-            content = table.contents[i]
-            if not self._is_held(content):
-                table.blocks[i] = self._holders[content] = _Holder(content, i)
-        table.published = max(table.published, full)
 
     def _free(self, call: Free) -> None:
         table = self._tables.pop(call.sequence)
         if call.computed is not None:
-            for holder in table.blocks[call.computed // self._size :]:
+            for holder in table.blocks[call.computed // self._calls.block_size :]:
                 if holder is not None and holder.content is not None:
                     del self._holders[holder.content]
                     holder.content = None
@@ -250,13 +261,7 @@ class _Walk:
                 if holder.users:
                     continue
             self._active -= 1
-            if holder is None or holder.content is None:
-                self._drop()
-            else:
-                self._release(holder.content, holder)
-
-    def _blocks_for(self, tokens: int) -> int:
-        return -(-tokens // self._size)
+            self._leave(None if holder is None or holder.content is None else holder)
 
     def _is_held(self, content: int) -> bool:
         """Whether a block that was filled with the content stays private."""
@@ -265,17 +270,11 @@ class _Walk:
     def _look_up(self, contents: list[int], num_hit: int, readmission: bool, place: int) -> None:
         """A request asks for these contents, and shares the holders of the first num_hit."""
 
-    def _reuse(self, holder: _Holder) -> None:
-        """A cached block is hit: it is active."""
+    def _occupy(self, holder: _Holder | None) -> None:
+        """A block becomes active: a cached one that is hit; None: one for new content."""
 
-    def _take(self) -> None:
-        """A block is taken for new content: it is active."""
-
-    def _drop(self) -> None:
-        """A block without a hash is active no more."""
-
-    def _release(self, content: int, holder: _Holder) -> None:
-        """A holder without users is active no more."""
+    def _leave(self, holder: _Holder | None) -> None:
+        """A block is active no more; None: it has no hash."""
 
 
 class _Stack(_Walk):
@@ -348,16 +347,11 @@ class _Stack(_Walk):
             heappush(self._holes, -holder.stamp)
         return holder is not None and holder.users > 0
 
-    def _reuse(self, holder: _Holder) -> None:
-        heappush(self._holes, -holder.stamp)
-        self._fill_hole()
-
-    def _take(self) -> None:
-        self.taken += 1
-        self._fill_hole()
-
-    def _fill_hole(self) -> None:
-        self._active += 1
+    def _occupy(self, holder: _Holder | None) -> None:
+        if holder is None:
+            self.taken += 1
+        else:
+            heappush(self._holes, -holder.stamp)
         if self._holes:
             place = -heappop(self._holes)
             self._slots -= 1
@@ -365,13 +359,8 @@ class _Stack(_Walk):
                 self._tree[place] -= 1
                 place += place & -place
 
-    def _release(self, content: int, holder: _Holder) -> None:
-        holder.stamp = self._new_slot()
-
-    def _drop(self) -> None:
-        heappush(self._holes, -self._new_slot())
-
-    def _new_slot(self) -> int:
+    def _leave(self, holder: _Holder | None) -> None:
+        """It leaves a new slot, which is a hole if it has no hash."""
         stamp, slots = len(self._tree), 1
         place, end = stamp - 1, stamp & (stamp - 1)
         while place > end:
@@ -379,7 +368,10 @@ class _Stack(_Walk):
             place &= place - 1
         self._tree.append(slots)
         self._slots += 1
-        return stamp
+        if holder is None:
+            heappush(self._holes, -stamp)
+        else:
+            holder.stamp = stamp
 
 
 def miss_ratio(calls: CacheCalls, sizes: Sequence[int]) -> pd.DataFrame:
@@ -460,28 +452,25 @@ class _Optimum(_Walk):
         times = self._requests[content]
         return (-(times[-1] if times else NEVER), -holder.depth, content)
 
-    def _reuse(self, holder: _Holder) -> None:
-        self._cached -= 1
-        self._active += 1
-
-    def _take(self) -> None:
-        if self._active + self._cached == self._num_blocks:
-            holder = None
-            while holder is None:  # entries of what was asked for, used or evicted since: skipped
-                victim = heappop(self._victims)
-                holder = self._holders.get(victim[2])
-                if holder is not None and (
-                    holder.users or victim != self._victim(victim[2], holder)
-                ):
-                    holder = None
-            del self._holders[victim[2]]
+    def _occupy(self, holder: _Holder | None) -> None:
+        if holder is not None:
             self._cached -= 1
-            self.evicted += 1
-        self._active += 1
+            return
+        if self._active + self._cached < self._num_blocks:
+            return
+        while True:  # entries of what was asked for, used or evicted since are skipped
+            entry = heappop(self._victims)
+            victim = self._holders.get(entry[2])
+            if victim is not None and not victim.users and entry == self._victim(entry[2], victim):
+                break
+        del self._holders[entry[2]]
+        self._cached -= 1
+        self.evicted += 1
 
-    def _release(self, content: int, holder: _Holder) -> None:
-        self._cached += 1
-        heappush(self._victims, self._victim(content, holder))
+    def _leave(self, holder: _Holder | None) -> None:
+        if holder is not None and holder.content is not None:
+            self._cached += 1
+            heappush(self._victims, self._victim(holder.content, holder))
 
 
 def optimal_hits(calls: CacheCalls, sizes: Sequence[int]) -> pd.DataFrame:
@@ -500,9 +489,14 @@ def optimal_hits(calls: CacheCalls, sizes: Sequence[int]) -> pd.DataFrame:
     for size in sizes:
         best = _Optimum(calls, size, requests)
         if best.run():
-            first, again = (calls.block_size * best.hits[again] for again in (False, True))
-            rows.append(
-                (size, first, again, first / max(best.query_tokens[False], 1), best.evicted)
-            )
+            hits = {again: calls.block_size * best.hits[again] for again in (False, True)}
+            row = {
+                "num_blocks": size,
+                "hit_tokens": hits[False],
+                "readmit_hit_tokens": hits[True],
+                "hit_ratio": hits[False] / max(best.query_tokens[False], 1),
+                "evicted": best.evicted,
+            }
+            rows.append(row)
     columns = ["num_blocks", "hit_tokens", "readmit_hit_tokens", "hit_ratio", "evicted"]
     return pd.DataFrame(rows, columns=columns)

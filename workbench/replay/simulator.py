@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -55,15 +55,12 @@ from workbench.search.strategies import BeamSearch, BestOfN
 from workbench.trace import Recorder, Trace
 
 STRATEGIES: dict[str, Any] = {"BeamSearch": BeamSearch, "BestOfN": BestOfN}
-REPLAYED_SWITCHES = ("request_order", "problem_batching")
 POLICIES: dict[str, type[Policy]] = {
     kind.__name__: kind for kind in (StaticSplit, FirstCome, PhaseAware, MarginalValue)
 }
 Changes = Mapping[str, Any]
 Cost = Callable[[StepWork], float]
 Models = tuple[RecordedEngine, RecordedEngine]  # LLM, PRM
-
-
 CHANGEABLE = [
     "num_blocks",
     "block_size",
@@ -123,11 +120,19 @@ def _caches(
         weights, *_ = model.fingerprint.rsplit("/", 2)  # then tokenizer and mode
         option["namespace"] = weights.encode()  # equal namespaces make equal hashes
     if shared is not None:
-        shapes = [_block_shape(*each) for each in zip(models, settings, strict=True)]
-        if shapes[0].name == shapes[1].name:
-            raise ConfigError(
-                f"Both models are named {shapes[0].name!r}; an arena tells them by name."
+        shapes = []
+        for model, own in zip(models, settings, strict=True):  # as engine.memory.block_shape
+            spec, size = spec_of(model), own.block_size
+            element = recorded(model, "block_bytes") // spec.block_bytes(block_size_of(model), 1)
+            shape = BlockShape(
+                name=model.name,
+                layers=spec.layers,
+                cell_bytes=spec.block_bytes(size, element) // spec.layers,
+                element_bytes=element,
+                floor_blocks=-(-model.max_model_len // size),
+                block_cost=float(spec.flops(size, 0)),
             )
+            shapes.append(shape)
         share = shared.kv_share if shared.keeps_split else None
         arena = KVArena(shared.memory, shapes, POLICIES[shared.policy](), share)
         return [
@@ -141,20 +146,6 @@ def _caches(
             )
     kind = LoggedCache if log_calls else KVCacheManager
     return [kind(own.num_blocks or 0, **each) for own, each in zip(settings, options, strict=True)]
-
-
-def _block_shape(model: RecordedEngine, settings: EngineConfig) -> BlockShape:
-    """As engine.memory.block_shape."""
-    spec, size = spec_of(model), settings.block_size
-    element = recorded(model, "block_bytes") // spec.block_bytes(block_size_of(model), 1)
-    return BlockShape(
-        name=model.name,
-        layers=spec.layers,
-        cell_bytes=spec.block_bytes(size, element) // spec.layers,
-        element_bytes=element,
-        floor_blocks=-(-model.max_model_len // size),
-        block_cost=float(spec.flops(size, 0)),
-    )
 
 
 # -- an engine without a model --
@@ -279,22 +270,33 @@ class ReplayEngine:
         outputs = [self._finish(sequence, reason) for sequence, reason in finished]
         counts = self.scheduler.counts
         assert counts is not None
-        timing, target = (start, duration, 0.0), self.cache.target
-        name, number = self._trace_name, self._next_step
-        self._recorder.step(name, number, *timing, counts, blocks_target=target)
+        self._recorder.step(
+            self._trace_name,
+            self._next_step,
+            start_s=start,
+            duration_s=duration,
+            schedule_s=0.0,
+            counts=counts,
+            blocks_target=self.cache.target,
+        )
         self._next_step += 1
         return outputs
 
     def _finish(self, sequence: Sequence, reason: str) -> RequestOutput:
-        number, cached = sequence.request_id, sequence.num_cached_tokens
-        if sequence.score is not None:
-            output = RequestOutput(number, (), "", reason, cached)
-        else:
-            step = self._nodes.pop(number).step
+        tokens: tuple[int, ...] = ()
+        text, told = "", reason
+        if sequence.score is None:
+            step = self._nodes.pop(sequence.request_id).step
+            tokens, text, told = step.tokens, step.text, step.finish_reason
             reason = step.request_reason
-            output = RequestOutput(number, step.tokens, step.text, step.finish_reason, cached)
         self._recorder.request(self._trace_name, sequence, reason, self.clock())
-        return output
+        return RequestOutput(
+            request_id=sequence.request_id,
+            token_ids=tokens,
+            text=text,
+            finish_reason=told,
+            num_cached_tokens=sequence.num_cached_tokens,
+        )
 
 
 # -- a search on two of them --
@@ -441,12 +443,11 @@ def recorded_strategy(recording: Recording) -> Strategy:
 def replayed_switches(settings: RecordedSettings, changes: Changes) -> SearchSwitches:
     """As recorded, with these changes; ConfigError for what no recording can tell."""
     found = SearchSwitches.from_dict({**settings.switches, **changes})
-    for field in fields(found):
-        if field.name not in REPLAYED_SWITCHES and getattr(found, field.name):
-            raise ConfigError(
-                f"A replay has no {field.name}: a recording does not tell what a cache then "
-                f"forgets. Replay with {field.name}=False."
-            )
+    if found.forget_pruned:
+        raise ConfigError(
+            "A replay has no forget_pruned: a recording does not tell what a cache then forgets. "
+            "Replay with forget_pruned=False."
+        )
     return found
 
 

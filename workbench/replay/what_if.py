@@ -12,7 +12,7 @@ Everything is a keyword; what is not given is as recorded.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
@@ -24,20 +24,13 @@ from workbench.models.spec import ModelSpec
 from workbench.replay.answers import Answers
 from workbench.replay.cost import block_size_of, recorded
 from workbench.replay.devices import Device, load_device
-from workbench.replay.simulator import Models, SharedMemory, replay, settings_of
+from workbench.replay.simulator import CHANGEABLE, Models, SharedMemory, replay, settings_of
 from workbench.search.recording import RecordedEngine, Recording, read_recording
 from workbench.search.result import Throughput
 from workbench.search.rounds import OnRound
 from workbench.trace import Trace
 
 Source = Answers | Recording | str | os.PathLike[str]
-BOTH = (
-    "block_size",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "enable_prefix_caching",
-    "reuse_partial_blocks",
-)
 SEARCH = ("min_problem_batch", "score_cache")
 SWITCHES = ("request_order", "problem_batching", "forget_pruned")
 
@@ -102,12 +95,27 @@ class WhatIf:
         if budgets is not None:
             weights = sum(model.weight_bytes or 0 for model in models)
             device.require_room(sum(budgets) + weights, "Weights and KV of both models")
+        changes = [self._set(CHANGEABLE) | dict(own) for own in (self.llm, self.prm)]
+        shared = None
+        if budgets is not None and self.policy is not None:
+            share = budgets.share if self.kv_share is None else self.kv_share
+            shared = SharedMemory(sum(budgets), self.policy, share)
+            if self.kv_share is not None and not shared.keeps_split:
+                raise ConfigError(
+                    f"what_if got kv_share and policy={self.policy!r}, which keeps no split; give "
+                    "one of them, or another policy."
+                )
+        elif budgets is not None:
+            for model, own, kv in zip(models, changes, budgets, strict=True):
+                own["num_blocks"] = kv // _block_bytes(model, settings_of(model, own))
         found = replay(
             answers,
             device,
+            llm=changes[0],
+            prm=changes[1],
+            shared=shared,
             models=models,
             on_round=on_round,
-            **self._memory(models, budgets),
             switches=self._set(SWITCHES),
             **self._set(SEARCH),
         )
@@ -116,9 +124,16 @@ class WhatIf:
             model, blocks = models[place], engine.settings.num_blocks
             each = _block_bytes(model, engine.settings)
             kv = (blocks or 0) * each
-            if budgets is not None and self.policy is not None:
+            if budgets is not None and shared is not None:
                 kv = budgets[place]
-            memory.append(ModelMemory(model.name, model.weight_bytes or 0, kv, each, kv // each))
+            part = ModelMemory(
+                name=model.name,
+                weight_bytes=model.weight_bytes or 0,
+                kv_bytes=kv,
+                block_bytes=each,
+                num_blocks=kv // each,
+            )
+            memory.append(part)
         return WhatIfResult(found.trace, found.throughput, (memory[0], memory[1]))
 
     def models(self, recording: Recording) -> Models:
@@ -132,7 +147,20 @@ class WhatIf:
         Raises ConfigError for settings that exclude each other, OutOfMemory where weights leave a
         model nothing.
         """
-        self._require_one_way()
+        for both in (
+            ("total_memory", "kv_memory"),
+            ("llm_share", "kv_share"),
+            ("llm_share", "kv_memory"),
+        ):
+            if len(self._set(both)) == 2:
+                raise ConfigError(f"what_if got {' and '.join(both)}; give one of them.")
+        if self.llm_share is not None and self.total_memory is None:
+            raise ConfigError(
+                "what_if got llm_share alone; it is a share of total_memory: give both."
+            )
+        for name, share in self._set(("llm_share", "kv_share")).items():
+            if not (isinstance(share, float) and 0 < share < 1):
+                raise ConfigError(f"{name} is {share!r}; allowed: a number in (0, 1).")
         memory = (self.total_memory, self.kv_memory, self.llm_share, self.kv_share)
         if all(value is None for value in memory) and self.policy is None:
             return None
@@ -151,41 +179,9 @@ class WhatIf:
         llm = round(max(kv, 0) * share)
         return _with_room(Budgets(llm, kv - llm), models)
 
-    def _require_one_way(self) -> None:
-        for both in (
-            ("total_memory", "kv_memory"),
-            ("llm_share", "kv_share"),
-            ("llm_share", "kv_memory"),
-        ):
-            if len(self._set(both)) == 2:
-                raise ConfigError(f"what_if got {' and '.join(both)}; give one of them.")
-        if self.llm_share is not None and self.total_memory is None:
-            raise ConfigError(
-                "what_if got llm_share alone; it is a share of total_memory: give both."
-            )
-        for name, share in self._set(("llm_share", "kv_share")).items():
-            if not (isinstance(share, float) and 0 < share < 1):
-                raise ConfigError(f"{name} is {share!r}; allowed: a number in (0, 1).")
-
-    def _set(self, names: tuple[str, ...]) -> dict[str, Any]:
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
-
-    def _memory(self, models: Models, budgets: Budgets | None) -> dict[str, Any]:
-        both = self._set(BOTH)
-        changes = [both | dict(own) for own in (self.llm, self.prm)]
-        changed: dict[str, Any] = {"llm": changes[0], "prm": changes[1]}
-        if budgets is not None and self.policy is not None:
-            share = budgets.share if self.kv_share is None else self.kv_share
-            changed["shared"] = shared = SharedMemory(sum(budgets), self.policy, share)
-            if self.kv_share is not None and not shared.keeps_split:
-                raise ConfigError(
-                    f"what_if got kv_share and policy={self.policy!r}, which keeps no split; give "
-                    "one of them, or another policy."
-                )
-        elif budgets is not None:
-            for model, own, kv in zip(models, changes, budgets, strict=True):
-                own["num_blocks"] = kv // _block_bytes(model, settings_of(model, own))
-        return changed
+    def _set(self, names: Sequence[str]) -> dict[str, Any]:
+        """Of these names those that are fields here and were given."""
+        return {n: value for n in names if (value := getattr(self, n, None)) is not None}
 
 
 class ModelMemory(NamedTuple):

@@ -20,6 +20,7 @@ from typing import Annotated, Any, NamedTuple
 from workbench.config import EngineConfig, Range, check
 from workbench.errors import ConfigError, RecordingError, nearest
 from workbench.models.registry import held_bytes, model_spec
+from workbench.search.prm import SCORE_UNIT
 from workbench.search.problems import Problem, pick_uniformly
 from workbench.search.recording import (
     RecordedEngine,
@@ -156,26 +157,33 @@ def _grown(problem: Problem, own: Tokens, strategy: BeamSearch, draw: Draw) -> R
             assert isinstance(request, Generate)
             drawn = draw(request.beams)
             for slot, (beam, s) in enumerate(zip(request.beams, drawn, strict=True)):
-                steps.append(
-                    RecordedStep(beam.path, s.tokens, s.text, slot, rounds, s.reason, s.reason)
+                step = RecordedStep(
+                    path=beam.path,
+                    tokens=s.tokens,
+                    text=s.text,
+                    slot=slot,
+                    round=rounds,
+                    finish_reason=s.reason,
+                    request_reason=s.reason,
                 )
+                steps.append(step)
                 texts = (*beam.steps, s.text)
                 if texts not in solutions:
-                    score = round(s.score * 65536) / 65536
-                    tokens = _prm_tokens(own, s.tokens, first=len(texts) == 1)
-                    solutions[texts] = RecordedSolution(texts, tokens, True, True, score)
+                    before = (PLUS, *_fixed("between", PRM_BETWEEN - 1))
+                    if len(texts) == 1:  # the first step brings the problem
+                        before = _fixed("prm", PRM_HEAD) + own
+                    shown = s.tokens[: max(1, len(s.tokens) - PRM_DROPPED)]
+                    solutions[texts] = RecordedSolution(
+                        steps=texts,
+                        tokens=before + shown + _fixed("verdict", PRM_VERDICT),
+                        asks=True,
+                        fits=True,
+                        score=round(s.score * SCORE_UNIT) / SCORE_UNIT,
+                    )
             reply = [Step(s.tokens, s.text, s.reason) for s in drawn]
     except StopIteration:
         prompt = _fixed("prompt", PROMPT_HEAD) + own + _fixed("answer", PROMPT_TAIL)
         return RecordedProblem(problem, prompt, tuple(steps), tuple(solutions.values()))
-
-
-def _prm_tokens(problem: Tokens, step: Tokens, first: bool) -> Tokens:
-    """What a solution's step adds to the PRM's input; the first one brings the problem."""
-    before = (PLUS, *_fixed("between", PRM_BETWEEN - 1))
-    if first:
-        before = _fixed("prm", PRM_HEAD) + problem
-    return before + step[: max(1, len(step) - PRM_DROPPED)] + _fixed("verdict", PRM_VERDICT)
 
 
 def _recording(problems: Sequence[RecordedProblem], strategy: BeamSearch, seed: int) -> Recording:
@@ -359,7 +367,19 @@ def from_completions(
     if not known:
         raise RecordingError("There are no completions; give one row or more.")
     for number, row in enumerate(known):
-        _require(number, row)
+        for column in COLUMNS:
+            if column not in row:
+                has = ", ".join(map(str, row))
+                raise RecordingError(f"Row {number} has no {column!r}; it has {has}.")
+        texts, scores = row["completions"], row["scores"]
+        if not len(texts) or len(texts) != len(scores):
+            raise RecordingError(
+                f"Row {number} has {len(texts)} completions and {len(scores)} lists of scores; "
+                "give one list for each, at least one."
+            )
+        empty = next((k for k, text in enumerate(texts) if not split_steps(text)), None)
+        if empty is not None:
+            raise RecordingError(f"Row {number}: Completion {empty} is empty.")
     counts = {len(row["completions"]) for row in known}
     if len(counts) > 1:
         raise RecordingError(
@@ -379,22 +399,6 @@ def from_completions(
         draw = _PublishedSteps(_trie(row), tokenize, f"{seed}/{name}", len(own))
         problems.append(_grown(problem, own, strategy, draw))
     return _recording(problems, strategy, seed)
-
-
-def _require(number: int, row: Row) -> None:
-    for name in COLUMNS:
-        if name not in row:
-            known = ", ".join(map(str, row))
-            raise RecordingError(f"Row {number} has no {name!r}; it has {known}.")
-    texts, scores = row["completions"], row["scores"]
-    if not len(texts) or len(texts) != len(scores):
-        raise RecordingError(
-            f"Row {number} has {len(texts)} completions and {len(scores)} lists of scores; give "
-            "one list for each, at least one."
-        )
-    for place, text in enumerate(texts):
-        if not split_steps(text):
-            raise RecordingError(f"Row {number}: Completion {place} is empty.")
 
 
 @dataclass(slots=True)

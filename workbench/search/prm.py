@@ -59,8 +59,24 @@ class PRM:
     """
 
     def __init__(self, engine: TokenEngine, format: str | None = None) -> None:
-        self.engine = engine
-        self.format = _chosen(engine, format)
+        supported = f"supported: {', '.join(FORMATS)}"
+        name = format or known_format(engine.name, engine.architecture)
+        if name is None:
+            raise ConfigError(
+                f"The PRM format of {engine.name} ({engine.architecture}) cannot be told from its "
+                f"name or architecture; {supported}. Give one: PRM(engine, format=...), or "
+                "`workbench run --prm-format`."
+            )
+        if name not in FORMATS:
+            hint = nearest(name, tuple(FORMATS))
+            raise ConfigError(f"PRM format is {name!r}; {supported}.{hint}")
+        wanted = FORMATS[name].value_outputs
+        if wanted != engine.value_outputs:
+            raise ConfigError(
+                f"PRM format {name!r} reads {_head(wanted)}; {engine.name} "
+                f"({engine.architecture}) has {_head(engine.value_outputs)}; {supported}."
+            )
+        self.engine, self.format = engine, name
         self.fingerprint = f"{engine.fingerprint}/{self.format}"
         self._inputs = FORMATS[self.format](engine.tokenizer)
         self.columns = self._inputs.columns
@@ -87,27 +103,6 @@ class PRM:
         for good, *bad in logits:
             difference = min(max(float(bad[0] if bad else 0.0) - float(good), -700.0), 700.0)
             yield round(SCORE_UNIT / (1.0 + math.exp(difference))) / SCORE_UNIT
-
-
-def _chosen(engine: TokenEngine, given: str | None) -> str:
-    """The format given, or the known one; ConfigError lists the supported ones."""
-    supported = f"supported: {', '.join(FORMATS)}"
-    name = given or known_format(engine.name, engine.architecture)
-    if name is None:
-        raise ConfigError(
-            f"The PRM format of {engine.name} ({engine.architecture}) cannot be told from its name "
-            f"or architecture; {supported}. Give one: PRM(engine, format=...), or "
-            "`workbench run --prm-format`."
-        )
-    if name not in FORMATS:
-        raise ConfigError(f"PRM format is {name!r}; {supported}.{nearest(name, tuple(FORMATS))}")
-    wanted = FORMATS[name].value_outputs
-    if wanted != engine.value_outputs:
-        raise ConfigError(
-            f"PRM format {name!r} reads {_head(wanted)}; {engine.name} ({engine.architecture}) "
-            f"has {_head(engine.value_outputs)}; {supported}."
-        )
-    return name
 
 
 def _head(outputs: int | None) -> str:
@@ -271,15 +266,12 @@ class ProblemScores:
             known -= 1
         node = self._nodes[steps[:known]]
         for count in range(known + 1, len(steps) + 1):
-            node = self._nodes[steps[:count]] = self._new(node, steps[:count])
-        return node
-
-    def _new(self, parent: StepNode, steps: tuple[str, ...]) -> StepNode:
-        token_ids, asks = self._entered(parent, steps)
-        node = StepNode(steps, token_ids, asks)
-        node.lineage = [*parent.lineage, node]
-        if asks and self.cache is not None:
-            node.score = self.cache.get((self.prm.fingerprint, self._problem_id, steps))
+            parent, own = node, steps[:count]
+            token_ids, asks = self._entered(parent, own)
+            node = self._nodes[own] = StepNode(own, token_ids, asks)
+            node.lineage = [*parent.lineage, node]
+            if asks and self.cache is not None:
+                node.score = self.cache.get((self.prm.fingerprint, self._problem_id, own))
         return node
 
     # -- what a replay reads from a recording --

@@ -12,10 +12,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from hashlib import sha256
 from pathlib import Path as FilePath
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from workbench.config import SearchConfig, SearchSwitches
 from workbench.core import TokenEngine
 from workbench.errors import ConfigError, RecordingError
-from workbench.search.prm import PRM, ProblemScores
+from workbench.search.prm import PRM
 from workbench.search.problems import Problem
 from workbench.search.requests import Path, Strategy
 from workbench.search.result import node_id
@@ -68,9 +68,9 @@ class RecordedProblem:
     """One problem's tries. Parents come before their children; steps are in sampling order."""
 
     problem: Problem
-    prompt: tuple[int, ...]
-    steps: tuple[RecordedStep, ...]
-    solutions: tuple[RecordedSolution, ...]
+    prompt: tuple[int, ...] = ()
+    steps: tuple[RecordedStep, ...] = ()
+    solutions: tuple[RecordedSolution, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,20 @@ class RecordingSearch(ActiveSearch):
 
     def finish(self, now_s: float) -> None:
         """As every search; what it lets go is kept here."""
-        self._kept = (tuple(self.prompt), _solutions(self.scores))
+        solutions = []
+        lengths: dict[tuple[str, ...], int] = {(): 0}
+        for node in self.scores.solutions():  # each after the one it extends
+            tokens, start = node.token_ids or (), lengths[node.steps[:-1]]
+            lengths[node.steps] = max(start, len(tokens))
+            solution = RecordedSolution(
+                steps=node.steps,
+                tokens=tuple(tokens[start:]),
+                asks=node.asks,
+                fits=node.token_ids is not None,
+                score=node.score,
+            )
+            solutions.append(solution)
+        self._kept = (tuple(self.prompt), tuple(solutions))
         super().finish(now_s)
 
     def recorded(self, reasons: Mapping[tuple[str, str], str]) -> RecordedProblem:
@@ -197,25 +210,6 @@ class RecordingSearch(ActiveSearch):
                 )
             )
         return RecordedProblem(self.problem, prompt, tuple(steps), solutions)
-
-
-def _solutions(scores: ProblemScores) -> tuple[RecordedSolution, ...]:
-    """Every solution the PRM's side knows, each after the one it extends."""
-    found = []
-    lengths: dict[tuple[str, ...], int] = {(): 0}
-    for node in scores.solutions():
-        tokens, start = node.token_ids or (), lengths[node.steps[:-1]]
-        lengths[node.steps] = max(start, len(tokens))
-        found.append(
-            RecordedSolution(
-                steps=node.steps,
-                tokens=tuple(tokens[start:]),
-                asks=node.asks,
-                fits=node.token_ids is not None,
-                score=node.score,
-            )
-        )
-    return tuple(found)
 
 
 RECORDING_VERSION = 1
@@ -240,8 +234,6 @@ SCHEMA = pa.schema(
         "score": pa.float64(),
     }
 )
-STEP_COLUMNS = ("tokens", "text", "slot", "round", "finish_reason", "request_reason")
-SOLUTION_COLUMNS = ("tokens", "asks", "fits", "score")
 Row = dict[str, Any]
 _Read = TypeVar("_Read")
 Key = tuple[Any, ...]
@@ -257,7 +249,19 @@ def require_destination(path: str | os.PathLike[str]) -> None:
 
 def write_recording(recording: Recording, path: str | os.PathLike[str]) -> FilePath:
     """Write it atomically; returns the path."""
-    rows = _rows(recording)
+    rows: list[Row] = []
+    for number, problem in enumerate(recording.problems):
+        places: dict[Key, int] = {(): len(rows)}
+        rows.append({"kind": "prompt", "problem": number, "tokens": problem.prompt})
+        for step in problem.steps:
+            places[step.path] = len(rows)
+            place: Row = {"parent": places[step.path[:-1]], "ordinal": step.path[-1]}
+            rows.append({"kind": "step", "problem": number} | place | _own(step))
+        places = {}
+        for solution in problem.solutions:
+            places[solution.steps] = len(rows)
+            place = {"parent": places.get(solution.steps[:-1]), "text": solution.steps[-1]}
+            rows.append({"kind": "solution", "problem": number} | place | _own(solution))
     settings = {
         "settings": asdict(recording.settings),
         "llm": asdict(recording.llm),
@@ -276,60 +280,39 @@ def write_recording(recording: Recording, path: str | os.PathLike[str]) -> FileP
     return write_atomically(content.replace_schema_metadata(metadata), path)
 
 
-def _rows(recording: Recording) -> list[Row]:
-    """Every entry, its parent by row number."""
-    rows: list[Row] = []
-    for number, problem in enumerate(recording.problems):
-        places: dict[Key, int] = {(): len(rows)}
-        rows.append({"kind": "prompt", "problem": number, "tokens": problem.prompt})
-        for step in problem.steps:
-            places[step.path] = len(rows)
-            place: Row = {"parent": places[step.path[:-1]], "ordinal": step.path[-1]}
-            own = {name: getattr(step, name) for name in STEP_COLUMNS}
-            rows.append({"kind": "step", "problem": number, **place, **own})
-        places = {}
-        for solution in problem.solutions:
-            places[solution.steps] = len(rows)
-            place = {"parent": places.get(solution.steps[:-1]), "text": solution.steps[-1]}
-            own = {name: getattr(solution, name) for name in SOLUTION_COLUMNS}
-            rows.append({"kind": "solution", "problem": number, **place, **own})
-    return rows
+def _own(entry: RecordedStep | RecordedSolution) -> Row:
+    """An entry's columns: all but its first field, which its parent and its last part say."""
+    return {f.name: getattr(entry, f.name) for f in fields(entry)[1:]}
 
 
-class Header(NamedTuple):
-    """What a recording says of itself, without a token of it."""
+def _header(metadata: Mapping[str, Any]) -> Recording:
+    """What a file's metadata say; KeyError or TypeError where they are of another kind.
 
-    settings: RecordedSettings
-    llm: RecordedEngine
-    prm: RecordedEngine
-    problems: tuple[Problem, ...]
-
-    @classmethod
-    def of(cls, metadata: Mapping[str, Any]) -> Self:
-        """From a file's metadata; KeyError or TypeError where they are of another kind."""
-        settings = dict(metadata["settings"])
-        settings["prm_columns"] = tuple(settings["prm_columns"])
-        settings["switches"] = _present_switches(settings.get("switches", {}))
-        engines = [RecordedEngine(**metadata[name]) for name in ("llm", "prm")]
-        problems = tuple(Problem(**problem) for problem in metadata["problems"])
-        return cls(RecordedSettings(**settings), engines[0], engines[1], problems)
-
-
-def _present_switches(recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Without those of earlier versions, which are gone; RecordingError where one was on."""
-    known = {f.name for f in fields(SearchSwitches)}
-    for name, value in recorded.items():
+    Switches of earlier versions, which are gone, must have been off.
+    """
+    settings = dict(metadata["settings"])
+    settings["prm_columns"] = tuple(settings["prm_columns"])
+    known, switches = {f.name for f in fields(SearchSwitches)}, settings.get("switches", {})
+    for name, value in switches.items():
         if name not in known and value:
             raise RecordingError(
                 f"The search was recorded with {name}={value!r}, which this workbench does not "
                 "have; record it again."
             )
-    return {name: value for name, value in recorded.items() if name in known}
+    settings["switches"] = {name: value for name, value in switches.items() if name in known}
+    return Recording(
+        settings=RecordedSettings(**settings),
+        llm=RecordedEngine(**metadata["llm"]),
+        prm=RecordedEngine(**metadata["prm"]),
+        problems=tuple(RecordedProblem(Problem(**each)) for each in metadata["problems"]),
+    )
 
 
-def read_header(path: str | os.PathLike[str]) -> Header:
-    """Settings, engines and problems of a recording, read at once; RecordingError as below."""
-    return _checked(path, lambda file: Header.of(_metadata(path, file.schema_arrow)))
+def read_header(path: str | os.PathLike[str]) -> Recording:
+    """Settings, engines and problems of a recording, read at once, without the problems' tries;
+    RecordingError as below.
+    """
+    return _checked(path, lambda file: _header(_metadata(path, file.schema_arrow)))
 
 
 def read_recording(path: str | os.PathLike[str]) -> Recording:
@@ -340,9 +323,8 @@ def read_recording(path: str | os.PathLike[str]) -> Recording:
         metadata = _metadata(path, content.schema)
         if len(content) != metadata["rows"]:
             raise ValueError(f"{len(content)} rows where {metadata['rows']} were written")
-        header = Header.of(metadata)
-        problems = _problems(content, header.problems)
-        return Recording(header.settings, header.llm, header.prm, problems)
+        header = _header(metadata)
+        return replace(header, problems=_problems(content, header.problems))
 
     return _checked(path, read)
 
@@ -391,7 +373,10 @@ def _metadata(path: str | os.PathLike[str], schema: pa.Schema) -> dict[str, Any]
     return found
 
 
-def _problems(content: pa.Table, problems: Sequence[Problem]) -> tuple[RecordedProblem, ...]:
+def _problems(
+    content: pa.Table, problems: Sequence[RecordedProblem]
+) -> tuple[RecordedProblem, ...]:
+    """The problems with their tries; ValueError for a row whose parent cannot be its own."""
     prompts: dict[int, tuple[int, ...]] = {}
     steps: list[list[RecordedStep]] = [[] for _ in problems]
     solutions: list[list[RecordedSolution]] = [[] for _ in problems]
@@ -421,8 +406,8 @@ def _problems(content: pa.Table, problems: Sequence[Problem]) -> tuple[RecordedP
         names.append(name)
         kinds.append(kind)
     return tuple(
-        RecordedProblem(problem, prompts[i], tuple(steps[i]), tuple(solutions[i]))
-        for i, problem in enumerate(problems)
+        replace(each, prompt=prompts[i], steps=tuple(steps[i]), solutions=tuple(solutions[i]))
+        for i, each in enumerate(problems)
     )
 
 
@@ -448,9 +433,9 @@ def record_search(
     for row in rounds.recorder.step_rows:
         sizes[row.engine].add(row.counts.blocks_total)
     recording = Recording(
-        RecordedSettings.of(strategy, rounds.seed, rounds.prm, config),
-        RecordedEngine.of(rounds.llm, sizes["llm"]),
-        RecordedEngine.of(rounds.prm.engine, sizes["prm"]),
-        tuple(search.recorded(reasons) for search in kept),
+        settings=RecordedSettings.of(strategy, rounds.seed, rounds.prm, config),
+        llm=RecordedEngine.of(rounds.llm, sizes["llm"]),
+        prm=RecordedEngine.of(rounds.prm.engine, sizes["prm"]),
+        problems=tuple(search.recorded(reasons) for search in kept),
     )
     write_recording(recording, path)

@@ -16,10 +16,6 @@ from workbench.search.problems import Problem
 STEP_END = "\n\n"
 Path = tuple[int, ...]
 
-FINISH_REASONS = ("stop", "eos", "length", "context")
-"""Why a step ended: its stop string; the model ended the solution; max_tokens; or one of the two
-models has no room left (max_model_len), so that the beam ends unfinished."""
-
 
 @dataclass(frozen=True, slots=True)
 class Beam:
@@ -68,7 +64,11 @@ class Beam:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one Generate brought for one beam; `text` keeps the stop string. See FINISH_REASONS."""
+    """What one Generate brought for one beam; `text` keeps the stop string.
+
+    finish_reason: "stop", its stop string; "eos", the model ended the solution; "length",
+    max_tokens; "context", a model has no room left (max_model_len), and the beam ends unfinished.
+    """
 
     token_ids: tuple[int, ...]
     text: str

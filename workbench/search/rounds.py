@@ -330,10 +330,17 @@ class Rounds:
     def _take_samples(self, outputs: Iterable[RequestOutput]) -> None:
         for output in outputs:
             search, slot, room = self._sampling.pop(output.request_id, (None, 0, 0))
-            if search is not None:
-                _require_fine(output)
-                search.steps[slot] = _step(search, slot, room, output)
-                self.tokens += len(output.token_ids)
+            if search is None:
+                continue
+            _require_fine(output)
+            token_ids, reason, asked = tuple(output.token_ids), output.finish_reason, search.request
+            assert isinstance(asked, Generate)
+            if reason != "eos":
+                steps = (*asked.beams[slot].steps, output.text)
+                if len(token_ids) >= room or (asked.stop and not search.scores.has_room(steps)):
+                    reason = "context"  # one of the two models has no room for another step
+            search.steps[slot] = Step(token_ids, output.text, reason)
+            self.tokens += len(token_ids)
 
     # -- the PRM's part of a round --
 
@@ -380,9 +387,14 @@ class Rounds:
     def progress(self) -> Progress:
         """How far the search is after its last round."""
         in_flight = len(self._in_flight)
-        total = self.answered + in_flight + len(self._queue)
-        seconds = self.marks[-1].time_s - self.marks[0].time_s
-        return Progress(self.round, total, self.answered, in_flight, self.tokens, seconds)
+        return Progress(
+            round=self.round,
+            problems=self.answered + in_flight + len(self._queue),
+            answered=self.answered,
+            in_flight=in_flight,
+            tokens=self.tokens,
+            seconds=self.marks[-1].time_s - self.marks[0].time_s,
+        )
 
 
 def _require_fine(output: RequestOutput) -> None:
@@ -394,14 +406,3 @@ def _require_fine(output: RequestOutput) -> None:
             f"Request {output.request_id} of this search ended with {output.finish_reason!r}; "
             "a search needs all its requests: give it engines whose requests nothing else aborts."
         )
-
-
-def _step(search: ActiveSearch, slot: int, room: int, output: RequestOutput) -> Step:
-    """What was sampled; "context" where one of the two models has no room for another step."""
-    token_ids, reason, asked = tuple(output.token_ids), output.finish_reason, search.request
-    assert isinstance(asked, Generate)
-    if reason != "eos":
-        steps = (*asked.beams[slot].steps, output.text)
-        if len(token_ids) >= room or (asked.stop and not search.scores.has_room(steps)):
-            reason = "context"
-    return Step(token_ids, output.text, reason)

@@ -180,15 +180,10 @@ class Search:
                 f"{rounds.answered} of {len(self._searches)} problems are answered; call round() "
                 "until it returns False, or start anew a search that was stopped."
             )
-        if self._result is None:
-            speed = Throughput.of(rounds.marks, rounds.llm_busy_s, rounds.prm_busy_s)
-            self._result = self._collect(speed)
-        return self._result
-
-    def _collect(self, throughput: Throughput) -> SearchResult:
-        """The only place where a reference answer is looked at; all nodes are recorded."""
+        if self._result is not None:
+            return self._result
         recorder, searches, voting = self._recorder, self._searches, self.config.voting
-        aggregation = self._strategy.aggregation
+        aggregation = self._strategy.aggregation  # a reference answer is looked at here alone
         candidates = {search.problem.id: _candidates(search, aggregation) for search in searches}
         problems = [
             {"run_id": recorder.run_id} | _problem(search, candidates[search.problem.id], voting)
@@ -199,14 +194,15 @@ class Search:
         for row in nodes:
             recorder.node(**row)
         trace = recorder.trace()
-        return SearchResult(
+        self._result = SearchResult(
             problems=pd.DataFrame(problems).astype({"correct": "boolean", "level": "Int64"}),
             candidates=pd.DataFrame([row for rows in candidates.values() for row in rows]),
             tree=pd.concat([trace.nodes, pd.DataFrame(beside)], axis=1),
-            throughput=throughput,
+            throughput=Throughput.of(rounds.marks, rounds.llm_busy_s, rounds.prm_busy_s),
             trace=trace,
             voting=voting,
         )
+        return self._result
 
 
 def run_search(

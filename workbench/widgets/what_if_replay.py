@@ -31,7 +31,7 @@ from workbench.replay.answers import Answers
 from workbench.replay.devices import PRESETS
 from workbench.replay.what_if import what_if
 from workbench.replay.workload import recording_names, recording_path
-from workbench.search.recording import Header, read_header, read_recording
+from workbench.search.recording import Recording, read_header, read_recording
 
 DEFAULT_RECORDING, DEFAULT_DEVICE = "tiny-16-n16", "h100"
 LIMITS = {"block_size": 16, "max_num_seqs": 64, "max_num_batched_tokens": 2048}
@@ -75,7 +75,7 @@ class RecordingInfo(NamedTuple):
 
     name: str
     path: Path
-    header: Header
+    header: Recording
 
     def __str__(self) -> str:
         settings = self.header.settings.strategy_settings
