@@ -95,7 +95,7 @@ def test_the_figure_draws_the_snapshot(searched):
     assert (rows[["llm_held", "unheld", "prm_held"]].sum(axis=1) - 100).abs().max() < 1e-9
     assert len(drawn["moves 4"].x) == 3 * len(snapshot.moves)
     assert "sendChartToCloud" in fig.layout.template.layout.modebar.remove
-    assert fig.layout.meta["face"] == "what was measured"
+    assert fig.layout.meta["provenance"] == "what was measured"
 
 
 def test_every_block_is_one_rectangle_with_a_gap_beside_it(searched):

@@ -112,7 +112,7 @@ def test_figures_and_rows_are_the_projects(view):
         assert "sendChartToCloud" in each.figure.layout.template.layout.modebar.remove
         assert each.figure.layout.meta["caption"]
         for said in ("tiny-solver", "48.0 MiB", "bound from below"):
-            assert said in each.figure.layout.meta["face"]
+            assert said in each.figure.layout.meta["provenance"]
         assert len(each.rows) and each.parameters["llm_share"] == 0.3
 
 

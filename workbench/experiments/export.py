@@ -117,8 +117,10 @@ def replot(
                 "first."
             )
         rows, record = pd.read_parquet(stored[0]), json.loads(stored[1].read_text(encoding="utf-8"))
-        fig = figures[name](rows, record["parameters"].get("face", ""))
-        drawn.append((fig, rows, name, place, record["parameters"], record))
+        told = record["parameters"]  # older records call it by another name
+        told["provenance"] = told.pop("face", "") or told.get("provenance", "")
+        fig = figures[name](rows, told["provenance"])
+        drawn.append((fig, rows, name, place, told, record))
     with Browser() as browser:
         return [save_figure(*each, measured=record, browser=browser) for *each, record in drawn]
 
@@ -126,11 +128,14 @@ def replot(
 def record_text(
     fig: go.Figure, parameters: Mapping[str, Any], measured: Mapping[str, Any] | None
 ) -> str:
-    """The JSON beside a figure: parameters (with the face drawn), versions, git, machine."""
+    """The JSON beside a figure: parameters (with the provenance drawn), versions, git, machine."""
     facts = dict(
         measured or {"versions": versions(), "git": git_state(), "machine": machine_facts()}
     )
-    facts["parameters"] = {**parameters, "face": (fig.layout.meta or {}).get("face", "")}
+    facts["parameters"] = {
+        **parameters,
+        "provenance": (fig.layout.meta or {}).get("provenance", ""),
+    }
     record = {key: facts[key] for key in RECORD_KEYS}
     return json.dumps(record, indent=2, sort_keys=True, default=str, ensure_ascii=False) + "\n"
 
@@ -166,9 +171,9 @@ def caption_of(fig: go.Figure) -> str:
 
 
 def tex(fig: go.Figure, name: str) -> str:
-    """A LaTeX figure that needs graphicx alone; its caption takes in title and face."""
-    face = (fig.layout.meta or {}).get("face", "").replace("\n", " ")
-    caption = tex_escaped(f"{caption_of(fig)} {face}".strip())
+    """A LaTeX figure that needs graphicx alone; its caption takes in title and provenance."""
+    provenance = (fig.layout.meta or {}).get("provenance", "").replace("\n", " ")
+    caption = tex_escaped(f"{caption_of(fig)} {provenance}".strip())
     return (
         "\\begin{figure}\n  \\centering\n"
         f"  \\includegraphics[width=150mm]{{{name}.pdf}}\n"
@@ -292,12 +297,12 @@ def stable(fig: go.Figure) -> go.Figure:
 
 
 def print_version(fig: go.Figure) -> go.Figure:
-    """A copy for paper, without title and face: the caption says what they do on a screen.
+    """A copy for paper, without title and provenance: the caption says what they do on a screen.
 
     `layout.meta["on_paper"]` is the layout to use; a figure without it keeps its own.
     """
     paper = go.Figure(fig)
-    paper.layout.annotations = [a for a in fig.layout.annotations if a.name != "face"]
+    paper.layout.annotations = [a for a in fig.layout.annotations if a.name != "provenance"]
     layout = (fig.layout.meta or {}).get(
         "on_paper", {"width": 567, "height": fig.layout.height or 400}
     )
