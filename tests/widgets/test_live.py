@@ -69,22 +69,6 @@ def test_the_widget_watches_a_search_to_its_end(searched):
     assert list(drawn["pinned"].x) == list(drawn["tokens_per_s"].x) != []
 
 
-def test_a_view_that_cannot_be_drawn_any_more_says_why(searched, monkeypatch):
-    """The task that watches is awaited by no caller; its end is not silent."""
-
-    async def by_hand():
-        view = live.LiveView(searched, "", GIVEN)
-        monkeypatch.setattr(view, "show", lambda: {}["nothing"])
-        view.start()
-        with pytest.raises(KeyError):
-            await view.task
-        return view
-
-    view = asyncio.run(by_hand())
-    searched.wait()
-    assert view.answer.text == "KeyError: 'nothing'"
-
-
 def test_the_figure_draws_the_snapshot(searched):
     """Every line is the time line's, every move has its stroke, the cloud button is gone."""
     snapshot = searched.snapshot()
@@ -109,8 +93,17 @@ def test_every_block_is_one_rectangle_with_a_gap_beside_it(searched):
     assert shown == ["111-222-", "3-4-0-3-", "3333333-", "0000000-"]
 
 
-@pytest.mark.parametrize(("seconds", "said"), [(10, "2"), (300, "2"), (500, "3.2")])
-def test_the_caption_tells_over_what_time_rates_are_means(searched, seconds, said):
-    """Two seconds, or one bucket of the time line where that is longer."""
-    fig = live_figure(replace(searched.snapshot(), seconds=seconds))
-    assert f"mean of the last {said} s" in fig.layout.meta["caption"]
+def test_a_view_that_cannot_be_drawn_any_more_says_why(searched, monkeypatch):
+    """The task that watches is awaited by no caller; its end is not silent."""
+
+    async def by_hand():
+        view = live.LiveView(searched, "", GIVEN)
+        monkeypatch.setattr(view, "show", lambda: {}["nothing"])
+        view.start()
+        with pytest.raises(KeyError):
+            await view.task
+        return view
+
+    view = asyncio.run(by_hand())
+    searched.wait()
+    assert view.answer.text == "KeyError: 'nothing'"
