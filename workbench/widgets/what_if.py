@@ -196,8 +196,8 @@ def share_figure(view: View) -> go.Figure:
         lacks = format_size(view.feasible.at(reach[model == "prm"]).lacks(model))
         text = f"{MODELS[model].label} lacks {lacks}"
         label = {"text": text, "textangle": -90, "font": {"size": 11, "color": "#444444"}}
-        place = {"xref": "x", "yref": "paper", "x0": start, "x1": end, "y0": 0, "y1": 1}
-        fig.add_shape(type="rect", label=label, **place, **grey)
+        spot = {"xref": "x", "yref": "paper", "x0": start, "x1": end, "y0": 0, "y1": 1}
+        fig.add_shape(type="rect", label=label, **spot, **grey)
     return _marked(fig, view.chosen, _SHARE_FRAME)
 
 
