@@ -107,9 +107,8 @@ def replot(
     place, drawn = Path(folder), []
     for name in names or [name for name in figures if (place / f"{name}.parquet").is_file()]:
         if name not in figures:
-            hint = nearest(name, list(figures))
-            known = ", ".join(figures)
-            raise RunStoreError(f"There is no figure {name!r}.{hint} Figures: {known}.")
+            hint = f"{nearest(name, list(figures))} Figures: {', '.join(figures)}."
+            raise RunStoreError(f"There is no figure {name!r}.{hint}")
         stored = [place / f"{name}{ending}" for ending in (".parquet", ".json")]
         if not all(file.is_file() for file in stored):
             raise RunStoreError(
@@ -119,8 +118,7 @@ def replot(
         rows, record = pd.read_parquet(stored[0]), json.loads(stored[1].read_text(encoding="utf-8"))
         told = record["parameters"]  # older records call it by another name
         told["provenance"] = told.pop("face", "") or told.get("provenance", "")
-        fig = figures[name](rows, told["provenance"])
-        drawn.append((fig, rows, name, place, told, record))
+        drawn.append((figures[name](rows, told["provenance"]), rows, name, place, told, record))
     with Browser() as browser:
         return [save_figure(*each, measured=record, browser=browser) for *each, record in drawn]
 
@@ -132,10 +130,8 @@ def record_text(
     facts = dict(
         measured or {"versions": versions(), "git": git_state(), "machine": machine_facts()}
     )
-    facts["parameters"] = {
-        **parameters,
-        "provenance": (fig.layout.meta or {}).get("provenance", ""),
-    }
+    said = (fig.layout.meta or {}).get("provenance", "")
+    facts["parameters"] = {**parameters, "provenance": said}
     record = {key: facts[key] for key in RECORD_KEYS}
     return json.dumps(record, indent=2, sort_keys=True, default=str, ensure_ascii=False) + "\n"
 
@@ -303,9 +299,8 @@ def print_version(fig: go.Figure) -> go.Figure:
     """
     paper = go.Figure(fig)
     paper.layout.annotations = [a for a in fig.layout.annotations if a.name != "provenance"]
-    layout = (fig.layout.meta or {}).get(
-        "on_paper", {"width": 567, "height": fig.layout.height or 400}
-    )
+    usual = {"width": 567, "height": fig.layout.height or 400}
+    layout = (fig.layout.meta or {}).get("on_paper", usual)
     return paper.update_layout(title=None, **layout)
 
 
