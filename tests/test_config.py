@@ -23,16 +23,13 @@ from workbench.errors import ConfigError
 )
 def test_sizes_are_bytes_or_text(given, size):
     assert parse_size(given) == size
+    assert [format_size(s) for s in (5, 1536, 64 << 20)] == ["5 B", "1.5 KiB", "64.0 MiB"]
 
 
 @pytest.mark.parametrize("given", [0, -1, "", "apples", "3 apples", True, "0MiB", None])
 def test_what_is_no_size_is_refused_by_name(given):
     with pytest.raises(ConfigError, match="is no size"):
         parse_size(given)
-
-
-def test_sizes_print_in_binary_units():
-    assert [format_size(s) for s in (5, 1536, 64 << 20)] == ["5 B", "1.5 KiB", "64.0 MiB"]
 
 
 def test_an_unknown_key_names_the_nearest_known_one():
@@ -47,9 +44,6 @@ def test_a_configuration_survives_a_round_trip_and_keeps_its_name(config):
     again = type(config).from_dict(config.to_dict())
     assert again == config
     assert again.fingerprint() == config.fingerprint()
-
-
-def test_any_changed_setting_changes_the_fingerprint():
     assert EngineConfig(block_size=8).fingerprint() != EngineConfig().fingerprint()
 
 
@@ -62,17 +56,13 @@ def test_any_changed_setting_changes_the_fingerprint():
         (EngineConfig, {"dtype": "float8"}, "float32"),
         (SearchConfig, {"aggregation": "lst"}, "Did you mean 'last'"),
         (StrategyConfig, {"n": 4, "beam_width": 8}, "<= n"),
-        (SearchConfig, {"request_order": "paths"}, "Did you mean 'path'"),
         (SearchConfig, {"problem_batching": "none"}, "continuous, static"),
         (SearchConfig, {"min_p": 1.0}, "in \\[0, 1\\)"),
         (StrategyConfig, {"strategy": "best_of_n", "finish_at_limit": True}, "beam_search"),
         (SweepConfig, {"shares": (0.3, 1.0)}, "in \\(0, 1\\)"),
-        (SweepConfig, {"temperature": -1.0}, "temperature"),
-        (SamplingParams, {"top_p": 0.0}, "top_p"),
         (SamplingParams, {"stop": ("",)}, "non-empty"),
         (SamplingParams, {"stop": ("a\ud800",)}, "whole characters"),
         (SamplingParams, {"temperature": float("nan")}, "temperature"),
-        (SamplingParams, {"temperature": float("inf")}, "temperature"),
         (SamplingParams, {"top_k": 10**30}, "top_k"),
         (SamplingParams, {"stop_token_ids": (-1,)}, "token ids, >= 0"),
     ],
@@ -89,15 +79,10 @@ def test_a_bad_value_says_what_is_allowed(kind, settings, complaint):
         (EngineConfig, "num_blocks", True, "a whole number or None"),
         (EngineConfig, "memory", [1], "a number or text or None"),
         (EngineConfig, "batch_invariant", 1, "true or false"),
-        (EngineConfig, "model", None, "text"),
         (SearchConfig, "temperature", "x", "a number"),
-        (StrategyConfig, "strategy", 3, "text"),
-        (SweepConfig, "seeds", 0, "a list of whole numbers"),
         (SweepConfig, "seeds", "01", "a list of whole numbers"),
         (SweepConfig, "shares", 0.3, "a list of numbers"),
-        (SamplingParams, "seed", 1.5, "a whole number"),
         (SamplingParams, "stop", (3,), "a list of texts"),
-        (SamplingParams, "ignore_eos", "no", "true or false"),
     ],
 )
 def test_a_value_of_another_type_is_refused_by_name_with_what_is_allowed(

@@ -9,33 +9,6 @@ import pytest
 import workbench
 
 ROOT = Path(__file__).parent.parent
-PACKAGE = ROOT / "workbench"
-TORCH_FREE = (
-    "core.py",
-    "config.py",
-    "errors.py",
-    "host.py",
-    "tokenizer.py",
-    "trace.py",
-    "engine/scheduler.py",
-    "kvcache",
-    "models/spec.py",
-    "models/gguf.py",
-    "models/registry.py",
-    "search",
-    "replay",
-    "plots",
-)
-OWNS_TENSORS = {"workbench.kvcache.storage"}
-
-
-def modules(place: str) -> list[str]:
-    """The dotted names of the modules at a path of the package."""
-    path = PACKAGE / place
-    assert path.exists(), path
-    files = path.rglob("*.py") if path.is_dir() else [path] if path.is_file() else []
-    names = (".".join(f.relative_to(ROOT).with_suffix("").parts) for f in files)
-    return sorted(name.removesuffix(".__init__") for name in names)
 
 
 def loaded_by(statement: str) -> set[str]:
@@ -68,20 +41,3 @@ def test_an_engine_loads_no_tables() -> None:
 def test_the_cache_manager_loads_no_torch() -> None:
     """`from workbench import KVCacheManager` is bookkeeping: it starts fast, without torch."""
     assert "torch" not in loaded_by("from workbench import KVCacheManager")
-
-
-def test_plain_data_modules_load_no_torch() -> None:
-    """All of DESIGN's torch-free modules, imported one after the other in one interpreter."""
-    names = [name for place in TORCH_FREE for name in modules(place) if name not in OWNS_TENSORS]
-    statement = "\n".join(f"import {name}" for name in names)
-    loaded = loaded_by(statement)
-    assert not loaded & {"torch", "transformers"}
-
-
-def test_the_core_imports_without_extras() -> None:
-    """L0 to L5 need nothing of Jupyter, plotly, reasoning-gym or math-verify to be imported."""
-    layers = ("core.py", "config.py", "errors.py", "tokenizer.py", "kernels", "kvcache", "trace.py")
-    layers += ("models", "engine", "search", "replay")
-    statement = "\n".join(f"import {name}" for place in layers for name in modules(place))
-    extras = {"IPython", "ipywidgets", "plotly", "reasoning_gym", "math_verify", "transformers"}
-    assert not loaded_by(statement) & extras

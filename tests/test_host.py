@@ -47,38 +47,26 @@ V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
 V2 = ("memory.max", "memory.current")
 
 
-@pytest.mark.parametrize(("names", "root"), [(V1, "memory"), (V2, "")])
+@pytest.mark.parametrize(
+    ("names", "root", "endless"), [(V1, "memory", 9223372036854771712), (V2, "", "max")]
+)
 def test_a_containers_limit_counts_beside_the_machines_memory(
-    cgroups: Path, names: tuple[str, str], root: str
+    cgroups: Path, names: tuple[str, str], root: str, endless: object
 ) -> None:
-    """Its own, or that of a group around it; what it holds of files can be given back."""
-    assert available_memory() == 1024 * MIB
+    """Its own, or that of a group around it; what it holds of files can be given back.
+
+    An engine's `memory=0.5` and what a record says of the machine are of the same limit.
+    """
     own, around = cgroups / root / "a" / "b", cgroups / root
+    limit_to(own, names, endless, 40 * MIB, 0)
+    assert available_memory() == 1024 * MIB
     limit_to(around, names, 800 * MIB, 300 * MIB, 50 * MIB)
     assert available_memory() == 600 * MIB
     limit_to(own, names, 100 * MIB, 40 * MIB, 5 * MIB)
     assert available_memory() == 70 * MIB
+    assert total_memory() == memory_bytes() == 100 * MIB
+    assert total_bytes(0.5) == 50 * MIB
     limit_to(own, names, 100 * MIB, 200 * MIB, 5 * MIB)
     assert available_memory() == 0
     (own / "memory.stat").unlink()
-    assert available_memory() == 100 * MIB, "nobody tells what is used of it"
-
-
-@pytest.mark.parametrize(("names", "root"), [(V1, "memory"), (V2, "")])
-def test_a_share_of_memory_is_of_what_the_container_may_use(
-    cgroups: Path, names: tuple[str, str], root: str
-) -> None:
-    """One answer for an engine's `memory=0.5` and for what a record says of the machine."""
-    limit_to(cgroups / root / "a", names, 96 * MIB, 80 * MIB, 0)
-    assert total_memory() == memory_bytes() == 96 * MIB
-    assert total_bytes(0.5) == 48 * MIB
-
-
-@pytest.mark.parametrize(
-    ("names", "root", "limit"), [(V1, "memory", 9223372036854771712), (V2, "", "max")]
-)
-def test_a_group_without_a_limit_leaves_the_machines_memory(
-    cgroups: Path, names: tuple[str, str], root: str, limit: object
-) -> None:
-    limit_to(cgroups / root / "a" / "b", names, limit, 40 * MIB, 0)
-    assert available_memory() == 1024 * MIB
+    assert available_memory() == 100 * MIB, "its usage is not told"

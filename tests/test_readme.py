@@ -233,8 +233,9 @@ def split() -> list[str]:
         name: rows_of("thrashing", engine=name, metric="events_per_1000")["value"]
         for name in ("llm", "prm")
     }
-    face = " ".join(json.loads(file)["parameters"]["face"].split())
-    lines = [f"The memory split: {face}", ""]
+    told = json.loads(file)["parameters"]
+    provenance = " ".join((told.get("provenance") or told["face"]).split())
+    lines = [f"The memory split: {provenance}", ""]
     heads = ("LLM's share", "KV tokens LLM / PRM", "generated tokens/s (95 % interval)")
     heads += ("prefix hits LLM / PRM", "thrash events per 1,000 look-ups LLM / PRM")
     lines += ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]

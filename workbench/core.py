@@ -6,6 +6,7 @@ No torch here: a plan can be pickled, replayed without a model, or sent to anoth
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
@@ -21,14 +22,6 @@ def node_seed(run_seed: int, problem_id: str, path: SequenceOf[int]) -> int:
     """64-bit seed of a tree node: depends on the run's seed, problem and the node's path only."""
     text = f"{run_seed}\x1f{problem_id}\x1f{'/'.join(map(str, path))}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
-
-
-def _is_text(text: str) -> bool:
-    """Whether it has characters, and each has bytes: half of a surrogate pair has none."""
-    try:
-        return bool(text.encode())
-    except UnicodeEncodeError:
-        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +46,8 @@ class SamplingParams:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         check(self)
-        if not all(map(_is_text, self.stop)):
+        # half of a surrogate pair is no whole character
+        if not all(text and not re.search(r"[\ud800-\udfff]", text) for text in self.stop):
             allowed = "non-empty strings of whole characters"
             raise refused(SamplingParams, "stop", self.stop, allowed)
         if min(self.stop_token_ids, default=0) < 0:

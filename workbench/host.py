@@ -11,30 +11,21 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 _MEMINFO = Path("/proc/meminfo")
 _MEMBERSHIP = Path("/proc/self/cgroup")  # the control groups that this process is in
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
-class _Group(NamedTuple):
-    """A control group around this process that limits memory, in bytes."""
-
-    folder: Path
-    limit: int
-    usage: str  # name of the file that holds it
-    pages: str  # of files, as memory.stat counts them
-
-
-# Of either version of control groups: names of the files with limit and usage, and _Group.pages.
+# Of either version of control groups: files with limit and usage, and what memory.stat calls pages
+# of files.
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_(?:in)?active_file")
 _V2 = ("memory.max", "memory.current", "(?:in)?active_file")
 
 
 def total_memory() -> int:
     """Bytes of the machine, or of the smallest limit of a container around this process."""
-    return min([_physical_memory(), *(group.limit for group in _groups())])
+    return min([_physical_memory(), *(limit for limit, _ in _groups())])
 
 
 def available_memory() -> int:
@@ -42,7 +33,7 @@ def available_memory() -> int:
     table = _MEMINFO.read_text() if _MEMINFO.is_file() else ""
     found = re.search(r"MemAvailable:\s+(\d+) kB", table)
     machine = int(found[1]) * 1024 if found else _physical_memory()
-    return min([machine, *map(_left_in, _groups())])
+    return min([machine, *(left for _, left in _groups())])
 
 
 def usable_cores() -> int:
@@ -68,29 +59,28 @@ def _physical_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _left_in(group: _Group) -> int:
-    """What is used of files can be given back. All of the limit where the usage is not told."""
-    try:
-        used = int((group.folder / group.usage).read_text())
-        statistics = (group.folder / "memory.stat").read_text()
-    except (OSError, ValueError):
-        return group.limit
-    pages = re.findall(rf"^{group.pages} (\d+)$", statistics, re.MULTILINE)
-    return max(0, group.limit - used + sum(map(int, pages)))
+def _groups() -> Iterator[tuple[int, int]]:
+    """Limit, and what is left of it, of each group around this process that limits memory.
 
-
-def _groups() -> Iterator[_Group]:
-    """The groups this process is in, and those around them, that limit memory."""
+    What is used of files can be given back. All is left where the usage is not told.
+    """
     lines = _MEMBERSHIP.read_text().splitlines() if _MEMBERSHIP.is_file() else []
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
-        limit, *names = _V1 if controllers else _V2
+        limit, usage, pages = _V1 if controllers else _V2
         folder = _CGROUPS / "memory" if controllers else _CGROUPS
         for part in ("", *(part for part in path.split("/") if part not in ("", ".."))):
             folder /= part
             try:
-                yield _Group(folder, int((folder / limit).read_text()), *names)
+                most = int((folder / limit).read_text())
             except (OSError, ValueError):  # no such group seen from here, or "max": none to keep
                 continue
+            try:
+                used = int((folder / usage).read_text())
+                told = (folder / "memory.stat").read_text()
+            except (OSError, ValueError):
+                used, told = 0, ""
+            files = re.findall(rf"^{pages} (\d+)$", told, re.MULTILINE)
+            yield most, max(0, most - used + sum(map(int, files)))

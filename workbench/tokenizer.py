@@ -54,7 +54,11 @@ class Tokenizer:
         config = _read_json(folder / "tokenizer_config.json")
         if "chat_template" not in config and (folder / "chat_template.jinja").is_file():
             config["chat_template"] = (folder / "chat_template.jinja").read_text()
-        return cls(backend, config, _eos_ids(folder))
+        eos_ids: list[int] = []
+        for name in ("generation_config.json", "config.json"):
+            given = _read_json(folder / name).get("eos_token_id")
+            eos_ids += given if isinstance(given, list) else [] if given is None else [given]
+        return cls(backend, config, eos_ids)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; special tokens written out in it are recognised."""
@@ -66,13 +70,11 @@ class Tokenizer:
 
     def render_chat(self, messages: Messages, add_generation_prompt: bool = True) -> str:
         """The chat as the model was trained to see it, dated 26 Jul 2024 where it has a date."""
+        names = ("bos_token", "eos_token", "pad_token", "unk_token")
+        special = {n: _token_text(self._config[n]) for n in names if self._config.get(n)}
+        given = {"messages": messages, "add_generation_prompt": add_generation_prompt, **special}
         try:
-            return self._template.render(
-                messages=messages,
-                add_generation_prompt=add_generation_prompt,
-                date_string=FIXED_DATE,
-                **self._special_texts(),
-            )
+            return self._template.render(**given, date_string=FIXED_DATE)
         except TemplateError as error:
             raise PromptError(f"The chat template cannot render these messages: {error}") from error
 
@@ -131,10 +133,6 @@ class Tokenizer:
         environment.filters["tojson"] = lambda value, **k: json.dumps(value, ensure_ascii=False)
         return environment.from_string(source)
 
-    def _special_texts(self) -> dict[str, str]:
-        names = ("bos_token", "eos_token", "pad_token", "unk_token")
-        return {n: _token_text(self._config[n]) for n in names if self._config.get(n)}
-
     def _special_id(self, name: str) -> int | None:
         text = self._config.get(name)
         return None if text is None else self._backend.token_to_id(_token_text(text))
@@ -152,14 +150,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ModelError(f"{path} is no valid JSON: {error}") from error
     return dict(found)
-
-
-def _eos_ids(folder: Path) -> set[int]:
-    ids: set[int] = set()
-    for name in ("generation_config.json", "config.json"):
-        given = _read_json(folder / name).get("eos_token_id")
-        ids.update(given if isinstance(given, list) else [] if given is None else [given])
-    return ids
 
 
 class ByteTokenizer:

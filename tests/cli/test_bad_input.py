@@ -20,7 +20,6 @@ from workbench.models.registry import find_model
         (["--llm-share", "1.5"], "--llm-share is 1.5; allowed: a share in (0, 1)."),
         ([""], "has the text ''"),
         (["Compute 1+1.", "--index", "0"], "the problem 'Compute 1+1.' and --index"),
-        (["Compute 1+1.", "--level", "2"], "and --level"),
         (["Compute 1+1.", "--problems", "tiny"], "and --problems"),
     ],
 )
@@ -67,10 +66,7 @@ def test_a_setting_of_another_type_is_refused_by_name(setting, capsys):
     "command",
     [
         ["run", "--index", "-1"],
-        ["run", "--tree-depth", "-1"],
         ["bench", "search", "--seeds", "0"],
-        ["bench", "search", "--seeds", "-1"],
-        ["bench", "engine", "--repeats", "0"],
         ["train-tiny", "--card", "--num-problems", "0"],
     ],
     ids=" ".join,

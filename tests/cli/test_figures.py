@@ -102,10 +102,6 @@ def test_changed_settings_draw_elsewhere():
     assert figures_home(batches("default", n=4)) == elsewhere
 
 
-def test_that_place_is_ignored_by_version_control():
-    assert "build/" in (ROOT / ".gitignore").read_text().split()
-
-
 def test_every_column_of_a_run_is_shown_whole(broken, tmp_path, capsys):
     where = ["--runs", str(tmp_path / "runs")]
     assert main(["runs", "show", "split-0.500", *where]) == 0

@@ -23,7 +23,7 @@ PARAMETERS = {"profile": "quick", "n": 16}
 
 
 def drawn():
-    return memory_split(synthetic.split_rows(), synthetic.FACE)
+    return memory_split(synthetic.split_rows(), synthetic.PROVENANCE)
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_the_pdf_is_150_mm_wide_with_embedded_fonts_and_no_title(tmp_path):
     assert "Throughput against the memory split" in svg
     paper = print_version(drawn())
     assert paper.layout.title.text is None
-    assert not [a for a in paper.layout.annotations if a.name == "face"]
+    assert not [a for a in paper.layout.annotations if a.name == "provenance"]
     assert paper.layout.template.layout.font.size == 12  # px, which is 9 pt
 
 
@@ -85,7 +85,7 @@ def test_the_record_says_where_the_rows_come_from(tmp_path, no_browser):
     record = json.loads((tmp_path / "memory_split.json").read_text())
     assert set(record) == {"parameters", "versions", "git", "machine"}
     assert record["parameters"]["profile"] == "quick"
-    assert "measured tiny" in record["parameters"]["face"]
+    assert "measured tiny" in record["parameters"]["provenance"]
     assert record["machine"]["cores"] >= 1
 
 
@@ -111,7 +111,7 @@ def test_nothing_is_left_aside_when_writing_fails(tmp_path, no_browser):
 def test_stored_rows_are_drawn_again_with_the_machine_they_were_measured_on(tmp_path, no_browser):
     measured = {"versions": {}, "git": {}, "machine": {"gpu": "H200"}}
     rows = synthetic.hit_rows()
-    fig = FIGURES["prefix_hits"](rows, synthetic.FACE)
+    fig = FIGURES["prefix_hits"](rows, synthetic.PROVENANCE)
     save_figure(fig, rows, "prefix_hits", tmp_path, PARAMETERS, measured=measured)
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
     assert [saved.name for saved in replot(tmp_path, FIGURES)] == ["prefix_hits"]

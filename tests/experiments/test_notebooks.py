@@ -140,7 +140,7 @@ CLAIMS = [
 @pytest.fixture
 def reports(tmp_path):
     """An executed notebook with one figure, reported."""
-    figure = prefix_hits(synthetic.hit_rows(), synthetic.FACE).to_plotly_json()
+    figure = prefix_hits(synthetic.hit_rows(), synthetic.PROVENANCE).to_plotly_json()
     notebook = nbformat.v4.new_notebook()
     cell = nbformat.v4.new_code_cell("fig", execution_count=1)
     data = nbformat.from_dict({FIGURE: _plain(figure)})

@@ -18,7 +18,6 @@ from tests.models.gguf_making import (
     BIASES,
     CONFIG,
     HEAD_DIM,
-    HIDDEN,
     NAMES,
     TOKENS,
     VOCAB,
@@ -34,7 +33,7 @@ from workbench.kernels.quantised import FORMATS, Quantised
 from workbench.models.gguf import KINDS, PLAIN, GGUFFile
 from workbench.models.llama import rotary_frequencies
 from workbench.models.loading import load_model, open_weights
-from workbench.models.registry import held_bytes, load_tokenizer, model_spec, open_source, read_spec
+from workbench.models.registry import load_tokenizer, model_spec, open_source, read_spec
 from workbench.models.spec import ModelSpec
 
 QUERY = "model.layers.1.self_attn.q_proj.weight"
@@ -89,15 +88,6 @@ def test_any_bytes_of_a_quantised_kind_are_read_and_foreseen(kind: str, tmp_path
     assert np.array_equal(given, quants.dequantize(drawn, Kind[kind]))
     packed = pack_codes(Quantised(kind, drawn, (rows, 512)).codes())
     assert GGUFFile(path).held_bytes(4) == packed.nbytes
-
-
-def test_numbers_are_counted_in_the_type_they_will_have(file: Path, tmp_path: Path) -> None:
-    numbers = sum(t.size for t in random_tensors().values())
-    half = write_gguf(tmp_path / "half.gguf", random_tensors(), Kind.F16)
-    small = write_gguf(tmp_path / "small.gguf", random_tensors(), Kind.Q8_0)
-    assert held_bytes(str(half), 4) == held_bytes(str(file), 4) == 4 * numbers
-    assert held_bytes(f"dummy:{small}", 2) == 2 * numbers
-    assert held_bytes(str(small), 4) < 1.2 * numbers
 
 
 def test_the_reader_knows_the_kinds_that_can_be_computed_with() -> None:
@@ -174,30 +164,14 @@ def write(folder: Path, about: dict[str, Any], arch: str = "llama") -> Path:
     return write_gguf(folder / "model.gguf", EMBEDDING, arch=arch, about=TOKENS | about)
 
 
-WHOLE = ("block_count", "attention.head_count", "attention.sliding_window", "rope.dimension_count")
-
-
-@pytest.mark.parametrize("key", [*WHOLE, "rope.freq_base", "attention.layer_norm_rms_epsilon"])
-def test_a_number_that_is_none_is_named(key: str, tmp_path: Path) -> None:
-    """Nothing is cut to a whole number, and nothing of another kind reaches a formula."""
-    allowed = "whole number from" if key in WHOLE else "number above 0"
-    more = (0.5, 2**32 - 1) if key in WHOLE else ()
-    for wrong in (math.nan, math.inf, -1.0, "7", [4, 4], ["a"], True, *more):
-        path = write(tmp_path, {f"llama.{key}": wrong})
-        refused(path, rf"model\.gguf says llama\.{key} = .*; allowed: a {allowed}")
-
-
 @pytest.mark.parametrize(
     ("about", "message"),
     [
         ({"rope.scaling.type": "yarn"}, r"rope\.scaling\.type = 'yarn'; supported: 'none'"),
         ({"rope.scaling.type": ["none"]}, r"rope\.scaling\.type = .*; allowed: a text"),
         ({"rope.scaling.factor": 8.0}, r"rope\.scaling\.factor = 8\.0; allowed: none, or 1"),
-        ({"rope.scale_linear": math.nan}, r"rope\.scale_linear = nan; allowed: none, or 1"),
-        ({"rope.scaling.attn_factor": 0.5}, r"attn_factor = 0\.5; allowed: none, or 1"),
         ({"rope.dimension_count": 8}, r"rope.dimension_count = 8; supported: the head's 16"),
         ({"attention.head_count": [4, 4]}, r"head_count = \[4, 4\] \(2 values\); allowed: a whole"),
-        ({"attention.head_count": 128}, r"key_length = 0; allowed: a whole number from 1"),
         ({"block_count": None}, r"lacks 'llama.block_count'; needed: a whole number from 1"),
         ({"expert_count": 8}, "mixture of experts"),
         ({"rope.freq_base": 1e-30}, r"rope_theta = .*; supported: 1 or more"),
@@ -252,8 +226,6 @@ def test_what_is_no_such_file_is_named(tmp_path: Path) -> None:
 def test_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:
     """By the names of Hugging Face; a scale that is no number is one of a matrix's."""
     path, tensors = tmp_path / "model.gguf", random_tensors()
-    write_gguf(path, tensors, extra={"blk.0.attn_q.bias": np.ones(HIDDEN, np.float32)})
-    refused(path, r"1 tensors .* does not know.*0\.self_attn\.q_proj\.bias")
     rows = quants.quantize(tensors.pop(QUERY), Kind.Q4_1)
     refused(write_gguf(path, tensors), r"model.gguf lacks the tensor '.*1.self_attn.q_proj")
     for wrong in (np.inf, np.nan):

@@ -140,17 +140,16 @@ def test_half_precision_files_compute_in_float32(tmp_path: Path, tensors: Tensor
         load_model(name, dtype="int8")
 
 
-def test_a_dummy_needs_only_the_config(folder: Path) -> None:
+def test_fingerprints_follow_the_weights_and_a_dummy_needs_only_the_config(
+    folder: Path, tensors: Tensors
+) -> None:
+    before = load_model(str(folder)).fingerprint
+    assert load_model(str(folder)).fingerprint == before
+    assert load_model(save(folder, tensors | {MIDDLE: 2 * tensors[MIDDLE]})).fingerprint != before
     (folder / "model.safetensors").unlink()
     one, two = (load_model(f"dummy:{folder}", seed=seed) for seed in (1, 1))
     assert torch.equal(weights(one.head), weights(two.head))
     assert one.fingerprint == two.fingerprint != load_model(f"dummy:{folder}", seed=2).fingerprint
-
-
-def test_fingerprints_follow_the_weights(folder: Path, tensors: Tensors) -> None:
-    before = load_model(str(folder)).fingerprint
-    assert load_model(str(folder)).fingerprint == before
-    assert load_model(save(folder, tensors | {MIDDLE: 2 * tensors[MIDDLE]})).fingerprint != before
 
 
 def test_tied_weights_are_held_once(tmp_path: Path, tensors: Tensors) -> None:

@@ -128,7 +128,7 @@ def test_every_figure_of_the_study_is_written_with_its_rows_and_record(executed,
     searched = name not in DRAWN["01_memory_requirements"]
     what = "2 problems, 1 seed" if searched else "both engines built at 2 shares"
     what = "16 problems, 1 seed" if name == "miss_ratio" else what  # of a recording
-    assert what in record["parameters"]["face"]
+    assert what in record["parameters"]["provenance"]
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 SHARES = (0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
-FACE = (
+PROVENANCE = (
     "tiny-solver + tiny-prm (measured tiny), 64 MiB fp32, activations outside the total; profile "
     "default: 16 problems, 2 seeds; AMD EPYC 9B14, 2 cores, 2 threads.\nCounts carry over at equal "
     "ratios; seconds do not."

@@ -71,6 +71,8 @@ def test_every_policy_technique_and_model_is_drawn_once_in_the_legends():
     for line in wanted:
         assert shown.count(line.label) == 1
     assert {"LLM held", "PRM held", "infeasible"} <= set(shown)
+    assert len({line.dash for line in POLICIES.values()}) == len(POLICIES)  # in a grey print too
+    assert len({line.symbol for line in TECHNIQUES.values()}) == len(TECHNIQUES)
 
 
 def test_every_technique_has_a_line_of_counts_beside_that_of_seconds():
@@ -83,18 +85,15 @@ def test_every_technique_has_a_line_of_counts_beside_that_of_seconds():
         assert max(rates.y) < min(counts.y)
 
 
-def test_lines_are_told_apart_without_colour():
-    """Guards a grey print: policies differ by dash, techniques by marker."""
-    assert len({line.dash for line in POLICIES.values()}) == len(POLICIES)
-    assert len({line.symbol for line in TECHNIQUES.values()}) == len(TECHNIQUES)
-
-
 def test_elastic_policies_are_horizontal_and_infeasible_shares_are_marked():
     """Guards the reading of the top panels."""
     traces = {trace.name: trace for trace in optimisation(rows()).data[:6]}
     assert set(traces["marginal value"].y) == {880 * 0.5**0.3}
     assert list(traces["infeasible"].x) == [0.08]
     assert len(traces["static split"].x) == 3
+    table = rows((0.5,))  # a memory so small that no static split fits
+    table = table[(table["policy"] != "static") | (table["metric"] == "infeasible")]
+    assert "marginal value" in names(optimisation(table))
 
 
 @pytest.mark.parametrize("budgets", [(0.5,), (0.5, 1.0), (0.5, 1.0, 2.0)])
@@ -119,10 +118,3 @@ def test_a_setting_whose_tokens_differ_is_counted_and_named():
     said = words(optimisation(table))
     assert f"{same.sum() - 1} of {same.sum()} settings sample the same" in said
     assert f"Not the same: {table['setting'][same].iloc[0]} (0.90)." in said
-
-
-def test_nothing_but_the_elastic_policy_is_drawn_where_no_share_was_feasible():
-    """Guards the figure of a memory so small that no static split fits."""
-    table = rows((0.5,))
-    table = table[(table["policy"] != "static") | (table["metric"] == "infeasible")]
-    assert "marginal value" in names(optimisation(table, face="one line"))

@@ -19,7 +19,10 @@ PAIRS = {
 def test_a_replayed_figure_is_told_apart(name) -> None:
     """Ground, badge, title, caption and dashes differ; the data do not."""
     draw, rows = getattr(plots, name), PAIRS[name]()
-    measured, replayed = draw(rows, synthetic.FACE), as_replayed(draw)(rows, synthetic.FACE)
+    measured, replayed = (
+        draw(rows, synthetic.PROVENANCE),
+        as_replayed(draw)(rows, synthetic.PROVENANCE),
+    )
     assert replayed.layout.plot_bgcolor == GROUND != measured.layout.plot_bgcolor
     assert any(BADGE in (a.text or "") for a in replayed.layout.annotations)
     assert "replayed 1B + 8B" in replayed.layout.title.text
@@ -45,7 +48,7 @@ def test_rungs_are_drawn_over_their_own_best() -> None:
             "high": [1.1, 0.8, 1.1, 0.6],
         }
     )
-    measured, replayed = rungs(rows, synthetic.FACE).data
+    measured, replayed = rungs(rows, synthetic.PROVENANCE).data
     assert list(replayed.y) == [100, 50]
     assert (measured.line.dash, replayed.line.dash) == ("solid", "dot")
     assert replayed.marker.symbol.endswith("-open")
@@ -68,7 +71,7 @@ def size_rows() -> pd.DataFrame:
 
 def test_sizes_that_change_the_order_are_dashed() -> None:
     """Where the order fits the line is solid, from replays below it dashed; the optimum beside."""
-    fig = plots.miss_ratio(size_rows(), synthetic.FACE)
+    fig = plots.miss_ratio(size_rows(), synthetic.PROVENANCE)
     hits = [t for t in fig.data if t.xaxis == "x" and t.yaxis == "y"]
     solid, dashed, best, crosses = hits
     assert list(solid.x) == [2000, 4000]

@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.plots.synthetic import FACE
 from workbench import plots
 from workbench.plots import theme
 
@@ -64,33 +63,6 @@ def rung_rows():
     return frame.assign(label=frame["rung"].str.upper())
 
 
-FIGURES = {
-    "memory_parts": (plots.memory_parts, part_rows),
-    "kv_blocks": (plots.kv_blocks, block_rows),
-    "modifications": (plots.modifications, rung_rows),
-}
-
-
-@pytest.fixture(params=FIGURES)
-def fig(request):
-    draw, rows = FIGURES[request.param]
-    return draw(rows(), FACE)
-
-
-def test_a_figure_says_what_was_measured_and_names_its_axes(fig):
-    """A reader needs neither the notebook nor the caption to know what stands on an axis."""
-    texts = " ".join(a.text for a in fig.layout.annotations if a.name == theme.FACE)
-    assert "measured tiny" in texts
-    assert len(fig.layout.meta["caption"]) > 200
-    layout = fig.to_plotly_json()["layout"]
-    shared = {k for k, v in layout.items() if k.startswith("yaxis") and v.get("matches")}
-    axes = {k for k in layout if k.startswith(("xaxis", "yaxis"))} - shared
-    tagged = {
-        k for k in axes if layout[k].get("title", {}).get("text") or layout[k].get("ticktext")
-    }
-    assert axes == tagged
-
-
 def panel(fig, row, col, kind="bar"):
     """Traces of one panel of a 2 x 2 figure."""
     axis = {(1, 1): "y", (1, 2): "y2", (2, 1): "y3", (2, 2): "y4"}[row, col]
@@ -120,15 +92,6 @@ def test_what_does_not_fit_is_grey_and_says_what_lacks():
         assert list(grey.x) == [0, 4]
     lacking = [a.text for a in fig.layout.annotations if a.text.startswith("lacks")]
     assert lacking == ["lacks 2.5 MiB", "lacks 4.5 MiB", "lacks 2.5 GiB", "lacks 4.5 GiB"]
-
-
-def test_the_room_of_both_models_stands_above_and_the_share_below():
-    fig = plots.memory_parts(part_rows())
-    assert fig.layout.xaxis.side == "top"
-    assert "<b>measured</b>, 64 MiB" in fig.layout.xaxis.title.text
-    assert "<b>computed</b>, 40 GiB" in fig.layout.xaxis2.title.text
-    assert fig.layout.xaxis3.ticktext[0] == "0.04"
-    assert "40" in fig.layout.xaxis.ticktext[0]
 
 
 def test_blocks_are_a_line_with_the_built_engines_on_it():
@@ -162,15 +125,12 @@ def test_each_rung_has_its_rates_its_interval_and_the_factor_over_the_one_before
     assert list(fig.layout.yaxis.ticktext) == ["FIRST", "SECOND", "THIRD", "STATIC_REQUESTS"]
 
 
-def test_accuracy_at_the_depth_limits_is_paired_by_place():
+def test_ends_are_paired_by_place_and_a_rung_without_bounds_or_limits_is_drawn():
+    """One problem has no interval, and a search may have no lower depth limit."""
     fig = plots.modifications(rung_rows())
     ends = {t.name: list(t.y) for t in fig.data if t.type == "scatter" and t.name != "gain"}
     assert ends == {"sampled to the end": [0.6, 0.5], "stopped, unfinished": [0.2, 0.5]}
     assert list(fig.layout.xaxis5.ticktext) == ["4", "40"]
-
-
-def test_a_ladder_without_lower_limits_or_bounds_is_drawn():
-    """One problem has no interval, and a search may have no lower depth limit."""
     rows = rung_rows().assign(low=-np.inf, high=np.inf).query("max_depth == 40")
     fig = plots.modifications(rows)
     assert all(np.isfinite(axis.range).all() for axis in (fig.layout.xaxis, fig.layout.xaxis2))

@@ -14,25 +14,19 @@ from workbench.errors import ConfigError  # noqa: E402
 from workbench.tokenizer import Tokenizer  # noqa: E402
 from workbench.training.corpus import (  # noqa: E402
     ASSISTANT,
-    DEFAULT_SYSTEM_MESSAGE,
     END,
     USER,
     build_tokenizer,
     save_tokenizer,
     system_prefix,
     training_solutions,
-    work_out,
 )
 from workbench.training.training import (  # noqa: E402
     IGNORED,
-    batches,
-    examples,
     prm_example,
-    rate_at,
     solver_example,
     train_tiny,
     widened,
-    without_prefix,
 )
 
 
@@ -74,12 +68,6 @@ def test_a_longer_chat_begins_with_the_shorter_one(chat):
         assert longer[: len(shorter)] == shorter
 
 
-def test_a_system_message_of_ones_own_replaces_the_default(chat):
-    text = chat.render_chat([{"role": "system", "content": "Be brief."}])
-    assert "Be brief." in text
-    assert DEFAULT_SYSTEM_MESSAGE not in text
-
-
 def test_the_solver_learns_its_completion_and_nothing_of_the_prompt(tokenizer):
     work = next(training_solutions([4], random.Random(0)))
     example = solver_example(work, tokenizer, system_prefix(tokenizer))
@@ -113,23 +101,6 @@ def test_a_slipped_step_is_never_learnt_as_text(tokenizer):
         assert set(between) == {IGNORED}
 
 
-def test_leaving_the_system_message_out_moves_everything_alike(tokenizer):
-    prefix = system_prefix(tokenizer)
-    work = work_out((7, 8, -2), random.Random(0))
-    whole = prm_example(work, tokenizer, prefix, random.Random(0))
-    bare = prm_example(work, tokenizer, [], random.Random(0))
-    assert without_prefix(whole, len(prefix)) == bare
-
-
-def test_batches_hold_every_example_once_and_few_tokens(tokenizer):
-    stream = examples("tiny-solver", tokenizer, 0, [3, 5])
-    batch_stream = batches(stream, 1000, random.Random(0), pool=32)
-    first = list(islice(batch_stream, 3))
-    for batch in first:
-        longest = max(len(example.ids) for example in batch)
-        assert longest * len(batch) <= 1000 or len(batch) == 1
-
-
 def test_a_widened_model_computes_nearly_what_the_narrow_one_does():
     torch.manual_seed(0)
     shape = {"num_hidden_layers": 2, "head_dim": 8, "vocab_size": 64, "rms_norm_eps": 1e-5,
@@ -144,14 +115,6 @@ def test_a_widened_model_computes_nearly_what_the_narrow_one_does():
     with torch.no_grad():
         expected, got = narrow(ids).logits, wide(ids).logits
     assert (got - expected).abs().max() < 0.02 * expected.abs().max()
-
-
-def test_the_rate_warms_up_and_falls():
-    rates = [rate_at(progress / 100, 1.0) for progress in range(101)]
-    assert max(rates) <= 1.05
-    assert rates[0] < 0.1
-    assert rates[-1] < 0.03
-    assert rates[3:] == sorted(rates[3:], reverse=True)
 
 
 def test_an_unknown_model_or_a_missing_solver_is_refused(tmp_path):

@@ -46,13 +46,6 @@ def test_runs_that_differ_in_share_alone_are_one_pick(found):
     ]
 
 
-def test_groups_of_one_name_say_what_tells_them_apart(tmp_path):
-    for depth in (7, 8):
-        store_fake(tmp_path, RunSpec(replace(CONFIGURATION, max_depth=depth), 0.3, 0))
-    names = [name for name in explorer.picks(load_runs(tmp_path)) if name.startswith("sweep")]
-    assert sorted(name.rpartition(", ")[2] for name in names) == ["max_depth=7", "max_depth=8"]
-
-
 def numbers(values):
     """An array of a figure, also as plotly keeps it in a copy."""
     if isinstance(values, dict):
@@ -85,12 +78,14 @@ def test_bars_of_two_picks_stand_beside_each_other_at_their_own_shares(found):
         assert [share for share, s in zip(shares, seconds) if s > 0] == pick.shares
 
 
-def test_what_cannot_be_drawn_is_said(found):
+def test_what_cannot_be_drawn_is_said(found, tmp_path):
     a = explorer.picked(found, None)
     with pytest.raises(ConfigError, match=r"no figure 'memory'.*memory_split"):
         explorer.explore("memory", a)
     with pytest.raises(RunStoreError, match="no pick 'sweeps'"):
         explorer.picked(found, "sweeps")
+    with pytest.raises(RunStoreError, match="`workbench figures` makes some"):
+        explorer.picks(load_runs(tmp_path))
     assert explorer.figures_of(a) == list(explorer.OF_SEARCHES)
 
 
@@ -100,19 +95,12 @@ def test_a_sweep_and_batching_cells_make_the_balance(found, tmp_path):
     cells = next(pick for pick in explorer.picks(load_runs(tmp_path)).values() if pick.is_batches)
     sweep = explorer.picked(found, None)
     assert explorer.figures_of(sweep, cells) == explorer.figures_of(cells, sweep) == ["balance"]
-    one, other = (
-        explorer.explore("balance", sweep, cells),
-        explorer.explore("balance", cells, sweep),
-    )
+    pairs = ((sweep, cells), (cells, sweep))
+    one, other = (explorer.explore("balance", *pair) for pair in pairs)
     assert set(one.rows["metric"]) == {"steps_per_busy_s", "waste"}
     pd.testing.assert_frame_equal(one.rows, other.rows)
     with pytest.raises(ConfigError, match="no figure 'balance'"):
         explorer.explore("balance", sweep)
-
-
-def test_no_runs_at_all_are_said(tmp_path):
-    with pytest.raises(RunStoreError, match="`workbench figures` makes some"):
-        explorer.picks(load_runs(tmp_path))
 
 
 def test_a_search_of_a_pick_is_the_one_nearest_to_a_share(found):

@@ -69,6 +69,30 @@ def test_the_widget_watches_a_search_to_its_end(searched):
     assert list(drawn["pinned"].x) == list(drawn["tokens_per_s"].x) != []
 
 
+def test_the_figure_draws_the_snapshot(searched):
+    """Every line is the time line's, every move has its stroke, the cloud button is gone."""
+    snapshot = searched.snapshot()
+    fig, rows = live_figure(snapshot, "what was measured"), figure_rows(snapshot)
+    drawn = traces(fig)
+    for name in ("tokens_per_s", "llm_busy", "prm_held", "llm_target"):
+        np.testing.assert_array_equal(drawn[name].y, rows[name])
+    assert (rows[["llm_held", "unheld", "prm_held"]].sum(axis=1) - 100).abs().max() < 1e-9
+    assert len(drawn["moves 4"].x) == 3 * len(snapshot.moves)
+    assert "sendChartToCloud" in fig.layout.template.layout.modebar.remove
+    assert fig.layout.meta["provenance"] == "what was measured"
+
+
+def test_every_block_is_one_rectangle_with_a_gap_beside_it(searched):
+    """Pages of two blocks, of four, of one, and one that no model holds; four cells each."""
+    pages = [[1, 2], [3, 4, 0, 3], [3], []]
+    drawn = traces(live_figure(replace(searched.snapshot(), blocks=pages)))["map"]
+    (row,) = drawn.z
+    assert len(drawn.x) == len(row) + 1
+    text = "".join("-" if cell is None else str(cell) for cell in row)
+    shown = [text[at : at + 8] for at in range(0, len(text), 8)]
+    assert shown == ["111-222-", "3-4-0-3-", "3333333-", "0000000-"]
+
+
 def test_a_view_that_cannot_be_drawn_any_more_says_why(searched, monkeypatch):
     """The task that watches is awaited by no caller; its end is not silent."""
 
@@ -83,34 +107,3 @@ def test_a_view_that_cannot_be_drawn_any_more_says_why(searched, monkeypatch):
     view = asyncio.run(by_hand())
     searched.wait()
     assert view.answer.text == "KeyError: 'nothing'"
-
-
-def test_the_figure_draws_the_snapshot(searched):
-    """Every line is the time line's, every move has its stroke, the cloud button is gone."""
-    snapshot = searched.snapshot()
-    fig, rows = live_figure(snapshot, "what was measured"), figure_rows(snapshot)
-    drawn = traces(fig)
-    for name in ("tokens_per_s", "llm_busy", "prm_held", "llm_target"):
-        np.testing.assert_array_equal(drawn[name].y, rows[name])
-    assert (rows[["llm_held", "unheld", "prm_held"]].sum(axis=1) - 100).abs().max() < 1e-9
-    assert len(drawn["moves 4"].x) == 3 * len(snapshot.moves)
-    assert "sendChartToCloud" in fig.layout.template.layout.modebar.remove
-    assert fig.layout.meta["face"] == "what was measured"
-
-
-def test_every_block_is_one_rectangle_with_a_gap_beside_it(searched):
-    """Pages of two blocks, of four, of one, and one that no model holds; four cells each."""
-    pages = [[1, 2], [3, 4, 0, 3], [3], []]
-    drawn = traces(live_figure(replace(searched.snapshot(), blocks=pages)))["map"]
-    (row,) = drawn.z
-    assert len(drawn.x) == len(row) + 1
-    text = "".join("-" if cell is None else str(cell) for cell in row)
-    shown = [text[at : at + 8] for at in range(0, len(text), 8)]
-    assert shown == ["111-222-", "3-4-0-3-", "3333333-", "0000000-"]
-
-
-@pytest.mark.parametrize(("seconds", "said"), [(10, "2"), (300, "2"), (500, "3.2")])
-def test_the_caption_tells_over_what_time_rates_are_means(searched, seconds, said):
-    """Two seconds, or one bucket of the time line where that is longer."""
-    fig = live_figure(replace(searched.snapshot(), seconds=seconds))
-    assert f"mean of the last {said} s" in fig.layout.meta["caption"]

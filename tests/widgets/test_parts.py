@@ -125,16 +125,15 @@ def test_text_that_looks_like_html_is_shown_as_text(view):
 def test_one_figure_becomes_another_that_is_alike():
     """Data, layout and traces are the other's; figures of other traces are not alike."""
     one, other = drawing(1).figure, drawing(2, (5, 6)).figure
-    assert parts.is_alike(one, other)
-    assert not parts.is_alike(one, go.Figure(go.Bar(x=[1])))
     widget = go.FigureWidget(one)
-    parts.redraw(widget, other)
+    assert not parts.redraw(widget, go.Figure(go.Bar(x=[1])))
+    assert parts.redraw(widget, other)
     assert list(widget.data[0].x) == [5, 6]
     assert widget.layout.title.text == "at 2"
 
 
 def test_figures_are_saved_where_the_user_says_and_the_place_is_told(tmp_path, monkeypatch):
-    """Through the project's save_figure, rows and record beside the drawing."""
+    """Rows and record beside the drawing; an empty folder name is said beside the button."""
     monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))  # no image: that takes seconds
     place = tmp_path / "mine"
     draw = {"what_if_share": drawing(7), "what_if_blocks": drawing(8)}
@@ -144,9 +143,5 @@ def test_figures_are_saved_where_the_user_says_and_the_place_is_told(tmp_path, m
     assert (place / "what_if_share.html").is_file()
     assert '"at": 8' in (place / "what_if_blocks.json").read_text()
     assert (place / "what_if_share.parquet").is_file()
-
-
-def test_what_cannot_be_saved_is_said_beside_the_button():
-    """An empty folder name is a named error in words, not an exception in a log."""
     view = parts.FigureView("what_if", [], lambda: {"name": drawing(1)}, {}, folder=" ")
     assert press(view, "save as figure").startswith("ConfigError: No folder is given")

@@ -103,11 +103,6 @@ def test_a_moved_slider_moves_figure_words_and_command(sweep, readings, rows, lo
     assert copy.text.endswith("-y 'upper_share: 0.5'")
 
 
-def test_one_share_alone_still_makes_a_slider(readings, is_shown):
-    is_shown(True)
-    assert sliders.split_slider(readings.iloc[[2]]).children
-
-
 def test_no_slider_where_it_cannot_be_moved(sweep, readings, rows, lost, is_shown):
     """Under papermill the sentence stands in its place."""
     assert sliders.split_slider(readings).startswith("At a share of 0.30")

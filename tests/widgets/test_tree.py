@@ -71,7 +71,7 @@ def test_an_unknown_problem_or_node_is_named(tables):
 
 def test_the_figure_tells_roles_apart_and_names_its_colours(tables):
     """Markers by role with their nodes, scores as colours with a bar, the chosen line thick."""
-    fig = tree_figure(problem_tree(*tables), "0/0", "a face")
+    fig = tree_figure(problem_tree(*tables), "0/0", "what was measured")
     roles = {t.meta: t for t in fig.data if t.meta}
     assert list(roles["pruned"].customdata) == ["1", "0/0"]
     assert roles["pruned"].opacity < roles["kept"].opacity == 1

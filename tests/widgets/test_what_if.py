@@ -6,29 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from tests.widgets.conftest import OTHER, SHARES, SMALL
 from workbench.errors import OutOfMemory
 from workbench.plots.theme import MODELS
 from workbench.widgets import what_if as w
 from workbench.widgets import what_if_replay as r
 from workbench.widgets.parts import NOT_LIVE
-
-SHARES = (0.2, 0.3, 0.4)
-SMALL, OTHER = "tiny-16-n4", "smollm2-n4"
-
-
-@pytest.fixture(scope="module")
-def infos():
-    return r.find_recordings([SMALL, OTHER])
-
-
-@pytest.fixture(scope="module")
-def position(infos):
-    return infos[SMALL].position(total_memory="48MiB", llm_share=0.3)
-
-
-@pytest.fixture(scope="module")
-def replays(infos, position):
-    return [r.replay(infos[SMALL], position.at(share)) for share in SHARES]
 
 
 @pytest.fixture(scope="module")
@@ -104,19 +87,7 @@ def test_the_blocks_figure_stacks_blocks_and_divides_a_problem(infos, view, repl
     assert trace(fig, "cost/llm_seconds").y == ("now", "before")
 
 
-def test_figures_and_rows_are_the_projects(view):
-    """The template without the cloud button, a caption, what was replayed; rows for a file."""
-    found = w.drawings(view)
-    assert set(found) == {"what_if_share", "what_if_blocks"}
-    for each in found.values():
-        assert "sendChartToCloud" in each.figure.layout.template.layout.modebar.remove
-        assert each.figure.layout.meta["caption"]
-        for said in ("tiny-solver", "48.0 MiB", "bound from below"):
-            assert said in each.figure.layout.meta["face"]
-        assert len(each.rows) and each.parameters["llm_share"] == 0.3
-
-
-def test_words_say_what_it_is_and_no_price_is_made_up(position, replays):
+def test_words_say_what_it_is_and_no_price_is_made_up(view, position, replays):
     """An interpolated value is called one; a price is named only where one was given."""
     guess = r.interpolated(position.at(0.24), replays)
     assert w.in_words(replays[1]).startswith("Exact replay: at an LLM share of 0.30 of 48.0 MiB")
@@ -124,6 +95,10 @@ def test_words_say_what_it_is_and_no_price_is_made_up(position, replays):
     assert "hour" not in w.cost_in_words(guess)
     assert "at the nearest replay" in w.cost_in_words(guess)
     assert "at 2.5 an hour that is" in w.cost_in_words(replays[1], 2.5)
+    for drawn in w.drawings(view).values():
+        for said in ("tiny-solver", "48.0 MiB", "bound from below"):
+            assert said in drawn.figure.layout.meta["provenance"]
+        assert len(drawn.rows) and drawn.parameters["llm_share"] == 0.3
 
 
 # -- the widget --
@@ -212,23 +187,6 @@ def test_pinned_curves_stay_up_to_three(infos, position, replays, at_once):
     bars, longest, left = by_hand(infos, position, replays, at_once, moves)
     assert (bars, longest) == (w.PINS + 1, len(SHARES))
     assert left == (0, ("now",))
-
-
-def test_what_is_not_known_cannot_be_saved_and_the_rest_can(
-    infos, position, replays, at_once, tmp_path, monkeypatch
-):
-    """Both figures with rows, where the user says."""
-    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))
-
-    def save(widget):
-        *_, box, _ = widget.box.children
-        box.children[1].click()
-        return box.children[2].text
-
-    folder = str(tmp_path)
-    assert "NotReplayed" in by_hand(infos, position, (), at_once, save, folder=folder)
-    assert folder in by_hand(infos, position, replays, at_once, save, folder=folder)
-    assert (tmp_path / "what_if_blocks.parquet").is_file()
 
 
 def test_without_a_front_end_a_sentence_stands_in(is_shown, position):

@@ -1,23 +1,21 @@
 """The command `workbench`: its verbs, and how each ends.
 
-A verb imports what it needs when it runs, so help is there at once. Bad input is one clean block on
-standard error and exit status 2.
+A verb imports what it needs when it runs, so help is there at once.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
 from workbench import __version__
 from workbench.cli import study, tools
-from workbench.cli.options import FAILED
-from workbench.errors import NotebookError, StepError, WorkbenchError
+from workbench.cli.options import Verb, command
 
-BAD_INPUT, INTERRUPTED = 2, 130
+INTERRUPTED = 130
 
 app = typer.Typer(
     rich_markup_mode=None,  # importing rich takes longer than everything else of a help page
@@ -26,11 +24,14 @@ app = typer.Typer(
     context_settings={"max_content_width": 110},
     epilog="Exit status: 0 done, 1 something failed, 2 bad input.",
 )
-VERBS: tuple[Callable[..., None], ...] = (study.figures, tools.run, study.sweep, tools.bench,
+VERBS: tuple[Verb, ...] = (study.figures, tools.run, study.sweep, tools.bench,
     tools.calibrate, tools.record, tools.train_tiny, tools.doctor)  # fmt: skip
 for verb in VERBS:
-    app.command()(verb)
-app.add_typer(study.stored, name="runs", help="List, show, compare, export, import stored runs.")
+    app.command()(command(verb))
+stored = typer.Typer(rich_markup_mode=None)
+for name, verb in study.STORED.items():
+    stored.command(name)(command(verb))
+app.add_typer(stored, name="runs", help="List, show, compare, export, import stored runs.")
 
 
 @app.callback(invoke_without_command=True)
@@ -48,9 +49,8 @@ def _workbench(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit status."""
-    state: dict[str, Any] = {"debug": False, "command": "workbench"}
     try:
-        app(arguments, prog_name="workbench", obj=state)
+        app(arguments, prog_name="workbench")
     except SystemExit as left:
         if isinstance(left.__context__, BrokenPipeError):  # the reader left, as `head` does
             return 0
@@ -58,9 +58,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
             text = "Interrupted. Finished runs are kept; the same command resumes."
             print(f"\n{text}", file=sys.stderr)
         return int(left.code or 0)
-    except WorkbenchError as problem:
-        if state["debug"]:
-            raise
-        print(f"{state['command']}: {problem}", file=sys.stderr)
-        return FAILED if isinstance(problem, NotebookError | StepError) else BAD_INPUT
     return 0

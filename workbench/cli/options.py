@@ -1,29 +1,27 @@
-"""What several verbs share: options, KEY=VALUE texts, tables on the terminal."""
+"""What several verbs share: how typer reads them, options, KEY=VALUE texts, tables."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields, is_dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 from typer import Option
 
-from workbench.errors import ConfigError
+from workbench.errors import ConfigError, NotebookError, StepError, WorkbenchError
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-FAILED = 1  # the exit status when something was run and failed
-WORDS = {"true": True, "false": False, "null": None, "none": None}
-
-
-def _remember(context: typer.Context, value: bool) -> bool:
-    """Tell `main` which verb runs, and whether it shows tracebacks."""
-    context.obj |= {"debug": value, "command": context.command_path}
-    return value
-
+Verb = Callable[..., None]
+FAILED, BAD_INPUT = 1, 2  # exit statuses: something was run and failed; nothing was
+WORDS = {"true": "True", "false": "False", "null": "None", "none": "None"}  # as JSON has them
 
 Profile = Annotated[
     Literal["quick", "default", "full", "thesis"],
@@ -45,9 +43,45 @@ DryRun = Annotated[
 ]
 RetryFailed = Annotated[bool, Option("--retry-failed", help="repeat runs whose row says failed")]
 Memory = Annotated[str | None, Option(metavar="SIZE", help="of both models together, e.g. 64MiB")]
-Debug = Annotated[
-    bool, Option("--debug", callback=_remember, help="show the traceback of an error")
-]
+Debug = Annotated[bool, Option("--debug", help="show the traceback of an error")]
+
+
+def command(verb: Verb) -> Verb:
+    """The verb as typer reads it: with --debug, and errors of bad input in one block.
+
+    A parameter whose type is a dataclass stands for that class's fields, each written as an option.
+    """
+    taken: dict[str, tuple[Any, Any]] = {"context": (typer.Context, inspect.Parameter.empty)}
+    groups: dict[str, Any] = {}
+    for name, parameter in inspect.signature(verb, eval_str=True).parameters.items():
+        if is_dataclass(kind := parameter.annotation):
+            groups[name], hints = kind, get_type_hints(kind, include_extras=True)
+            taken |= {f.name: (hints[f.name], f.default) for f in fields(kind)}
+        else:
+            taken[name] = kind, parameter.default
+    taken["debug"] = Debug, False
+
+    @wraps(verb)
+    def called(context: typer.Context, debug: bool, **given: Any) -> None:
+        for name, kind in groups.items():
+            given[name] = kind(**{f.name: given.pop(f.name) for f in fields(kind)})
+        try:
+            verb(**given)
+        except WorkbenchError as problem:
+            if debug:
+                raise
+            print(f"{context.command_path}: {problem}", file=sys.stderr)
+            stopped = isinstance(problem, NotebookError | StepError)
+            raise typer.Exit(FAILED if stopped else BAD_INPUT) from problem
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [
+        inspect.Parameter(name, keyword, annotation=kind, default=default)
+        for name, (kind, default) in taken.items()
+    ]
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {name: kind for name, (kind, _) in taken.items()}
+    return called
 
 
 def numbers(text: str | None, kind: type[int] | type[float]) -> tuple[Any, ...] | None:
@@ -65,17 +99,12 @@ def key_values(texts: Iterable[str] | None, option: str) -> dict[str, Any]:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"{option} {text!r} is not NAME=VALUE, e.g. {option} n=16.")
-        pairs[key.strip()] = _literal(value)
+        try:
+            found = ast.literal_eval(WORDS.get(value.lower(), value))
+        except (ValueError, SyntaxError):
+            found = value
+        pairs[key.strip()] = found
     return pairs
-
-
-def _literal(text: str) -> Any:
-    if text.lower() in WORDS:
-        return WORDS[text.lower()]
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
 
 
 def terminal() -> Console:

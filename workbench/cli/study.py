@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
 from typer import Argument, Exit, Option
 
-from workbench.cli.options import (
-    FAILED,
-    Debug,
-    DryRun,
-    Memory,
-    Profile,
-    RetryFailed,
-    Runs,
-    Set,
-    key_values,
-    numbers,
-    table,
-    terminal,
-)
+from workbench.cli import options
+from workbench.cli.options import DryRun, Memory, Profile, RetryFailed, Runs, Set, terminal
 from workbench.errors import ConfigError, RunStoreError, nearest
 
 if TYPE_CHECKING:
@@ -36,19 +23,9 @@ if TYPE_CHECKING:
     from workbench.experiments.runs import RunStore
     from workbench.experiments.study import Study
 
-SWEEP_COLUMNS = (
-    "llm_share",
-    "seed",
-    "tokens_per_s",
-    "problems_per_min",
-    "accuracy",
-    "llm_kv_tokens",
-    "prm_kv_tokens",
-    "llm_hit_rate",
-    "prm_hit_rate",
-    "llm_preempted",
-    "prm_evicted",
-)
+SWEEP_COLUMNS = ("llm_share", "seed", "tokens_per_s", "problems_per_min", "accuracy",
+                 "llm_kv_tokens", "prm_kv_tokens", "llm_hit_rate", "prm_hit_rate", "llm_preempted",
+                 "prm_evicted")  # fmt: skip
 RUN_COLUMNS = ("run_id", "status", "llm_share", "seed", "num_problems", "tokens_per_s", "accuracy",
                "written_at")  # fmt: skip
 BATCHING, ABLATION, POLICIES = "04_batching", "07_modifications", "08_optimisation"
@@ -69,12 +46,11 @@ def figures(
     ),
     out: str = Option(None, help="folder of notebooks (default: reports/notebooks/PROFILE)"),
     runs: Runs = None,
-    debug: Debug = False,
 ) -> None:
     """Run what is missing, draw all figures, report."""
     from workbench.experiments.notebooks import known_parameters, notebook_files, run_notebooks
 
-    parameters = key_values(parameter, "-p")
+    parameters = options.key_values(parameter, "-p")
     if replot:
         redraw(names, profile, parameters)
         return
@@ -95,7 +71,7 @@ def figures(
     if sweep is not None:
         further = stored_ablation_claims(config, parameters) if ABLATION in stems else []
         if report(sweep, executed, parameters, further):
-            raise Exit(FAILED)
+            raise Exit(options.FAILED)
 
 
 def redraw(names: list[str] | None, profile: str, parameters: dict[str, Any]) -> None:
@@ -207,18 +183,24 @@ def _sweep(config: SweepConfig, runs: str | None, retry: bool) -> Study:
     return sweep
 
 
+@dataclass(frozen=True, slots=True)
+class SweepOptions:
+    """Settings of SweepConfig that have options of their own; None: the profile's."""
+
+    shares: str = Option(None, metavar="S,S,...", help="the LLM's shares of total memory")
+    seeds: str = Option(None, metavar="K,K,...", help="one run a share and seed")
+    num_problems: int = Option(None, help="problems of a run")
+    total_memory: Memory = None
+
+
 def sweep(
+    own: SweepOptions,
     profile: Profile = "default",
     config: str = Option(None, metavar="FILE", help="JSON file of settings, over the profile's"),
     more: Set = None,
-    shares: str = Option(None, metavar="S,S,...", help="the LLM's shares of total memory"),
-    seeds: str = Option(None, metavar="K,K,...", help="one run a share and seed"),
-    num_problems: int = Option(None, help="problems of a run"),
-    total_memory: Memory = None,
     retry_failed: RetryFailed = False,
     dry_run: DryRun = False,
     runs: Runs = None,
-    debug: Debug = False,
 ) -> None:
     """Measure the memory split over its shares.
 
@@ -228,11 +210,19 @@ def sweep(
     from workbench.experiments.settings import sweep_config
     from workbench.experiments.study import run_sweep
 
-    settings = _from_file(config) if config else {}
-    options: dict[str, Any] = {"shares": numbers(shares, float), "seeds": numbers(seeds, int)}
-    options |= {"num_problems": num_problems, "total_memory": total_memory}
-    settings |= {name: value for name, value in options.items() if value is not None}
-    settings |= key_values(more, "--set")
+    settings: dict[str, Any] = {}
+    if config:
+        try:
+            settings = dict(json.loads(Path(config).read_text(encoding="utf-8")).items())
+        except (OSError, ValueError) as problem:
+            raise ConfigError(f"{config} cannot be read as JSON settings: {problem}.") from problem
+        except AttributeError as problem:
+            holds = f'{config} holds no object of settings, e.g. {{"n": 16}}.'
+            raise ConfigError(holds) from problem
+    lists = {"shares": options.numbers(own.shares, float), "seeds": options.numbers(own.seeds, int)}
+    given = (asdict(own) | lists).items()
+    settings |= {name: value for name, value in given if value is not None}
+    settings |= options.key_values(more, "--set")
     wanted = sweep_config(settings.pop("profile", profile), **settings)
     if dry_run:
         _print_preview(wanted, runs, retry_failed)
@@ -241,17 +231,7 @@ def sweep(
     shown = found.runs[[name for name in SWEEP_COLUMNS if name in found.runs]]
     _print_frame(shown.rename(columns=lambda name: name.replace("_", " ")))
     if _print_problems(found.all_runs):
-        raise Exit(FAILED)
-
-
-def _from_file(file: str) -> dict[str, Any]:
-    try:
-        content = json.loads(Path(file).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
-        raise ConfigError(f"{file} cannot be read as JSON settings: {problem}.") from problem
-    if not isinstance(content, dict):
-        raise ConfigError(f'{file} holds no object of settings, e.g. {{"n": 16}}.')
-    return content
+        raise Exit(options.FAILED)
 
 
 def _print_preview(config: SweepConfig, runs: str | None, retry: bool) -> None:
@@ -268,7 +248,7 @@ def _print_preview(config: SweepConfig, runs: str | None, retry: bool) -> None:
         split = row["name"], f"{row['llm_share']:g}", str(row["seed"])
         lines.append((*split, *blocks, status, f"{row['expected_s'] / 60:.1f}"))
     headings = ("run", "llm_share", "seed", "LLM blocks", "PRM blocks", "status", "minutes")
-    console.print(table(headings, lines))
+    console.print(options.table(headings, lines))
     console.print(f"{found.feasible}.\n{found}")
 
 
@@ -290,16 +270,13 @@ def _print_problems(runs: pd.DataFrame) -> bool:
 
 # -- stored runs: nothing here loads torch --
 
-stored = typer.Typer(rich_markup_mode=None)
 Run = Annotated[str, Argument(help="run folder, its name, or the start of its fingerprint")]
 Status = Literal["finished", "failed", "infeasible", "unreadable"]
 
 
-@stored.command("list")
-def _list(
+def list_runs(
     status: Annotated[Status | None, Option(help="only these")] = None,
     runs: Runs = None,
-    debug: Debug = False,
 ) -> None:
     """Print one line for each stored run."""
     from workbench.experiments.runs import load_runs
@@ -314,17 +291,16 @@ def _list(
         terminal().print(f"No runs are stored here yet; {hint}")
 
 
-@stored.command()
-def show(run: Run, runs: Runs = None, debug: Debug = False) -> None:
+def show(run: Run, runs: Runs = None) -> None:
     """Print everything about one run."""
     from workbench.experiments.runs import read_run
 
     row = read_run(find_run(run, _store(runs)))
-    terminal().print(table(("column", "value"), [(n, _cell(row[n])) for n in row], fold=True))
+    cells = [(name, _cell(row[name])) for name in row]
+    terminal().print(options.table(("column", "value"), cells, fold=True))
 
 
-@stored.command()
-def compare(a: Run, b: Run, runs: Runs = None, debug: Debug = False) -> None:
+def compare(a: Run, b: Run, runs: Runs = None) -> None:
     """Print what differs between two runs.
 
     Or between two folders of runs: b - a, with 95 % intervals.
@@ -343,12 +319,10 @@ def compare(a: Run, b: Run, runs: Runs = None, debug: Debug = False) -> None:
     console.print(f"tokens and scores: {same}")
 
 
-@stored.command()
 def export(
     archive: Annotated[str, Argument(help="file to write: .tar, .tar.gz, .tgz or .zip")],
     run: Annotated[list[str] | None, Argument(help="runs to take; all if none is named")] = None,
     runs: Runs = None,
-    debug: Debug = False,
 ) -> None:
     """Write runs into one archive."""
     from workbench.experiments.runs import export_runs
@@ -358,17 +332,19 @@ def export(
     terminal().print(f"{len(names)} runs written to {archive}")
 
 
-@stored.command("import")
-def _import(
+def import_runs(
     archive: Annotated[str, Argument(help="file that `workbench runs export` wrote")],
     runs: Runs = None,
-    debug: Debug = False,
 ) -> None:
     """Check an archive and store its runs."""
-    from workbench.experiments.runs import import_runs
+    from workbench.experiments import runs as store
 
-    new, there = import_runs(archive, _store(runs).root)
+    new, there = store.import_runs(archive, _store(runs).root)
     terminal().print(f"{len(new)} runs stored, {len(there)} were there already")
+
+
+STORED: dict[str, options.Verb] = {"list": list_runs}
+STORED |= {verb.__name__: verb for verb in (show, compare, export)} | {"import": import_runs}
 
 
 def _store(runs: str | None) -> RunStore:
@@ -395,7 +371,7 @@ def find_run(name: str, store: RunStore) -> Path:
 
 def _print_frame(frame: pd.DataFrame) -> None:
     rows = ([_cell(value) for value in row] for row in frame.astype(object).to_numpy())
-    terminal().print(table(list(map(str, frame)), rows))
+    terminal().print(options.table(list(map(str, frame)), rows))
 
 
 def _cell(value: Any) -> str:

@@ -10,7 +10,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from typer import Argument, Exit, Option
 
-from workbench.cli.options import FAILED, Debug, Memory, Set, key_values, terminal
+from workbench.cli.options import FAILED, Memory, Set, key_values, terminal
 from workbench.errors import ConfigError, OutOfMemory, WorkbenchError
 
 if TYPE_CHECKING:
@@ -40,25 +40,38 @@ EXTRAS = {  # package: (what needs it, how to get it)
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Which problem is searched."""
+
+    problem: str = Argument(None, help='as text ("Compute 7-3+12."); else one of --problems')
+    problems: str = Option(None, help="tiny, math500, or a .json/.jsonl file (default: tiny)")
+    index: int = Option(None, min=0, help="which of --problems, counted from 0 (default: 0)")
+    level: int = Option(None, help="only problems of this level (1 to 5)")
+
+
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """Settings of SweepConfig that have options of their own."""
+
+    llm: str = Option("tiny-solver", help="generator: a name, hub id, folder or .gguf")
+    prm: str = Option("tiny-prm", help="process reward model")
+    total_memory: Memory = "64MiB"
+    strategy: Literal["beam_search", "best_of_n"] = Option("beam_search", help="how to search")
+    n: int = Option(16, help="beams (or samples) of a problem")
+    beam_width: int = Option(4, help="children of a survivor; n // beam_width survive")
+    max_depth: int = Option(40, help="steps of a beam, at most")
+    temperature: float = Option(0.8, help="of sampling; 0 is greedy")
+
+
 def run(
-    problem: str = Argument(None, help='as text ("Compute 7-3+12."); else one of --problems'),
-    problems: str = Option(None, help="tiny, math500, or a .json/.jsonl file (default: tiny)"),
-    index: int = Option(None, min=0, help="which of --problems, counted from 0 (default: 0)"),
-    level: int = Option(None, help="only problems of this level (1 to 5)"),
-    llm: str = Option("tiny-solver", help="generator: a name, hub id, folder or .gguf"),
-    prm: str = Option("tiny-prm", help="process reward model"),
-    prm_format: str = Option(None, help="how it is asked (default: as its name tells)"),
-    total_memory: Memory = "64MiB",
-    llm_share: float = Option(0.3, help="the LLM's share of it, in (0, 1)"),
-    strategy: Literal["beam_search", "best_of_n"] = Option("beam_search", help="how to search"),
-    n: int = Option(16, help="beams (or samples) of a problem"),
-    beam_width: int = Option(4, help="children of a survivor; n // beam_width survive"),
-    max_depth: int = Option(40, help="steps of a beam, at most"),
-    temperature: float = Option(0.8, help="of sampling; 0 is greedy"),
+    choice: Chosen,
+    settings: Searched,
+    prm_format: str = Option(None, help="how the PRM is asked (default: as its name tells)"),
+    llm_share: float = Option(0.3, help="the LLM's share of the total memory, in (0, 1)"),
     seed: int = Option(0, help="equal seeds give equal trees"),
     tree_depth: int = Option(6, min=0, help="levels of the tree that are printed; 0: none"),
     more: Set = None,
-    debug: Debug = False,
 ) -> None:
     """Search one problem; print its answer and tree."""
     from workbench.config import SweepConfig, format_size, parse_size
@@ -68,24 +81,23 @@ def run(
     from workbench.search.problems import Problem, load_problems
     from workbench.search.search import as_problems
 
+    problem, level = choice.problem, choice.level
     if problem is not None:
-        for name, value in (("problems", problems), ("index", index), ("level", level)):
-            if value is not None:
+        for name in ("problems", "index", "level"):
+            if getattr(choice, name) is not None:
                 given = f"run got the problem {problem!r} and --{name}, which picks another"
                 raise ConfigError(f"{given}; give one of them.")
         chosen = as_problems(Problem("given", problem))[0]
     else:
-        source, place = problems or "tiny", index or 0
+        source, place = choice.problems or "tiny", choice.index or 0
         found = load_problems(source, limit=place + 1, levels=None if level is None else (level,))
         if place >= len(found):
             raise ConfigError(f"--index is {place}; {source} has problems 0 to {len(found) - 1}.")
         chosen = found[place]
     if not 0 < llm_share < 1:
         raise ConfigError(f"--llm-share is {llm_share:g}; allowed: a share in (0, 1).")
-    settings: dict[str, Any] = {"llm": llm, "prm": prm, "total_memory": total_memory}
-    settings |= {"strategy": strategy, "n": n, "beam_width": beam_width, "max_depth": max_depth}
-    settings |= {"temperature": temperature} | key_values(more, "--set")
-    spec = RunSpec(SweepConfig.from_dict(settings), llm_share, seed)
+    config = SweepConfig.from_dict(asdict(settings) | key_values(more, "--set"))
+    spec = RunSpec(config, llm_share, seed)
     try:
         engines = build_engine(spec.engine("llm")), build_engine(spec.engine("prm"))
     except OutOfMemory as error:
@@ -134,52 +146,61 @@ def _tree(nodes: pd.DataFrame, depth: int) -> Tree:
     return drawn
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Options of the benchmarks; each takes some."""
+
+    profile: Literal["quick", "default", "full"] = Option("default", help="repeats or problems")
+    model: str = Option(None, help="what is measured (default: tiny-solver)")
+    llm: str = Option(None, help="search, identity, reenact: generator (default: tiny-solver)")
+    prm: str = Option(None, help="search, identity, reenact: reward model (default: tiny-prm)")
+    problems: str = Option(None, help="search, identity, memory: file (default: by the models)")
+    seed: int = Option(None, help="where the bench takes one (default: 0)")
+    seeds: int = Option(None, min=1, help="search, memory: how many, not the profile's number")
+    repeats: int = Option(None, min=1, help="engine, memory, kernels, replay: how many")
+    peers: str = Option(None, help="engine: installed (default), none, or names and commas")
+    device: str = Option(None, help="engine, reenact: cpu (default), or a GPU: cuda, cuda:1")
+    part: str = Option(
+        None, help="memory: starts, beams, forks, arena or sharing alone, renewed in --json FILE"
+    )
+
+
 def bench(
+    options: Measured,
     name: Literal[
         "engine", "search", "identity", "memory", "kernels", "replay", "reenact"
     ] = Argument(help="what to measure"),
     json: str = Option(None, help="write the record (machine, versions, commit, rows) here"),
-    profile: Literal["quick", "default", "full"] = Option("default", help="repeats or problems"),
-    model: str = Option(None, help="what is measured (default: tiny-solver)"),
-    llm: str = Option(None, help="search, identity, reenact: generator (default: tiny-solver)"),
-    prm: str = Option(None, help="search, identity, reenact: reward model (default: tiny-prm)"),
-    problems: str = Option(None, help="search, identity, memory: file (default: by the models)"),
-    seed: int = Option(None, help="where the bench takes one (default: 0)"),
-    seeds: int = Option(None, min=1, help="search, memory: how many, not the profile's number"),
-    repeats: int = Option(None, min=1, help="engine, memory, kernels, replay: how many"),
-    peers: str = Option(None, help="engine: installed (default), none, or names and commas"),
-    device: str = Option(None, help="engine, reenact: cpu (default), or a GPU: cuda, cuda:1"),
     isa: str = Option(None, help="avx512, avx2, neon: a lesser set than the host's, peers' too"),
-    part: str = Option(
-        None, help="memory: starts, beams, forks, arena or sharing alone, renewed in --json FILE"
-    ),
-    debug: Debug = False,
 ) -> None:
     """Measure speed, search quality or sameness.
 
     Prints each row as it is measured; --json FILE also keeps those of a run that was interrupted.
     """
     if isa is not None:
-        _take_set(isa)
+        from workbench.kernels.isa import VARIABLE, environment
+
+        if os.environ.get(VARIABLE) != isa:  # again, so that all it loads takes this set
+            again = [sys.executable, *sys.orig_argv[1:]]
+            os.execve(sys.executable, again, os.environ | environment(isa))
     from workbench.bench.record import read_record, record, renewed, require_alike, write_record
 
-    options: dict[str, Any] = {"profile": profile, "model": model, "llm": llm, "prm": prm}
-    options |= {"problems": problems, "seed": seed, "seeds": seeds, "repeats": repeats}
-    options |= {"peers": peers, "device": device, "part": part}
     module, console = import_module(f"workbench.bench.{name}"), terminal()
-    settings = accepted(name, module.run, options)
-    before = read_record(json) if part is not None and json and Path(json).exists() else None
+    settings = accepted(name, module.run, asdict(options))
+    before = read_record(json) if options.part and json and Path(json).exists() else None
     if before is not None:  # its other rows stay, so they must be alike: before anything is run
         require_alike(before, record(name, [], mode_of(module, settings)))
     rows: list[Row] = []
     complete = False
+    # `timeout` sends SIGTERM: the benchmark ends as on Ctrl-C, its rows are written
+    handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with _termination_interrupts():
-            for row in module.run(**settings):
-                rows.append(row)
-                console.print(_line(row))
+        for row in module.run(**settings):
+            rows.append(row)
+            console.print(_line(row))
         complete = True
     finally:
+        signal.signal(signal.SIGTERM, handler)
         if json and rows:
             content = record(name, rows, mode_of(module, settings) | {"complete": complete})
             content = content if before is None else renewed(before, content)
@@ -188,15 +209,6 @@ def bench(
     if failed:
         console.print(f"Failed: {', '.join(failed)}.", style="red")
         raise Exit(FAILED)
-
-
-def _take_set(isa: str) -> None:
-    """Start the command again where it, and all it loads, takes this instruction set."""
-    from workbench.kernels.isa import VARIABLE, environment
-
-    if os.environ.get(VARIABLE) != isa:
-        again = [sys.executable, *sys.orig_argv[1:]]
-        os.execve(sys.executable, again, os.environ | environment(isa))
 
 
 def accepted(name: str, measured: Any, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -218,25 +230,11 @@ def mode_of(module: Any, settings: dict[str, Any]) -> dict[str, Any]:
     A file is recorded by its name: records are public, and paths are of one machine.
     """
     own = module.mode_of(settings) if hasattr(module, "mode_of") else getattr(module, "MODE", {})
-    return {k: Path(v).name if _is_path(v) else v for k, v in (settings | own).items()}
-
-
-def _is_path(value: Any) -> bool:
-    return isinstance(value, str) and (Path(value).is_absolute() or Path(value).exists())
-
-
-@contextmanager
-def _termination_interrupts() -> Iterator[None]:
-    """SIGTERM, which `timeout` sends, ends a benchmark as Ctrl-C does: its rows are written."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    told = settings | own
+    for name, value in told.items():
+        if isinstance(value, str) and (Path(value).is_absolute() or Path(value).exists()):
+            told[name] = Path(value).name
+    return told
 
 
 def _line(row: Row) -> str:
@@ -258,7 +256,6 @@ def calibrate(
     num_problems: int = Option(4, min=1, help="problems of a search"),
     repeats: int = Option(3, min=1, help="searches of a setting; the fastest stands"),
     seed: int = Option(0, help="of the searches"),
-    debug: Debug = False,
 ) -> None:
     """Measure this machine as a device for replays.
 
@@ -281,7 +278,6 @@ def record(
     name: str = Argument(help="a recording of the package, e.g. tiny-128"),
     out: str = Option(None, help="the file to be written (default: NAME.parquet)"),
     problems: str = Option(None, help="file of MATH-500 for smollm2-* (default: the hub's)"),
-    debug: Debug = False,
 ) -> None:
     """Make a recorded search of the package anew.
 
@@ -309,7 +305,6 @@ def train_tiny(
     model: list[Embedded] = Option(None, help="only this one (repeatable)"),
     card: bool = Option(False, "--card", help="train nothing: print the table of the model card"),
     num_problems: int = Option(128, min=1, help="--card: fresh problems, uniform over levels"),
-    debug: Debug = False,
 ) -> None:
     """Train the embedded models anew."""
     if card:
@@ -336,7 +331,7 @@ class Finding(NamedTuple):
     needed: bool = False
 
 
-def doctor(debug: Debug = False) -> None:
+def doctor() -> None:
     """Print what this machine has and what is missing.
 
     Changes nothing. Exit status 1 when something is missing that every run needs.

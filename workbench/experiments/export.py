@@ -107,9 +107,8 @@ def replot(
     place, drawn = Path(folder), []
     for name in names or [name for name in figures if (place / f"{name}.parquet").is_file()]:
         if name not in figures:
-            hint = nearest(name, list(figures))
-            known = ", ".join(figures)
-            raise RunStoreError(f"There is no figure {name!r}.{hint} Figures: {known}.")
+            hint = f"{nearest(name, list(figures))} Figures: {', '.join(figures)}."
+            raise RunStoreError(f"There is no figure {name!r}.{hint}")
         stored = [place / f"{name}{ending}" for ending in (".parquet", ".json")]
         if not all(file.is_file() for file in stored):
             raise RunStoreError(
@@ -117,8 +116,9 @@ def replot(
                 "first."
             )
         rows, record = pd.read_parquet(stored[0]), json.loads(stored[1].read_text(encoding="utf-8"))
-        fig = figures[name](rows, record["parameters"].get("face", ""))
-        drawn.append((fig, rows, name, place, record["parameters"], record))
+        told = record["parameters"]  # older records call it by another name
+        told["provenance"] = told.pop("face", "") or told.get("provenance", "")
+        drawn.append((figures[name](rows, told["provenance"]), rows, name, place, told, record))
     with Browser() as browser:
         return [save_figure(*each, measured=record, browser=browser) for *each, record in drawn]
 
@@ -126,11 +126,12 @@ def replot(
 def record_text(
     fig: go.Figure, parameters: Mapping[str, Any], measured: Mapping[str, Any] | None
 ) -> str:
-    """The JSON beside a figure: parameters (with the face drawn), versions, git, machine."""
+    """The JSON beside a figure: parameters (with the provenance drawn), versions, git, machine."""
     facts = dict(
         measured or {"versions": versions(), "git": git_state(), "machine": machine_facts()}
     )
-    facts["parameters"] = {**parameters, "face": (fig.layout.meta or {}).get("face", "")}
+    said = (fig.layout.meta or {}).get("provenance", "")
+    facts["parameters"] = {**parameters, "provenance": said}
     record = {key: facts[key] for key in RECORD_KEYS}
     return json.dumps(record, indent=2, sort_keys=True, default=str, ensure_ascii=False) + "\n"
 
@@ -166,9 +167,9 @@ def caption_of(fig: go.Figure) -> str:
 
 
 def tex(fig: go.Figure, name: str) -> str:
-    """A LaTeX figure that needs graphicx alone; its caption takes in title and face."""
-    face = (fig.layout.meta or {}).get("face", "").replace("\n", " ")
-    caption = tex_escaped(f"{caption_of(fig)} {face}".strip())
+    """A LaTeX figure that needs graphicx alone; its caption takes in title and provenance."""
+    provenance = (fig.layout.meta or {}).get("provenance", "").replace("\n", " ")
+    caption = tex_escaped(f"{caption_of(fig)} {provenance}".strip())
     return (
         "\\begin{figure}\n  \\centering\n"
         f"  \\includegraphics[width=150mm]{{{name}.pdf}}\n"
@@ -292,15 +293,14 @@ def stable(fig: go.Figure) -> go.Figure:
 
 
 def print_version(fig: go.Figure) -> go.Figure:
-    """A copy for paper, without title and face: the caption says what they do on a screen.
+    """A copy for paper, without title and provenance: the caption says what they do on a screen.
 
     `layout.meta["on_paper"]` is the layout to use; a figure without it keeps its own.
     """
     paper = go.Figure(fig)
-    paper.layout.annotations = [a for a in fig.layout.annotations if a.name != "face"]
-    layout = (fig.layout.meta or {}).get(
-        "on_paper", {"width": 567, "height": fig.layout.height or 400}
-    )
+    paper.layout.annotations = [a for a in fig.layout.annotations if a.name != "provenance"]
+    usual = {"width": 567, "height": fig.layout.height or 400}
+    layout = (fig.layout.meta or {}).get("on_paper", usual)
     return paper.update_layout(title=None, **layout)
 
 

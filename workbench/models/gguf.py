@@ -406,8 +406,14 @@ class _TokenizerReader:
         backend.add_tokens(self._whole_tokens())
         if self.settings.flag(_UNDER + "add_bos_token", rules.bos):
             backend.post_processor = self._bos_first()
+        # what tokenizer_config.json would say: special tokens by name, and the chat template
+        keys = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
+        ids = {f"{name}_token": self._id(f"{key}_token_id") for name, key in keys.items()}
+        config: dict[str, Any] = {n: self.tokens[k] for n, k in ids.items() if k is not None}
+        if self.settings.has("tokenizer.chat_template"):
+            config["chat_template"] = self.settings.text("tokenizer.chat_template")
         ends = map(self._id, ("eos_token_id", "eot_token_id", "eom_token_id"))
-        return Tokenizer(backend, self._config(), [number for number in ends if number is not None])
+        return Tokenizer(backend, config, [number for number in ends if number is not None])
 
     def _pre_tokenizer(self) -> PreTokenizer:
         self._required("model")
@@ -462,15 +468,6 @@ class _TokenizerReader:
             return processors.TemplateProcessing(single=f"{token} $A", special_tokens=special)
         except Exception as error:  # tokenizers raises bare Exception
             raise ModelError(f"{self.where}: {token!r} can begin no text: {error}") from error
-
-    def _config(self) -> dict[str, Any]:
-        """What tokenizer_config.json would say: special tokens by name, and the chat template."""
-        keys = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
-        ids = {f"{name}_token": self._id(f"{key}_token_id") for name, key in keys.items()}
-        config: dict[str, Any] = {n: self.tokens[k] for n, k in ids.items() if k is not None}
-        if self.settings.has("tokenizer.chat_template"):
-            config["chat_template"] = self.settings.text("tokenizer.chat_template")
-        return config
 
     def _required(self, key: str) -> Any:
         """A value that no tokenizer is without."""

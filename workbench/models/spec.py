@@ -157,7 +157,16 @@ class ModelSpec:
     def from_config(cls, config: Mapping[str, Any], where: str = "config.json") -> ModelSpec:
         """The spec of a Hugging Face config; ModelError names what is missing or not supported."""
         settings = Settings(config, where)
-        architecture = _architecture(config, where)
+        names = config.get("architectures")
+        listed = names if isinstance(names, list | tuple) else ()
+        supported = [name for name in listed if isinstance(name, str) and name in ARCHITECTURES]
+        if not supported:
+            known = ", ".join(ARCHITECTURES)
+            raise ModelError(f"{where} says architectures {names}; supported: {known}.")
+        for key, only in _REQUIRED.items():
+            if config.get(key, only) != only:
+                raise ModelError(f"{where} says {key} = {config[key]!r}; supported: {only!r} only.")
+        architecture = supported[0]
         hidden, heads = settings.whole("hidden_size"), settings.whole("num_attention_heads")
         theta, scaling = _rope(settings)
         window = None  # Qwen2's is refused if used
@@ -269,20 +278,6 @@ class ModelSpec:
         """Elements of one layer's matrices."""
         attention = self.qkv_columns + self.heads * self.head_dim
         return self.hidden * (attention + 3 * self.intermediate)
-
-
-def _architecture(config: Mapping[str, Any], where: str) -> str:
-    """The architecture a config names; ModelError where none, or no variant of it, is supported."""
-    names = config.get("architectures")
-    listed = names if isinstance(names, list | tuple) else ()
-    supported = [name for name in listed if isinstance(name, str) and name in ARCHITECTURES]
-    if not supported:
-        known = ", ".join(ARCHITECTURES)
-        raise ModelError(f"{where} says architectures {names}; supported: {known}.")
-    for key, allowed in _REQUIRED.items():
-        if config.get(key, allowed) != allowed:
-            raise ModelError(f"{where} says {key} = {config[key]!r}; supported: {allowed!r} only.")
-    return supported[0]
 
 
 def _rope(settings: Settings) -> tuple[float, RopeScaling | None]:

@@ -11,36 +11,25 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.plots.theme import (
-    BLACK,
-    GREY,
-    MODELS,
-    PURPLE,
-    SYMBOLS,
-    UPPER_AXIS_PX,
-    Frame,
-    Style,
-    finish,
-    highest,
-    legend_at,
-    legend_note,
-    mixed,
-    say,
-    series,
-    shade,
-    share_axes,
-)
+from workbench.plots import theme
+from workbench.plots.theme import MODELS, Frame, Style, finish, legend_at, say, series
 
 CONTINUOUS = "continuous"
 BESIDE = {
-    "continuous, no prefix cache": Style("no prefix cache", BLACK, "dot", "diamond"),
-    "static, padded": Style("static, padded", PURPLE, "dash", "triangle-up"),
+    "continuous, no prefix cache": Style("no prefix cache", theme.BLACK, "dot", "diamond"),
+    "static, padded": Style("static, padded", theme.PURPLE, "dash", "triangle-up"),
 }
 TOKENS = {"llm": "generated tokens/s", "prm": "tokens read for the first time/s"}
 STEPS = {"llm": "reasoning steps sampled/s", "prm": "reasoning steps judged/s"}
 _LIMITS_FRAME = Frame(panels=560)
-_BALANCE_FRAME = Frame(panels=520, top=66 + UPPER_AXIS_PX)
+_BALANCE_FRAME = Frame(panels=520, top=66 + theme.UPPER_AXIS_PX)
 _HEAT_FOOT, _LINES_HEAD = 0.66, 0.46  # of the drawing: the heat map above, the lines below
+_LIMITS_CAPTION = (
+    "Throughput of the {label} over the limits of one step, all requests of a recorded search "
+    "queued at once, memory as at an LLM share of 0.3. Above: {tokens}. Below: {steps}, and the "
+    "same requests without a prefix cache in continuous and in static, padded batches; bars reach "
+    "from the slowest to the fastest repetition."
+)
 _BALANCE_CAPTION = (
     "Above: reasoning steps of the search over the seconds each model was busy with them, against "
     "the LLM's share of total memory; bars are 95 % bootstrap intervals over problems, and the "
@@ -51,7 +40,7 @@ _BALANCE_CAPTION = (
 )
 
 
-def batch_limits(rows: pd.DataFrame, face: str = "") -> go.Figure:
+def batch_limits(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     """One model's throughput over max_num_batched_tokens and max_num_seqs; static batches beside.
 
     rows: model, kind (continuous | continuous, no prefix cache | static, padded), max_num_seqs,
@@ -64,11 +53,25 @@ def batch_limits(rows: pd.DataFrame, face: str = "") -> go.Figure:
     _heat(fig, continuous, model)
     for line in _lines(rows, model):
         fig.add_trace(line, row=2, col=1)
-    _limit_axes(fig, rows, model)
+    fig.update_xaxes(title_text="max_num_batched_tokens: tokens in one step", row=1, col=1)
+    fig.update_yaxes(title_text="max_num_seqs", domain=[_HEAT_FOOT, 1], row=1, col=1)
+    seqs = sorted(rows["max_num_seqs"].unique())
+    ends = [np.log10(seqs[0]) - 0.08, np.log10(seqs[-1]) + 0.08]
+    axis = {"type": "log", "tickvals": seqs, "range": ends}
+    fig.update_xaxes(title_text="max_num_seqs: sequences in one step", **axis, row=2, col=1)
+    rates = rows.assign(value=rows["steps_per_s"], high=rows["steps_per_s_high"])
+    axis = {"range": [0, 1.04 * theme.highest(rates)], "domain": [0, _LINES_HEAD]}
+    fig.update_yaxes(title_text=STEPS[model], **axis, row=2, col=1)
+    legend_at(fig, "legend", _LINES_HEAD + 0.005)
     cannot = "; hatched: infeasible" if continuous["tokens_per_s"].isna().any() else ""
     say(fig, f"<b>{TOKENS[model]}</b>, continuous batching{cannot}", 0, 1, yshift=4)
-    title = f"Throughput of the {MODELS[model].label} over its batch limits"
-    return finish(fig, title, _limits_caption(rows, model), face, _LIMITS_FRAME)
+    reasons = rows.loc[rows["steps_per_s"].isna(), "error"].dropna().unique()
+    first = [str(reason).split(". ")[0].rstrip(".") for reason in reasons]
+    label, tokens, steps = MODELS[model].label, TOKENS[model], STEPS[model]
+    caption = _LIMITS_CAPTION.format(label=label, tokens=tokens, steps=steps)
+    caption += f" Infeasible: {'; '.join(first)}." if first else ""
+    title = f"Throughput of the {label} over its batch limits"
+    return finish(fig, title, caption, provenance, _LIMITS_FRAME)
 
 
 def _heat(fig: go.Figure, rows: pd.DataFrame, model: str) -> None:
@@ -80,7 +83,7 @@ def _heat(fig: go.Figure, rows: pd.DataFrame, model: str) -> None:
     heat = go.Heatmap(
         z=rates,
         texttemplate="%{z:.3s}",  # 3 digits: 87.2, 940, 1.25k
-        colorscale=[[0, mixed(model, 0.04)], [1, mixed(model, 0.8)]],
+        colorscale=[[0, theme.mixed(model, 0.04)], [1, theme.mixed(model, 0.8)]],
         zmin=0,
         zmax=float(np.nanmax(rates)),
         showscale=False,
@@ -93,7 +96,7 @@ def _heat(fig: go.Figure, rows: pd.DataFrame, model: str) -> None:
     )
     fig.add_trace(heat, row=1, col=1)
     cannot = rows[rows["tokens_per_s"].isna()]
-    hatch = {"shape": "/", "fgcolor": GREY, "size": 7, "solidity": 0.2}
+    hatch = {"shape": "/", "fgcolor": theme.GREY, "size": 7, "solidity": 0.2}
     bars = go.Bar(
         x=[tokens.index(t) for t in cannot["max_num_batched_tokens"]],
         base=[seqs.index(s) - 0.5 for s in cannot["max_num_seqs"]],
@@ -124,7 +127,7 @@ def _lines(rows: pd.DataFrame, model: str) -> list[go.Scatter]:
     for rank, tokens in enumerate(limits):
         own = measured[measured["kind"] == CONTINUOUS]
         own = own[own["max_num_batched_tokens"] == tokens]
-        look = (shade(model, rank, len(limits)), "solid", SYMBOLS[rank % 7])
+        look = (theme.shade(model, rank, len(limits)), "solid", theme.SYMBOLS[rank % 7])
         style = Style(f"{tokens:,} tokens a step", *look)
         lines.append(series(own, "max_num_seqs", style, hover))
     for kind, style in BESIDE.items():
@@ -139,33 +142,7 @@ def _lines(rows: pd.DataFrame, model: str) -> list[go.Scatter]:
     return lines
 
 
-def _limit_axes(fig: go.Figure, rows: pd.DataFrame, model: str) -> None:
-    fig.update_xaxes(title_text="max_num_batched_tokens: tokens in one step", row=1, col=1)
-    fig.update_yaxes(title_text="max_num_seqs", domain=[_HEAT_FOOT, 1], row=1, col=1)
-    seqs = sorted(rows["max_num_seqs"].unique())
-    ends = [np.log10(seqs[0]) - 0.08, np.log10(seqs[-1]) + 0.08]
-    axis = {"type": "log", "tickvals": seqs, "range": ends}
-    fig.update_xaxes(title_text="max_num_seqs: sequences in one step", **axis, row=2, col=1)
-    reach = 1.04 * highest(rows.assign(value=rows["steps_per_s"], high=rows["steps_per_s_high"]))
-    axis = {"title_text": STEPS[model], "range": [0, reach], "domain": [0, _LINES_HEAD]}
-    fig.update_yaxes(**axis, row=2, col=1)
-    legend_at(fig, "legend", _LINES_HEAD + 0.005)
-
-
-def _limits_caption(rows: pd.DataFrame, model: str) -> str:
-    reasons = rows.loc[rows["steps_per_s"].isna(), "error"].dropna().unique()
-    first = [str(reason).split(". ")[0].rstrip(".") for reason in reasons]
-    why = f" Infeasible: {'; '.join(first)}." if first else ""
-    return (
-        f"Throughput of the {MODELS[model].label} over the limits of one step, all requests of a "
-        "recorded search queued at once, memory as at an LLM share of 0.3. Above: "
-        f"{TOKENS[model]}. Below: {STEPS[model]}, and the same requests without a prefix cache in "
-        "continuous and in static, padded batches; bars reach from the slowest to the fastest "
-        f"repetition.{why}"
-    )
-
-
-def balance(rows: pd.DataFrame, face: str = "") -> go.Figure:
+def balance(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     """Reasoning steps a second of both models over the split; room wasted over the block size.
 
     rows: metric steps_per_busy_s with llm_share, llm_kv_tokens, prm_kv_tokens, model, value, low,
@@ -177,13 +154,21 @@ def balance(rows: pd.DataFrame, face: str = "") -> go.Figure:
     for model, style in MODELS.items():
         hover = "share %{x:.2f}: %{y:,.1f} steps/s"
         fig.add_trace(series(busy[busy["model"] == model], "llm_share", style, hover), row=1, col=1)
-    share_axes(fig, busy, panels=1)
+    theme.share_axes(fig, busy, panels=1)
     fig.update_yaxes(title_text="reasoning steps/s while busy", rangemode="tozero", row=1, col=1)
     waste = rows[rows["metric"] == "waste"].drop(columns=["low", "high"], errors="ignore")
     limits = sorted(waste.loc[waste["kind"] == CONTINUOUS, "max_num_seqs"].astype(int).unique())
     for column, model in enumerate(MODELS, start=1):
         _waste(fig, waste[waste["model"] == model], model, limits, column)
-    _waste_legend(fig, limits, bool((waste["kind"] != CONTINUOUS).any()))
+    for rank, seqs in enumerate(limits):  # in grey: both models' lines are read by these markers
+        level = round(190 - 160 * (rank / (len(limits) - 1) if len(limits) > 1 else 1.0))
+        marker = {"symbol": theme.SYMBOLS[rank % 7], "color": f"rgb({level},{level},{level})"}
+        note = theme.legend_note("legend2", f"≤ {seqs:,} sequences", marker)
+        fig.add_trace(note, row=2, col=1)
+    if (waste["kind"] != CONTINUOUS).any():
+        marker = {"symbol": "triangle-up-open", "color": theme.PURPLE}
+        note = theme.legend_note("legend2", "static batches of so many", marker)
+        fig.add_trace(note, row=2, col=1)
     sizes = sorted(waste["block_size"].unique())
     reach = [np.log10(sizes[0]) - 0.1, np.log10(sizes[-1]) + 0.1]
     top = 1.12 * max(100 * float(waste["value"].max()), 5.0)
@@ -192,9 +177,11 @@ def balance(rows: pd.DataFrame, face: str = "") -> go.Figure:
         title = f"block size of the {style.label} (tokens)"
         fig.update_xaxes(title_text=title, **ticks, row=2, col=column)
         fig.update_yaxes(range=[0, top], title_text="room wasted (%)", row=2, col=column)
-    legend_at(fig, "legend", _BALANCE_FRAME.above(UPPER_AXIS_PX - 4))
+    legend_at(fig, "legend", _BALANCE_FRAME.above(theme.UPPER_AXIS_PX - 4))
     legend_at(fig, "legend2", 0.385)
-    return finish(fig, "Balance of both models, and waste", _BALANCE_CAPTION, face, _BALANCE_FRAME)
+    return finish(
+        fig, "Balance of both models, and waste", _BALANCE_CAPTION, provenance, _BALANCE_FRAME
+    )
 
 
 def _waste(
@@ -206,22 +193,11 @@ def _waste(
     hover = "blocks of %{x}: %{y:.1f} %"
     for rank, seqs in enumerate(limits):
         own = continuous[continuous["max_num_seqs"] == seqs]
-        look = (shade(model, rank, len(limits)), "solid", SYMBOLS[rank % 7])
+        look = (theme.shade(model, rank, len(limits)), "solid", theme.SYMBOLS[rank % 7])
         line = series(own, "block_size", Style(f"{label}, {seqs}", *look), hover)
         fig.add_trace(line.update(showlegend=False), row=2, col=column)
-    style = Style(f"{label}, static", PURPLE, symbol="triangle-up-open")
+    style = Style(f"{label}, static", theme.PURPLE, symbol="triangle-up-open")
     points = series(static, "block_size", style, hover, mode="markers+text", marker_size=10)
     sides = [f"middle {('right', 'left')[k % 2]}" for k in range(len(static))]  # apart if equal
     points.update(text=[f"{s:.0f}" for s in static["max_num_seqs"]], textposition=sides)
     fig.add_trace(points.update(showlegend=False), row=2, col=column)
-
-
-def _waste_legend(fig: go.Figure, limits: Sequence[int], has_static: bool) -> None:
-    """In grey, since both models' lines are read by the same shades and markers."""
-    for rank, seqs in enumerate(limits):
-        level = round(190 - 160 * (rank / (len(limits) - 1) if len(limits) > 1 else 1.0))
-        marker = {"symbol": SYMBOLS[rank % 7], "color": f"rgb({level},{level},{level})"}
-        fig.add_trace(legend_note("legend2", f"≤ {seqs:,} sequences", marker), row=2, col=1)
-    if has_static:
-        marker = {"symbol": "triangle-up-open", "color": PURPLE}
-        fig.add_trace(legend_note("legend2", "static batches of so many", marker), row=2, col=1)

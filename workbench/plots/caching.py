@@ -9,25 +9,12 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.plots.theme import (
-    BLACK,
-    GREY,
-    MODELS,
-    UPPER_AXIS_PX,
-    Frame,
-    finish,
-    in_percent,
-    legend_at,
-    legend_note,
-    say,
-    series,
-    share_axes,
-    tokens_text,
-)
+from workbench.plots import theme
+from workbench.plots.theme import MODELS, Frame, finish, legend_at, say, series
 
 RATES = {"hit_ratio": 100, "thrashed_per_1000": 1}  # of the upper and lower panels, their scale
-_HITS_FRAME = Frame(panels=320, top=66 + UPPER_AXIS_PX)
-_THRASH_FRAME = Frame(panels=470, top=66 + UPPER_AXIS_PX)
+_HITS_FRAME = Frame(panels=320, top=66 + theme.UPPER_AXIS_PX)
+_THRASH_FRAME = Frame(panels=470, top=66 + theme.UPPER_AXIS_PX)
 _SIZES_FRAME = Frame(panels=430, top=96)
 _HITS_CAPTION = (
     "Share of queried prompt tokens that the prefix cache answered, first admissions only, against "
@@ -50,21 +37,21 @@ _SIZES_CAPTION = (
 )
 
 
-def prefix_hits(rows: pd.DataFrame, face: str = "") -> go.Figure:
+def prefix_hits(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     """Prefix hit rate of both models, 0 to 100 %, over the LLM's share.
 
     rows: llm_share, llm_kv_tokens, prm_kv_tokens, engine, value, low, high; rates as fractions.
     """
     fig = make_subplots(rows=1)
     for engine in MODELS:
-        fig.add_trace(_line(in_percent(rows), engine, ".1f", " %"))
-    share_axes(fig, rows, panels=1)
+        fig.add_trace(_line(theme.in_percent(rows), engine, ".1f", " %"))
+    theme.share_axes(fig, rows, panels=1)
     fig.update_yaxes(title_text="prompt tokens found cached (%)", range=[0, 103])
-    legend_at(fig, "legend", _HITS_FRAME.above(UPPER_AXIS_PX - 4))
-    return finish(fig, "Prefix cache hits of both models", _HITS_CAPTION, face, _HITS_FRAME)
+    legend_at(fig, "legend", _HITS_FRAME.above(theme.UPPER_AXIS_PX - 4))
+    return finish(fig, "Prefix cache hits of both models", _HITS_CAPTION, provenance, _HITS_FRAME)
 
 
-def thrashing(rows: pd.DataFrame, face: str = "") -> go.Figure:
+def thrashing(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     """Thrash events per 1,000 look-ups and thrashed blocks a search, over the LLM's share.
 
     rows: llm_share, llm_kv_tokens, prm_kv_tokens, engine, metric (events_per_1000 | blocks), value,
@@ -75,17 +62,17 @@ def thrashing(rows: pd.DataFrame, face: str = "") -> go.Figure:
     for engine in MODELS:
         fig.add_trace(_line(events, engine, ".2f", ""), row=1, col=1)
         fig.add_trace(_line(blocks, engine, ",.0f", "").update(showlegend=False), row=2, col=1)
-    share_axes(fig, rows, panels=2)
+    theme.share_axes(fig, rows, panels=2)
     fig.update_yaxes(rangemode="tozero")
     fig.update_yaxes(title_text="events per 1,000 look-ups", row=1, col=1)
     fig.update_yaxes(title_text="thrashed blocks per search", row=2, col=1)
-    legend_at(fig, "legend", _THRASH_FRAME.above(UPPER_AXIS_PX - 4))
+    legend_at(fig, "legend", _THRASH_FRAME.above(theme.UPPER_AXIS_PX - 4))
     zeros = events[events["value"] == 0]
     if len(zeros):  # their bars are often too short to be seen: the bound is in the legend
         text = f"open markers: 0, upper bound at most {zeros['high'].max():.2f}"
-        marker = {"symbol": "circle-open", "color": GREY, "line": {"width": 1.5}}
-        fig.add_trace(legend_note("legend", text, marker), row=1, col=1)
-    return finish(fig, "Thrashing of both models", _THRASH_CAPTION, face, _THRASH_FRAME)
+        marker = {"symbol": "circle-open", "color": theme.GREY, "line": {"width": 1.5}}
+        fig.add_trace(theme.legend_note("legend", text, marker), row=1, col=1)
+    return finish(fig, "Thrashing of both models", _THRASH_CAPTION, provenance, _THRASH_FRAME)
 
 
 def _line(rows: pd.DataFrame, engine: str, form: str, unit: str) -> go.Scatter:
@@ -102,7 +89,7 @@ def _line(rows: pd.DataFrame, engine: str, form: str, unit: str) -> go.Scatter:
     return series(own, "llm_share", style, hover, customdata=bounds, marker=marker)
 
 
-def miss_ratio(rows: pd.DataFrame, face: str = "") -> go.Figure:
+def miss_ratio(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     """Hit rate and thrashed blocks of each model over cache sizes.
 
     rows: engine, tokens (the size), kind (lru | optimum | replay | share), fits, hit_ratio and
@@ -117,7 +104,7 @@ def miss_ratio(rows: pd.DataFrame, face: str = "") -> go.Figure:
         own = rows[rows["engine"] == engine].sort_values("tokens")
         _sizes(fig, own, engine, column)
         for tokens, share in own.loc[own["kind"] == "share", ["tokens", "llm_share"]].to_numpy():
-            line = {"color": GREY, "dash": "dot", "width": 1}
+            line = {"color": theme.GREY, "dash": "dot", "width": 1}
             fig.add_vline(float(tokens), line=line, row="all", col=column)
             at = {"textangle": -90, "xanchor": "right", "font": {"size": 10, "color": "#555555"}}
             say(fig, f"{share:.2f}", float(np.log10(tokens)), 2, **at, row=1, col=column)
@@ -128,7 +115,7 @@ def miss_ratio(rows: pd.DataFrame, face: str = "") -> go.Figure:
     fig.update_yaxes(title_text="prompt tokens found cached (%)", row=1, col=1)
     fig.update_yaxes(title_text="thrashed blocks per 1,000 look-ups", row=2, col=1)
     legend_at(fig, "legend", _SIZES_FRAME.above(22))
-    return finish(fig, "Is it the policy or the size?", _SIZES_CAPTION, face, _SIZES_FRAME)
+    return finish(fig, "Is it the policy or the size?", _SIZES_CAPTION, provenance, _SIZES_FRAME)
 
 
 def _sizes(fig: go.Figure, rows: pd.DataFrame, engine: str, column: int) -> None:
@@ -141,7 +128,7 @@ def _sizes(fig: go.Figure, rows: pd.DataFrame, engine: str, column: int) -> None
     curves = [
         (fits, f"{style.label}, LRU", {"color": style.colour, "dash": "solid", "width": 2.2}),
         (below, None, {"color": style.colour, "dash": "dash", "width": 2.2}),
-        (best, "optimum", {"color": BLACK, "dash": "solid", "width": 1}),
+        (best, "optimum", {"color": theme.BLACK, "dash": "solid", "width": 1}),
     ]
     for panel, (value, scale) in enumerate(RATES.items(), start=1):
         for own, label, line in curves[: 3 if value == "hit_ratio" else 2]:
@@ -150,7 +137,7 @@ def _sizes(fig: go.Figure, rows: pd.DataFrame, engine: str, column: int) -> None
                 y=scale * own[value],
                 mode="lines",
                 line=line,
-                text=[f"{tokens_text(tokens)} tokens" for tokens in own["tokens"]],
+                text=[f"{theme.tokens_text(tokens)} tokens" for tokens in own["tokens"]],
                 name=label or "",
                 showlegend=panel == 1 and label is not None and (label != "optimum" or column == 1),
                 hovertemplate="%{text}: %{y:.1f}<extra></extra>",

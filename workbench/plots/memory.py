@@ -14,34 +14,17 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.plots.theme import (
-    BLACK,
-    GREY,
-    MODELS,
-    ORANGE,
-    ROOM_TITLE,
-    SHARE_TITLE,
-    SKY,
-    YELLOW,
-    Frame,
-    Style,
-    both_rooms,
-    finish,
-    legend_at,
-    say,
-    series,
-    strokes,
-    thinned,
-)
+from workbench.plots import theme
+from workbench.plots.theme import MODELS, Frame, Style, finish, legend_at, say, series
 
 HOWS = ("measured", "computed")
 KV, MORE = "kv", "activations_more"
 PARTS = {  # part: (label, colour, pattern); the KV cache has its model's colour
     "weights": ("weights", "#595959", ""),
     KV: ("KV", "", ""),
-    "other": ("other: 0 on a CPU", SKY, ""),
-    "activations_longest": ("activations: longest request", YELLOW, ""),
-    MORE: ("more for the batch limits", ORANGE, "/"),
+    "other": ("other: 0 on a CPU", theme.SKY, ""),
+    "activations_longest": ("activations: longest request", theme.YELLOW, ""),
+    MORE: ("more for the batch limits", theme.ORANGE, "/"),
 }
 _TOP_AXIS_PX = 106
 _PARTS_FRAME = Frame(panels=470, top=_TOP_AXIS_PX + 112, right=14)
@@ -80,7 +63,7 @@ class _Panel:
         return num_bytes / UNITS[self.unit]
 
 
-def memory_parts(rows: pd.DataFrame, face: str = "") -> go.Figure:
+def memory_parts(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     """Weights, KV, other and activations of both models, stacked over the share.
 
     rows: how (measured | computed), model, name, llm_share, budget_bytes, lacks_bytes, part, bytes,
@@ -100,7 +83,9 @@ def memory_parts(rows: pd.DataFrame, face: str = "") -> go.Figure:
         _part_axes(fig, of_pair, shares, col)
     fig.update_layout(barmode="stack")
     legend_at(fig, "legend", _PARTS_FRAME.above(_TOP_AXIS_PX), traceorder="normal")
-    return finish(fig, "What each model's memory is used for", _PARTS_CAPTION, face, _PARTS_FRAME)
+    return finish(
+        fig, "What each model's memory is used for", _PARTS_CAPTION, provenance, _PARTS_FRAME
+    )
 
 
 def _stack(fig: go.Figure, rows: pd.DataFrame, panel: _Panel) -> None:
@@ -129,9 +114,9 @@ def _stack(fig: go.Figure, rows: pd.DataFrame, panel: _Panel) -> None:
     budgets = rows.drop_duplicates("llm_share")
     heights = list(panel.sizes(budgets["budget_bytes"]))
     stroke = go.Scatter(
-        **strokes(panel.places(list(budgets["llm_share"])), heights, 0.46),
+        **theme.strokes(panel.places(list(budgets["llm_share"])), heights, 0.46),
         mode="lines",
-        line={"color": BLACK, "width": 2.5},
+        line={"color": theme.BLACK, "width": 2.5},
         name="the model's part",
         showlegend=panel.row == panel.col == 1,
         hoverinfo="skip",
@@ -161,14 +146,14 @@ def _lacking(fig: go.Figure, own: pd.DataFrame, panel: _Panel) -> None:
 
 def _part_axes(fig: go.Figure, rows: pd.DataFrame, shares: tuple[float, ...], col: int) -> None:
     """Shares below the lower panel; above the upper one whose pair, and the room for KV."""
-    kept = thinned(range(len(shares)), 0.15)
+    kept = theme.thinned(range(len(shares)), 0.15)
     room = rows.drop_duplicates("llm_share").set_index("llm_share")
     rooms = [room.loc[[shares[i]]].iloc[0] for i in kept]
-    above = [both_rooms(own) for own in rooms]
+    above = [theme.both_rooms(own) for own in rooms]
     total = rows.drop_duplicates(["model", "llm_share"]).groupby("llm_share")["budget_bytes"].sum()
     unit = _unit(total)
     size = f"{total.max() / UNITS[unit]:g} {unit}"
-    title = f"<b>{rows['how'].iloc[0]}</b>, {size}<br>{_pair(rows)}<br>{ROOM_TITLE}"
+    title = f"<b>{rows['how'].iloc[0]}</b>, {size}<br>{_pair(rows)}<br>{theme.ROOM_TITLE}"
     ticks = {"tickmode": "array", "tickvals": kept, "range": [-0.7, len(shares) - 0.3]}
     top = {"side": "top", "title": {"text": title, "standoff": 4}, "ticktext": above}
     fig.update_xaxes(**ticks, **top, showgrid=False, row=1, col=col)
@@ -187,7 +172,7 @@ def _unit(sizes: pd.Series) -> str:
     return [unit for unit, size in UNITS.items() if size <= max(largest, 2**10)][-1]
 
 
-def kv_blocks(rows: pd.DataFrame, face: str = "") -> go.Figure:
+def kv_blocks(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     """Blocks of both models over the share: the formula's line, counts of engines, and the ends.
 
     rows: how, model, name, llm_share, kind (formula | built | lacking), blocks, lacks_bytes,
@@ -203,7 +188,7 @@ def kv_blocks(rows: pd.DataFrame, face: str = "") -> go.Figure:
         _block_axes(fig, own, row)
     legend_at(fig, "legend", _BLOCKS_FRAME.above(22))
     title = "KV blocks of both models over the split"
-    return finish(fig, title, _BLOCKS_CAPTION, face, _BLOCKS_FRAME)
+    return finish(fig, title, _BLOCKS_CAPTION, provenance, _BLOCKS_FRAME)
 
 
 def _counts(fig: go.Figure, rows: pd.DataFrame, model: str, row: int) -> None:
@@ -233,7 +218,7 @@ def _counts(fig: go.Figure, rows: pd.DataFrame, model: str, row: int) -> None:
 def _block_axes(fig: go.Figure, rows: pd.DataFrame, row: int) -> None:
     """Both axes, whose pair it is, and in grey what lies outside the feasible shares."""
     low, high = rows["low_end"].iloc[0], rows["high_end"].iloc[0]
-    band = {"fillcolor": GREY, "opacity": 0.2, "line_width": 0, "layer": "below"}
+    band = {"fillcolor": theme.GREY, "opacity": 0.2, "line_width": 0, "layer": "below"}
     for start, end in ((0.0, low), (high, rows["llm_share"].max())):
         if start < end:  # drawn after the lines: plotly leaves bands out where nothing is drawn yet
             fig.add_vrect(start, end, **band, row=row, col=1)
@@ -249,4 +234,4 @@ def _block_axes(fig: go.Figure, rows: pd.DataFrame, row: int) -> None:
     text = f"<b>{rows['how'].iloc[0]}</b>: {_pair(rows)}, feasible {low:.3f} to {high:.3f}"
     place = {"xref": "x domain", "yref": "y domain", "yshift": 3}
     say(fig, text, 0, 1, **place, row=row, col=1)
-    fig.update_xaxes(title_text=SHARE_TITLE, row=row, col=1)
+    fig.update_xaxes(title_text=theme.SHARE_TITLE, row=row, col=1)

@@ -9,34 +9,21 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.plots.theme import (
-    BLACK,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    VERMILION,
-    Frame,
-    Style,
-    finish,
-    highest,
-    interval,
-    legend_at,
-    series,
-)
+from workbench.plots import theme
+from workbench.plots.theme import Frame, Style, finish, legend_at, series
 
 BESIDE = "static_requests"  # the rung that is compared with the last
 QUEUED = "continuous_problems"  # the rung that is compared over a longer queue of problems
 GAIN = "gain"
 PANELS = {  # metric: (axis title, colour); the gain has no bars
-    GAIN: ("gain over the<br>rung before, times", VERMILION),
-    "problems_per_min": ("problems<br>/min", GREEN),
-    "tokens_per_s": ("generated<br>tokens/s", BLACK),
-    "accuracy": ("accuracy", ORANGE),
+    GAIN: ("gain over the<br>rung before, times", theme.VERMILION),
+    "problems_per_min": ("problems<br>/min", theme.GREEN),
+    "tokens_per_s": ("generated<br>tokens/s", theme.BLACK),
+    "accuracy": ("accuracy", theme.ORANGE),
 }
 FINISHING = {
-    "finishes": Style("sampled to the end", PURPLE, symbol="diamond"),
-    "stops": Style("stopped, unfinished", BLACK, "dash"),
+    "finishes": Style("sampled to the end", theme.PURPLE, symbol="diamond"),
+    "stops": Style("stopped, unfinished", theme.BLACK, "dash"),
 }
 _WIDTHS = [0.38, 0.22, 0.2, 0.2]
 _HATCHED = {"fillmode": "overlay", "fgcolor": "white", "size": 7, "solidity": 0.35}
@@ -55,7 +42,7 @@ _CAPTION = (
 )
 
 
-def modifications(rows: pd.DataFrame, face: str = "") -> go.Figure:
+def modifications(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     """Gain, problems/min, tokens/s and accuracy of every rung; accuracy over the depth limit below.
 
     rows: rung, label, metric (those of PANELS and of FINISHING), value, low, high, max_depth.
@@ -78,8 +65,20 @@ def modifications(rows: pd.DataFrame, face: str = "") -> go.Figure:
         reach = [len(order) - 0.5, -0.5]
         fig.update_yaxes(**ticks, range=reach, domain=[_FOOT, 1], row=1, col=column)
     fig.update_yaxes(ticktext=[labels[rung] for rung in order], row=1, col=1)
-    _limits(fig, rows[rows["metric"].isin(FINISHING)])
-    return finish(fig, "Modifications of the baseline, one after another", _CAPTION, face, _FRAME)
+    ends = rows[rows["metric"].isin(FINISHING)]
+    limits = sorted(ends["max_depth"].unique())
+    for shift, (metric, style) in zip((-0.04, 0.04), FINISHING.items()):  # bars do not cover
+        own = ends[ends["metric"] == metric].sort_values("max_depth")
+        own = own.assign(place=[limits.index(limit) + shift for limit in own["max_depth"]])
+        fig.add_trace(series(own, "place", style, "accuracy %{y:.2f}", marker_size=9), row=2, col=1)
+    ticks = {"tickvals": list(range(len(limits))), "ticktext": [f"{limit}" for limit in limits]}
+    title, reach = "depth limit: reasoning steps a beam may have", [-0.5, len(limits) - 0.5]
+    fig.update_xaxes(title_text=title, range=reach, **ticks, row=2, col=1)
+    fig.update_yaxes(title_text="accuracy", range=[0, 1.05], domain=[0, _HEAD], row=2, col=1)
+    legend_at(fig, "legend", _HEAD + 0.01)
+    return finish(
+        fig, "Modifications of the baseline, one after another", _CAPTION, provenance, _FRAME
+    )
 
 
 def _gains(fig: go.Figure, rows: pd.DataFrame, places: list[int]) -> None:
@@ -88,7 +87,7 @@ def _gains(fig: go.Figure, rows: pd.DataFrame, places: list[int]) -> None:
     points = go.Scatter(
         x=rows["value"],
         y=places,
-        error_x=interval(rows, colour),
+        error_x=theme.interval(rows, colour),
         mode="markers+text",
         text=np.where(longer, "longer queue:<br>", "") + rows["value"].map("×{:.2f}".format),
         textposition="top center",
@@ -98,7 +97,7 @@ def _gains(fig: go.Figure, rows: pd.DataFrame, places: list[int]) -> None:
         hovertemplate="×%{x:.2f}<extra></extra>",
     )
     fig.add_trace(points, row=1, col=1)
-    fig.add_vline(1, line={"color": GREY, "dash": "dot", "width": 1}, row=1, col=1)
+    fig.add_vline(1, line={"color": theme.GREY, "dash": "dot", "width": 1}, row=1, col=1)
     known = rows[["value", "low", "high"]].replace([np.inf, -np.inf], np.nan)
     ends = [min(0.5, 0.6 * known.min().min()), max(2.0, 1.4 * known.max().max())]
     fig.update_xaxes(type="log", range=np.log10(ends).tolist(), row=1, col=1)
@@ -113,7 +112,7 @@ def _bars(fig: go.Figure, rows: pd.DataFrame, places: list[int], metric: str, co
     bar = go.Bar(
         x=rows["value"],
         y=places,
-        error_x=interval(rows, BLACK if colour != BLACK else GREY),
+        error_x=theme.interval(rows, theme.BLACK if colour != theme.BLACK else theme.GREY),
         orientation="h",
         width=0.5,
         customdata=rows[["low", "high"]],
@@ -123,19 +122,5 @@ def _bars(fig: go.Figure, rows: pd.DataFrame, places: list[int], metric: str, co
         hovertemplate="%{x:,.2f} (95 %: %{customdata[0]:,.2f} to %{customdata[1]:,.2f})",
     )
     fig.add_trace(bar, row=1, col=column)
-    reach = 1.05 * (1 if metric == "accuracy" else highest(rows))
+    reach = 1.05 * (1 if metric == "accuracy" else theme.highest(rows))
     fig.update_xaxes(range=[0, reach], row=1, col=column)
-
-
-def _limits(fig: go.Figure, rows: pd.DataFrame) -> None:
-    """Accuracy of both ends over the depth limit, a little apart so that bars do not cover."""
-    limits = sorted(rows["max_depth"].unique())
-    for shift, (metric, style) in zip((-0.04, 0.04), FINISHING.items()):
-        own = rows[rows["metric"] == metric].sort_values("max_depth")
-        own = own.assign(place=[limits.index(limit) + shift for limit in own["max_depth"]])
-        fig.add_trace(series(own, "place", style, "accuracy %{y:.2f}", marker_size=9), row=2, col=1)
-    ticks = {"tickvals": list(range(len(limits))), "ticktext": [f"{limit}" for limit in limits]}
-    title, reach = "depth limit: reasoning steps a beam may have", [-0.5, len(limits) - 0.5]
-    fig.update_xaxes(title_text=title, range=reach, **ticks, row=2, col=1)
-    fig.update_yaxes(title_text="accuracy", range=[0, 1.05], domain=[0, _HEAD], row=2, col=1)
-    legend_at(fig, "legend", _HEAD + 0.01)

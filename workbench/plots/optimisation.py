@@ -4,43 +4,31 @@ memory over time, and whether every setting sampled the same tokens.
 
 from __future__ import annotations
 
+from itertools import product
+from typing import Any
+
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.plots.theme import (
-    BLACK,
-    GREEN,
-    GREY,
-    MODELS,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILION,
-    Frame,
-    Style,
-    finish,
-    legend_at,
-    say,
-    series,
-    wrapped,
-)
+from workbench.plots import theme
+from workbench.plots.theme import MODELS, Frame, Style, finish, legend_at, say, series
 
 STATIC, NONE, ALL = "static", "none", "all"
 POLICIES = {
-    "static": Style("static split", BLACK),
-    "first_come": Style("first come", ORANGE, "dot"),
-    "phase_aware": Style("phase-aware", PURPLE, "dashdot"),
-    "marginal_value": Style("marginal value", GREEN, "dash"),
+    "static": Style("static split", theme.BLACK),
+    "first_come": Style("first come", theme.ORANGE, "dot"),
+    "phase_aware": Style("phase-aware", theme.PURPLE, "dashdot"),
+    "marginal_value": Style("marginal value", theme.GREEN, "dash"),
 }
-EVERYTHING = Style("marginal value, all that gain", VERMILION, "longdash")
+EVERYTHING = Style("marginal value, all that gain", theme.VERMILION, "longdash")
 TECHNIQUES = {
-    "none": Style("none", BLACK),
-    "partial_blocks": Style("partial blocks", SKY, "dash", "square"),
-    "forget_pruned": Style("pruned forgotten", GREY, "dash", "triangle-down"),
-    "adaptive": Style("adaptive batching", BLACK, "dot", "cross"),
-    "prefix_order": Style("prefix-aware order", ORANGE, "dot", "diamond"),
-    "all": Style("all that gain", VERMILION, "solid", "hexagon"),
+    "none": Style("none", theme.BLACK),
+    "partial_blocks": Style("partial blocks", theme.SKY, "dash", "square"),
+    "forget_pruned": Style("pruned forgotten", theme.GREY, "dash", "triangle-down"),
+    "adaptive": Style("adaptive batching", theme.BLACK, "dot", "cross"),
+    "prefix_order": Style("prefix-aware order", theme.ORANGE, "dot", "diamond"),
+    "all": Style("all that gain", theme.VERMILION, "solid", "hexagon"),
 }
 SHARE_AXIS = "LLM share of KV"
 MIB = 2**20
@@ -59,7 +47,7 @@ _CAPTION = (
 )
 
 
-def optimisation(rows: pd.DataFrame, face: str = "") -> go.Figure:
+def optimisation(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     """Policies, techniques, memory over time; in words, accuracy and sameness of the settings.
 
     rows: metric, setting, budget, policy, kv_share, technique, value, low, high, model, second;
@@ -82,9 +70,9 @@ def optimisation(rows: pd.DataFrame, face: str = "") -> go.Figure:
         name = "legend" if row == 1 else f"legend{row}"
         legend_at(fig, name, head + (24 if row == 1 else 6) / _FRAME.panels)
     fig.update_annotations(y=1, font={"size": 13})
-    for line, text in enumerate(wrapped(_sameness(rows), 88)):
+    for line, text in enumerate(theme.wrapped(_sameness(rows), 88)):
         say(fig, text, 0, 0, yanchor="top", yshift=-46 - 16 * line)
-    return finish(fig, "Two models, one memory", _CAPTION, face, _FRAME)
+    return finish(fig, "Two models, one memory", _CAPTION, provenance, _FRAME)
 
 
 def _policies(fig: go.Figure, rows: pd.DataFrame, column: int, shown: bool) -> None:
@@ -107,7 +95,7 @@ def _policies(fig: go.Figure, rows: pd.DataFrame, column: int, shown: bool) -> N
     bad = rows[(rows["metric"] == "infeasible") & (rows["technique"] == NONE)].assign(value=0.0)
     if len(bad):
         hover = "share %{x:.2f}: less than one request"
-        cross = series(bad, "kv_share", Style("infeasible", GREY, symbol="x"), hover, **look)
+        cross = series(bad, "kv_share", Style("infeasible", theme.GREY, symbol="x"), hover, **look)
         fig.add_trace(cross.update(mode="markers", marker_size=9), **place)
     fig.update_xaxes(title={"text": SHARE_AXIS, "standoff": 4}, range=ends, **place)
     fig.update_yaxes(rangemode="tozero", **place)
@@ -136,42 +124,37 @@ def _memory(fig: go.Figure, rows: pd.DataFrame) -> None:
     held = rows[rows["metric"].isin(["held", "active", "target"])].sort_values("second")
     policies = [name for name in (STATIC, "marginal_value") if name in set(held["policy"])]
     highest = 1.05 * float(held["value"].max()) / MIB if len(held) else 1.0
+    looks: dict[str, tuple[str, dict[str, Any]]] = {
+        "active": ("in use", {"width": 0}),
+        "held": ("held", {"width": 2}),
+        "target": ("target", {"width": 1, "dash": "dot"}),
+    }
     for policy in policies:
         own = held[held["policy"] == policy]
         column = 1 if policy == STATIC else 4
         share = own["kv_share"].iloc[0]
         named = f"static {share:g}" if policy == STATIC else POLICIES[policy].label
-        for model in reversed(MODELS):  # the smaller area in front
-            _held(fig, own[own["model"] == model], model, column, policy == policies[0])
+        for model, (metric, (label, look)) in product(reversed(MODELS), looks.items()):
+            style = MODELS[model]  # the smaller area in front
+            drawn = own[(own["model"] == model) & (own["metric"] == metric)]
+            trace = go.Scatter(
+                x=drawn["second"],
+                y=drawn["value"] / MIB,
+                mode="lines",
+                line={"color": style.soft if metric == "active" else style.colour, **look},
+                fill="tozeroy" if metric == "active" else None,
+                fillcolor=style.soft,
+                opacity=0.8,
+                name=f"{style.label} {label}",
+                legend="legend3",
+                showlegend=policy == policies[0],
+                hovertemplate="%{x:.1f} s: %{y:.2f} MiB",
+            )
+            fig.add_trace(trace, row=3, col=column)
         title = f"seconds of a search, {named}"
         fig.update_xaxes(title={"text": title, "standoff": 4}, row=3, col=column)
         fig.update_yaxes(range=[0, highest], row=3, col=column)
     fig.update_yaxes(title_text="KV, MiB", row=3, col=1)
-
-
-def _held(fig: go.Figure, rows: pd.DataFrame, model: str, column: int, shown: bool) -> None:
-    style = MODELS[model]
-    looks = {
-        "active": ("in use", {"width": 0, "color": style.soft}),
-        "held": ("held", {"width": 2, "color": style.colour}),
-        "target": ("target", {"width": 1, "color": style.colour, "dash": "dot"}),
-    }
-    for metric, (label, line) in looks.items():
-        own = rows[rows["metric"] == metric]
-        trace = go.Scatter(
-            x=own["second"],
-            y=own["value"] / MIB,
-            mode="lines",
-            line=line,
-            fill="tozeroy" if metric == "active" else None,
-            fillcolor=style.soft,
-            opacity=0.8,
-            name=f"{style.label} {label}",
-            legend="legend3",
-            showlegend=shown,
-            hovertemplate="%{x:.1f} s: %{y:.2f} MiB",
-        )
-        fig.add_trace(trace, row=3, col=column)
 
 
 def _sameness(rows: pd.DataFrame) -> str:

@@ -12,38 +12,19 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.plots.theme import (
-    BLACK,
-    GREEN,
-    GREY,
-    MODELS,
-    SHARE_TITLE,
-    SKY,
-    TITLE_PX,
-    UPPER_AXIS_PX,
-    VERMILION,
-    Frame,
-    Style,
-    finish,
-    highest,
-    in_percent,
-    legend_at,
-    legend_note,
-    say,
-    series,
-    share_axes,
-)
+from workbench.plots import theme
+from workbench.plots.theme import MODELS, Frame, Style, finish, legend_at, say, series
 
 Draw = Callable[..., go.Figure]
 THROUGHPUT = {
-    "tokens_per_s": Style("generated tokens/s (left axis)", BLACK),
-    "problems_per_min": Style("problems/min (right axis)", GREEN, "dot", "diamond"),
+    "tokens_per_s": Style("generated tokens/s (left axis)", theme.BLACK),
+    "problems_per_min": Style("problems/min (right axis)", theme.GREEN, "dot", "diamond"),
 }
 BUSY = {"llm_tokens_per_busy_s": "llm", "prm_tokens_per_busy_s": "prm"}
 GROUND = "#F3EFE4"
 BADGE = "REPLAYED, not measured"
 DASHES = {"solid": "dot", "dash": "dashdot", "dot": "longdashdot", None: "dot"}
-_SPLIT_FRAME = Frame(panels=470, top=66 + UPPER_AXIS_PX, right=62)
+_SPLIT_FRAME = Frame(panels=470, top=66 + theme.UPPER_AXIS_PX, right=62)
 _RUNGS_FRAME = Frame(panels=300)
 _SPLIT_CAPTION = (
     "Throughput of the search against the LLM's share of total memory: generated tokens per second "
@@ -72,7 +53,7 @@ _SCORE_BAR = {"title": {"text": "PRM score", "side": "right"}, "thickness": 12, 
 _SCORES = {"colorscale": "Cividis", "cmin": 0, "cmax": 1, "colorbar": _SCORE_BAR}
 
 
-def memory_split(rows: pd.DataFrame, face: str = "") -> go.Figure:
+def memory_split(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     """Throughput of the search, and of each model while busy, over the LLM's share.
 
     rows: llm_share, llm_kv_tokens, prm_kv_tokens, metric, value, low, high; metrics tokens_per_s,
@@ -89,62 +70,73 @@ def memory_split(rows: pd.DataFrame, face: str = "") -> go.Figure:
     for metric, model in BUSY.items():
         line = series(of[metric], "llm_share", MODELS[model], hover, legend="legend2")
         fig.add_trace(line, row=2, col=1)
-    share_axes(fig, rows, panels=2)
+    theme.share_axes(fig, rows, panels=2)
     fig.update_yaxes(rangemode="tozero")
     fig.update_yaxes(title_text="generated tokens/s", row=1, col=1, secondary_y=False)
     fig.update_yaxes(title_text="tokens per busy second", row=2, col=1)
     # both measure the same searches, so their lines would coincide: the right axis reaches higher
     right = of["problems_per_min"]
-    reach = max(1.45 * float(right["value"].max()), 1.25 * highest(right))
+    reach = max(1.45 * float(right["value"].max()), 1.25 * theme.highest(right))
     axis = {"title_text": "problems/min", "showgrid": False, "tickmode": "auto"}
     fig.update_yaxes(**axis, range=[0, reach], row=1, col=1, secondary_y=True)
-    legend_at(fig, "legend", _SPLIT_FRAME.above(UPPER_AXIS_PX - 4))
+    legend_at(fig, "legend", _SPLIT_FRAME.above(theme.UPPER_AXIS_PX - 4))
     legend_at(fig, "legend2", 0.445)
     if "peak_share" in of:
         value, low, high = of["peak_share"][["value", "low", "high"]].to_numpy(float)[0]
         pad = 0.004  # so that an interval of one share is still seen
-        band = {"fillcolor": SKY, "opacity": 0.18, "line_width": 0, "layer": "below"}
+        band = {"fillcolor": theme.SKY, "opacity": 0.18, "line_width": 0, "layer": "below"}
         fig.add_vrect(low - pad, high + pad, **band)  # over both panels; its numbers in the legend
         text = f"peak {value:.2f} (95 %: {low:.2f} to {high:.2f})"
-        marker = {"symbol": "square", "size": 12, "color": SKY, "opacity": 0.4}
-        fig.add_trace(legend_note("legend", text, marker), row=1, col=1)
-    return finish(fig, "Throughput against the memory split", _SPLIT_CAPTION, face, _SPLIT_FRAME)
+        marker = {"symbol": "square", "size": 12, "color": theme.SKY, "opacity": 0.4}
+        fig.add_trace(theme.legend_note("legend", text, marker), row=1, col=1)
+    return finish(
+        fig, "Throughput against the memory split", _SPLIT_CAPTION, provenance, _SPLIT_FRAME
+    )
 
 
-def rungs(rows: pd.DataFrame, face: str = "") -> go.Figure:
+def rungs(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     """Throughput over the split on several rungs, each over its own best.
 
     rows: rung, replayed (not measured), llm_share, value, low, high; 1 is the best.
     """
     fig = go.Figure()
-    for name, own in in_percent(rows).sort_values("llm_share").groupby("rung", sort=False):
+    for name, own in theme.in_percent(rows).sort_values("llm_share").groupby("rung", sort=False):
         replayed = bool(own["replayed"].iloc[0])
-        look = (VERMILION, "dot", "diamond-open") if replayed else (BLACK, "solid", "circle")
+        look = (
+            (theme.VERMILION, "dot", "diamond-open")
+            if replayed
+            else (theme.BLACK, "solid", "circle")
+        )
         hover = "share %{x:.2f}: %{y:.1f} % of the best"
         fig.add_trace(series(own, "llm_share", Style(str(name), *look), hover, marker_size=9))
-    fig.update_xaxes(title_text=SHARE_TITLE)
+    fig.update_xaxes(title_text=theme.SHARE_TITLE)
     fig.update_yaxes(title_text="tokens/s over the rung's best (%)", rangemode="tozero")
     legend_at(fig, "legend", _RUNGS_FRAME.above(4))
-    return finish(fig, "Do the rungs agree on the split?", _RUNGS_CAPTION, face, _RUNGS_FRAME)
+    return finish(fig, "Do the rungs agree on the split?", _RUNGS_CAPTION, provenance, _RUNGS_FRAME)
 
 
 def as_replayed(draw: Draw, rung: str = "replayed 1B + 8B") -> Draw:
     """The same figure for rows of a replayed rung: another ground, a badge, other dashes."""
 
-    def drawn(rows: pd.DataFrame, face: str = "") -> go.Figure:
-        fig = draw(rows, face)
+    def drawn(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
+        fig = draw(rows, provenance)
         meta = dict(fig.layout.meta)
         meta["caption"] = f"{rung[0].upper()}{rung[1:]}, not measured. {meta['caption']}"
         paper = meta["on_paper"]  # the badge stands where the title is on a screen: it keeps that
-        margin = paper["margin"] | {"t": paper["margin"]["t"] + TITLE_PX}
-        meta["on_paper"] = paper | {"height": paper["height"] + TITLE_PX, "margin": margin}
+        margin = paper["margin"] | {"t": paper["margin"]["t"] + theme.TITLE_PX}
+        meta["on_paper"] = paper | {"height": paper["height"] + theme.TITLE_PX, "margin": margin}
         title = fig.layout.title.text.replace("</b>", f"</b> ({rung})")
         fig.update_layout(plot_bgcolor=GROUND, title_text=title, meta=meta)
         for trace in fig.data:
             is_area = trace.type != "scatter" or trace.stackgroup or trace.fill
             if not is_area and "lines" in (trace.mode or ""):
                 trace.line.dash = DASHES.get(trace.line.dash, "dot")
-        frame = {"bgcolor": GROUND, "bordercolor": GREY, "font": {"size": 11}, "xanchor": "right"}
+        frame = {
+            "bgcolor": GROUND,
+            "bordercolor": theme.GREY,
+            "font": {"size": 11},
+            "xanchor": "right",
+        }
         say(fig, f"<b>{BADGE}</b>", 1, 1, yshift=fig.layout.margin.t - 27, **frame)
         return fig
 
@@ -166,7 +158,7 @@ def tree_places(nodes: pd.DataFrame) -> pd.DataFrame:
 
 def search_tree(
     nodes: pd.DataFrame,
-    face: str = "",
+    provenance: str = "",
     *,
     title: str = "One search tree",
     question: str = "",
@@ -183,8 +175,8 @@ def search_tree(
     chosen = places["chosen"] if "chosen" in places else pd.Series(False, places.index)
     pruned, fig = places["role"] == "pruned", go.Figure()
     fig.add_trace(_edges(places, pruned, "#D8D8D8", 0.8))
-    fig.add_trace(_edges(places, ~pruned & ~chosen, GREY, 1.6))
-    fig.add_trace(_edges(places, chosen, BLACK, 4))
+    fig.add_trace(_edges(places, ~pruned & ~chosen, theme.GREY, 1.6))
+    fig.add_trace(_edges(places, chosen, theme.BLACK, 4))
     for role, (symbol, size, opacity) in ROLES.items():
         own, look = places[places["role"] == role], {"symbol": symbol, "size": size}
         edge = {"width": np.where(chosen[own.index], 2.4, 0.6)}
@@ -192,18 +184,18 @@ def search_tree(
         trace = _spots(own["depth"], own["y"], look | marker)
         hover = "node %{customdata}: score %{marker.color:.3f}<extra>" + role + "</extra>"
         trace.update(customdata=own["node_id"], meta=role, opacity=opacity, hovertemplate=hover)
-        note = look | {"color": GREY, "opacity": opacity}
-        fig.add_traces([trace, legend_note("legend", f"{role} ({len(own)})", note)])
-    root = _spots([0], [0], {"symbol": "diamond", "size": 12, "color": BLACK})
+        note = look | {"color": theme.GREY, "opacity": opacity}
+        fig.add_traces([trace, theme.legend_note("legend", f"{role} ({len(own)})", note)])
+    root = _spots([0], [0], {"symbol": "diamond", "size": 12, "color": theme.BLACK})
     fig.add_trace(root.update(hovertext=[question or "the question"], hoverinfo="text"))
-    ring = {"symbol": "circle-open", "size": 22, "color": BLACK, "line": {"width": 2}}
+    ring = {"symbol": "circle-open", "size": 22, "color": theme.BLACK, "line": {"width": 2}}
     at = places[places["node_id"] == selected]
     fig.add_trace(_spots(at["depth"], at["y"], ring).update(meta="ring", hoverinfo="skip"))
     if chosen.any():
-        thick = {"symbol": "line-ew", "size": 22, "line": {"color": BLACK, "width": 4}}
-        fig.add_trace(legend_note("legend", "chosen", thick))
+        thick = {"symbol": "line-ew", "size": 22, "line": {"color": theme.BLACK, "width": 4}}
+        fig.add_trace(theme.legend_note("legend", "chosen", thick))
     if selected is not None:
-        fig.add_trace(legend_note("legend", "selected", {**ring, "size": 14}))
+        fig.add_trace(theme.legend_note("legend", "selected", {**ring, "size": 14}))
     deepest = int(places["depth"].max())
     ticks = [0, *range(1, deepest + 1, max(1, deepest // 12))]
     axis = {"tickvals": ticks, "tickangle": 0, "range": [-0.4, deepest + 0.5]}
@@ -213,7 +205,7 @@ def search_tree(
     frame = Frame(panels=max(230, 21 * most), top=70, left=24, right=96)
     legend_at(fig, "legend", frame.above(4))
     fig.update_layout(coloraxis=_SCORES)
-    return finish(fig, title, _TREE_CAPTION, face, frame)
+    return finish(fig, title, _TREE_CAPTION, provenance, frame)
 
 
 def _spots(x: Any, y: Any, marker: dict[str, Any]) -> go.Scatter:

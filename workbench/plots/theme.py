@@ -23,9 +23,9 @@ FONT = "DejaVu Sans, Verdana, sans-serif"
 """First the font that the set-up installs: the widest, so that any other needs less room."""
 FONT_PX = 12
 PRINT_WIDTH_PX = 567  # 150 mm at 96 px an inch
-FACE = "face"  # the name of the annotation that says what was measured
-_LINE_PX = 15  # height of one line of the face
-_FACE_CHARACTERS = 135  # of one line, 11 px high, on a screen 800 px wide
+PROVENANCE = "provenance"  # the name of the annotation that says what was measured
+_LINE_PX = 15  # height of one line of the provenance
+_PROVENANCE_CHARACTERS = 135  # of one line, 11 px high, on a screen 800 px wide
 _SMALLEST_TICK_GAP = 0.06  # of the axis: two labels nearer than this would touch
 
 
@@ -96,13 +96,13 @@ UPPER_AXIS_PX = 62  # what the axis of KV tokens takes above the first panel
 TITLE_PX = 30
 
 
-def finish(fig: go.Figure, title: str, caption: str, face: str, frame: Frame) -> go.Figure:
-    """`fig` with the house template, a title above and `face`, what was measured, below.
+def finish(fig: go.Figure, title: str, caption: str, provenance: str, frame: Frame) -> go.Figure:
+    """`fig` with the house template, a title above and `provenance`, what was measured, below.
 
-    Returns the same figure. `layout.meta` holds what export needs: caption, face, and the layout of
-    a PDF 150 mm wide, where title and face are in the caption and their room is gone.
+    Returns the same figure. `layout.meta` holds what export needs: caption, provenance, and the
+    layout of a PDF 150 mm wide, where both and the title are in the caption and have no room.
     """
-    lines = wrapped(face, _FACE_CHARACTERS)
+    lines = wrapped(provenance, _PROVENANCE_CHARACTERS)
     room = _LINE_PX * len(lines) + 10
     margin = {"l": frame.left, "r": frame.right, "t": frame.top, "b": frame.bottom + room}
     height = frame.panels + frame.top + frame.bottom
@@ -115,11 +115,11 @@ def finish(fig: go.Figure, title: str, caption: str, face: str, frame: Frame) ->
         title_pad={"t": 10, "l": 12},
         height=height + room,
         margin=margin,
-        meta={"caption": caption, "face": face, "on_paper": on_paper},
+        meta={"caption": caption, "provenance": provenance, "on_paper": on_paper},
     )
     shift = {"xshift": 12 - frame.left, "yshift": -frame.bottom, "yanchor": "top"}
     font = {"size": 11, "color": "#444444"}
-    say(fig, "<br>".join(lines), 0, 0, name=FACE, align="left", font=font, **shift)
+    say(fig, "<br>".join(lines), 0, 0, name=PROVENANCE, align="left", font=font, **shift)
     return fig
 
 

@@ -13,38 +13,22 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.plots.theme import (
-    BLACK,
-    BLUE,
-    GREEN,
-    MODELS,
-    ORANGE,
-    PURPLE,
-    SKY,
-    UPPER_AXIS_PX,
-    VERMILION,
-    YELLOW,
-    Frame,
-    area,
-    finish,
-    legend_at,
-    share_axes,
-    strokes,
-)
+from workbench.plots import theme
+from workbench.plots.theme import MODELS, Frame, finish, legend_at
 
 BLOCK_COLUMNS = ("blocks_active", "blocks_cached", "allocated", "evicted")
 LOST_TIME = {  # part: (label, colour), from the foot of a column; neighbours differ in lightness
-    "llm_decode": ("LLM decode", BLUE),
-    "llm_prefill": ("LLM prefill", SKY),
-    "prm_prefill": ("PRM new prefill", VERMILION),
-    "recomputed_evicted": ("recomputed: evicted", ORANGE),
-    "recomputed_preempted": ("recomputed: preempted", YELLOW),
-    "recomputed_partial": ("recomputed: partial", PURPLE),
+    "llm_decode": ("LLM decode", theme.BLUE),
+    "llm_prefill": ("LLM prefill", theme.SKY),
+    "prm_prefill": ("PRM new prefill", theme.VERMILION),
+    "recomputed_evicted": ("recomputed: evicted", theme.ORANGE),
+    "recomputed_preempted": ("recomputed: preempted", theme.YELLOW),
+    "recomputed_partial": ("recomputed: partial", theme.PURPLE),
     "waiting": ("waiting", "#D0D0D0"),
-    "bookkeeping": ("bookkeeping", GREEN),
+    "bookkeeping": ("bookkeeping", theme.GREEN),
 }
 _BLOCKS_FRAME = Frame(panels=430)
-_LOST_FRAME = Frame(panels=340, top=114 + UPPER_AXIS_PX)
+_LOST_FRAME = Frame(panels=340, top=114 + theme.UPPER_AXIS_PX)
 _LOST_CAPTION = (
     "Wall time of a search against the LLM's share of total memory, divided among what it was "
     "spent on; the stroke across each column is wall time measured apart. Recomputed: prompt "
@@ -69,7 +53,7 @@ def decimated(rows: pd.DataFrame, columns: Sequence[str], buckets: int = 400) ->
     return rows.iloc[sorted(kept)]
 
 
-def prm_blocks(rows: pd.DataFrame, face: str = "") -> go.Figure:
+def prm_blocks(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     """Blocks one engine holds at each of its scheduling steps, and how many it takes and evicts.
 
     rows: one a step, in order: engine, step, blocks_total, blocks_active, blocks_cached,
@@ -86,13 +70,13 @@ def prm_blocks(rows: pd.DataFrame, face: str = "") -> go.Figure:
         ("blocks_cached", "cached (can be hit)", style.soft),
     ):
         look = {"legend": "legend", "hovertemplate": "step %{x}: %{y:,} blocks"}
-        held = area(drawn["step"], drawn[column], label, colour, "blocks", **look)
+        held = theme.area(drawn["step"], drawn[column], label, colour, "blocks", **look)
         fig.add_trace(held, row=1, col=1)
     total, ends = int(rows["blocks_total"].max()), [0, int(rows["step"].iloc[-1]) + 1]
-    line = {"color": BLACK, "dash": "dash", "width": 1.5}
+    line = {"color": theme.BLACK, "dash": "dash", "width": 1.5}
     capacity = go.Scatter(x=ends, y=[total, total], mode="lines", line=line, legend="legend")
     fig.add_trace(capacity.update(name=f"capacity ({total:,} blocks)"), row=1, col=1)
-    for column, colour, sign in (("allocated", SKY, 1), ("evicted", "#444444", -1)):
+    for column, colour, sign in (("allocated", theme.SKY, 1), ("evicted", "#444444", -1)):
         events = go.Scatter(  # taken upwards, evicted downwards: neither hides the other
             x=drawn["step"],
             y=sign * drawn[column],
@@ -115,7 +99,7 @@ def prm_blocks(rows: pd.DataFrame, face: str = "") -> go.Figure:
         "Below, blocks allocated (up) and evicted (down) in each step. One run: "
         f"{taken:,} blocks allocated, {evicted:,} evicted."
     )
-    return finish(fig, title, caption, face, _BLOCKS_FRAME)
+    return finish(fig, title, caption, provenance, _BLOCKS_FRAME)
 
 
 def _block_axes(fig: go.Figure, rows: pd.DataFrame, label: str) -> None:
@@ -139,7 +123,7 @@ def _block_axes(fig: go.Figure, rows: pd.DataFrame, label: str) -> None:
     legend_at(fig, "legend2", 0.37)
 
 
-def lost_time(rows: pd.DataFrame, face: str = "") -> go.Figure:
+def lost_time(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     """Wall time of a search, divided among what it was spent on, over the LLM's share.
 
     rows: llm_share, llm_kv_tokens, prm_kv_tokens, part (a key of LOST_TIME), seconds (a mean over
@@ -161,12 +145,16 @@ def lost_time(rows: pd.DataFrame, face: str = "") -> go.Figure:
             hovertemplate="%{y:.2f} s, %{customdata:.1f} %",
         )
         fig.add_trace(bar)
-    line = {"color": BLACK, "width": 2.5}
-    across = go.Scatter(**strokes(range(len(walls)), list(walls), 0.4), mode="lines", line=line)
+    line = {"color": theme.BLACK, "width": 2.5}
+    across = go.Scatter(
+        **theme.strokes(range(len(walls)), list(walls), 0.4), mode="lines", line=line
+    )
     fig.add_trace(across.update(name="wall time", hoverinfo="skip"))
-    share_axes(fig, rows, panels=1, at=range(len(shares)))
+    theme.share_axes(fig, rows, panels=1, at=range(len(shares)))
     fig.update_yaxes(title_text="seconds a search (mean over seeds)", rangemode="tozero")
     fig.update_layout(barmode="stack")
     order = {"traceorder": "normal", "entrywidth": 146}
-    legend_at(fig, "legend", _LOST_FRAME.above(UPPER_AXIS_PX - 4), **order)
-    return finish(fig, "Where the wall time of a search goes", _LOST_CAPTION, face, _LOST_FRAME)
+    legend_at(fig, "legend", _LOST_FRAME.above(theme.UPPER_AXIS_PX - 4), **order)
+    return finish(
+        fig, "Where the wall time of a search goes", _LOST_CAPTION, provenance, _LOST_FRAME
+    )

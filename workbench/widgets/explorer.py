@@ -163,7 +163,15 @@ def _groups(runs: pd.DataFrame, varying: set[str]) -> list[tuple[str, pd.DataFra
     keys["role"] = runs["role"].replace({SENTINEL: MEASURE} | dict.fromkeys(CELLS, TIMED))
     alike_runs = [rows for _, rows in runs.groupby([keys[name] for name in keys], sort=False)]
     groups = sorted(alike_runs, key=lambda rows: MEASURE not in set(rows["role"]))
-    names = [_name(rows) for rows in groups]
+    names = []
+    for rows in groups:
+        first, shares = rows.iloc[0], sorted(rows["llm_share"].unique())
+        kind = KINDS.get(first["role"], f"{first['role']} runs")
+        span = f"{shares[0]:g}" if len(shares) == 1 else f"{shares[0]:g} to {shares[-1]:g}"
+        names.append(
+            f"{kind} {first['llm']} + {first['prm']}, {format_size(int(first['total_memory']))}, "
+            f"n={first['n']}, {first['num_problems']} problems, share {span}, {len(rows)} runs"
+        )
     alike = pd.concat([r for r, name in zip(groups, names) if names.count(name) > 1] or [runs[:0]])
     telling = [str(name) for name in keys if alike[name].map(str).nunique() > 1]
     added = ["".join(f", {each}={rows.iloc[0][each]}" for each in telling) for rows in groups]
@@ -171,17 +179,6 @@ def _groups(runs: pd.DataFrame, varying: set[str]) -> list[tuple[str, pd.DataFra
         (name + more if names.count(name) > 1 else name, rows)
         for name, more, rows in zip(names, added, groups)
     ]
-
-
-def _name(rows: pd.DataFrame) -> str:
-    first = rows.iloc[0]
-    kind = KINDS.get(first["role"], f"{first['role']} runs")
-    shares = sorted(rows["llm_share"].unique())
-    span = f"{shares[0]:g}" if len(shares) == 1 else f"{shares[0]:g} to {shares[-1]:g}"
-    return (
-        f"{kind} {first['llm']} + {first['prm']}, {format_size(int(first['total_memory']))}, "
-        f"n={first['n']}, {first['num_problems']} problems, share {span}, {len(rows)} runs"
-    )
 
 
 Figure = tuple[Callable[[Pick, float], pd.DataFrame], Callable[[pd.DataFrame, str], go.Figure]]
@@ -238,7 +235,13 @@ def explore(name: str, a: Pick, b: Pick | None = None, llm_share: float | None =
     lines += [f"A: {line}" for line in first if line not in second]
     lines += [f"B: {line}" for line in second if line not in first]
     said = "\n".join([*lines, *(line for line in first if line in second)])
-    figure = overlaid(*(draw(on_one_axis(*own), said) for own in (tables, tables[::-1])))
+    if set(ROOMS) <= set(rows.columns):  # each gets the other's shares, for one axis
+        places = rows[ROOMS].drop_duplicates("llm_share")
+        tables = [
+            pd.concat([t, places[~places["llm_share"].isin(t["llm_share"])]], ignore_index=True)
+            for t in tables
+        ]
+    figure = overlaid(*(draw(table, said) for table in tables))
     return Drawing(figure, rows, f"A: {a.name}. B: {b.name}. {compared(a, b)}", {})
 
 
@@ -264,14 +267,6 @@ ROOMS = ["llm_share", "llm_kv_tokens", "prm_kv_tokens"]
 _UPPER_AXIS = "x9"  # theme.share_axes draws an empty trace there, so that plotly shows the axis
 
 
-def on_one_axis(rows: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
-    """The rows with the other's shares among them, so that both are drawn along one axis."""
-    if not set(ROOMS) <= set(rows.columns):
-        return rows
-    missing = other.loc[~other["llm_share"].isin(rows["llm_share"]), ROOMS]
-    return pd.concat([rows, missing.drop_duplicates("llm_share")], ignore_index=True)
-
-
 def overlaid(a: go.Figure, b: go.Figure) -> go.Figure:
     """Both in one figure; they must come of one plot function, so that their axes are the same."""
     figure, second = copy.deepcopy(a), copy.deepcopy(b)
@@ -295,26 +290,25 @@ def overlaid(a: go.Figure, b: go.Figure) -> go.Figure:
 
 def _as_second(trace: Any) -> Any:
     """Dotted or hatched; its name is seen when it is pointed at."""
+
+    def dotted(symbol: Any) -> Any:  # or each of several
+        if symbol is None or isinstance(symbol, str):
+            return symbol and f"{symbol.removesuffix('-open')}-open-dot"
+        return [dotted(each) for each in symbol]
+
     trace.update(showlegend=False, name=f"B: {trace.name}", opacity=0.75)
     if trace.type == "bar":
         pattern = {"shape": "/", "size": 6, "solidity": 0.45}
         trace.update(offsetgroup="B", width=None, marker={"pattern": pattern})
     elif trace.type == "scatter":
         trace.line.dash = "dot"
-        trace.marker.symbol = _dotted(trace.marker.symbol)
+        trace.marker.symbol = dotted(trace.marker.symbol)
         if trace.stackgroup:  # areas would hide the first's: their upper edges alone
             trace.update(stackgroup=f"{trace.stackgroup} B", fillcolor="rgba(0,0,0,0)", opacity=1)
             trace.line.width = 1.8
         if trace.fill == "tozeroy":
             trace.fill = "none"
     return trace
-
-
-def _dotted(symbol: Any) -> Any:
-    """The variant of a marker's symbol that has a dot in it, or of each."""
-    if symbol is None or isinstance(symbol, str):
-        return symbol and f"{symbol.removesuffix('-open')}-open-dot"
-    return [_dotted(each) for each in symbol]
 
 
 def explorer_widget(runs_dir: str | Path, **parameters: Any) -> Any:
@@ -335,7 +329,7 @@ class ExplorerView(parts.FigureView):
         self.first = ipywidgets.Dropdown(options=names, layout=wide)
         self.second = ipywidgets.Dropdown(options=["none", *names], layout=wide)
         self.name = ipywidgets.Dropdown(options=figures_of(self._a))
-        self._share, self._share_row = 0.3, ipywidgets.VBox()
+        self._share_row = ipywidgets.VBox()
         self._offer_shares()
         table = parts.HtmlText(layout=ipywidgets.Layout(max_height="220px", overflow="auto"))
         table.show_table(runs_table(runs))
@@ -351,6 +345,11 @@ class ExplorerView(parts.FigureView):
         for menu in (self.first, self.second):
             menu.observe(self._other_pick, names="value")
         self.name.observe(self.show, names="value")
+
+    @property
+    def _share(self) -> float:
+        """Where the slider of shares stands; 0.3 before there is one."""
+        return next((slider.value for slider in self._share_row.children), 0.3)
 
     @property
     def _a(self) -> Pick:
@@ -381,13 +380,8 @@ class ExplorerView(parts.FigureView):
         shares = {share for pick in (self._a, self._b) if pick is not None for share in pick.shares}
         name = "LLM share, where one is drawn"
         slider = NumberSlider(name, sorted(shares) or [0.5], self._share, "{:.2f}")
-        slider.slider.observe(self._moved, names="value")
+        slider.slider.observe(self.show, names="value")
         self._share_row.children = [slider]
-        self._share = slider.value
-
-    def _moved(self, change: Any) -> None:
-        self._share = change["new"]
-        self.show()
 
     def _drawings(self) -> dict[str, Drawing]:
         name = self.name.value

@@ -18,23 +18,9 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.plots.theme import BLACK, GREY, MODELS, Frame, area, finish, legend_at, legend_note
-from workbench.widgets.live_search import (
-    MEAN_S,
-    LiveSearch,
-    Move,
-    Snapshot,
-    bucket_width,
-    timeline,
-)
-from workbench.widgets.parts import (
-    NOT_LIVE,
-    Drawing,
-    FigureView,
-    HtmlText,
-    NumberSlider,
-    button,
-    is_live,
-)
+from workbench.widgets import parts
+from workbench.widgets.live_search import LiveSearch, Move, Snapshot, timeline, window_s
+from workbench.widgets.parts import Drawing, HtmlText, NumberSlider, button
 
 REPAINT_S = 0.25  # between two snapshots
 ENDED = ("stopped", "finished", "failed")
@@ -117,7 +103,7 @@ def live_figure(
         strokes = _strokes(snapshot.moves, 1.0 if row == 2 else 100.0).update(meta=f"moves {row}")
         fig.add_trace(strokes, row=row, col=1, secondary_y=row == 2 or None)
     _axes(fig)
-    caption = CAPTION.format(window_s=max(MEAN_S, bucket_width(snapshot.seconds)))
+    caption = CAPTION.format(window_s=window_s(snapshot.seconds))
     return finish(fig, "A search as it runs", caption, provenance, _FRAME)
 
 
@@ -208,10 +194,10 @@ def live_widget(live: LiveSearch, provenance: str = "", **parameters: Any) -> An
     parameters: of notebooks/live_memory_split.ipynb, as this search was made with them; the split
     is the slider's.
     """
-    return LiveView(live, provenance, parameters).box if is_live() else NOT_LIVE
+    return LiveView(live, provenance, parameters).box if parts.is_live() else parts.NOT_LIVE
 
 
-class LiveView(FigureView):
+class LiveView(parts.FigureView):
     """The controls and the figure of one LiveSearch; `box` is shown. task: what watches it run."""
 
     def __init__(self, live: LiveSearch, provenance: str, parameters: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ so within one step, and with engines that can be used again. No token depends on
 from __future__ import annotations
 
 import atexit
+import math
 import time
 from array import array
 from collections import Counter
@@ -149,15 +150,18 @@ class StepSeen(NamedTuple):
     prm_held: float
 
 
-LEVELS = ("llm_target", "llm_actual", "llm_held", "prm_held")
+LEVELS = StepSeen._fields[-4:]
 
 
-def bucket_width(seconds: float) -> float:
+def _bucket_width(seconds: float) -> float:
     """LEAST_BUCKET_S, doubled until MOST_BUCKETS hold so many seconds."""
-    width = LEAST_BUCKET_S
-    while seconds > MOST_BUCKETS * width:
-        width *= 2
-    return width
+    needed = seconds / (MOST_BUCKETS * LEAST_BUCKET_S)
+    return LEAST_BUCKET_S * 2.0 ** max(0, math.ceil(math.log2(max(needed, 1))))
+
+
+def window_s(seconds: float) -> float:
+    """Over how many seconds a time line of so many takes a mean of tokens/s."""
+    return max(MEAN_S, _bucket_width(seconds))
 
 
 def timeline(steps: Sequence[Sequence[float]] | NDArray[np.float64]) -> pd.DataFrame:
@@ -169,12 +173,12 @@ def timeline(steps: Sequence[Sequence[float]] | NDArray[np.float64]) -> pd.DataF
     """
     table = pd.DataFrame(np.reshape(steps, (-1, len(StepSeen._fields))), columns=StepSeen._fields)
     until = float(table["end_s"].max()) if len(table) else 0.0
-    width = bucket_width(until)
+    width, window = _bucket_width(until), window_s(until)
     edges = np.append(np.arange(0.0, until, width), until)
     starts, ends = edges[:-1], edges[1:]
     done = np.concatenate([[0.0], table["tokens"].cumsum()])
 
-    since = np.maximum(ends - max(MEAN_S, width), 0.0)
+    since = np.maximum(ends - window, 0.0)
     by_end, before = (
         np.searchsorted(table["end_s"], times, side="right") for times in (ends, since)
     )

@@ -110,7 +110,7 @@ class NumberSlider(ipywidgets.HBox):
             description="or type",
             layout=ipywidgets.Layout(width="190px"),
         )
-        self.slider.observe(self._slid, names="value")
+        ipywidgets.dlink((self.slider, "value"), (self.typed, "value"))
         self.typed.observe(self._typed, names="value")
         super().__init__([*labelled(name).children, self.slider, self.typed])
 
@@ -122,9 +122,6 @@ class NumberSlider(ipywidgets.HBox):
     def nearest(self, wanted: float) -> float:
         """The option nearest to a number."""
         return min(self.options, key=lambda option: abs(option - wanted))
-
-    def _slid(self, change: Any) -> None:
-        self.typed.value = change["new"]
 
     def _typed(self, change: Any) -> None:
         self.slider.value = self.nearest(change["new"])
@@ -229,8 +226,7 @@ class FigureView:
     def _figure(self, place: int, drawn: go.Figure) -> go.FigureWidget:
         """The figure on the screen made what is drawn, or another where their traces differ."""
         shown = self.figures[place] if self.figures else None
-        if shown is not None and is_alike(shown, drawn):
-            redraw(shown, drawn)
+        if shown is not None and redraw(shown, drawn):
             return shown
         figure = go.FigureWidget(drawn)
         self.attach(figure)
@@ -253,33 +249,30 @@ class FigureView:
         if not where:
             raise ConfigError("No folder is given; type the folder that the figures go to.")
         saved = [
-            save_figure(
-                each.figure, each.rows, name, where, {**self._parameters, **each.parameters}
-            )
-            for name, each in self._draw().items()
+            save_figure(one.figure, one.rows, name, where, {**self._parameters, **one.parameters})
+            for name, one in self._draw().items()
         ]
         names = ", ".join(f"{each.name} ({' '.join(each.endings)})" for each in saved)
         problems = {each.problem for each in saved if each.problem}
         return " ".join([f"Saved in {saved[0].folder.resolve()}: {names}.", *problems])
 
 
-def is_alike(shown: go.Figure, drawn: go.Figure) -> bool:
-    """Whether one figure can become the other: equal traces, axes, legends, shapes or none."""
+def redraw(shown: go.FigureWidget, drawn: go.Figure) -> bool:
+    """Make a FigureWidget what another figure is; only what differs goes to the browser.
+
+    False, and nothing is done, where traces, axes, legends, or whether there are shapes differ.
+    """
     parts = ("xaxis", "yaxis", "legend", "shapes", "annotations")
     first, second = (
-        (
-            [trace.type for trace in fig.data],
-            {name for name in fig.layout.to_plotly_json() if name.startswith(parts)},
-        )
+        [trace.type for trace in fig.data]
+        + sorted(name for name in fig.layout.to_plotly_json() if name.startswith(parts))
         for fig in (shown, drawn)
     )
-    return first == second
-
-
-def redraw(shown: go.FigureWidget, drawn: go.Figure) -> None:
-    """Make a FigureWidget what another, alike figure is; only what differs goes to the browser."""
+    if first != second:
+        return False
     with shown.batch_update():
         for old, new in zip((*shown.data, shown.layout), (*drawn.data, drawn.layout), strict=True):
             for name, value in new.to_plotly_json().items():
                 if name not in ("type", "template"):  # plotly passes over what is equal
                     old[name] = value
+    return True

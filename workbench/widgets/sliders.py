@@ -58,7 +58,10 @@ def split_drawing(readings: pd.DataFrame, share: float, provenance: str = "") ->
     for panel, (title, names) in enumerate(PANELS.items(), start=1):
         for name in names:
             scale = 1 if name == "tokens_per_s" else 100
-            fig.add_trace(_line(readings, name, scale), row=panel, col=1)
+            style = MODELS.get(name[:3], Style("both", BLACK, symbol="diamond"))
+            rows = readings.assign(value=scale * readings[name])
+            line = series(rows, "llm_share", style, "%{y:.4g}", showlegend="hit_rate" not in name)
+            fig.add_trace(line, row=panel, col=1)
             ring = _ring(name, row["llm_share"], scale * row[name])
             fig.add_trace(ring, row=panel, col=1)
         fig.update_yaxes(title_text=title, rangemode="tozero", row=panel, col=1)
@@ -195,12 +198,6 @@ def _shown(
     for slider in sliders:
         slider.slider.observe(view.show, names="value")
     return view.box
-
-
-def _line(readings: pd.DataFrame, name: str, scale: float) -> go.Scatter:
-    style = MODELS.get(name[:3], Style("both", BLACK, symbol="diamond"))
-    rows = readings.assign(value=scale * readings[name])
-    return series(rows, "llm_share", style, "%{y:.4g}", showlegend="hit_rate" not in name)
 
 
 def _ring(name: str, x: float, y: float) -> go.Scatter:

@@ -69,8 +69,16 @@ def problem_tree(
     predicted = str(row["predicted"] or "")
     correct = None if pd.isna(row["correct"]) else bool(row["correct"])
     laid_out, question = tree_places(own), str(row.get("problem", wanted))
-    end = _chosen_end(laid_out, predicted)
-    laid_out["chosen"] = laid_out["node_id"].isin(_ancestry(end) if end else [])
+    # of the outcome's beams that give the winning answer, the best scored; ties by path
+    ends = laid_out["kept"].astype(bool) & ~laid_out["node_id"].isin(laid_out["parent_id"])
+    texts = dict(zip(laid_out["node_id"], laid_out["text"], strict=True))
+    chosen = list[str]()
+    for name in laid_out[ends].sort_values("score", ascending=False, kind="stable")["node_id"]:
+        path = _ancestry(name)
+        if predicted and extract_answer("".join(texts[each] for each in path)) == predicted:
+            chosen = path
+            break
+    laid_out["chosen"] = laid_out["node_id"].isin(chosen)
     return ProblemTree(wanted, question, predicted, correct, laid_out)
 
 
@@ -112,18 +120,6 @@ def _ancestry(node_id: str) -> list[str]:
     """The nodes from the question to this one, itself included."""
     parts = node_id.split("/")
     return ["/".join(parts[: k + 1]) for k in range(len(parts))]
-
-
-def _chosen_end(rows: pd.DataFrame, predicted: str) -> str | None:
-    """Of the outcome's beams that give the winning answer, the best scored; ties by path."""
-    if not predicted:
-        return None
-    ends = rows[rows["kept"].astype(bool) & ~rows["node_id"].isin(rows["parent_id"])]
-    texts = dict(zip(rows["node_id"], rows["text"], strict=True))
-    for name in ends.sort_values("score", ascending=False, kind="stable")["node_id"]:
-        if extract_answer("".join(texts[each] for each in _ancestry(name))) == predicted:
-            return str(name)
-    return None
 
 
 def tree_figure(tree: ProblemTree, selected: str | None = None, provenance: str = "") -> go.Figure:

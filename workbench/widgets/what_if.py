@@ -23,48 +23,15 @@ from plotly.subplots import make_subplots
 from workbench.config import format_size
 from workbench.errors import WorkbenchError
 from workbench.experiments.memory import FeasibleShares
-from workbench.plots.theme import (
-    BLACK,
-    GREEN,
-    GREY,
-    MODELS,
-    UPPER_AXIS_PX,
-    VERMILION,
-    Frame,
-    Style,
-    area,
-    finish,
-    legend_at,
-    legend_note,
-    say,
-    share_axes,
-)
+from workbench.plots import theme
+from workbench.plots.theme import MODELS, Frame, Style, area, finish, legend_at, legend_note, say
 from workbench.replay.devices import load_device
 from workbench.replay.simulator import POLICIES
-from workbench.widgets.parts import (
-    NOT_LIVE,
-    Drawing,
-    FigureView,
-    HtmlText,
-    NumberSlider,
-    button,
-    is_live,
-    labelled,
-    papermill_command,
-)
-from workbench.widgets.what_if_replay import (
-    DEFAULT_RECORDING,
-    LIMITS,
-    MIB,
-    Position,
-    RecordingInfo,
-    Replay,
-    device_names,
-    find_recordings,
-    interpolated,
-    replay_elsewhere,
-    replay_rows,
-)
+from workbench.widgets import parts, what_if_replay
+from workbench.widgets.parts import Drawing, HtmlText, NumberSlider
+from workbench.widgets.what_if_replay import MIB, Position, RecordingInfo, Replay, replay_rows
+
+Replayer = Callable[[RecordingInfo, Position], Awaitable[Replay]]
 
 GRID, PINS = 7, 3  # shares replayed for the line; curves pinned at most
 QUIET_S = 0.3  # a replay begins once the controls have rested so long
@@ -88,17 +55,17 @@ BLOCKS_CAPTION = (
     "next one; below, wall time of one problem, divided among the models' steps and the rest, at "
     "the chosen place and at pinned ones."
 )
-EXACT = {"size": 8, "line": {"color": BLACK, "width": 1}}
-RING = {"symbol": "circle-open", "size": 17, "color": BLACK, "line": {"width": 2.5}}
+EXACT = {"size": 8, "line": {"color": theme.BLACK, "width": 1}}
+RING = {"symbol": "circle-open", "size": 17, "color": theme.BLACK, "line": {"width": 2.5}}
 SHADES = ("#4D4D4D", "#8C8C8C", "#B8B8B8")  # of pinned curves, the latest first
 SECONDS = {"tickformat": "~s", "ticksuffix": "s"}  # 2ms, 1.5s
-_SHARE_FRAME = Frame(panels=480, top=84 + UPPER_AXIS_PX, left=80)
+_SHARE_FRAME = Frame(panels=480, top=84 + theme.UPPER_AXIS_PX, left=80)
 _BLOCKS_FRAME = Frame(panels=480, top=88, left=92)
 
 
 Quantity = tuple[str, int, Style, float]  # column of a replay's row, panel from 1, looks, scale
 QUANTITIES: tuple[Quantity, ...] = (
-    ("tokens_per_s", 1, Style("both models", BLACK, symbol="diamond"), 1.0),
+    ("tokens_per_s", 1, Style("both models", theme.BLACK, symbol="diamond"), 1.0),
     *((f"{model}_hit_rate", 2, style, 100.0) for model, style in MODELS.items()),
     *((f"{model}_thrash", 3, style, 1.0) for model, style in MODELS.items()),
 )
@@ -216,11 +183,21 @@ def share_figure(view: View) -> go.Figure:
     for text, marker in (("the chosen share", {**RING, "size": 9}), ("exact replay", white)):
         fig.add_trace(legend_note("legend", text, marker), row=1, col=1)
     fig.update_yaxes(range=[0, 103], row=2, col=1)
-    legend_at(fig, "legend", _SHARE_FRAME.above(UPPER_AXIS_PX - 4))
-    share_axes(fig, view.rows, panels=3)
+    legend_at(fig, "legend", _SHARE_FRAME.above(theme.UPPER_AXIS_PX - 4))
+    theme.share_axes(fig, view.rows, panels=3)
     title = "What if the memory were split there?"
     finish(fig, title, SHARE_CAPTION, view.provenance, _SHARE_FRAME)
-    _grey_ends(fig, view.feasible)
+    # in grey: shares at which a model has no room for one request, and what it lacks there
+    low, high = max(view.feasible.low, 0.0), min(view.feasible.high, 1.0)
+    reach = [max(low - 0.07, 0.0), min(high + 0.07, 1.0)]
+    fig.update_xaxes(range=reach)
+    grey = {"fillcolor": "#D9D9D9", "opacity": 0.6, "line_width": 0, "layer": "below"}
+    for model, start, end in (("llm", reach[0], low), ("prm", high, reach[1])):
+        lacks = format_size(view.feasible.at(reach[model == "prm"]).lacks(model))
+        text = f"{MODELS[model].label} lacks {lacks}"
+        label = {"text": text, "textangle": -90, "font": {"size": 11, "color": "#444444"}}
+        spot = {"xref": "x", "yref": "paper", "x0": start, "x1": end, "y0": 0, "y1": 1}
+        fig.add_shape(type="rect", label=label, **spot, **grey)
     return _marked(fig, view.chosen, _SHARE_FRAME)
 
 
@@ -236,25 +213,11 @@ def _points(rows: pd.DataFrame, quantity: Quantity, key: str, **look: Any) -> go
     )
 
 
-def _grey_ends(fig: go.Figure, found: FeasibleShares) -> None:
-    """Shares at which a model has no room for one request, and what it lacks there."""
-    low, high = max(found.low, 0.0), min(found.high, 1.0)
-    reach = [max(low - 0.07, 0.0), min(high + 0.07, 1.0)]
-    fig.update_xaxes(range=reach)
-    look = {"fillcolor": "#D9D9D9", "opacity": 0.6, "line_width": 0, "layer": "below"}
-    for model, start, end in (("llm", reach[0], low), ("prm", high, reach[1])):
-        lacks = format_size(found.at(reach[model == "prm"]).lacks(model))
-        text = f"{MODELS[model].label} lacks {lacks}"
-        label = {"text": text, "textangle": -90, "font": {"size": 11, "color": "#444444"}}
-        place = {"xref": "x", "yref": "paper", "x0": start, "x1": end, "y0": 0, "y1": 1}
-        fig.add_shape(type="rect", label=label, **place, **look)
-
-
 def _marked(fig: go.Figure, chosen: Replay, frame: Frame) -> go.Figure:
     """With a mark above: whether what is drawn was replayed or interpolated."""
-    text, colour = "INTERPOLATED between replays", VERMILION
+    text, colour = "INTERPOLATED between replays", theme.VERMILION
     if chosen.is_exact:
-        text, colour = f"EXACT REPLAY ({chosen.took_s:.1f} s)", GREEN
+        text, colour = f"EXACT REPLAY ({chosen.took_s:.1f} s)", theme.GREEN
     place = {"name": "mark", "xanchor": "right", "yshift": frame.top - 30}
     say(fig, f"<b>{text}</b>", 1, 1, font={"color": colour, "size": 13}, **place)
     return fig
@@ -263,7 +226,7 @@ def _marked(fig: go.Figure, chosen: Replay, frame: Frame) -> go.Figure:
 COSTS = {
     "llm_seconds": ("LLM steps", MODELS["llm"].colour),
     "prm_seconds": ("PRM steps", MODELS["prm"].colour),
-    "outside_s": ("outside steps", GREY),
+    "outside_s": ("outside steps", theme.GREY),
 }
 
 
@@ -278,7 +241,7 @@ def blocks_figure(view: View) -> go.Figure:
             stacked = area(own["start_s"], own[column], label, colour, model)
             stacked.update(meta=f"{model}/{column}")
             fig.add_trace(stacked, row=panel, col=1)
-        dashed = {"color": BLACK, "dash": "dash", "width": 1.5}
+        dashed = {"color": theme.BLACK, "dash": "dash", "width": 1.5}
         total = go.Scatter(x=own["start_s"], y=own["blocks_total"], mode="lines", line=dashed)
         total.update(meta=f"{model}/total", name="all there are", showlegend=model == "llm")
         fig.add_trace(total, row=panel, col=1)
@@ -340,13 +303,14 @@ def what_if(
     where it starts. known: replays to start from. price_per_hour: of the device, in any currency.
     folder: where figures are saved unless another is typed.
     """
-    if not is_live():
-        return NOT_LIVE
-    infos = find_recordings(recordings)
+    if not parts.is_live():
+        return parts.NOT_LIVE
+    infos = what_if_replay.find_recordings(recordings)
     if position is None:
-        position = infos.get(DEFAULT_RECORDING, next(iter(infos.values()))).position()
+        usual = infos.get(what_if_replay.DEFAULT_RECORDING, next(iter(infos.values())))
+        position = usual.position()
     if position.recording not in infos:
-        infos |= find_recordings([position.recording])
+        infos |= what_if_replay.find_recordings([position.recording])
     return WhatIfWidget(infos, position, known, price_per_hour, folder).box
 
 
@@ -354,7 +318,7 @@ class NotReplayed(WorkbenchError):
     """A place that is not known yet: neither replayed, nor between two replays."""
 
 
-class WhatIfWidget(FigureView):
+class WhatIfWidget(parts.FigureView):
     """Controls and figures; `box` is shown. To be made where an event loop runs.
 
     known: all replays so far. task: replays what the controls stand on. replayer: of one position,
@@ -368,7 +332,7 @@ class WhatIfWidget(FigureView):
         known: Sequence[Replay] = (),
         price_per_hour: float | None = None,
         folder: str | None = None,
-        replayer: Callable[[RecordingInfo, Position], Awaitable[Replay]] = replay_elsewhere,
+        replayer: Replayer = what_if_replay.replay_elsewhere,
     ) -> None:
         self._infos, self._price, self._replayer = infos, price_per_hour, replayer
         self.known = {one.position: one for one in known}
@@ -376,16 +340,18 @@ class WhatIfWidget(FigureView):
         self.task: asyncio.Task[None] | None = None
         self.status, self._controls = HtmlText(), ipywidgets.VBox()
         self._offer(start)
-        unpin = button("clear pins", self.unpin)
+        unpin = parts.button("clear pins", self.unpin)
         controls = [self._controls, self.status]
-        super().__init__("what_if", controls, self._drawings, {}, [unpin], folder)
+        super().__init__(
+            "what_if", controls, lambda: drawings(self.view, self._price), {}, [unpin], folder
+        )
         self.move()
 
     @property
     def position(self) -> Position:
         """Where the controls stand."""
         chosen: dict[str, Any] = {name: menu.value for name, menu in self.menus.items()}
-        chosen |= {name: round(self.sliders[name].value) for name in LIMITS}
+        chosen |= {name: round(self.sliders[name].value) for name in what_if_replay.LIMITS}
         chosen["policy"] = None if chosen["policy"] == OWN_CACHES else chosen["policy"]
         memory = round(self.sliders["total_memory"].value * MIB)
         share = self.sliders["llm_share"].value
@@ -396,7 +362,7 @@ class WhatIfWidget(FigureView):
         """What is drawn there. Raises NotReplayed while nothing is known of it."""
         position = self.position
         same = [one for at, one in self.known.items() if at.at(position.llm_share) == position]
-        chosen = self.known.get(position) or interpolated(position, same)
+        chosen = self.known.get(position) or what_if_replay.interpolated(position, same)
         if chosen is None:
             raise NotReplayed("no replay of this place is there yet; wait for it.")
         return make_view(self._infos[position.recording], chosen, same, self.pins)
@@ -406,7 +372,7 @@ class WhatIfWidget(FigureView):
         info, given = self._infos[at.recording], asdict(at)
         offered = {
             "recording": [(f"{name}: {each}", name) for name, each in self._infos.items()],
-            "device": list(dict.fromkeys([*device_names(), at.device])),
+            "device": list(dict.fromkeys([*what_if_replay.device_names(), at.device])),
             "policy": [OWN_CACHES, *POLICIES],
         }
         self.menus = {
@@ -433,7 +399,7 @@ class WhatIfWidget(FigureView):
             menu.observe(self._other_recording if name == "recording" else self.move, names="value")
         for slider in self.sliders.values():
             slider.slider.observe(self.move, names="value")
-        menus = [labelled(name, menu) for name, menu in self.menus.items()]
+        menus = [parts.labelled(name, menu) for name, menu in self.menus.items()]
         self._controls.children = [menus[0], *self.sliders.values(), *menus[1:]]
 
     def move(self, _: Any = None) -> None:
@@ -446,7 +412,7 @@ class WhatIfWidget(FigureView):
     def show(self, _: Any = None) -> None:
         """Draw the place; its command is right also where it cannot be drawn yet."""
         super().show()
-        self.copy.text = papermill_command("what_if", self.position.parameters)
+        self.copy.text = parts.papermill_command("what_if", self.position.parameters)
 
     def pin(self) -> str:
         """Keep the present curve in the place of the oldest; returns what was done."""
@@ -491,6 +457,3 @@ class WhatIfWidget(FigureView):
                 return
             self.show()
         self.status.say("Exact.")
-
-    def _drawings(self) -> dict[str, Drawing]:
-        return drawings(self.view, self._price)
