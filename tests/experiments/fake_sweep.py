@@ -13,12 +13,15 @@ TOTAL = 64 * 2**20
 
 
 class FakeSweep:
-    """Throughput has its peak at 0.3; the PRM evicts at 0.5, the LLM thrashes never."""
+    """Throughput has its peak at 0.3; the PRM evicts at 0.5, the LLM thrashes never.
 
-    def __init__(self, shares=SHARES, seeds=SEEDS):
+    changed: functions of tables, by name, that are applied to what `table` returns.
+    """
+
+    def __init__(self, shares=SHARES, seeds=SEEDS, **changed):
         self._runs = [_run(share, seed) for share in shares for seed in seeds]
         self.config = SimpleNamespace(profile="quick", shares=shares, seeds=seeds)
-        self.folders, self.missing = (), ()
+        self.folders, self.missing, self._changed = (), (), changed
 
     @property
     def runs(self):
@@ -28,26 +31,21 @@ class FakeSweep:
     def all_runs(self):
         """The measured runs and a sentinel at 0.3 whose three repetitions differ by 2 %."""
         sentinel = _run(0.3, self.config.seeds[0])["row"] | {"role": "sentinel"}
+        wall, speed = sentinel["wall_s"], sentinel["tokens_per_s"]
         repeated = [
-            sentinel
-            | {"run_id": f"sentinel-{k}", "wall_s": factor * sentinel["wall_s"]}
-            | {"tokens_per_s": sentinel["tokens_per_s"] / factor}
-            for k, factor in enumerate((0.99, 1.0, 1.01))
+            sentinel | {"run_id": f"sentinel-{f}", "wall_s": f * wall, "tokens_per_s": speed / f}
+            for f in (0.99, 1.0, 1.01)
         ]
         return pd.concat([self.runs, pd.DataFrame(repeated)], ignore_index=True)
 
     def table(self, name, llm_share=None, seed=None):
-        wanted = [
-            run
-            for run in self._runs
-            if llm_share in (None, run["row"]["llm_share"]) and seed in (None, run["row"]["seed"])
-        ]
-        frames = [run[name].assign(**_keys(run["row"])) for run in wanted]
-        return pd.concat(frames, ignore_index=True)
-
-
-def _keys(row):
-    return {"run_id": row["run_id"], "llm_share": row["llm_share"], "run_seed": row["seed"]}
+        frames = []
+        for run in self._runs:
+            row = run["row"]
+            if llm_share in (None, row["llm_share"]) and seed in (None, row["seed"]):
+                keys = {"run_id": row["run_id"], "llm_share": row["llm_share"]}
+                frames.append(run[name].assign(**keys, run_seed=row["seed"]))
+        return self._changed.get(name, lambda rows: rows)(pd.concat(frames, ignore_index=True))
 
 
 def wall(share):
@@ -56,69 +54,36 @@ def wall(share):
 
 
 def _run(share, seed):
-    steps, spans = _steps(share), _spans(share)
+    steps = _steps(share)
     busy = steps.groupby("engine")["duration_s"].sum()
-    parts = {
-        "weights_bytes": 10**6,
-        "activations_bytes": 10**5,
-        "other_bytes": 0,
-        "block_bytes": BLOCKS,
-    }
-    sizes = {"llm": round(TOTAL * share), "prm": TOTAL - round(TOTAL * share)}
-    row = {
-        "run_id": f"split-{share}-{seed}",
-        "name": f"split-{share}-{seed}",
-        "status": "finished",
-        "role": "measure",
-        "written_at": "2026-01-01",
-        "llm_share": share,
-        "seed": seed,
-        "profile": "quick",
-        "llm": "tiny-solver",
-        "prm": "tiny-prm",
-        "total_memory": TOTAL,
-        "activations_in_total": False,
-        "num_problems": len(PROBLEMS),
-        "n": 16,
-        "beam_width": 4,
-        "block_size": 16,
-        "machine": "A CPU, 2 cores, 2 threads",
-        "machine_cpu": "A CPU",
-        "machine_gpu": None,
-        "versions": '{"torch": "2.13"}',
-        "git_commit": "c0ffee",
-        "git_dirty": False,
-        "wall_s": wall(share),
-        "tokens_per_s": 400 / wall(share),
-        "llm_busy_s": busy["llm"],
-        "prm_busy_s": busy["prm"],
-        "llm_prefill_tokens": 320,
-        "llm_decode_tokens": 640,
-        "llm_steps": 40,
-        "prm_prefill_tokens": 2400 + round(1000 * share),  # no two shares' work is equal
-        "prm_decode_tokens": 0,
-        "prm_steps": 40,
-        "llm_hit_rate": 0.9,
-        "prm_hit_rate": 0.95,
-        "llm_preempted": 3 if share < 0.1 else 0,
-    }
-    for engine, size in sizes.items():
-        row |= {f"{engine}_{name}": value for name, value in parts.items()} | {
-            f"{engine}_bytes": size
-        }
-        row[f"{engine}_kv_bytes"] = size - 1_100_000
-        row[f"{engine}_blocks"] = row[f"{engine}_kv_bytes"] // BLOCKS
-        row[f"{engine}_kv_tokens"] = 16 * row[f"{engine}_blocks"]
+    row = {"run_id": f"split-{share}-{seed}", "name": f"split-{share}-{seed}"}
+    row |= {"status": "finished", "role": "measure", "written_at": "2026-01-01"}
+    row |= {"llm_share": share, "seed": seed, "profile": "quick", "llm": "tiny-solver"}
+    row |= {"prm": "tiny-prm", "total_memory": TOTAL, "activations_in_total": False}
+    row |= {"num_problems": len(PROBLEMS), "n": 16, "beam_width": 4, "block_size": 16}
+    row |= {"machine": "A CPU, 2 cores, 2 threads", "machine_cpu": "A CPU", "machine_gpu": None}
+    row |= {"versions": '{"torch": "2.13"}', "git_commit": "c0ffee", "git_dirty": False}
+    row |= {"wall_s": wall(share), "tokens_per_s": 400 / wall(share)}
+    row |= {"llm_prefill_tokens": 320, "llm_decode_tokens": 640, "llm_hit_rate": 0.9}
+    row |= {"prm_decode_tokens": 0, "prm_hit_rate": 0.95, "llm_steps": 40, "prm_steps": 40}
+    row["prm_prefill_tokens"] = 2400 + round(1000 * share)  # no two shares' work is equal
+    row["llm_preempted"] = 3 if share < 0.1 else 0
+    llm_bytes = round(TOTAL * share)
+    for engine, size in (("llm", llm_bytes), ("prm", TOTAL - llm_bytes)):
+        kv = size - 1_100_000
+        parts = {"bytes": size, "weights_bytes": 10**6, "activations_bytes": 10**5}
+        parts |= {"other_bytes": 0, "block_bytes": BLOCKS, "kv_bytes": kv, "blocks": kv // BLOCKS}
+        parts |= {"kv_tokens": 16 * (kv // BLOCKS), "busy_s": busy[engine]}
+        row |= {f"{engine}_{name}": value for name, value in parts.items()}
     problems = pd.DataFrame({"problem_id": PROBLEMS, "tokens": [80, 100, 120, 100]})
     problems["prm_tokens_computed"] = [100, 200, 300, 200]
     problems["wall_part_s"] = wall(share) / len(PROBLEMS)
-    tables = {"steps": steps, "spans": spans, "problems": problems}
+    tables = {"steps": steps, "spans": _spans(share), "problems": problems}
     return {"row": row, **tables, "requests": _requests(), "nodes": _nodes(seed)}
 
 
 def _steps(share, count=40):
     """Alternating steps of both engines that fill 90 % of the wall time."""
-    length = 0.9 * wall(share) / (2 * count)
     pitch = wall(share) / (2 * count)
     number = np.arange(2 * count)
     prm = number % 2 == 1
@@ -128,8 +93,8 @@ def _steps(share, count=40):
             "engine": np.where(prm, "prm", "llm"),
             "step": number // 2,
             "start_s": number * pitch,
-            "duration_s": length,
-            "schedule_s": 0.1 * length,
+            "duration_s": 0.9 * pitch,
+            "schedule_s": 0.09 * pitch,
             "prefill_tokens": np.where(prm, 60, 8),
             "decode_tokens": np.where(prm, 0, 16),
             "running": 16,
@@ -137,6 +102,7 @@ def _steps(share, count=40):
             "blocks_total": 200,
             "blocks_active": 100,
             "blocks_cached": 60,
+            "preempted": 0,
             "allocated": np.where(prm, 6, 2),
             "evicted": np.where(starved, 5, 0),
             "thrashed": np.where(starved, 4, 0),
@@ -152,9 +118,8 @@ def _spans(share, count=80):
     pitch = wall(share) / count
     starts = np.arange(count) * pitch + 0.9 * pitch
     kinds = np.where(np.arange(count) % 2, "strategy", "bookkeeping")
-    return pd.DataFrame(
-        {"lane": "search", "kind": kinds, "start_s": starts, "duration_s": 0.1 * pitch}
-    )
+    spans = {"lane": "search", "kind": kinds, "start_s": starts, "duration_s": 0.1 * pitch}
+    return pd.DataFrame(spans)
 
 
 def _requests():

@@ -4,7 +4,7 @@ import hashlib
 
 import pandas as pd
 
-from workbench.experiments.runs import RunResult, RunStore, run_config, run_tables
+from workbench.experiments.runs import RunResult, RunStore
 from workbench.experiments.settings import Identity
 from workbench.trace import frame
 
@@ -15,15 +15,13 @@ STEP_COLUMNS = tuple(frame("steps", []).columns)
 def fake_result(spec):
     """A finished run: speed peaks at a share of 0.3, every node's tokens follow from its path."""
     problems = [_problem(spec, k) for k in range(spec.config.num_problems)]
+    spans = [("", "search", kind, 0.1 * k, 0.05) for k, kind in enumerate(("strategy", "waiting"))]
     frames = {
         "problems": pd.DataFrame(problems).astype({"correct": "boolean"}),
         "nodes": pd.DataFrame([node for p in problems for node in _nodes(spec, p["problem_id"])]),
         "steps": pd.DataFrame([_step(spec, e, k) for e in ("llm", "prm") for k in range(6)]),
         "requests": frame("requests", []),
-        "spans": pd.DataFrame(
-            [("", "search", kind, 0.1 * k, 0.05) for k, kind in enumerate(("strategy", "waiting"))],
-            columns=["run_id", "lane", "kind", "start_s", "duration_s"],
-        ),
+        "spans": pd.DataFrame(spans, columns=["run_id", "lane", "kind", "start_s", "duration_s"]),
     }
     tokens, wall = sum(p["tokens"] for p in problems), sum(p["wall_part_s"] for p in problems)
     measured = {"wall_s": wall, "sampled_tokens": tokens, "tokens_per_s": tokens / wall}
@@ -31,56 +29,33 @@ def fake_result(spec):
     measured |= {"steady_tokens_per_s": tokens / wall, "steady_problems_per_min": 1.0}
     for engine in ("llm", "prm"):
         size = spec.llm_bytes if engine == "llm" else spec.prm_bytes
-        measured |= {f"{engine}_kv_tokens": size // 2048, f"{engine}_blocks": size // 2**15}
-        measured |= {f"{engine}_busy_s": 0.4 * wall, f"{engine}_tokens_per_busy_s": 100.0}
-        measured |= {f"{engine}_query_tokens": 1000, f"{engine}_hit_tokens": 900}
+        cells = {"kv_tokens": size // 2048, "blocks": size // 2**15, "busy_s": 0.4 * wall}
+        cells |= {"tokens_per_busy_s": 100.0, "query_tokens": 1000, "hit_tokens": 900}
+        measured |= {f"{engine}_{name}": value for name, value in cells.items()}
     return RunResult(measured, frames)
 
 
 def store_fake(root, spec, identity=IDENTITY):
-    """A finished fake run, stored; answers its folder."""
-    tables = run_tables(spec, identity, "finished", result=fake_result(spec))
-    return RunStore(root).write(spec.name, run_config(spec, identity), tables)
+    """A finished fake run, stored; returns its folder."""
+    return RunStore(root).write(spec, identity, fake_result(spec))
 
 
 def _problem(spec, k):
     tokens = 100 + 10 * k + spec.seed
     seconds = tokens * (1 + 4 * abs(spec.llm_share - 0.3)) / 1000
-    return {
-        "run_id": "",
-        "problem_id": f"p{k}",
-        "level": 1 + k % 5,
-        "subject": "arithmetic",
-        "predicted": "1",
-        "answer": "1",
-        "correct": k % 2 == 0,
-        "tokens": tokens,
-        "iterations": 3,
-        "seconds": 2 * seconds,
-        "wall_part_s": seconds,
-        "prm_tokens_computed": 5 * tokens,
-        "finished": True,
-    }
+    row = {"run_id": "", "problem_id": f"p{k}", "level": 1 + k % 5, "subject": "arithmetic"}
+    row |= {"predicted": "1", "answer": "1", "correct": k % 2 == 0, "tokens": tokens}
+    row |= {"iterations": 3, "seconds": 2 * seconds, "wall_part_s": seconds}
+    return row | {"prm_tokens_computed": 5 * tokens, "finished": True}
 
 
 def _nodes(spec, problem_id):
     for path in ("0", "1", "0/0"):
         seed = hashlib.sha256(f"{spec.seed}{problem_id}{path}".encode()).digest()
-        yield {
-            "run_id": "",
-            "problem_id": problem_id,
-            "node_id": path,
-            "parent_id": path[:-2],
-            "path": path,
-            "depth": len(path) // 2 + 1,
-            "beam": 0,
-            "step_tokens": 3,
-            "total_tokens": 3,
-            "score": seed[3] / 256,
-            "kept": path != "1",
-            "finished": path == "0/0",
-            "token_ids": list(seed[:3]),
-        }
+        row = {"run_id": "", "problem_id": problem_id, "node_id": path, "parent_id": path[:-2]}
+        row |= {"path": path, "depth": len(path) // 2 + 1, "beam": 0, "step_tokens": 3}
+        row |= {"total_tokens": 3, "score": seed[3] / 256, "kept": path != "1"}
+        yield row | {"finished": path == "0/0", "token_ids": list(seed[:3])}
 
 
 def _step(spec, engine, k):

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from tests.experiments.fakes import fake_result
 from workbench.errors import OutOfMemory
-from workbench.experiments.execute import COUNTS, ENGINES, one_by_one
+from workbench.experiments.execute import COUNTS, one_by_one
 from workbench.experiments.runs import RunResult
-from workbench.experiments.settings import ALL, NONE, STATIC, PolicyPlan, RunSpec, sweep_config
+from workbench.experiments.settings import ALL, NONE, PolicyPlan, RunSpec, sweep_config
 
 BLOCK = {"llm": 8192, "prm": 32768}
 PEAK = {"llm": 2**21, "prm": 2**23}  # bytes of active blocks
@@ -23,34 +23,22 @@ def misses(spec: RunSpec) -> int:
     return missed // 2 if spec.get("technique") == ALL else missed
 
 
-def carry_out(spec: RunSpec) -> RunResult:
+@one_by_one
+def execute(spec: RunSpec) -> RunResult:
     """A run of known speed. A share of 0.08 is infeasible at half of W."""
-    if spec.get("policy") == STATIC and spec.get("kv_share") == 0.08 and spec.get("budget") == 0.5:
+    if (spec.get("kv_share"), spec.get("budget")) == (0.08, 0.5):
         raise OutOfMemory("A split of [14, 169] pages leaves 'llm' below the 21 it needs.")
     result = fake_result(replace(spec, llm_share=0.3))
     again, techniques = misses(spec), spec.get("technique") != NONE
     wall = (2.0 - 0.2 * techniques + again / 1000) * (1.01 if spec.repeat else 1.0)
     problems = result.tables["problems"]
     parts = problems["tokens"] * wall / problems["tokens"].sum()
+    cells = {"wall_s": wall, "longest": 600, "kv_pages": spec.get("kv_bytes") // 32768}
+    for engine, block in BLOCK.items():
+        own = dict.fromkeys(COUNTS, 0) | {"prefill_tokens": 1000 + again // 2, "steps": 40}
+        own |= {"decode_tokens": 1000, "recomputed_tokens_evicted": again // 2}
+        own |= {"recomputed_tokens_partial": 100, "busy_s": 0.4 * wall, "block_bytes": block}
+        own |= {"active_bytes": PEAK[engine], "final_share": 0.5}
+        cells |= {f"{engine}_{name}": value for name, value in own.items()}
     tables = {**result.tables, "problems": problems.assign(wall_part_s=parts)}
-    return RunResult(dict(result.measured) | measured(spec, wall, again), tables)
-
-
-execute = one_by_one(carry_out)
-
-
-def measured(spec: RunSpec, wall: float, again: int) -> dict[str, object]:
-    """Cells of the runs row that the study reads."""
-    cells: dict[str, object] = {
-        "wall_s": wall,
-        "longest": 600,
-        "kv_pages": spec.get("kv_bytes") // 32768,
-    }
-    for engine in ENGINES:
-        cells |= {f"{engine}_{name}": 0 for name in COUNTS}
-        computed = {"prefill_tokens": 1000 + again // 2, "decode_tokens": 1000, "steps": 40}
-        computed |= {"recomputed_tokens_evicted": again // 2, "recomputed_tokens_partial": 100}
-        cells |= {f"{engine}_{name}": count for name, count in computed.items()}
-        cells |= {f"{engine}_busy_s": 0.4 * wall, f"{engine}_block_bytes": BLOCK[engine]}
-        cells |= {f"{engine}_active_bytes": PEAK[engine], f"{engine}_final_share": 0.5}
-    return cells
+    return RunResult(dict(result.measured) | cells, tables)

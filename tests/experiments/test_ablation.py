@@ -6,18 +6,11 @@ import pytest
 
 from tests.experiments.fakes import fake_result
 from workbench.cli.study import stored_ablation_claims
+from workbench.experiments import rows as views
 from workbench.experiments.claims import ablation_claims, batching_claim, finishing_claim
 from workbench.experiments.compare import compare
 from workbench.experiments.execute import one_by_one
-from workbench.experiments.rows import (
-    ablation_rows,
-    accuracy_gain,
-    depth_pairs,
-    differing_nodes,
-    gain_of,
-    steps_up,
-)
-from workbench.experiments.runs import RunResult, RunStore
+from workbench.experiments.runs import RunResult
 from workbench.experiments.settings import (
     ABLATION,
     BESIDE,
@@ -27,12 +20,7 @@ from workbench.experiments.settings import (
     sweep_config,
 )
 from workbench.experiments.statistics import WORK, Interval
-from workbench.experiments.study import (
-    figures_home,
-    profile_figures,
-    run_ablation,
-    seconds_per_problem,
-)
+from workbench.experiments.study import figures_home, preview, profile_figures, run_ablation
 
 CONFIG = sweep_config("quick", n=4, max_depth=2, seeds=(0, 1))
 PLAN = AblationPlan(4, 2, (1,), num_seeds=2, queue_problems=5, queue_in_flight=2)
@@ -68,46 +56,42 @@ def study(root):
 
 @pytest.fixture(scope="module")
 def rows(study):
-    return ablation_rows(study)
+    return views.ablation_rows(study)
 
 
 def test_gains_are_ratios_of_paired_problems_and_equal_work_is_one(study, rows):
     """The fake's speeds are known, so every gain is."""
     gains = rows[rows["metric"] == "gain"].set_index("rung")
-    expected = {"one_runtime": 2.0, "score_cache": 2.0, "continuous_problems": 2.0}
-    for key, factor in expected.items():
-        assert gains.loc[key, "value"] == pytest.approx(factor)
-        assert gains.loc[key, "low"] < factor < gains.loc[key, "high"]
+    for key in ("one_runtime", "score_cache", "continuous_problems"):
+        assert gains.loc[key, "value"] == pytest.approx(2.0)
+        assert gains.loc[key, "low"] < 2.0 < gains.loc[key, "high"]
     same = gains.loc["stop_at_limit"]
     assert (same["value"], same["low"], same["high"]) == pytest.approx((1.0, 1.0, 1.0))
     assert gains.loc[BESIDE, "value"] == pytest.approx(1 / 3)
     whole = rows[rows["metric"] == "whole"].iloc[0]
     assert whole["value"] == pytest.approx(8.0)
-    assert steps_up(study)[-1] == (LAST_TWO[1], BESIDE)
+    assert views.steps_up(study)[-1] == (LAST_TWO[1], BESIDE)
 
 
-def test_a_rate_is_problems_over_wall_time_of_both_seeds(study, rows):
+def test_rates_are_of_both_seeds_and_problem_batching_of_the_longer_queue(study, rows):
     rate = rows[(rows["metric"] == "problems_per_min") & (rows["rung"] == "score_cache")].iloc[0]
     runs = study.runs[study.runs["setting"] == "score_cache"]
     assert len(runs) == 2
     assert rate["value"] == pytest.approx(60 * 8 / runs["wall_s"].sum())
-
-
-def test_problem_batching_is_compared_over_the_longer_queue(study):
-    gain = gain_of(study, "score_cache", LAST_TWO[0])
+    gain = views.gain_of(study, "score_cache", LAST_TWO[0])
     assert gain.units == 5
     assert gain.low < 2.0 < gain.high < np.inf
 
 
 def test_sampling_to_the_end_is_paired_at_every_limit(study):
     """At depth 1 the fake is right only where it samples on; at its own limit always."""
-    pairs = depth_pairs(study)
+    pairs = views.depth_pairs(study)
     assert sorted(pairs["max_depth"].unique()) == [1, 2]
     assert len(pairs) == (1 + 2) * 4
     low = pairs[pairs["max_depth"] == 1]
     assert low["reached_finishes"].all()
     assert (low["correct_finishes"] - low["correct_stops"] == 1).all()
-    assert accuracy_gain(low).estimate == 1.0
+    assert views.accuracy_gain(low).estimate == 1.0
 
 
 def test_nodes_are_compared_token_by_token(study, tmp_path):
@@ -123,8 +107,8 @@ def test_nodes_are_compared_token_by_token(study, tmp_path):
 
     other = run_ablation(CONFIG, PLAN, tmp_path, execute=one_by_one(changed), progress=False)
     for one, expected in ((study, 0), (other, 2)):
-        pairs = [pair for pair in steps_up(one) if pair[1] != LAST_TWO[1]]
-        found = differing_nodes(one, pairs)
+        pairs = [pair for pair in views.steps_up(one) if pair[1] != LAST_TWO[1]]
+        found = views.differing_nodes(one, pairs)
         assert sum(differ for differ, _ in found.values()) == expected
         assert sum(total for _, total in found.values()) == 12 + 12 + 24 + 24
 
@@ -140,7 +124,7 @@ def test_c7_is_a_rule_over_the_interval_of_the_gain(gain, verdict):
 
 
 def answers(stops, finishes, reached=True):
-    """Rows of depth_pairs of as many problems, all at a limit of 40."""
+    """Rows of views.depth_pairs of as many problems, all at a limit of 40."""
     frame = {"correct_stops": stops, "correct_finishes": finishes}
     frame |= {"problem_id": [f"p{k}" for k in range(len(stops))], "max_depth": 40}
     return pd.DataFrame(frame).assign(reached_finishes=reached)
@@ -161,7 +145,7 @@ def test_its_slow_settings_disturb_neither_comparison_nor_forecast_and_its_home_
     study, root
 ):
     assert compare(root, root).identical
-    assert seconds_per_problem(CONFIG, RunStore(root)) is None
+    assert not preview(CONFIG, root).measured_before
     assert figures_home(study) == profile_figures("quick-changed")
 
 

@@ -5,28 +5,22 @@ import pytest
 
 from tests.experiments.fake_sweep import FakeSweep
 from workbench.errors import OutOfMemory, RunStoreError
+from workbench.experiments import settings
 from workbench.experiments.compare import compare
 from workbench.experiments.execute import one_by_one
 from workbench.experiments.rows import balance_rows, batch_rows, cells_provenance
 from workbench.experiments.runs import RunResult
-from workbench.experiments.settings import (
-    CONTINUOUS,
-    COUNTED,
-    STATIC_BATCH,
-    UNCACHED,
-    BatchPlan,
-    sweep_config,
-)
+from workbench.experiments.settings import CONTINUOUS, STATIC_BATCH, UNCACHED
 from workbench.experiments.study import run_batches
 
-CONFIG = sweep_config("quick", n=4, max_depth=3)
-PLAN = BatchPlan((4, 32), (16, 256), (4, 32), 2, (4, 16), 2, cells=2)
+CONFIG = settings.sweep_config("quick", n=4, max_depth=3)
+PLAN = settings.BatchPlan((4, 32), (16, 256), (4, 32), 2, (4, 16), 2, cells=2)
 
 
 @one_by_one
 def fake_cell(spec):
     """A cell that is faster the more sequences it has; a padded batch of 32 does not fit."""
-    if spec.role == COUNTED:
+    if spec.role == settings.COUNTED:
         return RunResult({"waste": spec.config.block_size / 100})
     kind, seqs = spec.get("kind"), spec.config.max_num_seqs
     if kind == STATIC_BATCH and seqs == 32:
@@ -48,14 +42,12 @@ def study(root):
     return run_batches(CONFIG, PLAN, root, execute=fake_cell, progress=False)
 
 
-def test_stored_cells_are_found_again(study, root, tmp_path):
-    def refuse(specs):
-        raise AssertionError(specs)
-
-    assert run_batches(CONFIG, PLAN, root, execute=refuse).folders == study.folders
+def test_a_study_without_runs_and_cells_beside_searches_are_told(study, root, tmp_path):
     nothing = run_batches(CONFIG, PLAN, tmp_path, compute=False)
     with pytest.raises(RunStoreError, match="No run of the study finished"):
         _ = nothing.runs
+    with pytest.raises(RunStoreError, match="Side a holds no finished search"):
+        compare(root, root)
 
 
 def test_rows_hold_what_cannot_be_with_its_reason(study):
@@ -83,7 +75,7 @@ def test_balance_is_steps_over_busy_seconds_and_waste_by_block_size(study):
     nodes = len(sweep.table("nodes", llm_share=0.3, seed=0))
     np.testing.assert_allclose(busy.set_index("llm_share")["value"], nodes / runs)
     waste = rows[(rows["metric"] == "waste") & (rows["kind"] == CONTINUOUS)]
-    assert len(waste) == 2 * len(PLAN.max_num_seqs) * len(PLAN.block_sizes)
+    assert len(waste) == 2 * len(PLAN.grid_seqs) * len(PLAN.block_sizes)
     np.testing.assert_allclose(waste["value"], waste["block_size"] / 100)
 
 
@@ -91,8 +83,3 @@ def test_what_was_asked_stands_on_the_figure(study):
     said = cells_provenance(study.all_runs)
     assert "requests of one search of 2 problems (40 of the LLM and 40 of the PRM" in said
     assert "1 in 2" in said and "each cell 2 times" in said
-
-
-def test_cells_beside_searches_do_not_disturb_a_comparison(study, root):
-    with pytest.raises(RunStoreError, match="Side a holds no finished search"):
-        compare(root, root)

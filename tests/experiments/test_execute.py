@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 
 from workbench.engine.engine import Engine
+from workbench.experiments import rows as views
 from workbench.experiments.compare import compare
 from workbench.experiments.execute import (
     COUNTS,
@@ -18,12 +19,6 @@ from workbench.experiments.execute import (
     replayed_config,
 )
 from workbench.experiments.memory import starting_share
-from workbench.experiments.rows import (
-    block_rows,
-    memory_split_rows,
-    prefix_hit_rows,
-    thrashing_rows,
-)
 from workbench.experiments.runs import load_runs
 from workbench.experiments.settings import (
     CONTINUOUS,
@@ -56,14 +51,8 @@ def sweep(tmp_path_factory):
     )
 
 
-def test_both_shares_finish_and_find_the_same_answers(sweep):
+def test_the_row_adds_up_at_both_shares(sweep):
     assert list(sweep.runs["llm_share"]) == [0.08, 0.3]
-    found = compare(*sweep.runs["folder"])
-    assert found.identical, found.first_difference
-    assert list(found.parameters["name"]) == ["llm_share"]
-
-
-def test_the_row_adds_up(sweep):
     for row in sweep.runs.to_dict("records"):
         for role in ("llm", "prm"):
             parts = row[f"{role}_weights_bytes"] + row[f"{role}_kv_bytes"]
@@ -107,18 +96,19 @@ def test_steps_and_spans_fill_the_wall_time(sweep):
     assert both["duration_s"].sum() == pytest.approx(last - first, rel=0.02)
 
 
-def test_every_table_of_the_contract_is_there_with_its_columns(sweep):
-    expected = {
-        "nodes": {"node_id", "parent_id", "path", "depth", "beam", "score", "kept", "finished"},
-        "problems": {"level", "subject", "predicted", "correct", "tokens", "iterations"},
-        "spans": {"lane", "kind", "start_s", "duration_s"},
-    }
-    expected["problems"] |= {"seconds", "finished"}
-    for name, columns in expected.items():
-        table = sweep.table(name)
-        assert columns | {"run_id", "llm_share", "run_seed"} <= set(table.columns)
-        assert set(table["run_id"]) == set(sweep.runs["run_id"])
-    assert sweep.table("nodes")["score"].notna().all()
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [
+        ("nodes", "node_id parent_id path depth beam score kept finished"),
+        ("problems", "level subject predicted correct tokens iterations seconds finished"),
+        ("spans", "lane kind start_s duration_s"),
+    ],
+)
+def test_every_table_of_the_contract_is_there_with_its_columns(sweep, name, columns):
+    table = sweep.table(name)
+    assert {*columns.split(), "run_id", "llm_share", "run_seed"} <= set(table.columns)
+    assert set(table["run_id"]) == set(sweep.runs["run_id"])
+    assert name != "nodes" or table["score"].notna().all()
 
 
 def test_a_sweeps_switches_reach_the_search():
@@ -132,6 +122,9 @@ def test_a_sweeps_switches_reach_the_search():
 
 def test_interleaved_searches_bring_what_each_brings_alone(sweep, tmp_path):
     """Guards that rounds taken in turn change no node, and that only its own seconds count."""
+    both = compare(*sweep.runs["folder"])
+    assert both.identical, both.first_difference
+    assert list(both.parameters["name"]) == ["llm_share"]
     alone = run_sweep(sweep_config("quick", **SMALL | {"shares": (0.3,)}), tmp_path, progress=False)
     beside = sweep.runs[sweep.runs["llm_share"] == 0.3]
     found = compare(list(alone.runs["folder"]), list(beside["folder"]))
@@ -222,7 +215,6 @@ def replayed(folder):
 
 
 def test_the_rung_is_the_thesis_scale_over_the_profiles_shares() -> None:
-    """Its models, memory and limits, at the shares that the measured rung has."""
     config, thesis = replayed_config("default"), sweep_config("thesis")
     for name in ("llm", "prm", "total_memory", "n", "beam_width", "max_depth", "max_num_seqs"):
         assert getattr(config, name) == getattr(thesis, name)
@@ -231,30 +223,23 @@ def test_the_rung_is_the_thesis_scale_over_the_profiles_shares() -> None:
 
 def test_every_view_of_the_study_reads_it(replayed) -> None:
     """Throughput, blocks, hits and thrashing come from the same functions as measured ones."""
-    rows = memory_split_rows(replayed)
+    rows = views.memory_split_rows(replayed)
     assert set(rows["llm_share"]) == {0.08, 0.5}
-    rate = rows[rows["metric"] == "tokens_per_s"].set_index("llm_share")["value"]
-    assert (rate > 0).all()
-    assert prefix_hit_rows(replayed)["value"].between(0, 1).all()
-    assert (thrashing_rows(replayed)["value"] >= 0).all()
-    assert len(block_rows(replayed, 0.5, beside=(0.08,))) > 3
+    assert (rows.loc[rows["metric"] == "tokens_per_s", "value"] > 0).all()
+    assert views.prefix_hit_rows(replayed)["value"].between(0, 1).all()
+    assert (views.thrashing_rows(replayed)["value"] >= 0).all()
+    assert len(views.block_rows(replayed, 0.5, beside=(0.08,))) > 3
 
 
-def test_a_problems_parts_add_up_to_the_run(replayed) -> None:
-    """Wall time and tokens of a run are those of its problems."""
+def test_problems_add_up_to_the_run_and_blocks_are_what_weights_leave(replayed) -> None:
     problems, runs = replayed.table("problems"), replayed.runs
     sums = problems.groupby("llm_share")[["tokens", "wall_part_s"]].sum()
     assert sums["wall_part_s"].tolist() == pytest.approx(runs["wall_s"].tolist())
     assert sums["tokens"].tolist() == runs["sampled_tokens"].tolist()
     assert sums["tokens"].nunique() == 1, "the split changes no token"
-
-
-def test_blocks_are_the_memorys(replayed) -> None:
-    """What weights leave of 40 GiB, in blocks of each model's size."""
-    for row in replayed.runs.to_dict("records"):
-        for engine in ("llm", "prm"):
-            left = row[f"{engine}_bytes"] - row[f"{engine}_weights_bytes"]
-            assert row[f"{engine}_blocks"] == left // row[f"{engine}_block_bytes"]
+    for engine in ("llm", "prm"):
+        left = runs[f"{engine}_bytes"] - runs[f"{engine}_weights_bytes"]
+        assert (runs[f"{engine}_blocks"] == left // runs[f"{engine}_block_bytes"]).all()
 
 
 def test_its_face_says_that_nothing_was_run(replayed) -> None:

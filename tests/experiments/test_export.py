@@ -38,12 +38,8 @@ def no_browser(monkeypatch):
 
 @pytest.mark.browser
 def test_all_six_files_are_written_and_equal_for_equal_figures(tmp_path):
-    rows = synthetic.split_rows()
-    measured = {
-        "versions": {"torch": "2.13"},
-        "git": {"commit": "c0ffee"},
-        "machine": {"gpu": "H200"},
-    }
+    rows, measured = synthetic.split_rows(), {"git": {"commit": "c0ffee"}}
+    measured |= {"versions": {"torch": "2.13"}, "machine": {"gpu": "H200"}}
     for folder in (tmp_path / "a", tmp_path / "b"):
         saved = save_figure(drawn(), rows, "memory_split", folder, PARAMETERS, measured=measured)
         assert set(saved.endings) == ENDINGS
@@ -77,11 +73,6 @@ def test_without_a_browser_page_rows_and_record_are_written_and_the_rest_is_said
     assert set(saved.endings) == {".html", ".parquet", ".json"}
     assert "apt-get install chromium" in repr(saved)
     assert "Older than these rows: memory_split.svg" in repr(saved)
-    assert all(file.stat().st_size for file in saved.files)
-
-
-def test_the_record_says_where_the_rows_come_from(tmp_path, no_browser):
-    save_figure(drawn(), synthetic.split_rows(), "memory_split", tmp_path, PARAMETERS)
     record = json.loads((tmp_path / "memory_split.json").read_text())
     assert set(record) == {"parameters", "versions", "git", "machine"}
     assert record["parameters"]["profile"] == "quick"
@@ -132,11 +123,10 @@ def test_captions_compile():
 
 @pytest.mark.browser
 def test_a_browser_starts_beside_what_comes_first_and_draws_both_images_at_once():
-    """Redrawing all figures waited for the browser, then for one image after the other."""
-    with Browser() as browser:
-        assert browser._starting is not None, "entering waits for nothing"
-        svg, pdf = browser.images(stable(drawn()))
+    browser = Browser()
+    assert "problem" not in vars(browser), "making it waits for nothing"
+    svg, pdf = browser.images(stable(drawn()))
+    browser.close()
     assert svg.startswith(b"<svg")
     assert pdf.startswith(b"%PDF")
-    with Browser():
-        pass  # left before it was needed: it is closed all the same
+    Browser().close()  # before it was needed

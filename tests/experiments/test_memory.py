@@ -6,20 +6,15 @@ import pytest
 
 from workbench.errors import ModelError, OutOfMemory
 from workbench.experiments.memory import feasibility, shares_of
-from workbench.experiments.settings import RunSpec, sweep_config
+from workbench.experiments.settings import RunSpec, sweep_config, thesis_pair
 
 TINY = sweep_config("quick")
 
 
-def test_the_study_s_axis_is_feasible_for_the_tiny_pair():
+def test_the_study_s_axis_is_feasible_and_its_ends_are_sharp():
     ends = shares_of(TINY)
-    assert ends.low <= 0.08
-    assert ends.high >= 0.5
+    assert ends.low <= 0.08 < 0.5 <= ends.high
     assert "is feasible in 64.0 MiB" in str(ends)
-
-
-def test_the_ends_are_sharp():
-    ends = shares_of(TINY)
     for end, inwards in ((ends.low, 1), (ends.high, -1)):
         assert ends.at(end + inwards * 1e-6).fits
         assert not ends.at(end - inwards * 1e-6).fits
@@ -29,70 +24,36 @@ def test_the_ends_are_sharp():
 
 
 def test_one_request_of_the_longest_length_sets_the_end():
-    whole = shares_of(replace(TINY, max_model_len=2048))
-    half = shares_of(replace(TINY, max_model_len=1024))
-    odd = shares_of(replace(TINY, max_model_len=1025))
-    assert whole.llm.blocks == 128
-    assert half.llm.blocks == 64
-    assert odd.llm.blocks == 65  # rounded up to whole blocks
+    whole, half, odd = (shares_of(replace(TINY, max_model_len=n)) for n in (2048, 1024, 1025))
+    assert [ends.llm.blocks for ends in (whole, half, odd)] == [128, 64, 65], "whole blocks"
     assert half.low < odd.low < whole.low
     outside = shares_of(TINY, activations=(2**20, 0))
     assert outside.low == pytest.approx(whole.low + 1 / 64)
 
 
-def test_a_total_too_small_for_both_has_no_share():
+def test_what_is_not_feasible_or_not_known_is_said():
     ends = shares_of(TINY, total="16MiB")
     assert ends.low > ends.high
     assert "no share is feasible" in str(ends)
+    unknown = shares_of(TINY, activations=None)
+    assert str(unknown).endswith("is feasible in 64.0 MiB, less what activations take")
+    with pytest.raises(ModelError, match="no model"):
+        shares_of(replace(TINY, prm="nothing-of-this-name"))
 
 
-def test_activations_that_nobody_measured_yet_are_said():
-    """Where the total pays for them the ends are too wide, and the sentence says so."""
-    ends = shares_of(TINY, activations=None)
-    assert str(ends).endswith("is feasible in 64.0 MiB, less what activations take")
-
-
-def test_thesis_scale_is_feasible_where_the_study_says(tmp_path):
+def test_thesis_scale_is_feasible_where_the_study_says():
     """1B + 8B, bf16: 0.08 to 0.53 at 40 GiB, weights and KV only."""
-    import json
-
-    shapes = {
-        "1b": (16, 2048, 32, 8, 64, 8192, True),
-        "8b": (32, 4096, 32, 8, 128, 14336, False),
-    }
-    for name, (layers, hidden, heads, kv, dim, inner, tied) in shapes.items():
-        (tmp_path / name).mkdir()
-        config = {
-            "architectures": ["LlamaForCausalLM"],
-            "num_hidden_layers": layers,
-            "hidden_size": hidden,
-            "num_attention_heads": heads,
-            "num_key_value_heads": kv,
-            "head_dim": dim,
-            "intermediate_size": inner,
-            "vocab_size": 128256,
-            "max_position_embeddings": 4096,
-            "tie_word_embeddings": tied,
-        }
-        (tmp_path / name / "config.json").write_text(json.dumps(config))
-    pair = [str(tmp_path / name) for name in shapes]
-    ends = shares_of(
-        replace(TINY, llm=pair[0], prm=pair[1], total_memory="40GiB", dtype="bfloat16")
-    )
+    ends = shares_of(thesis_pair())
     assert 0.05 < ends.low < 0.08
     assert 0.53 < ends.high < 0.66
-    assert ends.llm.block_bytes == 512 * 2**10
-    assert ends.prm.block_bytes == 2 * 2**20
+    assert (ends.llm.block_bytes, ends.prm.block_bytes) == (512 * 2**10, 2 * 2**20)
 
 
 def test_a_run_names_the_model_that_lacks_bytes():
-    spec = RunSpec(sweep_config("quick"), 0.7, 0)
-    found = feasibility(spec)
+    found = feasibility(RunSpec(TINY, 0.7, 0))
     assert not found.fits
     assert "the PRM (tiny-prm) lacks" in str(found)
     assert found.columns["prm_lacks_bytes"] == found.lacks("prm") > 0
-    with pytest.raises(ModelError, match="no model"):
-        shares_of(replace(TINY, prm="nothing-of-this-name"))
 
 
 @pytest.mark.parametrize("model", ["tiny-solver", "tiny-prm"])

@@ -7,17 +7,16 @@ import subprocess
 import sys
 
 import nbformat
+import plotly.io as pio
 import pytest
 
 from tests.plots import synthetic
 from workbench.errors import ConfigError, NotebookError
 from workbench.experiments.claims import Claim
 from workbench.experiments.notebooks import (
-    BATCH,
     FIGURE,
     assignments,
     check_parameters,
-    environment,
     known_parameters,
     notebook_files,
     run_notebooks,
@@ -70,35 +69,35 @@ def test_an_unknown_notebook_is_refused_and_the_nearest_named(tmp_path):
         notebook_files(None, tmp_path / "nowhere")
 
 
-def test_parameters_reach_the_notebook_and_its_progress_is_text(tmp_path):
-    notebook(
-        tmp_path / "nb", "01_a", CHECK, "print(shares)", "from tqdm.auto import tqdm\nprint(tqdm)"
-    )
+def test_parameters_reach_the_notebook_its_progress_is_text_and_an_old_failure_goes(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PLOTLY_RENDERER", "browser")
+    monkeypatch.delenv("TQDM_MININTERVAL", raising=False)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "01_a.failed.ipynb").write_text("of an earlier run")
+    shown = "import os\nprint(os.environ['PLOTLY_RENDERER'], os.environ['TQDM_MININTERVAL'])"
+    cells = "print(shares)", "from tqdm.auto import tqdm\nprint(tqdm)", shown
+    notebook(tmp_path / "nb", "01_a", CHECK, *cells)
     (done,) = run(tmp_path, ["01_a"], {"shares": [0.1, 0.2]})
     texts = [
         o.text for c in nbformat.read(done, 4).cells for o in c.get("outputs", ()) if "text" in o
     ]
     assert texts[0].strip() == "[0.1, 0.2]"
     assert "tqdm.asyncio" in texts[1] or "tqdm.std" in texts[1]
+    assert texts[2].split() == ["browser", "5"], "the user's choice wins"
+    assert "TQDM_MININTERVAL" not in os.environ
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["01_a.ipynb"]
 
 
 def test_a_failing_cell_is_an_error_with_the_notebook_and_never_a_finished_one(tmp_path):
     notebook(tmp_path / "nb", "01_a", "print('before')", "1 / 0")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "01_a.ipynb").write_text("of an earlier run")
-    with pytest.raises(
-        NotebookError, match=r"01_a.ipynb failed in cell In \[3\]: ZeroDivisionError"
-    ):
+    said = r"01_a.ipynb failed in cell In \[3\]: ZeroDivisionError"
+    with pytest.raises(NotebookError, match=said):
         run(tmp_path, ["01_a"])
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["01_a.failed.ipynb"]
-
-
-def test_a_later_success_removes_the_failure(tmp_path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "01_a.failed.ipynb").write_text("of an earlier run")
-    notebook(tmp_path / "nb", "01_a", "print(1)")
-    assert run(tmp_path, ["01_a"]) == [tmp_path / "out" / "01_a.ipynb"]
-    assert [p.name for p in (tmp_path / "out").iterdir()] == ["01_a.ipynb"]
 
 
 def test_plain_papermill_refuses_an_unknown_parameter_too(tmp_path):
@@ -119,15 +118,6 @@ def test_cells_are_checked_only_where_papermill_put_one():
         check_parameters(["", "a = 1", "# Parameters\nb = 2\n"])
 
 
-def test_the_environment_is_put_back(monkeypatch):
-    monkeypatch.setenv("PLOTLY_RENDERER", "browser")
-    monkeypatch.delenv("TQDM_MININTERVAL", raising=False)
-    with environment(BATCH):
-        assert os.environ["TQDM_MININTERVAL"] == "5"
-        assert os.environ["PLOTLY_RENDERER"] == "browser", "the user's choice wins"
-    assert "TQDM_MININTERVAL" not in os.environ
-
-
 # -- the report --
 
 FACE = "measured tiny\non a CPU"
@@ -143,7 +133,7 @@ def reports(tmp_path):
     figure = prefix_hits(synthetic.hit_rows(), synthetic.PROVENANCE).to_plotly_json()
     notebook = nbformat.v4.new_notebook()
     cell = nbformat.v4.new_code_cell("fig", execution_count=1)
-    data = nbformat.from_dict({FIGURE: _plain(figure)})
+    data = nbformat.from_dict({FIGURE: json.loads(pio.to_json(figure, validate=False))})
     cell.outputs = [nbformat.v4.new_output("display_data", data)]
     notebook.cells = [nbformat.v4.new_markdown_cell("# Title"), cell]
     folder = tmp_path / "notebooks" / "quick"
@@ -151,12 +141,6 @@ def reports(tmp_path):
     nbformat.write(notebook, folder / "05_prefix_cache.ipynb")
     write_report([folder / "05_prefix_cache.ipynb"], CLAIMS, FACE, tmp_path, tmp_path / "figures")
     return tmp_path
-
-
-def _plain(figure):
-    import plotly.io as pio
-
-    return json.loads(pio.to_json(figure, validate=False))
 
 
 def test_the_index_links_the_notebooks_and_judges_the_claims(reports):
@@ -168,15 +152,11 @@ def test_the_index_links_the_notebooks_and_judges_the_claims(reports):
     assert "measured tiny<br>on a CPU" in index
 
 
-def test_a_page_draws_its_figures_without_a_network(reports):
+def test_a_page_draws_its_figures_without_a_network_each_with_its_sentence(reports):
     page = (reports / "notebooks" / "quick" / "05_prefix_cache.html").read_text()
     assert (reports / "notebooks" / "quick" / "plotly.min.js").is_file()
     assert '<script src="plotly.min.js">' in page
     assert "Plotly.newPlot" in page
     assert re.findall('<script[^>]* src="([^"]*)"', page) == ["plotly.min.js"]
     assert '"remove":["sendChartToCloud"]' in page
-
-
-def test_every_figure_of_a_page_has_its_sentence(reports):
-    page = (reports / "notebooks" / "quick" / "05_prefix_cache.html").read_text()
     assert page.count("<figcaption>Share of queried prompt tokens") == 1

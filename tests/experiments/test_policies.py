@@ -6,16 +6,8 @@ import pytest
 
 from tests.experiments.policy_fakes import CONFIG, PEAK, PLAN, execute
 from workbench.errors import RunStoreError
+from workbench.experiments import rows as views
 from workbench.experiments.execute import one_by_one
-from workbench.experiments.rows import (
-    UNCAPPED_SETTING,
-    best_static,
-    bound_tokens_per_s,
-    differing_nodes,
-    optimisation_rows,
-    speed_of,
-    speed_up,
-)
 from workbench.experiments.settings import ELASTIC, NONE, STATIC, TECHNIQUES, setting_of
 from workbench.experiments.study import policies_planned, preview, run_policies, working_set_of
 
@@ -34,7 +26,7 @@ def study(folder):
 
 @pytest.fixture(scope="module")
 def rows(study):
-    return optimisation_rows(study)
+    return views.optimisation_rows(study)
 
 
 def test_uncapped_runs_come_first_and_tell_the_working_set(study):
@@ -55,13 +47,13 @@ def test_an_infeasible_share_is_a_row_and_no_setting_is_lost(study, rows):
 
 def test_the_best_static_share_and_what_a_policy_gains_over_it(study):
     """Guards the comparison that the chapter rests on."""
-    best, ours = best_static(study, 0.5), setting_of(0.5, ELASTIC, None, NONE)
+    best, ours = views.best_static(study, 0.5), setting_of(0.5, ELASTIC, None, NONE)
     assert best == setting_of(0.5, STATIC, 0.2, NONE)
-    assert speed_up(study, best, ours).estimate == pytest.approx(2.3 / 2.32)
+    assert views.speed_up(study, best, ours).estimate == pytest.approx(2.3 / 2.32)
     thesis = setting_of(0.5, STATIC, 0.3, NONE)
-    assert speed_up(study, thesis, ours).estimate == pytest.approx(2.7 / 2.32)
+    assert views.speed_up(study, thesis, ours).estimate == pytest.approx(2.7 / 2.32)
     plenty = (setting_of(2.0, *each, NONE) for each in ((STATIC, 0.3), (ELASTIC, None)))
-    gain = speed_up(study, *plenty)
+    gain = views.speed_up(study, *plenty)
     assert (gain.estimate, gain.low, gain.high) == (1, 1, 1), "equal work is one"
 
 
@@ -86,21 +78,21 @@ def test_bars_are_of_the_ratio_to_the_elastic_policy(study, rows):
         ours, peer = (setting_of(budget, *each, NONE) for each in ((ELASTIC, None), (STATIC, 0.3)))
         own, other = speeds.loc[ours], speeds.loc[peer]
         assert own["low"] == pytest.approx(own["value"]) and own["high"] == own["low"]
-        ratio = speed_up(study, ours, peer)
+        ratio = views.speed_up(study, ours, peer)
         assert other["low"] == pytest.approx(own["value"] * ratio.low)
         assert other["high"] == pytest.approx(own["value"] * ratio.high)
 
 
 def test_the_bound_leaves_out_what_was_computed_twice(study):
     """Guards the measured bound: uncapped time, each distinct token once."""
-    runs = study.having(setting=UNCAPPED_SETTING)
+    runs = study.having(setting=views.UNCAPPED_SETTING)
     part = 1900 / 2000  # of 2,000 tokens 100 were computed before, in both models
     seconds = (runs["wall_s"] * (0.2 + 0.8 * part)).sum()
-    assert bound_tokens_per_s(runs) == pytest.approx(runs["sampled_tokens"].sum() / seconds)
+    assert views.bound_tokens_per_s(runs) == pytest.approx(runs["sampled_tokens"].sum() / seconds)
     everything = study.having(role="reference", technique="all")
     assert set(everything["beside"]) == set(PLAN.budgets)
-    fastest = max(speed_of(study, setting) for setting in study.runs["setting"].unique())
-    assert bound_tokens_per_s(everything) > fastest
+    fastest = max(views.speed_of(study, setting) for setting in study.runs["setting"].unique())
+    assert views.bound_tokens_per_s(everything) > fastest
 
 
 def test_repeats_of_the_default_policy_tell_the_noise(tmp_path):
@@ -113,14 +105,7 @@ def test_repeats_of_the_default_policy_tell_the_noise(tmp_path):
     assert not again.runs["repeat"].any()
 
 
-def test_a_finished_study_is_found_again(study, folder, tmp_path):
-    """Guards that nothing finished is repeated, and that what is left is counted."""
-
-    def refuse(specs):
-        raise AssertionError(f"{specs} were stored")
-
-    again = run_policies(CONFIG, PLAN, folder, execute=refuse, progress=False)
-    assert len(again.all_runs) == len(study.all_runs)
+def test_what_is_left_of_the_study_is_counted(study, folder, tmp_path):
     for place, left in ((folder, "0 of"), (tmp_path, f"{len(study.all_runs)} of")):
         specs = policies_planned(CONFIG, PLAN, place)
         assert str(preview(CONFIG, place, specs=specs)).startswith(left)
@@ -136,8 +121,8 @@ def test_one_node_that_differs_is_counted(folder, tmp_path):
             yield spec, found
 
     changed = run_policies(CONFIG, FEW, tmp_path, execute=other, progress=False)
-    settings = list(changed.runs["setting"].unique())
-    found = differing_nodes(changed, [(UNCAPPED_SETTING, setting) for setting in settings])
+    pairs = [(views.UNCAPPED_SETTING, setting) for setting in changed.measured_settings]
+    found = views.differing_nodes(changed, pairs)
     assert {setting: n for setting, (n, _) in found.items() if n} == {"0.5W/phase_aware/none": 1}
 
 

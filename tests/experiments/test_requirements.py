@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import pandas as pd
 import pytest
 
 from workbench.errors import ConfigError
@@ -44,15 +43,6 @@ def test_all_but_the_kv_cache_is_the_same_at_every_share(study, rows):
     assert constant_claim(study.runs).verdict == "holds"
 
 
-def test_blocks_lie_on_the_formula_s_line(study):
-    """A built cache has exactly the blocks the formula gives, and so is linear (C3)."""
-    rows = block_count_rows(study)
-    built = rows[rows["kind"] == "built"]
-    assert len(built) == 2 * len(SHARES)
-    assert (built["blocks"] == built["formula_blocks"]).all()
-    assert linear_claim(study.runs).verdict == "holds"
-
-
 def test_what_does_not_fit_is_there_with_the_bytes_that_lack(rows, study):
     """A starving model lacks bytes, its neighbour none, and neither is drawn as fitting."""
     for how in (MEASURED, COMPUTED):
@@ -62,10 +52,18 @@ def test_what_does_not_fit_is_there_with_the_bytes_that_lack(rows, study):
         assert low.loc[low["model"] == "llm", "lacks_bytes"].min() > 0
         assert low.loc[low["model"] == "prm", "lacks_bytes"].max() == 0
         assert high.loc[high["model"] == "prm", "lacks_bytes"].min() > 0
-    crosses = block_count_rows(study).query("kind == 'lacking'")
+    assert "lacks 2.5 MiB" in str(study.measured.shares.at(BEYOND[0]))
+
+
+def test_blocks_lie_on_the_formula_s_line(study):
+    """A built cache has exactly the blocks the formula gives, and so is linear (C3)."""
+    rows = block_count_rows(study)
+    built, crosses = rows[rows["kind"] == "built"], rows[rows["kind"] == "lacking"]
+    assert len(built) == 2 * len(SHARES)
+    assert (built["blocks"] == built["formula_blocks"]).all()
+    assert linear_claim(study.runs).verdict == "holds"
     assert sorted(set(crosses["llm_share"])) == [0.04, 0.05, 0.65]
     assert len(crosses) == 2 * 3
-    assert "lacks 2.5 MiB" in str(study.measured.shares.at(BEYOND[0]))
 
 
 def test_parts_add_up_to_the_model_s_part_of_the_total(rows):
@@ -81,10 +79,9 @@ def test_parts_add_up_to_the_model_s_part_of_the_total(rows):
 
 def test_the_room_for_tokens_is_kv_over_bytes_of_a_token(study, rows):
     """The upper axis says what the engines say."""
-    run = study.runs.iloc[0]
     row = rows[(rows["how"] == MEASURED) & (rows["llm_share"] == SHARES[0])].iloc[0]
-    assert 0 <= row["llm_kv_tokens"] - run["llm_kv_tokens"] < study.config.block_size
-    assert 0 <= row["prm_kv_tokens"] - run["prm_kv_tokens"] < study.config.block_size
+    for name in ("llm_kv_tokens", "prm_kv_tokens"):
+        assert 0 <= row[name] - study.runs.iloc[0][name] < study.config.block_size
 
 
 def test_the_formula_of_a_step_s_buffers_is_what_an_executor_keeps():
@@ -108,12 +105,8 @@ def test_the_thesis_s_pair_is_computed_at_its_own_size():
     assert ends.prm.block_bytes == 4 * ends.llm.block_bytes
 
 
-def test_both_dry_passes_are_measured(study):
-    """The pass over one request, as the thesis does it, is another engine's."""
+def test_both_dry_passes_are_measured_and_faces_name_what_was_built(study):
     assert all(0 < a <= 1.01 * b for a, b in zip(study.measured.longest, study.measured.limits))
-
-
-def test_faces_and_homes_name_what_was_built(study):
     face = memory_provenance(study)
     assert "both engines built at 2 shares" in face
     assert "activations outside it" in face.splitlines()[0]
@@ -125,10 +118,3 @@ def test_faces_and_homes_name_what_was_built(study):
 def test_no_feasible_share_is_an_error_that_says_why():
     with pytest.raises(ConfigError, match=r"llm_share 0\.01 is infeasible: the LLM .* lacks"):
         study_memory(sweep_config("quick", shares=(0.01,)))
-
-
-def test_rows_survive_their_file(rows, tmp_path):
-    """Figures are drawn again from Parquet."""
-    rows.to_parquet(tmp_path / "rows.parquet", index=False)
-    again = pd.read_parquet(tmp_path / "rows.parquet")
-    pd.testing.assert_frame_equal(again, rows.reset_index(drop=True))

@@ -1,15 +1,16 @@
 """The rows figures draw, counted again by hand on a small sweep without models."""
 
-import numpy as np
 import pytest
 
 from tests.experiments.fake_sweep import PROBLEMS, SHARES, FakeSweep, wall
 from workbench import plots
-from workbench.errors import RunStoreError
 from workbench.experiments import claims
 from workbench.experiments import rows as views
 from workbench.experiments.settings import PROFILES, promises_scarcity, sweep_config
 from workbench.experiments.study import provenance
+from workbench.replay.answers import Answers
+from workbench.replay.devices import PRESETS
+from workbench.replay.workload import thesis_search
 
 COSTS = {
     "llm": lambda tokens, context, logits: tokens * 100.0,
@@ -35,25 +36,17 @@ def at(rows, share, **where):
     return found.iloc[0]
 
 
-def test_throughput_is_tokens_over_wall_time_of_all_seeds(sweep):
+def test_throughput_is_tokens_over_wall_time_and_busy_rates_count_new_tokens_only(sweep):
     rows = views.memory_split_rows(sweep)
     row = at(rows, 0.3, metric="tokens_per_s")
     assert row["value"] == pytest.approx(400 / wall(0.3))
     assert row["low"] < row["value"] < row["high"]
     problems = at(rows, 0.3, metric="problems_per_min")
     assert problems["value"] == pytest.approx(60 * len(PROBLEMS) / wall(0.3))
-
-
-def test_busy_rates_count_new_tokens_only(sweep):
-    rows = views.memory_split_rows(sweep)
     busy = 0.45 * wall(0.5)
     assert at(rows, 0.5, metric="llm_tokens_per_busy_s")["value"] == pytest.approx(400 / busy)
     new = 40 * (60 - 4 - 40)  # of 60 tokens a step 40 were evicted before and 4 in a partial block
     assert at(rows, 0.5, metric="prm_tokens_per_busy_s")["value"] == pytest.approx(new / busy)
-
-
-def test_the_peak_is_a_measured_share_within_its_interval(sweep):
-    rows = views.memory_split_rows(sweep)
     peak = rows[rows["metric"] == "peak_share"].iloc[0]
     assert peak["value"] == 0.3
     assert {peak["low"], peak["high"]} <= set(SHARES)
@@ -73,20 +66,14 @@ def test_thrashing_counts_per_look_up_and_bounds_a_zero(sweep):
     assert blocks["value"] == pytest.approx(40 * 4)
     zero = at(rows, 0.3, engine="prm", metric="events_per_1000")
     assert (zero["value"], zero["low"]) == (0, 0)
-    assert zero["high"] == pytest.approx(1000 * 3 / 40, rel=0.06), (
-        "the rule of three over 40 look-ups"
-    )
+    assert zero["high"] == pytest.approx(1000 * 3 / 40, rel=0.06), "the rule of three"
 
 
 def test_a_request_that_was_never_admitted_is_no_look_up():
-    class Waiting(FakeSweep):
-        def table(self, name, **where):
-            rows = super().table(name, **where)
-            if name == "requests":
-                rows.loc[rows["problem_id"] == "a", "scheduled_s"] = np.nan
-            return rows
+    def waiting(rows):
+        return rows.assign(scheduled_s=rows["scheduled_s"].where(rows["problem_id"] != "a"))
 
-    rows = views.thrashing_rows(Waiting())
+    rows = views.thrashing_rows(FakeSweep(requests=waiting))
     assert at(rows, 0.5, engine="prm", metric="events_per_1000")["value"] == 1000 * 40 / 15
 
 
@@ -99,11 +86,18 @@ def test_block_figures_get_every_step_and_common_axes(sweep):
         assert a[limit].iloc[0] == b[limit].iloc[0]
     assert b["evicted"].sum() == 200
     plots.prm_blocks(a)
-
-
-def test_a_share_that_was_not_run_is_an_error(sweep):
-    with pytest.raises((RunStoreError, ValueError)):
+    with pytest.raises(ValueError):
         views.block_rows(sweep, 0.99)
+
+
+def test_an_end_of_the_axis_starves_where_its_counts_say_so(sweep):
+    rows = views.starvation_rows(sweep).set_index("what")
+    assert rows["count"].to_dict() == {
+        "blocks evicted": 2 * 200,
+        "evicted tokens computed again": 2 * 1600,
+        "requests preempted": 0,
+    }
+    assert list(rows["seen"]) == [True, True, False]
 
 
 def test_parts_of_the_wall_time_add_up_to_it(lost):
@@ -124,28 +118,16 @@ def test_a_mixed_step_is_divided_by_operations(lost):
     assert parts["bookkeeping"] == pytest.approx(0.09 * wall(0.5) + 0.1 * wall(0.5), rel=0.01)
 
 
-def test_a_gap_in_the_record_shows(sweep):
-    class Gap(FakeSweep):
-        def table(self, name, **where):
-            rows = super().table(name, **where)
-            return rows.iloc[::2] if name == "spans" else rows
-
-    rows = views.lost_time_rows(Gap(), COSTS)
+def test_a_gap_in_the_record_shows():
+    rows = views.lost_time_rows(FakeSweep(spans=lambda rows: rows.iloc[::2]), COSTS)
     assert (views.accounted(rows) < 0.97).all()
 
 
 def test_claims_are_judged_by_their_rules(sweep, lost, monkeypatch):
     monkeypatch.setattr(claims, "lost_time_rows", lambda sweep: lost)
     found = {claim.key: claim for claim in claims.claims_of(sweep)}
-    assert {key: claim.verdict for key, claim in found.items()} == {
-        "C1": "holds",
-        "C2": "holds",
-        "C3": "holds",
-        "C4": "holds",
-        "C5": "holds",
-        "C6": "depends on",
-        "C9": "holds",
-    }
+    verdicts = dict.fromkeys(("C1", "C2", "C3", "C4", "C5", "C9"), "holds") | {"C6": "depends on"}
+    assert {key: claim.verdict for key, claim in found.items()} == verdicts
     assert "0.50" in found["C6"].number
     assert all(claim.number and claim.figure in plots.FIGURES for claim in found.values())
 
@@ -175,17 +157,12 @@ def test_provenance_names_what_was_measured_and_where(sweep):
 
 
 def test_working_sets_and_rooms_of_both_scales_stand_side_by_side():
-    class Capped(FakeSweep):
+    def capped(steps):
         """Less is in use where there is less room: the working set is taken elsewhere."""
+        steps.loc[steps["llm_share"] == 0.08, ["blocks_total", "blocks_active"]] = (120, 120)
+        return steps
 
-        def table(self, name, **where):
-            rows = super().table(name, **where)
-            if name == "steps":
-                capped = rows["llm_share"] == 0.08
-                rows.loc[capped, ["blocks_total", "blocks_active"]] = (120, 120)
-            return rows
-
-    sweep = Capped()
+    sweep = FakeSweep(steps=capped)
     sweep.config = sweep_config("default")
     rows = views.pressure_rows(sweep)
     assert list(rows["llm_share"]) == [0.08, 0.08, 0.3, 0.3, 0.5, 0.5]
@@ -218,3 +195,43 @@ def test_what_is_taken_for_missing_values_is_what_the_profiles_set():
     assert taken["n"] == str(tiny.n)
     assert taken["max_model_len"] == "2,048 (tiny), 4,096 (thesis scale)"
     assert taken["dtype"] == "float32 (tiny), bfloat16 (thesis scale)"
+
+
+# -- sizes of a cache --
+
+
+@pytest.fixture(scope="module")
+def sizes():
+    answers = Answers(thesis_search(12, n=16, max_depth=3))
+    return views.size_rows(answers, PRESETS["h100"], shares={0.3: (300, 200)})
+
+
+@pytest.mark.parametrize("engine", ["llm", "prm"])
+def test_the_optimum_is_nowhere_below_lru_and_below_the_peak_there_is_no_curve(sizes, engine):
+    """Hits grow with the size, the optimum's are at least LRU's, and with room they are equal."""
+    own = sizes[sizes["engine"] == engine].set_index("num_blocks")
+    lru, best = (own.loc[own["kind"] == kind, "hit_ratio"] for kind in ("lru", "optimum"))
+    gap = (best - lru).dropna()
+    assert len(gap) > 1
+    assert (gap >= -1e-12).all()
+    assert gap.iloc[-1] == pytest.approx(0)
+    assert lru.iloc[-1] == lru.max()
+    whole = own[(own["kind"] == "replay") & (own.index < min(lru.index.min(), best.index.min()))]
+    assert len(whole) > 0
+    assert whole[["hit_ratio", "thrashed_per_1000"]].notna().all(axis=None)
+
+
+def test_whole_searches_agree_where_the_order_fits(sizes):
+    """Replayed at sizes of the curve, a search hits what the curve says, or nearly."""
+    keys = ["engine", "num_blocks"]
+    lru, whole = (sizes[sizes["kind"] == kind].set_index(keys) for kind in ("lru", "replay"))
+    apart = (whole["hit_ratio"] - lru["hit_ratio"]).dropna().abs()
+    assert len(apart) >= sum(each >= 1 for each in views.REPLAYS)
+    assert apart.max() < 0.1
+
+
+def test_shares_are_marked_and_sizes_are_tokens(sizes):
+    marked = sizes[sizes["kind"] == "share"].set_index("engine")["tokens"]
+    assert marked.to_dict() == {"llm": 300, "prm": 200}
+    sized = sizes[sizes["num_blocks"].notna()]
+    assert (sized["tokens"] == 16 * sized["num_blocks"]).all()

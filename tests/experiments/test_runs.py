@@ -25,8 +25,6 @@ from workbench.experiments.runs import (
     load_table,
     model_fingerprint,
     read_config,
-    run_config,
-    run_tables,
     status_of,
 )
 from workbench.experiments.settings import RunSpec, sweep_config
@@ -35,11 +33,7 @@ CONFIGURATION = sweep_config("quick", num_problems=3)
 SPEC = RunSpec(CONFIGURATION, 0.3, 0)
 
 
-def failed_tables(error="boom"):
-    return run_tables(SPEC, IDENTITY, "failed", error=error)
-
-
-def test_a_run_is_stored_whole_and_found_by_its_fingerprint(tmp_path):
+def test_a_run_is_stored_whole_with_its_settings_and_found_by_its_fingerprint(tmp_path):
     folder = store_fake(tmp_path, SPEC)
     store = RunStore(tmp_path)
     assert store.find(SPEC.fingerprint(IDENTITY)) == folder
@@ -48,10 +42,6 @@ def test_a_run_is_stored_whole_and_found_by_its_fingerprint(tmp_path):
     assert {p.name for p in folder.iterdir()} == {f"{t}.parquet" for t in files} | {CONFIG}
     assert read_config(folder)["parameters"]["llm_share"] == 0.3
     assert [p for p in tmp_path.iterdir() if p.name.startswith(TEMPORARY)] == []
-
-
-def test_the_runs_row_has_every_parameter_memory_machine_versions_and_status(tmp_path):
-    store_fake(tmp_path, SPEC)
     row = load_runs(tmp_path).iloc[0]
     assert set(SPEC.parameters) <= set(row.index)
     wanted = ["status", "error", "machine", "versions", "git_commit", "llm_kv_tokens", "accuracy"]
@@ -74,13 +64,13 @@ def test_tables_of_several_runs_carry_their_run_s_id(tmp_path):
 
 
 def test_a_failed_run_is_replaced_a_finished_one_never(tmp_path):
-    store, config = RunStore(tmp_path), run_config(SPEC, IDENTITY)
-    folder = store.write(SPEC.name, config, failed_tables())
+    store, failed = RunStore(tmp_path), (SPEC, IDENTITY, RuntimeError("boom"))
+    folder = store.write(*failed)
     assert status_of(folder) == "failed"
     assert store_fake(tmp_path, SPEC) == folder
     assert status_of(folder) == "finished"
     before = (folder / "runs.parquet").read_bytes()
-    store.write(SPEC.name, config, failed_tables())
+    store.write(*failed)
     assert (folder / "runs.parquet").read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == [folder.name]
 
@@ -191,14 +181,12 @@ def test_a_truncated_archive_and_wrong_names_are_named(tmp_path, two_runs):
     with pytest.raises(RunStoreError, match="exists already"):
         export_runs(two_runs, archive)
     archive.write_bytes(archive.read_bytes()[:-400])
-    with pytest.raises(RunStoreError, match="damaged"):
-        import_runs(archive, tmp_path / "there")
-    with pytest.raises(RunStoreError, match="must end in"):
-        export_runs(two_runs, tmp_path / "runs.rar")
-    with pytest.raises(RunStoreError, match="no archive"):
-        import_runs(tmp_path / "nothing.zip", tmp_path / "there")
-    with pytest.raises(RunStoreError, match="no runs to export"):
-        export_runs([], tmp_path / "none.zip")
+    for found, said in ((archive, "damaged"), (tmp_path / "nothing.zip", "no archive")):
+        with pytest.raises(RunStoreError, match=said):
+            import_runs(found, tmp_path / "there")
+    for runs, name, said in ((two_runs, "runs.rar", "must end"), ([], "none.zip", "no runs to")):
+        with pytest.raises(RunStoreError, match=said):
+            export_runs(runs, tmp_path / name)
 
 
 # -- what a run depends on --

@@ -1,49 +1,37 @@
 """Profiles as the study fixes them, and what enters a run's name and fingerprint."""
 
-import dataclasses
 import json
 import pickle
+from dataclasses import asdict, replace
 from itertools import pairwise
 
 import pytest
 
+from tests.experiments.fakes import IDENTITY
 from workbench.errors import ConfigError
+from workbench.experiments import settings
 from workbench.experiments.settings import (
-    ABLATION,
-    ALL,
-    BATCHED,
-    BESIDE,
-    CONTINUOUS,
-    COUNTED,
-    DEPTH,
-    EVERY_SHARE,
     MODIFICATIONS,
-    NONE,
     PLANS,
-    POLICIES,
     PROFILES,
-    QUEUE,
-    STATIC,
     TECHNIQUES,
-    THESIS_SHARE,
-    TIMED,
     AblationPlan,
     BatchPlan,
-    Identity,
     PolicyPlan,
     RunSpec,
-    WorkingSet,
     ablation_runs,
     batch_runs,
-    fingerprint_of,
     plan_of,
     policy_runs,
-    reference_runs,
     split_runs,
     sweep_config,
 )
 
-IDENTITY = Identity("llm0", "prm0", "problems0", "0.1.0", 1)
+CONFIG = sweep_config("quick", n=4, max_depth=2, seeds=(0, 1))
+SMALL = AblationPlan(4, 2, (1,), num_seeds=2, queue_problems=5, queue_in_flight=2)
+POLICY = PolicyPlan(3, 2, 2, (0.5, 2.0), (0.08, 0.2, 0.3), (0.5,), (0.3,), 1)
+NEED = settings.WorkingSet(2**21, 2**23, 600)
+EVERY = settings.EVERY_SHARE
 
 
 @pytest.mark.parametrize(
@@ -51,19 +39,17 @@ IDENTITY = Identity("llm0", "prm0", "problems0", "0.1.0", 1)
     [
         ("quick", 8, 1, (0.08, 0.2, 0.3, 0.5)),
         ("default", 16, 2, (0.08, 0.15, 0.2, 0.3, 0.35, 0.4, 0.45, 0.5)),
-        ("full", 128, 5, EVERY_SHARE),
-        ("thesis", 128, 5, EVERY_SHARE),
+        ("full", 128, 5, EVERY),
+        ("thesis", 128, 5, EVERY),
     ],
 )
 def test_profiles_are_those_of_the_study(profile, problems, seeds, shares):
     config = sweep_config(profile)
     assert (config.num_problems, len(config.seeds), config.shares) == (problems, seeds, shares)
     assert (config.n, config.beam_width, config.max_depth, config.block_size) == (16, 4, 40, 16)
-    assert config.temperature == 0.8
+    assert (config.temperature, config.profile) == (0.8, profile)
     assert config.activations_in_total is (profile == "thesis")
-    assert config.profile == profile
-    assert EVERY_SHARE[0] == 0.08
-    assert EVERY_SHARE[-1] == 0.5
+    assert (EVERY[0], EVERY[-1], len(PROFILES)) == (0.08, 0.5, 4)
 
 
 def test_unknown_profile_and_unknown_setting_name_the_nearest():
@@ -71,17 +57,17 @@ def test_unknown_profile_and_unknown_setting_name_the_nearest():
         sweep_config("quik")
     with pytest.raises(ConfigError, match="Did you mean 'num_problems'"):
         sweep_config("quick", num_problem=3)
-    assert set(PROFILES) == {"quick", "default", "full", "thesis"}
 
 
 def test_every_share_and_seed_once_in_shuffled_but_fixed_order():
-    config = dataclasses.replace(sweep_config("default"), sentinel_every=0)
-    pairs = [(run.llm_share, run.seed) for run in split_runs(config)]
+    config = replace(sweep_config("default"), sentinel_every=0)
+    pairs, again, other = (
+        [(run.llm_share, run.seed) for run in split_runs(each)]
+        for each in (config, config, replace(config, order_seed=1))
+    )
     assert sorted(pairs) == sorted((s, k) for s in config.shares for k in config.seeds)
-    assert pairs != sorted(pairs)
-    assert pairs == [(run.llm_share, run.seed) for run in split_runs(config)]
-    other = split_runs(dataclasses.replace(config, order_seed=1))
-    assert pairs != [(run.llm_share, run.seed) for run in other]
+    assert pairs == again
+    assert pairs not in (sorted(pairs), other)
 
 
 def test_the_sentinel_returns_every_ten_runs_and_quick_has_none():
@@ -92,48 +78,41 @@ def test_the_sentinel_returns_every_ten_runs_and_quick_has_none():
     sentinels = [planned[k] for k in places]
     assert {(s.llm_share, s.seed) for s in sentinels} == {(0.3, 0)}
     assert len({s.fingerprint(IDENTITY) for s in sentinels}) == len(sentinels)
-    assert all(run.role == "measure" for run in split_runs(sweep_config("quick")))
-    without = split_runs(dataclasses.replace(config, sentinel_every=0))
-    assert {run.role for run in without} == {"measure"}
+    for without in (sweep_config("quick"), replace(config, sentinel_every=0)):
+        assert {run.role for run in split_runs(without)} == {"measure"}
 
 
 def test_a_fingerprint_follows_what_a_run_does_and_nothing_else():
     config = sweep_config("default")
-    own = RunSpec(config, 0.3, 0).fingerprint(IDENTITY)
-    for change in ({"profile": "x"}, {"shares": (0.3,)}, {"seeds": (0,)}, {"order_seed": 9}):
-        assert RunSpec(dataclasses.replace(config, **change), 0.3, 0).fingerprint(IDENTITY) == own
-    for change in ({"n": 8}, {"num_problems": 3}, {"temperature": 0.7}, {"min_problem_batch": 3}):
-        assert RunSpec(dataclasses.replace(config, **change), 0.3, 0).fingerprint(IDENTITY) != own
-    for share, seed in ((0.35, 0), (0.3, 1)):
-        assert RunSpec(config, share, seed).fingerprint(IDENTITY) != own
+
+    def print_of(share=0.3, seed=0, identity=IDENTITY, **change):
+        return RunSpec(replace(config, **change), share, seed).fingerprint(identity)
+
+    own = print_of()
+    changes = ({"profile": "x"}, {"shares": (0.3,)}, {"seeds": (0,)}, {"order_seed": 9})
+    for change in (*changes, {"total_memory": 64 * 2**20}):
+        assert print_of(**change) == own
+    changes = ({"n": 8}, {"num_problems": 3}, {"temperature": 0.7}, {"min_problem_batch": 3})
+    for change in (*changes, {"share": 0.35}, {"seed": 1}):
+        assert print_of(**change) != own
     for part in ("llm", "prm", "problems", "version"):
-        other = dataclasses.replace(IDENTITY, **{part: "another"})
-        assert RunSpec(config, 0.3, 0).fingerprint(other) != own
-    same = dataclasses.replace(config, total_memory=64 * 2**20)
-    assert RunSpec(same, 0.3, 0).fingerprint(IDENTITY) == own
+        assert print_of(identity=replace(IDENTITY, **{part: "another"})) != own
 
 
 def test_a_fingerprint_survives_json():
     spec = RunSpec(sweep_config("quick", levels=[1, 2]), 0.08, 3)
-    stored = json.loads(json.dumps([spec.parameters, spec.role, dataclasses.asdict(IDENTITY)]))
-    assert fingerprint_of(*stored) == spec.fingerprint(IDENTITY)
+    stored = json.loads(json.dumps([spec.parameters, spec.role, asdict(IDENTITY)]))
+    assert settings.fingerprint_of(*stored) == spec.fingerprint(IDENTITY)
 
 
 def test_engines_share_the_total_and_every_other_setting():
     spec = RunSpec(sweep_config("quick", max_num_seqs=32), 0.08, 0)
     llm, prm = spec.engine("llm"), spec.engine("prm")
     assert (llm.model, prm.model) == ("tiny-solver", "tiny-prm")
-    assert llm.memory + prm.memory == 64 * 2**20
-    assert llm.memory == round(0.08 * 64 * 2**20)
+    assert (llm.memory, llm.memory + prm.memory) == (round(0.08 * 64 * 2**20), 64 * 2**20)
     assert llm.max_num_seqs == prm.max_num_seqs == 32
     assert not llm.activations_in_total
     assert pickle.loads(pickle.dumps(spec)) == spec
-
-
-CONFIG = sweep_config("quick", n=4, max_depth=2, seeds=(0, 1))
-SMALL = AblationPlan(4, 2, (1,), num_seeds=2, queue_problems=5, queue_in_flight=2)
-POLICY = PolicyPlan(3, 2, 2, (0.5, 2.0), (0.08, 0.2, 0.3), (0.5,), (0.3,), 1)
-NEED = WorkingSet(2**21, 2**23, 600)
 
 
 @pytest.mark.parametrize("profile", ["quick", "default", "full"])
@@ -142,48 +121,55 @@ def test_every_run_of_every_study_has_its_own_fingerprint(profile):
     config = sweep_config(profile)
     batch, ablation, policy = (plan_of(p, profile) for p in (BatchPlan, AblationPlan, PolicyPlan))
     runs = [*split_runs(config), *batch_runs(config, batch), *ablation_runs(config, ablation)]
-    runs += [*reference_runs(config, policy), *policy_runs(config, policy, NEED)]
+    runs += [*settings.reference_runs(config, policy), *policy_runs(config, policy, NEED)]
     assert len({run.fingerprint(IDENTITY) for run in runs}) == len(runs)
 
 
-def test_a_plan_takes_a_notebook_s_parameters_and_refuses_nonsense():
-    """A mistyped value is named with what is allowed."""
+def test_a_plan_takes_a_notebook_s_parameters():
     given = {"grid_seqs": [2, 4], "compared_seqs": None, "llm": "of no plan"}
-    assert plan_of(BatchPlan, "quick", given).max_num_seqs == (2, 4)
+    assert plan_of(BatchPlan, "quick", given).grid_seqs == (2, 4)
     assert plan_of(PolicyPlan, "default", {"budgets": [2.0, 1.0]}).alone_at == (1.0,)
-    assert plan_of(AblationPlan, "quick", {"ablation_share": 0.2}).llm_share == 0.2
-    for kind, wrong, said in (
+    assert plan_of(AblationPlan, "quick", {"ablation_share": 0.2}).ablation_share == 0.2
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong", "said"),
+    [
         (BatchPlan, {"block_sizes": (0,)}, r"block_sizes is \(0,\)"),
-        (BatchPlan, {"compared": ()}, "compared"),
+        (BatchPlan, {"compared_seqs": ()}, "compared_seqs"),
         (AblationPlan, {"in_flight": 0}, "in_flight is 0"),
         (AblationPlan, {"depth_limits": (4, 4)}, "each once"),
-        (AblationPlan, {"llm_share": 1.0}, "shares in"),
+        (AblationPlan, {"ablation_share": 1.0}, "shares in"),
         (PolicyPlan, {"budgets": (0.0,)}, "budgets"),
         (PolicyPlan, {"alone_at": (3.0,)}, "of the budgets"),
         (PolicyPlan, {"kv_shares": (1.0,)}, "kv_shares"),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            dataclasses.replace(PLANS[kind]["default"], **wrong)
+    ],
+)
+def test_a_plan_refuses_nonsense(kind, wrong, said):
+    with pytest.raises(ConfigError, match=said):
+        replace(PLANS[kind]["default"], **wrong)
 
 
 def test_one_number_of_problems_in_flight_and_the_thesis_share_are_in_every_profile():
     """A headline and the figure of the same technique must show the same number."""
     plan, config = plan_of(PolicyPlan, "default"), sweep_config("default")
-    assert (plan.num_problems, plan.in_flight) == (config.num_problems, config.min_problem_batch)
-    assert all(THESIS_SHARE in plan.kv_shares for plan in PLANS[PolicyPlan].values())
+    assert plan.num_problems == config.num_problems
+    assert plan.policies_in_flight == config.min_problem_batch
+    assert all(settings.THESIS_SHARE in plan.kv_shares for plan in PLANS[PolicyPlan].values())
 
 
 def test_cells_take_the_limits_an_engine_accepts_and_differ_in_them_only():
     cells = batch_runs(CONFIG, BatchPlan())
-    grid = [c for c in cells if c.role == TIMED and c.get("kind") == CONTINUOUS]
-    assert len([c for c in grid if c.get("model") == "llm"]) == 8, "512 do not fit 256 tokens"
+    whole = [c for c in cells if (c.role, c.get("kind")) == (settings.TIMED, settings.CONTINUOUS)]
+    assert len([c for c in whole if c.get("model") == "llm"]) == 8, "512 do not fit 256 tokens"
     repeats = [cell.repeat for cell in batch_runs(CONFIG, BatchPlan(cells=2))]
     assert repeats == sorted(repeats), "every cell once before any is repeated"
     spec = next(c for c in cells if c.get("kind").startswith("static") and c.get("model") == "prm")
     usual, own = RunSpec(CONFIG, 0.3, 0).engine("prm"), spec.engine("prm")
     changed = {k for k, v in own.to_dict().items() if v != usual.to_dict()[k]}
     assert changed == {"max_num_seqs", "batching", "enable_prefix_caching"}
-    assert {c.config.block_size for c in cells if c.role == COUNTED} == {1, 4, 16, 64}
+    sizes = {c.config.block_size for c in cells if c.role == settings.COUNTED}
+    assert sizes == {1, 4, 16, 64}
 
 
 def test_each_modification_is_the_one_before_with_one_more_switch():
@@ -192,8 +178,8 @@ def test_each_modification_is_the_one_before_with_one_more_switch():
     for before, after in pairwise(ladder):
         assert sum(before.settings[k] != v for k, v in after.settings.items()) == 1
     assert ladder[-1].settings.items() < beside.settings.items()
-    runs = {run.setting: run for run in ablation_runs(CONFIG, SMALL) if run.role == ABLATION}
-    foot, top, padded = runs["two_runtimes"], runs["stop_at_limit"], runs[BESIDE]
+    runs = {run.setting: run for run in ablation_runs(CONFIG, SMALL) if run.role == "ablation"}
+    foot, top, padded = runs["two_runtimes"], runs["stop_at_limit"], runs[settings.BESIDE]
     assert top.engine("prm").enable_prefix_caching and not foot.engine("prm").enable_prefix_caching
     assert foot.engine("llm") == top.engine("llm")
     off = (foot.search.score_cache, foot.search.problem_batching, foot.search.finish_at_limit)
@@ -205,19 +191,19 @@ def test_each_modification_is_the_one_before_with_one_more_switch():
 @pytest.mark.parametrize(("share", "seqs"), [(0.08, 1), (0.3, 8), (0.5, 16)])
 def test_padded_batches_are_as_large_as_surely_fit(share, seqs):
     """Every member may become max_model_len long: 128 blocks of the tiny solver's."""
-    runs = ablation_runs(CONFIG, dataclasses.replace(SMALL, llm_share=share))
-    padded = next(run for run in runs if run.setting == BESIDE)
+    runs = ablation_runs(CONFIG, replace(SMALL, ablation_share=share))
+    padded = next(run for run in runs if run.setting == settings.BESIDE)
     assert padded.engine("llm").max_num_seqs == seqs
 
 
 def test_dear_settings_have_fewer_seeds_and_problem_batching_a_longer_queue():
     runs = ablation_runs(CONFIG, SMALL)
     assert {run.seed for run in runs if not run.search.score_cache} == {0}
-    assert {run.config.max_depth for run in runs if run.role == DEPTH} == {1}
-    queue = [run for run in runs if run.role == QUEUE]
-    assert tuple(run.setting for run in queue) == BATCHED
+    assert {run.config.max_depth for run in runs if run.role == settings.DEPTH} == {1}
+    queue = [run for run in runs if run.role == settings.QUEUE]
+    assert tuple(run.setting for run in queue) == settings.BATCHED
     assert {run.config.num_problems for run in queue} == {5}
-    deep = ablation_runs(CONFIG, dataclasses.replace(SMALL, depth_limits=(1, 2, 40)))
+    deep = ablation_runs(CONFIG, replace(SMALL, depth_limits=(1, 2, 40)))
     assert len(deep) == len(runs), "limits that the search's own does not reach are left out"
 
 
@@ -226,13 +212,13 @@ def test_policies_are_paired_and_techniques_stand_where_asked():
     runs = policy_runs(CONFIG, POLICY, NEED)
     for budget in POLICY.budgets:
         own = [run for run in runs if run.get("budget") == budget]
-        assert {run.get("policy") for run in own} == set(POLICIES)
-        alone = {run.get("technique") for run in own if run.get("policy") == STATIC}
-        assert alone == (set(TECHNIQUES) if budget in POLICY.alone_at else {NONE})
+        assert {run.get("policy") for run in own} == set(settings.POLICIES)
+        alone = {run.get("technique") for run in own if run.get("policy") == settings.STATIC}
+        assert alone == (set(TECHNIQUES) if budget in POLICY.alone_at else {settings.NONE})
         beside = [run for run in runs if run.get("beside") == budget]
         assert {run.group for run in own} == {run.group for run in beside}
-    settings = [[run.setting for run in runs if run.seed == seed] for seed in (0, 1)]
-    assert settings[0] == settings[1]
+    names = [[run.setting for run in runs if run.seed == seed] for seed in (0, 1)]
+    assert names[0] == names[1]
 
 
 def test_a_run_in_an_arena_names_both_shares_and_its_engines_have_no_memory_of_their_own():
@@ -247,6 +233,6 @@ def test_a_run_in_an_arena_names_both_shares_and_its_engines_have_no_memory_of_t
     assert spec.parameters["kv_share"] == 0.2
     everything = next(r for r in runs if r.setting == "0.5W/static_0.3/all")
     for technique in TECHNIQUES.values():
-        assert technique.settings.items() <= TECHNIQUES[ALL].settings.items()
+        assert technique.settings.items() <= TECHNIQUES[settings.ALL].settings.items()
     assert everything.search.problem_batching == "adaptive"
     assert everything.engine("prm").reuse_partial_blocks

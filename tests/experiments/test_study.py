@@ -61,13 +61,9 @@ def test_every_run_once_and_never_again(tmp_path):
 
 def test_a_larger_sweep_finds_the_runs_of_a_smaller_one(tmp_path):
     sweep(tmp_path, Counting())
-    more = Counting()
-    wide = sweep_config(
-        "default", num_problems=3, warmup_problems=0, seeds=(0, 1), sentinel_every=0
-    )
-    found = sweep(tmp_path, more, wide)
-    assert len(more.done) == 16 - 4
-    assert len(found.runs) == 16
+    more, sizes = Counting(), {"num_problems": 3, "warmup_problems": 0, "sentinel_every": 0}
+    found = sweep(tmp_path, more, sweep_config("default", seeds=(0, 1), **sizes))
+    assert (len(more.done), len(found.runs)) == (16 - 4, 16)
 
 
 def test_a_failing_run_is_kept_as_a_row_and_retried_only_when_asked(tmp_path):
@@ -99,17 +95,12 @@ def test_an_infeasible_share_is_a_row_with_the_bytes_that_lack(tmp_path):
     assert "the LLM (tiny-solver) lacks" in rows.loc[0.02, "error"]
 
 
-def test_a_budget_the_engine_refuses_is_infeasible_too(tmp_path):
-    execute = Counting({0.08: OutOfMemory("2 blocks lack")})
-    rows = sweep(tmp_path, execute).all_runs.set_index("llm_share")
-    assert rows.loc[0.08, "status"] == "infeasible"
-    assert rows.loc[0.08, "error"] == "2 blocks lack"
-
-
-def test_looking_computes_nothing_and_says_what_is_missing(tmp_path):
+def test_a_budget_the_engine_refuses_is_infeasible_too_and_looking_computes_nothing(tmp_path):
     assert len(sweep(tmp_path, Counting(), compute=False).missing) == 4
-    sweep(tmp_path, Counting({0.5: KeyError("x")}))
+    sweep(tmp_path, Counting({0.08: OutOfMemory("2 blocks lack")}))
     found = sweep(tmp_path, Counting(), compute=False)
+    row = found.all_runs.set_index("llm_share").loc[0.08]
+    assert (row["status"], row["error"]) == ("infeasible", "2 blocks lack")
     assert found.missing == ()
     assert len(found.runs) == 3
 
@@ -243,9 +234,6 @@ def test_drift_is_seen_on_the_sentinel_s_setting_alone():
     assert list(found["relative"]) == [1.0, 1.0, 0.8]
     assert "drifted by -20% to +0% over 3" in " ".join(remarks(rows_of([100.0, 5.0, 100.0, 80.0])))
     assert list(remarks(rows_of([100.0, 5.0, 100.0, 98.0]))) == []
-
-
-def test_no_sentinel_no_drift():
     plain = rows_of([1.0, 2.0, 3.0, 4.0], role="measure")
     assert sentinel_drift(plain).empty
     assert sentinel_drift(pd.DataFrame()).empty
@@ -260,7 +248,6 @@ def test_mixed_machines_and_other_code_are_said():
 
 
 def test_a_figure_names_the_machine_the_rung_and_the_one_seed_that_is_drawn():
-    assert "(measured tiny)" in provenance_here("tiny-solver", "tiny-prm", "one problem")
     other = provenance_here("dummy:llama-3.2-1b", "tiny-prm", "one problem")
     assert "(dummy weights); one problem; " in other
     assert machine_facts()["cpu"] in other
@@ -279,8 +266,7 @@ def test_a_dry_run_counts_the_dtype_and_says_what_it_leaves_out(tmp_path):
         for dtype in ("bfloat16", "float32")
     )
     assert half.feasible.llm.weights * 2 == whole.feasible.llm.weights
-    at = half.feasible.at(0.3)
-    assert half.runs["prm_blocks"].iloc[0] == at.prm.num_blocks(at.prm_bytes)
+    assert half.runs["prm_blocks"].iloc[0] == half.feasible.at(0.3).blocks("prm")
     assert "activations" not in str(whole.feasible)
     inside = preview(sweep_config("quick", activations_in_total=True, **settings), tmp_path)
     assert "activations" in str(inside.feasible)

@@ -151,7 +151,7 @@ def mode_of(settings: dict[str, Any]) -> dict[str, Any]:
         "kv_shares": SHARES,
         "baseline": "thesis 5.3 modifications on, static kv_share 0.3",
         "shared_problems": plan.num_problems,
-        "shared_in_flight": plan.in_flight,
+        "shared_in_flight": plan.policies_in_flight,
         "shared_seeds": settings["seeds"] or plan.num_seeds,
     }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import pandas as pd
 
@@ -17,7 +18,6 @@ from workbench.experiments.rows import (
     depth_pairs,
     gain_of,
     lost_time_rows,
-    measured_settings,
     memory_split_rows,
     prefix_hit_rows,
     thrashing_rows,
@@ -42,7 +42,7 @@ HARDLY = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One claim's verdict. number: what it rests on, with its interval; figure: where to look."""
+    """A claim judged. number: what it rests on, with its interval; figure: where to look."""
 
     key: str
     text: str
@@ -50,6 +50,25 @@ class Claim:
     number: str
     figure: str
     rung: str = "measured tiny"
+
+
+CLAIMS = {
+    "C1": ("Throughput peaks inside the interval, at a share of 0.3", "memory_split"),
+    "C2": ("Only the KV cache changes with the share", "memory_parts"),
+    "C3": ("Blocks are linear in the share", "kv_blocks"),
+    "C4": ("The PRM-starved end slows down through eviction", "lost_time"),
+    "C5": ("Hit rates are high everywhere for both models", "prefix_hits"),
+    "C6": ("Thrashing is rare", "thrashing"),
+    "C7": ("Continuous problem batching helps dramatically", "modifications"),
+    "C8": ("Sampling to the end hardly helps accuracy", "modifications"),
+    "C9": ("The memory split leaves the output alone", "memory_split"),
+}
+"""The claims in words, and the figure where each is seen."""
+
+
+def _judged(key: str, holds: Any, fails: Any, number: str) -> Claim:
+    text, figure = CLAIMS[key]
+    return Claim(key, text, HOLDS if holds else FAILS if fails else DEPENDS, number, figure)
 
 
 def claims_table(claims: Sequence[Claim]) -> pd.DataFrame:
@@ -76,30 +95,23 @@ def peak_claim(rows: pd.DataFrame) -> Claim:
     measured shares next to 0.3, inside the axis; else it depends on which of its shares is best.
     """
     peak, same = (rows[rows["metric"] == m].iloc[0] for m in ("peak_share", "same_work"))
-    shares = sorted(rows.loc[rows["metric"] == "tokens_per_s", "llm_share"])
-    below = max((s for s in shares if s < THESIS_SHARE - 1e-9), default=shares[0])
-    above = min((s for s in shares if s > THESIS_SHARE + 1e-9), default=shares[-1])
-    narrow = below <= peak["low"] and peak["high"] <= above
-    inside = shares[0] < peak["low"] and peak["high"] < shares[-1]
+    shares = rows.loc[rows["metric"] == "tokens_per_s", "llm_share"]
+    below, above = shares[shares < THESIS_SHARE - 1e-9], shares[shares > THESIS_SHARE + 1e-9]
+    narrow = below.max() <= peak["low"] and peak["high"] <= above.min()
+    inside = shares.min() < peak["low"] and peak["high"] < shares.max()
     covers = peak["low"] <= THESIS_SHARE <= peak["high"]
-    verdict = FAILS if not covers else HOLDS if inside and narrow else DEPENDS
     number = f"peak at {peak['value']:.2f} [{peak['low']:.2f}, {peak['high']:.2f}]"
     if same["low"] < same["high"]:
         number += f"; from {same['low']:.2f} to {same['high']:.2f} the work is the same"
-    text = "Throughput peaks inside the interval, at a share of 0.3"
-    return Claim("C1", text, verdict, number, "memory_split")
+    return _judged("C1", covers and inside and narrow, not covers, number)
 
 
 def constant_claim(runs: pd.DataFrame) -> Claim:
-    """C2. Holds where weights, activations and other are the same in every run, to 1 % of noise.
-
-    Activations are measured by a profiling pass, so they move by a few bytes in ten thousand.
-    """
+    """C2. Holds where weights, activations and other are the same in every run, to 1 % of noise."""
     parts = runs[[f"{engine}_{part}" for engine in ("llm", "prm") for part in CONSTANT]]
     change = float(((parts.max() - parts.min()) / parts.max().clip(lower=1)).max())
     number = f"weights and activations change by at most {change:.2%} over {len(runs)} runs"
-    verdict = HOLDS if change <= NOISE else FAILS
-    return Claim("C2", "Only the KV cache changes with the share", verdict, number, "memory_parts")
+    return _judged("C2", change <= NOISE, True, number)
 
 
 def linear_claim(runs: pd.DataFrame) -> Claim:
@@ -109,9 +121,7 @@ def linear_claim(runs: pd.DataFrame) -> Claim:
         fixed = runs[f"{engine}_bytes"] - runs[f"{engine}_kv_bytes"]
         line = (runs[f"{engine}_bytes"] - fixed.iloc[0]) / runs[f"{engine}_block_bytes"]
         off = max(off, float((runs[f"{engine}_blocks"] - line).abs().max()))
-    number = f"largest distance from the formula {off:.2f} blocks"
-    verdict = HOLDS if off <= 1 else FAILS
-    return Claim("C3", "Blocks are linear in the share", verdict, number, "kv_blocks")
+    return _judged("C3", off <= 1, True, f"largest distance from the formula {off:.2f} blocks")
 
 
 def eviction_claim(rates: Rates, lost: pd.DataFrame) -> Claim:
@@ -126,9 +136,6 @@ def eviction_claim(rates: Rates, lost: pd.DataFrame) -> Claim:
     parts = again / lost.groupby("llm_share")["wall_s"].first()  # of wall time, on both engines
     before, after = (float(parts.fillna(0.0)[share]) for share in (base, end))
     part = rates.part_of_slow_down(base, end, (before, after))
-    verdict = DEPENDS
-    if slower.high < 0:
-        verdict = HOLDS if part.low > 0.5 else FAILS if part.high < 0.5 else DEPENDS
     told = f"{part.estimate:.0%} [{part.low:.0%}, {part.high:.0%}] of the slow-down"
     if math.isnan(part.estimate):
         told = "and the slow-down is not told from the machine's noise"
@@ -139,22 +146,18 @@ def eviction_claim(rates: Rates, lost: pd.DataFrame) -> Claim:
         f"{slower.high:.0f}]; recomputing what was evicted is {after:.0%} of the time at "
         f"{end:.2f}, {told}"
     )
-    text = "The PRM-starved end slows down through eviction"
-    return Claim("C4", text, verdict, number, "lost_time")
+    is_slower = slower.high < 0
+    return _judged("C4", is_slower and part.low > 0.5, is_slower and part.high < 0.5, number)
 
 
 def hits_claim(rows: pd.DataFrame) -> Claim:
     """C5. Holds where every lower bound is 80 % or more; fails where an upper one is below."""
-    least = rows.sort_values("value").iloc[0]
-    verdict = HOLDS if rows["low"].min() >= HIGH_HIT_RATE else DEPENDS
-    verdict = FAILS if rows["high"].min() < HIGH_HIT_RATE else verdict
+    least, (low, high) = rows.sort_values("value").iloc[0], rows[["low", "high"]].min()
     number = (
         f"lowest {least['engine'].upper()} at {least['llm_share']:.2f}: {least['value']:.1%} "
         f"[{least['low']:.1%}, {least['high']:.1%}]; high means {HIGH_HIT_RATE:.0%}"
     )
-    return Claim(
-        "C5", "Hit rates are high everywhere for both models", verdict, number, "prefix_hits"
-    )
+    return _judged("C5", low >= HIGH_HIT_RATE, high < HIGH_HIT_RATE, number)
 
 
 def thrash_claim(rows: pd.DataFrame) -> Claim:
@@ -162,14 +165,13 @@ def thrash_claim(rows: pd.DataFrame) -> Claim:
     events = rows[rows["metric"] == "events_per_1000"]
     most = events.sort_values("value").iloc[-1]
     often = events["value"] >= RARE_EVENTS
-    verdict = HOLDS if not often.any() else FAILS if often.all() else DEPENDS
     shares = ", ".join(f"{share:.2f}" for share in sorted(events.loc[often, "llm_share"].unique()))
     number = (
         f"most {most['engine'].upper()} at {most['llm_share']:.2f}: {most['value']:.1f} "
         f"[{most['low']:.1f}, {most['high']:.1f}] per 1,000 look-ups; "
         f"not rare at {shares or 'no share'}"
     )
-    return Claim("C6", "Thrashing is rare", verdict, number, "thrashing")
+    return _judged("C6", not often.any(), often.all(), number)
 
 
 def sameness_claim(nodes: pd.DataFrame) -> Claim:
@@ -181,13 +183,12 @@ def sameness_claim(nodes: pd.DataFrame) -> Claim:
     )
     differ = int(((found["texts"] > 1) | (found["shares"] < found["wanted"])).sum())
     number = f"{differ:,} of {len(found):,} nodes differ between the shares"
-    verdict = FAILS if differ else HOLDS
-    return Claim("C9", "The memory split leaves the output alone", verdict, number, "memory_split")
+    return _judged("C9", not differ, differ, number)
 
 
 def ablation_claims(study: Study) -> list[Claim]:
     """C7 and C8, as far as their settings were measured."""
-    settings, found = set(measured_settings(study)), []
+    settings, found = set(study.measured_settings), []
     if set(BATCHED) <= settings:
         found.append(batching_claim(gain_of(study, *BATCHED)))
     if set(LAST_TWO) <= settings:
@@ -196,16 +197,12 @@ def ablation_claims(study: Study) -> list[Claim]:
 
 
 def batching_claim(gain: Interval) -> Claim:
-    """C7. Holds where the whole interval of the gain is 1.5 times or more, fails where it is less,
-    else it depends.
-    """
-    verdict = HOLDS if gain.low >= DRAMATIC else FAILS if gain.high < DRAMATIC else DEPENDS
+    """C7. Holds where the whole interval of the gain is 1.5 times or more, fails where below."""
     number = (
         f"{gain.estimate:.2f} times the problems/min [{gain.low:.2f}, {gain.high:.2f}]; "
         f"dramatic means {DRAMATIC:g} times"
     )
-    text = "Continuous problem batching helps dramatically"
-    return Claim("C7", text, verdict, number, "modifications")
+    return _judged("C7", gain.low >= DRAMATIC, gain.high < DRAMATIC, number)
 
 
 def finishing_claim(pairs: pd.DataFrame, max_depth: int) -> Claim:
@@ -220,8 +217,6 @@ def finishing_claim(pairs: pd.DataFrame, max_depth: int) -> Claim:
     if (own["correct_stops"] == own["correct_finishes"]).all():
         bound = upper_bound_of_none(int(own["problem_id"].nunique()))
         gain = replace(gain, estimate=0.0, low=-bound, high=bound)
-    verdict = HOLDS if gain.high < HARDLY else FAILS if gain.low > HARDLY else DEPENDS
-    verdict = verdict if reached else DEPENDS
     number = (
         f"accuracy {gain.estimate:+.3f} [{gain.low:.3f}, {gain.high:.3f}] at a limit of "
         f"{max_depth} steps, which {reached} of {len(own)} searches reached"
@@ -229,8 +224,8 @@ def finishing_claim(pairs: pd.DataFrame, max_depth: int) -> Claim:
     lower = pairs[pairs["max_depth"] < max_depth]
     for limit, rows in lower.groupby("max_depth"):
         number += f"; {accuracy_gain(rows).estimate:+.2f} at {limit}"
-    text = "Sampling to the end hardly helps accuracy"
-    return Claim("C8", text, verdict, f"{number}; hardly means {HARDLY:g}", "modifications")
+    holds, fails = reached and gain.high < HARDLY, reached and gain.low > HARDLY
+    return _judged("C8", holds, fails, f"{number}; hardly means {HARDLY:g}")
 
 
 # -- what the thesis leaves open, what this study takes instead, and why --
@@ -245,14 +240,14 @@ def missing_values() -> pd.DataFrame:
     """
     tiny, thesis, full = map(sweep_config, ("default", "thesis", "full"))
 
+    longest = min(model_spec(model).max_model_len for model in (tiny.llm, tiny.prm))
+    means = {None: longest, "auto": "float32"}  # what both can read; what a CPU computes in
+
     def both(name: str) -> str:
         """One value where both scales take the same."""
         ends = [getattr(config, name) for config in (tiny, thesis)]
-        if name == "max_model_len":  # None: the longest request that both models can read
-            longest = min(model_spec(model).max_model_len for model in (tiny.llm, tiny.prm))
-            ends = [end or longest for end in ends]
-        texts = [f"{end:,}" if isinstance(end, int) else str(end) for end in ends]
-        texts = ["float32" if text == "auto" else text for text in texts]  # what a CPU computes in
+        ends = [means.get(end, end) for end in ends]
+        texts = [f"{end:,}" if isinstance(end, int) else end for end in ends]
         return texts[0] if len(set(texts)) == 1 else f"{texts[0]} (tiny), {texts[1]} (thesis scale)"
 
     table = f"""

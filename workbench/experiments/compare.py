@@ -12,21 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from workbench.errors import RunStoreError
-from workbench.experiments.runs import FINISHED, load_runs, load_table, read_config
+from workbench.experiments.runs import FINISHED, Folders, load_runs, load_table, read_config
 from workbench.experiments.settings import COUNTED, TIMED
-from workbench.experiments.statistics import (
-    Interval,
-    paired_difference,
-    paired_ratio_difference,
-)
+from workbench.experiments.statistics import bootstrap
 
-Runs = str | Path | Iterable[str | Path]
-
-PAIRED = {"correct": "accuracy"} | {name: name for name in ("tokens", "iterations", "seconds")}
-"""Columns of `problems` that are compared, and what their mean is called."""
+PAIRED = {
+    "accuracy": ("correct", None),
+    **{name: (name, None) for name in ("tokens", "iterations", "seconds")},
+    "tokens_per_s": ("tokens", "wall_part_s"),
+}
+"""What is compared: the mean of a column of `problems`, or a column over another."""
 PLACES = ("machine", "versions", "git_commit")
 
 
@@ -50,9 +49,8 @@ class NodeDifference:
 class Comparison:
     """What `compare` found.
 
-    parameters: name, a, b of every setting that differs; differences: metric, a, b, difference (b -
-    a), low, high, pairs; identical: every node of every pair has equal tokens and scores; warnings:
-    why the two may not be comparable.
+    parameters: every setting that differs; differences: b - a with intervals; identical: every node
+    of every pair has equal tokens and scores; warnings: why the two may not be comparable.
     """
 
     parameters: pd.DataFrame
@@ -68,32 +66,35 @@ class Comparison:
         return f"{notes}{tables}<p>Tokens and scores: {tokens}.</p>"
 
 
-def compare(a: Runs, b: Runs) -> Comparison:
+def compare(a: Folders, b: Folders) -> Comparison:
     """Compare two sides: each a run folder, several, or a folder of run folders.
 
     Runs pair by seed (and by llm_share, where a side holds several); problems pair within them.
     Raises RunStoreError where a side holds no finished run or the two have no pair in common.
     """
-    left, right = _finished(a, "a"), _finished(b, "b")
-    keys = _pair_keys(left, right)
-    sides = [_table(runs, "problems", keys) for runs in (left, right)]
-    problems = sides[0].merge(sides[1], on=[*keys, "problem_id"], suffixes=("_a", "_b"))
+    sides = _finished(a, "a"), _finished(b, "b")
+    keys = _pair_keys(*sides)
+    tables = [_table(runs, "problems", keys) for runs in sides]
+    problems = tables[0].merge(tables[1], on=[*keys, "problem_id"], suffixes=("_a", "_b"))
     if problems.empty:
         raise RunStoreError(
             f"The two have no problem in common with equal {' and '.join(keys)}; compare runs "
             "of the same problems and seeds."
         )
-    first = _first_difference(left, right, keys)
+    nodes = [_table(runs, "nodes", keys) for runs in sides]
+    first = _first_difference(nodes, problems[[*keys, "problem_id"]], keys)
+    parameters = pd.DataFrame({side: _parameters(runs) for side, runs in zip("ab", sides)})
+    parameters = parameters.fillna("-").rename_axis("name").sort_index().reset_index()
     return Comparison(
-        parameters=_parameters(left, right),
+        parameters=parameters[parameters["a"] != parameters["b"]].reset_index(drop=True),
         differences=_differences(problems),
         identical=first is None,
         first_difference=first,
-        warnings=tuple(_warnings(left, right)),
+        warnings=tuple(_warnings(*sides)),
     )
 
 
-def _finished(runs: Runs, side: str) -> pd.DataFrame:
+def _finished(runs: Folders, side: str) -> pd.DataFrame:
     found = load_runs(runs)
     found = found[found["status"] == FINISHED]
     if "role" in found:
@@ -107,85 +108,66 @@ def _finished(runs: Runs, side: str) -> pd.DataFrame:
 
 def _pair_keys(left: pd.DataFrame, right: pd.DataFrame) -> list[str]:
     """Columns that tell the runs of a side apart."""
-    of_a_run = ["seed", "llm_share", "role", "repeat"]
-    every = [*of_a_run, "setting", "max_depth", "num_problems"]
-    for keys in (["seed"], ["seed", "llm_share"], of_a_run, every):
-        if not (left.duplicated(keys).any() or right.duplicated(keys).any()):
-            return keys
+    keys = ["seed", "llm_share", "role", "repeat", "setting", "max_depth", "num_problems"]
+    for count in (1, 2, 4, 7):
+        if not any(runs.duplicated(keys[:count]).any() for runs in (left, right)):
+            return keys[:count]
     raise RunStoreError(
         "A side holds several runs of equal seed and share; name the run folders to be compared."
     )
 
 
 def _table(runs: pd.DataFrame, name: str, keys: list[str]) -> pd.DataFrame:
-    """A trace table with the run's keys in place of its own (`requests` has a seed a node)."""
-    table = load_table(list(runs["folder"]), name)
-    own = [key for key in keys if key in table]
-    return table.drop(columns=own).merge(runs[["run_id", *keys]], on="run_id")
+    """A trace table with the keys of its runs."""
+    return load_table(list(runs["folder"]), name).merge(runs[["run_id", *keys]], on="run_id")
 
 
-def _parameters(left: pd.DataFrame, right: pd.DataFrame) -> pd.DataFrame:
-    """What differs, as text; where the runs of a side differ, all values."""
-    sides: list[dict[str, str]] = []
-    for runs in (left, right):
-        found: dict[str, set[str]] = {}
-        for config in (read_config(Path(folder)) for folder in runs["folder"]):
-            identity = {f"identity.{name}": value for name, value in config["identity"].items()}
-            for name, value in (config["parameters"] | identity).items():
-                found.setdefault(name, set()).add(json.dumps(value))
-        sides.append({name: ", ".join(sorted(values)) for name, values in found.items()})
-    rows = [
-        [name, *(side.get(name, "-") for side in sides)] for name in sorted(sides[0] | sides[1])
-    ]
-    return pd.DataFrame([row for row in rows if row[1] != row[2]], columns=["name", "a", "b"])
+def _parameters(runs: pd.DataFrame) -> pd.Series:
+    """Every setting as text; where the runs differ, all values."""
+    rows = []
+    for config in (read_config(Path(folder)) for folder in runs["folder"]):
+        identity = {f"identity.{name}": value for name, value in config["identity"].items()}
+        values = config["parameters"] | identity
+        rows.append({name: json.dumps(value) for name, value in values.items()})
+    return pd.DataFrame(rows).apply(lambda column: ", ".join(sorted(set(column.dropna()))))
 
 
 def _differences(problems: pd.DataFrame) -> pd.DataFrame:
     rows = []
-
-    def add(metric: str, a: float, b: float, found: Interval, pairs: int) -> None:
-        row = {"metric": metric, "a": float(a), "b": float(b), "difference": found.estimate}
-        rows.append(row | {"low": found.low, "high": found.high, "pairs": pairs})
-
-    for column, name in PAIRED.items():
-        known = problems[problems[[f"{column}_a", f"{column}_b"]].notna().all(axis=1)]
-        if len(known):
-            a, b = (known[f"{column}_{side}"].astype(float) for side in "ab")
-            found = paired_difference(a, b, list(known["problem_id"]))
-            add(name, a.mean(), b.mean(), found, len(known))
-    before, after = (  # a problem's part of the run's wall time: its time in flight, scaled
-        (problems[f"tokens_{side}"].astype(float), problems[f"wall_part_s_{side}"].astype(float))
-        for side in "ab"
-    )
-    found = paired_ratio_difference(before, after, list(problems["problem_id"]))
-    rate_a, rate_b = (tokens.sum() / seconds.sum() for tokens, seconds in (before, after))
-    add("tokens_per_s", rate_a, rate_b, found, len(problems))
+    for metric, (top, bottom) in PAIRED.items():
+        names = [f"{column}_{side}" for side in "ab" for column in (top, bottom) if column]
+        known = problems[["problem_id", *names]].dropna()
+        if known.empty:
+            continue
+        columns: list[Any] = [known[name].astype(float) for name in names]
+        if bottom is None:
+            columns = [each for top in columns for each in (top, np.ones_like(top))]
+        found = bootstrap(
+            columns, list(known["problem_id"]), lambda a0, a1, b0, b1: b0 / b1 - a0 / a1
+        )
+        a, b = (float(columns[k].sum() / columns[k + 1].sum()) for k in (0, 2))
+        row = {"metric": metric, "a": a, "b": b, "difference": found.estimate}
+        rows.append(row | {"low": found.low, "high": found.high, "pairs": len(known)})
     return pd.DataFrame(rows)
 
 
 def _first_difference(
-    left: pd.DataFrame, right: pd.DataFrame, keys: list[str]
+    nodes: list[pd.DataFrame], pairs: pd.DataFrame, keys: list[str]
 ) -> NodeDifference | None:
-    on = [*keys, "problem_id", "node_id"]
-    tables = [_table(runs, "nodes", keys) for runs in (left, right)]
-    tables = [table[[*on, "depth", "token_ids", "score"]] for table in tables]
-    pairs = [table[[*keys, "problem_id"]].drop_duplicates() for table in tables]
-    tables = [table.merge(pairs[0].merge(pairs[1])) for table in tables]
-    both = tables[0].merge(tables[1], on=on, how="outer", suffixes=("_a", "_b"))
-    both["depth"] = both["depth_a"].fillna(both["depth_b"])
-    ordered = both.sort_values([*keys, "problem_id", "depth", "node_id"])
-    for row in ordered.to_dict("records"):
-        where = (str(row["problem_id"]), int(row["seed"]), str(row["node_id"]))
-        a, b = (
-            None if ids is None or ids is pd.NA or isinstance(ids, float) else list(ids)
-            for ids in (row["token_ids_a"], row["token_ids_b"])
-        )
-        if a != b:
-            what = "missing" if a is None or b is None else "tokens"
-            return NodeDifference(*where, what, a, b)
-        if row["score_a"] != row["score_b"]:
-            return NodeDifference(*where, "score", row["score_a"], row["score_b"])
-    return None
+    on, order = [*keys, "problem_id", "node_id", "depth"], [*keys, "problem_id", "depth", "node_id"]
+    tables = [table[[*on, "token_ids", "score"]].merge(pairs) for table in nodes]
+    both = tables[0].merge(tables[1], on=on, how="outer", suffixes=("_a", "_b"), indicator="side")
+    for side in "ab":
+        tokens = both[f"token_ids_{side}"]
+        both[side] = tokens.map(lambda ids: list(map(int, ids)) if np.iterable(ids) else None)
+    both["same"] = [a == b for a, b in zip(both["a"], both["b"])]
+    differ = both[~both["same"] | (both["score_a"] != both["score_b"])]
+    if differ.empty:
+        return None
+    row = differ.sort_values(order).iloc[0]
+    what = "missing" if row["side"] != "both" else "score" if row["same"] else "tokens"
+    found = (row["score_a"], row["score_b"]) if row["same"] else (row["a"], row["b"])
+    return NodeDifference(row["problem_id"], int(row["seed"]), row["node_id"], what, *found)
 
 
 def _warnings(left: pd.DataFrame, right: pd.DataFrame) -> Iterable[str]:

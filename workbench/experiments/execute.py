@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import json
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -23,54 +23,34 @@ import pandas as pd
 
 from workbench import __version__
 from workbench.config import EngineConfig, SearchConfig, StrategyConfig, SweepConfig
-from workbench.core import RequestOutput, SamplingParams, StepPlan, StepResult, Tag
+from workbench.core import RequestOutput, SamplingParams, StepPlan, StepResult
 from workbench.engine.engine import Engine
 from workbench.engine.executor import StepHandle
 from workbench.engine.memory import block_shape
-from workbench.experiments.memory import feasibility
-from workbench.experiments.runs import RunResult, sweep_problems
-from workbench.experiments.settings import (
-    COUNTED,
-    POLICIES,
-    PROFILES,
-    STATIC_BATCH,
-    Identity,
-    RunSpec,
-    overridden,
-    sweep_config,
-)
+from workbench.experiments import settings
+from workbench.experiments.memory import ENGINES, feasibility
+from workbench.experiments.runs import Outcome, RunResult, sweep_problems
+from workbench.experiments.settings import Identity, RunSpec
 from workbench.host import total_memory
 from workbench.kvcache.arena import KVArena
 from workbench.models.registry import CONFIGS
 from workbench.replay import workload
 from workbench.replay.answers import Answers
 from workbench.replay.devices import Device
-from workbench.replay.what_if import WhatIfResult, what_if
-from workbench.replay.workload import IN_FLIGHT, MATH500, Assumptions, thesis_search
+from workbench.replay.what_if import what_if
 from workbench.search.prm import PRM, trie_size
 from workbench.search.requests import Strategy
 from workbench.search.result import SearchResult, Throughput
 from workbench.search.search import Search
 from workbench.search.strategies import BeamSearch, BestOfN
-from workbench.trace import SCHEMA_VERSION, Recorder
+from workbench.trace import SCHEMA_VERSION, Recorder, Trace
 
-Outcome = RunResult | Exception  # what a run brought, or what building its engines or it raised
 Execute = Callable[[Sequence[RunSpec]], Iterable[tuple[RunSpec, Outcome]]]
 """Carries out the runs of a group, each handed back as soon as it has ended."""
-ENGINES = ("llm", "prm")
 COUNTS = (
-    "preempted",
-    "allocated",
-    "evicted",
-    "thrashed",
-    "thrash_events",
-    "query_tokens",
-    "hit_tokens",
-    "prefill_tokens",
-    "decode_tokens",
-    "recomputed_tokens_evicted",
-    "recomputed_tokens_preempted",
-    "recomputed_tokens_partial",
+    *("preempted", "allocated", "evicted", "thrashed", "thrash_events", "query_tokens"),
+    *("hit_tokens", "prefill_tokens", "decode_tokens", "recomputed_tokens_evicted"),
+    *("recomputed_tokens_preempted", "recomputed_tokens_partial"),
 )
 """Columns of `steps` whose sums are kept in the `runs` row, one each an engine."""
 
@@ -93,7 +73,7 @@ def one_by_one(execute: Callable[[RunSpec], RunResult]) -> Execute:
 
 
 class Searches:
-    """Carries out the searches of a group, interleaved as far as their memory allows."""
+    """Carries out the searches of a group, as many interleaved as fit into half of the memory."""
 
     def __init__(self) -> None:
         self._warm = False
@@ -101,22 +81,14 @@ class Searches:
     def __call__(self, specs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, Outcome]]:
         waiting = list(specs)
         while waiting:
-            together, waiting = waiting[: (n := _how_many(waiting))], waiting[n:]
+            count, sizes = 1, accumulate(spec.total_bytes for spec in waiting)
+            if waiting[0].config.device == "cpu":  # on a GPU one at a time
+                count = max(1, sum(size <= total_memory() // 2 for size in sizes))
+            together, waiting = waiting[:count], waiting[count:]
             if not self._warm:
                 self._warm = _warm_up(together[0])
             yield from _interleaved(together)
             gc.collect()  # engines hold cycles; the next runs must not pay for their memory
-
-
-def _how_many(specs: Sequence[RunSpec]) -> int:
-    """The first so many fit into half of this machine's memory at once; on a GPU one at a time."""
-    room, count = total_memory() // 2, 0
-    for spec in specs:
-        room -= spec.total_bytes
-        if room < 0 or (count and spec.config.device != "cpu"):
-            break
-        count += 1
-    return max(1, count)
 
 
 def _warm_up(spec: RunSpec) -> bool:
@@ -127,7 +99,7 @@ def _warm_up(spec: RunSpec) -> bool:
     few = min(spec.config.num_problems, spec.config.warmup_problems)
     if few:
         try:
-            played(Pair(spec).search(sweep_problems(replace(spec.config, num_problems=few))))
+            played(Pair(replace(spec, config=replace(spec.config, num_problems=few))).search())
         except Exception:
             return False
     return True
@@ -135,102 +107,80 @@ def _warm_up(spec: RunSpec) -> bool:
 
 def _interleaved(specs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, Outcome]]:
     """Every search in turn plays a round; each turn begins with the next of them."""
-    pairs: list[Pair] = []
+    first: Pair | None = None
     running: list[tuple[Pair, Search]] = []
     for spec in specs:
         try:
-            pair = Pair(spec, pairs[0] if pairs else None)
-            running.append((pair, pair.search(sweep_problems(spec.config))))
-            pairs.append(pair)
+            pair = Pair(spec, first)
+            running.append((pair, pair.search()))
+            first = first or pair
         except Exception as problem:  # a study outlives whatever one of its runs raises
             yield spec, problem
     while running:
         left = []
-        for pair, search_ in running:
-            outcome: Outcome | None = None
+        for pair, search in running:
+            outcome: Outcome
             try:
-                if not search_.round():
-                    outcome = pair.result_of(search_.result())
+                if search.round():
+                    left.append((pair, search))
+                    continue
+                outcome = pair.result_of(search.result())
             except Exception as problem:
                 outcome = problem
-            if outcome is None:
-                left.append((pair, search_))
-            else:
-                yield pair.spec, outcome
+            yield pair.spec, outcome
         running = left[1:] + left[:1]
 
 
 class Pair:
     """Both engines of a run, each in its memory, or both in one arena. weights: another pair whose
-    tensors are shared. Raises whatever building them raises.
+    tensors are shared. kind: of engine. Raises whatever building them raises.
     """
 
-    def __init__(self, spec: RunSpec, weights: Pair | None = None) -> None:
+    def __init__(
+        self, spec: RunSpec, weights: Pair | None = None, kind: type[Engine] = Engine
+    ) -> None:
         self.spec, self.arena = spec, make_arena(spec) if spec.get("policy") else None
-        self.llm: Engine = self._engine("llm", None if weights is None else weights.llm)
-        self.prm: Engine = self._engine("prm", None if weights is None else weights.prm)
+        self.engines: dict[str, Engine] = {}
+        for role in ENGINES:
+            given: dict[str, Any] = {"arena": self.arena, "arena_name": role}
+            given["weights"] = weights and weights.engines[role].weights
+            self.engines[role] = build_engine(spec.engine(role), kind, **given)
 
-    def _engine(self, role: str, other: Engine | None) -> Engine:
-        config = self.spec.engine(role)
-        given = {} if other is None else {"weights": other.weights}
-        if self.arena is None:
-            return build_engine(config, **given)
-        settings = config.to_dict()
-        model = settings.pop("model")
-        del settings["memory"]
-        return Engine(model, arena=self.arena, arena_name=role, **settings, **given)
-
-    def search(self, problems: list[Any]) -> Search:
+    def search(self) -> Search:
         """The run's search, to be played."""
-        return make_search(problems, self.llm, self.prm, self.spec.search, self.spec.seed)
+        spec, (llm, prm) = self.spec, self.engines.values()
+        return make_search(sweep_problems(spec.config), llm, prm, spec.search, spec.seed)
 
     def result_of(self, result: SearchResult) -> RunResult:
         """What the run brings: cells of its row, problems, nodes and the trace of both engines."""
-        parts = {"llm": memory_parts(self.llm), "prm": memory_parts(self.prm)}
+        parts = {role: memory_parts(engine) for role, engine in self.engines.items()}
         cells = run_columns(result.throughput, result.trace.steps, parts)
         cells["accuracy"] = result.accuracy
         if self.arena is not None:
             cells |= _arena_columns(result, self.arena)
-        traced = {name: getattr(result.trace, name) for name in ("steps", "requests", "spans")}
-        return RunResult(cells, {"problems": with_wall_part(result), "nodes": result.tree} | traced)
+        tables = {"problems": with_wall_part(result), "nodes": result.tree}
+        return RunResult(cells, tables | _traced(result.trace))
 
 
-def build_engine(config: EngineConfig, **given: Any) -> Engine:
-    """The engine of a configuration."""
-    return Engine(**config.to_dict(), **given)
+def _traced(trace: Trace) -> dict[str, pd.DataFrame]:
+    return {name: getattr(trace, name) for name in ("steps", "requests", "spans")}
+
+
+def build_engine(config: EngineConfig, kind: type[Engine] = Engine, **given: Any) -> Engine:
+    """The engine of a configuration. given: of Engine, beside its settings."""
+    return kind(**config.to_dict(), **given)
 
 
 def make_arena(spec: RunSpec) -> KVArena:
     """The memory of both models. OutOfMemory where a floor cannot be met."""
-    shapes = [
-        block_shape(
-            config.model,
-            name=role,
-            block_size=config.block_size,
-            max_model_len=config.max_model_len,
-            dtype=config.dtype,
-            device=config.device,
-        )
-        for role in ENGINES
-        for config in (spec.engine(role),)
-    ]
-    return KVArena(
-        spec.get("kv_bytes"), shapes, POLICIES[spec.get("policy")](), spec.get("kv_share")
-    )
-
-
-def make_strategy(config: StrategyConfig) -> Strategy:
-    """The strategy a configuration names."""
-    aggregation = config.aggregation or "last"
-    if config.strategy == "best_of_n":
-        return BestOfN(n=config.n, aggregation=aggregation)
-    return BeamSearch(
-        n=config.n,
-        beam_width=config.beam_width,
-        max_depth=config.max_depth,
-        finish_at_limit=config.finish_at_limit,
-        aggregation=aggregation,
-    )
+    shapes = []
+    for role in ENGINES:
+        names = ("block_size", "max_model_len", "dtype", "device")
+        config = spec.engine(role)
+        given = {name: getattr(config, name) for name in names}
+        shapes.append(block_shape(config.model, name=role, **given))
+    policy = settings.POLICIES[spec.get("policy")]()
+    return KVArena(spec.get("kv_bytes"), shapes, policy, spec.get("kv_share"))
 
 
 def make_search(
@@ -241,12 +191,16 @@ def make_search(
     seed: int,
     prm_format: str | None = None,
 ) -> Search:
-    """A search with the settings of `config`; prm_format: None is the model's own."""
-    settings = {each.name: getattr(config, each.name) for each in fields(SearchConfig)}
-    settings |= {} if prm_format is None else {"prm_format": prm_format}
-    return Search(
-        problems, llm=llm, prm=PRM(prm), strategy=make_strategy(config), seed=seed, **settings
-    )
+    """A search with the settings and the strategy of `config`; prm_format: None is its own."""
+    own = {each.name: getattr(config, each.name) for each in fields(SearchConfig)}
+    own |= {} if prm_format is None else {"prm_format": prm_format}
+    aggregation = config.aggregation or "last"
+    strategy: Strategy = BestOfN(n=config.n, aggregation=aggregation)
+    if config.strategy == "beam_search":
+        names = ("n", "beam_width", "max_depth", "finish_at_limit")
+        sizes = {name: getattr(config, name) for name in names}
+        strategy = BeamSearch(**sizes, aggregation=aggregation)
+    return Search(problems, llm=llm, prm=PRM(prm), strategy=strategy, seed=seed, **own)
 
 
 def played(search: Search) -> SearchResult:
@@ -272,8 +226,8 @@ def run_columns(
 ) -> dict[str, Any]:
     """Cells of the `runs` row: throughputs, memory parts by engine, and sums over all its steps.
 
-    hit_rate is NaN where nothing was asked. *_tokens_per_busy_s: by the seconds in which a model
-    worked; of the PRM the tokens it computed for the first time, since recomputing is no progress.
+    *_tokens_per_busy_s: by the seconds in which a model worked; of the PRM the tokens it computed
+    for the first time, since recomputing is no progress.
     """
     row = throughput.to_dict()
     row["sampled_tokens"], row["answered_problems"] = row.pop("tokens"), row.pop("problems")
@@ -330,12 +284,12 @@ def _rate(amount: float, of: float) -> float:
 
 @dataclass(slots=True)
 class Asked:
-    """One request and what it brought. positions: asked of a PRM; params: of an LLM."""
+    """One request and what it brought. positions and columns: asked of a PRM; params: of an LLM."""
 
     token_ids: list[int]
     params: SamplingParams | None = None
-    positions: tuple[int, ...] = ()
-    columns: tuple[int, ...] = ()
+    positions: Sequence[int] = ()
+    columns: Sequence[int] = ()
     output: RequestOutput | None = None
 
     @property
@@ -366,38 +320,28 @@ class Asked:
         return np.array_equal(recorded, output.logits)
 
 
-@dataclass(slots=True)
-class Listener:
-    """An engine that keeps what it is asked and what came of it; all else is the engine's."""
+class Listener(Engine):
+    """An engine that keeps what it was asked, by request id, and what came of it."""
 
-    engine: Engine
-    asked: dict[int, Asked] = field(default_factory=dict)
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.asked: dict[int, Asked] = {}
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.engine, name)
-
-    def add(self, prompt: Sequence[int], params: SamplingParams, *, tag: Tag | None = None) -> int:
+    def add(self, prompt: Any, params: SamplingParams, **more: Any) -> int:
         """As Engine.add."""
-        number = self.engine.add(prompt, params, tag=tag)
+        number = super().add(prompt, params, **more)
         self.asked[number] = Asked(list(prompt), params)
         return number
 
-    def add_score(
-        self,
-        token_ids: Sequence[int],
-        positions: Sequence[int],
-        columns: Sequence[int],
-        *,
-        tag: Tag | None = None,
-    ) -> int:
+    def add_score(self, token_ids: Sequence[int], positions: Any, columns: Any, **more: Any) -> int:
         """As Engine.add_score."""
-        number = self.engine.add_score(token_ids, positions, columns, tag=tag)
+        number = super().add_score(token_ids, positions, columns, **more)
         self.asked[number] = Asked(list(token_ids), None, tuple(positions), tuple(columns))
         return number
 
     def step(self) -> list[RequestOutput]:
         """As Engine.step."""
-        outputs = self.engine.step()
+        outputs = super().step()
         for output in outputs:
             self.asked[output.request_id].output = output
         return outputs
@@ -421,29 +365,31 @@ class Recited:
 
 class Cells:
     """Carries out cells of the batching study; the search they repeat is recorded with the sweep's
-    own limits when the first needs it. Tokens do not depend on batches, so every engine asked again
-    must say the same.
+    own limits when the first needs it. Every engine asked again must give the same tokens.
     """
 
     def __init__(self, config: SweepConfig) -> None:
         self._config = config
-        self._asked: dict[str, list[Asked]] = {}
-        self._weights: dict[str, Any] = {}
+        self._asked: dict[str, tuple[list[Asked], Any]] = {}  # requests and weights of each model
 
     def __call__(self, spec: RunSpec) -> RunResult:
-        """Carry out one cell: all requests queued at once, of one engine. Of a TIMED one rates,
-        rows computed for nothing, blocks wasted; a COUNTED one computes nothing, since its blocks
-        depend on the recorded tokens alone. OutOfMemory when a padded batch cannot fit, and what
-        building an engine raises.
+        """One cell: all requests queued at once, of one engine. Of a TIMED one rates, rows computed
+        for nothing, blocks wasted; a COUNTED one computes nothing, since its blocks depend on the
+        recorded tokens alone. OutOfMemory when a padded batch cannot fit.
         """
         if not self._asked:
             usual = replace(self._config, num_problems=spec.config.num_problems)
-            self._record(RunSpec(usual, spec.llm_share, spec.seed))
-        model, is_timed = spec.get("model"), spec.role != COUNTED
-        asked, config = self._asked[model][:: spec.get("every")], spec.engine(model)
+            pair = Pair(RunSpec(usual, spec.llm_share, spec.seed), kind=Listener)
+            played(pair.search())
+            for role, each in pair.engines.items():
+                assert isinstance(each, Listener)
+                self._asked[role] = list(each.asked.values()), each.weights
+        model, is_timed = spec.get("model"), spec.role != settings.COUNTED
+        (requests, weights), config = self._asked[model], spec.engine(model)
+        asked = requests[:: spec.get("every")]
         if not is_timed:
             config = replace(config, memory=None, num_blocks=feasibility(spec).blocks(model))
-        engine, recorder = build_engine(config, weights=self._weights[model]), Recorder()
+        engine, recorder = build_engine(config, weights=weights), Recorder()
         if not is_timed:
             by_seed = {a.params.seed & (2**64 - 1): a for a in asked if a.params}  # as in a plan
             computes_nothing: Any = Recited(engine.executor.storage, by_seed)
@@ -454,9 +400,15 @@ class Cells:
         outputs: dict[int, RequestOutput] = {}
         while engine.has_work:
             outputs |= {output.request_id: output for output in engine.step()}
-        engine_s = time.perf_counter() - start
-        steps = recorder.steps
-        counts = _cell_counts(steps, spec, asked)
+        engine_s, steps = time.perf_counter() - start, recorder.steps
+        room = steps["blocks_active"].sum() * config.block_size
+        counts = {
+            "waste": float(1 - steps["tokens_held"].sum() / room) if room else 0.0,
+            "num_steps": len(steps),
+            "most_running": int(steps["running"].max()),
+            "preempted": int(steps["preempted"].sum()),
+            "requests": len(asked),
+        }
         if not is_timed:
             return RunResult(counts)
         rows = int(steps[["prefill_tokens", "decode_tokens"]].to_numpy().sum())
@@ -470,30 +422,9 @@ class Cells:
             "steps_per_s": sum(len(each.positions) or 1 for each in asked) / engine_s,
             "same_answers": all(each.is_same(outputs[number]) for number, each in pairs),
             "kv_blocks": engine.memory.num_blocks,
-            "padding": 1 - needed / rows if spec.get("kind") == STATIC_BATCH else 0.0,
+            "padding": 1 - needed / rows if spec.get("kind") == settings.STATIC_BATCH else 0.0,
         }
         return RunResult(measured | counts, {"steps": steps, "requests": recorder.requests})
-
-    def _record(self, spec: RunSpec) -> None:
-        """Search once; what each model was asked, in order."""
-        llm, prm = (Listener(build_engine(spec.engine(role))) for role in ENGINES)
-        heard: tuple[Any, Any] = llm, prm
-        played(make_search(sweep_problems(spec.config), *heard, spec.search, spec.seed))
-        for role, engine in zip(ENGINES, (llm, prm), strict=True):
-            self._asked[role] = list(engine.asked.values())
-            self._weights[role] = engine.weights
-
-
-def _cell_counts(steps: pd.DataFrame, spec: RunSpec, asked: list[Asked]) -> dict[str, Any]:
-    """waste: the share of the active blocks' room that holds no token, over all steps."""
-    room = steps["blocks_active"].sum() * spec.config.block_size
-    return {
-        "waste": float(1 - steps["tokens_held"].sum() / room) if room else 0.0,
-        "num_steps": len(steps),
-        "most_running": int(steps["running"].max()),
-        "preempted": int(steps["preempted"].sum()),
-        "requests": len(asked),
-    }
 
 
 # -- the replayed rung: the thesis's pair at its own size --
@@ -517,21 +448,22 @@ def replayed_config(profile: str = "default", **overrides: Any) -> SweepConfig:
     own = {
         "num_problems": num_problems,
         "seeds": seeds,
-        "shares": sweep_config(profile).shares,
+        "shares": settings.sweep_config(profile).shares,
         "activations_in_total": False,
-        "min_problem_batch": IN_FLIGHT,
+        "min_problem_batch": workload.IN_FLIGHT,
         "warmup_problems": 0,
         "sentinel_every": 0,
         "profile": profile,
     }
-    return SweepConfig.from_dict(PROFILES["thesis"] | own | overridden(overrides))
+    thesis = settings.PROFILES["thesis"]
+    return SweepConfig.from_dict(thesis | own | settings.overridden(overrides))
 
 
 def replay_identity(device: Device) -> Identity:
     """What replays depend on beside their settings: lengths, assumptions, code, the device."""
-    lengths = hashlib.sha256(MATH500.read_bytes()).hexdigest()
-    made_of = [lengths, asdict(Assumptions()), asdict(device), code_digest()]
-    digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:12]
+    lengths = hashlib.sha256(workload.MATH500.read_bytes()).hexdigest()
+    made_of = [lengths, asdict(workload.Assumptions()), asdict(device), code_digest()]
+    digest = settings.hash_of(made_of)
     return Identity("replayed", "replayed", digest, __version__, SCHEMA_VERSION)
 
 
@@ -548,62 +480,46 @@ def code_digest(*folders: Path) -> str:
 
 
 @lru_cache(maxsize=1)  # seeds come one after the other: one is kept
-def _thesis_answers(problems: int, n: int, beam_width: int, max_depth: int, seed: int) -> Answers:
-    return Answers(thesis_search(problems, n, beam_width, max_depth, seed))
-
-
 def thesis_answers(config: SweepConfig, seed: int) -> Answers:
     """The replayed rung's search, prepared to be replayed."""
-    return _thesis_answers(config.num_problems, config.n, config.beam_width, config.max_depth, seed)
+    sizes = config.num_problems, config.n, config.beam_width, config.max_depth
+    return Answers(workload.thesis_search(*sizes, seed))
 
 
-class Replays:
-    """Carries out runs on a device that is a table of numbers; stored and read as measured ones."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-
-    def __call__(self, spec: RunSpec) -> RunResult:
-        """One share: the same search as at every other, replayed."""
-        config, answers = spec.config, thesis_answers(spec.config, spec.seed)
-        found = what_if(
-            answers,
-            device=self._device,
-            total_memory=spec.total_bytes,
-            llm_share=spec.llm_share,
-            block_size=config.block_size,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            min_problem_batch=config.min_problem_batch,
-        )
-        parts = {
-            role: {
-                "weights_bytes": memory.weight_bytes,
-                "kv_bytes": memory.kv_bytes,
-                "block_bytes": memory.block_bytes,
-                "blocks": memory.num_blocks,
-                "kv_tokens": memory.num_blocks * config.block_size,
-            }
-            for role, memory in zip(ENGINES, found.memory, strict=True)
+def replayed_run(device: Device, spec: RunSpec) -> RunResult:
+    """One share of the replayed rung on a device that is a table of numbers: the same search as at
+    every other; stored and read as a measured one.
+    """
+    config, answers = spec.config, thesis_answers(spec.config, spec.seed)
+    limits = ("block_size", "max_num_seqs", "max_num_batched_tokens", "min_problem_batch")
+    found = what_if(
+        answers,
+        device=device,
+        total_memory=spec.total_bytes,
+        llm_share=spec.llm_share,
+        **{name: getattr(config, name) for name in limits},
+    )
+    parts = {
+        role: {
+            "weights_bytes": memory.weight_bytes,
+            "kv_bytes": memory.kv_bytes,
+            "block_bytes": memory.block_bytes,
+            "blocks": memory.num_blocks,
+            "kv_tokens": memory.num_blocks * config.block_size,
         }
-        row = run_columns(found.throughput, found.trace.steps, parts)
-        row |= {"rung": REPLAYED, "machine": f"simulated {self._device.name}"}
-        traced = {name: getattr(found.trace, name) for name in ("steps", "requests", "spans")}
-        levels = {p.problem.id: p.problem.level for p in answers.recording.problems}
-        problems = {"problems": replayed_problems(found, levels)}
-        return RunResult(row, problems | traced)
-
-
-def replayed_problems(found: WhatIfResult, levels: Mapping[str, int | None]) -> pd.DataFrame:
-    """One row a problem, with its part of wall time: by its seconds from first to last request."""
+        for role, memory in zip(ENGINES, found.memory, strict=True)
+    }
+    row = run_columns(found.throughput, found.trace.steps, parts)
+    row |= {"rung": REPLAYED, "machine": f"simulated {device.name}"}
     requests = found.trace.requests
-    by_problem = requests.groupby("problem_id")
+    by_problem = requests.groupby("problem_id")  # its part of wall time goes by its seconds
     seconds = by_problem["finished_s"].max() - by_problem["arrival_s"].min()
     prm = requests[requests["engine"] == "prm"]
     computed = (prm["prompt_tokens"] - prm["cached_tokens"]).groupby(prm["problem_id"]).sum()
     tokens = found.trace.nodes.groupby("problem_id")["step_tokens"].sum()
     rows = pd.DataFrame({"tokens": tokens, "seconds": seconds, "prm_tokens_computed": computed})
-    rows = rows.rename_axis("problem_id").reset_index()
-    scale = found.throughput.wall_s / rows["seconds"].sum()
-    level = rows["problem_id"].map(levels)
-    return rows.assign(level=level, wall_part_s=rows["seconds"] * scale)
+    levels = {p.problem.id: p.problem.level for p in answers.recording.problems}
+    rows["level"] = rows.index.map(levels)
+    rows["wall_part_s"] = seconds * (found.throughput.wall_s / seconds.sum())
+    problems = rows.rename_axis("problem_id").reset_index()
+    return RunResult(row, {"problems": problems} | _traced(found.trace))

@@ -7,6 +7,7 @@ that version control shows what changed. Stored rows can be drawn again without 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import html
 import json
 import os
@@ -14,11 +15,10 @@ import re
 import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -28,7 +28,6 @@ from workbench.errors import RunStoreError, nearest
 from workbench.experiments.provenance import git_state, machine_facts, versions
 
 PLOTLY_JS = "plotly.min.js"
-RECORD_KEYS = ("parameters", "versions", "git", "machine")
 PAGE_STYLE = """
 body { font-family: Arial, sans-serif; max-width: 1000px; margin: 1em auto; padding: 0 1em; }
 figure { margin: 0; } figcaption { font-size: .85em; color: #333; padding: 0 1em; }
@@ -45,11 +44,6 @@ class SavedFigure:
     endings: tuple[str, ...]
     problem: str | None = None
 
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """The files written, one an ending."""
-        return tuple(self.folder / f"{self.name}{ending}" for ending in self.endings)
-
     def __repr__(self) -> str:
         written = f"{self.name}: {' '.join(self.endings)} in {self.folder.name}/"
         return written if self.problem is None else f"{written}\n{self.problem}"
@@ -63,37 +57,44 @@ def save_figure(
     parameters: Mapping[str, Any],
     *,
     measured: Mapping[str, Any] | None = None,
-    browser: Browser | None = None,
 ) -> SavedFigure:
     """Write the figure, the rows it draws and where they come from.
 
-    measured: versions, git and machine of the runs drawn (default: this process's own). browser:
-    one that is open already, for many figures. Without a browser HTML, Parquet and JSON are written
-    and `problem` says what lacks.
+    measured: versions, git and machine of the runs drawn (default: this process's own). Without a
+    browser HTML, Parquet and JSON are written; `problem` says why.
     """
-    if browser is None:
-        with Browser() as own:
-            return save_figure(fig, rows, name, folder, parameters, measured=measured, browser=own)
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     fixed = stable(fig)
     share_plotly_js(place)
+    facts: Mapping[str, Any] = measured or {
+        "versions": versions(),
+        "git": git_state(),
+        "machine": machine_facts(),
+    }
+    record = {key: facts[key] for key in ("versions", "git", "machine")}
+    record["parameters"] = {**parameters, "provenance": _said(fig, "provenance")}
+    text = json.dumps(record, indent=2, sort_keys=True, default=str, ensure_ascii=False)
     contents = {
         ".parquet": rows.to_parquet(index=False, compression="zstd"),
-        ".json": record_text(fig, parameters, measured).encode(),
+        ".json": f"{text}\n".encode(),
         ".html": page(fixed, name).encode(),
     }
-    if browser.problem is None:
-        svg, pdf = browser.images(fixed)
+    browser = open_browser()
+    problem = browser.problem
+    if problem is None:
+        try:
+            svg, pdf = browser.images(fixed)
+        except Exception:
+            open_browser.cache_clear()  # the next figure gets another one
+            raise
         contents |= {".svg": svg, ".pdf": pdf, ".tex": tex(fig, name).encode()}
     write_together(place, {f"{name}{ending}": content for ending, content in contents.items()})
-    stale = [
-        f"{name}{e}"
-        for e in (".svg", ".pdf")
-        if e not in contents and (place / f"{name}{e}").exists()
-    ]
-    note = f" Older than these rows: {', '.join(stale)}." if stale else ""
-    return SavedFigure(name, place, tuple(contents), browser.problem and browser.problem + note)
+    images = [f"{name}.svg", f"{name}.pdf"]
+    stale = [file for file in images if problem and (place / file).exists()]
+    if problem and stale:
+        problem += f" Older than these rows: {', '.join(stale)}."
+    return SavedFigure(name, place, tuple(contents), problem)
 
 
 def replot(
@@ -101,8 +102,7 @@ def replot(
 ) -> list[SavedFigure]:
     """Draw stored figures again from their rows; `figures` says how (workbench.plots.FIGURES).
 
-    names: some of them; by default all that have rows in `folder`. Raises RunStoreError for a
-    figure that is unknown or was never drawn.
+    names: default all that have rows in `folder`. RunStoreError for one unknown or never drawn.
     """
     place, drawn = Path(folder), []
     for name in names or [name for name in figures if (place / f"{name}.parquet").is_file()]:
@@ -119,21 +119,12 @@ def replot(
         told = record["parameters"]  # older records call it by another name
         told["provenance"] = told.pop("face", "") or told.get("provenance", "")
         drawn.append((figures[name](rows, told["provenance"]), rows, name, place, told, record))
-    with Browser() as browser:
-        return [save_figure(*each, measured=record, browser=browser) for *each, record in drawn]
+    return [save_figure(*each, measured=record) for *each, record in drawn]
 
 
-def record_text(
-    fig: go.Figure, parameters: Mapping[str, Any], measured: Mapping[str, Any] | None
-) -> str:
-    """The JSON beside a figure: parameters (with the provenance drawn), versions, git, machine."""
-    facts = dict(
-        measured or {"versions": versions(), "git": git_state(), "machine": machine_facts()}
-    )
-    said = (fig.layout.meta or {}).get("provenance", "")
-    facts["parameters"] = {**parameters, "provenance": said}
-    record = {key: facts[key] for key in RECORD_KEYS}
-    return json.dumps(record, indent=2, sort_keys=True, default=str, ensure_ascii=False) + "\n"
+def _said(fig: go.Figure, what: str) -> str:
+    """The `caption` or `provenance` a plot function gave its figure; empty where it gave none."""
+    return str((fig.layout.meta or {}).get(what, ""))
 
 
 def page(fig: go.Figure, name: str) -> str:
@@ -157,19 +148,14 @@ def drawing(fig: go.Figure, name: str) -> str:
     """The HTML of one figure, its caption below; plotly.js comes from the page."""
     config = {"displaylogo": False, "responsive": True}
     inner = fig.to_html(full_html=False, include_plotlyjs=False, div_id=name, config=config)
-    text = html.escape(caption_of(fig))
+    text = html.escape(_said(fig, "caption"))
     return f'<figure aria-label="{text}">\n{inner}\n<figcaption>{text}</figcaption>\n</figure>'
-
-
-def caption_of(fig: go.Figure) -> str:
-    """The one sentence a plot function says about its figure; empty where it says none."""
-    return str((fig.layout.meta or {}).get("caption", ""))
 
 
 def tex(fig: go.Figure, name: str) -> str:
     """A LaTeX figure that needs graphicx alone; its caption takes in title and provenance."""
-    provenance = (fig.layout.meta or {}).get("provenance", "").replace("\n", " ")
-    caption = tex_escaped(f"{caption_of(fig)} {provenance}".strip())
+    provenance = _said(fig, "provenance").replace("\n", " ")
+    caption = tex_escaped(f"{_said(fig, 'caption')} {provenance}".strip())
     return (
         "\\begin{figure}\n  \\centering\n"
         f"  \\includegraphics[width=150mm]{{{name}.pdf}}\n"
@@ -216,57 +202,42 @@ HOW_TO_GET_ONE = (
 
 
 class Browser:
-    """A browser while the `with` block lasts; it starts beside what is done before an image."""
+    """A browser that starts beside what is done before an image; `close` ends it."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._starting: Future[Any] | None = None
         self._kaleido: Any = None
-        self._problem: str | None = None
-
-    def __enter__(self) -> Self:
         self._thread.start()
         self._starting = asyncio.run_coroutine_threadsafe(self._start(), self._loop)
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         if self.problem is None:
             self._wait(self._kaleido.__aexit__(None, None, None), START_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(START_S)
 
-    @property
+    @cached_property
     def problem(self) -> str | None:
         """None, or why no image can be drawn. Waits until the browser has started."""
-        if self._starting is not None:
-            starting, self._starting = self._starting, None
-            try:
-                self._kaleido = starting.result(START_S)
-            except Exception as problem:  # not installed, not startable, no kaleido: no image
-                reason = str(problem).strip().split("\n")[0] or type(problem).__name__
-                self._problem = f"No browser for static images ({reason}). {HOW_TO_GET_ONE}"
-        return self._problem
+        try:
+            self._kaleido = self._starting.result(START_S)
+        except Exception as problem:  # not installed, not startable, no kaleido: no image
+            reason = str(problem).strip().split("\n")[0] or type(problem).__name__
+            return f"No browser for static images ({reason}). {HOW_TO_GET_ONE}"
+        return None
 
     def images(self, fig: go.Figure) -> tuple[bytes, bytes]:
-        """SVG as on a screen 800 px wide and PDF for paper, 150 mm wide, drawn at the same time.
-
-        Equal figures give equal bytes.
-        """
+        """SVG as on a screen and PDF for paper, 150 mm wide; equal figures give equal bytes."""
         assert self.problem is None, self.problem
         paper = print_version(fig)
-        screen = {"width": SCREEN_WIDTH_PX, "height": fig.layout.height or 450}
-        size = {"width": paper.layout.width, "height": paper.layout.height}
-        svg, pdf = self._wait(
-            self._both((fig, {"format": "svg", **screen}), (paper, {"format": "pdf", **size})),
-            DRAW_S,
-        )
-        return stable_svg(svg), stable_pdf(pdf)
+        screen = {"format": "svg", "width": SCREEN_WIDTH_PX, "height": fig.layout.height or 450}
+        size = {"format": "pdf", "width": paper.layout.width, "height": paper.layout.height}
+        svg, pdf = self._wait(self._both((fig, screen), (paper, size)), DRAW_S)
+        # six random hexadecimal digits in ids, and the date, go; lengths stay, so offsets hold
+        digits = re.search(rb'id="(?:top)?defs-([0-9a-f]{6})"', svg)
+        svg = svg.replace(digits[1], b"figure") if digits else svg
+        return svg, re.sub(rb"\(D:\d{14}", b"(D:20000101000000", pdf)
 
     async def _start(self) -> Any:
         import kaleido  # noqa: PLC0415  an optional extra
@@ -284,6 +255,14 @@ class Browser:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)
 
 
+@cache
+def open_browser() -> Browser:
+    """The process's own: to start one takes ten times as long as to draw a figure."""
+    browser = Browser()
+    atexit.register(browser.close)
+    return browser
+
+
 def stable(fig: go.Figure) -> go.Figure:
     """A copy whose traces have fixed names inside; plotly would draw them at random."""
     copy = go.Figure(fig)
@@ -293,23 +272,8 @@ def stable(fig: go.Figure) -> go.Figure:
 
 
 def print_version(fig: go.Figure) -> go.Figure:
-    """A copy for paper, without title and provenance: the caption says what they do on a screen.
-
-    `layout.meta["on_paper"]` is the layout to use; a figure without it keeps its own.
-    """
+    """A copy for paper, with `layout.meta["on_paper"]`; its caption says title and provenance."""
     paper = go.Figure(fig)
     paper.layout.annotations = [a for a in fig.layout.annotations if a.name != "provenance"]
     usual = {"width": 567, "height": fig.layout.height or 400}
-    layout = (fig.layout.meta or {}).get("on_paper", usual)
-    return paper.update_layout(title=None, **layout)
-
-
-def stable_svg(svg: bytes) -> bytes:
-    """The same image without the six random hexadecimal digits in its ids."""
-    found = re.search(rb'id="(?:top)?defs-([0-9a-f]{6})"', svg)
-    return svg.replace(found[1], b"figure") if found else svg
-
-
-def stable_pdf(pdf: bytes) -> bytes:
-    """The same document dated to the year 2000; the length stays, so its table of offsets holds."""
-    return re.sub(rb"\(D:\d{14}", b"(D:20000101000000", pdf)
+    return paper.update_layout(title=None, **(fig.layout.meta or {}).get("on_paper", usual))

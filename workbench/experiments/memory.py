@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from workbench.experiments.settings import RunSpec
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-MODELS = ("llm", "prm")
+ENGINES = ("llm", "prm")
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one model takes of its part of the memory, in bytes."""
+    """What one model takes of its part of the memory, in bytes; blocks: of its longest request."""
 
     model: str
     weights: int
@@ -49,48 +49,6 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class Feasibility:
-    """Whether both models fit at one share."""
-
-    llm_share: float
-    llm: Need
-    prm: Need
-    llm_bytes: int
-    prm_bytes: int
-
-    def of(self, model: str) -> tuple[Need, int]:
-        """A model's need, and the bytes that the share leaves it."""
-        return (self.llm, self.llm_bytes) if model == "llm" else (self.prm, self.prm_bytes)
-
-    def lacks(self, model: str) -> int:
-        """Bytes a model lacks."""
-        need, budget = self.of(model)
-        return max(0, need.least - budget)
-
-    def blocks(self, model: str) -> int:
-        """Blocks of a model's cache."""
-        need, budget = self.of(model)
-        return need.num_blocks(budget)
-
-    @property
-    def fits(self) -> bool:
-        """Whether neither model lacks anything."""
-        return not any(map(self.lacks, MODELS))
-
-    @property
-    def columns(self) -> dict[str, int]:
-        """Cells of the `runs` row."""
-        return {f"{model}_lacks_bytes": self.lacks(model) for model in MODELS}
-
-    def __str__(self) -> str:
-        if self.fits:
-            return f"llm_share {self.llm_share:g} fits"
-        lacking = {m: format_size(self.lacks(m)) for m in MODELS if self.lacks(m)}
-        short = [f"the {m.upper()} ({self.of(m)[0].model}) lacks {b}" for m, b in lacking.items()]
-        return f"llm_share {self.llm_share:g} is infeasible: {' and '.join(short)}"
-
-
-@dataclass(frozen=True, slots=True)
 class FeasibleShares:
     """The interval of llm_share in which both models fit `total` bytes; empty when low > high."""
 
@@ -111,8 +69,7 @@ class FeasibleShares:
 
     def at(self, llm_share: float) -> Feasibility:
         """What one share leaves each model."""
-        llm_bytes = round(self.total * llm_share)
-        return Feasibility(llm_share, self.llm, self.prm, llm_bytes, self.total - llm_bytes)
+        return Feasibility(self.total, self.llm, self.prm, llm_share=llm_share)
 
     def __str__(self) -> str:
         total = format_size(self.total)
@@ -123,14 +80,52 @@ class FeasibleShares:
         return f"llm_share {self.low:.3f} to {self.high:.3f} is feasible in {total}{unknown}"
 
 
+@dataclass(frozen=True, slots=True)
+class Feasibility(FeasibleShares):
+    """Whether both models fit at one share."""
+
+    llm_share: float = 0.5
+
+    def of(self, model: str) -> tuple[Need, int]:
+        """A model's need, and the bytes that the share leaves it."""
+        llm_bytes = round(self.total * self.llm_share)
+        return (self.llm, llm_bytes) if model == "llm" else (self.prm, self.total - llm_bytes)
+
+    def lacks(self, model: str) -> int:
+        """Bytes a model lacks."""
+        need, budget = self.of(model)
+        return max(0, need.least - budget)
+
+    def blocks(self, model: str) -> int:
+        """Blocks of a model's cache."""
+        need, budget = self.of(model)
+        return need.num_blocks(budget)
+
+    @property
+    def fits(self) -> bool:
+        """Whether neither model lacks anything."""
+        return not any(map(self.lacks, ENGINES))
+
+    @property
+    def columns(self) -> dict[str, int]:
+        """Cells of the `runs` row."""
+        return {f"{model}_lacks_bytes": self.lacks(model) for model in ENGINES}
+
+    def __str__(self) -> str:
+        if self.fits:
+            return f"llm_share {self.llm_share:g} fits"
+        lacking = {m: format_size(self.lacks(m)) for m in ENGINES if self.lacks(m)}
+        short = [f"the {m.upper()} ({self.of(m)[0].model}) lacks {b}" for m, b in lacking.items()]
+        return f"llm_share {self.llm_share:g} is infeasible: {' and '.join(short)}"
+
+
 def shares_of(
     config: SweepConfig, activations: tuple[int, int] | None = (0, 0), total: int | str = ""
 ) -> FeasibleShares:
     """The ends of the axis for a sweep's two models in its memory, or in another `total`.
 
-    activations: bytes of (LLM, PRM) where the total pays for them, as the engines' profiling pass
-    measures them; (0, 0) where it does not, None where they are not known yet and the ends are
-    therefore too wide. Raises ModelError for an unknown model.
+    activations: bytes of (LLM, PRM) where the total pays for them; None where they are not known
+    yet and the ends are therefore too wide. Raises ModelError for an unknown model.
     """
     llm, prm = (
         _need(model, config, bytes_)
@@ -142,8 +137,8 @@ def shares_of(
 
 def feasibility(run: RunSpec) -> Feasibility:
     """Whether a run's two engines can be built, as far as configs tell: without activations."""
-    llm, prm = (_need(each.model, each) for each in map(run.engine, MODELS))
-    return Feasibility(run.llm_share, llm, prm, run.llm_bytes, run.prm_bytes)
+    llm, prm = (_need(each.model, each) for each in map(run.engine, ENGINES))
+    return FeasibleShares(run.total_bytes, llm, prm).at(run.llm_share)
 
 
 def _need(model: str, config: EngineConfig | SweepConfig, activations: int = 0) -> Need:
@@ -160,17 +155,12 @@ def starting_share(config: SweepConfig, kv_bytes: int) -> float:
 
     Where the memory does not hold both models' longest requests there is no arena: their own parts.
     """
-    room = shares_of(config, total="1TiB")
-    shapes = [
-        BlockShape(
-            name,
-            model_spec(need.model).layers,
-            need.block_bytes // model_spec(need.model).layers,
-            element_bytes=DTYPE_BYTES.get(config.dtype, 4),
-            floor_blocks=need.blocks,
-        )
-        for name, need in zip(MODELS, (room.llm, room.prm), strict=True)
-    ]
+    room, shapes = shares_of(config, total="1TiB"), []
+    for name, need in zip(ENGINES, (room.llm, room.prm)):
+        layers, size = model_spec(need.model).layers, DTYPE_BYTES.get(config.dtype, 4)
+        cell = need.block_bytes // layers
+        shape = BlockShape(name, layers, cell, element_bytes=size, floor_blocks=need.blocks)
+        shapes.append(shape)
     page = choose_page(shapes)
     floors = [-(-shape.floor_blocks // pack(shape, page).blocks) for shape in shapes]
     num_pages = max(kv_bytes // page.page_bytes, sum(floors))

@@ -12,8 +12,7 @@ import html
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -45,17 +44,15 @@ def notebook_files(names: Sequence[str] | None = None, folder: Path | None = Non
         raise ConfigError(f"There are no notebooks in {place}; run from a checkout of the project.")
     if names is None:
         return known
-    found = []
-    for name in (each.removesuffix(".ipynb") for each in names):
-        named = [file for file in known if name in (file.stem, file.stem.split("_")[0])]
-        if not named:
+    by_name = {
+        name: file for file in reversed(known) for name in (file.stem.split("_")[0], file.stem)
+    }
+    for name in (wanted := [each.removesuffix(".ipynb") for each in names]):
+        if name not in by_name:
             stems = [file.stem for file in known]
-            raise ConfigError(
-                f"There is no notebook {name!r}.{nearest(name, stems)} "
-                f"Notebooks: {', '.join(stems)}."
-            )
-        found.append(named[0])
-    return found
+            hint = f"{nearest(name, stems)} Notebooks: {', '.join(stems)}."
+            raise ConfigError(f"There is no notebook {name!r}.{hint}")
+    return [by_name[name] for name in wanted]
 
 
 def known_parameters(notebook: Path) -> dict[str, Any]:
@@ -98,13 +95,10 @@ def check_parameters(cells: Sequence[str] | None = None) -> None:
 
 def refuse_unknown(given: Mapping[str, Any], known: Mapping[str, Any], where: str) -> None:
     """Raise ConfigError for a name in `given` that is not in `known`; the nearest is named."""
-    names = list(known)
     for name in given:
         if name not in known:
-            hint = nearest(name, names)
-            raise ConfigError(
-                f"{where} has no parameter {name!r}.{hint} Known: {', '.join(names)}."
-            )
+            hint = f"{nearest(name, list(known))} Known: {', '.join(known)}."
+            raise ConfigError(f"{where} has no parameter {name!r}.{hint}")
 
 
 def run_notebooks(
@@ -116,11 +110,10 @@ def run_notebooks(
     folder: Path | None = None,
     progress: bool = True,
 ) -> list[Path]:
-    """Execute notebooks in order; returns the executed files.
+    """Execute notebooks in order; returns the executed files. Raises NotebookError.
 
-    out_dir: where to (default: reports/notebooks/PROFILE). parameters: each goes to every notebook
-    that has it; one that none has is a ConfigError before the first starts. progress: what
-    notebooks write to their error stream (progress bars) goes to ours. Raises NotebookError.
+    out_dir: default reports/notebooks/PROFILE. parameters: each goes to every notebook that has it;
+    one that none has is a ConfigError before the first starts. progress: their bars are shown.
     """
     files = notebook_files(names, folder)
     given = dict(parameters or {}) | ({"profile": profile} if profile else {})
@@ -130,11 +123,16 @@ def run_notebooks(
     reports = project_root() / "reports" / "notebooks"
     place = Path(out_dir) if out_dir else reports / (profile or "default")
     place.mkdir(parents=True, exist_ok=True)
-    with environment(BATCH):
+    ours = {name: value for name, value in BATCH.items() if name not in os.environ}
+    os.environ.update(ours)  # for the kernels started within
+    try:
         return [
             _run(file, {k: v for k, v in given.items() if k in known[file]}, place, progress)
             for file in files
         ]
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
 
 
 def _run(notebook: Path, parameters: dict[str, Any], place: Path, progress: bool) -> Path:
@@ -145,11 +143,9 @@ def _run(notebook: Path, parameters: dict[str, Any], place: Path, progress: bool
     for old in (done, failed):
         old.unlink(missing_ok=True)
     shown = {"progress_bar": False, "stderr_file": sys.stderr if progress else None}
-    quiet = {"extra_arguments": ["--IPKernelApp.log_level=ERROR"]}  # not how the kernel is reached
+    shown |= {"extra_arguments": ["--IPKernelApp.log_level=ERROR"], "cwd": project_root()}
     try:
-        papermill.execute_notebook(
-            notebook, partial, parameters, cwd=project_root(), **shown, **quiet
-        )
+        papermill.execute_notebook(notebook, partial, parameters, **shown)
     except BaseException as problem:
         if partial.exists():
             partial.replace(failed)
@@ -163,18 +159,6 @@ def _run(notebook: Path, parameters: dict[str, Any], place: Path, progress: bool
             f"Notebook {notebook.name} failed{where}: {kind}: {what} See {failed}."
         ) from problem
     return partial.replace(done)
-
-
-@contextmanager
-def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Variables for the kernels started within; those set before win."""
-    ours = {name: value for name, value in variables.items() if name not in os.environ}
-    os.environ.update(ours)
-    try:
-        yield
-    finally:
-        for name in ours:
-            os.environ.pop(name, None)
 
 
 # -- the report --
@@ -194,17 +178,52 @@ th, td { text-align: left; padding: .3em .8em; vertical-align: top; }
 def write_report(
     executed: Sequence[Path], claims: Sequence[Claim], provenance: str, reports: Path, figures: Path
 ) -> Path:
-    """Pages beside the executed notebooks and `reports`/index.html; returns the index.
-
-    figures: the folder that the claims' figures were written to.
+    """Pages beside the executed notebooks, and `reports`/index.html with the claims and links to
+    them; returns the index. figures: the folder that the claims' figures were written to.
     """
-    pages = [write_page(notebook) for notebook in executed]
-    content = index_page(pages, claims, provenance, reports, figures)
+
+    def link(place: Path, name: str, text: str) -> str:
+        folder = html.escape(Path(os.path.relpath(place, reports)).as_posix())
+        return f'<a href="{folder}/{name}.html">{text}</a>'
+
+    pages = map(_write_page, executed)
+    links = "\n".join(f"<li>{link(page.parent, page.stem, page.stem)}</li>" for page in pages)
+    measured = "<br>".join(html.escape(line) for line in provenance.splitlines())
+    written = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    titles = ("", "claim", "verdict", "number", "figure", "rung")
+    head = "".join(f"<th scope='col'>{title}</th>" for title in titles)
+    rows = "\n".join(
+        f"<tr><th scope='row'>{claim.key}</th><td>{html.escape(claim.text)}</td>"
+        f"<td class='verdict {claim.verdict.split()[0]}'>{claim.verdict}</td>"
+        f"<td>{html.escape(claim.number)}</td>"
+        f"<td>{link(figures, claim.figure, claim.figure)}</td>"
+        f"<td>{html.escape(claim.rung)}</td></tr>"
+        for claim in claims
+    )
+    content = f"""<!DOCTYPE html>
+<html lang="en">
+<head><meta charset="utf-8"><title>The memory study</title><style>{STYLE}</style></head>
+<body>
+<h1>How should two models that search together share one memory?</h1>
+<p>{measured}</p>
+<h2>Claims</h2>
+<table>
+<tr>{head}</tr>
+{rows}
+</table>
+<h2>Notebooks</h2>
+<ul>
+{links}
+</ul>
+<p>Written {written}.</p>
+</body>
+</html>
+"""
     write_together(reports, {"index.html": content.encode()})
     return reports / "index.html"
 
 
-def write_page(notebook: Path) -> Path:
+def _write_page(notebook: Path) -> Path:
     """The executed notebook as a page beside it, its figures drawn by the folder's plotly.js."""
     import nbconvert  # noqa: PLC0415  an optional extra
     import nbformat  # noqa: PLC0415
@@ -224,47 +243,3 @@ def write_page(notebook: Path) -> Path:
     page = body.replace("<head>", head, 1)
     write_together(notebook.parent, {f"{notebook.stem}.html": page.encode()})
     return notebook.with_suffix(".html")
-
-
-def index_page(
-    pages: Sequence[Path], claims: Sequence[Claim], provenance: str, reports: Path, figures: Path
-) -> str:
-    """The first page: the claims with their verdicts, then the notebooks."""
-
-    def link(place: Path, name: str, text: str) -> str:
-        """To a page, as seen from the reports."""
-        folder = html.escape(Path(os.path.relpath(place, reports)).as_posix())
-        return f'<a href="{folder}/{name}.html">{text}</a>'
-
-    links = "\n".join(f"<li>{link(page.parent, page.stem, page.stem)}</li>" for page in pages)
-    measured = "<br>".join(html.escape(line) for line in provenance.splitlines())
-    written = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    titles = ("", "claim", "verdict", "number", "figure", "rung")
-    head = "".join(f"<th scope='col'>{title}</th>" for title in titles)
-    rows = "\n".join(
-        f"<tr><th scope='row'>{claim.key}</th><td>{html.escape(claim.text)}</td>"
-        f"<td class='verdict {claim.verdict.split()[0]}'>{claim.verdict}</td>"
-        f"<td>{html.escape(claim.number)}</td>"
-        f"<td>{link(figures, claim.figure, claim.figure)}</td>"
-        f"<td>{html.escape(claim.rung)}</td></tr>"
-        for claim in claims
-    )
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head><meta charset="utf-8"><title>The memory study</title><style>{STYLE}</style></head>
-<body>
-<h1>How should two models that search together share one memory?</h1>
-<p>{measured}</p>
-<h2>Claims</h2>
-<table>
-<tr>{head}</tr>
-{rows}
-</table>
-<h2>Notebooks</h2>
-<ul>
-{links}
-</ul>
-<p>Written {written}.</p>
-</body>
-</html>
-"""

@@ -46,12 +46,19 @@ def runs_folder() -> Path:
 
 def machine_facts() -> dict[str, Any]:
     """CPU model, cores usable by this process, memory in bytes, threads of torch, GPU or None."""
+    torch = sys.modules.get("torch")  # None, or being imported right now
+    setting = os.environ.get("OMP_NUM_THREADS", "")
+    threads = int(setting) if setting.isdigit() and int(setting) > 0 else usable_cores()
+    gpu = None
+    if torch is not None and hasattr(torch, "get_num_threads") and hasattr(torch, "cuda"):
+        threads = int(torch.get_num_threads())
+        gpu = str(torch.cuda.get_device_name(0)) if torch.cuda.is_available() else None
     return {
         "cpu": cpu_model(),
         "cores": usable_cores(),
         "memory_bytes": memory_bytes(),
-        "threads": torch_threads(),
-        "gpu": gpu_name(),
+        "threads": threads,
+        "gpu": gpu,
         "system": f"{platform.system()} {platform.machine()}",
     }
 
@@ -84,10 +91,17 @@ def git_state(folder: Path | None = None) -> dict[str, Any]:
     Outside git the commit that WORKBENCH_COMMIT names, for a copy of the tree; or both None.
     """
     where = folder or Path(__file__).resolve().parent
-    commit = _git(where, "rev-parse", "HEAD")
+
+    def git(*words: str) -> str:
+        with suppress(OSError, subprocess.SubprocessError):
+            call: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 20}
+            return subprocess.run(["git", *words], cwd=where, check=True, **call).stdout.strip()
+        return ""
+
+    commit = git("rev-parse", "HEAD")
     if not commit:
         return {"commit": os.environ.get("WORKBENCH_COMMIT") or None, "dirty": None}
-    changed = _git(where, "status", "--porcelain", "--untracked-files=no", "--", str(where))
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", str(where))
     return {"commit": commit, "dirty": bool(changed)}
 
 
@@ -114,29 +128,3 @@ def memory_bytes() -> int | None:
     with suppress(AttributeError, ValueError, OSError):
         return total_memory()
     return None
-
-
-def torch_threads() -> int:
-    """Threads of one matrix product: torch's own once it is loaded, else what it would take."""
-    torch = sys.modules.get("torch")
-    if torch is not None and hasattr(torch, "get_num_threads"):
-        return int(torch.get_num_threads())
-    setting = os.environ.get("OMP_NUM_THREADS", "")
-    return int(setting) if setting.isdigit() and int(setting) > 0 else usable_cores()
-
-
-def gpu_name() -> str | None:
-    """The first GPU's name when torch is loaded and sees one."""
-    torch = sys.modules.get("torch")
-    if torch is None or not hasattr(torch, "cuda") or not torch.cuda.is_available():
-        return None
-    return str(torch.cuda.get_device_name(0))
-
-
-def _git(folder: Path, *words: str) -> str:
-    with suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run(
-            ["git", *words], cwd=folder, capture_output=True, text=True, timeout=20, check=False
-        )
-        return done.stdout.strip() if done.returncode == 0 else ""
-    return ""

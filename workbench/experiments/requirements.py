@@ -7,8 +7,7 @@ and the thesis's pair at its own size, computed from ModelSpec without a weight.
 from __future__ import annotations
 
 import gc
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -20,7 +19,13 @@ from workbench.config import EngineConfig, SweepConfig, format_size
 from workbench.engine.engine import Engine
 from workbench.errors import ConfigError, OutOfMemory
 from workbench.experiments.execute import build_engine, memory_parts
-from workbench.experiments.memory import DTYPE_BYTES, MODELS, FeasibleShares, feasibility, shares_of
+from workbench.experiments.memory import (
+    DTYPE_BYTES,
+    ENGINES,
+    FeasibleShares,
+    feasibility,
+    shares_of,
+)
 from workbench.experiments.runs import machine_columns
 from workbench.experiments.settings import RunSpec, thesis_pair
 from workbench.experiments.study import CARRIES_OVER, rung
@@ -34,21 +39,21 @@ GRID = tuple(np.round(np.arange(0.005, 0.7, 0.005), 3))
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two models in one memory. how: measured or computed; activations: bytes of (LLM, PRM).
+    """Two models in one memory. how: measured or computed; bytes of activations of (LLM, PRM).
 
     longest and limits: those of one step over the longest request, and over the batch limits.
     """
 
     how: str
     config: SweepConfig
-    longest: tuple[int, int]
-    limits: tuple[int, int]
+    longest: tuple[int, ...]
+    limits: tuple[int, ...]
 
     @property
     def shares(self) -> FeasibleShares:
         """The ends of the axis; activations count where the total pays for them."""
-        in_total = self.config.activations_in_total
-        return shares_of(self.config, self.limits if in_total else (0, 0))
+        llm, prm = self.limits if self.config.activations_in_total else (0, 0)
+        return shares_of(self.config, (llm, prm))
 
 
 @dataclass(frozen=True)
@@ -80,39 +85,35 @@ def study_memory(config: SweepConfig, beyond: Sequence[float] = ()) -> MemoryStu
 
     Raises what building an engine raises, and ConfigError where no share is feasible.
     """
-    rows, reasons = [], []
+    rows: list[dict[str, Any]] = []
+    reasons = []
     for share in sorted(config.shares):
         spec = RunSpec(config, share, config.seeds[0])
-        possible = feasibility(spec)
-        if not possible.fits:
-            reasons.append(str(possible))
-            continue
-        row: dict[str, Any] = {"llm_share": share}
-        row |= {"llm_bytes": spec.llm_bytes, "prm_bytes": spec.prm_bytes}
         try:
-            for model in MODELS:
+            if not (possible := feasibility(spec)).fits:
+                raise OutOfMemory(str(possible))
+            row = {"llm_share": share, "llm_bytes": spec.llm_bytes, "prm_bytes": spec.prm_bytes}
+            for model in ENGINES:
                 parts = memory_parts(_build(spec.engine(model)))
                 row |= {f"{model}_{name}": value for name, value in parts.items()}
+            rows.append(row)
         except OutOfMemory as problem:  # activations in the total are known to the engine alone
             reasons.append(str(problem))
-        else:
-            rows.append(row)
     if not rows:
         why = "; ".join(reasons)
         raise ConfigError(f"No engine can be built: {why}. Give other shares or more memory.")
     facts = {name: getattr(config, name) for name in ("profile", "llm", "prm")}
     runs = pd.DataFrame(rows).assign(**facts, total_memory=spec.total_bytes, **machine_columns())
-    llm, prm = (_over_longest(spec.engine(model)) for model in MODELS)
-    limits = rows[0]["llm_activations_bytes"], rows[0]["prm_activations_bytes"]
-    measured = Pair(MEASURED, config, (llm, prm), limits)
+    longest = tuple(_over_longest(spec.engine(model)) for model in ENGINES)
+    limits = tuple(rows[0][f"{model}_activations_bytes"] for model in ENGINES)
+    measured = Pair(MEASURED, config, longest, limits)
     return MemoryStudy(config, runs, measured, computed_pair(), tuple(beyond))
 
 
 def _over_longest(usual: EngineConfig) -> int:
     """Activations as a dry pass over one request of the greatest length finds them."""
     longest = usual.max_model_len or model_spec(usual.model).max_model_len
-    blocks = math.ceil(longest / usual.block_size)
-    one = replace(usual, memory=None, num_blocks=blocks, max_num_seqs=1)
+    one = replace(usual, memory=None, num_blocks=-(-longest // usual.block_size), max_num_seqs=1)
     return int(_build(replace(one, max_num_batched_tokens=longest)).memory.activations)
 
 
@@ -128,74 +129,68 @@ def computed_pair() -> Pair:
     assert longest is not None
     specs = [model_spec(name) for name in (config.llm, config.prm)]
     steps = ((longest, 1), (config.max_num_batched_tokens, config.max_num_seqs))
-    first, second = ([spec.step_bytes(*step, size) for spec in specs] for step in steps)
-    return Pair(COMPUTED, config, (first[0], first[1]), (second[0], second[1]))
+    first, second = (tuple(spec.step_bytes(*step, size) for spec in specs) for step in steps)
+    return Pair(COMPUTED, config, first, second)
+
+
+def _by_formula(pair: Pair, share: float) -> list[dict[str, Any]]:
+    """Both models at a share, as the formula has it."""
+    ends, at, size = pair.shares, pair.shares.at(share), pair.config.block_size
+    rows = []
+    for place, model in enumerate(ENGINES):
+        need, budget = at.of(model)
+        row = {"how": pair.how, "model": model, "name": need.model, "llm_share": share}
+        row |= {"budget_bytes": budget, "lacks_bytes": at.lacks(model), "fits": at.fits}
+        row |= {"in_total": pair.config.activations_in_total, "token": need.block_bytes // size}
+        row |= {"low_end": ends.low, "high_end": ends.high, "block_size": size}
+        row |= {"weights": need.weights, "other": 0, "kv": max(0, budget - need.fixed)}
+        row |= {
+            "activations_longest": pair.longest[place],
+            "activations_limits": pair.limits[place],
+        }
+        rows.append(row | {"blocks": at.blocks(model)})
+    return rows
 
 
 def memory_part_rows(study: MemoryStudy) -> pd.DataFrame:
-    """Rows of plots.memory_parts: bytes of every part of both models' memory over the share.
-
-    Columns: how, model, name, llm_share, budget_bytes and lacks_bytes (of that model), part, bytes,
-    fits (both models), in_total (whether the total pays for activations), llm_kv_tokens and
-    prm_kv_tokens. Shares that were not built, and those of the computed pair, are by the formula.
-    """
-    built = {run["llm_share"]: run for run in study.runs.to_dict("records")}
+    """Rows of plots.memory_parts; fits: both models; what was not built is by the formula."""
+    built: dict[float, Any] = {run["llm_share"]: run for run in study.runs.to_dict("records")}
     rows = []
     for pair, share in product(study.pairs, sorted({*study.config.shares, *study.beyond})):
-        at = pair.shares.at(share)
-        run = built.get(share) if pair.how == MEASURED else None
-        if at.fits and pair.how == MEASURED and run is None:
+        run: Any = built.get(share) if pair.how == MEASURED else None
+        both = _by_formula(pair, share)
+        if both[0]["fits"] and pair.how == MEASURED and run is None:
             continue  # it fits by the formula alone
-        both, tokens = [], {}
-        for place, model in enumerate(MODELS):
-            need, budget = at.of(model)
-            parts = {"weights": need.weights, "other": 0, "kv": max(0, budget - need.fixed)}
-            parts |= {"activations_limits": pair.limits[place]}
-            if run is not None:
-                limits = {"activations_limits": run[f"{model}_activations_bytes"]}
-                parts = {name: run.get(f"{model}_{name}_bytes") for name in parts} | limits
-            parts["activations_longest"] = pair.longest[place]
-            row = {"how": pair.how, "model": model, "name": getattr(pair.config, model)}
-            row |= {"llm_share": share, "budget_bytes": budget, "fits": at.fits}
-            row |= {"lacks_bytes": at.lacks(model), "in_total": pair.config.activations_in_total}
-            both += [row | {"part": part, "bytes": parts[part]} for part in PARTS]
-            a_token = need.block_bytes // pair.config.block_size
-            tokens[f"{model}_kv_tokens"] = parts["kv"] // a_token
-        rows += [row | tokens for row in both]
-    table = pd.DataFrame(rows)
+        for row in both if run is not None else ():
+            row |= {
+                part: run[f"{row['model']}_{part}_bytes"] for part in ("weights", "other", "kv")
+            }
+            row["activations_limits"] = run[f"{row['model']}_activations_bytes"]
+        tokens = {f"{row['model']}_kv_tokens": row["kv"] // row["token"] for row in both}
+        rows += [row | tokens | {"part": p, "bytes": row[p]} for row in both for p in PARTS]
+    own = ["token", "blocks", "block_size", "low_end", "high_end"]
+    table = pd.DataFrame(rows).drop(columns=[*PARTS, *own])
     return table.sort_values(["how", "model", "llm_share"], ascending=[False, True, True])
 
 
 def block_count_rows(study: MemoryStudy) -> pd.DataFrame:
-    """Rows of plots.kv_blocks: blocks of both models over the share.
-
-    Columns: how, model, name, llm_share, kind, blocks, lacks_bytes, low_end and high_end (of the
-    feasible shares), block_size, formula_blocks. kind: formula (a line over the whole axis), built
-    (an engine's own count) or lacking (a share that does not fit).
+    """Rows of plots.kv_blocks. kind: formula (a line over the whole axis), built (an engine's own
+    count, beside formula_blocks) or lacking (a share that does not fit).
     """
     shares = sorted({*study.config.shares, *study.beyond})
     rows = [
-        row | {"kind": kind}
+        row | {"kind": kind, "formula_blocks": row["blocks"]}
         for kind, wanted in (("formula", GRID), ("lacking", shares))
         for pair, share in product(study.pairs, wanted)
-        for row in _blocks(pair, share)
+        for row in _by_formula(pair, share)
         if kind == "formula" or row["lacks_bytes"]
     ]
     for run in study.runs.to_dict("records"):
-        for row in _blocks(study.measured, run["llm_share"]):
-            blocks = int(run[f"{row['model']}_blocks"])
-            rows.append(row | {"kind": "built", "blocks": blocks, "lacks_bytes": 0})
-    return pd.DataFrame(rows)
-
-
-def _blocks(pair: Pair, share: float) -> Iterator[dict[str, Any]]:
-    ends, config = pair.shares, pair.config
-    at = ends.at(share)
-    for model in MODELS:
-        row = {"how": pair.how, "model": model, "name": getattr(config, model), "llm_share": share}
-        row |= {"blocks": at.blocks(model), "lacks_bytes": at.lacks(model)}
-        row |= {"low_end": ends.low, "high_end": ends.high, "block_size": config.block_size}
-        yield row | {"formula_blocks": at.blocks(model)}
+        for row in _by_formula(study.measured, run["llm_share"]):
+            counts = {"blocks": int(run[f"{row['model']}_blocks"]), "lacks_bytes": 0}
+            rows.append(row | {"kind": "built", "formula_blocks": row["blocks"]} | counts)
+    own = ["budget_bytes", "fits", "in_total", "token"]
+    return pd.DataFrame(rows).drop(columns=[*PARTS, *own])
 
 
 def memory_provenance(study: MemoryStudy) -> str:
@@ -205,14 +200,11 @@ def memory_provenance(study: MemoryStudy) -> str:
         "" if config.activations_in_total else ", activations outside it"
         for config in (study.config, far)
     )
-    return "\n".join(
-        (
-            f"LLM {first['llm']}, PRM {first['prm']} ({rung(study.runs)}); total memory "
-            f"{format_size(int(first['total_memory']))}{outside}; both engines built at "
-            f"{len(study.runs)} shares; {first['machine']}.",
-            f"Computed: {far.llm.removeprefix('dummy:')}, {far.prm.removeprefix('dummy:')}, "
-            f"{far.dtype}, {format_size(RunSpec(far, 0.5, 0).total_bytes)}{size}, requests of up "
-            f"to {far.max_model_len:,} tokens.",
-            CARRIES_OVER,
-        )
+    return (
+        f"LLM {first['llm']}, PRM {first['prm']} ({rung(study.runs)}); total memory "
+        f"{format_size(int(first['total_memory']))}{outside}; both engines built at "
+        f"{len(study.runs)} shares; {first['machine']}.\n"
+        f"Computed: {far.llm.removeprefix('dummy:')}, {far.prm.removeprefix('dummy:')}, "
+        f"{far.dtype}, {format_size(RunSpec(far, 0.5, 0).total_bytes)}{size}, requests of up "
+        f"to {far.max_model_len:,} tokens.\n{CARRIES_OVER}"
     )

@@ -1,49 +1,28 @@
-"""The rows each figure draws, made of a study's tables, each rate with its interval.
+"""The rows that each figure draws, made of a study's tables, each rate with its interval.
 
-Many problems are in flight at once, so none has a wall time of its own; the runs give each the part
-that its time in flight is of all problems' (wall_part_s), and intervals come from drawing problems
-anew, those of rates also from the machine's noise.
+Many problems are in flight at once, so none has a wall time of its own: each has the part that its
+time in flight is of all problems' (wall_part_s). Intervals come from drawing problems anew, those
+of rates also from the machine's noise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from workbench.errors import RunStoreError
-from workbench.experiments.execute import ENGINES, REPLAYED
-from workbench.experiments.memory import feasibility
+from workbench.errors import OutOfMemory, RunStoreError
+from workbench.experiments import settings
+from workbench.experiments.execute import DEVICE, REPLAYED, thesis_answers
+from workbench.experiments.memory import ENGINES, feasibility
 from workbench.experiments.provenance import counted
 from workbench.experiments.runs import FINISHED, INFEASIBLE
-from workbench.experiments.settings import (
-    ABLATION,
-    BATCHED,
-    BESIDE,
-    CONTINUOUS,
-    COUNTED,
-    DEPTH,
-    ELASTIC,
-    LAST_TWO,
-    MODIFICATIONS,
-    NONE,
-    QUEUE,
-    STATIC,
-    STATIC_BATCH,
-    TECHNIQUES,
-    THESIS_SHARE,
-    TIMED,
-    PolicyPlan,
-    RunSpec,
-    accepted,
-    setting_of,
-    thesis_pair,
-)
+from workbench.experiments.settings import BATCHED, BESIDE, CONTINUOUS, LAST_TWO, NONE, TIMED
 from workbench.experiments.statistics import (
     Interval,
     Rates,
@@ -52,14 +31,26 @@ from workbench.experiments.statistics import (
     bootstrap_ratio,
     draw_rates,
     noise_of,
-    paired_difference,
     upper_bound_of_none,
 )
-from workbench.experiments.study import Study, rung
+from workbench.experiments.study import CARRIES_OVER, Study, rung, rung_of
 from workbench.models.registry import model_spec
+from workbench.replay.answers import Answers
+from workbench.replay.devices import Device, load_device
+from workbench.replay.miss_ratio import CacheCalls, miss_ratio, optimal_hits
+from workbench.replay.simulator import Changes, replay, search_calls
+from workbench.replay.workload import load_recording
 
 STRETCHES = 20
 """Stretches of steps a run is cut into where counts belong to no single problem."""
+Row = dict[str, Any]
+
+
+def _groups(rows: pd.DataFrame, *keys: str) -> Iterator[tuple[Row, pd.DataFrame]]:
+    """Rows of equal values of the keys, each with these values."""
+    for values, own in rows.groupby(list(keys)):
+        yield dict(zip(keys, values)), own
+
 
 # -- the memory split --
 
@@ -70,18 +61,14 @@ def rooms(sweep: Tables) -> pd.DataFrame:
     return sweep.runs[columns].drop_duplicates("llm_share").sort_values("llm_share")
 
 
-def memory_split_rows(sweep: Tables) -> pd.DataFrame:
-    """Rows of plots.memory_split: four rates a share, and the peak's share with its interval.
+def with_rooms(parts: list[Row], sweep: Tables) -> pd.DataFrame:
+    """Rows with llm_share as a table, with the columns of `rooms`."""
+    return pd.DataFrame(parts).merge(rooms(sweep), on="llm_share", how="left")
 
-    The row same_work is the range of shares that do the same work as the peak's.
-    """
-    columns = {
-        "tokens_per_s": ("tokens", "wall_part_s"),
-        "problems_per_min": ("sixty", "wall_part_s"),
-        "llm_tokens_per_busy_s": ("tokens", "llm_busy_part_s"),
-        "prm_tokens_per_busy_s": ("prm_tokens", "prm_busy_part_s"),
-    }
-    rates = rates_of(sweep, columns)
+
+def memory_split_rows(sweep: Tables) -> pd.DataFrame:
+    """Rows of plots.memory_split; same_work: the shares that do the same work as the peak's."""
+    rates = _rates_of(sweep)
     parts = [
         {"llm_share": share, "metric": metric, **found.at(share).cells}
         for metric, found in rates.items()
@@ -97,47 +84,47 @@ def memory_split_rows(sweep: Tables) -> pd.DataFrame:
 
 def throughput(sweep: Tables) -> Rates:
     """Generated tokens a second over the split, drawn with the sweep's noise."""
-    return rates_of(sweep, {"tokens_per_s": ("tokens", "wall_part_s")})["tokens_per_s"]
+    return _rates_of(sweep)["tokens_per_s"]
 
 
-def rates_of(sweep: Tables, columns: Mapping[str, tuple[str, str]]) -> dict[str, Rates]:
-    """Rates of two columns of problem_seconds each, by name, drawn with the sweep's noise."""
+def _rates_of(sweep: Tables) -> dict[str, Rates]:
     rows, runs, noise = problem_seconds(sweep), sweep.runs, noise_of(sweep.all_runs)
     return {
         name: draw_rates(rows, runs, "llm_share", top, bottom, noise=noise)
-        for name, (top, bottom) in columns.items()
+        for name, top, bottom in (
+            ("tokens_per_s", "tokens", "wall_part_s"),
+            ("problems_per_min", "sixty", "wall_part_s"),
+            ("llm_tokens_per_busy_s", "tokens", "llm_busy_part_s"),
+            ("prm_tokens_per_busy_s", "prm_tokens", "prm_busy_part_s"),
+        )
     }
 
 
 def problem_seconds(sweep: Tables) -> pd.DataFrame:
     """One row a run and problem: seed, tokens, and its parts of wall and busy seconds.
 
-    prm_tokens: prompt tokens the PRM computed for the first time; what each problem computed again
-    is not recorded, so a run's total is divided by what each had computed.
+    prm_tokens: computed for the first time; a run's total is divided by what each had computed.
     """
     columns = ["run_id", "llm_share", "problem_id", "tokens", "wall_part_s", "prm_tokens_computed"]
-    rows = sweep.table("problems")[columns]
     runs = sweep.runs[["run_id", "seed", "wall_s", "llm_busy_s", "prm_busy_s"]]
-    rows = rows.merge(runs, on="run_id")
+    rows = sweep.table("problems")[columns].merge(runs, on="run_id")
     part = rows["wall_part_s"] / rows["wall_s"]
     computed = rows.pop("prm_tokens_computed")
     read = computed / computed.groupby(rows["run_id"]).transform("sum")
     steps = sweep.table("steps")
     prm = steps[steps["engine"] == "prm"]
-    again = prm[[c for c in prm.columns if c.startswith("recomputed_tokens_")]].sum(axis=1)
-    new = (prm["prefill_tokens"] - again).groupby(prm["run_id"]).sum()
+    new = prm["prefill_tokens"] - prm.filter(regex="^recomputed_tokens_").sum(axis=1)
     return rows.assign(
         sixty=60.0,
         llm_busy_part_s=part * rows["llm_busy_s"],
         prm_busy_part_s=part * rows["prm_busy_s"],
-        prm_tokens=read * rows["run_id"].map(new),
+        prm_tokens=read * rows["run_id"].map(new.groupby(prm["run_id"]).sum()),
     )
 
 
 def block_rows(sweep: Tables, llm_share: float, beside: tuple[float, ...] = ()) -> pd.DataFrame:
-    """Rows of plots.prm_blocks: every PRM step of the first seed's run at a share.
-
-    beside: other shares whose figures are to have the same axes.
+    """Rows of plots.prm_blocks, of the first seed's run at a share. beside: other shares whose
+    figures are to have the same axes.
     """
     seed, drawn = int(sweep.runs["seed"].min()), {}
     for share in (llm_share, *beside):
@@ -155,18 +142,13 @@ def block_rows(sweep: Tables, llm_share: float, beside: tuple[float, ...] = ()) 
 
 
 def starvation_rows(sweep: Tables, prm_share: float = 0.5, llm_share: float = 0.08) -> pd.DataFrame:
-    """Whether each model runs out of blocks at its end of the axis: what, where, count, seen.
-
-    Counts are sums over all seeds; `seen` is whether there was any.
-    """
-    steps = sweep.table("steps")
-    wanted = (
+    """Whether each model runs out of blocks at its end of the axis: counts over all seeds."""
+    steps, rows = sweep.table("steps"), []
+    for engine, share, column, words in (
         ("prm", prm_share, "evicted", "blocks evicted"),
         ("prm", prm_share, "recomputed_tokens_evicted", "evicted tokens computed again"),
         ("llm", llm_share, "preempted", "requests preempted"),
-    )
-    rows = []
-    for engine, share, column, words in wanted:
+    ):
         here = (steps["engine"] == engine) & ((steps["llm_share"] - share).abs() < 1e-9)
         count = int(steps.loc[here, column].sum())
         rows.append({"engine": engine, "llm_share": share, "what": words, "count": count})
@@ -175,26 +157,24 @@ def starvation_rows(sweep: Tables, prm_share: float = 0.5, llm_share: float = 0.
 
 def prefix_hit_rows(sweep: Tables) -> pd.DataFrame:
     """Rows of plots.prefix_hits: tokens found cached over tokens queried, at first admissions."""
-    requests = sweep.table("requests").rename(
-        columns={"cached_tokens": "hit", "prompt_tokens": "asked"}
-    )
     parts = [
-        {
-            "llm_share": share,
-            "engine": engine,
-            **problem_ratio(rows, "hit", "asked").cells,
-        }
-        for (share, engine), rows in requests.groupby(["llm_share", "engine"])
+        key | _problem_ratio(rows, "cached_tokens", "prompt_tokens").cells
+        for key, rows in _groups(sweep.table("requests"), "llm_share", "engine")
     ]
     return with_rooms(parts, sweep)
 
 
-def thrashing_rows(sweep: Tables) -> pd.DataFrame:
-    """Rows of plots.thrashing: events per 1,000 look-ups, and thrashed blocks a search.
+def _problem_ratio(rows: pd.DataFrame, top: str, bottom: str) -> Interval:
+    """Sum of `top` over sum of `bottom`, its interval from drawing problems anew."""
+    return bootstrap_ratio(rows[top], rows[bottom], list(rows["problem_id"]))
 
-    Both are counted by step, not by problem, so intervals come from drawing stretches of steps
-    anew. A look-up is an admission, re-admissions included. Where nothing thrashed the upper bound
-    is the rule of three's.
+
+def thrashing_rows(sweep: Tables) -> pd.DataFrame:
+    """Rows of plots.thrashing: events per 1,000 look-ups (admissions, re-admissions included), and
+    thrashed blocks a search.
+
+    Both are counted by step, so intervals come from drawing stretches of steps anew. Where nothing
+    thrashed the upper bound is the rule of three's.
     """
     keys = ["run_id", "llm_share", "engine"]
     steps, requests = sweep.table("steps"), sweep.table("requests")
@@ -207,37 +187,23 @@ def thrashing_rows(sweep: Tables) -> pd.DataFrame:
         stretch = np.minimum(rows[time].to_numpy() * STRETCHES // end, STRETCHES - 1).astype(int)
         return rows.assign(stretch=stretch).groupby([*keys, "stretch"])[columns].sum()
 
+    def rate(rows: pd.DataFrame, top: str, scale: float) -> Row:
+        if rows[top].sum() == 0:
+            bound = upper_bound_of_none(int(rows["look_ups"].sum()))
+            return {"value": 0.0, "low": 0.0, "high": scale * bound}
+        units = rows["run_id"] + "/" + rows["stretch"].astype(str)
+        found = bootstrap_ratio(rows[top], rows["look_ups"], list(units))
+        return {name: scale * value for name, value in found.cells.items()}
+
     thrashed = by_stretch(steps, "start_s", ["thrash_events", "thrashed"])
     stretches = thrashed.join(by_stretch(admitted, "scheduled_s", ["look_ups"]), how="outer")
     searches, parts = sweep.runs["seed"].nunique(), []
-    for (share, engine), rows in stretches.fillna(0).reset_index().groupby(keys[1:]):
-        where = {"llm_share": share, "engine": engine}
-        events = _rate(rows, "thrash_events", "look_ups", 1000.0)
-        blocks = _rate(rows, "thrashed", "look_ups", rows["look_ups"].sum() / searches)
-        parts += [
-            {**where, "metric": "events_per_1000", **events},
-            {**where, "metric": "blocks", **blocks},
-        ]
+    for where, rows in _groups(stretches.fillna(0).reset_index(), "llm_share", "engine"):
+        events = rate(rows, "thrash_events", 1000.0)
+        blocks = rate(rows, "thrashed", rows["look_ups"].sum() / searches)
+        parts += [where | {"metric": "events_per_1000", **events}]
+        parts += [where | {"metric": "blocks", **blocks}]
     return with_rooms(parts, sweep)
-
-
-def _rate(rows: pd.DataFrame, top: str, bottom: str, scale: float) -> dict[str, float]:
-    units = rows["run_id"] + "/" + rows["stretch"].astype(str)
-    if rows[top].sum() == 0:
-        bound = upper_bound_of_none(int(rows[bottom].sum()))
-        return {"value": 0.0, "low": 0.0, "high": scale * bound}
-    found = bootstrap_ratio(rows[top], rows[bottom], list(units))
-    return {name: scale * value for name, value in found.cells.items()}
-
-
-def problem_ratio(rows: pd.DataFrame, top: str, bottom: str) -> Interval:
-    """Sum of `top` over sum of `bottom`, its interval from drawing problems anew."""
-    return bootstrap_ratio(rows[top], rows[bottom], list(rows["problem_id"]))
-
-
-def with_rooms(parts: list[dict[str, Any]], sweep: Tables) -> pd.DataFrame:
-    """Rows with llm_share as a table, with the columns of `rooms`."""
-    return pd.DataFrame(parts).merge(rooms(sweep), on="llm_share", how="left")
 
 
 # -- lost time: every step and span of a run put to one of eight uses --
@@ -249,10 +215,7 @@ Cost = Callable[[int, int, int], float]
 
 
 def lost_time_rows(sweep: Tables, costs: Mapping[str, Cost] | None = None) -> pd.DataFrame:
-    """Rows of plots.lost_time: seconds by llm_share, lane and part, wall_s, KV tokens.
-
-    costs: of one forward, by engine ("llm", "prm"); by default those of the sweep's models.
-    """
+    """Rows of plots.lost_time. costs: of one forward, by engine; default: of the sweep's models."""
     costs = costs or {each: model_spec(str(sweep.runs[each].iloc[0])).flops for each in ENGINES}
     steps, spans = sweep.table("steps"), sweep.table("spans")
     outside = spans[["llm_share", "lane"]].assign(
@@ -284,11 +247,17 @@ def _engine_uses(steps: pd.DataFrame, engine: str, cost: Cost) -> pd.DataFrame:
 
     A token attends to the mean context of the step's requests, a prompt's token to half of it.
     """
+
+    def one_token(context: NDArray[np.float64], logits: int, far: int = 1024) -> NDArray[Any]:
+        """Operations of a token at each context: linear in it, so two calls tell all."""
+        near = cost(1, 0, logits)
+        return near + context * (cost(1, far, logits) - near) / far
+
     context = (steps["tokens_held"] / steps["running"].clip(lower=1)).to_numpy(float)
-    decode, prefill = _one_token(cost, context, 1), _one_token(cost, context / 2, 0)
+    prefill = one_token(context / 2, 0)
     again = {part: steps[part.replace("_", "_tokens_", 1)] * prefill for part in AGAIN}
     new = steps["prefill_tokens"] * prefill - sum(again.values())
-    decoded = steps["decode_tokens"] * decode
+    decoded = steps["decode_tokens"] * one_token(context, 1)
     named = {"prm_prefill": new + decoded}
     if engine == "llm":
         named = {"llm_decode": decoded, "llm_prefill": new}
@@ -303,14 +272,6 @@ def _engine_uses(steps: pd.DataFrame, engine: str, cost: Cost) -> pd.DataFrame:
     return long.assign(lane=engine)
 
 
-def _one_token(
-    cost: Cost, context: NDArray[np.float64], logits: int, far: int = 1024
-) -> NDArray[np.float64]:
-    """Operations of one token at each context: linear in it, so two calls tell all."""
-    near = cost(1, 0, logits)
-    return near + context * (cost(1, far, logits) - near) / far
-
-
 # -- batch limits --
 
 CELL = ["model", "kind", "max_num_seqs", "max_num_batched_tokens"]
@@ -319,54 +280,58 @@ TOO_FEW_TOKENS = "more sequences than tokens in a step: not all could decode"
 
 
 def batch_rows(cells: pd.DataFrame, model: str) -> pd.DataFrame:
-    """Rows of plots.batch_limits: one a cell of one model, also those that cannot be.
-
-    cells: all runs of the batching study. Columns: those of CELL, status, error (why a cell has no
-    rate), of CELL_RATES the median over repetitions, and the range of steps_per_s.
+    """Rows of plots.batch_limits: one a cell of one model, also those that cannot be; medians and
+    the range over repetitions. cells: all runs of the batching study.
     """
     own = cells[(cells["model"] == model) & (cells["role"] == TIMED)]
     whole = own[own["kind"] == CONTINUOUS]
-    refused = [
-        {"model": model, "kind": CONTINUOUS, "max_num_seqs": seqs, "max_num_batched_tokens": tokens}
-        | {"status": INFEASIBLE, "error": TOO_FEW_TOKENS}
-        for seqs in whole["max_num_seqs"].unique()
-        for tokens in whole["max_num_batched_tokens"].unique()
-        if not accepted(seqs, tokens)
-    ]
-    rows = pd.concat([own, pd.DataFrame(refused)], ignore_index=True)
-    rows = rows.reindex(columns=[*CELL, "status", "error", *CELL_RATES])
+    limits = product(*(whole[name].unique() for name in settings.LIMITS[:2]))
+    refused = pd.DataFrame([pair for pair in limits if not settings.accepted(*pair)])
+    if len(refused):
+        refused.columns = pd.Index(settings.LIMITS[:2])
+        why = {"status": INFEASIBLE, "error": TOO_FEW_TOKENS}
+        own = pd.concat([own, refused.assign(model=model, kind=CONTINUOUS, **why)])
+    rows = own.reindex(columns=[*CELL, "status", "error", *CELL_RATES])
     rows = rows.astype(dict.fromkeys(CELL_RATES, float))
-    medians = {name: (name, "median") for name in CELL_RATES}
-    said = {name: (name, "first") for name in ("status", "error")}
-    reach = {
-        f"steps_per_s_{end}": ("steps_per_s", f) for end, f in (("low", "min"), ("high", "max"))
-    }
-    return rows.groupby(CELL, as_index=False).agg(**said, **medians, **reach)
+    columns = {name: (name, "first") for name in ("status", "error")}
+    columns |= {name: (name, "median") for name in CELL_RATES}
+    reach = {"steps_per_s_low": ("steps_per_s", "min"), "steps_per_s_high": ("steps_per_s", "max")}
+    return rows.groupby(CELL, as_index=False).agg(**columns | reach)
 
 
 def balance_rows(sweep: Tables, cells: pd.DataFrame) -> pd.DataFrame:
-    """Rows of plots.balance: steps a second of both models over the split, and wasted blocks.
-
-    Columns: metric (steps_per_busy_s | waste), model, value, low, high; of the first llm_share and
-    the tokens both caches hold, of the second kind, block_size and max_num_seqs.
-    """
+    """Rows of plots.balance: steps a second of both models over the split, and wasted blocks."""
     keys = ["run_id", "problem_id"]
     steps = sweep.table("nodes").groupby(keys).size().rename("steps").reset_index()
-    rows = sweep.table("problems")[[*keys, "llm_share", "wall_part_s"]].merge(steps, on=keys)
-    rows = rows.merge(sweep.runs[["run_id", "wall_s", "llm_busy_s", "prm_busy_s"]], on="run_id")
-    part = rows["wall_part_s"] / rows["wall_s"]
     busy = [
         {"llm_share": share, "metric": "steps_per_busy_s", "model": model}
-        | problem_ratio(own.assign(busy=part * own[f"{model}_busy_s"]), "steps", "busy").cells
-        for share, own in rows.groupby("llm_share")
+        | _problem_ratio(own, "steps", f"{model}_busy_part_s").cells
+        for share, own in problem_seconds(sweep).merge(steps, on=keys).groupby("llm_share")
         for model in ENGINES
     ]
     done = cells[cells["status"] == FINISHED]
-    wanted = done[(done["role"] == COUNTED) | (done["kind"] == STATIC_BATCH)]
+    static = done["kind"] == settings.STATIC_BATCH
     columns = ["model", "kind", "block_size", "max_num_seqs"]
-    waste = wanted[[*columns, "waste"]].drop_duplicates(columns).rename(columns={"waste": "value"})
-    waste = waste.assign(metric="waste").sort_values(columns, ignore_index=True)
+    waste = done[(done["role"] == settings.COUNTED) | static].drop_duplicates(columns)
+    waste = waste[[*columns, "waste"]].rename(columns={"waste": "value"}).assign(metric="waste")
+    waste = waste.sort_values(columns, ignore_index=True)
     return pd.concat([with_rooms(busy, sweep), waste], ignore_index=True)
+
+
+def cells_provenance(cells: pd.DataFrame) -> str:
+    """What stands on the figures of batch limits beside their runs: what was asked, and how."""
+    timed = cells[(cells["role"] == TIMED) & (cells["status"] == FINISHED)]
+    if timed.empty:
+        return "Cells of batch limits."
+    first, requests = timed.iloc[0], timed.groupby("model")["requests"].max()
+    asked = " and ".join(f"{requests[m]:,.0f} of the {m.upper()}" for m in requests.index)
+    times, every = timed["repeat"].nunique(), int(timed["every"].max())
+    part = f", without a prefix cache 1 in {every}" if every > 1 else ""
+    return (
+        f"Each model alone, with its memory at an LLM share of {first['llm_share']:g}; requests of "
+        f"one search of {counted(first['num_problems'], 'problem')} ({asked}{part}), queued at "
+        f"once, each cell {'once' if times == 1 else f'{times} times'}."
+    )
 
 
 # -- the ablation of the thesis's modifications --
@@ -378,51 +343,41 @@ SIDES = {"finishes": LAST_TWO[0], "stops": LAST_TWO[1]}
 def ablation_rows(study: Study) -> pd.DataFrame:
     """Rows of plots.modifications.
 
-    Columns: rung, label, metric, value, low, high, max_depth. Metrics: problems_per_min,
-    tokens_per_s and accuracy of a setting; gain: how many times the problems/min of the one before
-    (of the one beside: of the last); whole: of the first; finishes and stops: accuracy of the last
-    two at a depth limit.
+    gain: how many times the problems/min of the setting before (of the one beside: of the last);
+    whole: of the first; finishes and stops: accuracy of the last two at a depth limit.
     """
     noise, problems = study.noise, study.table("problems").assign(sixty=60.0)
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
+
+    def add(rung: Any, metric: str, found: Interval, limit: Any = study.config.max_depth) -> None:
+        rows.append({"rung": rung, "metric": metric, **found.cells, "max_depth": limit})
+
     for key, runs in study.runs.groupby("setting", sort=False):
         own = problems[problems["setting"] == key]
         for metric, top in (("problems_per_min", "sixty"), ("tokens_per_s", "tokens")):
-            rate = draw_rates(own, runs, "setting", top, noise=noise).at(key)
-            rows.append({"rung": key, "metric": metric, **rate.cells})
-        right = bootstrap_mean(own["correct"].astype(float), list(own["problem_id"]))
-        rows.append({"rung": key, "metric": "accuracy", **right.cells})
-    rows += [
-        {"rung": after, "metric": "gain", **gain_of(study, before, after).cells}
-        for before, after in steps_up(study)
-    ]
-    stacked = [key for key in measured_settings(study) if key != BESIDE]
-    whole = gain_of(study, stacked[0], stacked[-1])
-    rows.append({"rung": stacked[-1], "metric": "whole", **whole.cells})
-    pairs = depth_pairs(study)
-    limits = [
-        {"rung": key, "metric": side, "max_depth": limit}
-        | bootstrap_mean(own[f"correct_{side}"], list(own["problem_id"])).cells
-        for limit, own in pairs.groupby("max_depth")
-        for side, key in SIDES.items()
-    ]
-    table = pd.DataFrame(rows).assign(max_depth=study.config.max_depth)
-    table = pd.concat([table, pd.DataFrame(limits)], ignore_index=True)
-    labels = table["rung"].map({key: each.label for key, each in MODIFICATIONS.items()})
-    columns = ["rung", "label", "metric", "value", "low", "high", "max_depth"]
-    return table.assign(label=labels)[columns]
+            add(key, metric, draw_rates(own, runs, "setting", top, noise=noise).at(key))
+        add(key, "accuracy", _mean(own, "correct"))
+    for before, after in steps_up(study):
+        add(after, "gain", gain_of(study, before, after))
+    stacked = [key for key in study.measured_settings if key != BESIDE]
+    add(stacked[-1], "whole", gain_of(study, stacked[0], stacked[-1]))
+    for limit, own in depth_pairs(study).groupby("max_depth"):
+        for side, key in SIDES.items():
+            add(key, side, _mean(own, f"correct_{side}"), limit)
+    labels = {key: each.label for key, each in settings.MODIFICATIONS.items()}
+    table = pd.DataFrame(rows)
+    table.insert(1, "label", table["rung"].map(labels))
+    return table
 
 
-def measured_settings(study: Study) -> list[str]:
-    """Settings of the ablation that were measured, in order."""
-    return list(dict.fromkeys(study.runs["setting"]))
+def _mean(problems: pd.DataFrame, column: str) -> Interval:
+    return bootstrap_mean(problems[column].astype(float), list(problems["problem_id"]))
 
 
 def steps_up(study: Study) -> list[tuple[str, str]]:
     """Pairs (before, after) of measured settings; the one beside comes after the last."""
-    settings = measured_settings(study)
-    stacked = [key for key in settings if key != BESIDE]
-    beside = [(stacked[-1], BESIDE)] if BESIDE in settings and stacked else []
+    stacked = [key for key in study.measured_settings if key != BESIDE]
+    beside = [(stacked[-1], BESIDE)] if BESIDE in study.measured_settings and stacked else []
     return [*pairwise(stacked), *beside]
 
 
@@ -431,18 +386,16 @@ def gain_of(study: Study, before: str, after: str) -> Interval:
 
     Problem batching is compared over the longer queue where that was run.
     """
-    queued = study.having(role=QUEUE)
+    queued = study.having(role=settings.QUEUE)
     is_queued = (before, after) == BATCHED and set(queued["setting"]) >= set(BATCHED)
     return speed_up(study, before, after, "sixty", queued if is_queued else None)
 
 
 def depth_pairs(study: Study) -> pd.DataFrame:
-    """One row a problem, seed and depth limit that both of the last two settings have.
-
-    Columns: max_depth, problem_id, run_seed, and with the endings _finishes and _stops: correct,
-    tokens, and reached: whether a beam came to the limit without an end.
+    """One row a problem, seed and depth limit that both of the last two settings have, with the
+    endings _finishes and _stops: correct, tokens, and reached (a beam came to the limit).
     """
-    runs = study.having(role=(ABLATION, DEPTH), repeat=0, setting=LAST_TWO)
+    runs = study.having(role=(settings.ABLATION, settings.DEPTH), repeat=0, setting=LAST_TWO)
     keys = ["max_depth", "problem_id", "run_seed"]
     if runs.empty:
         return pd.DataFrame(columns=keys)
@@ -462,11 +415,8 @@ def depth_pairs(study: Study) -> pd.DataFrame:
 
 def accuracy_gain(pairs: pd.DataFrame) -> Interval:
     """Accuracy with sampling to the end minus without, paired. pairs: rows of depth_pairs."""
-    sides = pairs["correct_stops"], pairs["correct_finishes"]
-    return paired_difference(*sides, list(pairs["problem_id"]))
-
-
-# -- the same output --
+    gain = pairs["correct_finishes"] - pairs["correct_stops"]
+    return _mean(pairs.assign(gain=gain), "gain")
 
 
 def differing_nodes(study: Study, pairs: Sequence[tuple[str, str]]) -> dict[str, tuple[int, int]]:
@@ -475,7 +425,7 @@ def differing_nodes(study: Study, pairs: Sequence[tuple[str, str]]) -> dict[str,
     """
     wanted = tuple({setting for pair in pairs for setting in pair})
     runs = study.having(setting=wanted)
-    runs = runs[~runs["role"].isin((DEPTH, QUEUE))]
+    runs = runs[~runs["role"].isin((settings.DEPTH, settings.QUEUE))]
     nodes = study.table("nodes", runs=runs)
     nodes["text"] = nodes["token_ids"].map(tuple)
     keys = ["problem_id", "run_seed", "node_id"]
@@ -497,40 +447,35 @@ def differing_nodes(study: Study, pairs: Sequence[tuple[str, str]]) -> dict[str,
 PARTS_OF_SETTING = ["setting", "budget", "policy", "kv_share", "llm_share", "technique"]
 POINTS = 240
 """Stretches of a run's steps of one engine of which one point each is kept."""
-UNCAPPED_SETTING = setting_of(None, "first_come", None, NONE)
+UNCAPPED_SETTING = settings.setting_of(None, "first_come", None, NONE)
 
 
 def optimisation_rows(study: Study) -> pd.DataFrame:
     """Rows of plots.optimisation.
 
-    Columns: metric, setting and its parts (budget, policy, kv_share, llm_share, technique, label),
-    value, low, high; of memory over time also model and second. Metrics: tokens_per_s (its interval
-    is that of its ratio to the elastic policy at this budget, on the same problems), accuracy,
-    same (part of the nodes that are the uncapped search's), recomputed (tokens a search computes
-    again because blocks were evicted or requests preempted), infeasible (no value), and in bytes
-    held, active, target.
+    tokens_per_s: its interval is that of its ratio to the elastic policy at this budget, on the
+    same problems; same: part of the nodes that are the uncapped search's; recomputed: tokens
+    computed again for want of memory; held, active, target: bytes of KV over time.
     """
     runs, problems = study.runs, study.table("problems")
-    done = [s for s in dict.fromkeys(runs["setting"]) if study.has(s)]
+    done = [s for s in study.measured_settings if study.has(s)]
     differing = differing_nodes(study, [(UNCAPPED_SETTING, setting) for setting in done])
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for setting in done:
         own, its = runs[runs["setting"] == setting], problems[problems["setting"] == setting]
         cells = {str(name): own.iloc[0][name] for name in PARTS_OF_SETTING}
-        right = bootstrap_mean(its["correct"].astype(float), list(its["problem_id"]))
         differ, total = differing[setting]
-        speed = _beside_elastic(study, cells["budget"], setting)
-        rows.append(cells | {"metric": "tokens_per_s", **speed.cells})
-        rows.append(cells | {"metric": "accuracy", **right.cells})
-        rows.append(cells | {"metric": "same", "value": 1 - differ / max(total, 1)})
-        rows.append(cells | {"metric": "recomputed", "value": recomputed(own)})
-    every = study.all_runs
-    bad = every[every["status"] == INFEASIBLE].drop_duplicates("setting")[PARTS_OF_SETTING]
-    table = pd.concat(
-        [pd.DataFrame(rows), bad.assign(metric="infeasible"), _memory_rows(study, done)],
-        ignore_index=True,
-    )
-    labels = {key: technique.label for key, technique in TECHNIQUES.items()}
+        for metric, found in (
+            ("tokens_per_s", _beside_elastic(study, cells["budget"], setting).cells),
+            ("accuracy", _mean(its, "correct").cells),
+            ("same", {"value": 1 - differ / max(total, 1)}),
+            ("recomputed", {"value": recomputed(own)}),
+        ):
+            rows.append(cells | {"metric": metric, **found})
+    bad = study.all_runs[study.all_runs["status"] == INFEASIBLE].drop_duplicates("setting")
+    frames = [pd.DataFrame(rows), bad[PARTS_OF_SETTING].assign(metric="infeasible")]
+    table = pd.concat([*frames, *_memory_rows(study, done)], ignore_index=True)
+    labels = {key: technique.label for key, technique in settings.TECHNIQUES.items()}
     return table.assign(label=table["technique"].map(labels))
 
 
@@ -561,10 +506,8 @@ def speed_of(study: Study, setting: str) -> float:
 
 def best_static(study: Study, budget: float) -> str | None:
     """The setting of the fastest static share at a budget; None where none is feasible."""
-    plan = study.plan
-    assert isinstance(plan, PolicyPlan)
-    settings = [setting_of(budget, STATIC, share, NONE) for share in plan.kv_shares]
-    return max(filter(study.has, settings), key=lambda s: speed_of(study, s), default=None)
+    found = study.runs.query("budget == @budget and policy == 'static' and technique == 'none'")
+    return max(filter(study.has, found["setting"]), key=lambda s: speed_of(study, s), default=None)
 
 
 def bound_tokens_per_s(runs: pd.DataFrame) -> float:
@@ -575,9 +518,8 @@ def bound_tokens_per_s(runs: pd.DataFrame) -> float:
         once    = (tokens computed - tokens computed again) / tokens computed      of one model
         outside = wall_s - sum of busy_s, at least 0
 
-    With memory uncapped nothing is evicted and no request waits for room, so every step is as large
-    as the limits allow; what is still computed twice are the tokens of blocks that were never full.
-    No budget enters. It is our own, no machine's: a change to the engine moves it.
+    With memory uncapped every step is as large as the limits allow; what is still computed twice
+    are the tokens of blocks that were never full. It is this engine's bound, not the machine's.
     """
     total = runs[[f"{engine}_busy_s" for engine in ENGINES]].sum(axis=1)
     outside = (runs["wall_s"] - total).clip(lower=0)
@@ -592,10 +534,9 @@ def bound_tokens_per_s(runs: pd.DataFrame) -> float:
 
 
 def _beside_elastic(study: Study, budget: float, setting: str) -> Interval:
-    """A setting's tokens a second, its interval that of its ratio to the elastic policy alone on
-    the same problems; without one where that was not measured.
-    """
-    elastic, rate = setting_of(budget, ELASTIC, None, NONE), speed_of(study, setting)
+    """A setting's tokens a second with the interval of its ratio to the elastic policy alone."""
+    elastic = settings.setting_of(budget, settings.ELASTIC, None, NONE)
+    rate = speed_of(study, setting)
     if not study.has(elastic):
         return Interval(rate, float("nan"), float("nan"), 0)
     ratio = speed_up(study, elastic, setting)
@@ -603,31 +544,26 @@ def _beside_elastic(study: Study, budget: float, setting: str) -> Interval:
     return replace(ratio, estimate=rate, low=base * ratio.low, high=base * ratio.high)
 
 
-def _memory_rows(study: Study, done: Sequence[str]) -> pd.DataFrame:
-    """Bytes that each model holds (with content), uses, and should come to, over a search.
-
-    The first seed at the smallest budget, of the static share nearest the thesis's and of the
-    elastic policy; each engine at its own steps, of each stretch of steps the one that holds most.
+def _memory_rows(study: Study, done: Sequence[str]) -> Iterator[pd.DataFrame]:
+    """Memory over time at the smallest budget, of the static share nearest the thesis's and of the
+    elastic policy: of each stretch of an engine's steps the one that holds most.
     """
     runs = study.runs[study.runs["setting"].isin(done) & (study.runs["technique"] == NONE)]
     runs = runs[(runs["budget"] == runs["budget"].min()) & (runs["seed"] == runs["seed"].min())]
-    far = (runs["kv_share"] - THESIS_SHARE).abs()
-    drawn = [runs[runs["policy"] == ELASTIC], runs.loc[far.dropna().sort_values().index[:1]]]
-    frames = []
-    for run in pd.concat(drawn).to_dict("records"):
-        steps = study.table("steps", runs=study.runs[study.runs["run_id"] == run["run_id"]])
+    far = (runs["kv_share"] - settings.THESIS_SHARE).abs().dropna().sort_values()
+    drawn = pd.concat([runs[runs["policy"] == settings.ELASTIC], runs.loc[far.index[:1]]])
+    for run in drawn.to_dict("records"):
+        steps = study.table("steps", runs=runs[runs["run_id"] == run["run_id"]])
         for engine, own in steps.groupby("engine"):
-            held = own["blocks_active"] + own["blocks_cached"]
+            own = own.assign(held=own["blocks_active"] + own["blocks_cached"])
             stretch = np.arange(len(own)) * POINTS // max(len(own), 1)
-            kept = own.loc[held.groupby(stretch).idxmax()].sort_values("start_s")
-            values = {"held": held[kept.index], "active": kept["blocks_active"]}
-            for metric, blocks in (values | {"target": kept["blocks_target"]}).items():
-                bytes_ = blocks.to_numpy() * float(run[f"{engine}_block_bytes"])
-                base = {name: run[name] for name in PARTS_OF_SETTING}
-                base |= {"metric": metric, "model": engine}
+            kept = own.loc[own["held"].groupby(stretch).idxmax()].sort_values("start_s")
+            cells = {name: run[name] for name in PARTS_OF_SETTING} | {"model": engine}
+            for metric in ("held", "active", "target"):
+                blocks = kept["held" if metric == "held" else f"blocks_{metric}"].to_numpy()
+                bytes_ = blocks * float(run[f"{engine}_block_bytes"])
                 frame = pd.DataFrame({"second": kept["start_s"].to_numpy(), "value": bytes_})
-                frames.append(frame.assign(**base))
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+                yield frame.assign(metric=metric, **cells)
 
 
 # -- how short of room both models are, and whether the rungs agree --
@@ -636,24 +572,21 @@ SHARES = (0.08, 0.3, 0.5)
 
 
 def pressure_rows(sweep: Any) -> pd.DataFrame:
-    """Working set over capacity, a row a share and model: here, and at thesis scale.
+    """Working set (need) over capacity (room), a row a share and model: here, and at thesis scale.
 
-    Columns: llm_share, model, need, room, ratio of this sweep; thesis_need, thesis_room,
-    thesis_ratio of the thesis's pair. The working set is the peak of active blocks where a model
-    has the most room. At thesis scale it was not measured: the tokens of a problem there are chosen
-    such that the PRM is as short at the upper end as here, so its last ratios are equal by choice.
+    The working set is the peak of active blocks where a model has the most room. At thesis scale it
+    was not measured: the tokens of a problem there are chosen such that the PRM is as short at the
+    upper end as here, so its last ratios are equal by choice.
     """
     steps, block_size = sweep.table("steps"), int(sweep.runs["block_size"].iloc[0])
-    widest = steps[
-        steps["blocks_total"] == steps.groupby("engine")["blocks_total"].transform("max")
-    ]
-    need = widest.groupby("engine")["blocks_active"].max() * block_size
-    rows = pd.DataFrame([(s, m) for s in SHARES for m in ENGINES], columns=["llm_share", "model"])
-    for name, config in (("room", sweep.config), ("thesis_room", thesis_pair())):
-        fits = {share: feasibility(RunSpec(config, share, 0)) for share in SHARES}
+    most = steps.groupby("engine")["blocks_total"].transform("max")
+    need = steps[steps["blocks_total"] == most].groupby("engine")["blocks_active"].max()
+    rows = pd.DataFrame(list(product(SHARES, ENGINES)), columns=["llm_share", "model"])
+    rows["need"] = rows["model"].map(need * block_size)
+    for name, config in (("room", sweep.config), ("thesis_room", settings.thesis_pair())):
+        fits = {share: feasibility(settings.RunSpec(config, share, 0)) for share in SHARES}
         pairs = zip(rows["llm_share"], rows["model"])
         rows[name] = [fits[share].blocks(model) * config.block_size for share, model in pairs]
-    rows["need"] = rows["model"].map(need)
     rows["ratio"] = rows["need"] / rows["room"]
     last = rows[rows["model"] == "prm"].iloc[-1]
     rows["thesis_need"] = rows["need"] * last["ratio"] * last["thesis_room"] / last["need"]
@@ -666,27 +599,105 @@ def rung_rows(*sweeps: Tables) -> pd.DataFrame:
     """Rows of plots.rungs: tokens/s of each sweep over its best; seconds do not carry over."""
     parts = []
     for sweep in sweeps:
-        rows = memory_split_rows(sweep)
+        rows, name = memory_split_rows(sweep), rung(sweep.runs)
         own = rows[rows["metric"] == "tokens_per_s"]
         scaled = own[["value", "low", "high"]] / own["value"].max()
-        name = rung(sweep.runs)
-        parts.append(
-            scaled.assign(rung=name, replayed=name == REPLAYED, llm_share=own["llm_share"])
-        )
+        where = {"rung": name, "replayed": name == REPLAYED, "llm_share": own["llm_share"]}
+        parts.append(scaled.assign(**where))
     return pd.concat(parts, ignore_index=True)
 
 
-def cells_provenance(cells: pd.DataFrame) -> str:
-    """What stands on the figures of batch limits beside their runs: what was asked, and how."""
-    timed = cells[(cells["role"] == TIMED) & (cells["status"] == FINISHED)]
-    if timed.empty:
-        return "Cells of batch limits."
-    first, requests = timed.iloc[0], timed.groupby("model")["requests"].max()
-    asked = " and ".join(f"{requests[m]:,.0f} of the {m.upper()}" for m in requests.index)
-    times, every = timed["repeat"].nunique(), int(timed["every"].max())
-    part = f", without a prefix cache 1 in {every}" if every > 1 else ""
+# -- the size of a cache: one recorded order of calls at every size, whole searches at some --
+
+SIZES, OPTIMA = 40, 8
+REPLAYS = (0.6, 0.8, 1.0, 1.3, 2.0)
+"""Sizes at which whole searches are replayed, over the order's own peak of active blocks."""
+FEW_REPLAYS = (0.75,)  # of a search of true size
+
+
+def size_rows(
+    answers: Answers,
+    device: Device,
+    *,
+    changes: Changes | None = None,
+    replays: Sequence[float] = REPLAYS,
+    shares: Mapping[float, tuple[int, int]] | None = None,
+) -> pd.DataFrame:
+    """Rows of plots.miss_ratio: LRU and Belady's optimum from the order, replays beside them.
+
+    changes: of the replay that makes the order. replays: sizes of each cache, over the order's
+    peak, at which the whole search is replayed. shares: KV tokens of (LLM, PRM) that are marked.
+    """
+    rows: list[Row] = []
+    for place, calls in enumerate(search_calls(answers, device, changes)):
+        engine, peak = ENGINES[place], int(miss_ratio(calls, [1]).iloc[0]["peak_active"])
+        sizes = [round(peak * each) for each in replays]
+        mine = [*_curves(calls, peak), *_replayed(answers, device, changes or {}, engine, sizes)]
+        for row in mine:
+            rows.append(row | {"engine": engine, "tokens": calls.block_size * row["num_blocks"]})
+        for share, tokens in (shares or {}).items():
+            row = {"kind": "share", "llm_share": share}
+            rows.append(row | {"engine": engine, "tokens": tokens[place]})
+    columns = ["engine", "kind", "num_blocks", "tokens", "fits", "hit_ratio", "thrashed_per_1000"]
+    return pd.DataFrame(rows).reindex(columns=[*columns, "llm_share"])
+
+
+def _curves(calls: CacheCalls, peak: int) -> Iterator[Row]:
+    """LRU at many sizes, the optimum at some of them; near the peak they lie closest."""
+    most = max(calls.num_contents + peak, 2 * peak)
+    found = np.geomspace(max(peak // 2, 1), most, SIZES).astype(int).tolist()
+    sizes = sorted({*found, *(round(peak * each) for each in REPLAYS)})
+    lru = miss_ratio(calls, sizes)
+    lru = lru[lru["fits"]]  # the others are of no order that happens
+    tight = [size for size in sizes if peak < size <= 3 * peak]  # beyond, both find the same
+    some = [peak, *tight[:: max(1, len(tight) // OPTIMA)], sizes[-1]]
+    for kind, table in (("lru", lru), ("optimum", optimal_hits(calls, some))):
+        for row in table.to_dict("records"):
+            cells = {"kind": kind, "fits": True, "num_blocks": int(row["num_blocks"])}
+            cells["hit_ratio"] = row["hit_ratio"]
+            if kind == "lru":
+                cells["thrashed_per_1000"] = 1000 * row["thrashed"] / max(calls.look_ups, 1)
+            yield cells
+
+
+def _replayed(
+    answers: Answers, device: Device, changes: Changes, engine: str, sizes: Sequence[int]
+) -> Iterator[Row]:
+    """The whole search at each size of one cache; nothing where one request would not fit."""
+    for num_blocks in sizes:
+        own = {engine: {**changes.get(engine, {}), "num_blocks": num_blocks}}
+        try:
+            trace = replay(answers, device, **{**changes, **own}).trace
+        except OutOfMemory:
+            continue
+        steps = trace.steps[trace.steps["engine"] == engine]
+        requests = trace.requests[trace.requests["engine"] == engine]
+        look_ups = max(len(requests) + int(requests["preemptions"].sum()), 1)
+        hits = steps["hit_tokens"].sum() / max(int(steps["query_tokens"].sum()), 1)
+        row = {"kind": "replay", "num_blocks": num_blocks, "fits": True, "hit_ratio": hits}
+        yield row | {"thrashed_per_1000": 1000 * steps["thrashed"].sum() / look_ups}
+
+
+def size_tables(sweep: Study, recording: str | None = None, device: str = DEVICE) -> pd.DataFrame:
+    """Rows of a recording of the package, or else of the replayed rung's own search, in the order
+    it has at a share of about 0.3. The ends and the middle of the sweep's axis are marked.
+    """
+    found, table = load_device(device), rooms(sweep).to_numpy()
+    shares = {s: (int(llm), int(prm)) for s, llm, prm in table[[0, len(table) // 2, -1]]}
+    if recording is not None:
+        return size_rows(Answers(load_recording(recording)), found, shares=shares)
+    config = sweep.config
+    changes = {"min_problem_batch": config.min_problem_batch}
+    answers = thesis_answers(config, config.seeds[0])
+    return size_rows(answers, found, changes=changes, replays=FEW_REPLAYS, shares=shares)
+
+
+def provenance_recorded(recording: str) -> str:
+    """What stands below the figure of a recording."""
+    found = load_recording(recording)
+    sizes = found.settings.strategy_settings
     return (
-        f"Each model alone, with its memory at an LLM share of {first['llm_share']:g}; requests of "
-        f"one search of {counted(first['num_problems'], 'problem')} ({asked}{part}), queued at "
-        f"once, each cell {'once' if times == 1 else f'{times} times'}."
+        f"LLM {found.llm.name}, PRM {found.prm.name} ({rung_of(found.llm.name)}); the order of "
+        f"cache calls of the recording {recording}, replayed: {len(found.problems)} problems, "
+        f"1 seed, n = {sizes['n']}, beam width {sizes['beam_width']}.\n{CARRIES_OVER}"
     )

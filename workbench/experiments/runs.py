@@ -9,19 +9,20 @@ Archives carry run folders between machines; nothing in one is trusted.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import shutil
 import socket
 import tarfile
 import tempfile
+import traceback
 import uuid
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -29,7 +30,8 @@ import pandas as pd
 
 from workbench import __version__
 from workbench.config import SweepConfig
-from workbench.errors import RunStoreError, nearest
+from workbench.errors import OutOfMemory, RunStoreError, nearest
+from workbench.experiments.memory import feasibility
 from workbench.experiments.provenance import describe, git_state, machine_facts, versions
 from workbench.experiments.settings import Identity, RunSpec, fingerprint_of, hash_of
 from workbench.models.registry import DUMMY, find_model
@@ -100,17 +102,19 @@ class RunResult:
     tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
 
 
-def run_tables(
-    spec: RunSpec,
-    identity: Identity,
-    status: str,
-    *,
-    result: RunResult | None = None,
-    error: str | None = None,
-    notes: Mapping[str, Any] | None = None,
-) -> dict[str, pd.DataFrame]:
-    """All tables of a run, `runs` included, ready for the store; every row carries the run's id."""
-    fingerprint = spec.fingerprint(identity)
+Outcome = RunResult | Exception  # what a run brought, or what building its engines or it raised
+
+
+def _tables(spec: RunSpec, identity: Identity, outcome: Outcome) -> dict[str, pd.DataFrame]:
+    """All tables of a run, `runs` included; every row carries the run's id."""
+    fingerprint, status, error = spec.fingerprint(identity), FINISHED, None
+    notes: Row = dict(feasibility(spec).columns)
+    if isinstance(outcome, OutOfMemory):
+        status, error = INFEASIBLE, str(outcome)
+    elif isinstance(outcome, Exception):
+        status, error = FAILED, f"{type(outcome).__name__}: {outcome}"
+        notes["traceback"] = "".join(traceback.format_exception(outcome))
+    result = outcome if isinstance(outcome, RunResult) else RunResult({})
     run_id = f"{spec.name}-{fingerprint}"
     row = {
         "run_id": run_id,
@@ -124,26 +128,15 @@ def run_tables(
         "llm_bytes": spec.llm_bytes,
         "prm_bytes": spec.prm_bytes,
         **{n: json.dumps(v) if isinstance(v, tuple) else v for n, v in spec.parameters.items()},
-        **(notes or {}),
+        **notes,
         **machine_columns(),
-        **(result.measured if result else {}),
+        **result.measured,
     }
     tables = {"runs": pd.DataFrame([row])}
-    for name, frame in (result.tables if result else {}).items():
+    for name, frame in result.tables.items():
         own = [column for column in frame.columns if column != "run_id"]
         tables[name] = frame.assign(run_id=run_id)[["run_id", *own]]
     return tables
-
-
-def run_config(spec: RunSpec, identity: Identity) -> Row:
-    """What config.json holds: enough to make the same run again and to check its name."""
-    return {
-        "name": spec.name,
-        "fingerprint": spec.fingerprint(identity),
-        "role": spec.role,
-        "parameters": spec.parameters,
-        "identity": asdict(identity),
-    }
 
 
 def machine_columns() -> Row:
@@ -151,10 +144,8 @@ def machine_columns() -> Row:
     machine = machine_facts()
     columns = {f"machine_{name}": value for name, value in machine.items()}
     columns |= {f"git_{name}": value for name, value in git_state().items()}
-    return columns | {
-        "machine": describe(machine),
-        "versions": json.dumps(versions(), sort_keys=True),
-    }
+    columns["versions"] = json.dumps(versions(), sort_keys=True)
+    return columns | {"machine": describe(machine)}
 
 
 # -- the store --
@@ -177,23 +168,24 @@ class RunStore:
         status = None if folder is None else status_of(folder)
         return status in (FINISHED, INFEASIBLE) or (status == FAILED and not retry_failed)
 
-    def write(self, name: str, config: Row, tables: Mapping[str, pd.DataFrame]) -> Path:
-        """Store a run atomically; `tables` holds at least `runs` with one row. Returns its folder.
+    def write(self, spec: RunSpec, identity: Identity, outcome: Outcome) -> Path:
+        """Store a run atomically, whatever became of it; returns its folder.
 
         A failed run under the same name is replaced; a finished one is kept and ours is dropped,
-        since equal fingerprints mean equal runs.
+        since equal fingerprints mean equal runs. config.json: enough to make the same run again.
         """
-        target = self.root / f"{name}-{tables['runs'].iloc[0]['fingerprint']}"
+        config: Row = {"name": spec.name, "role": spec.role}
+        config["fingerprint"] = spec.fingerprint(identity)
+        config |= {"parameters": spec.parameters, "identity": asdict(identity)}
+        target = self.root / f"{spec.name}-{config['fingerprint']}"
         temporary = self._temporary(target.name)
         temporary.mkdir(parents=True)
-        for table, frame in tables.items():
-            file = temporary / f"{table}.parquet"
-            write_table(frame, file)
-            _flush(file)
+        for table, frame in _tables(spec, identity, outcome).items():
+            write_table(frame, temporary / f"{table}.parquet")
         text = json.dumps(config, indent=2, sort_keys=True, default=str)
         (temporary / CONFIG).write_text(text + "\n", encoding="utf-8")
-        _flush(temporary / CONFIG)
-        _flush(temporary)
+        for path in (*temporary.iterdir(), temporary):
+            _flush(path)
         self.publish(temporary, target)
         return target
 
@@ -217,11 +209,13 @@ class RunStore:
     def clear_leftovers(self) -> list[Path]:
         """Remove temporary folders of this host's dead processes; returns what was removed."""
         removed = []
-        for folder in self.root.glob(f"{TEMPORARY}*"):
-            host, process = folder.name.removeprefix(TEMPORARY).split("+")[:2]
-            if host == _host() and process.isdigit() and not _is_alive(int(process)):
-                shutil.rmtree(folder, ignore_errors=True)
-                removed.append(folder)
+        for folder in self.root.glob(f"{TEMPORARY}{_host()}+*"):
+            with suppress(PermissionError, ValueError):  # another user's, or not ours
+                try:
+                    os.kill(int(folder.name.split("+")[1]), 0)
+                except ProcessLookupError:
+                    shutil.rmtree(folder, ignore_errors=True)
+                    removed.append(folder)
         return removed
 
     def folders(self) -> list[Path]:
@@ -237,30 +231,16 @@ class RunStore:
 
 def _flush(path: Path) -> None:
     """Make a file, or a folder's entries, durable, where the system can."""
-    try:
+    with suppress(OSError):
         handle = os.open(path, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    except OSError:
-        pass
-    finally:
-        os.close(handle)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def _host() -> str:
     return "".join(c if c.isalnum() else "-" for c in socket.gethostname()) or "host"
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 # -- reading --
@@ -269,9 +249,8 @@ def _is_alive(process: int) -> bool:
 def load_runs(path: Folders) -> pd.DataFrame:
     """One row a run: every parameter, memory part, throughput, status; `folder` says where it lies.
 
-    path: the folder of run folders, one run folder, or several of either. Raises RunStoreError
-    where `path` is no such folder; one run that cannot be read does not hide the others: its status
-    is "unreadable", `error` says why.
+    path: the folder of run folders, one run folder, or several of either; RunStoreError where it is
+    none. The status of a run that cannot be read is "unreadable", `error` says why.
     """
     rows = [_row_or_reason(folder) | {"folder": str(folder)} for folder in run_folders(path)]
     return pd.DataFrame(rows, columns=None if rows else ["run_id", "status", "folder"])
@@ -306,9 +285,7 @@ def read_run(folder: Path) -> Row:
     """The one row of a run's `runs` table."""
     frame = read_table(folder / "runs.parquet")
     if len(frame) != 1:
-        raise RunStoreError(
-            f"{folder.name}/runs.parquet has {len(frame)} rows; a run has exactly one."
-        )
+        raise RunStoreError(f"{folder.name}/runs.parquet has {len(frame)} rows; a run has one.")
     return {str(name): value for name, value in frame.to_dict("records")[0].items()}
 
 
@@ -356,20 +333,19 @@ def export_runs(path: Folders, archive: str | Path) -> list[str]:
             for file in files:
                 out.write(file, f"{file.parent.name}/{file.name}")
     else:
-        with tarfile.open(target, "x:" if target.suffix == ".tar" else "x:gz") as out:
+        with tarfile.open(target, "x:" if target.suffix == ".tar" else "x:gz") as tar:
             for file in files:
-                member = out.gettarinfo(file, f"{file.parent.name}/{file.name}")
-                member.uid = member.gid = 0  # nothing is said of the user who wrote it
-                member.uname = member.gname = ""
-                out.addfile(member, io.BytesIO(file.read_bytes()))
+                plain = partial(
+                    tarfile.TarInfo.replace, uid=0, gid=0, uname="", gname="", deep=False
+                )
+                tar.add(file, f"{file.parent.name}/{file.name}", filter=plain)
     return [folder.name for folder in folders]
 
 
 def import_runs(archive: str | Path, runs_dir: str | Path) -> tuple[list[str], list[str]]:
     """Store the runs of `archive`; returns the names stored, and those there already, equal.
 
-    All are checked first, and a bad one stores none; a run that is there with other content is
-    never overwritten.
+    All are checked first, and a bad one stores none; nothing stored is overwritten.
     """
     source, store = _archive(archive), RunStore(Path(runs_dir))
     if not source.is_file():
@@ -429,11 +405,9 @@ def _unpack(source: Path, target: Path) -> None:
             return
         with tarfile.open(source) as archive:
             members = [each for each in archive if not each.isdir()]
-            for each in members:
-                if not each.isfile():
-                    raise RunStoreError(
-                        f"{source.name} holds {each.name!r}, which is no plain file: refused."
-                    )
+            odd = [each.name for each in members if not each.isfile()]
+            if odd:
+                raise RunStoreError(f"{source.name} holds {odd[0]!r}, which is no plain file.")
             _check_members([each.name for each in members])
             archive.extractall(target, members, filter="data")
     except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError) as problem:

@@ -1,9 +1,8 @@
 """Settings: what one run is made of, and the lists of runs that the studies are.
 
-A run is one flat row of settings: those of its sweep, its share and seed, and settings of its own,
-whatever is studied (batch limits, a technique, a policy, a switch of one engine). Its fingerprint
-is a hash of the row and of what it depends on, so that a finished run is found again. Profiles say
-how much each study runs (STUDY §3). Nothing here loads a model.
+A run is one flat row: settings of its sweep, share and seed, and settings of its own, whatever is
+studied. Its fingerprint is a hash of the row and of what it depends on, so that a finished run is
+found again. Profiles say how much each study runs. Nothing here loads a model.
 """
 
 from __future__ import annotations
@@ -11,22 +10,18 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
 from typing import Any, NamedTuple
 
-from workbench.config import EngineConfig, StrategyConfig, SweepConfig, check, parse_size
+from workbench.config import EngineConfig, StrategyConfig, SweepConfig, check, parse_size, refused
 from workbench.errors import ConfigError, nearest
-from workbench.experiments.memory import feasibility, shares_of, starting_share
+from workbench.experiments.memory import ENGINES, feasibility, shares_of, starting_share
 from workbench.kvcache.policies import FirstCome, MarginalValue, PhaseAware, Policy, StaticSplit
 
-HOW_IT_IS_CARRIED_OUT = frozenset(
-    {
-        *("profile", "shares", "seeds", "order_seed"),
-        *("warmup_problems", "sentinel_every", "sentinel_share"),
-    }
-)
+HOW_IT_IS_CARRIED_OUT = frozenset(("profile", "shares", "seeds", "order_seed", "warmup_problems",
+                                   "sentinel_every", "sentinel_share"))  # fmt: skip
 """Settings of a sweep that do not change what any one run does."""
 MEASURE, SENTINEL, REPLAY = "measure", "sentinel", "replay"
 TIMED, COUNTED = "batch", "blocks"
@@ -43,28 +38,10 @@ THESIS_SHARE = 0.3
 # -- profiles --
 
 EVERY_SHARE = (0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
-TINY: dict[str, Any] = {
-    "llm": "tiny-solver",
-    "prm": "tiny-prm",
-    "total_memory": "64MiB",
-    "activations_in_total": False,
-    "problems": "tiny",
-    "n": 16,
-    "beam_width": 4,
-    "max_depth": 40,
-    "temperature": 0.8,
-    "block_size": 16,
-}
 PROFILES: dict[str, dict[str, Any]] = {
-    "quick": TINY | {"num_problems": 8, "seeds": (0,), "shares": (0.08, 0.2, 0.3, 0.5)},
-    "default": TINY
-    | {
-        "num_problems": 16,
-        "seeds": (0, 1),
-        "shares": (0.08, 0.15, 0.2, 0.3, 0.35, 0.4, 0.45, 0.5),
-        "sentinel_every": 16,
-    },
-    "full": TINY | {"num_problems": 128, "seeds": (0, 1, 2, 3, 4), "shares": EVERY_SHARE},
+    "quick": {"num_problems": 8, "seeds": (0,), "shares": (0.08, 0.2, 0.3, 0.5)},
+    "default": {"sentinel_every": 16},
+    "full": {"num_problems": 128, "seeds": (0, 1, 2, 3, 4), "shares": EVERY_SHARE},
     "thesis": {
         "llm": "llama-3.2-1b",
         "prm": "llama-3.1-8b-prm",
@@ -83,6 +60,7 @@ PROFILES: dict[str, dict[str, Any]] = {
         "min_problem_batch": 16,
     },
 }
+"""Settings that differ from SweepConfig's own, which are the default profile's."""
 SECONDS_PER_PROBLEM = {"quick": 1.5, "default": 1.5, "full": 1.5, "thesis": 60.0}
 """Rough cost of one problem on the reference machine, until this machine has finished a run."""
 
@@ -104,19 +82,14 @@ def overridden(overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 def _of_profile(table: Mapping[str, Any], profile: str) -> Any:
     if profile not in table:
-        known = list(table)
-        raise ConfigError(
-            f"There is no profile {profile!r}.{nearest(profile, known)} "
-            f"Profiles: {', '.join(known)}."
-        )
+        hint = f"{nearest(profile, list(table))} Profiles: {', '.join(table)}."
+        raise ConfigError(f"There is no profile {profile!r}.{hint}")
     return table[profile]
 
 
 def promises_scarcity(config: SweepConfig) -> bool:
-    """Whether both models must run out of blocks at their ends of the axis: 0.08 and 0.5.
-
-    True of the default profile's models, memory and search with at least as many problems, both
-    ends among the shares. Smaller sweeps fill too few blocks; other models have other sizes.
+    """Whether both models must run out of blocks at their ends of the axis: in the default
+    profile's models, memory and search with at least as many problems, both ends among the shares.
     """
     usual = sweep_config("default")
     free = {"num_problems", "seeds", "shares", *HOW_IT_IS_CARRIED_OUT}
@@ -127,8 +100,7 @@ def promises_scarcity(config: SweepConfig) -> bool:
 
 def thesis_pair() -> SweepConfig:
     """The thesis profile, its models' sizes taken from the package and not from the hub."""
-    names = {role: f"dummy:{PROFILES['thesis'][role]}" for role in ("llm", "prm")}
-    return sweep_config("thesis", **names)
+    return sweep_config("thesis", **{e: f"dummy:{PROFILES['thesis'][e]}" for e in ENGINES})
 
 
 # -- one run --
@@ -160,8 +132,8 @@ def hash_of(content: Any) -> str:
 class RunSpec:
     """One run. setting: what its study calls it; repeat: which of its repetitions it is.
 
-    own: settings that no sweep has, by name: llm_NAME and prm_NAME are those of one engine;
-    kv_bytes, policy and kv_share put both engines into one arena; the others say what is studied.
+    own: settings that no sweep has: llm_NAME and prm_NAME are those of one engine; kv_bytes, policy
+    and kv_share put both engines into one arena; the others say what is studied.
     """
 
     config: SweepConfig
@@ -179,10 +151,10 @@ class RunSpec:
     @property
     def name(self) -> str:
         """Readable half of the run folder's name."""
-        what = self.setting or f"split-{self.llm_share:.3f}"
+        what = self.setting.replace("/", "-") or f"split-{self.llm_share:.3f}"
         sizes = {DEPTH: f"-{self.config.max_depth}", QUEUE: f"-{self.config.num_problems}"}
-        base = f"{what}{sizes.get(self.role, '')}-seed{self.seed}".replace("/", "-")
-        return base if self.role == MEASURE else f"{self.role}{self.repeat or ''}-{base}"
+        role = "" if self.role == MEASURE else f"{self.role}{self.repeat or ''}-"
+        return f"{role}{what}{sizes.get(self.role, '')}-seed{self.seed}"
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -225,15 +197,13 @@ class RunSpec:
 
     def engine(self, role: str) -> EngineConfig:
         """Settings of one engine, "llm" or "prm"; in an arena the memory is the arena's."""
-        names = {field.name for field in fields(EngineConfig)}
-        shared = {n: getattr(self.config, n) for n in names if hasattr(self.config, n)}
-        own = {k.removeprefix(f"{role}_"): v for k, v in self.own if k.startswith(f"{role}_")}
+        names = [field.name for field in fields(EngineConfig)]
+        settings = {n: getattr(self.config, n) for n in names if hasattr(self.config, n)}
         memory = self.llm_bytes if role == "llm" else self.prm_bytes
-        shared |= {
-            "model": getattr(self.config, role),
-            "memory": None if self.get("policy") else memory,
-        }
-        return EngineConfig(**shared | own)
+        settings["model"] = getattr(self.config, role)
+        settings["memory"] = None if self.get("policy") else memory
+        own = {k.removeprefix(f"{role}_"): v for k, v in self.own if k.startswith(f"{role}_")}
+        return EngineConfig(**settings | own)
 
 
 def make_run(
@@ -256,27 +226,22 @@ def make_run(
 
 def split_runs(config: SweepConfig) -> list[RunSpec]:
     """Every share with every seed in shuffled order; the sentinel first and after every so many."""
-    measured = [RunSpec(config, *each) for each in product(config.shares, config.seeds)]
-    random.Random(config.order_seed).shuffle(measured)
-    every = config.sentinel_every
-    if not every or len(measured) <= SENTINELS_FROM:
-        return measured
-    planned: list[RunSpec] = []
-    for repeat, start in enumerate(range(0, len(measured), every), 1):
-        planned.append(RunSpec(config, config.sentinel_share, config.seeds[0], SENTINEL, repeat))
-        planned += measured[start : start + every]
+    planned = [RunSpec(config, *each) for each in product(config.shares, config.seeds)]
+    random.Random(config.order_seed).shuffle(planned)
+    if config.sentinel_every and len(planned) > SENTINELS_FROM:
+        sentinel = RunSpec(config, config.sentinel_share, config.seeds[0], SENTINEL)
+        starts = range(0, len(planned), config.sentinel_every)
+        for number in reversed(range(len(starts))):
+            planned.insert(starts[number], replace(sentinel, repeat=number + 1))
     return planned
 
 
-# -- plans: how much the other studies run --
+# -- plans: how much the other studies run; fields are called as their notebook's parameters --
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Counts from 1, shares in (0, 1), and lists of them, none empty and nothing twice.
-
-    Fields named in `_FROM_0` may be 0 or empty.
-    """
+    """Counts from 1 (`_FROM_0`: from 0), shares in (0, 1), and lists of them, nothing twice."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -286,13 +251,9 @@ class Plan:
             least = 0 if field.name in _FROM_0 else 1
             share = field.name.endswith(("share", "shares"))
             fine = all(0 < v < 1 if share else v >= least or 0 < v < 1 for v in each)
-            fine = fine and (least == 0 or bool(each)) and len(set(each)) == len(each)
-            if not fine:
+            if not fine or len(set(each)) < len(each) or (least and not each):
                 allowed = "shares in (0, 1)" if share else f"numbers from {least}"
-                raise ConfigError(
-                    f"{type(self).__name__}.{field.name} is {value!r}; allowed: {allowed}, each "
-                    "once."
-                )
+                raise refused(type(self), field.name, value, f"{allowed}, each once")
 
 
 _FROM_0 = ("depth_limits", "queue_problems", "repeats", "alone_at")
@@ -300,33 +261,29 @@ _FROM_0 = ("depth_limits", "queue_problems", "repeats", "alone_at")
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan(Plan):
-    """The limits that are tried, of requests of one search of `num_problems`.
+    """The limits that are tried, of requests of one search of `batch_problems`.
 
-    compared: max_num_seqs at which static batches stand beside continuous ones; without a prefix
-    cache requests cost the same whenever they are asked, so there every so many are enough.
-    cells: times each timed cell is carried out.
+    compared_seqs: at which static batches stand beside continuous ones; without a prefix cache
+    every so many requests are enough. cells: times each timed cell is carried out.
     """
 
-    max_num_seqs: tuple[int, ...] = (8, 64, 512)
-    max_num_batched_tokens: tuple[int, ...] = (256, 2048, 16384)
-    compared: tuple[int, ...] = (8, 16, 64)
+    grid_seqs: tuple[int, ...] = (8, 64, 512)
+    grid_tokens: tuple[int, ...] = (256, 2048, 16384)
+    compared_seqs: tuple[int, ...] = (8, 16, 64)
     compared_every: int = 6
     block_sizes: tuple[int, ...] = (1, 4, 16, 64)
-    num_problems: int = 4
+    batch_problems: int = 4
     cells: int = 1
-    llm_share: float = THESIS_SHARE
 
 
 @dataclass(frozen=True, slots=True)
 class AblationPlan(Plan):
     """How much of the ablation is run.
 
-    in_flight: problems at once, fewer than there are, so that there is a queue to be kept full
-    from. depth_limits: those tried beside the profile's own. num_seeds: of the profile's, the first
-    so many; dear_seeds: the first so many of the settings without a score cache, which take several
-    times as long, of lower depth limits and of the longer queue. repeats: times the last setting's
-    first seed is run again, which tells the machine's noise. queue_problems: of the longer queue
-    over which problem batching is measured, since of few problems the last ones drain; 0: none.
+    in_flight: problems at once, fewer than there are. depth_limits: beside the profile's own.
+    num_seeds: of the profile's, the first so many; dear_seeds: of settings without a score cache,
+    of lower depth limits and of the longer queue. repeats: of the last setting, for the machine's
+    noise. queue_problems: of the longer queue over which problem batching is measured; 0: none.
     """
 
     num_problems: int = 6
@@ -337,21 +294,20 @@ class AblationPlan(Plan):
     repeats: int = 1
     queue_problems: int = 20
     queue_in_flight: int = 4
-    llm_share: float = THESIS_SHARE
+    ablation_share: float = THESIS_SHARE
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyPlan(Plan):
     """How much of the study of policies is run.
 
-    in_flight: problems at once, as in the sweep. num_seeds: of the profile's, the first so many.
-    budgets: KV in multiples of the working set W. alone_at, alone_shares: budgets and static shares
-    at which every technique is measured alone. repeats: of the default policy at the smallest
-    budget, which tell the machine's noise.
+    num_seeds: of the profile's, the first so many. budgets: KV in multiples of the working set W.
+    alone_at, alone_shares: budgets and static shares at which every technique is measured alone.
+    repeats: of the default policy at the smallest budget, for the machine's noise.
     """
 
     num_problems: int = 16
-    in_flight: int = 12
+    policies_in_flight: int = 12
     num_seeds: int = 1
     budgets: tuple[float, ...] = (0.5, 1.0)
     kv_shares: tuple[float, ...] = (0.08, 0.2, 0.3, 0.5)
@@ -389,29 +345,14 @@ PLANS: dict[type[Plan], dict[str, Any]] = {
         "thesis": _POLICIES,
     },
 }
-PARAMETERS: dict[type[Plan], dict[str, str]] = {
-    BatchPlan: {
-        "grid_seqs": "max_num_seqs",
-        "grid_tokens": "max_num_batched_tokens",
-        "compared_seqs": "compared",
-        "block_sizes": "block_sizes",
-        "batch_problems": "num_problems",
-    },
-    AblationPlan: {
-        **{n: n for n in ("num_problems", "in_flight", "depth_limits", "queue_problems")},
-        "ablation_share": "llm_share",
-    },
-    PolicyPlan: {name: name for name in ("budgets", "kv_shares", "num_problems")},
-}
-"""Parameters of the study's notebook and the fields of its plan that they set."""
 
 
 def plan_of(kind: type[Plan], profile: str, parameters: Mapping[str, Any] | None = None) -> Any:
-    """A profile's plan with a notebook's parameters; those that are None, or of no plan, are not
-    looked at. Of other budgets the smallest is looked at closer.
+    """A profile's plan with a notebook's parameters; those that are None or not of the plan are
+    ignored. Of other budgets the smallest is where techniques are measured alone.
     """
-    names, given = PARAMETERS[kind], overridden(parameters or {})
-    changed = {names[name]: value for name, value in given.items() if name in names}
+    names = {field.name for field in fields(kind)}
+    changed = {k: v for k, v in overridden(parameters or {}).items() if k in names}
     if "budgets" in changed:
         changed["alone_at"] = (min(changed["budgets"], default=0.0),)
     return replace(_of_profile(PLANS[kind], profile), **changed)
@@ -431,47 +372,34 @@ LIMITS = ("max_num_seqs", "max_num_batched_tokens", "block_size")
 def batch_runs(config: SweepConfig, plan: BatchPlan) -> list[RunSpec]:
     """One run a cell, model, and kind of batching, each once before any is repeated.
 
-    All ask the requests of one recorded search at one split. Continuous batching takes the whole
-    grid; static batches, and continuous ones as little cached as they, the study's own step; blocks
-    are counted there for every block size. Limits no engine accepts (more sequences than tokens)
-    have no run.
+    Continuous batching takes the whole grid; static batches, and continuous ones as little cached
+    as they, the study's own step; blocks are counted there for every block size.
     """
-    few = replace(config, num_problems=plan.num_problems, warmup_problems=0, sentinel_every=0)
-    usual = config.max_num_batched_tokens
+    few = replace(config, num_problems=plan.batch_problems, warmup_problems=0, sentinel_every=0)
+    usual, size = config.max_num_batched_tokens, config.block_size
 
-    def cell(
-        role: str, model: str, seqs: int, tokens: int, size: int = 0, kind: str = CONTINUOUS
-    ) -> RunSpec:
-        size = size or config.block_size
-        setting = f"{model}-{seqs}x{tokens}x{size}-{kind.replace(',', '').replace(' ', '-')}"
-        limits = dict(zip(LIMITS, (seqs, tokens, size), strict=True))
-        engine = {f"{model}_{name}": value for name, value in KINDS[kind].items()}
+    def cells(role: str, kind: str, limits: Iterable[tuple[int, int, int]]) -> list[RunSpec]:
         every = 1 if kind == CONTINUOUS else plan.compared_every
-        own: dict[str, Any] = {"model": model, "kind": kind, "every": every, **limits, **engine}
-        return make_run(few, plan.llm_share, config.seeds[0], role, setting, **own)
+        found = []
+        for model, each in product(ENGINES, limits):
+            what = kind.replace(",", "").replace(" ", "-")
+            setting = f"{model}-{'x'.join(map(str, each))}-{what}"
+            own: dict[str, Any] = {"model": model, "kind": kind, "every": every}
+            own |= zip(LIMITS, each)
+            own |= {f"{model}_{name}": value for name, value in KINDS[kind].items()}
+            run = make_run(few, THESIS_SHARE, config.seeds[0], role, setting, **own)
+            found.append(run)
+        return found
 
-    timed = [
-        cell(TIMED, model, seqs, tokens)
-        for model in ("llm", "prm")
-        for seqs, tokens in product(plan.max_num_seqs, plan.max_num_batched_tokens)
-        if accepted(seqs, tokens)
-    ]
-    timed += [
-        cell(TIMED, model, seqs, max(seqs, usual), kind=kind)
-        for model in ("llm", "prm")
-        for seqs in plan.compared
-        for kind in (UNCACHED, STATIC_BATCH)
-    ]
-    counted = [
-        cell(COUNTED, model, seqs, max(seqs, usual), size)
-        for model in ("llm", "prm")
-        for seqs in plan.max_num_seqs
-        for size in plan.block_sizes
-    ]
-    order = random.Random(config.order_seed)
-    rounds = [timed + counted]
+    grid = [(s, t, size) for s in plan.grid_seqs for t in plan.grid_tokens if accepted(s, t)]
+    compared = [(s, max(s, usual), size) for s in plan.compared_seqs]
+    sizes = [(s, max(s, usual), b) for s in plan.grid_seqs for b in plan.block_sizes]
+    timed = cells(TIMED, CONTINUOUS, grid)
+    timed += [run for kind in (UNCACHED, STATIC_BATCH) for run in cells(TIMED, kind, compared)]
+    rounds = [timed + cells(COUNTED, CONTINUOUS, sizes)]
     rounds += [[replace(each, repeat=k) for each in timed] for k in range(1, plan.cells)]
-    return [each for cells in rounds for each in order.sample(cells, len(cells))]
+    order = random.Random(config.order_seed)
+    return [each for runs in rounds for each in order.sample(runs, len(runs))]
 
 
 def accepted(max_num_seqs: int, max_num_batched_tokens: int) -> bool:
@@ -520,41 +448,30 @@ COST = {"two_runtimes": 8.0, "one_runtime": 5.0, BESIDE: 2.0}
 
 
 def ablation_runs(config: SweepConfig, plan: AblationPlan) -> list[RunSpec]:
-    """All settings seed by seed, and the last two at lower depth limits; the two that differ in
-    problem batching over the longer queue.
-    """
-    own = replace(
-        config,
-        num_problems=plan.num_problems,
-        min_problem_batch=plan.in_flight,
-        sentinel_every=0,
-    )
+    """All settings seed by seed, LAST_TWO at lower depth limits, BATCHED over a longer queue."""
+    sizes: dict[str, Any]
+    sizes = {"num_problems": plan.num_problems, "min_problem_batch": plan.in_flight}
+    own, share = replace(config, sentinel_every=0, **sizes), plan.ablation_share
+    room = feasibility(RunSpec(own, share, config.seeds[0]))
+    most = min(config.max_num_seqs, max(1, room.blocks("llm") // room.llm.blocks))
+    padded = 1 << (most.bit_length() - 1)  # members, a power of two: every batch surely fits
 
     def run(seed: int, key: str, role: str = ABLATION, repeat: int = 0, **sizes: int) -> RunSpec:
+        sizes |= {"llm_max_num_seqs": padded} if key == BESIDE else {}
         settings = MODIFICATIONS[key].settings | sizes
-        if key == BESIDE:
-            settings |= {"llm_max_num_seqs": _padded(own, plan.llm_share)}
-        return make_run(own, plan.llm_share, seed, role, key, repeat, **settings)
+        return make_run(own, share, seed, role, key, repeat, **settings)
 
     runs: list[RunSpec] = []
     for number, seed in enumerate(config.seeds[: plan.num_seeds]):
         dear = number < plan.dear_seeds
-        runs += [
-            run(seed, key) for key, m in MODIFICATIONS.items() if dear or m.settings["score_cache"]
-        ]
+        keys = [key for key, m in MODIFICATIONS.items() if dear or m.settings["score_cache"]]
+        runs += [run(seed, key) for key in keys]
         runs += [run(seed, LAST_TWO[1], repeat=k + 1) for k in range(plan.repeats) if not number]
         limits = [each for each in plan.depth_limits if dear and each < config.max_depth]
         runs += [run(seed, k, DEPTH, max_depth=limit) for limit in limits for k in LAST_TWO]
     queue = {"num_problems": plan.queue_problems, "min_problem_batch": plan.queue_in_flight}
     seeds = config.seeds[: plan.dear_seeds] if plan.queue_problems else ()
     return runs + [run(seed, key, QUEUE, **queue) for seed in seeds for key in BATCHED]
-
-
-def _padded(config: SweepConfig, llm_share: float) -> int:
-    """Members of a padded batch: the largest power of two of which every batch surely fits."""
-    room = feasibility(RunSpec(config, llm_share, config.seeds[0]))
-    most = room.blocks("llm") // room.llm.blocks
-    return 1 << (min(config.max_num_seqs, max(1, most)).bit_length() - 1)
 
 
 # -- policies and techniques: two engines in one arena, at tight budgets of KV --
@@ -567,8 +484,6 @@ POLICIES: dict[str, type[Policy]] = {
     "phase_aware": PhaseAware,
     ELASTIC: MarginalValue,
 }
-
-
 NONE, ALL = "none", "all"
 _ALONE = {
     key: Named(label, said, settings)
@@ -582,23 +497,19 @@ _ALONE = {
         ("prefix_order", "prefix-aware order", "prefix-aware order", {"request_order": "prefix"}),
     )
 }  # fmt: skip
+_TOGETHER = {name: value for each in _ALONE.values() for name, value in each.settings.items()}
 TECHNIQUES = {
     NONE: Named("none", "no technique", {}),
     **_ALONE,
-    ALL: Named(
-        "all that gain",
-        "all techniques that gain together",
-        {name: value for each in _ALONE.values() for name, value in each.settings.items()},
-    ),
+    ALL: Named("all that gain", "all techniques that gain together", _TOGETHER),
 }
 """None of them changes a token (search/switches.py says what each does)."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkingSet:
-    """What the searches need with memory uncapped, in bytes of KV: each model's own peak.
-
-    longest: tokens of the longest sequence either model was asked.
+    """What the searches need with memory uncapped: each model's own peak, in bytes of KV, and the
+    tokens of the longest sequence.
     """
 
     llm: int
@@ -628,76 +539,56 @@ def setting_of(budget: float | None, policy: str, kv_share: float | None, techni
 
 def reference_runs(config: SweepConfig, plan: PolicyPlan) -> list[RunSpec]:
     """Memory uncapped, without techniques: they tell W, and what every setting must sample."""
-    own, size = _policy_config(config, plan), parse_size(UNCAPPED)
-    return [_policy_run(own, seed, REFERENCE, None, size, "first_come") for seed in own.seeds]
+    seeds = config.seeds[: plan.num_seeds]
+    return [_policy_run(config, plan, seed, role=REFERENCE) for seed in seeds]
 
 
 def policy_runs(config: SweepConfig, plan: PolicyPlan, working_set: WorkingSet) -> list[RunSpec]:
     """Every budget with every policy and share, and beside them the uncapped search with all
-    techniques, whose pace is the bound.
-
-    The budget is of KV alone, so its split is `kv_share`: at these budgets the weights are most of
-    the memory, and llm_share would leave one model nothing over most of its interval.
+    techniques, whose pace is the bound. Budgets are of KV alone, split by `kv_share`: the weights
+    are most of the memory.
     """
-    own = _policy_config(config, plan)
-    tight = replace(own, max_model_len=working_set.max_model_len(config.block_size))
+    tight = replace(config, max_model_len=working_set.max_model_len(config.block_size))
     runs: list[RunSpec] = []
-    for seed, budget in product(own.seeds, plan.budgets):
-        kv_bytes = round(budget * working_set.total)
-        size = parse_size(UNCAPPED)
-        runs += [
-            _policy_run(tight, seed, TIGHT, budget, kv_bytes, *each)
-            for each in settings_at(budget, plan)
-        ]
+    for seed, budget in product(config.seeds[: plan.num_seeds], plan.budgets):
+        settings: list[tuple[str, float | None, str]]
+        settings = [(STATIC, share, NONE) for share in plan.kv_shares]
+        settings += [(policy, None, NONE) for policy in POLICIES if policy != STATIC]
+        if budget in plan.alone_at:
+            near = [min(plan.kv_shares, key=lambda s: abs(s - at)) for at in plan.alone_shares]
+            keys = (*_ALONE, ALL)
+            settings += [(STATIC, share, key) for share in dict.fromkeys(near) for key in keys]
+        settings.append((ELASTIC, None, ALL))
+        at: dict[str, Any] = {"kv_bytes": round(budget * working_set.total), "budget": budget}
+        runs += [_policy_run(tight, plan, seed, *each, **at) for each in settings]
+        elastic = _policy_run(tight, plan, seed, ELASTIC, **at)
         again = range(1, plan.repeats + 1) if budget == min(plan.budgets) else ()
-        elastic = _policy_run(tight, seed, TIGHT, budget, kv_bytes, ELASTIC)
         runs += [replace(elastic, repeat=number) for number in again]
-        runs.append(_policy_run(own, seed, REFERENCE, None, size, "first_come", None, ALL, budget))
+        runs.append(_policy_run(config, plan, seed, technique=ALL, role=REFERENCE, beside=budget))
     return runs
-
-
-def settings_at(budget: float, plan: PolicyPlan) -> Iterator[tuple[str, float | None, str]]:
-    """Policy, kv_share and technique of each setting at a budget."""
-    for share in plan.kv_shares:
-        yield STATIC, share, NONE
-    for policy in POLICIES:
-        if policy != STATIC:
-            yield policy, None, NONE
-    if budget in plan.alone_at:
-        near = [min(plan.kv_shares, key=lambda s: abs(s - at)) for at in plan.alone_shares]
-        for share in dict.fromkeys(near):
-            yield from ((STATIC, share, key) for key in (*_ALONE, ALL))
-    yield ELASTIC, None, ALL
-
-
-def _policy_config(config: SweepConfig, plan: PolicyPlan) -> SweepConfig:
-    return replace(
-        config,
-        num_problems=plan.num_problems,
-        min_problem_batch=plan.in_flight,
-        seeds=config.seeds[: plan.num_seeds],
-        sentinel_every=0,
-    )
 
 
 def _policy_run(
     config: SweepConfig,
+    plan: PolicyPlan,
     seed: int,
-    role: str,
-    budget: float | None,
-    kv_bytes: int,
-    policy: str,
+    policy: str = "first_come",
     kv_share: float | None = None,
     technique: str = NONE,
-    beside: float | None = None,
+    role: str = TIGHT,
+    **own: Any,
 ) -> RunSpec:
-    """llm_share: what the split comes to; of a policy without a share, what it starts from."""
-    fixed = shares_of(config, total="1TiB")
+    """own: budget and kv_bytes, or beside. llm_share: what the split comes to; of a policy without
+    a share, what it starts from.
+    """
+    own = {"kv_bytes": parse_size(UNCAPPED)} | own
+    own |= {"num_problems": plan.num_problems, "min_problem_batch": plan.policies_in_flight}
+    own |= {"seeds": config.seeds[: plan.num_seeds], "sentinel_every": 0}
+    fixed, kv_bytes = shares_of(config, total="1TiB"), own["kv_bytes"]
     share = kv_share if kv_share is not None else starting_share(config, kv_bytes)
     total = kv_bytes + fixed.llm.fixed + fixed.prm.fixed
-    own = {"budget": budget, "kv_bytes": kv_bytes, "policy": policy, "kv_share": kv_share}
-    own |= {"technique": technique, "beside": beside, "total_memory": total}
+    own |= {"policy": policy, "kv_share": kv_share, "technique": technique, "total_memory": total}
     llm_share = (fixed.llm.fixed + round(kv_bytes * share)) / total
-    setting = setting_of(budget, policy, kv_share, technique)
+    setting = setting_of(own.get("budget"), policy, kv_share, technique)
     settings = own | TECHNIQUES[technique].settings
     return make_run(config, llm_share, seed, role, setting, **settings)

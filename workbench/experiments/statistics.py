@@ -1,9 +1,9 @@
 """Intervals for what a study claims: problems are drawn, the runs of one problem stay together.
 
-Every interval is a percentile bootstrap over problems (Efron, 1979), seeded and vectorised. The
-question is nearly always a ratio of two settings: both searched the same problems with the same
-seeds, so what makes a problem slow everywhere cancels, and each run's seconds are multiplied by a
-factor drawn from what runs of equal work differ by. Settings whose runs did the same work are one.
+Every interval is a percentile bootstrap over problems (Efron, 1979), seeded. The question is nearly
+always a ratio of two settings that searched the same problems with the same seeds: what makes a
+problem slow everywhere cancels, and each run's seconds are multiplied by a factor drawn from what
+runs of equal work differ by. Settings whose runs did the same work are one.
 """
 
 from __future__ import annotations
@@ -40,13 +40,12 @@ class Tables(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate and its `level` interval; `units` problems stand behind it."""
+    """An estimate and its 95 % interval; `units` problems stand behind it."""
 
     estimate: float
     low: float
     high: float
     units: int
-    level: float = LEVEL
 
     @property
     def cells(self) -> dict[str, float]:
@@ -61,55 +60,28 @@ def bootstrap_mean(
     values: ArrayLike, units: Sequence[object], *, draws: int = DRAWS, seed: int = 0
 ) -> Interval:
     """Interval of the mean of `values` [N]; `units` [N] says which problem each belongs to."""
-    return bootstrap_ratio(values, np.ones(len(units)), units, draws=draws, seed=seed)
+    return bootstrap((values, np.ones(len(units))), units, np.divide, draws, seed)
 
 
-def bootstrap_ratio(
-    numerator: ArrayLike,
-    denominator: ArrayLike,
-    units: Sequence[object],
-    *,
-    draws: int = DRAWS,
-    seed: int = 0,
-) -> Interval:
-    """Interval of sum(numerator) / sum(denominator), both [N], over problems `units` [N].
-
-    One problem alone has no spread: its interval is (-inf, inf), never a point.
-    """
-    return _bootstrap((numerator, denominator), units, np.divide, draws, seed)
+def bootstrap_ratio(top: ArrayLike, bottom: ArrayLike, units: Sequence[object]) -> Interval:
+    """Interval of sum(top) / sum(bottom), both [N], over problems `units` [N]."""
+    return bootstrap((top, bottom), units, np.divide)
 
 
-def paired_difference(a: ArrayLike, b: ArrayLike, units: Sequence[object]) -> Interval:
-    """Interval of mean(b - a); entry i of both is the same problem and seed."""
-    first, second = np.asarray(a, float), np.asarray(b, float)
-    if first.shape != second.shape:
-        raise ConfigError(
-            f"Pairs need equal lengths; got {len(first)} and {len(second)} values. "
-            "Join them by problem and seed."
-        )
-    return bootstrap_mean(second - first, units)
-
-
-def paired_ratio_difference(
-    a: tuple[ArrayLike, ArrayLike], b: tuple[ArrayLike, ArrayLike], units: Sequence[object]
-) -> Interval:
-    """Interval of sum(b0) / sum(b1) - sum(a0) / sum(a1): a difference of throughputs."""
-    return _bootstrap((*a, *b), units, lambda a0, a1, b0, b1: b0 / b1 - a0 / a1)
-
-
-def _bootstrap(
+def bootstrap(
     columns: Sequence[ArrayLike],
     units: Sequence[object],
     statistic: Callable[..., Any],
     draws: int = DRAWS,
     seed: int = 0,
 ) -> Interval:
-    """Interval of a statistic of the columns' [N] sums, problems drawn anew."""
-    for column in columns:
-        if np.shape(column) != (len(units),):
-            raise ConfigError(
-                f"Got {np.shape(column)} values for {len(units)} units; give one unit a value."
-            )
+    """Interval of a statistic of the columns' [N] sums, problems drawn anew.
+
+    One problem alone has no spread: its interval is (-inf, inf), never a point.
+    """
+    if any(np.shape(column) != (len(units),) for column in columns):
+        shapes = " and ".join(str(np.shape(column)) for column in columns)
+        raise ConfigError(f"Got {shapes} values for {len(units)} units; give one unit a value.")
     found, place = np.unique(np.asarray(list(units), dtype=str), return_inverse=True)
     sums = [np.bincount(place, np.asarray(c, float), len(found)) for c in columns]
     count = len(found)
@@ -127,10 +99,8 @@ def _bootstrap(
 
 
 def median_interval(values: Sequence[float]) -> Interval:
-    """Interval of the median of independent values, between two of them in order.
-
-    Without assumption on their distribution, and at least as wide as `LEVEL` says (Conover,
-    Practical Nonparametric Statistics); fewer than six values have none: (-inf, inf).
+    """Interval of the median of independent values of any distribution, between two of them
+    (Conover, Practical Nonparametric Statistics); fewer than six values have none: (-inf, inf).
     """
     ordered, count = sorted(values), len(values)
     tail = np.cumsum([comb(count, below) / 2**count for below in range(count)])
@@ -146,13 +116,12 @@ def upper_bound_of_none(trials: int) -> float:
 
 # -- the machine's noise: how far runs of equal work differ in wall time --
 
-WORK = tuple(
-    f"{engine}_{count}"
-    for engine in ("llm", "prm")
-    for count in ("prefill_tokens", "decode_tokens", "steps")
+WORK = (
+    *("llm_prefill_tokens", "llm_decode_tokens", "llm_steps"),
+    *("prm_prefill_tokens", "prm_decode_tokens", "prm_steps"),
 )
-"""Columns of the runs table that are equal where two runs of one seed did the same work; of
-another technique as many steps are no equal work."""
+"""Columns of the runs table that are equal where two runs of one seed and technique did the same
+work."""
 OTHER_MINUTES = ("depth", "reference")
 """Roles of runs that are carried out apart from those they are like."""
 LARGEST = 2.0
@@ -188,9 +157,8 @@ class Noise:
     def __str__(self) -> str:
         if not self.is_known:
             return "no two runs did equal work, so the machine's noise is not known"
-        text = (
-            f"{self.runs} runs of equal work differ by up to {self.spread:.2f} times in wall time"
-        )
+        spread = f"{self.spread:.2f} times in wall time"
+        text = f"{self.runs} runs of equal work differ by up to {spread}"
         if self.sentinels < 2:
             return text
         low, high = self.drift
@@ -203,52 +171,49 @@ def noise_of(runs: pd.DataFrame) -> Noise:
         return Noise()
     done = runs[(runs["status"] == "finished") & ~runs["role"].isin(OTHER_MINUTES)]
     logs = pd.Series(np.log(done["wall_s"].to_numpy(float)), index=done.index)
-    keys = [done[name] for name in ("seed", *WORK)] + [_techniques(done)]
-    groups = [each.to_numpy(float) for _, each in logs.groupby(keys)]
-    repeated = [each for each in groups if len(each) > 1]
-    drift = (sentinel_drift(runs)["relative"] - 1).to_numpy(float)
+    groups = logs.groupby([work for _, work in _work(done).items()]).agg(
+        ["count", "var", "min", "max"]
+    )
+    groups = groups[groups["count"] > 1]
+    drift = sentinel_drift(runs)["relative"].to_numpy(float) - 1
     reach = (float(drift.min()), float(drift.max())) if len(drift) else (0.0, 0.0)
-    if not repeated:
+    if groups.empty:
         return Noise(sentinels=len(drift), drift=reach)
-    count = sum(map(len, repeated))
-    degrees = count - len(repeated)
-    squares = sum(float(((each - each.mean()) ** 2).sum()) for each in repeated)
-    spread = float(np.exp(max(each.max() - each.min() for each in repeated)))
-    return Noise(float(np.sqrt(squares / degrees)), degrees, count, spread, len(drift), reach)
+    free = groups["count"] - 1
+    sigma = float(np.sqrt((groups["var"] * free).sum() / free.sum()))
+    spread = float(np.exp((groups["max"] - groups["min"]).max()))
+    counts = int(free.sum()), int(groups["count"].sum())
+    return Noise(sigma, *counts, spread, len(drift), reach)
 
 
 def sentinel_drift(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs of the sentinel's setting in the order they ran.
+    """The runs of the sentinel's setting in the order they ran, the measured one among them.
 
-    Columns run_id, written_at, tokens_per_s, relative: throughput over the median of them all, so 1
-    is no drift. The measured run of the same setting counts. Empty where there is no sentinel.
+    Columns: SENTINEL_COLUMNS; relative: throughput over the median of them all, so 1 is no drift.
     """
     if runs.empty or not (runs["role"] == "sentinel").any():
         return pd.DataFrame(columns=SENTINEL_COLUMNS)
     setting = runs.loc[runs["role"] == "sentinel", ["llm_share", "seed"]].iloc[0]
     same = (runs[["llm_share", "seed"]] == setting).all(axis=1) & (runs["status"] == "finished")
     found = runs[same].sort_values("written_at", ignore_index=True)
-    return found.assign(relative=found["tokens_per_s"] / found["tokens_per_s"].median())[
-        SENTINEL_COLUMNS
-    ]
+    relative = found["tokens_per_s"] / found["tokens_per_s"].median()
+    return found.assign(relative=relative)[SENTINEL_COLUMNS]
 
 
-def _techniques(runs: pd.DataFrame) -> pd.Series:
-    if "technique" not in runs:
-        return pd.Series("", runs.index, name="technique")
-    return runs["technique"].fillna("")
+def _work(runs: pd.DataFrame) -> pd.DataFrame:
+    """Columns that are equal where two runs did the same work."""
+    technique = runs["technique"].fillna("") if "technique" in runs else ""
+    return runs[["seed", *WORK]].assign(technique=technique)
 
 
 def equal_work(runs: pd.DataFrame, by: str, seeds: Sequence[int]) -> dict[Any, int]:
     """A number for each value of `by`, the same where the runs of all `seeds` did the same work."""
-    values = list(dict.fromkeys(runs[by].sort_values()))
+    values = sorted(runs[by].unique())
     if not set(WORK) <= set(runs.columns):
         return {value: place for place, value in enumerate(values)}
-    own = runs[runs["seed"].isin(list(seeds))].assign(technique=_techniques(runs))
-    own = own.sort_values(["seed"])[[by, "seed", *WORK, "technique"]]
-    numbers: dict[object, int] = {}
-    work = {v: tuple(own[own[by] == v].drop(columns=by).itertuples(False, None)) for v in values}
-    return {value: numbers.setdefault(done, len(numbers)) for value, done in work.items()}
+    runs = runs[runs["seed"].isin(list(seeds))].sort_values("seed")
+    works = [tuple(_work(runs[runs[by] == each]).itertuples(False, None)) for each in values]
+    return {value: works.index(work) for value, work in zip(values, works)}
 
 
 # -- settings compared --
@@ -276,19 +241,16 @@ class Rates:
         """The share with the greatest rate; 95 % of the draws have theirs within the bounds.
 
         The whole axis where one problem, or two seeds without equal work, are all there is. Where
-        equal work is fastest the peak is all of it. Whether the peak lies between two measured
-        shares is not told.
+        equal work is fastest the peak is all of it.
         """
         shares = np.array(self.settings, float)
         same = self.work == self.work[np.argmax(self.pooled)]
-        estimate = float(shares[same][np.argmax(self.measured[same])])
-        if not self._is_certain:
-            return Interval(estimate, float(shares[0]), float(shares[-1]), self.problems)
-        best = np.argmax(self.pooled_drawn, axis=1)
-        low, high = (np.array([self.plateau(s)[side] for s in shares])[best] for side in (0, 1))
-        lowest = np.quantile(low, TAILS[0], method="nearest")
-        highest = np.quantile(high, TAILS[1], method="nearest")
-        return Interval(estimate, float(lowest), float(highest), self.problems)
+        estimate, ends = float(shares[same][np.argmax(self.measured[same])]), shares[[0, -1]]
+        if self._is_certain:
+            drawn = np.array([self.plateau(s) for s in shares])[np.argmax(self.pooled_drawn, 1)]
+            pairs = zip(drawn.T, TAILS)
+            ends = np.array([np.quantile(end, tail, method="nearest") for end, tail in pairs])
+        return Interval(estimate, float(ends[0]), float(ends[1]), self.problems)
 
     def plateau(self, share: float) -> tuple[float, float]:
         """The lowest and the highest share whose runs did the same work as those of `share`."""
@@ -310,10 +272,8 @@ class Rates:
 
     def _compared(self, how: Callable[[Any, Any], Any], base: Any, other: Any) -> Interval:
         a, b = self._at(base), self._at(other)
-        estimate = float(how(self.pooled[b], self.pooled[a]))
-        if not self._is_certain:
-            return Interval(estimate, -np.inf, np.inf, self.problems)
-        return self._interval(estimate, how(self.pooled_drawn[:, b], self.pooled_drawn[:, a]))
+        drawn = how(self.pooled_drawn[:, b], self.pooled_drawn[:, a])
+        return self._interval(float(how(self.pooled[b], self.pooled[a])), drawn, self.tells_noise)
 
     def part_of_slow_down(self, base: Any, other: Any, uses: tuple[float, float]) -> Interval:
         """What part of the seconds that `other` takes more than `base` goes to one use of them.
@@ -339,10 +299,10 @@ class Rates:
             return self.settings.index(setting)
         return int(np.abs(np.array(self.settings, float) - setting).argmin())
 
-    def _interval(self, estimate: float, drawn: Array) -> Interval:
-        if self.problems == 1:
-            return Interval(estimate, -np.inf, np.inf, 1)
-        low, high = np.quantile(drawn, TAILS)
+    def _interval(self, estimate: float, drawn: Array, known: bool = True) -> Interval:
+        low, high = (-np.inf, np.inf)
+        if known and self.problems > 1:
+            low, high = np.quantile(drawn, TAILS)
         return Interval(estimate, float(low), float(high), self.problems)
 
 
@@ -354,13 +314,11 @@ def draw_rates(
     bottom: str = "wall_part_s",
     *,
     noise: Noise | None = None,
-    draws: int = DRAWS,
-    seed: int = 0,
 ) -> Rates:
-    """Rates of `top` over `bottom`, seconds, of each value of `by`.
+    """Rates of `top` over `bottom`, seconds, of each value of `by`, a column of `runs`.
 
-    rows: run_id, problem_id and the two columns, one row a run and problem; runs: rows of the runs
-    table. Problems and seeds that some setting lacks are left out.
+    rows: run_id, problem_id and the two columns, one row a run and problem. Problems and seeds that
+    some setting lacks are left out.
     """
     noise = noise or Noise()
     keys = runs[["run_id", by, "seed"]]
@@ -373,18 +331,22 @@ def draw_rates(
     whole = wide[top].columns[wide[top].notna().all()]
     above, below = (wide[column][whole].to_numpy(float) for column in (top, bottom))
     index = wide.index.to_frame(index=False)
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
+
+    def anew(count: int) -> NDArray[np.int64]:
+        """How often each of so many is drawn, with replacement: [DRAWS, count]."""
+        return generator.multinomial(count, np.full(count, 1 / count), size=DRAWS)
+
     problems = above.shape[1]
-    each = generator.multinomial(problems, np.full(problems, 1 / problems), size=draws).T
-    # Seeds are drawn with replacement too, once for all settings; each setting has draws of its own
-    # where nothing tells the noise, so that one slow run is not taken for the setting's doing.
-    weights = np.zeros((draws, len(index)))
+    each = anew(problems).T
+    # Seeds are drawn too, once for all settings; each setting has draws of its own where nothing
+    # tells the noise, so that one slow run is not taken for the setting's doing.
+    weights = np.zeros((DRAWS, len(index)))
     paired = noise.is_known and len(index) == len(seeds) * index[by].nunique()
-    drawn = generator.multinomial(len(seeds), np.full(len(seeds), 1 / len(seeds)), size=draws)
+    drawn = anew(len(seeds))
     for _, its in index.groupby(by):
-        count = len(its)
-        anew = generator.multinomial(count, np.full(count, 1 / count), size=draws)
-        weights[:, its.index] = drawn if paired else anew
+        its_own = anew(len(its))
+        weights[:, its.index] = drawn if paired else its_own
     weighed = weights * (above @ each).T
     spent = weights * (below @ each).T * noise.factors(generator, weights.shape)
     settings = list(dict.fromkeys(index[by]))
@@ -406,26 +368,14 @@ def draw_rates(
     )
 
 
-def paired_ratio(
-    study: Tables,
-    by: str,
-    against: Any,
-    *,
-    top: str = "tokens",
-    runs: pd.DataFrame | None = None,
-) -> pd.DataFrame:
-    """Throughput of every setting over that of the setting `against`: columns `by`, value, low,
-    high.
-
-    by: a column of the runs. top: what is counted a second, a column of the problems table, or
-    "problems". runs: some of the study's (default: all its runs).
+def paired_ratio(study: Tables, by: str, against: Any) -> pd.DataFrame:
+    """Throughput of every setting, a value of the runs' column `by`, over that of the setting
+    `against`: columns `by`, value, low, high.
     """
-    runs = study.runs if runs is None else runs
-    rows = study.table("problems").assign(problems=1.0)
-    noise = noise_of(study.all_runs)
+    runs, rows, noise = study.runs, study.table("problems"), noise_of(study.all_runs)
     found = []
     for setting in dict.fromkeys(runs[by]):
         pair = runs[runs[by].isin([setting, against])]  # the seeds and problems that both have
-        ratio = draw_rates(rows, pair, by, top, noise=noise).ratio(against, setting)
+        ratio = draw_rates(rows, pair, by, noise=noise).ratio(against, setting)
         found.append({by: setting, **ratio.cells})
     return pd.DataFrame(found)

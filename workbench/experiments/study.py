@@ -2,16 +2,14 @@
 
 Finished runs are found by fingerprint and not repeated, so the first notebook pays and the others
 read. Interrupted at any moment a study resumes. A run that fails becomes a row and the rest go on.
-Importing this loads no torch: the code that runs models is imported when the first run starts.
 """
 
 from __future__ import annotations
 
 import json
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -22,19 +20,11 @@ from tqdm.auto import tqdm
 
 from workbench.config import SweepConfig, format_size
 from workbench.errors import OutOfMemory, RunStoreError
-from workbench.experiments.execute import (
-    DEVICE,
-    NOTHING_WAS_RUN,
-    Cells,
-    Execute,
-    Outcome,
-    Replays,
-    Searches,
-    one_by_one,
-    replay_identity,
-)
+from workbench.experiments import execute as carry_out
+from workbench.experiments import runs as stored
+from workbench.experiments import settings
 from workbench.experiments.export import SavedFigure, save_figure
-from workbench.experiments.memory import Feasibility, FeasibleShares, feasibility, shares_of
+from workbench.experiments.memory import ENGINES, FeasibleShares, feasibility, shares_of
 from workbench.experiments.provenance import (
     counted,
     describe,
@@ -43,53 +33,17 @@ from workbench.experiments.provenance import (
     project_root,
     runs_folder,
 )
-from workbench.experiments.runs import (
-    FAILED,
-    FINISHED,
-    INFEASIBLE,
-    RunResult,
-    RunStore,
-    identify,
-    load_runs,
-    load_table,
-    run_config,
-    run_tables,
-    status_of,
-)
-from workbench.experiments.settings import (
-    ABLATION,
-    COST,
-    COUNTED,
-    MEASURE,
-    NONE,
-    REFERENCE,
-    REPLAY,
-    SECONDS_PER_PROBLEM,
-    TIGHT,
-    TIMED,
-    AblationPlan,
-    BatchPlan,
-    Identity,
-    Plan,
-    PolicyPlan,
-    RunSpec,
-    WorkingSet,
-    ablation_runs,
-    batch_runs,
-    plan_of,
-    policy_runs,
-    reference_runs,
-    split_runs,
-    sweep_config,
-)
+from workbench.experiments.runs import FINISHED, RunStore, load_runs
+from workbench.experiments.settings import MEASURE, NONE, TIGHT, TIMED, Identity, Plan, RunSpec
 from workbench.experiments.statistics import Noise, Tables, noise_of, sentinel_drift
 from workbench.replay.devices import Device, load_device
 
+Folder = str | Path | None
 TO_RUN = "to run"
-PROBLEMS_PER_CELL = {TIMED: 0.45, COUNTED: 0.06}
+PROBLEMS_PER_CELL = {TIMED: 0.45, settings.COUNTED: 0.06}
 """Roughly what a cell takes of the time of searching its problems; measured on the tiny pair."""
 DRIFT_WORTH_A_WORD = 0.1
-MAIN = (MEASURE, REPLAY, TIMED, ABLATION, TIGHT)
+MAIN = (MEASURE, settings.REPLAY, TIMED, settings.ABLATION, TIGHT)
 """Roles of the runs that a study is about; the others stand beside them."""
 
 
@@ -132,6 +86,11 @@ class Study:
         order = runs["setting"].map(place).fillna(len(place))
         return runs.assign(place=order).sort_values(["place", "seed"], ignore_index=True)
 
+    @property
+    def measured_settings(self) -> list[str]:
+        """Settings of the study's own runs, in its order."""
+        return list(dict.fromkeys(self.runs["setting"]))
+
     @cached_property
     def noise(self) -> Noise:
         """What runs of equal work differ by."""
@@ -172,7 +131,7 @@ class Study:
         own = runs[[key for key in keys if key in runs]].rename(columns={"seed": "run_seed"})
         key = name, tuple(runs["folder"])
         if key not in self._read:
-            self._read[key] = load_table(key[1], name)
+            self._read[key] = stored.load_table(key[1], name)
         return self._read[key].merge(own, on="run_id", how="left")
 
     def __repr__(self) -> str:
@@ -186,21 +145,21 @@ class Study:
 def run_study(
     config: SweepConfig,
     specs: Sequence[RunSpec],
-    runs_dir: str | Path | None = None,
+    runs_dir: Folder = None,
     *,
     plan: Plan | None = None,
     compute: bool = True,
     retry_failed: bool = False,
     progress: bool = True,
-    execute: Execute | None = None,
+    execute: carry_out.Execute | None = None,
     identity: Identity | None = None,
 ) -> Study:
-    """Carry out every run that is not stored yet and return all of them.
+    """Carry out every run that is not stored yet, and return all of them.
 
     compute=False only looks; retry_failed repeats runs whose row says failed. execute: None is
-    searches in this process, those of a group interleaved (execute.searches). identity: what runs
-    of another kind depend on; None: both models' files and the problems' texts. Raises ConfigError,
-    ModelError and ProblemFileError before the first run; whatever one run raises becomes its row.
+    execute.Searches. identity: what runs depend on; None: both models' files and the problems'
+    texts. Raises ConfigError, ModelError and ProblemFileError before the first run; whatever one
+    run raises becomes its row.
     """
     store = RunStore(Path(runs_dir) if runs_dir is not None else runs_folder())
     known = _identities(specs, identity)
@@ -210,8 +169,8 @@ def run_study(
         todo = [s for s, p in zip(specs, prints) if not store.holds(p, retry_failed)]
         bar = tqdm(total=len(todo), desc="runs", unit="run", disable=not progress or not todo)
         with bar:
-            for spec, tables in _carried_out(todo, known, execute):
-                store.write(spec.name, run_config(spec, known(spec)), tables)
+            for spec, outcome in _outcomes(todo, execute or carry_out.Searches()):
+                store.write(spec, known(spec), outcome)
                 bar.set_postfix_str(spec.name)
                 bar.update()
     found = [store.find(fingerprint) for fingerprint in prints]
@@ -230,102 +189,86 @@ def _identities(
     """The identity of each run; those of equal models and problems are found once."""
     key = attrgetter("llm", "prm", "problems", "num_problems", "levels", "problem_seed")
     configs = {} if identity else {key(spec.config): spec.config for spec in specs}
-    found = {each: identify(config) for each, config in configs.items()}
+    found = {each: stored.identify(config) for each, config in configs.items()}
     return lambda spec: identity or found[key(spec.config)]
 
 
-def _carried_out(
-    todo: Sequence[RunSpec], known: Callable[[RunSpec], Identity], execute: Execute | None
-) -> Iterator[tuple[RunSpec, dict[str, pd.DataFrame]]]:
-    """The tables of every run, whatever becomes of it, group by group."""
-    possible = {spec: feasibility(spec) for spec in todo}
-    for spec, fits in possible.items():
-        if not fits.fits:
-            yield spec, _tables(spec, known(spec), fits, OutOfMemory(str(fits)))
+def _outcomes(
+    todo: Sequence[RunSpec], execute: carry_out.Execute
+) -> Iterator[tuple[RunSpec, stored.Outcome]]:
+    """What becomes of every run, group by group; first those that cannot fit."""
     groups: dict[Any, list[RunSpec]] = {}
     for spec in todo:
-        if possible[spec].fits:
+        fits = feasibility(spec)
+        if fits.fits:
             groups.setdefault(spec.group, []).append(spec)
-    carry_out = execute or Searches()
+        else:
+            yield spec, OutOfMemory(str(fits))
     for group in groups.values():
-        for spec, outcome in carry_out(group):
-            yield spec, _tables(spec, known(spec), possible[spec], outcome)
+        yield from execute(group)
 
 
-def _tables(
-    spec: RunSpec, identity: Identity, possible: Feasibility, outcome: Outcome
-) -> dict[str, pd.DataFrame]:
-    notes: dict[str, Any] = dict(possible.columns)
-    if isinstance(outcome, RunResult):
-        return run_tables(spec, identity, FINISHED, result=outcome, notes=notes)
-    if isinstance(outcome, OutOfMemory):
-        return run_tables(spec, identity, INFEASIBLE, error=str(outcome), notes=notes)
-    notes["traceback"] = "".join(traceback.format_exception(outcome))
-    error = f"{type(outcome).__name__}: {outcome}"
-    return run_tables(spec, identity, FAILED, error=error, notes=notes)
+# -- the studies; options: of run_study --
 
 
-# -- the studies --
-
-
-def run_sweep(config: SweepConfig, runs_dir: str | Path | None = None, **options: Any) -> Study:
-    """The memory split. options: of run_study."""
-    return run_study(config, split_runs(config), runs_dir, **options)
+def run_sweep(config: SweepConfig, runs_dir: Folder = None, **options: Any) -> Study:
+    """The memory split."""
+    return run_study(config, settings.split_runs(config), runs_dir, **options)
 
 
 def run_batches(
-    config: SweepConfig, plan: BatchPlan, runs_dir: str | Path | None = None, **options: Any
+    config: SweepConfig, plan: settings.BatchPlan, runs_dir: Folder = None, **options: Any
 ) -> Study:
-    """Each model alone over its batch limits. options: of run_study."""
-    given = {"execute": one_by_one(Cells(config))} | options
-    return run_study(config, batch_runs(config, plan), runs_dir, plan=plan, **given)
+    """Each model alone over its batch limits."""
+    given: dict[str, Any] = {"execute": carry_out.one_by_one(carry_out.Cells(config))} | options
+    return run_study(config, settings.batch_runs(config, plan), runs_dir, plan=plan, **given)
 
 
 def run_ablation(
-    config: SweepConfig, plan: AblationPlan, runs_dir: str | Path | None = None, **options: Any
+    config: SweepConfig, plan: settings.AblationPlan, runs_dir: Folder = None, **options: Any
 ) -> Study:
-    """The thesis's modifications, one after another. options: of run_study."""
-    return run_study(config, ablation_runs(config, plan), runs_dir, plan=plan, **options)
+    """The thesis's modifications, one after another."""
+    return run_study(config, settings.ablation_runs(config, plan), runs_dir, plan=plan, **options)
 
 
 def run_policies(
-    config: SweepConfig, plan: PolicyPlan, runs_dir: str | Path | None = None, **options: Any
+    config: SweepConfig, plan: settings.PolicyPlan, runs_dir: Folder = None, **options: Any
 ) -> Study:
     """Policies and techniques at budgets in multiples of the working set, which is measured first,
-    with memory uncapped. options: of run_study. RunStoreError where no such search finishes.
+    with memory uncapped. RunStoreError where no such search finishes.
     """
-    first = reference_runs(config, plan)
-    uncapped = run_study(config, first, runs_dir, plan=plan, **options)
-    runs = [*first, *policy_runs(config, plan, working_set_of(uncapped.all_runs))]
+    first = settings.reference_runs(config, plan)
+    need = working_set_of(run_study(config, first, runs_dir, plan=plan, **options).all_runs)
+    runs = [*first, *settings.policy_runs(config, plan, need)]
     return run_study(config, runs, runs_dir, plan=plan, **options)
 
 
-def working_set_of(runs: pd.DataFrame) -> WorkingSet:
+def working_set_of(runs: pd.DataFrame) -> settings.WorkingSet:
     """Of the first seed's uncapped search; the longest sequence is that of all such searches."""
-    done = runs[(runs["status"] == FINISHED) & (runs["role"] == REFERENCE)].sort_values("seed")
-    done = done[done["technique"] == NONE]
+    done = runs[(runs["status"] == FINISHED) & (runs["role"] == settings.REFERENCE)]
+    done = done[done["technique"] == NONE].sort_values("seed")
     if done.empty:
         reasons = "; ".join(sorted(set(runs["error"].dropna().astype(str))))
         raise RunStoreError(f"No search with memory uncapped finished: {reasons}.")
-    llm, prm = (int(done.iloc[0][f"{model}_active_bytes"]) for model in ("llm", "prm"))
-    return WorkingSet(llm, prm, longest=int(done["longest"].max()))
+    llm, prm = (int(done.iloc[0][f"{model}_active_bytes"]) for model in ENGINES)
+    return settings.WorkingSet(llm, prm, longest=int(done["longest"].max()))
 
 
 def run_replayed(
     config: SweepConfig,
-    runs_dir: str | Path | None = None,
-    device: Device | str = DEVICE,
+    runs_dir: Folder = None,
+    device: Device | str = carry_out.DEVICE,
     **options: Any,
 ) -> Study:
     """The memory split of a search made of MATH-500's lengths, replayed on a device that is a table
-    of numbers. options: of run_study.
+    of numbers.
     """
     found = load_device(device) if isinstance(device, str) else device
-    specs = [
-        RunSpec(config, share, seed, REPLAY) for seed in config.seeds for share in config.shares
-    ]
-    execute, identity = one_by_one(Replays(found)), replay_identity(found)
-    return run_study(config, specs, runs_dir, execute=execute, identity=identity, **options)
+    role = settings.REPLAY
+    specs = [RunSpec(config, share, seed, role) for seed in config.seeds for share in config.shares]
+    options["execute"] = carry_out.one_by_one(partial(carry_out.replayed_run, found))
+    options["identity"] = carry_out.replay_identity(found)
+    return run_study(config, specs, runs_dir, **options)
 
 
 # -- what a study would do, without doing it --
@@ -333,10 +276,8 @@ def run_replayed(
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What is left to do. runs: one row a run, in order.
-
-    Columns: name, role, llm_share, seed, status, llm_blocks, prm_blocks, lacks_bytes, expected_s (0
-    where nothing is left to do).
+    """What is left to do. runs: one row a run, in order: name, role, llm_share, seed, status,
+    llm_blocks, prm_blocks, lacks_bytes, expected_s.
     """
 
     runs: pd.DataFrame
@@ -349,7 +290,7 @@ class Preview:
         return int((self.runs["status"] == TO_RUN).sum())
 
     def __str__(self) -> str:
-        minutes = float(self.runs["expected_s"].sum() / 60)
+        minutes = self.runs["expected_s"].sum() / 60
         source = "from this machine's runs" if self.measured_before else "rough: none finished here"
         time = f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} hours"
         return f"{self.num_to_run} of {len(self.runs)} runs to do, about {time} ({source})."
@@ -357,7 +298,7 @@ class Preview:
 
 def preview(
     config: SweepConfig,
-    runs_dir: str | Path | None = None,
+    runs_dir: Folder = None,
     *,
     specs: Sequence[RunSpec] | None = None,
     retry_failed: bool = False,
@@ -367,48 +308,39 @@ def preview(
     Reads configs and stored rows only. Minutes are no promise.
     """
     store = RunStore(Path(runs_dir) if runs_dir is not None else runs_folder())
-    specs = split_runs(config) if specs is None else specs
+    specs = settings.split_runs(config) if specs is None else specs
     known, seconds = _identities(specs, None), seconds_per_problem(config, store)
-    each = seconds or SECONDS_PER_PROBLEM.get(config.profile, 1.5)
+    each = seconds or settings.SECONDS_PER_PROBLEM.get(config.profile, 1.5)
     rows = []
     for spec in specs:
-        possible = feasibility(spec)
-        folder = store.find(spec.fingerprint(known(spec)))
-        status = TO_RUN if folder is None else status_of(folder)
-        again = status == "unreadable" or (status == FAILED and retry_failed)
-        status = TO_RUN if again else status if possible.fits else INFEASIBLE
-        cost = PROBLEMS_PER_CELL.get(spec.role) or COST.get(spec.setting, 1.0)
-        rows.append(
-            {
-                "name": spec.name,
-                "role": spec.role,
-                "llm_share": spec.llm_share,
-                "seed": spec.seed,
-                "status": status,
-                "llm_blocks": possible.blocks("llm"),
-                "prm_blocks": possible.blocks("prm"),
-                "lacks_bytes": sum(possible.columns.values()),
-                "expected_s": each * cost * spec.config.num_problems * (status == TO_RUN),
-            }
-        )
+        fits, folder = feasibility(spec), store.find(spec.fingerprint(known(spec)))
+        status = TO_RUN if folder is None else stored.status_of(folder)
+        if status == "unreadable" or (status == stored.FAILED and retry_failed):
+            status = TO_RUN
+        elif not fits.fits:
+            status = stored.INFEASIBLE
+        cost = PROBLEMS_PER_CELL.get(spec.role) or settings.COST.get(spec.setting, 1.0)
+        seconds_left = each * cost * spec.config.num_problems * (status == TO_RUN)
+        row = {"name": spec.name, "role": spec.role, "llm_share": spec.llm_share}
+        row |= {"seed": spec.seed, "status": status}
+        row |= {f"{engine}_blocks": fits.blocks(engine) for engine in ENGINES}
+        lacks = sum(fits.columns.values())
+        rows.append(row | {"lacks_bytes": lacks, "expected_s": seconds_left})
     ends = shares_of(config, None if config.activations_in_total else (0, 0))
     return Preview(pd.DataFrame(rows), ends, seconds is not None)
 
 
 def policies_planned(
-    config: SweepConfig, plan: PolicyPlan, runs_dir: str | Path | None = None
+    config: SweepConfig, plan: settings.PolicyPlan, runs_dir: Folder = None
 ) -> list[RunSpec]:
-    """Runs of the study of policies. Before the working set is known, as if it were the arena's
-    uncapped memory: as many runs, of other sizes.
-    """
-    first = reference_runs(config, plan)
+    """Runs of the study of policies; before the working set is known as many, of other sizes."""
+    first = settings.reference_runs(config, plan)
     study = run_study(config, first, runs_dir, plan=plan, compute=False)
-    if study.missing:
-        size = int(first[0].get("kv_bytes")) // 2
-        need = WorkingSet(size, size, longest=256)
-    else:
+    size = int(first[0].get("kv_bytes")) // 2
+    need = settings.WorkingSet(size, size, longest=256)
+    if not study.missing:
         need = working_set_of(study.all_runs)
-    return [*first, *policy_runs(config, plan, need)]
+    return [*first, *settings.policy_runs(config, plan, need)]
 
 
 def seconds_per_problem(config: SweepConfig, store: RunStore) -> float | None:
@@ -424,29 +356,25 @@ def seconds_per_problem(config: SweepConfig, store: RunStore) -> float | None:
 
 # -- what stands on a figure: models, rung, budget, sample, machine; read from the runs drawn --
 
-RUNGS = (("tiny", "measured tiny"), ("smollm2", "measured SmolLM2"), ("dummy:", "dummy weights"))
+RUNGS = {"tiny": "measured tiny", "smollm2": "measured SmolLM2", "dummy:": "dummy weights"}
+"""How the names of LLMs begin, and the rung of the study that they stand on."""
 CARRIES_OVER = "Counts carry over at equal ratios of need to room; seconds do not."
 
 
 def provenance(runs: pd.DataFrame, seed: int | None = None, *notes: str) -> str:
-    """Three lines about the runs drawn, and one with notes; several machines are all named.
-
-    seed: the only one drawn, of those the runs have.
-    """
-    first = runs.iloc[0]
-    budget = format_size(int(first["total_memory"]))
+    """Three lines about the runs drawn, beside notes. seed: the only one drawn of several."""
+    first, seeds = runs.iloc[0], counted(runs["seed"].nunique(), "seed")
     outside = "" if first["activations_in_total"] else ", activations outside it"
-    seeds = counted(runs["seed"].nunique(), "seed")
     drawn = seeds if seed is None or seeds == "1 seed" else f"seed {seed} of {seeds}"
-    sample = f"{first['num_problems']} problems, {drawn}"
-    search = f"n = {first['n']}, beam width {first['beam_width']}"
-    profile, machine = (
-        " and ".join(map(str, runs[name].drop_duplicates())) for name in ("profile", "machine")
-    )
+    profile, machine = (" and ".join(runs[n].astype(str).unique()) for n in ("profile", "machine"))
     models = (
-        f"LLM {first['llm']}, PRM {first['prm']} ({rung(runs)}); total memory {budget}{outside}."
+        f"LLM {first['llm']}, PRM {first['prm']} ({rung(runs)}); total memory "
+        f"{format_size(int(first['total_memory']))}{outside}."
     )
-    searched = f"Profile {profile}: {sample}, {search}; {machine}."
+    searched = (
+        f"Profile {profile}: {first['num_problems']} problems, {drawn}, n = {first['n']}, beam "
+        f"width {first['beam_width']}; {machine}."
+    )
     return "\n".join([models, searched, *notes, CARRIES_OVER])
 
 
@@ -466,16 +394,15 @@ def provenance_replayed(study: Study) -> str:
     """Of the replayed rung."""
     *lines, _ = provenance(study.runs).splitlines()
     flight = f"{study.config.min_problem_batch} problems in flight"
-    return "\n".join([*lines, f"{completeness(study)}; {flight}. {NOTHING_WAS_RUN}"])
+    return "\n".join([*lines, f"{completeness(study)}; {flight}. {carry_out.NOTHING_WAS_RUN}"])
 
 
 def completeness(study: Any) -> str:
     """How many of a sweep's runs are drawn, and why the others are not."""
     planned = len(study.config.shares) * len(study.config.seeds)
-    text = f"{len(study.runs)} of {planned} runs"
-    bad = unfinished(study.all_runs)
-    reasons = [f"{row['status']}: {row['name']}" for row in bad.to_dict("records")]
-    return f"{text} ({', '.join(reasons)})" if reasons else text
+    bad = unfinished(study.all_runs).to_dict("records")
+    reasons = ", ".join(f"{row['status']}: {row['name']}" for row in bad)
+    return f"{len(study.runs)} of {planned} runs" + (f" ({reasons})" if reasons else "")
 
 
 def rung(runs: pd.DataFrame) -> str:
@@ -487,7 +414,7 @@ def rung(runs: pd.DataFrame) -> str:
 
 def rung_of(llm: str) -> str:
     """The rung of one LLM."""
-    return next((text for start, text in RUNGS if llm.startswith(start)), "measured")
+    return next((text for start, text in RUNGS.items() if llm.startswith(start)), "measured")
 
 
 def unfinished(runs: pd.DataFrame) -> pd.DataFrame:
@@ -523,14 +450,12 @@ def remarks(runs: pd.DataFrame) -> Iterator[str]:
 
 
 def figures_home(study: Any) -> Path:
-    """Where figures of a study are kept: figures/ never mixes profiles or parameters.
-
-    It holds the default profile as it stands; another has build/figures/PROFILE, and one with
-    settings of its own build/figures/PROFILE-changed, which version control ignores.
+    """Where figures of a study are kept: figures/ holds the default profile as it stands, another
+    has build/figures/PROFILE, and one with settings of its own build/figures/PROFILE-changed.
     """
     profile = study.config.profile
-    own = study.config == sweep_config(profile)
-    own &= study.plan is None or study.plan == plan_of(type(study.plan), profile)
+    own = study.config == settings.sweep_config(profile)
+    own &= study.plan is None or study.plan == settings.plan_of(type(study.plan), profile)
     return profile_figures(profile if own else f"{profile}-changed")
 
 
@@ -546,25 +471,16 @@ def keep_figure(
     rows: pd.DataFrame,
     name: str,
     study: Any,
-    folder: str | Path | None = None,
+    folder: Folder = None,
     *,
     beside: Any = None,
 ) -> SavedFigure:
     """Save a figure of the study in `folder` (default: its home, or that of the study `beside`)."""
     place = Path(folder) if folder else figures_home(study if beside is None else beside)
-    first = {str(name): _plain(value) for name, value in study.runs.iloc[0].items()}
-    measured = {
-        about: {
-            n.removeprefix(f"{about}_"): v for n, v in first.items() if n.startswith(about + "_")
-        }
-        for about in ("machine", "git")
-    }
-    measured["versions"] = json.loads(first["versions"])
+    first = json.loads(study.runs.iloc[[0]].to_json(orient="records", double_precision=15))[0]
+    measured: dict[str, Any] = {"versions": json.loads(first["versions"])}
+    for about in ("machine", "git"):
+        own = {n: v for n, v in first.items() if n.startswith(f"{about}_")}
+        measured[about] = {n.removeprefix(f"{about}_"): v for n, v in own.items()}
     plan = {"plan": asdict(study.plan)} if study.plan is not None else {}
     return save_figure(fig, rows, name, place, study.config.to_dict() | plan, measured=measured)
-
-
-def _plain(value: Any) -> Any:
-    """A value JSON knows: numpy's scalars unpacked, missing ones None."""
-    value = value.item() if hasattr(value, "item") else value
-    return None if pd.isna(value) else value
