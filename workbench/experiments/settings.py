@@ -288,11 +288,11 @@ class AblationPlan(Plan):
 
     num_problems: int = 6
     in_flight: int = 2
-    depth_limits: tuple[int, ...] = (4, 8, 16)
+    depth_limits: tuple[int, ...] = (4, 16)
     num_seeds: int = 1
     dear_seeds: int = 1
     repeats: int = 1
-    queue_problems: int = 20
+    queue_problems: int = 12
     queue_in_flight: int = 4
     ablation_share: float = THESIS_SHARE
 
@@ -309,7 +309,7 @@ class PolicyPlan(Plan):
     num_problems: int = 16
     policies_in_flight: int = 12
     num_seeds: int = 1
-    budgets: tuple[float, ...] = (0.5, 1.0)
+    budgets: tuple[float, ...] = (0.5,)
     kv_shares: tuple[float, ...] = (0.08, 0.2, 0.3, 0.5)
     alone_at: tuple[float, ...] = (0.5,)
     alone_shares: tuple[float, ...] = (THESIS_SHARE,)
