@@ -150,9 +150,7 @@ def bench(
     peers: str = Option(None, help="engine: installed (default), none, or names and commas"),
     device: str = Option(None, help="engine, reenact: cpu (default), or a GPU: cuda, cuda:1"),
     isa: str = Option(None, help="avx512, avx2, neon: a lesser set than the host's, peers' too"),
-    part: str = Option(
-        None, help="memory: starts, beams, forks, arena or sharing alone, renewed in --json FILE"
-    ),
+    part: str = Option(None, help="memory: starts, beams, forks, arena or sharing alone"),
     debug: Debug = False,
 ) -> None:
     """Measure speed, search quality or sameness.
@@ -161,16 +159,15 @@ def bench(
     """
     if isa is not None:
         _take_set(isa)
-    from workbench.bench.record import read_record, record, renewed, require_alike, write_record
+    from workbench.bench.record import record, write_record
 
     options: dict[str, Any] = {"profile": profile, "model": model, "llm": llm, "prm": prm}
     options |= {"problems": problems, "seed": seed, "seeds": seeds, "repeats": repeats}
     options |= {"peers": peers, "device": device, "part": part}
     module, console = import_module(f"workbench.bench.{name}"), terminal()
     settings = accepted(name, module.run, options)
-    before = read_record(json) if part is not None and json and Path(json).exists() else None
-    if before is not None:  # its other rows stay, so they must be alike: before anything is run
-        require_alike(before, record(name, [], mode_of(module, settings)))
+    if part is not None and json and Path(json).exists():
+        raise ConfigError(f"{json} exists, and --part {part} is not a whole record; name another.")
     rows: list[Row] = []
     complete = False
     try:
@@ -182,7 +179,6 @@ def bench(
     finally:
         if json and rows:
             content = record(name, rows, mode_of(module, settings) | {"complete": complete})
-            content = content if before is None else renewed(before, content)
             console.print(f"written: {write_record(content, json)}")
     failed = [row.name for row in rows if row.failed]
     if failed:
