@@ -41,9 +41,8 @@ print(found["rows"][0]["name"], found["mode"]["dtype"])
 REENACT = """
 from workbench.bench import reenact
 from workbench.replay.what_if import what_if
-scale = reenact.Scale.of("dummy:tiny-solver", "quick")
-known = reenact.PRESETS["h200"]
-found = what_if(scale.answers, device=known, total_memory=scale.total_memory, llm_share=0.3)
+answers, total = reenact.searched("dummy:tiny-solver", "quick")
+found = what_if(answers, device="h200", total_memory=total, llm_share=0.3)
 assert found.throughput.tokens_per_s > 0
 print(reenact.mode_of({"llm": "dummy:tiny-solver", "profile": "quick"})["problems"])
 """

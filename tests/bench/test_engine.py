@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from workbench.bench import engine
-from workbench.bench.ceilings import Ceiling, require_gpu
-from workbench.bench.engine import TRANSFORMERS, EngineBench, Linears, Sizes, Transformers
+from workbench.bench.engine import TRANSFORMERS, EngineBench, Linears, Sizes, Work, engine_rows
+from workbench.bench.kernels import require_gpu
 from workbench.bench.peers import PeerError
-from workbench.bench.record import record
+from workbench.bench.record import Ceiling, record
 from workbench.errors import ConfigError
 from workbench.models.registry import CONFIGS, model_spec, read_spec
 
-SMALL = Sizes(batches=(1, 3), prompt=8, new=4, prefills=(16,), busy=(1,), warm_ups=(1, 2))
-MACHINE = Ceiling(flops_per_s=1e13, bytes_per_s=1e9)
+SMALL = Sizes(batches=(1, 3), prompt=8, new=4, prefills=(16,), warm_ups=(1, 2))
+MACHINE = Ceiling(flops_per_s=1e13, bytes_per_s=1e9, gemm_flops_per_s=1e12)
 
 
 class Steady:
@@ -27,19 +27,16 @@ class Steady:
     def __init__(self, rate, fails_at=None):
         self.rate, self.fails_at, self.seen = rate, fails_at, []
 
-    def decode(self, prompts, new_tokens):
+    def timed(self, prompts, new_tokens):
         self.seen.append((prompts.copy(), new_tokens))
         if len(self.seen) == self.fails_at:
             raise PeerError("out of luck")
-        return self.rate
+        return self.rate, 1.0
 
 
 @pytest.fixture
 def bench():
-    """Our engine of a dummy, as a GPU's rows have it, on the CPU."""
-    made = EngineBench("dummy:tiny-solver", SMALL, 2, peers="none")
-    assert made.lacking is None
-    return made
+    return EngineBench("dummy:tiny-solver", SMALL, 2)
 
 
 def test_rows_pair_ours_with_each_peer_and_a_broken_one_has_none(bench):
@@ -50,10 +47,9 @@ def test_rows_pair_ours_with_each_peer_and_a_broken_one_has_none(bench):
     bench.labels |= {"vllm": "vllm 1", "broken": "broken 2"}
     seen = {name: contender.seen for name, contender in bench.contenders.items()}
     with pytest.warns(UserWarning, match="No rows @broken: out of luck"):
-        found = bench.decodes(3)
+        found = bench.rates(Work(3, 8, 4))
     rows = {row.name: row for row in bench.rows("decode_b3", found, 80.0)}
-    names = ["", "+invariant", "@products", "@vllm"]
-    assert list(rows) == [f"decode_b3{name}" for name in names]
+    assert set(rows) == {f"decode_b3{name}" for name in ("", "+invariant", "@products", "@vllm")}
     fast = rows["decode_b3"]
     assert (fast.value, fast.ratio, fast.share_of_ceiling, fast.repeats) == (40.0, 4.0, 0.5, 2)
     assert rows["decode_b3+invariant"].ratio == 3.0
@@ -69,14 +65,14 @@ def test_every_row_of_the_record_is_measured_on_a_small_input(monkeypatch, tmp_p
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(engine, "CPU_SIZES", SMALL)
     rows = {row.name: row for row in engine.run(repeats=1, peers="none")}
-    kinds = ("", "+invariant", "@products")
+    kinds = ("", "@products", "+invariant")
     assert list(rows) == [
         "tile_share_of_peak",
         *(f"decode_{batch}{kind}" for batch in ("b1", "b3") for kind in kinds),
         *("bookkeeping_share_b3", "bookkeeping_share_b3+invariant", "paged_over_contiguous"),
         *(f"prefill_16{kind}" for kind in kinds),
         *("fma_flops_per_s", "gemm_flops_per_s", "read_bytes_per_s"),
-        *(f"{name}+busy{kind}" for name in ("decode_b1", "prefill_16") for kind in kinds[:2]),
+        *(f"{name}+busy{kind}" for name in ("decode_b3", "prefill_16") for kind in kinds[::2]),
     ]
     assert all(0 < row.share_of_ceiling <= 1 for row in rows.values() if row.ceiling is not None)
     assert all(row.value > 0 for row in rows.values())
@@ -85,30 +81,29 @@ def test_every_row_of_the_record_is_measured_on_a_small_input(monkeypatch, tmp_p
 
 
 def test_the_rows_of_a_gpu_are_held_against_their_ceilings(bench):
-    """Every row comes once, `transformers` beside it, shares of the ceilings given."""
-    rows = {r["name"]: r for r in record("engine", engine.gpu_rows(bench, MACHINE), {})["rows"]}
-    for batch in SMALL.batches:
-        step, decode = rows[f"step_b{batch}"], rows[f"decode_b{batch}+invariant"]
-        assert step["ceiling"] == pytest.approx(1e3 * batch / decode["ceiling"])
-        assert step["share_of_ceiling"] == pytest.approx(step["ceiling"] / step["value"])
-        assert decode["peer"] == "transformers" and decode["ratio"] > 0
-        assert rows[f"invariant_cost_b{batch}"]["repeats"] == 2
-        assert 0 <= rows[f"bookkeeping_share_b{batch}"]["value"] <= 1
-    assert rows["invariant_cost_prefill_16"]["value"] > 0
+    """Every row comes once, `transformers` beside it, and memory by part."""
+    bench.on_cpu = False
+    rows = {r["name"]: r for r in record("engine", engine_rows(bench, lambda: MACHINE), {})["rows"]}
+    for row in (rows["decode_b1"], rows["decode_b3+invariant"], rows["prefill_16"]):
+        assert row["peer"] == TRANSFORMERS and row["ratio"] > 0
+        assert row["share_of_ceiling"] == pytest.approx(row["value"] / row["ceiling"])
+    assert 0 <= rows["bookkeeping_share_b3"]["value"] <= 1
+    assert rows["read_bytes_per_s"]["value"] == MACHINE.bytes_per_s
     assert rows["memory_weights"]["value"] > rows["memory_other"]["value"] == 0
+    assert not [name for name in rows if "busy" in name]
 
 
 def test_a_ceiling_is_of_weights_and_contexts_or_of_operations(bench):
     """What a step reads: every matrix once, keys and values of half grown contexts."""
     spec = bench.spec
     token = spec.kv_bytes_per_token(4)
-    one, three = (batch / bench.decode_ceiling(MACHINE, batch) for batch in (1, 3))
+    one, three = (batch / bench.ceiling(MACHINE, Work(batch, 8, 4)) for batch in (1, 3))
     assert three - one == pytest.approx(2 * (8 + 2) * token / 1e9)
     read = spec.parameters() - (2 * spec.layers + 1) * spec.hidden
     read -= 0 if spec.tied else spec.vocab * spec.hidden
     assert one == pytest.approx((4 * read + 10 * token) / 1e9, rel=0.05)
-    slow = Ceiling(flops_per_s=1e9, bytes_per_s=1e12)
-    assert bench.ceiling(slow, 1, 16, 0) == pytest.approx(16e9 / spec.flops(16, 0))
+    slow = Ceiling(flops_per_s=1e9, bytes_per_s=1e12, gemm_flops_per_s=1e9)
+    assert bench.ceiling(slow, Work(1, 16)) == pytest.approx(16e9 / spec.flops(16, 0))
 
 
 def test_torch_s_products_are_as_many_as_the_model_has():
@@ -118,7 +113,8 @@ def test_torch_s_products_are_as_many_as_the_model_has():
     elements = sum(weight.numel() for weight in [*linears.layers, linears.head])
     norms = spec.hidden * (2 * spec.layers + 1)
     assert elements == spec.parameters() - norms + (0 if spec.tied else -spec.vocab * spec.hidden)
-    assert linears.decode(np.zeros((4, 1), np.int64), 2) > 0
+    rows, seconds = linears.timed(np.zeros((4, 8), np.int64), 2)
+    assert rows % 4 == 0 and seconds > 0
 
 
 def test_without_a_gpu_it_is_refused_before_anything_is_measured(monkeypatch):
@@ -139,30 +135,27 @@ def test_transformers_reads_every_config_of_the_package(folder: Path) -> None:
     assert found.rope_parameters["rope_theta"] == spec.rope_theta
 
 
-def test_a_peer_that_cannot_be_made_is_told_with_its_reason(tmp_path):
-    """Here a config that does not say which family it is of."""
-    pytest.importorskip("transformers")
-    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 8}))
-    with pytest.raises(PeerError, match=r"ValueError: .*model_type"):
-        Transformers(f"dummy:{tmp_path}", None, "cpu", "float32")
-
-
-def test_rows_say_why_they_have_no_peer(monkeypatch):
-    """Of a peer that fails while it is measured, too: our rows come all the same."""
+def test_rows_say_why_they_have_no_peer(monkeypatch, tmp_path):
+    """Of a peer that cannot be made, and of one that fails while it is measured: ours come."""
 
     class Failing:
         def __init__(self, *_: object) -> None: ...
 
-        def decode(self, prompts, new_tokens):
-            raise PeerError("OutOfMemoryError: 3 GiB")
+        def timed(self, prompts, new_tokens):
+            raise RuntimeError("CUDA out of memory")
 
     monkeypatch.setattr(engine, "Transformers", Failing)
-    made = EngineBench("dummy:tiny-solver", SMALL, 1, peers="none")
-    with pytest.warns(UserWarning, match="no transformers: OutOfMemoryError: 3 GiB"):
-        rows = {row.name: row for row in engine.gpu_rows(made, MACHINE)}
-    for name in ("decode_b1", "decode_b1+invariant", "prefill_16"):
-        assert rows[name].peer == "no transformers: OutOfMemoryError: 3 GiB"
-        assert (rows[name].peer_value, rows[name].ratio) == (None, None)
+    made = EngineBench("dummy:tiny-solver", SMALL, 1)
+    with pytest.warns(UserWarning, match="no transformers: RuntimeError: CUDA out of memory"):
+        (row, *_) = made.rows("decode_b1", made.rates(Work(1, 8, 4)), 1e6)
+    assert row.peer == "no transformers: RuntimeError: CUDA out of memory"
+    assert row.value > 0 and (row.peer_value, row.ratio) == (None, None)
+    monkeypatch.undo()
+    pytest.importorskip("transformers")
+    monkeypatch.setattr(engine, "find_model", lambda *_, **__: tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 8}))  # of which family?
+    with pytest.warns(UserWarning, match=r"no transformers: ValueError: .*model_type"):
+        EngineBench("dummy:tiny-solver", SMALL, 1)
 
 
 def test_the_gpu_that_was_named_is_asked(monkeypatch):

@@ -67,7 +67,12 @@ def test_on_a_gpu_everything_runs(tmp_path: Path) -> None:
         ({"TESTS": 1}, 1, "FAILED tests, float16"),
         ({"TESTS": 5}, 2, "SKIPPED tests, float16: none can run here"),
         ({"LACKING": "pandas"}, 2, "SKIPPED bench reenact: pandas is missing"),
-        ({"LACKING": "transformers"}, 2, "SKIPPED the peer of bench engine: transformers is"),
+        ({"LACKING": "pandas"}, 2, "SKIPPED bench engine, dummy:llama-3.2-1b: pandas is"),
+        (
+            {"LACKING": "transformers"},
+            2,
+            "SKIPPED the peer of bench engine, dummy:llama-3.2-1b: ",
+        ),
         ({"LACKING": "torch"}, 1, "torch is missing"),
         ({"DEADLINE": 10}, 2, "SKIPPED bench engine, engine-8b.json: no time is left of 10 s"),
         ({"GPU": 1}, 2, "SKIPPED bench kernels: torch finds no CUDA device"),
@@ -81,8 +86,10 @@ def test_on_a_gpu_everything_runs(tmp_path: Path) -> None:
 def test_what_did_not_run_is_named(
     settings: dict[str, object], status: int, said: str, tmp_path: Path
 ) -> None:
-    """The status tells a failure from a part that this machine cannot run."""
+    """The status tells a failure from a part that this machine cannot run, which is not begun."""
     done = run_script(tmp_path, **settings)
+    if settings == {"LACKING": "pandas"}:
+        assert not any("gpu_bench.py" in call for call in done.calls)
     assert (done.status, said in done.said) == (status, True), done.said
 
 

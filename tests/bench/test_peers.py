@@ -82,8 +82,8 @@ def test_a_peer_tells_rates_whatever_it_prints(fake):
     peer = fake()
     assert peer.version == "1.2"
     for _ in range(2):
-        assert peer.decode(np.zeros((3, 4), np.int64), 10) > 0
-        assert peer.prefill(np.zeros((1, 8), np.int64)) > 0
+        assert peer.timed(np.zeros((3, 4), np.int64), 10)[0] == 27
+        assert peer.timed(np.zeros((1, 8), np.int64), 1)[0] == 8
 
 
 def test_a_peer_that_cannot_load_says_why(fake):
@@ -95,8 +95,8 @@ def test_a_peer_that_cannot_load_says_why(fake):
 def test_a_peer_that_dies_is_named_with_its_last_words(fake):
     """Guards against waiting for ever on a worker that has crashed."""
     peer = fake()
-    with pytest.raises(PeerError, match=r"vllm ended at 'prefill': .*out of luck"):
-        peer.prefill(np.full((1, 2), 13))
+    with pytest.raises(PeerError, match=r"vllm ended at 'timed': .*out of luck"):
+        peer.timed(np.full((1, 2), 13), 1)
 
 
 def test_a_peer_that_is_missing_is_left_out_with_a_warning(monkeypatch, tmp_path):
@@ -104,7 +104,7 @@ def test_a_peer_that_is_missing_is_left_out_with_a_warning(monkeypatch, tmp_path
     monkeypatch.chdir(tmp_path)
     small = Sizes(batches=(1,), prompt=4, new=2, prefills=(8,))
     with pytest.warns(UserWarning, match="No rows") as told:
-        found = EngineBench("tiny-solver", small, 1, peers="vllm,llama.cpp")
+        found = EngineBench("tiny-solver", small, 1, peers=("vllm", "llama.cpp"))
     assert set(found.labels) == {TRANSFORMERS, "products"}
     said = [str(warning.message) for warning in told if "No rows" in str(warning.message)]
     assert said[0].startswith("No rows @vllm: vllm is not installed")

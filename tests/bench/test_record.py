@@ -6,16 +6,13 @@ from importlib import import_module
 
 import pytest
 
-from workbench.bench import memory
 from workbench.bench.record import (
     KEYS,
     Row,
+    compared_rows,
     interval_row,
     median_row,
-    middle_half,
-    read_record,
     record,
-    renewed,
     write_record,
 )
 from workbench.cli import main
@@ -47,33 +44,13 @@ def test_a_record_has_the_contract_s_keys_and_fields(tmp_path):
     assert list(file.parent.iterdir()) == [file]
 
 
-def test_rows_measured_again_take_their_places_and_say_so(tmp_path):
-    """Guards that a part can be measured anew, on the same machine alone, and that it is told."""
-    file = write_record(
-        record("memory", [Row("a", 1.0, "s"), Row("b", 1.0, "s")], {"n": 16, "shares": (0.1, 0.2)}),
-        tmp_path / "m.json",
-    )
-    mode = {"n": 16, "shares": (0.1, 0.2)}
-    again = record("memory", [Row("b", 2.0, "s")], mode | {"part": "arena", "complete": True})
-    found = renewed(read_record(file), again)
-    assert [(row["name"], row["value"]) for row in found["rows"]] == [("a", 1.0), ("b", 2.0)]
-    told = {"again": {"b": again["git"]["commit"]}}
-    assert found["mode"] == {"n": 16, "shares": [0.1, 0.2]} | told
-    with pytest.raises(ConfigError, match="where the machine is the same"):
-        renewed(found, again | {"machine": {"cpu": "another"}})
-    file.write_text("{}")
-    with pytest.raises(ConfigError, match="lacks one of bench"):
-        read_record(file)
-
-
 def test_one_part_alone_is_refused_where_it_cannot_be(tmp_path, capsys):
-    """Before anything is measured: an unknown part, and a record of another profile."""
+    """Before anything is measured: an unknown part, and a file that may hold a whole record."""
     assert main(["bench", "memory", "--part", "arenas"]) == 2
     assert "starts, beams, forks, arena, sharing" in capsys.readouterr().err
-    mode = mode_of(memory, {"model": "tiny-solver", "profile": "full", "seeds": None})
-    file = write_record(record("memory", [], mode), tmp_path / "m.json")
+    file = write_record(record("memory", [], {}), tmp_path / "m.json")
     assert main(["bench", "memory", "--part", "arena", "--json", str(file)]) == 2
-    assert "where the mode is the same" in capsys.readouterr().err.replace("\n", " ")
+    assert "is not a whole record" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_two_rows_of_one_name_are_refused():
@@ -119,7 +96,7 @@ def test_the_spread_of_a_rate_is_of_its_ratios():
     """Guards that both sides' common drift is no spread, and that one repeat has none."""
     assert median_row("decode", [1.0, 2.0, 9.0], "x", peers=[2.0, 4.0, 18.0]).spread == 0
     assert median_row("decode", [1.0], "x", peers=[2.0]).spread is None
-    assert middle_half([1.0, 2.0, 3.0, 4.0, 5.0]) == 1.0
+    assert median_row("time", [1.0, 2.0, 3.0, 4.0, 5.0], "s").spread == 1.0
     with pytest.raises(ValueError, match=r"shorter|longer"):
         median_row("decode", [1.0], "x", peers=[1.0, 2.0])
 
@@ -131,3 +108,14 @@ def test_plain_and_interval_rows_keep_value_unit_and_repeats():
     assert row.spread == pytest.approx(0.075)
     found = interval_row("gain", Interval(0.3, 0.2, 0.5, 8), "fraction", 2)
     assert (found.value, found.spread, found.repeats) == (0.3, (0.2, 0.5), 2)
+
+
+def test_each_further_peer_has_a_row_of_its_own():
+    """Guards names and labels; a peer that failed is named without a ratio."""
+    peers = {"a": [5.0], "b": [2.0]}
+    first, other = compared_rows("decode", [10.0], "tokens/s", peers, 20.0, {"b": "b 1.2"})
+    assert (first.name, first.peer, first.ratio, first.share_of_ceiling) == ("decode", "a", 2, 0.5)
+    assert (other.name, other.peer, other.ratio) == ("decode@b", "b 1.2", 5)
+    (row,) = compared_rows("decode", [10.0], "tokens/s", {"a": []}, labels={"a": "no a: why"})
+    assert (row.peer, row.ratio) == ("no a: why", None)
+    assert [row.peer for row in compared_rows("decode", [10.0], "tokens/s", {})] == [None]

@@ -84,8 +84,8 @@ def test_no_training_time_writes_no_weights(tmp_path, capsys):
 
 
 def test_an_unknown_model_is_refused_before_the_machine_is_measured(monkeypatch, capsys):
-    from workbench.bench import engine
+    from workbench.bench import ceilings
 
-    monkeypatch.setattr(engine, "multiply_add_ceiling", lambda: pytest.fail("it measured"))
+    monkeypatch.setattr(ceilings, "tile_shares", lambda: pytest.fail("it measured"))
     assert main(["bench", "engine", "--model", "nosuch"]) == 2
     assert "nosuch" in capsys.readouterr().err

@@ -4,12 +4,11 @@ One search is run under settings that share nothing but the models, the problems
 node of every tree is compared with the first setting's, token by token and score by score. Settings
 without a share leave each engine only a few requests' worth of blocks, so that requests are
 preempted all the time. A record holds the fraction of equal nodes. The first setting is searched
-once more under each other instruction set of this host, in a process of its own: all or none.
+once more under each other instruction set of this host, in a process of its own.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pickle
 import subprocess
@@ -18,37 +17,35 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pandas as pd
 from tqdm.auto import tqdm
 
 from workbench.bench.record import Row
-from workbench.bench.search import REAL_PROBLEMS, Workload, is_tiny, make_workload
+from workbench.bench.search import REAL_PROBLEMS, TINY, Workload, make_workload
 from workbench.config import parse_size
 from workbench.engine.engine import Engine
 from workbench.kernels.isa import ISA, environment, host_sets
 from workbench.search.result import SearchResult
 
 PROFILES = {"quick": 6, "default": 32, "full": 128}  # problems
-TINY_SIZES: dict[str, Any] = {"max_depth": 40, "max_step_tokens": 256}
-REAL_SIZES: dict[str, Any] = {"max_depth": 4}
+Nodes = dict[tuple[str, str], tuple[tuple[int, ...], float]]
+"""Tokens and score of each problem's nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
     """The memory that settings deal out, and the longest request; None: the model's own.
 
-    total: of both engines, weights included where so said; least_tokens: an engine's positions when
-    preemption is forced.
+    total: of both engines, weights included where budget is "memory"; least_tokens: an engine's
+    positions when preemption is forced.
     """
 
     total: str = "64MiB"
-    with_weights: bool = True
+    budget: str = "memory"
     max_model_len: int | None = None
     least_tokens: int = 2048
 
 
-TINY_ROOM = Room()
-REAL_ROOM = Room("2GiB", with_weights=False, max_model_len=2048, least_tokens=4096)
+REAL_ROOM = Room("2GiB", "kv_memory", max_model_len=2048, least_tokens=4096)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +66,21 @@ class Setting:
         reuse = ",partial" if self.reuse_partial_blocks else ""
         return f"{where},{sizes},chunk{self.max_num_batched_tokens}{reuse}"
 
-    def engine(self, model: str, share: float | None, room: Room) -> Engine:
+    def engine(self, model: str, share: float, room: Room) -> Engine:
         """An engine under this setting with its share of the memory."""
-        settings: dict[str, Any] = {
-            "max_num_seqs": self.max_num_seqs,
-            "block_size": self.block_size,
-            "max_num_batched_tokens": self.max_num_batched_tokens,
-            "reuse_partial_blocks": self.reuse_partial_blocks,
-            "max_model_len": room.max_model_len,
-            "activations_in_total": False,
-        }
-        if share is None:
-            return Engine(model, num_blocks=-(-room.least_tokens // self.block_size), **settings)
-        budget = "memory" if room.with_weights else "kv_memory"
-        return Engine(model, **settings | {budget: int(share * parse_size(room.total))})
+        memory: dict[str, Any] = {room.budget: int(share * parse_size(room.total))}
+        if self.share is None:
+            memory = {"num_blocks": -(-room.least_tokens // self.block_size)}
+        return Engine(
+            model,
+            max_num_seqs=self.max_num_seqs,
+            block_size=self.block_size,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            reuse_partial_blocks=self.reuse_partial_blocks,
+            max_model_len=room.max_model_len,
+            activations_in_total=False,
+            **memory,
+        )
 
 
 # Four splits, two batch sizes, two block sizes; then preemption forced; then partial blocks reused.
@@ -113,7 +111,7 @@ REAL_SETTINGS = (
 
 def run(
     profile: str = "default",
-    llm: str = "tiny-solver",
+    llm: str = TINY,
     prm: str | None = None,
     seed: int = 0,
     problems: str | None = None,
@@ -122,21 +120,22 @@ def run(
 
     prm: None is tiny-prm beside tiny-solver, else the generator itself. problems: a file of them.
     """
-    if is_tiny(llm):
-        workload = make_workload(llm, prm, problems, PROFILES[profile], **TINY_SIZES)
-        yield from compare(workload, SETTINGS, TINY_ROOM, seed)
-    else:
-        workload = make_workload(llm, prm, problems, REAL_PROBLEMS[profile], **REAL_SIZES)
-        yield from compare(workload, REAL_SETTINGS, REAL_ROOM, seed)
+    count = (PROFILES if llm == TINY else REAL_PROBLEMS)[profile]
+    workload, settings, room = _plan(llm, prm, problems, count)
+    yield from compare(workload, settings, room, seed)
 
 
 def mode_of(settings: dict[str, Any]) -> dict[str, Any]:
     """What the record says of a run with these settings."""
-    tiny = is_tiny(settings["llm"])
-    room, sizes = (TINY_ROOM, TINY_SIZES) if tiny else (REAL_ROOM, REAL_SIZES)
-    memory = "total_memory" if room.with_weights else "kv_memory"
-    workload = make_workload(settings["llm"], settings["prm"], **sizes)
+    workload, _, room = _plan(settings["llm"], settings["prm"])
+    memory = "total_memory" if room.budget == "memory" else room.budget
     return {"batch_invariant": True, memory: room.total} | workload.mode
+
+
+def _plan(llm: str, *given: Any) -> tuple[Workload, tuple[Setting, ...], Room]:
+    if llm == TINY:
+        return make_workload(llm, *given), SETTINGS, Room()
+    return make_workload(llm, *given, max_depth=4), REAL_SETTINGS, REAL_ROOM
 
 
 def compare(
@@ -145,11 +144,11 @@ def compare(
     """The workload under each setting, each tree beside the first: the base, which has no row of
     sameness, since with itself it cannot differ. Then the base under other instruction sets.
     """
-    base = pd.DataFrame()
+    base: Nodes = {}
     for setting in tqdm(settings, desc="settings"):
         result = search(setting, workload, room, seed)
-        nodes = result.tree.set_index(["problem_id", "node_id"]).sort_index()
-        if base.empty:
+        nodes = nodes_of(result)
+        if not base:
             base = nodes
             yield Row(f"base@{setting.name}", len(nodes), "nodes")
         else:
@@ -157,42 +156,34 @@ def compare(
             yield Row(f"identical@{setting.name}", same, "fraction", repeats=len(nodes))
         preempted = float(result.trace.steps["preempted"].sum())
         yield Row(f"preemptions@{setting.name}", preempted, "requests")
-    for name in host_sets():
-        if name != ISA.name:
-            found = digest_under(name, settings[0], workload, room, seed)
-            yield Row(
-                f"identical@isa_{name}", float(found == digest(base)), "fraction", repeats=len(base)
-            )
+    for isa in host_sets():
+        if isa != ISA.name:
+            same = equal_share(base, nodes_under(isa, settings[0], workload, room, seed))
+            yield Row(f"identical@isa_{isa}", same, "fraction", repeats=len(base))
 
 
 def search(setting: Setting, workload: Workload, room: Room, seed: int) -> SearchResult:
     """The one search, under a setting."""
-    rest = None if setting.share is None else 1 - setting.share
-    prm = workload.reward(setting.engine(workload.prm, rest, room))
-    return workload.search(setting.engine(workload.llm, setting.share, room), prm, seed)
+    share = setting.share or 0.5
+    llm = setting.engine(workload.llm, share, room)
+    return workload.search(llm, setting.engine(workload.prm, 1 - share, room), seed)
 
 
-def equal_share(first: pd.DataFrame, other: pd.DataFrame) -> float:
+def nodes_of(result: SearchResult) -> Nodes:
+    """What must be the same."""
+    names = ("problem_id", "node_id", "token_ids", "score")
+    columns = (result.tree[name].tolist() for name in names)
+    return {(p, node): (tuple(ids), score) for p, node, ids, score in zip(*columns)}
+
+
+def equal_share(first: Nodes, other: Nodes) -> float:
     """Nodes with the same id, tokens and score, over all nodes of both trees."""
-    together = first.join(other.add_suffix("_other"), how="outer")
-    tokens = [
-        [tuple(value) if isinstance(value, tuple | list) else value for value in together[name]]
-        for name in ("token_ids", "token_ids_other")
-    ]
-    same_tokens = pd.Series([a == b for a, b in zip(*tokens)], index=together.index)
-    return float((same_tokens & (together["score"] == together["score_other"])).mean())
+    every = first.keys() | other.keys()
+    return sum(first.get(node) == other.get(node) for node in every) / len(every)
 
 
-def digest(nodes: pd.DataFrame) -> str:
-    """Of every node's id, tokens and score; nodes are indexed by problem and node, in order."""
-    told = hashlib.sha256()
-    for key, tokens, score in zip(nodes.index, nodes["token_ids"], nodes["score"]):
-        told.update(f"{key} {tuple(tokens)} {float(score).hex()}\n".encode())
-    return told.hexdigest()
-
-
-def digest_under(isa: str, *searched: Any) -> str:
-    """The digest of a search in a process that takes an instruction set. Raises CalledProcessError
+def nodes_under(isa: str, *searched: Any) -> Nodes:
+    """The nodes of a search in a process that takes an instruction set. Raises CalledProcessError
     if it fails.
     """
     done = subprocess.run(
@@ -202,11 +193,11 @@ def digest_under(isa: str, *searched: Any) -> str:
         env=os.environ | environment(isa),
         check=True,
     )
-    return done.stdout.decode().split()[-1]
+    found: Nodes = pickle.loads(bytes.fromhex(done.stdout.decode().split()[-1]))
+    return found
 
 
 def tell() -> None:
-    """The other process: reads what to search, writes the digest of its tree."""
-    result = search(*pickle.load(sys.stdin.buffer))
-    nodes = result.tree.set_index(["problem_id", "node_id"]).sort_index()
-    sys.stdout.write(digest(nodes) + "\n")
+    """The other process: reads what to search, writes the nodes in its last line."""
+    nodes = nodes_of(search(*pickle.load(sys.stdin.buffer)))
+    sys.stdout.write(f"\n{pickle.dumps(nodes).hex()}\n")

@@ -11,9 +11,8 @@ longest, in one contiguous piece each of exactly its length over blocks with sha
 path is admitted, then its own step is room of its own, so equal steps of two beams count twice.
 kv_beams_over_distinct: what the blocks hold over the distinct tokens.
 
-forks: what going on within partly filled blocks saves. fork_prm_over_ideal: tokens the PRM computes
-over the distinct ones of each problem's inputs; the beginning that all problems share can make it
-less than 1. fork_llm_recomputed: tokens the generator computes again over those it samples.
+forks: fork_prm_over_ideal, tokens the PRM computes over the distinct ones of each problem's inputs,
+partly filled blocks reused; the beginning that all problems share can make it less than 1.
 
 arena: re-splits of 10,000 blocks of the tiny pair, all pages held, a quarter of the blocks live and
 scattered, until pages and bytes lie where the split wants them (not the zeroing of pages, done when
@@ -33,11 +32,10 @@ import random
 import subprocess
 import sys
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from statistics import fmean, median, quantiles
+from statistics import median, quantiles
 from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
@@ -46,17 +44,12 @@ import pandas as pd
 import torch
 
 from workbench.bench.record import Row, interval_row, median_row
-from workbench.bench.search import TINY_SIZES, Workload, is_tiny, make_workload, roomy_engine
+from workbench.bench.search import BATCH, TINY, TINY_PRM, Workload, make_workload, roomy_engine
 from workbench.core import SamplingParams
 from workbench.engine.engine import Engine
 from workbench.engine.memory import block_shape
 from workbench.errors import WorkbenchError
-from workbench.experiments.rows import (
-    UNCAPPED_SETTING,
-    bound_tokens_per_s,
-    differing_nodes,
-    recomputed,
-)
+from workbench.experiments.rows import UNCAPPED_SETTING, bound_tokens_per_s, differing_nodes
 from workbench.experiments.runs import FINISHED
 from workbench.experiments.settings import (
     ALL,
@@ -70,13 +63,14 @@ from workbench.experiments.settings import (
     sweep_config,
 )
 from workbench.experiments.statistics import WORK, bootstrap_ratio, median_interval
-from workbench.experiments.study import Study, run_policies, working_set_of
+from workbench.experiments.study import Study, run_policies
 from workbench.kvcache.arena import KVArena
 from workbench.kvcache.manager import KVCacheManager
 from workbench.kvcache.policies import StaticSplit
 from workbench.models.registry import find_model
 from workbench.search.answers import check_choice
 from workbench.search.prm import trie_size
+from workbench.search.search import chat_prompt
 
 PROFILES = {  # problems of beams and of forks; pairs and prompts of an arena's overhead
     "quick": {"starts": 1, "beams": 1, "forks": 2, "resplits": 8, "pairs": 9, "prompts": 8},
@@ -84,20 +78,18 @@ PROFILES = {  # problems of beams and of forks; pairs and prompts of an arena's 
     "full": {"starts": 9, "beams": 8, "forks": 32, "resplits": 200, "pairs": 201, "prompts": 64},
 }
 BLOCK_SIZE = 16
-KV_MEMORY = {True: "64MiB", False: "1GiB"}  # of an engine; whether the model is one of the tiny
-LLM, PRM = "tiny-solver", "tiny-prm"
+PARTS = ("starts", "beams", "forks", "arena", "sharing")
 BUDGETS, SHARES = (0.5, 1.0, 2.0), (0.08, 0.2, THESIS_SHARE, 0.5)
-PLANS = {
-    "quick": PolicyPlan(3, 2, 1, BUDGETS, SHARES, (), repeats=0),
-    "default": PolicyPlan(16, 12, 2, BUDGETS, SHARES, (), repeats=0),
-    "full": PolicyPlan(128, 12, 3, BUDGETS, SHARES, (), repeats=0),
+PLANS = {  # of sharing, and how often it is carried out
+    "quick": (PolicyPlan(3, 2, 1, BUDGETS, SHARES, (), repeats=0), 1),
+    "default": (PolicyPlan(16, 12, 2, BUDGETS, SHARES, (), repeats=0), 2),
+    "full": (PolicyPlan(128, 12, 3, BUDGETS, SHARES, (), repeats=0), 3),
 }
-STUDIES = {"quick": 1, "default": 2, "full": 3}  # how often the study of sharing is carried out
 
 
 def run(
     profile: str = "default",
-    model: str = LLM,
+    model: str = TINY,
     prm: str | None = None,
     seed: int = 0,
     problems: str | None = None,
@@ -111,41 +103,32 @@ def run(
     as these instead of the profile's. part: of the rows alone, None: all; arena, forks and sharing
     are of the tiny pair.
     """
-    tiny, count = is_tiny(model), PROFILES[profile]
-    kv_memory = KV_MEMORY[tiny]
-    sizes: dict[str, Any] = {"max_depth": 40} if tiny else {}
-
-    def beams() -> Iterator[Row]:
-        workload = make_workload(model, prm, problems, count["beams"], **sizes)
-        return beam_rows(workload, kv_memory, seed)
-
-    def forks() -> Iterator[Row]:
-        return fork_rows(make_workload(LLM, limit=count["forks"], **TINY_SIZES), seed)
-
-    def arena() -> Iterator[Row]:
-        yield from resplit_rows(count["resplits"], seed)
-        yield from overhead_rows(count["pairs"], count["prompts"], seed)
-
-    parts: dict[str, Callable[[], Iterator[Row]]] = {
-        "starts": lambda: start_rows(model, kv_memory, repeats or count["starts"]),
-        "beams": beams,
-    }
-    if tiny:
-        shared = partial(sharing_rows, profile, seeds)
-        parts |= {"forks": forks, "arena": arena, "sharing": shared}
+    tiny, count = model == TINY, PROFILES[profile]
+    known, kv_memory = (PARTS, "64MiB") if tiny else (PARTS[:2], "1GiB")
     if part is not None:
-        check_choice("part", part, tuple(parts))
-    for name, measured in parts.items():
-        if part in (None, name):
-            yield from measured()
+        check_choice("part", part, known)
+    for name in known if part is None else (part,):
+        if name == "starts":
+            yield from start_rows(model, kv_memory, repeats or count["starts"])
+        elif name == "beams":
+            workload = make_workload(model, prm, problems, count["beams"])
+            yield from beam_rows(workload, kv_memory, seed)
+        elif name == "forks":
+            workload = make_workload(TINY, limit=count["forks"], min_problem_batch=BATCH)
+            yield from fork_rows(workload, seed)
+        elif name == "arena":
+            yield resplit_row(count["resplits"], seed)
+            yield from overhead_rows(count["pairs"], count["prompts"], seed)
+        else:
+            yield from sharing_rows(profile, seeds)
 
 
 def mode_of(settings: dict[str, Any]) -> dict[str, Any]:
     """What the record says of a run with these settings."""
     mode = {"batch_invariant": True, "n": 16, "beam_width": 4, "block_size": BLOCK_SIZE}
-    if not is_tiny(settings["model"]):
+    if settings["model"] != TINY:
         return mode
-    plan = PLANS[settings["profile"]]
+    plan, _ = PLANS[settings["profile"]]
     return mode | {
         "budgets_of_w": BUDGETS,
         "kv_shares": SHARES,
@@ -210,7 +193,6 @@ def start_rows(model: str, kv_memory: str, repeats: int) -> Iterator[Row]:
     yield median_row("startup_s", [start["seconds"] for start in starts], "s")
     cold = measured_start(model, kv_memory, cold=True)
     yield Row("startup_cold_s", cold["seconds"], "s", repeats=1)
-    yield median_row("startup_peak_bytes", [start["peak"] for start in starts], "B")
     over = [start["peak"] / start["budget"] for start in starts]
     yield median_row("startup_peak_over_budget", over, "fraction")
 
@@ -223,11 +205,12 @@ Beam = tuple[list[int], list[int]]  # the tokens before its own step, and its st
 def beam_rows(workload: Workload, kv_memory: str, seed: int) -> Iterator[Row]:
     """What all n beams take, each problem's when they were longest."""
     llm = Engine(workload.llm, kv_memory=kv_memory, block_size=BLOCK_SIZE)
-    prm = workload.reward(Engine(workload.prm, kv_memory=kv_memory))
+    prm = Engine(workload.prm, kv_memory=kv_memory)
     saving, over = [], []
     for problem in workload.problems:
         result = replace(workload, problems=(problem,)).search(llm, prm, seed)
-        beams = longest_beams(result.tree, workload.prompt(problem, llm), workload.n)
+        prompt = chat_prompt(problem, llm, workload.config.system_prompt)
+        beams = longest_beams(result.tree, prompt, workload.config.n)
         if beams:
             whole = [before + step for before, step in beams]
             paged = blocks_used(beams) * BLOCK_SIZE
@@ -264,33 +247,28 @@ def blocks_used(beams: Sequence[Beam]) -> int:
 
 
 def fork_rows(workload: Workload, seed: int = 0) -> Iterator[Row]:
-    """The same search in roomy memory, with partly filled blocks reused and with whole ones only.
+    """The same search in roomy memory, with whole blocks reused only and with partly filled ones.
 
     Raises WorkbenchError where the two searches sample other tokens.
     """
-    peer, found = "reuse_partial_blocks=False", []
+    found, trees = [], []
     for reuse in (False, True):
-        llm, scoring = (
+        llm, prm = (
             roomy_engine(name, reuse_partial_blocks=reuse) for name in (workload.llm, workload.prm)
         )
-        found.append(workload.search(llm, workload.reward(scoring), seed))
-    whole, reused = found
-    if not whole.tree["token_ids"].map(list).equals(reused.tree["token_ids"].map(list)):
+        done = workload.search(llm, prm, seed)
+        counts = done.problems
+        tokens = counts["prm_tokens_computed"], counts["prm_tokens_distinct"]
+        found.append(bootstrap_ratio(*tokens, counts["problem_id"].tolist()))
+        trees.append(done.tree["token_ids"].map(list))
+    if not trees[0].equals(trees[1]):
         raise WorkbenchError(
             "The search samples other tokens when partial blocks are reused; the rows would "
             "compare two different searches. Run `workbench bench identity`."
         )
-    over, again = [], []
-    for done in found:
-        counts, steps = done.problems, done.trace.steps
-        tokens = counts["prm_tokens_computed"], counts["prm_tokens_distinct"]
-        over.append(bootstrap_ratio(*tokens, counts["problem_id"].tolist()))
-        own = steps[steps["engine"] == "llm"].filter(like="recomputed_tokens_")
-        again.append(float(own.to_numpy().sum() / counts["tokens"].sum()))
-    row = interval_row("fork_prm_over_ideal", over[1], "x", 1)
-    before = over[0].estimate
-    yield replace(row, peer=peer, peer_value=before, ratio=before / row.value, repeats=None)
-    yield Row("fork_llm_recomputed", again[1], "fraction", peer, again[0], repeats=1)
+    before, row = found[0].estimate, interval_row("fork_prm_over_ideal", found[1], "x", 1)
+    peer = "reuse_partial_blocks=False"
+    yield replace(row, peer=peer, peer_value=before, ratio=before / row.value)
 
 
 # -- an arena --
@@ -305,37 +283,31 @@ class FullArena:
     """Two engines' caches over one memory, all pages held."""
 
     def __init__(self, num_pages: int = PAGES, seed: int = 0) -> None:
-        shapes = [block_shape(model, max_model_len=256) for model in (LLM, PRM)]
-        pages = KVArena("16MiB", shapes, StaticSplit()).page.page_bytes
-        self.arena = KVArena(num_pages * pages, shapes, StaticSplit(), 0.5)
+        shapes = [block_shape(model, max_model_len=256) for model in (TINY, TINY_PRM)]
+        page_bytes = KVArena("16MiB", shapes, StaticSplit()).page.page_bytes
+        self.arena = KVArena(num_pages * page_bytes, shapes, StaticSplit(), 0.5)
         limits: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 8}
-        self.engines = [Engine(model, arena=self.arena, **limits) for model in (LLM, PRM)]
+        engines = [Engine(model, arena=self.arena, **limits) for model in (TINY, TINY_PRM)]
+        self.caches = [engine.cache for engine in engines]
         self.arena.storage.bytes.zero_()  # the system has handed out every page of a full memory
-        self.random = random.Random(seed)
+        self.random, self._vocab = random.Random(seed), engines[0].spec.vocab
         self._next = 0
         self._live: list[tuple[KVCacheManager, int]] = []
-
-    @property
-    def num_blocks(self) -> int:
-        """Of both models, at the split of now."""
-        return sum(pool.grant.target * pool.per_page for pool in self.arena.pools)
 
     def fill(self) -> None:
         """New content everywhere, a sequence a block; every few of them stay in use."""
         for cache, number in self._live:
             cache.free(number)
         self._live = []
-        for cache in (engine.cache for engine in self.engines):
+        for cache in self.caches:
             cache.apply()
-            count = cache.num_free + cache.num_cached
-            numbers = range(self._next, self._next + count)
-            self._next += count
-            vocab = self.engines[0].spec.vocab
+            numbers = range(self._next, self._next + cache.num_free + cache.num_cached)
+            self._next = numbers.stop
             for number in numbers:
-                tokens = [self.random.randrange(vocab) for _ in range(cache.block_size)]
+                tokens = [self.random.randrange(self._vocab) for _ in range(cache.block_size)]
                 assert cache.allocate(number, tokens) is not None
             kept = set(numbers[::LIVE_EVERY])
-            for number in self.random.sample(numbers, count):  # blocks come free in no order
+            for number in self.random.sample(numbers, len(numbers)):  # freed in no order
                 if number not in kept:
                     cache.free(number)
             self._live += [(cache, number) for number in kept]
@@ -343,62 +315,70 @@ class FullArena:
 
     def settle(self) -> None:
         """What engines do between steps: both caches, then the bytes."""
-        for engine in self.engines:
-            engine.cache.apply()
+        for cache in self.caches:
+            cache.apply()
         self.arena.storage.settle()
 
-    def resplit(self, kv_share: float) -> tuple[float, int]:
-        """Seconds until every page and byte is where the split wants it; bytes copied."""
-        copied = self.arena.storage.bytes_copied
+    def resplit(self, kv_share: float) -> float:
+        """Seconds until every page and byte is where the split wants it."""
         start = perf_counter()
         asked = self.arena.resplit(kv_share).target
         self.settle()
         spent = perf_counter() - start
         for pool, most in zip(self.arena.pools, (asked, self.arena.num_pages - asked)):
             assert pool.held <= most, f"{pool.shape.name} holds more than its split"
-        return spent, self.arena.storage.bytes_copied - copied
+        return spent
 
 
-def resplit_rows(count: int, seed: int = 0, num_pages: int = PAGES) -> Iterator[Row]:
-    """Milliseconds of re-splits that move a tenth of the pages or more, and the bytes copied."""
-    full = FullArena(num_pages, seed)
-    blocks, share = full.num_blocks, 0.5
-    seconds, copied = [], []
-    for number in range(-2, count):
+def resplit_row(count: int, seed: int = 0, num_pages: int = PAGES) -> Row:
+    """Milliseconds of re-splits that move a tenth of the pages or more."""
+    full, share, times = FullArena(num_pages, seed), 0.5, []
+    for number in range(-2, count):  # the first two are a warm-up, the second of them copies
         full.fill()
         wanted = (0.7, 0.3)[number] if number < 0 else share
         while abs(wanted - share) < LEAST_MOVED:
             wanted = full.random.uniform(0.3, 0.7)
         share = wanted
-        spent, moved = full.resplit(share)
+        times.append(1000 * full.resplit(share))
         full.arena.check()
-        if number >= 0:  # the first two are a warm-up, the second of them copies
-            seconds.append(1000 * spent)
-            copied.append(float(moved))
-    p95 = quantiles(seconds, n=20, method="inclusive")[-1]
-    yield Row("resplit_p95_ms", p95, "ms", repeats=count, spread=(min(seconds), max(seconds)))
-    yield Row("resplit_median_ms", median(seconds), "ms", repeats=count)
-    spread = (min(copied), max(copied))
-    yield Row("resplit_copied_bytes", fmean(copied), "B", repeats=count, spread=spread)
-    yield Row("resplit_blocks", blocks, "blocks", repeats=1)
+    p95 = quantiles(times[2:], n=20, method="inclusive")[-1]
+    spread = min(times[2:]), max(times[2:])
+    return Row("resplit_p95_ms", p95, "ms", repeats=count, spread=spread)
 
 
 def overhead_rows(pairs: int, prompts: int, seed: int = 0) -> Iterator[Row]:
-    """arena_vs_dedicated: median of the paired ratios; _low: lower end of its 95 % interval."""
-    shape = block_shape(LLM)
+    """arena_vs_dedicated: median of the paired ratios; _low: lower end of its 95 % interval.
+
+    Both engines take turns, step by step: the machine's pace varies.
+    """
+    shape, draw = block_shape(TINY), random.Random(seed)
     arena = KVArena(BLOCKS * shape.block_bytes, [shape], StaticSplit())
-    engines = {"arena": Engine(LLM, arena=arena), "dedicated": Engine(LLM, num_blocks=BLOCKS)}
-    draw = random.Random(seed)
+    engines = Engine(TINY, arena=arena), Engine(TINY, num_blocks=BLOCKS)
     asked = [[draw.randrange(3, 300) for _ in range(128)] for _ in range(prompts)]
-    each = [_seconds(engines, asked, first=number % 2) for number in range(pairs + 1)][1:]
-    found = median_interval([pair["dedicated"] / pair["arena"] for pair in each])
-    ours, theirs = (64 * prompts / median(pair[name] for pair in each) for name in engines)
+    params = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
+    every = []  # [seconds of each engine], the first a warm-up
+    for number in range(pairs + 1):
+        for engine in engines:
+            engine.cache.reset()
+            for prompt in asked:
+                engine.add(prompt, params)
+        seconds, first = [0.0, 0.0], number % 2
+        while engines[0].has_work:
+            for which in (first, 1 - first):
+                start = perf_counter()
+                engines[which].step()
+                seconds[which] += perf_counter() - start
+            first = 1 - first
+        every.append(seconds)
+    times = every[1:]
+    found = median_interval([other / own for own, other in times])
+    ours, theirs = (64 * prompts / median(each) for each in zip(*times))
     yield Row(
         "arena_vs_dedicated",
         ours,
         "tokens/s",
-        "a pool of its own",
-        theirs,
+        peer="a pool of its own",
+        peer_value=theirs,
         ratio=found.estimate,
         repeats=pairs,
         spread=(found.low, found.high),
@@ -406,69 +386,40 @@ def overhead_rows(pairs: int, prompts: int, seed: int = 0) -> Iterator[Row]:
     yield Row("arena_vs_dedicated_low", found.low, "x", repeats=pairs)
 
 
-def _seconds(
-    engines: Mapping[str, Engine], prompts: list[list[int]], first: int
-) -> dict[str, float]:
-    """Of each engine for all prompts. They take turns, step by step: the machine's pace varies."""
-    params = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
-    for engine in engines.values():
-        engine.cache.reset()
-        for prompt in prompts:
-            engine.add(prompt, params)
-    seconds, names = dict.fromkeys(engines, 0.0), list(engines)
-    while engines[names[0]].has_work:
-        for name in names[first:] + names[:first]:
-            start = perf_counter()
-            engines[name].step()
-            seconds[name] += perf_counter() - start
-        first = 1 - first
-    return seconds
-
-
 # -- two models in one memory --
 
 
 def sharing_rows(profile: str, seeds: int | None = None) -> Iterator[Row]:
     """The study of sharing, carried out as often as the profile says."""
-    plan = PLANS[profile]
-    plan = plan if seeds is None else replace(plan, num_seeds=seeds)
+    plan, times = PLANS[profile]
+    plan = replace(plan, num_seeds=seeds or plan.num_seeds)
     config = replace(sweep_config(profile), seeds=tuple(range(plan.num_seeds)))
     with TemporaryDirectory() as folder:
-        places = [Path(folder) / str(number) for number in range(STUDIES[profile])]
+        places = [Path(folder) / str(number) for number in range(times)]
         yield from study_rows([run_policies(config, plan, place) for place in places])
 
 
 def study_rows(studies: Sequence[Study]) -> Iterator[Row]:
-    """Every row that the study tells, carried out once or several times."""
-    first, tables = studies[0], [each.all_runs for each in studies]
-    plan = first.plan
+    """Every row that the study tells, carried out once or several times.
+
+    Raises AssertionError where a run's nodes, tokens and scores are not those of the uncapped
+    search without techniques: settings are about speed alone.
+    """
+    plan, tables = studies[0].plan, [each.all_runs for each in studies]
     assert isinstance(plan, PolicyPlan)
     every = pd.concat([table.assign(time=k) for k, table in enumerate(tables)], ignore_index=True)
-    need = working_set_of(first.all_runs)
-    yield Row("working_set_bytes", need.total, "B", repeats=1)
-    yield Row("working_set_llm_bytes", need.llm, "B", repeats=1)
-    yield Row("working_set_prm_bytes", need.prm, "B", repeats=1)
-    limit = need.max_model_len(first.config.block_size)
-    yield Row("max_model_len", limit, "tokens", repeats=1)
-    yield Row("same_nodes", 1.0, "fraction", repeats=sum(map(_runs_alike, studies)))
-    bounds = every[(every["status"] == FINISHED) & (every["role"] == REFERENCE)]
-    bounds = bounds[bounds["technique"] == ALL]
+    done = every[every["status"] == FINISHED]
+    others = [s for s in done["setting"].unique() if s != UNCAPPED_SETTING]
+    for study in studies:
+        counts = differing_nodes(study, [(UNCAPPED_SETTING, setting) for setting in others])
+        wrong = {setting: differ for setting, (differ, _) in counts.items() if differ}
+        assert not wrong, f"nodes that are not the uncapped search's, by setting: {wrong}"
+    yield Row("same_nodes", 1.0, "fraction", repeats=int(done["setting"].isin(others).sum()))
+    bounds = done[(done["role"] == REFERENCE) & (done["technique"] == ALL)]
     yield Row("measured_bound", bound_tokens_per_s(bounds), "tokens/s", repeats=len(bounds))
     for budget in plan.budgets:
         ceiling = bound_tokens_per_s(bounds[bounds["beside"] == budget])
         yield from budget_rows(every[every["budget"] == budget], plan.kv_shares, ceiling)
-
-
-def _runs_alike(study: Study) -> int:
-    """How many finished runs have the nodes, tokens and scores of the uncapped search without
-    techniques. Raises AssertionError where one differs: settings are about speed alone.
-    """
-    done = study.having(status=FINISHED)
-    settings = [s for s in done["setting"].unique() if s != UNCAPPED_SETTING]
-    counts = differing_nodes(study, [(UNCAPPED_SETTING, setting) for setting in settings])
-    wrong = {setting: differ for setting, (differ, _) in counts.items() if differ}
-    assert not wrong, f"nodes that are not the uncapped search's, by setting: {wrong}"
-    return int(done["setting"].isin(settings).sum())
 
 
 def budget_rows(runs: pd.DataFrame, shares: Sequence[float], ceiling: float) -> Iterator[Row]:
@@ -483,24 +434,23 @@ def budget_rows(runs: pd.DataFrame, shares: Sequence[float], ceiling: float) -> 
         """
         label = None if peer is None else peer.split("/")[1]
         for needed in (setting, peer or setting):
-            if needed not in done:
-                return Row(name, float("nan"), _why_not(runs, needed), label)
+            if needed not in done:  # the reason stands in place of a unit
+                failed = runs[(runs["setting"] == needed) & (runs["status"] != FINISHED)]
+                told = (failed["status"] + ": " + failed["error"].astype(str)).tolist()
+                return Row(name, float("nan"), told[0] if told else "not measured", label)
         own = done[setting]
-        rate, found = _rate(own), own["tokens_per_s"]
-        beside: dict[str, float] = {}
-        if peer is not None:
-            found = ratios(own, done[peer])
-            beside = {"peer_value": _rate(done[peer]), "ratio": _mean(found)}
+        rate, found = _rate(own), own["tokens_per_s"] if peer is None else ratios(own, done[peer])
         return Row(
             name,
             rate,
             "tokens/s",
             peer=label,
+            peer_value=None if peer is None else _rate(done[peer]),
+            ratio=None if peer is None else _mean(found),
             ceiling=ceiling,
             share_of_ceiling=rate / ceiling,
             repeats=len(own),
             spread=(float(found.min()), float(found.max())),
-            **beside,
         )
 
     at, thesis = f"@{budget:g}W", setting_of(budget, STATIC, THESIS_SHARE, NONE)
@@ -521,9 +471,6 @@ def budget_rows(runs: pd.DataFrame, shares: Sequence[float], ceiling: float) -> 
         _, policy, technique = setting.split("/")
         name = policy if technique == NONE else f"{policy}_{technique}"
         yield row(f"{name}{at}", setting)
-        if setting in done:
-            again = recomputed(done[setting])
-            yield Row(f"recomputed_{name}{at}", again, "tokens", repeats=times)
 
 
 def ratios(mine: pd.DataFrame, theirs: pd.DataFrame) -> pd.Series:
@@ -541,10 +488,3 @@ def _mean(found: pd.Series) -> float:
 
 def _rate(runs: pd.DataFrame) -> float:
     return float(runs["sampled_tokens"].sum() / runs["wall_s"].sum())
-
-
-def _why_not(runs: pd.DataFrame, setting: str) -> str:
-    """In place of a unit: a value that there cannot be says why."""
-    rows = runs[(runs["setting"] == setting) & (runs["status"] != FINISHED)]
-    reasons = rows["error"].dropna().astype(str).drop_duplicates()
-    return f"{rows['status'].iloc[0]}: {reasons.iloc[0]}" if len(reasons) else "not measured"

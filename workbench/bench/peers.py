@@ -4,13 +4,12 @@
 peer's interpreter, which has no workbench: so nothing of it is imported here. One JSON object a
 line goes in, one comes out:
 
-    {"command": "load", ...}                                  -> {"version": text}
-    {"command": "decode", "prompts": [[id]], "new_tokens": n} -> {"tokens": n, "seconds": s}
-    {"command": "prefill", "prompt": [id]}                    -> {"tokens": n, "seconds": s}
+    {"command": "load", ...}                                 -> {"version": text}
+    {"command": "timed", "prompts": [[id]], "new_tokens": n} -> {"tokens": n, "seconds": s}
     {"command": "quit"}
 
-and what goes wrong is {"error": text}. decode counts the tokens and seconds after every sequence's
-first token; prefill those of one prompt until its first token. A worker blocks between commands, so
+and what goes wrong is {"error": text}. timed counts the tokens and seconds after every sequence's
+first token; with one new token those of the prompts until it. A worker blocks between commands, so
 one process computes at a time.
 """
 
@@ -66,13 +65,11 @@ class PeerProcess:
             self.close()
             raise
 
-    def decode(self, prompts: Any, new_tokens: int) -> float:
-        """Tokens/s after the first token of every sequence, by the worker's clock."""
-        return self._rate(self._ask("decode", prompts=prompts.tolist(), new_tokens=new_tokens))
-
-    def prefill(self, prompts: Any) -> float:
-        """Prompt tokens/s of one prompt, by the worker's clock."""
-        return self._rate(self._ask("prefill", prompt=prompts[0].tolist()))
+    def timed(self, prompts: Any, new_tokens: int) -> tuple[int, float]:
+        """Tokens, and seconds by the worker's clock."""
+        found = self._ask("timed", prompts=prompts.tolist(), new_tokens=new_tokens)
+        time.sleep(SETTLE_SECONDS)
+        return found["tokens"], found["seconds"]
 
     def close(self) -> None:
         """Ends the worker: at its next command if it can, else at once."""
@@ -82,10 +79,6 @@ class PeerProcess:
             self._process.kill()
             self._process.wait()
         self._log.close()
-
-    def _rate(self, found: dict[str, Any]) -> float:
-        time.sleep(SETTLE_SECONDS)
-        return float(found["tokens"] / found["seconds"])
 
     def _ask(self, command: str, **given: Any) -> dict[str, Any]:
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -137,22 +130,16 @@ class LlamaCpp:
             raise RuntimeError(f"llama.cpp has no room for {params.n_ctx} positions")
         self._batch = api.llama_batch_init(max_tokens, 0, 1)
 
-    def decode(self, prompts: list[list[int]], new_tokens: int) -> tuple[int, float]:
-        self._forget()
+    def timed(self, prompts: list[list[int]], new_tokens: int) -> tuple[int, float]:
+        self._api.llama_memory_clear(self._api.llama_get_memory(self._context), False)
+        start = time.perf_counter()
         tokens = self._step(prompts, 0)
-        position, start = len(prompts[0]), time.perf_counter()
+        first, position = time.perf_counter(), len(prompts[0])
+        if new_tokens == 1:
+            return len(prompts) * position, first - start
         for step in range(new_tokens - 1):
             tokens = self._step([[int(token)] for token in tokens], position + step)
-        return len(prompts) * (new_tokens - 1), time.perf_counter() - start
-
-    def prefill(self, prompt: list[int]) -> tuple[int, float]:
-        self._forget()
-        start = time.perf_counter()
-        self._step([prompt], 0)
-        return len(prompt), time.perf_counter() - start
-
-    def _forget(self) -> None:
-        self._api.llama_memory_clear(self._api.llama_get_memory(self._context), False)
+        return len(prompts) * (new_tokens - 1), time.perf_counter() - first
 
     def _step(self, rows: list[list[int]], position: int) -> Any:
         """Computes each sequence's next tokens; the likeliest token after each, [sequences]."""
@@ -208,36 +195,26 @@ class Vllm:
             max_num_batched_tokens=max_tokens,
             max_model_len=max_model_len,
         ).llm_engine
-        self._next, self._lengths = 0, dict[str, int]()
+        self._next = 0
 
-    def decode(self, prompts: list[list[int]], new_tokens: int) -> tuple[int, float]:
-        self._add(prompts, new_tokens)
-        while len(self._lengths) < len(prompts):
-            self._step()
-        before, start = sum(self._lengths.values()), time.perf_counter()
-        while self._engine.has_unfinished_requests():
-            self._step()
-        return sum(self._lengths.values()) - before, time.perf_counter() - start
-
-    def prefill(self, prompt: list[int]) -> tuple[int, float]:
-        start = time.perf_counter()
-        self._add([prompt], 1)
-        while self._engine.has_unfinished_requests():
-            self._step()
-        return len(prompt), time.perf_counter() - start
-
-    def _add(self, prompts: list[list[int]], new_tokens: int) -> None:
-        self._lengths.clear()
+    def timed(self, prompts: list[list[int]], new_tokens: int) -> tuple[int, float]:
+        lengths, start = dict[str, int](), time.perf_counter()
         params = self._sampling(
             temperature=0.0, max_tokens=new_tokens, ignore_eos=True, detokenize=False
         )
         for prompt in prompts:
             self._engine.add_request(str(self._next), {"prompt_token_ids": prompt}, params.clone())
             self._next += 1
-
-    def _step(self) -> None:
-        for output in self._engine.step():
-            self._lengths[output.request_id] = len(output.outputs[0].token_ids)
+        before = 0
+        while self._engine.has_unfinished_requests():
+            for output in self._engine.step():
+                lengths[output.request_id] = len(output.outputs[0].token_ids)
+            if before == 0 and len(lengths) == len(prompts) and new_tokens > 1:
+                before, start = sum(lengths.values()), time.perf_counter()
+        seconds = time.perf_counter() - start
+        if new_tokens == 1:
+            return sum(map(len, prompts)), seconds
+        return sum(lengths.values()) - before, seconds
 
 
 PEERS: dict[str, Any] = {"vllm": Vllm, "llama.cpp": LlamaCpp}  # by the name in the rows
@@ -263,7 +240,7 @@ def serve(engine: Any) -> None:
                 peer = engine(**request)
                 reply = {"version": peer.version}
             else:
-                tokens, seconds = getattr(peer, command)(**request)
+                tokens, seconds = peer.timed(**request)
                 reply = {"tokens": tokens, "seconds": seconds}
         except Exception as error:  # the benchmark goes on without this peer, and says why
             reply = {"error": f"{type(error).__name__}: {error}"}

@@ -11,11 +11,14 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from workbench.errors import ConfigError
 from workbench.experiments.provenance import git_state, machine_facts, versions
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from workbench.experiments.statistics import Interval
 
 FAILED = "failed"  # a run's status (experiments/runs.py, which needs pandas: records do not)
+Work = Callable[[], object]
+Timer = Callable[[Work, int], list[float]]  # seconds of so many repeats
 KEYS = ("bench", "machine", "versions", "git", "mode", "isa", "rows")
 
 
@@ -54,10 +59,6 @@ class Row:
         """Whether it has no value because what was to be measured failed."""
         return not math.isfinite(self.value) and self.unit.startswith(FAILED)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The row as JSON holds it: what is not a finite number becomes null."""
-        return {name: _plain(value) for name, value in asdict(self).items()}
-
 
 def median_row(
     name: str,
@@ -65,7 +66,7 @@ def median_row(
     unit: str,
     *,
     peer: str | None = None,
-    peers: Sequence[float] | None = None,
+    peers: Sequence[float] = (),
     ceiling: float | None = None,
 ) -> Row:
     """The median of repeats, more being better where there is a peer or a ceiling.
@@ -73,7 +74,11 @@ def median_row(
     peers: the peer's repeats; ratio and spread are then of the paired ratios.
     """
     value = median(values)
-    ratios = peers and [mine / other for mine, other in zip(values, peers, strict=True)]
+    ratios = [mine / other for mine, other in zip(values, peers, strict=True)] if peers else []
+    spread = None
+    if len(values) > 1:
+        low, _, high = quantiles(ratios or values, n=4, method="inclusive")
+        spread = (high - low) / 2
     return Row(
         name,
         value,
@@ -84,8 +89,27 @@ def median_row(
         ceiling=ceiling,
         share_of_ceiling=None if ceiling is None else value / ceiling,
         repeats=len(values),
-        spread=middle_half(ratios or values),
+        spread=spread,
     )
+
+
+def compared_rows(
+    name: str,
+    values: Sequence[float],
+    unit: str,
+    peers: Mapping[str, Sequence[float]],
+    ceiling: float | None = None,
+    labels: Mapping[str, str] | None = None,
+) -> Iterator[Row]:
+    """Our repeats against the first peer's; against those of each other in a row `name@PEER`.
+
+    labels: what a row calls a peer, if not by its name. A peer without repeats is named alone.
+    """
+    for place, (peer, repeats) in enumerate(peers.items()):
+        row, label = f"{name}@{peer}" if place else name, (labels or {}).get(peer, peer)
+        yield median_row(row, values, unit, peer=label, peers=repeats, ceiling=ceiling)
+    if not peers:
+        yield median_row(name, values, unit, ceiling=ceiling)
 
 
 def interval_row(name: str, found: Interval, unit: str, repeats: int) -> Row:
@@ -99,12 +123,64 @@ def memory_rows(prefix: str, memory: MemoryProfile) -> Iterator[Row]:
         yield Row(f"{prefix}{part}", float(getattr(memory, part)), "bytes", repeats=1)
 
 
-def middle_half(values: Sequence[float]) -> float | None:
-    """Half the range of the middle half of the values."""
-    if len(values) < 2:
-        return None
-    low, _, high = quantiles(values, n=4, method="inclusive")
-    return (high - low) / 2
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """The two slopes of a roofline, and what torch's products reach of the first.
+
+    Measured in the same run as what is held against it, never looked up in a table of processors.
+    """
+
+    flops_per_s: float
+    bytes_per_s: float
+    gemm_flops_per_s: float
+
+    def seconds(self, flops: float, read_bytes: float) -> float:
+        """The least that work can take."""
+        return max(flops / self.flops_per_s, read_bytes / self.bytes_per_s)
+
+    def best(self, other: Ceiling) -> Ceiling:
+        """Of two measurements the faster: a shared machine is never faster than it is."""
+        return Ceiling(*map(max, astuple(self), astuple(other)))
+
+    def rows(self) -> Iterator[Row]:
+        """As a record has it."""
+        if self.flops_per_s != self.gemm_flops_per_s:
+            yield Row("fma_flops_per_s", self.flops_per_s, "FLOP/s")
+        yield Row("gemm_flops_per_s", self.gemm_flops_per_s, "FLOP/s")
+        yield Row("read_bytes_per_s", self.bytes_per_s, "B/s")
+
+
+def wall_seconds(work: Work, repeats: int) -> list[float]:
+    """Of each repeat, after one that is not counted."""
+    work()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return times
+
+
+def measure_ceiling(
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    timer: Timer = wall_seconds,
+    repeats: int = 5,
+    side: int = 1536,
+    read_bytes: int = 256 << 20,
+) -> Ceiling:
+    """Operations: the median of torch's product of square matrices. Reading: the best of summing up
+    more than a cache keeps and of copying half of it, which moves each byte twice.
+    """
+    left = torch.randn(side, side, device=device).to(dtype)
+    product = torch.empty_like(left)
+    product_s = median(timer(lambda: torch.mm(left, left, out=product), repeats))
+    data = torch.ones(read_bytes // 4, device=device)
+    half, total = len(data) // 2, torch.empty((), device=device)
+    read_s = timer(lambda: torch.sum(data, dim=0, out=total), repeats)
+    read_s += timer(lambda: data[:half].copy_(data[half : 2 * half]), repeats)
+    flops_per_s = 2 * side**3 / product_s
+    return Ceiling(flops_per_s, data.nbytes / min(read_s), flops_per_s)
 
 
 def record(bench: str, rows: Iterable[Row], mode: dict[str, Any]) -> dict[str, Any]:
@@ -124,52 +200,8 @@ def record(bench: str, rows: Iterable[Row], mode: dict[str, Any]) -> dict[str, A
     except ImportError:
         isa = None
     told = (machine_facts(), versions(), git_state(), mode, isa)
-    values = (bench, *told, [row.to_dict() for row in listed])
-    return dict(zip(KEYS, values, strict=True))
-
-
-def renewed(before: dict[str, Any], again: dict[str, Any]) -> dict[str, Any]:
-    """A record with the rows that were measured again in the place of those of their names.
-
-    mode.again: of each of them the commit that it was measured with. ConfigError as require_alike.
-    """
-    require_alike(before, again)
-    new = {row["name"]: row for row in again["rows"]}
-    rows = [new.pop(row["name"], row) for row in before["rows"]] + list(new.values())
-    commits = {row["name"]: again["git"]["commit"] for row in again["rows"]}
-    mode = before["mode"] | {"again": before["mode"].get("again", {}) | commits}
-    return before | {"mode": mode, "rows": rows}
-
-
-def require_alike(before: dict[str, Any], again: dict[str, Any]) -> None:
-    """ConfigError unless both are of one benchmark, machine, versions, mode and instruction set."""
-    for key in ("bench", "machine", "versions", "mode", "isa"):
-        one, other = (_without_passes(each[key]) for each in (before, again))
-        if one != other:
-            raise ConfigError(
-                f"Rows can be measured again where the {key} is the same; the record has {one}, "
-                f"this run {other}. Write another file."
-            )
-
-
-def _without_passes(facts: Any) -> Any:
-    """As read back from a file, without what tells one pass from another."""
-    if not isinstance(facts, dict):
-        return facts
-    passes = ("again", "part", "complete")
-    return json.loads(json.dumps({k: fact for k, fact in facts.items() if k not in passes}))
-
-
-def read_record(file: str | Path) -> dict[str, Any]:
-    """What `write_record` wrote. ConfigError for anything else."""
-    try:
-        content = json.loads(Path(file).read_text(encoding="utf-8"))
-        known = isinstance(content, dict) and set(KEYS) <= set(content)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read as a record ({error}).") from error
-    if not known:
-        raise ConfigError(f"{file} is no record; it lacks one of {', '.join(KEYS)}.")
-    return dict(content)
+    cells = [{name: _plain(value) for name, value in asdict(row).items()} for row in listed]
+    return dict(zip(KEYS, (bench, *told, cells), strict=True))
 
 
 def write_record(content: dict[str, Any], file: str | Path) -> Path:
@@ -183,6 +215,7 @@ def write_record(content: dict[str, Any], file: str | Path) -> Path:
 
 
 def _plain(value: Any) -> Any:
+    """As JSON holds it: what is not a finite number becomes null."""
     if isinstance(value, tuple):
         return [_plain(each) for each in value]
     if isinstance(value, float) and not math.isfinite(value):

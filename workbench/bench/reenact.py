@@ -1,59 +1,50 @@
 """Recorded searches re-enacted over the memory split, beside what a roofline foretells.
 
+Real engines compute every token of a recorded search and are told what they sampled, so lengths,
+prefixes and the tree are the recorded ones and every step costs what it costs: with `dummy:`
+weights a machine with a GPU measures models of true size that it does not have. Scores are recorded
+ones too.
+
 On a GPU: `--device cuda --llm dummy:llama-3.2-1b --prm dummy:llama-3.1-8b-prm`, a search made of
 MATH-500's lengths, 40 GiB; llm_weights and the like are bytes, as profiling passes measured them.
 By default the embedded pair and its recording. One pair of engines is built and its caches resized,
-so a share costs one search. The roofline is a data sheet's where the GPU is one of the presets,
-else measured.
+so a share costs one search. The roofline is measured in the same run.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
 import torch
 
-from workbench.bench.ceilings import CeilingSizes, measure_gpu_ceiling, require_gpu
+from workbench.bench.kernels import gpu_ceiling, require_gpu
 from workbench.bench.record import Row, memory_rows
 from workbench.bench.replay import this_machine
+from workbench.core import RequestOutput, SamplingParams, StepPlan, StepResult, Tag
 from workbench.engine.engine import Engine
+from workbench.engine.executor import Executor, StepHandle
 from workbench.engine.memory import total_of
-from workbench.experiments.reenact import reenact
+from workbench.errors import ConfigError
 from workbench.models.loading import require_device
 from workbench.models.registry import DUMMY
-from workbench.replay.answers import Answers
-from workbench.replay.devices import PRESETS, Device
-from workbench.replay.simulator import events
+from workbench.replay.answers import Answers, RecordedExecutor, SampledNode
+from workbench.replay.devices import Device
+from workbench.replay.simulator import events, play
 from workbench.replay.what_if import what_if
 from workbench.replay.workload import load_recording, thesis_search
+from workbench.search.recording import RecordedEngine
+from workbench.search.result import Throughput
+from workbench.trace import Recorder, Trace
 
 SHARES = (0.08, 0.15, 0.3, 0.4, 0.5)
 SEARCHES = {"quick": (4, 3), "default": (16, 6), "full": (128, 40)}
 """Problems and depth of a search at the thesis's scale; the full one alone outgrows its memory."""
 TINY, TINY_RECORDING = "tiny-solver", "tiny-16-n4"
-MEMORY_TOLERANCE = 0.1  # what a driver tells, beside the nominal size
-OTHER_BUILDS = frozenset({"pcie", "nvl", "laptop", "d"})  # slower ones of a preset's name
 KEPT = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """What is re-enacted, and in how much memory."""
-
-    answers: Answers
-    total_memory: str
-
-    @classmethod
-    def of(cls, llm: str, profile: str) -> Scale:
-        """The embedded pair's recording, or a search at the thesis's scale."""
-        if llm.removeprefix(DUMMY) == TINY:
-            return cls(Answers(load_recording(TINY_RECORDING)), "64MiB")
-        problems, depth = SEARCHES[profile]
-        return cls(Answers(thesis_search(problems, max_depth=depth)), "40GiB")
 
 
 def run(
@@ -67,10 +58,10 @@ def run(
     Raises ConfigError for a GPU that is not there, OutOfMemory for one that is too small.
     """
     require_device(device)  # before anything is foretold
-    scale, known = Scale.of(llm, profile), known_device(device)
-    answers, memory = scale.answers, scale.total_memory
+    answers, total = searched(llm, profile)
+    known = measured_device(device)
     foretold = {
-        share: what_if(answers, device=known, total_memory=memory, llm_share=share)
+        share: what_if(answers, device=known, total_memory=total, llm_share=share)
         for share in SHARES
     }
     engines: list[Engine] = []
@@ -81,27 +72,30 @@ def run(
         engines.append(Engine(model, num_blocks=blocks, device=device, **kept))
         yield from memory_rows(f"{role}_", engines[-1].memory)
     same: list[float] = []
-    reenact(answers, engines[0], engines[1])  # kernels are compiled and launches recorded
+    reenact(answers, *engines)  # kernels are compiled and launches recorded
     for share, replayed in foretold.items():
-        for engine, memory_ in zip(engines, replayed.memory, strict=True):
+        for engine, memory in zip(engines, replayed.memory, strict=True):
             engine.cache.reset()
-            engine.cache.resize(memory_.num_blocks)
-        found = reenact(answers, engines[0], engines[1])
-        speed, bound = found.throughput.tokens_per_s, replayed.throughput.tokens_per_s
-        name = f"reenact_{round(100 * share):03d}"
-        peer = f"replay on {known.name}'s roofline"
+            engine.cache.resize(memory.num_blocks)
+        trace, found = reenact(answers, *engines)
+        speed, bound = found.tokens_per_s, replayed.throughput.tokens_per_s
+        name, peer = f"reenact_{round(100 * share):03d}", f"replay on {known.name}'s roofline"
         yield Row(name, speed, "tokens/s", peer, bound, speed / bound, repeats=1)
-        same.append(float(events(found.trace.steps).equals(events(replayed.trace.steps))))
+        ours, theirs = (
+            events(each.steps).drop(columns="step")  # counted since the engine was built
+            for each in (trace, replayed.trace)
+        )
+        same.append(float(ours.equals(theirs)))
     yield Row("reenact_events_identical", fmean(same), "fraction", repeats=len(same))
 
 
 def mode_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """How a record of this run was made."""
-    scale = Scale.of(settings["llm"], settings["profile"])
-    recording = scale.answers.recording
+    answers, total = searched(settings["llm"], settings["profile"])
+    recording = answers.recording
     return {
         "batch_invariant": True,
-        "total_memory": scale.total_memory,
+        "total_memory": total,
         "activations_in_total": False,
         "problems": len(recording.problems),
         "problems_in_flight": recording.settings.min_problem_batch,
@@ -109,32 +103,126 @@ def mode_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def known_device(name: str) -> Device:
-    """This machine measured, or its GPU: the preset where there is one, else that measured."""
+def searched(llm: str, profile: str) -> tuple[Answers, str]:
+    """The embedded pair's recording, or a search at the thesis's scale; and in how much memory."""
+    if llm.removeprefix(DUMMY) == TINY:
+        return Answers(load_recording(TINY_RECORDING)), "64MiB"
+    problems, depth = SEARCHES[profile]
+    return Answers(thesis_search(problems, max_depth=depth)), "40GiB"
+
+
+def measured_device(name: str) -> Device:
+    """This machine's roofline, or its GPU's."""
     if name == "cpu":
         return this_machine()
-    place = torch.device(name)
-    gpu, memory = torch.cuda.get_device_name(place), total_of(place)
-    preset = preset_of(gpu, memory)
-    if preset is not None:
-        return preset
-    place = require_gpu(2 * CeilingSizes().read_bytes, "reenact", name)
-    with torch.cuda.device(place):
-        ceiling = measure_gpu_ceiling(place, torch.bfloat16)
-    torch.cuda.empty_cache()
-    return Device(gpu, ceiling.flops_per_s, ceiling.bytes_per_s, memory, "measured")
+    place = require_gpu(bench="reenact", name=name)
+    ceiling, gpu = gpu_ceiling(place), torch.cuda.get_device_name(place)
+    rates = ceiling.flops_per_s, ceiling.bytes_per_s
+    return Device(gpu, *rates, total_of(place), "measured")
 
 
-def preset_of(gpu: str, memory_bytes: int) -> Device | None:
-    """The preset of a GPU as its driver names it; None for other builds and other memories.
+# -- engines that are told what they sampled --
 
-    A preset's name is words of the driver's ("NVIDIA A100-SXM4-80GB"); its gigabytes, where it ends
-    in them, are told by the memory.
+
+def reenact(answers: Answers, llm: Engine, prm: Engine) -> tuple[Trace, Throughput]:
+    """The recorded search on these engines, from empty caches; both stay usable.
+
+    Raises RecordingError and ConfigError.
     """
-    words = set(re.split(r"[\s-]+", gpu.lower()))
-    for name, device in PRESETS.items():
-        wanted = set(name.split("-")) - {str(device.memory_bytes >> 30)}
-        nominal = abs(memory_bytes / device.memory_bytes - 1) < MEMORY_TOLERANCE
-        if wanted <= words and nominal and not words & OTHER_BUILDS:
-            return device
-    return None
+    recorder, recording = Recorder("reenact"), answers.recording
+    for engine in (llm, prm):
+        engine.cache.reset()
+    sampling = ReenactedEngine(llm, recording.llm, answers)
+    scoring = ReenactedEngine(prm, recording.prm, answers)
+    executor = llm.executor
+    forced: Any = ForcedExecutor(executor, RecordedExecutor(answers.tokens))
+    llm.executor = forced
+    try:
+        speed = play(answers, (sampling, scoring), recorder, time.perf_counter)
+    finally:
+        llm.executor = executor
+    return recorder.trace(), speed
+
+
+@dataclass(frozen=True, slots=True)
+class ForcedExecutor:
+    """A real executor that computes and samples, and then returns the recorded tokens."""
+
+    executor: Executor
+    recorded: RecordedExecutor
+
+    @property
+    def storage(self) -> Any:
+        """The real one's."""
+        return self.executor.storage
+
+    def submit(self, plan: StepPlan) -> StepHandle:
+        """The step, carried out; its sampled tokens are the recorded ones."""
+        outcome = self.executor.submit(plan).outcome
+        if isinstance(outcome, StepResult) and len(plan.sampling):
+            outcome = replace(outcome, tokens=self.recorded.run(plan).tokens)
+        return StepHandle(outcome)
+
+
+class ReenactedEngine:
+    """A real engine in the place of a recorded one; what is not here is the engine's own.
+
+    Raises ConfigError where its vocabulary lacks a recorded token.
+    """
+
+    capabilities = frozenset({"trace"})
+    tokenizer = None
+
+    def __init__(self, engine: Engine, recorded: RecordedEngine, answers: Answers) -> None:
+        most = max(
+            max(tokens, default=0)
+            for each in answers.recording.problems
+            for tokens in (
+                each.prompt,
+                *(step.tokens for step in each.steps),
+                *(solution.tokens for solution in each.solutions),
+            )
+        )
+        if most >= engine.spec.vocab:
+            raise ConfigError(
+                f"The recording has token {most}; {engine.name} knows {engine.spec.vocab} tokens: "
+                "give a model with a larger vocabulary."
+            )
+        self.engine, self._answers = engine, answers
+        self.max_model_len = recorded.max_model_len
+        self._nodes: dict[int, SampledNode] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def add(self, prompt: Sequence[int], params: SamplingParams, *, tag: Tag) -> int:
+        """Queue the node that the tag names; it ends when it has as many tokens as recorded."""
+        node = self._answers.node(tag.problem_id, tag.node_id)
+        count = len(node.step.tokens)
+        asked = replace(params, max_tokens=count, stop=(), ignore_eos=True)
+        number = self.engine.add(list(prompt), asked, tag=tag)
+        self._nodes[number] = node
+        return number
+
+    def add_score(
+        self,
+        token_ids: Sequence[int],
+        positions: Sequence[int],
+        columns: Sequence[int],
+        *,
+        tag: Tag | None = None,
+    ) -> int:
+        """Queue a scoring request; as many columns are computed as the recorded PRM was asked."""
+        return self.engine.add_score(list(token_ids), positions, range(len(columns)), tag=tag)
+
+    def step(self) -> list[RequestOutput]:
+        """One scheduling step of the engine; finished nodes are told as they were recorded."""
+        return [self._told(output) for output in self.engine.step()]
+
+    def _told(self, output: RequestOutput) -> RequestOutput:
+        node = self._nodes.pop(output.request_id, None)
+        if node is None or output.error is not None or output.finish_reason == "abort":
+            return output
+        step = node.step
+        assert output.token_ids == step.tokens, "the engine was told what to sample"
+        return replace(output, text=step.text, finish_reason=step.finish_reason)

@@ -4,16 +4,17 @@ Cells are searches of the embedded pair at different splits, policies, limits an
 this machine, the others are held out: their throughput is replayed and held against the measured
 one, their events are compared step by step. Cells are searched in turn, and one whose repeats lie
 more than 5 % apart again; all repeats take the same steps, so of each step the fastest stands
-(@whole: the fastest repeat as a whole). What a replay costs is CPU time of this process. Rows
-without a suffix are of a search at the thesis's scale on an A100 (40 GB) that was never replayed
-before, @again of the same once more, its blocks' hashes known, @tiny of a held-out cell here.
+(@whole: the fastest repeat as a whole). What a replay costs is CPU time of this process, for a
+search at the thesis's scale on an A100 (40 GB) that was never replayed before: every block is
+hashed, as who asks once pays.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -21,19 +22,18 @@ from typing import Any
 
 import numpy as np
 
-from workbench.bench.ceilings import measure_ceiling
-from workbench.bench.record import Row, median_row
+from workbench.bench.record import Row, measure_ceiling
+from workbench.bench.search import TINY, TINY_PRM, Workload, make_workload
 from workbench.engine.engine import Engine
 from workbench.engine.memory import block_shape
 from workbench.experiments.provenance import cpu_model, memory_bytes
 from workbench.kvcache.arena import BlockShape, KVArena
 from workbench.replay.answers import Answers
 from workbench.replay.devices import PRESETS, Device
-from workbench.replay.miss_ratio import CacheCalls, curve_sizes, logged_calls, miss_ratio, run_calls
+from workbench.replay.miss_ratio import curve_sizes, miss_ratio
 from workbench.replay.simulator import (
     POLICIES,
     MeasuredRun,
-    Replayed,
     SharedMemory,
     calibrated,
     events,
@@ -41,12 +41,8 @@ from workbench.replay.simulator import (
     search_calls,
 )
 from workbench.replay.workload import thesis_search
-from workbench.search.prm import PRM
-from workbench.search.problems import Problem, load_problems
 from workbench.search.recording import read_recording
 from workbench.search.result import SearchResult
-from workbench.search.search import run_search
-from workbench.search.strategies import BeamSearch
 from workbench.trace import Trace
 
 PROFILES = {"quick": (2, 1, 4), "default": (8, 3, 12), "full": (16, 5, 18)}
@@ -58,9 +54,8 @@ LIMITS = ((64, 2048), (16, 256), (8, 512), (32, 1024))  # max_num_seqs, max_num_
 SHARED = ("MarginalValue", "FirstCome", "PhaseAware", "StaticSplit")  # policies of one memory
 ARENA = (110, 170)  # blocks that its bytes would be for LLM and PRM
 SPREAD, MORE = 0.05, 2  # repeats further apart than this are searched again, so often at most
-CURVE_SIZES, EXACT_SIZES = 32, 10
+CURVE_SIZES = 32
 REPEATS = 3  # of what is timed at scale
-MODELS = ("tiny-solver", "tiny-prm")
 MODE: dict[str, Any] = {
     "batch_invariant": True,
     "beam_width": 4,
@@ -73,25 +68,17 @@ MODE: dict[str, Any] = {
 def run(profile: str = "default", seed: int = 0, repeats: int | None = None) -> Iterator[Row]:
     """The rows of `workbench bench replay`. repeats: searches a cell, not the profile's."""
     num_problems, own_repeats, held_out = PROFILES[profile]
-    problems = load_problems("tiny", num_problems)
+    workload = make_workload(TINY, limit=num_problems)
     fitted, others = make_cells(held_out)
-    answers = recorded(fitted, problems, seed)
-    measure([*fitted, *others], problems, seed, repeats or own_repeats)
-    device = fitted_device(fitted, answers)
-    found = [cell.replayed(answers[cell.n], device) for cell in others]
-    yield from _accuracy_rows(others, found)
-    plain = next(cell for cell in others if cell.policy is None)
-    yield from _tiny_rows(plain, answers[plain.n], device)
+    answers, device = fitted_device(fitted, others, workload, seed, repeats or own_repeats)
+    yield from accuracy_rows(others, answers, device)
     yield from scale_rows(THESIS_PROBLEMS[profile], seed)
 
 
 def calibrate(num_problems: int, repeats: int, seed: int = 0) -> Device:
     """This machine's preset for the embedded pair, measured now."""
-    problems = load_problems("tiny", num_problems)
-    fitted, _ = make_cells(0)
-    answers = recorded(fitted, problems, seed)
-    measure(fitted, problems, seed, repeats)
-    return fitted_device(fitted, answers)
+    workload, (fitted, _) = make_workload(TINY, limit=num_problems), make_cells(0)
+    return fitted_device(fitted, [], workload, seed, repeats)[1]
 
 
 # -- cells --
@@ -129,24 +116,16 @@ class Cell:
         llm, prm = (n * shape.block_bytes for n, shape in zip(self.blocks, _shapes(), strict=True))
         return SharedMemory(llm + prm, self.policy, llm / (llm + prm))
 
-    def search(self, problems: list[Problem], seed: int, record: Path | None = None) -> None:
+    def search(self, workload: Workload, seed: int, record: Path | None = None) -> None:
         """Search once more on fresh engines."""
         given: dict[str, Any] = {"max_model_len": MODE["max_model_len"]}
         if (shared := self.shared) is not None:
             policy = POLICIES[shared.policy]()
             share = shared.kv_share if policy.keeps_split else None
             given["arena"] = KVArena(shared.memory, _shapes(), policy, share)
-        each = zip(MODELS, self.settings, strict=True)
+        each = zip((TINY, TINY_PRM), self.settings, strict=True)
         llm, prm = (Engine(name, **own, **given) for name, own in each)
-        strategy = BeamSearch(n=self.n, beam_width=4, max_depth=40)
-        self.results.append(
-            run_search(problems, llm=llm, prm=PRM(prm), strategy=strategy, seed=seed, record=record)
-        )
-
-    def replayed(self, answers: Answers, device: Device, log_calls: bool = False) -> Replayed:
-        """A recorded search under this configuration, on a device."""
-        llm, prm = self.settings
-        return replay(answers, device, llm=llm, prm=prm, shared=self.shared, log_calls=log_calls)
+        self.results.append(workload.search(llm, prm, seed, record, n=self.n))
 
     @property
     def best(self) -> SearchResult:
@@ -166,12 +145,8 @@ class Cell:
     @property
     def tokens_per_s(self) -> float:
         """Over the seconds of `trace`, and the fewest that a repeat spent outside of steps."""
-        outside = min(
-            result.throughput.wall_s - result.trace.steps["duration_s"].sum()
-            for result in self.results
-        )
-        seconds = outside + self.trace.steps["duration_s"].sum()
-        return float(self.results[0].throughput.tokens / seconds)
+        walls = [each.throughput.wall_s - in_steps(each.trace) for each in self.results]
+        return self.results[0].throughput.tokens / (min(walls) + in_steps(self.trace))
 
     @property
     def spread(self) -> float:
@@ -180,8 +155,13 @@ class Cell:
         return 1 - min(rates) / max(rates) if rates else 0.0
 
 
+def in_steps(trace: Trace) -> float:
+    """Seconds that the models' steps took."""
+    return float(trace.steps["duration_s"].sum())
+
+
 def _shapes() -> list[BlockShape]:
-    return [block_shape(name, max_model_len=MODE["max_model_len"]) for name in MODELS]
+    return [block_shape(name, max_model_len=MODE["max_model_len"]) for name in (TINY, TINY_PRM)]
 
 
 def make_cells(held_out: int) -> tuple[list[Cell], list[Cell]]:
@@ -189,47 +169,29 @@ def make_cells(held_out: int) -> tuple[list[Cell], list[Cell]]:
 
     Every third of those held out is an arena, of one policy after the other.
     """
-    grid = [
-        Cell(n, SPLITS[(place + shift) % len(SPLITS)], LIMITS[place])
-        for shift in range(len(SPLITS))
-        for place in range(len(LIMITS))
-        for n in WIDTHS
-    ]
+    places = product(range(len(SPLITS)), range(len(LIMITS)), WIDTHS)
+    grid = [Cell(n, SPLITS[(k + at) % len(SPLITS)], LIMITS[k]) for at, k, n in places]
     count = len(LIMITS) * len(WIDTHS)
-    arenas = [
-        Cell(
-            WIDTHS[k % len(WIDTHS)],
-            ARENA,
-            LIMITS[(k + k // len(LIMITS)) % len(LIMITS)],
-            SHARED[k % len(SHARED)],
-        )
-        for k in range(held_out // 3)
-    ]
-    rest = iter(grid[count:])
-    return grid[:count], [arenas[k // 3] if k % 3 == 2 else next(rest) for k in range(held_out)]
+    rest, others = iter(grid[count:]), []
+    for k in range(held_out):
+        arena, third = divmod(k, 3)
+        if third == 2:
+            limits = LIMITS[(arena + arena // len(LIMITS)) % len(LIMITS)]
+            policy = SHARED[arena % len(SHARED)]
+            others.append(Cell(WIDTHS[arena % len(WIDTHS)], ARENA, limits, policy))
+        else:
+            others.append(next(rest))
+    return grid[:count], others
 
 
-def recorded(fitted: list[Cell], problems: list[Problem], seed: int) -> dict[int, Answers]:
-    """A recording of each n; the searches that made them warm the machine up and are dropped."""
-    answers = {}
-    with TemporaryDirectory() as folder:
-        for n in WIDTHS:
-            cell = next(cell for cell in fitted if cell.n == n)
-            path = Path(folder) / f"{n}.parquet"
-            cell.search(problems, seed, path)
-            cell.results.clear()
-            answers[n] = Answers(read_recording(path))
-    return answers
-
-
-def measure(measured: list[Cell], problems: list[Problem], seed: int, repeats: int) -> None:
+def measure(measured: list[Cell], workload: Workload, seed: int, repeats: int) -> None:
     """Search every cell so often, in turn, and those whose repeats disagree once more."""
     for _ in range(repeats):
         for cell in measured:
-            cell.search(problems, seed)
+            cell.search(workload, seed)
     for _ in range(MORE if repeats > 1 else 0):
         for cell in [cell for cell in measured if cell.spread > SPREAD]:
-            cell.search(problems, seed)
+            cell.search(workload, seed)
 
 
 def this_machine() -> Device:
@@ -244,120 +206,78 @@ def this_machine() -> Device:
     )
 
 
-def fitted_device(fitted: Iterable[Cell], answers: dict[int, Answers]) -> Device:
-    """This machine with the terms that explain the cells' measured steps."""
+def fitted_device(
+    fitted: list[Cell], others: list[Cell], workload: Workload, seed: int, repeats: int
+) -> tuple[dict[int, Answers], Device]:
+    """A recording of each n; this machine with the terms that explain the fitted cells' steps.
+
+    All cells are measured; the searches that made the recordings warm the machine up and are
+    dropped.
+    """
+    answers = {}
+    with TemporaryDirectory() as folder:
+        for n in WIDTHS:
+            cell, path = next(cell for cell in fitted if cell.n == n), Path(folder) / f"{n}.parquet"
+            cell.search(workload, seed, path)
+            cell.results.clear()
+            answers[n] = Answers(read_recording(path))
+    measure([*fitted, *others], workload, seed, repeats)
     runs = [MeasuredRun(answers[cell.n], cell.trace, *cell.settings) for cell in fitted]
-    return calibrated(this_machine(), runs)
+    return answers, calibrated(this_machine(), runs)
 
 
 # -- rows --
 
 
-def _accuracy_rows(others: list[Cell], found: list[Replayed]) -> Iterator[Row]:
-    pairs, count = list(zip(others, found, strict=True)), len(others)
-    errors = [new.throughput.tokens_per_s / cell.tokens_per_s - 1 for cell, new in pairs]
-    whole = [
-        abs(new.throughput.tokens_per_s / cell.best.throughput.tokens_per_s - 1)
-        for cell, new in pairs
-    ]
-    same = [events(new.trace.steps).equals(events(cell.best.trace.steps)) for cell, new in pairs]
-    for name, value in (
-        ("throughput_mean_error", fmean(map(abs, errors))),
-        ("throughput_worst_error", max(map(abs, errors))),
-        ("throughput_mean_error@whole", fmean(whole)),
-        ("events_identical", fmean(same)),
-        ("measured_spread_worst", max(cell.spread for cell in others)),
-    ):
-        yield Row(name, value, "fraction", repeats=count)
-    for cell, error in zip(others, errors, strict=True):
+def accuracy_rows(others: list[Cell], answers: dict[int, Answers], device: Device) -> Iterator[Row]:
+    """How far replays of the cells lie from what was measured, and whether their events agree."""
+    errors, whole, same = [], [], []
+    for cell in others:
+        llm, prm = cell.settings
+        found = replay(answers[cell.n], device, llm=llm, prm=prm, shared=cell.shared)
+        rate, best = found.throughput.tokens_per_s, cell.best
+        errors.append(rate / cell.tokens_per_s - 1)
+        whole.append(abs(rate / best.throughput.tokens_per_s - 1))
+        same.append(events(found.trace.steps).equals(events(best.trace.steps)))
         name, repeats = f"throughput_error@{cell}", len(cell.results)
-        yield Row(name, error, "fraction", repeats=repeats, spread=cell.spread)
-
-
-def _tiny_rows(cell: Cell, answers: Answers, device: Device) -> Iterator[Row]:
-    """What a replay and its curves cost here, and how far the curves lie from the manager."""
-    shares, each = [], []
-    for _ in range(3):
-        start = time.process_time()
-        replayed = cell.replayed(answers, device)
-        spent = time.process_time() - start
-        shares.append(spent / replayed.throughput.wall_s)
-        each.append(1e6 * spent / block_operations(replayed))
-    yield median_row("replay_over_simulated@tiny", shares, "fraction")
-    yield median_row("block_op_us@tiny", each, "us")
-    logged = cell.replayed(answers, device, log_calls=True)
-    both = [logged_calls(engine.cache) for engine in (logged.llm, logged.prm)]
-    start = time.process_time()
-    errors = [error for calls in both for error in _errors(calls)]
-    spent = time.process_time() - start
-    yield Row("miss_ratio_s@tiny", sum(map(curve_seconds, both)), "s", repeats=1)
-    exact = fmean(error == 0 for error in errors)
-    yield Row("miss_ratio_exact", exact, "fraction", repeats=len(errors))
-    yield Row("miss_ratio_worst_error", max(errors), "fraction", repeats=len(errors))
-    yield Row("miss_ratio_brute_force_s", spent, "s", repeats=1)
+        yield Row(name, errors[-1], "fraction", repeats=repeats, spread=cell.spread)
+    for name, value in {
+        "throughput_mean_error": fmean(map(abs, errors)),
+        "throughput_worst_error": max(map(abs, errors)),
+        "throughput_mean_error@whole": fmean(whole),
+        "events_identical": fmean(same),
+        "measured_spread_worst": max(cell.spread for cell in others),
+    }.items():
+        yield Row(name, value, "fraction", repeats=len(others))
 
 
 def scale_rows(num_problems: int, seed: int) -> Iterator[Row]:
-    """The first replay hashes every block, as who asks once pays; the second finds the hashes.
+    """Of each the fastest of REPEATS: the same work, whatever the machine's pace.
 
-    Of each the fastest of REPEATS: the same work, whatever the machine's pace.
+    A block operation is a block allocated, hit at an admission, given back after either, or
+    evicted; an append of a token, a hash and a look-up are none of their own.
     """
-    search = thesis_search(num_problems, seed=seed)
-    spent: dict[str, list[float]] = {"": [], "@again": []}
+    search, device = thesis_search(num_problems, seed=seed), PRESETS["a100-40"]
+    spent = []
     for _ in range(REPEATS):
-        answers = Answers(search)
-        for seconds in spent.values():
-            replayed, each = timed_replay(answers)
-            seconds.append(each)
-    for suffix, seconds in spent.items():
-        over = min(seconds) / replayed.throughput.wall_s
-        each = 1e6 * min(seconds) / block_operations(replayed)
-        yield Row(f"replay_s{suffix}", min(seconds), "s", repeats=REPEATS)
-        yield Row(f"replay_over_simulated{suffix}", over, "fraction", repeats=REPEATS)
-        yield Row(f"block_op_us{suffix}", each, "us", repeats=REPEATS)
-    both = search_calls(answers, PRESETS["a100-40"])
-    curves = min(sum(map(curve_seconds, both)) for _ in range(REPEATS))
-    yield Row("miss_ratio_s", curves, "s", repeats=REPEATS)
-
-
-def timed_replay(answers: Answers) -> tuple[Replayed, float]:
-    """A replay on an A100, and its CPU seconds."""
-    start = time.process_time()
-    replayed = replay(answers, PRESETS["a100-40"])
-    return replayed, time.process_time() - start
-
-
-def curve_seconds(calls: CacheCalls) -> float:
-    """CPU seconds of a model's miss-ratio curve."""
-    sizes = curve_sizes(calls, CURVE_SIZES)
-    start = time.process_time()
-    miss_ratio(calls, sizes)
-    return time.process_time() - start
-
-
-def block_operations(replayed: Replayed) -> int:
-    """Blocks allocated, hit at an admission, given back after either, and evicted.
-
-    Hit blocks are hit tokens over the block size; what is taken or hit is given back once by the
-    end. An append of a token, a hash and a look-up are no operations of their own.
-    """
-    steps = replayed.trace.steps
-    shared = 0
+        answers = Answers(search)  # no block is hashed yet
+        start = time.process_time()
+        replayed = replay(answers, device)
+        spent.append(time.process_time() - start)
+    steps, seconds = replayed.trace.steps, min(spent)
+    operations = int(2 * steps["allocated"].sum() + steps["evicted"].sum())
     for name, engine in (("llm", replayed.llm), ("prm", replayed.prm)):
-        own = steps[steps["engine"] == name]
-        hits = int(own["hit_tokens"].sum() + own["readmit_hit_tokens"].sum())
-        shared += hits // engine.settings.block_size
-    taken = int(steps["allocated"].sum())
-    return 2 * (taken + shared) + int(steps["evicted"].sum())
-
-
-def _errors(calls: CacheCalls) -> Iterator[float]:
-    """How far the curve's hit ratio lies from what the manager itself counts, at the first sizes at
-    which every call succeeds.
-    """
-    curve = miss_ratio(calls, curve_sizes(calls, 2 * EXACT_SIZES))
-    sizes = [int(size) for size in curve.loc[curve["fits"], "num_blocks"].head(EXACT_SIZES)]
-    for size, found in zip(sizes, miss_ratio(calls, sizes)["hit_ratio"], strict=True):
-        stats = run_calls(calls, size)
-        assert stats is not None, "the sizes are those that fit"
-        yield abs(found - stats.hit_tokens / max(stats.query_tokens, 1))
+        hits = steps.loc[steps["engine"] == name, ["hit_tokens", "readmit_hit_tokens"]]
+        operations += 2 * (int(hits.to_numpy().sum()) // engine.settings.block_size)
+    share = seconds / replayed.throughput.wall_s
+    yield Row("replay_s", seconds, "s", repeats=REPEATS)
+    yield Row("replay_over_simulated", share, "fraction", repeats=REPEATS)
+    yield Row("block_op_us", 1e6 * seconds / operations, "us", repeats=REPEATS)
+    both = [(calls, curve_sizes(calls, CURVE_SIZES)) for calls in search_calls(answers, device)]
+    curves = []
+    for _ in range(REPEATS):
+        start = time.process_time()
+        for calls, sizes in both:
+            miss_ratio(calls, sizes)
+        curves.append(time.process_time() - start)
+    yield Row("miss_ratio_s", min(curves), "s", repeats=REPEATS)

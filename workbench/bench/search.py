@@ -15,123 +15,91 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike
 from tqdm.auto import tqdm
 
 from workbench.bench.record import Row, interval_row
+from workbench.config import SearchConfig, StrategyConfig
 from workbench.engine.engine import Engine
-from workbench.errors import ConfigError, RecordingError, nearest
-from workbench.experiments.execute import build_engine, with_wall_part
+from workbench.errors import RecordingError, nearest
+from workbench.experiments.execute import build_engine, make_strategy, with_wall_part
 from workbench.experiments.settings import RunSpec, sweep_config
-from workbench.experiments.statistics import bootstrap_mean, bootstrap_ratio
+from workbench.experiments.statistics import bootstrap_ratio
 from workbench.search.prm import PRM
 from workbench.search.problems import Problem, load_problems
 from workbench.search.recording import require_destination
-from workbench.search.requests import Strategy
 from workbench.search.result import SearchResult
-from workbench.search.search import SYSTEM_PROMPTS, chat_prompt, run_search
-from workbench.search.strategies import BeamSearch, BestOfN
+from workbench.search.search import SYSTEM_PROMPTS, run_search
 
 PROFILES = {"quick": (8, 1), "default": (32, 2), "full": (128, 5)}  # problems, seeds
 REAL_PROBLEMS = {"quick": 2, "default": 8, "full": 8}  # of a generator of true size
 UNCACHED_PROBLEMS = 16  # searched without caches: the slowest search of all
-TINY = {"tiny-solver": "tiny-prm"}  # generator -> its reward model
-TINY_SIZES: dict[str, Any] = {"max_depth": 40, "max_step_tokens": 256, "in_flight": 32}
+TINY, TINY_PRM = "tiny-solver", "tiny-prm"
+BATCH = 32  # problems in flight on the tiny pair
 BLOCKS = 16384  # of each tiny engine; roomy: what is measured is the search, not the memory
 KV_MEMORY = "2GiB"  # of each engine of true size
 WARM_UP_SEED = 10_000
 WITHOUT = "without PRM cache and score cache"
+PROMPT = "search-and-learn"  # of SYSTEM_PROMPTS: as the field asks MATH-500
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Problems, models and the beam search over them.
-
-    max_step_tokens: of one step, at most; system_prompt: one of SYSTEM_PROMPTS, or the template's.
-    """
+    """Problems, models and the search over them."""
 
     llm: str
     prm: str
     problems: tuple[Problem, ...]
-    n: int = 16
-    beam_width: int = 4
-    max_depth: int = 10
-    max_step_tokens: int = 128
-    in_flight: int = 8
-    system_prompt: str | None = None
+    config: StrategyConfig
 
     @property
     def mode(self) -> dict[str, Any]:
         """The search's sizes as a record's mode names them."""
-        names = ("prm", "n", "beam_width", "max_depth", "max_step_tokens", "system_prompt")
-        return {n: getattr(self, n) for n in names} | {"problems_in_flight": self.in_flight}
-
-    @property
-    def label(self) -> str:
-        """The generator's name as rows carry it: `smollm2` of `smollm2-135m`."""
-        return Path(self.llm).name.split("-")[0].lower()
-
-    @property
-    def _settings(self) -> dict[str, Any]:
-        named = self.system_prompt
-        return {
-            "temperature": 0.8,
-            "max_step_tokens": self.max_step_tokens,
-            "min_problem_batch": self.in_flight,
-            "system_prompt": None if named is None else SYSTEM_PROMPTS[named],
-        }
-
-    def reward(self, engine: Engine) -> PRM:
-        """The scoring end over an engine of `prm`."""
-        return PRM(engine, "rlhflow" if self.prm == self.llm else None)
-
-    def prompt(self, problem: Problem, llm: Engine) -> list[int]:
-        """Token ids before anything is sampled."""
-        return chat_prompt(problem, llm, self._settings["system_prompt"])
+        names = ("n", "beam_width", "max_depth", "max_step_tokens")
+        own = {"prm": self.prm} | {name: getattr(self.config, name) for name in names}
+        told = {"problems_in_flight": self.config.min_problem_batch}
+        return own | told | ({"system_prompt": PROMPT} if self.config.system_prompt else {})
 
     def search(
         self,
         llm: Engine,
-        prm: PRM,
+        prm: Engine,
         seed: int = 0,
-        strategy: Strategy | None = None,
         record: Path | None = None,
-        **settings: Any,
+        **changes: Any,
     ) -> SearchResult:
-        """All problems searched, by beam search unless told otherwise."""
-        chosen = strategy or BeamSearch(self.n, self.beam_width, self.max_depth)
+        """All problems searched; changes: of the configuration."""
+        config = replace(self.config, **changes)
         return run_search(
-            list(self.problems),
+            self.problems,
             llm=llm,
-            prm=prm,
-            strategy=chosen,
+            prm=PRM(prm, config.prm_format),
+            strategy=make_strategy(config),
             seed=seed,
             record=record,
-            **self._settings | settings,
+            **{field.name: getattr(config, field.name) for field in fields(SearchConfig)},
         )
-
-
-def is_tiny(llm: str) -> bool:
-    """Whether the generator is the embedded one, whose searches are studied for accuracy too."""
-    return llm in TINY
 
 
 def make_workload(
     llm: str, prm: str | None = None, source: str | None = None, limit: int = 0, **sizes: Any
 ) -> Workload:
     """The first `limit` problems of a source (None: the tiny family, or MATH-500, which is asked as
-    the field asks). prm: None is tiny-prm beside tiny-solver, else the generator itself.
+    the field asks). prm: None is tiny-prm beside tiny-solver, else the generator itself. sizes: of
+    the configuration.
     """
-    tiny = is_tiny(llm)
+    tiny = llm == TINY
+    prm = prm or (TINY_PRM if tiny else llm)
+    if not tiny:
+        prompt = SYSTEM_PROMPTS[PROMPT]
+        sizes = {"max_depth": 10, "max_step_tokens": 128, "system_prompt": prompt} | sizes
+    config = StrategyConfig(prm_format="rlhflow" if prm == llm else None, **sizes)
     problems = load_problems(source or ("tiny" if tiny else "math500"), limit) if limit else []
-    told = {"system_prompt": None if tiny else "search-and-learn"}
-    return Workload(llm, prm or TINY.get(llm, llm), tuple(problems), **told | sizes)
+    return Workload(llm, prm, tuple(problems), config)
 
 
 def roomy_engine(model: str, **settings: Any) -> Engine:
@@ -141,7 +109,7 @@ def roomy_engine(model: str, **settings: Any) -> Engine:
 
 def run(
     profile: str = "default",
-    llm: str = "tiny-solver",
+    llm: str = TINY,
     prm: str | None = None,
     seeds: int | None = None,
     problems: str | None = None,
@@ -151,39 +119,36 @@ def run(
     prm: None is tiny-prm beside tiny-solver, else the generator itself. seeds: as many as these
     instead of the profile's, on the tiny pair. problems: a file of them.
     """
-    if not is_tiny(llm):
+    if llm != TINY:
         yield from real_rows(make_workload(llm, prm, problems, REAL_PROBLEMS[profile]))
         return
     limit, count = PROFILES[profile]
-    count = count if seeds is None else seeds
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise ConfigError(f"seeds is {count!r}; allowed: whole numbers >= 1.")
-    yield from tiny_rows(make_workload(llm, prm, problems, limit, **TINY_SIZES), count)
+    workload = make_workload(llm, prm, problems, limit, min_problem_batch=BATCH)
+    yield from tiny_rows(workload, seeds or count)
 
 
 def mode_of(settings: dict[str, Any]) -> dict[str, Any]:
     """What the record says of a run with these settings."""
     llm, prm = settings["llm"], settings["prm"]
-    if not is_tiny(llm):
+    if llm != TINY:
         return {"batch_invariant": True, "kv_memory": KV_MEMORY} | make_workload(llm, prm).mode
     limit, seeds = PROFILES[settings["profile"]]
-    sizes = make_workload(llm, prm, **TINY_SIZES).mode
-    kept = {name: sizes[name] for name in ("prm", "n", "beam_width", "problems_in_flight")}
     counts = {"problems": limit, "uncached_problems": min(limit, UNCACHED_PROBLEMS)}
-    return {"batch_invariant": True} | kept | counts | {"seeds": settings["seeds"] or seeds}
+    counts |= {"batch_invariant": True, "seeds": settings["seeds"] or seeds}
+    return make_workload(llm, prm, min_problem_batch=BATCH).mode | counts
 
 
 def tiny_rows(workload: Workload, seeds: int) -> Iterator[Row]:
     """Pace, accuracy and gains over all problems and seeds, and what the PRM computes."""
-    llm, scoring = roomy_engine(workload.llm), roomy_engine(workload.prm)
-    prm, found = workload.reward(scoring), []
+    llm, prm = engines = roomy_engine(workload.llm), roomy_engine(workload.prm)
+    found: list[pd.DataFrame] = []
     warm_up = replace(workload, problems=workload.problems[:2])  # compiled kernels, allocators
     warm_up.search(llm, prm, WARM_UP_SEED)
     for seed in tqdm(range(seeds), desc="seeds"):
-        _forget(llm, scoring)
+        _forget(*engines)
         beam = workload.search(llm, prm, seed)
         shuffled = workload.search(llm, prm, seed, score_shuffle_seed=seed)
-        samples = workload.search(llm, prm, seed, BestOfN(n=workload.n), max_step_tokens=2048)
+        samples = workload.search(llm, prm, seed, strategy="best_of_n", max_step_tokens=2048)
         each = samples.problems
         other = {
             "shuffled": shuffled.problems["correct"].to_numpy(float),
@@ -191,29 +156,26 @@ def tiny_rows(workload: Workload, seeds: int) -> Iterator[Row]:
             "pass_1": (each["correct_candidates"] / each["candidates"]).to_numpy(float),
         }
         found.append(with_wall_part(beam).assign(**other))
-    done = pd.concat(found)
-    done["correct"] = done["correct"].astype(float)
-    ids = done["problem_id"].tolist()
+    done = pd.concat(found, ignore_index=True)
+    right = done["correct"].astype(float)
+    ones, seconds = pd.Series(1.0, done.index), done["wall_part_s"]
+    table: dict[str, tuple[str, pd.Series, pd.Series]] = {  # unit; a ratio of sums
+        "problems_per_min": ("problems/min", ones, seconds / 60),
+        "tokens_per_s": ("tokens/s", done["tokens"], seconds),
+        "accuracy": ("fraction", right, ones),
+        "pass_at_1": ("fraction", done["pass_1"], ones),
+        "accuracy_gain": ("fraction", right - done["pass_1"], ones),
+        "gain_over_majority": ("fraction", right - done["majority"], ones),
+        "gain_over_shuffled": ("fraction", right - done["shuffled"], ones),
+        "prm_over_ideal": ("x", done["prm_tokens_computed"], done["prm_tokens_distinct"]),
+    }
+    for name, (unit, top, bottom) in table.items():
+        interval = bootstrap_ratio(top, bottom, done["problem_id"].tolist())
+        yield interval_row(name, interval, unit, seeds)
 
-    def rate(name: str, amount: ArrayLike, of: ArrayLike, unit: str) -> Row:
-        return interval_row(name, bootstrap_ratio(amount, of, ids), unit, seeds)
-
-    def mean(name: str, values: pd.Series) -> Row:
-        return interval_row(name, bootstrap_mean(values, ids), "fraction", seeds)
-
-    seconds = done["wall_part_s"]
-    yield rate("problems_per_min", np.ones(len(done)), seconds / 60, "problems/min")
-    yield rate("tokens_per_s", done["tokens"], seconds, "tokens/s")
-    yield mean("accuracy", done["correct"])
-    yield mean("pass_at_1", done["pass_1"])
-    yield mean("accuracy_gain", done["correct"] - done["pass_1"])
-    yield mean("gain_over_majority", done["correct"] - done["majority"])
-    yield mean("gain_over_shuffled", done["correct"] - done["shuffled"])
-    yield rate("prm_over_ideal", done["prm_tokens_computed"], done["prm_tokens_distinct"], "x")
-
-    _forget(llm, scoring)
+    _forget(*engines)
     few = replace(workload, problems=workload.problems[:UNCACHED_PROBLEMS])
-    bare = few.reward(roomy_engine(few.prm, enable_prefix_caching=False))
+    bare = roomy_engine(few.prm, enable_prefix_caching=False)
     ours, without = few.search(llm, prm), few.search(llm, bare, score_cache=False)
     yield _tokens_saved("prm_tokens_saved", ours, without)
 
@@ -236,22 +198,19 @@ def real_rows(workload: Workload, seed: int = 0) -> Iterator[Row]:
     Both runs begin with empty caches, kernels compiled and allocators warm.
     """
     llm, found = Engine(workload.llm, kv_memory=KV_MEMORY), []
-    brief = replace(workload, problems=workload.problems[:1], max_depth=1, max_step_tokens=4)
+    brief = replace(workload, problems=workload.problems[:1])
     for caches in (True, False):
-        engine = Engine(workload.prm, kv_memory=KV_MEMORY, enable_prefix_caching=caches)
-        prm = workload.reward(engine)
-        brief.search(llm, prm, WARM_UP_SEED)
-        _forget(llm, engine)
+        prm = Engine(workload.prm, kv_memory=KV_MEMORY, enable_prefix_caching=caches)
+        brief.search(llm, prm, WARM_UP_SEED, max_depth=1, max_step_tokens=4)
+        _forget(llm, prm)
         found.append(workload.search(llm, prm, seed, score_cache=caches))
     ours, other = found
-    name, speed, slow = workload.label, ours.throughput, other.throughput
+    name = Path(workload.llm).name.split("-")[0].lower()  # `smollm2` of `smollm2-135m`
+    speed, slow = ours.throughput, other.throughput
     for row, unit in (("search", "problems_per_min"), ("search_tokens", "tokens_per_s")):
         fast, peer = getattr(speed, unit), getattr(slow, unit)
         told = unit.replace("_per_", "/")
         yield Row(f"{row}_{name}", fast, told, WITHOUT, peer, fast / peer, repeats=1)
-    computed, without = ours.prm_tokens["computed"], other.prm_tokens["computed"]
-    saved = without / computed
-    yield Row(f"prm_tokens_{name}", computed, "tokens", WITHOUT, without, saved, repeats=1)
     yield _tokens_saved(f"prm_tokens_saved_{name}", ours, other)
 
 
@@ -296,14 +255,13 @@ def make_recording(
         )
     require_destination(path)
     plan = PLANS[name]
-    sizes: dict[str, Any] = {"n": plan.n, "beam_width": plan.beam_width}
-    if is_tiny(plan.llm):
+    workload = make_workload(plan.llm, None, source, plan.problems)
+    if plan.llm == TINY:
         config = sweep_config("default")
-        own, spec = config.search(), RunSpec(config, config.sentinel_share, 0)
-        sizes |= {"max_depth": own.max_depth, "max_step_tokens": own.max_step_tokens}
-        sizes |= {"in_flight": own.min_problem_batch}
+        workload = replace(workload, config=config.search())
+        spec = RunSpec(config, config.sentinel_share, 0)
         llm, prm = build_engine(spec.engine("llm")), build_engine(spec.engine("prm"))
     else:
         llm, prm = (Engine(plan.llm, kv_memory=KV_MEMORY) for _ in range(2))
-    workload = make_workload(plan.llm, None, source, plan.problems, **sizes)
-    return workload.search(llm, workload.reward(prm), record=Path(path))
+    sizes = {"n": plan.n, "beam_width": plan.beam_width}
+    return workload.search(llm, prm, record=Path(path), **sizes)

@@ -183,13 +183,13 @@ def bench(
         if os.environ.get(VARIABLE) != isa:  # again, so that all it loads takes this set
             again = [sys.executable, *sys.orig_argv[1:]]
             os.execve(sys.executable, again, os.environ | environment(isa))
-    from workbench.bench.record import read_record, record, renewed, require_alike, write_record
+    from workbench.bench.record import record, write_record
 
     module, console = import_module(f"workbench.bench.{name}"), terminal()
     settings = accepted(name, module.run, asdict(options))
-    before = read_record(json) if options.part and json and Path(json).exists() else None
-    if before is not None:  # its other rows stay, so they must be alike: before anything is run
-        require_alike(before, record(name, [], mode_of(module, settings)))
+    part = options.part
+    if part is not None and json and Path(json).exists():
+        raise ConfigError(f"{json} exists, and --part {part} is not a whole record; name another.")
     rows: list[Row] = []
     complete = False
     # `timeout` sends SIGTERM: the benchmark ends as on Ctrl-C, its rows are written
@@ -203,7 +203,6 @@ def bench(
         signal.signal(signal.SIGTERM, handler)
         if json and rows:
             content = record(name, rows, mode_of(module, settings) | {"complete": complete})
-            content = content if before is None else renewed(before, content)
             console.print(f"written: {write_record(content, json)}")
     failed = [row.name for row in rows if row.failed]
     if failed:
