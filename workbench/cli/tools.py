@@ -160,9 +160,7 @@ class Measured:
     repeats: int = Option(None, min=1, help="engine, memory, kernels, replay: how many")
     peers: str = Option(None, help="engine: installed (default), none, or names and commas")
     device: str = Option(None, help="engine, reenact: cpu (default), or a GPU: cuda, cuda:1")
-    part: str = Option(
-        None, help="memory: starts, beams, forks, arena or sharing alone, renewed in --json FILE"
-    )
+    part: str = Option(None, help="memory: starts, beams, forks, arena or sharing alone")
 
 
 def bench(

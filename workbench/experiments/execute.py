@@ -183,6 +183,16 @@ def make_arena(spec: RunSpec) -> KVArena:
     return KVArena(spec.get("kv_bytes"), shapes, policy, spec.get("kv_share"))
 
 
+def make_strategy(config: StrategyConfig) -> Strategy:
+    """The strategy a configuration names."""
+    aggregation = config.aggregation or "last"
+    if config.strategy == "best_of_n":
+        return BestOfN(n=config.n, aggregation=aggregation)
+    names = ("n", "beam_width", "max_depth", "finish_at_limit")
+    sizes = {name: getattr(config, name) for name in names}
+    return BeamSearch(**sizes, aggregation=aggregation)
+
+
 def make_search(
     problems: list[Any],
     llm: Engine,
@@ -194,12 +204,7 @@ def make_search(
     """A search with the settings and the strategy of `config`; prm_format: None is its own."""
     own = {each.name: getattr(config, each.name) for each in fields(SearchConfig)}
     own |= {} if prm_format is None else {"prm_format": prm_format}
-    aggregation = config.aggregation or "last"
-    strategy: Strategy = BestOfN(n=config.n, aggregation=aggregation)
-    if config.strategy == "beam_search":
-        names = ("n", "beam_width", "max_depth", "finish_at_limit")
-        sizes = {name: getattr(config, name) for name in names}
-        strategy = BeamSearch(**sizes, aggregation=aggregation)
+    strategy = make_strategy(config)
     return Search(problems, llm=llm, prm=PRM(prm), strategy=strategy, seed=seed, **own)
 
 
