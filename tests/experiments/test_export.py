@@ -10,6 +10,7 @@ from tests.plots import synthetic
 from workbench.errors import RunStoreError
 from workbench.experiments.export import (
     Browser,
+    open_browser,
     print_version,
     replot,
     save_figure,
@@ -34,6 +35,9 @@ def no_browser(monkeypatch):
         raise RuntimeError("no chrome here\nand a long story")
 
     monkeypatch.setattr(Browser, "_start", refuse)
+    open_browser.cache_clear()
+    yield
+    open_browser.cache_clear()
 
 
 @pytest.mark.browser
