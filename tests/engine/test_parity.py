@@ -1,8 +1,7 @@
 """Greedy tokens of the whole engine equal `transformers`, however requests are cut and batched.
 
 Checked by forcing: `transformers` reads prompt and answer in one pass, and at every position its
-likeliest token must be the one we gave. A first difference is allowed at a near tie only
-(CONTRACTS section 6).
+likeliest token must be the one we gave. A first difference is allowed at a near tie only.
 """
 
 import json

@@ -134,7 +134,7 @@ def answers() -> dict[tuple[int, ...], tuple[int, ...]]:
 def test_greedy_tokens_equal_transformers(
     cut: str, file: Path, peer: torch.nn.Module, answers: dict[tuple[int, ...], tuple[int, ...]]
 ) -> None:
-    """Near ties apart (CONTRACTS section 6), whatever the blocks, chunks, hits and preemptions."""
+    """Near ties apart, whatever the blocks, chunks, hits and preemptions."""
     engine = Engine(NAME, **{"max_num_batched_tokens": 512, **SHORT, **CUTS[cut]})
     chats = [[{"role": "user", "content": text}] for text in CHATS[:PROMPTS]]
     prompts = [engine.tokenizer.encode_chat(chat) for chat in chats]

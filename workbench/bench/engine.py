@@ -1,6 +1,6 @@
 """How fast the engine is, beside other engines on the same weights, threads and prompts.
 
-Input (CONTRACTS: numbers): distinct random prompts of 128 tokens, 64 new ones, greedy, end of
+Input: distinct random prompts of 128 tokens, 64 new ones, greedy, end of
 sequence ignored, prefix caching off; decoding is timed apart from prefill; all contenders take the
 same fresh prompts in turn, in an order that alternates from repeat to repeat. prefill_512 is one
 prompt of 512 tokens in one step against one forward that computes the last position's logits only.

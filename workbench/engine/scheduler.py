@@ -163,6 +163,8 @@ class Scheduler:
             for row, sequence in enumerate(self._batch.sequences):
                 self._batch.set_blocks(row, 0, self._cache.block_table(sequence.request_id))
         self._make_room_for_decodes()
+        # One token for each decoding row, then chunks of running prefills, then new requests; a
+        # step that had to preempt admits none.
         budget = self._max_num_batched_tokens - len(self._decoding_rows())
         chunks = self._plan_chunks(budget)
         if not self._account.preempted:
@@ -180,13 +182,17 @@ class Scheduler:
     def _make_room_for_decodes(self) -> None:
         """Oldest first: what runs after the one that lacks a block is not planned yet."""
         batch, count = self._batch, len(self._batch)
+        # length % block_size is 1: the newest token needs a new block; 0: it fills one, which
+        # `extend` then lets be hit.
         at_boundary = batch.length[:count] % self._cache.block_size <= 1
         for row in (batch.decoding[:count] & at_boundary).nonzero()[0].tolist():
             while row < len(batch) and not self._extend(row, batch.sequences[row].token_ids):
                 self._preempt(len(batch) - 1)
 
     def _plan_chunks(self, budget: int) -> list[Chunk]:
-        """Prefilling sequences, oldest first; the latest is the victim, as decodes are planned."""
+        """Prefilling sequences, oldest first. Without a block the newest of them is preempted: decodes
+        are planned already, and keep theirs.
+        """
         batch = self._batch
         rows = (~batch.decoding[: len(batch)]).nonzero()[0].tolist()
         chunks: list[Chunk] = []

@@ -454,7 +454,7 @@ class LeasedPool(BlockPool):
         self.wanted = -(-num_blocks // self.per_page)
 
     def mark_cold(self) -> None:
-        """As many pages fewer would cost what is hit in these, once what it lacks is gone."""
+        """Marks the idle pages it would lose first; later hits in them estimate what that costs."""
         cold = self.ghost_pages - max(0, self.grant.keep - self.held)
         ticks = islice(self.idle.values(), max(cold, 1) - 1, None)
         self._cold_until = next(ticks, maxsize) if cold > 0 else 0

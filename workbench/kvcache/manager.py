@@ -31,8 +31,8 @@ MOST_PER_PARENT = 64  # unfilled blocks remembered after one block
 class Lost:
     """Positions of an admitted sequence that were computed before: ascending, disjoint.
 
-    evicted: in blocks that were; partial: in blocks that were never full. preempted_end: positions
-    below it were computed by this very request before it was preempted; they count as that.
+    evicted: in full blocks that were evicted; partial: in blocks that were never full.
+    preempted_end: positions below it were lost by this request's own preemption, and count as that.
     """
 
     evicted: tuple[range, ...] = ()

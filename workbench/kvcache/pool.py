@@ -247,7 +247,10 @@ class BlockPool:
             block.digest = None
 
     def give_up(self, block: Block) -> None:
-        """A cached block's content is worth nothing any more; that is no eviction."""
+        """A cached block's content is worth nothing any more.
+
+        Not counted in `stats.evicted`; asked for again, a full one counts as thrashed.
+        """
         self.index.give_up([block.id])
         block.digest = None
         self._vacated(block)

@@ -232,8 +232,10 @@ class PrefixIndex:
         """The list whose oldest block goes next."""
         if not self._partial or not self._full:
             return self._full or self._partial
-        ages = (self._now - self._used[next(iter(o))] for o in (self._partial, self._full))
-        return self._partial if PARTIAL_AGING * next(ages) >= next(ages) else self._full
+        partial_age, full_age = (
+            self._now - self._used[next(iter(oldest))] for oldest in (self._partial, self._full)
+        )
+        return self._partial if PARTIAL_AGING * partial_age >= full_age else self._full
 
     def check(self) -> None:
         """Raise unless partial blocks agree with each other and with those that are evictable."""

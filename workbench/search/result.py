@@ -1,8 +1,8 @@
 """What a search brings: answers, accuracy, the tree and the measurements, as tidy frames.
 
 Every beam of every outcome is kept with its answer and score, so another vote, pass@k or a table
-by level needs no second run. Throughput is as CONTRACTS says: tokens sampled into nodes, pruned
-ones included, over wall time from first admission to last answer.
+by level needs no second run. Throughput is tokens sampled into nodes, pruned ones included, over
+wall time from first admission to last answer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The switches of a search (SearchConfig), each off by default: how the two engines are used.
+"""Switches of a search (`SearchSwitches`), off by default: how the two engines are used.
 
 All of them give the same tokens, scores, tree and answers, alone and together, because request ids,
 order and batches never enter a token. What may differ beside time:
@@ -9,7 +9,8 @@ order and batches never enter a token. What may differ beside time:
                       adaptive: only what both caches can hold goes   the same
     forget_pruned     caches drop pruned beams                        evictions, recomputed tokens
 
-dtype, batch_invariant and finish_at_limit change tokens; they are no switches.
+The engines' `reuse_partial_blocks` and the PRM's score cache change no token either. dtype,
+batch_invariant and finish_at_limit do.
 """
 
 from __future__ import annotations
