@@ -190,8 +190,8 @@ class Scheduler:
                 self._preempt(len(batch) - 1)
 
     def _plan_chunks(self, budget: int) -> list[Chunk]:
-        """Prefilling sequences, oldest first. Without a block the newest of them is preempted: decodes
-        are planned already, and keep theirs.
+        """Prefilling sequences, oldest first. Where blocks lack the newest of them is preempted:
+        decodes are planned already, and keep theirs.
         """
         batch = self._batch
         rows = (~batch.decoding[: len(batch)]).nonzero()[0].tolist()
