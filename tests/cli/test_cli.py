@@ -278,3 +278,11 @@ def test_one_search_prints_problem_tree_answer_and_speed(capsys):
     assert "Compute 3+4-2." in shown
     assert "tokens/s" in shown
     assert shown.count("├──") + shown.count("└──") >= 4
+
+
+def test_a_format_that_no_name_tells_is_taken_from_the_option(capsys):
+    """As the error that asks for it says."""
+    options = ["--prm", "tiny-solver", "--n", "2", "--beam-width", "1", "--max-depth", "1"]
+    assert main(["run", "Compute 3+4-2.", *options]) == 2
+    assert "--prm-format" in capsys.readouterr().err
+    assert main(["run", "Compute 3+4-2.", *options, "--prm-format", "rlhflow"]) == 0

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +23,16 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from workbench.bench.record import Row, interval_row
-from workbench.config import SearchConfig, StrategyConfig
+from workbench.config import StrategyConfig
 from workbench.engine.engine import Engine
 from workbench.errors import RecordingError, nearest
-from workbench.experiments.execute import build_engine, make_strategy, with_wall_part
+from workbench.experiments.execute import build_engine, make_search, played, with_wall_part
 from workbench.experiments.settings import RunSpec, sweep_config
 from workbench.experiments.statistics import bootstrap_ratio
-from workbench.search.prm import PRM
 from workbench.search.problems import Problem, load_problems
 from workbench.search.recording import require_destination
 from workbench.search.result import SearchResult
-from workbench.search.search import SYSTEM_PROMPTS, run_search
+from workbench.search.search import SYSTEM_PROMPTS
 
 PROFILES = {"quick": (8, 1), "default": (32, 2), "full": (128, 5)}  # problems, seeds
 REAL_PROBLEMS = {"quick": 2, "default": 8, "full": 8}  # of a generator of true size
@@ -74,15 +73,7 @@ class Workload:
     ) -> SearchResult:
         """All problems searched; changes: of the configuration."""
         config = replace(self.config, **changes)
-        return run_search(
-            self.problems,
-            llm=llm,
-            prm=PRM(prm, config.prm_format),
-            strategy=make_strategy(config),
-            seed=seed,
-            record=record,
-            **{field.name: getattr(config, field.name) for field in fields(SearchConfig)},
-        )
+        return played(make_search(self.problems, llm, prm, config, seed, record))
 
 
 def make_workload(

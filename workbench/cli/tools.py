@@ -10,7 +10,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -107,7 +107,8 @@ def run(
         raise OutOfMemory(
             f"llm_share {llm_share:g} of {total} is infeasible. {error}{fit}"
         ) from error
-    result = played(make_search([chosen], *engines, spec.search, seed, prm_format))
+    search = spec.search if prm_format is None else replace(spec.search, prm_format=prm_format)
+    result = played(make_search([chosen], *engines, search, seed))
     _show_search(result, chosen, tree_depth)
 
 

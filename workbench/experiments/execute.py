@@ -39,6 +39,7 @@ from workbench.replay.answers import Answers
 from workbench.replay.devices import Device
 from workbench.replay.what_if import what_if
 from workbench.search.prm import PRM, trie_size
+from workbench.search.problems import Problem
 from workbench.search.requests import Strategy
 from workbench.search.result import SearchResult, Throughput
 from workbench.search.search import Search
@@ -194,18 +195,18 @@ def make_strategy(config: StrategyConfig) -> Strategy:
 
 
 def make_search(
-    problems: list[Any],
+    problems: Sequence[Problem],
     llm: Engine,
     prm: Engine,
     config: StrategyConfig,
     seed: int,
-    prm_format: str | None = None,
+    record: Path | None = None,
 ) -> Search:
-    """A search with the settings and the strategy of `config`; prm_format: None is its own."""
+    """A search with the settings, the strategy and the PRM's format of `config`."""
     own = {each.name: getattr(config, each.name) for each in fields(SearchConfig)}
-    own |= {} if prm_format is None else {"prm_format": prm_format}
-    strategy = make_strategy(config)
-    return Search(problems, llm=llm, prm=PRM(prm), strategy=strategy, seed=seed, **own)
+    scorer = PRM(prm, config.prm_format)
+    given: dict[str, Any] = {"llm": llm, "prm": scorer, "strategy": make_strategy(config)}
+    return Search(problems, **given, seed=seed, record=record, **own)
 
 
 def played(search: Search) -> SearchResult:
@@ -222,8 +223,11 @@ def with_wall_part(result: SearchResult) -> pd.DataFrame:
     problem.
     """
     seconds = result.problems["seconds"]
-    scale = result.throughput.wall_s / seconds.sum() if seconds.sum() else 0.0
-    return result.problems.assign(wall_part_s=seconds * scale)
+    return result.problems.assign(wall_part_s=_wall_parts(seconds, result.throughput))
+
+
+def _wall_parts(seconds: pd.Series, throughput: Throughput) -> pd.Series:
+    return seconds * (throughput.wall_s / seconds.sum() if seconds.sum() else 0.0)
 
 
 def run_columns(
@@ -525,6 +529,6 @@ def replayed_run(device: Device, spec: RunSpec) -> RunResult:
     rows = pd.DataFrame({"tokens": tokens, "seconds": seconds, "prm_tokens_computed": computed})
     levels = {p.problem.id: p.problem.level for p in answers.recording.problems}
     rows["level"] = rows.index.map(levels)
-    rows["wall_part_s"] = seconds * (found.throughput.wall_s / seconds.sum())
+    rows["wall_part_s"] = _wall_parts(seconds, found.throughput)
     problems = rows.rename_axis("problem_id").reset_index()
     return RunResult(row, {"problems": problems} | _traced(found.trace))
