@@ -105,9 +105,9 @@ class RunResult:
 Outcome = RunResult | Exception  # what a run brought, or what building its engines or it raised
 
 
-def _tables(spec: RunSpec, identity: Identity, outcome: Outcome) -> dict[str, pd.DataFrame]:
+def _tables(spec: RunSpec, fingerprint: str, outcome: Outcome) -> dict[str, pd.DataFrame]:
     """All tables of a run, `runs` included; every row carries the run's id."""
-    fingerprint, status, error = spec.fingerprint(identity), FINISHED, None
+    status, error = FINISHED, None
     notes: Row = dict(feasibility(spec).columns)
     if isinstance(outcome, OutOfMemory):
         status, error = INFEASIBLE, str(outcome)
@@ -174,13 +174,13 @@ class RunStore:
         A failed run under the same name is replaced; a finished one is kept and ours is dropped,
         since equal fingerprints mean equal runs. config.json: enough to make the same run again.
         """
-        config: Row = {"name": spec.name, "role": spec.role}
-        config["fingerprint"] = spec.fingerprint(identity)
+        fingerprint = spec.fingerprint(identity)
+        config: Row = {"name": spec.name, "role": spec.role, "fingerprint": fingerprint}
         config |= {"parameters": spec.parameters, "identity": asdict(identity)}
-        target = self.root / f"{spec.name}-{config['fingerprint']}"
+        target = self.root / f"{spec.name}-{fingerprint}"
         temporary = self._temporary(target.name)
         temporary.mkdir(parents=True)
-        for table, frame in _tables(spec, identity, outcome).items():
+        for table, frame in _tables(spec, fingerprint, outcome).items():
             write_table(frame, temporary / f"{table}.parquet")
         text = json.dumps(config, indent=2, sort_keys=True, default=str)
         (temporary / CONFIG).write_text(text + "\n", encoding="utf-8")

@@ -117,9 +117,7 @@ class BlockPool:
         self.copies = Copies()
         self.target = num_blocks
         self.floor = 1
-        self._free = deque(
-            reversed(self.blocks)
-        )  # unreferenced, without content; taken from its end
+        self._free = deque(reversed(self.blocks))  # no references, no content; taken from its end
         self._retired: list[Block] = []  # beyond the target; their bytes are not used
 
     @property

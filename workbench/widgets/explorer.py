@@ -70,8 +70,8 @@ class Pick:
         """Finished runs by share and seed; sentinels only where there is nothing else."""
         done = self.finished
         first = done[done["role"] != SENTINEL]
-        runs = load_runs(list((first if len(first) else done)["folder"]))
-        return runs.sort_values(["llm_share", "seed"], ignore_index=True) if len(runs) else runs
+        shown = first if len(first) else done
+        return shown.sort_values(["llm_share", "seed"], ignore_index=True)
 
     def table(
         self, name: str, llm_share: float | None = None, seed: int | None = None
