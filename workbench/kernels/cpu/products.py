@@ -12,7 +12,7 @@ input's codes come out of a register of words by a shift, without moving anythin
 is scale * code + offset in float32, rounded once; scales and offsets are float16 where that is
 exact, else float32.
 
-One piece of work is some panels for up to 256 rows. Few rows are multiplied with a quantised panel
+One piece of work is some panels for up to 128 rows. Few rows are multiplied with a quantised panel
 as it lies; for more, 128 inputs of it at a time are widened to float32 in the first-level cache and
 multiplied with all of them. Every element is one sum over ascending inputs (see `tiles`), so its
 value depends neither on the other rows nor on the number of threads, nor on the form in which equal
@@ -59,7 +59,7 @@ from workbench.kernels.quantised import Codes, Scales
 
 FLOAT32, INT8, INT4 = range(3)
 _BITS = (32, 8, 4)
-ROWS = 256  # of one piece
+ROWS = 128  # of one piece: so many of 1,536 inputs leave room in a second-level cache
 _DEPTH = 128  # inputs widened at a time: 16 KiB
 PIECES = 8  # a thread, at least, where there are panels enough
 _BYTES = PANEL * 4  # of 32 float32
@@ -260,14 +260,14 @@ def _multiply(x: Any, m: Any, number: int, out: Any, fresh: bool, room: Any) -> 
 
 
 @called
-def _gate(product: Any) -> None:
-    """First halves of rows of 32 = silu(first half) * second half (SwiGLU, Shazeer 2020)."""
+def _gate(product: Any, out: Any) -> None:
+    """out [rows, 16] = silu(first half) * second half of rows of 32 (SwiGLU, Shazeer 2020)."""
     one, zero = same(np.float32(1)), same(np.float32(0))
     for r in range(product.rows):
         at = product.address + r * product.stride
         gate = load(at)
         silu = div(gate, add(one, exponential(sub(zero, gate))))
-        store(at, mul(silu, load(at + VECTOR_BYTES)))
+        store(out.address + r * out.stride, mul(silu, load(at + VECTOR_BYTES)))
 
 
 @called
@@ -293,8 +293,11 @@ def _panel(x: Any, m: Any, number: int, out: Any, mode: int, room: Any, aside: A
     if mode == ADD:
         _copy(to, product, wide)
     _multiply(x, m, number, product, mode != ADD, room)
+    if mode == GATED and wide == WIDTH:
+        _gate(product, to)
+        return
     if mode == GATED:
-        _gate(product)
+        _gate(product, product)
     _copy(product, to, wide)
 
 
