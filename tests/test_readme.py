@@ -50,7 +50,7 @@ SHOWN = {
     },
 }
 PEERED = ("decode_b1", "decode_b16", "decode_b64", "prefill_512")
-PEERS = ("", "@vllm", "@llama.cpp", "@transformers_cb")  # the next column names them
+PEERS = ("", "@vllm", "@llama.cpp")  # the next column names them
 SHOWN["engine_smollm2"] = {
     **{row + peer: SHOWN["engine"][row] for row in PEERED for peer in PEERS},
     **{row: label for row, label in SHOWN["engine"].items() if row not in PEERED},
@@ -67,8 +67,9 @@ LATER = {  # rows that records made before do not have
         for peer in ("", "@vllm")
     },
 }
-for name in ("engine", "engine_smollm2"):
-    SHOWN[f"{name}.avx2"] = SHOWN[name] | LATER
+SHOWN["engine.avx2"] = SHOWN["engine"] | LATER
+SHOWN["engine_smollm2"] |= LATER
+SHOWN["engine_smollm2.avx2"] = SHOWN["engine_smollm2"]
 SHOWN["search_smollm2"] = {
     "search_smollm2": "problems a minute",
     "search_tokens_smollm2": "generated tokens a second",
