@@ -206,11 +206,14 @@ def identity(found: dict[str, Any]) -> list[str]:
     ]
     same = sum(r["value"] == 1 for r in others)
     preempted = sum(r["value"] for r in rows if r["name"].startswith("preemptions@"))
+    sets = [r["name"].partition("isa_")[2] for r in others if "isa_" in r["name"]]
+    host = found["isa"].upper()
+    forced = f", one of them under {sets[0].upper()} on a host with {host}," if sets else ""
     return [
         f"`workbench bench identity{chosen}`: {same} of {len(others)} further settings of memory "
-        f"split, batch, chunk and block size gave the same search as the first, token by token and "
-        f"score by score ({others[0]['repeats']:,} nodes each; {preempted:,.0f} preemptions in "
-        "all).",
+        f"split, batch, chunk and block size{forced} gave the same search as the first, token by "
+        f"token and score by score ({others[0]['repeats']:,} nodes each; {preempted:,.0f} "
+        "preemptions in all).",
         "",
     ]
 
