@@ -70,6 +70,9 @@ LATER = {  # rows that records made before do not have
 SHOWN["engine.avx2"] = SHOWN["engine"] | LATER
 SHOWN["engine_smollm2"] |= LATER
 SHOWN["engine_smollm2.avx2"] = SHOWN["engine_smollm2"]
+SHOWN["engine_smollm2.avx2_forced"] = {
+    key: label for key, label in SHOWN["engine_smollm2"].items() if "@vllm" in key
+}
 SHOWN["search_smollm2"] = {
     "search_smollm2": "problems a minute",
     "search_tokens_smollm2": "generated tokens a second",
@@ -181,6 +184,7 @@ def table(name: str, found: dict[str, Any]) -> list[str]:
     seeds = f" with {mode['seeds']} seeds" if mode.get("seeds") else ""
     model = mode.get("model") or mode.get("llm") or ""
     chosen = "" if not model or model.startswith("tiny-") else f" --model {model}"
+    chosen += f" --isa {found['isa']}" if "peers_isa" in mode else ""
     what = f"`workbench bench {found['bench']}{chosen}`, profile {mode['profile']}{seeds}"
     lines = [f"{what}, on {where}, {found['isa'].upper()}; {with_}.", ""]
     lines += ["| | value | compared with | spread |", "|---|---|---|---|"]

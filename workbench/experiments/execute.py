@@ -204,7 +204,7 @@ def make_search(
 ) -> Search:
     """A search with the settings, the strategy and the PRM's format of `config`."""
     own = {each.name: getattr(config, each.name) for each in fields(SearchConfig)}
-    scorer = PRM(prm, config.prm_format)
+    scorer = PRM(prm, own.pop("prm_format"))
     given: dict[str, Any] = {"llm": llm, "prm": scorer, "strategy": make_strategy(config)}
     return Search(problems, **given, seed=seed, record=record, **own)
 
