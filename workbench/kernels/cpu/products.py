@@ -293,10 +293,12 @@ def _panel(x: Any, m: Any, number: int, out: Any, mode: int, room: Any, aside: A
     if mode == ADD:
         _copy(to, product, wide)
     _multiply(x, m, number, product, mode != ADD, room)
+    if mode == GATED and wide == WIDTH:
+        _gate(product, to)
+        return
     if mode == GATED:
-        _gate(product, to if wide == width else product)
-    if wide < width:
-        _copy(product, to, wide)
+        _gate(product, product)
+    _copy(product, to, wide)
 
 
 @kernel
