@@ -249,7 +249,7 @@ def make_recording(
     workload = make_workload(plan.llm, None, source, plan.problems)
     if plan.llm == TINY:
         config = sweep_config("default")
-        workload = replace(workload, config=config.search())
+        workload = replace(workload, config=config)
         spec = RunSpec(config, config.sentinel_share, 0)
         llm, prm = build_engine(spec.engine("llm")), build_engine(spec.engine("prm"))
     else:

@@ -28,8 +28,10 @@ VERBS: tuple[Verb, ...] = (study.figures, tools.run, study.sweep, tools.bench,
     tools.calibrate, tools.record, tools.train_tiny, tools.doctor)  # fmt: skip
 for verb in VERBS:
     app.command()(command(verb))
+STORED: dict[str, Verb] = {"list": study.list_runs, "show": study.show, "compare": study.compare,
+                           "export": study.export, "import": study.import_runs}  # fmt: skip
 stored = typer.Typer(rich_markup_mode=None)
-for name, verb in study.STORED.items():
+for name, verb in STORED.items():
     stored.command(name)(command(verb))
 app.add_typer(stored, name="runs", help="List, show, compare, export, import stored runs.")
 

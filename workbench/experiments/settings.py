@@ -193,7 +193,7 @@ class RunSpec:
     @property
     def search(self) -> StrategyConfig:
         """The search that the run carries out."""
-        return self.config.search()
+        return self.config
 
     def engine(self, role: str) -> EngineConfig:
         """Settings of one engine, "llm" or "prm"; in an arena the memory is the arena's."""
