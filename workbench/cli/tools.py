@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from typer import Argument, Exit, Option
 
 from workbench.cli.options import FAILED, Set, key_values, option, options_of, table, terminal
-from workbench.config import SweepConfig, format_size, parse_size
+from workbench.config import SweepConfig, format_size
 from workbench.errors import ConfigError, OutOfMemory, WorkbenchError
 
 if TYPE_CHECKING:
@@ -38,8 +38,6 @@ EXTRAS = {  # package: (what needs it, how to get it)
     "kaleido": ("figures as SVG and PDF", "pip install kaleido"),
     "jupyterlab": ("make lab", "pip install 'workbench[notebooks]'"),
 }
-
-
 Searched = Annotated[dict[str, Any], options_of(SweepConfig, {
     "llm": "generator: a name, hub id, folder or .gguf",
     "prm": "process reward model",
@@ -60,14 +58,14 @@ def run(
     index: int = Option(None, min=0, help="which of --problems, counted from 0 (default: 0)"),
     level: int = Option(None, help="only problems of this level (1 to 5)"),
     settings: Searched,
-    llm_share: float = Option(0.3, help="the LLM's share of the total memory, in (0, 1)"),
+    llm_share: float = Option(0.3, min=0, max=1, help="the LLM's share of the total memory"),
     seed: int = Option(0, help="equal seeds give equal trees"),
     tree_depth: int = Option(6, min=0, help="levels of the tree that are printed; 0: none"),
     more: Set = None,
 ) -> None:
     """Search one problem; print its answer and tree."""
     from workbench.experiments import execute
-    from workbench.experiments.memory import shares_of
+    from workbench.experiments.memory import feasibility, shares_of
     from workbench.experiments.settings import RunSpec
     from workbench.search.problems import Problem, load_problems
     from workbench.search.search import as_problems
@@ -84,19 +82,12 @@ def run(
         if place >= len(found):
             raise ConfigError(f"--index is {place}; {source} has problems 0 to {len(found) - 1}.")
         chosen = found[place]
-    if not 0 < llm_share < 1:
-        raise ConfigError(f"--llm-share is {llm_share:g}; allowed: a share in (0, 1).")
     config = SweepConfig.from_dict(settings | key_values(more, "--set"))
     spec = RunSpec(config, llm_share, seed)
-    try:
-        llm, prm = (execute.build_engine(spec.engine(role)) for role in ("llm", "prm"))
-    except OutOfMemory as error:
-        total = format_size(parse_size(config.total_memory))
-        # activations are measured: no formula for shares
-        fit = "" if config.activations_in_total else f" {shares_of(config)}."
-        raise OutOfMemory(
-            f"llm_share {llm_share:g} of {total} is infeasible. {error}{fit}"
-        ) from error
+    room = feasibility(spec)
+    if not room.fits:
+        raise OutOfMemory(f"{room}. {shares_of(config)}.")
+    llm, prm = execute.Pair(spec).engines.values()
     result = execute.played(execute.make_search([chosen], llm, prm, config, seed))
     _show_search(result, chosen, tree_depth)
 
