@@ -4,9 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -19,18 +16,10 @@ from workbench.errors import ConfigError, ModelError
 from workbench.experiments.runs import FAILED
 from workbench.experiments.settings import RunSpec, sweep_config
 
-ROOT = Path(__file__).parents[2]
 CONFIG = sweep_config("quick", num_problems=3)
 VERBS = ("figures", "run", "sweep", "bench", "calibrate", "record", "train-tiny", "doctor")
 EVERY_HELP = [[], ["runs"], *([name] for name in VERBS)]
 EVERY_HELP += [["runs", name] for name in ("list", "show", "compare", "export", "import")]
-
-
-def fresh(code):
-    """Standard output of a fresh interpreter."""
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.fixture
@@ -49,33 +38,16 @@ def test_every_help_is_there_and_explains_each_option(command, capsys):
         assert re.search(r"(  |\n +)\S", option), f"{option} is not explained"
 
 
-def test_help_and_the_list_of_runs_load_no_torch(tmp_path):
-    heavy = "{'torch', 'transformers', 'numba', 'plotly'} & set(sys.modules)"
-    arguments = ["runs", "list", "--runs", str(tmp_path)]
-    code = f"import sys; from workbench.cli import main; main({arguments!r}); print({heavy})"
-    assert fresh(code).splitlines()[-1] == "set()"
-    helped = "from workbench.cli import main; main(['sweep', '--help'])"
-    heavy = "{'torch', 'pandas', 'numpy', 'rich'} & set(sys.modules)"
-    assert fresh(f"import sys; {helped}; print({heavy})").splitlines()[-1] == "set()"
-
-
-def test_a_dry_run_lists_runs_shares_and_minutes(tmp_path, capsys):
-    options = ["--profile", "quick", "--shares", "0.02,0.3", "--runs", str(tmp_path)]
-    assert main(["sweep", "--dry-run", *options]) == 0
-    shown = capsys.readouterr().out
-    assert "split-0.300-seed0" in shown
-    assert "lacks" in shown
-    assert "1 of 2 runs to do" in shown
-    assert "is feasible in 64.0 MiB" in shown
-    assert not any(tmp_path.iterdir())
-
-
-def test_settings_come_from_profile_file_options_and_set_in_that_order(tmp_path, capsys):
+def test_a_dry_run_takes_profile_file_options_and_set_in_that_order(tmp_path, capsys):
+    """It lists runs, shares and minutes, and runs nothing."""
     file = tmp_path / "mine.json"
     file.write_text(json.dumps({"shares": [0.1, 0.2], "num_problems": 5, "n": 8}))
-    options = ["--config", str(file), "--shares", "0.4", "--set", "seeds=[7]"]
-    assert main(["sweep", "--dry-run", "--runs", str(tmp_path), *options]) == 0
-    assert "split-0.400-seed7" in capsys.readouterr().out
+    options = ["--config", str(file), "--shares", "0.02,0.4", "--set", "seeds=[7]"]
+    assert main(["sweep", "--dry-run", "--runs", str(tmp_path / "runs"), *options]) == 0
+    shown = capsys.readouterr().out
+    for text in ("split-0.400-seed7", "lacks", "1 of 2 runs to do", "is feasible in 64.0 MiB"):
+        assert text in shown
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.json"]
 
 
 def test_values_read_as_what_they_are():
@@ -117,22 +89,33 @@ def test_runs_travel_by_export_and_import(tmp_path, stored, capsys):
     assert main(["runs", "import", str(tmp_path / "none.zip"), *there]) == 2
 
 
-def test_a_bench_prints_its_rows_and_writes_its_record(tmp_path, monkeypatch, capsys):
-    class Fake:
-        MODE = {"batch_invariant": True}
+@pytest.fixture
+def bench(monkeypatch, tmp_path):
+    """`bench engine` of a benchmark that measures these rows: its exit status and its record."""
 
-        @staticmethod
+    def run_bench(rows, *options):
         def run(model="tiny-solver", profile="default", seed=0):
-            yield Row("decode_b1", 12.5, "tokens/s", peer="transformers", peer_value=5.0, ratio=2.5)
-            yield Row("gain", 0.2, "fraction", spread=(0.1, 0.3))
+            yield from rows
 
-    monkeypatch.setattr(tools, "import_module", lambda name: Fake)
-    file = tmp_path / "engine.json"
-    assert main(["bench", "engine", "--json", str(file), "--profile", "quick"]) == 0
+        module = SimpleNamespace(MODE={"batch_invariant": True}, run=run)
+        monkeypatch.setattr(tools, "import_module", lambda name: module)
+        file = tmp_path / "engine.json"
+        status = main(["bench", "engine", "--json", str(file), *options])
+        return status, json.loads(file.read_text())
+
+    return run_bench
+
+
+DECODE = Row("decode_b1", 12.5, "tokens/s", peer="transformers", peer_value=5.0, ratio=2.5)
+
+
+def test_a_bench_prints_its_rows_and_writes_its_record(bench, capsys):
+    rows = [DECODE, Row("gain", 0.2, "fraction", spread=(0.1, 0.3))]
+    status, record = bench(rows, "--profile", "quick")
+    assert status == 0
     shown = capsys.readouterr().out
     assert "2.50x transformers" in shown
     assert "[0.1, 0.3]" in shown
-    record = json.loads(file.read_text())
     mode = {"profile": "quick", "model": "tiny-solver", "seed": 0, "batch_invariant": True}
     assert record["mode"] == mode | {"complete": True}
     assert [row["name"] for row in record["rows"]] == ["decode_b1", "gain"]
@@ -140,32 +123,25 @@ def test_a_bench_prints_its_rows_and_writes_its_record(tmp_path, monkeypatch, ca
     assert "takes no --llm" in capsys.readouterr().err
 
 
-def test_a_bench_of_which_a_row_failed_says_so_and_exits_with_1(monkeypatch, capsys):
+def test_a_bench_of_which_a_row_failed_says_so_and_exits_with_1(bench, capsys):
     """A share that cannot be is a finding; a search that died is none."""
     nothing = float("nan")
     rows = [Row("static_0.08@0.5W", nothing, "infeasible: llm_share 0.138 is infeasible")]
-    fake = SimpleNamespace(run=lambda profile="default": iter(rows))
-    monkeypatch.setattr(tools, "import_module", lambda name: fake)
-    assert main(["bench", "memory"]) == 0
-    rows.append(Row("elastic@0.5W", nothing, f"{FAILED}: a process was lost"))
-    capsys.readouterr()
-    assert main(["bench", "memory"]) == 1
+    assert bench(rows)[0] == 0
+    assert "Failed" not in capsys.readouterr().out
+    assert bench([*rows, Row("elastic@0.5W", nothing, f"{FAILED}: a process was lost")])[0] == 1
     assert "Failed: elastic@0.5W." in capsys.readouterr().out
 
 
-def test_a_bench_that_is_broken_off_writes_what_it_measured(tmp_path, monkeypatch, capsys):
-    class Broken:
-        @staticmethod
-        def run(profile="default"):
-            yield Row("decode_b1", 12.5, "tokens/s")
-            os.kill(os.getpid(), signal.SIGTERM)  # as `timeout` does
-            yield Row("never", 0.0, "s")
+def test_a_bench_that_is_broken_off_writes_what_it_measured(bench, capsys):
+    def rows():
+        yield DECODE
+        os.kill(os.getpid(), signal.SIGTERM)  # as `timeout` does
+        yield Row("never", 0.0, "s")
 
-    monkeypatch.setattr(tools, "import_module", lambda name: Broken)
-    file = tmp_path / "engine.json"
-    assert main(["bench", "engine", "--json", str(file)]) == 130
+    status, record = bench(rows())
+    assert status == 130
     assert "the same command resumes" in capsys.readouterr().err
-    record = json.loads(file.read_text())
     assert record["mode"]["complete"] is False
     assert [row["name"] for row in record["rows"]] == ["decode_b1"]
 
@@ -188,20 +164,19 @@ def test_a_format_that_no_name_tells_is_taken_from_the_option(capsys):
     assert main(["run", "Compute 3+4-2.", *options, "--prm-format", "rlhflow"]) == 0
 
 
-def test_reports_a_sound_machine(capsys) -> None:
+def test_reports_a_sound_machine(capsys):
     """Here, where the tests run, everything needed is present."""
     assert main(["doctor"]) == 0
     page = capsys.readouterr().out
-    for topic in ("processor", "threads", "memory", "versions", "tiny-solver", "tiny-prm", "runs"):
+    topics = ("processor", "threads", "memory", "versions", "tiny-solver", "tiny-prm", "runs")
+    for topic in (*topics, "Qwen2ForProcessRewardModel", "math-shepherd"):  # what is supported
         assert topic in page
-    for name in ("Qwen2ForProcessRewardModel", "math-shepherd"):  # what is supported
-        assert name in page
 
 
-def test_what_is_missing_is_named_with_its_remedy(monkeypatch, capsys) -> None:
+def test_what_is_missing_is_named_with_its_remedy(monkeypatch, capsys):
     """No browser is a remark; without the embedded models no run works: exit status 1."""
 
-    def refuse(name: str) -> None:
+    def refuse(name: str):
         raise ModelError(f"{name} is truncated.")
 
     monkeypatch.delenv("BROWSER_PATH", raising=False)

@@ -6,7 +6,8 @@ import pandas as pd
 import pytest
 
 from tests.experiments.fakes import fake_result
-from workbench.cli import main, study
+from workbench.cli import main
+from workbench.cli.study import report
 from workbench.experiments.execute import one_by_one
 from workbench.experiments.provenance import project_root
 from workbench.experiments.settings import PLANS, PROFILES, BatchPlan, RunSpec, sweep_config
@@ -131,11 +132,10 @@ def test_a_replot_names_what_was_never_stored(tmp_path, capsys):
 
 def test_a_failed_run_is_in_the_report_and_on_the_terminal(broken, monkeypatch, capsys):
     assert completeness(broken) == "3 of 4 runs (failed: split-0.300-seed0)"
-    reported = []
-    claims, report = "workbench.experiments.claims.claims_of", "workbench.experiments.notebooks"
-    monkeypatch.setattr(claims, lambda *_: [])
-    monkeypatch.setattr(f"{report}.write_report", lambda *given: reported.append(given[2]))
-    assert study.report(broken, [], {}, [])
+    reported, place = [], "workbench.experiments"
+    monkeypatch.setattr(f"{place}.claims.claims_of", lambda *_: [])
+    monkeypatch.setattr(f"{place}.notebooks.write_report", lambda *g: reported.append(g[2]))
+    assert report(broken, [], {}, [])
     shown = capsys.readouterr().out
     assert "failed: split-0.300-seed0" in shown
     assert "RuntimeError: the cable was [pulled]" in shown
@@ -149,24 +149,22 @@ def test_failed_runs_are_repeated_when_asked(calls, tmp_path):
     assert calls[0][1][1:] == (folder, True)
 
 
-def batches(profile, **overrides):
-    """The batching study of a profile, without its runs."""
-    return Study(sweep_config(profile, **overrides), (), plan=PLANS[BatchPlan][profile])
-
-
-@pytest.mark.parametrize("profile", PROFILES)
-def test_figures_holds_the_default_profile_and_nothing_else(profile):
-    home = figures_home(Study(sweep_config(profile), ()))
-    assert home == figures_home(batches(profile))
-    own = "figures" if profile == "default" else f"build/figures/{profile}"
-    assert home == project_root() / own
-
-
-def test_changed_settings_draw_elsewhere():
-    elsewhere = project_root() / "build" / "figures" / "default-changed"
-    for overrides in ({"num_problems": 2}, {"seeds": (7,)}, {"shares": (0.3,)}, {"n": 4}):
-        assert figures_home(Study(sweep_config("default", **overrides), ())) == elsewhere
-    assert figures_home(batches("default", n=4)) == elsewhere
+@pytest.mark.parametrize(
+    ("profile", "changed", "folder"),
+    [
+        ("default", {}, "figures"),
+        *((name, {}, f"build/figures/{name}") for name in PROFILES if name != "default"),
+        *(
+            ("default", changed, "build/figures/default-changed")
+            for changed in ({"num_problems": 2}, {"seeds": (7,)}, {"shares": (0.3,)}, {"n": 4})
+        ),
+    ],
+)
+def test_figures_holds_the_default_profile_and_nothing_else(profile, changed, folder):
+    """Of the sweep and of another study."""
+    config = sweep_config(profile, **changed)
+    for study in (Study(config, ()), Study(config, (), plan=PLANS[BatchPlan][profile])):
+        assert figures_home(study) == project_root() / folder
 
 
 def test_every_column_of_a_run_is_shown_whole(broken, tmp_path, capsys):
