@@ -56,10 +56,9 @@ def option(name: str, kind: Any, text: str, default: Any = None, **how: Any) -> 
 def options_of(
     settings: type, helps: Mapping[str, str], *, defaults: bool = True
 ) -> list[Parameter]:
-    """Fields of a settings class as options, of the field's type, choices, least value and default.
+    """Fields of a settings class as options, each of the field's type, choices, least and default.
 
-    helps: of each field that becomes one, its help text. defaults: False leaves out what is not
-    given.
+    helps: the help text of each field that becomes one. defaults: False: what is not given is None.
     """
     declared = {name: (kind, allowed) for name, kind, _, allowed in declared_fields(settings)}
     default = {field.name: field.default if defaults else None for field in fields(settings)}

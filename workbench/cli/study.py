@@ -84,7 +84,7 @@ def redraw(names: list[str] | None, profile: str, parameters: dict[str, Any]) ->
     from workbench.experiments.study import profile_figures
     from workbench.plots import FIGURES
 
-    folder = project_root() / parameters.pop("figures_folder", profile_figures(profile))
+    folder = project_root() / (parameters.pop("figures_folder", None) or profile_figures(profile))
     if parameters:
         raise ConfigError(
             f"--replot draws stored rows and takes no -p {', '.join(parameters)}; allowed: "
