@@ -43,20 +43,17 @@ def calls(monkeypatch, tmp_path):
     return called
 
 
-def fails_at(share):
-    def execute(spec: RunSpec):
-        if spec.llm_share == share:
-            raise RuntimeError("the cable was [pulled]")
-        return fake_result(spec)
-
-    return one_by_one(execute)
-
-
 @pytest.fixture
 def broken(tmp_path):
     """A sweep of four runs of which one failed."""
+
+    def execute(spec: RunSpec):
+        if spec.llm_share == 0.3:
+            raise RuntimeError("the cable was [pulled]")
+        return fake_result(spec)
+
     config = sweep_config("quick", num_problems=3)
-    return run_sweep(config, tmp_path / "runs", execute=fails_at(0.3), progress=False)
+    return run_sweep(config, tmp_path / "runs", execute=one_by_one(execute), progress=False)
 
 
 def test_figures_sweeps_executes_and_reports(calls, tmp_path, capsys):
