@@ -34,10 +34,7 @@ def test_what_is_no_size_is_refused_by_name(given):
 
 def test_a_configuration_survives_a_round_trip_and_knows_its_keys():
     for config in (EngineConfig(), SearchConfig(), StrategyConfig(), SweepConfig()):
-        again = type(config).from_dict(config.to_dict())
-        assert again == config
-        assert again.fingerprint() == config.fingerprint()
-    assert EngineConfig(block_size=8).fingerprint() != EngineConfig().fingerprint()
+        assert type(config).from_dict(config.to_dict()) == config
     with pytest.raises(ConfigError, match=r"'block_sise'.*Did you mean 'block_size'"):
         EngineConfig.from_dict({"block_sise": 8})
 
@@ -89,9 +86,9 @@ def test_a_value_of_another_type_is_refused_by_name_with_what_is_allowed(
 
 
 def test_values_that_lose_nothing_are_put_into_the_declared_type():
-    """Equal settings have one fingerprint, whether typed, read from JSON or computed by numpy."""
+    """Equal settings are written alike, whether typed, read from JSON or computed by numpy."""
     numpys = SweepConfig(shares=[np.float64(0.3)], seeds=np.arange(2), temperature=1)
-    assert numpys.fingerprint() == SweepConfig(shares=(0.3,), temperature=1.0).fingerprint()
+    assert repr(numpys) == repr(SweepConfig(shares=(0.3,), temperature=1.0))
     assert [type(seed) for seed in numpys.seeds] == [int, int]
     params = SamplingParams(stop="a", stop_token_ids=[np.int64(3)], seed=np.uint64(5))
     assert params == SamplingParams(stop=("a",), stop_token_ids=(3,), seed=5)

@@ -1,14 +1,11 @@
-"""The settings of an engine, a search and a sweep: frozen, checked at construction, fingerprinted.
+"""The settings of an engine, a search and a sweep: frozen, checked at construction.
 
 `check` judges each field by its declared type, choices and range; `from_dict` refuses a key it does
-not know; `fingerprint()` names settings by what they contain, so equal ones find each other's
-results. Nothing here reads the machine or loads a model.
+not know. Nothing here reads the machine or loads a model.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -155,7 +152,7 @@ def _described(declared: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """What every configuration can do: be read from a mapping, be written, be named."""
+    """What every configuration can do: be read from a mapping, and be written."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -167,11 +164,6 @@ class _Settings:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
-
-    def fingerprint(self) -> str:
-        """12 hexadecimal digits of sha256 over the sorted settings."""
-        text = json.dumps(self.to_dict(), sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def _require(self, name: str, fine: bool, allowed: str) -> None:
         if not fine:
