@@ -23,9 +23,6 @@ from workbench.config import SweepConfig, format_size
 from workbench.errors import ConfigError, OutOfMemory, WorkbenchError
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from rich.tree import Tree
-
     from workbench.bench.record import Row
     from workbench.search.problems import Problem
     from workbench.search.result import SearchResult
@@ -93,38 +90,30 @@ def run(
 
 
 def _show_search(result: SearchResult, problem: Problem, depth: int) -> None:
-    """Problem, tree, answer and speed."""
+    """Problem, tree down to a depth (its kept nodes bold), answer and speed."""
     import pandas as pd
     from rich.markup import escape
+    from rich.tree import Tree
 
-    console, row = terminal(), result.problems.iloc[0]
+    console, row, nodes = terminal(), result.problems.iloc[0], result.tree
     console.print(f"[bold]problem[/]  {escape(problem.problem)}")
     if depth:
-        console.print(_tree(result.tree, depth))
+        tree = Tree("tree  (score, step; bold: kept)")
+        branches = {"": tree}
+        shown = nodes[nodes["depth"] <= depth].sort_values(["depth", "node_id"])
+        for node in shown.to_dict("records"):
+            style = "bold" if node["kept"] else "dim"
+            label = f"[{style}]{node['score']:.3f}  {escape(' '.join(node['text'].split()))}[/]"
+            branches[node["node_id"]] = branches[node["parent_id"]].add(label)
+        console.print(tree)
     verdict = ""
     if not pd.isna(row["correct"]):
         verdict = "  (right)" if row["correct"] else f"  (wrong; it is {row['answer']})"
     console.print(f"[bold]answer[/]   {escape(row['predicted'] or '(none)')}{verdict}")
     steps = [step.strip() for step in result.candidates.iloc[0]["text"].split("\n\n")]
     console.print(f"[bold]best[/]     {escape(' / '.join(filter(None, steps)))}")
-    console.print(
-        f"[bold]speed[/]    {result.throughput}; {len(result.tree)} nodes, {row['tokens']} tokens, "
-        f"{row['iterations']} iterations"
-    )
-
-
-def _tree(nodes: pd.DataFrame, depth: int) -> Tree:
-    """The nodes down to `depth`: kept ones bold, each with its score and the text of its step."""
-    from rich.markup import escape
-    from rich.tree import Tree
-
-    drawn = Tree("tree  (score, step; bold: kept)")
-    branches = {"": drawn}
-    for node in nodes[nodes["depth"] <= depth].sort_values(["depth", "node_id"]).to_dict("records"):
-        style = "bold" if node["kept"] else "dim"
-        label = f"[{style}]{node['score']:.3f}  {escape(' '.join(node['text'].split()))}[/]"
-        branches[node["node_id"]] = branches[node["parent_id"]].add(label)
-    return drawn
+    counts = f"{len(nodes)} nodes, {row['tokens']} tokens, {row['iterations']} iterations"
+    console.print(f"[bold]speed[/]    {result.throughput}; {counts}")
 
 
 Measured = Annotated[dict[str, Any], [
