@@ -5,7 +5,7 @@ Slow on purpose; the real manager is compared with it call by call.
 
 from dataclasses import dataclass, field
 
-from workbench.kvcache.prefix import TokenList
+from workbench.kvcache.manager import TokenList
 
 Key = tuple[bytes, tuple[int, ...]]  # salt, all tokens up to the block's end
 

@@ -5,8 +5,7 @@ import pytest
 from workbench.config import EngineConfig
 from workbench.errors import ConfigError
 from workbench.kvcache.arena import BlockShape, KVArena
-from workbench.kvcache.manager import Allocation, KVCacheManager
-from workbench.kvcache.prefix import TokenList, chain_root
+from workbench.kvcache.manager import Allocation, KVCacheManager, TokenList, chain_root
 
 PROMPT = list(range(100, 112))  # three blocks of four
 

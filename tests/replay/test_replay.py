@@ -154,7 +154,7 @@ def test_a_replay_needs_the_file_alone(measured, tmp_path) -> None:
 
 def test_no_block_is_hashed_twice(measured, monkeypatch) -> None:
     """Replaying again, or with other memory, hashes nothing; another block size hashes once."""
-    from workbench.kvcache import prefix
+    from workbench.kvcache import manager
 
     answers = Answers(measured.recording)
     hashed = []
@@ -163,8 +163,8 @@ def test_no_block_is_hashed_twice(measured, monkeypatch) -> None:
         hashed.append(content)
         return sha256(content)
 
-    sha256 = prefix.sha256
-    monkeypatch.setattr(prefix, "sha256", counting)
+    sha256 = manager.sha256
+    monkeypatch.setattr(manager, "sha256", counting)
     replay(answers, free_of_charge())
     blocks = [content for content in hashed if len(content) == 32 + 4 * 16]
     nodes = sum(len(p.steps) + len(p.solutions) + 1 for p in measured.recording.problems)
