@@ -10,7 +10,7 @@ from workbench.errors import ConfigError, OutOfMemory
 from workbench.kvcache.arena import KVArena
 from workbench.models.registry import model_spec
 from workbench.replay.simulator import POLICIES, events, recorded_strategy
-from workbench.replay.what_if import WhatIf, what_if
+from workbench.replay.what_if import what_if
 from workbench.search.prm import PRM
 from workbench.search.recording import write_recording
 from workbench.search.search import run_search
@@ -72,10 +72,10 @@ def test_switches_replay_to_what_would_be(measured, changes) -> None:
 
 
 def test_nothing_given_is_the_recorded_run(measured, tmp_path) -> None:
-    """From a path, and from a question that went through a pickle."""
+    """From a path, or a recording that is read; what is found can be sent to a process."""
     path = write_recording(measured.recording, tmp_path / "search.parquet")
-    question = pickle.loads(pickle.dumps(WhatIf("a100-40")))
-    for found in (what_if(path, device="a100-40"), question.answer(measured.recording)):
+    for source in (path, measured.recording):
+        found = what_if(source, device="a100-40")
         assert events(found.trace.steps).equals(events(measured.trace.steps))
         nodes = measured.trace.nodes.drop(columns="run_id")
         assert found.tree.drop(columns="run_id").equals(nodes)

@@ -374,7 +374,7 @@ class LeasedPool(BlockPool):
             self.idle.pop(page, None)
         self.held -= len(pages)
         self.copies.forget(pages, self.per_page)
-        self._source.take_back(self, pages)
+        self._source.take_back(pages)
 
     def _blocks_in(self, pages: Iterable[int]) -> Iterator[Block]:
         size = self.per_page
@@ -524,7 +524,6 @@ class KVArena:
         self._packings: dict[str, Packing] = {}
         self._caches: dict[str, tuple[tuple[Any, ...], KVCacheManager]] = {}  # with its settings
         self._free = deque(range(self.num_pages))
-        self._holder: list[LeasedPool | None] = [None] * self.num_pages
         self._wrote: list[LeasedPool | None] = [None] * self.num_pages  # whose bytes lie in it
         self._retyped: dict[int, None] = {}
         self._wanted: list[int] | None = None  # a split asked for, until the next step
@@ -766,18 +765,14 @@ class KVArena:
                 return None
             donor.give_up_idle()
         page = self._free.popleft()
-        self._holder[page] = pool
         if self._wrote[page] is not pool:
             if self._wrote[page] is not None:
                 self._retyped[page] = None
             self._wrote[page] = pool
         return page
 
-    def take_back(self, pool: LeasedPool, pages: list[int]) -> None:
+    def take_back(self, pages: list[int]) -> None:
         """Pages without content are free; the last to come goes first: its bytes are nearest."""
-        for page in pages:
-            assert self._holder[page] is pool, f"page {page} is handed back by another model"
-            self._holder[page] = None
         self._free.extendleft(reversed(pages))
 
     def _starting_pages(self, kv_share: KVShare | None) -> list[int]:
@@ -810,18 +805,13 @@ class KVArena:
     def check(self) -> None:
         """Raise AssertionError if a law of the arena or of one of its caches is broken."""
         with self.lock:
-            free = set(self._free)
-            assert len(free) == len(self._free), "a page is free twice"
-            held = [page for page in range(self.num_pages) if self._holder[page] is not None]
-            assert free.isdisjoint(held), "a page is free and held"
-            assert len(free) + len(held) == self.num_pages, "a page is lost"
+            pages = sorted([*self._free, *(page for pool in self.pools for page in pool.pages)])
+            assert pages == [*range(self.num_pages)], "a page is lost, held twice, or free and held"
             for pool in self.pools:
-                mine = {page for page in held if self._holder[page] is pool}
-                assert mine == set(pool.pages), f"{pool.shape.name}: another's page, or one lost"
                 fair = pool.floor_pages <= pool.grant.keep <= pool.grant.limit
                 assert fair, f"{pool.shape.name}: an unfair grant"
             lacking = sum(max(0, p.floor_pages - p.held) for p in self.pools)
-            assert lacking <= len(free), "a floor is not covered"
+            assert lacking <= len(self._free), "a floor is not covered"
             for _, cache in self._caches.values():
                 cache.check()
 

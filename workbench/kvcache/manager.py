@@ -2,10 +2,9 @@
 
 A block's hash is sha256(hash of the block before it, its token ids), so equal hashes mean equal
 whole prefixes; a chain starts from the model's namespace and the request's salt, which keep models
-and tenants apart. A hash is published as soon as room is made for the tokens that fill its block, so requests of one
-step share; `free(seq_id, num_computed)` withdraws what was never computed, and can leave a partly
-filled last block to be hit, by copy, by a sequence that goes on with it; `check()` verifies the
-laws. The scheduler preempts and orders requests; storage.py holds the bytes.
+and tenants apart. A hash is published as soon as room is made for the tokens that fill its block,
+so requests of one step share; `free(seq_id, num_computed)` withdraws what was never computed, and
+can leave a partly filled last block to be hit, by copy, by a sequence that goes on with it.
 """
 
 from __future__ import annotations

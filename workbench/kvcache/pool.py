@@ -367,8 +367,7 @@ class BlockPool:
 
     @property
     def next_evicted(self) -> Block | None:
-        """The cached block used least recently, a partial one aging faster; None if there is none.
-        """
+        """The cached block used least recently, if any; partial ones age faster."""
         if not self._partial or not self._full:
             return next(iter(self._full or self._partial), None)
         full, partial = next(iter(self._full)), next(iter(self._partial))
