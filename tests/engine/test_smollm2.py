@@ -21,32 +21,16 @@ from workbench.engine.engine import Engine
 from workbench.errors import ModelError
 from workbench.kernels import Quantised
 from workbench.models.loading import open_weights
-from workbench.models.registry import (
-    find_model,
-    held_bytes,
-    load_tokenizer,
-    open_source,
-    read_spec,
-)
+from workbench.models.registry import find_model, held_bytes, load_tokenizer, open_source, read_spec
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.slow
 
 NAME = "smollm2-135m"
-PROMPTS, TOKENS = (
-    int(os.environ.get("SMOLLM2_PROMPTS", 5)),
-    int(os.environ.get("SMOLLM2_TOKENS", 20)),
-)
-TOPICS = (
-    "the tides",
-    "prime numbers",
-    "bread",
-    "chess",
-    "photosynthesis",
-    "gravity",
-    "sorting a list in Python",
-    "the French Revolution",
-)
+PROMPTS = int(os.environ.get("SMOLLM2_PROMPTS", 5))
+TOKENS = int(os.environ.get("SMOLLM2_TOKENS", 20))
+TOPICS = ["the tides", "prime numbers", "bread", "chess", "photosynthesis", "gravity"]
+TOPICS += ["sorting a list in Python", "the French Revolution"]
 QUESTIONS = (
     "Explain {} to a child.",
     "List three facts about {}.",
