@@ -11,13 +11,16 @@ from workbench.errors import ConfigError, OutOfMemory, PromptError
 
 
 def test_a_long_prompt_is_computed_in_chunks_and_sampled_once_at_its_end() -> None:
-    rig = Rig(max_num_batched_tokens=8)
+    ticks = iter(range(100))
+    rig = Rig(max_num_batched_tokens=8, clock=lambda: float(next(ticks)))
     sequence = rig.add(20)
     chunks = [rig.step() for _ in range(3)]
     assert [rig.rows(plan) for plan in chunks] == [[8], [8], [4]]
     assert [len(plan.sampling) for plan in chunks] == [0, 0, 1]
     assert chunks[2].sampling.positions.tolist() == [20]
     assert (sequence.num_tokens, sequence.num_computed) == (21, 20)
+    rig.step()
+    assert (sequence.scheduled_s, sequence.first_token_s) == (0.0, 1.0), "stamped once"
 
 
 def test_decodes_go_first_and_never_wait_for_a_prefill() -> None:
@@ -208,14 +211,3 @@ def test_sampling_columns_come_from_the_request() -> None:
     assert rows.seeds.dtype == np.uint64
     rig.scheduler.update(plan, StepResult(np.array([1]), ({1: -0.5},)))
     assert sequence.logprobs == [{1: -0.5}]
-
-
-def test_times_are_stamped_once() -> None:
-    ticks = iter(range(100))
-    rig = Rig(max_num_batched_tokens=8, clock=lambda: float(next(ticks)))
-    sequence = rig.add(12)
-    rig.step()
-    assert (sequence.scheduled_s, sequence.first_token_s) == (0.0, None)
-    rig.step()
-    rig.step()
-    assert (sequence.scheduled_s, sequence.first_token_s) == (0.0, 1.0)

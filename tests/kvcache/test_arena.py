@@ -88,14 +88,15 @@ def test_a_target_below_a_floor_is_refused_and_nothing_changes() -> None:
     assert arena.target == {"llm": 10, "prm": 10}
 
 
-def test_the_first_come_policy_keeps_no_split() -> None:
-    assert "FirstCome keeps no split" in arena_of(policy=FirstCome()).resplit(0.5).reason
+def test_shares_and_shapes_that_cannot_be_are_refused() -> None:
+    """Outside the unit interval, below a floor, under a policy that keeps no split."""
+    arena, lends_all = arena_of(), FirstCome()
+    assert "FirstCome keeps no split" in arena_of(policy=lends_all).resplit(0.5).reason
     with pytest.raises(ConfigError, match=r"kv_share=0\.3 and the policy FirstCome, which keeps"):
-        arena_of(policy=FirstCome(), kv_share=0.3)
-
-
-def test_a_share_outside_the_unit_interval_is_an_error() -> None:
-    arena = arena_of()
+        arena_of(policy=lends_all, kv_share=0.3)
+    for sizes in ((0, 64), (2, 0), (2, 66, 4), (2, 64, 4, 0), (2, 64, 4, 1, 0.0)):
+        with pytest.raises(ConfigError, match="must be positive"):
+            BlockShape("bad", *sizes)
     for share in (0, 1, -0.1, 1.5, float("nan"), {"llm": 1.0}, {"nobody": 0.5}):
         with pytest.raises(ConfigError, match="in \\(0, 1\\)"):
             arena.resplit(share)
@@ -244,22 +245,7 @@ def test_no_two_cells_of_a_chosen_page_overlap(models: tuple[BlockShape, ...]) -
         pages = np.array([block // packing.blocks for block in range(len(offsets))])
         inside = starts % slab - pages * page.stripe
         assert ((inside >= 0) & (inside + model.cell_bytes <= page.stripe)).all()
+        assert starts.dtype == np.int64, "offsets pass 32 bits at 40 GiB"
         ordered = np.sort(starts.ravel())
         assert (np.diff(ordered) >= model.cell_bytes).all()
         assert ordered[-1] + model.cell_bytes <= page.slabs * slab
-
-
-def test_addresses_pass_32_bits() -> None:
-    """At 40 GiB offsets are larger than an int32; they are int64 throughout."""
-    page = choose_page([LLAMA_1B, LLAMA_8B])
-    packing = pack(LLAMA_8B, page)
-    num_pages = (40 << 30) // page.page_bytes
-    last = packing.layer_base(num_pages)[-1] + packing.offsets(num_pages)[-1]
-    assert last.dtype == np.int64
-    assert last == (40 << 30) // 2 - LLAMA_8B.cell_bytes // 2
-
-
-def test_impossible_shapes_are_refused() -> None:
-    for sizes in ((0, 64), (2, 0), (2, 66, 4), (2, 64, 4, 0), (2, 64, 4, 1, 0.0)):
-        with pytest.raises(ConfigError, match="must be positive"):
-            BlockShape("bad", *sizes)
