@@ -193,17 +193,12 @@ def test_end_of_sequence_and_ids() -> None:
     assert reason([1, 99], stop_token_ids=(99,)) == "stop"  # beyond the tokenizer's vocabulary
 
 
-def test_prompts_never_stop_a_sequence() -> None:
-    """Half of the stop string in the prompt does not count."""
-    checker = StopChecker(PIECES, {EOS})
-    checker.add(5, SamplingParams(stop=("\n\n",)))
-    assert checker.finish_reason(sequence([3], prompt=(3,))) is None
-    assert checker.finish_reason(sequence([], prompt=(4,))) is None
-
-
 def test_conditions_are_counted_and_forgotten() -> None:
     """A condition is watched while a request has it, and stops that request alone."""
     checker = StopChecker(PIECES, {EOS})
+    checker.add(5, SamplingParams(stop=("\n\n",)))
+    assert checker.finish_reason(sequence([3], prompt=(3,))) is None, "half of it is the prompt's"
+    assert checker.finish_reason(sequence([], prompt=(4,))) is None
     a, b = np.array([1]), np.array([2])
     checker.add(1, SamplingParams(stop=("a",)))
     checker.add(2, SamplingParams(stop=("a",), stop_token_ids=(2,)))

@@ -15,7 +15,7 @@ from workbench.replay.miss_ratio import (
     optimal_hits,
     run_calls,
 )
-from workbench.replay.simulator import Costs, events, replay, search_calls
+from workbench.replay.simulator import Costs, replay, search_calls
 
 FREE = Costs(MeteredCost(0.001), MeteredCost(0.001))
 ROOMY = {"llm": {"num_blocks": 500}, "prm": {"num_blocks": 500}}
@@ -136,10 +136,9 @@ def test_the_sizes_of_a_curve_reach_from_what_does_not_fit_to_where_nothing_is_e
         assert curve["hit_ratio"].max() == curve["hit_ratio"].iloc[-1] == best.iloc[0]
 
 
-@pytest.mark.parametrize("num_blocks", [500, 700])
-def test_full_replays_lie_on_the_curve_where_the_order_stays(measured, num_blocks) -> None:
+def test_full_replays_lie_on_the_curve_where_the_order_stays(measured) -> None:
     """With room for all, replay and curve agree to the last hit."""
-    calls = calls_of(measured, **ROOMY)[0]
+    calls, num_blocks = calls_of(measured, **ROOMY)[0], 700
     own = {**ROOMY, "llm": {"num_blocks": num_blocks}}
     steps = replay(measured.answers, FREE, **own).trace.steps
     steps = steps[steps["engine"] == "llm"]
@@ -166,12 +165,6 @@ def test_the_recorded_size_gives_the_recorded_counts(measured) -> None:
         own, found = steps[steps["engine"] == name], run_calls(calls, size)
         for count in ("hit_tokens", "query_tokens", "evicted", "thrashed", "allocated"):
             assert getattr(found, count) == own[count].sum(), f"{name} {count}"
-
-
-def test_logging_changes_nothing(measured) -> None:
-    """A cache that keeps its calls returns what one that does not returns."""
-    steps = replay(measured.answers, FREE, log_calls=True).trace.steps
-    assert events(steps).equals(events(measured.trace.steps))
 
 
 def test_sizes_that_are_none_are_refused(measured) -> None:

@@ -98,7 +98,6 @@ def test_simulated_time_is_the_cost(measured) -> None:
     assert replayed.throughput.wall_s == pytest.approx(lasts.sum())
     slower = replay(measured.answers, Costs(MeteredCost(0.001), MeteredCost(0.002), 0.5))
     outside = slower.throughput.wall_s - replayed.throughput.wall_s
-    assert outside == pytest.approx(0.5 * len(slower.trace.requests))
     assert slower.trace.spans["duration_s"].sum() == pytest.approx(outside)
 
 

@@ -131,17 +131,11 @@ def test_every_recording_is_planned_and_described() -> None:
         assert found.settings.strategy_settings["beam_width"] == plan.beam_width
         assert all(problem.steps and problem.solutions for problem in found.problems)
         assert all(engine.spec and engine.weight_bytes for engine in (found.llm, found.prm))
-
-
-@pytest.mark.parametrize("name", ["tiny-16-n4", "smollm2-n4"])
-def test_a_recording_replays_to_its_own_tree(name: str) -> None:
-    """Every recorded node is sampled again, each with its own tokens."""
-    found = load_recording(name)
-    nodes = replay(found, PRESETS["h100"]).trace.nodes
-    assert len(nodes) == sum(len(problem.steps) for problem in found.problems)
-    assert nodes["step_tokens"].sum() == sum(
-        len(step.tokens) for problem in found.problems for step in problem.steps
-    )
+        if name in ("tiny-16-n4", "smollm2-n4"):  # replays to its own tree
+            nodes = replay(found, PRESETS["h100"]).trace.nodes
+            steps = [step for problem in found.problems for step in problem.steps]
+            assert len(nodes) == len(steps)
+            assert nodes["step_tokens"].sum() == sum(len(step.tokens) for step in steps)
 
 
 def test_unknown_names_are_told_what_there_is(tmp_path) -> None:
