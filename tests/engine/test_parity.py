@@ -20,37 +20,25 @@ from workbench.search.problems import load_problems
 transformers = pytest.importorskip("transformers")
 
 PROMPTS, NEW = 32, 64
-SHORT_LEN = {"max_model_len": 384}  # leaves room for preemption: one request fits, 32 do not
+SHORT = {"max_model_len": 384}  # leaves room for preemption: one request fits, 32 do not
 CUTS = {
     "roomy": {"num_blocks": 1024},
     "block 1, chunks of 64": {
-        "num_blocks": 9000,
-        "block_size": 1,
-        "max_num_batched_tokens": 64,
-        "max_num_seqs": 7,
+        "num_blocks": 9000, "block_size": 1, "max_num_batched_tokens": 64, "max_num_seqs": 7,
     },
     "block 8, chunks of 40, no prefix caching": {
-        "num_blocks": 1600,
-        "block_size": 8,
-        "max_num_batched_tokens": 40,
-        "max_num_seqs": 32,
+        "num_blocks": 1600, "block_size": 8, "max_num_batched_tokens": 40, "max_num_seqs": 32,
         "enable_prefix_caching": False,
     },
     "block 32, chunks of 33": {
-        "num_blocks": 400,
-        "block_size": 32,
-        "max_num_batched_tokens": 33,
-        "max_num_seqs": 3,
+        "num_blocks": 400, "block_size": 32, "max_num_batched_tokens": 33, "max_num_seqs": 3,
     },
-    "preempting": {"num_blocks": 26, "max_num_seqs": 32, **SHORT_LEN},
+    "preempting": {"num_blocks": 26, "max_num_seqs": 32, **SHORT},
     "preempting without prefix caching": {
-        "num_blocks": 48,
-        "block_size": 8,
-        "max_num_batched_tokens": 100,
+        "num_blocks": 48, "block_size": 8, "max_num_batched_tokens": 100, **SHORT,
         "enable_prefix_caching": False,
-        **SHORT_LEN,
     },
-}
+}  # fmt: skip
 
 
 @pytest.fixture

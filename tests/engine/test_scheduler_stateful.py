@@ -10,12 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.engine.fake_executor import (
-    FakeExecutor,
-    FakeStops,
-    expected_logits,
-    expected_tokens,
-)
+from tests.engine.fake_executor import FakeExecutor, FakeStops, expected_logits, expected_tokens
 from tests.kvcache.naive import ComparedCache
 from workbench.core import SamplingParams, ScoreParams, Sequence
 from workbench.engine.scheduler import Scheduler
@@ -94,6 +89,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def _plan(self):
         """Schedule, and check what holds of any plan; None when there is nothing to do."""
+        self.stats_before = dict(self.cache.naive.stats)
         preempted = {i: s.preemptions for i, s in self.live.items()}
         held = {i: s.num_computed for i, s in self.live.items()}
         running = {i for i in self.live if i in self.cache.lost}
@@ -106,9 +102,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for i in self.victims:
             self.computed_before[i] = max(self.computed_before.get(i, 0), held[i])
         self.admitted = {i for i in self.live if i in self.cache.lost} - running
-        assert not (self.victims and self.admitted), (
-            "something was admitted in a step that preempted"
-        )
+        assert not (self.victims and self.admitted), "admitted in a step that preempted"
         assert 0 < plan.num_tokens <= self.max_num_batched_tokens
         assert plan.num_seqs <= self.max_num_seqs
         self._check_counts(plan)
@@ -120,11 +114,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert counts.preempted == len(self.victims)
         assert counts.running + counts.waiting == len(self.live)
         assert counts.running == len(self.cache.lost)
-        assert (
-            counts.blocks_active + counts.blocks_cached + counts.blocks_free == counts.blocks_total
-        )
-        naive = self.cache.naive
-        assert (counts.blocks_active, counts.blocks_cached, counts.blocks_free) == naive.counts()
+        assert sum(self.cache.naive.counts()) == counts.blocks_total
+        naive, blocks = self.cache.naive, (counts.blocks_active, counts.blocks_cached)
+        assert (*blocks, counts.blocks_free) == naive.counts()
         for name, before in self.stats_before.items():
             if hasattr(counts, name):
                 assert getattr(counts, name) == naive.stats[name] - before, name
@@ -144,34 +136,24 @@ class SchedulerMachine(RuleBasedStateMachine):
                 held[id(block)] = max(held.get(id(block), 0), tokens)
         return sum(held.values())
 
-    def _remember(self) -> None:
-        self.stats_before = dict(self.cache.naive.stats)
-
     @rule(count=st.integers(1, 5))
     def steps(self, count: int) -> None:
         for _ in range(count):
-            self._remember()
             plan = self._plan()
             if plan is not None:
                 self._compute(plan)
 
     def _compute(self, plan) -> None:
         lost = {i: dict(reasons) for i, reasons in self.cache.lost.items()}
-        starts = {i: self._start_of(i) for i in lost}
+        # the first token of a running request that is not computed yet
+        starts = {i: self.live[i].num_computed for i in lost}
+        starts |= {i: self.cache.hits[i] for i in self.admitted}
         blocks = {i: list(s.blocks) for i, s in self.cache.naive.sequences.items()}
         finished = self.scheduler.update(plan, self.executor.run(plan))
         assert self.scheduler.counts.tokens_held == self._tokens_held(blocks, self.live)
         self._check_recomputed(lost, starts)
         for sequence, reason in finished:
             self._check_answer(sequence, reason)
-            del self.live[sequence.request_id]
-
-    def _start_of(self, request_id: int) -> int:
-        """The first token of a running request that is not computed yet."""
-        sequence = self.live[request_id]
-        if request_id in self.admitted:
-            return self.cache.hits[request_id]
-        return sequence.num_computed
 
     def _check_recomputed(self, lost, starts) -> None:
         seen = {"evicted": 0, "preempted": 0, "partial": 0}
@@ -181,12 +163,12 @@ class SchedulerMachine(RuleBasedStateMachine):
                 reason = "preempted" if position < before else reasons.get(position)
                 if reason is not None:
                     seen[reason] += 1
-        counts = self.scheduler.counts
-        assert counts.recomputed_tokens_evicted == seen["evicted"]
-        assert counts.recomputed_tokens_preempted == seen["preempted"]
-        assert counts.recomputed_tokens_partial == seen["partial"]
+        for reason, tokens in seen.items():
+            assert getattr(self.scheduler.counts, f"recomputed_tokens_{reason}") == tokens
 
     def _check_answer(self, sequence: Sequence, reason: str) -> None:
+        """It is answered rightly, and live no more."""
+        del self.live[sequence.request_id]
         prompt = sequence.token_ids[: sequence.num_prompt_tokens]
         if sequence.score is not None:
             assert reason == "score"
@@ -204,19 +186,16 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.live)
     @rule(data=st.data())
     def step_with_aborts_in_flight(self, data) -> None:
-        self._remember()
         plan = self._plan()
         dropped = data.draw(st.sets(st.sampled_from(sorted(self.live)), min_size=1, max_size=2))
         for request_id in dropped:
             assert self.scheduler.abort(request_id) is self.live.pop(request_id)
         for sequence, reason in self.scheduler.update(plan, self.executor.run(plan)):
             self._check_answer(sequence, reason)
-            del self.live[sequence.request_id]
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
     def step_that_fails(self, data) -> None:
-        self._remember()
         plan = self._plan()
         if data.draw(st.booleans()):
             dropped = data.draw(st.sampled_from(sorted(self.live)))

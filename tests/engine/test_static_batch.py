@@ -34,6 +34,7 @@ def test_prompts_are_padded_to_the_longest_and_the_padding_is_computed() -> None
     assert rows(plan) == [10, 10]
     assert plan.sampling.rows.tolist() == [2, 19], "the last token of each prompt, not padding"
     assert (short.num_computed, long.num_computed) == (3, 10)
+    assert rig.plans[0][1].blocks_active == 2 * 15, "each has blocks for the longest"
     assert rig.plans[0][1].prefill_tokens == 20
     assert rig.plans[0][1].tokens_held == 13
 
@@ -60,15 +61,6 @@ def test_nobody_joins_before_the_slowest_is_done_and_who_ended_keeps_its_row() -
     assert rig.cache.num_active == 0
     assert rows(rig.step()) == [4]
     assert rig.finished[3] == "length"
-
-
-def test_every_member_has_blocks_for_the_longest_from_the_start() -> None:
-    rig = Padded()
-    rig.add(2, max_tokens=2)
-    rig.add(20, max_tokens=20)
-    rig.step()
-    assert rig.cache.num_active == 2 * 10
-    assert rig.plans[0][1].blocks_active == 20
 
 
 def test_a_request_whose_padded_batch_cannot_fit_is_refused_with_the_numbers() -> None:
@@ -101,18 +93,6 @@ def test_a_failed_step_ends_its_batch_and_what_waits_goes_on() -> None:
     assert rig.cache.num_active == 0
     rig.run()
     assert rig.finished == {waiting.request_id: "length"}
-
-
-def test_an_aborted_member_keeps_its_row_and_is_never_answered() -> None:
-    rig = Padded(max_num_seqs=2)
-    rig.add(3, 3)
-    rig.add(5, 9)
-    rig.step()
-    assert rig.scheduler.abort(2) is not None
-    assert rows(rig.step()) == [1, 1]
-    rig.run()
-    assert rig.finished == {1: "length"}
-    assert rig.cache.num_active == 0
 
 
 PROMPT = st.lists(st.integers(0, 2), min_size=1, max_size=12)
@@ -159,17 +139,6 @@ def test_tokens_logits_and_counts_are_those_of_each_request_alone(
         assert len(set(rows(plan))) == 1, "a step is a rectangle"
 
 
-def settings_of(batching: str) -> dict:
-    return {
-        "batching": batching,
-        "enable_prefix_caching": False,
-        "num_blocks": 400,
-        "max_num_seqs": 6,
-        "max_num_batched_tokens": 96,
-        "max_model_len": 512,
-    }
-
-
 def test_a_real_model_samples_and_scores_the_same_in_static_and_continuous_batches() -> None:
     """Prompts of many lengths, more than one batch of them, stops and seeds; bit for bit."""
     rng = np.random.default_rng(0)
@@ -177,8 +146,10 @@ def test_a_real_model_samples_and_scores_the_same_in_static_and_continuous_batch
     prompts = [rng.integers(5, 60, n).tolist() for n in lengths]
     params = [SamplingParams(max_tokens=int(4 + n % 23), seed=n, stop=("1",)) for n in range(14)]
     found = {}
+    limits = {"max_num_seqs": 6, "max_num_batched_tokens": 96, "max_model_len": 512}
     for batching in ("continuous", "static"):
-        engine = Engine("tiny-solver", **settings_of(batching))
+        kind = {"batching": batching, "enable_prefix_caching": False, "num_blocks": 400}
+        engine = Engine("tiny-solver", **kind, **limits)
         sampled = [o.token_ids for o in engine.generate(prompts, params)]
         numbers = [engine.add_score(p, (0, len(p) - 1), (7, 8, 9)) for p in prompts]
         logits = {}

@@ -4,8 +4,10 @@ Slow on purpose; the real manager is compared with it call by call.
 """
 
 from dataclasses import dataclass, field
+from itertools import takewhile
+from operator import eq
 
-from workbench.kvcache.prefix import TokenList
+from workbench.kvcache.manager import TokenList
 
 Key = tuple[bytes, tuple[int, ...]]  # salt, all tokens up to the block's end
 
@@ -13,7 +15,7 @@ Key = tuple[bytes, tuple[int, ...]]  # salt, all tokens up to the block's end
 @dataclass(eq=False)
 class NaiveBlock:
     content: Key | None = None  # under which it can be hit, whole, or from its start if not full
-    users: list[int] = field(default_factory=list)
+    users: list[int | None] = field(default_factory=list)
     used: int = 0  # when it was last released, or copied: counted in such events
 
 
@@ -22,16 +24,14 @@ class NaiveSequence:
     salt: bytes
     tokens: list[int]
     blocks: list[NaiveBlock]
-    room: int
     offered: int  # full blocks that were offered for hits
+    room: int = 0
 
 
 class NaiveCache:
     """One answer, the same statistics and the same three counts for each call of the manager."""
 
-    def __init__(
-        self, num_blocks: int, block_size: int, caching: bool = True, reuse: bool = False
-    ) -> None:
+    def __init__(self, num_blocks: int, block_size: int, caching: bool, reuse: bool) -> None:
         self.size, self.caching, self.reuse = block_size, caching, reuse
         self.blocks = [NaiveBlock() for _ in range(num_blocks)]
         self.target = num_blocks
@@ -49,143 +49,108 @@ class NaiveCache:
         cached = sum(not b.users and b.content is not None for b in self.blocks)
         return active, cached, len(self.blocks) - active - cached
 
-    def holder(self, key: Key) -> NaiveBlock | None:
+    def holder(self, salt: bytes, tokens: list[int], block: int) -> NaiveBlock | None:
+        key = salt, tuple(tokens[: (block + 1) * self.size])
         return next((b for b in self.blocks if b.content == key), None)
 
-    def key(self, salt: bytes, tokens: list[int], block: int) -> Key:
-        return salt, tuple(tokens[: (block + 1) * self.size])
+    def is_partial(self, block: NaiveBlock) -> bool:
+        return len(block.content[1]) % self.size > 0
+
+    def needed(self, num_tokens: int) -> int:
+        return (num_tokens + self.size - 1) // self.size
 
     def most(self, tokens: list[int], max_hit: int | None) -> int:
-        most = len(tokens) - 1
-        return most if max_hit is None else min(most, max_hit)
+        return len(tokens) - 1 if max_hit is None else min(len(tokens) - 1, max_hit)
 
-    def coverable(self, tokens: list[int], max_hit: int | None) -> int:
-        return self.most(tokens, max_hit) // self.size
-
-    def hit(self, tokens: list[int], salt: bytes, max_hit: int | None) -> list[NaiveBlock]:
-        found = []
-        for i in range(self.coverable(tokens, max_hit)):
-            block = self.holder(self.key(salt, tokens, i))
-            if block is None:
+    def found(self, tokens: list[int], salt: bytes, max_hit: int | None):
+        """(full blocks that are hit, block that goes on after them, tokens in all)."""
+        hit, most = [], self.most(tokens, max_hit)
+        for i in range(most // self.size):
+            if (block := self.holder(salt, tokens, i)) is None:
                 break
-            found.append(block)
-        return found
+            hit.append(block)
+        start = len(hit) * self.size
+        partial, more = self.partial_after(tokens, salt, start, most)
+        return hit, partial, start + more
 
     def partial_after(self, tokens: list[int], salt: bytes, start: int, most: int):
         """(block that is not full and goes on at `start`, how many of tokens[start:most] it has).
 
         Of equally good ones the first in order that is not before the tokens, else the last.
         """
-        asked = tuple(tokens[start : min(most, start + self.size - 1)])
-        held = []
-        for block in self.blocks:
-            if self.reuse and block.content is not None and not block.users:
+        asked, held = tuple(tokens[start : min(most, start + self.size - 1)]), []
+        for block in self.blocks if self.reuse else ():
+            if block.content is not None and not block.users and self.is_partial(block):
                 own_salt, whole = block.content
-                before = own_salt == salt and whole[:start] == tuple(tokens[:start])
-                if before and start < len(whole) < start + self.size:
-                    common = next(
-                        (i for i, (a, b) in enumerate(zip(whole[start:], asked)) if a != b),
-                        min(len(whole) - start, len(asked)),
-                    )
-                    held.append((common, whole[start:], block))
-        best = max((common for common, _, _ in held), default=0)
-        if best == 0:
-            return None, 0
-        alike = sorted(
-            (partial, block.content, block) for common, partial, block in held if common == best
-        )
-        after = [entry for entry in alike if entry[0] >= asked]
-        return (after[0] if after else alike[-1])[2], best
-
-    def needed(self, num_tokens: int) -> int:
-        return (num_tokens + self.size - 1) // self.size
+                if (own_salt, whole[:start]) == (salt, tuple(tokens[:start])):
+                    if start < len(whole) < start + self.size:
+                        common = sum(takewhile(bool, map(eq, whole[start:], asked)))
+                        held.append((common, whole[start:], id(block), block))
+        best = max((common for common, *_ in held), default=0)
+        alike = sorted(entry for entry in held if entry[0] == best > 0)
+        after = [entry for entry in alike if entry[1] >= asked]
+        return ((after or alike[-1:])[0][3] if alike else None), best
 
     def match(self, tokens: list[int], salt: bytes = b"", max_hit: int | None = None) -> int:
-        return self.found(tokens, salt, max_hit)[3]
-
-    def found(self, tokens: list[int], salt: bytes, max_hit: int | None):
-        """(full blocks, block that goes on after them, tokens of it, tokens in all)."""
-        hit = self.hit(tokens, salt, max_hit)
-        start = len(hit) * self.size
-        block, more = self.partial_after(tokens, salt, start, self.most(tokens, max_hit))
-        return hit, block, more, start + more
+        return self.found(tokens, salt, max_hit)[2]
 
     def allocate(
-        self,
-        seq_id,
-        tokens,
-        num_tokens=None,
-        *,
-        salt=b"",
-        max_hit=None,
-        keep_free=0,
+        self, seq_id, tokens, num_tokens=None, *, salt=b"", max_hit=None, keep_free=0,
         readmission=False,
-    ) -> tuple[int, int, dict[int, str]] | None:
+    ) -> tuple[int, int, dict[int, str]] | None:  # fmt: skip
         """(cached tokens, blocks in the table, position -> why it is computed again)."""
-        hit, partial, _, cached = self.found(tokens, salt, max_hit)
+        hit, partial, cached = self.found(tokens, salt, max_hit)
         spare = [b for b in self.blocks if not b.users and b not in hit]
         if self.needed(len(tokens)) - len(hit) + keep_free > len(spare):
             return None
-        lost = self.lost(tokens, salt, len(hit), self.coverable(tokens, max_hit))
+        lost = self.lost(tokens, salt, len(hit), self.most(tokens, max_hit) // self.size)
         thrashed = list(lost.values()).count("evicted") // self.size
         kind = "readmit_" if readmission else ""
         self.stats[kind + "query_tokens"] += len(tokens)
         self.stats[kind + "hit_tokens"] += cached
         self.stats["thrashed"] += thrashed
         self.stats["thrashed_readmit"] += thrashed if readmission else 0
-        self.stats["thrash_events"] += 1 if thrashed else 0
+        self.stats["thrash_events"] += thrashed > 0
         for block in hit:
             block.users.append(seq_id)
             if block in self.unused:
                 self.unused.remove(block)
-        room = len(tokens) if num_tokens is None else num_tokens
-        self.sequences[seq_id] = NaiveSequence(salt, list(tokens), list(hit), 0, len(hit))
-        if partial is not None:
-            self.sequences[seq_id].blocks.append(self.copy(seq_id, partial))
-        self.grow(seq_id, max(room, cached))
-        return cached, len(self.sequences[seq_id].blocks), lost
+        blocks = list(hit)
+        self.sequences[seq_id] = NaiveSequence(salt, list(tokens), blocks, len(hit))
+        if partial is not None:  # copied: it counts as used last; the last there is is taken over
+            self.use(partial)
+            blocks.append(self.take(seq_id))
+            self.stats["copied"] += blocks[-1] is not partial
+        self.grow(seq_id, max(len(tokens) if num_tokens is None else num_tokens, cached))
+        return cached, len(blocks), lost
 
-    def copy(self, seq_id: int, partial: NaiveBlock) -> NaiveBlock:
-        """It counts as used last; if it is the last there is, it is taken over."""
-        self.used_last(partial)
-        own = self.take(seq_id)
-        self.stats["copied"] += own is not partial
-        return own
-
-    def used_last(self, block: NaiveBlock) -> None:
-        self.unused.remove(block)
-        self.left(block)
-
-    def left(self, block: NaiveBlock) -> None:
+    def use(self, block: NaiveBlock) -> None:
+        """An unused block is the one used last."""
+        if block in self.unused:
+            self.unused.remove(block)
         self.unused.append(block)
         if block.content is not None:
-            self.now += 1
-            block.used = self.now
+            self.now = block.used = self.now + 1
 
     def lost(self, tokens, salt, num_hit, coverable) -> dict[int, str]:
         reasons: dict[int, str] = {}
-        if not self.caching:
-            return reasons
-        for i in range(num_hit, self.needed(len(tokens))):
+        for i in range(num_hit, self.needed(len(tokens))) if self.caching else ():
             start, end = i * self.size, (i + 1) * self.size
-            key = self.key(salt, tokens, i)
-            held_now = end <= len(tokens) and self.holder(key) is not None
-            evicted = end <= len(tokens) and key in self.ever_evicted
-            if evicted and not held_now and i < coverable:
-                reasons |= dict.fromkeys(range(start, end), "evicted")
-            if not evicted and not held_now:
-                for position in range(start, min(end, len(tokens))):
-                    if self.in_an_unfilled_block(salt, tuple(tokens[: position + 1]), start):
-                        reasons[position] = "partial"
+            full = end <= len(tokens)
+            if full and self.holder(salt, tokens, i) is not None:
+                continue
+            if full and (salt, tuple(tokens[:end])) in self.ever_evicted:
+                if i < coverable:
+                    reasons |= dict.fromkeys(range(start, end), "evicted")
+                continue
+            for position in range(start, min(end, len(tokens))):
+                known = salt, tuple(tokens[: position + 1])
+                if any(
+                    (len(t) - 1) // self.size == i and (s, t[: position + 1]) == known
+                    for s, t in self.unfilled
+                ):
+                    reasons[position] = "partial"
         return reasons
-
-    def in_an_unfilled_block(self, salt: bytes, prefix: tuple[int, ...], start: int) -> bool:
-        return any(
-            s == salt
-            and (len(t) - 1) // self.size * self.size == start
-            and t[: len(prefix)] == prefix
-            for s, t in self.unfilled
-        )
 
     def extend(self, seq_id: int, tokens: list[int]) -> int | None:
         """Number of new blocks."""
@@ -203,9 +168,9 @@ class NaiveCache:
             sequence.blocks.append(self.take(seq_id))
         sequence.room = max(sequence.room, room)
         while self.caching and (sequence.offered + 1) * self.size <= room:
-            key = self.key(sequence.salt, sequence.tokens, sequence.offered)
-            if self.holder(key) is None:
-                sequence.blocks[sequence.offered].content = key
+            if self.holder(sequence.salt, sequence.tokens, sequence.offered) is None:
+                tokens = tuple(sequence.tokens[: (sequence.offered + 1) * self.size])
+                sequence.blocks[sequence.offered].content = sequence.salt, tokens
             else:
                 self.stats["duplicates"] += 1
             sequence.offered += 1
@@ -223,12 +188,11 @@ class NaiveCache:
 
     def victim(self) -> NaiveBlock:
         """The least recently used, a partial block being four times as old as it is."""
-        full = [b for b in self.unused if len(b.content[1]) % self.size == 0]
-        partial = [b for b in self.unused if len(b.content[1]) % self.size]
-        if partial and full:
-            ages = [self.now - blocks[0].used for blocks in (partial, full)]
-            return partial[0] if 4 * ages[0] >= ages[1] else full[0]
-        return (partial or full)[0]
+        oldest = [next((b for b in self.unused if self.is_partial(b) == k), None) for k in (1, 0)]
+        if None in oldest:
+            return oldest[0] or oldest[1]
+        ages = [self.now - block.used for block in oldest]
+        return oldest[0] if 4 * ages[0] >= ages[1] else oldest[1]
 
     def apply(self) -> None:
         """Blocks without content go first, then the least recently released, never one in use."""
@@ -236,16 +200,14 @@ class NaiveCache:
             self.blocks.append(NaiveBlock())
             self.unused.append(self.blocks[-1])
         while len(self.blocks) > self.target and self.unused:
-            block = self.take(None)
+            self.blocks.remove(self.take(None))
             self.stats["allocated"] -= 1
-            self.blocks.remove(block)
 
     def free(self, seq_id: int, num_computed: int | None = None, *, token_ids=None) -> None:
         sequence = self.sequences.pop(seq_id)
         computed = sequence.room if num_computed is None else num_computed
-        for i, block in enumerate(sequence.blocks):
-            if (i + 1) * self.size > computed:
-                block.content = None
+        for block in sequence.blocks[computed // self.size :]:
+            block.content = None
         if token_ids is not None and computed % self.size:
             self.unfilled.append((sequence.salt, tuple(token_ids[:computed])))
             block = sequence.blocks[computed // self.size]
@@ -254,14 +216,26 @@ class NaiveCache:
         for block in reversed(sequence.blocks):
             block.users.remove(seq_id)
             if not block.users:
-                self.left(block)
+                self.use(block)
+
+    def leave_partial(self, block: NaiveBlock, salt: bytes, tokens: tuple[int, ...]) -> None:
+        """Of two partial blocks one of which begins the other, the longer stays."""
+        start = len(tokens) // self.size * self.size
+        other, common = self.partial_after(list(tokens), salt, start, len(tokens))
+        if other is not None and common == len(tokens) - start:
+            self.use(other)
+            return
+        if other is not None and common == len(other.content[1]) - start:
+            other.content = None
+            self.use(other)
+        block.content = (salt, tokens)
 
     def forget(self, line: list[int], kept: list[int], salt: bytes) -> int:
         """How many cached blocks of the line were given up that are none of the kept one."""
-        dropped = [b for b in self.blocks_of(line, salt) if b not in self.blocks_of(kept, salt)]
-        unused = [block for block in dropped if not block.users]
+        needed = self.blocks_of(kept, salt)
+        unused = [b for b in self.blocks_of(line, salt) if b not in needed and not b.users]
         for block in unused:
-            if len(block.content[1]) % self.size == 0:
+            if not self.is_partial(block):
                 self.ever_evicted.add(block.content)
             block.content = None
         return len(unused)
@@ -269,22 +243,11 @@ class NaiveCache:
     def blocks_of(self, line: list[int], salt: bytes) -> list[NaiveBlock]:
         """Full blocks of the line, and the partial block that it goes on with."""
         whole = len(line) // self.size
-        found = [self.holder(self.key(salt, line, i)) for i in range(whole)] if self.caching else []
+        found = [self.holder(salt, line, i) for i in range(whole)] if self.caching else []
         partial, common = self.partial_after(line, salt, whole * self.size, len(line))
-        is_its = partial is not None and common == len(partial.content[1]) - whole * self.size
-        return [block for block in [*found, partial if is_its else None] if block is not None]
-
-    def leave_partial(self, block: NaiveBlock, salt: bytes, tokens: tuple[int, ...]) -> None:
-        """Of two partial blocks one of which begins the other, the longer stays."""
-        start = len(tokens) // self.size * self.size
-        other, common = self.partial_after(list(tokens), salt, start, len(tokens))
-        if other is not None and common == len(tokens) - start:
-            self.used_last(other)
-            return
-        if other is not None and common == len(other.content[1]) - start:
-            other.content = None
-            self.used_last(other)
-        block.content = (salt, tokens)
+        if partial is not None and common == len(partial.content[1]) - whole * self.size:
+            found.append(partial)
+        return [block for block in found if block is not None]
 
 
 class ComparedCache:
@@ -292,12 +255,8 @@ class ComparedCache:
 
     def __init__(self, manager) -> None:
         self.manager = manager
-        self.naive = NaiveCache(
-            manager.num_blocks,
-            manager.block_size,
-            manager.enable_prefix_caching,
-            manager.reuse_partial_blocks,
-        )
+        kind = manager.block_size, manager.enable_prefix_caching, manager.reuse_partial_blocks
+        self.naive = NaiveCache(manager.num_blocks, *kind)
         self.carried: dict[int, TokenList] = {}
         self.lost: dict[int, dict[int, str]] = {}  # of the sequences that hold blocks
         self.hits: dict[int, int] = {}  # of their last admission
@@ -320,18 +279,15 @@ class ComparedCache:
 
     def allocate(self, seq_id, tokens, num_tokens=None, **options):
         self.carried.pop(seq_id, None)
-        own = self.own(seq_id, tokens)
-        answer = self.manager.allocate(seq_id, own, num_tokens, **options)
+        answer = self.manager.allocate(seq_id, self.own(seq_id, tokens), num_tokens, **options)
         expected = self.naive.allocate(seq_id, tokens, num_tokens, **options)
         self.compare()
         assert (answer is None) == (expected is None)
         if answer is not None:
-            cached, num_blocks, self.lost[seq_id] = expected
-            self.hits[seq_id] = cached
-            assert (answer.num_cached_tokens, len(answer.block_ids)) == (cached, num_blocks)
-            spans = [(r, "evicted") for r in answer.lost.evicted]
-            spans += [(r, "partial") for r in answer.lost.partial]
-            lost = {position: reason for span, reason in spans for position in span}
+            self.hits[seq_id], num_blocks, self.lost[seq_id] = expected
+            assert (answer.num_cached_tokens, len(answer.block_ids)) == (expected[0], num_blocks)
+            spans = {"evicted": answer.lost.evicted, "partial": answer.lost.partial}
+            lost = {p: why for why, found in spans.items() for span in found for p in span}
             assert lost == self.lost[seq_id]
             assert answer.block_ids == self.manager.block_table(seq_id)
         return answer
@@ -363,9 +319,9 @@ class ComparedCache:
         self.compare()
 
     def compare(self) -> None:
-        manager, naive = self.manager, self.naive
-        manager.check()
-        counts = (manager.num_active, manager.num_cached, manager.num_free)
-        assert counts == naive.counts()
-        assert sum(counts) == manager.num_blocks
-        assert {name: getattr(manager.stats, name) for name in naive.stats} == naive.stats
+        self.manager.check()
+        counts = (self.manager.num_active, self.manager.num_cached, self.manager.num_free)
+        assert counts == self.naive.counts()
+        assert sum(counts) == self.manager.num_blocks
+        stats = {name: getattr(self.manager.stats, name) for name in self.naive.stats}
+        assert stats == self.naive.stats

@@ -88,24 +88,18 @@ def test_a_target_below_a_floor_is_refused_and_nothing_changes() -> None:
     assert arena.target == {"llm": 10, "prm": 10}
 
 
-def test_the_first_come_policy_keeps_no_split() -> None:
-    arena = arena_of(policy=FirstCome())
-    assert "FirstCome keeps no split" in arena.resplit(0.5).reason
-    with pytest.raises(
-        ConfigError, match=r"kv_share=0\.3 and the policy FirstCome, which keeps no"
-    ):
-        arena_of(policy=FirstCome(), kv_share=0.3)
-
-
-@pytest.mark.parametrize("share", [0, 1, -0.1, 1.5, float("nan"), {"llm": 1.0}, {"nobody": 0.5}])
-def test_a_share_outside_the_unit_interval_is_an_error(share) -> None:
-    with pytest.raises(ConfigError, match="in \\(0, 1\\)"):
-        arena_of().resplit(share)
-
-
-def test_memory_that_does_not_hold_one_request_of_each_model_is_an_error() -> None:
-    with pytest.raises(OutOfMemory, match="one request of each model needs 4"):
-        arena_of(num_pages=3)
+def test_shares_and_shapes_that_cannot_be_are_refused() -> None:
+    """Outside the unit interval, below a floor, under a policy that keeps no split."""
+    arena, lends_all = arena_of(), FirstCome()
+    assert "FirstCome keeps no split" in arena_of(policy=lends_all).resplit(0.5).reason
+    with pytest.raises(ConfigError, match=r"kv_share=0\.3 and the policy FirstCome, which keeps"):
+        arena_of(policy=lends_all, kv_share=0.3)
+    for sizes in ((0, 64), (2, 0), (2, 66, 4), (2, 64, 4, 0), (2, 64, 4, 1, 0.0)):
+        with pytest.raises(ConfigError, match="must be positive"):
+            BlockShape("bad", *sizes)
+    for share in (0, 1, -0.1, 1.5, float("nan"), {"llm": 1.0}, {"nobody": 0.5}):
+        with pytest.raises(ConfigError, match="in \\(0, 1\\)"):
+            arena.resplit(share)
     with pytest.raises(OutOfMemory, match="leaves 'prm' below the 2"):
         arena_of(kv_share=0.95)
 
@@ -143,7 +137,6 @@ def test_few_pages_are_held_half_empty() -> None:
     live = [which for wave in waves for which in wave[::10]]
     for which in live:
         assert llm.allocate(which, [*tokens_of(1, which), 7]) is not None
-    assert llm.num_active == 80
     llm.resize(100)
     llm.apply()
     assert llm.pool.held <= 1.4 * llm.num_active / 4
@@ -175,7 +168,7 @@ def test_a_model_that_holds_more_than_its_share_moves_its_blocks_for_one_that_is
     [
         ((LLM, LLM), ConfigError, "two models 'llm'; give each a name of its own"),
         ((LLM, BlockShape("wide", 2, 300)), ConfigError, "'wide' has blocks of 2 layers of 300"),
-        ((LLM, BlockShape("greedy", 2, 256, floor_blocks=19)), OutOfMemory, "model needs 21"),
+        ((LLM, BlockShape("greedy", 2, 256, floor_blocks=19)), OutOfMemory, "each model needs 21"),
         ((), ConfigError, "no models"),
     ],
 )
@@ -227,16 +220,6 @@ REFERENCE = (LLAMA_1B, LLAMA_8B, QWEN_7B)
 GROUPS = [*combinations(REFERENCE, 2), REFERENCE, TINY, (LLAMA_8B,)]
 
 
-@pytest.mark.parametrize("models", GROUPS, ids=lambda models: "+".join(m.name for m in models))
-def test_the_chosen_page_wastes_at_most_a_twentieth(models: tuple[BlockShape, ...]) -> None:
-    """The pairs of the reference, all three, the embedded pair, and one model alone."""
-    page = choose_page(models)
-    for model in models:
-        packing = pack(model, page)
-        assert packing.blocks * model.block_bytes + packing.waste == page.page_bytes
-        assert 0 <= packing.waste <= 0.05 * page.page_bytes
-
-
 def test_one_model_alone_has_pages_of_one_block_and_the_layout_of_its_own_cache() -> None:
     page = choose_page([LLAMA_8B])
     packing = pack(LLAMA_8B, page)
@@ -247,33 +230,22 @@ def test_one_model_alone_has_pages_of_one_block_and_the_layout_of_its_own_cache(
 
 
 @pytest.mark.parametrize("models", GROUPS, ids=lambda models: "+".join(m.name for m in models))
-def test_no_two_cells_of_a_page_overlap(models: tuple[BlockShape, ...]) -> None:
-    """Each (block, layer) of a page is its own stretch of the page's stripes."""
+def test_no_two_cells_of_a_chosen_page_overlap(models: tuple[BlockShape, ...]) -> None:
+    """Each (block, layer) of a page is its own stretch of the page's stripes; little is wasted: of
+    the pairs of the reference, all three, the embedded pair, and one model alone.
+    """
     page, num_pages = choose_page(models), 3
     slab = num_pages * page.stripe
     for model in models:
         packing = pack(model, page)
+        assert packing.blocks * model.block_bytes + packing.waste == page.page_bytes
+        assert 0 <= packing.waste <= 0.05 * page.page_bytes
         base, offsets = packing.layer_base(num_pages), packing.offsets(num_pages)
         starts = np.add.outer(base, offsets) * model.element_bytes
         pages = np.array([block // packing.blocks for block in range(len(offsets))])
         inside = starts % slab - pages * page.stripe
         assert ((inside >= 0) & (inside + model.cell_bytes <= page.stripe)).all()
+        assert starts.dtype == np.int64, "offsets pass 32 bits at 40 GiB"
         ordered = np.sort(starts.ravel())
         assert (np.diff(ordered) >= model.cell_bytes).all()
         assert ordered[-1] + model.cell_bytes <= page.slabs * slab
-
-
-def test_addresses_pass_32_bits() -> None:
-    """At 40 GiB offsets are larger than an int32; they are int64 throughout."""
-    page = choose_page([LLAMA_1B, LLAMA_8B])
-    packing = pack(LLAMA_8B, page)
-    num_pages = (40 << 30) // page.page_bytes
-    last = packing.layer_base(num_pages)[-1] + packing.offsets(num_pages)[-1]
-    assert last.dtype == np.int64
-    assert last == (40 << 30) // 2 - LLAMA_8B.cell_bytes // 2
-
-
-@pytest.mark.parametrize("sizes", [(0, 64), (2, 0), (2, 66, 4), (2, 64, 4, 0), (2, 64, 4, 1, 0.0)])
-def test_impossible_shapes_are_refused(sizes: tuple[int, ...]) -> None:
-    with pytest.raises(ConfigError, match="must be positive"):
-        BlockShape("bad", *sizes)

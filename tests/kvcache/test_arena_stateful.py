@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.kvcache.bytes_oracle import BytesOracle, Running
-from tests.kvcache.test_manager_stateful import FAMILY, SALTS
+from tests.kvcache.test_manager_stateful import SALTS, TOKENS
 from workbench.kvcache.arena import BlockShape, KVArena, PageShape
 from workbench.kvcache.policies import FirstCome, MarginalValue, PhaseAware, StaticSplit
 
@@ -17,14 +17,7 @@ SHAPES = (  # 4, 1 and 2 blocks a page: sizes that divide and one that does not
     BlockShape("third", 1, 160, floor_blocks=3, block_cost=2.0),
 )
 MODELS = st.sampled_from([shape.name for shape in SHAPES])
-TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=14) | st.integers(1, 14).map(
-    lambda n: FAMILY[:n]
-)
 POLICIES = st.sampled_from([StaticSplit, FirstCome, PhaseAware, MarginalValue])
-
-
-def arena_of(num_models: int, num_pages: int, policy) -> KVArena:
-    return KVArena(num_pages * PAGE.page_bytes, SHAPES[:num_models], policy, page=PAGE)
 
 
 class ArenaMachine(RuleBasedStateMachine):
@@ -35,7 +28,8 @@ class ArenaMachine(RuleBasedStateMachine):
         reuse=st.sampled_from([True, True, False]),
     )  # fmt: skip
     def create(self, count: int, num_pages: int, policy, reuse: bool) -> None:
-        self.arena = arena_of(count, num_pages, policy())
+        memory, shapes = num_pages * PAGE.page_bytes, SHAPES[:count]
+        self.arena = KVArena(memory, shapes, policy(), page=PAGE)
         self.memory = BytesOracle(self.arena, SIZE, reuse)
         self.next_id = 0
 
@@ -84,11 +78,7 @@ class ArenaMachine(RuleBasedStateMachine):
             self.memory.caches[name].free(seq_id, stored, token_ids=sequence.tokens)
             del self.memory.running[name][seq_id]
 
-    @rule(
-        name=MODELS,
-        lines=st.lists(TOKENS, min_size=1, max_size=3),
-        kept=st.lists(TOKENS, max_size=1),
-    )
+    @rule(name=MODELS, lines=st.lists(TOKENS, min_size=1), kept=st.lists(TOKENS, max_size=1))
     def forget(self, name: str, lines: list[list[int]], kept: list[list[int]]) -> None:
         """Cached blocks go, and nothing that runs or is kept; their bytes may be anybody's."""
         cache = self.memory.caches[self.model(name)]

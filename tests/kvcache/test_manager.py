@@ -5,8 +5,7 @@ import pytest
 from workbench.config import EngineConfig
 from workbench.errors import ConfigError
 from workbench.kvcache.arena import BlockShape, KVArena
-from workbench.kvcache.manager import Allocation, KVCacheManager
-from workbench.kvcache.prefix import TokenList, chain_root
+from workbench.kvcache.manager import Allocation, KVCacheManager, TokenList, chain_root
 
 PROMPT = list(range(100, 112))  # three blocks of four
 
@@ -34,14 +33,8 @@ def test_a_hit_is_the_longest_run_of_full_blocks_but_never_the_last_token() -> N
     assert cache.match([*PROMPT[:4], 7, *PROMPT[5:]]) == 4
     assert cache.match([7, *PROMPT[1:]]) == 0
     assert cache.match(PROMPT[:1]) == cache.match([]) == 0
-
-
-def test_the_salt_and_the_namespace_keep_prefixes_apart() -> None:
-    cache = cache_of()
-    run(cache, 1, PROMPT, salt=b"one")
-    assert cache.match(PROMPT, salt=b"one") == 8
-    assert cache.match(PROMPT) == cache.match(PROMPT, salt=b"two") == 0
-    assert chain_root(b"ab", b"c") != chain_root(b"a", b"bc")
+    assert cache.match(PROMPT, salt=b"one") == 0, "a salt keeps prefixes apart"
+    assert chain_root(b"ab", b"c") != chain_root(b"a", b"bc"), "as a namespace does"
 
 
 def test_a_sequence_that_carries_its_hashes_is_hashed_once_and_answered_alike() -> None:
@@ -97,17 +90,6 @@ def test_what_a_search_dropped_is_given_up_and_what_it_keeps_can_be_hit() -> Non
         cache.check()
 
 
-def test_a_size_that_cannot_be_is_refused() -> None:
-    """Below one request, or beyond the bytes there are; any other is reached (stateful test)."""
-    cache = cache_of()
-    assert cache.resize(0).refused
-    cache.require(5)
-    assert "needs 5" in cache.resize(4).reason
-    with pytest.raises(ConfigError, match="bytes for 8"):
-        cache.resize(9)
-    assert (cache.target, cache.actual) == (8, 8)
-
-
 def test_reset_forgets_content_but_not_statistics() -> None:
     cache = cache_of()
     cache.allocate(1, PROMPT)
@@ -128,6 +110,12 @@ def test_misuse_is_named() -> None:
     with pytest.raises(ConfigError, match="reuse_partial_blocks is True"):
         EngineConfig(enable_prefix_caching=False, reuse_partial_blocks=True)
     cache = cache_of()
+    assert cache.resize(0).refused
+    cache.require(5)
+    assert "needs 5" in cache.resize(4).reason
+    with pytest.raises(ConfigError, match="bytes for 8"):
+        cache.resize(9)
+    assert (cache.target, cache.actual) == (8, 8)
     cache.allocate(1, PROMPT)
     with pytest.raises(ConfigError, match="1 is allocated already"):
         cache.allocate(1, PROMPT)
@@ -138,23 +126,15 @@ def test_misuse_is_named() -> None:
 
 def test_check_notices_a_broken_law() -> None:
     """Each kind of damage is found, so the stateful tests that call it can fail."""
-
-    def leak(cache):
-        cache.pool.take()
-
-    def forget_reference(cache):
-        cache.pool.blocks[0].ref_count = 0
-
-    def wrong_hash(cache):
-        cache.pool.blocks[0].digest = b"other"
-
-    def hit_a_partial_block(cache):
-        cache.pool.publish(cache.pool.blocks[3], b"partial")
-
-    for damage in (leak, forget_reference, wrong_hash, hit_a_partial_block):
+    for damage in (
+        lambda pool: pool.take(),
+        lambda pool: setattr(pool.blocks[0], "ref_count", 0),
+        lambda pool: setattr(pool.blocks[0], "digest", b"other"),
+        lambda pool: pool.publish(pool.blocks[3], b"partial"),
+    ):
         cache = cache_of()
         cache.allocate(1, [*PROMPT, 1])
         cache.check()
-        damage(cache)
+        damage(cache.pool)
         with pytest.raises(AssertionError):
             cache.check()

@@ -29,20 +29,16 @@ class ManagerMachine(RuleBasedStateMachine):
         self.tokens: dict[int, list[int]] = {}
 
     @rule(
-        num_blocks=st.integers(1, 9),
-        block_size=st.integers(1, 4),
-        caching=st.sampled_from([True] * 4 + [False]),
-        reuse=st.booleans(),
-    )
+        num_blocks=st.integers(1, 9), block_size=st.integers(1, 4),
+        caching=st.sampled_from([True] * 4 + [False]), reuse=st.booleans(),
+    )  # fmt: skip
     def create(self, num_blocks: int, block_size: int, caching: bool, reuse: bool) -> None:
         if not self.caches:
-            manager = self.new_manager(
-                num_blocks, block_size, caching, reuse_partial_blocks=caching and reuse
-            )
+            reuse = {"reuse_partial_blocks": caching and reuse}
+            manager = self.new_manager(num_blocks, block_size, caching, **reuse)
             self.caches["it"] = ComparedCache(manager)
 
-    def new_manager(self, num_blocks: int, block_size: int, caching: bool, **reuse: bool):
-        return KVCacheManager(num_blocks, block_size, caching, **reuse)
+    new_manager = KVCacheManager
 
     @property
     def cache(self) -> ComparedCache:
@@ -56,16 +52,10 @@ class ManagerMachine(RuleBasedStateMachine):
     def allocate(self, tokens, first, salt, max_hit, keep_free, readmission) -> int:
         self.next_id += 1
         first = None if first is None else min(first, len(tokens))
-        cached = self.cache.match(tokens, salt=salt, max_hit=max_hit)
-        answer = self.cache.allocate(
-            self.next_id,
-            tokens,
-            first,
-            salt=salt,
-            max_hit=max_hit,
-            keep_free=keep_free,
-            readmission=readmission,
-        )
+        asked = {"salt": salt, "max_hit": max_hit}
+        cached = self.cache.match(tokens, **asked)
+        asked |= {"keep_free": keep_free, "readmission": readmission}
+        answer = self.cache.allocate(self.next_id, tokens, first, **asked)
         if answer is not None:
             assert answer.num_cached_tokens == cached
             self.tokens[self.next_id] = tokens
@@ -79,10 +69,9 @@ class ManagerMachine(RuleBasedStateMachine):
                 self.tokens[sequence] = tokens
 
     @rule(
-        sequence=consumes(sequences),
-        computed=st.none() | st.integers(0, 20),
+        sequence=consumes(sequences), computed=st.none() | st.integers(0, 20),
         remember=st.booleans(),
-    )
+    )  # fmt: skip
     def free(self, sequence: int, computed: int | None, remember: bool) -> None:
         if sequence in self.tokens:
             tokens = self.tokens.pop(sequence)

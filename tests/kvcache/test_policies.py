@@ -22,9 +22,9 @@ LLM = BlockShape("llm", 1, 64, floor_blocks=8)  # 4 blocks a page, floor of 2 pa
 PRM = BlockShape("prm", 1, 256, floor_blocks=4)  # 1 block a page, floor of 4 pages
 
 
-def arena_of(policy: Policy, num_pages: int = 40) -> KVArena:
-    share = 0.5 if policy.keeps_split else None
-    return KVArena(num_pages * PAGE.page_bytes, [LLM, PRM], policy, share, page=PAGE)
+def arena_of(policy: Policy, share: float = 0.5) -> KVArena:
+    kept = share if policy.keeps_split else None
+    return KVArena(40 * PAGE.page_bytes, [LLM, PRM], policy, kept, page=PAGE)
 
 
 def fill(arena: KVArena, model: str, which: int = 0) -> int:
@@ -95,22 +95,16 @@ def steps(
 
 
 def test_marginal_value_moves_pages_to_the_steeper_slope_until_the_other_is_at_its_floor() -> None:
+    """The more the gain outweighs the loss, the larger a step; none that is worth more where it is,
+    as a model may gain nothing from a page more and still lose much with a page less.
+    """
     splits = steps(MarginalValue(), [(float(n), n * 2.0) for n in range(60)])
     assert splits[0] == (32, 32), "nothing was seen yet"
     assert splits[-1] == (4, 60)
-
-
-@pytest.mark.parametrize(("gain", "pages"), [(2.0, 1), (3.1, 2), (100.0, 4)])
-def test_marginal_value_moves_the_more_the_more_the_gain_outweighs_the_loss(
-    gain: float, pages: int
-) -> None:
-    splits = steps(MarginalValue(), [(float(n), n * gain) for n in range(10)])
-    moved = {after[1] - before[1] for before, after in pairwise(splits) if after != before}
-    assert moved == {pages}
-
-
-def test_marginal_value_takes_no_page_that_is_worth_more_where_it_is() -> None:
-    """A model may gain nothing from a page more and still lose much with a page less."""
+    for gain, pages in ((2.0, 1), (3.1, 2), (100.0, 4)):
+        splits = steps(MarginalValue(), [(float(n), n * gain) for n in range(10)])
+        moved = {after[1] - before[1] for before, after in pairwise(splits) if after != before}
+        assert moved == {pages}
     gains = [(0.0, n * 2.0) for n in range(60)]
     assert set(steps(MarginalValue(), gains, losses=(3.0, 0.0))) == {(32, 32)}
     assert steps(MarginalValue(), gains, losses=(1.0, 0.0))[-1] == (4, 60)
@@ -139,13 +133,12 @@ def test_a_split_by_hand_is_judged_by_what_is_missed_after_it() -> None:
     assert targets == [48, 16] * 3
 
 
-@pytest.mark.parametrize("seen", [{"misses": 1}, {"readmissions": 1}])
-def test_marginal_value_lends_until_something_is_missed(seen: dict[str, int]) -> None:
+def test_marginal_value_lends_until_something_is_missed() -> None:
     """What is lent later is taken back page by page, which costs more than it brings."""
     policy = MarginalValue()
     policy.split([32, 32])
     unseen = [ModelState(f"m{i}", 4, i == 0, 0, 0.0) for i in range(2)]
-    for change, limit in ({}, 60), ({}, 60), (seen, 32):
+    for change, limit in ({}, 60), ({}, 60), ({"misses": 1}, 32), ({"readmissions": 1}, 32):
         states = [replace(state, **change) for state in unseen]
         assert [grant.limit for grant in policy.grants(states, 64)] == [limit, limit]
 
@@ -166,20 +159,13 @@ def search_like(arena: KVArena, llm_set: int, prm_set: int, rounds: int, seed: i
     return sum(s.query_tokens - s.hit_tokens for s in stats)
 
 
-@pytest.mark.parametrize(("llm_set", "prm_set", "rounds"), [(4, 9, 250), (45, 2, 500)])
-def test_marginal_value_comes_near_the_best_static_split(
-    llm_set: int, prm_set: int, rounds: int
-) -> None:
+@pytest.mark.parametrize("sets", [(4, 9, 250), (45, 2, 500)])
+def test_marginal_value_comes_near_the_best_static_split(sets: tuple[int, int, int]) -> None:
     """Without being told which model needs the memory, its way there included, and better than
     the even split.
     """
-
-    def missed(policy: Policy, share: float) -> int:
-        memory = 40 * PAGE.page_bytes
-        arena = KVArena(memory, [LLM, PRM], policy, share, page=PAGE)
-        return search_like(arena, llm_set, prm_set, rounds)
-
-    static = {share: missed(StaticSplit(), share) for share in (0.1, 0.3, 0.5, 0.7, 0.9)}
-    ours = missed(MarginalValue(), 0.5)
+    shares = (0.1, 0.3, 0.5, 0.7, 0.9)
+    static = {s: search_like(arena_of(StaticSplit(), s), *sets) for s in shares}
+    ours = search_like(arena_of(MarginalValue()), *sets)
     assert ours <= static[0.5]
     assert ours <= 1.05 * min(static.values())

@@ -55,17 +55,8 @@ def test_bytes_of_another_type_are_zeroed_before_anybody_reads_them() -> None:
     for block in given:
         assert all(bool((cell(llm, k, block) == 0).all()) for k in range(llm.layers))
     assert torch.isnan(storage.bytes.view(torch.bfloat16)).any(), "the rest is as it was"
-
-
-def test_a_model_that_gets_its_own_page_back_has_nothing_zeroed() -> None:
-    """One model alone pays nothing for the arena."""
-    arena, storage, llm, _ = two_models(6, StaticSplit())
-    cache = arena.cache("llm", SIZE)
-    for seq_id in range(5):
-        assert cache.allocate(seq_id, [seq_id] * 9) is not None
-        llm.settle(cache)
-        cache.free(seq_id)
-    assert storage.bytes_zeroed == 0
+    with pytest.raises(ConfigError, match="'llm' has 512 bytes"):
+        storage.model("llm", SIZE, kv_heads=2, head_dim=8, dtype=torch.float32)
 
 
 def test_live_blocks_moved_out_of_a_page_keep_their_bytes() -> None:
@@ -86,6 +77,12 @@ def test_live_blocks_moved_out_of_a_page_keep_their_bytes() -> None:
     assert all(holds(llm, cache.block_table(s)[0], 10.0 * s) for s in kept)
     assert arena.actual["llm"] == arena.target["llm"] == 2
     assert storage.bytes_copied == cache.stats.copied * LLM.block_bytes > 0
+    cache.free_all()
+    for seq_id in range(5):
+        assert cache.allocate(seq_id, [seq_id] * 9) is not None
+        llm.settle(cache)
+        cache.free(seq_id)
+    assert storage.bytes_zeroed == 0, "a model that gets its own pages back"
     arena.check()
 
 
@@ -119,9 +116,3 @@ def test_a_cache_of_its_own_copies_a_partial_block() -> None:
     assert own != partial
     assert holds(storage, own, 2.0)
     assert storage.bytes_copied == 2 * storage.block_elements * 4
-
-
-def test_a_model_of_another_size_than_the_arena_was_made_for_is_refused() -> None:
-    storage = two_models(4, StaticSplit())[1]
-    with pytest.raises(ConfigError, match="'llm' has 512 bytes"):
-        storage.model("llm", SIZE, kv_heads=2, head_dim=8, dtype=torch.float32)

@@ -10,7 +10,7 @@ from workbench.errors import ConfigError, OutOfMemory
 from workbench.kvcache.arena import KVArena
 from workbench.models.registry import model_spec
 from workbench.replay.simulator import POLICIES, events, recorded_strategy
-from workbench.replay.what_if import WhatIf, what_if
+from workbench.replay.what_if import what_if
 from workbench.search.prm import PRM
 from workbench.search.recording import write_recording
 from workbench.search.search import run_search
@@ -44,38 +44,41 @@ def test_a_measured_run_over_an_arena_replays_to_the_same_events(measured, polic
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("search", "engine"),
     [
-        {"request_order": "slot"},
-        {"request_order": "prefix", "problem_batching": "static"},
-        {"problem_batching": "adaptive"},
-        {"reuse_partial_blocks": True},
+        ({"request_order": "slot"}, {}),
+        ({"request_order": "prefix", "problem_batching": "static"}, {}),
+        ({"problem_batching": "adaptive"}, {}),
+        ({}, {"reuse_partial_blocks": True}),
+        (
+            {"min_problem_batch": 3, "score_cache": False},
+            {"num_blocks": 70, "block_size": 8, "max_num_seqs": 5},
+        ),
     ],
 )
-def test_switches_replay_to_what_would_be(measured, changes) -> None:
-    """Orders of requests, static batches of problems and copied blocks equal measured runs."""
-    search = {name: value for name, value in changes.items() if name != "reuse_partial_blocks"}
-    engine = {name: value for name, value in changes.items() if name not in search}
-    kept = measured.recording
+def test_what_if_is_what_would_be(measured, search, engine) -> None:
+    """Orders of requests, batches of problems, copied blocks, other limits and blocks: a replay
+    equals a measured run that has them.
+    """
+    kept, blocks = measured.recording, {"num_blocks": 60} | engine
+    limits = {"max_model_len": 512, **LIMITS, **blocks}
     result = run_search(
         [p.problem for p in kept.problems],
-        llm=Engine("tiny-solver", num_blocks=60, max_model_len=512, **LIMITS, **engine),
-        prm=PRM(Engine("tiny-prm", num_blocks=50, max_model_len=512, **LIMITS, **engine)),
+        llm=Engine("tiny-solver", **limits),
+        prm=PRM(Engine("tiny-prm", **limits)),
         strategy=recorded_strategy(kept),
-        min_problem_batch=2,
-        **search,
+        **{"min_problem_batch": 2} | search,
     )
-    blocks = {"llm": {"num_blocks": 60}, "prm": {"num_blocks": 50}}
-    found = what_if(measured.answers, device="h100", **blocks, **changes)
+    found = what_if(measured.answers, device="h100", llm=blocks, prm=blocks, **search)
     assert events(found.trace.steps).equals(events(result.trace.steps))
     assert not events(found.trace.steps).equals(events(measured.trace.steps))
 
 
 def test_nothing_given_is_the_recorded_run(measured, tmp_path) -> None:
-    """From a path, and from a question that went through a pickle."""
+    """From a path, or a recording that is read; what is found can be sent to a process."""
     path = write_recording(measured.recording, tmp_path / "search.parquet")
-    question = pickle.loads(pickle.dumps(WhatIf("a100-40")))
-    for found in (what_if(path, device="a100-40"), question.answer(measured.recording)):
+    for source in (path, measured.recording):
+        found = what_if(source, device="a100-40")
         assert events(found.trace.steps).equals(events(measured.trace.steps))
         nodes = measured.trace.nodes.drop(columns="run_id")
         assert found.tree.drop(columns="run_id").equals(nodes)
@@ -87,20 +90,18 @@ def test_nothing_given_is_the_recorded_run(measured, tmp_path) -> None:
 def test_memory_is_divided_by_a_share(measured) -> None:
     """Of everything with weights, or of the KV alone; the recorded share where none is given."""
     llm, prm = measured.recording.llm, measured.recording.prm
-    weights = llm.weight_bytes + prm.weight_bytes
-    total = what_if(measured.answers, device="h100", total_memory="48MiB", llm_share=0.25).memory
-    assert total[0].num_blocks == (12 * 2**20 - llm.weight_bytes) // llm.block_bytes
-    assert total[1].num_blocks == (36 * 2**20 - prm.weight_bytes) // prm.block_bytes
-    kv = what_if(measured.answers, device="h100", kv_memory="4MiB", kv_share=0.25).memory
-    assert [part.num_blocks for part in kv] == [
-        2**20 // llm.block_bytes,
-        3 * 2**20 // prm.block_bytes,
-    ]
-    recorded = 40 * llm.block_bytes, 34 * prm.block_bytes
-    doubled = what_if(measured.answers, device="h100", kv_memory=2 * sum(recorded)).memory
-    assert [part.num_blocks for part in doubled] == [80, 68]
-    same = what_if(measured.answers, device="h100", total_memory=weights + sum(recorded)).memory
-    assert [part.num_blocks for part in same] == [40, 34]
+    weights, recorded = llm.weight_bytes + prm.weight_bytes, 40 * llm.block_bytes
+    recorded += 34 * prm.block_bytes
+    for asked, (llm_kv, prm_kv) in (
+        ({"total_memory": "48MiB", "llm_share": 0.25},
+         ((12 << 20) - llm.weight_bytes, (36 << 20) - prm.weight_bytes)),
+        ({"kv_memory": "4MiB", "kv_share": 0.25}, (1 << 20, 3 << 20)),
+        ({"kv_memory": 2 * recorded}, (80 * llm.block_bytes, 68 * prm.block_bytes)),
+        ({"total_memory": weights + recorded}, (40 * llm.block_bytes, 34 * prm.block_bytes)),
+    ):  # fmt: skip
+        found = what_if(measured.answers, device="h100", **asked).memory
+        blocks = [llm_kv // llm.block_bytes, prm_kv // prm.block_bytes]
+        assert [part.num_blocks for part in found] == blocks, asked
 
 
 def test_other_models_take_other_memory_and_time(measured) -> None:

@@ -69,7 +69,7 @@ def test_it_is_a_recording_like_any_other(search, tmp_path) -> None:
 
 
 def test_requests_fit_both_models(search) -> None:
-    """No sequence of either model passes max_model_len; every beam ends or reaches the depth."""
+    """No sequence passes max_model_len; every beam ends or reaches the depth."""
     for problem in search.problems:
         held = {(): len(problem.prompt)}
         for step in problem.steps:
@@ -116,35 +116,26 @@ def test_assumptions_do_what_they_say() -> None:
 
 
 def test_every_recording_is_planned_and_described() -> None:
-    """What is there can be made again by name, the card names it, and all is small."""
+    """What is there can be made again by name, the card names it, and all is small; problems, n and
+    beam width are the plan's; models told their shapes, so that any device can be asked.
+    """
     names = recording_names()
     assert len(names) >= 7
-    assert set(names) <= set(PLANS)
     card = (FOLDER / "README.md").read_text(encoding="utf-8")
     assert all(f"`{name}`" in card for name in names)
     assert sum(recording_path(name).stat().st_size for name in names) < LARGEST_BYTES
-
-
-@pytest.mark.parametrize("name", recording_names())
-def test_a_recording_is_what_its_plan_says(name: str) -> None:
-    """Problems, n and beam width; models that told their shapes, so any device can be asked."""
-    found, plan = load_recording(name), PLANS[name]
-    assert len(found.problems) == plan.problems
-    assert found.settings.strategy_settings["n"] == plan.n
-    assert found.settings.strategy_settings["beam_width"] == plan.beam_width
-    assert all(problem.steps and problem.solutions for problem in found.problems)
-    assert all(engine.spec and engine.weight_bytes for engine in (found.llm, found.prm))
-
-
-@pytest.mark.parametrize("name", ["tiny-16-n4", "smollm2-n4"])
-def test_a_recording_replays_to_its_own_tree(name: str) -> None:
-    """Every recorded node is sampled again, each with its own tokens."""
-    found = load_recording(name)
-    nodes = replay(found, PRESETS["h100"]).trace.nodes
-    assert len(nodes) == sum(len(problem.steps) for problem in found.problems)
-    assert nodes["step_tokens"].sum() == sum(
-        len(step.tokens) for problem in found.problems for step in problem.steps
-    )
+    for name in names:
+        found, plan = load_recording(name), PLANS[name]
+        assert len(found.problems) == plan.problems
+        assert found.settings.strategy_settings["n"] == plan.n
+        assert found.settings.strategy_settings["beam_width"] == plan.beam_width
+        assert all(problem.steps and problem.solutions for problem in found.problems)
+        assert all(engine.spec and engine.weight_bytes for engine in (found.llm, found.prm))
+        if name in ("tiny-16-n4", "smollm2-n4"):  # replays to its own tree
+            nodes = replay(found, PRESETS["h100"]).trace.nodes
+            steps = [step for problem in found.problems for step in problem.steps]
+            assert len(nodes) == len(steps)
+            assert nodes["step_tokens"].sum() == sum(len(step.tokens) for step in steps)
 
 
 def test_unknown_names_are_told_what_there_is(tmp_path) -> None:
@@ -181,12 +172,9 @@ def tokenize(text: str) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def recording(tmp_path_factory):
-    """Through a file in the set's form, a row a line."""
-    path = tmp_path_factory.mktemp("set") / "train.jsonl"
-    other = {**ROW, "unique_id": "test/made/2.json", "level": 2}
-    path.write_text("\n".join(json.dumps(row) for row in (ROW, other)), encoding="utf-8")
-    rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+def recording():
+    """Of rows as they are read from the set's file."""
+    rows = json.loads(json.dumps([ROW, {**ROW, "unique_id": "test/made/2.json", "level": 2}]))
     return from_completions(rows, tokenize, beam_width=2, max_depth=6)
 
 
@@ -210,38 +198,26 @@ def test_the_final_beams_are_in_the_tree(recording) -> None:
 
 
 def test_pruned_siblings_are_modelled_and_lose(recording) -> None:
-    """Each score of a step that nobody published lies below all that were."""
+    """Each score of a step that nobody published lies below all that were; all is replayed."""
     for problem in recording.problems:
         modelled = [s.score for s in problem.solutions if s.steps[-1].startswith("modelled")]
         assert modelled
         assert max(modelled) < 0.3
-
-
-def test_it_replays(recording) -> None:
-    """The recording replays to all its nodes."""
     nodes = replay(Answers(recording), PRESETS["a100-80"]).trace.nodes
     assert len(nodes) == sum(len(problem.steps) for problem in recording.problems)
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("rows", "message"),
     [
-        ({"scores": None}, "no 'scores'"),
-        ({"scores": [[0.1]]}, "4 completions and 1 lists"),
-        ({"completions": ["a", "b", " ", "c"]}, "Completion 2 is empty"),
+        ([{k: v for k, v in ROW.items() if k != "scores"}], "Row 0 has no 'scores'"),
+        ([ROW | {"scores": [[0.1]]}], "4 completions and 1 lists"),
+        ([ROW | {"completions": ["a", "b", " ", "c"]}], "Completion 2 is empty"),
+        ([ROW, ROW | {"completions": ["a"], "scores": [[0.1]]}], "1, 4 completions"),
+        ([], "no completions"),
     ],
 )
-def test_other_files_are_refused(change, message) -> None:
-    """A missing column, lists that do not match, an empty text: named with their row."""
-    row = {name: value for name, value in (ROW | change).items() if value is not None}
+def test_other_rows_are_refused(rows, message) -> None:
+    """A missing column, lists that do not match, an empty text, several n, nothing at all."""
     with pytest.raises(RecordingError, match=message):
-        from_completions([row], tokenize)
-
-
-def test_rows_of_several_n_are_refused() -> None:
-    """Rows with different numbers of beams are no one search; none at all is none."""
-    short = ROW | {"completions": ROW["completions"][:2], "scores": ROW["scores"][:2]}
-    with pytest.raises(RecordingError, match="2, 4 completions"):
-        from_completions([ROW, short], tokenize)
-    with pytest.raises(RecordingError, match="no completions"):
-        from_completions([], tokenize)
+        from_completions(rows, tokenize)

@@ -35,8 +35,7 @@ from workbench.errors import ConfigError, PromptError, StepError
 from workbench.host import collection_paused
 from workbench.kernels import require_served
 from workbench.kvcache.arena import KVArena
-from workbench.kvcache.manager import KVCacheManager
-from workbench.kvcache.prefix import TokenList
+from workbench.kvcache.manager import KVCacheManager, TokenList
 from workbench.kvcache.storage import BlockStorage, KVStorage
 from workbench.models.llama import LlamaModel
 from workbench.models.loading import arithmetic_dtype, load_model, require_device

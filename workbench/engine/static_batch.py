@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.core import Sequence, StepPlan, StepResult
-from workbench.engine.batch import Chunk
-from workbench.engine.scheduler import Scheduler
+from workbench.engine.scheduler import Chunk, Scheduler
 from workbench.errors import ConfigError, OutOfMemory
 from workbench.kvcache.manager import KVCacheManager
 
@@ -96,7 +95,7 @@ class StaticScheduler(Scheduler):
     def update(self, plan: StepPlan, result: StepResult) -> list[tuple[Sequence, str]]:
         """Take in a computed step; returns the whole batch once its slowest member is done."""
         step, members = self._close_step(plan), self._batch.sequences
-        self._columns_left -= max((chunk.num_rows for chunk in step.chunks), default=0)
+        self._columns_left -= max((chunk.num_tokens for chunk in step.chunks), default=0)
         going_on = self._going_on(step.rows)
         self._batch.advance(step.rows[going_on], step.computed[going_on])
         if len(step.sampled):  # what was sampled for members that are done is left out

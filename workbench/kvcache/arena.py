@@ -41,7 +41,6 @@ from workbench.kvcache.policies import (
     pages_with_one,
 )
 from workbench.kvcache.pool import Block, BlockPool, ResizeAnswer
-from workbench.kvcache.prefix import PrefixIndex
 
 ALIGNMENT = 64  # bytes; a stripe is a multiple, so that vector loads of any page are aligned alike
 MOST_WASTE = 0.05  # of a page; a page that wastes more is taken only if none wastes less
@@ -273,8 +272,8 @@ class LeasedPool(BlockPool):
 
     def evicts_older_than(self, tick: int) -> bool:
         """Whether the block it would evict next lies in a page last used before this tick."""
-        block = self.index.next_evicted
-        return block is not None and self._last_used[block // self.per_page] < tick
+        block = self.next_evicted
+        return block is not None and self._last_used[block.id // self.per_page] < tick
 
     # -- blocks --
 
@@ -354,32 +353,17 @@ class LeasedPool(BlockPool):
         self._num_vacant += 1
         vacant.append(block)
 
-    def _evict(self) -> Block:
-        block = self.blocks[self.index.evict()]
-        self._lose([block])
-        return block
-
     def _lose(self, blocks: list[Block]) -> None:
-        """Their contents were evicted."""
-        digests = [block.digest for block in blocks if block.digest]
-        assert len(digests) == len(blocks), "a block without content is evicted"
-        self.ghosts.evicted(digests)
-        for block in blocks:
-            block.digest = None
-        self.stats.evicted += len(blocks)
+        self.ghosts.evicted([block.digest for block in blocks if block.digest])
+        super()._lose(blocks)
 
     # -- pages --
 
     def give_up_idle(self, num_pages: int = 1) -> None:
         """Hand back the idle pages used least recently; their cached blocks are evicted."""
         pages = list(islice(self.idle, num_pages))
-        self._give_up([block for block in self._blocks_in(pages) if block.digest])
+        self._lose([block for block in self._blocks_in(pages) if block.digest])
         self._hand_back(pages)
-
-    def _give_up(self, cached: list[Block]) -> None:
-        """Evict these, many at once: a re-split evicts thousands. They are in no list then."""
-        self.index.give_up([block.id for block in cached])
-        self._lose(cached)
 
     def _hand_back(self, pages: list[int]) -> None:
         """These pages have no live block and are held no more."""
@@ -390,7 +374,7 @@ class LeasedPool(BlockPool):
             self.idle.pop(page, None)
         self.held -= len(pages)
         self.copies.forget(pages, self.per_page)
-        self._source.take_back(self, pages)
+        self._source.take_back(pages)
 
     def _blocks_in(self, pages: Iterable[int]) -> Iterator[Block]:
         size = self.per_page
@@ -411,13 +395,12 @@ class LeasedPool(BlockPool):
                 live.append(block)
             elif block.digest:
                 cached.append(block)
-        self._give_up(cached)
+        self._lose(cached)
         self._hand_back(idle)
         for page in victims:
             self._close(page)
         vacant = [self._pick() for _ in range(min(len(live), self._num_vacant))]
-        evicted = [self.blocks[self.index.evict()] for _ in range(len(live) - len(vacant))]
-        self._lose(evicted)
+        evicted = [self._evict() for _ in range(len(live) - len(vacant))]
         for block, other in zip(live, vacant + evicted):
             self._move(block, other)
         self._hand_back(victims)
@@ -435,8 +418,6 @@ class LeasedPool(BlockPool):
         source, destination = block.id, other.id
         self.blocks[source], self.blocks[destination] = other, block
         block.id, other.id = destination, source
-        if block.digest is not None:
-            self.index.holders[block.digest] = destination
         self._occupy(destination // self.per_page)
         self._live[source // self.per_page] -= 1
         self.copies.add(source, destination, moved=True)
@@ -483,19 +464,11 @@ class LeasedPool(BlockPool):
         """Between steps: the arena moves pages towards what is granted."""
         return self._source.apply(self)
 
-    def clear(self) -> None:
-        """No block has content; nothing may be referenced."""
-        assert self._num_live == 0
-        self._hand_back(list(self._vacant))
-        self.index = PrefixIndex()
-        for block in self.blocks:
-            block.digest = None
-
-    def check(self, references: dict[int, int]) -> None:
+    def check(self, references: dict[int, int], vacant: Sequence[Block] | None = None) -> None:
         """Raise unless blocks, pages and counts agree."""
-        vacant = {block.id for each in self._vacant.values() for block in each}
-        held = {block.id for block in self._blocks_in(self._vacant)}
-        self._check_blocks(references, vacant | ({*range(len(self.blocks))} - held))
+        vacant = [block for each in self._vacant.values() for block in each]
+        not_held = (page for page in range(self._source.num_pages) if page not in self._vacant)
+        super().check(references, [*vacant, *self._blocks_in(not_held)])
         live = [0] * len(self._live)
         for block in self.blocks:
             live[block.id // self.per_page] += block.ref_count > 0
@@ -551,7 +524,6 @@ class KVArena:
         self._packings: dict[str, Packing] = {}
         self._caches: dict[str, tuple[tuple[Any, ...], KVCacheManager]] = {}  # with its settings
         self._free = deque(range(self.num_pages))
-        self._holder: list[LeasedPool | None] = [None] * self.num_pages
         self._wrote: list[LeasedPool | None] = [None] * self.num_pages  # whose bytes lie in it
         self._retyped: dict[int, None] = {}
         self._wanted: list[int] | None = None  # a split asked for, until the next step
@@ -793,18 +765,14 @@ class KVArena:
                 return None
             donor.give_up_idle()
         page = self._free.popleft()
-        self._holder[page] = pool
         if self._wrote[page] is not pool:
             if self._wrote[page] is not None:
                 self._retyped[page] = None
             self._wrote[page] = pool
         return page
 
-    def take_back(self, pool: LeasedPool, pages: list[int]) -> None:
+    def take_back(self, pages: list[int]) -> None:
         """Pages without content are free; the last to come goes first: its bytes are nearest."""
-        for page in pages:
-            assert self._holder[page] is pool, f"page {page} is handed back by another model"
-            self._holder[page] = None
         self._free.extendleft(reversed(pages))
 
     def _starting_pages(self, kv_share: KVShare | None) -> list[int]:
@@ -837,18 +805,13 @@ class KVArena:
     def check(self) -> None:
         """Raise AssertionError if a law of the arena or of one of its caches is broken."""
         with self.lock:
-            free = set(self._free)
-            assert len(free) == len(self._free), "a page is free twice"
-            held = [page for page in range(self.num_pages) if self._holder[page] is not None]
-            assert free.isdisjoint(held), "a page is free and held"
-            assert len(free) + len(held) == self.num_pages, "a page is lost"
+            pages = sorted([*self._free, *(page for pool in self.pools for page in pool.pages)])
+            assert pages == [*range(self.num_pages)], "a page is lost, held twice, or free and held"
             for pool in self.pools:
-                mine = {page for page in held if self._holder[page] is pool}
-                assert mine == set(pool.pages), f"{pool.shape.name}: another's page, or one lost"
                 fair = pool.floor_pages <= pool.grant.keep <= pool.grant.limit
                 assert fair, f"{pool.shape.name}: an unfair grant"
             lacking = sum(max(0, p.floor_pages - p.held) for p in self.pools)
-            assert lacking <= len(free), "a floor is not covered"
+            assert lacking <= len(self._free), "a floor is not covered"
             for _, cache in self._caches.values():
                 cache.check()
 

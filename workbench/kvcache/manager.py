@@ -1,30 +1,87 @@
 """The KV cache as pure bookkeeping: block tables of sequences, prefix hits, exact statistics.
 
-A hash is published as soon as room is made for the tokens that fill its block, so requests of one
-step share; `free(seq_id, num_computed)` withdraws what was never computed, and can leave a partly
-filled last block to be hit, by copy, by a sequence that goes on with it; `check()` verifies the
-laws. The scheduler preempts and orders requests; storage.py holds the bytes.
+A block's hash is sha256(hash of the block before it, its token ids), so equal hashes mean equal
+whole prefixes; a chain starts from the model's namespace and the request's salt, which keep models
+and tenants apart. A hash is published as soon as room is made for the tokens that fill its block,
+so requests of one step share; `free(seq_id, num_computed)` withdraws what was never computed, and
+can leave a partly filled last block to be hit, by copy, by a sequence that goes on with it.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, Protocol
 
 from workbench.errors import ConfigError
-from workbench.kvcache.pool import Block, BlockPool, ResizeAnswer
-from workbench.kvcache.prefix import (
-    HashedTokens,
-    TokenIds,
-    TokenList,
-    Tokens,
-    chain_root,
-    common_prefix,
-    extend_chain,
-)
+from workbench.kvcache.pool import Block, BlockPool, ResizeAnswer, Tokens, common_prefix
 
 MOST_PER_PARENT = 64  # unfilled blocks remembered after one block
+
+
+# -- hash chains --
+
+
+def chain_root(namespace: bytes, salt: bytes) -> bytes:
+    """The parent of a first block: 32 bytes that carry the model's namespace and the salt."""
+    return sha256(len(namespace).to_bytes(8, "little") + namespace + salt).digest()
+
+
+def extend_chain(
+    root: bytes, chain: list[bytes], token_ids: SequenceOf[int], block_size: int
+) -> None:
+    """Append to `chain` the hashes of the full blocks of token_ids that it lacks."""
+    first, end = len(chain), len(token_ids) // block_size
+    if first >= end:
+        return
+    width = 4 * block_size
+    content = array("i", token_ids[first * block_size : end * block_size]).tobytes()
+    parent = chain[-1] if chain else root
+    for start in range(0, len(content), width):
+        parent = sha256(parent + content[start : start + width]).digest()
+        chain.append(parent)
+
+
+class HashedTokens(Protocol):
+    """Token ids that carry the hashes of their blocks."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, places: slice, /) -> Any: ...
+
+    def block_hashes(self, root: bytes, block_size: int) -> list[bytes]:
+        """Hashes of at least the full blocks, in order; root: `chain_root` of model and salt.
+
+        Read only: it may be the sequence's own list, which grows with it.
+        """
+        ...
+
+
+TokenIds = SequenceOf[int] | HashedTokens
+"""What a cache is given: a plain sequence is hashed anew at each call."""
+
+
+class TokenList(list[int]):
+    """Token ids that are only appended to; each block is hashed once for each root and size."""
+
+    __slots__ = ("_chains",)
+
+    def __init__(self, token_ids: SequenceOf[int] = ()) -> None:
+        super().__init__(token_ids)
+        self._chains: dict[tuple[bytes, int], list[bytes]] = {}
+
+    def block_hashes(self, root: bytes, block_size: int) -> list[bytes]:
+        """See HashedTokens."""
+        chain = self._chains.setdefault((root, block_size), [])
+        extend_chain(root, chain, self, block_size)
+        return chain
+
+
+# -- admissions --
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +187,7 @@ class KVCacheManager:
     @property
     def num_cached(self) -> int:
         """Blocks that nothing references and whose content can still be hit."""
-        return self.pool.index.num_evictable
+        return self.pool.num_cached
 
     @property
     def num_free(self) -> int:
@@ -249,7 +306,7 @@ class KVCacheManager:
         given_up = 0
         for tokens in dropped:
             for digest in self._digests(tokens, salt):
-                block = None if digest in needed else self.pool.find(digest)
+                block = None if digest in needed else self.pool.holders.get(digest)
                 if block is not None and block.ref_count == 0:
                     self.pool.give_up(block)
                     given_up += 1
@@ -355,8 +412,10 @@ class KVCacheManager:
         if not self.reuse_partial_blocks:
             return run, None, start
         rest = tuple(tokens[start : min(most, start + size - 1)])
-        partial, more = self.pool.find_partial(chain[len(run) - 1] if run else root, rest)
-        return run, partial, start + more
+        found = self.pool.partials.longest(chain[len(run) - 1] if run else root, rest)
+        if found is None:
+            return run, None, start
+        return run, self.pool.holders[found.digest], start + found.num_tokens
 
     def _grow(self, table: _Table, num_tokens: int) -> list[int]:
         """Take the blocks that num_tokens need and publish those they fill; returns their ids."""
@@ -380,13 +439,13 @@ class KVCacheManager:
         """
         if not self.enable_prefix_caching:
             return NOTHING_LOST
-        index, size, full = self.pool.index, self.block_size, len(tokens) // self.block_size
+        pool, size, full = self.pool, self.block_size, len(tokens) // self.block_size
         evicted, partial = [], []
         for i in range(missed.start, self._blocks_for(len(tokens))):
             start = i * size
-            if i < full and chain[i] in index.holders:
+            if i < full and chain[i] in pool.holders:
                 continue
-            if i < full and chain[i] in index.evicted:
+            if i < full and chain[i] in pool.evicted:
                 if i in missed:
                     evicted.append(range(start, start + size))
             elif unfilled := self._unfilled.get(chain[i - 1] if i else root):
@@ -416,7 +475,7 @@ class KVCacheManager:
         full = len(tokens) // self.block_size if chain else 0
         yield from chain[:full]
         rest = tuple(tokens[full * self.block_size :])
-        found = self.pool.index.partials.longest(chain[full - 1] if full else root, rest)
+        found = self.pool.partials.longest(chain[full - 1] if full else root, rest)
         if found is not None and found.num_tokens == found.length:
             yield found.digest
 

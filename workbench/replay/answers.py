@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from workbench.core import RequestOutput, SamplingParams, Sequence, StepPlan, StepResult, node_seed
 from workbench.errors import RecordingError
-from workbench.kvcache.prefix import extend_chain
+from workbench.kvcache.manager import extend_chain
 from workbench.search.prm import PRM, ProblemScores, ScoreCache, ScoreRequest, StepNode
 from workbench.search.recording import RecordedProblem, RecordedSolution, RecordedStep, Recording
 from workbench.search.requests import Path

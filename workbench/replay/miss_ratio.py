@@ -10,7 +10,7 @@ is private there and its new holder here, and a prompt computed in chunks takes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from workbench.errors import ConfigError
 from workbench.kvcache.manager import Allocation, KVCacheManager
-from workbench.kvcache.pool import CacheStats
+from workbench.kvcache.pool import Block, BlockPool, CacheStats
 
 NEVER = 1 << 60
 
@@ -149,9 +149,11 @@ class _Known:
         return self.contents
 
 
-def run_calls(calls: CacheCalls, num_blocks: int) -> CacheStats | None:
+def run_calls(
+    calls: CacheCalls, num_blocks: int, pool: BlockPool | None = None
+) -> CacheStats | None:
     """The statistics of these calls at another size, by KVCacheManager itself; None: do not fit."""
-    cache = KVCacheManager(num_blocks, calls.block_size, calls.num_contents > 0)
+    cache = KVCacheManager(num_blocks, calls.block_size, calls.num_contents > 0, pool=pool)
     sequences: dict[int, Any] = {}
     for call in calls.calls:
         number = call.sequence
@@ -173,17 +175,16 @@ def run_calls(calls: CacheCalls, num_blocks: int) -> CacheStats | None:
     return cache.stats
 
 
-# -- a walk along them --
+# -- LRU at every size: one pass along them --
 
 
 @dataclass(slots=True)
 class _Holder:
-    """A block that can be hit. content: None once its hash was withdrawn; depth: in its sequence;
-    stamp: of its last release.
+    """A block that can be hit. content: None once its hash was withdrawn; stamp: of its last
+    release.
     """
 
     content: int | None
-    depth: int
     users: int = 1
     stamp: int = 0
 
@@ -197,87 +198,7 @@ class _Table:
     published: int
 
 
-class _Walk:
-    """The calls in order, and which sequence holds which content; subclasses say what is lost."""
-
-    def __init__(self, calls: CacheCalls, num_blocks: int) -> None:
-        self._calls, self._num_blocks = calls, num_blocks
-        self._holders: dict[int, _Holder] = {}
-        self._tables: dict[int, _Table] = {}
-        self._active = 0
-        self.peak = 0  # most blocks active, or asked for, at once
-        self.query_tokens = {False: 0, True: 0}  # by whether it is a readmission
-
-    def run(self) -> bool:
-        """Whether every call finds room."""
-        size = self._calls.block_size
-        for place, call in enumerate(self._calls.calls):
-            if isinstance(call, Free):
-                self._free(call)
-                continue
-            hit: list[_Holder] = []
-            room = call.tokens
-            if isinstance(call, Allocate):
-                contents, room = call.contents[: call.coverable], call.room
-                for holder in map(self._holders.get, contents):
-                    if holder is None:
-                        break
-                    hit.append(holder)
-                self._look_up(contents, len(hit), call.readmission, place)
-                self._tables[call.sequence] = _Table([], list(hit), len(hit))
-                self.query_tokens[call.readmission] += call.tokens
-            table = self._tables[call.sequence]
-            table.contents += call.contents
-            cached = [holder for holder in hit if not holder.users]
-            needed = -(-call.tokens // size) - len(table.blocks) + len(cached)
-            self.peak = max(self.peak, self._active + needed)
-            if self.peak > self._num_blocks:
-                return False
-            for holder in hit:
-                holder.users += 1
-            taken: list[None] = [None] * (-(-room // size) - len(table.blocks))
-            for occupied in (*cached, *taken):
-                self._occupy(occupied)
-                self._active += 1
-            table.blocks += taken
-            full = min(room // size, len(table.contents))
-            for i in range(table.published, full):
-                content = table.contents[i]
-                if not self._is_held(content):
-                    table.blocks[i] = self._holders[content] = _Holder(content, i)
-            table.published = max(table.published, full)
-        return True
-
-    def _free(self, call: Free) -> None:
-        table = self._tables.pop(call.sequence)
-        if call.computed is not None:
-            for holder in table.blocks[call.computed // self._calls.block_size :]:
-                if holder is not None and holder.content is not None:
-                    del self._holders[holder.content]
-                    holder.content = None
-        for holder in reversed(table.blocks):
-            if holder is not None:
-                holder.users -= 1
-                if holder.users:
-                    continue
-            self._active -= 1
-            self._leave(None if holder is None or holder.content is None else holder)
-
-    def _is_held(self, content: int) -> bool:
-        """Whether a block that was filled with the content stays private."""
-        return content in self._holders
-
-    def _look_up(self, contents: list[int], num_hit: int, readmission: bool, place: int) -> None:
-        """A request asks for these contents, and shares the holders of the first num_hit."""
-
-    def _occupy(self, holder: _Holder | None) -> None:
-        """A block becomes active: a cached one that is hit; None: one for new content."""
-
-    def _leave(self, holder: _Holder | None) -> None:
-        """A block is active no more; None: it has no hash."""
-
-
-class _Stack(_Walk):
+class _Stack:
     """A cache that evicts nothing, and the stack distance of all it holds.
 
     A slot is a cached block or a hole, in the order of release. A block's distance is the number of
@@ -287,25 +208,70 @@ class _Stack(_Walk):
     """
 
     def __init__(self, calls: CacheCalls) -> None:
-        super().__init__(calls, NEVER)
+        self._size = calls.block_size
+        self._holders: dict[int, _Holder] = {}
+        self._tables: dict[int, _Table] = {}
+        self._active = 0
         self._tree = [0]  # Fenwick tree: slots by stamp
         self._slots = 0
         self._holes: list[int] = []  # heap of negative stamps
         self._gone: dict[int, int] = {}  # content -> smaller caches have evicted it
+        self.peak = 0  # most blocks active, or asked for, at once
+        self.query_tokens = {False: 0, True: 0}  # by whether it is a readmission
         self.taken = 0
         self.hits: dict[bool, list[int]] = {False: [], True: []}  # by readmission: least sizes
         self.lost: dict[bool, list[int]] = {False: [], True: []}  # smaller caches thrash
         self.lost_requests: list[int] = []  # smaller caches thrash one of a request's blocks
         self.evicted: list[int] = []  # smaller caches evict a content, once more
-
-    def run(self) -> bool:
-        """See _Walk; always true."""
-        super().run()
+        for call in calls.calls:
+            if isinstance(call, Free):
+                self._free(call)
+            else:
+                self._make_room(call)
         cached = [holder for holder in self._holders.values() if not holder.users]
         self.evicted += [self._distance(holder) for holder in cached]
-        return True
 
-    def _look_up(self, contents: list[int], num_hit: int, readmission: bool, place: int) -> None:
+    def _make_room(self, call: Allocate | Extend) -> None:
+        hit: list[_Holder] = []
+        room, size = call.tokens, self._size
+        if isinstance(call, Allocate):
+            contents, room = call.contents[: call.coverable], call.room
+            for holder in map(self._holders.get, contents):
+                if holder is None:
+                    break
+                hit.append(holder)
+            self._look_up(contents, len(hit), call.readmission)
+            self._tables[call.sequence] = _Table([], list(hit), len(hit))
+            self.query_tokens[call.readmission] += call.tokens
+        table = self._tables[call.sequence]
+        table.contents += call.contents
+        cached = [holder for holder in hit if not holder.users]
+        needed = -(-call.tokens // size) - len(table.blocks) + len(cached)
+        self.peak = max(self.peak, self._active + needed)
+        for holder in hit:
+            holder.users += 1
+        for holder in cached:
+            heappush(self._holes, -holder.stamp)
+            self._fill_hole()
+        taken: list[None] = [None] * (-(-room // size) - len(table.blocks))
+        for _ in taken:
+            self._fill_hole()
+        self.taken += len(taken)
+        table.blocks += taken
+        full = min(room // size, len(table.contents))
+        for i in range(table.published, full):
+            content = table.contents[i]
+            held = self._holders.get(content)
+            if held is not None and held.users:
+                continue  # the new block stays private
+            if held is not None:  # it becomes the holder, as in caches that evicted the cached one
+                self._lose(content, self._distance(held))
+                heappush(self._holes, -held.stamp)
+            table.blocks[i] = self._holders[content] = _Holder(content)
+        table.published = max(table.published, full)
+
+    def _look_up(self, contents: list[int], num_hit: int, readmission: bool) -> None:
+        """A request asks for these contents, and shares the holders of the first num_hit."""
         reach = worst = least = stamp = 0
         for i, content in enumerate(contents):
             holder = self._holders.get(content)
@@ -339,19 +305,9 @@ class _Stack(_Walk):
             place &= place - 1
         return self._active + self._slots - older
 
-    def _is_held(self, content: int) -> bool:
-        """A cached holder leaves its content to the new block, as in caches that evicted it."""
-        holder = self._holders.get(content)
-        if holder is not None and not holder.users:
-            self._lose(content, self._distance(holder))
-            heappush(self._holes, -holder.stamp)
-        return holder is not None and holder.users > 0
-
-    def _occupy(self, holder: _Holder | None) -> None:
-        if holder is None:
-            self.taken += 1
-        else:
-            heappush(self._holes, -holder.stamp)
+    def _fill_hole(self) -> None:
+        """A block becomes active."""
+        self._active += 1
         if self._holes:
             place = -heappop(self._holes)
             self._slots -= 1
@@ -359,8 +315,23 @@ class _Stack(_Walk):
                 self._tree[place] -= 1
                 place += place & -place
 
-    def _leave(self, holder: _Holder | None) -> None:
-        """It leaves a new slot, which is a hole if it has no hash."""
+    def _free(self, call: Free) -> None:
+        table = self._tables.pop(call.sequence)
+        if call.computed is not None:
+            for holder in table.blocks[call.computed // self._size :]:
+                if holder is not None and holder.content is not None:
+                    del self._holders[holder.content]
+                    holder.content = None
+        for holder in reversed(table.blocks):
+            if holder is not None:
+                holder.users -= 1
+                if holder.users:
+                    continue
+            self._active -= 1
+            self._add_slot(holder)
+
+    def _add_slot(self, holder: _Holder | None) -> None:
+        """A block is active no more; the slot that it leaves is a hole if it has no hash."""
         stamp, slots = len(self._tree), 1
         place, end = stamp - 1, stamp & (stamp - 1)
         while place > end:
@@ -368,7 +339,7 @@ class _Stack(_Walk):
             place &= place - 1
         self._tree.append(slots)
         self._slots += 1
-        if holder is None:
+        if holder is None or holder.content is None:
             heappush(self._holes, -stamp)
         else:
             holder.stamp = stamp
@@ -384,7 +355,6 @@ def miss_ratio(calls: CacheCalls, sizes: Sequence[int]) -> pd.DataFrame:
     if not len(sizes) or min(sizes) < 1:
         raise ConfigError(f"Cache sizes are {list(sizes)!r:.200}; give one or more, each >= 1.")
     stack = _Stack(calls)
-    stack.run()
     num_blocks = np.array(sizes, np.int64)
 
     def above(distances: list[int]) -> NDArray[np.int64]:
@@ -426,51 +396,52 @@ def curve_sizes(calls: CacheCalls, count: int) -> list[int]:
 # -- the optimum --
 
 
-class _Optimum(_Walk):
-    """A cache of one size that evicts what is needed last, the deepest of a prefix first.
+class _Belady(BlockPool):
+    """A pool that evicts what is needed last, the deepest of a prefix first (Belady 1966).
 
-    requests: of each content the calls that ask for it, latest first.
+    requests: of each content, which is its hash, the calls that ask for it, latest first.
     """
 
-    def __init__(self, calls: CacheCalls, num_blocks: int, requests: list[list[int]]) -> None:
-        super().__init__(calls, num_blocks)
+    def __init__(self, num_blocks: int, requests: list[list[int]]) -> None:
+        super().__init__(num_blocks)
         self._requests = [list(places) for places in requests]
-        self._victims: list[tuple[int, int, int]] = []  # heap: (-next request, -depth, content)
-        self._cached = 0
-        self.evicted, self.hits = 0, {False: 0, True: 0}  # hits: by readmission
+        self._victims: list[tuple[int, int]] = []  # heap: (-next request, -content)
 
-    def _look_up(self, contents: list[int], num_hit: int, readmission: bool, place: int) -> None:
-        self.hits[readmission] += num_hit
-        for content in contents:
-            times, holder = self._requests[content], self._holders.get(content)
-            while times and times[-1] <= place:
-                times.pop()
-            if holder is not None and not holder.users:  # it waits for its next request
-                heappush(self._victims, self._victim(content, holder))
+    def admitted(self, missed: list[Any], readmission: bool) -> None:
+        """These contents were asked for; one held behind the first miss waits for its next call."""
+        for content in missed:
+            self._requests[content].pop()
+            block = self.holders.get(content)
+            if block in self._full:
+                heappush(self._victims, self._victim(content))
 
-    def _victim(self, content: int, holder: _Holder) -> tuple[int, int, int]:
+    def share(self, blocks: Iterable[Block]) -> None:
+        """These were asked for, and hit."""
+        for block in blocks:
+            content: Any = block.digest
+            self._requests[content].pop()
+        super().share(blocks)
+
+    def _unused(self, block: Block) -> None:
+        super()._unused(block)
+        if block.digest is not None:
+            heappush(self._victims, self._victim(block.digest))
+
+    def _victim(self, content: Any) -> tuple[int, int]:
+        """Of a prefix, what comes later has the larger number, and goes first."""
         times = self._requests[content]
-        return (-(times[-1] if times else NEVER), -holder.depth, content)
+        return -(times[-1] if times else NEVER), -content
 
-    def _occupy(self, holder: _Holder | None) -> None:
-        if holder is not None:
-            self._cached -= 1
-            return
-        if self._active + self._cached < self._num_blocks:
-            return
-        while True:  # entries of what was asked for, used or evicted since are skipped
+    @property
+    def next_evicted(self) -> Block | None:
+        """Entries of what was asked for, used or evicted since are skipped."""
+        while self._victims:
             entry = heappop(self._victims)
-            victim = self._holders.get(entry[2])
-            if victim is not None and not victim.users and entry == self._victim(entry[2], victim):
-                break
-        del self._holders[entry[2]]
-        self._cached -= 1
-        self.evicted += 1
-
-    def _leave(self, holder: _Holder | None) -> None:
-        if holder is not None and holder.content is not None:
-            self._cached += 1
-            heappush(self._victims, self._victim(holder.content, holder))
+            holders: dict[Any, Block] = self.holders
+            block = holders.get(-entry[1])
+            if block in self._full and entry == self._victim(-entry[1]):
+                return block
+        return None
 
 
 def optimal_hits(calls: CacheCalls, sizes: Sequence[int]) -> pd.DataFrame:
@@ -487,14 +458,13 @@ def optimal_hits(calls: CacheCalls, sizes: Sequence[int]) -> pd.DataFrame:
                 requests[content].append(place)
     rows = []
     for size in sizes:
-        best = _Optimum(calls, size, requests)
-        if best.run():
-            hits = {again: calls.block_size * best.hits[again] for again in (False, True)}
+        best = run_calls(calls, size, _Belady(size, requests))
+        if best is not None:
             row = {
                 "num_blocks": size,
-                "hit_tokens": hits[False],
-                "readmit_hit_tokens": hits[True],
-                "hit_ratio": hits[False] / max(best.query_tokens[False], 1),
+                "hit_tokens": best.hit_tokens,
+                "readmit_hit_tokens": best.readmit_hit_tokens,
+                "hit_ratio": best.hit_tokens / max(best.query_tokens, 1),
                 "evicted": best.evicted,
             }
             rows.append(row)

@@ -47,7 +47,7 @@ from workbench.replay.cost import (
 from workbench.replay.devices import Device
 from workbench.replay.miss_ratio import CacheCalls, LoggedCache, logged_calls
 from workbench.search.prm import ScoreCache
-from workbench.search.recording import RecordedEngine, RecordedSettings, Recording
+from workbench.search.recording import RecordedEngine, Recording
 from workbench.search.requests import Strategy
 from workbench.search.result import Throughput
 from workbench.search.rounds import ActiveSearch, OnRound, Rounds
@@ -138,14 +138,19 @@ def _caches(
         return [
             arena.cache(shape.name, **each) for shape, each in zip(shapes, options, strict=True)
         ]
-    for model, own in zip(models, settings, strict=True):
-        if own.num_blocks is None:
-            raise ConfigError(
-                f"The recording does not say how many blocks {model.name} had, or they changed in "
-                "the search; give num_blocks, or a memory that both models share."
-            )
+    blocks = [require_blocks(*each) for each in zip(models, (own.num_blocks for own in settings))]
     kind = LoggedCache if log_calls else KVCacheManager
-    return [kind(own.num_blocks or 0, **each) for own, each in zip(settings, options, strict=True)]
+    return [kind(count, **each) for count, each in zip(blocks, options, strict=True)]
+
+
+def require_blocks(model: RecordedEngine, num_blocks: int | None) -> int:
+    """ConfigError where the blocks of a model's cache are neither recorded nor given."""
+    if num_blocks is None:
+        raise ConfigError(
+            f"The recording does not say how many blocks {model.name} had, or they changed in the "
+            "search; give num_blocks, or the memory of both models."
+        )
+    return num_blocks
 
 
 # -- an engine without a model --
@@ -396,6 +401,12 @@ def play(
     used = strategy or recorded_strategy(recording)
     llm.trace_as(recorder, "llm")
     prm.trace_as(recorder, "prm")
+    used_switches = SearchSwitches.from_dict({**settings.switches, **(switches or {})})
+    if used_switches.forget_pruned:
+        raise ConfigError(
+            "A replay has no forget_pruned: a recording does not tell what a cache then forgets. "
+            "Replay with forget_pruned=False."
+        )
     scorer, cache = RecordedPRM(prm, recording), ScoreCache() if cached else None
     names = ("temperature", "top_p", "top_k", "min_p")
     sampling = {name: getattr(settings, name) for name in names}
@@ -407,7 +418,7 @@ def play(
         min_problem_batch=batch,
         recorder=recorder,
         clock=clock,
-        switches=replayed_switches(settings, switches or {}),
+        switches=used_switches,
     )
     searches = [
         ActiveSearch(
@@ -437,17 +448,6 @@ def recorded_strategy(recording: Recording) -> Strategy:
             "Give the same one: replay(..., strategy=...)."
         )
     found: Strategy = kind(**settings.strategy_settings)
-    return found
-
-
-def replayed_switches(settings: RecordedSettings, changes: Changes) -> SearchSwitches:
-    """As recorded, with these changes; ConfigError for what no recording can tell."""
-    found = SearchSwitches.from_dict({**settings.switches, **changes})
-    if found.forget_pruned:
-        raise ConfigError(
-            "A replay has no forget_pruned: a recording does not tell what a cache then forgets. "
-            "Replay with forget_pruned=False."
-        )
     return found
 
 

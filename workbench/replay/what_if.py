@@ -12,7 +12,7 @@ Everything is a keyword; what is not given is as recorded.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
@@ -24,7 +24,14 @@ from workbench.models.spec import ModelSpec
 from workbench.replay.answers import Answers
 from workbench.replay.cost import block_size_of, recorded
 from workbench.replay.devices import Device, load_device
-from workbench.replay.simulator import CHANGEABLE, Models, SharedMemory, replay, settings_of
+from workbench.replay.simulator import (
+    CHANGEABLE,
+    Models,
+    SharedMemory,
+    replay,
+    require_blocks,
+    settings_of,
+)
 from workbench.search.recording import RecordedEngine, Recording, read_recording
 from workbench.search.result import Throughput
 from workbench.search.rounds import OnRound
@@ -49,7 +56,7 @@ class Budgets(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """The question as plain data, for a worker process. None: as recorded.
+    """What is asked of a recording. None: as recorded.
 
     device: a preset's name, a file of `workbench calibrate`, or a Device. llm_spec, prm_spec: other
     shapes, whose weights and KV have dtype_bytes; llm_name, prm_name: what the device's fitted
@@ -84,62 +91,9 @@ class WhatIf:
     llm: Mapping[str, Any] = field(default_factory=dict)
     prm: Mapping[str, Any] = field(default_factory=dict)
 
-    def answer(self, recording: Source, on_round: OnRound | None = None) -> WhatIfResult:
-        """Replay the recording so; see what_if."""
-        if isinstance(recording, str | os.PathLike):
-            recording = read_recording(recording)
-        answers = recording if isinstance(recording, Answers) else Answers(recording)
-        models = self.models(answers.recording)
-        budgets = self.budgets(models)
-        device = load_device(self.device) if isinstance(self.device, str) else self.device
-        if budgets is not None:
-            weights = sum(model.weight_bytes or 0 for model in models)
-            device.require_room(sum(budgets) + weights, "Weights and KV of both models")
-        changes = [self._set(CHANGEABLE) | dict(own) for own in (self.llm, self.prm)]
-        shared = None
-        if budgets is not None and self.policy is not None:
-            share = budgets.share if self.kv_share is None else self.kv_share
-            shared = SharedMemory(sum(budgets), self.policy, share)
-            if self.kv_share is not None and not shared.keeps_split:
-                raise ConfigError(
-                    f"what_if got kv_share and policy={self.policy!r}, which keeps no split; give "
-                    "one of them, or another policy."
-                )
-        elif budgets is not None:
-            for model, own, kv in zip(models, changes, budgets, strict=True):
-                own["num_blocks"] = kv // _block_bytes(model, settings_of(model, own))
-        found = replay(
-            answers,
-            device,
-            llm=changes[0],
-            prm=changes[1],
-            shared=shared,
-            models=models,
-            on_round=on_round,
-            switches=self._set(SWITCHES),
-            **self._set(SEARCH),
-        )
-        memory = []
-        for place, engine in enumerate((found.llm, found.prm)):
-            model, blocks = models[place], engine.settings.num_blocks
-            each = _block_bytes(model, engine.settings)
-            kv = (blocks or 0) * each
-            if budgets is not None and shared is not None:
-                kv = budgets[place]
-            part = ModelMemory(
-                name=model.name,
-                weight_bytes=model.weight_bytes or 0,
-                kv_bytes=kv,
-                block_bytes=each,
-                num_blocks=kv // each,
-            )
-            memory.append(part)
-        return WhatIfResult(found.trace, found.throughput, (memory[0], memory[1]))
-
-    def models(self, recording: Recording) -> Models:
-        """The recorded engines, or others in their place."""
-        llm = _other(recording.llm, self.llm_spec, self.llm_name, self.dtype_bytes)
-        return llm, _other(recording.prm, self.prm_spec, self.prm_name, self.dtype_bytes)
+    def given(self, names: Iterable[str]) -> dict[str, Any]:
+        """Of these names those that are fields here and were given."""
+        return {n: value for n in names if (value := getattr(self, n, None)) is not None}
 
     def budgets(self, models: Models) -> Budgets | None:
         """Bytes of KV of each model; None: the blocks that were recorded, or are given.
@@ -152,36 +106,37 @@ class WhatIf:
             ("llm_share", "kv_share"),
             ("llm_share", "kv_memory"),
         ):
-            if len(self._set(both)) == 2:
+            if len(self.given(both)) == 2:
                 raise ConfigError(f"what_if got {' and '.join(both)}; give one of them.")
         if self.llm_share is not None and self.total_memory is None:
             raise ConfigError(
                 "what_if got llm_share alone; it is a share of total_memory: give both."
             )
-        for name, share in self._set(("llm_share", "kv_share")).items():
+        for name, share in self.given(("llm_share", "kv_share")).items():
             if not (isinstance(share, float) and 0 < share < 1):
                 raise ConfigError(f"{name} is {share!r}; allowed: a number in (0, 1).")
-        memory = (self.total_memory, self.kv_memory, self.llm_share, self.kv_share)
-        if all(value is None for value in memory) and self.policy is None:
+        if not self.given(("total_memory", "kv_memory", "kv_share", "policy")):
             return None
         weights = [recorded(model, "weight_bytes") for model in models]
-        if self.total_memory is not None and self.llm_share is not None:
-            total = parse_size(self.total_memory)
-            of_llm = round(total * self.llm_share)
-            return _with_room(Budgets(of_llm - weights[0], total - of_llm - weights[1]), models)
         if self.total_memory is not None:
             kv = parse_size(self.total_memory) - sum(weights)
-        elif self.kv_memory is not None:
-            kv = parse_size(self.kv_memory)
         else:
-            kv = sum(_recorded_kv(models))
-        share = _recorded_kv(models).share if self.kv_share is None else self.kv_share
-        llm = round(max(kv, 0) * share)
-        return _with_room(Budgets(llm, kv - llm), models)
-
-    def _set(self, names: Sequence[str]) -> dict[str, Any]:
-        """Of these names those that are fields here and were given."""
-        return {n: value for n in names if (value := getattr(self, n, None)) is not None}
+            recorded_kv = sum(_recorded_kv(models))
+            kv = recorded_kv if self.kv_memory is None else parse_size(self.kv_memory)
+        if self.llm_share is not None:
+            llm = round((kv + sum(weights)) * self.llm_share) - weights[0]
+        else:
+            share = _recorded_kv(models).share if self.kv_share is None else self.kv_share
+            llm = round(max(kv, 0) * share)
+        for model, left in zip(models, (llm, kv - llm), strict=True):
+            if left <= 0:
+                raise OutOfMemory(
+                    f"{model.name} is left {format_size(max(left, 0))} for its KV cache: its "
+                    f"weights take {format_size(model.weight_bytes or 0)}"
+                    + (f" and {format_size(-left)} are missing" if left < 0 else "")
+                    + ". Give more memory, or another share."
+                )
+        return Budgets(llm, kv - llm)
 
 
 class ModelMemory(NamedTuple):
@@ -200,7 +155,7 @@ class WhatIfResult:
 
     trace: Trace
     throughput: Throughput
-    memory: tuple[ModelMemory, ModelMemory]  # LLM, PRM
+    memory: tuple[ModelMemory, ...]  # LLM, PRM
 
     @property
     def tree(self) -> pd.DataFrame:
@@ -219,7 +174,50 @@ def what_if(recording: Source, *, on_round: OnRound | None = None, **settings: A
     if "device" not in settings:
         raise ConfigError("what_if needs device=: a preset's name, a .json file, or a Device.")
     require_known(settings, [f.name for f in fields(WhatIf)], "what_if")
-    return WhatIf(**settings).answer(recording, on_round)
+    asked = WhatIf(**settings)
+    if isinstance(recording, str | os.PathLike):
+        recording = read_recording(recording)
+    answers = recording if isinstance(recording, Answers) else Answers(recording)
+    models = (
+        _other(answers.recording.llm, asked.llm_spec, asked.llm_name, asked.dtype_bytes),
+        _other(answers.recording.prm, asked.prm_spec, asked.prm_name, asked.dtype_bytes),
+    )
+    device = load_device(asked.device) if isinstance(asked.device, str) else asked.device
+    changes = [asked.given(CHANGEABLE) | dict(own) for own in (asked.llm, asked.prm)]
+    budgets, shared = asked.budgets(models), None
+    if budgets is not None:
+        weights = sum(model.weight_bytes or 0 for model in models)
+        device.require_room(sum(budgets) + weights, "Weights and KV of both models")
+        if asked.policy is not None:
+            share = budgets.share if asked.kv_share is None else asked.kv_share
+            shared = SharedMemory(sum(budgets), asked.policy, share)
+            if asked.kv_share is not None and not shared.keeps_split:
+                raise ConfigError(
+                    f"what_if got kv_share and policy={asked.policy!r}, which keeps no split; give "
+                    "one of them, or another policy."
+                )
+        else:
+            for model, own, kv in zip(models, changes, budgets, strict=True):
+                own["num_blocks"] = kv // _block_bytes(model, settings_of(model, own))
+    found = replay(
+        answers,
+        device,
+        llm=changes[0],
+        prm=changes[1],
+        shared=shared,
+        models=models,
+        on_round=on_round,
+        switches=asked.given(SWITCHES),
+        **asked.given(SEARCH),
+    )
+    memory = []
+    for place, (model, engine) in enumerate(zip(models, (found.llm, found.prm), strict=True)):
+        block = _block_bytes(model, engine.settings)
+        kv = (engine.settings.num_blocks or 0) * block
+        if budgets is not None and shared is not None:
+            kv = budgets[place]
+        memory.append(ModelMemory(model.name, model.weight_bytes or 0, kv, block, kv // block))
+    return WhatIfResult(found.trace, found.throughput, tuple(memory))
 
 
 def _other(
@@ -242,22 +240,6 @@ def _block_bytes(model: RecordedEngine, settings: EngineConfig) -> int:
 
 
 def _recorded_kv(models: Models) -> Budgets:
-    for model in models:
-        if model.num_blocks is None:
-            raise ConfigError(
-                f"The recording does not say how many blocks {model.name} had, or they changed in "
-                "the search; give total_memory or kv_memory, and a share."
-            )
-    return Budgets(*((m.num_blocks or 0) * recorded(m, "block_bytes") for m in models))
-
-
-def _with_room(budgets: Budgets, models: Models) -> Budgets:
-    for model, kv in zip(models, budgets, strict=True):
-        if kv <= 0:
-            raise OutOfMemory(
-                f"{model.name} is left {format_size(max(kv, 0))} for its KV cache: its weights "
-                f"take {format_size(model.weight_bytes or 0)}"
-                + (f" and {format_size(-kv)} are missing" if kv < 0 else "")
-                + ". Give more memory, or another share."
-            )
-    return budgets
+    num_blocks = (require_blocks(model, model.num_blocks) for model in models)
+    blocks = (recorded(model, "block_bytes") for model in models)
+    return Budgets(*(count * each for count, each in zip(num_blocks, blocks, strict=True)))

@@ -377,15 +377,15 @@ def from_completions(
                 f"Row {number} has {len(texts)} completions and {len(scores)} lists of scores; "
                 "give one list for each, at least one."
             )
-        empty = next((k for k, text in enumerate(texts) if not split_steps(text)), None)
-        if empty is not None:
-            raise RecordingError(f"Row {number}: Completion {empty} is empty.")
-    counts = {len(row["completions"]) for row in known}
+        for place, text in enumerate(texts):
+            if not split_steps(text):
+                raise RecordingError(f"Row {number}: Completion {place} is empty.")
+    counts = sorted({len(row["completions"]) for row in known})
     if len(counts) > 1:
         raise RecordingError(
-            f"Rows have {', '.join(map(str, sorted(counts)))} completions; give rows of one n."
+            f"Rows have {', '.join(map(str, counts))} completions; give rows of one n."
         )
-    strategy = BeamSearch(counts.pop(), beam_width, max_depth)
+    strategy = BeamSearch(counts[0], beam_width, max_depth)
     problems = []
     for number, row in enumerate(known):
         name, level, answer = str(row.get("unique_id", number)), row.get("level"), row.get("answer")
@@ -396,18 +396,18 @@ def from_completions(
             None if level is None else int(level),
         )
         own = tuple(int(token) for token in tokenize(row["problem"]))
-        draw = _PublishedSteps(_trie(row), tokenize, f"{seed}/{name}", len(own))
+        draw = _PublishedSteps(row, tokenize, f"{seed}/{name}", len(own))
         problems.append(_grown(problem, own, strategy, draw))
     return _recording(problems, strategy, seed)
 
 
 @dataclass(slots=True)
 class _KnownStep:
-    """A step of a final beam. following: by text. score: the published one; ending: beams that do
-    here.
+    """A step of final beams. score: the published one; ending: beams that do here; following: by
+    text.
     """
 
-    score: float = 0.0
+    score: float
     ending: int = 0
     following: dict[str, _KnownStep] = field(default_factory=dict)
 
@@ -418,29 +418,26 @@ class _KnownStep:
             yield from step.below()
 
 
-def _trie(row: Row) -> _KnownStep:
-    """The final beams, steps of equal beginnings as one; a score that lacks is the last one's."""
-    root = _KnownStep(score=0.5)
-    for text, scores in zip(row["completions"], row["scores"], strict=True):
-        node = root
-        for place, step in enumerate(split_steps(text)):
-            score = float(scores[min(place, len(scores) - 1)]) if len(scores) else node.score
-            node = node.following.setdefault(step, _KnownStep(score))
-        node.ending += 1
-    return root
-
-
 class _PublishedSteps:
-    """Steps of one problem: the final beams' where there are any left, else modelled ones."""
+    """Steps of one problem: the final beams' where there are any left, else modelled ones.
 
-    def __init__(
-        self, root: _KnownStep, tokenize: Tokenize, name: str, problem_tokens: int
-    ) -> None:
+    Of final beams, steps of equal beginnings are one; a score that lacks is the last one's.
+    """
+
+    def __init__(self, row: Row, tokenize: Tokenize, name: str, problem_tokens: int) -> None:
         self._tokenize, self._name = tokenize, name
+        root = _KnownStep(0.5)
         self._at: dict[NodePath, _KnownStep | None] = {(): root}
-        self._lengths = [len(tokenize(text)) for text, _ in root.below()]
-        self._least = min(step.score for _, step in root.below())
-        self._left = sum(s.ending for _, s in root.below() if not s.following)  # not out yet
+        for text, scores in zip(row["completions"], row["scores"], strict=True):
+            node = root
+            for place, step in enumerate(split_steps(text)):
+                score = float(scores[min(place, len(scores) - 1)]) if len(scores) else node.score
+                node = node.following.setdefault(step, _KnownStep(score))
+            node.ending += 1
+        known = list(root.below())
+        self._lengths = [len(tokenize(text)) for text, _ in known]
+        self._least = min(step.score for _, step in known)
+        self._left = sum(step.ending for _, step in known if not step.following)  # not out yet
         self._room = MAX_MODEL_LEN - (PRM_HEAD + PRM_VERDICT + problem_tokens) - 256
 
     def __call__(self, beams: Sequence[Beam]) -> list[DrawnStep]:
@@ -455,10 +452,11 @@ class _PublishedSteps:
         once = list(parent.following.items()) if parent is not None else []
         again = [each for each in once for _ in range(each[1].ending - 1) if not each[1].following]
         known = once + again
-        self._at[path] = known[ordinal][1] if ordinal < len(known) else None
         if ordinal >= len(known):
+            self._at[path] = None
             return None
         text, node = known[ordinal]
+        self._at[path] = node
         tokens = tuple(int(token) for token in self._tokenize(text))
         ends = not node.following
         self._left -= ends
