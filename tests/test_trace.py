@@ -10,7 +10,7 @@ import pytest
 
 from workbench.core import SamplingParams, ScoreParams, Sequence, Tag
 from workbench.errors import RunStoreError
-from workbench.trace import Recorder, StepCounts, Trace, read_table, write_table
+from workbench.trace import NodeRow, Recorder, StepCounts, Trace, read_table, write_table
 
 STEPS = """run_id, engine, step, start_s, duration_s, schedule_s, prefill_tokens, decode_tokens,
 cached_tokens, running, waiting, preempted, blocks_total, blocks_active, blocks_cached, blocks_free,
@@ -42,10 +42,9 @@ def recorded() -> Recorder:
     recorder.request("llm", generated, "stop", 1002.0)
     scored = Sequence(5, [1, 2], 2, score=ScoreParams((1,), (7,)), arrival_s=1002.0)
     recorder.request("prm", scored, "score", 1003.0)
-    recorder.node(
-        problem_id="p1", node_id="0/2", parent_id="0", path=[0, 2], depth=2, beam=1, step_tokens=2,
-        total_tokens=5, score=0.5, kept=True, finished=False, token_ids=[8, 9],
-    )  # fmt: skip
+    recorder.node_rows.append(
+        NodeRow("run7", "p1", "0/2", "0", (0, 2), 2, 1, 2, 5, 0.5, True, False, (8, 9))
+    )
     recorder.span("llm", "waiting", 1004.0, 0.5)
     return recorder
 

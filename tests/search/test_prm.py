@@ -44,8 +44,8 @@ def test_only_new_steps_are_asked(scores):
     (request,) = scores.requests([beam("a\n\n", "b\n\n", "c\n\n")])
     assert request.positions == (len(request.token_ids) - 1,)
     answer(scores, [request])
-    assert scores.counts.steps_asked == 3
-    assert scores.counts.steps_cached == 2
+    assert scores.counts.scores_asked == 3
+    assert scores.counts.scores_cached == 2
     assert scores.requests([beam("a\n\n", "b\n\n", "c\n\n")]) == []
 
 
@@ -58,7 +58,7 @@ def test_equal_beams_in_flight_are_asked_once(scores):
     replies = scores.replies(beams)
     assert replies[0] == replies[1] == replies[2]
     assert replies[3][0] == replies[0][0]
-    assert scores.counts.steps_shared == 5
+    assert scores.counts.scores_shared == 5
 
 
 def test_without_a_score_cache_everything_is_asked_again(prm):
@@ -69,8 +69,8 @@ def test_without_a_score_cache_everything_is_asked_again(prm):
         requests = scores.requests(beams)
         assert [len(request.asked) for request in requests] == [2, 2]
         answer(scores, requests)
-    assert scores.counts.steps_asked == 8
-    assert scores.counts.requests == 4
+    assert scores.counts.scores_asked == 8
+    assert scores.counts.prm_requests == 4
     cached = ProblemScores(prm, PROBLEM, ScoreCache())
     answer(cached, cached.requests(beams))
     assert cached.replies(beams) == scores.replies(beams)
@@ -127,8 +127,8 @@ def test_computed_tokens_leave_out_what_the_prefix_cache_held(scores):
     """asked counts whole inputs, computed what was not cached."""
     requests = scores.requests([beam("a\n\n")])
     answer(scores, requests, cached=4)
-    assert scores.counts.tokens_asked == len(requests[0].token_ids)
-    assert scores.counts.tokens_computed == len(requests[0].token_ids) - 4
+    assert scores.counts.prm_tokens_asked == len(requests[0].token_ids)
+    assert scores.counts.prm_tokens_computed == len(requests[0].token_ids) - 4
 
 
 def test_distinct_tokens_are_the_trie_of_all_inputs(scores):
@@ -137,7 +137,7 @@ def test_distinct_tokens_are_the_trie_of_all_inputs(scores):
     answer(scores, requests)
     inputs = [request.token_ids for request in requests]
     prefixes = {tuple(ids[: k + 1]) for ids in inputs for k in range(len(ids))}
-    assert scores.finish().tokens_distinct == len(prefixes)
+    assert scores.finish().prm_tokens_distinct == len(prefixes)
 
 
 @given(st.lists(st.lists(st.integers(0, 300), max_size=8), max_size=12))

@@ -82,6 +82,8 @@ def test_the_tree_is_a_tree(result):
         else:
             assert node["depth"] == 1
         assert node["step_tokens"] == len(node["token_ids"])
+        assert "/".join(map(str, node["path"])) == node.name[1]
+        assert len(node["path"]) == node["depth"]
     outcome = result.candidates.set_index(["problem_id", "node_id"]).index
     assert nodes.loc[outcome, "kept"].all()
     assert len(result.candidates) == 6 * 6

@@ -243,9 +243,12 @@ def test_models_that_cannot_search_together_are_refused_by_name(fake_engine, pro
 
 
 def test_shuffled_scores_change_the_search_but_not_the_prm(search):
-    """The control: other beams survive, the tree still shows what the PRM said."""
+    """The control: other beams survive, by the seed; the scores and what the tree shows stay."""
     plain, control = search()[0], search(score_shuffle_seed=1)[0]
     assert tree(plain) != tree(control)
     assert tree(control) == tree(search(score_shuffle_seed=1)[0])
     depths = Counter(plain.tree.loc[plain.tree["depth"] == 1, "score"])
     assert depths == Counter(control.tree.loc[control.tree["depth"] == 1, "score"])
+    assert tree(control) != tree(search(score_shuffle_seed=2)[0])
+    samples, dealt = (search(strategy=BestOfN(n=6), score_shuffle_seed=k)[0] for k in (None, 1))
+    assert Counter(samples.candidates["score"]) == Counter(dealt.candidates["score"])

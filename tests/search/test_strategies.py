@@ -10,7 +10,6 @@ from workbench.errors import ConfigError
 from workbench.search.answers import aggregate
 from workbench.search.problems import Problem
 from workbench.search.requests import Generate, Score, Step
-from workbench.search.rounds import shuffle_scores
 from workbench.search.strategies import BeamSearch, BestOfN, split_steps
 
 PROBLEM = Problem("p", "What is 1+1?")
@@ -136,20 +135,6 @@ def test_best_of_n_asks_once_and_sorts():
     assert [type(request) for request in asked] == [Generate, Score]
     assert (asked[0].stop, asked[0].max_tokens) == ((), 50)
     assert [beam.path for beam in outcome.beams] == [(1,), (2,), (0,)]  # no step counts 0.5
-
-
-def test_shuffled_scores_are_the_same_scores_in_a_seeded_order():
-    """The control changes who gets a score, never the scores; equal seeds shuffle alike."""
-    ladder = {(k,): [k / 10] for k in range(6)}
-
-    def scores_given(seed):
-        search = shuffle_scores(BeamSearch(n=6, max_depth=1).search(PROBLEM), seed, "p")
-        outcome, _ = drive(search, going, lambda b: ladder[b.path])
-        return {beam.path: beam.step_scores for beam in outcome.beams}
-
-    assert sorted(scores_given(1).values()) == sorted(map(tuple, ladder.values()))
-    assert scores_given(1) == scores_given(1)
-    assert len({str(sorted(scores_given(seed).items())) for seed in range(5)}) > 1
 
 
 @pytest.mark.parametrize(
