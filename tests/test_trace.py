@@ -63,7 +63,7 @@ def test_columns_and_types_are_the_agreed_ones_with_and_without_rows(
     assert all(frame[c].dtype == np.int64 for c in counts)
 
 
-def test_times_count_from_the_run_s_origin_for_all_engines() -> None:
+def test_rows_say_what_was_given_and_times_count_from_the_run_s_origin() -> None:
     trace = recorded().trace()
     assert trace.steps.start_s.tolist() == [0.5, 1.0]
     assert trace.steps.blocks_target.tolist() == [COUNTS.blocks_total, 5]
@@ -72,9 +72,6 @@ def test_times_count_from_the_run_s_origin_for_all_engines() -> None:
     times = [request.arrival_s, request.scheduled_s, request.first_token_s, request.finished_s]
     assert times == [0.25, 0.5, 1.5, 2.0]
     assert trace.spans.start_s.tolist() == [4.0]
-
-
-def test_a_request_row_says_what_the_sequence_knows() -> None:
     generated, scored = recorded().trace().requests.to_dict("records")
     names = ("kind", "problem_id", "node_id", "seed", "prompt_tokens", "output_tokens")
     assert [generated[name] for name in names] == ["generate", "p1", "0/2", 2**64 - 1, 3, 1]
@@ -95,15 +92,13 @@ def test_what_is_written_is_read_back_the_same(tmp_path: Path) -> None:
         assert all(list(a) == list(b) for c in lists for a, b in zip(one[c], other[c]))
 
 
-def test_another_schema_version_is_refused_with_both_named(tmp_path: Path, monkeypatch) -> None:
-    path = write_table(recorded().steps, tmp_path / "steps.parquet")
-    assert pq.read_schema(path).metadata[b"workbench_schema_version"] == b"1"
-    monkeypatch.setattr("workbench.trace.SCHEMA_VERSION", 2)
-    with pytest.raises(RunStoreError, match="schema version 1; this workbench reads version 2"):
+def test_newer_foreign_missing_and_cut_files_are_refused(tmp_path: Path) -> None:
+    path = write_table(recorded().steps, tmp_path / "newer.parquet")
+    content = pq.read_table(path)
+    assert content.schema.metadata[b"workbench_schema_version"] == b"1"
+    pq.write_table(content.replace_schema_metadata({b"workbench_schema_version": b"2"}), path)
+    with pytest.raises(RunStoreError, match="schema version 2; this workbench reads version 1"):
         read_table(path)
-
-
-def test_foreign_missing_and_cut_files_are_refused(tmp_path: Path) -> None:
     recorded().steps.to_parquet(tmp_path / "foreign.parquet")
     with pytest.raises(RunStoreError, match="schema version none"):
         read_table(tmp_path / "foreign.parquet")

@@ -49,14 +49,12 @@ def test_digits_signs_and_step_ends_are_single_tokens_and_any_text_comes_back(to
     assert tokenizer.decode(tokenizer.encode(strange).ids) == strange
 
 
-def test_the_default_system_message_fills_eight_blocks(tokenizer, chat):
+def test_a_longer_chat_begins_with_the_shorter_one(tokenizer, chat):
+    """And every chat with the default system message, which fills eight blocks."""
     assert len(system_prefix(tokenizer)) >= 128
     ids = chat.encode_chat([{"role": "user", "content": "Compute 1+2."}])
     prompt = tokenizer.encode(f"{USER}Compute 1+2.{ASSISTANT}").ids
     assert ids == system_prefix(tokenizer) + prompt
-
-
-def test_a_longer_chat_begins_with_the_shorter_one(chat):
     steps = ["Compute 1+2-3. take 1+2=3, left 3-3", "do 3-3=0, then 0", "The answer is 0."]
     turns = [({"role": "user", "content": step}, {"role": "assistant", "content": "+"})
              for step in steps]  # fmt: skip
