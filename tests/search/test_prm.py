@@ -103,20 +103,6 @@ def test_a_shared_cache_knows_problem_and_prm(prm):
     assert len(ProblemScores(prm, PROBLEM, cache).requests([beam("a\n\n", "b")])) == 1
 
 
-def test_a_step_for_which_the_prm_has_no_room_takes_its_parents_score(fake_engine):
-    """Nothing too long is ever sent; what fits is scored as ever."""
-    prm = PRM(fake_engine(max_model_len=60))
-    scores = ProblemScores(prm, PROBLEM, ScoreCache())
-    steps = ("short\n\n", "x" * 50, "more")
-    assert scores.has_room(steps[:1])
-    assert not scores.has_room(steps[:2])
-    requests = scores.requests([beam(*steps)])
-    assert [len(request.asked) for request in requests] == [1]
-    answer(scores, requests)
-    (reply,) = scores.replies([beam(*steps)])
-    assert reply == (reply[0],) * 3
-
-
 def test_distinct_tokens_are_the_trie_of_all_inputs(scores):
     """The ideal for computed tokens, which leave out what the prefix cache held."""
     requests = scores.requests([beam("ab\n\n", "c"), beam("ab\n\n", "d"), beam("ax\n\n")])

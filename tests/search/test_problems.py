@@ -39,7 +39,7 @@ def test_tiny_is_uniform_over_levels():
     """128 problems over five levels are 26, 26, 26, 25 and 25."""
     found = load_problems("tiny", limit=128)
     assert Counter(p.level for p in found) == {1: 26, 2: 26, 3: 26, 4: 25, 5: 25}
-    assert load_problems("tiny", limit=5) == found[:5]
+    assert load_problems("tiny", limit=5) == found[:5] != load_problems("tiny", limit=5, seed=3)
     assert {p.level for p in load_problems("tiny", limit=6, levels=[2, 4])} == {2, 4}
 
 
@@ -167,24 +167,12 @@ def test_a_level_is_its_number_of_operations(level: int):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_every_level_has_ten_thousand_held_out_problems(level: int):
+def test_every_level_has_ten_thousand_held_out_problems_of_small_totals(level: int):
     rng, held_out, draws = random.Random(level), set(), 0
     while len(held_out) < 10_000:
-        text = problem_text(draw_terms(rng.randint(*LEVEL_OPERATIONS[level]), rng))
+        terms = draw_terms(rng.randint(*LEVEL_OPERATIONS[level]), rng)
+        assert min(accumulate(terms)) >= 0 and max(accumulate(terms)) <= LARGEST_TOTAL
+        text = problem_text(terms)
         held_out |= {text} if is_held_out(text) else set()
         draws += 1
         assert draws < 200_000
-
-
-def test_problems_depend_on_the_seed_alone():
-    assert tiny_problems(40, seed=2) == tiny_problems(60, seed=2)[:40]
-    assert tiny_problems(40, seed=2) != tiny_problems(40, seed=3)
-    assert tiny_problems(0) == []
-
-
-def test_totals_stay_small_on_the_way():
-    rng = random.Random(0)
-    for _ in range(300):
-        totals = list(accumulate(draw_terms(rng.randint(1, 28), rng)))
-        assert min(totals) >= 0
-        assert max(totals) <= LARGEST_TOTAL

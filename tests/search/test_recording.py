@@ -109,25 +109,19 @@ def test_a_flipped_byte_is_noticed(fake_engine, tmp_path) -> None:
     assert refused > 50
 
 
-def test_missing_foreign_and_newer_files_are_refused(fake_engine, tmp_path) -> None:
-    """Each says what it is and what to do."""
+def test_missing_foreign_newer_and_damaged_files_are_refused(fake_engine, tmp_path) -> None:
+    """Each says what it is: rows or columns that are missing, a parent below its child, too."""
     with pytest.raises(RecordingError, match="There is no recording"):
         read_recording(tmp_path / "none")
     pq.write_table(pa.table({"kind": ["prompt"]}), tmp_path / "foreign")
     with pytest.raises(RecordingError, match="no recorded search"):
         read_recording(tmp_path / "foreign")
     search(fake_engine, tmp_path / "a")
-    content = pq.read_table(tmp_path / "a")
+    content = pq.ParquetFile(tmp_path / "a").read()
     newer = content.schema.metadata | {b"workbench_recording_version": b"99"}
     pq.write_table(content.replace_schema_metadata(newer), tmp_path / "newer")
     with pytest.raises(RecordingError, match="version 99; this workbench reads version 1"):
         read_recording(tmp_path / "newer")
-
-
-def test_damaged_rows_are_refused(fake_engine, tmp_path) -> None:
-    """Rows that are missing, columns that are missing, a parent below its child: all are told."""
-    search(fake_engine, tmp_path / "a")
-    content = pq.ParquetFile(tmp_path / "a").read()
     parents = content["parent"].to_pylist()
     parents[1] = len(parents) - 1
     place = content.schema.get_field_index("parent")

@@ -126,9 +126,10 @@ def test_throughput_and_its_steady_state():
 
 
 @pytest.fixture
-def traced(traced_engine):
-    engines = {"llm": traced_engine(batch=4), "prm": PRM(traced_engine(batch=4))}
-    return run_search(load_problems("tiny", limit=6), strategy=BeamSearch(n=6), **engines)
+def traced(fake_engine):
+    llm, prm = (fake_engine(batch=4, traced=True) for _ in range(2))
+    problems = load_problems("tiny", limit=6)
+    return run_search(problems, strategy=BeamSearch(n=6), llm=llm, prm=PRM(prm))
 
 
 def test_steps_and_spans_add_up_to_wall_time(traced):

@@ -17,11 +17,11 @@ LIMITS = {"num_blocks": 200, "max_num_seqs": 8, "max_num_batched_tokens": 256, "
 
 
 @pytest.fixture
-def given(traced_engine):
+def given(fake_engine):
     """What a search over fresh fake engines is given."""
     return lambda: {
-        "llm": traced_engine(),
-        "prm": PRM(traced_engine()),
+        "llm": fake_engine(traced=True),
+        "prm": PRM(fake_engine(traced=True)),
         "strategy": STRATEGY,
         "min_problem_batch": 2,
     }

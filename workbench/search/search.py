@@ -99,17 +99,13 @@ class Search:
                 )
         self._strategy, self._record, self._on_round = strategy, record, on_round
         self._recorder = Recorder("search")
+        names = ("temperature", "top_p", "top_k", "min_p")
+        sampling = {name: getattr(config, name) for name in names}
         self._rounds = Rounds(
             llm,
             prm,
             seed=seed,
-            params=SamplingParams(
-                temperature=config.temperature,
-                max_tokens=config.max_step_tokens,
-                top_k=config.top_k,
-                top_p=config.top_p,
-                min_p=config.min_p,
-            ),
+            params=SamplingParams(max_tokens=config.max_step_tokens, **sampling),
             min_problem_batch=config.min_problem_batch,
             recorder=self._recorder,
             switches=config,
