@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -100,8 +99,7 @@ def test_llama3_scaling_keeps_fast_rotations_and_stretches_slow_ones() -> None:
 
 REFUSED: list[tuple[dict[str, object], str]] = [
     ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel.*supported: LlamaForCausalLM"),
-    ({"architectures": None}, f"supported: {', '.join(ARCHITECTURES)}"),
-    ({"architectures": [["a"]]}, r"architectures \[\['a'\]\]; supported: LlamaForCausalLM"),
+    ({"architectures": [["a"]]}, rf"\[\['a'\]\]; supported: {', '.join(ARCHITECTURES)}"),
     ({"use_sliding_window": True}, "use_sliding_window = True; supported: False"),
     ({"hidden_act": "gelu"}, "hidden_act = 'gelu'; supported: 'silu'"),
     ({"quantization_config": {"bits": 4}}, "quantization_config"),
@@ -111,7 +109,6 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"num_hidden_layers": 10**6}, "num_hidden_layers = 1000000; supported: 10,000 at most"),
     ({"num_attention_heads": 4096, "head_dim": None}, "head_dim = 0; allowed: a whole number"),
     ({"rope_theta": 1e-30}, "rope_theta = 1e-30; supported: 1 or more"),
-    ({"rope_parameters": 5}, "rope_parameters = 5; allowed: an object of settings, or null"),
     ({"rope_scaling": {"rope_type": 3}}, "rope_scaling says rope_type = 3; allowed: a text"),
     ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type 'yarn'"),
     ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "lacks 'low_freq_factor'"),
@@ -139,7 +136,7 @@ def test_a_size_that_is_none_is_named(wrong: object) -> None:
 
 @pytest.mark.parametrize("wrong", [*NONE, -0.5, 1e39])
 def test_a_number_that_is_none_is_named(wrong: object) -> None:
-    """Of theta, in each place, of epsilon and of the scaling."""
+    """Of theta, in each place, of epsilon and of the scaling; and a config that is no object."""
     changes = {name: {name: wrong} for name in ("rope_theta", "rms_norm_eps")}
     changes["rope_parameters says rope_theta"] = {"rope_parameters": {"rope_theta": wrong}}
     for name in ("factor", "low_freq_factor", "high_freq_factor"):
@@ -147,9 +144,8 @@ def test_a_number_that_is_none_is_named(wrong: object) -> None:
     for name, change in changes.items():
         with pytest.raises(ModelError, match=rf"{name} = .*; allowed: a number above 0"):
             ModelSpec.from_config(LLAMA_1B | change)
-
-
-@pytest.mark.parametrize("config", [[], 5, "text", None])
-def test_a_config_that_is_no_object_is_named(config: Any) -> None:
-    with pytest.raises(ModelError, match=r"config\.json holds .*; allowed: an object of settings"):
-        ModelSpec.from_config(config)
+    for config in ([], 5, "text", None):
+        with pytest.raises(
+            ModelError, match=r"config\.json holds .*; allowed: an object of settings"
+        ):
+            ModelSpec.from_config(config)  # type: ignore[arg-type]

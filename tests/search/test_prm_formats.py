@@ -79,21 +79,32 @@ def test_the_law_of_growing_inputs(prm_of, name, steps, other):
     assert added == [longer[len(shorter) :] for shorter, longer in pairwise(again)]
 
 
-def test_qwen_math_prm_is_the_model_cards_conversation(prm_of, tokenizers):
-    """The card tokenises the whole chat, steps joined by <extra_0>; ours ends at the last one."""
-    steps = [step.strip() for step in STEPS]
-    chat = [
-        {"role": "system", "content": Qwen25MathPRM.system},
-        {"role": "user", "content": "What is 2 + 3?"},
-        {"role": "assistant", "content": "<extra_0>".join(steps) + "<extra_0>"},
-    ]
-    tokenizer = tokenizers["qwen2.5-math-prm"]
-    whole = tokenizer.encode_chat(chat, add_generation_prompt=False)
-    mark = tokenizer.encode("<extra_0>")[0]
+@pytest.mark.parametrize(
+    ("name", "mark", "columns"),
+    [("qwen2.5-math-prm", "<extra_0>", (1, 0)), ("math-shepherd", "ки", None)],
+)
+def test_the_input_is_the_model_cards_text_cut_at_each_mark(
+    prm_of, tokenizers, name, mark, columns
+):
+    """The cards tokenise the whole: a chat with <extra_0> after each step, or a text with "ки".
+
+    The verdict of a good step comes first.
+    """
+    tokenizer, steps = tokenizers[name], [step.strip() for step in STEPS]
+    if name == "math-shepherd":
+        text = "What is 2 + 3? " + " ки\n".join(steps) + " ки"
+        bos = tokenizer.encode("<s>", add_special_tokens=False)[-1:]
+        whole, columns = [*bos, *tokenizer.encode(text)], tuple(tokenizer.encode("+ -"))
+    else:
+        texts = {"system": Qwen25MathPRM.system, "user": "What is 2 + 3?"}
+        texts["assistant"] = "<extra_0>".join(steps) + "<extra_0>"
+        chat = [{"role": role, "content": text} for role, text in texts.items()]
+        whole = tokenizer.encode_chat(chat, add_generation_prompt=False)
+    (mark,) = tokenizer.encode(mark)
     ends = [k + 1 for k, token in enumerate(whole) if token == mark]
-    prm = prm_of("qwen2.5-math-prm")
+    prm = prm_of(name)
     assert inputs(prm, "What is 2 + 3?", STEPS) == [whole[:end] for end in ends]
-    assert prm.columns == (1, 0)  # good first
+    assert prm.columns == columns
 
 
 def test_skywork_is_the_published_preparation(prm_of, tokenizers):
@@ -104,18 +115,6 @@ def test_skywork_is_the_published_preparation(prm_of, tokenizers):
         ids = ids + encode(step.strip()) + [encode("\n")[-1]]
         expected.append(ids)
     assert inputs(prm_of("skywork"), "What is 2 + 3?", STEPS) == expected
-
-
-def test_math_shepherd_is_the_model_cards_text(prm_of, tokenizers):
-    """The card tokenises "question step ки\\nstep ки" whole; ours is the same, cut at each "ки"."""
-    encode = tokenizers["math-shepherd"].encode
-    text = "What is 2 + 3? " + " ки\n".join(step.strip() for step in STEPS) + " ки"
-    whole = [*encode("<s>", add_special_tokens=False)[-1:], *encode(text)]
-    (mark,) = encode("ки")
-    ends = [k + 1 for k, token in enumerate(whole) if token == mark]
-    prm = prm_of("math-shepherd")
-    assert inputs(prm, "What is 2 + 3?", STEPS) == [whole[:end] for end in ends]
-    assert list(prm.columns) == encode("+ -")
 
 
 def test_a_tokenizer_without_the_marks_is_refused(prm_of):

@@ -118,20 +118,17 @@ def test_problems_in_flight_stay_at_the_minimum_batch(search):
 
 def test_no_answer_leaks_into_a_prompt_or_a_score(search, fake_engine):
     """An answer no one could guess is in no request, and does not change one token or score."""
-    secret = "7391846520"
-    with_secret = [Problem("p", "How much is it?", secret)]
-    without = [Problem("p", "How much is it?", "1")]
 
     class Watching(BeamSearch):
         def search(self, problem):
             assert problem.answer is None
             return super().search(problem)
 
-    result, llm, prm = search(with_secret, strategy=Watching(n=4, beam_width=2, max_depth=4))
+    strategy, secret = Watching(n=4, beam_width=2, max_depth=4), "7391846520"
+    result, llm, prm = search(Problem("p", "How?", secret), strategy=strategy)
     texts = [engine.tokenizer.decode(ids) for engine in (llm, prm) for ids, _, _ in engine.asked]
     assert not any(secret in text for text in texts)
-    other, *_ = search(without, strategy=Watching(n=4, beam_width=2, max_depth=4))
-    assert tree(result) == tree(other)
+    assert tree(result) == tree(search(Problem("p", "How?", "1"), strategy=strategy)[0])
 
 
 def test_a_beam_at_the_llms_limit_ends_unfinished(search, fake_engine, problems):
