@@ -102,7 +102,6 @@ def sampled_steps(
     cache: ScoreCache,
 ) -> Iterator[dict[str, Any]]:
     """One row a step of each sample: its true label, its score, its tokens in both models."""
-    levels = {problem.id: problem.level for problem in problems}
     answers = {problem.id: int(problem.answer or 0) for problem in problems}
     for sample in samples.candidates.itertuples():
         pieces = split_steps(str(sample.text))
@@ -110,9 +109,6 @@ def sampled_steps(
         for count, piece in enumerate(pieces, start=1):
             yield {
                 "problem_id": name,
-                "level": levels[name],
-                "sample": sample.node_id,
-                "depth": count,
                 "correct": is_right(piece, answers[name]),
                 "score": cache.get((prm.fingerprint, name, pieces[:count])),
                 "llm_tokens": len(llm.tokenizer.encode(piece, add_special_tokens=False)),
