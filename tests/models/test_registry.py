@@ -207,6 +207,7 @@ FAILURES = [
     (looked_up(response(403)), REFUSED),
     (response(500), UNREACHED),
     (looked_up(httpx.ConnectError("no route")), UNREACHED),
+    (OSError(errno.ENETUNREACH, "Network is unreachable"), UNREACHED),
     (socket.gaierror(-2, "Name or service not known"), UNREACHED),
     (ssl.SSLError(1, "CERTIFICATE_VERIFY_FAILED"), UNREACHED),
     (RuntimeError("Connection reset by peer (os error 104)"), UNREACHED),

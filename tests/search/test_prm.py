@@ -1,6 +1,7 @@
 """The PRM: each step asked once, nothing for white space, what that costs; scores on a grid."""
 
 import math
+from array import array
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.core import RequestOutput
-from workbench.search.prm import PRM, ProblemScores, ScoreCache
+from workbench.search.prm import PRM, ProblemScores, ScoreCache, trie_size
 from workbench.search.problems import Problem
 from workbench.search.requests import Beam
 
@@ -111,6 +112,13 @@ def test_distinct_tokens_are_the_trie_of_all_inputs(scores):
     assert counts.prm_tokens_asked == sum(map(len, inputs)) == counts.prm_tokens_computed + 4 * 3
     prefixes = {tuple(ids[: k + 1]) for ids in inputs for k in range(len(ids))}
     assert counts.prm_tokens_distinct == len(prefixes)
+
+
+@given(st.lists(st.lists(st.integers(0, 300), max_size=8), max_size=12))
+def test_trie_size_counts_distinct_prefixes(inputs):
+    """Against the definition, written out."""
+    prefixes = {tuple(ids[: k + 1]) for ids in inputs for k in range(len(ids))}
+    assert trie_size(array("i", ids) for ids in inputs) == len(prefixes)
 
 
 @given(st.floats(-80, 80, width=32), st.floats(-80, 80, width=32))

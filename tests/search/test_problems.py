@@ -142,6 +142,9 @@ def test_math500_offline_says_what_to_do(monkeypatch):
     with pytest.raises(ProblemFileError, match=r"Give the path of a MATH-500"):
         load_problems("math500", limit=3)
     assert tried == [True, False]  # the cache first, then the hub
+    found = str(DATA / "math500_sample.json")
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *args, **kwargs: found)
+    assert {p.level for p in load_problems("math500", limit=5)} == {1, 2, 3, 4, 5}
 
 
 # -- the tiny family --
