@@ -10,7 +10,7 @@ import pytest
 
 from workbench.core import SamplingParams, ScoreParams, Sequence, Tag
 from workbench.errors import RunStoreError
-from workbench.trace import Recorder, StepCounts, Trace, read_table, write_table
+from workbench.trace import NodeRow, Recorder, StepCounts, Trace, read_table, write_table
 
 COLUMNS = {
     "steps": """run_id engine step start_s duration_s schedule_s prefill_tokens decode_tokens
@@ -39,10 +39,9 @@ def recorded() -> Recorder:
     recorder.request("llm", generated, "stop", 1002.0)
     scored = Sequence(5, [1, 2], 2, score=ScoreParams((1,), (7,)), arrival_s=1002.0)
     recorder.request("prm", scored, "score", 1003.0)
-    recorder.node(
-        problem_id="p1", node_id="0/2", parent_id="0", path=[0, 2], depth=2, beam=1, step_tokens=2,
-        total_tokens=5, score=0.5, kept=True, finished=False, token_ids=[8, 9],
-    )  # fmt: skip
+    recorder.node_rows.append(
+        NodeRow("run7", "p1", "0/2", "0", (0, 2), 2, 1, 2, 5, 0.5, True, False, (8, 9))
+    )
     recorder.span("llm", "waiting", 1004.0, 0.5)
     return recorder
 
@@ -59,7 +58,7 @@ def test_columns_and_types_are_the_agreed_ones_with_and_without_rows(table: str,
             assert frame[column].dtype == np.int64
 
 
-def test_times_count_from_the_run_s_origin_for_all_engines() -> None:
+def test_rows_say_what_was_given_and_times_count_from_the_run_s_origin() -> None:
     trace = recorded().trace()
     assert trace.steps.start_s.tolist() == [0.5, 1.0]
     assert trace.steps.blocks_target.tolist() == [COUNTS.blocks_total, 5]
@@ -67,9 +66,6 @@ def test_times_count_from_the_run_s_origin_for_all_engines() -> None:
     times = ["arrival_s", "scheduled_s", "first_token_s", "finished_s"]
     assert trace.requests.iloc[0][times].tolist() == [0.25, 0.5, 1.5, 2.0]
     assert trace.spans.start_s.tolist() == [4.0]
-
-
-def test_a_request_row_says_what_the_sequence_knows() -> None:
     generated, scored = recorded().trace().requests.to_dict("records")
     names = ("kind", "problem_id", "node_id", "seed", "prompt_tokens", "output_tokens")
     assert [generated[name] for name in names] == ["generate", "p1", "0/2", 2**64 - 1, 3, 1]
