@@ -285,8 +285,9 @@ class StrategyConfig(SearchConfig):
 
 
 @dataclass(frozen=True, slots=True)
-class SweepConfig(_Settings):
-    """A memory-split sweep: `llm_share` of `total_memory` to the LLM, the rest to the PRM.
+class SweepConfig(StrategyConfig):
+    """A memory-split sweep: `llm_share` of `total_memory` to the LLM, the rest to the PRM; its
+    search, and settings of both engines.
 
     The settings from `profile` on say how the sweep is carried out; they do not enter a run's
     fingerprint.
@@ -301,21 +302,6 @@ class SweepConfig(_Settings):
     levels: tuple[int, ...] = ()  # empty: all, uniformly
     problem_seed: int = 0  # which problems are drawn
     seeds: tuple[int, ...] = (0, 1)
-    strategy: str = "beam_search"
-    n: int = 16
-    beam_width: int = 4
-    max_depth: int = 40
-    temperature: float = 0.8
-    top_p: float = 1.0
-    max_step_tokens: int = 256
-    finish_at_limit: bool = False
-    aggregation: str = "last"
-    voting: str = "weighted"
-    score_cache: bool = True
-    min_problem_batch: int = SearchConfig().min_problem_batch
-    request_order: str = "path"  # this and the next two: SearchSwitches
-    problem_batching: str = "continuous"
-    forget_pruned: bool = False
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
     block_size: int = 16
@@ -332,7 +318,7 @@ class SweepConfig(_Settings):
     order_seed: int = 0  # of the shuffled order
 
     def __post_init__(self) -> None:
-        check(self)
+        StrategyConfig.__post_init__(self)
         parse_size(self.total_memory)
         in_range = all(0 < share < 1 for share in self.shares or (0,))
         self._require("shares", in_range, "one or more shares in (0, 1)")
@@ -340,9 +326,3 @@ class SweepConfig(_Settings):
         for name, once in (("shares", "each share once"), ("seeds", "each seed once")):
             self._require(name, len(set(getattr(self, name))) == len(getattr(self, name)), once)
         EngineConfig(device=self.device)  # refuses other names
-        self.search()
-
-    def search(self) -> StrategyConfig:
-        """The search every run of this sweep performs."""
-        names = {f.name for f in fields(StrategyConfig)} & {f.name for f in fields(self)}
-        return StrategyConfig(**{name: getattr(self, name) for name in names})

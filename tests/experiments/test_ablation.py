@@ -34,7 +34,7 @@ def fake_run(spec):
     key, slower = spec.setting, SLOWER[spec.setting] * (1.02 if spec.repeat else 1.0)
     problems = found.tables["problems"].copy()
     problems["wall_part_s"] *= slower
-    right = spec.search.finish_at_limit or spec.role == ABLATION
+    right = spec.config.finish_at_limit or spec.role == ABLATION
     problems["correct"] = pd.array([right] * len(problems), "boolean")
     nodes = found.tables["nodes"]
     nodes = nodes[nodes["depth"] <= spec.config.max_depth]

@@ -114,7 +114,7 @@ def test_every_table_of_the_contract_is_there_with_its_columns(sweep, name, colu
 def test_a_sweeps_switches_reach_the_search():
     """Every switch that a sweep sets is one of the search, under the same name and value."""
     given = {"request_order": "prefix", "problem_batching": "static", "score_cache": False}
-    config = sweep_config("quick", finish_at_limit=True, **given).search()
+    config = sweep_config("quick", finish_at_limit=True, **given)
     engines = (Engine(name, num_blocks=200) for name in ("tiny-solver", "tiny-prm"))
     found = make_search(load_problems("tiny", 1), *engines, config, seed=0).config
     assert {name: getattr(found, name) for name in given} == given

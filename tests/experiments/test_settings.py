@@ -182,10 +182,10 @@ def test_each_modification_is_the_one_before_with_one_more_switch():
     foot, top, padded = runs["two_runtimes"], runs["stop_at_limit"], runs[settings.BESIDE]
     assert top.engine("prm").enable_prefix_caching and not foot.engine("prm").enable_prefix_caching
     assert foot.engine("llm") == top.engine("llm")
-    off = (foot.search.score_cache, foot.search.problem_batching, foot.search.finish_at_limit)
+    off = (foot.config.score_cache, foot.config.problem_batching, foot.config.finish_at_limit)
     assert off == (False, "static", True)
     assert (padded.engine("llm").batching, padded.engine("prm")) == ("static", top.engine("prm"))
-    assert padded.search == top.search
+    assert padded.config == top.config
 
 
 @pytest.mark.parametrize(("share", "seqs"), [(0.08, 1), (0.3, 8), (0.5, 16)])
@@ -198,7 +198,7 @@ def test_padded_batches_are_as_large_as_surely_fit(share, seqs):
 
 def test_dear_settings_have_fewer_seeds_and_problem_batching_a_longer_queue():
     runs = ablation_runs(CONFIG, SMALL)
-    assert {run.seed for run in runs if not run.search.score_cache} == {0}
+    assert {run.seed for run in runs if not run.config.score_cache} == {0}
     assert {run.config.max_depth for run in runs if run.role == settings.DEPTH} == {1}
     queue = [run for run in runs if run.role == settings.QUEUE]
     assert tuple(run.setting for run in queue) == settings.BATCHED
@@ -234,5 +234,5 @@ def test_a_run_in_an_arena_names_both_shares_and_its_engines_have_no_memory_of_t
     everything = next(r for r in runs if r.setting == "0.5W/static_0.3/all")
     for technique in TECHNIQUES.values():
         assert technique.settings.items() <= TECHNIQUES[settings.ALL].settings.items()
-    assert everything.search.problem_batching == "adaptive"
+    assert everything.config.problem_batching == "adaptive"
     assert everything.engine("prm").reuse_partial_blocks

@@ -10,7 +10,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -75,7 +75,8 @@ def run(
 ) -> None:
     """Search one problem; print its answer and tree."""
     from workbench.config import SweepConfig, format_size, parse_size
-    from workbench.experiments.execute import build_engine, make_search, played
+    from workbench.engine.engine import Engine
+    from workbench.experiments.execute import make_search
     from workbench.experiments.memory import shares_of
     from workbench.experiments.settings import RunSpec
     from workbench.search.problems import Problem, load_problems
@@ -96,10 +97,11 @@ def run(
         chosen = found[place]
     if not 0 < llm_share < 1:
         raise ConfigError(f"--llm-share is {llm_share:g}; allowed: a share in (0, 1).")
-    config = SweepConfig.from_dict(asdict(settings) | key_values(more, "--set"))
+    given = asdict(settings) | {"prm_format": prm_format}
+    config = SweepConfig.from_dict(given | key_values(more, "--set"))
     spec = RunSpec(config, llm_share, seed)
     try:
-        engines = build_engine(spec.engine("llm")), build_engine(spec.engine("prm"))
+        engines = [Engine(**spec.engine(role).to_dict()) for role in ("llm", "prm")]
     except OutOfMemory as error:
         total, fit = format_size(parse_size(spec.config.total_memory)), ""
         if not spec.config.activations_in_total:  # activations are measured: no formula for shares
@@ -107,8 +109,7 @@ def run(
         raise OutOfMemory(
             f"llm_share {llm_share:g} of {total} is infeasible. {error}{fit}"
         ) from error
-    search = spec.search if prm_format is None else replace(spec.search, prm_format=prm_format)
-    result = played(make_search([chosen], *engines, search, seed))
+    result = make_search([chosen], *engines, config, seed).play()
     _show_search(result, chosen, tree_depth)
 
 

@@ -18,7 +18,7 @@ import pandas as pd
 from workbench.config import EngineConfig, SweepConfig, format_size
 from workbench.engine.engine import Engine
 from workbench.errors import ConfigError, OutOfMemory
-from workbench.experiments.execute import build_engine, memory_parts
+from workbench.experiments.execute import memory_parts
 from workbench.experiments.memory import (
     DTYPE_BYTES,
     ENGINES,
@@ -119,7 +119,7 @@ def _over_longest(usual: EngineConfig) -> int:
 
 def _build(config: EngineConfig) -> Engine:
     gc.collect()  # engines hold cycles; the last one must not stay beside this one
-    return build_engine(config)
+    return Engine(**config.to_dict())
 
 
 def computed_pair() -> Pair:

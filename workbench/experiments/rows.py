@@ -8,7 +8,6 @@ of rates also from the machine's noise.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any
 
@@ -44,12 +43,6 @@ from workbench.replay.workload import load_recording
 STRETCHES = 20
 """Stretches of steps a run is cut into where counts belong to no single problem."""
 Row = dict[str, Any]
-
-
-def _groups(rows: pd.DataFrame, *keys: str) -> Iterator[tuple[Row, pd.DataFrame]]:
-    """Rows of equal values of the keys, each with these values."""
-    for values, own in rows.groupby(list(keys)):
-        yield dict(zip(keys, values)), own
 
 
 # -- the memory split --
@@ -141,26 +134,12 @@ def block_rows(sweep: Tables, llm_share: float, beside: tuple[float, ...] = ()) 
     )
 
 
-def starvation_rows(sweep: Tables, prm_share: float = 0.5, llm_share: float = 0.08) -> pd.DataFrame:
-    """Whether each model runs out of blocks at its end of the axis: counts over all seeds."""
-    steps, rows = sweep.table("steps"), []
-    for engine, share, column, words in (
-        ("prm", prm_share, "evicted", "blocks evicted"),
-        ("prm", prm_share, "recomputed_tokens_evicted", "evicted tokens computed again"),
-        ("llm", llm_share, "preempted", "requests preempted"),
-    ):
-        here = (steps["engine"] == engine) & ((steps["llm_share"] - share).abs() < 1e-9)
-        count = int(steps.loc[here, column].sum())
-        rows.append({"engine": engine, "llm_share": share, "what": words, "count": count})
-    return pd.DataFrame(rows).assign(seen=lambda table: table["count"] > 0)
-
-
 def prefix_hit_rows(sweep: Tables) -> pd.DataFrame:
     """Rows of plots.prefix_hits: tokens found cached over tokens queried, at first admissions."""
-    parts = [
-        key | _problem_ratio(rows, "cached_tokens", "prompt_tokens").cells
-        for key, rows in _groups(sweep.table("requests"), "llm_share", "engine")
-    ]
+    parts = []
+    for (share, engine), rows in sweep.table("requests").groupby(["llm_share", "engine"]):
+        found = _problem_ratio(rows, "cached_tokens", "prompt_tokens")
+        parts.append({"llm_share": share, "engine": engine, **found.cells})
     return with_rooms(parts, sweep)
 
 
@@ -198,11 +177,12 @@ def thrashing_rows(sweep: Tables) -> pd.DataFrame:
     thrashed = by_stretch(steps, "start_s", ["thrash_events", "thrashed"])
     stretches = thrashed.join(by_stretch(admitted, "scheduled_s", ["look_ups"]), how="outer")
     searches, parts = sweep.runs["seed"].nunique(), []
-    for where, rows in _groups(stretches.fillna(0).reset_index(), "llm_share", "engine"):
-        events = rate(rows, "thrash_events", 1000.0)
+    stretches = stretches.fillna(0).reset_index()
+    for (share, engine), rows in stretches.groupby(["llm_share", "engine"]):
+        where = {"llm_share": share, "engine": engine}
         blocks = rate(rows, "thrashed", rows["look_ups"].sum() / searches)
-        parts += [where | {"metric": "events_per_1000", **events}]
-        parts += [where | {"metric": "blocks", **blocks}]
+        parts.append(where | {"metric": "events_per_1000"} | rate(rows, "thrash_events", 1000.0))
+        parts.append(where | {"metric": "blocks"} | blocks)
     return with_rooms(parts, sweep)
 
 
@@ -224,15 +204,12 @@ def lost_time_rows(sweep: Tables, costs: Mapping[str, Cost] | None = None) -> pd
     )
     inside = [_engine_uses(steps[steps["engine"] == e], e, costs[e]) for e in ENGINES]
     uses = pd.concat([*inside, outside], ignore_index=True)
-    runs = sweep.runs.groupby("llm_share")["run_id"].nunique().rename("runs")
-    columns = ["run_id", "llm_share", "start_s", "duration_s"]
-    both = pd.concat([steps[columns], spans[columns]])  # first start to last end of each run
+    both = pd.concat([steps, spans])  # first start to last end of each run
     by_run = both.assign(end=both["start_s"] + both["duration_s"]).groupby(["llm_share", "run_id"])
     walls = by_run["end"].max() - by_run["start_s"].min()
-    walls = walls.groupby("llm_share").mean().rename("wall_s")
     seconds = uses.groupby(["llm_share", "lane", "part"])["seconds"].sum().reset_index()
-    rows = seconds.merge(runs, on="llm_share").merge(walls, on="llm_share")
-    rows["seconds"] /= rows.pop("runs")
+    rows = seconds.join(walls.groupby("llm_share").mean().rename("wall_s"), on="llm_share")
+    rows["seconds"] /= rows["llm_share"].map(walls.groupby("llm_share").size())
     return rows.merge(rooms(sweep), on="llm_share", how="left")
 
 
@@ -286,11 +263,10 @@ def batch_rows(cells: pd.DataFrame, model: str) -> pd.DataFrame:
     own = cells[(cells["model"] == model) & (cells["role"] == TIMED)]
     whole = own[own["kind"] == CONTINUOUS]
     limits = product(*(whole[name].unique() for name in settings.LIMITS[:2]))
-    refused = pd.DataFrame([pair for pair in limits if not settings.accepted(*pair)])
-    if len(refused):
-        refused.columns = pd.Index(settings.LIMITS[:2])
+    refused = [dict(zip(settings.LIMITS, each)) for each in limits if each[0] > each[1]]
+    if refused:
         why = {"status": INFEASIBLE, "error": TOO_FEW_TOKENS}
-        own = pd.concat([own, refused.assign(model=model, kind=CONTINUOUS, **why)])
+        own = pd.concat([own, pd.DataFrame(refused).assign(model=model, kind=CONTINUOUS, **why)])
     rows = own.reindex(columns=[*CELL, "status", "error", *CELL_RATES])
     rows = rows.astype(dict.fromkeys(CELL_RATES, float))
     columns = {name: (name, "first") for name in ("status", "error")}
@@ -466,7 +442,7 @@ def optimisation_rows(study: Study) -> pd.DataFrame:
         cells = {str(name): own.iloc[0][name] for name in PARTS_OF_SETTING}
         differ, total = differing[setting]
         for metric, found in (
-            ("tokens_per_s", _beside_elastic(study, cells["budget"], setting).cells),
+            ("tokens_per_s", _beside_elastic(study, cells["budget"], setting)),
             ("accuracy", _mean(its, "correct").cells),
             ("same", {"value": 1 - differ / max(total, 1)}),
             ("recomputed", {"value": recomputed(own)}),
@@ -533,15 +509,14 @@ def bound_tokens_per_s(runs: pd.DataFrame) -> float:
     return float(runs["sampled_tokens"].sum() / seconds.sum())
 
 
-def _beside_elastic(study: Study, budget: float, setting: str) -> Interval:
+def _beside_elastic(study: Study, budget: float, setting: str) -> dict[str, float]:
     """A setting's tokens a second with the interval of its ratio to the elastic policy alone."""
     elastic = settings.setting_of(budget, settings.ELASTIC, None, NONE)
     rate = speed_of(study, setting)
     if not study.has(elastic):
-        return Interval(rate, float("nan"), float("nan"), 0)
+        return {"value": rate, "low": float("nan"), "high": float("nan")}
     ratio = speed_up(study, elastic, setting)
-    base = rate / ratio.estimate
-    return replace(ratio, estimate=rate, low=base * ratio.low, high=base * ratio.high)
+    return {name: value * rate / ratio.estimate for name, value in ratio.cells.items()}
 
 
 def _memory_rows(study: Study, done: Sequence[str]) -> Iterator[pd.DataFrame]:

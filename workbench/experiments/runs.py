@@ -162,11 +162,13 @@ class RunStore:
         found = sorted(self.root.glob(f"[!.]*-{fingerprint}"))
         return found[0] if found else None
 
-    def holds(self, fingerprint: str, retry_failed: bool = False) -> bool:
-        """Whether a run needs no repetition: finished, infeasible, or failed and not retried."""
+    def held(self, fingerprint: str, retry_failed: bool = False) -> str | None:
+        """The status of a run that needs no repetition: finished, infeasible, or failed and not
+        retried; None of any other.
+        """
         folder = self.find(fingerprint)
         status = None if folder is None else status_of(folder)
-        return status in (FINISHED, INFEASIBLE) or (status == FAILED and not retry_failed)
+        return None if status == "unreadable" or (status == FAILED and retry_failed) else status
 
     def write(self, spec: RunSpec, identity: Identity, outcome: Outcome) -> Path:
         """Store a run atomically, whatever became of it; returns its folder.

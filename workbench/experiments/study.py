@@ -7,6 +7,7 @@ read. Interrupted at any moment a study resumes. A run that fails becomes a row 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
@@ -37,6 +38,7 @@ from workbench.experiments.runs import FINISHED, RunStore, load_runs
 from workbench.experiments.settings import MEASURE, NONE, TIGHT, TIMED, Identity, Plan, RunSpec
 from workbench.experiments.statistics import Noise, Tables, noise_of, sentinel_drift
 from workbench.replay.devices import Device, load_device
+from workbench.search.rounds import Progress
 
 Folder = str | Path | None
 TO_RUN = "to run"
@@ -166,13 +168,19 @@ def run_study(
     prints = [spec.fingerprint(known(spec)) for spec in specs]
     if compute:
         store.clear_leftovers()
-        todo = [s for s, p in zip(specs, prints) if not store.holds(p, retry_failed)]
-        bar = tqdm(total=len(todo), desc="runs", unit="run", disable=not progress or not todo)
-        with bar:
+        todo = [s for s, p in zip(specs, prints) if not store.held(p, retry_failed)]
+        answered = Counter[RunSpec]()
+        total, silent = sum(s.config.num_problems for s in todo), not progress or not todo
+        with tqdm(total=total, desc=f"{len(todo)} runs", unit="problem", disable=silent) as bar:
             for spec, outcome in _outcomes(todo, execute or carry_out.Searches()):
-                store.write(spec, known(spec), outcome)
-                bar.set_postfix_str(spec.name)
-                bar.update()
+                if isinstance(outcome, Progress):
+                    now = outcome.answered
+                else:
+                    now = spec.config.num_problems
+                    store.write(spec, known(spec), outcome)
+                    bar.set_postfix_str(spec.name)
+                bar.update(now - answered[spec])
+                answered[spec] = now
     found = [store.find(fingerprint) for fingerprint in prints]
     return Study(
         config,
@@ -195,7 +203,7 @@ def _identities(
 
 def _outcomes(
     todo: Sequence[RunSpec], execute: carry_out.Execute
-) -> Iterator[tuple[RunSpec, stored.Outcome]]:
+) -> Iterator[tuple[RunSpec, stored.Outcome | Progress]]:
     """What becomes of every run, group by group; first those that cannot fit."""
     groups: dict[Any, list[RunSpec]] = {}
     for spec in todo:
@@ -237,10 +245,9 @@ def run_policies(
     """Policies and techniques at budgets in multiples of the working set, which is measured first,
     with memory uncapped. RunStoreError where no such search finishes.
     """
-    first = settings.reference_runs(config, plan)
-    need = working_set_of(run_study(config, first, runs_dir, plan=plan, **options).all_runs)
-    runs = [*first, *settings.policy_runs(config, plan, need)]
-    return run_study(config, runs, runs_dir, plan=plan, **options)
+    run_study(config, settings.reference_runs(config, plan), runs_dir, plan=plan, **options)
+    specs = policies_planned(config, plan, runs_dir)
+    return run_study(config, specs, runs_dir, plan=plan, **options)
 
 
 def working_set_of(runs: pd.DataFrame) -> settings.WorkingSet:
@@ -310,15 +317,11 @@ def preview(
     store = RunStore(Path(runs_dir) if runs_dir is not None else runs_folder())
     specs = settings.split_runs(config) if specs is None else specs
     known, seconds = _identities(specs, None), seconds_per_problem(config, store)
-    each = seconds or settings.SECONDS_PER_PROBLEM.get(config.profile, 1.5)
+    each = seconds or settings.SECONDS_PER_PROBLEM.get(config.problems, 1.5)
     rows = []
     for spec in specs:
-        fits, folder = feasibility(spec), store.find(spec.fingerprint(known(spec)))
-        status = TO_RUN if folder is None else stored.status_of(folder)
-        if status == "unreadable" or (status == stored.FAILED and retry_failed):
-            status = TO_RUN
-        elif not fits.fits:
-            status = stored.INFEASIBLE
+        fits, status = feasibility(spec), store.held(spec.fingerprint(known(spec)), retry_failed)
+        status = status or (TO_RUN if fits.fits else stored.INFEASIBLE)
         cost = PROBLEMS_PER_CELL.get(spec.role) or settings.COST.get(spec.setting, 1.0)
         seconds_left = each * cost * spec.config.num_problems * (status == TO_RUN)
         row = {"name": spec.name, "role": spec.role, "llm_share": spec.llm_share}

@@ -172,6 +172,12 @@ class Search:
         """How far it is after its last round; seconds are its own."""
         return self._rounds.progress
 
+    def play(self) -> SearchResult:
+        """Play every round that is left; the result."""
+        while self.round():
+            pass
+        return self.result()
+
     def result(self) -> SearchResult:
         """Answers, tree and measurements. Raises ConfigError while problems are not answered."""
         rounds = self._rounds
@@ -227,9 +233,7 @@ def run_search(
         on_round=on_round,
         **settings,
     )
-    while search.round():
-        pass
-    return search.result()
+    return search.play()
 
 
 def chat_prompt(problem: Problem, llm: TokenEngine, system_prompt: str | None = None) -> list[int]:
