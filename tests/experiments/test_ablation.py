@@ -95,7 +95,9 @@ def test_sampling_to_the_end_is_paired_at_every_limit(study):
 
 
 def test_nodes_are_compared_token_by_token(study, tmp_path):
-    """One changed token of one setting is found twice: against the one before and after."""
+    """A changed token and a changed score are each found twice: against the setting before and
+    the one after.
+    """
 
     def changed(spec):
         found = fake_run(spec)
@@ -103,10 +105,11 @@ def test_nodes_are_compared_token_by_token(study, tmp_path):
             return found
         nodes = found.tables["nodes"].copy()
         nodes.at[nodes.index[0], "token_ids"] = [1, 2]
+        nodes.loc[nodes.index[1], "score"] = 7.0
         return RunResult(found.measured, dict(found.tables) | {"nodes": nodes})
 
     other = run_ablation(CONFIG, PLAN, tmp_path, execute=one_by_one(changed), progress=False)
-    for one, expected in ((study, 0), (other, 2)):
+    for one, expected in ((study, 0), (other, 4)):
         pairs = [pair for pair in views.steps_up(one) if pair[1] != LAST_TWO[1]]
         found = views.differing_nodes(one, pairs)
         assert sum(differ for differ, _ in found.values()) == expected

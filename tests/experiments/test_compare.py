@@ -64,9 +64,6 @@ def test_the_first_node_that_differs_is_named(pair):
     assert (first.problem_id, first.node_id, first.what) == ("p2", "1", "tokens")
     assert first.b == [1, 2, 999]
     assert "problem p2, seed 0, node 1: tokens differ, a has [" in found._repr_html_()
-
-
-def test_a_score_or_a_missing_node_counts_as_a_difference(pair):
     edit(pair[1], "nodes", lambda nodes: nodes.assign(score=[0.123, *nodes["score"][1:]]))
     assert compare(*pair).first_difference.what == "score"
     edit(pair[1], "nodes", lambda nodes: nodes.drop(index=0))

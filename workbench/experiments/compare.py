@@ -21,11 +21,11 @@ from workbench.experiments.settings import COUNTED, TIMED
 from workbench.experiments.statistics import bootstrap
 
 PAIRED = {
-    "accuracy": ("correct", None),
-    **{name: (name, None) for name in ("tokens", "iterations", "seconds")},
+    "accuracy": ("correct", "one"),
+    **{name: (name, "one") for name in ("tokens", "iterations", "seconds")},
     "tokens_per_s": ("tokens", "wall_part_s"),
 }
-"""What is compared: the mean of a column of `problems`, or a column over another."""
+"""What is compared: a column of `problems` over another, or over one a problem: its mean."""
 PLACES = ("machine", "versions", "git_commit")
 
 
@@ -133,21 +133,21 @@ def _parameters(runs: pd.DataFrame) -> pd.Series:
 
 
 def _differences(problems: pd.DataFrame) -> pd.DataFrame:
-    rows = []
-    for metric, (top, bottom) in PAIRED.items():
-        names = [f"{column}_{side}" for side in "ab" for column in (top, bottom) if column]
+    def difference(a_top: Any, a_bottom: Any, b_top: Any, b_bottom: Any) -> Any:
+        return b_top / b_bottom - a_top / a_bottom
+
+    rows, problems = [], problems.assign(one_a=1.0, one_b=1.0)
+    for metric, columns in PAIRED.items():
+        names = [f"{column}_{side}" for side in "ab" for column in columns]
         known = problems[["problem_id", *names]].dropna()
         if known.empty:
             continue
-        columns: list[Any] = [known[name].astype(float) for name in names]
-        if bottom is None:
-            columns = [each for top in columns for each in (top, np.ones_like(top))]
-        found = bootstrap(
-            columns, list(known["problem_id"]), lambda a0, a1, b0, b1: b0 / b1 - a0 / a1
-        )
-        a, b = (float(columns[k].sum() / columns[k + 1].sum()) for k in (0, 2))
-        row = {"metric": metric, "a": a, "b": b, "difference": found.estimate}
-        rows.append(row | {"low": found.low, "high": found.high, "pairs": len(known)})
+        sides = known[names].astype(float)
+        found = bootstrap([sides[n] for n in names], list(known["problem_id"]), difference)
+        a_top, a_bottom, b_top, b_bottom = sides.sum()
+        row = {"metric": metric, "a": a_top / a_bottom, "b": b_top / b_bottom}
+        row |= {"difference": found.estimate, "low": found.low, "high": found.high}
+        rows.append(row | {"pairs": len(known)})
     return pd.DataFrame(rows)
 
 

@@ -22,7 +22,7 @@ import plotly.graph_objects as go
 
 from workbench.errors import ConfigError, NotebookError, nearest
 from workbench.experiments.claims import Claim
-from workbench.experiments.export import drawing, share_plotly_js, write_together
+from workbench.experiments.export import document, drawing, share_plotly_js, write_together
 from workbench.experiments.provenance import project_root
 
 INJECTED = "# Parameters"  # the first line of the cell papermill inserts
@@ -200,11 +200,7 @@ def write_report(
         f"<td>{html.escape(claim.rung)}</td></tr>"
         for claim in claims
     )
-    content = f"""<!DOCTYPE html>
-<html lang="en">
-<head><meta charset="utf-8"><title>The memory study</title><style>{STYLE}</style></head>
-<body>
-<h1>How should two models that search together share one memory?</h1>
+    content = f"""<h1>How should two models that search together share one memory?</h1>
 <p>{measured}</p>
 <h2>Claims</h2>
 <table>
@@ -215,11 +211,9 @@ def write_report(
 <ul>
 {links}
 </ul>
-<p>Written {written}.</p>
-</body>
-</html>
-"""
-    write_together(reports, {"index.html": content.encode()})
+<p>Written {written}.</p>"""
+    index = document("The memory study", f"<style>{STYLE}</style>", content)
+    write_together(reports, {"index.html": index.encode()})
     return reports / "index.html"
 
 

@@ -204,7 +204,8 @@ def lost_time_rows(sweep: Tables, costs: Mapping[str, Cost] | None = None) -> pd
     )
     inside = [_engine_uses(steps[steps["engine"] == e], e, costs[e]) for e in ENGINES]
     uses = pd.concat([*inside, outside], ignore_index=True)
-    both = pd.concat([steps, spans])  # first start to last end of each run
+    columns = ["run_id", "llm_share", "start_s", "duration_s"]
+    both = pd.concat([steps[columns], spans[columns]])  # first start to last end of each run
     by_run = both.assign(end=both["start_s"] + both["duration_s"]).groupby(["llm_share", "run_id"])
     walls = by_run["end"].max() - by_run["start_s"].min()
     seconds = uses.groupby(["llm_share", "lane", "part"])["seconds"].sum().reset_index()

@@ -208,17 +208,14 @@ class RunStore:
             shutil.rmtree(temporary)
         _flush(self.root)
 
-    def clear_leftovers(self) -> list[Path]:
-        """Remove temporary folders of this host's dead processes; returns what was removed."""
-        removed = []
+    def clear_leftovers(self) -> None:
+        """Remove temporary folders of this host's dead processes."""
         for folder in self.root.glob(f"{TEMPORARY}{_host()}+*"):
             with suppress(PermissionError, ValueError):  # another user's, or not ours
                 try:
                     os.kill(int(folder.name.split("+")[1]), 0)
                 except ProcessLookupError:
                     shutil.rmtree(folder, ignore_errors=True)
-                    removed.append(folder)
-        return removed
 
     def folders(self) -> list[Path]:
         """Every run folder, by name; an empty list where nothing was stored yet."""

@@ -56,11 +56,9 @@ class Interval:
         return f"{self.estimate:.4g} [{self.low:.4g}, {self.high:.4g}]"
 
 
-def bootstrap_mean(
-    values: ArrayLike, units: Sequence[object], *, draws: int = DRAWS, seed: int = 0
-) -> Interval:
+def bootstrap_mean(values: ArrayLike, units: Sequence[object]) -> Interval:
     """Interval of the mean of `values` [N]; `units` [N] says which problem each belongs to."""
-    return bootstrap((values, np.ones(len(units))), units, np.divide, draws, seed)
+    return bootstrap((values, np.ones(len(units))), units, np.divide)
 
 
 def bootstrap_ratio(top: ArrayLike, bottom: ArrayLike, units: Sequence[object]) -> Interval:
@@ -171,10 +169,8 @@ def noise_of(runs: pd.DataFrame) -> Noise:
         return Noise()
     done = runs[(runs["status"] == "finished") & ~runs["role"].isin(OTHER_MINUTES)]
     logs = pd.Series(np.log(done["wall_s"].to_numpy(float)), index=done.index)
-    groups = logs.groupby([work for _, work in _work(done).items()]).agg(
-        ["count", "var", "min", "max"]
-    )
-    groups = groups[groups["count"] > 1]
+    alike = logs.groupby([work for _, work in _work(done).items()])
+    groups = alike.agg(["count", "var", "min", "max"]).query("count > 1")
     drift = sentinel_drift(runs)["relative"].to_numpy(float) - 1
     reach = (float(drift.min()), float(drift.max())) if len(drift) else (0.0, 0.0)
     if groups.empty:
