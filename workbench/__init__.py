@@ -29,7 +29,7 @@ _EXPORTS = {
     "run_search": "workbench.search.search",
     "load_problems": "workbench.search.problems",
     "load_runs": "workbench.experiments.runs",
-    "compare": "workbench.experiments.compare",
+    "compare": "workbench.experiments.runs",
 }
 
 __all__ = ["__version__", *_EXPORTS]

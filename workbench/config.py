@@ -98,12 +98,12 @@ def check(settings: Any) -> None:
             raise refused(kind, name, given, ", ".join(allowed), nearest(value, allowed))
 
 
-def require_known(given: Iterable[str], known: list[str], what: str) -> None:
+def require_known(given: Iterable[str], known: list[str], what: str, noun: str = "setting") -> None:
     """ConfigError for the first of the given names that is unknown, with the nearest one."""
     for name in given:
         if name not in known:
             raise ConfigError(
-                f"{what} has no setting {name!r}.{nearest(name, known)} Known: {', '.join(known)}."
+                f"{what} has no {noun} {name!r}.{nearest(name, known)} Known: {', '.join(known)}."
             )
 
 

@@ -3,7 +3,6 @@
 import pandas as pd
 import pytest
 
-from workbench.experiments.compare import compare
 from workbench.experiments.execute import (
     COUNTS,
     NOTHING_WAS_RUN,
@@ -16,7 +15,7 @@ from workbench.experiments.execute import (
     replayed_config,
 )
 from workbench.experiments.memory import starting_share
-from workbench.experiments.runs import load_runs
+from workbench.experiments.runs import compare, load_runs
 from workbench.experiments.settings import (
     CONTINUOUS,
     COUNTED,

@@ -14,7 +14,6 @@ from workbench.experiments.export import (
     print_version,
     replot,
     save_figure,
-    stable,
     tex_escaped,
 )
 from workbench.plots import FIGURES, memory_split
@@ -129,7 +128,7 @@ def test_captions_compile():
 def test_a_browser_starts_beside_what_comes_first_and_draws_both_images_at_once():
     browser = Browser()
     assert "problem" not in vars(browser), "making it waits for nothing"
-    svg, pdf = browser.images(stable(drawn()))
+    svg, pdf = browser.images(drawn())
     browser.close()
     assert svg.startswith(b"<svg")
     assert pdf.startswith(b"%PDF")

@@ -7,9 +7,6 @@ from workbench import plots
 from workbench.experiments import claims
 from workbench.experiments import rows as views
 from workbench.experiments.settings import sweep_config
-from workbench.replay.answers import Answers
-from workbench.replay.devices import PRESETS
-from workbench.replay.workload import thesis_search
 
 COSTS = {
     "llm": lambda tokens, context, logits: tokens * 100.0,
@@ -173,10 +170,10 @@ def test_what_is_taken_for_missing_values_is_what_the_profiles_set():
 
 def test_whole_searches_agree_where_the_order_fits_and_shares_are_marked():
     """Replayed at sizes of the curve, a search hits what the curve says, or nearly."""
-    answers, keys = Answers(thesis_search(12, n=16, max_depth=3)), ["engine", "num_blocks"]
-    sizes = views.size_rows(answers, PRESETS["h100"], shares={0.3: (300, 200)})
-    marked = sizes[sizes["kind"] == "share"].set_index("engine")["tokens"]
-    assert marked.to_dict() == {"llm": 300, "prm": 200}
+    sizes, keys = views.size_rows(FakeSweep(), "tiny-16-n4"), ["engine", "num_blocks"]
+    marked = sizes[(sizes["kind"] == "share") & (sizes["engine"] == "prm")]
+    room = {0.08: 236864, 0.3: 179200, 0.5: 126768}
+    assert marked.set_index("llm_share")["tokens"].to_dict() == room
     lru, whole = (sizes[sizes["kind"] == kind].set_index(keys) for kind in ("lru", "replay"))
     assert (lru["tokens"] == 16 * lru.index.get_level_values("num_blocks")).all()
     apart = (whole["hit_ratio"] - lru["hit_ratio"]).dropna().abs()

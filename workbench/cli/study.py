@@ -95,12 +95,10 @@ def figures_config(
 ) -> SweepConfig:
     """The sweep these notebooks draw; refuses a notebook or a parameter that does not exist."""
     from workbench.config import SweepConfig
-    from workbench.experiments.notebooks import known_parameters, notebook_files, refuse_unknown
+    from workbench.experiments.notebooks import known_together, notebook_files
     from workbench.experiments.settings import sweep_config
 
-    files = notebook_files(names or None)
-    known = {name: None for file in files for name in known_parameters(file)}
-    refuse_unknown(parameters, known, " and ".join(file.stem for file in files))
+    known_together(notebook_files(names or None), parameters)
     own = {field.name for field in fields(SweepConfig)} - {"profile"}
     given = {k: v for k, v in parameters.items() if k in own and v is not None}
     return sweep_config(profile, **given)
@@ -305,10 +303,10 @@ def compare(a: Run, b: Run, runs: Runs = None) -> None:
 
     Or between two folders of runs: b - a, with 95 % intervals.
     """
-    from workbench.experiments import compare as comparing
+    from workbench.experiments import runs as stored_runs
 
     console, store = terminal(), _store(runs)
-    found = comparing.compare(find_run(a, store), find_run(b, store))
+    found = stored_runs.compare(find_run(a, store), find_run(b, store))
     for warning in found.warnings:
         console.print(f"warning: {warning}", style="yellow")
     for frame in (found.parameters, found.differences):

@@ -97,11 +97,11 @@ def run(
         chosen = found[place]
     if not 0 < llm_share < 1:
         raise ConfigError(f"--llm-share is {llm_share:g}; allowed: a share in (0, 1).")
-    given = asdict(settings) | {"prm_format": prm_format}
-    config = SweepConfig.from_dict(given | key_values(more, "--set"))
+    own = asdict(settings) | {"prm_format": prm_format}
+    config = SweepConfig.from_dict(own | key_values(more, "--set"))
     spec = RunSpec(config, llm_share, seed)
     try:
-        engines = [Engine(**spec.engine(role).to_dict()) for role in ("llm", "prm")]
+        llm, prm = (Engine(**spec.engine(role).to_dict()) for role in ("llm", "prm"))
     except OutOfMemory as error:
         total, fit = format_size(parse_size(spec.config.total_memory)), ""
         if not spec.config.activations_in_total:  # activations are measured: no formula for shares
@@ -109,7 +109,7 @@ def run(
         raise OutOfMemory(
             f"llm_share {llm_share:g} of {total} is infeasible. {error}{fit}"
         ) from error
-    result = make_search([chosen], *engines, config, seed).play()
+    result = make_search([chosen], llm, prm, config, seed).play()
     _show_search(result, chosen, tree_depth)
 
 

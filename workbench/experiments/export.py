@@ -66,7 +66,9 @@ def save_figure(
     """
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
-    fixed = stable(fig)
+    fixed = go.Figure(fig)
+    for number, trace in enumerate(fixed.data):
+        trace.uid = f"trace{number}"  # plotly would draw names inside at random
     share_plotly_js(place)
     facts: Mapping[str, Any] = measured or {
         "versions": versions(),
@@ -260,14 +262,6 @@ def open_browser() -> Browser:
     browser = Browser()
     atexit.register(browser.close)
     return browser
-
-
-def stable(fig: go.Figure) -> go.Figure:
-    """A copy whose traces have fixed names inside; plotly would draw them at random."""
-    copy = go.Figure(fig)
-    for place, trace in enumerate(copy.data):
-        trace.uid = f"trace{place}"
-    return copy
 
 
 def print_version(fig: go.Figure) -> go.Figure:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workbench.config import EngineConfig, SweepConfig, format_size
+from workbench.config import EngineConfig, SweepConfig, format_size, parse_size
 from workbench.engine.engine import Engine
 from workbench.errors import ConfigError, OutOfMemory
 from workbench.experiments.execute import memory_parts
@@ -28,7 +28,7 @@ from workbench.experiments.memory import (
 )
 from workbench.experiments.runs import machine_columns
 from workbench.experiments.settings import RunSpec, thesis_pair
-from workbench.experiments.study import CARRIES_OVER, rung
+from workbench.experiments.study import provenance_here
 from workbench.models.registry import model_spec
 
 MEASURED, COMPUTED = "measured", "computed"
@@ -116,8 +116,8 @@ def study_memory(config: SweepConfig, beyond: Sequence[float] = ()) -> MemoryStu
     longest = []
     for usual in map(spec.engine, ENGINES):  # a dry pass over one request of the greatest length
         length = usual.max_model_len or model_spec(usual.model).max_model_len
-        room = {"memory": None, "num_blocks": -(-length // usual.block_size)}
-        one = replace(usual, **room, max_num_seqs=1, max_num_batched_tokens=length)
+        one = replace(usual, memory=None, num_blocks=-(-length // usual.block_size))
+        one = replace(one, max_num_seqs=1, max_num_batched_tokens=length)
         longest.append(int(_built(one)["activations_bytes"]))
     limits = tuple(rows[0][f"{model}_activations_bytes"] for model in ENGINES)
     measured = Pair(MEASURED, config, tuple(longest), limits)
@@ -200,16 +200,13 @@ def block_count_rows(study: MemoryStudy) -> pd.DataFrame:
 
 def memory_provenance(study: MemoryStudy) -> str:
     """What stands on both figures: what was built where, and what was computed."""
-    first, far = study.runs.iloc[0], study.computed.config
-    outside, size = (
-        "" if config.activations_in_total else ", activations outside it"
-        for config in (study.config, far)
-    )
-    return (
-        f"LLM {first['llm']}, PRM {first['prm']} ({rung(study.runs)}); total memory "
-        f"{format_size(int(first['total_memory']))}{outside}; both engines built at "
-        f"{len(study.runs)} shares; {first['machine']}.\n"
-        f"Computed: {far.llm.removeprefix('dummy:')}, {far.prm.removeprefix('dummy:')}, "
-        f"{far.dtype}, {format_size(RunSpec(far, 0.5, 0).total_bytes)}{size}, requests of up "
-        f"to {far.max_model_len:,} tokens.\n{CARRIES_OVER}"
-    )
+    sizes = []
+    for pair in study.pairs:
+        outside = "" if pair.config.activations_in_total else ", activations outside it"
+        sizes.append(format_size(parse_size(pair.config.total_memory)) + outside)
+    here, far = study.config, study.computed.config
+    what = f"total memory {sizes[0]}; both engines built at {len(study.runs)} shares"
+    names = ", ".join(name.removeprefix("dummy:") for name in (far.llm, far.prm))
+    requests = f"requests of up to {far.max_model_len:,} tokens"
+    computed = f"Computed: {names}, {far.dtype}, {sizes[1]}, {requests}."
+    return provenance_here(here.llm, here.prm, what, computed)

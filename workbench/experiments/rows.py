@@ -54,14 +54,14 @@ def rooms(sweep: Tables) -> pd.DataFrame:
     return sweep.runs[columns].drop_duplicates("llm_share").sort_values("llm_share")
 
 
-def with_rooms(parts: list[Row], sweep: Tables) -> pd.DataFrame:
+def with_rooms(parts: list[Row] | pd.DataFrame, sweep: Tables) -> pd.DataFrame:
     """Rows with llm_share as a table, with the columns of `rooms`."""
     return pd.DataFrame(parts).merge(rooms(sweep), on="llm_share", how="left")
 
 
 def memory_split_rows(sweep: Tables) -> pd.DataFrame:
     """Rows of plots.memory_split; same_work: the shares that do the same work as the peak's."""
-    rates = _rates_of(sweep)
+    rates = rates_of(sweep)
     parts = [
         {"llm_share": share, "metric": metric, **found.at(share).cells}
         for metric, found in rates.items()
@@ -75,12 +75,10 @@ def memory_split_rows(sweep: Tables) -> pd.DataFrame:
     return with_rooms(parts, sweep)
 
 
-def throughput(sweep: Tables) -> Rates:
-    """Generated tokens a second over the split, drawn with the sweep's noise."""
-    return _rates_of(sweep)["tokens_per_s"]
-
-
-def _rates_of(sweep: Tables) -> dict[str, Rates]:
+def rates_of(sweep: Tables) -> dict[str, Rates]:
+    """Rates over the split, drawn with the sweep's noise: generated tokens, problems, and the
+    tokens of each model by the seconds in which it works.
+    """
     rows, runs, noise = problem_seconds(sweep), sweep.runs, noise_of(sweep.all_runs)
     return {
         name: draw_rates(rows, runs, "llm_share", top, bottom, noise=noise)
@@ -211,7 +209,7 @@ def lost_time_rows(sweep: Tables, costs: Mapping[str, Cost] | None = None) -> pd
     seconds = uses.groupby(["llm_share", "lane", "part"])["seconds"].sum().reset_index()
     rows = seconds.join(walls.groupby("llm_share").mean().rename("wall_s"), on="llm_share")
     rows["seconds"] /= rows["llm_share"].map(walls.groupby("llm_share").size())
-    return rows.merge(rooms(sweep), on="llm_share", how="left")
+    return with_rooms(rows, sweep)
 
 
 def accounted(rows: pd.DataFrame) -> pd.Series:
@@ -343,8 +341,7 @@ def ablation_rows(study: Study) -> pd.DataFrame:
             add(key, side, _mean(own, f"correct_{side}"), limit)
     labels = {key: each.label for key, each in settings.MODIFICATIONS.items()}
     table = pd.DataFrame(rows)
-    table.insert(1, "label", table["rung"].map(labels))
-    return table
+    return table.assign(label=table["rung"].map(labels))
 
 
 def _mean(problems: pd.DataFrame, column: str) -> Interval:
@@ -437,6 +434,7 @@ def optimisation_rows(study: Study) -> pd.DataFrame:
     runs, problems = study.runs, study.table("problems")
     done = [s for s in study.measured_settings if study.has(s)]
     differing = differing_nodes(study, [(UNCAPPED_SETTING, setting) for setting in done])
+    again = [f"{e}_recomputed_tokens_{why}" for e in ENGINES for why in ("evicted", "preempted")]
     rows: list[Row] = []
     for setting in done:
         own, its = runs[runs["setting"] == setting], problems[problems["setting"] == setting]
@@ -446,7 +444,7 @@ def optimisation_rows(study: Study) -> pd.DataFrame:
             ("tokens_per_s", _beside_elastic(study, cells["budget"], setting)),
             ("accuracy", _mean(its, "correct").cells),
             ("same", {"value": 1 - differ / max(total, 1)}),
-            ("recomputed", {"value": recomputed(own)}),
+            ("recomputed", {"value": float(own[again].sum(axis=1).mean())}),
         ):
             rows.append(cells | {"metric": metric, **found})
     bad = study.all_runs[study.all_runs["status"] == INFEASIBLE].drop_duplicates("setting")
@@ -467,12 +465,6 @@ def speed_up(
     pair = runs[runs["setting"].isin([before, after])]
     rows = study.table("problems", runs=pair).assign(sixty=60.0)
     return draw_rates(rows, pair, "setting", top, noise=study.noise).ratio(before, after)
-
-
-def recomputed(runs: pd.DataFrame) -> float:
-    """Tokens a run computes again for want of memory, both models together; mean over seeds."""
-    columns = [f"{e}_recomputed_tokens_{why}" for e in ENGINES for why in ("evicted", "preempted")]
-    return float(runs[columns].sum(axis=1).mean())
 
 
 def speed_of(study: Study, setting: str) -> float:
@@ -586,34 +578,36 @@ def rung_rows(*sweeps: Tables) -> pd.DataFrame:
 # -- the size of a cache: one recorded order of calls at every size, whole searches at some --
 
 SIZES, OPTIMA = 40, 8
-REPLAYS = (0.6, 0.8, 1.0, 1.3, 2.0)
+REPLAYS: Sequence[float] = (0.6, 0.8, 1.0, 1.3, 2.0)
 """Sizes at which whole searches are replayed, over the order's own peak of active blocks."""
 FEW_REPLAYS = (0.75,)  # of a search of true size
 
 
-def size_rows(
-    answers: Answers,
-    device: Device,
-    *,
-    changes: Changes | None = None,
-    replays: Sequence[float] = REPLAYS,
-    shares: Mapping[float, tuple[int, int]] | None = None,
-) -> pd.DataFrame:
-    """Rows of plots.miss_ratio: LRU and Belady's optimum from the order, replays beside them.
+def size_rows(sweep: Study, recording: str | None = None, device: str = DEVICE) -> pd.DataFrame:
+    """Rows of plots.miss_ratio, of a recording of the package, or else of the replayed rung's own
+    search: LRU and Belady's optimum from the order, whole replays beside them.
 
-    changes: of the replay that makes the order. replays: sizes of each cache, over the order's
-    peak, at which the whole search is replayed. shares: KV tokens of (LLM, PRM) that are marked.
+    The replayed rung's order is that at a share of about 0.3. The ends and the middle of the
+    sweep's axis are marked.
     """
-    rows: list[Row] = []
-    for place, calls in enumerate(search_calls(answers, device, changes)):
-        engine, peak = ENGINES[place], int(miss_ratio(calls, [1]).iloc[0]["peak_active"])
+    found, replays = load_device(device), REPLAYS
+    changes: Changes = {}
+    if recording is not None:
+        answers = Answers(load_recording(recording))
+    else:
+        answers, replays = thesis_answers(sweep.config, sweep.config.seeds[0]), FEW_REPLAYS
+        changes = {"min_problem_batch": sweep.config.min_problem_batch}
+    room, rows = rooms(sweep), list[Row]()
+    marked = room.iloc[[0, len(room) // 2, -1]].to_dict("records")
+    for engine, calls in zip(ENGINES, search_calls(answers, found, changes), strict=True):
+        peak = int(miss_ratio(calls, [1]).iloc[0]["peak_active"])
         sizes = [round(peak * each) for each in replays]
-        mine = [*_curves(calls, peak), *_replayed(answers, device, changes or {}, engine, sizes)]
+        mine = [*_curves(calls, peak), *_replayed(answers, found, changes, engine, sizes)]
         for row in mine:
             rows.append(row | {"engine": engine, "tokens": calls.block_size * row["num_blocks"]})
-        for share, tokens in (shares or {}).items():
-            row = {"kind": "share", "llm_share": share}
-            rows.append(row | {"engine": engine, "tokens": tokens[place]})
+        for at in marked:
+            row = {"kind": "share", "llm_share": at["llm_share"], "engine": engine}
+            rows.append(row | {"tokens": int(at[f"{engine}_kv_tokens"])})
     columns = ["engine", "kind", "num_blocks", "tokens", "fits", "hit_ratio", "thrashed_per_1000"]
     return pd.DataFrame(rows).reindex(columns=[*columns, "llm_share"])
 
@@ -652,20 +646,6 @@ def _replayed(
         hits = steps["hit_tokens"].sum() / max(int(steps["query_tokens"].sum()), 1)
         row = {"kind": "replay", "num_blocks": num_blocks, "fits": True, "hit_ratio": hits}
         yield row | {"thrashed_per_1000": 1000 * steps["thrashed"].sum() / look_ups}
-
-
-def size_tables(sweep: Study, recording: str | None = None, device: str = DEVICE) -> pd.DataFrame:
-    """Rows of a recording of the package, or else of the replayed rung's own search, in the order
-    it has at a share of about 0.3. The ends and the middle of the sweep's axis are marked.
-    """
-    found, table = load_device(device), rooms(sweep).to_numpy()
-    shares = {s: (int(llm), int(prm)) for s, llm, prm in table[[0, len(table) // 2, -1]]}
-    if recording is not None:
-        return size_rows(Answers(load_recording(recording)), found, shares=shares)
-    config = sweep.config
-    changes = {"min_problem_batch": config.min_problem_batch}
-    answers = thesis_answers(config, config.seeds[0])
-    return size_rows(answers, found, changes=changes, replays=FEW_REPLAYS, shares=shares)
 
 
 def provenance_recorded(recording: str) -> str:

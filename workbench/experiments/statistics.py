@@ -40,12 +40,11 @@ class Tables(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate and its 95 % interval; `units` problems stand behind it."""
+    """An estimate and its 95 % interval."""
 
     estimate: float
     low: float
     high: float
-    units: int
 
     @property
     def cells(self) -> dict[str, float]:
@@ -67,11 +66,7 @@ def bootstrap_ratio(top: ArrayLike, bottom: ArrayLike, units: Sequence[object]) 
 
 
 def bootstrap(
-    columns: Sequence[ArrayLike],
-    units: Sequence[object],
-    statistic: Callable[..., Any],
-    draws: int = DRAWS,
-    seed: int = 0,
+    columns: Sequence[ArrayLike], units: Sequence[object], statistic: Callable[..., Any]
 ) -> Interval:
     """Interval of a statistic of the columns' [N] sums, problems drawn anew.
 
@@ -88,12 +83,16 @@ def bootstrap(
     with np.errstate(invalid="ignore", divide="ignore"):
         estimate = float(statistic(*(column.sum() for column in sums)))
         if count == 1:
-            return Interval(estimate, -np.inf, np.inf, 1)
-        generator = np.random.default_rng(seed)
-        weights = generator.multinomial(count, np.full(count, 1 / count), size=draws).astype(float)
+            return Interval(estimate, -np.inf, np.inf)
+        weights = _drawn_anew(np.random.default_rng(0), count).astype(float)
         drawn = statistic(*(weights @ column for column in sums))
     low, high = np.nanquantile(drawn, TAILS) if np.isfinite(drawn).any() else (np.nan, np.nan)
-    return Interval(estimate, float(low), float(high), count)
+    return Interval(estimate, float(low), float(high))
+
+
+def _drawn_anew(generator: np.random.Generator, count: int) -> NDArray[np.int64]:
+    """How often each of so many is drawn, with replacement: [DRAWS, count]."""
+    return generator.multinomial(count, np.full(count, 1 / count), size=DRAWS)
 
 
 def median_interval(values: Sequence[float]) -> Interval:
@@ -104,7 +103,7 @@ def median_interval(values: Sequence[float]) -> Interval:
     tail = np.cumsum([comb(count, below) / 2**count for below in range(count)])
     rank = int(np.searchsorted(tail, TAILS[0], "right"))  # values below the interval, + 1
     low, high = (ordered[rank - 1], ordered[-rank]) if rank else (-np.inf, np.inf)
-    return Interval(median(ordered), low, high, count)
+    return Interval(median(ordered), low, high)
 
 
 def upper_bound_of_none(trials: int) -> float:
@@ -246,7 +245,7 @@ class Rates:
             drawn = np.array([self.plateau(s) for s in shares])[np.argmax(self.pooled_drawn, 1)]
             pairs = zip(drawn.T, TAILS)
             ends = np.array([np.quantile(end, tail, method="nearest") for end, tail in pairs])
-        return Interval(estimate, float(ends[0]), float(ends[1]), self.problems)
+        return Interval(estimate, float(ends[0]), float(ends[1]))
 
     def plateau(self, share: float) -> tuple[float, float]:
         """The lowest and the highest share whose runs did the same work as those of `share`."""
@@ -282,7 +281,7 @@ class Rates:
         spent = seconds[:, 1] * uses[1] - seconds[:, 0] * uses[0]
         slower = more > 0
         if not self._is_certain or slower.mean() < LEVEL:
-            return Interval(float("nan"), -np.inf, np.inf, self.problems)
+            return Interval(float("nan"), -np.inf, np.inf)
         parts = spent[slower] / more[slower]
         return self._interval(float(np.median(parts)), parts)
 
@@ -299,7 +298,7 @@ class Rates:
         low, high = (-np.inf, np.inf)
         if known and self.problems > 1:
             low, high = np.quantile(drawn, TAILS)
-        return Interval(estimate, float(low), float(high), self.problems)
+        return Interval(estimate, float(low), float(high))
 
 
 def draw_rates(
@@ -329,19 +328,15 @@ def draw_rates(
     index = wide.index.to_frame(index=False)
     generator = np.random.default_rng(0)
 
-    def anew(count: int) -> NDArray[np.int64]:
-        """How often each of so many is drawn, with replacement: [DRAWS, count]."""
-        return generator.multinomial(count, np.full(count, 1 / count), size=DRAWS)
-
     problems = above.shape[1]
-    each = anew(problems).T
+    each = _drawn_anew(generator, problems).T
     # Seeds are drawn too, once for all settings; each setting has draws of its own where nothing
     # tells the noise, so that one slow run is not taken for the setting's doing.
     weights = np.zeros((DRAWS, len(index)))
     paired = noise.is_known and len(index) == len(seeds) * index[by].nunique()
-    drawn = anew(len(seeds))
+    drawn = _drawn_anew(generator, len(seeds))
     for _, its in index.groupby(by):
-        its_own = anew(len(its))
+        its_own = _drawn_anew(generator, len(its))
         weights[:, its.index] = drawn if paired else its_own
     weighed = weights * (above @ each).T
     spent = weights * (below @ each).T * noise.factors(generator, weights.shape)

@@ -387,10 +387,10 @@ def provenance_of(study: Tables, seed: int | None = None) -> str:
     return provenance(study.runs, seed, note)
 
 
-def provenance_here(llm: str, prm: str, what: str) -> str:
+def provenance_here(llm: str, prm: str, what: str, *notes: str) -> str:
     """Of what this process measures itself: `what` it was, with the models' names."""
-    machine = describe(machine_facts())
-    return f"LLM {llm}, PRM {prm} ({rung_of(llm)}); {what}; {machine}.\n{CARRIES_OVER}"
+    measured = f"LLM {llm}, PRM {prm} ({rung_of(llm)}); {what}; {describe(machine_facts())}."
+    return "\n".join([measured, *notes, CARRIES_OVER])
 
 
 def provenance_replayed(study: Study) -> str:
