@@ -175,22 +175,19 @@ def make_arena(spec: RunSpec) -> KVArena:
     """The memory of both models. OutOfMemory where a floor cannot be met."""
     shapes = []
     for role in ENGINES:
-        names = ("block_size", "max_model_len", "dtype", "device")
-        config = spec.engine(role)
-        given = {name: getattr(config, name) for name in names}
-        shapes.append(block_shape(config.model, name=role, **given))
+        own, names = spec.engine(role), ("block_size", "max_model_len", "dtype", "device")
+        given = {name: getattr(own, name) for name in names}
+        shapes.append(block_shape(own.model, name=role, **given))
     policy = settings.POLICIES[spec.get("policy")]()
     return KVArena(spec.get("kv_bytes"), shapes, policy, spec.get("kv_share"))
 
 
 def make_strategy(config: StrategyConfig) -> Strategy:
-    """The strategy a configuration names."""
-    aggregation = config.aggregation or "last"
+    """The strategy a configuration names; the search sets its aggregation."""
     if config.strategy == "best_of_n":
-        return BestOfN(n=config.n, aggregation=aggregation)
+        return BestOfN(n=config.n)
     names = ("n", "beam_width", "max_depth", "finish_at_limit")
-    sizes = {name: getattr(config, name) for name in names}
-    return BeamSearch(**sizes, aggregation=aggregation)
+    return BeamSearch(**{name: getattr(config, name) for name in names})
 
 
 def make_search(
@@ -204,8 +201,8 @@ def make_search(
     """A search with the settings, the strategy and the PRM's format of `config`."""
     own = {each.name: getattr(config, each.name) for each in fields(SearchConfig)}
     scorer = PRM(prm, own.pop("prm_format"))
-    given: dict[str, Any] = {"llm": llm, "prm": scorer, "strategy": make_strategy(config)}
-    return Search(problems, **given, seed=seed, record=record, **own)
+    own |= {"strategy": make_strategy(config), "seed": seed, "record": record}
+    return Search(problems, llm=llm, prm=scorer, **own)
 
 
 def with_wall_part(problems: pd.DataFrame, throughput: Throughput) -> pd.DataFrame:

@@ -66,18 +66,14 @@ SECONDS_PER_PROBLEM = {"tiny": 1.5, "math500": 60.0}
 
 
 def sweep_config(profile: str = "default", **overrides: Any) -> SweepConfig:
-    """The sweep of a profile with settings overridden (None: the profile's own; lists too)."""
+    """The sweep of a profile with settings overridden (None: the profile's own)."""
     own = _of_profile(PROFILES, profile)
     return SweepConfig.from_dict(own | {"profile": profile} | overridden(overrides))
 
 
 def overridden(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The overrides that are not None, as notebooks give them; lists become tuples."""
-    return {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in overrides.items()
-        if value is not None
-    }
+    """The overrides that are not None, as notebooks give them."""
+    return {name: value for name, value in overrides.items() if value is not None}
 
 
 def _of_profile(table: Mapping[str, Any], profile: str) -> Any:
@@ -359,7 +355,7 @@ def batch_runs(config: SweepConfig, plan: BatchPlan) -> list[RunSpec]:
     Continuous batching takes the whole grid; static batches, and continuous ones as little cached
     as they, the study's own step; blocks are counted there for every block size.
     """
-    few = replace(config, num_problems=plan.batch_problems, warmup_problems=0, sentinel_every=0)
+    few = replace(config, num_problems=plan.batch_problems)
     usual, size = config.max_num_batched_tokens, config.block_size
 
     def cells(role: str, kind: str, limits: Iterable[tuple[int, int, int]]) -> list[RunSpec]:
@@ -427,9 +423,8 @@ COST = {"two_runtimes": 8.0, "one_runtime": 5.0, BESIDE: 2.0}
 
 def ablation_runs(config: SweepConfig, plan: AblationPlan) -> list[RunSpec]:
     """All settings seed by seed, LAST_TWO at lower depth limits, BATCHED over a longer queue."""
-    sizes: dict[str, Any]
-    sizes = {"num_problems": plan.num_problems, "min_problem_batch": plan.in_flight}
-    own, share = replace(config, sentinel_every=0, **sizes), plan.ablation_share
+    own = replace(config, num_problems=plan.num_problems, min_problem_batch=plan.in_flight)
+    share = plan.ablation_share
     room = feasibility(RunSpec(own, share, config.seeds[0]))
     most = min(config.max_num_seqs, max(1, room.blocks("llm") // room.llm.blocks))
     padded = 1 << (most.bit_length() - 1)  # members, a power of two: every batch surely fits
@@ -561,7 +556,6 @@ def _policy_run(
     """
     own = {"kv_bytes": parse_size(UNCAPPED)} | own
     own |= {"num_problems": plan.num_problems, "min_problem_batch": plan.policies_in_flight}
-    own |= {"seeds": config.seeds[: plan.num_seeds], "sentinel_every": 0}
     fixed, kv_bytes = shares_of(config, total="1TiB"), own["kv_bytes"]
     share = kv_share if kv_share is not None else starting_share(config, kv_bytes)
     total = kv_bytes + fixed.llm.fixed + fixed.prm.fixed
