@@ -221,7 +221,7 @@ def test_runs_are_found_again_and_not_mixed_up(replayed, folder) -> None:
     """The same question finds the stored runs; another device is another run."""
     again = run_replayed(replayed_config("quick", **FEW), folder)
     assert again.folders == replayed.folders
-    other = run_replayed(replayed_config("quick", **FEW), folder, PRESETS["h100"])
+    other = run_replayed(replayed_config("quick", **FEW), folder, "h100")
     assert not set(other.folders) & set(replayed.folders)
     assert len(load_runs(folder)) == 4
     assert other.runs["wall_s"].max() < replayed.runs["wall_s"].min()

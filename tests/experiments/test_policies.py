@@ -34,7 +34,6 @@ def test_uncapped_runs_come_first_and_tell_the_working_set(study):
     need = working_set_of(study.all_runs)
     assert (need.llm, need.prm, need.longest) == (PEAK["llm"], PEAK["prm"], 600)
     assert need.total == sum(PEAK.values())
-    assert need.at_once == PEAK["prm"], "the models take turns"
 
 
 def test_the_best_static_share_and_what_a_policy_gains_over_it(study):

@@ -71,8 +71,8 @@ def identify(config: SweepConfig) -> Identity:
 
 def sweep_problems(config: SweepConfig) -> list[Problem]:
     """The problems that every run of the sweep searches, in the same order."""
-    levels = config.levels or None
-    return load_problems(config.problems, config.num_problems, levels, config.problem_seed)
+    picked = config.num_problems, config.levels or None, config.problem_seed
+    return load_problems(config.problems, *picked)
 
 
 def model_fingerprint(model: str) -> str:
@@ -454,34 +454,23 @@ PAIRED = {
 
 
 @dataclass(frozen=True, slots=True)
-class NodeDifference:
-    """The first node whose tokens or score differ; a side that has no such node shows None."""
-
-    problem_id: str
-    seed: int
-    node_id: str
-    what: str  # "tokens" | "score" | "missing"
-    a: Any
-    b: Any
-
-    def __str__(self) -> str:
-        where = f"problem {self.problem_id}, seed {self.seed}, node {self.node_id}"
-        return f"{where}: {self.what} differ, a has {self.a}, b has {self.b}"
-
-
-@dataclass(frozen=True, slots=True)
 class Comparison:
     """What `compare` found.
 
-    parameters: every setting that differs; differences: b - a with intervals; identical: every node
-    of every pair has equal tokens and scores; warnings: why the two may not be comparable.
+    parameters: every setting that differs; differences: b - a with intervals; first_difference: the
+    first node whose tokens or score differ, None where all are equal; warnings: why the two may not
+    be comparable.
     """
 
     parameters: pd.DataFrame
     differences: pd.DataFrame
-    identical: bool
-    first_difference: NodeDifference | None
+    first_difference: str | None
     warnings: tuple[str, ...]
+
+    @property
+    def identical(self) -> bool:
+        """Whether every node of every pair has equal tokens and scores."""
+        return self.first_difference is None
 
     def _repr_html_(self) -> str:
         tokens = "identical" if self.identical else f"different ({self.first_difference})"
@@ -506,14 +495,12 @@ def compare(a: Folders, b: Folders) -> Comparison:
             "of the same problems and seeds."
         )
     nodes = [_table(runs, "nodes", keys) for runs in sides]
-    first = _first_difference(nodes, problems[[*keys, "problem_id"]], keys)
     parameters = pd.DataFrame({side: _parameters(runs) for side, runs in zip("ab", sides)})
     parameters = parameters.fillna("-").rename_axis("name").sort_index().reset_index()
     return Comparison(
         parameters=parameters[parameters["a"] != parameters["b"]].reset_index(drop=True),
         differences=_differences(problems),
-        identical=first is None,
-        first_difference=first,
+        first_difference=_first_difference(nodes, problems[[*keys, "problem_id"]], keys),
         warnings=tuple(_warnings(*sides)),
     )
 
@@ -577,10 +564,11 @@ def _differences(problems: pd.DataFrame) -> pd.DataFrame:
 
 def _first_difference(
     nodes: list[pd.DataFrame], pairs: pd.DataFrame, keys: list[str]
-) -> NodeDifference | None:
+) -> str | None:
+    """A side that has no such node shows None."""
     on, order = [*keys, "problem_id", "node_id", "depth"], [*keys, "problem_id", "depth", "node_id"]
     tables = [table[[*on, "token_ids", "score"]].merge(pairs) for table in nodes]
-    both = tables[0].merge(tables[1], on=on, how="outer", suffixes=("_a", "_b"), indicator="side")
+    both = tables[0].merge(tables[1], on=on, how="outer", suffixes=("_a", "_b"))
     for side in "ab":
         tokens = both[f"token_ids_{side}"]
         both[side] = tokens.map(lambda ids: list(map(int, ids)) if np.iterable(ids) else None)
@@ -589,9 +577,11 @@ def _first_difference(
     if differ.empty:
         return None
     row = differ.sort_values(order).iloc[0]
-    what = "missing" if row["side"] != "both" else "score" if row["same"] else "tokens"
-    found = (row["score_a"], row["score_b"]) if row["same"] else (row["a"], row["b"])
-    return NodeDifference(row["problem_id"], int(row["seed"]), row["node_id"], what, *found)
+    what, a, b = "tokens", row["a"], row["b"]
+    if row["same"]:
+        what, a, b = "scores", row["score_a"], row["score_b"]
+    where = f"problem {row['problem_id']}, seed {row['seed']}, node {row['node_id']}"
+    return f"{where}: {what} differ, a has {a}, b has {b}"
 
 
 def _warnings(left: pd.DataFrame, right: pd.DataFrame) -> Iterable[str]:

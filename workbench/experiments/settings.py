@@ -494,11 +494,6 @@ class WorkingSet:
         """W, the unit of budgets: what a split needs that gives each model its own peak."""
         return self.llm + self.prm
 
-    @property
-    def at_once(self) -> int:
-        """The peak of both at one time: the models take turns."""
-        return max(self.llm, self.prm)
-
     def max_model_len(self, block_size: int) -> int:
         """The least limit, in whole blocks, that cuts no sequence short."""
         return -(-(self.longest + 1) // block_size) * block_size

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
+from itertools import product
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from workbench.experiments.provenance import (
 from workbench.experiments.runs import FINISHED, RunStore, load_runs
 from workbench.experiments.settings import MEASURE, NONE, TIGHT, TIMED, Identity, Plan, RunSpec
 from workbench.experiments.statistics import Noise, Tables, noise_of, sentinel_drift
-from workbench.replay.devices import Device, load_device
+from workbench.replay.devices import load_device
 from workbench.search.rounds import Progress
 
 Folder = str | Path | None
@@ -262,17 +263,13 @@ def working_set_of(runs: pd.DataFrame) -> settings.WorkingSet:
 
 
 def run_replayed(
-    config: SweepConfig,
-    runs_dir: Folder = None,
-    device: Device | str = carry_out.DEVICE,
-    **options: Any,
+    config: SweepConfig, runs_dir: Folder = None, device: str = carry_out.DEVICE, **options: Any
 ) -> Study:
     """The memory split of a search made of MATH-500's lengths, replayed on a device that is a table
-    of numbers.
+    of numbers, as load_device takes it.
     """
-    found = load_device(device) if isinstance(device, str) else device
-    role = settings.REPLAY
-    specs = [RunSpec(config, share, seed, role) for seed in config.seeds for share in config.shares]
+    found, each = load_device(device), product(config.seeds, config.shares)
+    specs = [RunSpec(config, share, seed, settings.REPLAY) for seed, share in each]
     options["execute"] = carry_out.one_by_one(partial(carry_out.replayed_run, found))
     options["identity"] = carry_out.replay_identity(found)
     return run_study(config, specs, runs_dir, **options)
@@ -324,11 +321,10 @@ def preview(
         status = status or (TO_RUN if fits.fits else stored.INFEASIBLE)
         cost = PROBLEMS_PER_CELL.get(spec.role) or settings.COST.get(spec.setting, 1.0)
         seconds_left = each * cost * spec.config.num_problems * (status == TO_RUN)
-        row = {"name": spec.name, "role": spec.role, "llm_share": spec.llm_share}
-        row |= {"seed": spec.seed, "status": status}
+        row = {name: getattr(spec, name) for name in ("name", "role", "llm_share", "seed")}
         row |= {f"{engine}_blocks": fits.blocks(engine) for engine in ENGINES}
-        lacks = sum(fits.columns.values())
-        rows.append(row | {"lacks_bytes": lacks, "expected_s": seconds_left})
+        row |= {"status": status, "lacks_bytes": sum(fits.columns.values())}
+        rows.append(row | {"expected_s": seconds_left})
     ends = shares_of(config, None if config.activations_in_total else (0, 0))
     return Preview(pd.DataFrame(rows), ends, seconds is not None)
 
