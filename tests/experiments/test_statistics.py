@@ -137,7 +137,7 @@ def test_noise_is_the_spread_of_wall_times_within_groups_of_equal_work():
     assert "2 runs of equal work differ by up to 1.40 times" in str(found)
     assert "the machine's noise is not known" in str(noise_of(runs.iloc[2:].assign(wall_s=1.0)))
     assert not noise_of(pd.DataFrame()).is_known
-    assert "sentinel -10% to +5% over 3" in str(Noise(0.1, 2, 3, 1.2, 3, (-0.1, 0.05)))
+    assert "sentinel -10% to +5% over 3" in str(Noise(0.1, 2, 3, 1.2, (-0.1, 0.0, 0.05)))
 
 
 def test_few_repetitions_give_wide_factors_and_none_gives_one():

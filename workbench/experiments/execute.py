@@ -299,13 +299,11 @@ class Asked:
             return self.positions[-1] + 1
         return len(self.token_ids) + len(self.sampled) - 1
 
-    def queue(self, engine: Engine, again: bool) -> int:
-        """Ask an engine; not `again`: to be told as many tokens as recorded, whatever they are."""
+    def queue(self, engine: Engine) -> int:
+        """Ask an engine again."""
         if self.params is None:
             return engine.add_score(self.token_ids, self.positions, self.columns)
-        count = len(self.sampled)
-        told = replace(self.params, max_tokens=count, stop=(), ignore_eos=True)
-        return engine.add(self.token_ids, self.params if again else told)
+        return engine.add(self.token_ids, self.params)
 
     def is_same(self, output: RequestOutput) -> bool:
         """Whether an output is the recorded one, token by token or bit by bit."""
@@ -390,7 +388,7 @@ class Cells:
             engine.executor = computes_nothing
         engine.trace_as(recorder, model)
         start = time.perf_counter()
-        numbers = [each.queue(engine, again=is_timed) for each in asked]
+        numbers = [each.queue(engine) for each in asked]
         outputs: dict[int, RequestOutput] = {}
         while engine.has_work:
             outputs |= {output.request_id: output for output in engine.step()}

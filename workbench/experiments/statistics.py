@@ -125,7 +125,6 @@ LARGEST = 2.0
 """Of the logarithm of a drawn factor: few repetitions have tails that no machine has."""
 FEWEST_SEEDS = 3
 """Where no runs of equal work tell the noise, fewer seeds than these tell nothing of it either."""
-SENTINEL_COLUMNS = ["run_id", "written_at", "tokens_per_s", "relative"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +135,7 @@ class Noise:
     degrees: int = 0  # repetitions behind sigma: runs less groups of equal work
     runs: int = 0  # in groups of two and more
     spread: float = 1.0  # the slowest over the fastest of a group, of all groups the greatest
-    sentinels: int = 0  # runs of the sentinel's setting
-    drift: tuple[float, float] = (0.0, 0.0)  # of the sentinel from its median: lowest, highest
+    drift: tuple[float, ...] = ()  # of the sentinel's repetitions from 1, their median
 
     @property
     def is_known(self) -> bool:
@@ -156,10 +154,10 @@ class Noise:
             return "no two runs did equal work, so the machine's noise is not known"
         spread = f"{self.spread:.2f} times in wall time"
         text = f"{self.runs} runs of equal work differ by up to {spread}"
-        if self.sentinels < 2:
+        if len(self.drift) < 2:
             return text
-        low, high = self.drift
-        return f"{text}; sentinel {low:+.0%} to {high:+.0%} over {self.sentinels} repetitions"
+        reach = f"{min(self.drift):+.0%} to {max(self.drift):+.0%}"
+        return f"{text}; sentinel {reach} over {len(self.drift)} repetitions"
 
 
 def noise_of(runs: pd.DataFrame) -> Noise:
@@ -170,29 +168,25 @@ def noise_of(runs: pd.DataFrame) -> Noise:
     logs = pd.Series(np.log(done["wall_s"].to_numpy(float)), index=done.index)
     alike = logs.groupby([work for _, work in _work(done).items()])
     groups = alike.agg(["count", "var", "min", "max"]).query("count > 1")
-    drift = sentinel_drift(runs)["relative"].to_numpy(float) - 1
-    reach = (float(drift.min()), float(drift.max())) if len(drift) else (0.0, 0.0)
     if groups.empty:
-        return Noise(sentinels=len(drift), drift=reach)
+        return Noise()
     free = groups["count"] - 1
     sigma = float(np.sqrt((groups["var"] * free).sum() / free.sum()))
     spread = float(np.exp((groups["max"] - groups["min"]).max()))
     counts = int(free.sum()), int(groups["count"].sum())
-    return Noise(sigma, *counts, spread, len(drift), reach)
+    return Noise(sigma, *counts, spread, tuple(sentinel_drift(runs)))
 
 
-def sentinel_drift(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs of the sentinel's setting in the order they ran, the measured one among them.
-
-    Columns: SENTINEL_COLUMNS; relative: throughput over the median of them all, so 1 is no drift.
+def sentinel_drift(runs: pd.DataFrame) -> pd.Series:
+    """Throughput of the sentinel's setting over its median less 1, by run id in the order the runs
+    were carried out, the measured one among them.
     """
     if runs.empty or not (runs["role"] == "sentinel").any():
-        return pd.DataFrame(columns=SENTINEL_COLUMNS)
+        return pd.Series(dtype=float)
     setting = runs.loc[runs["role"] == "sentinel", ["llm_share", "seed"]].iloc[0]
     same = (runs[["llm_share", "seed"]] == setting).all(axis=1) & (runs["status"] == "finished")
-    found = runs[same].sort_values("written_at", ignore_index=True)
-    relative = found["tokens_per_s"] / found["tokens_per_s"].median()
-    return found.assign(relative=relative)[SENTINEL_COLUMNS]
+    found = runs[same].sort_values("written_at").set_index("run_id")["tokens_per_s"]
+    return found / found.median() - 1
 
 
 def _work(runs: pd.DataFrame) -> pd.DataFrame:

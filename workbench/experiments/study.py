@@ -437,7 +437,7 @@ def remarks(runs: pd.DataFrame) -> Iterator[str]:
             f"Stored runs were made at commit {', '.join(others)}, this is {here[:12]}; where code "
             "that matters to them has changed, measure again into another folder (--runs DIR)."
         )
-    drift = sentinel_drift(runs)["relative"] - 1
+    drift = sentinel_drift(runs)
     if len(drift) and drift.abs().max() > DRIFT_WORTH_A_WORD:
         yield (
             f"The sentinel drifted by {drift.min():+.0%} to {drift.max():+.0%} over {len(drift)} "
