@@ -79,16 +79,12 @@ def test_tables_agree_with_the_row_and_with_each_other(sweep):
             assert all(own[name].sum() == row[f"{role}_{name}"] for name in COUNTS)
             total = own[["blocks_active", "blocks_cached", "blocks_free"]].sum(axis=1)
             assert (total == row[f"{role}_blocks"]).all()
+        both = pd.concat([steps, sweep.table("spans", llm_share=share)])
+        filled = (both["start_s"] + both["duration_s"]).max() - both["start_s"].min()
+        assert both["duration_s"].sum() == pytest.approx(filled, rel=0.02)
         generated = requests[requests["kind"] == "generate"]
         assert generated["output_tokens"].sum() == row["sampled_tokens"]
         assert set(requests["engine"]) == {"llm", "prm"}
-
-
-def test_steps_and_spans_fill_the_wall_time(sweep):
-    steps, spans = (sweep.table(name, llm_share=0.3) for name in ("steps", "spans"))
-    both = pd.concat([steps, spans])
-    first, last = both["start_s"].min(), (both["start_s"] + both["duration_s"]).max()
-    assert both["duration_s"].sum() == pytest.approx(last - first, rel=0.02)
 
 
 def test_the_problems_table_has_the_columns_of_the_study(sweep):

@@ -71,25 +71,19 @@ def test_a_failing_run_is_kept_as_a_row_and_retried_only_when_asked(tmp_path):
 
 
 def test_an_infeasible_share_is_a_row_with_the_bytes_that_lack(tmp_path):
-    config = sweep_config("quick", num_problems=3, warmup_problems=0, shares=(0.02, 0.3, 0.8))
-    execute = Counting()
-    rows = sweep(tmp_path, execute, config).all_runs.set_index("llm_share")
-    assert execute.done == ["split-0.300-seed0"]
-    assert list(rows["status"].loc[[0.02, 0.3, 0.8]]) == ["infeasible", "finished", "infeasible"]
+    config = sweep_config("quick", num_problems=3, warmup_problems=0, shares=(0.02, 0.3, 0.4, 0.8))
+    assert len(sweep(tmp_path, Counting(), config, compute=False).missing) == 4, "only looked at"
+    execute = Counting({0.4: OutOfMemory("2 blocks lack")})  # as the engine finds it
+    found = sweep(tmp_path, execute, config)
+    rows = found.all_runs.set_index("llm_share").sort_index()
+    assert sorted(execute.done) == ["split-0.300-seed0", "split-0.400-seed0"]
+    assert list(rows["status"]) == ["infeasible", "finished", "infeasible", "infeasible"]
+    assert rows.loc[0.4, "error"] == "2 blocks lack"
+    assert (found.missing, len(found.runs)) == ((), 1)
     assert rows.loc[0.02, "llm_lacks_bytes"] > 0
     assert rows.loc[0.02, "prm_lacks_bytes"] == 0
     assert rows.loc[0.8, "prm_lacks_bytes"] > 0
     assert "the LLM (tiny-solver) lacks" in rows.loc[0.02, "error"]
-
-
-def test_a_budget_the_engine_refuses_is_infeasible_too_and_looking_computes_nothing(tmp_path):
-    assert len(sweep(tmp_path, Counting(), compute=False).missing) == 4
-    sweep(tmp_path, Counting({0.08: OutOfMemory("2 blocks lack")}))
-    found = sweep(tmp_path, Counting(), compute=False)
-    row = found.all_runs.set_index("llm_share").loc[0.08]
-    assert (row["status"], row["error"]) == ("infeasible", "2 blocks lack")
-    assert found.missing == ()
-    assert len(found.runs) == 3
 
 
 def test_tables_carry_share_and_seed_and_can_be_narrowed(tmp_path):

@@ -51,9 +51,6 @@ class Interval:
         """As columns value, low, high."""
         return {"value": self.estimate, "low": self.low, "high": self.high}
 
-    def __str__(self) -> str:
-        return f"{self.estimate:.4g} [{self.low:.4g}, {self.high:.4g}]"
-
 
 def bootstrap_mean(values: ArrayLike, units: Sequence[object]) -> Interval:
     """Interval of the mean of `values` [N]; `units` [N] says which problem each belongs to."""
