@@ -89,8 +89,7 @@ class Searches:
             if waiting[0].config.device == "cpu":  # on a GPU one at a time
                 count = max(1, sum(size <= total_memory() // 2 for size in sizes))
             together, waiting = waiting[:count], waiting[count:]
-            if not self._warm:
-                self._warm = _warm_up(together[0])
+            self._warm = self._warm or _warm_up(together[0])
             yield from _interleaved(together)
             gc.collect()  # engines hold cycles; the next runs must not pay for their memory
 

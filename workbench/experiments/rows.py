@@ -136,14 +136,10 @@ def prefix_hit_rows(sweep: Tables) -> pd.DataFrame:
     """Rows of plots.prefix_hits: tokens found cached over tokens queried, at first admissions."""
     parts = []
     for (share, engine), rows in sweep.table("requests").groupby(["llm_share", "engine"]):
-        found = _problem_ratio(rows, "cached_tokens", "prompt_tokens")
+        units = list(rows["problem_id"])
+        found = bootstrap_ratio(rows["cached_tokens"], rows["prompt_tokens"], units)
         parts.append({"llm_share": share, "engine": engine, **found.cells})
     return with_rooms(parts, sweep)
-
-
-def _problem_ratio(rows: pd.DataFrame, top: str, bottom: str) -> Interval:
-    """Sum of `top` over sum of `bottom`, its interval from drawing problems anew."""
-    return bootstrap_ratio(rows[top], rows[bottom], list(rows["problem_id"]))
 
 
 def thrashing_rows(sweep: Tables) -> pd.DataFrame:
@@ -278,12 +274,11 @@ def balance_rows(sweep: Tables, cells: pd.DataFrame) -> pd.DataFrame:
     """Rows of plots.balance: steps a second of both models over the split, and wasted blocks."""
     keys = ["run_id", "problem_id"]
     steps = sweep.table("nodes").groupby(keys).size().rename("steps").reset_index()
-    busy = [
-        {"llm_share": share, "metric": "steps_per_busy_s", "model": model}
-        | _problem_ratio(own, "steps", f"{model}_busy_part_s").cells
-        for share, own in problem_seconds(sweep).merge(steps, on=keys).groupby("llm_share")
-        for model in ENGINES
-    ]
+    busy, seconds = [], problem_seconds(sweep).merge(steps, on=keys)
+    for (share, own), model in product(seconds.groupby("llm_share"), ENGINES):
+        units, part = list(own["problem_id"]), own[f"{model}_busy_part_s"]
+        cells_of = bootstrap_ratio(own["steps"], part, units).cells
+        busy.append({"llm_share": share, "metric": "steps_per_busy_s", "model": model} | cells_of)
     done = cells[cells["status"] == FINISHED]
     static = done["kind"] == settings.STATIC_BATCH
     columns = ["model", "kind", "block_size", "max_num_seqs"]

@@ -223,7 +223,7 @@ def run_search(
     **settings: Any,
 ) -> SearchResult:
     """Search every problem; answers, tree and measurements in one result. Arguments: see Search."""
-    search = Search(
+    return Search(
         problems,
         llm=llm,
         prm=prm,
@@ -232,8 +232,7 @@ def run_search(
         record=record,
         on_round=on_round,
         **settings,
-    )
-    return search.play()
+    ).play()
 
 
 def chat_prompt(problem: Problem, llm: TokenEngine, system_prompt: str | None = None) -> list[int]:
