@@ -20,8 +20,7 @@ _MODULES = {
     "search.strategies": ("BeamSearch", "BestOfN"),
     "search.prm": ("PRM",),
     "search.search": ("Search", "run_search"),
-    "experiments.runs": ("load_runs",),
-    "experiments.compare": ("compare",),
+    "experiments.runs": ("load_runs", "compare"),
 }
 _EXPORTS = {name: f"workbench.{module}" for module, names in _MODULES.items() for name in names}
 

@@ -92,12 +92,12 @@ def check(settings: Any) -> None:
         raise refused(kind, name, given, ", ".join(allowed), nearest(value, allowed))
 
 
-def require_known(given: Iterable[str], known: list[str], what: str) -> None:
+def require_known(given: Iterable[str], known: list[str], what: str, noun: str = "setting") -> None:
     """ConfigError for the first of the given names that is unknown, with the nearest one."""
     for name in given:
         if name not in known:
             raise ConfigError(
-                f"{what} has no setting {name!r}.{nearest(name, known)} Known: {', '.join(known)}."
+                f"{what} has no {noun} {name!r}.{nearest(name, known)} Known: {', '.join(known)}."
             )
 
 
@@ -290,7 +290,6 @@ class SweepConfig(StrategyConfig):
     levels: tuple[int, ...] = ()  # empty: all, uniformly
     problem_seed: int = 0  # which problems are drawn
     seeds: tuple[int, ...] = (0, 1)
-    aggregation: Annotated[str, AGGREGATIONS] = "last"
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
     block_size: int = 16

@@ -106,7 +106,7 @@ def test_plain_and_interval_rows_keep_value_unit_and_repeats():
     row = median_row("bookkeeping", [0.4, 0.1, 0.2, 0.3], "fraction")
     assert row.value == pytest.approx(0.25) and row.repeats == 4
     assert row.spread == pytest.approx(0.075)
-    found = interval_row("gain", Interval(0.3, 0.2, 0.5, 8), "fraction", 2)
+    found = interval_row("gain", Interval(0.3, 0.2, 0.5), "fraction", 2)
     assert (found.value, found.spread, found.repeats) == (0.3, (0.2, 0.5), 2)
 
 

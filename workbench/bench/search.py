@@ -26,7 +26,7 @@ from workbench.bench.record import Row, interval_row
 from workbench.config import StrategyConfig
 from workbench.engine.engine import Engine
 from workbench.errors import RecordingError, nearest
-from workbench.experiments.execute import build_engine, make_search, played, with_wall_part
+from workbench.experiments.execute import make_search, with_wall_part
 from workbench.experiments.settings import RunSpec, sweep_config
 from workbench.experiments.statistics import bootstrap_ratio
 from workbench.search.problems import Problem, load_problems
@@ -73,7 +73,7 @@ class Workload:
     ) -> SearchResult:
         """All problems searched; changes: of the configuration."""
         config = replace(self.config, **changes)
-        return played(make_search(self.problems, llm, prm, config, seed, record))
+        return make_search(self.problems, llm, prm, config, seed, record).play()
 
 
 def make_workload(
@@ -146,7 +146,7 @@ def tiny_rows(workload: Workload, seeds: int) -> Iterator[Row]:
             "majority": samples.correct_by("majority").to_numpy(float),
             "pass_1": (each["correct_candidates"] / each["candidates"]).to_numpy(float),
         }
-        found.append(with_wall_part(beam).assign(**other))
+        found.append(with_wall_part(beam.problems, beam.throughput).assign(**other))
     done = pd.concat(found, ignore_index=True)
     right = done["correct"].astype(float)
     ones, seconds = pd.Series(1.0, done.index), done["wall_part_s"]
@@ -251,7 +251,7 @@ def make_recording(
         config = sweep_config("default")
         workload = replace(workload, config=config)
         spec = RunSpec(config, config.sentinel_share, 0)
-        llm, prm = build_engine(spec.engine("llm")), build_engine(spec.engine("prm"))
+        llm, prm = (Engine(**spec.engine(role).to_dict()) for role in ("llm", "prm"))
     else:
         llm, prm = (Engine(plan.llm, kv_memory=KV_MEMORY) for _ in range(2))
     sizes = {"n": plan.n, "beam_width": plan.beam_width}

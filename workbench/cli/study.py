@@ -56,11 +56,11 @@ def figures(
         redraw(names, profile, parameters)
         return
     files = notebooks.notebook_files(names or None)
-    stems = [file.stem for file in files]
-    known = {file.stem: notebooks.known_parameters(file) for file in files}
-    together = {name: None for each in known.values() for name in each}
-    notebooks.refuse_unknown(parameters, together, " and ".join(stems))
-    own = together.keys() & {field.name for field in fields(SweepConfig)} - {"profile"}
+    known = {
+        file.stem: names for file, names in notebooks.known_together(files, parameters).items()
+    }
+    stems, together = [*known], {name for names in known.values() for name in names}
+    own = together & {field.name for field in fields(SweepConfig)} - {"profile"}
     config = sweep_config(profile, **{name: parameters.get(name) for name in own})
     if dry_run:
         _print_left(config, stems, parameters, runs, retry_failed)
@@ -267,10 +267,10 @@ def compare(a: Run, b: Run, runs: Runs = None) -> None:
 
     Or between two folders of runs: b - a, with 95 % intervals.
     """
-    from workbench.experiments import compare as comparing
+    from workbench.experiments import runs as stored_runs
 
     console, store = terminal(), _store(runs)
-    found = comparing.compare(find_run(a, store), find_run(b, store))
+    found = stored_runs.compare(find_run(a, store), find_run(b, store))
     for warning in found.warnings:
         console.print(f"warning: {warning}", style="yellow")
     for frame in (found.parameters, found.differences):

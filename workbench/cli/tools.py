@@ -85,7 +85,7 @@ def run(
     if not room.fits:
         raise OutOfMemory(f"{room}. {shares_of(config)}.")
     llm, prm = execute.Pair(spec).engines.values()
-    result = execute.played(execute.make_search([chosen], llm, prm, config, seed))
+    result = execute.make_search([chosen], llm, prm, config, seed).play()
     _show_search(result, chosen, tree_depth)
 
 

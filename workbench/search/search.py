@@ -148,6 +148,12 @@ class Search:
         """How far it is after its last round; seconds are its own."""
         return self._rounds.progress
 
+    def play(self) -> SearchResult:
+        """Play every round that is left; the result."""
+        while self.round():
+            pass
+        return self.result()
+
     def result(self) -> SearchResult:
         """Answers, tree and measurements. Raises ConfigError while problems are not answered."""
         rounds = self._rounds
@@ -193,7 +199,7 @@ def run_search(
     **settings: Any,
 ) -> SearchResult:
     """Search every problem; answers, tree and measurements in one result. Arguments: see Search."""
-    search = Search(
+    return Search(
         problems,
         llm=llm,
         prm=prm,
@@ -202,10 +208,7 @@ def run_search(
         record=record,
         on_round=on_round,
         **settings,
-    )
-    while search.round():
-        pass
-    return search.result()
+    ).play()
 
 
 def chat_prompt(problem: Problem, llm: TokenEngine, system_prompt: str | None = None) -> list[int]:

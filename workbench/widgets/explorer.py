@@ -22,8 +22,7 @@ from workbench.config import SweepConfig, format_size
 from workbench.errors import ConfigError, RunStoreError, nearest
 from workbench.experiments import rows as study_rows
 from workbench.experiments import settings
-from workbench.experiments.compare import compare
-from workbench.experiments.runs import FINISHED, load_runs, load_table
+from workbench.experiments.runs import FINISHED, compare, load_runs, load_table
 from workbench.experiments.settings import COUNTED, MEASURE, REPLAY, SENTINEL, TIMED
 from workbench.experiments.study import provenance
 from workbench.widgets import parts
