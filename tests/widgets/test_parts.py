@@ -1,13 +1,16 @@
 """The parts every widget is made of: labels, typed twins, text to copy, figures to save."""
 
 import shlex
+from html import escape
 
 import ipywidgets
 import pandas as pd
 import plotly.graph_objects as go
 import pytest
 import yaml
+from nbconvert.filters import markdown2html
 
+from tests.widgets.conftest import HOSTILE
 from workbench.errors import ConfigError
 from workbench.widgets import parts
 
@@ -100,11 +103,8 @@ def test_what_cannot_be_drawn_is_said_and_the_next_move_draws_again(view):
     assert view.figures[0].layout.title.text == "at 2"
 
 
-HOSTILE = "<img src=x onerror=alert(1)>"
-
-
 def test_text_that_looks_like_html_is_shown_as_text(view):
-    """Words, errors, tables and what a button says: no tag in them reaches the page."""
+    """Words, errors, tables, Markdown and what a button says: no tag in them reaches the page."""
 
     def fail():
         raise ConfigError(HOSTILE)
@@ -120,6 +120,8 @@ def test_text_that_looks_like_html_is_shown_as_text(view):
     texts = [said, table, view.words, view.pinned, *(shown for _, shown in pressed)]
     for each in texts:
         assert "&lt;img" in each.value and "<img" not in each.value
+    page = markdown2html(parts.as_markdown(f"{HOSTILE} *a* [b](javascript:c) `d` $e$"))
+    assert f"{escape(HOSTILE)} *a* [b](javascript:c) `d` $e$" in page
 
 
 def test_one_figure_becomes_another_that_is_alike():

@@ -32,7 +32,7 @@ TECHNIQUES = {
 }
 SHARE_AXIS = "LLM share of KV"
 MIB = 2**20
-_FRAME = Frame(panels=560, top=128, bottom=88)
+_FRAME = Frame(panels=560, top=128, bottom=88, legend=24)
 _ROWS = ((1.0, 0.75), (0.58, 0.37), (0.2, 0.0))
 """Head and foot of each row of panels; its legend stands above, its axis title below."""
 _CAPTION = (
@@ -67,8 +67,8 @@ def optimisation(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     _memory(fig, rows)
     for row, (head, foot) in enumerate(_ROWS, start=1):
         fig.update_yaxes(domain=[foot, head], row=row)
-        name = "legend" if row == 1 else f"legend{row}"
-        legend_at(fig, name, head + (24 if row == 1 else 6) / _FRAME.panels)
+        if row > 1:  # of the first, `finish` places it
+            legend_at(fig, f"legend{row}", head + 6 / _FRAME.panels)
     fig.update_annotations(y=1, font={"size": 13})
     for line, text in enumerate(theme.wrapped(_sameness(rows), 88)):
         say(fig, text, 0, 0, yanchor="top", yshift=-46 - 16 * line)

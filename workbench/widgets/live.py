@@ -42,7 +42,7 @@ COLOURS = {  # by BLOCK_STATES, in its order
 MOST_UNITS = 24  # cells of a page, where the models' blocks divide a page too differently
 BLOCK_GAP, PAGE_GAP = 0.22, 0.6  # widths in cells
 WIDE = 4.0  # a map has so many times as many pages in a row as rows
-_FRAME = Frame(panels=600, top=72, left=70)
+_FRAME = Frame(panels=600, top=72, left=70, legend=2)
 
 
 def in_words(snapshot: Snapshot) -> str:
@@ -182,8 +182,8 @@ def _axes(fig: go.Figure) -> None:
     percent = {"range": [0, 100], "tickvals": [0, 50, 100]}
     fig.update_yaxes(title_text="steps<br>(% of time)", **percent, row=3, col=1)
     fig.update_yaxes(title_text="share of<br>pages (%)", **percent, row=4, col=1)
-    for name, place in (("legend", _FRAME.above(2)), ("legend2", 0.415), ("legend3", 0.235)):
-        legend_at(fig, name, place)
+    legend_at(fig, "legend2", 0.415)
+    legend_at(fig, "legend3", 0.235)
     plain = {"traceorder": "normal"}
     fig.update_layout(legend2=plain, legend3=plain, uirevision="live")
 

@@ -53,14 +53,10 @@ MOST_BUCKETS, LEAST_BUCKET_S = 240, 0.1
 
 @dataclass(frozen=True, slots=True)
 class SharedPair:
-    """An arena and the two engines, LLM and PRM, whose caches lie in it.
-
-    prm_format: None is the model's own.
-    """
+    """An arena and the two engines, LLM and PRM, whose caches lie in it."""
 
     arena: KVArena
     engines: tuple[Engine, Engine]
-    prm_format: str | None = None
 
     @property
     def policy(self) -> str:
@@ -86,7 +82,6 @@ def shared_pair(
     policy: str = "static",
     *,
     max_model_len: int = 768,
-    prm_format: str | None = None,
     **settings: Any,
 ) -> SharedPair:
     """Both engines over one arena of `memory`, which the KV caches alone take.
@@ -103,7 +98,7 @@ def shared_pair(
     chosen = POLICIES[policy]()
     arena = KVArena(memory, shapes, chosen, kv_share if chosen.keeps_split else None)
     settings = {**settings, "arena": arena, "max_model_len": max_model_len}
-    return SharedPair(arena, (Engine(llm, **settings), Engine(prm, **settings)), prm_format)
+    return SharedPair(arena, (Engine(llm, **settings), Engine(prm, **settings)))
 
 
 # -- what is seen of it --
@@ -401,10 +396,9 @@ class LiveSearch:
             _SteppedBy(engine, partial(self._step, role, engine))
             for role, engine in zip(ROLES, self.pair.engines, strict=True)
         )
-        scorer = PRM(prm, self.pair.prm_format)
         try:
             self.result = run_search(
-                self.problems, llm=llm, prm=scorer, on_round=self._on_round, **self._settings
+                self.problems, llm=llm, prm=PRM(prm), on_round=self._on_round, **self._settings
             )
         except SearchStopped:
             pass

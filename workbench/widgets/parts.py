@@ -29,7 +29,6 @@ NOT_LIVE = (
     "The controls are shown in a live notebook (Jupyter, VS Code); the cells above show where they "
     "would start."
 )
-LABEL_WIDTH = "320px"
 MOST_REPLACED = 8
 """Replaced figures that stay open: one closed while the front end makes it is an error there."""
 
@@ -71,18 +70,23 @@ class HtmlText(ipywidgets.HTML):
         bold = f"<b>{escape(lead)}</b> " if lead else ""
         self.value = f'<{tag} style="{style}">{bold}{escape(text)}</{tag}>'
 
-    def say_error(self, error: Exception, where: str = "") -> None:
-        """Show an error's kind and sentence."""
-        self.say(f"{where}{error}", f"{type(error).__name__}:")
+    def say_error(self, error: Exception, note: str = "") -> None:
+        """Show an error's kind and sentence, and a note in brackets after it."""
+        self.say(f"{error} ({note})" if note else str(error), f"{type(error).__name__}:")
 
     def show_table(self, rows: pd.DataFrame) -> None:
         """Show a table, its cells escaped."""
         self.value = rows.to_html(float_format="{:,.2f}".format, escape=True)
 
 
+def as_markdown(text: str) -> str:
+    """Markdown that shows this text as it is: no tag, emphasis, link or formula in it works."""
+    return text.translate({ord(sign): f"&#{ord(sign)};" for sign in "&<>*_`$[]\\#|~"})
+
+
 def labelled(name: str, *controls: ipywidgets.Widget) -> ipywidgets.HBox:
     """A row of controls behind a label, all labels equally wide."""
-    layout = ipywidgets.Layout(width=LABEL_WIDTH)
+    layout = ipywidgets.Layout(width="320px")
     return ipywidgets.HBox([ipywidgets.Label(name, layout=layout), *controls])
 
 
@@ -187,10 +191,9 @@ class FigureView:
         self._notebook, self._draw, self._parameters = notebook, draw, parameters
         self._replaced: list[go.FigureWidget] = []
         self.words, self.pinned, self.copy = HtmlText(), HtmlText(), CopyText()
-        self._places = ipywidgets.VBox()
-        self._folder = ipywidgets.Text(
-            value=folder or f"build/figures/{notebook}", description="folder"
-        )
+        self._texts, self._places = [self.words], ipywidgets.VBox()
+        place = folder or f"build/figures/{notebook}"
+        self._folder = ipywidgets.Text(value=place, description="folder")
         save = ipywidgets.HBox([self._folder, *button("save as figure", self.save).children])
         pin = button("pin for comparison", self.pin)
         rows = [*controls, self.words, self.pinned, self._places, pin, *tools, save, self.copy]
@@ -207,25 +210,21 @@ class FigureView:
         try:
             drawings = list(self._draw().values())
         except WorkbenchError as error:
-            last = " (Drawn below is the last place that could be.)" if self.figures else ""
-            self.words.say(f"{error}{last}", f"{type(error).__name__}:")
+            note = "Drawn below is the last place that could be." if self.figures else ""
+            self.words.say_error(error, note)
             return
-        self.words.say(drawings[0].words)
         parameters = {**self._parameters, **drawings[0].parameters}
         self.copy.text = papermill_command(self._notebook, parameters)
-        children = list[ipywidgets.Widget]()
-        for place, drawing in enumerate(drawings):
-            if place:
-                words = self._places.children[len(children)] if self.figures else HtmlText()
-                words.say(drawing.words)
-                children.append(words)
-            children.append(self._figure(place, drawing.figure))
-        if children != list(self._places.children):
-            self._places.children = children
+        self._texts += [HtmlText() for _ in drawings[len(self._texts) :]]
+        shown = self.figures or [None] * len(drawings)
+        children: list[ipywidgets.Widget] = []
+        for text, before, drawing in zip(self._texts, shown, drawings, strict=True):
+            text.say(drawing.words)
+            children += [text, self._figure(before, drawing.figure)]
+        self._places.children = children[1:]  # the first words stand above
 
-    def _figure(self, place: int, drawn: go.Figure) -> go.FigureWidget:
+    def _figure(self, shown: go.FigureWidget | None, drawn: go.Figure) -> go.FigureWidget:
         """The figure on the screen made what is drawn, or another where their traces differ."""
-        shown = self.figures[place] if self.figures else None
         if shown is not None and redraw(shown, drawn):
             return shown
         figure = go.FigureWidget(drawn)

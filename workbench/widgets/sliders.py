@@ -19,7 +19,7 @@ from workbench.errors import ConfigError
 from workbench.experiments.rows import block_rows
 from workbench.experiments.statistics import Tables
 from workbench.plots import prm_blocks, thrashing
-from workbench.plots.theme import BLACK, MODELS, Frame, Style, finish, legend_at, series
+from workbench.plots.theme import BLACK, MODELS, Frame, Style, finish, series
 from workbench.widgets.parts import NOT_LIVE, Drawing, FigureView, NumberSlider, is_live
 
 SHARE = "LLM share of total memory"
@@ -66,7 +66,6 @@ def split_drawing(readings: pd.DataFrame, share: float, provenance: str = "") ->
             fig.add_trace(ring, row=panel, col=1)
         fig.update_yaxes(title_text=title, rangemode="tozero", row=panel, col=1)
     fig.update_xaxes(title_text=SHARE, row=3, col=1)
-    legend_at(fig, "legend", _FRAME.above(4))
     caption = "Measured shares; the ringed point is the one the slider stands on."
     finish(fig, "Move the memory between the models", caption, provenance, _FRAME)
     words = (
