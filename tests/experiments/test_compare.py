@@ -1,6 +1,7 @@
 """Two runs side by side: settings, paired differences, the first node that differs, warnings."""
 
 import json
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -64,6 +65,9 @@ def test_the_first_node_that_differs_is_named(pair):
     assert (first.problem_id, first.node_id, first.what) == ("p2", "1", "tokens")
     assert first.b == [1, 2, 999]
     assert "problem p2, seed 0, node 1: tokens differ, a has [" in found._repr_html_()
+    hostile = "<img src=x onerror=alert(1)>"
+    told = replace(found, first_difference=replace(first, problem_id=hostile), warnings=(hostile,))
+    assert told._repr_html_().count("&lt;img") == 2 and "<img" not in told._repr_html_()
 
 
 def test_a_score_or_a_missing_node_counts_as_a_difference(pair):

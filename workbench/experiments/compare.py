@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +62,9 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         tokens = "identical" if self.identical else f"different ({self.first_difference})"
-        notes = "".join(f"<p><b>Warning:</b> {text}</p>" for text in self.warnings)
+        notes = "".join(f"<p><b>Warning:</b> {escape(text)}</p>" for text in self.warnings)
         tables = self.parameters.to_html(index=False) + self.differences.to_html(index=False)
-        return f"{notes}{tables}<p>Tokens and scores: {tokens}.</p>"
+        return f"{notes}{tables}<p>Tokens and scores: {escape(tokens)}.</p>"
 
 
 def compare(a: Folders, b: Folders) -> Comparison:

@@ -143,7 +143,8 @@ def _run(notebook: Path, parameters: dict[str, Any], place: Path, progress: bool
     for old in (done, failed):
         old.unlink(missing_ok=True)
     shown = {"progress_bar": False, "stderr_file": sys.stderr if progress else None}
-    shown |= {"extra_arguments": ["--IPKernelApp.log_level=ERROR"], "cwd": project_root()}
+    quiet = ["--IPKernelApp.log_level=CRITICAL"]  # a shut-down interrupts, and logs it as an error
+    shown |= {"extra_arguments": quiet, "cwd": project_root()}
     try:
         papermill.execute_notebook(notebook, partial, parameters, **shown)
     except BaseException as problem:
