@@ -38,10 +38,10 @@ def trace(fig, key):
 
 @pytest.fixture
 def by_hand(infos, position, replays, at_once):
-    """Runs some moves on a widget in an event loop; returns what they return."""
+    """Makes some moves on a widget in an event loop."""
 
     async def act(moves):
-        return await moves(w.WhatIfWidget(infos, position, replays, replayer=at_once))
+        await moves(w.WhatIfWidget(infos, position, replays, replayer=at_once))
 
     return lambda moves: asyncio.run(act(moves))
 
@@ -75,12 +75,10 @@ def test_the_blocks_figure_stacks_blocks_and_divides_a_problem(infos, view, repl
     """Active and cached never pass the line; bars add up to the time of a problem."""
     fig = w.blocks_figure(view)
     for model in MODELS:
-        active, cached, total = (
-            trace(fig, f"{model}/{c}").y for c in ("blocks_active", "blocks_cached", "total")
-        )
+        names = ("blocks_active", "blocks_cached", "total")
+        active, cached, total = (trace(fig, f"{model}/{name}").y for name in names)
         assert all(a + c <= t for a, c, t in zip(active, cached, total))
-    parts = ("llm_seconds", "prm_seconds", "outside_s")
-    bars = [trace(fig, f"cost/{part}").x[0] for part in parts]
+    bars = [trace(fig, f"cost/{part}").x[0] for part in w.COSTS]
     assert sum(bars) == pytest.approx(view.chosen.row["seconds_per_problem"])
     assert fig.layout.xaxis3.ticksuffix == "s"
     fig = w.blocks_figure(w.make_view(infos[SMALL], replays[1], replays, {"before": view}))
@@ -113,20 +111,18 @@ def test_a_move_is_interpolated_at_once_and_then_replayed(by_hand):
             start = time.process_time()
             widget.sliders["llm_share"].slider.value = share
             spent.append(time.process_time() - start)
-        first = widget.words.text
+        assert min(spent) < 0.4
+        assert widget.words.text.startswith("Interpolated: at an LLM share of 0.23")
         share, blocks = widget.figures
-        places = trace(share, "tokens_per_s/ring").x, trace(blocks, "llm/total").y
+        assert trace(share, "tokens_per_s/ring").x == (0.23,)
+        assert max(trace(blocks, "llm/total").y) > 0
         await widget.task
-        return min(spent), first, places, widget
+        assert widget.words.text.startswith("Exact replay")
+        assert widget.status.text == "Exact."
+        assert len(widget.view.rows) > len(SHARES)  # the line's other shares
+        assert "llm_share: 0.23" in widget.copy.text
 
-    spent, first, (ring, total), widget = by_hand(moves)
-    assert spent < 0.4
-    assert first.startswith("Interpolated: at an LLM share of 0.23")
-    assert ring == (0.23,) and max(total) > 0
-    assert widget.words.text.startswith("Exact replay")
-    assert widget.status.text == "Exact."
-    assert len(widget.view.rows) > len(SHARES)  # the line's other shares
-    assert "llm_share: 0.23" in widget.copy.text
+    by_hand(moves)
 
 
 def test_what_is_not_known_is_said_until_it_is_replayed(by_hand):
@@ -135,21 +131,19 @@ def test_what_is_not_known_is_said_until_it_is_replayed(by_hand):
     async def moves(widget):
         widget.sliders["llm_share"].slider.value = 0.9
         await widget.task
-        said = [widget.status.text, widget.words.text]
+        assert "LLM share of 0.90" in widget.status.text and "OutOfMemory" in widget.status.text
+        assert widget.words.text.startswith("NotReplayed: no replay of this place")
         widget.sliders["llm_share"].slider.value = 0.3
-        said += [widget.words.text]
+        assert "Exact replay" in widget.words.text
         widget.sliders["total_memory"].typed.value = 60
-        said += [widget.words.text]
+        assert widget.words.text.startswith("NotReplayed: no replay of this place")
         with pytest.raises(w.NotReplayed):
             widget.pin()
         await widget.task
-        return said, widget.position, widget.words.text
+        assert "Exact replay" in widget.words.text
+        assert widget.position.total_memory > 48 << 20
 
-    said, at, after = by_hand(moves)
-    assert "LLM share of 0.90" in said[0] and "OutOfMemory" in said[0]
-    assert said[1] == said[3] and said[3].startswith("NotReplayed: no replay of this place")
-    assert "Exact replay" in said[2] and "Exact replay" in after
-    assert at.total_memory > 48 << 20
+    by_hand(moves)
 
 
 def test_another_recording_brings_its_own_memory_and_limits(infos, by_hand):
@@ -162,11 +156,10 @@ def test_another_recording_brings_its_own_memory_and_limits(infos, by_hand):
         widget.menus["recording"].value = OTHER
         await widget.task
         widget.pin()
-        return widget
+        assert widget.position == infos[OTHER].position(device="l40s")
+        assert [name.split(",")[0] for name in widget.pins] == [OTHER, SMALL]
 
-    widget = by_hand(moves)
-    assert widget.position == infos[OTHER].position(device="l40s")
-    assert [name.split(",")[0] for name in widget.pins] == [OTHER, SMALL]
+    by_hand(moves)
 
 
 def test_pinned_curves_stay_up_to_three(by_hand):
@@ -181,12 +174,12 @@ def test_pinned_curves_stay_up_to_three(by_hand):
         for share in (*SHARES, 0.25):
             widget.sliders["llm_share"].slider.value = share
             assert f"{share:.2f}" in widget.pin()
-        pinned = drawn(widget)
+        assert drawn(widget) == (w.PINS, w.PINS + 1)
         widget.unpin()
         widget.task.cancel()
-        return pinned, drawn(widget)
+        assert drawn(widget) == (0, 1)
 
-    assert by_hand(moves) == ((w.PINS, w.PINS + 1), (0, 1))
+    by_hand(moves)
 
 
 def test_without_a_front_end_a_sentence_stands_in(is_shown, position):

@@ -123,8 +123,8 @@ def _lines(rows: pd.DataFrame, model: str) -> list[go.Scatter]:
     limits = sorted(continuous["max_num_batched_tokens"].unique())
     lines = []
     for rank, tokens in enumerate(limits):
-        own = measured[measured["kind"] == CONTINUOUS]
-        own = own[own["max_num_batched_tokens"] == tokens]
+        has_limit = measured["max_num_batched_tokens"] == tokens
+        own = measured[(measured["kind"] == CONTINUOUS) & has_limit]
         style = theme.ranked(f"{tokens:,} tokens a step", model, rank, len(limits))
         lines.append(series(own, "max_num_seqs", style, hover))
     for kind, style in BESIDE.items():

@@ -18,6 +18,8 @@ from workbench.plots.theme import MODELS, Frame, Style, finish, say, series
 
 HOWS = ("measured", "computed")
 KV, MORE = "kv", "activations_more"
+BAND = {"fillcolor": theme.GREY, "opacity": 0.2, "line_width": 0, "layer": "below"}
+ENDS = ["low_end", "high_end", "block_size"]
 SIZES = ["budget", "lacks", "size"]  # columns in the unit of a panel
 PARTS = {  # part: (label, colour, pattern); the KV cache has its model's colour
     "weights": ("weights", "#595959", ""),
@@ -154,10 +156,23 @@ def kv_blocks(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     specs = [[{"secondary_y": True}]] * len(hows)
     fig = make_subplots(len(hows), 1, specs=specs, shared_xaxes=True, vertical_spacing=0.13)
     for row, how in enumerate(hows, start=1):
-        own = rows[rows["how"] == how]
+        own, at = rows[rows["how"] == how], {"row": row, "col": 1}
         for model, style in MODELS.items():
             _counts(fig, own[own["model"] == model], style, row)
-        _block_axes(fig, own, row)
+        (low, high, block_size), last = own[ENDS].iloc[0], own["llm_share"].max()
+        for start, end in ((0.0, low), (high, last)):  # in grey what is not feasible
+            if start < end:  # after the lines: plotly leaves bands out where nothing is drawn yet
+                fig.add_vrect(start, end, **BAND, **at)
+        empty = go.Scatter(x=[0.3], y=[None], showlegend=False, hoverinfo="skip")
+        fig.add_trace(empty, **at, secondary_y=True)
+        most = 1.06 * float(own["blocks"].max())
+        fig.update_yaxes(title_text="blocks", range=[0, most], **at, secondary_y=False)
+        tokens = {"title_text": "tokens they hold", "range": [0, most * block_size]}
+        fig.update_yaxes(**tokens, showgrid=False, **at, secondary_y=True)
+        shares = {"range": [0, last], "dtick": 0.1, "tickformat": ".1f", "showticklabels": True}
+        fig.update_xaxes(title_text=theme.SHARE_TITLE, **shares, **at)
+        text = f"<b>{how}</b>: {_pair(own)}, feasible {low:.3f} to {high:.3f}"
+        say(fig, text, 0, 1, xref="x domain", yref="y domain", yshift=3, **at)
     title = "KV blocks of both models over the split"
     return finish(fig, title, _BLOCKS_CAPTION, provenance, _BLOCKS_FRAME)
 
@@ -183,25 +198,3 @@ def _counts(fig: go.Figure, rows: pd.DataFrame, model: Style, row: int) -> None:
         unit = _unit(lacking["lacks_bytes"])
         at = {"xanchor": "center", "yshift": 8, "font": {"size": 11}}
         say(fig, f"lacks<br>{lacks / UNITS[unit]:.1f} {unit}", share, 0, **at, row=row, col=1)
-
-
-def _block_axes(fig: go.Figure, rows: pd.DataFrame, row: int) -> None:
-    """Both axes, whose pair it is, and in grey what lies outside the feasible shares."""
-    low, high = rows["low_end"].iloc[0], rows["high_end"].iloc[0]
-    band = {"fillcolor": theme.GREY, "opacity": 0.2, "line_width": 0, "layer": "below"}
-    for start, end in ((0.0, low), (high, rows["llm_share"].max())):
-        if start < end:  # drawn after the lines: plotly leaves bands out where nothing is drawn yet
-            fig.add_vrect(start, end, **band, row=row, col=1)
-    reach = 1.06 * float(rows["blocks"].max())
-    size = int(rows["block_size"].iloc[0])
-    empty = go.Scatter(x=[0.3], y=[None], showlegend=False, hoverinfo="skip")
-    fig.add_trace(empty, row=row, col=1, secondary_y=True)
-    fig.update_yaxes(title_text="blocks", range=[0, reach], row=row, col=1, secondary_y=False)
-    tokens = {"title_text": "tokens they hold", "range": [0, reach * size], "showgrid": False}
-    fig.update_yaxes(**tokens, row=row, col=1, secondary_y=True)
-    ticks = {"range": [0, rows["llm_share"].max()], "dtick": 0.1, "tickformat": ".1f"}
-    fig.update_xaxes(**ticks, showticklabels=True, row=row, col=1)
-    text = f"<b>{rows['how'].iloc[0]}</b>: {_pair(rows)}, feasible {low:.3f} to {high:.3f}"
-    place = {"xref": "x domain", "yref": "y domain", "yshift": 3}
-    say(fig, text, 0, 1, **place, row=row, col=1)
-    fig.update_xaxes(title_text=theme.SHARE_TITLE, row=row, col=1)

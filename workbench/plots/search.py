@@ -164,24 +164,25 @@ def search_tree(
     width = places.groupby("depth")["place"].transform("max")
     places = places.assign(y=width / 2 - places["place"])  # one apart, around 0, the first on top
     chosen = places["chosen"] if "chosen" in places else pd.Series(False, places.index)
-    pruned, fig = places["role"] == "pruned", go.Figure()
-    fig.add_trace(_edges(places, pruned, "#D8D8D8", 0.8))
-    fig.add_trace(_edges(places, ~pruned & ~chosen, theme.GREY, 1.6))
-    fig.add_trace(_edges(places, chosen, theme.BLACK, 4))
+    pruned = places["role"] == "pruned"
+    faint = _edges(places, pruned, "#D8D8D8", 0.8)
+    plain = _edges(places, ~pruned & ~chosen, theme.GREY, 1.6)
+    fig = go.Figure([faint, plain, _edges(places, chosen, theme.BLACK, 4)])
     for role, (symbol, size, opacity) in ROLES.items():
         own, look = places[places["role"] == role], {"symbol": symbol, "size": size}
         edge = {"width": np.where(chosen[own.index], 2.4, 0.6)}
         marker = {"color": own["score"], "coloraxis": "coloraxis", "line": edge}
-        trace = _spots(own["depth"], own["y"], look | marker)
         hover = "node %{customdata}: score %{marker.color:.3f}<extra>" + role + "</extra>"
-        trace.update(customdata=own["node_id"], meta=role, opacity=opacity, hovertemplate=hover)
+        told = {"customdata": own["node_id"], "meta": role, "hovertemplate": hover}
+        trace = _spots(own["depth"], own["y"], look | marker, opacity=opacity, **told)
         note = look | {"color": theme.GREY, "opacity": opacity}
         fig.add_traces([trace, theme.legend_note("legend", f"{role} ({len(own)})", note)])
-    root = _spots([0], [0], {"symbol": "diamond", "size": 12, "color": theme.BLACK})
-    fig.add_trace(root.update(hovertext=[question or "the question"], hoverinfo="text"))
+    diamond = {"symbol": "diamond", "size": 12, "color": theme.BLACK}
+    told = {"hovertext": [question or "the question"], "hoverinfo": "text"}
+    fig.add_trace(_spots([0], [0], diamond, **told))
     ring = {"symbol": "circle-open", "size": 22, "color": theme.BLACK, "line": {"width": 2}}
     at = places[places["node_id"] == selected]
-    fig.add_trace(_spots(at["depth"], at["y"], ring).update(meta="ring", hoverinfo="skip"))
+    fig.add_trace(_spots(at["depth"], at["y"], ring, meta="ring", hoverinfo="skip"))
     if chosen.any():
         thick = {"symbol": "line-ew", "size": 22, "line": {"color": theme.BLACK, "width": 4}}
         fig.add_trace(theme.legend_note("legend", "chosen", thick))
@@ -198,8 +199,8 @@ def search_tree(
     return finish(fig, title, _TREE_CAPTION, provenance, frame)
 
 
-def _spots(x: Any, y: Any, marker: dict[str, Any]) -> go.Scatter:
-    return go.Scatter(x=x, y=y, mode="markers", marker=marker, showlegend=False)
+def _spots(x: Any, y: Any, marker: dict[str, Any], **more: Any) -> go.Scatter:
+    return go.Scatter(x=x, y=y, mode="markers", marker=marker, showlegend=False, **more)
 
 
 def _edges(places: pd.DataFrame, wanted: pd.Series, colour: str, width: float) -> go.Scatter:

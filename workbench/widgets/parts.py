@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 from typing import Any
 
 import anywidget
@@ -97,23 +98,15 @@ class NumberSlider(ipywidgets.HBox):
     """
 
     def __init__(
-        self, name: str, options: Sequence[float], value: float, form: str = "{:g}"
+        self, name: str, options: Iterable[float], value: float, form: str = "{:g}"
     ) -> None:
         self.options = sorted(options)
-        start, gaps = self.nearest(value), [b - a for a, b in zip(self.options, self.options[1:])]
-        self.slider = ipywidgets.SelectionSlider(
-            options=[(form.format(option), option) for option in self.options],
-            value=start,
-            description="slide",
-        )
-        self.typed = ipywidgets.BoundedFloatText(
-            value=start,
-            min=self.options[0],
-            max=self.options[-1],
-            step=min(gaps, default=1.0),
-            description="or type",
-            layout=ipywidgets.Layout(width="190px"),
-        )
+        gaps = [after - before for before, after in pairwise(self.options)]
+        ends = {"min": self.options[0], "max": self.options[-1], "step": min(gaps, default=1.0)}
+        texts, start = [(form.format(each), each) for each in self.options], self.nearest(value)
+        self.slider = ipywidgets.SelectionSlider(options=texts, value=start, description="slide")
+        self.typed = ipywidgets.BoundedFloatText(start, description="or type", **ends)
+        self.typed.layout.width = "190px"
         ipywidgets.dlink((self.slider, "value"), (self.typed, "value"))
         self.typed.observe(self._typed, names="value")
         super().__init__([*labelled(name).children, self.slider, self.typed])
@@ -186,14 +179,12 @@ class FigureView:
         draw: Callable[[], Mapping[str, Drawing]],
         parameters: Mapping[str, Any],
         tools: Sequence[ipywidgets.Widget] = (),
-        folder: str | None = None,
     ) -> None:
         self._notebook, self._draw, self._parameters = notebook, draw, parameters
         self._replaced: list[go.FigureWidget] = []
         self.words, self.pinned, self.copy = HtmlText(), HtmlText(), CopyText()
         self._texts, self._places = [self.words], ipywidgets.VBox()
-        place = folder or f"build/figures/{notebook}"
-        self._folder = ipywidgets.Text(value=place, description="folder")
+        self._folder = ipywidgets.Text(f"build/figures/{notebook}", description="folder")
         save = ipywidgets.HBox([self._folder, *button("save as figure", self.save).children])
         pin = button("pin for comparison", self.pin)
         rows = [*controls, self.words, self.pinned, self._places, pin, *tools, save, self.copy]

@@ -276,13 +276,11 @@ def what_if(
     known: Sequence[Replay] = (),
     *,
     price_per_hour: float | None = None,
-    folder: str | None = None,
 ) -> Any:
     """The widget where one can be shown, else a sentence.
 
     recordings: names or files, all of the package's by default, the position's is added. position:
     where it starts. known: replays to start from. price_per_hour: of the device, in any currency.
-    folder: where figures are saved unless another is typed.
     """
     if not parts.is_live():
         return parts.NOT_LIVE
@@ -292,7 +290,7 @@ def what_if(
         position = usual.position()
     if position.recording not in infos:
         infos |= what_if_replay.find_recordings([position.recording])
-    return WhatIfWidget(infos, position, known, price_per_hour, folder).box
+    return WhatIfWidget(infos, position, known, price_per_hour).box
 
 
 class NotReplayed(WorkbenchError):
@@ -312,7 +310,6 @@ class WhatIfWidget(parts.FigureView):
         start: Position,
         known: Sequence[Replay] = (),
         price_per_hour: float | None = None,
-        folder: str | None = None,
         replayer: Replayer = what_if_replay.replay_elsewhere,
     ) -> None:
         self._infos, self._price, self._replayer = infos, price_per_hour, replayer
@@ -323,9 +320,7 @@ class WhatIfWidget(parts.FigureView):
         self._offer(start)
         unpin = parts.button("clear pins", self.unpin)
         controls = [self._controls, self.status]
-        super().__init__(
-            "what_if", controls, lambda: drawings(self.view, self._price), {}, [unpin], folder
-        )
+        super().__init__("what_if", controls, lambda: drawings(self.view, self._price), {}, [unpin])
         self.move()
 
     @property
@@ -361,20 +356,12 @@ class WhatIfWidget(parts.FigureView):
             for name, options in offered.items()
         }
         self.menus["recording"].layout.width = "560px"
-        shares, memories = [k / 100 for k in range(1, 100)], info.memories(at)
-        self.sliders = {
-            "llm_share": NumberSlider(
-                "LLM share of total memory (llm_share)", shares, at.llm_share, "{:.2f}"
-            ),
-            "total_memory": NumberSlider(
-                "total memory (MiB)",
-                [size / MIB for size in memories],
-                at.total_memory / MIB,
-                "{:,.0f}",
-            ),
-        }
+        text, shares = "LLM share of total memory (llm_share)", [k / 100 for k in range(1, 100)]
+        self.sliders = {"llm_share": NumberSlider(text, shares, at.llm_share, "{:.2f}")}
+        sizes, size = [each / MIB for each in info.memories(at)], at.total_memory / MIB
+        self.sliders["total_memory"] = NumberSlider("total memory (MiB)", sizes, size, "{:,.0f}")
         for name, (text, usual) in OFFERED.items():
-            options = sorted({*usual, given[name]})
+            options = {*usual, given[name]}
             self.sliders[name] = NumberSlider(text, options, given[name], "{:,.0f}")
         for name, menu in self.menus.items():
             menu.observe(self._other_recording if name == "recording" else self.move, names="value")
