@@ -253,8 +253,7 @@ class LiveSearch:
         self._waits_since: float | None = None
         self._is_stopped = False
         self._rows, self._moves = array("d"), list[Move]()
-        self._phase, self._steps, self._tokens = "", 0, 0
-        self._search: Search | None = None
+        self._phase, self._steps, self._tokens, self._answered = "", 0, 0, 0
         self._ended_s: float | None = None
         self.result: SearchResult | None = None
         self.error: Exception | None = None
@@ -371,7 +370,7 @@ class LiveSearch:
             phase=self._phase if state == "running" else "",
             steps=steps,
             tokens=tokens,
-            answered=self._search.progress.answered if self._search else 0,
+            answered=self._answered,
             problems=len(self.problems),
             target=target,
             actual=actual,
@@ -387,10 +386,11 @@ class LiveSearch:
             for role, engine in zip(ROLES, self.pair.engines, strict=True)
         )
         try:
-            self._search = Search(self.problems, llm=llm, prm=PRM(prm), **self._settings)
-            while self._search.round():
-                pass
-            self.result = self._search.result()
+            search, is_going = Search(self.problems, llm=llm, prm=PRM(prm), **self._settings), True
+            while is_going:
+                is_going = search.round()
+                self._answered = search.progress.answered
+            self.result = search.result()
         except SearchStopped:
             pass
         except Exception as problem:  # `wait` raises it and a snapshot shows it
