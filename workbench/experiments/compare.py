@@ -127,8 +127,7 @@ def _parameters(runs: pd.DataFrame) -> pd.Series:
     """Every setting as text; where the runs differ, all values."""
     rows = []
     for config in (read_config(Path(folder)) for folder in runs["folder"]):
-        identity = {f"identity.{name}": value for name, value in config["identity"].items()}
-        values = config["parameters"] | identity
+        values = config["parameters"] | {f"identity.{k}": v for k, v in config["identity"].items()}
         rows.append({name: json.dumps(value) for name, value in values.items()})
     return pd.DataFrame(rows).apply(lambda column: ", ".join(sorted(set(column.dropna()))))
 

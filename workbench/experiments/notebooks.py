@@ -120,8 +120,7 @@ def run_notebooks(
     known = {file: known_parameters(file) for file in files}
     together = {name: None for each in known.values() for name in each}
     refuse_unknown(given, together, " and ".join(file.stem for file in files))
-    reports = project_root() / "reports" / "notebooks"
-    place = Path(out_dir) if out_dir else reports / (profile or "default")
+    place = Path(out_dir or project_root() / "reports" / "notebooks" / (profile or "default"))
     place.mkdir(parents=True, exist_ok=True)
     ours = {name: value for name, value in BATCH.items() if name not in os.environ}
     os.environ.update(ours)  # for the kernels started within
