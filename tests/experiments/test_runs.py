@@ -263,6 +263,9 @@ def test_the_first_node_that_differs_is_named(pair):
     assert not found.identical
     assert found.first_difference.endswith(", b has [1, 2, 999]")
     assert "problem p2, seed 0, node 1: tokens differ, a has [" in found._repr_html_()
+    hostile = "<img src=x onerror=alert(1)>"
+    told = replace(found, first_difference=hostile, warnings=(hostile,))._repr_html_()
+    assert told.count("&lt;img") == 2 and "<img" not in told
     edit(pair[1], "nodes", lambda nodes: nodes.assign(score=[0.123, *nodes["score"][1:]]))
     assert "node 0: scores differ, a has 0." in compare(*pair).first_difference
     edit(pair[1], "nodes", lambda nodes: nodes.drop(index=0))

@@ -120,8 +120,7 @@ def run_notebooks(
     files = notebook_files(names, folder)
     given = dict(parameters or {}) | ({"profile": profile} if profile else {})
     known = known_together(files, given)
-    reports = project_root() / "reports" / "notebooks"
-    place = Path(out_dir) if out_dir else reports / (profile or "default")
+    place = Path(out_dir or project_root() / "reports" / "notebooks" / (profile or "default"))
     place.mkdir(parents=True, exist_ok=True)
     ours = {name: value for name, value in BATCH.items() if name not in os.environ}
     os.environ.update(ours)  # for the kernels started within
@@ -143,7 +142,8 @@ def _run(notebook: Path, parameters: dict[str, Any], place: Path, progress: bool
     for old in (done, failed):
         old.unlink(missing_ok=True)
     shown = {"progress_bar": False, "stderr_file": sys.stderr if progress else None}
-    shown |= {"extra_arguments": ["--IPKernelApp.log_level=ERROR"], "cwd": project_root()}
+    quiet = ["--IPKernelApp.log_level=CRITICAL"]  # a shut-down interrupts, and logs it as an error
+    shown |= {"extra_arguments": quiet, "cwd": project_root()}
     try:
         papermill.execute_notebook(notebook, partial, parameters, **shown)
     except BaseException as problem:

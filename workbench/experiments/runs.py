@@ -23,6 +23,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache, partial
+from html import escape
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -474,9 +475,9 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         tokens = "identical" if self.identical else f"different ({self.first_difference})"
-        notes = "".join(f"<p><b>Warning:</b> {text}</p>" for text in self.warnings)
+        notes = "".join(f"<p><b>Warning:</b> {escape(text)}</p>" for text in self.warnings)
         tables = self.parameters.to_html(index=False) + self.differences.to_html(index=False)
-        return f"{notes}{tables}<p>Tokens and scores: {tokens}.</p>"
+        return f"{notes}{tables}<p>Tokens and scores: {escape(tokens)}.</p>"
 
 
 def compare(a: Folders, b: Folders) -> Comparison:
