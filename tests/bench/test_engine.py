@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from workbench.bench import engine
-from workbench.bench.engine import TRANSFORMERS, EngineBench, Linears, Sizes, Work, engine_rows
+from workbench.bench.engine import TRANSFORMERS, EngineBench, Linears, Work, engine_rows
 from workbench.bench.kernels import require_gpu
 from workbench.bench.peers import PeerError
 from workbench.bench.record import Ceiling, record
 from workbench.errors import ConfigError
 from workbench.models.registry import CONFIGS, model_spec, read_spec
 
-SMALL = Sizes(batches=(1, 3), prompt=8, new=4, prefills=(16,), warm_ups=(1, 2))
+SMALL = Work(1, 8, 4), Work(3, 8, 4), Work(1, 16)
 MACHINE = Ceiling(flops_per_s=1e13, bytes_per_s=1e9, gemm_flops_per_s=1e12)
 
 
@@ -35,7 +35,8 @@ class Steady:
 
 
 @pytest.fixture
-def bench():
+def bench(monkeypatch):
+    monkeypatch.setattr(engine, "WARM_UPS", (1, 2))
     return EngineBench("dummy:tiny-solver", SMALL, 2)
 
 
@@ -63,7 +64,7 @@ def test_rows_pair_ours_with_each_peer_and_a_broken_one_has_none(bench):
 def test_every_row_of_the_record_is_measured_on_a_small_input(monkeypatch, tmp_path):
     """Guards the names that the record is read by, and that each number is one."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(engine, "CPU_SIZES", SMALL)
+    monkeypatch.setattr(engine, "CPU_WORKS", SMALL)
     rows = {row.name: row for row in engine.run(repeats=1, peers="none")}
     kinds = ("", "@products", "+invariant")
     assert list(rows) == [
@@ -139,7 +140,7 @@ def test_rows_say_why_they_have_no_peer(monkeypatch, tmp_path):
     """Of a peer that cannot be made, and of one that fails while it is measured: ours come."""
 
     class Failing:
-        def __init__(self, *_: object) -> None: ...
+        def __init__(self, *_: object, **__: object) -> None: ...
 
         def timed(self, prompts, new_tokens):
             raise RuntimeError("CUDA out of memory")

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from tests.models.gguf_making import random_tensors, write_gguf
 from workbench.bench import peers
-from workbench.bench.engine import TRANSFORMERS, EngineBench, Sizes, chosen_peers, peer_files
+from workbench.bench.engine import TRANSFORMERS, EngineBench, Work, chosen_peers, peer_files
 from workbench.bench.peers import PEERS, PeerError, PeerProcess
 from workbench.errors import ConfigError
 
@@ -68,8 +68,9 @@ def fake(tmp_path, monkeypatch):
     started = []
 
     def start(model="some"):
-        sizes = {"threads": 2, "max_seqs": 4, "max_tokens": 64, "max_model_len": 32}
-        started.append(PeerProcess("vllm", tmp_path, {"model": model, **sizes}))
+        limits = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 32}
+        given = {"model": model, "threads": 2, **limits}
+        started.append(PeerProcess("vllm", tmp_path, given))
         return started[-1]
 
     yield start
@@ -102,7 +103,7 @@ def test_a_peer_that_dies_is_named_with_its_last_words(fake):
 def test_a_peer_that_is_missing_is_left_out_with_a_warning(monkeypatch, tmp_path):
     """Guards that a machine without peers measures all the same, and says how to get them."""
     monkeypatch.chdir(tmp_path)
-    small = Sizes(batches=(1,), prompt=4, new=2, prefills=(8,))
+    small = Work(1, 4, 2), Work(1, 8)
     with pytest.warns(UserWarning, match="No rows") as told:
         found = EngineBench("tiny-solver", small, 1, peers=("vllm", "llama.cpp"))
     assert set(found.labels) == {TRANSFORMERS, "products"}
@@ -117,7 +118,7 @@ def test_peers_are_chosen_by_name_and_an_unknown_one_is_refused():
     assert chosen_peers("none") == []
     assert chosen_peers("installed") == [TRANSFORMERS, *PEERS]
     assert chosen_peers("llama.cpp, vllm") == ["llama.cpp", "vllm"]
-    with pytest.raises(ConfigError, match=r"no peer 'vlm'.*Did you mean 'vllm'"):
+    with pytest.raises(ConfigError, match=r"peers is 'vlm'.*Did you mean 'vllm'"):
         chosen_peers("vlm")
 
 

@@ -19,20 +19,15 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-import torch
-
-from workbench.bench.kernels import gpu_ceiling, require_gpu
 from workbench.bench.record import Row, memory_rows
 from workbench.bench.replay import this_machine
 from workbench.core import RequestOutput, SamplingParams, StepPlan, StepResult, Tag
 from workbench.engine.engine import Engine
 from workbench.engine.executor import Executor, StepHandle
-from workbench.engine.memory import total_of
 from workbench.errors import ConfigError
 from workbench.models.loading import require_device
 from workbench.models.registry import DUMMY
 from workbench.replay.answers import Answers, RecordedExecutor, SampledNode
-from workbench.replay.devices import Device
 from workbench.replay.simulator import events, play
 from workbench.replay.what_if import what_if
 from workbench.replay.workload import load_recording, thesis_search
@@ -59,7 +54,7 @@ def run(
     """
     require_device(device)  # before anything is foretold
     answers, total = searched(llm, profile)
-    known = measured_device(device)
+    known = this_machine(device)
     foretold = {
         share: what_if(answers, device=known, total_memory=total, llm_share=share)
         for share in SHARES
@@ -109,16 +104,6 @@ def searched(llm: str, profile: str) -> tuple[Answers, str]:
         return Answers(load_recording(TINY_RECORDING)), "64MiB"
     problems, depth = SEARCHES[profile]
     return Answers(thesis_search(problems, max_depth=depth)), "40GiB"
-
-
-def measured_device(name: str) -> Device:
-    """This machine's roofline, or its GPU's."""
-    if name == "cpu":
-        return this_machine()
-    place = require_gpu(bench="reenact", name=name)
-    ceiling, gpu = gpu_ceiling(place), torch.cuda.get_device_name(place)
-    rates = ceiling.flops_per_s, ceiling.bytes_per_s
-    return Device(gpu, *rates, total_of(place), "measured")
 
 
 # -- engines that are told what they sampled --
@@ -176,12 +161,8 @@ class ReenactedEngine:
     def __init__(self, engine: Engine, recorded: RecordedEngine, answers: Answers) -> None:
         most = max(
             max(tokens, default=0)
-            for each in answers.recording.problems
-            for tokens in (
-                each.prompt,
-                *(step.tokens for step in each.steps),
-                *(solution.tokens for solution in each.solutions),
-            )
+            for problem in answers.recording.problems
+            for tokens in (problem.prompt, *(n.tokens for n in problem.steps + problem.solutions))
         )
         if most >= engine.spec.vocab:
             raise ConfigError(
