@@ -11,7 +11,6 @@ import torch
 
 from workbench.bench import engine
 from workbench.bench.engine import TRANSFORMERS, EngineBench, Linears, Work, engine_rows
-from workbench.bench.kernels import require_gpu
 from workbench.bench.peers import PeerError
 from workbench.bench.record import Ceiling, record
 from workbench.errors import ConfigError
@@ -157,20 +156,3 @@ def test_rows_say_why_they_have_no_peer(monkeypatch, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 8}))  # of which family?
     with pytest.warns(UserWarning, match=r"no transformers: ValueError: .*model_type"):
         EngineBench("dummy:tiny-solver", SMALL, 1)
-
-
-def test_the_gpu_that_was_named_is_asked(monkeypatch):
-    """And not the first; one that is not there is refused."""
-    asked: list[str] = []
-
-    def memory(device: torch.device) -> tuple[int, int]:
-        asked.append(str(device))
-        return 10, 20
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", memory)
-    assert require_gpu(5, "engine", "cuda:1") == torch.device("cuda:1")
-    assert asked == ["cuda:1"]
-    with pytest.raises(ConfigError, match=r"device='cuda:2'.*finds 2 CUDA devices"):
-        require_gpu(5, "engine", "cuda:2")

@@ -13,7 +13,6 @@ from workbench.bench.memory import (
     FullArena,
     beam_rows,
     blocks_used,
-    drop_from_page_cache,
     fork_rows,
     longest_beams,
     measured_start,
@@ -205,8 +204,7 @@ def test_an_iteration_that_lacks_beams_is_not_the_longest():
 
 def test_a_start_is_measured_in_a_fresh_process():
     """Guards that seconds and memory are of the engine, whose budget is weights and KV."""
-    drop_from_page_cache("tiny-solver")
-    found = measured_start("tiny-solver", "8MiB")
+    found = measured_start("tiny-solver", "8MiB", cold=True)
     assert 0 < found["seconds"] < 60
     assert found["budget"] > 8 * 2**20
     assert found["peak"] > 0

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from workbench.bench import reenact as module
+from workbench.bench import replay as benches
 from workbench.bench.record import Ceiling
 from workbench.bench.reenact import reenact
 from workbench.core import SamplingParams
@@ -117,7 +118,10 @@ def test_a_gpu_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     rates = {"cuda:1": Ceiling(3e14, 1e12, 3e14)}
-    monkeypatch.setattr(module, "gpu_ceiling", lambda place: rates[str(place)])
-    found = module.measured_device("cuda:1")
+    monkeypatch.setattr(benches, "gpu_ceiling", lambda place: rates[str(place)])
+    found = benches.this_machine("cuda:1")
     assert (found.name, found.flops_per_s, found.bytes_per_s) == ("NVIDIA B999", 3e14, 1e12)
-    assert (found.memory_bytes, found.source) == (64 * GIB, "measured")
+    assert (found.memory_bytes, found.source) == (
+        64 * GIB,
+        "measured: a matrix product, a sum over memory",
+    )

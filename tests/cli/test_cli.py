@@ -181,10 +181,19 @@ def test_a_bench_that_is_broken_off_writes_what_it_measured(tmp_path, monkeypatc
     monkeypatch.setattr(tools, "import_module", lambda name: Broken)
     file = tmp_path / "engine.json"
     assert main(["bench", "engine", "--json", str(file)]) == 130
-    assert "the same command resumes" in capsys.readouterr().err
+    assert capsys.readouterr().err.strip() == "Interrupted."
     record = json.loads(file.read_text())
     assert record["mode"]["complete"] is False
     assert [row["name"] for row in record["rows"]] == ["decode_b1"]
+
+
+def test_a_study_that_is_broken_off_says_that_it_resumes(monkeypatch, capsys):
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("workbench.experiments.study.run_sweep", stopped)
+    assert main(["sweep", "--profile", "quick"]) == 130
+    assert "the same command resumes" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -43,26 +43,23 @@ READ_BYTES, SIDE = 2 << 30, 8192  # a ceiling's: bytes to read, the side of squa
 
 
 def require_gpu(
-    needed_bytes: int = 2 * READ_BYTES, bench: str = "kernels", name: str | None = None
+    needed_bytes: int = 2 * READ_BYTES, bench: str = "kernels", name: str = "cuda"
 ) -> torch.device:
-    """The CUDA device of a name, or the current one.
-
-    Raises ConfigError where it is not there, OutOfMemory when it has not the room.
-    """
+    """A CUDA device. Raises ConfigError where it is not there, OutOfMemory without the room."""
     if not torch.cuda.is_available():
         raise ConfigError(
             f"bench {bench} measures a GPU, and torch finds no CUDA device here. Run it on a "
             "machine with one and a CUDA build of torch; bench engine with --device cpu measures "
             "the CPU."
         )
-    named = () if name is None else (require_device(name),)
-    free, total = torch.cuda.mem_get_info(*named)
+    place = require_device(name)
+    free, total = torch.cuda.mem_get_info(place)
     if free < needed_bytes:
         raise OutOfMemory(
             f"bench {bench} needs {needed_bytes:,} bytes of GPU memory; {free:,} of {total:,} are "
             "free. End what else uses the GPU, or give --profile quick."
         )
-    return torch.device(name or "cuda")
+    return place
 
 
 def graph_seconds(work: Work, repeats: int) -> list[float]:

@@ -27,11 +27,11 @@ from workbench.engine.executor import Executor, StepHandle
 from workbench.errors import ConfigError
 from workbench.models.loading import require_device
 from workbench.models.registry import DUMMY
-from workbench.replay.answers import Answers, RecordedExecutor, SampledNode
+from workbench.replay.answers import Answers, RecordedExecutor
 from workbench.replay.simulator import events, play
 from workbench.replay.what_if import what_if
 from workbench.replay.workload import load_recording, thesis_search
-from workbench.search.recording import RecordedEngine
+from workbench.search.recording import RecordedEngine, RecordedStep
 from workbench.search.result import Throughput
 from workbench.trace import Recorder, Trace
 
@@ -114,12 +114,9 @@ def reenact(answers: Answers, llm: Engine, prm: Engine) -> tuple[Trace, Throughp
 
     Raises RecordingError and ConfigError.
     """
-    recorder, recording = Recorder("reenact"), answers.recording
-    for engine in (llm, prm):
-        engine.cache.reset()
-    sampling = ReenactedEngine(llm, recording.llm, answers)
-    scoring = ReenactedEngine(prm, recording.prm, answers)
-    executor = llm.executor
+    recorder, executor = Recorder("reenact"), llm.executor
+    sampling = ReenactedEngine(llm, answers.recording.llm, answers)
+    scoring = ReenactedEngine(prm, answers.recording.prm, answers)
     forced: Any = ForcedExecutor(executor, RecordedExecutor(answers.tokens))
     llm.executor = forced
     try:
@@ -169,41 +166,33 @@ class ReenactedEngine:
                 f"The recording has token {most}; {engine.name} knows {engine.spec.vocab} tokens: "
                 "give a model with a larger vocabulary."
             )
+        engine.cache.reset()
         self.engine, self._answers = engine, answers
         self.max_model_len = recorded.max_model_len
-        self._nodes: dict[int, SampledNode] = {}
+        self._steps: dict[int, RecordedStep] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
 
     def add(self, prompt: Sequence[int], params: SamplingParams, *, tag: Tag) -> int:
         """Queue the node that the tag names; it ends when it has as many tokens as recorded."""
-        node = self._answers.node(tag.problem_id, tag.node_id)
-        count = len(node.step.tokens)
-        asked = replace(params, max_tokens=count, stop=(), ignore_eos=True)
+        step = self._answers.node(tag.problem_id, tag.node_id).step
+        asked = replace(params, max_tokens=len(step.tokens), stop=(), ignore_eos=True)
         number = self.engine.add(list(prompt), asked, tag=tag)
-        self._nodes[number] = node
+        self._steps[number] = step
         return number
 
-    def add_score(
-        self,
-        token_ids: Sequence[int],
-        positions: Sequence[int],
-        columns: Sequence[int],
-        *,
-        tag: Tag | None = None,
-    ) -> int:
+    def add_score(self, token_ids: Any, positions: Any, columns: Any, *, tag: Tag | None) -> int:
         """Queue a scoring request; as many columns are computed as the recorded PRM was asked."""
         return self.engine.add_score(list(token_ids), positions, range(len(columns)), tag=tag)
 
     def step(self) -> list[RequestOutput]:
         """One scheduling step of the engine; finished nodes are told as they were recorded."""
-        return [self._told(output) for output in self.engine.step()]
-
-    def _told(self, output: RequestOutput) -> RequestOutput:
-        node = self._nodes.pop(output.request_id, None)
-        if node is None or output.error is not None or output.finish_reason == "abort":
-            return output
-        step = node.step
-        assert output.token_ids == step.tokens, "the engine was told what to sample"
-        return replace(output, text=step.text, finish_reason=step.finish_reason)
+        outputs = self.engine.step()
+        for place, output in enumerate(outputs):
+            step = self._steps.pop(output.request_id, None)
+            if step is not None and output.error is None and output.finish_reason != "abort":
+                assert output.token_ids == step.tokens, "the engine was told what to sample"
+                told = {"text": step.text, "finish_reason": step.finish_reason}
+                outputs[place] = replace(output, **told)
+        return outputs
