@@ -351,9 +351,12 @@ class EngineBench:
         """Raises OutOfMemory, with the numbers, where the device is too small for the model."""
         self.model, self.works, self.repeats = model, works, repeats
         self.spec, self.on_cpu = model_spec(model), device == "cpu"
-        self._place = {"device": device, "dtype": "float32" if self.on_cpu else GPU_DTYPE}
+        self._place: dict[str, Any] = {
+            "device": device,
+            "dtype": "float32" if self.on_cpu else GPU_DTYPE,
+        }
         self._random = np.random.default_rng(seed)
-        self._limits = {
+        self._limits: dict[str, Any] = {
             "max_num_seqs": max(work.sequences for work in works),
             "max_num_batched_tokens": max(work.sequences * work.tokens for work in works),
             "max_model_len": max(work.blocks() for work in works) * BLOCK_SIZE,

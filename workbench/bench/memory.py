@@ -248,8 +248,9 @@ def fork_rows(workload: Workload, seed: int = 0) -> Iterator[Row]:
     for reuse in (False, True):
         llm, prm = (roomy_engine(name, reuse_partial_blocks=reuse) for name in names)
         done = workload.search(llm, prm, seed)
-        tokens = (done.problems[f"prm_tokens_{kind}"] for kind in ("computed", "distinct"))
-        found.append(ratio_row("fork_prm_over_ideal", "x", *tokens, done.problems["problem_id"]))
+        each = done.problems
+        tokens = each["prm_tokens_computed"], each["prm_tokens_distinct"]
+        found.append(ratio_row("fork_prm_over_ideal", "x", *tokens, each["problem_id"]))
         trees.append(done.tree["token_ids"].map(list))
     if not trees[0].equals(trees[1]):
         raise WorkbenchError(

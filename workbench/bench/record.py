@@ -69,24 +69,17 @@ def median_row(
 
     peers: the peer's repeats; ratio and spread are then of the paired ratios.
     """
-    value = median(values)
-    ratios = [mine / other for mine, other in zip(values, peers, strict=True)] if peers else []
-    spread = None
-    if len(values) > 1:
-        low, _, high = quantiles(ratios or values, n=4, method="inclusive")
-        spread = (high - low) / 2
-    return Row(
-        name,
-        value,
-        unit,
-        peer=peer,
-        peer_value=median(peers) if peers else None,
-        ratio=median(ratios) if ratios else None,
-        ceiling=ceiling,
-        share_of_ceiling=None if ceiling is None else value / ceiling,
-        repeats=len(values),
-        spread=spread,
-    )
+    value, paired = median(values), list(values)
+    found: dict[str, Any] = {"peer": peer, "ceiling": ceiling, "repeats": len(values)}
+    if peers:
+        paired = [mine / other for mine, other in zip(values, peers, strict=True)]
+        found |= {"peer_value": median(peers), "ratio": median(paired)}
+    if ceiling is not None:
+        found["share_of_ceiling"] = value / ceiling
+    if len(paired) > 1:
+        low, _, high = quantiles(paired, n=4, method="inclusive")
+        found["spread"] = (high - low) / 2
+    return Row(name, value, unit, **found)
 
 
 def compared_rows(

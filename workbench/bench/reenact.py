@@ -193,6 +193,6 @@ class ReenactedEngine:
             step = self._steps.pop(output.request_id, None)
             if step is not None and output.error is None and output.finish_reason != "abort":
                 assert output.token_ids == step.tokens, "the engine was told what to sample"
-                told = {"text": step.text, "finish_reason": step.finish_reason}
-                outputs[place] = replace(output, **told)
+                reason = step.finish_reason
+                outputs[place] = replace(output, text=step.text, finish_reason=reason)
         return outputs
