@@ -46,7 +46,7 @@ def test_rows_pair_ours_with_each_peer_and_a_broken_one_has_none(bench):
     bench.modes = {"": "", "+invariant": "+invariant"}
     bench.labels |= {"vllm": "vllm 1", "broken": "broken 2"}
     seen = {name: contender.seen for name, contender in bench.contenders.items()}
-    with pytest.warns(UserWarning, match="No rows @broken: out of luck"):
+    with pytest.warns(UserWarning, match="Rows have no broken: out of luck"):
         found = bench.rates(Work(3, 8, 4))
     rows = {row.name: row for row in bench.rows("decode_b3", found, 80.0)}
     assert set(rows) == {f"decode_b3{name}" for name in ("", "+invariant", "@products", "@vllm")}

@@ -99,13 +99,13 @@ def test_a_peer_that_is_missing_is_left_out_with_a_warning(monkeypatch, tmp_path
     """Guards that a machine without peers measures all the same, and says how to get them."""
     monkeypatch.chdir(tmp_path)
     small = Work(1, 4, 2), Work(1, 8)
-    with pytest.warns(UserWarning, match="No rows") as told:
+    with pytest.warns(UserWarning, match="Rows have no") as told:
         found = EngineBench("tiny-solver", small, 1, peers=("vllm", "llama.cpp"))
     assert set(found.labels) == {TRANSFORMERS, "products"}
-    said = [str(warning.message) for warning in told if "No rows" in str(warning.message)]
-    assert said[0].startswith("No rows @vllm: vllm is not installed")
+    said = [str(warning.message) for warning in told if "Rows have" in str(warning.message)]
+    assert said[0].startswith("Rows have no vllm: vllm is not installed")
     assert "make bench-peers" in said[0]
-    assert said[1].startswith("No rows @llama.cpp: tiny-solver has no files")
+    assert said[1].startswith("Rows have no llama.cpp: tiny-solver has no files")
 
 
 def test_peers_are_chosen_by_name_and_an_unknown_one_is_refused():

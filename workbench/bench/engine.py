@@ -107,8 +107,7 @@ def run(
 ) -> Iterator[Row]:
     """The rows of `workbench bench engine`, each as soon as it is measured.
 
-    repeats: instead of the profile's; peers: "installed", "none", or names joined by commas, of
-    which a GPU's rows know transformers alone.
+    repeats: instead of the profile's; peers: "installed", "none", or names joined by commas.
     """
     spec, chosen = model_spec(model), chosen_peers(peers)  # refused before anything is measured
     large = device != "cpu" or spec.parameters() > LARGE
@@ -201,8 +200,7 @@ class Ours:
 class Transformers:
     """`transformers`: generate with a static batch and its own cache; its forward for prefill.
 
-    folder: config and weights; None: the model's config alone, and weights as `transformers` draws
-    them.
+    folder: config and weights; None: the model's config, and weights as `transformers` draws them.
     """
 
     def __init__(self, model: str, folder: Path | None, device: str, dtype: str) -> None:
@@ -252,18 +250,14 @@ class Transformers:
 class Linears:
     """torch's own products: each of a step's, float32 F.linear, of the engine's fused shapes.
 
-    Each layer has weights of its own, so they come from memory as an engine's do. No attention, no
-    norms, no sampling.
+    Each layer has weights of its own, so they come from memory as an engine's do.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
-        shapes = (
-            (spec.qkv_columns, spec.hidden),
-            (spec.hidden, spec.heads * spec.head_dim),
-            (2 * spec.intermediate, spec.hidden),
-            (spec.hidden, spec.intermediate),
-        )
-        self.layers = [torch.randn(shape) for _ in range(spec.layers) for shape in shapes]
+        attention = (spec.qkv_columns, spec.hidden), (spec.hidden, spec.heads * spec.head_dim)
+        mlp = (2 * spec.intermediate, spec.hidden), (spec.hidden, spec.intermediate)
+        shapes = (*attention, *mlp) * spec.layers
+        self.layers = [torch.randn(shape) for shape in shapes]
         self.head = torch.randn(spec.vocab, spec.hidden)
 
     @torch.inference_mode()
@@ -424,12 +418,10 @@ class EngineBench:
         if not isinstance(error, PeerError):
             told = textwrap.shorten(reason, 200, placeholder=" ...")
             reason = f"{type(error).__name__}: {told}"
+        self.labels.pop(name, None)
         if name == TRANSFORMERS:
             self.labels[name] = f"no {name}: {reason}"
-            warnings.warn(f"Rows have {self.labels[name]}", stacklevel=2)
-        else:
-            self.labels.pop(name, None)
-            warnings.warn(f"No rows @{name}: {reason}", stacklevel=2)
+        warnings.warn(f"Rows have no {name}: {reason}", stacklevel=2)
 
     def ours(self, mode: str) -> Ours:
         """Our engine as a mode's rows have it."""

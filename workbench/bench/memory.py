@@ -99,9 +99,8 @@ def run(
 ) -> Iterator[Row]:
     """The rows of `workbench bench memory`.
 
-    repeats: starts, instead of the profile's. seeds: of the searches that share one memory, as many
-    as these instead of the profile's. part: of the rows alone, None: all; arena, forks and sharing
-    are of the tiny pair.
+    repeats: of starts, seeds: of the searches that share one memory, instead of the profile's.
+    part: of the rows alone, None: all; arena, forks and sharing are of the tiny pair.
     """
     tiny, sizes = model == TINY, PROFILES[profile]
     known, kv_memory = (PARTS, "64MiB") if tiny else (PARTS[:2], "1GiB")

@@ -112,8 +112,14 @@ def searched(llm: str, profile: str) -> tuple[Answers, str]:
 def reenact(answers: Answers, llm: Engine, prm: Engine) -> tuple[Trace, Throughput]:
     """The recorded search on these engines, from empty caches; both stay usable.
 
-    Raises RecordingError and ConfigError.
+    Raises RecordingError, and ConfigError where the vocabulary lacks a recorded token.
     """
+    most, known = int(answers.tokens.tokens.max()), llm.spec.vocab
+    if most >= known:
+        raise ConfigError(
+            f"The recording has token {most}; {llm.name} knows {known} tokens: give a model with a "
+            "larger vocabulary."
+        )
     recorder, executor = Recorder("reenact"), llm.executor
     sampling = ReenactedEngine(llm, answers.recording.llm, answers)
     scoring = ReenactedEngine(prm, answers.recording.prm, answers)
@@ -147,25 +153,12 @@ class ForcedExecutor:
 
 
 class ReenactedEngine:
-    """A real engine in the place of a recorded one; what is not here is the engine's own.
-
-    Raises ConfigError where its vocabulary lacks a recorded token.
-    """
+    """A real engine in the place of a recorded one; what is not here is the engine's own."""
 
     capabilities = frozenset({"trace"})
     tokenizer = None
 
     def __init__(self, engine: Engine, recorded: RecordedEngine, answers: Answers) -> None:
-        most = max(
-            max(tokens, default=0)
-            for problem in answers.recording.problems
-            for tokens in (problem.prompt, *(n.tokens for n in problem.steps + problem.solutions))
-        )
-        if most >= engine.spec.vocab:
-            raise ConfigError(
-                f"The recording has token {most}; {engine.name} knows {engine.spec.vocab} tokens: "
-                "give a model with a larger vocabulary."
-            )
         engine.cache.reset()
         self.engine, self._answers = engine, answers
         self.max_model_len = recorded.max_model_len
