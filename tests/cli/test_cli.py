@@ -141,9 +141,18 @@ def test_a_bench_that_is_broken_off_writes_what_it_measured(bench, capsys):
 
     status, record = bench(rows())
     assert status == 130
-    assert "the same command resumes" in capsys.readouterr().err
+    assert capsys.readouterr().err.strip() == "Interrupted."
     assert record["mode"]["complete"] is False
     assert [row["name"] for row in record["rows"]] == ["decode_b1"]
+
+
+def test_a_study_that_is_broken_off_says_that_it_resumes(monkeypatch, capsys):
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("workbench.experiments.study.run_sweep", stopped)
+    assert main(["sweep", "--profile", "quick"]) == 130
+    assert "the same command resumes" in capsys.readouterr().err
 
 
 def test_one_search_prints_problem_tree_answer_and_speed(capsys):

@@ -16,6 +16,7 @@ from workbench.cli import study, tools
 from workbench.cli.options import Verb, command
 
 INTERRUPTED = 130
+RESUMABLE = {"figures", "sweep"}  # verbs whose finished runs are kept
 
 app = typer.Typer(
     rich_markup_mode=None,  # importing rich takes longer than everything else of a help page
@@ -57,7 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(left.__context__, BrokenPipeError):  # the reader left, as `head` does
             return 0
         if left.code == INTERRUPTED:
-            text = "Interrupted. Finished runs are kept; the same command resumes."
+            given = sys.argv[1:] if arguments is None else arguments
+            kept = " Finished runs are kept; the same command resumes."
+            text = f"Interrupted.{kept if RESUMABLE.intersection(given[:1]) else ''}"
             print(f"\n{text}", file=sys.stderr)
         return int(left.code or 0)
     return 0
