@@ -14,21 +14,12 @@ from tests.kernels.synthetic import Step, check_same, random_step
 from workbench.kernels import LayerCache
 from workbench.kernels.reference import ReferenceKernels
 from workbench.kernels.triton import INTERPRETED, TritonKernels
-from workbench.kernels.triton.attention import Tuning
+from workbench.kernels.triton.attention import Tiles
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-# Small tiles: few positions then have many edges. One number of lanes: every program's bits agree.
-SMALL = Tuning(
-    tile=16,
-    span=32,
-    prefill_queries=16,
-    span_queries=16,
-    shared_queries=16,
-    prefill_warps=4,
-    stages=2,
-)
-JOINED = replace(SMALL, joined=True)
-UNEQUAL = replace(SMALL, tile=32, span=64, prefill_queries=32, shared_queries=64)
+# Small tiles: few positions then have many edges.
+SMALL = Tiles(queries=16, tile=16, span=32)
+WIDER = Tiles(queries=32, tile=32, span=64)
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 KINDS = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
 
@@ -38,25 +29,25 @@ MIXED = [(0, 19), (40, 1), (17, 3)]
 # (heads, kv_heads, head_dim), sequences, block size, tiles
 CASES = {
     "one_head_each": ((2, 2, 16), DECODE, 16, SMALL),
-    "blocks_of_one": ((2, 1, 16), DECODE, 1, JOINED),
+    "blocks_of_one": ((2, 1, 16), DECODE, 1, SMALL),
     "group_of_three": ((6, 2, 24), MIXED, 8, SMALL),
-    "group_of_four": ((4, 1, 48), DECODE, 4, JOINED),
+    "group_of_four": ((4, 1, 48), DECODE, 4, SMALL),
     "group_of_six": ((6, 1, 80), MIXED, 16, SMALL),
-    "group_of_five": ((5, 1, 64), MIXED, 16, UNEQUAL),
+    "group_of_five": ((5, 1, 64), MIXED, 16, WIDER),
     "group_of_seven": ((7, 1, 16), PREFILL, 4, SMALL),
-    "group_of_eight": ((8, 1, 32), MIXED, 32, JOINED),
-    "wide": ((4, 2, 128), MIXED, 16, UNEQUAL),
-    "odd_width": ((3, 3, 40), PREFILL, 2, JOINED),
+    "group_of_eight": ((8, 1, 32), MIXED, 32, SMALL),
+    "wide": ((4, 2, 128), MIXED, 16, WIDER),
+    "odd_width": ((3, 3, 40), PREFILL, 2, SMALL),
 }
 
 
-def kernels(dtype: torch.dtype, tuning: Tuning) -> TritonKernels:
-    return TritonKernels(torch.device(DEVICE), dtype, tuning)
+def kernels(dtype: torch.dtype, tiles: Tiles) -> TritonKernels:
+    return TritonKernels(torch.device(DEVICE), dtype, tiles)
 
 
-def attended(step: Step, tuning: Tuning) -> torch.Tensor:
+def attended(step: Step, tiles: Tiles) -> torch.Tensor:
     """Attention of every row, by our kernels."""
-    out, ours = step.room(), kernels(step.qkv.dtype, tuning)
+    out, ours = step.room(), kernels(step.qkv.dtype, tiles)
     ours.attend(step.qkv, out, step.cache, step.context)
     return out
 
@@ -71,11 +62,11 @@ def expected(step: Step) -> torch.Tensor:
 
 
 def compare(name: str, dtype: torch.dtype) -> None:
-    shape, sequences, block_size, tuning = CASES[name]
+    shape, sequences, block_size, tiles = CASES[name]
     step = random_step(shape, sequences, block_size).to(dtype, DEVICE)
     tolerance = TOLERANCES[dtype]
     torch.testing.assert_close(
-        attended(step, tuning).float(),
+        attended(step, tiles).float(),
         expected(step),
         rtol=tolerance,
         atol=tolerance,
@@ -97,14 +88,14 @@ def test_attention_in_half_precision(name: str) -> None:
 @pytest.mark.parametrize("name", ["group_of_seven", "group_of_eight"])
 def test_bytes_of_another_model_around_the_live_data(name: str) -> None:
     """A page of an arena may have held anything: float16 reads its bytes as all kinds of NaN."""
-    shape, sequences, block_size, tuning = CASES[name]
+    shape, sequences, block_size, tiles = CASES[name]
     step = random_step(shape, sequences, block_size).to(torch.float16, DEVICE)
     wanted = expected(step)
     bits, live = step.cache.data.view(torch.int16), ~step.cache.data.isnan()
     patterns = torch.tensor([0x7C00, 0x7C01, 0x7E00, 0x7FFF, -1, -0x400, -0x3FF, 0x7BFF, -0x401])
     junk = patterns.repeat(len(bits) // len(patterns) + 1)[: len(bits)].to(bits)
     bits.copy_(torch.where(live, bits, junk))
-    found = attended(step, tuning).float()
+    found = attended(step, tiles).float()
     torch.testing.assert_close(found, wanted, rtol=3e-3, atol=3e-3)
 
 
@@ -166,7 +157,7 @@ def test_a_decoded_row_is_its_own() -> None:
 def test_joined_prefill_is_the_bits_of_decoding() -> None:
     """With equal lanes and joined spans, a position prefilled is the position decoded."""
     whole = random_step((4, 2, 16), [(0, 41)], 16).to(torch.float32, DEVICE)
-    out = attended(whole, JOINED)
+    out = attended(whole, SMALL)
     for p in (0, 15, 31, 32, 40):
         one = replace(
             whole.context,
@@ -175,7 +166,7 @@ def test_joined_prefill_is_the_bits_of_decoding() -> None:
             query_start=np.array([0, 1], np.int32),
             context_len=whole.context.positions[p : p + 1].astype("int32") + 1,
         )
-        decoded = attended(Step(whole.qkv[p : p + 1], whole.cache, one), JOINED)
+        decoded = attended(Step(whole.qkv[p : p + 1], whole.cache, one), SMALL)
         assert torch.equal(decoded[0], out[p])
 
 

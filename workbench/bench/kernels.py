@@ -2,10 +2,9 @@
 
 decode_attention: one new row for each of many long contexts, whose keys and values are read once;
 prefill_attention: whole prompts; cascade_attention: siblings over a shared prefix, against the same
-step with the prefix read for each; product_N_rows: the invariant mode's fixed tiles. Attention
-stands against the best of torch's backends, over contiguous keys and values; `@flash`, `@cudnn`,
-`@efficient` are the others. `+invariant`: tiles that give a row the same bits wherever it is
-computed. That they are right is the tests' matter.
+step with the prefix read for each; product_N_rows+invariant: the invariant mode's fixed tiles.
+Attention stands against the best of torch's backends, over contiguous keys and values; `@flash`,
+`@cudnn`, `@efficient` are the others. That they are right is the tests' matter.
 
 Work is recorded as a CUDA graph and timed by the device's own clock, so what Python and launching
 cost is left out: a decode step replays a graph.
@@ -189,13 +188,15 @@ class KernelBench:
         step = self.step([(positions - 1, 1)] * count, layers)
         read = layers * count * positions * sizes.position_elements * self.dtype.itemsize / 1e9
         peers = self._torch(sizes.decodes, 1, layers)
-        yield from self._attention("decode_attention", step, read, "GB/s", peers, reads)
+        ours = partial(step.attend, self.kernels)
+        yield from self._compared("decode_attention", ours, read, "GB/s", peers, reads)
 
         count, tokens = sizes.prompts
         step, pairs = self.step([(0, tokens)] * count), count * tokens * (tokens + 1) // 2
         done = 4 * sizes.heads * sizes.head_dim * pairs / 1e12
         peers = self._torch(sizes.prompts, tokens, 1)
-        yield from self._attention("prefill_attention", step, done, "TFLOP/s", peers, products)
+        ours = partial(step.attend, self.kernels)
+        yield from self._compared("prefill_attention", ours, done, "TFLOP/s", peers, products)
 
         (count, prefix, own), layers = sizes.siblings, sizes.sibling_layers
         step = self.step([(prefix + own - 1, 1)] * count, layers, prefix)
@@ -243,19 +244,6 @@ class KernelBench:
         qkv = self._random(sum(new), (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim)
         out = self._random(sum(new), sizes.heads * sizes.head_dim)
         return AttentionStep(qkv, out, caches, context)
-
-    def _attention(
-        self,
-        name: str,
-        step: AttentionStep,
-        amount: float,
-        unit: str,
-        peers: Mapping[str, Work],
-        ceiling: float,
-    ) -> Iterator[Row]:
-        fast, same = (partial(step.attend, each) for each in (self.kernels, self.invariant))
-        yield from self._compared(name, fast, amount, unit, peers, ceiling)
-        yield from self._compared(f"{name}+invariant", same, amount, unit, {"fast_tiles": fast})
 
     def _compared(
         self,

@@ -44,12 +44,15 @@ class ReferenceKernels(Kernels):
 
     def pack(self, parts: Sequence[Part], gated: bool = False) -> Dense:
         """Quantised parts are dequantised."""
+        return Dense(self.joined(parts).t().contiguous(), gated)
+
+    def joined(self, parts: Sequence[Part]) -> torch.Tensor:
+        """[outputs, inputs] of all parts, here and in this type."""
         tensors = [
             torch.from_numpy(part.dequantise()) if isinstance(part, Quantised) else part
             for part in parts
         ]
-        joined = torch.cat([tensor.to(self.device, self.dtype) for tensor in tensors])
-        return Dense(joined.t().contiguous(), gated)
+        return torch.cat([tensor.to(self.device, self.dtype) for tensor in tensors])
 
     def multiply(self, x: torch.Tensor, matrix: Dense, out: torch.Tensor) -> None:
         torch.mm(x, matrix.weight, out=out)
@@ -63,17 +66,6 @@ class ReferenceKernels(Kernels):
 
     def columns(self, matrix: Dense, numbers: torch.Tensor, out: torch.Tensor) -> None:
         out.copy_(matrix.weight[:, numbers].t())
-
-    def selected_logits(
-        self,
-        hidden: torch.Tensor,
-        rows: torch.Tensor,
-        matrix: Dense,
-        numbers: torch.Tensor,
-        out: torch.Tensor,
-    ) -> None:
-        """out [R, C] = hidden[rows] @ the outputs `numbers` of matrix; both int64, not gated."""
-        torch.mm(hidden[rows], matrix.weight[:, numbers], out=out)
 
     def add_row(self, row: torch.Tensor, out: torch.Tensor) -> None:
         out += row
