@@ -23,51 +23,37 @@ from workbench.kernels.triton import attention, products, rows
 from workbench.kernels.triton.attention import Shape, Tiles
 from workbench.kernels.triton.products import FixedTiles
 
-def ptx(kernel, constants, warps=4, element="bf16", stages=3, fusion=True):
-    matrix, floats = ("*" + element, "i32"), ("*fp32",) * 3
-    kinds = dict.fromkeys(kernel.arg_names, "*" + element)
-    kinds |= {n: "i32" for n in kernel.arg_names if n.endswith("_stride")}
-    kinds |= dict.fromkeys(("items", "members", "slots", "positions", "numbers", "places", "found"),
-                           "*i64")
-    kinds |= dict.fromkeys(("width", "spans", "rows"), "i32") | {"epsilon": "fp32"}
-    kinds |= dict.fromkeys(("temperature", "noise", "weights"), "*fp64")
-    if kernel in (attention.attention, attention.join):
-        kinds |= dict(lists=("*i64",) * 5, qkv=matrix,
-                      layer=("*" + element, "fp32"), parts=floats,
-                      out=floats if constants.get("DECODED") else matrix)
-    elif kernel is rows.rotate_and_store:
-        kinds |= dict(angles=("*" + element,) * 2, context=("*i64",) * 3)
-    elif kernel is rows.selected_logits:
-        kinds["rows"] = "*i64"
-    elif kernel is products.product:
-        kinds |= dict(x=matrix, out=("*fp32", "i32") if constants["CHUNKS"] == 1 else matrix)
-    elif kernel is products.add_parts:
-        kinds["parts"] = "*fp32"
-    else:
-        kinds["tops"] = "*fp32"
-    kinds |= dict.fromkeys(constants, "constexpr")
-    index = {n: (i,) for i, n in enumerate(kernel.arg_names)}
-    leaves = {index[n] + rest: kind for n in kernel.arg_names for rest, kind in
-              ([((i,), k) for i, k in enumerate(kinds[n])] if isinstance(kinds[n], tuple)
-               else [((), kinds[n])]) if n not in constants}
-    wide = [at for at, kind in leaves.items() if kind.startswith("*") or kernel.arg_names[at[0]]
-            in ("qkv", "out", "x") or kernel.arg_names[at[0]].endswith("_stride")]
+X, LIST, FLOAT, DOUBLE, STRIDE, COUNT = "*bf16", "*i64", "*fp32", "*fp64", "i32 ", "i32"
+MATRIX = X, STRIDE  # a stride is a multiple of 16, as addresses are
+
+def ptx(kernel, kinds, constants, warps=4, element="bf16", stages=3, fusion=True):
+    leaves = {}
+    for at, kind in enumerate(kinds):
+        parts = [kind] if isinstance(kind, str) else kind
+        leaves |= {(at,) if kind is parts[0] else (at, k): part for k, part in enumerate(parts)}
+    def stripped(kind):
+        if not isinstance(kind, str):
+            return tuple(map(stripped, kind))
+        return kind.strip().replace("bf16", element)
+    first = len(kinds)
     source = ASTSource(
         kernel,
-        {n: kinds[n] for n in kernel.arg_names},
-        {index[n]: value for n, value in constants.items()},
-        {at: [["tt.divisibility", 16]] for at in wide},
+        dict(zip(kernel.arg_names, [*map(stripped, kinds), *["constexpr"] * len(constants)])),
+        {(first + k,): value for k, value in enumerate(constants)},
+        {at: [["tt.divisibility", 16]] for at, kind in leaves.items() if kind[0] == "*" or
+         kind == STRIDE},
     )
     options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": fusion}
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
 
 def attended(head_dim, element="bf16"):  # prefilled and decoded, with the tiles that are used
     tiles = attention.FULL_PRECISION if element == "fp32" else Tiles()
-    shape = dict(SHAPE=Shape(8, 4, head_dim, 16, True))
+    shape, parts = Shape(8, 4, head_dim, 16, True), (FLOAT,) * 3
     how = dict(warps=tiles.warps, element=element, fusion=False)
-    ptx(attention.join, shape | dict(SPAN=tiles.span), **how)
-    return [ptx(attention.attention, shape | dict(TILES=tiles, DECODED=decoded), **how,
-                stages=tiles.stages) for decoded in (False, True)]
+    ptx(attention.join, [LIST, LIST, parts, COUNT, MATRIX], [shape, tiles.span], **how)
+    kinds, how["stages"] = [(LIST,) * 5, COUNT, COUNT, MATRIX, (X, "fp32")], tiles.stages
+    return [ptx(attention.attention, [*kinds, out], [shape, tiles, out is parts], **how)
+            for out in (MATRIX, parts)]
 """
 KERNELS = {
     "attention": """
@@ -81,26 +67,27 @@ attended(64, "fp16")
 attended(128, "fp32")
 """,
     "rows": """
-ptx(rows.rms_norm, dict(SIZE=2048))
-ptx(rows.gate, dict(SIZE=8192))
-ptx(rows.rotate_and_store, dict(SHAPE=Shape(8, 4, 128, 16, True)))
-ptx(rows.selected_logits, dict(SIZE=2048, COUNT=2, COLUMNS=2))
-ptx(rows.selected_logits, dict(SIZE=2048, COUNT=40, COLUMNS=16))
-for kernel in (rows.largest_of, rows.weights_of, rows.token_of):
-    ptx(kernel, dict(VOCAB=128256))
-    ptx(kernel, dict(VOCAB=300))
+ptx(rows.rms_norm, [X, STRIDE, X, X, STRIDE, "fp32"], [2048])
+ptx(rows.gate, [X, X, STRIDE], [8192])
+ptx(rows.rotate_and_store, [X, STRIDE, (X, X), (LIST,) * 3, COUNT, X], [Shape(8, 4, 128, 16, True)])
+for count, columns in ((2, 2), (40, 16)):
+    ptx(rows.selected_logits, [X, STRIDE, LIST, X, LIST, X], [2048, count, columns])
+for vocabulary in (128256, 300):
+    ptx(rows.largest_of, [X, STRIDE, FLOAT, LIST], [vocabulary])
+    ptx(rows.weights_of, [X, STRIDE, DOUBLE, FLOAT, DOUBLE], [vocabulary])
+    ptx(rows.token_of, [X, STRIDE, DOUBLE, DOUBLE, FLOAT, LIST, DOUBLE, LIST], [vocabulary])
 """,
     "products": """
-tiles = dict(SIZE=2048, TILES=FixedTiles())
+how = dict(stages=4, fusion=False)
 for mode in (0, 1, 2):
-    text = ptx(products.product, tiles | dict(COUNT=8192, CHUNKS=4, MODE=mode), stages=4,
-               fusion=False)
+    text = ptx(products.product, [MATRIX, X, MATRIX, COUNT], [2048, 8192, 4, mode, FixedTiles()],
+               **how)
     assert "mma" in text  # by tensor cores
-    ptx(products.add_parts, dict(CHUNKS=4, COUNT=2048, TAKEN=256, MODE=mode), fusion=False)
-part = dict(SIZE=2048, COUNT=2048, CHUNKS=1, MODE=0)
-ptx(products.product, part | dict(TILES=FixedTiles()), stages=4, fusion=False)
-ptx(products.product, part | dict(TILES=products.FULL_PRECISION), element="fp32", stages=2,
-    fusion=False)
+    ptx(products.add_parts, [FLOAT, X, STRIDE, COUNT], [4, 2048, 256, mode], fusion=False)
+parts, small = [MATRIX, X, (FLOAT, STRIDE), COUNT], products.FULL_PRECISION
+sizes = [2048, 2048, 1, 0]
+ptx(products.product, parts, [*sizes, FixedTiles()], **how)
+ptx(products.product, parts, [*sizes, small], element="fp32", stages=2, fusion=False)
 """,
 }
 

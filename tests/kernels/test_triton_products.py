@@ -7,14 +7,13 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed (it exists for Linux)")
 
-from tests.kernels.synthetic import check_same
+from tests.kernels.synthetic import TOLERANCES, check_same
 from workbench.kernels.reference import ReferenceKernels
 from workbench.kernels.triton import INTERPRETED, TritonKernels
 from workbench.kernels.triton.products import FixedTiles
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SMALL = FixedTiles(rows=16, outputs=16, step=16, chunk=32, enough=1000)
-TOLERANCES = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 
 
 def kernels(dtype: torch.dtype, tiles: FixedTiles | None = SMALL) -> TritonKernels:

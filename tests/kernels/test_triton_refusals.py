@@ -22,16 +22,18 @@ interpreted = pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled h
 
 
 @interpreted
-def test_bfloat16_is_refused_under_the_interpreter() -> None:
-    """There its products are wrong without a word."""
-    with pytest.raises(ConfigError, match=r"interpreter multiplies torch\.bfloat16 wrongly"):
-        TritonKernels(CPU, torch.bfloat16)
-
-
-def test_other_types_are_refused() -> None:
-    """The message lists what is taken."""
-    with pytest.raises(ConfigError, match=r"of torch\.float64; they take torch\.float32"):
-        TritonKernels(CPU, torch.float64)
+@pytest.mark.parametrize(
+    ("dtype", "said"),
+    [
+        (torch.bfloat16, r"interpreter multiplies torch\.bfloat16 wrongly"),
+        (torch.float64, r"of torch\.float64; they take torch\.float32"),
+    ],
+    ids=str,
+)
+def test_types_are_refused(dtype: torch.dtype, said: str) -> None:
+    """Those whose products are wrong without a word under the interpreter, and all others."""
+    with pytest.raises(ConfigError, match=said):
+        TritonKernels(CPU, dtype)
 
 
 @interpreted
@@ -58,17 +60,6 @@ def alone(code: str) -> str:
     return done.stdout.strip()
 
 
-def test_triton_missing_is_said() -> None:
-    """The package's own import fails by name, and says what to install."""
-    said = alone(
-        "import sys; sys.modules['triton'] = None\n"
-        "from workbench.errors import ConfigError\n"
-        "try: import workbench.kernels.triton\n"
-        "except ConfigError as error: print(error)"
-    )
-    assert "pip install 'workbench[gpu]'" in said
-
-
 def test_without_triton_a_gpu_takes_plain_torch() -> None:
     """`load_kernels` says so and goes on."""
     said = alone(
@@ -80,6 +71,7 @@ def test_without_triton_a_gpu_takes_plain_torch() -> None:
         "print(name, *[w.message for w in seen])"
     )
     assert said.startswith("reference The Triton kernels need the package triton")
+    assert "pip install 'workbench[gpu]'" in said
     assert said.endswith("Plain torch computes instead.")
 
 
@@ -142,13 +134,13 @@ def test_heads_and_blocks_that_triton_has_no_tiles_for_take_plain_torch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As a GPU too old does; the warning says why, and the model runs on."""
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    with pytest.warns(RuntimeWarning, match=r"head_dim=160; .*Plain torch computes instead"):
-        found = load_kernels(torch.device("cuda"), torch.float16, head_dim=160)
-    assert found.name == "reference"
-    with pytest.warns(RuntimeWarning, match=r"block_size=24; .*Plain torch computes instead"):
-        found = load_kernels(torch.device("cuda"), torch.float16, head_dim=64, block_size=24)
-    assert found.name == "reference"
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-    with pytest.warns(RuntimeWarning, match=r"compute capability 7\.5; they need 8\.0"):
-        load_kernels(torch.device("cuda"), torch.float16, head_dim=64)
+    cases = (
+        ((9, 0), {"head_dim": 160}, r"head_dim=160; "),
+        ((9, 0), {"head_dim": 64, "block_size": 24}, r"block_size=24; "),
+        ((7, 5), {"head_dim": 64}, r"compute capability 7\.5; they need 8\.0"),
+    )
+    for capability, sizes, said in cases:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
+        with pytest.warns(RuntimeWarning, match=f"{said}.*Plain torch computes instead"):
+            found = load_kernels(torch.device("cuda"), torch.float16, **sizes)
+        assert found.name == "reference"

@@ -89,7 +89,11 @@ class ReferenceKernels(Kernels):
         """Rotates queries and keys in place, then writes keys and values to the cache."""
         heads = qkv.view(len(qkv), -1, cache.head_dim)
         positions = torch.from_numpy(context.positions).to(cosine.device)
-        _rotate(heads[:, : -cache.kv_heads], cosine[positions, None], sine[positions, None])
+        cosine, sine = cosine[positions, None], sine[positions, None]
+        turned = heads[:, : -cache.kv_heads]
+        first, second = turned.chunk(2, dim=-1)
+        rotated = first * cosine - second * sine, second * cosine + first * sine
+        turned.copy_(torch.cat(rotated, dim=-1))
         width = cache.kv_heads * cache.head_dim
         key, value = qkv[:, -2 * width : -width], qkv[:, -width:]
         for s, count in enumerate(context.context_len):
@@ -143,11 +147,3 @@ class ReferenceKernels(Kernels):
         values = by_position + size * cache.kv_heads * cache.head_dim
         device = cache.data.device
         return keys.flatten(1).to(device), values.flatten(1).to(device)
-
-
-def _rotate(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> None:
-    """Rotates pairs (i, i + half) of heads [T, heads, 2 half] in place; tables [T, 1, half]."""
-    half = heads.shape[-1] // 2
-    first, second = heads[..., :half].clone(), heads[..., half:].clone()
-    heads[..., :half] = first * cosine - second * sine
-    heads[..., half:] = second * cosine + first * sine

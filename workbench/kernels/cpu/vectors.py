@@ -10,6 +10,7 @@ address in bytes; nothing is checked.
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import Parameter, Signature
 from typing import Any
 
 import numpy as np
@@ -40,11 +41,10 @@ _SMALLEST, _LARGEST = -87.0, 88.0
 
 
 class _VectorType(types.Type):
-    def __init__(self) -> None:
-        super().__init__(name="Vector")
+    """numba's type of a VECTOR."""
 
 
-Vector = _VectorType()
+Vector = _VectorType(name="Vector")
 
 
 @register_model(_VectorType)
@@ -114,156 +114,81 @@ def _total(builder: ir.IRBuilder, x: Any) -> Any:
     return sum_so_far
 
 
-def _emitted(signature: Any, emit: Callable[..., Any]) -> Any:
-    """What an intrinsic returns; emit: of a builder and the arguments' values."""
+def instruction(signature: Any, emit: Callable[..., Any]) -> Any:
+    """A numba function of this signature; emit: its code, of a builder and the arguments."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         value = emit(builder, *args)
         return context.get_dummy_value() if signature.return_type is types.void else value
 
-    return signature, generate
+    def types_of(*_: Any) -> Any:
+        return signature, generate
+
+    names = ["context", *(f"argument_{number}" for number in range(len(signature.args)))]
+    parameters = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+    function: Any = types_of
+    function.__signature__ = Signature(parameters)  # numba counts them
+    return intrinsic(function)
 
 
-def _of_two(emit: Callable[..., Any]) -> Any:
-    """A function of two vectors, element by element."""
-
-    @intrinsic
-    def function(_: Any, x: Any, y: Any) -> Any:
-        return _emitted(Vector(Vector, Vector), emit)
-
-    return function
+def _store(builder: ir.IRBuilder, address: Any, vector: Any) -> None:
+    builder.store(vector, pointer(builder, address, VECTOR), align=FLOAT_BYTES)
 
 
-add = _of_two(lambda b, x, y: b.fadd(x, y))
-sub = _of_two(lambda b, x, y: b.fsub(x, y))
-mul = _of_two(lambda b, x, y: b.fmul(x, y))
-div = _of_two(lambda b, x, y: b.fdiv(x, y))
-largest = _of_two(_largest)
-
-
-@intrinsic
-def load(_: Any, address: Any) -> Any:
-    """Sixteen float32 from an address."""
-    return _emitted(
-        Vector(types.int64), lambda b, at: b.load(pointer(b, at, VECTOR), align=FLOAT_BYTES)
-    )
-
-
-@intrinsic
-def store(_: Any, address: Any, value: Any) -> Any:
-    """Writes sixteen float32 to an address."""
-    return _emitted(
-        types.void(types.int64, Vector),
-        lambda b, at, x: b.store(x, pointer(b, at, VECTOR), align=FLOAT_BYTES),
-    )
-
-
-@intrinsic
-def same(_: Any, value: Any) -> Any:
-    """A float32 in every element."""
-    return _emitted(Vector(types.float32), emit_spread)
-
-
-@intrinsic
-def ascending(_: Any, start: Any) -> Any:
-    """start, start + 1, ...: float32."""
+def _ascending(builder: ir.IRBuilder, start: Any) -> Any:
     steps = ir.Constant(VECTOR, [float(i) for i in range(WIDTH)])
-    return _emitted(Vector(types.float32), lambda b, x: b.fadd(emit_spread(b, x), steps))
+    return builder.fadd(emit_spread(builder, start), steps)
 
 
-@intrinsic
-def fma(_: Any, a: Any, b: Any, c: Any) -> Any:
-    """a * b + c with one rounding (IEEE 754 fusedMultiplyAdd)."""
-    return _emitted(Vector(Vector, Vector, Vector), emit_fma)
+def _where_at_most(b: ir.IRBuilder, x: Any, y: Any, then: Any, other: Any) -> Any:
+    return b.select(b.fcmp_ordered("<=", x, y), then, other)
 
 
-@intrinsic
-def exponential(_: Any, x: Any) -> Any:
-    """exp, element by element, within 2 units in the last place."""
-    return _emitted(Vector(Vector), _exponential)
+def _pause(b: ir.IRBuilder) -> None:
+    if b.module.triple.startswith(("x86_64", "i686")):
+        kind = ir.FunctionType(ir.VoidType(), [])
+        b.call(cgutils.get_or_insert_function(b.module, kind, "llvm.x86.sse2.pause"), [])
 
 
-@intrinsic
-def where_at_most(_: Any, a: Any, b: Any, then: Any, other: Any) -> Any:
-    """then where a <= b, else other, element by element."""
-    return _emitted(
-        Vector(Vector, Vector, Vector, Vector),
-        lambda b, x, y, then, other: b.select(b.fcmp_ordered("<=", x, y), then, other),
-    )
+def _change(operation: str) -> Callable[..., Any]:
+    return lambda b, at, x: b.atomic_rmw(operation, pointer(b, at, LONG), x, "seq_cst")
 
 
-@intrinsic
-def total(_: Any, x: Any) -> Any:
-    """The elements added in order: a float32."""
-    return _emitted(types.float32(Vector), _total)
+_KERNEL = ir.FunctionType(ir.VoidType(), [LONG, LONG])
+_OF_TWO, _OF_FLOAT = Vector(Vector, Vector), Vector(types.float32)
+_TO_FLOAT, _OF_CELL = types.float32(Vector), types.int64(types.int64, types.int64)
 
+# Of vectors, element by element; fma: a * b + c with one rounding (IEEE 754 fusedMultiplyAdd).
+add, sub = instruction(_OF_TWO, ir.IRBuilder.fadd), instruction(_OF_TWO, ir.IRBuilder.fsub)
+mul, div = instruction(_OF_TWO, ir.IRBuilder.fmul), instruction(_OF_TWO, ir.IRBuilder.fdiv)
+largest = instruction(_OF_TWO, _largest)
+fma = instruction(Vector(Vector, Vector, Vector), emit_fma)
+exponential = instruction(Vector(Vector), _exponential)  # within 2 units in the last place
+where_at_most = instruction(Vector(Vector, Vector, Vector, Vector), _where_at_most)  # a <= b
 
-@intrinsic
-def greatest(_: Any, x: Any) -> Any:
-    """The largest element: a float32."""
-    return _emitted(types.float32(Vector), _greatest)
+load = instruction(Vector(types.int64), lambda b, at: b.load(pointer(b, at, VECTOR), align=4))
+store = instruction(types.void(types.int64, Vector), _store)
+same = instruction(_OF_FLOAT, emit_spread)  # a float32 in every element
+ascending = instruction(_OF_FLOAT, _ascending)  # start, start + 1, ...
+total = instruction(_TO_FLOAT, _total)  # the elements added in order
+greatest = instruction(_TO_FLOAT, _greatest)  # the largest element
 
-
-@intrinsic
-def read(_: Any, address: Any) -> Any:
-    """An int64 that another thread may have written before (acquire)."""
-    return _emitted(
-        types.int64(types.int64), lambda b, at: b.load_atomic(pointer(b, at, LONG), "seq_cst", 8)
-    )
-
-
-@intrinsic
-def write(_: Any, address: Any, value: Any) -> Any:
-    """Writes an int64; a thread that reads it sees all that was written before (release)."""
-    return _emitted(
-        types.void(types.int64, types.int64),
-        lambda b, at, x: b.store_atomic(x, pointer(b, at, LONG), "seq_cst", 8),
-    )
-
-
-@intrinsic
-def fetch_add(_: Any, address: Any, value: Any) -> Any:
-    """Adds to an int64 at once; returns what it was before."""
-    return _emitted(
-        types.int64(types.int64, types.int64),
-        lambda b, at, x: b.atomic_rmw("add", pointer(b, at, LONG), x, "seq_cst"),
-    )
-
-
-@intrinsic
-def exchange(_: Any, address: Any, value: Any) -> Any:
-    """Replaces an int64 at once; returns what it was before."""
-    return _emitted(
-        types.int64(types.int64, types.int64),
-        lambda b, at, x: b.atomic_rmw("xchg", pointer(b, at, LONG), x, "seq_cst"),
-    )
-
-
-@intrinsic
-def pause(_: Any) -> Any:
-    """Tells an x86 processor that a loop only looks and waits."""
-
-    def emit(b: ir.IRBuilder) -> None:
-        if b.module.triple.startswith(("x86_64", "i686")):
-            kind = ir.FunctionType(ir.VoidType(), [])
-            b.call(cgutils.get_or_insert_function(b.module, kind, "llvm.x86.sse2.pause"), [])
-
-    return _emitted(types.void(), emit)
-
-
-@intrinsic
-def call(_: Any, function: Any, arguments: Any, counter: Any) -> Any:
-    """Calls the kernel (see `thread_pool`) at an address."""
-    kind = ir.FunctionType(ir.VoidType(), [LONG, LONG])
-    return _emitted(
-        types.void(types.int64, types.int64, types.int64),
-        lambda b, at, *rest: b.call(pointer(b, at, kind), rest),
-    )
-
-
-@intrinsic
-def _pointer(_: Any, address: Any) -> Any:
-    return _emitted(types.voidptr(types.int64), lambda b, at: pointer(b, at, ir.IntType(8)))
+# Of int64 that threads share: who reads one sees all that was written before it (acquire, release).
+read = instruction(
+    types.int64(types.int64), lambda b, at: b.load_atomic(pointer(b, at, LONG), "seq_cst", 8)
+)
+write = instruction(
+    types.void(types.int64, types.int64),
+    lambda b, at, x: b.store_atomic(x, pointer(b, at, LONG), "seq_cst", 8),
+)
+fetch_add = instruction(_OF_CELL, _change("add"))  # at once; returns what it was before
+exchange = instruction(_OF_CELL, _change("xchg"))  # so does this
+pause = instruction(types.void(), _pause)  # tells an x86 processor that a loop only looks and waits
+call = instruction(  # the kernel (see `thread_pool`) at an address
+    types.void(types.int64, types.int64, types.int64),
+    lambda b, at, *arguments: b.call(pointer(b, at, _KERNEL), arguments),
+)
+_pointer = instruction(types.voidptr(types.int64), lambda b, at: pointer(b, at, ir.IntType(8)))
 
 
 @inlined
