@@ -140,12 +140,11 @@ def store_kv(arguments: int, counter: int) -> None:
         piece = take(counter) * _ROWS
 
 
-def _emit_power(builder: ir.IRBuilder, exponent: Any) -> Any:
+@instruction(types.float64(types.int64))
+def _power_of_two(builder: ir.IRBuilder, exponent: Any) -> Any:
+    """2.0 ** exponent, of -1022 to 1023."""
     biased = builder.add(exponent, LONG(1023))
     return builder.bitcast(builder.shl(biased, LONG(52)), ir.DoubleType())
-
-
-_power_of_two = instruction(types.float64(types.int64), _emit_power)  # of -1022 to 1023
 
 
 @inlined

@@ -10,7 +10,7 @@ address in bytes; nothing is checked.
 from __future__ import annotations
 
 from collections.abc import Callable
-from inspect import Parameter, Signature
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,24 @@ def emit_spread(builder: ir.IRBuilder, scalar: Any) -> Any:
     return builder.shuffle_vector(first, first, ir.Constant(INT_VECTOR, [0] * WIDTH))
 
 
+def instruction(signature: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Makes a numba function of what emits its code, of a builder and the arguments."""
+
+    def wrap(emit: Callable[..., Any]) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            value = emit(builder, *args)
+            return context.get_dummy_value() if signature.return_type is types.void else value
+
+        @intrinsic
+        @wraps(emit)  # numba counts its parameters
+        def function(*_: Any) -> Any:
+            return signature, generate
+
+        return function
+
+    return wrap
+
+
 def _constant(value: float) -> ir.Constant:
     return ir.Constant(VECTOR, [value] * WIDTH)
 
@@ -79,7 +97,21 @@ def _largest(builder: ir.IRBuilder, a: Any, b: Any) -> Any:
     return builder.select(builder.fcmp_ordered(">", b, a), b, a)
 
 
-def _exponential(b: ir.IRBuilder, x: Any) -> Any:
+# Of vectors, element by element; fma: a * b + c with one rounding (IEEE 754 fusedMultiplyAdd).
+_OF_TWO = instruction(Vector(Vector, Vector))
+add, sub = _OF_TWO(lambda b, x, y: b.fadd(x, y)), _OF_TWO(lambda b, x, y: b.fsub(x, y))
+mul, div = _OF_TWO(lambda b, x, y: b.fmul(x, y)), _OF_TWO(lambda b, x, y: b.fdiv(x, y))
+largest, fma = _OF_TWO(_largest), instruction(Vector(Vector, Vector, Vector))(emit_fma)
+
+
+@instruction(Vector(Vector, Vector, Vector, Vector))
+def where_at_most(b: ir.IRBuilder, x: Any, y: Any, then: Any, other: Any) -> Any:
+    """then where x <= y, else other, element by element."""
+    return b.select(b.fcmp_ordered("<=", x, y), then, other)
+
+
+@instruction(Vector(Vector))
+def exponential(b: ir.IRBuilder, x: Any) -> Any:
     """exp, within 2 units in the last place; 0 below -87, exp(88) above 88."""
     bounded, top = _largest(b, x, _constant(_SMALLEST)), _constant(_LARGEST)
     bounded = b.select(b.fcmp_ordered("<", bounded, top), bounded, top)
@@ -97,7 +129,9 @@ def _exponential(b: ir.IRBuilder, x: Any) -> Any:
     )
 
 
-def _greatest(builder: ir.IRBuilder, x: Any) -> Any:
+@instruction(types.float32(Vector))
+def greatest(builder: ir.IRBuilder, x: Any) -> Any:
+    """The largest element."""
     for half in (8, 4, 2, 1):
         low, high = (
             builder.shuffle_vector(x, x, ir.Constant(ir.VectorType(INT, half), list(which)))
@@ -107,88 +141,79 @@ def _greatest(builder: ir.IRBuilder, x: Any) -> Any:
     return builder.extract_element(x, INT(0))
 
 
-def _total(builder: ir.IRBuilder, x: Any) -> Any:
+@instruction(types.float32(Vector))
+def total(builder: ir.IRBuilder, x: Any) -> Any:
+    """The elements added in order."""
     sum_so_far = builder.extract_element(x, INT(0))
     for i in range(1, WIDTH):
         sum_so_far = builder.fadd(sum_so_far, builder.extract_element(x, INT(i)))
     return sum_so_far
 
 
-def instruction(signature: Any, emit: Callable[..., Any]) -> Any:
-    """A numba function of this signature; emit: its code, of a builder and the arguments."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        value = emit(builder, *args)
-        return context.get_dummy_value() if signature.return_type is types.void else value
-
-    def types_of(*_: Any) -> Any:
-        return signature, generate
-
-    names = ["context", *(f"argument_{number}" for number in range(len(signature.args)))]
-    parameters = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names]
-    function: Any = types_of
-    function.__signature__ = Signature(parameters)  # numba counts them
-    return intrinsic(function)
+same = instruction(Vector(types.float32))(emit_spread)  # a float32 in every element
 
 
-def _store(builder: ir.IRBuilder, address: Any, vector: Any) -> None:
-    builder.store(vector, pointer(builder, address, VECTOR), align=FLOAT_BYTES)
-
-
-def _ascending(builder: ir.IRBuilder, start: Any) -> Any:
+@instruction(Vector(types.float32))
+def ascending(builder: ir.IRBuilder, start: Any) -> Any:
+    """start, start + 1, ..."""
     steps = ir.Constant(VECTOR, [float(i) for i in range(WIDTH)])
     return builder.fadd(emit_spread(builder, start), steps)
 
 
-def _where_at_most(b: ir.IRBuilder, x: Any, y: Any, then: Any, other: Any) -> Any:
-    return b.select(b.fcmp_ordered("<=", x, y), then, other)
+@instruction(Vector(types.int64))
+def load(b: ir.IRBuilder, address: Any) -> Any:
+    """Sixteen float32 from an address."""
+    return b.load(pointer(b, address, VECTOR), align=FLOAT_BYTES)
 
 
-def _pause(b: ir.IRBuilder) -> None:
+@instruction(types.void(types.int64, Vector))
+def store(b: ir.IRBuilder, address: Any, vector: Any) -> None:
+    """Writes sixteen float32 to an address."""
+    b.store(vector, pointer(b, address, VECTOR), align=FLOAT_BYTES)
+
+
+@instruction(types.int64(types.int64))
+def read(b: ir.IRBuilder, address: Any) -> Any:
+    """An int64 that another thread may have written before (acquire)."""
+    return b.load_atomic(pointer(b, address, LONG), "seq_cst", 8)
+
+
+@instruction(types.void(types.int64, types.int64))
+def write(b: ir.IRBuilder, address: Any, value: Any) -> None:
+    """Writes an int64; a thread that reads it sees all that was written before (release)."""
+    b.store_atomic(value, pointer(b, address, LONG), "seq_cst", 8)
+
+
+@instruction(types.int64(types.int64, types.int64))
+def fetch_add(b: ir.IRBuilder, address: Any, value: Any) -> Any:
+    """Adds to an int64 at once; returns what it was before."""
+    return b.atomic_rmw("add", pointer(b, address, LONG), value, "seq_cst")
+
+
+@instruction(types.int64(types.int64, types.int64))
+def exchange(b: ir.IRBuilder, address: Any, value: Any) -> Any:
+    """Replaces an int64 at once; returns what it was before."""
+    return b.atomic_rmw("xchg", pointer(b, address, LONG), value, "seq_cst")
+
+
+@instruction(types.void())
+def pause(b: ir.IRBuilder) -> None:
+    """Tells an x86 processor that a loop only looks and waits."""
     if b.module.triple.startswith(("x86_64", "i686")):
         kind = ir.FunctionType(ir.VoidType(), [])
         b.call(cgutils.get_or_insert_function(b.module, kind, "llvm.x86.sse2.pause"), [])
 
 
-def _change(operation: str) -> Callable[..., Any]:
-    return lambda b, at, x: b.atomic_rmw(operation, pointer(b, at, LONG), x, "seq_cst")
+@instruction(types.void(types.int64, types.int64, types.int64))
+def call(b: ir.IRBuilder, address: Any, arguments: Any, counter: Any) -> None:
+    """Calls the kernel (see `thread_pool`) at an address."""
+    kind = ir.FunctionType(ir.VoidType(), [LONG, LONG])
+    b.call(pointer(b, address, kind), [arguments, counter])
 
 
-_KERNEL = ir.FunctionType(ir.VoidType(), [LONG, LONG])
-_OF_TWO, _OF_FLOAT = Vector(Vector, Vector), Vector(types.float32)
-_TO_FLOAT, _OF_CELL = types.float32(Vector), types.int64(types.int64, types.int64)
-
-# Of vectors, element by element; fma: a * b + c with one rounding (IEEE 754 fusedMultiplyAdd).
-add, sub = instruction(_OF_TWO, ir.IRBuilder.fadd), instruction(_OF_TWO, ir.IRBuilder.fsub)
-mul, div = instruction(_OF_TWO, ir.IRBuilder.fmul), instruction(_OF_TWO, ir.IRBuilder.fdiv)
-largest = instruction(_OF_TWO, _largest)
-fma = instruction(Vector(Vector, Vector, Vector), emit_fma)
-exponential = instruction(Vector(Vector), _exponential)  # within 2 units in the last place
-where_at_most = instruction(Vector(Vector, Vector, Vector, Vector), _where_at_most)  # a <= b
-
-load = instruction(Vector(types.int64), lambda b, at: b.load(pointer(b, at, VECTOR), align=4))
-store = instruction(types.void(types.int64, Vector), _store)
-same = instruction(_OF_FLOAT, emit_spread)  # a float32 in every element
-ascending = instruction(_OF_FLOAT, _ascending)  # start, start + 1, ...
-total = instruction(_TO_FLOAT, _total)  # the elements added in order
-greatest = instruction(_TO_FLOAT, _greatest)  # the largest element
-
-# Of int64 that threads share: who reads one sees all that was written before it (acquire, release).
-read = instruction(
-    types.int64(types.int64), lambda b, at: b.load_atomic(pointer(b, at, LONG), "seq_cst", 8)
-)
-write = instruction(
-    types.void(types.int64, types.int64),
-    lambda b, at, x: b.store_atomic(x, pointer(b, at, LONG), "seq_cst", 8),
-)
-fetch_add = instruction(_OF_CELL, _change("add"))  # at once; returns what it was before
-exchange = instruction(_OF_CELL, _change("xchg"))  # so does this
-pause = instruction(types.void(), _pause)  # tells an x86 processor that a loop only looks and waits
-call = instruction(  # the kernel (see `thread_pool`) at an address
-    types.void(types.int64, types.int64, types.int64),
-    lambda b, at, *arguments: b.call(pointer(b, at, _KERNEL), arguments),
-)
-_pointer = instruction(types.voidptr(types.int64), lambda b, at: pointer(b, at, ir.IntType(8)))
+@instruction(types.voidptr(types.int64))
+def _pointer(b: ir.IRBuilder, address: Any) -> Any:
+    return pointer(b, address, ir.IntType(8))
 
 
 @inlined
