@@ -38,7 +38,7 @@ def loops(kind: InstructionSet) -> dict[str, tuple[Emit, int]]:
     quantised = (4, True)
     loops: dict[str, tuple[Emit, int]] = {
         "tile": (lambda b, a: emit_tile(Tile(b, *kind.tile), *a), 7),
-        "widening": (lambda b, a: emit_widen(Tile(b, 1, kind.few[1]), quantised, 0, *a), 5),
+        "widening": (lambda b, a: emit_widen(Tile(b, 1, kind.few[1]), quantised, *a), 5),
         "few rows": (lambda b, a: emit_few_rows(Tile(b, *kind.few), quantised, *a), 9),
     }
     for shape in (kind.tile, kind.wide, (1, kind.single)):

@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed (it exists for Linux)")
 
-from tests.kernels.test_triton import KINDS
+from tests.kernels.synthetic import KINDS
 from workbench.engine.sampling import inverse_cdf
 from workbench.kernels.reference import ReferenceKernels
 from workbench.kernels.triton import rows

@@ -406,7 +406,7 @@ def budget_rows(runs: pd.DataFrame, ceiling: float) -> Iterator[Row]:
     """The rows of one budget; runs: of every time and seed, whether they finished or not."""
     times, budget = len(runs[["time", "seed"]].drop_duplicates()), float(runs["budget"].iloc[0])
     finished = runs[runs["status"] == FINISHED].groupby("setting")
-    done = {s: own.set_index(["time", "seed"]) for s, own in finished if len(own) == times}
+    done = {str(s): own.set_index(["time", "seed"]) for s, own in finished if len(own) == times}
 
     def row(name: str, setting: str, peer: str | None = None) -> Row:
         """Tokens a second, beside the peer's; spread: the least and the most of all times and

@@ -229,9 +229,9 @@ def load_kernels(
 ) -> Kernels:
     """The kernels for `dtype` on `device`: numba for float32 on a CPU, Triton for a GPU.
 
-    Plain torch for other types of a CPU, and where Triton cannot serve a GPU, a head size or, given
-    both, a block size: a warning says why. threads: of the CPU kernels; as many as torch has if not
-    given. batch_invariant: False takes the fastest where they differ, as they do on a GPU.
+    Plain torch for other types of a CPU, and where Triton cannot serve a GPU, a head size or a
+    block size: a warning says why. threads: of the CPU kernels; as many as torch has if not given.
+    batch_invariant: False takes the fastest where they differ, as they do on a GPU.
     """
     if device.type == "cpu" and dtype == torch.float32:
         from workbench.kernels.cpu import CpuKernels  # noqa: PLC0415 - compiles: only where it runs
@@ -241,12 +241,8 @@ def load_kernels(
         try:
             from workbench.kernels import triton  # noqa: PLC0415 - an extra
 
-            if block_size is not None and head_dim is not None:
-                triton.require_head_dim(head_dim)
-                triton.require_blocks(block_size, head_dim, dtype, batch_invariant)
-            return triton.TritonKernels(
-                device, dtype, batch_invariant=batch_invariant, head_dim=head_dim
-            )
+            triton.require_served(device, dtype, head_dim, block_size)
+            return triton.TritonKernels(device, dtype, batch_invariant=batch_invariant)
         except ConfigError as problem:
             warnings.warn(f"{problem} Plain torch computes instead.", RuntimeWarning, stacklevel=2)
     from workbench.kernels.reference import ReferenceKernels  # noqa: PLC0415
@@ -276,9 +272,7 @@ def require_served(
     try:
         from workbench.kernels import triton  # noqa: PLC0415 - an extra
 
-        triton.require_runs(device, dtype)
-        triton.require_head_dim(head_dim)
-        triton.require_blocks(block_size, head_dim, dtype, batch_invariant)
+        triton.require_served(device, dtype, head_dim, block_size)
     except ConfigError as problem:
         if batch_invariant:
             raise ConfigError(

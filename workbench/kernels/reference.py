@@ -44,12 +44,15 @@ class ReferenceKernels(Kernels):
 
     def pack(self, parts: Sequence[Part], gated: bool = False) -> Dense:
         """Quantised parts are dequantised."""
+        return Dense(self.joined(parts).t().contiguous(), gated)
+
+    def joined(self, parts: Sequence[Part]) -> torch.Tensor:
+        """[outputs, inputs] of all parts, here and in this type."""
         tensors = [
             torch.from_numpy(part.dequantise()) if isinstance(part, Quantised) else part
             for part in parts
         ]
-        joined = torch.cat([tensor.to(self.device, self.dtype) for tensor in tensors])
-        return Dense(joined.t().contiguous(), gated)
+        return torch.cat([tensor.to(self.device, self.dtype) for tensor in tensors])
 
     def multiply(self, x: torch.Tensor, matrix: Dense, out: torch.Tensor) -> None:
         torch.mm(x, matrix.weight, out=out)
@@ -63,17 +66,6 @@ class ReferenceKernels(Kernels):
 
     def columns(self, matrix: Dense, numbers: torch.Tensor, out: torch.Tensor) -> None:
         out.copy_(matrix.weight[:, numbers].t())
-
-    def selected_logits(
-        self,
-        hidden: torch.Tensor,
-        rows: torch.Tensor,
-        matrix: Dense,
-        numbers: torch.Tensor,
-        out: torch.Tensor,
-    ) -> None:
-        """out [R, C] = hidden[rows] @ the outputs `numbers` of matrix; both int64, not gated."""
-        torch.mm(hidden[rows], matrix.weight[:, numbers], out=out)
 
     def add_row(self, row: torch.Tensor, out: torch.Tensor) -> None:
         out += row
@@ -97,7 +89,11 @@ class ReferenceKernels(Kernels):
         """Rotates queries and keys in place, then writes keys and values to the cache."""
         heads = qkv.view(len(qkv), -1, cache.head_dim)
         positions = torch.from_numpy(context.positions).to(cosine.device)
-        _rotate(heads[:, : -cache.kv_heads], cosine[positions, None], sine[positions, None])
+        cosine, sine = cosine[positions, None], sine[positions, None]
+        turned = heads[:, : -cache.kv_heads]
+        first, second = turned.chunk(2, dim=-1)
+        rotated = first * cosine - second * sine, second * cosine + first * sine
+        turned.copy_(torch.cat(rotated, dim=-1))
         width = cache.kv_heads * cache.head_dim
         key, value = qkv[:, -2 * width : -width], qkv[:, -width:]
         for s, count in enumerate(context.context_len):
@@ -151,11 +147,3 @@ class ReferenceKernels(Kernels):
         values = by_position + size * cache.kv_heads * cache.head_dim
         device = cache.data.device
         return keys.flatten(1).to(device), values.flatten(1).to(device)
-
-
-def _rotate(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> None:
-    """Rotates pairs (i, i + half) of heads [T, heads, 2 half] in place; tables [T, 1, half]."""
-    half = heads.shape[-1] // 2
-    first, second = heads[..., :half].clone(), heads[..., half:].clone()
-    heads[..., :half] = first * cosine - second * sine
-    heads[..., half:] = second * cosine + first * sine

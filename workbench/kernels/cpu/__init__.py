@@ -12,7 +12,7 @@ import torch
 from workbench.kernels import ForwardContext, Kernels, LayerCache, Part, Quantised
 from workbench.kernels.cpu import attention, products, rows
 from workbench.kernels.cpu.products import ADD, GATED, PLAIN, Beside, Panels
-from workbench.kernels.cpu.thread_pool import LaunchGraph, ThreadPool
+from workbench.kernels.cpu.thread_pool import ThreadPool
 from workbench.kernels.quantised import join
 
 _POOLS: WeakValueDictionary[int, ThreadPool] = WeakValueDictionary()  # by their size
@@ -50,8 +50,8 @@ class CpuKernels(Kernels):
     def pack(self, parts: Sequence[Part], gated: bool = False) -> Panels | Beside:
         """Quantised parts stay so, each of its kind; a gated pair of two kinds becomes float32."""
         runs = [list(parts)] if gated else [list(run) for _, run in groupby(parts, _kind)]
-        packed = [_pack(run, gated) for run in runs]
-        return packed[0] if len(packed) == 1 else Beside(tuple(packed))
+        packed = tuple(_pack(run, gated) for run in runs)
+        return packed[0] if len(packed) == 1 else Beside(packed)
 
     def multiply(self, x: torch.Tensor, matrix: Panels | Beside, out: torch.Tensor) -> None:
         parts = (matrix,) if isinstance(matrix, Panels) else matrix.parts
@@ -131,13 +131,5 @@ class CpuKernels(Kernels):
         return tokens
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Launches without Python in between, recorded once for each pool that runs them."""
-        graphs: dict[ThreadPool, LaunchGraph] = {}
-
-        def run() -> None:
-            pool = self.pool
-            if pool not in graphs:
-                graphs[pool] = pool.record(work)
-            graphs[pool].run()
-
-        return run
+        """Launches without Python in between."""
+        return self.pool.record(work).run

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from workbench.kernels.cpu.thread_pool import kernel, take
 from workbench.kernels.cpu.vectors import (
     ADDRESS_BYTES,
     FLOAT_BYTES,
+    LONG,
     WIDTH,
     add,
     doubles,
@@ -26,6 +26,7 @@ from workbench.kernels.cpu.vectors import (
     fma,
     greatest,
     inlined,
+    instruction,
     integers,
     largest,
     load,
@@ -139,16 +140,11 @@ def store_kv(arguments: int, counter: int) -> None:
         piece = take(counter) * _ROWS
 
 
-@intrinsic
-def _power_of_two(_: Any, exponent: Any) -> Any:
-    """2.0 ** exponent, of an int64 from -1022 to 1023."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        whole = ir.IntType(64)
-        biased = builder.add(args[0], whole(1023))
-        return builder.bitcast(builder.shl(biased, whole(52)), ir.DoubleType())
-
-    return types.float64(types.int64), generate
+@instruction(types.float64(types.int64))
+def _power_of_two(builder: ir.IRBuilder, exponent: Any) -> Any:
+    """2.0 ** exponent, of -1022 to 1023."""
+    biased = builder.add(exponent, LONG(1023))
+    return builder.bitcast(builder.shl(biased, LONG(52)), ir.DoubleType())
 
 
 @inlined
