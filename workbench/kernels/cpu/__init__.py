@@ -16,7 +16,6 @@ from workbench.kernels.cpu.thread_pool import LaunchGraph, ThreadPool
 from workbench.kernels.quantised import join
 
 _POOLS: WeakValueDictionary[int, ThreadPool] = WeakValueDictionary()  # by their size
-_COLDEST = 1e-300  # of a temperature: its reciprocal is finite, and all but equal logits weigh 0
 
 
 def _kind(part: Part) -> str | None:
@@ -118,17 +117,27 @@ class CpuKernels(Kernels):
             *(table.ctypes.data, table.shape[1], len(pieces) - 1, pieces.ctypes.data),
         )
 
-    def draw(
-        self, logits: torch.Tensor, temperature: torch.Tensor, noise: torch.Tensor
+    def choose(
+        self,
+        logits: torch.Tensor,
+        temperature: torch.Tensor,
+        noise: torch.Tensor,
+        filters: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        tokens = torch.empty(len(logits), dtype=torch.int64)
-        cooling = temperature.clamp(min=_COLDEST).reciprocal()
+        found = torch.empty((2, len(logits)), dtype=torch.int64)
         self.pool.run(
-            rows.draw.address,
+            rows.choose.address,
             *(*logits.shape, logits.data_ptr(), logits.stride(0) * 4),
-            *(cooling.data_ptr(), noise.data_ptr(), tokens.data_ptr()),
+            *(temperature.data_ptr(), noise.data_ptr()),
+            *(0 if filters is None else filters.data_ptr(), found.data_ptr()),
         )
-        return tokens
+        return found
+
+    def log_totals(self, logits: torch.Tensor) -> torch.Tensor:
+        found = torch.empty(len(logits), dtype=torch.float64)
+        where = logits.data_ptr(), logits.stride(0) * 4, found.data_ptr()
+        self.pool.run(rows.log_totals.address, *logits.shape, *where)
+        return found
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """Launches without Python in between, recorded once for each pool that runs them."""

@@ -32,7 +32,7 @@ except ImportError as error:
     ) from error
 
 from workbench.kernels import ForwardContext, LayerCache, Part, Quantised
-from workbench.kernels.reference import Dense, ReferenceKernels
+from workbench.kernels.reference import Dense, ReferenceKernels, leave_out
 from workbench.kernels.triton import rows
 from workbench.kernels.triton.attention import SMALLEST, Tuning, attend, chosen
 from workbench.kernels.triton.graphs import (
@@ -185,9 +185,17 @@ class TritonKernels(ReferenceKernels):
         attend(self.tiles(cache.head_dim, heads // cache.kv_heads), qkv, out, cache, work)
 
     def choose(
-        self, logits: torch.Tensor, temperature: torch.Tensor, noise: torch.Tensor
+        self,
+        logits: torch.Tensor,
+        temperature: torch.Tensor,
+        noise: torch.Tensor,
+        filters: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """In pieces of the vocabulary, added up in order."""
+        """In pieces of the vocabulary, added up in order; filters: by torch, a few rows at once."""
+        if filters is not None:
+            heat = torch.where(temperature > 0, temperature, 1.0)
+            some = (each.split(_FEW_ROWS) for each in (logits, heat, filters))
+            logits = torch.cat([leave_out(*each) for each in zip(*some, strict=True)])
         return rows.choose(logits, temperature, noise)
 
     def rows_launched(self, rows: int) -> int:
