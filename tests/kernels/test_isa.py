@@ -113,7 +113,7 @@ out = torch.empty(5, 100)
 kernels.rms_norm(floats(5, 100), floats(100), 1e-5, out)
 digest.update(out.numpy().tobytes())
 noise = torch.from_numpy(draw.random(9))
-tokens = kernels.draw(floats(9, 1000), torch.full((9,), 0.8, dtype=torch.float64), noise)
+tokens = kernels.choose(floats(9, 1000), torch.full((9,), 0.8, dtype=torch.float64), noise)[0]
 digest.update(tokens.numpy().tobytes())
 from tests.kernels.synthetic import random_step
 for shape in ((6, 2, 64), (6, 2, 16)):

@@ -165,26 +165,26 @@ class Kernels(ABC):
         """
 
     @abstractmethod
-    def draw(
-        self, logits: torch.Tensor, temperature: torch.Tensor, noise: torch.Tensor
-    ) -> torch.Tensor:
-        """Tokens int64 [R]: of each row the inverse CDF of its noise over ascending token ids.
-
-        The distribution is the softmax of logits / temperature, in float64; logits: [R, vocab],
-        finite; temperature: float64 [R], above 0; noise: float64 [R] in [0, 1).
-        """
-
     def choose(
-        self, logits: torch.Tensor, temperature: torch.Tensor, noise: torch.Tensor
+        self,
+        logits: torch.Tensor,
+        temperature: torch.Tensor,
+        noise: torch.Tensor,
+        filters: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """int64 [2, R]: tokens as `draw` does, and whether each row's largest logit is finite.
+        """int64 [2, R]: tokens, and whether a row's largest logit is finite and none is a NaN.
 
-        Temperature 0 takes the largest logit, the lowest id on ties.
+        A token is the inverse CDF of the row's noise over ascending token ids; the distribution is
+        the softmax of logits / temperature, in float64; temperature 0 takes the largest logit, the
+        lowest id on ties. logits: [R, vocab] of any float; temperature, noise in [0, 1): float64
+        [R]; filters: float64 [R, 3] of top_k (0: none), top_p (1: none) and min_p, each on what the
+        one before left. top_k keeps k tokens, of equal ones the lowest ids; top_p the fewest, most
+        likely first, that reach it; min_p those of at least min_p times the likeliest one's weight.
         """
-        warm = temperature > 0
-        drawn = self.draw(logits, torch.where(warm, temperature, 1.0), noise)
-        tokens = torch.where(warm, drawn, logits.argmax(dim=1))
-        return torch.stack([tokens, logits.amax(dim=1).isfinite().long()])
+
+    def log_totals(self, logits: torch.Tensor) -> torch.Tensor:
+        """float64 [R]: the log of each row's summed exponentials: logits less it are logprobs."""
+        return torch.stack([row.double().logsumexp(0) for row in logits])  # each by itself
 
     def selected_logits(
         self,

@@ -122,15 +122,22 @@ class ReferenceKernels(Kernels):
             weights = scores.float().masked_fill(hidden, -math.inf).softmax(-1).to(value.dtype)
             out[rows] = torch.einsum("htc,chd->thd", weights, value).reshape(-1, out.shape[1])
 
-    def draw(
-        self, logits: torch.Tensor, temperature: torch.Tensor, noise: torch.Tensor
+    def choose(
+        self,
+        logits: torch.Tensor,
+        temperature: torch.Tensor,
+        noise: torch.Tensor,
+        filters: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """All weights of all rows at once."""
-        wide = logits.double()
-        wide = (wide - wide.max(dim=1, keepdim=True).values) / temperature[:, None]
-        sums = wide.exp_().cumsum(dim=1)
-        tokens = (sums <= (noise * sums[:, -1])[:, None]).sum(dim=1)
-        return tokens.clamp_(max=logits.shape[1] - 1)
+        warm, largest = temperature > 0, logits.amax(dim=1)
+        heat = torch.where(warm, temperature, 1.0)
+        kept = logits if filters is None else leave_out(logits, heat, filters)
+        sums = _weights(kept, heat).cumsum(dim=1)
+        drawn = (sums <= (noise * sums[:, -1])[:, None]).sum(dim=1)
+        last = (sums < sums[:, -1:]).sum(dim=1)  # of any weight, where noise * sum rounded up
+        tokens = torch.where(warm, torch.minimum(drawn, last), logits.argmax(dim=1))
+        return torch.stack([tokens, largest.isfinite().long()])
 
     def _addresses(
         self, cache: LayerCache, context: ForwardContext, sequence: int, count: int
@@ -147,3 +154,29 @@ class ReferenceKernels(Kernels):
         values = by_position + size * cache.kv_heads * cache.head_dim
         device = cache.data.device
         return keys.flatten(1).to(device), values.flatten(1).to(device)
+
+
+def _weights(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    """Softmax without its denominator, float64 [R, vocab]: the largest is 1."""
+    wide = logits.double()
+    return ((wide - wide.amax(dim=1, keepdim=True)) / temperature[:, None]).exp_()
+
+
+def leave_out(
+    logits: torch.Tensor, temperature: torch.Tensor, filters: torch.Tensor
+) -> torch.Tensor:
+    """The logits with -inf for what `Kernels.choose` says that the filters leave out; any device.
+
+    temperature: above 0. Weights are added as integers, whose sums are the same in every order: a
+    row's cut depends neither on the batch nor on how a device adds.
+    """
+    ordered, ids = _weights(logits, temperature).sort(dim=1, descending=True, stable=True)
+    top_k, top_p, min_p = (column[:, None] for column in filters.T)
+    rank = torch.arange(logits.shape[1], device=logits.device)
+    kept = (rank < top_k) | (top_k <= 0)
+    fine = 2.0 ** (62 - logits.shape[1].bit_length())  # no sum overflows
+    units = (ordered * kept * fine).long()
+    before = units.cumsum(dim=1) - units
+    kept &= (before < top_p * units.sum(dim=1, keepdim=True)) | (top_p >= 1)
+    kept &= ordered >= min_p
+    return logits.masked_fill(~torch.zeros_like(kept).scatter_(1, ids, kept), -math.inf)

@@ -31,7 +31,7 @@ except ImportError as error:
     ) from error
 
 from workbench.kernels import ForwardContext, LayerCache, Part
-from workbench.kernels.reference import Dense, ReferenceKernels
+from workbench.kernels.reference import Dense, ReferenceKernels, leave_out
 from workbench.kernels.triton import attention, products, rows
 from workbench.kernels.triton.attention import SMALLEST, Shape, Tiles, attend
 from workbench.kernels.triton.graphs import (
@@ -156,9 +156,17 @@ class TritonKernels(ReferenceKernels):
         attend(self._tiles(work.shape.group), qkv, out, cache, work)
 
     def choose(
-        self, logits: torch.Tensor, temperature: torch.Tensor, noise: torch.Tensor
+        self,
+        logits: torch.Tensor,
+        temperature: torch.Tensor,
+        noise: torch.Tensor,
+        filters: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """In pieces of the vocabulary, added up in order."""
+        """In pieces of the vocabulary, added up in order; filters: by torch, a few rows at once."""
+        if filters is not None:
+            heat = torch.where(temperature > 0, temperature, 1.0)
+            some = (each.split(_FEW_ROWS) for each in (logits, heat, filters))
+            logits = torch.cat([leave_out(*each) for each in zip(*some, strict=True)])
         return rows.choose(logits, temperature, noise)
 
     def rows_launched(self, rows: int) -> int:
