@@ -2,10 +2,11 @@
 kernels and engine, and the re-enactment; tests need pytest and numba.
 """
 
-from __future__ import annotations
-
+import re
 import subprocess
 import sys
+
+import pytest
 
 ABSENT = (
     "anywidget", "duckdb", "fastapi", "gguf", "huggingface_hub.inference", "ipywidgets", "IPython",
@@ -48,19 +49,14 @@ print(reenact.mode_of({"llm": "dummy:tiny-solver", "profile": "quick"})["problem
 """
 
 
-def bare(code: str) -> str:
-    """What a Python prints that has none of the absent packages."""
+@pytest.mark.parametrize(
+    ("code", "printed"),
+    [(RUN, r"one bfloat16"), (REENACT, r"[1-9]\d*")],
+    ids=["engine and benchmarks", "re-enactment"],
+)
+def test_no_other_package_is_needed(code: str, printed: str) -> None:
+    """To sample, score and write a record; to load the recording and to foretell a share."""
     told = REFUSE.format(absent=ABSENT) + code
     done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
-
-
-def test_engine_and_benchmarks_need_no_other_package() -> None:
-    """Neither to be imported nor to sample, score and write a record."""
-    assert bare(RUN).split() == ["one", "bfloat16"]
-
-
-def test_the_re_enactment_needs_no_other_package() -> None:
-    """To load the recording, to foretell a share and to say how it was made."""
-    assert int(bare(REENACT)) > 0
+    assert re.fullmatch(printed, done.stdout.strip())

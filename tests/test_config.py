@@ -32,19 +32,11 @@ def test_what_is_no_size_is_refused_by_name(given):
         parse_size(given)
 
 
-def test_an_unknown_key_names_the_nearest_known_one():
+def test_a_configuration_survives_a_round_trip_and_knows_its_keys():
+    for config in (EngineConfig(), SearchConfig(), StrategyConfig(), SweepConfig()):
+        assert type(config).from_dict(config.to_dict()) == config
     with pytest.raises(ConfigError, match=r"'block_sise'.*Did you mean 'block_size'"):
         EngineConfig.from_dict({"block_sise": 8})
-
-
-@pytest.mark.parametrize(
-    "config", [EngineConfig(), SearchConfig(), StrategyConfig(), SweepConfig()]
-)
-def test_a_configuration_survives_a_round_trip_and_keeps_its_name(config):
-    again = type(config).from_dict(config.to_dict())
-    assert again == config
-    assert again.fingerprint() == config.fingerprint()
-    assert EngineConfig(block_size=8).fingerprint() != EngineConfig().fingerprint()
 
 
 @pytest.mark.parametrize(
@@ -53,8 +45,8 @@ def test_a_configuration_survives_a_round_trip_and_keeps_its_name(config):
         (EngineConfig, {"memory": 1.5}, "share in"),
         (EngineConfig, {"memory": "1GiB", "num_blocks": 4}, "memory and num_blocks"),
         (EngineConfig, {"max_num_seqs": 8, "max_num_batched_tokens": 4}, "max_num_seqs"),
-        (EngineConfig, {"dtype": "float8"}, "float32"),
-        (SearchConfig, {"aggregation": "lst"}, "Did you mean 'last'"),
+        (EngineConfig, {"dtype": "q"}, r"allowed: auto, float32, float16, bfloat16\.$"),
+        (SearchConfig, {"voting": "weightd"}, r"majority, naive\. Did you mean 'weighted'\?$"),
         (StrategyConfig, {"n": 4, "beam_width": 8}, "<= n"),
         (SearchConfig, {"problem_batching": "none"}, "continuous, static"),
         (SearchConfig, {"min_p": 1.0}, "in \\[0, 1\\)"),
@@ -94,21 +86,12 @@ def test_a_value_of_another_type_is_refused_by_name_with_what_is_allowed(
 
 
 def test_values_that_lose_nothing_are_put_into_the_declared_type():
-    """Equal settings have one fingerprint, whether typed, read from JSON or computed by numpy."""
+    """Equal settings are written alike, whether typed, read from JSON or computed by numpy."""
     numpys = SweepConfig(shares=[np.float64(0.3)], seeds=np.arange(2), temperature=1)
-    assert numpys.fingerprint() == SweepConfig(shares=(0.3,), temperature=1.0).fingerprint()
+    assert repr(numpys) == repr(SweepConfig(shares=(0.3,), temperature=1.0))
     assert [type(seed) for seed in numpys.seeds] == [int, int]
     params = SamplingParams(stop="a", stop_token_ids=[np.int64(3)], seed=np.uint64(5))
     assert params == SamplingParams(stop=("a",), stop_token_ids=(3,), seed=5)
-
-
-def test_a_message_ends_with_one_full_stop():
-    """The hint follows the list of what is allowed as a sentence of its own."""
-    with pytest.raises(ConfigError) as raised:
-        SearchConfig(voting="weightd")
-    assert str(raised.value).endswith("majority, naive. Did you mean 'weighted'?")
-    with pytest.raises(ConfigError, match=r"float16, bfloat16\.$"):
-        EngineConfig(dtype="q")
 
 
 def test_a_node_seed_depends_on_run_problem_and_path_alone():

@@ -142,11 +142,14 @@ def records() -> dict[str, dict[str, Any]]:
     return {name: json.loads(content) for name, content in found.items() if content}
 
 
-def figure_rows(name: str) -> pd.DataFrame:
-    """The rows of a committed figure."""
+def figure_rows(name: str, **wanted: str) -> pd.DataFrame:
+    """The stored rows of a committed figure that have these values, by share."""
     content = committed(f"figures/{name}.parquet")
     assert content is not None, name
-    return pd.read_parquet(io.BytesIO(content))
+    rows = pd.read_parquet(io.BytesIO(content))
+    for column, value in wanted.items():
+        rows = rows[rows[column] == value]
+    return rows.set_index("llm_share").sort_index()
 
 
 def number(value: float, unit: str) -> str:
@@ -222,25 +225,18 @@ def identity(found: dict[str, Any]) -> list[str]:
     ]
 
 
-def rows_of(figure: str, **wanted: str) -> pd.DataFrame:
-    """The stored rows of a committed figure with these values, by share."""
-    rows = figure_rows(figure)
-    for column, value in wanted.items():
-        rows = rows[rows[column] == value]
-    return rows.set_index("llm_share")
-
-
 def split() -> list[str]:
-    """The memory split as a table: a row a share."""
+    """The memory split as a table, a row a share; and where throughput peaks."""
     file = committed("figures/memory_split.json")
     if file is None:
         return []
-    speed = rows_of("memory_split", metric="tokens_per_s")
-    hits = {name: rows_of("prefix_hits", engine=name)["value"] for name in ("llm", "prm")}
-    thrash = {
-        name: rows_of("thrashing", engine=name, metric="events_per_1000")["value"]
-        for name in ("llm", "prm")
-    }
+    speed, peak, same = (
+        figure_rows("memory_split", metric=metric)
+        for metric in ("tokens_per_s", "peak_share", "same_work")
+    )
+    per_1000 = {"metric": "events_per_1000"}
+    hits = [figure_rows("prefix_hits", engine=name)["value"] for name in ("llm", "prm")]
+    thrash = [figure_rows("thrashing", engine=e, **per_1000)["value"] for e in ("llm", "prm")]
     told = json.loads(file)["parameters"]
     provenance = " ".join((told.get("provenance") or told["face"]).split())
     lines = [f"The memory split: {provenance}", ""]
@@ -252,34 +248,31 @@ def split() -> list[str]:
             f"{share:.2f}",
             f"{row.llm_kv_tokens:,.0f} / {row.prm_kv_tokens:,.0f}",
             f"{row.value:,.0f} ({row.low:,.0f} to {row.high:,.0f})",
-            f"{hits['llm'][share]:.1%} / {hits['prm'][share]:.1%}",
-            f"{thrash['llm'][share]:.3g} / {thrash['prm'][share]:.3g}",
+            " / ".join(f"{found[share]:.1%}" for found in hits),
+            " / ".join(f"{found[share]:.3g}" for found in thrash),
         )
         lines.append("| " + " | ".join(cells) + " |")
-    return [*lines, "", _peak(figure_rows("memory_split")), ""]
+    return [*lines, "", _peak(speed["value"], peak.iloc[0], same.iloc[0]), ""]
 
 
-def _peak(rows: pd.DataFrame) -> str:
+def _peak(rate: pd.Series, peak: pd.Series, same: pd.Series) -> str:
     """Where throughput peaks, how sure that is, and what the ends cost."""
-    rate = rows[rows["metric"] == "tokens_per_s"].set_index("llm_share")["value"].sort_index()
-    peak, same = (rows[rows["metric"] == m].iloc[0] for m in ("peak_share", "same_work"))
     best, ends = rate[peak["value"]], (rate.index[0], rate.index[-1])
-    among = rate.loc[same["low"] : same["high"]]
-    differ = (
-        "what rates differ by between these shares is the machine's noise"
-        if among.min() < among.max()
-        else "their rates are equal"
-    )
-    plateau = (
-        f" From {same['low']:.2f} to {same['high']:.2f} both models do exactly the same work, so "
-        f"{differ}."
-    )
     low, high = (f"{rate[end]:,.0f} ({rate[end] / best - 1:+.1%})" for end in ends)
-    return (
+    found = (
         f"Throughput is highest at an LLM share of **{peak['value']:.2f}** (95 %: "
         f"{peak['low']:.2f} to {peak['high']:.2f}) with **{best:,.0f}** generated tokens/s; at "
         f"{ends[0]:.2f} it is {low} and at {ends[1]:.2f} {high}."
-        f"{plateau if same['low'] < same['high'] else ''}"
+    )
+    if same["low"] >= same["high"]:
+        return found
+    among = rate.loc[same["low"] : same["high"]]
+    differ = "their rates are equal"
+    if among.min() < among.max():
+        differ = "what rates differ by between these shares is the machine's noise"
+    return (
+        f"{found} From {same['low']:.2f} to {same['high']:.2f} both models do exactly the same "
+        f"work, so {differ}."
     )
 
 

@@ -17,13 +17,9 @@ def folder(tmp_path):
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
+    whole = {"special_tokens": ["<s>", "</s>"], "show_progress": False}
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=["<s>", "</s>"],
-        initial_alphabet=alphabet,
-        show_progress=False,
-    )
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, **whole)
     backend.train_from_iterator(["the cat sat on the mat\n\n"] * 50, trainer)
     backend.save(str(tmp_path / "tokenizer.json"))
     config = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": DATED}
@@ -48,19 +44,16 @@ def test_special_tokens_are_known_and_have_no_bytes(folder):
     assert tokenizer.encode("</s>the")[0] == 1
 
 
-def test_a_chat_is_dated_the_same_every_day(folder):
+def test_a_chat_is_dated_the_same_every_day_and_its_template_is_in_the_fingerprint(folder):
+    tokenizer = Tokenizer.from_folder(folder)
     chat = [{"role": "user", "content": " hi "}]
-    assert Tokenizer.from_folder(folder).render_chat(chat) == "26 Jul 2024|26 Jul 2024|hi"
-
-
-def test_the_fingerprint_changes_with_the_chat_template(folder):
-    before = Tokenizer.from_folder(folder).fingerprint
+    assert tokenizer.render_chat(chat) == "26 Jul 2024|26 Jul 2024|hi"
     config = {"chat_template": DATED + "!"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    assert Tokenizer.from_folder(folder).fingerprint != before
+    assert Tokenizer.from_folder(folder).fingerprint != tokenizer.fingerprint
 
 
-def test_what_is_missing_is_named(folder, tmp_path):
+def test_what_is_missing_is_named(folder):
     (folder / "tokenizer_config.json").write_text("{}")
     with pytest.raises(PromptError, match="no chat template"):
         Tokenizer.from_folder(folder).render_chat([])

@@ -1,7 +1,6 @@
 """Two models that search together, one memory, and a record of what each step did with it.
 
 Names are exported lazily (PEP 562): `from workbench import KVCacheManager` loads no torch.
-A name is listed here once its module exists; nothing is imported until it is asked for.
 """
 
 from importlib import import_module
@@ -9,28 +8,21 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_EXPORTS = {
-    "Engine": "workbench.engine.engine",
-    "SamplingParams": "workbench.core",
-    "KVCacheManager": "workbench.kvcache.manager",
-    "KVArena": "workbench.kvcache.arena",
-    "MemoryProfile": "workbench.engine.memory",
-    "Trace": "workbench.trace",
-    "Generate": "workbench.search.requests",
-    "Score": "workbench.search.requests",
-    "Step": "workbench.search.requests",
-    "Beam": "workbench.search.requests",
-    "Outcome": "workbench.search.requests",
-    "Problem": "workbench.search.problems",
-    "BeamSearch": "workbench.search.strategies",
-    "BestOfN": "workbench.search.strategies",
-    "PRM": "workbench.search.prm",
-    "Search": "workbench.search.search",
-    "run_search": "workbench.search.search",
-    "load_problems": "workbench.search.problems",
-    "load_runs": "workbench.experiments.runs",
-    "compare": "workbench.experiments.compare",
+_MODULES = {
+    "core": ("SamplingParams",),
+    "trace": ("Trace",),
+    "kvcache.manager": ("KVCacheManager",),
+    "kvcache.arena": ("KVArena",),
+    "engine.engine": ("Engine",),
+    "engine.memory": ("MemoryProfile",),
+    "search.requests": ("Generate", "Score", "Step", "Beam", "Outcome"),
+    "search.problems": ("Problem", "load_problems"),
+    "search.strategies": ("BeamSearch", "BestOfN"),
+    "search.prm": ("PRM",),
+    "search.search": ("Search", "run_search"),
+    "experiments.runs": ("load_runs", "compare"),
 }
+_EXPORTS = {name: f"workbench.{module}" for module, names in _MODULES.items() for name in names}
 
 __all__ = ["__version__", *_EXPORTS]
 

@@ -1,14 +1,11 @@
-"""The settings of an engine, a search and a sweep: frozen, checked at construction, fingerprinted.
+"""The settings of an engine, a search and a sweep: frozen, checked at construction.
 
 `check` judges each field by its declared type, choices and range; `from_dict` refuses a key it does
-not know; `fingerprint()` names settings by what they contain, so equal ones find each other's
-results. Nothing here reads the machine or loads a model.
+not know. Nothing here reads the machine or loads a model.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -59,8 +56,7 @@ class Range:
     high: float = math.inf
     ends: str = "[)"
 
-    def holds(self, value: float) -> bool:
-        """Whether a number lies in it."""
+    def __contains__(self, value: float) -> bool:
         above = value > self.low if self.ends[0] == "(" else value >= self.low
         return above and (value < self.high if self.ends[1] == ")" else value <= self.high)
 
@@ -81,7 +77,7 @@ def check(settings: Any) -> None:
     choices. A whole number is a float, any iterable but a text a tuple; true is no number.
     """
     kind: Any = type(settings)
-    for name, declared, exact, allowed in _declared(kind):
+    for name, declared, exact, allowed in declared_fields(kind):
         given = value = getattr(settings, name)
         if type(given) not in exact:
             try:
@@ -89,21 +85,19 @@ def check(settings: Any) -> None:
             except TypeError:
                 raise refused(kind, name, given, _described(declared)) from None
             object.__setattr__(settings, name, value)
-        if value is None or allowed is None:
+        if value is None or allowed is None or value in allowed:
             continue
         if isinstance(allowed, Range):
-            if not allowed.holds(value):
-                raise refused(kind, name, given, str(allowed))
-        elif value not in allowed:
-            raise refused(kind, name, given, ", ".join(allowed), nearest(value, allowed))
+            raise refused(kind, name, given, str(allowed))
+        raise refused(kind, name, given, ", ".join(allowed), nearest(value, allowed))
 
 
-def require_known(given: Iterable[str], known: list[str], what: str) -> None:
+def require_known(given: Iterable[str], known: list[str], what: str, noun: str = "setting") -> None:
     """ConfigError for the first of the given names that is unknown, with the nearest one."""
     for name in given:
         if name not in known:
             raise ConfigError(
-                f"{what} has no setting {name!r}.{nearest(name, known)} Known: {', '.join(known)}."
+                f"{what} has no {noun} {name!r}.{nearest(name, known)} Known: {', '.join(known)}."
             )
 
 
@@ -113,7 +107,7 @@ def refused(kind: type, name: str, given: Any, allowed: str, hint: str = "") -> 
 
 
 @cache
-def _declared(cls: type) -> tuple[tuple[str, Any, frozenset[type], Any], ...]:
+def declared_fields(cls: type) -> tuple[tuple[str, Any, frozenset[type], Any], ...]:
     """Of each field: its name, its types, those taken as they are, and its range or choices."""
     found, hints = [], get_type_hints(cls, include_extras=True)
     for each in fields(cls):
@@ -158,7 +152,7 @@ def _described(declared: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """What every configuration can do: be read from a mapping, be written, be named."""
+    """What every configuration can do: be read from a mapping, and be written."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -170,11 +164,6 @@ class _Settings:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
-
-    def fingerprint(self) -> str:
-        """12 hexadecimal digits of sha256 over the sorted settings."""
-        text = json.dumps(self.to_dict(), sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def _require(self, name: str, fine: bool, allowed: str) -> None:
         if not fine:
@@ -285,11 +274,11 @@ class StrategyConfig(SearchConfig):
 
 
 @dataclass(frozen=True, slots=True)
-class SweepConfig(_Settings):
+class SweepConfig(StrategyConfig):
     """A memory-split sweep: `llm_share` of `total_memory` to the LLM, the rest to the PRM.
 
-    The settings from `profile` on say how the sweep is carried out; they do not enter a run's
-    fingerprint.
+    Settings called as EngineConfig's are those of both engines. The ones from `profile` on say how
+    the sweep is carried out; they do not enter a run's fingerprint.
     """
 
     llm: str = "tiny-solver"
@@ -301,21 +290,6 @@ class SweepConfig(_Settings):
     levels: tuple[int, ...] = ()  # empty: all, uniformly
     problem_seed: int = 0  # which problems are drawn
     seeds: tuple[int, ...] = (0, 1)
-    strategy: str = "beam_search"
-    n: int = 16
-    beam_width: int = 4
-    max_depth: int = 40
-    temperature: float = 0.8
-    top_p: float = 1.0
-    max_step_tokens: int = 256
-    finish_at_limit: bool = False
-    aggregation: str = "last"
-    voting: str = "weighted"
-    score_cache: bool = True
-    min_problem_batch: int = SearchConfig().min_problem_batch
-    request_order: str = "path"  # this and the next two: SearchSwitches
-    problem_batching: str = "continuous"
-    forget_pruned: bool = False
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
     block_size: int = 16
@@ -323,8 +297,8 @@ class SweepConfig(_Settings):
     max_model_len: int | None = None
     activations_in_total: bool = False
     batch_invariant: bool = True
-    dtype: str = "auto"  # of weights and KV of both models
-    device: str = "cpu"  # or a GPU, "cuda": of both models
+    dtype: str = "auto"
+    device: str = "cpu"
     profile: str = "default"
     warmup_problems: Annotated[int, Range(0)] = 2  # of the run before the first; 0: none
     sentinel_every: Annotated[int, Range(0)] = 10  # runs between two of the sentinel's; 0: none
@@ -332,7 +306,7 @@ class SweepConfig(_Settings):
     order_seed: int = 0  # of the shuffled order
 
     def __post_init__(self) -> None:
-        check(self)
+        StrategyConfig.__post_init__(self)
         parse_size(self.total_memory)
         in_range = all(0 < share < 1 for share in self.shares or (0,))
         self._require("shares", in_range, "one or more shares in (0, 1)")
@@ -340,9 +314,3 @@ class SweepConfig(_Settings):
         for name, once in (("shares", "each share once"), ("seeds", "each seed once")):
             self._require(name, len(set(getattr(self, name))) == len(getattr(self, name)), once)
         EngineConfig(device=self.device)  # refuses other names
-        self.search()
-
-    def search(self) -> StrategyConfig:
-        """The search every run of this sweep performs."""
-        names = {f.name for f in fields(StrategyConfig)} & {f.name for f in fields(self)}
-        return StrategyConfig(**{name: getattr(self, name) for name in names})

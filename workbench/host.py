@@ -15,10 +15,7 @@ from pathlib import Path
 _MEMINFO = Path("/proc/meminfo")
 _MEMBERSHIP = Path("/proc/self/cgroup")  # the control groups that this process is in
 _CGROUPS = Path("/sys/fs/cgroup")
-
-
-# Of either version of control groups: files with limit and usage, and what memory.stat calls pages
-# of files.
+# Of either version: files with limit and usage, and what memory.stat calls pages of files.
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_(?:in)?active_file")
 _V2 = ("memory.max", "memory.current", "(?:in)?active_file")
 
@@ -30,8 +27,7 @@ def total_memory() -> int:
 
 def available_memory() -> int:
     """Bytes to be had without swapping: the machine's, or what a container leaves of them."""
-    table = _MEMINFO.read_text() if _MEMINFO.is_file() else ""
-    found = re.search(r"MemAvailable:\s+(\d+) kB", table)
+    found = re.search(r"MemAvailable:\s+(\d+) kB", _text(_MEMINFO))
     machine = int(found[1]) * 1024 if found else _physical_memory()
     return min([machine, *(left for _, left in _groups())])
 
@@ -59,13 +55,20 @@ def _physical_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def _text(file: Path) -> str:
+    """The content of a file; nothing of one that is not there or must not be read."""
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
+
+
 def _groups() -> Iterator[tuple[int, int]]:
     """Limit, and what is left of it, of each group around this process that limits memory.
 
     What is used of files can be given back. All is left where the usage is not told.
     """
-    lines = _MEMBERSHIP.read_text().splitlines() if _MEMBERSHIP.is_file() else []
-    for line in lines:
+    for line in _text(_MEMBERSHIP).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
@@ -73,14 +76,9 @@ def _groups() -> Iterator[tuple[int, int]]:
         folder = _CGROUPS / "memory" if controllers else _CGROUPS
         for part in ("", *(part for part in path.split("/") if part not in ("", ".."))):
             folder /= part
-            try:
-                most = int((folder / limit).read_text())
-            except (OSError, ValueError):  # no such group seen from here, or "max": none to keep
+            most, used, told = (_text(folder / file) for file in (limit, usage, "memory.stat"))
+            if not most.strip().isdigit():  # no such group seen from here, or "max": none to keep
                 continue
-            try:
-                used = int((folder / usage).read_text())
-                told = (folder / "memory.stat").read_text()
-            except (OSError, ValueError):
-                used, told = 0, ""
             files = re.findall(rf"^{pages} (\d+)$", told, re.MULTILINE)
-            yield most, max(0, most - used + sum(map(int, files)))
+            in_use = int(used) - sum(map(int, files)) if used and told else 0
+            yield int(most), max(0, int(most) - in_use)

@@ -211,11 +211,6 @@ class Recorder:
             )
         )
 
-    def node(self, *, path: SequenceOf[int], token_ids: SequenceOf[int], **columns: Any) -> None:
-        """One sampled node of a search tree; the columns are the other fields of NodeRow."""
-        columns |= {"path": tuple(path), "token_ids": tuple(token_ids)}
-        self.node_rows.append(NodeRow(run_id=self.run_id, **columns))
-
     def span(self, lane: str, kind: str, start_s: float, duration_s: float) -> None:
         """Time outside steps; start_s is a clock reading."""
         row = SpanRow(

@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from workbench.bench import engine
-from workbench.bench.engine import TRANSFORMERS, EngineBench, Linears, Sizes, Work, engine_rows
-from workbench.bench.kernels import require_gpu
+from workbench.bench import engine, reenact
+from workbench.bench.engine import TRANSFORMERS, EngineBench, Linears, Work, engine_rows
 from workbench.bench.peers import PeerError
 from workbench.bench.record import Ceiling, record
 from workbench.errors import ConfigError
-from workbench.models.registry import CONFIGS, model_spec, read_spec
+from workbench.models.registry import CONFIGS, read_spec
 
-SMALL = Sizes(batches=(1, 3), prompt=8, new=4, prefills=(16,), warm_ups=(1, 2))
+SMALL = Work(1, 8, 4), Work(3, 8, 4), Work(1, 16)
 MACHINE = Ceiling(flops_per_s=1e13, bytes_per_s=1e9, gemm_flops_per_s=1e12)
 
 
@@ -35,7 +34,8 @@ class Steady:
 
 
 @pytest.fixture
-def bench():
+def bench(monkeypatch):
+    monkeypatch.setattr(engine, "WARM_UPS", (1, 2))
     return EngineBench("dummy:tiny-solver", SMALL, 2)
 
 
@@ -46,7 +46,7 @@ def test_rows_pair_ours_with_each_peer_and_a_broken_one_has_none(bench):
     bench.modes = {"": "", "+invariant": "+invariant"}
     bench.labels |= {"vllm": "vllm 1", "broken": "broken 2"}
     seen = {name: contender.seen for name, contender in bench.contenders.items()}
-    with pytest.warns(UserWarning, match="No rows @broken: out of luck"):
+    with pytest.warns(UserWarning, match="Rows have no broken: out of luck"):
         found = bench.rates(Work(3, 8, 4))
     rows = {row.name: row for row in bench.rows("decode_b3", found, 80.0)}
     assert set(rows) == {f"decode_b3{name}" for name in ("", "+invariant", "@products", "@vllm")}
@@ -63,7 +63,7 @@ def test_rows_pair_ours_with_each_peer_and_a_broken_one_has_none(bench):
 def test_every_row_of_the_record_is_measured_on_a_small_input(monkeypatch, tmp_path):
     """Guards the names that the record is read by, and that each number is one."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(engine, "CPU_SIZES", SMALL)
+    monkeypatch.setattr(engine, "CPU_WORKS", SMALL)
     rows = {row.name: row for row in engine.run(repeats=1, peers="none")}
     kinds = ("", "@products", "+invariant")
     assert list(rows) == [
@@ -94,7 +94,9 @@ def test_the_rows_of_a_gpu_are_held_against_their_ceilings(bench):
 
 
 def test_a_ceiling_is_of_weights_and_contexts_or_of_operations(bench):
-    """What a step reads: every matrix once, keys and values of half grown contexts."""
+    """A step reads every matrix once, keys and values of half grown contexts; `@products` is of the
+    same matrices.
+    """
     spec = bench.spec
     token = spec.kv_bytes_per_token(4)
     one, three = (batch / bench.ceiling(MACHINE, Work(batch, 8, 4)) for batch in (1, 3))
@@ -104,15 +106,8 @@ def test_a_ceiling_is_of_weights_and_contexts_or_of_operations(bench):
     assert one == pytest.approx((4 * read + 10 * token) / 1e9, rel=0.05)
     slow = Ceiling(flops_per_s=1e9, bytes_per_s=1e12, gemm_flops_per_s=1e9)
     assert bench.ceiling(slow, Work(1, 16)) == pytest.approx(16e9 / spec.flops(16, 0))
-
-
-def test_torch_s_products_are_as_many_as_the_model_has():
-    """Guards that `@products` is of the same shapes."""
-    spec = model_spec("tiny-solver")
     linears = Linears(spec)
-    elements = sum(weight.numel() for weight in [*linears.layers, linears.head])
-    norms = spec.hidden * (2 * spec.layers + 1)
-    assert elements == spec.parameters() - norms + (0 if spec.tied else -spec.vocab * spec.hidden)
+    assert sum(weight.numel() for weight in [*linears.layers, linears.head]) == read
     rows, seconds = linears.timed(np.zeros((4, 8), np.int64), 2)
     assert rows % 4 == 0 and seconds > 0
 
@@ -122,6 +117,9 @@ def test_without_a_gpu_it_is_refused_before_anything_is_measured(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match=r"bench engine --device cuda measures a GPU.*--device"):
         next(engine.run("dummy:tiny-solver", device="cuda"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ConfigError, match=r"device='cuda', and torch .* finds no CUDA device"):
+        next(reenact.run(device="cuda"))
     assert engine.mode_of({"device": "cuda"})["dtype"] == "bfloat16"
     assert engine.mode_of({"device": "cpu"})["dtype"] == "float32"
 
@@ -135,41 +133,15 @@ def test_transformers_reads_every_config_of_the_package(folder: Path) -> None:
     assert found.rope_parameters["rope_theta"] == spec.rope_theta
 
 
-def test_rows_say_why_they_have_no_peer(monkeypatch, tmp_path):
-    """Of a peer that cannot be made, and of one that fails while it is measured: ours come."""
-
-    class Failing:
-        def __init__(self, *_: object) -> None: ...
-
-        def timed(self, prompts, new_tokens):
-            raise RuntimeError("CUDA out of memory")
-
-    monkeypatch.setattr(engine, "Transformers", Failing)
-    made = EngineBench("dummy:tiny-solver", SMALL, 1)
-    with pytest.warns(UserWarning, match="no transformers: RuntimeError: CUDA out of memory"):
-        (row, *_) = made.rows("decode_b1", made.rates(Work(1, 8, 4)), 1e6)
-    assert row.peer == "no transformers: RuntimeError: CUDA out of memory"
-    assert row.value > 0 and (row.peer_value, row.ratio) == (None, None)
-    monkeypatch.undo()
+def test_rows_say_why_they_have_no_peer(bench, monkeypatch, tmp_path):
+    """Of a peer that fails while it is measured, and of one that cannot be made: ours come."""
+    bench.contenders = {"": Steady(40.0), TRANSFORMERS: Steady(10.0, 1)}
+    with pytest.warns(UserWarning, match="no transformers: out of luck"):
+        (row, *_) = bench.rows("decode_b1", bench.rates(Work(1, 8, 4)), 1e6)
+    assert (row.value, row.peer) == (40.0, "no transformers: out of luck")
+    assert (row.peer_value, row.ratio) == (None, None)
     pytest.importorskip("transformers")
     monkeypatch.setattr(engine, "find_model", lambda *_, **__: tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 8}))  # of which family?
     with pytest.warns(UserWarning, match=r"no transformers: ValueError: .*model_type"):
         EngineBench("dummy:tiny-solver", SMALL, 1)
-
-
-def test_the_gpu_that_was_named_is_asked(monkeypatch):
-    """And not the first; one that is not there is refused."""
-    asked: list[str] = []
-
-    def memory(device: torch.device) -> tuple[int, int]:
-        asked.append(str(device))
-        return 10, 20
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", memory)
-    assert require_gpu(5, "engine", "cuda:1") == torch.device("cuda:1")
-    assert asked == ["cuda:1"]
-    with pytest.raises(ConfigError, match=r"device='cuda:2'.*finds 2 CUDA devices"):
-        require_gpu(5, "engine", "cuda:2")

@@ -6,8 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from workbench.bench import identity
-from workbench.bench.identity import REAL_ROOM, REAL_SETTINGS, Room, Setting, compare, equal_share
+from workbench.bench.identity import (
+    REAL_ROOM,
+    REAL_SETTINGS,
+    Room,
+    Setting,
+    compare,
+    equal_share,
+    nodes_of,
+    search,
+)
 from workbench.bench.search import make_workload
 from workbench.kernels.isa import ISA, host_sets
 
@@ -22,37 +30,25 @@ SETTINGS = (
 
 
 @pytest.fixture(scope="module")
-def compared():
-    """The rows of three settings, and the tree of each."""
-    trees = []
-    search = identity.search
-
-    def watched(*arguments):
-        result = search(*arguments)
-        trees.append(identity.nodes_of(result))
-        return result
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(identity, "search", watched)
-        rows = {row.name: row for row in compare(WORKLOAD, SETTINGS, ROOM)}
-    return rows, trees
+def tree():
+    """The nodes of the first setting's search."""
+    return nodes_of(search(SETTINGS[0], WORKLOAD, ROOM, 0))
 
 
-def test_six_problems_are_searched_alike_whatever_the_split_blocks_and_preemptions(compared):
+def test_six_problems_are_searched_alike_whatever_the_split_blocks_and_preemptions(tree):
     """Guards batch-invariant arithmetic and recomputation: every node's tokens and score."""
-    rows, trees = compared
-    assert {problem for problem, _ in trees[0]} == {each.id for each in WORKLOAD.problems}
+    rows = {row.name: row for row in compare(WORKLOAD, SETTINGS, ROOM)}
+    assert {problem for problem, _ in tree} == {each.id for each in WORKLOAD.problems}
     same = [row for name, row in rows.items() if name.startswith("identical@")]
     others = [name for name in host_sets() if name != ISA.name]
     assert [row.value for row in same] == [1.0] * (2 + len(others))
     assert [f"identical@isa_{name}" in rows for name in others] == [True] * len(others)
-    assert same[0].repeats == rows[f"base@{SETTINGS[0].name}"].value == len(trees[0]) > 100
+    assert same[0].repeats == rows[f"base@{SETTINGS[0].name}"].value == len(tree) > 100
     assert rows[f"preemptions@{SETTINGS[2].name}"].value > 0
 
 
-def test_one_changed_token_score_or_lost_node_is_seen(compared):
+def test_one_changed_token_score_or_lost_node_is_seen(tree):
     """Guards the comparison: of two trees that differ in one node, not all nodes are equal."""
-    tree = compared[1][0]
     node, (tokens, score) = list(tree.items())[len(tree) // 2]
     token = tree | {node: ((*tokens[:-1], 0), score)}
     scored = tree | {node: (tokens, score + 2**-16)}

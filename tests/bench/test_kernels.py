@@ -37,7 +37,6 @@ def test_every_row_is_measured() -> None:
     """All rows come, named once, with their amounts and ceilings."""
     rows = {row["name"]: row for row in record("kernels", made().rows(), {})["rows"]}
     assert rows["cascade_attention"]["peer"] == "plain_decode"
-    assert rows["decode_attention+invariant"]["peer"] == "fast_tiles"
     assert {"product_2_rows+invariant", "product_20_rows+invariant"} <= rows.keys()
     decode, prefill = rows["decode_attention"], rows["prefill_attention"]
     assert decode["value"] == pytest.approx(2 * 40 * 2 * 16 * 4 / 1e9 / 1e-3)
@@ -62,7 +61,18 @@ def test_a_machine_without_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match="no CUDA device"):
         require_gpu(1)
+    asked: list[str] = []
+
+    def memory(device: torch.device) -> tuple[int, int]:
+        asked.append(str(device))
+        return 5_000, 9_000
+
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (5_000, 9_000))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", memory)
     with pytest.raises(OutOfMemory, match=r"needs 6,000 bytes.*5,000 of 9,000 are free"):
         require_gpu(6_000)
+    assert require_gpu(5_000, "engine", "cuda:1") == torch.device("cuda:1")
+    assert asked == ["cuda", "cuda:1"], "the one that was named, not the first"
+    with pytest.raises(ConfigError, match=r"device='cuda:2'.*finds 2 CUDA devices"):
+        require_gpu(5_000, "engine", "cuda:2")

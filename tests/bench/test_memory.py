@@ -1,6 +1,5 @@
 """Memory: starts, beams, forks and arenas, and two models in one memory."""
 
-import json
 import math
 
 import pandas as pd
@@ -13,7 +12,6 @@ from workbench.bench.memory import (
     FullArena,
     beam_rows,
     blocks_used,
-    drop_from_page_cache,
     fork_rows,
     longest_beams,
     measured_start,
@@ -44,7 +42,7 @@ def rows(studies):
 
 
 def test_the_rows_of_the_issue_are_there_at_every_budget(rows):
-    """Guards the names that others look up."""
+    """Guards the names that others look up, which peer is named, and the direction of the ratio."""
     for budget in ("0.5W", "2W"):
         for name in ("elastic_vs_best_static", "elastic_vs_static_0.3", "all_vs_baseline"):
             row = rows[f"{name}@{budget}"]
@@ -53,16 +51,11 @@ def test_the_rows_of_the_issue_are_there_at_every_budget(rows):
             assert row.repeats == 2 * len(policy_fakes.CONFIG.seeds)
         for policy in ("static_0.2", "static_0.3", "first_come", "phase_aware", "marginal_value"):
             assert rows[f"{policy}@{budget}"].value > 0
-    assert rows["same_nodes"].value == 1
-
-
-def test_the_elastic_row_is_against_the_fastest_share(rows):
-    """Guards which peer is named, and the direction of the ratio."""
     best, thesis = rows["elastic_vs_best_static@0.5W"], rows["elastic_vs_static_0.3@0.5W"]
-    assert best.peer == "static_0.2"
-    assert best.ratio == pytest.approx(2.3 / 2.32)
+    assert (best.peer, best.ratio) == ("static_0.2", pytest.approx(2.3 / 2.32))
     assert thesis.ratio == pytest.approx(2.7 / 2.32)
     assert rows["all_vs_baseline@0.5W"].ratio > thesis.ratio
+    assert rows["same_nodes"].value == 1
 
 
 def test_a_share_that_cannot_be_is_a_row_without_a_value_that_says_why(rows):
@@ -71,20 +64,15 @@ def test_a_share_that_cannot_be_is_a_row_without_a_value_that_says_why(rows):
     assert math.isnan(row.value)
     assert row.unit.startswith("infeasible: ")
     assert rows["static_0.08@2W"].value > 0
-    content = record("memory", rows.values(), {})
-    values = {each["name"]: each["value"] for each in json.loads(json.dumps(content))["rows"]}
-    assert values["static_0.08@0.5W"] is None
+    values = {each["name"]: each["value"] for each in record("memory", rows.values(), {})["rows"]}
+    assert values[row.name] is None
 
 
-def test_equal_work_counts_as_one(rows):
-    """Guards a ratio of 1 where there is nothing to tell apart."""
+def test_equal_work_counts_as_one_seed_by_seed(studies, rows):
+    """Guards a ratio of 1 where there is nothing to tell apart, and a measured one elsewhere."""
     assert rows["elastic_vs_static_0.3@2W"].ratio == 1
     assert rows["elastic_vs_static_0.3@2W"].peer_value == rows["static_0.3@2W"].value, "measured"
     assert rows["equal_work_differs@2W"].value >= 1
-
-
-def test_equal_work_is_told_seed_by_seed(studies):
-    """Guards a ratio of 1 for the one seed, and a measured one for the other."""
     runs = studies[0].all_runs.assign(time=0)
     ours, theirs = "0.5W/marginal_value/none", "0.5W/static_0.3/none"
     kinds = [f"{engine}_prefill_tokens" for engine in ("llm", "prm")]
@@ -111,30 +99,18 @@ def test_one_node_that_differs_in_any_run_fails(tmp_path):
             list(study_rows([changed]))
 
 
-def test_the_record_says_what_was_shared():
-    """Guards that budgets, shares and sample stand beside the rows."""
-    settings = {"model": "tiny-solver", "profile": "default", "seeds": None}
-    mode = memory.mode_of(settings)
-    assert (mode["shared_problems"], mode["shared_seeds"]) == (16, 2)
-    assert mode["kv_shares"] == (0.08, 0.2, 0.3, 0.5)
-    assert "kv_shares" not in memory.mode_of(settings | {"model": "smollm2-135m"})
-
-
-def test_a_re_split_moves_live_blocks():
-    """Guards that what is timed is a whole re-split: a tenth of the pages, with blocks in use."""
+def test_a_re_split_is_timed_until_it_is_reached_and_without_zeroing(monkeypatch):
+    """Guards what the docstring says: blocks in use move, pages are zeroed on first use; not to be
+    reached fails.
+    """
     row = resplit_row(6, num_pages=160)
     assert (row.name, row.repeats) == ("resplit_p95_ms", 6)
     assert 0 < row.spread[0] <= row.value <= row.spread[1]
-
-
-def test_a_re_split_is_timed_until_it_is_reached_and_without_zeroing(monkeypatch):
-    """Guards what the docstring says: pages are zeroed on first use; not to be reached fails."""
     full = FullArena(160)
     full.fill()
     zeroed, copied = full.arena.storage.bytes_zeroed, full.arena.storage.bytes_copied
-    full.resplit(0.3)
-    full.resplit(0.7)
-    full.resplit(0.3)
+    for share in (0.3, 0.7, 0.3):
+        full.resplit(share)
     assert full.arena.storage.bytes_copied > copied
     assert full.arena.target["tiny-solver"] == 48
     assert full.arena.storage.bytes_zeroed == zeroed
@@ -187,17 +163,15 @@ def test_beams_share_the_blocks_of_their_path_and_nothing_else():
 
 
 def test_the_longest_beams_of_a_search_share_their_past():
-    """Guards that the beams are a real search's: all n, with all they grew from."""
+    """Guards that the beams are a real search's: all n, with all they grew from; an iteration that
+    lacks some, once they have ended, is not the longest.
+    """
     workload = make_workload("tiny-solver", limit=2, n=8, beam_width=4, max_depth=6)
     rows = {row.name: row for row in beam_rows(workload, "16MiB", 0)}
     assert list(rows) == ["kv_beams_saving", "kv_beams_over_distinct"]
     assert all(row.value >= 1 for row in rows.values())
-
-
-def test_an_iteration_that_lacks_beams_is_not_the_longest():
-    """Guards against comparing fewer than n beams once some have ended."""
-    rows = [("a", "", 1, (1,)), ("b", "", 1, (2,)), ("aa", "a", 2, (3,) * 9)]
-    tree = pd.DataFrame(rows, columns=["node_id", "parent_id", "depth", "token_ids"])
+    nodes = [("a", "", 1, (1,)), ("b", "", 1, (2,)), ("aa", "a", 2, (3,) * 9)]
+    tree = pd.DataFrame(nodes, columns=["node_id", "parent_id", "depth", "token_ids"])
     assert longest_beams(tree, [5], 2) == [([5], [1]), ([5], [2])]
     assert longest_beams(tree, [5], 1) == [([5, 1], [3] * 9)]
     assert longest_beams(tree, [5], 3) == []
@@ -205,8 +179,7 @@ def test_an_iteration_that_lacks_beams_is_not_the_longest():
 
 def test_a_start_is_measured_in_a_fresh_process():
     """Guards that seconds and memory are of the engine, whose budget is weights and KV."""
-    drop_from_page_cache("tiny-solver")
-    found = measured_start("tiny-solver", "8MiB")
+    found = measured_start("tiny-solver", "8MiB", cold=True)
     assert 0 < found["seconds"] < 60
     assert found["budget"] > 8 * 2**20
     assert found["peak"] > 0

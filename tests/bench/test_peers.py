@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from tests.models.gguf_making import random_tensors, write_gguf
 from workbench.bench import peers
-from workbench.bench.engine import TRANSFORMERS, EngineBench, Sizes, chosen_peers, peer_files
+from workbench.bench.engine import TRANSFORMERS, EngineBench, Work, chosen_peers, peer_files
 from workbench.bench.peers import PEERS, PeerError, PeerProcess
 from workbench.errors import ConfigError
 
@@ -68,8 +68,9 @@ def fake(tmp_path, monkeypatch):
     started = []
 
     def start(model="some"):
-        sizes = {"threads": 2, "max_seqs": 4, "max_tokens": 64, "max_model_len": 32}
-        started.append(PeerProcess("vllm", tmp_path, {"model": model, **sizes}))
+        limits = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 32}
+        given = {"model": model, "threads": 2, **limits}
+        started.append(PeerProcess("vllm", tmp_path, given))
         return started[-1]
 
     yield start
@@ -86,49 +87,40 @@ def test_a_peer_tells_rates_whatever_it_prints(fake):
         assert peer.timed(np.zeros((1, 8), np.int64), 1)[0] == 8
 
 
-def test_a_peer_that_cannot_load_says_why(fake):
-    """Guards that a peer's own reason reaches the reader who asks why its rows are absent."""
+def test_a_peer_that_fails_or_dies_says_why(fake):
+    """Guards that its own reason reaches the reader, and against waiting for ever on a worker."""
     with pytest.raises(PeerError, match="vllm failed at 'load': ValueError: no such model"):
         fake("none")
-
-
-def test_a_peer_that_dies_is_named_with_its_last_words(fake):
-    """Guards against waiting for ever on a worker that has crashed."""
-    peer = fake()
     with pytest.raises(PeerError, match=r"vllm ended at 'timed': .*out of luck"):
-        peer.timed(np.full((1, 2), 13), 1)
+        fake().timed(np.full((1, 2), 13), 1)
 
 
 def test_a_peer_that_is_missing_is_left_out_with_a_warning(monkeypatch, tmp_path):
     """Guards that a machine without peers measures all the same, and says how to get them."""
     monkeypatch.chdir(tmp_path)
-    small = Sizes(batches=(1,), prompt=4, new=2, prefills=(8,))
-    with pytest.warns(UserWarning, match="No rows") as told:
+    small = Work(1, 4, 2), Work(1, 8)
+    with pytest.warns(UserWarning, match="Rows have no") as told:
         found = EngineBench("tiny-solver", small, 1, peers=("vllm", "llama.cpp"))
     assert set(found.labels) == {TRANSFORMERS, "products"}
-    said = [str(warning.message) for warning in told if "No rows" in str(warning.message)]
-    assert said[0].startswith("No rows @vllm: vllm is not installed")
+    said = [str(warning.message) for warning in told if "Rows have" in str(warning.message)]
+    assert said[0].startswith("Rows have no vllm: vllm is not installed")
     assert "make bench-peers" in said[0]
-    assert said[1].startswith("No rows @llama.cpp: tiny-solver has no files")
+    assert said[1].startswith("Rows have no llama.cpp: tiny-solver has no files")
 
 
 def test_peers_are_chosen_by_name_and_an_unknown_one_is_refused():
-    """Guards the option --peers."""
+    """Guards the option --peers; what each needs is listed in .ci."""
     assert chosen_peers("none") == []
     assert chosen_peers("installed") == [TRANSFORMERS, *PEERS]
     assert chosen_peers("llama.cpp, vllm") == ["llama.cpp", "vllm"]
-    with pytest.raises(ConfigError, match=r"no peer 'vlm'.*Did you mean 'vllm'"):
+    with pytest.raises(ConfigError, match=r"peers is 'vlm'.*Did you mean 'vllm'"):
         chosen_peers("vlm")
-
-
-def test_every_peer_has_a_list_of_what_to_install():
-    """Guards that names and requirement lists stay together."""
     lists = Path(__file__).parents[2] / ".ci"
     assert {path.name for path in lists.glob("peers.*.txt")} == {f"peers.{n}.txt" for n in PEERS}
 
 
 def test_a_gguf_model_becomes_a_folder_with_the_same_values_once(tmp_path):
-    """Guards that peers which read no GGUF compute with exactly our weights."""
+    """Guards that peers which read no GGUF compute with exactly our weights; a folder stays."""
     tensors = random_tensors()
     file = write_gguf(tmp_path / "small.gguf", tensors)
     folder, gguf = files = peer_files(str(file), tmp_path / "written")
@@ -142,10 +134,5 @@ def test_a_gguf_model_becomes_a_folder_with_the_same_values_once(tmp_path):
     assert peer_files(str(file), tmp_path / "written") == files
     assert (folder / "config.json").stat().st_mtime_ns == before
     assert [p.name for p in (tmp_path / "written").iterdir()] == [folder.name]
-
-
-def test_a_folder_is_read_where_it_is(tmp_path):
-    """Guards that a model which is a folder already is not written a second time."""
-    folder, gguf = peer_files("tiny-solver", tmp_path)
-    assert (gguf, folder.name) == (None, "tiny-solver")
-    assert list(tmp_path.iterdir()) == []
+    folder, gguf = peer_files("tiny-solver", tmp_path / "none")
+    assert (gguf, folder.name, (tmp_path / "none").exists()) == (None, "tiny-solver", False)

@@ -2,46 +2,35 @@
 
 import inspect
 import json
+import math
 from importlib import import_module
 
 import pytest
 
-from workbench.bench.record import (
-    KEYS,
-    Row,
-    compared_rows,
-    interval_row,
-    median_row,
-    record,
-    write_record,
-)
+from workbench.bench.record import Row, compared_rows, median_row, record, write_record
 from workbench.cli import main
 from workbench.cli.tools import mode_of
 from workbench.errors import ConfigError
-from workbench.experiments.statistics import Interval
 
-FIELDS = [
-    *("name", "value", "unit", "peer", "peer_value"),
-    *("ratio", "ceiling", "share_of_ceiling", "repeats", "spread"),
-]
+KEYS = ["bench", "machine", "versions", "git", "mode", "isa", "rows"]
+FIELDS = ["name", "value", "unit", "peer", "peer_value", "ratio", "ceiling", "share_of_ceiling"]
+FIELDS += ["repeats", "spread"]
 
 
 def test_a_record_has_the_contract_s_keys_and_fields(tmp_path):
-    rows = [
-        Row("decode_b1", 10.0, "tokens/s", peer="transformers", ratio=2.0),
-        Row("x", float("nan"), "1"),
-    ]
-    file = write_record(
-        record("engine", rows, {"profile": "quick"}), tmp_path / "deep" / "engine.json"
-    )
+    rows = Row("decode_b1", 10.0, "tokens/s", "transformers", ratio=2.0), Row("x", math.nan, "1")
+    content = record("engine", rows, {"profile": "quick"})
+    file = write_record(content, tmp_path / "deep" / "engine.json")
     stored = json.loads(file.read_text())
-    assert tuple(stored) == KEYS
+    assert list(stored) == KEYS
     assert [list(row) for row in stored["rows"]] == [FIELDS, FIELDS]
     assert stored["rows"][0]["ceiling"] is None
     assert stored["rows"][1]["value"] is None
     assert {"cpu", "cores", "threads", "gpu"} <= stored["machine"].keys()
     assert stored["git"].keys() == {"commit", "dirty"}
     assert list(file.parent.iterdir()) == [file]
+    with pytest.raises(ConfigError, match="two rows named x"):
+        record("engine", [rows[1], rows[1]], {})
 
 
 def test_one_part_alone_is_refused_where_it_cannot_be(tmp_path, capsys):
@@ -51,11 +40,6 @@ def test_one_part_alone_is_refused_where_it_cannot_be(tmp_path, capsys):
     file = write_record(record("memory", [], {}), tmp_path / "m.json")
     assert main(["bench", "memory", "--part", "arena", "--json", str(file)]) == 2
     assert "is not a whole record" in capsys.readouterr().err.replace("\n", " ")
-
-
-def test_two_rows_of_one_name_are_refused():
-    with pytest.raises(ConfigError, match="two rows named a"):
-        record("engine", [Row("a", 1.0, "s"), Row("a", 2.0, "s")], {})
 
 
 def test_a_record_names_files_without_their_folders():
@@ -70,7 +54,7 @@ def test_a_record_names_files_without_their_folders():
 
 @pytest.mark.parametrize("name", ["engine", "search", "identity", "memory"])
 def test_every_bench_says_how_it_was_run(name):
-    """Guards that sizes of the search and the mode of arithmetic are in each record."""
+    """Guards that sizes of the search, the sample and the mode of arithmetic are in each record."""
     module = import_module(f"workbench.bench.{name}")
     settings = {k: p.default for k, p in inspect.signature(module.run).parameters.items()}
     mode = mode_of(module, settings)
@@ -79,6 +63,14 @@ def test_every_bench_says_how_it_was_run(name):
         assert (mode["n"], mode["prm"]) == (16, "tiny-prm")
         real = mode_of(module, settings | {"llm": "smollm2-135m"})
         assert (real["n"], real["prm"], real["kv_memory"]) == (16, "smollm2-135m", "2GiB")
+    if name == "search":
+        full, quick = (mode_of(module, settings | {"profile": p}) for p in ("full", "quick"))
+        assert (full["problems"], full["seeds"], full["uncached_problems"]) == (128, 5, 16)
+        assert quick["uncached_problems"] == 8
+    if name == "memory":
+        assert (mode["shared_problems"], mode["shared_seeds"]) == (16, 2)
+        assert mode["kv_shares"] == (0.08, 0.2, 0.3, 0.5)
+        assert "kv_shares" not in mode_of(module, settings | {"model": "smollm2-135m"})
 
 
 def test_a_ratio_is_the_median_of_paired_ratios_not_the_ratio_of_medians():
@@ -97,17 +89,10 @@ def test_the_spread_of_a_rate_is_of_its_ratios():
     assert median_row("decode", [1.0, 2.0, 9.0], "x", peers=[2.0, 4.0, 18.0]).spread == 0
     assert median_row("decode", [1.0], "x", peers=[2.0]).spread is None
     assert median_row("time", [1.0, 2.0, 3.0, 4.0, 5.0], "s").spread == 1.0
+    even = median_row("bookkeeping", [0.4, 0.1, 0.2, 0.3], "fraction")
+    assert (even.value, even.spread, even.repeats) == (0.25, pytest.approx(0.075), 4)
     with pytest.raises(ValueError, match=r"shorter|longer"):
         median_row("decode", [1.0], "x", peers=[1.0, 2.0])
-
-
-def test_plain_and_interval_rows_keep_value_unit_and_repeats():
-    """Guards the median of even counts, and an interval's ends in order."""
-    row = median_row("bookkeeping", [0.4, 0.1, 0.2, 0.3], "fraction")
-    assert row.value == pytest.approx(0.25) and row.repeats == 4
-    assert row.spread == pytest.approx(0.075)
-    found = interval_row("gain", Interval(0.3, 0.2, 0.5, 8), "fraction", 2)
-    assert (found.value, found.spread, found.repeats) == (0.3, (0.2, 0.5), 2)
 
 
 def test_each_further_peer_has_a_row_of_its_own():

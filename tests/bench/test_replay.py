@@ -4,8 +4,10 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+import torch
 
 from workbench.bench import replay
+from workbench.bench.record import Ceiling
 from workbench.bench.replay import LIMITS, MODE, SPLITS, Cell, make_cells
 from workbench.bench.search import TINY, Workload, make_workload
 from workbench.cli import main
@@ -23,12 +25,8 @@ def test_cells_differ_and_none_is_fitted_and_held_out() -> None:
         assert not any(cell.policy for cell in fitted)
         assert {c.n for c in others} == {4, 16}
         assert len({cell.policy for cell in others}) == (5 if held_out >= 12 else 2)
-
-
-def test_every_cell_holds_the_longest_request() -> None:
-    """No cell is refused by an engine: a cache of either model fits max_model_len."""
     blocks = [size for pair in SPLITS for size in pair]
-    assert min(blocks) * 16 >= MODE["max_model_len"]
+    assert min(blocks) * 16 >= MODE["max_model_len"], "no cell is refused by an engine"
     assert all(seqs <= tokens for seqs, tokens in LIMITS)
 
 
@@ -39,9 +37,8 @@ def test_the_rows_of_a_small_run(monkeypatch) -> None:
     monkeypatch.setattr(replay, "WIDTHS", (4,))
     rows = {row.name: row for row in replay.run("quick")}
     names = {"replay_s", "replay_over_simulated", "block_op_us", "miss_ratio_s"}
-    assert {"throughput_mean_error", "throughput_worst_error", "events_identical"} | names <= set(
-        rows
-    )
+    names |= {"throughput_mean_error", "throughput_worst_error", "events_identical"}
+    assert names <= rows.keys()
     assert rows["events_identical"].value == 1.0
     assert all(row.value >= 0 for name, row in rows.items() if "_error@" not in name)
 
@@ -84,9 +81,21 @@ def test_calibrate_writes_a_device(monkeypatch, tmp_path, capsys) -> None:
     device = load_device(path)
     assert set(device.terms) == {"tiny-solver", "tiny-prm", "request"}
     assert str(path.name) in capsys.readouterr().out.replace("\n", "")
-
-
-def test_calibrate_refuses_a_folder_before_it_measures(tmp_path, capsys) -> None:
-    """A place where no file can be written is told at once."""
-    assert main(["calibrate", "--out", str(tmp_path)]) == 2
+    assert main(["calibrate", "--out", str(tmp_path)]) == 2, "before it measures"
     assert "give the path of a file" in capsys.readouterr().err
+
+
+def test_a_gpu_is_measured(monkeypatch) -> None:
+    """By its own ceilings and memory, not this CPU's."""
+    for name, value in {
+        "is_available": lambda: True,
+        "device_count": lambda: 2,
+        "get_device_name": lambda _: "NVIDIA B999",
+        "mem_get_info": lambda _: (60 << 30, 64 << 30),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    rates = {"cuda:1": Ceiling(3e14, 1e12, 3e14)}
+    monkeypatch.setattr(replay, "gpu_ceiling", lambda place: rates[str(place)])
+    found = replay.this_machine("cuda:1")
+    assert (found.name, found.flops_per_s, found.bytes_per_s) == ("NVIDIA B999", 3e14, 1e12)
+    assert (found.memory_bytes, found.source[:9]) == (64 << 30, "measured:")

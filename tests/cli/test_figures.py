@@ -1,36 +1,106 @@
 """`workbench figures`: what is refused before it runs, what failed is said, profiles never mix."""
 
-from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 
 from tests.experiments.fakes import fake_result
-from workbench.cli import main, study
+from workbench.cli import main
+from workbench.cli.study import report
 from workbench.experiments.execute import one_by_one
 from workbench.experiments.provenance import project_root
 from workbench.experiments.settings import PLANS, PROFILES, BatchPlan, RunSpec, sweep_config
 from workbench.experiments.study import Study, completeness, figures_home, run_sweep
 
-ROOT = Path(__file__).parents[2]
 
+@pytest.fixture
+def calls(monkeypatch, tmp_path):
+    """What `workbench figures` called, with everything slow replaced."""
+    called = []
+    runs = {"runs": pd.DataFrame({"run_id": ["r"]}), "all_runs": pd.DataFrame()}
+    swept = SimpleNamespace(config=sweep_config("quick"), plan=None, **runs)
+    results = {
+        "experiments.study.run_sweep": swept,
+        "experiments.notebooks.run_notebooks": [tmp_path / "02.ipynb"],
+        "experiments.study.provenance_of": "measured",
+        "experiments.claims.claims_of": [],
+        "cli.study.stored_ablation_claims": [],
+        "experiments.notebooks.write_report": tmp_path / "index.html",
+        "experiments.export.replot": [],
+    }
 
-def fails_at(share):
-    def execute(spec: RunSpec):
-        if spec.llm_share == share:
-            raise RuntimeError("the cable was [pulled]")
-        return fake_result(spec)
+    def remember(place):
+        def call(*given, **named):
+            called.append((place.rpartition(".")[2], (*given, *named.values())))
+            return results[place]
 
-    return one_by_one(execute)
+        return call
+
+    for place in results:
+        monkeypatch.setattr(f"workbench.{place}", remember(place))
+    monkeypatch.chdir(project_root())
+    return called
 
 
 @pytest.fixture
 def broken(tmp_path):
     """A sweep of four runs of which one failed."""
+
+    def execute(spec: RunSpec):
+        if spec.llm_share == 0.3:
+            raise RuntimeError("the cable was [pulled]")
+        return fake_result(spec)
+
     config = sweep_config("quick", num_problems=3)
-    return run_sweep(config, tmp_path / "runs", execute=fails_at(0.3), progress=False)
+    return run_sweep(config, tmp_path / "runs", execute=one_by_one(execute), progress=False)
 
 
+def test_figures_sweeps_executes_and_reports(calls, tmp_path, capsys):
+    options = ["--profile", "quick", "-p", "num_problems=2", "--runs", str(tmp_path)]
+    assert main(["figures", *options]) == 0
+    assert [name for name, _ in calls if name[:4] in ("run_", "writ")] == [
+        "run_sweep", "run_notebooks", "write_report",
+    ]  # fmt: skip
+    swept, executed = calls[0][1], calls[1][1]
+    assert (swept[0].profile, swept[0].num_problems, swept[1]) == ("quick", 2, str(tmp_path))
+    assert executed[:3] == (None, "quick", {"num_problems": 2, "runs_dir": str(tmp_path)})
+    assert "4 of 4 runs to do, about" in capsys.readouterr().out
+
+
+def test_a_sweep_that_cannot_fit_is_said_before_any_notebook_runs(tmp_path, capsys):
+    options = ["-p", "shares=[0.01, 0.02]", "--profile", "quick", "--runs", str(tmp_path)]
+    assert main(["figures", *options]) == 2
+    assert "llm_share 0.01 is infeasible: the LLM (tiny-solver) lacks" in capsys.readouterr().err
+    assert main(["sweep", "--shares", "0.01", "--profile", "quick", "--runs", str(tmp_path)]) == 0
+    assert "infeasible: split-0.010-seed0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("names", [["00"], ["01", "07"]])
+def test_figures_of_notebooks_that_read_no_sweep_need_none(calls, names):
+    """The tour, memory and the ablation build or run what they draw themselves."""
+    assert main(["figures", *names]) == 0
+    assert [name for name, _ in calls] == ["run_notebooks"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said", "unsaid"),
+    [
+        (["--profile", "full"], ["55 of 55 runs to do", "04_batching: "], "nothing"),
+        (["03"], ["is feasible in"], "batching"),
+        (["07"], ["07_modifications: 13 of 13 runs to do, about"], "feasible"),
+    ],
+)
+def test_a_dry_run_says_what_would_take_how_long(options, said, unsaid, calls, tmp_path, capsys):
+    """A notebook with runs beside the sweep's is announced with them; nothing is run."""
+    assert main(["figures", *options, "--dry-run", "--runs", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert all(text in shown for text in said)
+    assert unsaid not in shown
+    assert calls == []
+
+
+@pytest.mark.parametrize("how", [[], ["--dry-run"]], ids=["run", "dry"])
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -39,74 +109,64 @@ def broken(tmp_path):
         (["--profile", "quick", "-p", "num_problem=2"], "Did you mean 'num_problems'"),
     ],
 )
-def test_a_dry_run_refuses_what_a_run_refuses(words, said, capsys):
-    assert main(["figures", *words, "--dry-run"]) == 2
+def test_what_no_notebook_has_is_refused_before_anything_runs(words, said, how, calls, capsys):
+    assert main(["figures", *words, *how]) == 2
     assert said in capsys.readouterr().err
+    assert calls == []
 
 
-def test_a_replot_takes_no_parameter_that_only_a_run_could_use(tmp_path, capsys):
+def test_a_replot_runs_nothing_and_takes_no_parameter_of_a_run(calls, monkeypatch, capsys):
+    assert main(["figures", "--replot", "memory_split"]) == 0
+    assert [name for name, _ in calls] == ["replot"]
     assert main(["figures", "--replot", "-p", "n=4"]) == 2
     assert "takes no -p n" in capsys.readouterr().err
+
+
+def test_a_replot_names_what_was_never_stored(tmp_path, capsys):
     assert main(["figures", "--replot", "prefix_hits", "-p", f"figures_folder={tmp_path}"]) == 2
     assert "has no stored rows" in capsys.readouterr().err
 
 
-def test_a_failed_run_is_on_the_face_and_on_the_terminal(broken, tmp_path, monkeypatch, capsys):
+def test_a_failed_run_is_in_the_report_and_on_the_terminal(broken, monkeypatch, capsys):
     assert completeness(broken) == "3 of 4 runs (failed: split-0.300-seed0)"
-    faces = []
-    claims, report = "workbench.experiments.claims.claims_of", "workbench.experiments.notebooks"
-    monkeypatch.setattr(claims, lambda *_: [])
-    monkeypatch.setattr(f"{report}.write_report", lambda *given: faces.append(given[2]))
-    assert study.report(broken, [], {}, [])
+    reported, place = [], "workbench.experiments"
+    monkeypatch.setattr(f"{place}.claims.claims_of", lambda *_: [])
+    monkeypatch.setattr(f"{place}.notebooks.write_report", lambda *g: reported.append(g[2]))
+    assert report(broken, [], {}, [])
     shown = capsys.readouterr().out
     assert "failed: split-0.300-seed0" in shown
     assert "RuntimeError: the cable was [pulled]" in shown
     assert "--retry-failed" in shown
-    assert "3 of 4 runs (failed: split-0.300-seed0)" in faces[0]
+    assert "3 of 4 runs (failed: split-0.300-seed0)" in reported[0]
 
 
-def test_failed_runs_are_repeated_when_asked(broken, tmp_path, monkeypatch):
-    seen = []
-
-    def remember(config, runs_dir, **named):
-        seen.append((runs_dir, named))
-        return run_sweep(
-            broken.config, runs_dir, execute=one_by_one(fake_result), progress=False, **named
-        )
-
-    monkeypatch.setattr("workbench.experiments.study.run_sweep", remember)
+def test_failed_runs_are_repeated_when_asked(calls, tmp_path):
     folder = str(tmp_path / "runs")
     assert main(["sweep", "--profile", "quick", "--runs", folder, "--retry-failed"]) == 0
-    assert seen == [(folder, {"retry_failed": True})]
+    assert calls[0][1][1:] == (folder, True)
 
 
-def batches(profile, **overrides):
-    """The batching study of a profile, without its runs."""
-    return Study(sweep_config(profile, **overrides), (), plan=PLANS[BatchPlan][profile])
-
-
-@pytest.mark.parametrize("profile", PROFILES)
-def test_figures_holds_the_default_profile_and_nothing_else(profile):
-    home = figures_home(Study(sweep_config(profile), ()))
-    assert home == figures_home(batches(profile))
-    if profile == "default":
-        assert home == project_root() / "figures"
-        return
-    assert home == project_root() / "build" / "figures" / profile
-
-
-def test_changed_settings_draw_elsewhere():
-    elsewhere = project_root() / "build" / "figures" / "default-changed"
-    for overrides in ({"num_problems": 2}, {"seeds": (7,)}, {"shares": (0.3,)}, {"n": 4}):
-        assert figures_home(Study(sweep_config("default", **overrides), ())) == elsewhere
-    assert figures_home(batches("default", n=4)) == elsewhere
+@pytest.mark.parametrize(
+    ("profile", "changed", "folder"),
+    [
+        ("default", {}, "figures"),
+        *((name, {}, f"build/figures/{name}") for name in PROFILES if name != "default"),
+        *(
+            ("default", changed, "build/figures/default-changed")
+            for changed in ({"num_problems": 2}, {"seeds": (7,)}, {"shares": (0.3,)}, {"n": 4})
+        ),
+    ],
+)
+def test_figures_holds_the_default_profile_and_nothing_else(profile, changed, folder):
+    """Of the sweep and of another study."""
+    config = sweep_config(profile, **changed)
+    for study in (Study(config, ()), Study(config, (), plan=PLANS[BatchPlan][profile])):
+        assert figures_home(study) == project_root() / folder
 
 
 def test_every_column_of_a_run_is_shown_whole(broken, tmp_path, capsys):
-    where = ["--runs", str(tmp_path / "runs")]
-    assert main(["runs", "show", "split-0.500", *where]) == 0
+    assert main(["runs", "show", "split-0.500", "--runs", str(tmp_path / "runs")]) == 0
     shown = capsys.readouterr().out
     (folder,) = (tmp_path / "runs").glob("split-0.500*")
-    for name in pd.read_parquet(folder / "runs.parquet").columns:
-        assert name in shown, name
+    assert all(name in shown for name in pd.read_parquet(folder / "runs.parquet").columns)
     assert "…" not in shown

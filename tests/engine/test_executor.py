@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from tests.models.plain_driver import Driver
-from workbench.core import SamplingRows, WantedLogits
-from workbench.engine.executor import chosen_tokens
-from workbench.engine.sampling import sample
+from workbench.core import WantedLogits
+from workbench.engine.executor import sample
 from workbench.errors import ConfigError, StepError
-from workbench.kernels.reference import ReferenceKernels
 from workbench.models.llama import LlamaModel
 from workbench.models.loading import load_model
 
@@ -38,7 +36,8 @@ def test_sampled_tokens_are_those_of_the_wanted_logits(model: LlamaModel) -> Non
         plan = driver.plan(work, wanted, temperature)
         result = driver.executor.submit(plan).result()
         assert plan.sampling.rows.tolist() == [8, 42]
-        assert result.tokens.tolist() == sample(result.wanted[0], plan.sampling)[0].tolist()
+        logits = torch.from_numpy(result.wanted[0])
+        assert result.tokens.tolist() == sample(model.kernels, logits, plan.sampling)[0].tolist()
         assert result.forward_s > 0
         assert result.sampling_s > 0
 
@@ -64,52 +63,6 @@ def test_a_failing_step_raises_from_its_handle_and_the_next_one_works(model: Lla
         handle.result()
     tokens = prompt(5, 12)
     assert driver.step([("a", tokens, True)]).tokens == other.step([("a", tokens, True)]).tokens
-
-
-class Sevens(ReferenceKernels):
-    """A device that chooses token 7, whatever the logits."""
-
-    def choose(
-        self, logits: torch.Tensor, temperature: torch.Tensor, noise: torch.Tensor
-    ) -> torch.Tensor:
-        return torch.stack([torch.full((len(logits),), 7), torch.ones(len(logits)).long()])
-
-
-def sampling_rows(**columns: list[float]) -> SamplingRows:
-    """Warm rows without filters, but for the given columns."""
-    count = len(next(iter(columns.values())))
-    plain = {"seeds": 3, "temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0, "logprobs": -1}
-    given = {name: columns.get(name, [value] * count) for name, value in plain.items()}
-    kinds = {"seeds": np.uint64, "top_k": np.int64, "logprobs": np.int64}
-    arrays = {name: np.array(given[name], kinds.get(name, np.float64)) for name in given}
-    return SamplingRows(rows=np.arange(count), positions=np.arange(count) + 5, **arrays)
-
-
-def test_who_draws_a_row_does_not_depend_on_its_batch() -> None:
-    """The device draws rows without filters, whatever the others want; log probabilities fit."""
-    logits = torch.from_numpy(np.random.default_rng(0).standard_normal((5, VOCAB))).float()
-    rows = sampling_rows(top_p=[1, 0.5, 1, 1, 1], top_k=[0, 0, 0, 3, VOCAB],
-                         logprobs=[-1, -1, 2, -1, -1])  # fmt: skip
-    tokens, logprobs = chosen_tokens(Sevens(torch.device("cpu"), torch.float32), logits, rows)
-    host = sample(logits.numpy(), rows)[0]
-    assert tokens.tolist() == [7, host[1], 7, host[3], 7]
-    assert [each is None for each in logprobs] == [True, True, False, True, True]
-    assert logprobs[2] is not None and 7 in logprobs[2]
-
-
-def test_a_row_is_sampled_alone_as_in_a_batch() -> None:
-    """Filters, log probabilities and greedy rows in one batch; all as the sampler has them."""
-    kernels = ReferenceKernels(torch.device("cpu"), torch.float32)
-    logits = torch.from_numpy(np.random.default_rng(1).standard_normal((6, VOCAB))).float()
-    rows = sampling_rows(temperature=[0, 0.7, 0, 1.2, 1, 1], min_p=[0, 0, 0.1, 0.1, 0, 0],
-                         logprobs=[1, -1, -1, 0, -1, 3])  # fmt: skip
-    tokens, logprobs = chosen_tokens(kernels, logits, rows)
-    expected = sample(logits.numpy(), rows)
-    assert (tokens.tolist(), logprobs) == (expected[0].tolist(), expected[1])
-    for at in range(6):
-        columns = {field.name: getattr(rows, field.name)[at : at + 1] for field in fields(rows)}
-        alone = chosen_tokens(kernels, logits[at : at + 1], SamplingRows(**columns))
-        assert alone[0][0] == tokens[at]
 
 
 def test_plans_whose_arrays_are_views_or_read_only(model: LlamaModel) -> None:

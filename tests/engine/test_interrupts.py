@@ -6,8 +6,9 @@ the other, as an interrupt of the user is: between two of them.
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
+from linecache import getline
 from types import FrameType
 
 import pytest
@@ -31,44 +32,42 @@ PROMPTS = [[7, 3, number, *range(2, 22)] for number in (1, 1, 2, 3)]
 def fault_after(lines: int) -> Iterator[list[str]]:
     """KeyboardInterrupt at the line of FILES that comes after so many; where, if it was reached.
 
-    Not at `return`: there CPython never raises what a signal asks for.
+    Not at the return of what has ended: there CPython never raises what a signal asks for.
     """
     left, where = count(lines, -1), []
 
     def at_line(frame: FrameType, event: str, _: object) -> object:
-        if event == "line" and frame.f_code.co_filename.endswith(FILES) and not where:
-            place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-            with open(frame.f_code.co_filename) as file:
-                text = file.read().splitlines()[frame.f_lineno - 1]
-            if next(left) <= 0 and text.strip() != "return outputs":
-                where.append(place)
-                raise KeyboardInterrupt(place)
+        if event == "line" and not where and next(left) <= 0:
+            place = frame.f_code.co_filename, frame.f_lineno
+            if getline(*place).strip() != "return outputs":
+                where.append("{}:{}".format(*place))
+                raise KeyboardInterrupt
         return at_line
 
+    def at_call(frame: FrameType, *_: object) -> object:
+        return at_line if frame.f_code.co_filename.endswith(FILES) else None
+
     before = sys.gettrace()
-    sys.settrace(at_line)
+    sys.settrace(at_call)
     try:
         yield where
     finally:
         sys.settrace(before)
 
 
-def finish(engines: list[Engine], fault: int | None) -> tuple[dict, list[str]]:
-    """Outputs of all requests by engine and request, with a fault after so many lines."""
+def finish(engines: list[Engine], fault: int | None = None) -> tuple[dict, list[str]]:
+    """Outputs of all requests by engine and request id, with a fault after so many lines."""
     found, where = {}, []
+
+    def steps() -> None:
+        while any(engine.has_work for engine in engines):
+            for place, engine in enumerate(engines):
+                found.update(((place, output.request_id), output) for output in engine.step())
+
     if fault is not None:
-        try:
-            with fault_after(fault) as where:
-                while any(engine.has_work for engine in engines):
-                    for place, engine in enumerate(engines):
-                        for output in engine.step():
-                            found[place, output.request_id] = output
-        except KeyboardInterrupt:
-            pass
-    while any(engine.has_work for engine in engines):
-        for place, engine in enumerate(engines):
-            for output in engine.step():
-                found[place, output.request_id] = output
+        with suppress(KeyboardInterrupt), fault_after(fault) as where:
+            steps()
+    steps()
     return found, where
 
 
@@ -120,7 +119,7 @@ def test_a_fault_anywhere_in_a_step_loses_nothing(small_model, make, settings, s
     """All requests end as without it, the laws hold, and nothing is left in use."""
     engines = make(small_model, **settings)
     queue(engines)
-    expected = told(finish(engines, None)[0], [0] * len(engines))
+    expected = told(finish(engines)[0], [0] * len(engines))
     assert len(expected) >= len(PROMPTS) * len(engines)
     for fault in count(3, stride):
         first = [engine._next_id for engine in engines]

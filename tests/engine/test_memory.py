@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import gc
-import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from workbench.config import EngineConfig
-from workbench.core import SamplingRows
 from workbench.engine import memory
 from workbench.engine.engine import Engine
 from workbench.engine.memory import MemoryProfile, plan_memory, total_bytes
-from workbench.engine.sampling import sample
 from workbench.errors import ConfigError, OutOfMemory, StepError
 from workbench.host import collection_paused, total_memory
 from workbench.models.llama import Buffers, LlamaModel
@@ -60,30 +56,6 @@ def test_activations_cover_buffers_and_grow_with_the_step(model: LlamaModel) -> 
     held = model.buffers(1024, 16).nbytes
     assert held < large < held + 2**20
     assert small < large == plan(model, num_blocks=8, max_num_batched_tokens=1024).activations
-
-
-@pytest.mark.parametrize("count", [1, 8])
-def test_one_filtered_row_takes_the_room_of_many(count: int) -> None:
-    """Rows are filtered in turn: the profiling pass relies on it, and so filters one.
-
-    Rows without filters are drawn by the kernels, which take next to nothing.
-    """
-    logits = np.random.default_rng(0).standard_normal((count, 4096), np.float32)
-
-    def peak(filtered: int) -> int:
-        top_p = np.ones(count)
-        top_p[:filtered] = 0.9
-        none, places = np.zeros(count, np.int64), np.arange(count)
-        seeds, warm, zeros = np.zeros(count, np.uint64), np.ones(count), np.zeros(count)
-        rows = SamplingRows(places, places, seeds, warm, none, top_p, zeros, none - 1)
-        tracemalloc.start()
-        sample(logits, rows, lambda logits, *_: np.zeros(len(logits), np.int64))
-        highest = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        return highest
-
-    peak(count)  # what a first call leaves behind is not a row's
-    assert peak(1) == pytest.approx(peak(count), rel=0.01)
 
 
 @pytest.mark.parametrize("collects", [True, False])

@@ -6,13 +6,18 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from workbench.core import SamplingParams, SamplingRows, Sequence
-from workbench.engine.sampling import StopChecker, mix, sample, uniform
+from workbench.engine import executor
+from workbench.engine.sampling import StopChecker, mix, uniform
 from workbench.errors import StepError
+from workbench.kernels import Kernels
+from workbench.kernels.cpu import CpuKernels
+from workbench.kernels.reference import ReferenceKernels
 
 # -- noise: a fixed function of seed and position, even and without visible pattern --
 
@@ -67,6 +72,24 @@ def make_rows(count: int, **columns: object) -> SamplingRows:
 
 def take(rows: SamplingRows, at: NDArray[np.int64]) -> SamplingRows:
     return SamplingRows(**{f.name: getattr(rows, f.name)[at] for f in fields(rows)})
+
+
+BOTH = (CpuKernels(2), ReferenceKernels(torch.device("cpu"), torch.float32))
+
+
+def sample(
+    logits: NDArray[np.float32], rows: SamplingRows
+) -> tuple[NDArray[np.int64], tuple[dict[int, float] | None, ...]]:
+    """Tokens and log probabilities, the same of the compiled kernels and of the reference."""
+
+    def of(kernels: Kernels) -> tuple[NDArray[np.int64], tuple[dict[int, float] | None, ...]]:
+        return executor.sample(kernels, torch.from_numpy(logits), rows)
+
+    (tokens, logprobs), (others, their_logprobs) = map(of, BOTH)
+    assert tokens.tolist() == others.tolist()
+    for ours, theirs in zip(logprobs, their_logprobs, strict=True):
+        assert ours == (theirs if theirs is None else pytest.approx(theirs))
+    return tokens, logprobs
 
 
 def repeated(logits: list[float], count: int) -> NDArray[np.float32]:
@@ -131,10 +154,40 @@ def test_a_row_does_not_depend_on_the_others() -> None:
         assert list(their_logprobs) == [logprobs[i] for i in at]
 
 
+@pytest.mark.parametrize("spread", [0.0, 1.0, 4.0])
+@pytest.mark.parametrize("vocab", [17, 257, 3000, 49_152])
+def test_filters_leave_the_same_of_large_vocabularies(vocab: int, spread: float) -> None:
+    """Selected among many, many of them equal, as sorting them all would; alone and together."""
+    draw, count = np.random.default_rng(vocab), 24
+    logits = (draw.standard_normal((count, vocab)) * spread).astype(np.float32)
+    logits[::2] = np.round(logits[::2] * 2) / 2
+    rows = replace(
+        make_rows(count),
+        temperature=draw.choice([0.3, 0.8, 2.0], count),
+        top_k=draw.choice([0, 1, 40, 300, 2000], count),
+        top_p=draw.choice([0.02, 0.5, 0.95, 0.999, 1.0], count),
+        min_p=draw.choice([0.0, 0.05, 1.0], count),
+    )
+    noise = uniform(rows.seeds, rows.positions)
+    tokens, _ = sample(logits, rows)
+    for row in range(count):
+        wide = logits[row].astype(np.float64)
+        weights = np.exp((wide - wide.max()) / rows.temperature[row])
+        order = np.argsort(-weights, kind="stable")
+        weights[order[int(rows.top_k[row]) or vocab :]] = 0
+        if rows.top_p[row] < 1:
+            reached = np.cumsum(weights[order])
+            enough = int(np.searchsorted(reached, rows.top_p[row] * reached[-1])) + 1
+            weights[order[enough:]] = 0
+        weights[weights < rows.min_p[row]] = 0
+        sums = np.cumsum(weights)
+        assert tokens[row] == np.searchsorted(sums, noise[row] * sums[-1], side="right")
+
+
 def test_noise_just_below_one_never_leaves_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last token with a weight is taken, not one that a filter removed."""
     almost = np.nextafter(1.0, 0.0)
-    monkeypatch.setattr("workbench.engine.sampling.uniform", lambda s, p: np.full(len(s), almost))
+    monkeypatch.setattr("workbench.engine.executor.uniform", lambda s, p: np.full(len(s), almost))
     logits = repeated([3.0, 2.9, 0.1, -50.0], 3)
     assert sample(logits, make_rows(3, top_k=2))[0].tolist() == [1, 1, 1]
 

@@ -1,5 +1,6 @@
 """A sweep without models: tables with the columns of real ones, small enough to count by hand."""
 
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,7 +22,7 @@ class FakeSweep:
     def __init__(self, shares=SHARES, seeds=SEEDS, **changed):
         self._runs = [_run(share, seed) for share in shares for seed in seeds]
         self.config = SimpleNamespace(profile="quick", shares=shares, seeds=seeds)
-        self.folders, self.missing, self._changed = (), (), changed
+        self._changed = changed
 
     @property
     def runs(self):
@@ -61,13 +62,11 @@ def _run(share, seed):
     row |= {"llm_share": share, "seed": seed, "profile": "quick", "llm": "tiny-solver"}
     row |= {"prm": "tiny-prm", "total_memory": TOTAL, "activations_in_total": False}
     row |= {"num_problems": len(PROBLEMS), "n": 16, "beam_width": 4, "block_size": 16}
-    row |= {"machine": "A CPU, 2 cores, 2 threads", "machine_cpu": "A CPU", "machine_gpu": None}
-    row |= {"versions": '{"torch": "2.13"}', "git_commit": "c0ffee", "git_dirty": False}
-    row |= {"wall_s": wall(share), "tokens_per_s": 400 / wall(share)}
-    row |= {"llm_prefill_tokens": 320, "llm_decode_tokens": 640, "llm_hit_rate": 0.9}
-    row |= {"prm_decode_tokens": 0, "prm_hit_rate": 0.95, "llm_steps": 40, "prm_steps": 40}
+    row |= {"machine": "A CPU, 2 cores, 2 threads", "wall_s": wall(share)}
+    row |= {"tokens_per_s": 400 / wall(share), "llm_prefill_tokens": 320, "llm_decode_tokens": 640}
+    row |= {"prm_decode_tokens": 0, "llm_steps": 40, "prm_steps": 40}
+    row |= {"llm_hit_rate": 0.9, "prm_hit_rate": 0.95}
     row["prm_prefill_tokens"] = 2400 + round(1000 * share)  # no two shares' work is equal
-    row["llm_preempted"] = 3 if share < 0.1 else 0
     llm_bytes = round(TOTAL * share)
     for engine, size in (("llm", llm_bytes), ("prm", TOTAL - llm_bytes)):
         kv = size - 1_100_000
@@ -123,14 +122,10 @@ def _spans(share, count=80):
 
 
 def _requests():
-    rows = [
-        (engine, problem, 100, 90 if engine == "llm" else 95, 0.5 + i, 0)
-        for engine in ("llm", "prm")
-        for problem in PROBLEMS
-        for i in range(5)
-    ]
-    names = ["engine", "problem_id", "prompt_tokens", "cached_tokens", "scheduled_s", "preemptions"]
-    return pd.DataFrame(rows, columns=names)
+    rows = pd.DataFrame(product(("llm", "prm"), PROBLEMS, 0.5 + np.arange(5)))
+    rows.columns = ["engine", "problem_id", "scheduled_s"]
+    cached = np.where(rows["engine"] == "llm", 90, 95)
+    return rows.assign(prompt_tokens=100, cached_tokens=cached, preemptions=0)
 
 
 def _nodes(seed):

@@ -6,10 +6,9 @@ import pytest
 from tests.experiments.fake_sweep import FakeSweep
 from workbench.errors import OutOfMemory, RunStoreError
 from workbench.experiments import settings
-from workbench.experiments.compare import compare
 from workbench.experiments.execute import one_by_one
 from workbench.experiments.rows import balance_rows, batch_rows, cells_provenance
-from workbench.experiments.runs import RunResult
+from workbench.experiments.runs import RunResult, compare
 from workbench.experiments.settings import CONTINUOUS, STATIC_BATCH, UNCACHED
 from workbench.experiments.study import run_batches
 

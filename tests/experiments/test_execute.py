@@ -3,9 +3,6 @@
 import pandas as pd
 import pytest
 
-from workbench.engine.engine import Engine
-from workbench.experiments import rows as views
-from workbench.experiments.compare import compare
 from workbench.experiments.execute import (
     COUNTS,
     NOTHING_WAS_RUN,
@@ -14,12 +11,11 @@ from workbench.experiments.execute import (
     Cells,
     code_digest,
     make_arena,
-    make_search,
     replay_identity,
     replayed_config,
 )
 from workbench.experiments.memory import starting_share
-from workbench.experiments.runs import load_runs
+from workbench.experiments.runs import compare, load_runs
 from workbench.experiments.settings import (
     CONTINUOUS,
     COUNTED,
@@ -37,7 +33,6 @@ from workbench.experiments.settings import (
 )
 from workbench.experiments.study import provenance_replayed, run_policies, run_replayed, run_sweep
 from workbench.replay.devices import PRESETS
-from workbench.search.problems import load_problems
 
 SMALL = {"num_problems": 3, "levels": (1, 2), "n": 4, "beam_width": 2, "max_depth": 5}
 SMALL |= {"shares": (0.08, 0.3), "seeds": (0,), "warmup_problems": 0, "max_num_seqs": 8}
@@ -84,40 +79,18 @@ def test_tables_agree_with_the_row_and_with_each_other(sweep):
             assert all(own[name].sum() == row[f"{role}_{name}"] for name in COUNTS)
             total = own[["blocks_active", "blocks_cached", "blocks_free"]].sum(axis=1)
             assert (total == row[f"{role}_blocks"]).all()
+        both = pd.concat([steps, sweep.table("spans", llm_share=share)])
+        filled = (both["start_s"] + both["duration_s"]).max() - both["start_s"].min()
+        assert both["duration_s"].sum() == pytest.approx(filled, rel=0.02)
         generated = requests[requests["kind"] == "generate"]
         assert generated["output_tokens"].sum() == row["sampled_tokens"]
         assert set(requests["engine"]) == {"llm", "prm"}
 
 
-def test_steps_and_spans_fill_the_wall_time(sweep):
-    steps, spans = (sweep.table(name, llm_share=0.3) for name in ("steps", "spans"))
-    both = pd.concat([steps, spans])
-    first, last = both["start_s"].min(), (both["start_s"] + both["duration_s"]).max()
-    assert both["duration_s"].sum() == pytest.approx(last - first, rel=0.02)
-
-
-@pytest.mark.parametrize(
-    ("name", "columns"),
-    [
-        ("nodes", "node_id parent_id path depth beam score kept finished"),
-        ("problems", "level subject predicted correct tokens iterations seconds finished"),
-        ("spans", "lane kind start_s duration_s"),
-    ],
-)
-def test_every_table_of_the_contract_is_there_with_its_columns(sweep, name, columns):
-    table = sweep.table(name)
-    assert {*columns.split(), "run_id", "llm_share", "run_seed"} <= set(table.columns)
-    assert set(table["run_id"]) == set(sweep.runs["run_id"])
-    assert name != "nodes" or table["score"].notna().all()
-
-
-def test_a_sweeps_switches_reach_the_search():
-    """Every switch that a sweep sets is one of the search, under the same name and value."""
-    given = {"request_order": "prefix", "problem_batching": "static", "score_cache": False}
-    config = sweep_config("quick", finish_at_limit=True, **given).search()
-    engines = (Engine(name, num_blocks=200) for name in ("tiny-solver", "tiny-prm"))
-    found = make_search(load_problems("tiny", 1), *engines, config, seed=0).config
-    assert {name: getattr(found, name) for name in given} == given
+def test_the_problems_table_has_the_columns_of_the_study(sweep):
+    columns = {"level", "subject", "predicted", "correct", "iterations", "seconds", "finished"}
+    assert {*columns, "run_id", "llm_share", "run_seed"} <= set(sweep.table("problems").columns)
+    assert sweep.table("nodes")["score"].notna().all()
 
 
 def test_interleaved_searches_bring_what_each_brings_alone(sweep, tmp_path):
@@ -214,23 +187,6 @@ def replayed(folder):
     return run_replayed(replayed_config("quick", **FEW), folder)
 
 
-def test_the_rung_is_the_thesis_scale_over_the_profiles_shares() -> None:
-    config, thesis = replayed_config("default"), sweep_config("thesis")
-    for name in ("llm", "prm", "total_memory", "n", "beam_width", "max_depth", "max_num_seqs"):
-        assert getattr(config, name) == getattr(thesis, name)
-    assert config.shares == sweep_config("default").shares
-
-
-def test_every_view_of_the_study_reads_it(replayed) -> None:
-    """Throughput, blocks, hits and thrashing come from the same functions as measured ones."""
-    rows = views.memory_split_rows(replayed)
-    assert set(rows["llm_share"]) == {0.08, 0.5}
-    assert (rows.loc[rows["metric"] == "tokens_per_s", "value"] > 0).all()
-    assert views.prefix_hit_rows(replayed)["value"].between(0, 1).all()
-    assert (views.thrashing_rows(replayed)["value"] >= 0).all()
-    assert len(views.block_rows(replayed, 0.5, beside=(0.08,))) > 3
-
-
 def test_problems_add_up_to_the_run_and_blocks_are_what_weights_leave(replayed) -> None:
     problems, runs = replayed.table("problems"), replayed.runs
     sums = problems.groupby("llm_share")[["tokens", "wall_part_s"]].sum()
@@ -240,14 +196,8 @@ def test_problems_add_up_to_the_run_and_blocks_are_what_weights_leave(replayed) 
     for engine in ("llm", "prm"):
         left = runs[f"{engine}_bytes"] - runs[f"{engine}_weights_bytes"]
         assert (runs[f"{engine}_blocks"] == left // runs[f"{engine}_block_bytes"]).all()
-
-
-def test_its_face_says_that_nothing_was_run(replayed) -> None:
-    """Rung, device and assumptions stand on every figure; the machine is the simulated one."""
     text = provenance_replayed(replayed)
-    assert REPLAYED in text
-    assert NOTHING_WAS_RUN in text
-    assert "simulated NVIDIA A100 40 GB" in text
+    assert REPLAYED in text and NOTHING_WAS_RUN in text and "simulated NVIDIA A100 40 GB" in text
 
 
 def test_other_code_is_another_run(tmp_path) -> None:
@@ -267,7 +217,7 @@ def test_runs_are_found_again_and_not_mixed_up(replayed, folder) -> None:
     """The same question finds the stored runs; another device is another run."""
     again = run_replayed(replayed_config("quick", **FEW), folder)
     assert again.folders == replayed.folders
-    other = run_replayed(replayed_config("quick", **FEW), folder, PRESETS["h100"])
+    other = run_replayed(replayed_config("quick", **FEW), folder, "h100")
     assert not set(other.folders) & set(replayed.folders)
     assert len(load_runs(folder)) == 4
     assert other.runs["wall_s"].max() < replayed.runs["wall_s"].min()

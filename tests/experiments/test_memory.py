@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from workbench.errors import ModelError, OutOfMemory
-from workbench.experiments.memory import feasibility, shares_of
-from workbench.experiments.settings import RunSpec, sweep_config, thesis_pair
+from workbench.experiments.memory import shares_of
+from workbench.experiments.settings import sweep_config
 
 TINY = sweep_config("quick")
 
@@ -39,21 +39,6 @@ def test_what_is_not_feasible_or_not_known_is_said():
     assert str(unknown).endswith("is feasible in 64.0 MiB, less what activations take")
     with pytest.raises(ModelError, match="no model"):
         shares_of(replace(TINY, prm="nothing-of-this-name"))
-
-
-def test_thesis_scale_is_feasible_where_the_study_says():
-    """1B + 8B, bf16: 0.08 to 0.53 at 40 GiB, weights and KV only."""
-    ends = shares_of(thesis_pair())
-    assert 0.05 < ends.low < 0.08
-    assert 0.53 < ends.high < 0.66
-    assert (ends.llm.block_bytes, ends.prm.block_bytes) == (512 * 2**10, 2 * 2**20)
-
-
-def test_a_run_names_the_model_that_lacks_bytes():
-    found = feasibility(RunSpec(TINY, 0.7, 0))
-    assert not found.fits
-    assert "the PRM (tiny-prm) lacks" in str(found)
-    assert found.columns["prm_lacks_bytes"] == found.lacks("prm") > 0
 
 
 @pytest.mark.parametrize("model", ["tiny-solver", "tiny-prm"])

@@ -57,6 +57,9 @@ def test_what_does_not_fit_is_there_with_the_bytes_that_lack(rows, study):
 
 def test_blocks_lie_on_the_formula_s_line(study):
     """A built cache has exactly the blocks the formula gives, and so is linear (C3)."""
+    parts = memory_part_rows(study).query("how == @MEASURED and fits").iloc[0]
+    for name in ("llm_kv_tokens", "prm_kv_tokens"):  # the upper axis says what the engines say
+        assert 0 <= parts[name] - study.runs.iloc[0][name] < study.config.block_size
     rows = block_count_rows(study)
     built, crosses = rows[rows["kind"] == "built"], rows[rows["kind"] == "lacking"]
     assert len(built) == 2 * len(SHARES)
@@ -75,13 +78,6 @@ def test_parts_add_up_to_the_model_s_part_of_the_total(rows):
         held += parts["activations_limits"] if how == COMPUTED else 0
         assert held == own["budget_bytes"].iloc[0]
         assert own["in_total"].all() == (how == COMPUTED)
-
-
-def test_the_room_for_tokens_is_kv_over_bytes_of_a_token(study, rows):
-    """The upper axis says what the engines say."""
-    row = rows[(rows["how"] == MEASURED) & (rows["llm_share"] == SHARES[0])].iloc[0]
-    for name in ("llm_kv_tokens", "prm_kv_tokens"):
-        assert 0 <= row[name] - study.runs.iloc[0][name] < study.config.block_size
 
 
 def test_the_formula_of_a_step_s_buffers_is_what_an_executor_keeps():

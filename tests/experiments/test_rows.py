@@ -6,11 +6,7 @@ from tests.experiments.fake_sweep import PROBLEMS, SHARES, FakeSweep, wall
 from workbench import plots
 from workbench.experiments import claims
 from workbench.experiments import rows as views
-from workbench.experiments.settings import PROFILES, promises_scarcity, sweep_config
-from workbench.experiments.study import provenance
-from workbench.replay.answers import Answers
-from workbench.replay.devices import PRESETS
-from workbench.replay.workload import thesis_search
+from workbench.experiments.settings import sweep_config
 
 COSTS = {
     "llm": lambda tokens, context, logits: tokens * 100.0,
@@ -90,16 +86,6 @@ def test_block_figures_get_every_step_and_common_axes(sweep):
         views.block_rows(sweep, 0.99)
 
 
-def test_an_end_of_the_axis_starves_where_its_counts_say_so(sweep):
-    rows = views.starvation_rows(sweep).set_index("what")
-    assert rows["count"].to_dict() == {
-        "blocks evicted": 2 * 200,
-        "evicted tokens computed again": 2 * 1600,
-        "requests preempted": 0,
-    }
-    assert list(rows["seen"]) == [True, True, False]
-
-
 def test_parts_of_the_wall_time_add_up_to_it(lost):
     assert views.accounted(lost).between(0.99, 1.01).all()
     assert set(lost["part"]) <= set(views.PARTS)
@@ -149,13 +135,6 @@ def test_claims_can_fail(sweep):
     assert claims.peak_claim(at_the_end).verdict == "depends on"
 
 
-def test_provenance_names_what_was_measured_and_where(sweep):
-    text = provenance(sweep.runs)
-    for part in ("tiny-solver", "tiny-prm", "measured tiny", "64.0 MiB", "4 problems, 2 seeds"):
-        assert part in text
-    assert "A CPU" in text and "Counts carry over" in text
-
-
 def test_working_sets_and_rooms_of_both_scales_stand_side_by_side():
     def capped(steps):
         """Less is in use where there is less room: the working set is taken elsewhere."""
@@ -177,20 +156,9 @@ def test_working_sets_and_rooms_of_both_scales_stand_side_by_side():
     assert llm["thesis_room"][0.08] == pytest.approx(least, rel=0.02)
 
 
-def test_sizes_and_searches_that_promise_scarcity_are_those_of_the_default_profile():
-    promised = {name: promises_scarcity(sweep_config(name)) for name in PROFILES}
-    assert promised == {"quick": False, "default": True, "full": True, "thesis": False}
-    changes = {"shares": (0.3, 0.5)}, {"n": 4}, {"total_memory": "80MiB"}, {"num_problems": 8}
-    for change in changes:
-        assert not promises_scarcity(sweep_config("default", **change)), change
-    assert promises_scarcity(sweep_config("default", seeds=(3,), num_problems=20))
-
-
 def test_what_is_taken_for_missing_values_is_what_the_profiles_set():
     taken = claims.missing_values().set_index("value")["taken"]
-    tiny, thesis = sweep_config("default"), sweep_config("thesis")
-    flight = f"{tiny.min_problem_batch} (tiny), {thesis.min_problem_batch} (thesis scale)"
-    assert taken["problems in flight"] == flight
+    tiny = sweep_config("default")
     assert taken["batch size, max_num_seqs"].startswith(f"{tiny.max_num_seqs} (tiny)")
     assert taken["n"] == str(tiny.n)
     assert taken["max_model_len"] == "2,048 (tiny), 4,096 (thesis scale)"
@@ -200,38 +168,14 @@ def test_what_is_taken_for_missing_values_is_what_the_profiles_set():
 # -- sizes of a cache --
 
 
-@pytest.fixture(scope="module")
-def sizes():
-    answers = Answers(thesis_search(12, n=16, max_depth=3))
-    return views.size_rows(answers, PRESETS["h100"], shares={0.3: (300, 200)})
-
-
-@pytest.mark.parametrize("engine", ["llm", "prm"])
-def test_the_optimum_is_nowhere_below_lru_and_below_the_peak_there_is_no_curve(sizes, engine):
-    """Hits grow with the size, the optimum's are at least LRU's, and with room they are equal."""
-    own = sizes[sizes["engine"] == engine].set_index("num_blocks")
-    lru, best = (own.loc[own["kind"] == kind, "hit_ratio"] for kind in ("lru", "optimum"))
-    gap = (best - lru).dropna()
-    assert len(gap) > 1
-    assert (gap >= -1e-12).all()
-    assert gap.iloc[-1] == pytest.approx(0)
-    assert lru.iloc[-1] == lru.max()
-    whole = own[(own["kind"] == "replay") & (own.index < min(lru.index.min(), best.index.min()))]
-    assert len(whole) > 0
-    assert whole[["hit_ratio", "thrashed_per_1000"]].notna().all(axis=None)
-
-
-def test_whole_searches_agree_where_the_order_fits(sizes):
+def test_whole_searches_agree_where_the_order_fits_and_shares_are_marked():
     """Replayed at sizes of the curve, a search hits what the curve says, or nearly."""
-    keys = ["engine", "num_blocks"]
+    sizes, keys = views.size_rows(FakeSweep(), "tiny-16-n4"), ["engine", "num_blocks"]
+    marked = sizes[(sizes["kind"] == "share") & (sizes["engine"] == "prm")]
+    room = {0.08: 236864, 0.3: 179200, 0.5: 126768}
+    assert marked.set_index("llm_share")["tokens"].to_dict() == room
     lru, whole = (sizes[sizes["kind"] == kind].set_index(keys) for kind in ("lru", "replay"))
+    assert (lru["tokens"] == 16 * lru.index.get_level_values("num_blocks")).all()
     apart = (whole["hit_ratio"] - lru["hit_ratio"]).dropna().abs()
     assert len(apart) >= sum(each >= 1 for each in views.REPLAYS)
     assert apart.max() < 0.1
-
-
-def test_shares_are_marked_and_sizes_are_tokens(sizes):
-    marked = sizes[sizes["kind"] == "share"].set_index("engine")["tokens"]
-    assert marked.to_dict() == {"llm": 300, "prm": 200}
-    sized = sizes[sizes["num_blocks"].notna()]
-    assert (sized["tokens"] == 16 * sized["num_blocks"]).all()

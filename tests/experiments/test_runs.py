@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -19,6 +20,7 @@ from workbench.experiments.runs import (
     CONFIG,
     TEMPORARY,
     RunStore,
+    compare,
     export_runs,
     import_runs,
     load_runs,
@@ -28,6 +30,7 @@ from workbench.experiments.runs import (
     status_of,
 )
 from workbench.experiments.settings import RunSpec, sweep_config
+from workbench.trace import write_table
 
 CONFIGURATION = sweep_config("quick", num_problems=3)
 SPEC = RunSpec(CONFIGURATION, 0.3, 0)
@@ -84,8 +87,8 @@ def test_leftovers_of_dead_processes_go_those_of_living_ones_stay(tmp_path):
     elsewhere = tmp_path / gone.name.replace(TEMPORARY, f"{TEMPORARY}other-host-")
     for folder in (own, gone, elsewhere):
         folder.mkdir()
-    assert store.clear_leftovers() == [gone]
-    assert own.is_dir()
+    store.clear_leftovers()
+    assert own.is_dir() and not gone.exists()
     assert elsewhere.is_dir()
     assert store.folders() == []
 
@@ -155,7 +158,7 @@ def test_a_run_that_is_not_what_its_name_says_is_refused(tmp_path, two_runs):
 
 
 @pytest.mark.parametrize("name", ["../evil/config.json", "/config.json", "a/b/config.json"])
-def test_members_outside_a_run_folder_are_refused(tmp_path, name):
+def test_links_and_members_outside_a_run_folder_are_refused(tmp_path, name):
     with zipfile.ZipFile(tmp_path / "evil.zip", "w") as out:
         out.writestr(name, "{}")
     with tarfile.open(tmp_path / "evil.tar", "w") as out:
@@ -164,9 +167,6 @@ def test_members_outside_a_run_folder_are_refused(tmp_path, name):
         with pytest.raises(RunStoreError, match="allowed"):
             import_runs(tmp_path / archive, tmp_path / "there")
     assert not (tmp_path / "evil").exists()
-
-
-def test_a_link_in_an_archive_is_refused(tmp_path):
     link = tarfile.TarInfo("run/config.json")
     link.type, link.linkname = tarfile.SYMTYPE, "/etc/hostname"
     with tarfile.open(tmp_path / "evil.tar", "w") as out:
@@ -209,3 +209,82 @@ def test_dummies_of_known_sizes_have_fingerprints_without_a_network():
     found = [model_fingerprint(f"dummy:{name}") for name in names]
     assert len(set(found)) == len(names)
     assert all(text.startswith("dummy-") for text in found)
+
+
+# -- two runs side by side: settings, paired differences, the first node that differs --
+
+SEARCHED = sweep_config("quick", num_problems=6)
+
+
+def edit(folder, table, change):
+    file = folder / f"{table}.parquet"
+    write_table(change(pd.read_parquet(file)), file)
+
+
+@pytest.fixture
+def pair(tmp_path):
+    return [store_fake(tmp_path, RunSpec(SEARCHED, share, 0)) for share in (0.3, 0.5)]
+
+
+def test_only_what_was_set_differently_is_listed_and_differences_are_paired(pair):
+    found = compare(*pair)
+    assert found.parameters.to_dict("records") == [{"name": "llm_share", "a": "0.3", "b": "0.5"}]
+    assert found.identical
+    assert found.first_difference is None
+    assert all("uncommitted" in text for text in found.warnings)
+    rows = found.differences.set_index("metric")
+    speed = rows.loc["tokens_per_s"]
+    assert speed["a"] == pytest.approx(1000)
+    assert speed["b"] == pytest.approx(1000 / 1.8)
+    assert speed["low"] <= speed["difference"] <= speed["high"] < 0
+    assert rows.loc["accuracy", "difference"] == 0
+    assert rows.loc["seconds", "low"] > 0
+    assert (rows["pairs"] == 6).all()
+
+
+def test_several_seeds_pair_by_problem_and_seed(tmp_path):
+    sides = [
+        [store_fake(tmp_path, RunSpec(SEARCHED, share, seed)) for seed in (0, 1)]
+        for share in (0.3, 0.5)
+    ]
+    assert compare(*sides).differences["pairs"].tolist() == [12, 12, 12, 12, 12]
+    whole = compare(tmp_path, tmp_path)  # a sweep with itself pairs by share too
+    assert whole.identical
+    assert whole.differences["pairs"].max() == 24
+
+
+def test_the_first_node_that_differs_is_named(pair):
+    def other_token(nodes):
+        where = nodes.index[(nodes["problem_id"] == "p2") & (nodes["node_id"] == "1")][0]
+        nodes.at[where, "token_ids"] = [1, 2, 999]
+        return nodes
+
+    edit(pair[1], "nodes", other_token)
+    found = compare(*pair)
+    assert not found.identical
+    assert found.first_difference.endswith(", b has [1, 2, 999]")
+    assert "problem p2, seed 0, node 1: tokens differ, a has [" in found._repr_html_()
+    hostile = "<img src=x onerror=alert(1)>"
+    told = replace(found, first_difference=hostile, warnings=(hostile,))._repr_html_()
+    assert told.count("&lt;img") == 2 and "<img" not in told
+    edit(pair[1], "nodes", lambda nodes: nodes.assign(score=[0.123, *nodes["score"][1:]]))
+    assert "node 0: scores differ, a has 0." in compare(*pair).first_difference
+    edit(pair[1], "nodes", lambda nodes: nodes.drop(index=0))
+    assert compare(*pair).first_difference.endswith(", b has None")
+
+
+def test_another_machine_or_version_is_a_warning(pair):
+    elsewhere = {"machine": "NVIDIA H200, 16 cores", "versions": json.dumps({"torch": "2.11"})}
+    edit(pair[1], "runs", lambda runs: runs.assign(**elsewhere))
+    text = " ".join(compare(*pair).warnings)
+    assert "machine differs" in text
+    assert "H200" in text
+    assert "versions differs" in text
+
+
+def test_runs_without_pairs_are_refused(tmp_path, pair):
+    other = store_fake(tmp_path, RunSpec(SEARCHED, 0.3, 1))
+    with pytest.raises(RunStoreError, match="no problem in common"):
+        compare(pair[0], other)
+    with pytest.raises(RunStoreError, match="no finished search"):
+        compare(pair[0], [])

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pytest
 import torch
 
 from workbench.kernels import ForwardContext, LayerCache
 
 BASE = 16  # elements before the layer's first block
+TOLERANCES = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+KINDS = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
 
 
 @dataclass(frozen=True)
@@ -25,15 +28,43 @@ class Step:
     def heads(self) -> int:
         return self.qkv.shape[1] // self.cache.head_dim - 2 * self.cache.kv_heads
 
-    def room(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+    def room(self) -> torch.Tensor:
         """Where attention is written: NaN before."""
-        width = self.heads * self.cache.head_dim
-        kind, device = dtype or self.qkv.dtype, self.qkv.device
-        return torch.full((len(self.qkv), width), torch.nan, dtype=kind, device=device)
+        return self.qkv.new_full((len(self.qkv), self.heads * self.cache.head_dim), torch.nan)
 
     def to(self, dtype: torch.dtype, device: str = "cpu") -> Step:
         cache = replace(self.cache, data=self.cache.data.to(device, dtype))
         return Step(self.qkv.to(device, dtype), cache, self.context)
+
+    def chunk(self, first: int, last: int) -> Step:
+        """Only rows first .. last - 1 of the first sequence, which had none cached, and others'."""
+        whole = self.context
+        count = int(whole.query_start[1])
+        rows = np.r_[first:last, count : len(whole.positions)]
+        context = replace(
+            whole,
+            positions=whole.positions[rows],
+            sequence=whole.sequence[rows],
+            query_start=np.r_[0, whole.query_start[1:] - count + last - first].astype(np.int32),
+            context_len=np.r_[last, whole.context_len[1:]].astype(np.int32),
+        )
+        return Step(self.qkv[rows], self.cache, context)
+
+
+def context_of(
+    sequences: Sequence[tuple[int, int]], tables: Sequence[Sequence[int]] | np.ndarray
+) -> ForwardContext:
+    """(cached, new) tokens of each sequence, over tables of block offsets."""
+    new = [count for _, count in sequences]
+    width = max(map(len, tables))
+    offsets = [[*table, *[0] * (width - len(table))] for table in tables]
+    return ForwardContext(
+        positions=np.concatenate([np.arange(c, c + n, dtype=np.int64) for c, n in sequences]),
+        sequence=np.repeat(np.arange(len(new), dtype=np.int64), new),
+        query_start=np.cumsum([0, *new]).astype(np.int32),
+        context_len=np.array([c + n for c, n in sequences], np.int32),
+        block_offsets=np.array(offsets, np.int64),
+    )
 
 
 def random_step(
@@ -67,16 +98,13 @@ def random_step(
             data[own : own + elements] = data[first : first + elements]
     if not copied:
         offsets[:, :common] = offsets[0, :common]
-    new = [count for _, count in sequences]
-    context = ForwardContext(
-        positions=np.concatenate([np.arange(c, c + n, dtype=np.int64) for c, n in sequences]),
-        sequence=np.repeat(np.arange(len(new), dtype=np.int64), new),
-        query_start=np.cumsum([0, *new]).astype(np.int32),
-        context_len=np.array(ends, np.int32),
-        block_offsets=offsets,
-    )
+    context = context_of(sequences, offsets)
     width = (heads + 2 * kv_heads) * head_dim
-    qkv = torch.from_numpy(draw.standard_normal((sum(new), width), np.float32)).half().float()
+    qkv = (
+        torch.from_numpy(draw.standard_normal((len(context.positions), width), np.float32))
+        .half()
+        .float()
+    )
     cache = LayerCache(torch.from_numpy(data), BASE, block_size, kv_heads, head_dim)
     return Step(qkv, cache, context)
 

@@ -38,7 +38,7 @@ def loops(kind: InstructionSet) -> dict[str, tuple[Emit, int]]:
     quantised = (4, True)
     loops: dict[str, tuple[Emit, int]] = {
         "tile": (lambda b, a: emit_tile(Tile(b, *kind.tile), *a), 7),
-        "widening": (lambda b, a: emit_widen(Tile(b, 1, kind.few[1]), quantised, 0, *a), 5),
+        "widening": (lambda b, a: emit_widen(Tile(b, 1, kind.few[1]), quantised, *a), 5),
         "few rows": (lambda b, a: emit_few_rows(Tile(b, *kind.few), quantised, *a), 9),
     }
     for shape in (kind.tile, kind.wide, (1, kind.single)):
@@ -113,7 +113,7 @@ out = torch.empty(5, 100)
 kernels.rms_norm(floats(5, 100), floats(100), 1e-5, out)
 digest.update(out.numpy().tobytes())
 noise = torch.from_numpy(draw.random(9))
-tokens = kernels.draw(floats(9, 1000), torch.full((9,), 0.8, dtype=torch.float64), noise)
+tokens = kernels.choose(floats(9, 1000), torch.full((9,), 0.8, dtype=torch.float64), noise)[0]
 digest.update(tokens.numpy().tobytes())
 from tests.kernels.synthetic import random_step
 for shape in ((6, 2, 64), (6, 2, 16)):

@@ -8,7 +8,7 @@ import torch
 
 from workbench.kernels import Quantised, load_kernels
 from workbench.kernels.cpu import CpuKernels
-from workbench.kernels.cpu.products import FLOAT32, INT4, INT8, Beside, Panels
+from workbench.kernels.cpu.products import Beside, Panels
 from workbench.kernels.quantised import FORMATS
 from workbench.kernels.reference import ReferenceKernels
 
@@ -35,6 +35,13 @@ def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> Quantise
     return Quantised(kind, blocks.reshape(rows, -1), (rows, columns))
 
 
+def random_parts(operation: str, outputs: int, inputs: int) -> list[torch.Tensor]:
+    """The matrices that an operation takes."""
+    draw = torch.Generator().manual_seed(inputs)
+    parts = 2 if operation == "multiply_gated" else 1
+    return [torch.randn(outputs, inputs, generator=draw) / inputs**0.5 for _ in range(parts)]
+
+
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("shape", [(72, 100), (128, 368), (300, 33), (1536, 64)])
 def test_products_equal_reference(
@@ -42,17 +49,11 @@ def test_products_equal_reference(
 ) -> None:
     """Odd widths and depths, one row to more than a piece: as torch has it, up to rounding."""
     inputs, outputs = shape
-    generator = torch.Generator().manual_seed(inputs)
-    reference, gated = ReferenceKernels(CPU, torch.float32), operation == "multiply_gated"
-    parts = [
-        torch.randn(outputs, inputs, generator=generator) / inputs**0.5
-        for _ in range(2 if gated else 1)
-    ]
-    ours, theirs = kernels.pack(parts, gated), reference.pack(parts, gated)
-    assert ours.shape == theirs.shape == (inputs, outputs)
+    reference, parts = ReferenceKernels(CPU, torch.float32), random_parts(operation, *shape[::-1])
+    ours, theirs = (each.pack(parts, len(parts) == 2) for each in (kernels, reference))
+    assert ours.shape == theirs.shape == shape
     for rows in (1, 3, 14, 15, 29, 257):
-        x = torch.randn(rows, inputs, generator=generator)
-        out = torch.randn(rows, outputs, generator=generator)
+        x, out = torch.randn(rows, inputs), torch.randn(rows, outputs)
         expected = out.clone()
         getattr(kernels, operation)(x, ours, out)
         getattr(reference, operation)(x, theirs, expected)
@@ -70,7 +71,7 @@ def test_quantised_products_are_those_of_the_dequantised(
     small = kernels.pack(parts, gated)
     wide = kernels.pack([torch.from_numpy(part.dequantise()) for part in parts], gated)
     assert isinstance(small, Panels)
-    assert small.form.kind != FLOAT32
+    assert small.form.bits < 32
     assert small.nbytes < wide.nbytes / 2.5
     for rows in (1, 2, 7, 40):
         x = torch.randn(rows, 768, generator=torch.Generator().manual_seed(rows))
@@ -84,12 +85,9 @@ def test_quantised_products_are_those_of_the_dequantised(
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_row_is_its_own(kernels: CpuKernels, operation: str) -> None:
     """A row's bits are the same alone, at any place, and among any number of rows."""
-    gated = operation == "multiply_gated"
-    generator = torch.Generator().manual_seed(1)
-    matrix = kernels.pack(
-        [torch.randn(100, 300, generator=generator) for _ in range(2 if gated else 1)], gated
-    )
-    x = torch.randn(530, 300, generator=generator)
+    parts = random_parts(operation, 100, 300)
+    matrix = kernels.pack(parts, len(parts) == 2)
+    x = torch.randn(530, 300, generator=torch.Generator().manual_seed(1))
     expected = torch.zeros(530, 100)
     getattr(kernels, operation)(x, matrix, expected)
     for first, count in ((0, 1), (529, 1), (3, 2), (100, 13), (255, 3), (10, 64), (1, 300)):
@@ -123,7 +121,7 @@ def test_parts_of_unlike_kinds_keep_their_own(kernels: CpuKernels) -> None:
     mixed = kernels.pack([*blocks, plain])
     wide = kernels.pack([*(torch.from_numpy(part.dequantise()) for part in blocks), plain])
     assert isinstance(mixed, Beside)
-    assert [part.form.kind for part in mixed.parts] == [INT4, INT8, FLOAT32]
+    assert [part.form.bits for part in mixed.parts] == [4, 8, 32]
     assert mixed.shape == wide.shape == (256, 164)
     assert mixed.nbytes == sum(part.nbytes for part in mixed.parts) < wide.nbytes / 2
     for rows in (1, 5, 40):
@@ -134,4 +132,4 @@ def test_parts_of_unlike_kinds_keep_their_own(kernels: CpuKernels) -> None:
         assert torch.equal(one, other)
     gated = kernels.pack([blocks[0], blocks[2]], gated=True)
     assert isinstance(gated, Panels)
-    assert gated.form.kind == FLOAT32
+    assert gated.form.bits == 32

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.kernels.synthetic import random_step
+from tests.kernels.synthetic import context_of, random_step
 from workbench.kernels import ForwardContext, load_kernels
 from workbench.kernels.cpu.attention import find_siblings
 
@@ -43,16 +43,8 @@ def groups_of(
     """(first row, row behind the last, shared positions) of each group."""
     bounds, table = context.pieces.copy(), context.block_offsets
     shared = np.empty(len(bounds) - 1, np.int64)
-    count = find_siblings(
-        bounds,
-        context.positions,
-        context.sequence,
-        table.ctypes.data,
-        table.shape[1],
-        block_size,
-        group,
-        shared,
-    )
+    where = table.ctypes.data, table.shape[1], block_size, group
+    count = find_siblings(bounds, context.positions, context.sequence, *where, shared)
     return [(int(bounds[i]), int(bounds[i + 1]), int(shared[i])) for i in range(count)]
 
 
@@ -61,14 +53,7 @@ def families(*tables: list[int], cached: int = 130, block_size: int = 16) -> For
     blocks = cached // block_size + 1
     own = iter(range(1000, 10_000))
     offsets = [[*table, *(next(own) for _ in range(blocks - len(table)))] for table in tables]
-    count = len(tables)
-    return ForwardContext(
-        positions=np.full(count, cached, np.int64),
-        sequence=np.arange(count, dtype=np.int64),
-        query_start=np.arange(count + 1, dtype=np.int32),
-        context_len=np.full(count, cached + 1, np.int32),
-        block_offsets=np.array(offsets, np.int64),
-    )
+    return context_of([(cached, 1)] * len(tables), offsets)
 
 
 def test_neighbours_with_a_common_start_are_found() -> None:

@@ -10,6 +10,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numba.core.caching
 import numba.core.config
 import numpy as np
 import pytest
@@ -139,20 +140,6 @@ def multiplies() -> bool:
     return bool(cached(cfunc, signature, nopython=True)(product).ctypes(6, 7) == 42)
 
 
-def empty(file: Path) -> None:
-    file.write_bytes(b"")
-
-
-def cut(file: Path) -> None:
-    """As a full disk or a machine that lost power leaves it."""
-    held = file.read_bytes()
-    file.write_bytes(held[: len(held) // 2])
-
-
-def overwritten(file: Path) -> None:
-    file.write_bytes(b"no pickle at all")
-
-
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(numba.core.config, "CACHE_DIR", str(tmp_path))
@@ -161,14 +148,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("works", [doubled, multiplies])
 @pytest.mark.parametrize("kind", ["nbi", "nbc"])
-@pytest.mark.parametrize("damage", [empty, cut, overwritten])
+@pytest.mark.parametrize("left", ["nothing", "a half", "other bytes"])
 def test_a_damaged_file_is_compiled_around_and_its_folder_named(
-    works: Any, kind: str, damage: Any, folder: Path
+    works: Any, kind: str, left: str, folder: Path
 ) -> None:
-    """Index or code: once what was named is deleted, kernels are kept again, without a word."""
+    """As a full disk leaves it: once what was named is deleted, all are kept again."""
     assert works()
     (file,) = folder.rglob(f"*.{kind}")
-    damage(file)
+    held = file.read_bytes()
+    damaged = {"nothing": b"", "a half": held[: len(held) // 2], "other bytes": b"no pickle at all"}
+    file.write_bytes(damaged[left])
     with pytest.warns(RuntimeWarning, match=rf"cannot be read .*delete the folder {file.parent}"):
         assert works()
     shutil.rmtree(file.parent)
@@ -177,6 +166,16 @@ def test_a_damaged_file_is_compiled_around_and_its_folder_named(
         assert works()
         assert works()
     assert len(list(folder.rglob("*.nbc"))) == 1
+
+
+def test_kernels_compile_where_no_cache_folder_can_be_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A read-only installation and home: compiled in memory, with the same results."""
+    for locator in numba.core.caching.CacheImpl._locator_classes:
+        monkeypatch.setattr(locator, "from_function", lambda *_: None)
+    with pytest.warns(RuntimeWarning, match="set NUMBA_CACHE_DIR"):
+        assert doubled()
 
 
 def test_a_kernel_at_fault_is_not_laid_to_the_cache(folder: Path) -> None:

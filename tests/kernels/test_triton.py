@@ -4,59 +4,46 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton is not installed (it exists for Linux)")
 
-from tests.kernels.synthetic import Step, check_same, random_step
+from tests.kernels.synthetic import KINDS, TOLERANCES, Step, check_same, context_of, random_step
 from workbench.kernels import LayerCache
 from workbench.kernels.reference import ReferenceKernels
 from workbench.kernels.triton import INTERPRETED, TritonKernels
-from workbench.kernels.triton.attention import Tuning
+from workbench.kernels.triton.attention import Tiles
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-# Small tiles: few positions then have many edges. One number of lanes: every program's bits agree.
-SMALL = Tuning(
-    tile=16,
-    span=32,
-    prefill_queries=16,
-    span_queries=16,
-    shared_queries=16,
-    prefill_warps=4,
-    stages=2,
-)
-JOINED = replace(SMALL, joined=True)
-UNEQUAL = replace(SMALL, tile=32, span=64, prefill_queries=32, shared_queries=64)
-TOLERANCES = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
-KINDS = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
-
+# Small tiles: few positions then have many edges.
+SMALL = Tiles(queries=16, tile=16, span=32)
+WIDER = Tiles(queries=32, tile=32, span=64)
 DECODE = [(5, 1), (15, 1), (31, 1), (32, 1), (0, 1)]
 PREFILL = [(0, 17), (0, 1), (0, 5)]
 MIXED = [(0, 19), (40, 1), (17, 3)]
 # (heads, kv_heads, head_dim), sequences, block size, tiles
 CASES = {
     "one_head_each": ((2, 2, 16), DECODE, 16, SMALL),
-    "blocks_of_one": ((2, 1, 16), DECODE, 1, JOINED),
+    "blocks_of_one": ((2, 1, 16), DECODE, 1, SMALL),
     "group_of_three": ((6, 2, 24), MIXED, 8, SMALL),
-    "group_of_four": ((4, 1, 48), DECODE, 4, JOINED),
+    "group_of_four": ((4, 1, 48), DECODE, 4, SMALL),
     "group_of_six": ((6, 1, 80), MIXED, 16, SMALL),
-    "group_of_five": ((5, 1, 64), MIXED, 16, UNEQUAL),
+    "group_of_five": ((5, 1, 64), MIXED, 16, WIDER),
     "group_of_seven": ((7, 1, 16), PREFILL, 4, SMALL),
-    "group_of_eight": ((8, 1, 32), MIXED, 32, JOINED),
-    "wide": ((4, 2, 128), MIXED, 16, UNEQUAL),
-    "odd_width": ((3, 3, 40), PREFILL, 2, JOINED),
+    "group_of_eight": ((8, 1, 32), MIXED, 32, SMALL),
+    "wide": ((4, 2, 128), MIXED, 16, WIDER),
+    "odd_width": ((3, 3, 40), PREFILL, 2, SMALL),
 }
 
 
-def kernels(dtype: torch.dtype, tuning: Tuning) -> TritonKernels:
-    return TritonKernels(torch.device(DEVICE), dtype, tuning)
+def kernels(dtype: torch.dtype, tiles: Tiles) -> TritonKernels:
+    return TritonKernels(torch.device(DEVICE), dtype, tiles)
 
 
-def attended(step: Step, tuning: Tuning) -> torch.Tensor:
+def attended(step: Step, tiles: Tiles) -> torch.Tensor:
     """Attention of every row, by our kernels."""
-    out, ours = step.room(), kernels(step.qkv.dtype, tuning)
+    out, ours = step.room(), kernels(step.qkv.dtype, tiles)
     ours.attend(step.qkv, out, step.cache, step.context)
     return out
 
@@ -70,50 +57,28 @@ def expected(step: Step) -> torch.Tensor:
     return out
 
 
-def compare(name: str, dtype: torch.dtype) -> None:
-    shape, sequences, block_size, tuning = CASES[name]
-    step = random_step(shape, sequences, block_size).to(dtype, DEVICE)
-    tolerance = TOLERANCES[dtype]
-    torch.testing.assert_close(
-        attended(step, tuning).float(),
-        expected(step),
-        rtol=tolerance,
-        atol=tolerance,
-    )
-
-
+@pytest.mark.parametrize("dtype", KINDS, ids=str)
 @pytest.mark.parametrize("name", CASES)
-def test_attention_equals_its_twin(name: str) -> None:
+def test_attention_equals_its_twin(name: str, dtype: torch.dtype) -> None:
     """Prefill, decode and both in one step, over scattered blocks with NaN all around."""
-    compare(name, torch.float32)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_attention_in_half_precision(name: str) -> None:
-    """The same in float16: sums are float32."""
-    compare(name, torch.float16)
+    shape, sequences, block_size, tiles = CASES[name]
+    step, tolerance = random_step(shape, sequences, block_size).to(dtype, DEVICE), TOLERANCES[dtype]
+    found, close = attended(step, tiles).float(), {"rtol": tolerance, "atol": tolerance}
+    torch.testing.assert_close(found, expected(step), **close)
 
 
 @pytest.mark.parametrize("name", ["group_of_seven", "group_of_eight"])
 def test_bytes_of_another_model_around_the_live_data(name: str) -> None:
     """A page of an arena may have held anything: float16 reads its bytes as all kinds of NaN."""
-    shape, sequences, block_size, tuning = CASES[name]
+    shape, sequences, block_size, tiles = CASES[name]
     step = random_step(shape, sequences, block_size).to(torch.float16, DEVICE)
     wanted = expected(step)
     bits, live = step.cache.data.view(torch.int16), ~step.cache.data.isnan()
     patterns = torch.tensor([0x7C00, 0x7C01, 0x7E00, 0x7FFF, -1, -0x400, -0x3FF, 0x7BFF, -0x401])
     junk = patterns.repeat(len(bits) // len(patterns) + 1)[: len(bits)].to(bits)
     bits.copy_(torch.where(live, bits, junk))
-    found = attended(step, tuning).float()
+    found = attended(step, tiles).float()
     torch.testing.assert_close(found, wanted, rtol=3e-3, atol=3e-3)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", CASES)
-def test_attention_on_the_device(name: str, dtype: torch.dtype) -> None:
-    """Every case in both half precisions, compiled."""
-    compare(name, dtype)
 
 
 @pytest.mark.gpu
@@ -151,58 +116,17 @@ def test_a_decoded_row_is_its_own() -> None:
         other = random_step((4, 2, 16), sequences, block_size).to(torch.float32, DEVICE)
         assert torch.equal(attended(other, SMALL), out)
     for s in range(3):
-        rows, context = slice(s, s + 1), batch.context
-        alone = replace(
-            context,
-            positions=context.positions[rows],
-            sequence=context.sequence[:1],
-            query_start=context.query_start[:2],
-            context_len=context.context_len[rows],
-            block_offsets=context.block_offsets[rows],
-        )
-        assert torch.equal(attended(Step(batch.qkv[rows], batch.cache, alone), SMALL), out[rows])
+        alone = context_of(sequences[s : s + 1], batch.context.block_offsets[s : s + 1])
+        row = Step(batch.qkv[s : s + 1], batch.cache, alone)
+        assert torch.equal(attended(row, SMALL)[0], out[s])
 
 
-def test_joined_prefill_is_the_bits_of_decoding() -> None:
-    """With equal lanes and joined spans, a position prefilled is the position decoded."""
+def test_a_prefill_is_the_bits_of_decoding() -> None:
+    """Tiles of rows are summed span by span: a position prefilled is the position decoded."""
     whole = random_step((4, 2, 16), [(0, 41)], 16).to(torch.float32, DEVICE)
-    out = attended(whole, JOINED)
+    out = attended(whole, SMALL)
     for p in (0, 15, 31, 32, 40):
-        one = replace(
-            whole.context,
-            positions=whole.context.positions[p : p + 1],
-            sequence=whole.context.sequence[:1],
-            query_start=np.array([0, 1], np.int32),
-            context_len=whole.context.positions[p : p + 1].astype("int32") + 1,
-        )
-        decoded = attended(Step(whole.qkv[p : p + 1], whole.cache, one), JOINED)
-        assert torch.equal(decoded[0], out[p])
-
-
-@pytest.mark.parametrize(
-    ("shape", "block_size"),
-    [((4, 2, 16), 8), ((9, 3, 64), 16), ((5, 1, 24), 1), ((2, 2, 128), 4)],
-    ids=str,
-)
-@pytest.mark.parametrize("dtype", KINDS, ids=str)
-def test_rotate_and_store_equals_its_twin(
-    shape: tuple[int, int, int], block_size: int, dtype: torch.dtype
-) -> None:
-    """Queries and keys are rotated, keys and values are where they belong, NaN stays around."""
-    step = random_step(shape, [(0, 4), (10, 1)], block_size).to(dtype, DEVICE)
-    angles = torch.rand(16, shape[2] // 2, generator=torch.Generator().manual_seed(1)) * 6
-    cosine, sine = angles.cos().to(step.qkv), angles.sin().to(step.qkv)
-    wide = step.to(torch.float32, DEVICE)
-    mine, theirs = step.qkv.clone(), wide.qkv.clone()
-    cache = replace(step.cache, data=step.cache.data.clone())
-    other = replace(wide.cache, data=wide.cache.data.clone())
-    kernels(dtype, SMALL).store_kv(mine, cosine, sine, cache, step.context)
-    twin = ReferenceKernels(torch.device(DEVICE), torch.float32, keys_by_position=True)
-    twin.store_kv(theirs, cosine.float(), sine.float(), other, step.context)
-    tolerance = TOLERANCES[dtype]
-    torch.testing.assert_close(mine.float(), theirs, rtol=tolerance, atol=tolerance)
-    close = {"rtol": tolerance, "atol": tolerance, "equal_nan": True}
-    torch.testing.assert_close(cache.data.float(), other.data, **close)
+        assert torch.equal(attended(whole.chunk(p, p + 1), SMALL)[0], out[p])
 
 
 def test_offsets_pass_two_to_the_thirty_one() -> None:
@@ -223,33 +147,3 @@ def test_offsets_pass_two_to_the_thirty_one() -> None:
         kernels(torch.float16, SMALL).store_kv(each.qkv, ones, 0 * ones, each.cache, each.context)
     assert torch.equal(attended(moved, SMALL), attended(step, SMALL))
     assert torch.equal(data[far:].nan_to_num(7), step.cache.data.nan_to_num(7))
-
-
-@pytest.mark.parametrize("width", [16, 100, 544])
-@pytest.mark.parametrize("dtype", KINDS, ids=str)
-def test_norm_gate_and_logits_equal_their_twins(width: int, dtype: torch.dtype) -> None:
-    """Norms, SwiGLU and selected columns, for widths that are powers of two and others."""
-    draw = torch.Generator().manual_seed(width)
-    ours, twin = kernels(dtype, SMALL), ReferenceKernels(torch.device(DEVICE), torch.float32)
-    close = {"rtol": TOLERANCES[dtype], "atol": TOLERANCES[dtype]}
-
-    def random(*size: int) -> torch.Tensor:
-        return torch.randn(*size, generator=draw).to(DEVICE, dtype)
-
-    x, weight = random(3, width), random(width)
-    out, wanted = torch.empty_like(x), torch.empty_like(x, dtype=torch.float32)
-    ours.rms_norm(x, weight, 1e-5, out)
-    twin.rms_norm(x.float(), weight.float(), 1e-5, wanted)
-    torch.testing.assert_close(out.float(), wanted, **close)
-
-    parts = [random(width, width) / width**0.5 for _ in range(2)]
-    ours.multiply_gated(x, ours.pack(parts, gated=True), out)
-    twin.multiply_gated(x.float(), twin.pack([p.float() for p in parts], gated=True), wanted)
-    torch.testing.assert_close(out.float(), wanted, **close)
-
-    rows, numbers = torch.tensor([2, 0], device=DEVICE), torch.tensor([5, 1, 11], device=DEVICE)
-    logits = torch.empty(2, 3, dtype=dtype, device=DEVICE)
-    ours.selected_logits(x, rows, ours.pack(parts[:1]), numbers, logits)
-    wanted = torch.empty(2, 3, device=DEVICE)
-    twin.selected_logits(x.float(), rows, twin.pack([parts[0].float()]), numbers, wanted)
-    torch.testing.assert_close(logits.float(), wanted, **close)

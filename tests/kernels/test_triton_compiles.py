@@ -1,7 +1,7 @@
 """Every kernel compiles for a Hopper GPU: the compiler needs none, so this runs anywhere.
 
-With the tiles of both modes, for heads of 64 and 128, in bfloat16 and once in float32. In processes
-of their own, since here kernels are interpreted.
+With the tiles that are used, for heads of 64 and 128, in bfloat16 and once in the others. In
+processes of their own, since here kernels are interpreted.
 """
 
 from __future__ import annotations
@@ -20,79 +20,74 @@ import re, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from workbench.kernels.triton import attention, products, rows
-from workbench.kernels.triton.attention import chosen
+from workbench.kernels.triton.attention import Shape, Tiles
+from workbench.kernels.triton.products import FixedTiles
 
-def ptx(kernel, constants, warps=4, element="bf16", stages=3, fusion=True):
-    lists = {"items", "members", "slots", "positions", "tables", "sequence",
-             "numbers", "places", "found"}
-    kinds = dict.fromkeys(kernel.arg_names, "*" + element) | dict.fromkeys(lists, "*i64")
-    kinds |= dict.fromkeys(("width", "spans"), "i32")
-    kinds |= {n: "i32" for n in kernel.arg_names if n.endswith("_stride")}
-    kinds |= {"scale": "fp32", "epsilon": "fp32"}
-    kinds |= dict.fromkeys(("sums", "sums_out", "totals", "tops", "parts"), "*fp32")
-    kinds |= dict.fromkeys(("temperature", "noise", "weights"), "*fp64")
-    if "rows" in kinds:  # a list of them, or how many
-        kinds["rows"] = "*i64" if "hidden" in kinds else "i32"
-    kinds |= dict.fromkeys(constants, "constexpr")
-    index = {n: (i,) for i, n in enumerate(kernel.arg_names)}
+X, LIST, FLOAT, DOUBLE, STRIDE, COUNT = "*bf16", "*i64", "*fp32", "*fp64", "i32 ", "i32"
+MATRIX = X, STRIDE  # a stride is a multiple of 16, as addresses are
+
+def ptx(kernel, kinds, constants, warps=4, element="bf16", stages=3, fusion=True):
+    leaves = {}
+    for at, kind in enumerate(kinds):
+        parts = [kind] if isinstance(kind, str) else kind
+        leaves |= {(at,) if kind is parts[0] else (at, k): part for k, part in enumerate(parts)}
+    def stripped(kind):
+        if not isinstance(kind, str):
+            return tuple(map(stripped, kind))
+        return kind.strip().replace("bf16", element)
+    first = len(kinds)
     source = ASTSource(
         kernel,
-        {n: kinds[n] for n in kernel.arg_names},
-        {index[n]: value for n, value in constants.items()},
-        {index[n]: [["tt.divisibility", 16]] for n in kernel.arg_names
-         if kinds[n].startswith("*") or n.endswith("_stride")},
+        dict(zip(kernel.arg_names, [*map(stripped, kinds), *["constexpr"] * len(constants)])),
+        {(first + k,): value for k, value in enumerate(constants)},
+        {at: [["tt.divisibility", 16]] for at, kind in leaves.items() if kind[0] == "*" or
+         kind == STRIDE},
     )
     options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": fusion}
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
 
-shape = dict(KV_HEADS=8, GROUP=4, HEAD_DIM=128, DIMENSIONS=128, BLOCK_SIZE=16, ALIGNED=True,
-             TILE=64, SPAN=256, JOINED=False)
-
-def as_launched(head_dim, batch_invariant, element="bf16"):  # with the tiles that are chosen
-    tiles = chosen(head_dim, 4 if element == "fp32" else 2, batch_invariant)
-    cut = shape | dict(HEAD_DIM=head_dim, DIMENSIONS=head_dim, TILE=tiles.tile, SPAN=tiles.span,
-                       JOINED=tiles.joined)
-    how = dict(element=element, stages=tiles.stages, fusion=not tiles.joined)
-    return [ptx(attention.attention, cut | dict(DECODED=decoded, QUERIES=queries), warps, **how)
-            for decoded, queries, warps in ((False, tiles.prefill_queries, tiles.prefill_warps),
-                                            (True, tiles.span_queries, tiles.span_warps))]
+def attended(head_dim, element="bf16"):  # prefilled and decoded, with the tiles that are used
+    tiles = attention.FULL_PRECISION if element == "fp32" else Tiles()
+    shape, parts = Shape(8, 4, head_dim, 16, True), (FLOAT,) * 3
+    how = dict(warps=tiles.warps, element=element, fusion=False)
+    ptx(attention.join, [LIST, LIST, parts, COUNT, MATRIX], [shape, tiles.span], **how)
+    kinds, how["stages"] = [(LIST,) * 5, COUNT, COUNT, MATRIX, (X, "fp32")], tiles.stages
+    return [ptx(attention.attention, [*kinds, out], [shape, tiles, out is parts], **how)
+            for out in (MATRIX, parts)]
 """
 KERNELS = {
     "attention": """
-prefilled, decoded = as_launched(128, False)
-assert "wgmma" in prefilled and "mma.sync" in decoded  # by tensor cores
-for text in (prefilled, decoded):
+for text in attended(128):
+    assert "wgmma" in text  # by tensor cores
     assert len(re.findall(r"cp\\.async\\.cg[^;]*0x10", text)) >= 16  # 16 bytes each, ahead of use
-ptx(attention.join, dict(QUERY_HEADS=32, HEAD_DIM=128, DIMENSIONS=128, SPAN=256))
-ptx(attention.attention, shape | dict(QUERIES=64, DECODED=True), element="fp16")
 """,
-    "invariant attention": 'assert all("wgmma" in text for text in as_launched(128, True))',
     "attention otherwise": """
-for batch_invariant in (False, True):
-    as_launched(64, batch_invariant)
-as_launched(128, True, "fp32")
+attended(64)
+attended(64, "fp16")
+attended(128, "fp32")
 """,
     "rows": """
-ptx(rows.rms_norm, dict(SIZE=2048, PADDED=2048))
-ptx(rows.gate, dict(SIZE=8192, TAKEN=1024))
-ptx(rows.rotate_and_store, dict(HEADS=32, KV_HEADS=8, HALF=64, PADDED=64, BLOCK_SIZE=16, TAKEN=8))
-ptx(rows.selected_logits, dict(SIZE=2048, COUNT=2, COLUMNS=2, TAKEN=512))
-ptx(rows.selected_logits, dict(SIZE=2048, COUNT=40, COLUMNS=16, TAKEN=512))
-for count, vocabulary in ((32, 128256), (1, 300)):
-    pieces = dict(VOCAB=vocabulary, PIECES=count, TAKEN=4096)
-    ptx(rows.largest_of, pieces)
-    ptx(rows.weights_of, pieces | dict(PADDED=count))
-    ptx(rows.token_of, pieces | dict(PADDED=count))
+ptx(rows.rms_norm, [X, STRIDE, X, X, STRIDE, "fp32"], [2048])
+ptx(rows.gate, [X, X, STRIDE], [8192])
+ptx(rows.rotate_and_store, [X, STRIDE, (X, X), (LIST,) * 3, COUNT, X], [Shape(8, 4, 128, 16, True)])
+for count, columns in ((2, 2), (40, 16)):
+    ptx(rows.selected_logits, [X, STRIDE, LIST, X, LIST, X], [2048, count, columns])
+for vocabulary in (128256, 300):
+    ptx(rows.largest_of, [X, STRIDE, FLOAT, LIST], [vocabulary])
+    ptx(rows.weights_of, [X, STRIDE, DOUBLE, FLOAT, DOUBLE], [vocabulary])
+    ptx(rows.token_of, [X, STRIDE, DOUBLE, DOUBLE, FLOAT, LIST, DOUBLE, LIST], [vocabulary])
 """,
     "products": """
-tiles = dict(SIZE=2048, ROWS=64, OUTPUTS=64, STEP=64, CHUNK=512)
+how = dict(stages=4, fusion=False)
 for mode in (0, 1, 2):
-    text = ptx(products.product, tiles | dict(COUNT=8192, MODE=mode), stages=4, fusion=False)
+    text = ptx(products.product, [MATRIX, X, MATRIX, COUNT], [2048, 8192, 4, mode, FixedTiles()],
+               **how)
     assert "mma" in text  # by tensor cores
-    ptx(products.add_parts, dict(CHUNKS=4, COUNT=2048, TAKEN=256, MODE=mode), fusion=False)
-ptx(products.parts_of, tiles | dict(COUNT=2048), stages=4, fusion=False)
-small = dict(SIZE=2048, ROWS=32, OUTPUTS=32, STEP=32, CHUNK=512, COUNT=2048)
-ptx(products.parts_of, small, element="fp32", stages=2, fusion=False)
+    ptx(products.add_parts, [FLOAT, X, STRIDE, COUNT], [4, 2048, 256, mode], fusion=False)
+parts, small = [MATRIX, X, (FLOAT, STRIDE), COUNT], products.FULL_PRECISION
+sizes = [2048, 2048, 1, 0]
+ptx(products.product, parts, [*sizes, FixedTiles()], **how)
+ptx(products.product, parts, [*sizes, small], element="fp32", stages=2, fusion=False)
 """,
 }
 

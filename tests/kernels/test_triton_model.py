@@ -43,9 +43,9 @@ def interpret(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines take these kernels from now on; the largest step is not measured, only guessed."""
 
     def load(
-        device: torch.device, dtype: torch.dtype, block_size: int | None = None, **settings: Any
+        device: torch.device, dtype: torch.dtype, batch_invariant: bool, **_: Any
     ) -> TritonKernels:
-        return TritonKernels(device, dtype, **settings)
+        return TritonKernels(device, dtype, batch_invariant=batch_invariant)
 
     monkeypatch.setattr("workbench.models.loading.load_kernels", load)
     monkeypatch.setattr("workbench.engine.memory.measure_activations", lambda *_: 1 << 20)

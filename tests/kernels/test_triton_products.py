@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton is not installed (it exists for Linux)")
 
-from tests.kernels.synthetic import check_same
+from tests.kernels.synthetic import TOLERANCES, check_same
 from workbench.kernels.reference import ReferenceKernels
 from workbench.kernels.triton import INTERPRETED, TritonKernels
 from workbench.kernels.triton.products import FixedTiles
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SMALL = FixedTiles(rows=16, outputs=16, step=16, chunk=32, enough=1000)
-TOLERANCES = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 
 
 def kernels(dtype: torch.dtype, tiles: FixedTiles | None = SMALL) -> TritonKernels:
@@ -50,7 +47,7 @@ def compare(rows: int, inputs: int, outputs: int, dtype: torch.dtype, tiles: Fix
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_products_equal_their_twins(dtype: torch.dtype, enough: int) -> None:
     """Sizes that no tile divides, chunk by chunk by one program or each by its own."""
-    compare(19, 71, 37, dtype, replace(SMALL, enough=enough))
+    compare(19, 71, 37, dtype, SMALL._replace(enough=enough))
 
 
 @pytest.mark.gpu
@@ -65,7 +62,7 @@ def check_rows(dtype: torch.dtype, tiles: FixedTiles, inputs: int) -> None:
     x, weight = random(40, inputs, dtype=dtype), random(64, inputs, dtype=dtype)
     whole = torch.empty(40, 32, dtype=dtype, device=DEVICE)
     for enough in (0, 1000):
-        ours = kernels(dtype, replace(tiles, enough=enough))
+        ours = kernels(dtype, tiles._replace(enough=enough))
         matrix = ours.pack([weight[:32], weight[32:]], gated=True)
         for first, last in ((0, 40), (0, 1), (17, 40), (39, 40)):
             out = torch.empty(last - first, 32, dtype=dtype, device=DEVICE)

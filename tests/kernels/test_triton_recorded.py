@@ -7,13 +7,12 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton is not installed (it exists for Linux)")
 
-from tests.kernels.synthetic import random_step
+from tests.kernels.synthetic import context_of, random_step
 from tests.kernels.test_triton import DEVICE, SMALL, expected, kernels
 from workbench.kernels.triton import TritonKernels
 from workbench.kernels.triton.graphs import GraphCapture, RecordedWork
@@ -130,28 +129,14 @@ def test_rows_beyond_a_step_s_own_belong_to_nobody() -> None:
     kept = alone.cache.data.clone()
     ours.store_kv(alone.qkv, angles, 0 * angles, alone.cache, alone.context)
     ours.attend(alone.qkv, own, alone.cache, alone.context)
-    wider, context = torch.cat([alone.qkv, torch.full_like(alone.qkv[:1], 9.0)]), alone.context
-    beyond = replace(
-        context,
-        positions=np.append(context.positions, -1),
-        sequence=np.arange(4, dtype=np.int64),
-        query_start=np.arange(5, dtype=np.int32),
-        context_len=np.append(context.context_len, 0).astype(np.int32),
-        block_offsets=np.concatenate([context.block_offsets, context.block_offsets[:1]]),
-    )
+    wider = torch.cat([alone.qkv, torch.full_like(alone.qkv[:1], 9.0)])
+    tables = alone.context.block_offsets
+    beyond = context_of([(33, 1), (7, 1), (70, 1), (-1, 1)], [*tables, tables[0]])
     cache = replace(alone.cache, data=kept)
     out = torch.full((4, own.shape[1]), torch.nan, device=DEVICE)
     ours.store_kv(wider, angles, 0 * angles, cache, beyond)
     ours.attend(wider, out, cache, beyond)
     assert torch.equal(out[:3], own)
     assert torch.equal(cache.data.nan_to_num(7), alone.cache.data.nan_to_num(7))
-    assert [ours.rows_launched(n) for n in (1, 2, 3, 5, 8, 9, 64, 65)] == [
-        1,
-        2,
-        4,
-        8,
-        8,
-        16,
-        64,
-        72,
-    ]
+    launched = {1: 1, 2: 2, 3: 4, 5: 8, 8: 8, 9: 16, 64: 64, 65: 72}
+    assert {rows: ours.rows_launched(rows) for rows in launched} == launched

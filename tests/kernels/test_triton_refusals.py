@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,78 +12,45 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed (it exists for Linux)")
 
-from tests.kernels.synthetic import random_step
 from workbench import Engine
 from workbench.errors import ConfigError
 from workbench.kernels import load_kernels
 from workbench.kernels.triton import INTERPRETED, TritonKernels
-from workbench.kernels.triton.attention import Tuning, chosen
 
 CPU = torch.device("cpu")
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here")
 
 
 @interpreted
-def test_bfloat16_is_refused_under_the_interpreter() -> None:
-    """There its products are wrong without a word."""
-    with pytest.raises(ConfigError, match=r"interpreter multiplies torch\.bfloat16 wrongly"):
-        TritonKernels(CPU, torch.bfloat16)
-
-
-def test_other_types_are_refused() -> None:
-    """The message lists what is taken."""
-    with pytest.raises(ConfigError, match=r"of torch\.float64; they take torch\.float32"):
-        TritonKernels(CPU, torch.float64)
-
-
-@interpreted
-@pytest.mark.parametrize("head_dim", [8, 20, 136])
-def test_head_sizes_are_refused(head_dim: int) -> None:
-    """Too narrow for a tensor core, no multiple of 8, too wide for a tile."""
-    step = random_step((1, 1, head_dim), [(0, 1)], 4)
-    with pytest.raises(ConfigError, match=f"head_dim={head_dim}; .* from 16 to 128"):
-        TritonKernels(CPU, torch.float32).attend(step.qkv, step.room(), step.cache, step.context)
+@pytest.mark.parametrize(
+    ("dtype", "said"),
+    [
+        (torch.bfloat16, r"interpreter multiplies torch\.bfloat16 wrongly"),
+        (torch.float64, r"of torch\.float64; they take torch\.float32"),
+    ],
+    ids=str,
+)
+def test_types_are_refused(dtype: torch.dtype, said: str) -> None:
+    """Those whose products are wrong without a word under the interpreter, and all others."""
+    with pytest.raises(ConfigError, match=said):
+        TritonKernels(CPU, dtype)
 
 
 @interpreted
-@pytest.mark.parametrize("block_size", [24, 512])
-def test_block_sizes_are_refused(block_size: int) -> None:
-    """Neither a power of two, nor one that a span does not hold."""
-    step = random_step((1, 1, 16), [(0, 1)], block_size)
-    with pytest.raises(ConfigError, match=f"block_size={block_size}; .* powers of two up to 256"):
-        TritonKernels(CPU, torch.float32).attend(step.qkv, step.room(), step.cache, step.context)
-
-
-@interpreted
-def test_a_cache_of_another_type_is_refused() -> None:
-    """Kernels and cache are of one type."""
-    step = random_step((1, 1, 16), [(0, 1)], 4)
-    cache = replace(step.cache, data=step.cache.data.half())
-    with pytest.raises(ConfigError, match=r"float32 over a cache of torch\.float16"):
-        TritonKernels(CPU, torch.float32).attend(step.qkv, step.room(), cache, step.context)
-
-
-def test_tiles_are_powers_of_two_and_spans_hold_them() -> None:
-    """Else a kernel would not compile, or a span would end within a tile."""
-    with pytest.raises(ConfigError, match="powers of two from 16 on"):
-        Tuning(tile=48)
-    with pytest.raises(ConfigError, match="A span of 64 positions is shorter than a tile of 128"):
-        Tuning(tile=128, span=64)
-
-
-@interpreted
-def test_unequal_tiles_are_refused_where_bits_must_be_equal() -> None:
-    """A row decoded by other tiles than it is prefilled by would have other bits."""
-    with pytest.raises(ConfigError, match=r"batch_invariant=True with .* joined=True"):
-        TritonKernels(CPU, torch.float32, Tuning(), batch_invariant=True)
-
-
-@pytest.mark.parametrize("element_bytes", [2, 4])
-@pytest.mark.parametrize("head_dim", [16, 64, 128])
-def test_the_table_holds_tiles_for_every_head_size(head_dim: int, element_bytes: int) -> None:
-    """Same bits everywhere where asked for; the others can be built too."""
-    assert chosen(head_dim, element_bytes, batch_invariant=True).same_bits
-    assert not chosen(head_dim, element_bytes, batch_invariant=False).same_bits
+@pytest.mark.parametrize(
+    ("block_size", "head_dim", "said"),
+    [
+        (16, 8, "head_dim=8; .* from 16 to 128"),
+        (16, 20, "head_dim=20; .* from 16 to 128"),
+        (16, 136, "head_dim=136; .* from 16 to 128"),
+        (24, 64, "block_size=24; .* powers of two up to 256"),
+        (512, 64, "block_size=512; .* powers of two up to 256"),
+    ],
+)
+def test_heads_and_blocks_are_refused(block_size: int, head_dim: int, said: str) -> None:
+    """Too narrow for a tensor core, no multiple of 8, too wide; what no span is made of."""
+    with pytest.raises(ConfigError, match=said):
+        TritonKernels(CPU, torch.float32).require_takes(block_size, head_dim)
 
 
 def alone(code: str) -> str:
@@ -92,17 +58,6 @@ def alone(code: str) -> str:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
-
-
-def test_triton_missing_is_said() -> None:
-    """The package's own import fails by name, and says what to install."""
-    said = alone(
-        "import sys; sys.modules['triton'] = None\n"
-        "from workbench.errors import ConfigError\n"
-        "try: import workbench.kernels.triton\n"
-        "except ConfigError as error: print(error)"
-    )
-    assert "pip install 'workbench[gpu]'" in said
 
 
 def test_without_triton_a_gpu_takes_plain_torch() -> None:
@@ -116,6 +71,7 @@ def test_without_triton_a_gpu_takes_plain_torch() -> None:
         "print(name, *[w.message for w in seen])"
     )
     assert said.startswith("reference The Triton kernels need the package triton")
+    assert "pip install 'workbench[gpu]'" in said
     assert said.endswith("Plain torch computes instead.")
 
 
@@ -178,13 +134,13 @@ def test_heads_and_blocks_that_triton_has_no_tiles_for_take_plain_torch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As a GPU too old does; the warning says why, and the model runs on."""
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    with pytest.warns(RuntimeWarning, match=r"head_dim=160; .*Plain torch computes instead"):
-        found = load_kernels(torch.device("cuda"), torch.float16, head_dim=160)
-    assert found.name == "reference"
-    with pytest.warns(RuntimeWarning, match=r"block_size=24; .*Plain torch computes instead"):
-        found = load_kernels(torch.device("cuda"), torch.float16, head_dim=64, block_size=24)
-    assert found.name == "reference"
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-    with pytest.warns(RuntimeWarning, match=r"compute capability 7\.5; they need 8\.0"):
-        load_kernels(torch.device("cuda"), torch.float16, head_dim=64)
+    cases = (
+        ((9, 0), {"head_dim": 160}, r"head_dim=160; "),
+        ((9, 0), {"head_dim": 64, "block_size": 24}, r"block_size=24; "),
+        ((7, 5), {"head_dim": 64}, r"compute capability 7\.5; they need 8\.0"),
+    )
+    for capability, sizes, said in cases:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
+        with pytest.warns(RuntimeWarning, match=f"{said}.*Plain torch computes instead"):
+            found = load_kernels(torch.device("cuda"), torch.float16, **sizes)
+        assert found.name == "reference"

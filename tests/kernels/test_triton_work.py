@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 pytest.importorskip("triton", reason="triton is not installed (it exists for Linux)")
@@ -11,25 +10,12 @@ pytest.importorskip("hypothesis", reason="hypothesis is not installed")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.kernels import ForwardContext
-from workbench.kernels.triton.attention import Tuning
+from tests.kernels.synthetic import context_of
+from workbench.kernels.triton.attention import Shape, Tiles
 from workbench.kernels.triton.graphs import StepWork, plan_work, shared_spans
 
-TUNING = Tuning(tile=16, span=16, prefill_queries=16, span_queries=16, shared_queries=16)
+TILES = Tiles(queries=16, tile=16, span=16)
 BLOCK = 8
-
-
-def context(tables: list[list[int]], sequences: list[tuple[int, int]]) -> ForwardContext:
-    """(cached, new) tokens of each sequence, over tables of block offsets."""
-    new = [count for _, count in sequences]
-    width = max(map(len, tables))
-    return ForwardContext(
-        positions=np.concatenate([np.arange(c, c + n, dtype=np.int64) for c, n in sequences]),
-        sequence=np.repeat(np.arange(len(new), dtype=np.int64), new),
-        query_start=np.cumsum([0, *new]).astype(np.int32),
-        context_len=np.array([c + n for c, n in sequences], np.int32),
-        block_offsets=np.array([t + [0] * (width - len(t)) for t in tables], np.int64),
-    )
 
 
 def covered(work: StepWork, group: int) -> dict[tuple[int, int], int]:
@@ -37,7 +23,7 @@ def covered(work: StepWork, group: int) -> dict[tuple[int, int], int]:
     times: dict[tuple[int, int], int] = {}
     pieces = [(range(f, f + n), s, 0, end) for f, n, s, _, end in work.prefill.tolist()]
     for first, count, s, begin, end in [*work.own.tolist(), *work.shared.tolist()]:
-        assert count * group <= TUNING.span_queries
+        assert count * group <= TILES.queries
         rows = work.slots[work.members[first : first + count]].tolist()
         pieces.append((rows, s, begin, end))
     for rows, _, begin, end in pieces:
@@ -65,8 +51,8 @@ def test_every_row_sees_every_position_once(
         parent = tables[parents[s]] if parents[s] < s else []
         shared = parent[: min(common[s], cached // BLOCK)]
         tables.append(shared + own[len(shared) :])
-    step = context(tables, sequences)
-    times = covered(plan_work(step, group, BLOCK, TUNING), group)
+    step = context_of(sequences, tables)
+    times = covered(plan_work(step, Shape(1, group, 16, BLOCK), TILES), group)
     for row, position in enumerate(step.positions.tolist()):
         assert all(times.get((row, p)) == 1 for p in range(position + 1))
     assert set(times.values()) == {1}
@@ -76,9 +62,9 @@ def test_siblings_share_what_their_tables_share() -> None:
     """A trunk of all, a branch of two; a span that one of them has not filled is its own."""
     trunk, branch = [16, 32], [48, 64]
     tables = [[*trunk, *branch, 80], [*trunk, *branch, 96], [*trunk, 112, 128], [*trunk, *branch]]
-    step = context(tables, [(35, 1), (33, 1), (30, 1), (29, 1)])
+    step = context_of([(35, 1), (33, 1), (30, 1), (29, 1)], tables)
     assert shared_spans(step, [0, 1, 2, 3], BLOCK, 16) == [([0, 1, 2, 3], 0), ([0, 1], 1)]
-    work = plan_work(step, 4, BLOCK, TUNING)
+    work = plan_work(step, Shape(1, 4, 16, BLOCK), TILES)
     assert work.shared.tolist() == [[4, 4, 0, 0, 16], [8, 2, 0, 16, 32]]
     assert work.own.tolist() == [
         [0, 1, 0, 32, 36],
@@ -91,7 +77,7 @@ def test_siblings_share_what_their_tables_share() -> None:
 
 def test_long_prefills_come_first() -> None:
     """Tiles of rows are ordered by the positions they see, most first."""
-    step = context([[16, 32], [48, 64, 80]], [(0, 10), (12, 12)])
-    work = plan_work(step, 4, BLOCK, TUNING)
+    step = context_of([(0, 10), (12, 12)], [[16, 32], [48, 64, 80]])
+    work = plan_work(step, Shape(1, 4, 16, BLOCK), TILES)
     assert work.prefill[:, 4].tolist() == [24, 20, 16, 10, 8, 4]
     assert len(work.own) == 0

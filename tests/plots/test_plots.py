@@ -53,8 +53,7 @@ def test_every_figure_says_what_was_measured_names_its_axes_and_uploads_nothing(
     assert "measured tiny" in texts and "seconds do not" in texts
     assert fig.layout.template.layout.modebar.remove == ("sendChartToCloud",)
     assert len(fig.layout.meta["caption"]) > 40
-    layout = fig.to_plotly_json()["layout"]
-    for key, axis in layout.items():
+    for key, axis in fig.to_plotly_json()["layout"].items():
         if key.startswith(("xaxis", "yaxis")) and axis.get("visible", True):
             named = axis.get("title", {}).get("text") or axis.get("ticktext")
             assert named or axis.get("matches") or key in UNTITLED.get(name, ()), key
@@ -63,11 +62,9 @@ def test_every_figure_says_what_was_measured_names_its_axes_and_uploads_nothing(
 @pytest.mark.parametrize("name", OVER_SHARES)
 def test_split_figures_carry_the_share_below_and_kv_tokens_of_both_models_above(name):
     fig = drawn(name)
-    assert fig.layout.xaxis9.side == "top"
-    first = fig.layout.xaxis9.ticktext[0]
-    assert "19k" in first
-    assert "2.6k" in first
-    assert len(fig.layout.xaxis9.ticktext) == len(fig.layout.xaxis9.tickvals)
+    upper = fig.layout.xaxis9
+    assert (upper.side, len(upper.ticktext)) == ("top", len(upper.tickvals))
+    assert "19k" in upper.ticktext[0] and "2.6k" in upper.ticktext[0]
     assert any(t.xaxis == "x9" for t in fig.data), "plotly hides an axis no trace uses"
 
 
@@ -94,35 +91,29 @@ def test_lines_draw_values_and_intervals_in_their_models_look():
         assert (line.color, line.dash) == (style.colour, style.dash)
 
 
-def test_the_right_axis_reaches_beyond_the_highest_bar():
+def test_the_right_axis_reaches_beyond_the_highest_bar_and_bars_without_bounds_are_not_drawn():
     rows = synthetic.split_rows()
     wide = rows.assign(high=rows["high"].where(rows["metric"] == "peak_share", 3 * rows["value"]))
     top = plots.memory_split(wide).layout.yaxis2.range[1]
     assert top > wide.query("metric == 'problems_per_min'")["high"].max()
     endless = rows.assign(high=np.inf, low=-np.inf).query("metric != 'peak_share'")
     assert np.isfinite(plots.memory_split(endless).layout.yaxis2.range[1])
-
-
-def test_an_interval_without_bounds_is_not_drawn():
-    rows = synthetic.hit_rows().assign(low=-np.inf, high=np.inf)
-    assert pd.isna(plots.prefix_hits(rows).data[0].error_y.array).all()
+    assert pd.isna(plots.memory_split(endless).data[0].error_y.array).all()
 
 
 def test_a_zero_is_drawn_as_zero_with_its_upper_bound():
     line = trace(drawn("thrashing"), "PRM", "y")
-    at_zero = [i for i, y in enumerate(line.y) if y == 0]
-    assert at_zero
-    assert all(line.marker.symbol[i] == "square-open" for i in at_zero)
-    assert all(line.error_y.array[i] == pytest.approx(0.7) for i in at_zero)
-    assert all(s == "square" for i, s in enumerate(line.marker.symbol) if i not in at_zero)
+    is_zero = np.asarray(line.y) == 0
+    assert list(line.marker.symbol) == ["square-open" if zero else "square" for zero in is_zero]
+    assert list(line.error_y.array[is_zero]) == pytest.approx([0.7] * is_zero.sum())
+    assert is_zero.any()
 
 
 def test_the_heat_map_holds_every_cell_and_hatches_what_cannot_be():
     fig, rows = drawn("llm_batch"), synthetic.limit_rows()
-    heat = next(t for t in fig.data if t.type == "heatmap")
-    grid = rows[rows["kind"] == "continuous"].pivot(
-        index="max_num_seqs", columns="max_num_batched_tokens", values="tokens_per_s"
-    )
+    (heat,) = (t for t in fig.data if t.type == "heatmap")
+    cells = rows[rows["kind"] == "continuous"]
+    grid = cells.pivot_table("tokens_per_s", "max_num_seqs", "max_num_batched_tokens", dropna=False)
     np.testing.assert_allclose(np.array(heat.z, float), grid)
     hatched = trace(fig, "infeasible")
     assert (list(hatched.x), list(hatched.base)) == ([0], [1.5])
@@ -152,16 +143,13 @@ def test_balance_draws_both_models_and_waste_in_per_cent():
     assert trace(fig, "PRM, static").text == ("8",)
 
 
-def test_blocks_are_stacked_under_the_capacity():
+def test_blocks_are_stacked_under_the_capacity_and_two_figures_can_have_the_same_axes():
     rows = synthetic.block_rows(steps=300)
     fig = plots.prm_blocks(rows)
     active, cached = trace(fig, "active"), trace(fig, "cached")
     assert active.stackgroup == cached.stackgroup
     assert (np.asarray(active.y) + np.asarray(cached.y)).max() <= trace(fig, "capacity").y[0]
     assert f"{rows['evicted'].sum():,}" in trace(fig, "evicted").name
-
-
-def test_two_block_figures_can_have_the_same_axes():
     limits = {"axis_steps": 900, "axis_blocks": 380, "axis_events": 70}
     sizes = ((200, 90), (900, 380))
     rows = [synthetic.block_rows(steps=s, total=t).assign(**limits) for s, t in sizes]
@@ -174,24 +162,21 @@ def test_decimation_keeps_every_extreme_and_the_order():
     rows = synthetic.block_rows(steps=20_000)
     rows.loc[12_345, "evicted"] = 10_000
     rows.loc[77, "blocks_active"] = -5
-    thin = decimated(rows, BLOCK_COLUMNS)
-    assert len(thin) < 3_300
-    assert thin["step"].is_monotonic_increasing
-    for column in BLOCK_COLUMNS:
-        assert thin[column].max() == rows[column].max()
-        assert thin[column].min() == rows[column].min()
+    thin, columns = decimated(rows, BLOCK_COLUMNS), list(BLOCK_COLUMNS)
+    assert len(thin) < 3_300 and thin["step"].is_monotonic_increasing
+    extremes = [each[columns].agg(["min", "max"]) for each in (thin, rows)]
+    pd.testing.assert_frame_equal(*extremes)
     assert {0, 19_999, 12_345, 77} <= set(thin["step"])
 
 
 def test_lost_time_stacks_to_the_wall_time():
     rows = synthetic.lost_rows()
     fig = plots.lost_time(rows)
-    stack = sum(np.asarray(t.y, float) for t in fig.data if t.type == "bar")
+    bars = [t for t in fig.data if t.type == "bar"]
+    stack = sum(np.asarray(t.y, float) for t in bars)
     np.testing.assert_allclose(stack, trace(fig, "wall time").y[::3])
-    assert [t.name for t in fig.data if t.type == "bar"] == [
-        label for label, _ in LOST_TIME.values()
-    ]
-    looks = [t.marker.color for t in fig.data if t.type == "bar"]
+    assert [(t.name, t.marker.color) for t in bars] == list(LOST_TIME.values())
+    looks = [colour for _, colour in LOST_TIME.values()]
     light = [sum(w * int(c[i : i + 2], 16) for w, i in ((3, 1), (6, 3), (1, 5))) for c in looks]
     assert all(abs(a - b) > 150 for a, b in pairwise(light)), "neighbours differ in a grey print"
 
@@ -205,22 +190,15 @@ def test_a_search_tree_shows_every_node_and_edge_once():
     assert sum(len(t.x) for t in lines) == 3 * len(nodes)
 
 
-def test_one_share_alone_can_be_drawn():
-    """Guards axes whose ends are one place."""
-    for draw, make in (
-        (plots.prefix_hits, synthetic.hit_rows),
-        (plots.lost_time, synthetic.lost_rows),
-    ):
+def test_one_share_alone_can_be_drawn_and_of_two_too_near_one_has_a_label():
+    """Guards axes whose ends are one place; a label that touches another goes, the ends stay."""
+    for name in ("prefix_hits", "lost_time"):
+        draw, make = FIGURES[name]
         rows = make((0.3,))
         assert draw(rows).layout.xaxis9.ticktext == (theme.both_rooms(rows.iloc[0]),)
-
-
-def test_shares_too_near_for_two_labels_keep_the_ends():
     kept = theme.thinned(synthetic.SHARES)
-    assert kept[0] == 0
-    assert kept[-1] == len(synthetic.SHARES) - 1
+    assert (kept[0], kept[-1]) == (0, len(synthetic.SHARES) - 1)
     assert 1 not in kept, "0.10 would touch 0.08"
-    assert theme.thinned([0.3]) == [0]
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "figures").glob("*.parquet")), ids=lambda f: f.stem)

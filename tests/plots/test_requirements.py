@@ -1,5 +1,7 @@
 """Figures of memory and of the ladder draw what their rows say, checked on the figure's data."""
 
+from itertools import product
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -14,36 +16,32 @@ PARTS = {"weights": 4, "activations_longest": 2, "activations_limits": 3, "other
 
 def part_rows():
     """Two pairs of equal shape, the second a thousand times as large; the ends do not fit."""
-    rows = []
-    for how, unit, total in (("measured", MIB, 64), ("computed", GIB, 40)):
-        for model in ("llm", "prm"):
-            for share in SHARES:
-                part = share if model == "llm" else 1 - share
-                sizes = PARTS | {"kv": max(0.0, part * total - 4)}
-                lacks = {("llm", 0.04): 2.5, ("prm", 0.65): 4.5}.get((model, share), 0)
-                own = {"how": how, "model": model, "name": f"{how}-{model}", "llm_share": share}
-                own |= {"budget_bytes": part * total * unit, "lacks_bytes": lacks * unit}
-                own |= {"fits": 0.05 < share < 0.6, "in_total": how == "computed"}
-                own |= {"llm_kv_tokens": 1000 * share, "prm_kv_tokens": 4000 * (1 - share)}
-                rows += [own | {"part": p, "bytes": size * unit} for p, size in sizes.items()]
+    rows, pairs = [], (("measured", MIB, 64), ("computed", GIB, 40))
+    for (how, unit, total), model, share in product(pairs, theme.MODELS, SHARES):
+        part = share if model == "llm" else 1 - share
+        sizes = PARTS | {"kv": max(0.0, part * total - 4)}
+        lacks = {("llm", 0.04): 2.5, ("prm", 0.65): 4.5}.get((model, share), 0)
+        own = {"how": how, "model": model, "name": f"{how}-{model}", "llm_share": share}
+        own |= {"budget_bytes": part * total * unit, "lacks_bytes": lacks * unit}
+        own |= {"fits": 0.05 < share < 0.6, "in_total": how == "computed"}
+        own |= {"llm_kv_tokens": 1000 * share, "prm_kv_tokens": 4000 * (1 - share)}
+        rows += [own | {"part": p, "bytes": size * unit} for p, size in sizes.items()]
     return pd.DataFrame(rows)
 
 
 def block_rows():
     """Lines, two engines built at 0.3, and a cross at either end."""
-    rows = []
-    for how in ("measured", "computed"):
-        for model, slope in (("llm", 8000), ("prm", -2000)):
-            shared = {"how": how, "model": model, "name": f"{how}-{model}", "block_size": 16}
-            shared |= {"low_end": 0.08, "high_end": 0.58, "lacks_bytes": 0}
-            for share in np.arange(0.01, 0.7, 0.01):
-                blocks = max(0, int(slope * (share - (0.07 if slope > 0 else 0.6))))
-                rows.append(shared | {"llm_share": share, "kind": "formula", "blocks": blocks})
-            end = 0.04 if model == "llm" else 0.65
-            lacking = {"kind": "lacking", "blocks": 0, "lacks_bytes": 2.5 * MIB}
-            rows.append(shared | {"llm_share": end} | lacking)
-            if how == "measured":
-                rows.append(shared | {"llm_share": 0.3, "kind": "built", "blocks": 600})
+    rows, models = [], (("llm", 8000, 0.07, 0.04), ("prm", -2000, 0.6, 0.65))
+    for how, (model, slope, zero, end) in product(("measured", "computed"), models):
+        shared = {"how": how, "model": model, "name": f"{how}-{model}", "block_size": 16}
+        shared |= {"low_end": 0.08, "high_end": 0.58, "lacks_bytes": 0}
+        for share in np.arange(0.01, 0.7, 0.01):
+            blocks = max(0, int(slope * (share - zero)))
+            rows.append(shared | {"llm_share": share, "kind": "formula", "blocks": blocks})
+        lacking = {"kind": "lacking", "blocks": 0, "lacks_bytes": 2.5 * MIB}
+        rows.append(shared | {"llm_share": end} | lacking)
+        if how == "measured":
+            rows.append(shared | {"llm_share": 0.3, "kind": "built", "blocks": 600})
     return pd.DataFrame(rows)
 
 

@@ -43,11 +43,17 @@ def common_prefix(first, second):
 class FakeEngine:
     """TokenEngine over a script and a judge. Every request it was given stays in `asked`."""
 
-    capabilities = frozenset({"token_identity"})
     architecture, value_outputs = "LlamaForCausalLM", None
     cache_room = None
 
-    def __init__(self, script: Script = wander, batch: int = 3, max_model_len: int = 4096) -> None:
+    def __init__(
+        self,
+        script: Script = wander,
+        batch: int = 3,
+        max_model_len: int = 4096,
+        traced: bool = False,
+    ) -> None:
+        self.capabilities = frozenset({"token_identity"} | ({"trace"} if traced else set()))
         self.name, self.fingerprint = "fake-rlhflow", "fake-1"
         self.tokenizer = ByteTokenizer()
         self.max_model_len = max_model_len
@@ -72,9 +78,17 @@ class FakeEngine:
         self._waiting.append(len(self.asked) - 1)
         return len(self.asked) - 1
 
+    def trace_as(self, recorder, name):
+        self.recorder, self.trace_name = recorder, name
+
     def step(self):
+        start = time.perf_counter()
         taken, self._waiting = self._waiting[: self.batch], self._waiting[self.batch :]
-        return [self._finish(number) for number in reversed(taken)]
+        outputs = [self._finish(number) for number in reversed(taken)]
+        if "trace" in self.capabilities:  # as the real one writes its steps
+            counts, spent = StepCounts(*[0] * len(StepCounts._fields)), time.perf_counter() - start
+            self.recorder.step(self.trace_name, len(self.asked), start, spent, 0.0, counts)
+        return outputs
 
     def abort(self, request_id):
         self.aborted.append(request_id)
@@ -124,29 +138,6 @@ class FakeEngine:
 def fake_engine() -> type[FakeEngine]:
     """The fake engine's class; tests choose its script, batch and length."""
     return FakeEngine
-
-
-class TracedFakeEngine(FakeEngine):
-    """A fake engine that writes its steps into the run's trace, as the real one does."""
-
-    capabilities = frozenset({"token_identity", "trace"})
-
-    def trace_as(self, recorder, name):
-        self.recorder, self.trace_name = recorder, name
-
-    def step(self):
-        start = time.perf_counter()
-        outputs = super().step()
-        counts = StepCounts(*[0] * len(StepCounts._fields))
-        duration = time.perf_counter() - start
-        self.recorder.step(self.trace_name, len(self.asked), start, duration, 0.0, counts)
-        return outputs
-
-
-@pytest.fixture
-def traced_engine() -> type[TracedFakeEngine]:
-    """The class of the fake engine with a trace."""
-    return TracedFakeEngine
 
 
 def tree(result):

@@ -44,21 +44,21 @@ def test_only_new_steps_are_asked(scores):
     (request,) = scores.requests([beam("a\n\n", "b\n\n", "c\n\n")])
     assert request.positions == (len(request.token_ids) - 1,)
     answer(scores, [request])
-    assert scores.counts.steps_asked == 3
-    assert scores.counts.steps_cached == 2
+    assert scores.counts.scores_asked == 3
+    assert scores.counts.scores_cached == 2
     assert scores.requests([beam("a\n\n", "b\n\n", "c\n\n")]) == []
 
 
 def test_equal_beams_in_flight_are_asked_once(scores):
-    """Two siblings that sampled the same text share one request and one score."""
-    beams = [beam("a\n\n", "x\n\n", path=(0, k)) for k in range(3)] + [beam("a\n\n", "y\n\n")]
+    """Siblings that sampled the same text share a request and a score; "x" and "x " do not."""
+    beams = [beam("a\n\n", "x\n\n", path=(0, k)) for k in range(3)] + [beam("a\n\n", "x \n\n")]
     requests = scores.requests(beams)
     assert [len(request.asked) for request in requests] == [2, 1]  # "a" is asked by the first alone
     answer(scores, requests)
     replies = scores.replies(beams)
     assert replies[0] == replies[1] == replies[2]
     assert replies[3][0] == replies[0][0]
-    assert scores.counts.steps_shared == 5
+    assert scores.counts.scores_shared == 5
 
 
 def test_without_a_score_cache_everything_is_asked_again(prm):
@@ -69,8 +69,8 @@ def test_without_a_score_cache_everything_is_asked_again(prm):
         requests = scores.requests(beams)
         assert [len(request.asked) for request in requests] == [2, 2]
         answer(scores, requests)
-    assert scores.counts.steps_asked == 8
-    assert scores.counts.requests == 4
+    assert scores.counts.scores_asked == 8
+    assert scores.counts.prm_requests == 4
     cached = ProblemScores(prm, PROBLEM, ScoreCache())
     answer(cached, cached.requests(beams))
     assert cached.replies(beams) == scores.replies(beams)
@@ -89,11 +89,6 @@ def test_white_space_takes_its_parents_score(scores):
     assert with_blank == (without[0], without[0], without[1])
 
 
-def test_exact_step_texts_are_the_key(scores):
-    """ "a" and "a " may score alike, but neither stands for the other in the cache."""
-    assert len(scores.requests([beam("a"), beam("a ")])) == 2
-
-
 def test_a_shared_cache_knows_problem_and_prm(prm):
     """Another problem, or another PRM, finds nothing; the same problem finds all."""
     cache = ScoreCache()
@@ -109,35 +104,14 @@ def test_a_shared_cache_knows_problem_and_prm(prm):
     assert len(ProblemScores(prm, PROBLEM, cache).requests([beam("a\n\n", "b")])) == 1
 
 
-def test_a_step_for_which_the_prm_has_no_room_takes_its_parents_score(fake_engine):
-    """Nothing too long is ever sent; what fits is scored as ever."""
-    prm = PRM(fake_engine(max_model_len=60))
-    scores = ProblemScores(prm, PROBLEM, ScoreCache())
-    steps = ("short\n\n", "x" * 50, "more")
-    assert scores.has_room(steps[:1])
-    assert not scores.has_room(steps[:2])
-    requests = scores.requests([beam(*steps)])
-    assert [len(request.asked) for request in requests] == [1]
-    answer(scores, requests)
-    (reply,) = scores.replies([beam(*steps)])
-    assert reply == (reply[0],) * 3
-
-
-def test_computed_tokens_leave_out_what_the_prefix_cache_held(scores):
-    """asked counts whole inputs, computed what was not cached."""
-    requests = scores.requests([beam("a\n\n")])
-    answer(scores, requests, cached=4)
-    assert scores.counts.tokens_asked == len(requests[0].token_ids)
-    assert scores.counts.tokens_computed == len(requests[0].token_ids) - 4
-
-
 def test_distinct_tokens_are_the_trie_of_all_inputs(scores):
-    """The ideal against which computed tokens are held."""
+    """The ideal for computed tokens, which leave out what the prefix cache held."""
     requests = scores.requests([beam("ab\n\n", "c"), beam("ab\n\n", "d"), beam("ax\n\n")])
-    answer(scores, requests)
-    inputs = [request.token_ids for request in requests]
+    answer(scores, requests, cached=4)
+    counts, inputs = scores.finish(), [request.token_ids for request in requests]
+    assert counts.prm_tokens_asked == sum(map(len, inputs)) == counts.prm_tokens_computed + 4 * 3
     prefixes = {tuple(ids[: k + 1]) for ids in inputs for k in range(len(ids))}
-    assert scores.finish().tokens_distinct == len(prefixes)
+    assert counts.prm_tokens_distinct == len(prefixes)
 
 
 @given(st.lists(st.lists(st.integers(0, 300), max_size=8), max_size=12))
@@ -151,14 +125,9 @@ def test_trie_size_counts_distinct_prefixes(inputs):
 def test_scores_are_a_softmax_rounded_to_a_grid(good, bad):
     """Whole multiples of 2^-16, within half a unit of the softmax of the two logits."""
     (score,) = PRM.scores([(good, bad)])
+    assert list(PRM.scores([(good,)])) == list(PRM.scores([(good, 0.0)]))  # its sigmoid
     top = max(good, bad)
     exact = math.exp(good - top) / (math.exp(good - top) + math.exp(bad - top))
     assert (score * 2**16).is_integer()
     assert abs(score - exact) <= 2**-17 + 1e-12
     assert 0 <= score <= 1
-
-
-@given(st.floats(-80, 80, width=32))
-def test_a_lone_value_is_scored_by_its_sigmoid(value):
-    """As the softmax of it and 0."""
-    assert list(PRM.scores([(value,)])) == list(PRM.scores([(value, 0.0)]))

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import random
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jinja2 import Environment
 
-import workbench
 from tests.search.prm_tokenizers import mistral_like, qwen_like, save
 from workbench.errors import ConfigError, ModelError
+from workbench.models.registry import EMBEDDED
 from workbench.search.prm import ARCHITECTURES, NAMES, PRM, known_format
-from workbench.search.prm_formats import FORMATS, Qwen25MathPRM, chat_pieces
+from workbench.search.prm_formats import FORMATS, Qwen25MathPRM
 from workbench.search.problems import draw_terms
+from workbench.search.requests import STEP_END
 from workbench.tokenizer import ByteTokenizer, Tokenizer
-from workbench.training.corpus import STEP_END, work_out
+from workbench.training.corpus import work_out
 
 TOKENIZERS = {
     "rlhflow": qwen_like,
@@ -79,21 +79,32 @@ def test_the_law_of_growing_inputs(prm_of, name, steps, other):
     assert added == [longer[len(shorter) :] for shorter, longer in pairwise(again)]
 
 
-def test_qwen_math_prm_is_the_model_cards_conversation(prm_of, tokenizers):
-    """The card tokenises the whole chat, steps joined by <extra_0>; ours ends at the last one."""
-    steps = [step.strip() for step in STEPS]
-    chat = [
-        {"role": "system", "content": Qwen25MathPRM.system},
-        {"role": "user", "content": "What is 2 + 3?"},
-        {"role": "assistant", "content": "<extra_0>".join(steps) + "<extra_0>"},
-    ]
-    tokenizer = tokenizers["qwen2.5-math-prm"]
-    whole = tokenizer.encode_chat(chat, add_generation_prompt=False)
-    mark = tokenizer.encode("<extra_0>")[0]
+@pytest.mark.parametrize(
+    ("name", "mark", "columns"),
+    [("qwen2.5-math-prm", "<extra_0>", (1, 0)), ("math-shepherd", "ки", None)],
+)
+def test_the_input_is_the_model_cards_text_cut_at_each_mark(
+    prm_of, tokenizers, name, mark, columns
+):
+    """The cards tokenise the whole: a chat with <extra_0> after each step, or a text with "ки".
+
+    The verdict of a good step comes first.
+    """
+    tokenizer, steps = tokenizers[name], [step.strip() for step in STEPS]
+    if name == "math-shepherd":
+        text = "What is 2 + 3? " + " ки\n".join(steps) + " ки"
+        bos = tokenizer.encode("<s>", add_special_tokens=False)[-1:]
+        whole, columns = [*bos, *tokenizer.encode(text)], tuple(tokenizer.encode("+ -"))
+    else:
+        texts = {"system": Qwen25MathPRM.system, "user": "What is 2 + 3?"}
+        texts["assistant"] = "<extra_0>".join(steps) + "<extra_0>"
+        chat = [{"role": role, "content": text} for role, text in texts.items()]
+        whole = tokenizer.encode_chat(chat, add_generation_prompt=False)
+    (mark,) = tokenizer.encode(mark)
     ends = [k + 1 for k, token in enumerate(whole) if token == mark]
-    prm = prm_of("qwen2.5-math-prm")
+    prm = prm_of(name)
     assert inputs(prm, "What is 2 + 3?", STEPS) == [whole[:end] for end in ends]
-    assert prm.columns == (1, 0)  # good first
+    assert prm.columns == columns
 
 
 def test_skywork_is_the_published_preparation(prm_of, tokenizers):
@@ -106,33 +117,17 @@ def test_skywork_is_the_published_preparation(prm_of, tokenizers):
     assert inputs(prm_of("skywork"), "What is 2 + 3?", STEPS) == expected
 
 
-def test_math_shepherd_is_the_model_cards_text(prm_of, tokenizers):
-    """The card tokenises "question step ки\\nstep ки" whole; ours is the same, cut at each "ки"."""
-    encode = tokenizers["math-shepherd"].encode
-    text = "What is 2 + 3? " + " ки\n".join(step.strip() for step in STEPS) + " ки"
-    whole = [*encode("<s>", add_special_tokens=False)[-1:], *encode(text)]
-    (mark,) = encode("ки")
-    ends = [k + 1 for k, token in enumerate(whole) if token == mark]
-    prm = prm_of("math-shepherd")
-    assert inputs(prm, "What is 2 + 3?", STEPS) == [whole[:end] for end in ends]
-    assert list(prm.columns) == encode("+ -")
+def test_a_tokenizer_without_the_marks_is_refused(prm_of):
+    """A mark of several tokens would have no one logit."""
+    with pytest.raises(ModelError, match="'<extra_0>' as 9 tokens"):
+        prm_of("qwen2.5-math-prm", ByteTokenizer())
+    with pytest.raises(ModelError, match=r"'\+ -' as 3 tokens"):
+        prm_of("math-shepherd", ByteTokenizer())
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("qwen2.5-math-prm", "'<extra_0>' as 9 tokens"),
-        ("math-shepherd", r"'\+ -' as 3 tokens"),
-    ],
-)
-def test_a_tokenizer_without_the_marks_is_refused(prm_of, name, message):
-    with pytest.raises(ModelError, match=message):
-        prm_of(name, ByteTokenizer())
-
-
-@pytest.mark.parametrize(
-    ("model", "architecture", "expected"),
-    [
+def test_formats_are_known_by_architecture_or_name():
+    """Only the model's own name counts, not the folders above it."""
+    for model, architecture, expected in (
         ("tiny-prm", "LlamaForCausalLM", "rlhflow"),
         ("dummy:llama-3.1-8b-prm", "LlamaForCausalLM", "rlhflow"),
         ("RLHFlow/Llama3.1-8B-PRM-Deepseek-Data", "LlamaForCausalLM", "rlhflow"),
@@ -141,18 +136,13 @@ def test_a_tokenizer_without_the_marks_is_refused(prm_of, name, message):
         ("/models/skywork", "Qwen2ForPrmModel", "skywork"),
         ("smollm2-135m", "LlamaForCausalLM", None),
         ("math-shepherd/models/smollm2-135m", "LlamaForCausalLM", None),
-    ],
-)
-def test_formats_are_known_by_architecture_or_name(model, architecture, expected):
-    """Only the model's own name counts, not the folders above it."""
-    assert known_format(model, architecture) == expected
-
-
-def test_every_known_model_has_a_supported_format():
+    ):
+        assert known_format(model, architecture) == expected
     assert set(ARCHITECTURES.values()) | set(NAMES.values()) == set(FORMATS)
 
 
-def test_a_format_that_cannot_be_told_lists_the_supported(fake_engine):
+def test_a_format_that_cannot_be_told_or_is_for_another_head_is_refused(fake_engine):
+    """A language model has no labels, a value head no "+"; what is supported is listed."""
     engine = fake_engine()
     engine.name = "smollm2-135m"
     with pytest.raises(ConfigError, match="Did you mean 'rlhflow'"):
@@ -160,11 +150,6 @@ def test_a_format_that_cannot_be_told_lists_the_supported(fake_engine):
     with pytest.raises(ConfigError, match=f"cannot be told .*supported: {', '.join(FORMATS)}"):
         PRM(engine)
     assert PRM(engine, format="rlhflow").format == "rlhflow"
-
-
-def test_a_format_for_another_head_is_refused(fake_engine):
-    """A language model has no labels, a value head no "+"."""
-    engine = fake_engine()
     with pytest.raises(ConfigError, match=r"'skywork' reads a value head of 1 .* vocabulary"):
         PRM(engine, format="skywork")
     engine.value_outputs = 2
@@ -173,8 +158,6 @@ def test_a_format_for_another_head_is_refused(fake_engine):
 
 
 # -- RLHFlow: rendered by the model's own chat template --
-
-EMBEDDED = Path(workbench.__file__).parent / "models" / "embedded"
 
 TEMPLATES = {
     "plain": "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}",
@@ -203,35 +186,25 @@ def chat(question, steps):
     return messages
 
 
-@pytest.fixture
-def prm_with(fake_engine):
-    def make(template):
-        engine = fake_engine()
-        engine.tokenizer = Templated(TEMPLATES[template])
-        return PRM(engine)
-
-    return make
-
-
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_the_input_is_the_rendered_chat_up_to_the_last_verdict(prm_with, template):
+def test_the_input_is_the_rendered_chat_up_to_the_last_verdict(prm_of, template):
     """Of one step and of more: pieces put together are what the template writes for the chat."""
-    prm, steps = prm_with(template), ["one\n\n", " two\n\n", "b + c\n\n", "three"]
+    prm = prm_of("rlhflow", Templated(TEMPLATES[template]))
+    steps = ["one\n\n", " two\n\n", "b + c\n\n", "three"]
     for count, ids in enumerate(inputs(prm, "How?", steps), 1):
         rendered = prm.engine.tokenizer.render_chat(chat("How?", steps[:count]))
         assert prm.engine.tokenizer.decode(ids) == rendered[: rendered.rindex("+")]
     assert prm.columns == (ord("+"), ord("-"))
 
 
-def test_the_embedded_prm_sees_the_chat_it_was_trained_on(fake_engine):
+def test_the_embedded_prm_sees_the_chat_it_was_trained_on(prm_of):
     """Message by message, the tokens are those of the whole chat tokenised at once."""
-    engine = fake_engine()
-    engine.tokenizer = Tokenizer.from_folder(EMBEDDED / "tiny-prm")
-    prm, rng = PRM(engine), random.Random(7)
+    tokenizer, rng = Tokenizer.from_folder(EMBEDDED / "tiny-prm"), random.Random(7)
+    prm = prm_of("rlhflow", tokenizer)
     for _ in range(20):
         work = work_out(draw_terms(rng.randint(2, 24), rng), rng)
         steps = [step.text + STEP_END for step in work.steps]
-        whole = engine.tokenizer.encode_chat(chat(work.problem, steps), add_generation_prompt=False)
+        whole = tokenizer.encode_chat(chat(work.problem, steps), add_generation_prompt=False)
         *before, verdict = whole
         assert verdict == prm.columns[0]
         assert inputs(prm, work.problem, steps)[-1] == before
@@ -245,20 +218,7 @@ def test_the_embedded_prm_sees_the_chat_it_was_trained_on(fake_engine):
         "{{ messages[-2].content }}{{ messages[-1].content }}",  # forgets the first turns
     ],
 )
-def test_a_template_that_rewrites_its_past_is_refused(template):
+def test_a_template_that_rewrites_its_past_is_refused(prm_of, template):
     """Better than scores at positions that mean something else."""
     with pytest.raises(ModelError, match="chat template"):
-        chat_pieces(Templated(template))
-
-
-def test_a_tokenizer_without_plus_is_refused(fake_engine):
-    """Two tokens for "+" would have no one logit."""
-
-    class Double(ByteTokenizer):
-        def encode(self, text, add_special_tokens=True):
-            return [byte for byte in text.encode() for _ in range(2)]
-
-    engine = fake_engine()
-    engine.tokenizer = Double()
-    with pytest.raises(ModelError, match=r"'\+' as 2 tokens"):
-        PRM(engine)
+        prm_of("rlhflow", Templated(template))

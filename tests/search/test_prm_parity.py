@@ -10,9 +10,6 @@ import torch
 from tests.search.prm_tokenizers import mistral_like, qwen_like, save
 from workbench.engine.engine import Engine
 from workbench.search.prm import PRM
-from workbench.search.problems import load_problems
-from workbench.search.search import run_search
-from workbench.search.strategies import BeamSearch
 
 pytest.importorskip("transformers")
 
@@ -62,24 +59,3 @@ def test_scores_equal_transformers(name: str, format: str, tmp_path: Path) -> No
     last = prm.engine.score(grown[-1].tolist(), positions[-1:], prm.columns)
     assert last.num_cached_tokens > 0
     assert last.logits.tolist() == whole.logits[-1:].tolist()
-
-
-@pytest.mark.parametrize("architecture", ["Qwen2ForProcessRewardModel", "Qwen2ForPrmModel"])
-def test_a_search_is_scored_by_a_value_head(architecture: str, tmp_path: Path) -> None:
-    """Every node of a beam search has the score that `transformers` gives its steps."""
-    judge = reward_model(tmp_path, architecture, vocab_size=save(qwen_like(), tmp_path))
-    save(qwen_like(), tmp_path)
-    prm = PRM(Engine(str(tmp_path), num_blocks=64, max_model_len=512))
-    (problem,) = load_problems("tiny", limit=1)
-    strategy = BeamSearch(n=4, beam_width=2, max_depth=3)
-    llm = Engine("tiny-solver", kv_memory="4MiB", max_model_len=512)
-    tree = run_search(problem, llm=llm, prm=prm, strategy=strategy, seed=3).tree
-    texts = dict(zip(tree["node_id"], tree["text"], strict=True))
-    for node_id, score in zip(tree["node_id"], tree["score"], strict=True):
-        path = node_id.split("/")
-        steps = [texts["/".join(path[: k + 1])] for k in range(len(path))]
-        ids = prm.first_input(problem.problem, steps[0])
-        for step in steps[1:]:
-            ids = prm.next_input(ids, step)
-        assert score == pytest.approx(expected_scores(prm, judge(ids.tolist())[-1:])[0], abs=1e-4)
-    assert tree["score"].nunique() > 4

@@ -50,27 +50,19 @@ def test_votes_over_real_candidates(fake_engine, voting, answer):
     assert result.accuracy == float(answer == "2")
     assert result.correct_by("naive").tolist() == [True]
     assert result.correct_by("majority").tolist() == [False]
-
-
-def test_pass_at_k(fake_engine):
-    """One right of four: 1/4, then 1/2, then certain; five of four is an error."""
-    result = voters(fake_engine)
-    assert result.pass_at_k(1) == pytest.approx(0.25)
-    assert result.pass_at_k(2) == pytest.approx(0.5)
-    assert result.pass_at_k(4) == 1.0
+    assert [result.pass_at_k(k) for k in (1, 2, 4)] == pytest.approx([0.25, 0.5, 1.0])
     with pytest.raises(ConfigError, match="k is 5"):
         result.pass_at_k(5)
 
 
-def test_nodes_have_the_contracts_columns(result):
-    """trace.nodes exactly; tree with the text and the reason beside."""
+def test_the_tree_is_a_tree(result):
+    """Every parent is a row, one step above; only kept nodes have children; tokens add up.
+
+    Its columns are those of trace.nodes, with the reason and the text beside.
+    """
     assert list(result.trace.nodes.columns) == list(NodeRow._fields)
     assert list(result.tree.columns) == [*NodeRow._fields, "finish_reason", "text"]
     assert result.tree["score"].notna().all()
-
-
-def test_the_tree_is_a_tree(result):
-    """Every parent is a row, one step above; only kept nodes have children; tokens add up."""
     nodes = result.tree.set_index(["problem_id", "node_id"])
     for (problem, _), node in nodes.iterrows():
         if node["parent_id"]:
@@ -82,6 +74,8 @@ def test_the_tree_is_a_tree(result):
         else:
             assert node["depth"] == 1
         assert node["step_tokens"] == len(node["token_ids"])
+        assert "/".join(map(str, node["path"])) == node.name[1]
+        assert len(node["path"]) == node["depth"]
     outcome = result.candidates.set_index(["problem_id", "node_id"]).index
     assert nodes.loc[outcome, "kept"].all()
     assert len(result.candidates) == 6 * 6
@@ -101,14 +95,6 @@ def test_problems_table(result):
     assert result.throughput.problems == 6
 
 
-def test_spans_name_the_searchs_own_time(result):
-    """Strategy, tokenising and bookkeeping, in order, inside wall time."""
-    spans = result.trace.spans
-    assert set(spans["kind"]) == {"strategy", "tokenising", "bookkeeping"}
-    assert (spans["duration_s"] >= 0).all()
-    assert set(spans["lane"]) == {"search"}
-
-
 def test_unknown_answers_leave_accuracy_open(fake_engine):
     """A problem nobody knows the answer to is neither right nor wrong."""
     result = run_search(
@@ -124,11 +110,7 @@ def test_views_and_files(result, tmp_path):
     assert repr(result).startswith("SearchResult(6 problems, accuracy 0.")
     assert "<table" in result._repr_html_()
     files = result.to_parquet(tmp_path)
-    assert sorted(f.name for f in files) == [
-        "candidates.parquet",
-        "nodes.parquet",
-        "problems.parquet",
-    ]
+    assert {f.stem for f in files} == {"candidates", "nodes", "problems"}
     assert len(pd.read_parquet(tmp_path / "nodes.parquet")) == len(result.tree)
 
 
@@ -144,9 +126,10 @@ def test_throughput_and_its_steady_state():
 
 
 @pytest.fixture
-def traced(traced_engine):
-    engines = {"llm": traced_engine(batch=4), "prm": PRM(traced_engine(batch=4))}
-    return run_search(load_problems("tiny", limit=6), strategy=BeamSearch(n=6), **engines)
+def traced(fake_engine):
+    llm, prm = (fake_engine(batch=4, traced=True) for _ in range(2))
+    problems = load_problems("tiny", limit=6)
+    return run_search(problems, strategy=BeamSearch(n=6), llm=llm, prm=PRM(prm))
 
 
 def test_steps_and_spans_add_up_to_wall_time(traced):
@@ -156,6 +139,9 @@ def test_steps_and_spans_add_up_to_wall_time(traced):
     wall = (both["start_s"] + both["duration_s"]).max() - both["start_s"].min()
     assert both["duration_s"].sum() == pytest.approx(wall, rel=0.01)
     assert set(steps["engine"]) == {"llm", "prm"}
+    assert set(spans["kind"]) == {"strategy", "tokenising", "bookkeeping"}
+    assert set(spans["lane"]) == {"search"}
+    assert (spans["duration_s"] >= 0).all()
 
 
 def test_score_cache_hits_stand_in_the_prms_steps(traced):

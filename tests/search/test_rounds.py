@@ -1,6 +1,5 @@
 """Many searches over two fake engines: sameness, order, rounds, limits, and no leaked answer."""
 
-import re
 from collections import Counter
 
 import pytest
@@ -14,6 +13,7 @@ from workbench.search.search import run_search
 from workbench.search.strategies import BeamSearch, BestOfN
 
 STRATEGY = BeamSearch(n=6, beam_width=3, max_depth=5)
+PROBLEM = Problem("p", "How?")
 
 
 @pytest.fixture
@@ -33,13 +33,6 @@ def search(fake_engine, problems):
     return run
 
 
-def test_the_same_search_twice_is_the_same(search):
-    """Tokens, scores, what was kept, and the answers."""
-    first, second = search(seed=3)[0], search(seed=3)[0]
-    assert tree(first) == tree(second)
-    assert tree(first) != tree(search(seed=4)[0])
-
-
 @pytest.mark.parametrize("batch", [1, 2, 50])
 def test_nothing_depends_on_batches_or_problems_in_flight(search, fake_engine, batch):
     """Engines that answer in another order and size, and another number of problems at once."""
@@ -47,21 +40,20 @@ def test_nothing_depends_on_batches_or_problems_in_flight(search, fake_engine, b
     found = search(
         llm=fake_engine(batch=batch), prm=fake_engine(batch=batch + 1), min_problem_batch=batch
     )
-    assert tree(found[0]) == expected
+    assert tree(found[0]) == expected != tree(search(seed=4)[0])
 
 
-def test_scores_do_not_depend_on_the_score_cache(search):
-    """With and without it: the same tree; without it, many times the PRM tokens."""
+def test_scores_do_not_depend_on_the_score_cache(search, problems):
+    """With and without it: the same tree; without it, many times the PRM tokens.
+
+    With it nothing is computed twice but the position before a new step.
+    """
     with_cache, without = search()[0], search(score_cache=False)[0]
+    tokens = search(problems[4])[0].prm_tokens
+    assert tokens["distinct"] <= tokens["computed"] <= 1.1 * tokens["distinct"]
     assert tree(with_cache) == tree(without)
     assert without.prm_tokens["computed"] > 2 * with_cache.prm_tokens["computed"]
     assert without.prm_tokens["distinct"] == with_cache.prm_tokens["distinct"]
-
-
-def test_the_score_cache_with_a_prefix_cache_computes_what_is_distinct(search, problems):
-    """Token by token, nothing is computed twice but the position before a new step."""
-    tokens = search(problems[4])[0].prm_tokens
-    assert tokens["distinct"] <= tokens["computed"] <= 1.1 * tokens["distinct"]
 
 
 def test_requests_are_submitted_by_problem_depth_and_path(search, problems):
@@ -82,7 +74,8 @@ def test_requests_are_submitted_by_problem_depth_and_path(search, problems):
 
 def test_seed_and_parameters_of_a_request(search, problems):
     """seed(node) from run seed, problem and path; the prompt is the chat and what was sampled."""
-    _, llm, _ = search(problems[0], seed=11, temperature=0.7, top_p=0.9, max_step_tokens=33)
+    settings = {"temperature": 0.7, "top_p": 0.9, "max_step_tokens": 33}
+    _, llm, _ = search(problems[0], seed=11, system_prompt="Be brief.", **settings)
     by_node = {tag.node_id: (tokens, params) for tokens, params, tag in llm.asked}
     tokens, params = by_node["0"]
     assert params == SamplingParams(
@@ -92,7 +85,8 @@ def test_seed_and_parameters_of_a_request(search, problems):
         stop=("\n\n",),
         seed=node_seed(11, problems[0].id, (0,)),
     )
-    chat = llm.tokenizer.encode_chat([{"role": "user", "content": problems[0].problem}])
+    texts = {"system": "Be brief.", "user": problems[0].problem}
+    chat = llm.tokenizer.encode_chat([{"role": r, "content": text} for r, text in texts.items()])
     assert list(tokens) == chat
     deeper = next(node for node in by_node if node.count("/") == 2)
     assert list(by_node[deeper][0][: len(chat)]) == chat
@@ -110,12 +104,6 @@ def test_sampled_tokens_are_never_retokenised(search):
             assert tokens == prompts[problem, parent] + tuple(sampled[problem, parent])
 
 
-def test_system_prompt_is_optional(search, problems):
-    """None leaves the template's own; a text becomes the first message."""
-    _, llm, _ = search(problems[0], system_prompt="Be brief.", strategy=BestOfN(n=1))
-    assert llm.tokenizer.decode(llm.asked[0][0]).startswith("[system]Be brief.[end][user]")
-
-
 def test_problems_in_flight_stay_at_the_minimum_batch(search):
     """Never more; the queue refills a place the round after it is free."""
     seen = []
@@ -130,27 +118,24 @@ def test_problems_in_flight_stay_at_the_minimum_batch(search):
 
 def test_no_answer_leaks_into_a_prompt_or_a_score(search, fake_engine):
     """An answer no one could guess is in no request, and does not change one token or score."""
-    secret = "7391846520"
-    with_secret = [Problem("p", "How much is it?", secret)]
-    without = [Problem("p", "How much is it?", "1")]
 
     class Watching(BeamSearch):
         def search(self, problem):
             assert problem.answer is None
             return super().search(problem)
 
-    result, llm, prm = search(with_secret, strategy=Watching(n=4, beam_width=2, max_depth=4))
+    strategy, secret = Watching(n=4, beam_width=2, max_depth=4), "7391846520"
+    result, llm, prm = search(Problem("p", "How?", secret), strategy=strategy)
     texts = [engine.tokenizer.decode(ids) for engine in (llm, prm) for ids, _, _ in engine.asked]
     assert not any(secret in text for text in texts)
-    other, *_ = search(without, strategy=Watching(n=4, beam_width=2, max_depth=4))
-    assert tree(result) == tree(other)
+    assert tree(result) == tree(search(Problem("p", "How?", "1"), strategy=strategy)[0])
 
 
 def test_a_beam_at_the_llms_limit_ends_unfinished(search, fake_engine, problems):
     """No request reaches max_model_len; the reason stands in the tree, the search goes on."""
     prompt = len(fake_engine().tokenizer.encode_chat([{"role": "user", "content": "How?"}]))
     llm = fake_engine(lambda text, seed: "step\n\n", max_model_len=prompt + 16)
-    result, *_ = search(Problem("p", "How?"), llm=llm)
+    result, *_ = search(PROBLEM, llm=llm)
     assert set(result.candidates["ended"]) == {"context"}
     assert not result.problems["finished"].any()
     last = result.tree[result.tree["depth"] == 3]
@@ -162,17 +147,12 @@ def test_a_beam_at_the_llms_limit_ends_unfinished(search, fake_engine, problems)
 def test_a_beam_at_the_prms_limit_ends_unfinished(search, fake_engine):
     """The PRM is sent nothing too long; the step takes its parent's score, visibly."""
     llm = fake_engine(lambda text, seed: "a step of some length\n\n")
-    result, _, prm = search(
-        Problem("p", "How?"), llm=llm, prm=fake_engine(max_model_len=110), strategy=STRATEGY
-    )
+    result, _, prm = search(PROBLEM, llm=llm, prm=fake_engine(max_model_len=110))
     assert set(result.candidates["ended"]) == {"context"}
     ended = result.tree[result.tree["finish_reason"] == "context"]
-    assert (ended["score"].to_numpy() == _parents(result.tree, ended)["score"].to_numpy()).all()
+    parents = result.tree.set_index("node_id").loc[ended["parent_id"]]
+    assert ended["score"].tolist() == parents["score"].tolist()
     assert all(len(tokens) < 110 for tokens, _, _ in prm.asked)
-
-
-def _parents(nodes, rows):
-    return nodes.set_index("node_id").loc[rows["parent_id"]]
 
 
 def test_best_of_n_splits_and_scores_whole_completions(search, fake_engine):
@@ -200,52 +180,45 @@ def test_a_failed_request_ends_the_search_and_leaves_no_request(search, fake_eng
 
 
 @pytest.mark.parametrize(
-    ("settings", "error", "said"),
+    ("settings", "said"),
     [
-        ({"temprature": 1.0}, ConfigError, r"'temprature'.*Did you mean 'temperature'"),
-        ({"voting": "weightd"}, ConfigError, "Did you mean 'weighted'"),
-        ({"aggregation": "lst"}, ConfigError, "Did you mean 'last'"),
-        ({"min_problem_batch": 0}, ConfigError, "min_problem_batch is 0"),
-        ({"max_step_tokens": 0}, ConfigError, "max_step_tokens is 0"),
-        ({"temperature": -1.0}, ConfigError, "temperature"),
-        ({"given": []}, ConfigError, "no problem"),
-        ({"given": [Problem("p", "a"), Problem("p", "b")]}, ConfigError, "two problems with id"),
-        ({"given": ["1+1"]}, ConfigError, "Problem 0 is '1\\+1'; give a Problem"),
-        ({"given": "tiny"}, ConfigError, "load_problems\\('tiny'\\)"),
-        ({"given": 3}, ConfigError, "problems is 3"),
-        ({"given": [Problem("p", "  ")]}, ConfigError, "Problem 'p' has the text '  '"),
-        ({"strategy": BeamSearch}, ConfigError, "strategy is .*BeamSearch"),
-        ({"strategy": "beam_search"}, ConfigError, "strategy is 'beam_search'"),
-        ({"max_step_tokens": 1.5}, ConfigError, "max_step_tokens is 1.5"),
-        ({"temperature": "x"}, ConfigError, "temperature is 'x'"),
-        ({"given": [Problem("p", "x" * 9999)]}, PromptError, re.escape("Problem 'p' is 10")),
+        ({"temprature": 1.0}, r"'temprature'.*Did you mean 'temperature'"),
+        ({"aggregation": "lst"}, "Did you mean 'last'"),
+        ({"max_step_tokens": 0}, "max_step_tokens is 0"),
+        ({"given": []}, "no problem"),
+        ({"given": [Problem("p", "a"), Problem("p", "b")]}, "two problems with id"),
+        ({"given": ["1+1"]}, "Problem 0 is '1\\+1'; give a Problem"),
+        ({"given": "tiny"}, "load_problems\\('tiny'\\)"),
+        ({"given": 3}, "problems is 3"),
+        ({"given": [Problem("p", "  ")]}, "Problem 'p' has the text '  '"),
+        ({"strategy": BeamSearch}, "strategy is .*BeamSearch"),
+        ({"strategy": "beam_search"}, "strategy is 'beam_search'"),
+        ({"given": [Problem("p", "x" * 9999)]}, "Problem 'p' is 10"),
     ],
 )
-def test_bad_input_is_refused_before_anything_runs(search, fake_engine, settings, error, said):
+def test_bad_input_is_refused_before_anything_runs(search, fake_engine, settings, said):
     """A named error, and not one request."""
     llm = fake_engine()
-    with pytest.raises(error, match=said):
+    with pytest.raises(PromptError if "is 10" in said else ConfigError, match=said):
         search(llm=llm, **settings)
+    other = PRM(fake_engine())
+    for pair, said in (  # what is no engine, or one for both
+        ((llm, llm), r"prm is .*; give PRM\(engine\)"),
+        ((other.engine, other), "one engine; give each its own"),
+        (("tiny-solver", other), "llm is 'tiny-solver'; give an Engine"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            run_search(PROBLEM, llm=pair[0], prm=pair[1], strategy=STRATEGY)
     assert not llm.asked
 
 
-def test_models_that_cannot_search_together_are_refused_by_name(fake_engine, problems):
-    """An engine in the PRM's place, one engine for both, a name in the place of an engine."""
-    engine, other = fake_engine(), fake_engine()
-    for llm, prm, said in (
-        (engine, other, r"prm is .*; give PRM\(engine\)"),
-        (engine, PRM(engine), "one engine; give each its own"),
-        ("tiny-solver", PRM(engine), "llm is 'tiny-solver'; give an Engine"),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            run_search(problems, llm=llm, prm=prm, strategy=STRATEGY)
-    assert not engine.asked
-
-
 def test_shuffled_scores_change_the_search_but_not_the_prm(search):
-    """The control: other beams survive, the tree still shows what the PRM said."""
+    """The control: other beams survive, by the seed; the scores and what the tree shows stay."""
     plain, control = search()[0], search(score_shuffle_seed=1)[0]
     assert tree(plain) != tree(control)
     assert tree(control) == tree(search(score_shuffle_seed=1)[0])
     depths = Counter(plain.tree.loc[plain.tree["depth"] == 1, "score"])
     assert depths == Counter(control.tree.loc[control.tree["depth"] == 1, "score"])
+    assert tree(control) != tree(search(score_shuffle_seed=2)[0])
+    samples, dealt = (search(strategy=BestOfN(n=6), score_shuffle_seed=k)[0] for k in (None, 1))
+    assert Counter(samples.candidates["score"]) == Counter(dealt.candidates["score"])

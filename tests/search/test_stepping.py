@@ -17,47 +17,39 @@ LIMITS = {"num_blocks": 200, "max_num_seqs": 8, "max_num_batched_tokens": 256, "
 
 
 @pytest.fixture
-def given(traced_engine):
+def given(fake_engine):
     """What a search over fresh fake engines is given."""
     return lambda: {
-        "llm": traced_engine(),
-        "prm": PRM(traced_engine()),
+        "llm": fake_engine(traced=True),
+        "prm": PRM(fake_engine(traced=True)),
         "strategy": STRATEGY,
         "min_problem_batch": 2,
     }
 
 
-def test_two_searches_in_turn_are_each_as_if_alone(given):
-    """Same nodes, and neither counts the other's seconds, in its result or in its trace."""
+@pytest.mark.parametrize("shared", [False, True])
+def test_two_searches_in_turn_are_each_as_if_alone(given, shared):
+    """Same nodes, and neither counts the other's seconds, in its result or in its trace.
+
+    They may share their engines, which have no request between rounds.
+    """
     problems = load_problems("tiny", limit=5)
-    alone = run_search(problems, **given())
-    first, second = Search(problems, **given()), Search(problems, **given())
+    alone, engines = run_search(problems, **given()), given()
+    first, second = (Search(problems, **(engines if shared else given())) for _ in range(2))
     more = True
     while more:
         more = first.round()
         time.sleep(0.05)
+        assert not engines["llm"].has_work and not engines["prm"].engine.has_work
         assert second.round() == more
     for search in (first, second):
         found = search.result()
         assert tree(found) == tree(alone)
+        assert len(found.trace.steps) == len(alone.trace.steps)
         assert search.progress.round > 2
         assert found.throughput.wall_s < 0.05 * search.progress.round
         spans = found.trace.spans
         assert (spans["start_s"] + spans["duration_s"]).max() < 0.05 * search.progress.round
-
-
-def test_two_searches_may_share_their_engines(given):
-    """Between rounds an engine has no request; each search has the trace of its own steps."""
-    problems = load_problems("tiny", limit=3)
-    shared = given()
-    alone = run_search(problems, **given())
-    first, second = (Search(problems, **shared) for _ in range(2))
-    while first.round() | second.round():
-        assert not shared["llm"].has_work
-        assert not shared["prm"].engine.has_work
-    for search in (first, second):
-        assert tree(search.result()) == tree(alone)
-        assert len(search.result().trace.steps) == len(alone.trace.steps)
 
 
 def test_a_result_needs_all_rounds(given):
@@ -93,9 +85,5 @@ def test_pairs_that_share_weights_search_alike():
         pass
     assert tree(first.result()) == tree(second.result())
     assert second.result().trace.steps["evicted"].sum() > 0
-
-
-def test_weights_loaded_otherwise_are_refused():
-    engine = Engine("tiny-prm", **LIMITS)
     with pytest.raises(ConfigError, match=r"model='tiny-solver' and weights loaded with model='ti"):
-        Engine("tiny-solver", weights=engine.weights, **LIMITS)
+        Engine("tiny-solver", weights=prm.weights, **LIMITS)

@@ -17,15 +17,8 @@ from workbench.search.strategies import BeamSearch
 
 LIMITS = {"max_num_seqs": 8, "max_num_batched_tokens": 256, "max_model_len": 384}
 ALL = {"problem_batching": "adaptive", "forget_pruned": True, "request_order": "prefix"}
-CASES = [
-    (200, {"request_order": "slot"}),
-    (26, {"request_order": "prefix"}),
-    (200, {"problem_batching": "static"}),
-    (26, {"problem_batching": "adaptive"}),
-    (26, {"forget_pruned": True}),
-    (200, ALL),
-    (26, ALL),
-]
+CASES = [(200, {"request_order": "slot"}), (200, {"problem_batching": "static"}), (200, ALL)]
+CASES += [(26, {name: value}) for name, value in ALL.items()] + [(26, ALL)]
 
 
 # -- by the embedded pair --
@@ -109,16 +102,14 @@ def test_engines_that_cannot_forget_are_refused_by_name(fake_engine):
 # -- who is admitted --
 
 
-@pytest.mark.parametrize(
-    ("policy", "share"),
-    [(StaticSplit(), 0.25), (PhaseAware(), 0.25), (MarginalValue(), 0.25), (FirstCome(), 0.5)],
-)
-def test_in_an_arena_the_room_is_the_part_of_the_split(policy, share):
+def test_in_an_arena_the_room_is_the_part_of_the_split():
     """A policy that lends does not promise what it lends; first come counts on a fair part."""
     shapes = [block_shape("tiny-solver", name=name, max_model_len=32) for name in ("llm", "prm")]
-    arena = KVArena("4MiB", shapes, policy, 0.25 if policy.keeps_split else None)
-    rooms = [arena.cache(shape.name, 16).room for shape in shapes]
-    assert rooms[0] / sum(rooms) == pytest.approx(share, abs=0.05)
+    for policy in (StaticSplit(), PhaseAware(), MarginalValue(), FirstCome()):
+        share = 0.25 if policy.keeps_split else None
+        arena = KVArena("4MiB", shapes, policy, share)
+        rooms = [arena.cache(shape.name, 16).room for shape in shapes]
+        assert rooms[0] / sum(rooms) == pytest.approx(share or 0.5, abs=0.05)
 
 
 def test_an_engine_that_does_not_tell_its_room_is_never_too_small(fake_engine):
@@ -164,24 +155,18 @@ def parents(tags, depth):
 
 
 def test_orders_differ_and_searches_do_not(ordered):
-    """Three orders of the same requests, one tree."""
+    """Three orders of the same requests, one tree.
+
+    Refilled from two survivors, slot order asks one after the other again and again; by path one
+    and then the other, so that siblings side by side find their parent's blocks together.
+    """
     found = {order: ordered(request_order=order) for order in ("slot", "path", "prefix")}
     trees = [tree(result) for result, *_ in found.values()]
     assert trees[0] == trees[1] == trees[2]
     asked = [[(t.problem_id, t.node_id) for t in llm] for _, llm, _ in found.values()]
     assert sorted(asked[0]) == sorted(asked[1]) == sorted(asked[2])
     assert len({tuple(each) for each in asked}) == 3
-
-
-def test_slot_order_alternates_between_survivors_and_path_order_does_not(ordered):
-    """Refilled from two survivors: one after the other again and again, or one and then the other.
-
-    Siblings side by side find their parent's blocks together.
-    """
-    _, slots, _ = ordered(request_order="slot")
-    _, paths, _ = ordered(request_order="path")
-    assert len(parents(slots, 2)) == 6
-    assert len(parents(paths, 2)) == 2
+    assert [len(parents(found[order][1], 2)) for order in ("slot", "path")] == [6, 2]
 
 
 def test_prefix_order_serves_those_first_who_were_served_last(ordered):
@@ -196,15 +181,10 @@ def test_prefix_order_serves_those_first_who_were_served_last(ordered):
 
 def test_static_batches_wait_for_their_last_problem(ordered):
     """Nobody joins a batch; the tree is that of continuous batching."""
-    seen = {}
-    for kind in ("static", "continuous"):
-        seen[kind] = []
-        result, *_ = ordered(
-            7, problem_batching=kind, min_problem_batch=3, on_round=seen[kind].append
-        )
-        seen[kind, "tree"] = tree(result)
-    assert seen["static", "tree"] == seen["continuous", "tree"]
-    assert max(progress.in_flight for progress in seen["static"]) == 3
-    for earlier, later in pairwise(seen["static"]):
+    seen, settings = [], {"limit": 7, "min_problem_batch": 3}
+    result, *_ = ordered(problem_batching="static", on_round=seen.append, **settings)
+    assert tree(result) == tree(ordered(**settings)[0])
+    assert max(progress.in_flight for progress in seen) == 3
+    for earlier, later in pairwise(seen):
         if later.answered + later.in_flight > earlier.answered + earlier.in_flight:
             assert later.answered % 3 == 0  # the whole batch is answered: the next one comes

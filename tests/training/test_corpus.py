@@ -9,7 +9,6 @@ from itertools import islice, pairwise
 import pytest
 
 from workbench.training.corpus import (
-    FLAWLESS_STUDENT,
     STUDENT,
     StudentRates,
     has_carry,
@@ -36,14 +35,11 @@ def value_of(expression: str) -> int:
     return total
 
 
-def test_no_held_out_problem_is_ever_trained_on():
-    for work in solutions(400):
-        digest = hashlib.sha256(work.problem.encode()).hexdigest()
-        assert int(digest, 16) % 8 != 0
-
-
 def test_a_step_is_labelled_right_when_it_progresses_to_what_has_the_true_value():
-    for work in solutions(200):
+    """Of problems that are not held out; what cannot be read has no value."""
+    assert value_left("well") is value_left("take 1+2=3, left") is None
+    for work in solutions(400):
+        assert int(hashlib.sha256(work.problem.encode()).hexdigest(), 16) % 8 != 0
         truth = value_of(work.problem.removeprefix("Compute ").rstrip("."))
         for step in work.steps[:-1]:
             left = value_of(step.text.split(" ")[-1])
@@ -66,7 +62,7 @@ def test_a_solution_goes_on_from_what_it_wrote():
 
 
 def test_a_flawless_student_is_always_right():
-    for work in solutions(200, rates=FLAWLESS_STUDENT):
+    for work in solutions(200, rates=StudentRates(dropped_carry=0, scattered_slip=0)):
         assert all(step.correct != (step.kind == "check") for step in work.steps)
         assert not any(step.slipped for step in work.steps)
 
@@ -98,10 +94,3 @@ def _carries(work) -> int:
             cut = max(pair.rfind("+"), pair.rfind("-"))
             count += has_carry(int(pair[:cut]), int(pair[cut:]))
     return count
-
-
-def test_nothing_readable_has_no_value():
-    assert value_left("well") is None
-    assert value_left("so") is None
-    assert value_left("take 1+2=3, left") is None
-    assert value_left("The answer is \\boxed{-7}.") == -7

@@ -49,14 +49,12 @@ def test_digits_signs_and_step_ends_are_single_tokens_and_any_text_comes_back(to
     assert tokenizer.decode(tokenizer.encode(strange).ids) == strange
 
 
-def test_the_default_system_message_fills_eight_blocks(tokenizer, chat):
+def test_a_longer_chat_begins_with_the_shorter_one(tokenizer, chat):
+    """And every chat with the default system message, which fills eight blocks."""
     assert len(system_prefix(tokenizer)) >= 128
     ids = chat.encode_chat([{"role": "user", "content": "Compute 1+2."}])
     prompt = tokenizer.encode(f"{USER}Compute 1+2.{ASSISTANT}").ids
     assert ids == system_prefix(tokenizer) + prompt
-
-
-def test_a_longer_chat_begins_with_the_shorter_one(chat):
     steps = ["Compute 1+2-3. take 1+2=3, left 3-3", "do 3-3=0, then 0", "The answer is 0."]
     turns = [({"role": "user", "content": step}, {"role": "assistant", "content": "+"})
              for step in steps]  # fmt: skip
@@ -87,18 +85,12 @@ def test_the_prm_reads_plus_in_the_history_and_is_asked_for_the_true_label(token
             good if label else bad for label in labels
         ]
         assert all(example.ids[place + 1] == good for place in example.verdicts)
+        for step, before, place in zip(work.steps[1:], example.verdicts, example.verdicts[1:]):
+            text = example.targets[before + 2 : place]
+            assert not step.slipped or set(text) == {IGNORED}  # never learnt as text
         for position, target in enumerate(example.targets[:-1]):
             if position not in example.verdicts:
                 assert target in (IGNORED, example.ids[position + 1])
-
-
-def test_a_slipped_step_is_never_learnt_as_text(tokenizer):
-    rng = random.Random(2)
-    work = next(w for w in training_solutions([6], rng) if w.steps[2].slipped)
-    example = prm_example(work, tokenizer, [], rng)
-    if len(example.verdicts) > 2:
-        between = example.targets[example.verdicts[1] + 2 : example.verdicts[2]]
-        assert set(between) == {IGNORED}
 
 
 def test_a_widened_model_computes_nearly_what_the_narrow_one_does():

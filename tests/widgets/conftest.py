@@ -6,6 +6,7 @@ from workbench.widgets import what_if_replay
 from workbench.widgets.parts import LIVE
 
 SHARES = (0.2, 0.3, 0.4)
+HOSTILE = "<img src=x onerror=alert(1)>"
 SMALL, OTHER = "tiny-16-n4", "smollm2-n4"  # the shortest replays of the package's
 
 

@@ -1,6 +1,5 @@
 """The explorer: what can be picked of stored runs, figures of one and of two, and their words."""
 
-import base64
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +16,6 @@ from workbench.widgets import explorer
 from workbench.widgets.parts import NOT_LIVE
 
 CONFIGURATION = sweep_config("quick", num_problems=4)
-DRAWABLE = ("memory_split", "prm_blocks", "lost_time")  # fakes keep no requests
 
 
 @pytest.fixture(scope="module")
@@ -36,27 +34,22 @@ def found(runs_dir):
     return explorer.picks(load_runs(runs_dir))
 
 
-def test_runs_that_differ_in_share_alone_are_one_pick(found):
+def test_runs_that_differ_in_share_alone_are_one_pick(found, sweeps):
     """Two sweeps, told apart where their names would be equal, then every run by itself."""
-    sweeps = [name for name in found if name.startswith("sweep")]
-    assert sorted(len(found[name].all_runs) for name in sweeps) == [2, 3]
+    assert sorted(len(pick.all_runs) for pick in sweeps) == [2, 3]
     assert len(found) == 2 + 5
-    assert [found[name].shares for name in sweeps if "share 0.2 to 0.5" in name] == [
-        [0.2, 0.3, 0.5]
-    ]
+    assert [p.shares for p in sweeps if "share 0.2 to 0.5" in p.name] == [[0.2, 0.3, 0.5]]
 
 
-def numbers(values):
-    """An array of a figure, also as plotly keeps it in a copy."""
-    if isinstance(values, dict):
-        return np.frombuffer(base64.b64decode(values["bdata"]), values["dtype"])
-    return np.asarray(values, float)
+@pytest.fixture(scope="module")
+def sweeps(found):
+    return [pick for name, pick in found.items() if name.startswith("sweep")]
 
 
-@pytest.mark.parametrize("name", DRAWABLE)
-def test_a_figure_of_two_picks_holds_both(found, name):
+@pytest.mark.parametrize("name", ["memory_split", "prm_blocks", "lost_time"])  # fakes lack requests
+def test_a_figure_of_two_picks_holds_both(sweeps, name):
     """B adds its lines to A's axes, its entries are no second legend, all rows say whose."""
-    a, b = (found[n] for n in found if n.startswith("sweep"))
+    a, b = sweeps
     one, two = explorer.explore(name, a), explorer.explore(name, a, b)
     assert len(two.figure.data) > len(one.figure.data)
     seconds = [t for t in two.figure.data if (t.name or "").startswith("B: ") and t.showlegend]
@@ -64,17 +57,16 @@ def test_a_figure_of_two_picks_holds_both(found, name):
     assert set(two.rows["pick"]) == {a.name, b.name}
     assert set(one.rows["pick"]) == {a.name}
     assert "tokens/s" in two.words
-    assert "sendChartToCloud" in two.figure.layout.template.layout.modebar.remove
 
 
-def test_bars_of_two_picks_stand_beside_each_other_at_their_own_shares(found):
+def test_bars_of_two_picks_stand_beside_each_other_at_their_own_shares(sweeps):
     """Guards columns drawn at the place of another share."""
-    a, b = (found[n] for n in found if n.startswith("sweep"))
+    a, b = sweeps
     bars = [t for t in explorer.explore("lost_time", a, b).figure.data if t.type == "bar"]
     assert {t.offsetgroup for t in bars} == {"A", "B"}
     shares = sorted({*a.shares, *b.shares})
     for pick, group in ((a, "A"), (b, "B")):
-        seconds = np.sum([numbers(t.y) for t in bars if t.offsetgroup == group], axis=0)
+        seconds = np.sum([t.y for t in bars if t.offsetgroup == group], axis=0)
         assert [share for share, s in zip(shares, seconds) if s > 0] == pick.shares
 
 
@@ -103,15 +95,12 @@ def test_a_sweep_and_batching_cells_make_the_balance(found, tmp_path):
         explorer.explore("balance", sweep)
 
 
-def test_a_search_of_a_pick_is_the_one_nearest_to_a_share(found):
+def test_a_search_of_a_pick_is_the_one_nearest_to_a_share(found, tmp_path):
+    """A sentinel's is not: its run is not among the pick's."""
     a = next(pick for pick in found.values() if len(pick.runs) == 3)
     problems, nodes = explorer.searched(a, 0.29)
     assert set(problems["run_id"]) == {r for r in a.runs["run_id"] if r.startswith("split-0.300")}
     assert set(nodes["problem_id"]) == set(problems["problem_id"])
-
-
-def test_a_sentinel_is_no_search_of_a_sweep(tmp_path):
-    """Guards a search shown whose run is not among the pick's."""
     for role in ("sentinel", "measure"):
         store_fake(tmp_path, RunSpec(CONFIGURATION, 0.3, 0, role=role))
     pick = explorer.picked(explorer.picks(load_runs(tmp_path)), None)

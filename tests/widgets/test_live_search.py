@@ -22,10 +22,10 @@ def pair():
     return ls.shared_pair(memory="4MiB", kv_share=0.4, **LIMITS)
 
 
-def small(pair, problems=3, max_depth=8):
+def small(pair, problems=3, max_depth=8, **settings):
     strategy = BeamSearch(n=8, beam_width=4, max_depth=max_depth)
-    chosen = load_problems("tiny", limit=problems)
-    return ls.LiveSearch(chosen, pair, strategy=strategy, seed=1, min_problem_batch=1)
+    settings |= {"strategy": strategy, "seed": 1, "min_problem_batch": 1}
+    return ls.LiveSearch(load_problems("tiny", limit=problems), pair, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def assert_at_rest(live):
 def test_fifty_moves_change_no_token_and_leave_an_event_loop_free(pair, undisturbed):
     """50 random splits and snapshots from a kernel's loop while it searches: equal tokens, no
     leak, and the loop's other work never waits for long, whatever a split or a step takes."""
-    live, draw, turns = small(pair), random.Random(3), []
+    live, draw, turns = small(pair), random.Random(3), [time.monotonic()]
 
     async def other_work():
         while True:
@@ -56,25 +56,22 @@ def test_fifty_moves_change_no_token_and_leave_an_event_loop_free(pair, undistur
             await asyncio.sleep(0.001)
 
     async def drag():
-        beside, outcomes, seen = asyncio.create_task(other_work()), [], []
-        turns.append(time.monotonic())
+        beside, states = asyncio.create_task(other_work()), []
         live.start()
-        while len(outcomes) < 50 and live.is_alive:
+        while len(states) < 50 and live.is_alive:
             steps = live.snapshot().steps
             while live.is_alive and live.snapshot().steps == steps:
                 await asyncio.sleep(0)
             share = draw.uniform(pair.lowest_share, pair.highest_share)
-            outcomes.append(live.resplit(share).outcome)
-            seen.append(live.snapshot())
+            assert live.resplit(share).outcome in ("reached", "later")
+            states.append(live.snapshot().state)
         beside.cancel()
-        turns.append(time.monotonic())
-        return outcomes, seen
+        return states
 
-    outcomes, seen = asyncio.run(drag())
+    states = asyncio.run(drag())
+    turns.append(time.monotonic())
     result = live.wait()
-    assert len(outcomes) == 50
-    assert set(outcomes) <= {"reached", "later"}
-    assert {snapshot.state for snapshot in seen[:-1]} == {"running"}
+    assert (len(states), set(states[:-1])) == (50, {"running"})
     gaps = [after - before for before, after in pairwise(turns)]
     assert max(gaps) < min(LONGEST_GAP_S, sum(gaps) / 2), "the loop is held while it searches"
     assert ls.different_nodes(undisturbed, result) == 0
@@ -82,7 +79,7 @@ def test_fifty_moves_change_no_token_and_leave_an_event_loop_free(pair, undistur
 
 
 def test_a_stopped_search_leaves_the_engines_usable(pair, undisturbed):
-    """Guards the way out: nothing goes on or is left behind, the same search again is equal."""
+    """Guards the way out: nothing goes on or is left behind."""
     live = small(pair)
     live.start()
     live.wait_for_steps(7)
@@ -93,16 +90,19 @@ def test_a_stopped_search_leaves_the_engines_usable(pair, undisturbed):
     assert_at_rest(live)
     with pytest.raises(ls.SearchStopped, match="start it again"):
         live.wait()
-    live.start()
-    assert ls.different_nodes(undisturbed, live.wait()) == 0
-    assert live.state == "finished"
-    assert_at_rest(live)
 
 
 def test_a_paused_search_takes_no_step_and_its_clock_stands(pair, undisturbed):
-    """Guards pause and resume, a re-split in between, and a stop that need not resume first."""
+    """Guards pause, before the start too, and resume, a re-split in between, a stop that need not
+    resume first, and that a search which has ended begins anew unpaused.
+    """
     live = small(pair)
+    live.pause()
+    assert live.state == "ready"
     live.start()
+    time.sleep(0.1)
+    assert (live.state, live.snapshot().steps) == ("paused", 0)
+    live.resume()
     live.wait_for_steps(3)
     live.pause()
     time.sleep(0.3)  # the step in flight
@@ -117,21 +117,9 @@ def test_a_paused_search_takes_no_step_and_its_clock_stands(pair, undisturbed):
     assert live.wait_for_steps(1)
     live.pause()
     live.stop()
-    assert live.state == "stopped"
-    assert_at_rest(live)
-
-
-def test_a_pause_before_the_start_holds_the_first_step_back(pair, undisturbed):
-    """Nothing is stepped until resume, and a search that has ended begins anew unpaused."""
-    live = small(pair)
-    live.pause()
-    assert live.state == "ready"
+    assert (live.state, live.is_paused) == ("stopped", False)
     live.start()
-    time.sleep(0.1)
-    assert (live.state, live.snapshot().steps) == ("paused", 0)
-    live.resume()
     assert ls.different_nodes(undisturbed, live.wait()) == 0
-    assert not live.is_paused
     assert_at_rest(live)
 
 
@@ -154,33 +142,21 @@ def test_a_snapshot_accounts_for_every_block_and_token(pair, undisturbed):
     assert [round(move.share, 1) for move in seen.moves] == [0.3, 0.5]
 
 
-def test_a_split_below_a_floor_is_refused_and_marked(pair):
-    """The answer says whose request would not fit; the search goes on."""
-    live = small(pair)
-    live.start()
-    answer = live.resplit(0.02)
-    assert answer.refused
-    assert "one request needs" in answer.reason
-    assert [move.outcome for move in live.snapshot().moves] == ["refused"]
-    live.stop()
-
-
 def test_a_policy_without_a_split_says_so():
     """FirstCome has nothing to set: it is shown working, and a re-split is refused."""
-    pair = ls.shared_pair(memory="4MiB", policy="first_come", **LIMITS)
-    live = small(pair, problems=1, max_depth=2)
-    assert not pair.arena.policy.keeps_split
+    live = small(ls.shared_pair(memory="4MiB", policy="first_come", **LIMITS), 1, max_depth=2)
     assert "FirstCome keeps no split" in live.resplit(0.3).reason
+    assert live.state == "ready"
     live.start()
     live.wait()
-    assert live.snapshot().moves == ()
+    assert (live.state, live.snapshot().moves) == ("finished", ())
+    with pytest.raises(ConfigError, match="allowed: static, first_come"):
+        ls.shared_pair(policy="statics")
 
 
 def test_what_ends_a_search_is_told(pair):
     """A search that fails says why, in its snapshot and to whoever waits for it."""
-    problems = load_problems("tiny", limit=1)
-    strategy = BeamSearch(n=4, beam_width=2, max_depth=2)
-    live = ls.LiveSearch(problems, pair, strategy=strategy, voting="loudest")
+    live = small(pair, voting="loudest")
     live.start()
     with pytest.raises(ConfigError, match="voting"):
         live.wait()
@@ -188,23 +164,23 @@ def test_what_ends_a_search_is_told(pair):
     assert "ConfigError" in live.snapshot().problem
 
 
-def test_one_search_at_a_time(pair):
-    """A second start, on this search or another of the pair, is refused by name."""
+def test_what_cannot_be_is_refused_while_it_runs(pair):
+    """A second start, on this search or another of the pair, is refused by name; a split below a
+    floor too, and marked: the answer says whose request would not fit.
+    """
     live, other = small(pair), small(pair)
     with pytest.raises(ConfigError, match="was not started"):
         live.wait()
     live.start()
     live.wait_for_steps(2)
+    answer = live.resplit(0.02)
+    assert answer.refused and "one request needs" in answer.reason
+    assert [move.outcome for move in live.snapshot().moves] == ["refused"]
     with pytest.raises(ConfigError, match="runs already"):
         live.start()
     with pytest.raises(ConfigError, match="requests of another search"):
         other.start()
     live.stop()
-
-
-def test_an_unknown_policy_is_named():
-    with pytest.raises(ConfigError, match="allowed: static, first_come"):
-        ls.shared_pair(policy="statics")
 
 
 def seen(is_prm, start_s, end_s, tokens=0, level=0.5):

@@ -1,43 +1,37 @@
 """The parts every widget is made of: labels, typed twins, text to copy, figures to save."""
 
 import shlex
+from html import escape
 
 import ipywidgets
 import pandas as pd
 import plotly.graph_objects as go
 import pytest
 import yaml
+from nbconvert.filters import markdown2html
 
+from tests.widgets.conftest import HOSTILE
 from workbench.errors import ConfigError
 from workbench.widgets import parts
 
 
-@pytest.fixture
-def share():
-    return parts.NumberSlider("LLM share of total memory", [0.2, 0.1, 0.5], 0.24, "{:.2f}")
-
-
-def test_a_number_slider_has_a_label_a_slider_and_a_typed_twin(share):
-    """The three are shown, and start at the option nearest to the value asked for."""
+def test_a_number_slider_has_a_label_and_a_typed_twin_and_observers_hear_once():
+    """All start at the option nearest to what is asked for; a value between two options becomes the
+    nearest; one move is one call.
+    """
+    share = parts.NumberSlider("LLM share of total memory", [0.2, 0.1, 0.5], 0.24, "{:.2f}")
     label, slider, typed = share.children
     assert label.value == "LLM share of total memory"
     assert slider.description and typed.description
     assert share.value == slider.value == typed.value == 0.2
     assert [text for text, _ in slider.options] == ["0.10", "0.20", "0.50"]
-
-
-def test_either_twin_moves_the_other_and_observers_hear_once(share):
-    """A value between two options becomes the nearest; one move is one call."""
     heard = []
-    share.slider.observe(lambda change: heard.append(change["new"]), names="value")
-    share.slider.value = 0.5
-    assert (share.typed.value, heard) == (0.5, [0.5])
-    share.typed.value = 0.13
-    assert (share.value, share.typed.value, heard) == (0.1, 0.1, [0.5, 0.1])
-    share.typed.value = 0.14
-    assert (share.value, share.typed.value, heard) == (0.1, 0.1, [0.5, 0.1])
-    share.typed.value = 99
-    assert (share.value, share.typed.value, heard[-1]) == (0.5, 0.5, 0.5)
+    slider.observe(lambda change: heard.append(change["new"]), names="value")
+    slider.value = 0.5
+    assert (typed.value, heard) == (0.5, [0.5])
+    for written, nearest, moves in ((0.13, 0.1, 2), (0.14, 0.1, 2), (99, 0.5, 3)):
+        typed.value = written
+        assert (share.value, typed.value, len(heard)) == (nearest, nearest, moves)
 
 
 def test_a_command_gives_its_parameters_as_yaml():
@@ -69,14 +63,18 @@ def view():
     return view
 
 
+def control(view, name):
+    """A button or field of the view by its description, and its row."""
+    rows = [row for row in view.box.children if hasattr(row, "children")]
+    found = [(each, row) for row in rows for each in row.children if hasattr(each, "description")]
+    return next((each, row) for each, row in found if each.description == name)
+
+
 def press(view, name):
     """Click a button of the view; returns what it says."""
-    for row in view.box.children:
-        for push in getattr(row, "children", ()):
-            if getattr(push, "description", "") == name:
-                push.click()
-                return row.children[-1].text
-    raise AssertionError(f"no button {name}")
+    push, row = control(view, name)
+    push.click()
+    return row.children[-1].text
 
 
 def test_a_figure_its_words_and_its_command_follow_the_controls(view):
@@ -100,11 +98,8 @@ def test_what_cannot_be_drawn_is_said_and_the_next_move_draws_again(view):
     assert view.figures[0].layout.title.text == "at 2"
 
 
-HOSTILE = "<img src=x onerror=alert(1)>"
-
-
 def test_text_that_looks_like_html_is_shown_as_text(view):
-    """Words, errors, tables and what a button says: no tag in them reaches the page."""
+    """Words, errors, tables, Markdown and what a button says: no tag in them reaches the page."""
 
     def fail():
         raise ConfigError(HOSTILE)
@@ -120,6 +115,8 @@ def test_text_that_looks_like_html_is_shown_as_text(view):
     texts = [said, table, view.words, view.pinned, *(shown for _, shown in pressed)]
     for each in texts:
         assert "&lt;img" in each.value and "<img" not in each.value
+    page = markdown2html(parts.as_markdown(f"{HOSTILE} *a* [b](javascript:c) `d` $e$"))
+    assert f"{escape(HOSTILE)} *a* [b](javascript:c) `d` $e$" in page
 
 
 def test_one_figure_becomes_another_that_is_alike():
@@ -137,11 +134,12 @@ def test_figures_are_saved_where_the_user_says_and_the_place_is_told(tmp_path, m
     monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))  # no image: that takes seconds
     place = tmp_path / "mine"
     draw = {"what_if_share": drawing(7), "what_if_blocks": drawing(8)}
-    view = parts.FigureView("what_if", [], lambda: draw, {}, folder=str(place))
+    view = parts.FigureView("what_if", [], lambda: draw, {})
     assert len(view.figures) == 2
+    control(view, "folder")[0].value = str(place)
     assert str(place) in press(view, "save as figure")
     assert (place / "what_if_share.html").is_file()
     assert '"at": 8' in (place / "what_if_blocks.json").read_text()
     assert (place / "what_if_share.parquet").is_file()
-    view = parts.FigureView("what_if", [], lambda: {"name": drawing(1)}, {}, folder=" ")
+    control(view, "folder")[0].value = " "
     assert press(view, "save as figure").startswith("ConfigError: No folder is given")

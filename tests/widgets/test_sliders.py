@@ -36,15 +36,12 @@ def rings(fig):
     return {t.meta.removeprefix("ring "): (t.x[0], t.y[0]) for t in marked}
 
 
-def test_split_readings_are_one_row_a_share_with_every_number(readings):
+def test_the_rings_stand_on_the_lines_at_every_share(readings):
+    """One row a share; rates in percent, throughput as it is; the sentence names the share."""
     assert list(readings["llm_share"]) == list(SHARES)
     row = sliders.nearest_row(readings, 0.27)
     assert (row["llm_share"], row["prm_occupancy"], row["prm_hit_rate"]) == (0.3, 0.5, 0.95)
     assert row["tokens_per_s"] == pytest.approx(40)
-
-
-def test_the_rings_stand_on_the_lines_at_every_share(readings):
-    """Rates in percent, throughput as it is; the sentence names the share."""
     for share in SHARES:
         drawn, row = sliders.split_drawing(readings, share), sliders.nearest_row(readings, share)
         found = rings(drawn.figure)

@@ -3,6 +3,7 @@
 import pandas as pd
 import pytest
 
+from tests.widgets.conftest import HOSTILE
 from workbench.errors import ConfigError
 from workbench.widgets import tree
 from workbench.widgets.parts import NOT_LIVE
@@ -10,7 +11,7 @@ from workbench.widgets.tree import in_words, node_text, problem_tree, tree_figur
 
 STEPS = [  # node, text, score, kept, finished
     ("0", "1+1=2\n\n", 0.9, True, False),
-    ("1", "1+1=3\n\n", 0.1, False, False),
+    ("1", f"{HOSTILE}\n\n", 0.1, False, False),
     ("0/1", "2+2=4\n\n", 0.8, True, False),
     ("0/0", "2+2=5\n\n", 0.2, False, False),
     ("0/1/0", "The answer is \\boxed{4}.", 0.6, True, True),
@@ -79,13 +80,14 @@ def test_the_figure_tells_roles_apart_and_names_its_colours(tables):
     assert fig.layout.coloraxis.colorbar.title.text == "PRM score"
     at = list(roles["pruned"].customdata).index("0/0")
     assert (roles["ring"].x[0], roles["ring"].y[0]) == (2, roles["pruned"].y[at])
-    assert "sendChartToCloud" in fig.layout.template.layout.modebar.remove
 
 
 def test_menus_show_a_node_and_its_text(tables, is_shown):
     """Ring, text and command are the chosen node's; a pinned text stays beside another problem."""
     view = tree.TreeView(*tables, "", {"n": 3})
     assert "node 0/1/1" in view.text.value
+    view.node.value = "1"
+    assert "&lt;img" in view.text.value and "<img" not in view.text.value
     view.node.value = "0/0"
     assert "2+2=5" in view.text.value
     assert 'node: "0/0"' in view.copy.text

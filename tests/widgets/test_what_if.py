@@ -36,15 +36,14 @@ def trace(fig, key):
     return next(t for t in fig.data if t.meta == key)
 
 
-def by_hand(infos, position, known, at_once, moves, **given):
-    """Run some moves on a widget in an event loop; returns what they return."""
+@pytest.fixture
+def by_hand(infos, position, replays, at_once):
+    """Makes some moves on a widget in an event loop."""
 
-    async def act():
-        widget = w.WhatIfWidget(infos, position, known, replayer=at_once, **given)
-        found = moves(widget)
-        return await found if asyncio.iscoroutine(found) else found
+    async def act(moves):
+        await moves(w.WhatIfWidget(infos, position, replays, replayer=at_once))
 
-    return asyncio.run(act())
+    return lambda moves: asyncio.run(act(moves))
 
 
 # -- figures and words --
@@ -53,34 +52,33 @@ def by_hand(infos, position, known, at_once, moves, **given):
 def test_the_share_figure_shows_replays_line_ring_and_pins(infos, view, replays):
     """Each at its place; exact and interpolated are told apart in words."""
     pinned = replace(view, rows=view.rows.assign(tokens_per_s=1.0))
-    fig = w.share_figure(w.make_view(infos[SMALL], replays[0], replays, {"p": pinned}))
+    first, guess = replays[0], r.interpolated(replays[0].position.at(0.25), replays)
+    exact, between = (
+        w.make_view(infos[SMALL], chosen, replays, {"p": pinned}) for chosen in (first, guess)
+    )
+    fig = w.share_figure(exact)
     ring, line = trace(fig, "tokens_per_s/ring"), trace(fig, "tokens_per_s/line")
-    assert (ring.x[0], ring.y[0]) == (0.2, replays[0].row["tokens_per_s"])
+    assert (ring.x[0], ring.y[0]) == (0.2, first.row["tokens_per_s"])
     assert list(line.x) == list(trace(fig, "tokens_per_s/exact").x) == list(SHARES)
     assert list(line.y) == [one.row["tokens_per_s"] for one in replays]
     assert set(trace(fig, "tokens_per_s/pin0").y) == {1.0}
     assert trace(fig, "prm_hit_rate/line").line.color == MODELS["prm"].colour
-    assert trace(fig, "llm_hit_rate/ring").y[0] == 100 * replays[0].row["llm_hit_rate"]
+    assert trace(fig, "llm_hit_rate/ring").y[0] == 100 * first.row["llm_hit_rate"]
     grey = [shape.label.text for shape in fig.layout.shapes]
     assert len(grey) == 2 and all("lacks" in text and "MiB" in text for text in grey)
-    guess = r.interpolated(replays[0].position.at(0.25), replays)
-    for chosen, said in ((replays[0], "EXACT REPLAY"), (guess, "INTERPOLATED")):
-        drawn = w.make_view(infos[SMALL], chosen, replays)
+    for drawn, said in ((exact, "EXACT REPLAY"), (between, "INTERPOLATED")):
         for fig in (w.share_figure(drawn), w.blocks_figure(drawn)):
-            (text,) = (a.text for a in fig.layout.annotations if a.name == "mark")
-            assert said in text
+            assert [said in a.text for a in fig.layout.annotations if a.name == "mark"] == [True]
 
 
 def test_the_blocks_figure_stacks_blocks_and_divides_a_problem(infos, view, replays):
     """Active and cached never pass the line; bars add up to the time of a problem."""
     fig = w.blocks_figure(view)
     for model in MODELS:
-        active, cached, total = (
-            trace(fig, f"{model}/{c}").y for c in ("blocks_active", "blocks_cached", "total")
-        )
+        names = ("blocks_active", "blocks_cached", "total")
+        active, cached, total = (trace(fig, f"{model}/{name}").y for name in names)
         assert all(a + c <= t for a, c, t in zip(active, cached, total))
-    parts = ("llm_seconds", "prm_seconds", "outside_s")
-    bars = [trace(fig, f"cost/{part}").x[0] for part in parts]
+    bars = [trace(fig, f"cost/{part}").x[0] for part in w.COSTS]
     assert sum(bars) == pytest.approx(view.chosen.row["seconds_per_problem"])
     assert fig.layout.xaxis3.ticksuffix == "s"
     fig = w.blocks_figure(w.make_view(infos[SMALL], replays[1], replays, {"before": view}))
@@ -104,7 +102,7 @@ def test_words_say_what_it_is_and_no_price_is_made_up(view, position, replays):
 # -- the widget --
 
 
-def test_a_move_is_interpolated_at_once_and_then_replayed(infos, position, replays, at_once):
+def test_a_move_is_interpolated_at_once_and_then_replayed(by_hand):
     """Within about 200 ms of this process's time; the exact replay takes its place by itself."""
 
     async def moves(widget):
@@ -113,46 +111,42 @@ def test_a_move_is_interpolated_at_once_and_then_replayed(infos, position, repla
             start = time.process_time()
             widget.sliders["llm_share"].slider.value = share
             spent.append(time.process_time() - start)
-        first = widget.words.text
+        assert min(spent) < 0.4
+        assert widget.words.text.startswith("Interpolated: at an LLM share of 0.23")
         share, blocks = widget.figures
-        places = trace(share, "tokens_per_s/ring").x, trace(blocks, "llm/total").y
+        assert trace(share, "tokens_per_s/ring").x == (0.23,)
+        assert max(trace(blocks, "llm/total").y) > 0
         await widget.task
-        return min(spent), first, places, widget
+        assert widget.words.text.startswith("Exact replay")
+        assert widget.status.text == "Exact."
+        assert len(widget.view.rows) > len(SHARES)  # the line's other shares
+        assert "llm_share: 0.23" in widget.copy.text
 
-    spent, first, (ring, total), widget = by_hand(infos, position, replays, at_once, moves)
-    assert spent < 0.4
-    assert first.startswith("Interpolated: at an LLM share of 0.23")
-    assert ring == (0.23,) and max(total) > 0
-    assert widget.words.text.startswith("Exact replay")
-    assert widget.status.text == "Exact."
-    assert len(widget.view.rows) > len(SHARES)  # the line's other shares
-    assert "llm_share: 0.23" in widget.copy.text
+    by_hand(moves)
 
 
-def test_what_is_not_known_is_said_until_it_is_replayed(infos, position, replays, at_once):
+def test_what_is_not_known_is_said_until_it_is_replayed(by_hand):
     """Another memory waits for its replay; a share without room says so; then it goes on."""
 
     async def moves(widget):
         widget.sliders["llm_share"].slider.value = 0.9
         await widget.task
-        said = [widget.status.text, widget.words.text]
+        assert "LLM share of 0.90" in widget.status.text and "OutOfMemory" in widget.status.text
+        assert widget.words.text.startswith("NotReplayed: no replay of this place")
         widget.sliders["llm_share"].slider.value = 0.3
-        said += [widget.words.text]
+        assert "Exact replay" in widget.words.text
         widget.sliders["total_memory"].typed.value = 60
-        said += [widget.words.text]
+        assert widget.words.text.startswith("NotReplayed: no replay of this place")
         with pytest.raises(w.NotReplayed):
             widget.pin()
         await widget.task
-        return said, widget.position, widget.words.text
+        assert "Exact replay" in widget.words.text
+        assert widget.position.total_memory > 48 << 20
 
-    said, at, after = by_hand(infos, position, replays, at_once, moves)
-    assert "LLM share of 0.90" in said[0] and "OutOfMemory" in said[0]
-    assert said[1] == said[3] and said[3].startswith("NotReplayed: no replay of this place")
-    assert "Exact replay" in said[2] and "Exact replay" in after
-    assert at.total_memory > 48 << 20
+    by_hand(moves)
 
 
-def test_another_recording_brings_its_own_memory_and_limits(infos, position, replays, at_once):
+def test_another_recording_brings_its_own_memory_and_limits(infos, by_hand):
     """Device and policy stay; pins of both stand side by side, named by recording."""
 
     async def moves(widget):
@@ -162,31 +156,30 @@ def test_another_recording_brings_its_own_memory_and_limits(infos, position, rep
         widget.menus["recording"].value = OTHER
         await widget.task
         widget.pin()
-        return widget
+        assert widget.position == infos[OTHER].position(device="l40s")
+        assert [name.split(",")[0] for name in widget.pins] == [OTHER, SMALL]
 
-    widget = by_hand(infos, position, replays, at_once, moves)
-    assert widget.position == infos[OTHER].position(device="l40s")
-    assert [name.split(",")[0] for name in widget.pins] == [OTHER, SMALL]
+    by_hand(moves)
 
 
-def test_pinned_curves_stay_up_to_three(infos, position, replays, at_once):
+def test_pinned_curves_stay_up_to_three(by_hand):
     """The oldest goes; the bars show them too; clearing lets all go."""
+
+    def drawn(widget):
+        share, blocks = widget.figures
+        curves = sum(t.meta.startswith("tokens_per_s/pin") for t in share.data if t.meta)
+        return curves, len(trace(blocks, "cost/llm_seconds").y)
 
     async def moves(widget):
         for share in (*SHARES, 0.25):
             widget.sliders["llm_share"].slider.value = share
             assert f"{share:.2f}" in widget.pin()
-        share, blocks = widget.figures
-        bars = len(trace(blocks, "cost/llm_seconds").y)
-        longest = len(trace(share, f"tokens_per_s/pin{w.PINS - 1}").x)
+        assert drawn(widget) == (w.PINS, w.PINS + 1)
         widget.unpin()
-        left = len(trace(share, "tokens_per_s/pin0").x), trace(blocks, "cost/llm_seconds").y
         widget.task.cancel()
-        return bars, longest, left
+        assert drawn(widget) == (0, 1)
 
-    bars, longest, left = by_hand(infos, position, replays, at_once, moves)
-    assert (bars, longest) == (w.PINS + 1, len(SHARES))
-    assert left == (0, ("now",))
+    by_hand(moves)
 
 
 def test_without_a_front_end_a_sentence_stands_in(is_shown, position):

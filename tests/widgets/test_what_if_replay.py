@@ -10,15 +10,7 @@ import pytest
 
 from workbench.errors import ConfigError, OutOfMemory, RecordingError
 from workbench.replay.devices import PRESETS, write_device
-from workbench.widgets.what_if_replay import (
-    device_names,
-    find_recordings,
-    interpolated,
-    interpolation_errors,
-    replay,
-    replay_elsewhere,
-    replay_rows,
-)
+from workbench.widgets import what_if_replay as r
 
 
 @pytest.fixture
@@ -28,16 +20,10 @@ def info(infos):
 
 def test_what_is_not_given_is_as_recorded(info):
     """Memory, share and limits are the recording's; every value can be another."""
-    assert info.position().parameters == {
-        "recording": "tiny-16-n4",
-        "device": "h100",
-        "total_memory": 64 << 20,
-        "llm_share": 0.3,
-        "block_size": 16,
-        "max_num_seqs": 64,
-        "max_num_batched_tokens": 2048,
-        "policy": None,
-    }
+    recorded = {"recording": "tiny-16-n4", "device": "h100", "policy": None}
+    recorded |= {"total_memory": 64 << 20, "llm_share": 0.3, "block_size": 16}
+    recorded |= {"max_num_seqs": 64, "max_num_batched_tokens": 2048}
+    assert info.position().parameters == recorded
     assert info.position(policy="FirstCome", block_size=None).policy == "FirstCome"
 
 
@@ -56,26 +42,26 @@ def test_what_is_not_given_is_as_recorded(info):
 def test_what_cannot_be_is_refused_by_name(info, given, error, named):
     """An unknown device or policy, a wrong type, too little memory: a named error."""
     with pytest.raises(error, match=named):
-        replay(info, info.position(**given))
+        r.replay(info, info.position(**given))
 
 
 def test_a_calibrated_device_is_offered_beside_the_presets(tmp_path, monkeypatch):
     """Where `workbench calibrate` left it in the project; no other file is."""
     monkeypatch.setenv("WORKBENCH_HOME", str(tmp_path))
-    assert device_names() == list(PRESETS)
+    assert r.device_names() == list(PRESETS)
     write_device(PRESETS["l40s"], tmp_path / "device.json")
-    assert device_names()[-1] == str(tmp_path / "device.json")
+    assert r.device_names()[-1] == str(tmp_path / "device.json")
 
 
 def test_recordings_are_found_by_name_and_by_file(info):
     """A name the package does not have is refused, none at all too; a file's is absolute."""
     assert "n = 4, beam width 4, 16 problems" in str(info)
     with pytest.raises(RecordingError, match="tiny-16-n4"):
-        find_recordings(["tiny-16-n5"])
+        r.find_recordings(["tiny-16-n5"])
     with pytest.raises(ConfigError, match="workbench record"):
-        find_recordings([])
+        r.find_recordings([])
     name = os.path.relpath(info.path)
-    position = find_recordings([name])[name].position()
+    position = r.find_recordings([name])[name].position()
     assert position.parameters["recording"] == str(info.path.resolve())
 
 
@@ -93,9 +79,8 @@ def test_shares_and_memories_offered_are_those_that_fit(info, position):
 def test_a_replay_tells_both_models_and_adds_up(info, replays):
     """Seconds of both models and the rest are a problem's; blocks never pass what there are."""
     for one in replays:
-        row = one.row
-        parts = row["llm_seconds"] + row["prm_seconds"] + row["outside_s"]
-        assert parts == pytest.approx(row["seconds_per_problem"])
+        parts = sum(one.row[part] for part in ("llm_seconds", "prm_seconds", "outside_s"))
+        assert parts == pytest.approx(one.row["seconds_per_problem"])
         assert one.is_exact and one.took_s > 0
         used = one.blocks["blocks_active"] + one.blocks["blocks_cached"]
         assert (used <= one.blocks["blocks_total"]).all()
@@ -107,37 +92,33 @@ def test_a_replay_tells_both_models_and_adds_up(info, replays):
 def test_between_two_replays_values_are_linear_and_said_to_be(position, replays):
     """At a quarter of the way; blocks are the nearer replay's; beyond the ends nothing is known."""
     low, high, _ = replays
-    guess = interpolated(position.at(0.225), replays)
+    guess = r.interpolated(position.at(0.225), replays)
     for name in ("tokens_per_s", "prm_hit_rate", "llm_thrash"):
         assert guess.row[name] == pytest.approx(0.75 * low.row[name] + 0.25 * high.row[name])
     assert not guess.is_exact and guess.blocks is low.blocks
-    assert interpolated(position.at(0.45), replays) is None
-    assert interpolated(position.at(0.2), replays[:1]) is None
-    rows = replay_rows([high, low, guess])
+    assert r.interpolated(position.at(0.45), replays) is None
+    assert r.interpolated(position.at(0.2), replays[:1]) is None
+    rows = r.replay_rows([high, low, guess])
     assert rows["llm_share"].tolist() == [0.2, 0.225, 0.3]
     assert rows["exact"].tolist() == [True, False, True]
-
-
-def test_what_interpolation_misses_is_measured_by_leaving_replays_out(position, replays):
-    """The inner replay against the line between the others."""
-    (row,) = interpolation_errors(replays).to_dict("records")
+    (row,) = r.interpolation_errors(replays).to_dict("records")  # the inner one left out
     rates = [one.row["tokens_per_s"] for one in replays]
     assert row["llm_share"] == 0.3
     assert row["error"] == pytest.approx((rates[0] + rates[2]) / 2 / rates[1] - 1)
-    assert interpolation_errors(replays[:2]).empty
+    assert r.interpolation_errors(replays[:2]).empty
 
 
 def test_another_process_replays_the_same_and_is_started_again_when_lost(info, position, replays):
     """Equal to a replay here; errors come back by name; killed, it is replaced unasked."""
 
     async def ask():
-        found = await replay_elsewhere(info, position)
+        found = await r.replay_elsewhere(info, position)
         (process,) = multiprocessing.active_children()
         process.kill()
         process.join()
-        again = await replay_elsewhere(info, position)
+        again = await r.replay_elsewhere(info, position)
         with pytest.raises(OutOfMemory, match="weights take"):
-            await replay_elsewhere(info, position.at(0.99))
+            await r.replay_elsewhere(info, position.at(0.99))
         return found, again
 
     for found in asyncio.run(ask()):

@@ -1,7 +1,6 @@
 """Multiply-adds on registers alone, and what a product's inner loop reaches of them.
 
-In the set that the CPU's kernels are compiled for, with the threads that torch has. Needs numba,
-which a GPU machine may lack.
+In the CPU kernels' instruction set. Needs numba, which a GPU machine may lack.
 """
 
 from __future__ import annotations
@@ -28,18 +27,15 @@ _SHORT, _TILES = _ADDS // 10, 2000  # a millisecond each: between what else the 
 _ADDRESS = types.int64
 
 
-def multiply_add_ceiling(repeats: int = 60) -> Ceiling:
-    """As measure_ceiling, of multiply-adds on registers alone instead of torch's product: no
-    product can pass them.
-    """
-    threads = torch.get_num_threads()
-    with ThreadPoolExecutor(threads) as pool:
-        adds = [_ADDS] * threads
-        seconds = wall_seconds(lambda: list(pool.map(_multiply_add, adds)), repeats)
+def multiply_add_ceiling() -> Ceiling:
+    """As measure_ceiling, of multiply-adds on registers alone: no product can pass them."""
+    adds = [_ADDS] * torch.get_num_threads()
+    with ThreadPoolExecutor(len(adds)) as pool:
+        seconds = wall_seconds(lambda: list(pool.map(_multiply_add, adds)), repeats=60)
     return replace(measure_ceiling(), flops_per_s=_FLOPS * sum(adds) / min(seconds))
 
 
-def tile_shares(groups: int = 5, pairs: int = 150) -> list[float]:
+def tile_shares() -> list[float]:
     """What a product's inner loop reaches of multiply-adds alone, one thread.
 
     In each group the best of both, windows of a millisecond in turn: whoever shares the core slows
@@ -50,8 +46,8 @@ def tile_shares(groups: int = 5, pairs: int = 150) -> list[float]:
     where = x.ctypes.data, weights.ctypes.data, out.ctypes.data
     kinds = (lambda: _multiply_add(_SHORT), lambda: _multiply_tiles(*where, _DEPTH, _TILES))
     flops, shares = 2 * MOST_ROWS * PANEL * _DEPTH * _TILES, []
-    for _ in range(groups):
-        times = [[min(wall_seconds(kind, 1)) for kind in kinds] for _ in range(pairs)]
+    for _ in range(5):
+        times = [[min(wall_seconds(kind, 1)) for kind in kinds] for _ in range(150)]
         alone, tiled = np.min(times, axis=0).tolist()
         shares.append(flops / tiled / (_SHORT * _FLOPS / alone))
     return shares

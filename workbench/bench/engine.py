@@ -32,9 +32,8 @@ import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +48,11 @@ from workbench.bench.peers import PEERS, PeerError, PeerProcess
 from workbench.bench.record import Ceiling, Row, compared_rows, median_row, memory_rows
 from workbench.core import SamplingParams
 from workbench.engine.engine import Engine
-from workbench.errors import ConfigError, nearest
 from workbench.models.gguf import GGUFFile, read_config
 from workbench.models.loading import GGUFWeights
 from workbench.models.registry import DUMMY, find_model, model_spec
 from workbench.models.spec import ModelSpec
+from workbench.search.answers import check_choice
 
 REPEATS = {"quick": 3, "default": 9, "full": 21}  # three times as many of a prefill
 REPEATS_LARGE = {"quick": 2, "default": 5, "full": 9}
@@ -82,48 +81,20 @@ class Work:
         """Whether the prompts' own time is left out."""
         return self.new > 1
 
+    def blocks(self, block_size: int = BLOCK_SIZE) -> int:
+        """Blocks of a whole sequence."""
+        return -(-(self.tokens + self.new) // block_size)
+
     @property
     def name(self) -> str:
         """The row's name."""
         return f"decode_b{self.sequences}" if self.decodes else f"prefill_{self.tokens}"
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Batches of decodes, tokens of their prompts and after, and of prefills.
-
-    warm_ups: repeats that are not counted, and the new tokens of each.
-    """
-
-    batches: tuple[int, ...] = (1, 16, 64)
-    prompt: int = 128
-    new: int = 64
-    prefills: tuple[int, ...] = (512,)
-    warm_ups: tuple[int, int] = (1, 4)
-
-    @property
-    def works(self) -> list[Work]:
-        """All that is timed, in the order of the rows."""
-        decodes = [Work(batch, self.prompt, self.new) for batch in self.batches]
-        return [*decodes, *(Work(1, tokens) for tokens in self.prefills)]
-
-    @property
-    def longest(self) -> int:
-        """Positions of the longest sequence, in whole blocks."""
-        return _round_up(max(self.prompt + self.new, max(self.prefills) + 1))
-
-    @property
-    def step(self) -> int:
-        """Tokens of the largest step: every prompt of the largest batch at once."""
-        return max(max(self.batches) * self.prompt, *self.prefills)
-
-
-CPU_SIZES = Sizes()
-GPU_SIZES = Sizes(prefills=(512, 2048), warm_ups=(2, 64))  # kernels compile, graphs are captured
-
-
-def _round_up(tokens: int) -> int:
-    return -(-tokens // BLOCK_SIZE) * BLOCK_SIZE
+CPU_WORKS = (*(Work(batch, 128, 64) for batch in (1, 16, 64)), Work(1, 512))
+GPU_WORKS = (*CPU_WORKS, Work(1, 2048))
+WARM_UPS = (1, 4)  # repeats that are not counted, and at most so many new tokens of each
+GPU_WARM_UPS = (2, 64)  # kernels compile, graphs are captured
 
 
 def run(
@@ -136,8 +107,7 @@ def run(
 ) -> Iterator[Row]:
     """The rows of `workbench bench engine`, each as soon as it is measured.
 
-    repeats: instead of the profile's; peers: "installed", "none", or names joined by commas, of
-    which a GPU's rows know transformers alone.
+    repeats: instead of the profile's; peers: "installed", "none", or names joined by commas.
     """
     spec, chosen = model_spec(model), chosen_peers(peers)  # refused before anything is measured
     large = device != "cpu" or spec.parameters() > LARGE
@@ -146,14 +116,14 @@ def run(
         from workbench.bench import ceilings  # noqa: PLC0415 - needs numba, a GPU does not
 
         yield median_row("tile_share_of_peak", ceilings.tile_shares(), "fraction")
-        with EngineBench(model, CPU_SIZES, times, seed, chosen) as bench:
+        with closing(EngineBench(model, CPU_WORKS, times, seed, chosen)) as bench:
             yield from engine_rows(bench, ceilings.multiply_add_ceiling)
         return
     place = require_gpu(bench=f"engine --device {device}", name=device)
     ceiling = gpu_ceiling(place)
     with (
         torch.cuda.device(place),  # streams, graphs and events are the current one's
-        EngineBench(model, GPU_SIZES, times, seed, chosen, device) as bench,
+        closing(EngineBench(model, GPU_WORKS, times, seed, chosen, device)) as bench,
     ):
         yield from engine_rows(bench, lambda: ceiling)
 
@@ -169,8 +139,8 @@ def engine_rows(bench: EngineBench, measured: Callable[[], Ceiling]) -> Iterator
     """Decoding and prefill against the ceilings, measured before each; these; on a CPU the same
     beside a busy process, all but one sequence alone.
     """
-    works, machine = bench.sizes.works, measured()
-    largest = max(filter(attrgetter("decodes"), works), key=lambda work: work.sequences)
+    works, machine = bench.works, measured()
+    largest = max(works, key=lambda work: work.sequences)
     if not bench.on_cpu:
         yield from memory_rows("memory_", bench.ours("").engine.memory)
     for work in works:
@@ -230,8 +200,7 @@ class Ours:
 class Transformers:
     """`transformers`: generate with a static batch and its own cache; its forward for prefill.
 
-    folder: config and weights; None: the model's config alone, and weights as `transformers` draws
-    them.
+    folder: config and weights; None: the model's config, and weights as `transformers` draws them.
     """
 
     def __init__(self, model: str, folder: Path | None, device: str, dtype: str) -> None:
@@ -281,18 +250,14 @@ class Transformers:
 class Linears:
     """torch's own products: each of a step's, float32 F.linear, of the engine's fused shapes.
 
-    Each layer has weights of its own, so they come from memory as an engine's do. No attention, no
-    norms, no sampling.
+    Each layer has weights of its own, so they come from memory as an engine's do.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
-        shapes = (
-            (spec.qkv_columns, spec.hidden),
-            (spec.hidden, spec.heads * spec.head_dim),
-            (2 * spec.intermediate, spec.hidden),
-            (spec.hidden, spec.intermediate),
-        )
-        self.layers = [torch.randn(shape) for _ in range(spec.layers) for shape in shapes]
+        attention = (spec.qkv_columns, spec.hidden), (spec.hidden, spec.heads * spec.head_dim)
+        mlp = (2 * spec.intermediate, spec.hidden), (spec.hidden, spec.intermediate)
+        shapes = (*attention, *mlp) * spec.layers
+        self.layers = [torch.randn(shape) for shape in shapes]
         self.head = torch.randn(spec.vocab, spec.hidden)
 
     @torch.inference_mode()
@@ -353,11 +318,7 @@ def chosen_peers(peers: str) -> list[str]:
         return known if peers == "installed" else []
     names = [name.strip() for name in peers.split(",")]
     for name in names:
-        if name not in known:
-            allowed = ", ".join(("installed", "none", *known))
-            raise ConfigError(
-                f"There is no peer {name!r}; allowed: {allowed}.{nearest(name, known)}"
-            )
+        check_choice("peers", name, ("installed", "none", *known))
     return names
 
 
@@ -365,86 +326,88 @@ def chosen_peers(peers: str) -> list[str]:
 
 
 class EngineBench:
-    """Our engine in each mode beside its peers, of one model on one device.
+    """Our engine in each mode beside its peers, of one model on one device; close it when done.
 
-    A context manager: it ends the peers' processes. A peer that is missing or fails is left out
-    with a warning that says why; rows without `transformers` say it too. On a CPU `transformers`
-    always takes part; it is the only peer on a GPU.
+    A peer that is missing or fails is left out with a warning that says why; rows without
+    `transformers` say it too. On a CPU `transformers` always takes part; it is the only peer on a
+    GPU.
     """
 
     def __init__(
         self,
         model: str,
-        sizes: Sizes,
+        works: Sequence[Work],
         repeats: int,
         seed: int = 0,
         peers: Sequence[str] = (),
         device: str = "cpu",
     ) -> None:
         """Raises OutOfMemory, with the numbers, where the device is too small for the model."""
-        self.model, self.sizes, self.repeats = model, sizes, repeats
+        self.model, self.works, self.repeats = model, works, repeats
         self.spec, self.on_cpu = model_spec(model), device == "cpu"
+        self._place: dict[str, Any] = {
+            "device": device,
+            "dtype": "float32" if self.on_cpu else GPU_DTYPE,
+        }
         self._random = np.random.default_rng(seed)
-        dtype = "float32" if self.on_cpu else GPU_DTYPE
-        self.contenders: dict[str, Contender] = {"": Ours(self._engine(False, device, dtype))}
+        self._limits: dict[str, Any] = {
+            "max_num_seqs": max(work.sequences for work in works),
+            "max_num_batched_tokens": max(work.sequences * work.tokens for work in works),
+            "max_model_len": max(work.blocks() for work in works) * BLOCK_SIZE,
+        }
+        self.contenders: dict[str, Contender] = {"": self._engine(False)}
         self.labels: dict[str, str] = {}  # peer's name in the rows -> with its version
         self.modes = dict.fromkeys(MODES, "")  # row suffix -> contender
         if not self.ours("").engine.executor.model.kernels.batch_invariant:
-            self.contenders["+invariant"] = Ours(self._engine(True, device, dtype))
+            self.contenders["+invariant"] = self._engine(True)
             self.modes = {mode: mode for mode in MODES}
-        folder, gguf = None, None
-        if not model.startswith(DUMMY):
-            folder, gguf = peer_files(model, PEERS_FOLDER / "models")
-        made: dict[str, Callable[[], Contender]] = {}
-        if self.on_cpu or TRANSFORMERS in peers:
-            made[TRANSFORMERS] = lambda: Transformers(model, folder, device, dtype)
         if self.on_cpu:
             self.contenders[PRODUCTS] = Linears(self.spec)
             self.labels[PRODUCTS] = "torch's products alone"
-            one_block = _round_up(sizes.prompt + sizes.new)
-            self.contenders[CONTIGUOUS] = Ours(self._engine(False, device, dtype, one_block))
-            for name in [each for each in peers if each != TRANSFORMERS]:
-                files = gguf if name == "llama.cpp" else folder
-                made[name] = partial(self._peer, name, files)
-        for name, make in made.items():
+            decode_blocks = max(work.blocks() for work in works if work.decodes)
+            self.contenders[CONTIGUOUS] = self._engine(False, decode_blocks * BLOCK_SIZE)
+        folder, gguf = None, None
+        if not model.startswith(DUMMY):
+            folder, gguf = peer_files(model, PEERS_FOLDER / "models")
+        always = dict.fromkeys([TRANSFORMERS, *peers])
+        for name in always if self.on_cpu else {TRANSFORMERS}.intersection(peers):
             try:
-                self.contenders[name] = peer = make()
+                self.contenders[name] = peer = self._peer(name, folder, gguf)
             except FAILURES as error:
                 self._drop(name, error)
             else:
-                version = getattr(peer, "version", None)
-                self.labels[name] = name if version is None else f"{name} {version}"
+                self.labels[name] = f"{name} {getattr(peer, 'version', '')}".rstrip()
 
-    def _engine(
-        self, invariant: bool, device: str, dtype: str, block_size: int = BLOCK_SIZE
-    ) -> Engine:
-        sizes = self.sizes
-        a_batch = max(sizes.batches) * -(-(sizes.prompt + sizes.new) // block_size)
-        return Engine(
-            self.model,
-            block_size=block_size,
-            num_blocks=max(a_batch, -(-sizes.longest // block_size)),
-            max_num_seqs=max(sizes.batches),
-            max_num_batched_tokens=sizes.step,
-            max_model_len=sizes.longest,
-            enable_prefix_caching=False,
-            batch_invariant=invariant,
-            device=device,
-            dtype=dtype,
+    def _engine(self, invariant: bool, block_size: int = BLOCK_SIZE) -> Ours:
+        return Ours(
+            Engine(
+                self.model,
+                block_size=block_size,
+                num_blocks=max(work.sequences * work.blocks(block_size) for work in self.works),
+                enable_prefix_caching=False,
+                batch_invariant=invariant,
+                **self._place,
+                **self._limits,
+            )
         )
 
-    def _peer(self, name: str, model: Path | None) -> PeerProcess:
-        if model is None:
+    def _peer(
+        self, name: str, folder: Path | None, gguf: Path | None
+    ) -> Transformers | PeerProcess:
+        if name == TRANSFORMERS:
+            return Transformers(self.model, folder, **self._place)
+        files = gguf if name == "llama.cpp" else folder
+        if files is None:
             raise PeerError(f"{self.model} has no files that {name} reads")
-        sizes = self.sizes
-        settings = {
-            "model": str(model),
-            "threads": torch.get_num_threads(),
-            "max_seqs": max(sizes.batches),
-            "max_tokens": sizes.step,
-            "max_model_len": sizes.longest,
-        }
+        threads = torch.get_num_threads()
+        settings = {"model": str(files), "threads": threads, **self._limits}
         return PeerProcess(name, PEERS_FOLDER, settings)
+
+    def close(self) -> None:
+        """Ends the peers' processes."""
+        for peer in self.contenders.values():
+            if isinstance(peer, PeerProcess):
+                peer.close()
 
     def _drop(self, name: str, error: Exception) -> None:
         """Go on without a peer that failed."""
@@ -455,20 +418,10 @@ class EngineBench:
         if not isinstance(error, PeerError):
             told = textwrap.shorten(reason, 200, placeholder=" ...")
             reason = f"{type(error).__name__}: {told}"
+        self.labels.pop(name, None)
         if name == TRANSFORMERS:
             self.labels[name] = f"no {name}: {reason}"
-            warnings.warn(f"Rows have {self.labels[name]}", stacklevel=2)
-        else:
-            self.labels.pop(name, None)
-            warnings.warn(f"No rows @{name}: {reason}", stacklevel=2)
-
-    def __enter__(self) -> EngineBench:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for peer in self.contenders.values():
-            if isinstance(peer, PeerProcess):
-                peer.close()
+        warnings.warn(f"Rows have no {name}: {reason}", stacklevel=2)
 
     def ours(self, mode: str) -> Ours:
         """Our engine as a mode's rows have it."""
@@ -488,7 +441,7 @@ class EngineBench:
     def rates(self, work: Work, without: Sequence[str] = ()) -> Rates:
         """Each repeat: every contender on the same fresh prompts, in alternating order."""
         found: Rates = {name: [] for name in self.contenders if name not in without}
-        warm_ups, few = self.sizes.warm_ups
+        warm_ups, few = WARM_UPS if self.on_cpu else GPU_WARM_UPS
         repeats = self.repeats if work.decodes else 3 * self.repeats
         for repeat in tqdm(range(-warm_ups, repeats), desc=work.name, leave=False):
             prompts = self._random.integers(0, self.spec.vocab, (work.sequences, work.tokens))

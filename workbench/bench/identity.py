@@ -14,7 +14,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -68,19 +68,12 @@ class Setting:
 
     def engine(self, model: str, share: float, room: Room) -> Engine:
         """An engine under this setting with its share of the memory."""
-        memory: dict[str, Any] = {room.budget: int(share * parse_size(room.total))}
-        if self.share is None:
-            memory = {"num_blocks": -(-room.least_tokens // self.block_size)}
-        return Engine(
-            model,
-            max_num_seqs=self.max_num_seqs,
-            block_size=self.block_size,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            reuse_partial_blocks=self.reuse_partial_blocks,
-            max_model_len=room.max_model_len,
-            activations_in_total=False,
-            **memory,
-        )
+        given: dict[str, Any] = asdict(self) | {"max_model_len": room.max_model_len}
+        if given.pop("share") is None:
+            given["num_blocks"] = -(-room.least_tokens // self.block_size)
+        else:
+            given[room.budget] = int(share * parse_size(room.total))
+        return Engine(model, activations_in_total=False, **given)
 
 
 # Four splits, two batch sizes, two block sizes; then preemption forced; then partial blocks reused.

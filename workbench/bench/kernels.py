@@ -2,10 +2,9 @@
 
 decode_attention: one new row for each of many long contexts, whose keys and values are read once;
 prefill_attention: whole prompts; cascade_attention: siblings over a shared prefix, against the same
-step with the prefix read for each; product_N_rows: the invariant mode's fixed tiles. Attention
-stands against the best of torch's backends, over contiguous keys and values; `@flash`, `@cudnn`,
-`@efficient` are the others. `+invariant`: tiles that give a row the same bits wherever it is
-computed. That they are right is the tests' matter.
+step with the prefix read for each; product_N_rows+invariant: the invariant mode's fixed tiles.
+Attention stands against the best of torch's backends, over contiguous keys and values; `@flash`,
+`@cudnn`, `@efficient` are the others. That they are right is the tests' matter.
 
 Work is recorded as a CUDA graph and timed by the device's own clock, so what Python and launching
 cost is left out: a decode step replays a graph.
@@ -16,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from statistics import median
 
 import numpy as np
@@ -42,26 +42,23 @@ READ_BYTES, SIDE = 2 << 30, 8192  # a ceiling's: bytes to read, the side of squa
 
 
 def require_gpu(
-    needed_bytes: int = 2 * READ_BYTES, bench: str = "kernels", name: str | None = None
+    needed_bytes: int = 2 * READ_BYTES, bench: str = "kernels", name: str = "cuda"
 ) -> torch.device:
-    """The CUDA device of a name, or the current one.
-
-    Raises ConfigError where it is not there, OutOfMemory when it has not the room.
-    """
+    """A CUDA device. Raises ConfigError where it is not there, OutOfMemory without the room."""
     if not torch.cuda.is_available():
         raise ConfigError(
             f"bench {bench} measures a GPU, and torch finds no CUDA device here. Run it on a "
             "machine with one and a CUDA build of torch; bench engine with --device cpu measures "
             "the CPU."
         )
-    named = () if name is None else (require_device(name),)
-    free, total = torch.cuda.mem_get_info(*named)
+    place = require_device(name)
+    free, total = torch.cuda.mem_get_info(place)
     if free < needed_bytes:
         raise OutOfMemory(
             f"bench {bench} needs {needed_bytes:,} bytes of GPU memory; {free:,} of {total:,} are "
             "free. End what else uses the GPU, or give --profile quick."
         )
-    return torch.device(name or "cuda")
+    return place
 
 
 def graph_seconds(work: Work, repeats: int) -> list[float]:
@@ -178,24 +175,23 @@ class KernelBench:
         TFLOP/s of the unmasked half, siblings by rows a second, products by TFLOP/s.
         """
         sizes = self.sizes
-        timer, repeats = self._timer, self._repeats
-        ceiling = measure_ceiling(
-            self.device, self.dtype, timer, repeats, sizes.side, sizes.read_bytes
-        )
+        given = self.device, self.dtype, self._timer, self._repeats, sizes.side, sizes.read_bytes
+        ceiling = measure_ceiling(*given)
         yield from ceiling.rows()
         reads, products = ceiling.bytes_per_s / 1e9, ceiling.flops_per_s / 1e12
 
-        (count, positions), layers = sizes.decodes, sizes.decode_layers
-        step = self.step([(positions - 1, 1)] * count, layers)
-        read = layers * count * positions * sizes.position_elements * self.dtype.itemsize / 1e9
-        peers = self._torch(sizes.decodes, 1, layers)
-        yield from self._attention("decode_attention", step, read, "GB/s", peers, reads)
-
-        count, tokens = sizes.prompts
-        step, pairs = self.step([(0, tokens)] * count), count * tokens * (tokens + 1) // 2
+        held = sizes.decode_layers * prod(sizes.decodes) * sizes.position_elements
+        read, tokens = held * self.dtype.itemsize / 1e9, sizes.prompts[1]
+        pairs = sizes.prompts[0] * tokens * (tokens + 1) // 2
         done = 4 * sizes.heads * sizes.head_dim * pairs / 1e12
-        peers = self._torch(sizes.prompts, tokens, 1)
-        yield from self._attention("prefill_attention", step, done, "TFLOP/s", peers, products)
+        for name, sequences, new, layers, amount, unit, best in (
+            ("decode_attention", sizes.decodes, 1, sizes.decode_layers, read, "GB/s", reads),
+            ("prefill_attention", sizes.prompts, tokens, 1, done, "TFLOP/s", products),
+        ):
+            count, positions = sequences
+            step = self.step([(positions - new, new)] * count, layers)
+            peers, ours = self._torch(sequences, new, layers), partial(step.attend, self.kernels)
+            yield from self._compared(name, ours, amount, unit, peers, best)
 
         (count, prefix, own), layers = sizes.siblings, sizes.sibling_layers
         step = self.step([(prefix + own - 1, 1)] * count, layers, prefix)
@@ -206,10 +202,10 @@ class KernelBench:
         inputs, outputs = sizes.hidden, 4 * sizes.hidden
         matrix = self.invariant.pack([self._random(outputs, inputs)])
         for count in (sizes.decodes[0], tokens):
-            given = self._random(count, inputs), matrix, self._random(count, outputs)
+            shapes = self._random(count, inputs), matrix, self._random(count, outputs)
             name, done = f"product_{count}_rows+invariant", 2 * count * inputs * outputs / 1e12
-            peers = {"torch": partial(self.kernels.multiply, *given)}
-            ours = partial(self.invariant.multiply, *given)
+            peers = {"torch": partial(self.kernels.multiply, *shapes)}
+            ours = partial(self.invariant.multiply, *shapes)
             yield from self._compared(name, ours, done, "TFLOP/s", peers, products)
 
     def step(
@@ -243,19 +239,6 @@ class KernelBench:
         qkv = self._random(sum(new), (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim)
         out = self._random(sum(new), sizes.heads * sizes.head_dim)
         return AttentionStep(qkv, out, caches, context)
-
-    def _attention(
-        self,
-        name: str,
-        step: AttentionStep,
-        amount: float,
-        unit: str,
-        peers: Mapping[str, Work],
-        ceiling: float,
-    ) -> Iterator[Row]:
-        fast, same = (partial(step.attend, each) for each in (self.kernels, self.invariant))
-        yield from self._compared(name, fast, amount, unit, peers, ceiling)
-        yield from self._compared(f"{name}+invariant", same, amount, unit, {"fast_tiles": fast})
 
     def _compared(
         self,

@@ -34,8 +34,9 @@ import sys
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import count, islice
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import quantiles
 from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
@@ -43,26 +44,25 @@ from typing import Any
 import pandas as pd
 import torch
 
-from workbench.bench.record import Row, interval_row, median_row
-from workbench.bench.search import BATCH, TINY, TINY_PRM, Workload, make_workload, roomy_engine
+from workbench.bench.record import Row, median_row
+from workbench.bench.search import (
+    BATCH,
+    TINY,
+    TINY_PRM,
+    Workload,
+    make_workload,
+    ratio_row,
+    roomy_engine,
+)
 from workbench.core import SamplingParams
 from workbench.engine.engine import Engine
 from workbench.engine.memory import block_shape
 from workbench.errors import WorkbenchError
+from workbench.experiments import settings
 from workbench.experiments.rows import UNCAPPED_SETTING, bound_tokens_per_s, differing_nodes
 from workbench.experiments.runs import FINISHED
-from workbench.experiments.settings import (
-    ALL,
-    ELASTIC,
-    NONE,
-    REFERENCE,
-    STATIC,
-    THESIS_SHARE,
-    PolicyPlan,
-    setting_of,
-    sweep_config,
-)
-from workbench.experiments.statistics import WORK, bootstrap_ratio, median_interval
+from workbench.experiments.settings import ALL, ELASTIC, NONE, REFERENCE, STATIC, THESIS_SHARE
+from workbench.experiments.statistics import WORK, median_interval
 from workbench.experiments.study import Study, run_policies
 from workbench.kvcache.arena import KVArena
 from workbench.kvcache.manager import KVCacheManager
@@ -81,9 +81,9 @@ BLOCK_SIZE = 16
 PARTS = ("starts", "beams", "forks", "arena", "sharing")
 BUDGETS, SHARES = (0.5, 1.0, 2.0), (0.08, 0.2, THESIS_SHARE, 0.5)
 PLANS = {  # of sharing, and how often it is carried out
-    "quick": (PolicyPlan(3, 2, 1, BUDGETS, SHARES, (), repeats=0), 1),
-    "default": (PolicyPlan(16, 12, 2, BUDGETS, SHARES, (), repeats=0), 2),
-    "full": (PolicyPlan(128, 12, 3, BUDGETS, SHARES, (), repeats=0), 3),
+    "quick": (settings.PolicyPlan(3, 2, 1, BUDGETS, SHARES, (), repeats=0), 1),
+    "default": (settings.PolicyPlan(16, 12, 2, BUDGETS, SHARES, (), repeats=0), 2),
+    "full": (settings.PolicyPlan(128, 12, 3, BUDGETS, SHARES, (), repeats=0), 3),
 }
 
 
@@ -99,43 +99,42 @@ def run(
 ) -> Iterator[Row]:
     """The rows of `workbench bench memory`.
 
-    repeats: starts, instead of the profile's. seeds: of the searches that share one memory, as many
-    as these instead of the profile's. part: of the rows alone, None: all; arena, forks and sharing
-    are of the tiny pair.
+    repeats: of starts, seeds: of the searches that share one memory, instead of the profile's.
+    part: of the rows alone, None: all; arena, forks and sharing are of the tiny pair.
     """
-    tiny, count = model == TINY, PROFILES[profile]
+    tiny, sizes = model == TINY, PROFILES[profile]
     known, kv_memory = (PARTS, "64MiB") if tiny else (PARTS[:2], "1GiB")
     if part is not None:
         check_choice("part", part, known)
     for name in known if part is None else (part,):
         if name == "starts":
-            yield from start_rows(model, kv_memory, repeats or count["starts"])
+            yield from start_rows(model, kv_memory, repeats or sizes["starts"])
         elif name == "beams":
-            workload = make_workload(model, prm, problems, count["beams"])
+            workload = make_workload(model, prm, problems, sizes["beams"])
             yield from beam_rows(workload, kv_memory, seed)
         elif name == "forks":
-            workload = make_workload(TINY, limit=count["forks"], min_problem_batch=BATCH)
+            workload = make_workload(TINY, limit=sizes["forks"], min_problem_batch=BATCH)
             yield from fork_rows(workload, seed)
         elif name == "arena":
-            yield resplit_row(count["resplits"], seed)
-            yield from overhead_rows(count["pairs"], count["prompts"], seed)
+            yield resplit_row(sizes["resplits"], seed)
+            yield from overhead_rows(sizes["pairs"], sizes["prompts"], seed)
         else:
             yield from sharing_rows(profile, seeds)
 
 
-def mode_of(settings: dict[str, Any]) -> dict[str, Any]:
+def mode_of(given: dict[str, Any]) -> dict[str, Any]:
     """What the record says of a run with these settings."""
     mode = {"batch_invariant": True, "n": 16, "beam_width": 4, "block_size": BLOCK_SIZE}
-    if settings["model"] != TINY:
+    if given["model"] != TINY:
         return mode
-    plan, _ = PLANS[settings["profile"]]
+    plan, _ = PLANS[given["profile"]]
     return mode | {
         "budgets_of_w": BUDGETS,
         "kv_shares": SHARES,
         "baseline": "thesis 5.3 modifications on, static kv_share 0.3",
         "shared_problems": plan.num_problems,
         "shared_in_flight": plan.policies_in_flight,
-        "shared_seeds": settings["seeds"] or plan.num_seeds,
+        "shared_seeds": given["seeds"] or plan.num_seeds,
     }
 
 
@@ -163,10 +162,13 @@ print(json.dumps(found))
 def measured_start(model: str, kv_memory: str, cold: bool = False) -> dict[str, float]:
     """seconds, and bytes: peak, and budget: weights and the KV memory that was declared.
 
-    In a fresh process with as many threads as this one. Raises CalledProcessError if it fails.
+    In a fresh process with as many threads as this one. cold: the system is asked to forget the
+    pages of the model's files. Raises CalledProcessError if it fails.
     """
-    if cold:
-        drop_from_page_cache(model)
+    where = find_model(model)
+    for file in ([where] if where.is_file() else where.iterdir()) if cold else ():
+        with file.open("rb") as opened:
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     done = subprocess.run(
         [sys.executable, "-c", STARTING.format(model=model, kv_memory=kv_memory)],
         env=os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())},
@@ -175,16 +177,6 @@ def measured_start(model: str, kv_memory: str, cold: bool = False) -> dict[str, 
         check=True,
     )
     return dict(json.loads(done.stdout.splitlines()[-1]))
-
-
-def drop_from_page_cache(model: str) -> None:
-    """Ask the system to forget the pages of a model's files: clean ones that nothing maps go."""
-    where = find_model(model)
-    for file in [where] if where.is_file() else sorted(where.iterdir()):
-        if file.is_file():
-            descriptor = os.open(file, os.O_RDONLY)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(descriptor)
 
 
 def start_rows(model: str, kv_memory: str, repeats: int) -> Iterator[Row]:
@@ -251,22 +243,20 @@ def fork_rows(workload: Workload, seed: int = 0) -> Iterator[Row]:
 
     Raises WorkbenchError where the two searches sample other tokens.
     """
-    found, trees = [], []
+    found, trees, names = [], [], (workload.llm, workload.prm)
     for reuse in (False, True):
-        llm, prm = (
-            roomy_engine(name, reuse_partial_blocks=reuse) for name in (workload.llm, workload.prm)
-        )
+        llm, prm = (roomy_engine(name, reuse_partial_blocks=reuse) for name in names)
         done = workload.search(llm, prm, seed)
-        counts = done.problems
-        tokens = counts["prm_tokens_computed"], counts["prm_tokens_distinct"]
-        found.append(bootstrap_ratio(*tokens, counts["problem_id"].tolist()))
+        each = done.problems
+        tokens = each["prm_tokens_computed"], each["prm_tokens_distinct"]
+        found.append(ratio_row("fork_prm_over_ideal", "x", *tokens, each["problem_id"]))
         trees.append(done.tree["token_ids"].map(list))
     if not trees[0].equals(trees[1]):
         raise WorkbenchError(
             "The search samples other tokens when partial blocks are reused; the rows would "
             "compare two different searches. Run `workbench bench identity`."
         )
-    before, row = found[0].estimate, interval_row("fork_prm_over_ideal", found[1], "x", 1)
+    before, row = found[0].value, found[1]
     peer = "reuse_partial_blocks=False"
     yield replace(row, peer=peer, peer_value=before, ratio=before / row.value)
 
@@ -291,7 +281,7 @@ class FullArena:
         self.caches = [engine.cache for engine in engines]
         self.arena.storage.bytes.zero_()  # the system has handed out every page of a full memory
         self.random, self._vocab = random.Random(seed), engines[0].spec.vocab
-        self._next = 0
+        self._numbers = count()
         self._live: list[tuple[KVCacheManager, int]] = []
 
     def fill(self) -> None:
@@ -301,16 +291,15 @@ class FullArena:
         self._live = []
         for cache in self.caches:
             cache.apply()
-            numbers = range(self._next, self._next + cache.num_free + cache.num_cached)
-            self._next = numbers.stop
+            numbers = list(islice(self._numbers, cache.num_free + cache.num_cached))
             for number in numbers:
-                tokens = [self.random.randrange(self._vocab) for _ in range(cache.block_size)]
+                tokens = self.random.choices(range(self._vocab), k=cache.block_size)
                 assert cache.allocate(number, tokens) is not None
-            kept = set(numbers[::LIVE_EVERY])
+            live = set(numbers[::LIVE_EVERY])
+            self._live += [(cache, number) for number in live]
             for number in self.random.sample(numbers, len(numbers)):  # freed in no order
-                if number not in kept:
+                if number not in live:
                     cache.free(number)
-            self._live += [(cache, number) for number in kept]
         self.settle()
 
     def settle(self) -> None:
@@ -330,10 +319,10 @@ class FullArena:
         return spent
 
 
-def resplit_row(count: int, seed: int = 0, num_pages: int = PAGES) -> Row:
+def resplit_row(repeats: int, seed: int = 0, num_pages: int = PAGES) -> Row:
     """Milliseconds of re-splits that move a tenth of the pages or more."""
     full, share, times = FullArena(num_pages, seed), 0.5, []
-    for number in range(-2, count):  # the first two are a warm-up, the second of them copies
+    for number in range(-2, repeats):  # the first two are a warm-up, the second of them copies
         full.fill()
         wanted = (0.7, 0.3)[number] if number < 0 else share
         while abs(wanted - share) < LEAST_MOVED:
@@ -341,9 +330,9 @@ def resplit_row(count: int, seed: int = 0, num_pages: int = PAGES) -> Row:
         share = wanted
         times.append(1000 * full.resplit(share))
         full.arena.check()
-    p95 = quantiles(times[2:], n=20, method="inclusive")[-1]
-    spread = min(times[2:]), max(times[2:])
-    return Row("resplit_p95_ms", p95, "ms", repeats=count, spread=spread)
+    times = times[2:]
+    p95 = quantiles(times, n=20, method="inclusive")[-1]
+    return Row("resplit_p95_ms", p95, "ms", repeats=repeats, spread=(min(times), max(times)))
 
 
 def overhead_rows(pairs: int, prompts: int, seed: int = 0) -> Iterator[Row]:
@@ -370,19 +359,10 @@ def overhead_rows(pairs: int, prompts: int, seed: int = 0) -> Iterator[Row]:
                 seconds[which] += perf_counter() - start
             first = 1 - first
         every.append(seconds)
-    times = every[1:]
-    found = median_interval([other / own for own, other in times])
-    ours, theirs = (64 * prompts / median(each) for each in zip(*times))
-    yield Row(
-        "arena_vs_dedicated",
-        ours,
-        "tokens/s",
-        peer="a pool of its own",
-        peer_value=theirs,
-        ratio=found.estimate,
-        repeats=pairs,
-        spread=(found.low, found.high),
-    )
+    ours, theirs = ([64 * prompts / spent for spent in each] for each in zip(*every[1:]))
+    row = median_row("arena_vs_dedicated", ours, "tokens/s", peer="a pool of its own", peers=theirs)
+    found = median_interval([mine / other for mine, other in zip(ours, theirs)])
+    yield replace(row, spread=(found.low, found.high))
     yield Row("arena_vs_dedicated_low", found.low, "x", repeats=pairs)
 
 
@@ -393,7 +373,7 @@ def sharing_rows(profile: str, seeds: int | None = None) -> Iterator[Row]:
     """The study of sharing, carried out as often as the profile says."""
     plan, times = PLANS[profile]
     plan = replace(plan, num_seeds=seeds or plan.num_seeds)
-    config = replace(sweep_config(profile), seeds=tuple(range(plan.num_seeds)))
+    config = replace(settings.sweep_config(profile), seeds=tuple(range(plan.num_seeds)))
     with TemporaryDirectory() as folder:
         places = [Path(folder) / str(number) for number in range(times)]
         yield from study_rows([run_policies(config, plan, place) for place in places])
@@ -406,7 +386,7 @@ def study_rows(studies: Sequence[Study]) -> Iterator[Row]:
     search without techniques: settings are about speed alone.
     """
     plan, tables = studies[0].plan, [each.all_runs for each in studies]
-    assert isinstance(plan, PolicyPlan)
+    assert isinstance(plan, settings.PolicyPlan)
     every = pd.concat([table.assign(time=k) for k, table in enumerate(tables)], ignore_index=True)
     done = every[every["status"] == FINISHED]
     others = [s for s in done["setting"].unique() if s != UNCAPPED_SETTING]
@@ -419,47 +399,39 @@ def study_rows(studies: Sequence[Study]) -> Iterator[Row]:
     yield Row("measured_bound", bound_tokens_per_s(bounds), "tokens/s", repeats=len(bounds))
     for budget in plan.budgets:
         ceiling = bound_tokens_per_s(bounds[bounds["beside"] == budget])
-        yield from budget_rows(every[every["budget"] == budget], plan.kv_shares, ceiling)
+        yield from budget_rows(every[every["budget"] == budget], ceiling)
 
 
-def budget_rows(runs: pd.DataFrame, shares: Sequence[float], ceiling: float) -> Iterator[Row]:
+def budget_rows(runs: pd.DataFrame, ceiling: float) -> Iterator[Row]:
     """The rows of one budget; runs: of every time and seed, whether they finished or not."""
     times, budget = len(runs[["time", "seed"]].drop_duplicates()), float(runs["budget"].iloc[0])
     finished = runs[runs["status"] == FINISHED].groupby("setting")
-    done = {s: own.set_index(["time", "seed"]) for s, own in finished if len(own) == times}
+    done = {str(s): own.set_index(["time", "seed"]) for s, own in finished if len(own) == times}
 
     def row(name: str, setting: str, peer: str | None = None) -> Row:
         """Tokens a second, beside the peer's; spread: the least and the most of all times and
         seeds, of the ratio where there is a peer.
         """
         label = None if peer is None else peer.split("/")[1]
-        for needed in (setting, peer or setting):
+        for needed in filter(None, (setting, peer)):
             if needed not in done:  # the reason stands in place of a unit
                 failed = runs[(runs["setting"] == needed) & (runs["status"] != FINISHED)]
                 told = (failed["status"] + ": " + failed["error"].astype(str)).tolist()
                 return Row(name, float("nan"), told[0] if told else "not measured", label)
-        own = done[setting]
-        rate, found = _rate(own), own["tokens_per_s"] if peer is None else ratios(own, done[peer])
-        return Row(
-            name,
-            rate,
-            "tokens/s",
-            peer=label,
-            peer_value=None if peer is None else _rate(done[peer]),
-            ratio=None if peer is None else _mean(found),
-            ceiling=ceiling,
-            share_of_ceiling=rate / ceiling,
-            repeats=len(own),
-            spread=(float(found.min()), float(found.max())),
-        )
+        own, found, beside = done[setting], done[setting]["tokens_per_s"], {}
+        if peer is not None:
+            found = ratios(own, done[peer])
+            beside = {"peer_value": _rate(done[peer]), "ratio": float(found.mean())}
+        rate, spread = _rate(own), (float(found.min()), float(found.max()))
+        beside |= {"ceiling": ceiling, "share_of_ceiling": rate / ceiling}
+        return Row(name, rate, "tokens/s", label, repeats=len(own), spread=spread, **beside)
 
-    at, thesis = f"@{budget:g}W", setting_of(budget, STATIC, THESIS_SHARE, NONE)
-    ours, everything = (setting_of(budget, ELASTIC, None, key) for key in (NONE, ALL))
-    static = [setting_of(budget, STATIC, share, NONE) for share in shares]
-    slower = {s: _mean(ratios(done[ours], done[s])) for s in static if {s, ours} <= done.keys()}
-    yield row(
-        f"elastic_vs_best_static{at}", ours, min(slower, key=slower.__getitem__, default=thesis)
-    )
+    ours, everything = (settings.setting_of(budget, ELASTIC, None, key) for key in (NONE, ALL))
+    thesis, at = settings.setting_of(budget, STATIC, THESIS_SHARE, NONE), f"@{budget:g}W"
+    static = [s for s in done if f"/{STATIC}_" in s and s.endswith(f"/{NONE}")]
+    slower = {s: float(ratios(done[ours], done[s]).mean()) for s in static if ours in done}
+    fastest = min(slower, key=slower.__getitem__, default=thesis)
+    yield row(f"elastic_vs_best_static{at}", ours, fastest)
     yield row(f"elastic_vs_static_{THESIS_SHARE:g}{at}", ours, thesis)
     yield row(f"all_vs_baseline{at}", everything, thesis)
     seconds = runs[runs["status"] == FINISHED].groupby(["time", "seed", *WORK])["wall_s"]
@@ -479,11 +451,6 @@ def ratios(mine: pd.DataFrame, theirs: pd.DataFrame) -> pd.Series:
     theirs = theirs.loc[mine.index]
     equal = (mine[columns] == theirs[columns]).all(axis=1)
     return (theirs["wall_s"] / mine["wall_s"]).mask(equal, 1.0)
-
-
-def _mean(found: pd.Series) -> float:
-    """Each seed counts as much."""
-    return float(found.groupby("seed").mean().mean())
 
 
 def _rate(runs: pd.DataFrame) -> float:

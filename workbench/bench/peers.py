@@ -1,27 +1,24 @@
 """Other engines as peers, each in a process and environment of its own: both ends of the pipe.
 
 `make bench-peers` makes the environments under build/peers. A worker is this file, run by the
-peer's interpreter, which has no workbench: so nothing of it is imported here. One JSON object a
-line goes in, one comes out:
-
-    {"command": "load", ...}                                 -> {"version": text}
-    {"command": "timed", "prompts": [[id]], "new_tokens": n} -> {"tokens": n, "seconds": s}
-    {"command": "quit"}
-
-and what goes wrong is {"error": text}. timed counts the tokens and seconds after every sequence's
-first token; with one new token those of the prompts until it. A worker blocks between commands, so
-one process computes at a time.
+peer's interpreter, which has no workbench: so nothing of it is imported here. A request is a
+mapping, and so is its reply; what goes wrong is {"error": text}. The first loads the model: keyword
+arguments of a class below -> {"version": text}. All others are of `timed`, {"prompts": [[id]],
+"new_tokens": n} -> {"tokens": n, "seconds": s}: of what comes after every sequence's first token;
+with one new token, of the prompts until it. A worker blocks between requests, so one process
+computes at a time.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -51,54 +48,50 @@ class PeerProcess:
         openmp = folder / name / "lib" / "libiomp5.so"  # Intel's: what vLLM asks for on a CPU
         if openmp.is_file():
             environment["LD_PRELOAD"] = str(openmp.absolute())
-        self._process = subprocess.Popen(
-            [python, __file__, name],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            env=environment,
-        )
+        self._pipe, there = Pipe()
+        with there:
+            self._process = subprocess.Popen(
+                [python, __file__, name, str(there.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                pass_fds=[there.fileno()],
+                env=environment,
+            )
         try:
-            self.version = self._ask("load", **settings)["version"]
+            self.version = self._ask(settings)["version"]
         except PeerError:
             self.close()
             raise
 
     def timed(self, prompts: Any, new_tokens: int) -> tuple[int, float]:
         """Tokens, and seconds by the worker's clock."""
-        found = self._ask("timed", prompts=prompts.tolist(), new_tokens=new_tokens)
+        found = self._ask({"prompts": prompts.tolist(), "new_tokens": new_tokens})
         time.sleep(SETTLE_SECONDS)
         return found["tokens"], found["seconds"]
 
     def close(self) -> None:
-        """Ends the worker: at its next command if it can, else at once."""
+        """Ends the worker: at its next request if it can, else at once."""
+        self._pipe.close()
         try:
-            self._process.communicate('{"command": "quit"}\n', timeout=20)
-        except (subprocess.TimeoutExpired, OSError, ValueError):
+            self._process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
         self._log.close()
 
-    def _ask(self, command: str, **given: Any) -> dict[str, Any]:
-        assert self._process.stdin is not None and self._process.stdout is not None
+    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        doing = "timed" if "prompts" in request else "load"
         try:
-            self._process.stdin.write(json.dumps({"command": command, **given}) + "\n")
-            self._process.stdin.flush()
-            line = self._process.stdout.readline()
-        except OSError:
-            line = ""
-        if not line:
+            self._pipe.send(request)
+            found: dict[str, Any] = self._pipe.recv()
+        except (EOFError, OSError):
             self._log.seek(0)
             said = " ".join(self._log.read()[-SHOWN:].split()) or "it said nothing"
-            raise PeerError(f"{self.name} ended at {command!r}: {said}")
-        found: dict[str, Any] = json.loads(line)
+            raise PeerError(f"{self.name} ended at {doing!r}: {said}") from None
         if "error" in found:
-            raise PeerError(f"{self.name} failed at {command!r}: {found['error']}")
+            raise PeerError(f"{self.name} failed at {doing!r}: {found['error']}")
         return found
-
-
-# -- in the worker's process --
 
 
 class LlamaCpp:
@@ -110,7 +103,12 @@ class LlamaCpp:
     """
 
     def __init__(
-        self, model: str, threads: int, max_seqs: int, max_tokens: int, max_model_len: int
+        self,
+        model: str,
+        threads: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
     ) -> None:
         import llama_cpp as api  # noqa: PLC0415 - of the worker's environment
 
@@ -122,13 +120,13 @@ class LlamaCpp:
             raise RuntimeError(f"llama.cpp cannot load {model}")
         self._vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(loaded))
         params = api.llama_context_default_params()
-        params.n_ctx, params.n_seq_max = max_seqs * max_model_len, max_seqs
-        params.n_batch, params.n_ubatch = max_tokens, LARGEST_COMPUTE
+        params.n_ctx, params.n_seq_max = max_num_seqs * max_model_len, max_num_seqs
+        params.n_batch, params.n_ubatch = max_num_batched_tokens, LARGEST_COMPUTE
         params.n_threads = params.n_threads_batch = threads
         self._context = api.llama_init_from_model(loaded, params)
         if not self._context:
             raise RuntimeError(f"llama.cpp has no room for {params.n_ctx} positions")
-        self._batch = api.llama_batch_init(max_tokens, 0, 1)
+        self._batch = api.llama_batch_init(max_num_batched_tokens, 0, 1)
 
     def timed(self, prompts: list[list[int]], new_tokens: int) -> tuple[int, float]:
         self._api.llama_memory_clear(self._api.llama_get_memory(self._context), False)
@@ -170,9 +168,7 @@ class Vllm:
     has it by default, threads bound to this process's cores.
     """
 
-    def __init__(
-        self, model: str, threads: int, max_seqs: int, max_tokens: int, max_model_len: int
-    ) -> None:
+    def __init__(self, model: str, threads: int, **limits: int) -> None:
         cores = sorted(os.sched_getaffinity(0))[:threads]
         os.environ |= {
             "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
@@ -191,9 +187,7 @@ class Vllm:
             dtype="float32",
             skip_tokenizer_init=True,
             enable_prefix_caching=False,
-            max_num_seqs=max_seqs,
-            max_num_batched_tokens=max_tokens,
-            max_model_len=max_model_len,
+            **limits,
         ).llm_engine
         self._next = 0
 
@@ -220,23 +214,17 @@ class Vllm:
 PEERS: dict[str, Any] = {"vllm": Vllm, "llama.cpp": LlamaCpp}  # by the name in the rows
 
 
-def serve(engine: Any) -> None:
-    """Carry out commands until `quit` or the end of the input.
-
-    Whatever an engine prints goes to standard error: file descriptor 1 becomes that, and a private
-    copy of standard output carries the replies.
-    """
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
+def serve(engine: Any, pipe: Connection) -> None:
+    """Load the model, then time until the other end is closed."""
     peer: Any = None
-    for line in sys.stdin:
-        request = json.loads(line)
-        command = request.pop("command")
-        if command == "quit":
-            break
-        reply: dict[str, Any]
+    reply: dict[str, Any]
+    while True:
         try:
-            if command == "load":
+            request = pipe.recv()
+        except EOFError:
+            return
+        try:
+            if peer is None:
                 peer = engine(**request)
                 reply = {"version": peer.version}
             else:
@@ -244,10 +232,9 @@ def serve(engine: Any) -> None:
                 reply = {"tokens": tokens, "seconds": seconds}
         except Exception as error:  # the benchmark goes on without this peer, and says why
             reply = {"error": f"{type(error).__name__}: {error}"}
-        replies.write(json.dumps(reply) + "\n")
-        replies.flush()
+        pipe.send(reply)
 
 
 if __name__ == "__main__":
     del sys.path[0]  # this file's folder, whose modules must not hide the peer's own
-    serve(PEERS[sys.argv[1]])
+    serve(PEERS[sys.argv[1]], Connection(int(sys.argv[2])))

@@ -12,25 +12,21 @@ import json
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from statistics import median, quantiles
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from workbench.engine.memory import MemoryProfile
 from workbench.errors import ConfigError
 from workbench.experiments.provenance import git_state, machine_facts, versions
 
-if TYPE_CHECKING:
-    from workbench.engine.memory import MemoryProfile
-    from workbench.experiments.statistics import Interval
-
-FAILED = "failed"  # a run's status (experiments/runs.py, which needs pandas: records do not)
 Work = Callable[[], object]
 Timer = Callable[[Work, int], list[float]]  # seconds of so many repeats
-KEYS = ("bench", "machine", "versions", "git", "mode", "isa", "rows")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +53,7 @@ class Row:
     @property
     def failed(self) -> bool:
         """Whether it has no value because what was to be measured failed."""
-        return not math.isfinite(self.value) and self.unit.startswith(FAILED)
+        return not math.isfinite(self.value) and self.unit.startswith("failed")
 
 
 def median_row(
@@ -73,24 +69,17 @@ def median_row(
 
     peers: the peer's repeats; ratio and spread are then of the paired ratios.
     """
-    value = median(values)
-    ratios = [mine / other for mine, other in zip(values, peers, strict=True)] if peers else []
-    spread = None
-    if len(values) > 1:
-        low, _, high = quantiles(ratios or values, n=4, method="inclusive")
-        spread = (high - low) / 2
-    return Row(
-        name,
-        value,
-        unit,
-        peer=peer,
-        peer_value=median(peers) if peers else None,
-        ratio=median(ratios) if ratios else None,
-        ceiling=ceiling,
-        share_of_ceiling=None if ceiling is None else value / ceiling,
-        repeats=len(values),
-        spread=spread,
-    )
+    value, paired = median(values), list(values)
+    found: dict[str, Any] = {"peer": peer, "ceiling": ceiling, "repeats": len(values)}
+    if peers:
+        paired = [mine / other for mine, other in zip(values, peers, strict=True)]
+        found |= {"peer_value": median(peers), "ratio": median(paired)}
+    if ceiling is not None:
+        found["share_of_ceiling"] = value / ceiling
+    if len(paired) > 1:
+        low, _, high = quantiles(paired, n=4, method="inclusive")
+        found["spread"] = (high - low) / 2
+    return Row(name, value, unit, **found)
 
 
 def compared_rows(
@@ -110,11 +99,6 @@ def compared_rows(
         yield median_row(row, values, unit, peer=label, peers=repeats, ceiling=ceiling)
     if not peers:
         yield median_row(name, values, unit, ceiling=ceiling)
-
-
-def interval_row(name: str, found: Interval, unit: str, repeats: int) -> Row:
-    """An estimate with its 95 % interval over problems."""
-    return Row(name, found.estimate, unit, repeats=repeats, spread=(found.low, found.high))
 
 
 def memory_rows(prefix: str, memory: MemoryProfile) -> Iterator[Row]:
@@ -189,8 +173,7 @@ def record(bench: str, rows: Iterable[Row], mode: dict[str, Any]) -> dict[str, A
     Raises ConfigError when two rows have one name.
     """
     listed = list(rows)
-    names = [row.name for row in listed]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = [name for name, count in Counter(row.name for row in listed).items() if count > 1]
     if twice:
         raise ConfigError(f"Bench {bench} has two rows named {', '.join(twice)}; names are unique.")
     try:
@@ -199,9 +182,15 @@ def record(bench: str, rows: Iterable[Row], mode: dict[str, Any]) -> dict[str, A
         isa = ISA.name
     except ImportError:
         isa = None
-    told = (machine_facts(), versions(), git_state(), mode, isa)
-    cells = [{name: _plain(value) for name, value in asdict(row).items()} for row in listed]
-    return dict(zip(KEYS, (bench, *told, cells), strict=True))
+    return {
+        "bench": bench,
+        "machine": machine_facts(),
+        "versions": versions(),
+        "git": git_state(),
+        "mode": mode,
+        "isa": isa,
+        "rows": [{key: _plain(value) for key, value in asdict(row).items()} for row in listed],
+    }
 
 
 def write_record(content: dict[str, Any], file: str | Path) -> Path:

@@ -19,24 +19,19 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-import torch
-
-from workbench.bench.kernels import gpu_ceiling, require_gpu
 from workbench.bench.record import Row, memory_rows
 from workbench.bench.replay import this_machine
 from workbench.core import RequestOutput, SamplingParams, StepPlan, StepResult, Tag
 from workbench.engine.engine import Engine
 from workbench.engine.executor import Executor, StepHandle
-from workbench.engine.memory import total_of
 from workbench.errors import ConfigError
 from workbench.models.loading import require_device
 from workbench.models.registry import DUMMY
-from workbench.replay.answers import Answers, RecordedExecutor, SampledNode
-from workbench.replay.devices import Device
+from workbench.replay.answers import Answers, RecordedExecutor
 from workbench.replay.simulator import events, play
 from workbench.replay.what_if import what_if
 from workbench.replay.workload import load_recording, thesis_search
-from workbench.search.recording import RecordedEngine
+from workbench.search.recording import RecordedEngine, RecordedStep
 from workbench.search.result import Throughput
 from workbench.trace import Recorder, Trace
 
@@ -59,7 +54,7 @@ def run(
     """
     require_device(device)  # before anything is foretold
     answers, total = searched(llm, profile)
-    known = measured_device(device)
+    known = this_machine(device)
     foretold = {
         share: what_if(answers, device=known, total_memory=total, llm_share=share)
         for share in SHARES
@@ -111,30 +106,23 @@ def searched(llm: str, profile: str) -> tuple[Answers, str]:
     return Answers(thesis_search(problems, max_depth=depth)), "40GiB"
 
 
-def measured_device(name: str) -> Device:
-    """This machine's roofline, or its GPU's."""
-    if name == "cpu":
-        return this_machine()
-    place = require_gpu(bench="reenact", name=name)
-    ceiling, gpu = gpu_ceiling(place), torch.cuda.get_device_name(place)
-    rates = ceiling.flops_per_s, ceiling.bytes_per_s
-    return Device(gpu, *rates, total_of(place), "measured")
-
-
 # -- engines that are told what they sampled --
 
 
 def reenact(answers: Answers, llm: Engine, prm: Engine) -> tuple[Trace, Throughput]:
     """The recorded search on these engines, from empty caches; both stay usable.
 
-    Raises RecordingError and ConfigError.
+    Raises RecordingError, and ConfigError where the vocabulary lacks a recorded token.
     """
-    recorder, recording = Recorder("reenact"), answers.recording
-    for engine in (llm, prm):
-        engine.cache.reset()
-    sampling = ReenactedEngine(llm, recording.llm, answers)
-    scoring = ReenactedEngine(prm, recording.prm, answers)
-    executor = llm.executor
+    most, known = int(answers.tokens.tokens.max()), llm.spec.vocab
+    if most >= known:
+        raise ConfigError(
+            f"The recording has token {most}; {llm.name} knows {known} tokens: give a model with a "
+            "larger vocabulary."
+        )
+    recorder, executor = Recorder("reenact"), llm.executor
+    sampling = ReenactedEngine(llm, answers.recording.llm, answers)
+    scoring = ReenactedEngine(prm, answers.recording.prm, answers)
     forced: Any = ForcedExecutor(executor, RecordedExecutor(answers.tokens))
     llm.executor = forced
     try:
@@ -165,64 +153,39 @@ class ForcedExecutor:
 
 
 class ReenactedEngine:
-    """A real engine in the place of a recorded one; what is not here is the engine's own.
-
-    Raises ConfigError where its vocabulary lacks a recorded token.
-    """
+    """A real engine in the place of a recorded one; what is not here is the engine's own."""
 
     capabilities = frozenset({"trace"})
     tokenizer = None
 
     def __init__(self, engine: Engine, recorded: RecordedEngine, answers: Answers) -> None:
-        most = max(
-            max(tokens, default=0)
-            for each in answers.recording.problems
-            for tokens in (
-                each.prompt,
-                *(step.tokens for step in each.steps),
-                *(solution.tokens for solution in each.solutions),
-            )
-        )
-        if most >= engine.spec.vocab:
-            raise ConfigError(
-                f"The recording has token {most}; {engine.name} knows {engine.spec.vocab} tokens: "
-                "give a model with a larger vocabulary."
-            )
+        engine.cache.reset()
         self.engine, self._answers = engine, answers
         self.max_model_len = recorded.max_model_len
-        self._nodes: dict[int, SampledNode] = {}
+        self._steps: dict[int, RecordedStep] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
 
     def add(self, prompt: Sequence[int], params: SamplingParams, *, tag: Tag) -> int:
         """Queue the node that the tag names; it ends when it has as many tokens as recorded."""
-        node = self._answers.node(tag.problem_id, tag.node_id)
-        count = len(node.step.tokens)
-        asked = replace(params, max_tokens=count, stop=(), ignore_eos=True)
+        step = self._answers.node(tag.problem_id, tag.node_id).step
+        asked = replace(params, max_tokens=len(step.tokens), stop=(), ignore_eos=True)
         number = self.engine.add(list(prompt), asked, tag=tag)
-        self._nodes[number] = node
+        self._steps[number] = step
         return number
 
-    def add_score(
-        self,
-        token_ids: Sequence[int],
-        positions: Sequence[int],
-        columns: Sequence[int],
-        *,
-        tag: Tag | None = None,
-    ) -> int:
+    def add_score(self, token_ids: Any, positions: Any, columns: Any, *, tag: Tag | None) -> int:
         """Queue a scoring request; as many columns are computed as the recorded PRM was asked."""
         return self.engine.add_score(list(token_ids), positions, range(len(columns)), tag=tag)
 
     def step(self) -> list[RequestOutput]:
         """One scheduling step of the engine; finished nodes are told as they were recorded."""
-        return [self._told(output) for output in self.engine.step()]
-
-    def _told(self, output: RequestOutput) -> RequestOutput:
-        node = self._nodes.pop(output.request_id, None)
-        if node is None or output.error is not None or output.finish_reason == "abort":
-            return output
-        step = node.step
-        assert output.token_ids == step.tokens, "the engine was told what to sample"
-        return replace(output, text=step.text, finish_reason=step.finish_reason)
+        outputs = self.engine.step()
+        for place, output in enumerate(outputs):
+            step = self._steps.pop(output.request_id, None)
+            if step is not None and output.error is None and output.finish_reason != "abort":
+                assert output.token_ids == step.tokens, "the engine was told what to sample"
+                reason = step.finish_reason
+                outputs[place] = replace(output, text=step.text, finish_reason=reason)
+        return outputs

@@ -21,25 +21,19 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import torch
 
+from workbench.bench.kernels import gpu_ceiling, require_gpu
 from workbench.bench.record import Row, measure_ceiling
 from workbench.bench.search import TINY, TINY_PRM, Workload, make_workload
 from workbench.engine.engine import Engine
-from workbench.engine.memory import block_shape
+from workbench.engine.memory import block_shape, total_of
 from workbench.experiments.provenance import cpu_model, memory_bytes
 from workbench.kvcache.arena import BlockShape, KVArena
+from workbench.replay import simulator
 from workbench.replay.answers import Answers
 from workbench.replay.devices import PRESETS, Device
 from workbench.replay.miss_ratio import curve_sizes, miss_ratio
-from workbench.replay.simulator import (
-    POLICIES,
-    MeasuredRun,
-    SharedMemory,
-    calibrated,
-    events,
-    replay,
-    search_calls,
-)
 from workbench.replay.workload import thesis_search
 from workbench.search.recording import read_recording
 from workbench.search.result import SearchResult
@@ -104,33 +98,27 @@ class Cell:
     @property
     def settings(self) -> list[dict[str, Any]]:
         """Of LLM and PRM: what differs from cell to cell."""
-        seqs, tokens = self.limits
-        limits = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens}
+        limits = dict(zip(("max_num_seqs", "max_num_batched_tokens"), self.limits))
         return [limits | ({} if self.policy else {"num_blocks": n}) for n in self.blocks]
 
     @property
-    def shared(self) -> SharedMemory | None:
+    def shared(self) -> simulator.SharedMemory | None:
         """The memory that both models share, if they do."""
         if self.policy is None:
             return None
         llm, prm = (n * shape.block_bytes for n, shape in zip(self.blocks, _shapes(), strict=True))
-        return SharedMemory(llm + prm, self.policy, llm / (llm + prm))
+        return simulator.SharedMemory(llm + prm, self.policy, llm / (llm + prm))
 
     def search(self, workload: Workload, seed: int, record: Path | None = None) -> None:
         """Search once more on fresh engines."""
         given: dict[str, Any] = {"max_model_len": MODE["max_model_len"]}
         if (shared := self.shared) is not None:
-            policy = POLICIES[shared.policy]()
-            share = shared.kv_share if policy.keeps_split else None
+            share = shared.kv_share if shared.keeps_split else None
+            policy = simulator.POLICIES[shared.policy]()
             given["arena"] = KVArena(shared.memory, _shapes(), policy, share)
         each = zip((TINY, TINY_PRM), self.settings, strict=True)
         llm, prm = (Engine(name, **own, **given) for name, own in each)
         self.results.append(workload.search(llm, prm, seed, record, n=self.n))
-
-    @property
-    def best(self) -> SearchResult:
-        """The fastest repeat as a whole."""
-        return max(self.results, key=lambda result: result.throughput.tokens_per_s)
 
     @property
     def trace(self) -> Trace:
@@ -145,19 +133,16 @@ class Cell:
     @property
     def tokens_per_s(self) -> float:
         """Over the seconds of `trace`, and the fewest that a repeat spent outside of steps."""
-        walls = [each.throughput.wall_s - in_steps(each.trace) for each in self.results]
-        return self.results[0].throughput.tokens / (min(walls) + in_steps(self.trace))
+        steps = [each.trace.steps["duration_s"].sum() for each in self.results]
+        outside = [each.throughput.wall_s - spent for each, spent in zip(self.results, steps)]
+        seconds = min(outside) + self.trace.steps["duration_s"].sum()
+        return float(self.results[0].throughput.tokens / seconds)
 
     @property
     def spread(self) -> float:
         """Distance of the slowest repeat from the fastest, as a share of the fastest."""
         rates = [result.throughput.tokens_per_s for result in self.results]
         return 1 - min(rates) / max(rates) if rates else 0.0
-
-
-def in_steps(trace: Trace) -> float:
-    """Seconds that the models' steps took."""
-    return float(trace.steps["duration_s"].sum())
 
 
 def _shapes() -> list[BlockShape]:
@@ -172,15 +157,11 @@ def make_cells(held_out: int) -> tuple[list[Cell], list[Cell]]:
     places = product(range(len(SPLITS)), range(len(LIMITS)), WIDTHS)
     grid = [Cell(n, SPLITS[(k + at) % len(SPLITS)], LIMITS[k]) for at, k, n in places]
     count = len(LIMITS) * len(WIDTHS)
-    rest, others = iter(grid[count:]), []
-    for k in range(held_out):
-        arena, third = divmod(k, 3)
-        if third == 2:
-            limits = LIMITS[(arena + arena // len(LIMITS)) % len(LIMITS)]
-            policy = SHARED[arena % len(SHARED)]
-            others.append(Cell(WIDTHS[arena % len(WIDTHS)], ARENA, limits, policy))
-        else:
-            others.append(next(rest))
+    others = grid[count : count + held_out - held_out // 3]
+    for k in range(held_out // 3):
+        limits = LIMITS[(k + k // len(LIMITS)) % len(LIMITS)]
+        arena = Cell(WIDTHS[k % len(WIDTHS)], ARENA, limits, SHARED[k % len(SHARED)])
+        others.insert(3 * k + 2, arena)
     return grid[:count], others
 
 
@@ -194,16 +175,16 @@ def measure(measured: list[Cell], workload: Workload, seed: int, repeats: int) -
             cell.search(workload, seed)
 
 
-def this_machine() -> Device:
-    """This machine's roofline, measured now."""
-    ceiling = measure_ceiling()
-    return Device(
-        cpu_model(),
-        ceiling.gemm_flops_per_s,
-        ceiling.bytes_per_s,
-        memory_bytes() or 1 << 30,
-        "measured: a matrix product, a sum over memory",
-    )
+def this_machine(device: str = "cpu") -> Device:
+    """This machine's roofline, or its GPU's, measured now."""
+    if device == "cpu":
+        ceiling, name, memory = measure_ceiling(), cpu_model(), memory_bytes() or 1 << 30
+    else:
+        place = require_gpu(bench="reenact", name=device)
+        ceiling, name = gpu_ceiling(place), torch.cuda.get_device_name(place)
+        memory = total_of(place)
+    source = "measured: a matrix product, a sum over memory"
+    return Device(name, ceiling.gemm_flops_per_s, ceiling.bytes_per_s, memory, source)
 
 
 def fitted_device(
@@ -222,8 +203,8 @@ def fitted_device(
             cell.results.clear()
             answers[n] = Answers(read_recording(path))
     measure([*fitted, *others], workload, seed, repeats)
-    runs = [MeasuredRun(answers[cell.n], cell.trace, *cell.settings) for cell in fitted]
-    return answers, calibrated(this_machine(), runs)
+    runs = [simulator.MeasuredRun(answers[cell.n], cell.trace, *cell.settings) for cell in fitted]
+    return answers, simulator.calibrated(this_machine(), runs)
 
 
 # -- rows --
@@ -234,11 +215,13 @@ def accuracy_rows(others: list[Cell], answers: dict[int, Answers], device: Devic
     errors, whole, same = [], [], []
     for cell in others:
         llm, prm = cell.settings
-        found = replay(answers[cell.n], device, llm=llm, prm=prm, shared=cell.shared)
-        rate, best = found.throughput.tokens_per_s, cell.best
+        found = simulator.replay(answers[cell.n], device, llm=llm, prm=prm, shared=cell.shared)
+        rate = found.throughput.tokens_per_s
         errors.append(rate / cell.tokens_per_s - 1)
-        whole.append(abs(rate / best.throughput.tokens_per_s - 1))
-        same.append(events(found.trace.steps).equals(events(best.trace.steps)))
+        fastest = max(result.throughput.tokens_per_s for result in cell.results)
+        whole.append(abs(rate / fastest - 1))
+        foretold, seen = (simulator.events(each.steps) for each in (found.trace, cell.trace))
+        same.append(foretold.equals(seen))
         name, repeats = f"throughput_error@{cell}", len(cell.results)
         yield Row(name, errors[-1], "fraction", repeats=repeats, spread=cell.spread)
     for name, value in {
@@ -262,7 +245,7 @@ def scale_rows(num_problems: int, seed: int) -> Iterator[Row]:
     for _ in range(REPEATS):
         answers = Answers(search)  # no block is hashed yet
         start = time.process_time()
-        replayed = replay(answers, device)
+        replayed = simulator.replay(answers, device)
         spent.append(time.process_time() - start)
     steps, seconds = replayed.trace.steps, min(spent)
     operations = int(2 * steps["allocated"].sum() + steps["evicted"].sum())
@@ -273,7 +256,8 @@ def scale_rows(num_problems: int, seed: int) -> Iterator[Row]:
     yield Row("replay_s", seconds, "s", repeats=REPEATS)
     yield Row("replay_over_simulated", share, "fraction", repeats=REPEATS)
     yield Row("block_op_us", 1e6 * seconds / operations, "us", repeats=REPEATS)
-    both = [(calls, curve_sizes(calls, CURVE_SIZES)) for calls in search_calls(answers, device)]
+    logs = simulator.search_calls(answers, device)
+    both = [(calls, curve_sizes(calls, CURVE_SIZES)) for calls in logs]
     curves = []
     for _ in range(REPEATS):
         start = time.process_time()

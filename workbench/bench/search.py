@@ -17,16 +17,16 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 from tqdm.auto import tqdm
 
-from workbench.bench.record import Row, interval_row
+from workbench.bench.record import Row
 from workbench.config import StrategyConfig
 from workbench.engine.engine import Engine
 from workbench.errors import RecordingError, nearest
-from workbench.experiments.execute import build_engine, make_search, played, with_wall_part
+from workbench.experiments.execute import make_search, with_wall_part
 from workbench.experiments.settings import RunSpec, sweep_config
 from workbench.experiments.statistics import bootstrap_ratio
 from workbench.search.problems import Problem, load_problems
@@ -64,16 +64,11 @@ class Workload:
         return own | told | ({"system_prompt": PROMPT} if self.config.system_prompt else {})
 
     def search(
-        self,
-        llm: Engine,
-        prm: Engine,
-        seed: int = 0,
-        record: Path | None = None,
-        **changes: Any,
+        self, llm: Engine, prm: Engine, seed: int = 0, record: Path | None = None, **changes: Any
     ) -> SearchResult:
         """All problems searched; changes: of the configuration."""
         config = replace(self.config, **changes)
-        return played(make_search(self.problems, llm, prm, config, seed, record))
+        return make_search(self.problems, llm, prm, config, seed, record).play()
 
 
 def make_workload(
@@ -146,7 +141,7 @@ def tiny_rows(workload: Workload, seeds: int) -> Iterator[Row]:
             "majority": samples.correct_by("majority").to_numpy(float),
             "pass_1": (each["correct_candidates"] / each["candidates"]).to_numpy(float),
         }
-        found.append(with_wall_part(beam).assign(**other))
+        found.append(with_wall_part(beam.problems, beam.throughput).assign(**other))
     done = pd.concat(found, ignore_index=True)
     right = done["correct"].astype(float)
     ones, seconds = pd.Series(1.0, done.index), done["wall_part_s"]
@@ -160,9 +155,8 @@ def tiny_rows(workload: Workload, seeds: int) -> Iterator[Row]:
         "gain_over_shuffled": ("fraction", right - done["shuffled"], ones),
         "prm_over_ideal": ("x", done["prm_tokens_computed"], done["prm_tokens_distinct"]),
     }
-    for name, (unit, top, bottom) in table.items():
-        interval = bootstrap_ratio(top, bottom, done["problem_id"].tolist())
-        yield interval_row(name, interval, unit, seeds)
+    for name, columns in table.items():
+        yield ratio_row(name, *columns, done["problem_id"], seeds)
 
     _forget(*engines)
     few = replace(workload, problems=workload.problems[:UNCACHED_PROBLEMS])
@@ -176,11 +170,18 @@ def _forget(*engines: Engine) -> None:
         engine.cache.reset()
 
 
+def ratio_row(
+    name: str, unit: str, top: pd.Series, bottom: pd.Series, problems: pd.Series, repeats: int = 1
+) -> Row:
+    """A ratio of sums with its 95 % interval over problems."""
+    found = bootstrap_ratio(top, bottom, problems.tolist())
+    return Row(name, found.estimate, unit, repeats=repeats, spread=(found.low, found.high))
+
+
 def _tokens_saved(name: str, ours: SearchResult, without: SearchResult) -> Row:
     """PRM tokens computed without caches, over those computed with them, for the same searches."""
     dear, cheap = (result.problems["prm_tokens_computed"] for result in (without, ours))
-    found = bootstrap_ratio(dear, cheap, ours.problems["problem_id"].tolist())
-    return interval_row(name, found, "x", 1)
+    return ratio_row(name, "x", dear, cheap, ours.problems["problem_id"])
 
 
 def real_rows(workload: Workload, seed: int = 0) -> Iterator[Row]:
@@ -208,8 +209,7 @@ def real_rows(workload: Workload, seed: int = 0) -> Iterator[Row]:
 # -- the searches that are kept in the package for replays --
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """One recording: so many problems of the generator's family."""
 
     llm: str
@@ -219,12 +219,12 @@ class Plan:
 
 
 PLANS = {
-    "tiny-128": Plan("tiny-solver", 128, 16),
-    "tiny-16-n4": Plan("tiny-solver", 16, 4),
-    "tiny-16-n16": Plan("tiny-solver", 16, 16),
-    "tiny-16-n16-w2": Plan("tiny-solver", 16, 16, 2),
-    "tiny-16-n16-w8": Plan("tiny-solver", 16, 16, 8),
-    "tiny-16-n64": Plan("tiny-solver", 16, 64),
+    "tiny-128": Plan(TINY, 128, 16),
+    "tiny-16-n4": Plan(TINY, 16, 4),
+    "tiny-16-n16": Plan(TINY, 16, 16),
+    "tiny-16-n16-w2": Plan(TINY, 16, 16, 2),
+    "tiny-16-n16-w8": Plan(TINY, 16, 16, 8),
+    "tiny-16-n64": Plan(TINY, 16, 64),
     "smollm2-n4": Plan("smollm2-135m", 8, 4),
     "smollm2-n16": Plan("smollm2-135m", 8, 16),
 }
@@ -240,19 +240,18 @@ def make_recording(
     file where it is not the usual one.
     """
     if name not in PLANS:
+        known = ", ".join(PLANS)
         raise RecordingError(
-            f"There is no recording {name!r}; known: {', '.join(PLANS)}."
-            f"{nearest(name, list(PLANS))}"
+            f"There is no recording {name!r}; known: {known}.{nearest(name, list(PLANS))}"
         )
     require_destination(path)
-    plan = PLANS[name]
-    workload = make_workload(plan.llm, None, source, plan.problems)
-    if plan.llm == TINY:
+    model, num_problems, n, beam_width = PLANS[name]
+    workload = make_workload(model, None, source, num_problems)
+    if model == TINY:
         config = sweep_config("default")
-        workload = replace(workload, config=config.search())
+        workload = replace(workload, config=config)
         spec = RunSpec(config, config.sentinel_share, 0)
-        llm, prm = build_engine(spec.engine("llm")), build_engine(spec.engine("prm"))
+        llm, prm = (Engine(**spec.engine(role).to_dict()) for role in ("llm", "prm"))
     else:
-        llm, prm = (Engine(plan.llm, kv_memory=KV_MEMORY) for _ in range(2))
-    sizes = {"n": plan.n, "beam_width": plan.beam_width}
-    return workload.search(llm, prm, record=Path(path), **sizes)
+        llm, prm = (Engine(model, kv_memory=KV_MEMORY) for _ in range(2))
+    return workload.search(llm, prm, record=Path(path), n=n, beam_width=beam_width)

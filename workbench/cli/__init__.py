@@ -16,6 +16,7 @@ from workbench.cli import study, tools
 from workbench.cli.options import Verb, command
 
 INTERRUPTED = 130
+RESUMABLE = {"figures", "sweep"}  # verbs whose finished runs are kept
 
 app = typer.Typer(
     rich_markup_mode=None,  # importing rich takes longer than everything else of a help page
@@ -28,8 +29,10 @@ VERBS: tuple[Verb, ...] = (study.figures, tools.run, study.sweep, tools.bench,
     tools.calibrate, tools.record, tools.train_tiny, tools.doctor)  # fmt: skip
 for verb in VERBS:
     app.command()(command(verb))
+STORED: dict[str, Verb] = {"list": study.list_runs, "show": study.show, "compare": study.compare,
+                           "export": study.export, "import": study.import_runs}  # fmt: skip
 stored = typer.Typer(rich_markup_mode=None)
-for name, verb in study.STORED.items():
+for name, verb in STORED.items():
     stored.command(name)(command(verb))
 app.add_typer(stored, name="runs", help="List, show, compare, export, import stored runs.")
 
@@ -55,7 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(left.__context__, BrokenPipeError):  # the reader left, as `head` does
             return 0
         if left.code == INTERRUPTED:
-            text = "Interrupted. Finished runs are kept; the same command resumes."
+            given = sys.argv[1:] if arguments is None else arguments
+            kept = " Finished runs are kept; the same command resumes."
+            text = f"Interrupted.{kept if RESUMABLE.intersection(given[:1]) else ''}"
             print(f"\n{text}", file=sys.stderr)
         return int(left.code or 0)
     return 0

@@ -5,14 +5,16 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from inspect import Parameter
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin
 
 import typer
 from typer import Option
 
+from workbench.config import Range, declared_fields
 from workbench.errors import ConfigError, NotebookError, StepError, WorkbenchError
 
 if TYPE_CHECKING:
@@ -42,29 +44,61 @@ DryRun = Annotated[
     bool, Option("--dry-run", help="list runs, feasible shares and expected minutes; run nothing")
 ]
 RetryFailed = Annotated[bool, Option("--retry-failed", help="repeat runs whose row says failed")]
-Memory = Annotated[str | None, Option(metavar="SIZE", help="of both models together, e.g. 64MiB")]
 Debug = Annotated[bool, Option("--debug", help="show the traceback of an error")]
+
+
+def option(name: str, kind: Any, text: str, default: Any = None, **how: Any) -> Parameter:
+    """An option as a parameter that typer reads."""
+    declared = Annotated[kind, Option(help=text, **how)]
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=declared)
+
+
+def options_of(
+    settings: type, helps: Mapping[str, str], *, defaults: bool = True
+) -> list[Parameter]:
+    """Fields of a settings class as options, each of the field's type, choices, least and default.
+
+    helps: the help text of each field that becomes one. defaults: False: what is not given is None.
+    """
+    declared = {name: (kind, allowed) for name, kind, _, allowed in declared_fields(settings)}
+    default = {field.name: field.default if defaults else None for field in fields(settings)}
+    found = []
+    for name, text in helps.items():
+        kind, allowed = declared[name]
+        how: dict[str, Any] = {}
+        if get_origin(kind) is tuple:
+            kind, how = str, {"metavar": "N,N,...", "parser": numbers}
+        elif kind == int | str:
+            kind, how = str, {"metavar": "SIZE"}
+        elif isinstance(allowed, Range):
+            how = {"min": allowed.low}
+        elif allowed:
+            kind = Literal[allowed]
+        found.append(option(name, kind, text, default[name], **how))
+    return found
 
 
 def command(verb: Verb) -> Verb:
     """The verb as typer reads it: with --debug, and errors of bad input in one block.
 
-    A parameter whose type is a dataclass stands for that class's fields, each written as an option.
+    A parameter annotated with a list of options takes those that have a value, by name.
     """
-    taken: dict[str, tuple[Any, Any]] = {"context": (typer.Context, inspect.Parameter.empty)}
-    groups: dict[str, Any] = {}
+    taken = [Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context)]
+    groups: dict[str, list[str]] = {}
     for name, parameter in inspect.signature(verb, eval_str=True).parameters.items():
-        if is_dataclass(kind := parameter.annotation):
-            groups[name], hints = kind, get_type_hints(kind, include_extras=True)
-            taken |= {f.name: (hints[f.name], f.default) for f in fields(kind)}
+        (listed,) = getattr(parameter.annotation, "__metadata__", (None,))
+        if isinstance(listed, list):
+            groups[name] = [each.name for each in listed]
+            taken += listed
         else:
-            taken[name] = kind, parameter.default
-    taken["debug"] = Debug, False
+            taken.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
+    taken.append(Parameter("debug", Parameter.KEYWORD_ONLY, default=False, annotation=Debug))
 
     @wraps(verb)
     def called(context: typer.Context, debug: bool, **given: Any) -> None:
-        for name, kind in groups.items():
-            given[name] = kind(**{f.name: given.pop(f.name) for f in fields(kind)})
+        for group, names in groups.items():
+            own = {name: given.pop(name) for name in names}
+            given[group] = {name: value for name, value in own.items() if value is not None}
         try:
             verb(**given)
         except WorkbenchError as problem:
@@ -74,36 +108,35 @@ def command(verb: Verb) -> Verb:
             stopped = isinstance(problem, NotebookError | StepError)
             raise typer.Exit(FAILED if stopped else BAD_INPUT) from problem
 
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    parameters = [
-        inspect.Parameter(name, keyword, annotation=kind, default=default)
-        for name, (kind, default) in taken.items()
-    ]
-    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    called.__annotations__ = {name: kind for name, (kind, _) in taken.items()}
+    called.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
+    called.__annotations__ = {each.name: each.annotation for each in taken}
     return called
 
 
-def numbers(text: str | None, kind: type[int] | type[float]) -> tuple[Any, ...] | None:
-    """The numbers of "a,b,c"; None of None."""
+def literal(text: str) -> Any:
+    """The value of a text: a Python or JSON literal where it reads as one, else the text."""
     try:
-        return None if text is None else tuple(map(kind, filter(str.strip, text.split(","))))
-    except ValueError as error:
-        raise typer.BadParameter(f"{text!r} is no list of numbers, e.g. 1,2.") from error
+        return ast.literal_eval(WORDS.get(text.lower(), text))
+    except (ValueError, SyntaxError):
+        return text
+
+
+def numbers(text: str) -> tuple[Any, ...]:
+    """The numbers of "a,b,c"."""
+    found = tuple(map(literal, filter(str.strip, text.split(","))))
+    if not all(isinstance(each, int | float) for each in found):
+        raise typer.BadParameter(f"{text!r} is no list of numbers, e.g. 1,2.")
+    return found
 
 
 def key_values(texts: Iterable[str] | None, option: str) -> dict[str, Any]:
-    """{"n": 8} of ["n=8"]: a value is a Python or JSON literal where it reads as one, else text."""
+    """{"n": 8} of ["n=8"]."""
     pairs = {}
     for text in texts or ():
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"{option} {text!r} is not NAME=VALUE, e.g. {option} n=16.")
-        try:
-            found = ast.literal_eval(WORDS.get(value.lower(), value))
-        except (ValueError, SyntaxError):
-            found = value
-        pairs[key.strip()] = found
+        pairs[key.strip()] = literal(value)
     return pairs
 
 
@@ -111,22 +144,27 @@ def terminal() -> Console:
     """Where commands print: as wide as the terminal, or 200 columns into a file or a pipe."""
     from rich.console import Console
 
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(width=200, highlight=False)
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 200)
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, fold: bool = False) -> Table:
-    """A plain table; all but the first column to the right.
-
-    fold: texts too long for the last column go on in its next line, to the left.
-    """
+def table(headings: Iterable[str], rows: Iterable[Iterable[Any]], *, texts: bool = False) -> Table:
+    """A plain table; all but the first column are numbers, to the right, or texts that fold."""
     from rich.table import Table
 
     drawn = Table(box=None, pad_edge=False, header_style="bold")
-    for place, heading in enumerate(headings):
-        folds = fold and place == len(headings) - 1
-        side: Literal["left", "right"] = "right" if place and not folds else "left"
-        drawn.add_column(heading, justify=side, no_wrap=not folds, overflow="fold")
+    later: dict[str, Any] = {"overflow": "fold"} if texts else {"justify": "right", "no_wrap": True}
+    for heading in headings:
+        drawn.add_column(heading, **later if drawn.columns else {"no_wrap": True})
     for row in rows:
-        drawn.add_row(*row)
+        drawn.add_row(*map(_cell, row))
     return drawn
+
+
+def _cell(value: Any) -> str:
+    import pandas as pd
+
+    if value is None or (pd.api.types.is_scalar(value) and pd.isna(value)):
+        return "-"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return str(value)

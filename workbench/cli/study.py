@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Argument, Exit, Option
 
 from workbench.cli import options
-from workbench.cli.options import DryRun, Memory, Profile, RetryFailed, Runs, Set, terminal
+from workbench.cli.options import DryRun, Profile, RetryFailed, Runs, Set, table, terminal
+from workbench.config import SweepConfig, format_size
 from workbench.errors import ConfigError, RunStoreError, nearest
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from workbench.config import SweepConfig
     from workbench.experiments.claims import Claim
     from workbench.experiments.runs import RunStore
     from workbench.experiments.study import Study
@@ -48,26 +48,29 @@ def figures(
     runs: Runs = None,
 ) -> None:
     """Run what is missing, draw all figures, report."""
-    from workbench.experiments.notebooks import known_parameters, notebook_files, run_notebooks
+    from workbench.experiments import notebooks
+    from workbench.experiments.settings import sweep_config
 
     parameters = options.key_values(parameter, "-p")
     if replot:
         redraw(names, profile, parameters)
         return
-    config = figures_config(names, profile, parameters)
-    files = notebook_files(names or None)
-    stems = [file.stem for file in files]
+    files = notebooks.notebook_files(names or None)
+    known = {
+        file.stem: names for file, names in notebooks.known_together(files, parameters).items()
+    }
+    stems, together = [*known], {name for names in known.values() for name in names}
+    own = together & {field.name for field in fields(SweepConfig)} - {"profile"}
+    config = sweep_config(profile, **{name: parameters.get(name) for name in own})
     if dry_run:
         _print_left(config, stems, parameters, runs, retry_failed)
         return
     if runs:
         parameters["runs_dir"] = str(Path(runs).resolve())
     # first the sweep, so that its progress is seen here; the notebooks then find its runs
-    reading = [
-        file for file in files if file.stem not in OWN_RUNS and "profile" in known_parameters(file)
-    ]
-    sweep = _sweep(config, runs, retry_failed) if reading else None
-    executed = run_notebooks(names or None, profile, parameters, out)
+    reads = any("profile" in known[stem] for stem in stems if stem not in OWN_RUNS)
+    sweep = _sweep(config, runs, retry_failed) if reads else None
+    executed = notebooks.run_notebooks(names or None, profile, parameters, out)
     if sweep is not None:
         further = stored_ablation_claims(config, parameters) if ABLATION in stems else []
         if report(sweep, executed, parameters, further):
@@ -77,10 +80,11 @@ def figures(
 def redraw(names: list[str] | None, profile: str, parameters: dict[str, Any]) -> None:
     """Figures from their stored rows: those of the profile, or of the parameter figures_folder."""
     from workbench.experiments.export import replot
+    from workbench.experiments.provenance import project_root
     from workbench.experiments.study import profile_figures
     from workbench.plots import FIGURES
 
-    folder = _folder(parameters.pop("figures_folder", None), profile_figures(profile))
+    folder = project_root() / (parameters.pop("figures_folder", None) or profile_figures(profile))
     if parameters:
         raise ConfigError(
             f"--replot draws stored rows and takes no -p {', '.join(parameters)}; allowed: "
@@ -90,57 +94,33 @@ def redraw(names: list[str] | None, profile: str, parameters: dict[str, Any]) ->
         terminal().print(repr(saved))
 
 
-def figures_config(
-    names: list[str] | None, profile: str, parameters: Mapping[str, Any]
-) -> SweepConfig:
-    """The sweep these notebooks draw; refuses a notebook or a parameter that does not exist."""
-    from workbench.config import SweepConfig
-    from workbench.experiments.notebooks import known_parameters, notebook_files, refuse_unknown
-    from workbench.experiments.settings import sweep_config
-
-    files = notebook_files(names or None)
-    known = {name: None for file in files for name in known_parameters(file)}
-    refuse_unknown(parameters, known, " and ".join(file.stem for file in files))
-    own = {field.name for field in fields(SweepConfig)} - {"profile"}
-    given = {k: v for k, v in parameters.items() if k in own and v is not None}
-    return sweep_config(profile, **given)
-
-
 def _print_left(
     config: SweepConfig, stems: list[str], parameters: Mapping[str, Any], runs: Any, retry: bool
 ) -> None:
     """What `figures` would run, for the sweep and for each notebook with runs of its own."""
-    from workbench.experiments.settings import (
-        AblationPlan,
-        BatchPlan,
-        PolicyPlan,
-        ablation_runs,
-        batch_runs,
-        plan_of,
-    )
-    from workbench.experiments.study import policies_planned, preview
+    from workbench.experiments import settings, study
 
     if set(stems) - set(OWN_RUNS):
         _print_preview(config, runs, retry)
     studies: tuple[tuple[str, Any, Any], ...] = (
-        (BATCHING, BatchPlan, batch_runs),
-        (ABLATION, AblationPlan, ablation_runs),
-        (POLICIES, PolicyPlan, partial(policies_planned, runs_dir=runs)),
+        (BATCHING, settings.BatchPlan, settings.batch_runs),
+        (ABLATION, settings.AblationPlan, settings.ablation_runs),
+        (POLICIES, settings.PolicyPlan, partial(study.policies_planned, runs_dir=runs)),
     )
     for stem, kind, runs_of in studies:
-        plan = plan_of(kind, config.profile, parameters)
         if stem in stems:
-            terminal().print(f"{stem}: {preview(config, runs, specs=runs_of(config, plan))}")
+            plan = settings.plan_of(kind, config.profile, parameters)
+            found = study.preview(config, runs, specs=runs_of(config, plan))
+            terminal().print(f"{stem}: {found}")
 
 
 def stored_ablation_claims(config: SweepConfig, parameters: Mapping[str, Any]) -> list[Claim]:
     """C7 and C8, from the runs that the ablation's notebook has stored."""
-    from workbench.experiments.claims import ablation_claims
-    from workbench.experiments.settings import AblationPlan, plan_of
-    from workbench.experiments.study import run_ablation
+    from workbench.experiments import claims, settings, study
 
-    plan = plan_of(AblationPlan, config.profile, parameters)
-    return ablation_claims(run_ablation(config, plan, parameters.get("runs_dir"), compute=False))
+    plan = settings.plan_of(settings.AblationPlan, config.profile, parameters)
+    runs_dir = parameters.get("runs_dir")
+    return claims.ablation_claims(study.run_ablation(config, plan, runs_dir, compute=False))
 
 
 def report(
@@ -152,7 +132,8 @@ def report(
     from workbench.experiments.provenance import project_root
     from workbench.experiments.study import figures_home, provenance_of
 
-    folder = _folder(parameters.get("figures_folder"), figures_home(sweep))
+    # as in a notebook, what is given counts from the project's root
+    folder = project_root() / (parameters.get("figures_folder") or figures_home(sweep))
     claims = sorted([*claims_of(sweep), *further], key=lambda claim: claim.key)
     measured, reports = provenance_of(sweep), project_root() / "reports"
     index = write_report(executed, claims, measured, reports, folder)
@@ -161,13 +142,6 @@ def report(
     if failed:
         terminal().print("`workbench figures --retry-failed` repeats what failed.", style="yellow")
     return failed
-
-
-def _folder(given: str | None, own: Path) -> Path:
-    """Where figures lie; what is given counts from the project's root, as in a notebook."""
-    from workbench.experiments.provenance import project_root
-
-    return project_root() / given if given else own
 
 
 def _sweep(config: SweepConfig, runs: str | None, retry: bool) -> Study:
@@ -183,18 +157,16 @@ def _sweep(config: SweepConfig, runs: str | None, retry: bool) -> Study:
     return sweep
 
 
-@dataclass(frozen=True, slots=True)
-class SweepOptions:
-    """Settings of SweepConfig that have options of their own; None: the profile's."""
-
-    shares: str = Option(None, metavar="S,S,...", help="the LLM's shares of total memory")
-    seeds: str = Option(None, metavar="K,K,...", help="one run a share and seed")
-    num_problems: int = Option(None, help="problems of a run")
-    total_memory: Memory = None
+OfProfile = Annotated[dict[str, Any], options.options_of(SweepConfig, {
+    "shares": "the LLM's shares of total memory",
+    "seeds": "one run a share and seed",
+    "num_problems": "problems of a run",
+    "total_memory": "of both models together, e.g. 64MiB",
+}, defaults=False)]  # fmt: skip
 
 
 def sweep(
-    own: SweepOptions,
+    settings: OfProfile,
     profile: Profile = "default",
     config: str = Option(None, metavar="FILE", help="JSON file of settings, over the profile's"),
     more: Set = None,
@@ -210,20 +182,16 @@ def sweep(
     from workbench.experiments.settings import sweep_config
     from workbench.experiments.study import run_sweep
 
-    settings: dict[str, Any] = {}
+    given: Any = {"profile": profile}
     if config:
         try:
-            settings = dict(json.loads(Path(config).read_text(encoding="utf-8")).items())
+            stored = json.loads(Path(config).read_text(encoding="utf-8"))
         except (OSError, ValueError) as problem:
             raise ConfigError(f"{config} cannot be read as JSON settings: {problem}.") from problem
-        except AttributeError as problem:
-            holds = f'{config} holds no object of settings, e.g. {{"n": 16}}.'
-            raise ConfigError(holds) from problem
-    lists = {"shares": options.numbers(own.shares, float), "seeds": options.numbers(own.seeds, int)}
-    given = (asdict(own) | lists).items()
-    settings |= {name: value for name, value in given if value is not None}
-    settings |= options.key_values(more, "--set")
-    wanted = sweep_config(settings.pop("profile", profile), **settings)
+        if not isinstance(stored, dict):
+            raise ConfigError(f'{config} holds no object of settings, e.g. {{"n": 16}}.')
+        given |= stored
+    wanted = sweep_config(**given | settings | options.key_values(more, "--set"))
     if dry_run:
         _print_preview(wanted, runs, retry_failed)
         return
@@ -236,20 +204,15 @@ def sweep(
 
 def _print_preview(config: SweepConfig, runs: str | None, retry: bool) -> None:
     """The dry run of a sweep: its runs, the shares that fit, the expected time."""
-    from workbench.config import format_size
     from workbench.experiments.study import preview
 
-    found, console = preview(config, runs, retry_failed=retry), terminal()
-    lines = []
-    for row in found.runs.to_dict("records"):
-        lacks = row["lacks_bytes"]
-        status = f"lacks {format_size(lacks)}" if lacks else row["status"]
-        blocks = f"{row['llm_blocks']:,}", f"{row['prm_blocks']:,}"
-        split = row["name"], f"{row['llm_share']:g}", str(row["seed"])
-        lines.append((*split, *blocks, status, f"{row['expected_s'] / 60:.1f}"))
-    headings = ("run", "llm_share", "seed", "LLM blocks", "PRM blocks", "status", "minutes")
-    console.print(options.table(headings, lines))
-    console.print(f"{found.feasible}.\n{found}")
+    found = preview(config, runs, retry_failed=retry)
+    rows = found.runs.assign(minutes=(found.runs["expected_s"] / 60).round(1))
+    pairs = zip(rows["lacks_bytes"], rows["status"])
+    rows["status"] = [f"lacks {format_size(n)}" if n else status for n, status in pairs]
+    columns = ["name", "llm_share", "seed", "llm_blocks", "prm_blocks", "status", "minutes"]
+    _print_frame(rows[columns])
+    terminal().print(f"{found.feasible}.\n{found}")
 
 
 def _print_problems(runs: pd.DataFrame) -> bool:
@@ -296,8 +259,7 @@ def show(run: Run, runs: Runs = None) -> None:
     from workbench.experiments.runs import read_run
 
     row = read_run(find_run(run, _store(runs)))
-    cells = [(name, _cell(row[name])) for name in row]
-    terminal().print(options.table(("column", "value"), cells, fold=True))
+    terminal().print(table(("column", "value"), row.items(), texts=True))
 
 
 def compare(a: Run, b: Run, runs: Runs = None) -> None:
@@ -305,10 +267,10 @@ def compare(a: Run, b: Run, runs: Runs = None) -> None:
 
     Or between two folders of runs: b - a, with 95 % intervals.
     """
-    from workbench.experiments import compare as comparing
+    from workbench.experiments import runs as stored_runs
 
     console, store = terminal(), _store(runs)
-    found = comparing.compare(find_run(a, store), find_run(b, store))
+    found = stored_runs.compare(find_run(a, store), find_run(b, store))
     for warning in found.warnings:
         console.print(f"warning: {warning}", style="yellow")
     for frame in (found.parameters, found.differences):
@@ -343,10 +305,6 @@ def import_runs(
     terminal().print(f"{len(new)} runs stored, {len(there)} were there already")
 
 
-STORED: dict[str, options.Verb] = {"list": list_runs}
-STORED |= {verb.__name__: verb for verb in (show, compare, export)} | {"import": import_runs}
-
-
 def _store(runs: str | None) -> RunStore:
     from workbench.experiments.provenance import runs_folder
     from workbench.experiments.runs import RunStore
@@ -370,15 +328,4 @@ def find_run(name: str, store: RunStore) -> Path:
 
 
 def _print_frame(frame: pd.DataFrame) -> None:
-    rows = ([_cell(value) for value in row] for row in frame.astype(object).to_numpy())
-    terminal().print(options.table(list(map(str, frame)), rows))
-
-
-def _cell(value: Any) -> str:
-    import pandas as pd
-
-    if value is None or (pd.api.types.is_scalar(value) and pd.isna(value)):
-        return "-"
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    return str(value)
+    terminal().print(table(list(map(str, frame)), frame.astype(object).to_numpy()))

@@ -9,23 +9,20 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
 from enum import StrEnum
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from typer import Argument, Exit, Option
 
-from workbench.cli.options import FAILED, Memory, Set, key_values, terminal
+from workbench.cli.options import FAILED, Set, key_values, option, options_of, table, terminal
+from workbench.config import SweepConfig, format_size
 from workbench.errors import ConfigError, OutOfMemory, WorkbenchError
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from rich.tree import Tree
-
     from workbench.bench.record import Row
     from workbench.search.problems import Problem
     from workbench.search.result import SearchResult
@@ -38,134 +35,104 @@ EXTRAS = {  # package: (what needs it, how to get it)
     "kaleido": ("figures as SVG and PDF", "pip install kaleido"),
     "jupyterlab": ("make lab", "pip install 'workbench[notebooks]'"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """Which problem is searched."""
-
-    problem: str = Argument(None, help='as text ("Compute 7-3+12."); else one of --problems')
-    problems: str = Option(None, help="tiny, math500, or a .json/.jsonl file (default: tiny)")
-    index: int = Option(None, min=0, help="which of --problems, counted from 0 (default: 0)")
-    level: int = Option(None, help="only problems of this level (1 to 5)")
-
-
-@dataclass(frozen=True, slots=True)
-class Searched:
-    """Settings of SweepConfig that have options of their own."""
-
-    llm: str = Option("tiny-solver", help="generator: a name, hub id, folder or .gguf")
-    prm: str = Option("tiny-prm", help="process reward model")
-    total_memory: Memory = "64MiB"
-    strategy: Literal["beam_search", "best_of_n"] = Option("beam_search", help="how to search")
-    n: int = Option(16, help="beams (or samples) of a problem")
-    beam_width: int = Option(4, help="children of a survivor; n // beam_width survive")
-    max_depth: int = Option(40, help="steps of a beam, at most")
-    temperature: float = Option(0.8, help="of sampling; 0 is greedy")
+Searched = Annotated[dict[str, Any], options_of(SweepConfig, {
+    "llm": "generator: a name, hub id, folder or .gguf",
+    "prm": "process reward model",
+    "total_memory": "of both models together, e.g. 64MiB",
+    "strategy": "how to search",
+    "n": "beams (or samples) of a problem",
+    "beam_width": "children of a survivor; n // beam_width survive",
+    "max_depth": "steps of a beam, at most",
+    "temperature": "of sampling; 0 is greedy",
+    "prm_format": "how the PRM is asked (default: as its name tells)",
+})]  # fmt: skip
 
 
 def run(
-    choice: Chosen,
+    *,
+    problem: str = Argument(None, help='as text ("Compute 7-3+12."); else one of --problems'),
+    problems: str = Option(None, help="tiny, math500, or a .json/.jsonl file (default: tiny)"),
+    index: int = Option(None, min=0, help="which of --problems, counted from 0 (default: 0)"),
+    level: int = Option(None, help="only problems of this level (1 to 5)"),
     settings: Searched,
-    prm_format: str = Option(None, help="how the PRM is asked (default: as its name tells)"),
-    llm_share: float = Option(0.3, help="the LLM's share of the total memory, in (0, 1)"),
+    llm_share: float = Option(0.3, min=0, max=1, help="the LLM's share of the total memory"),
     seed: int = Option(0, help="equal seeds give equal trees"),
     tree_depth: int = Option(6, min=0, help="levels of the tree that are printed; 0: none"),
     more: Set = None,
 ) -> None:
     """Search one problem; print its answer and tree."""
-    from workbench.config import SweepConfig, format_size, parse_size
-    from workbench.experiments.execute import build_engine, make_search, played
-    from workbench.experiments.memory import shares_of
+    from workbench.experiments import execute
+    from workbench.experiments.memory import feasibility, shares_of
     from workbench.experiments.settings import RunSpec
     from workbench.search.problems import Problem, load_problems
     from workbench.search.search import as_problems
 
-    problem, level = choice.problem, choice.level
     if problem is not None:
-        for name in ("problems", "index", "level"):
-            if getattr(choice, name) is not None:
-                given = f"run got the problem {problem!r} and --{name}, which picks another"
-                raise ConfigError(f"{given}; give one of them.")
-        chosen = as_problems(Problem("given", problem))[0]
+        for name, given in (("problems", problems), ("index", index), ("level", level)):
+            if given is not None:
+                both = f"run got the problem {problem!r} and --{name}, which picks another"
+                raise ConfigError(f"{both}; give one of them.")
+        (chosen,) = as_problems(Problem("given", problem))
     else:
-        source, place = choice.problems or "tiny", choice.index or 0
+        source, place = problems or "tiny", index or 0
         found = load_problems(source, limit=place + 1, levels=None if level is None else (level,))
         if place >= len(found):
             raise ConfigError(f"--index is {place}; {source} has problems 0 to {len(found) - 1}.")
         chosen = found[place]
-    if not 0 < llm_share < 1:
-        raise ConfigError(f"--llm-share is {llm_share:g}; allowed: a share in (0, 1).")
-    config = SweepConfig.from_dict(asdict(settings) | key_values(more, "--set"))
+    config = SweepConfig.from_dict(settings | key_values(more, "--set"))
     spec = RunSpec(config, llm_share, seed)
-    try:
-        engines = build_engine(spec.engine("llm")), build_engine(spec.engine("prm"))
-    except OutOfMemory as error:
-        total, fit = format_size(parse_size(spec.config.total_memory)), ""
-        if not spec.config.activations_in_total:  # activations are measured: no formula for shares
-            fit = f" {shares_of(spec.config)}."
-        raise OutOfMemory(
-            f"llm_share {llm_share:g} of {total} is infeasible. {error}{fit}"
-        ) from error
-    search = spec.search if prm_format is None else replace(spec.search, prm_format=prm_format)
-    result = played(make_search([chosen], *engines, search, seed))
+    room = feasibility(spec)
+    if not room.fits:
+        raise OutOfMemory(f"{room}. {shares_of(config)}.")
+    llm, prm = execute.Pair(spec).engines.values()
+    result = execute.make_search([chosen], llm, prm, config, seed).play()
     _show_search(result, chosen, tree_depth)
 
 
 def _show_search(result: SearchResult, problem: Problem, depth: int) -> None:
-    """Problem, tree, answer and speed."""
+    """Problem, tree down to a depth (its kept nodes bold), answer and speed."""
     import pandas as pd
     from rich.markup import escape
+    from rich.tree import Tree
 
-    console, row = terminal(), result.problems.iloc[0]
+    console, row, nodes = terminal(), result.problems.iloc[0], result.tree
     console.print(f"[bold]problem[/]  {escape(problem.problem)}")
     if depth:
-        console.print(_tree(result.tree, depth))
+        tree = Tree("tree  (score, step; bold: kept)")
+        branches = {"": tree}
+        shown = nodes[nodes["depth"] <= depth].sort_values(["depth", "node_id"])
+        for node in shown.to_dict("records"):
+            style = "bold" if node["kept"] else "dim"
+            label = f"[{style}]{node['score']:.3f}  {escape(' '.join(node['text'].split()))}[/]"
+            branches[node["node_id"]] = branches[node["parent_id"]].add(label)
+        console.print(tree)
     verdict = ""
     if not pd.isna(row["correct"]):
         verdict = "  (right)" if row["correct"] else f"  (wrong; it is {row['answer']})"
     console.print(f"[bold]answer[/]   {escape(row['predicted'] or '(none)')}{verdict}")
     steps = [step.strip() for step in result.candidates.iloc[0]["text"].split("\n\n")]
     console.print(f"[bold]best[/]     {escape(' / '.join(filter(None, steps)))}")
-    console.print(
-        f"[bold]speed[/]    {result.throughput}; {len(result.tree)} nodes, {row['tokens']} tokens, "
-        f"{row['iterations']} iterations"
-    )
+    counts = f"{len(nodes)} nodes, {row['tokens']} tokens, {row['iterations']} iterations"
+    console.print(f"[bold]speed[/]    {result.throughput}; {counts}")
 
 
-def _tree(nodes: pd.DataFrame, depth: int) -> Tree:
-    """The nodes down to `depth`: kept ones bold, each with its score and the text of its step."""
-    from rich.markup import escape
-    from rich.tree import Tree
-
-    drawn = Tree("tree  (score, step; bold: kept)")
-    branches = {"": drawn}
-    for node in nodes[nodes["depth"] <= depth].sort_values(["depth", "node_id"]).to_dict("records"):
-        style = "bold" if node["kept"] else "dim"
-        label = f"[{style}]{node['score']:.3f}  {escape(' '.join(node['text'].split()))}[/]"
-        branches[node["node_id"]] = branches[node["parent_id"]].add(label)
-    return drawn
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """Options of the benchmarks; each takes some."""
-
-    profile: Literal["quick", "default", "full"] = Option("default", help="repeats or problems")
-    model: str = Option(None, help="what is measured (default: tiny-solver)")
-    llm: str = Option(None, help="search, identity, reenact: generator (default: tiny-solver)")
-    prm: str = Option(None, help="search, identity, reenact: reward model (default: tiny-prm)")
-    problems: str = Option(None, help="search, identity, memory: file (default: by the models)")
-    seed: int = Option(None, help="where the bench takes one (default: 0)")
-    seeds: int = Option(None, min=1, help="search, memory: how many, not the profile's number")
-    repeats: int = Option(None, min=1, help="engine, memory, kernels, replay: how many")
-    peers: str = Option(None, help="engine: installed (default), none, or names and commas")
-    device: str = Option(None, help="engine, reenact: cpu (default), or a GPU: cuda, cuda:1")
-    part: str = Option(None, help="memory: starts, beams, forks, arena or sharing alone")
+Measured = Annotated[dict[str, Any], [
+    option("profile", Literal["quick", "default", "full"], "repeats or problems", "default"),
+    option("model", str, "what is measured (default: tiny-solver)"),
+    option("llm", str, "search, identity, reenact: generator (default: tiny-solver)"),
+    option("prm", str, "search, identity, reenact: reward model (default: tiny-prm)"),
+    option("problems", str, "search, identity, memory: file (default: by the models)"),
+    option("seed", int, "where the bench takes one (default: 0)"),
+    option("seeds", int, "search, memory: how many, not the profile's number", min=1),
+    option("repeats", int, "engine, memory, kernels, replay: how many", min=1),
+    option("peers", str, "engine: installed (default), none, or names and commas"),
+    option("device", str, "engine, reenact: cpu (default), or a GPU: cuda, cuda:1"),
+    option("part", str, "memory: starts, beams, forks, arena or sharing alone"),
+]]  # fmt: skip
 
 
 def bench(
-    options: Measured,
+    given: Measured,
     name: Literal[
         "engine", "search", "identity", "memory", "kernels", "replay", "reenact"
     ] = Argument(help="what to measure"),
@@ -185,8 +152,7 @@ def bench(
     from workbench.bench.record import record, write_record
 
     module, console = import_module(f"workbench.bench.{name}"), terminal()
-    settings = accepted(name, module.run, asdict(options))
-    part = options.part
+    settings, part = accepted(name, module.run, given), given.get("part")
     if part is not None and json and Path(json).exists():
         raise ConfigError(f"{json} exists, and --part {part} is not a whole record; name another.")
     rows: list[Row] = []
@@ -209,17 +175,16 @@ def bench(
         raise Exit(FAILED)
 
 
-def accepted(name: str, measured: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+def accepted(name: str, measured: Any, given: dict[str, Any]) -> dict[str, Any]:
     """The options this benchmark takes, defaults filled in; one it does not take is refused."""
-    known = inspect.signature(measured).parameters
-    given = {option: value for option, value in options.items() if value is not None}
+    known = {each.name: each.default for each in inspect.signature(measured).parameters.values()}
     if "model" in given and "model" not in known:  # searches name two models, this is the first
         given.setdefault("llm", given.pop("model"))
-    for option in given:
-        if option not in known:
-            takes = ", ".join(f"--{n}" for n in options if n in known)
-            raise ConfigError(f"bench {name} takes no --{option}; it takes {takes}.")
-    return {n: given.get(n, known[n].default) for n in options if n in known}
+    for each in given:
+        if each not in known:
+            takes = ", ".join(f"--{own}" for own in known)
+            raise ConfigError(f"bench {name} takes no --{each}; it takes {takes}.")
+    return known | given
 
 
 def mode_of(module: Any, settings: dict[str, Any]) -> dict[str, Any]:
@@ -289,11 +254,7 @@ def record(
     terminal().print(f"{path}: {len(result.problems)} problems, {size}")
 
 
-class Embedded(StrEnum):
-    """The models that come with the package."""
-
-    solver = "tiny-solver"
-    prm = "tiny-prm"
+Embedded = StrEnum("Embedded", {"solver": "tiny-solver", "prm": "tiny-prm"})
 
 
 def train_tiny(
@@ -315,8 +276,9 @@ def train_tiny(
     from workbench.training import training
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    models = {"models": tuple(name.value for name in model)} if model else {}
-    for folder in training.train_tiny(out, minutes=minutes, seed=seed, **models):
+    for folder in training.train_tiny(
+        out, minutes=minutes, seed=seed, models=tuple(model or Embedded)
+    ):
         print(f"written: {folder}")
 
 
@@ -334,39 +296,24 @@ def doctor() -> None:
 
     Changes nothing. Exit status 1 when something is missing that every run needs.
     """
-    from rich.table import Table
-
     findings = list(_examine())
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("", no_wrap=True)
-    for heading in ("found", "what to do")[: 1 + any(finding.remedy for finding in findings)]:
-        table.add_column(heading, overflow="fold")
-    for finding in findings:
-        style = "" if not finding.remedy else "red" if finding.needed else "yellow"
-        cells = (finding.topic, finding.found, finding.remedy)
-        table.add_row(*cells[: len(table.columns)], style=style)
-    terminal().print(table)
-    if any(finding.needed and finding.remedy for finding in findings):
+    drawn = table(("", "found", "what to do"), [each[:3] for each in findings], texts=True)
+    for row, each in zip(drawn.rows, findings):
+        row.style = "" if not each.remedy else "red" if each.needed else "yellow"
+    terminal().print(drawn)
+    if any(each.needed and each.remedy for each in findings):
         raise Exit(FAILED)
 
 
 def _examine() -> Iterator[Finding]:
     """Every finding, cheapest first."""
-    from workbench.config import format_size
-    from workbench.experiments.provenance import (
-        cpu_features,
-        git_state,
-        machine_facts,
-        project_root,
-        runs_folder,
-        versions,
-    )
+    from workbench.experiments import provenance
     from workbench.models.loading import load_model  # brings torch: its threads and GPU are told
     from workbench.models.spec import ARCHITECTURES
     from workbench.search.prm_formats import FORMATS
 
-    facts = machine_facts()
-    features = " ".join(cpu_features())
+    facts = provenance.machine_facts()
+    features = " ".join(provenance.cpu_features())
     yield Finding("processor", f"{facts['cpu']}, {facts['cores']} cores usable, {features}")
     crowded = facts["threads"] > facts["cores"]
     slow = f"more threads than cores: set OMP_NUM_THREADS={facts['cores']}" if crowded else ""
@@ -374,8 +321,8 @@ def _examine() -> Iterator[Finding]:
     memory = facts["memory_bytes"]
     yield Finding("memory", format_size(memory) if memory else "not told by this system")
     yield Finding("GPU", facts["gpu"] or "none seen by torch")
-    yield Finding("versions", ", ".join(f"{k} {v}" for k, v in versions().items()))
-    git = git_state()
+    yield Finding("versions", ", ".join(f"{k} {v}" for k, v in provenance.versions().items()))
+    git = provenance.git_state()
     changed = ", with changes" if git["dirty"] else ""
     yield Finding("commit", f"{git['commit'][:12]}{changed}" if git["commit"] else "no checkout")
     for name, (purpose, remedy) in EXTRAS.items():
@@ -385,7 +332,7 @@ def _examine() -> Iterator[Finding]:
             yield Finding(name, f"not installed; needed by: {purpose}", remedy)
     yield Finding("architectures", ", ".join(ARCHITECTURES))
     yield Finding("PRM formats", ", ".join(FORMATS))
-    for name in ("tiny-solver", "tiny-prm"):  # read and prepared as a run does it
+    for name in Embedded:  # read and prepared as a run does it
         try:
             model: Any = load_model(name)
         except WorkbenchError as error:
@@ -395,12 +342,12 @@ def _examine() -> Iterator[Finding]:
         same = "tokens may differ between batches"
         if kernels.batch_invariant:
             same = f"equal tokens in any batch, {kernels.pool.threads} threads"
-        found = f"{size} of weights; {kernels.name} kernels on {model.device}; {same}"
-        yield Finding(name, found)
+        where = f"{kernels.name} kernels on {model.device}"
+        yield Finding(name, f"{size} of weights; {where}; {same}")
     browser = next(filter(None, (os.environ.get("BROWSER_PATH"), *map(shutil.which, BROWSERS))), "")
     remedy = "SVG and PDF need one (Debian: apt install chromium), or set BROWSER_PATH"
     yield Finding("browser", browser or "none", "" if browser else remedy)
-    folder, free = runs_folder(), shutil.disk_usage(project_root()).free
+    folder, free = provenance.runs_folder(), shutil.disk_usage(provenance.project_root()).free
     runs = sum(1 for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else 0
     full = "less than 1 GiB is left on this disk" if free < 2**30 else ""
     yield Finding("runs", f"{folder}: {runs} kept, {format_size(free)} free", full)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 from workbench.core import SamplingRows, StepPlan, StepResult, WantedLogits
 from workbench.engine.sampling import (
     Logprobs,
-    filtered,
+    filters_of,
     require_finite,
     require_finite_rows,
-    sample,
     uniform,
 )
 from workbench.errors import ConfigError, StepError
@@ -105,7 +104,7 @@ class Executor:
             logits = self.model.logits(hidden, rows, self.buffers)
         wanted = tuple(self._wanted_logits(hidden, each) for each in plan.wanted)
         forwarded = perf_counter()
-        tokens, logprobs = self._sample(logits, plan.sampling)
+        tokens, logprobs = sample(self.model.kernels, logits, plan.sampling)
         return StepResult(tokens, logprobs, wanted, forwarded - started, perf_counter() - forwarded)
 
     def _forward(self, plan: StepPlan) -> torch.Tensor:
@@ -119,24 +118,6 @@ class Executor:
         if plan.num_tokens == plan.num_seqs:
             return self._decode_steps.forward(tokens, plan)
         return self.model.forward(tokens, self._caches, ForwardContext.of(plan), self.buffers)
-
-    def _sample(
-        self, logits: torch.Tensor, sampling: SamplingRows
-    ) -> tuple[NDArray[np.int64], Logprobs]:
-        if len(sampling) == 0:
-            return np.empty(0, np.int64), ()
-        if self.model.kernels.selects:
-            return chosen_tokens(self.model.kernels, logits, sampling)
-        return sample(logits.float().cpu().numpy(), sampling, self._draw)
-
-    def _draw(
-        self,
-        logits: NDArray[np.float32],
-        temperature: NDArray[np.float64],
-        noise: NDArray[np.float64],
-    ) -> NDArray[np.int64]:
-        given = (torch.from_numpy(each) for each in (logits, temperature, noise))
-        return self.model.kernels.draw(*given).cpu().numpy()
 
     def _wanted_logits(self, hidden: torch.Tensor, wanted: WantedLogits) -> NDArray[np.float32]:
         """float32 [rows, columns]: of the vocabulary or the value head, the asked columns only."""
@@ -221,33 +202,57 @@ class DecodeSteps:
 
 def staged(array: NDArray[Any], dtype: type[np.generic], device: torch.device) -> torch.Tensor:
     """The array on the device: on a CPU the same memory where it may be, else a copy under way."""
-    tensor = torch.from_numpy(np.require(array, dtype, ("C", "W")))
+    if array.dtype != dtype or not (array.flags.c_contiguous and array.flags.writeable):
+        array = np.require(array, dtype, ("C", "W"))
+    tensor = torch.from_numpy(array)
     if device.type == "cpu":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def chosen_tokens(
+def sample(
     kernels: Kernels, logits: torch.Tensor, rows: SamplingRows
 ) -> tuple[NDArray[np.int64], Logprobs]:
-    """Tokens of logits [R, vocab] chosen where they are, and wanted log probabilities; waits.
+    """Tokens int64 [R] of logits [R, vocab], chosen where they are, and wanted log probabilities.
 
-    For kernels that `selects`: what leaves the device is a number a row. Its sums and those of the
-    host's sampler are taken in another order, so what draws a row depends on that row alone: the
-    device, unless the row wants a filter or log probabilities; then its logits are copied to the
-    host. Raises StepError as the sampler does.
+    What leaves the device is a number a row, and log probabilities, which are of the unfiltered
+    distribution at temperature 1. Raises StepError naming rows whose logits are NaN or unbounded.
     """
-    noise = uniform(rows.seeds, rows.positions)
-    settings = np.stack([rows.temperature, noise])
-    temperature, drawn = staged(settings, np.float64, logits.device)
-    chosen: NDArray[np.int64] = kernels.choose(logits, temperature, drawn).cpu().numpy()
-    require_finite_rows(chosen[1] != 0, rows.rows)
-    tokens = chosen[0]
+    if not len(rows):
+        return np.empty(0, np.int64), ()
+    device, filters = logits.device, filters_of(rows, logits.shape[1])
+    tokens, finite = (
+        kernels.choose(
+            logits,
+            staged(rows.temperature, np.float64, device),
+            staged(uniform(rows.seeds, rows.positions), np.float64, device),
+            None if filters is None else staged(filters, np.float64, device),
+        )
+        .cpu()
+        .numpy()
+    )
+    require_finite_rows(finite != 0, rows.rows)
+    wanted = np.flatnonzero(rows.logprobs >= 0)
+    if not len(wanted):
+        return tokens, ()
     found: list[dict[int, float] | None] = [None] * len(rows)
-    for at in np.flatnonzero(filtered(rows, logits.shape[1]) | (rows.logprobs >= 0)):
-        one = slice(at, at + 1)
-        row = SamplingRows(**{f.name: getattr(rows, f.name)[one] for f in fields(rows)})
-        own = tokens[one]  # the device's, kept where nothing filters
-        sampled, logprobs = sample(logits[one].float().cpu().numpy(), row, lambda *_, t=own: t)
-        tokens[at], found[at] = sampled[0], logprobs[0] if logprobs else None
-    return tokens, tuple(found) if (rows.logprobs >= 0).any() else ()
+    some = logits
+    if len(wanted) < len(rows):
+        some = logits[torch.from_numpy(wanted).to(device)]
+    for at, own, total in zip(wanted, some, kernels.log_totals(some).tolist()):
+        ids = [int(tokens[at]), *likeliest(own, int(rows.logprobs[at]))]
+        found[at] = dict(zip(ids, (own[ids].double() - total).tolist()))
+    return tokens, tuple(found)
+
+
+def likeliest(logits: torch.Tensor, count: int) -> list[int]:
+    """Ids of the largest logits of a row, the largest first, of equal ones the lowest ids."""
+    if count < 1:
+        return []
+    whole = len(logits) - len(logits) % 256
+    tops = logits[:whole].view(-1, 256).amax(1)  # as many tokens are at least as large as these
+    least = tops.topk(count).values[-1] if count <= len(tops) else -torch.inf
+    ids = (logits >= least).nonzero()[:, 0]
+    order = logits[ids].sort(descending=True, stable=True).indices
+    found: list[int] = ids[order][:count].tolist()
+    return found

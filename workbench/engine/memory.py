@@ -230,17 +230,15 @@ def _even_plan(tokens: int, seqs: int, samples: bool) -> StepPlan:
 
 
 def _sampling(rows: NDArray[Any], positions: NDArray[Any]) -> SamplingRows:
-    """Sampling of these rows; rows are filtered in turn, so one has the filter of most room."""
+    """Sampling of these rows, with the filter that takes most room."""
     count = len(rows)
-    top_p = np.ones(count)
-    top_p[:1] = 0.9
     return SamplingRows(
         rows=rows.astype(np.int64),
         positions=positions.astype(np.int64),
         seeds=np.zeros(count, np.uint64),
         temperature=np.ones(count),
         top_k=np.zeros(count, np.int64),
-        top_p=top_p,
+        top_p=np.full(count, 0.9),
         min_p=np.zeros(count),
         logprobs=np.full(count, -1, np.int64),
     )

@@ -1,17 +1,17 @@
-"""From logits to tokens: seeded noise, the sampler, and when a sequence stops.
+"""Around the sampler: seeded noise, what a row leaves out, and when a sequence stops.
 
 Noise is a function of seed and position alone: counter-based (Salmon et al. 2011), splitmix64's
 finaliser (Steele, Lea and Flood 2014) over the seed and then seed and position together. A row's
-token depends on nothing but its own row: temperature, then top_k, top_p, min_p, each on what the
-one before left, as in vLLM and transformers; the token is the inverse CDF of u = uniform(seed,
-position) over ascending token ids, in float64. Temperature 0 takes the largest logit, the lowest id
-on ties. Log probabilities are of the unfiltered distribution at temperature 1.
+token depends on nothing but its own row and u = uniform(seed, position): `Kernels.choose`, which
+takes temperature, then top_k, top_p, min_p, as vLLM and transformers do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from bisect import bisect_left
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
+from itertools import count, islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,36 +41,6 @@ def uniform(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[
 Logprobs = tuple[dict[int, float] | None, ...]
 
 
-# Tokens of logits [R, vocab], temperatures [R] above 0 and noise [R], without filters.
-Draw = Callable[[NDArray[np.float32], NDArray[np.float64], NDArray[np.float64]], NDArray[np.int64]]
-
-
-def sample(
-    logits: NDArray[np.float32], rows: SamplingRows, draw: Draw | None = None
-) -> tuple[NDArray[np.int64], Logprobs]:
-    """Tokens int64 [R] of logits float32 [R, vocab]; log probabilities of rows that want them.
-
-    draw: what draws the tokens of rows without filters, `inverse_cdf` if not given. Raises
-    StepError naming the rows whose logits are NaN or unbounded.
-    """
-    tokens = logits.argmax(axis=1)  # the first of equal ones; of a row with NaN, that NaN
-    require_finite(logits[np.arange(len(tokens)), tokens], rows.rows)
-    warm, sorts = rows.temperature > 0, filtered(rows, logits.shape[1])
-    plain = warm & ~sorts
-    if plain.any():  # where all rows are, nothing of their logits is copied
-        at = slice(None) if plain.all() else plain
-        noise = uniform(rows.seeds[at], rows.positions[at])
-        tokens[at] = (draw or inverse_cdf)(logits[at], rows.temperature[at], noise)
-    for row in np.flatnonzero(warm & sorts):  # by itself: filters sort
-        one = slice(row, row + 1)
-        weights = _weights(logits[one], rows.temperature[one])
-        _filter_row(
-            weights[0], int(rows.top_k[row]), float(rows.top_p[row]), float(rows.min_p[row])
-        )
-        tokens[row] = _at_noise(weights, uniform(rows.seeds[one], rows.positions[one]))[0]
-    return tokens, _logprobs(logits, rows, tokens)
-
-
 def require_finite(values: NDArray[np.float32], rows: NDArray[np.int64]) -> None:
     """StepError unless all values are finite; values[i], one or several, are of rows[i]."""
     finite = np.isfinite(values)
@@ -89,66 +59,13 @@ def require_finite_rows(finite: NDArray[np.bool_], rows: NDArray[np.int64]) -> N
         )
 
 
-def inverse_cdf(
-    logits: NDArray[np.float32], temperature: NDArray[np.float64], noise: NDArray[np.float64]
-) -> NDArray[np.int64]:
-    """Each row's token: the first whose weights up to it exceed noise times all of them."""
-    return _at_noise(_weights(logits, temperature), noise)
+def filters_of(rows: SamplingRows, vocab: int) -> NDArray[np.float64] | None:
+    """[R, 3] of top_k, top_p and min_p, for `Kernels.choose`; None if no row leaves tokens out."""
+    some = ((rows.top_k > 0) & (rows.top_k < vocab)) | (rows.top_p < 1) | (rows.min_p > 0)
+    return np.stack([rows.top_k, rows.top_p, rows.min_p], axis=1) if some.any() else None
 
 
-def _at_noise(weights: NDArray[np.float64], noise: NDArray[np.float64]) -> NDArray[np.int64]:
-    sums = np.cumsum(weights, axis=1)
-    tokens = np.count_nonzero(sums <= (noise * sums[:, -1])[:, None], axis=1)
-    for i in np.flatnonzero(tokens == sums.shape[1]):  # noise < 1, yet the product rounded up
-        tokens[i] = np.flatnonzero(weights[i])[-1]
-    return tokens
-
-
-def _weights(logits: NDArray[np.float32], temperature: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Unnormalised softmax, float64 [R, vocab]: exp((logit - largest) / temperature), at most 1."""
-    wide = logits.astype(np.float64)
-    wide -= wide.max(axis=1, keepdims=True)
-    wide /= temperature[:, None]
-    return np.exp(wide, out=wide)
-
-
-def filtered(rows: SamplingRows, vocab: int) -> NDArray[np.bool_]:
-    """[R] Whether a row leaves tokens out."""
-    some = (rows.top_k > 0) & (rows.top_k < vocab)
-    return some | (rows.top_p < 1) | (rows.min_p > 0)
-
-
-def _filter_row(weights: NDArray[np.float64], top_k: int, top_p: float, min_p: float) -> None:
-    """Which tokens stay, in token order.
-
-    top_k keeps k tokens, of equal ones the lowest ids; top_p the fewest, most likely first, that
-    reach it; min_p those of at least min_p times the most likely one's probability.
-    """
-    order = np.argsort(-weights, kind="stable")
-    if 0 < top_k < len(order):
-        weights[order[top_k:]] = 0
-        order = order[:top_k]
-    if top_p < 1:
-        reached = np.cumsum(weights[order])
-        kept = int(np.searchsorted(reached, top_p * reached[-1])) + 1
-        weights[order[kept:]] = 0
-    weights[weights < min_p * weights[order[0]]] = 0
-
-
-def _logprobs(
-    logits: NDArray[np.float32], rows: SamplingRows, tokens: NDArray[np.int64]
-) -> Logprobs:
-    """Empty when no row wants any, so that the common case costs one comparison."""
-    if not (rows.logprobs >= 0).any():
-        return ()
-    found: list[dict[int, float] | None] = [None] * len(tokens)
-    for i in np.flatnonzero(rows.logprobs >= 0):
-        wide = logits[i].astype(np.float64)
-        wide -= wide.max()
-        wide -= np.log(np.exp(wide).sum())
-        best = np.argsort(-wide, kind="stable")[: rows.logprobs[i]]
-        found[i] = {int(t): float(wide[t]) for t in (tokens[i], *best)}
-    return tuple(found)
+MOST_STOPS = 256  # stop strings whose tokens are remembered though no request has them
 
 
 class StopChecker:
@@ -158,6 +75,7 @@ class StopChecker:
         self._bytes = token_bytes
         self._eos = frozenset(eos_ids)
         self._able: dict[str, NDArray[np.int64]] = {}  # ids that may complete a stop string
+        self._sorted: list[tuple[bytes, int]] = []  # tokens and their ids, once there is a stop
         self.clear()
 
     def clear(self) -> None:
@@ -227,12 +145,26 @@ class StopChecker:
             self._reasons[condition] += change
             return
         if condition not in self._able:
-            # a token can complete it that holds it, or whose beginning is an end of it
-            stop = condition.encode()
-            ends = tuple(stop[k:] for k in range(len(stop)))
-            able = [i for i, t in enumerate(self._bytes) if stop in t or t.startswith(ends)]
-            self._able[condition] = np.array(able, np.int64)
+            if len(self._able) >= MOST_STOPS:
+                unused = [stop for stop in self._able if stop not in self._users]
+                for stop in unused:
+                    del self._able[stop]
+            self._able[condition] = self._completing(condition.encode())
         self._reasons[self._able[condition]] += change
+
+    def _completing(self, stop: bytes) -> NDArray[np.int64]:
+        """Ids of the tokens that can complete it: they hold it, or begin with an end of it."""
+        if not self._sorted:
+            self._sorted = sorted(zip(self._bytes, count()))
+        found = {i for i, token in enumerate(self._bytes) if stop in token}
+        for start in range(len(stop)):
+            end = stop[start:]
+            first = bisect_left(self._sorted, (end, -1))
+            for token, i in islice(self._sorted, first, None):
+                if not token.startswith(end):
+                    break
+                found.add(i)
+        return np.array(sorted(found), np.int64)
 
 
 def _conditions(params: SamplingParams) -> set[str | int]:

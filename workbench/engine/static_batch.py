@@ -93,7 +93,7 @@ class StaticScheduler(Scheduler):
             tokens = member.token_ids[: member.num_to_compute]
             allocation = self._cache.allocate(member.request_id, tokens)
             reserved = self._cache.extend(member.request_id, [0] * most)
-            assert allocation is not None and reserved is not None, "`require_servable` saw that it fits"
+            assert allocation is not None and reserved is not None, "a batch fits: it was seen"
             self._account.admit(member, allocation)
             self._stamp_admission(member, 0)
             blocks = allocation.block_ids + reserved

@@ -20,8 +20,8 @@ from workbench.experiments.rows import (
     lost_time_rows,
     memory_split_rows,
     prefix_hit_rows,
+    rates_of,
     thrashing_rows,
-    throughput,
 )
 from workbench.experiments.settings import BATCHED, LAST_TWO, THESIS_SHARE, sweep_config
 from workbench.experiments.statistics import Interval, Rates, Tables, upper_bound_of_none
@@ -82,7 +82,7 @@ def claims_of(sweep: Tables) -> list[Claim]:
         peak_claim(memory_split_rows(sweep)),
         constant_claim(sweep.runs),
         linear_claim(sweep.runs),
-        eviction_claim(throughput(sweep), lost_time_rows(sweep)),
+        eviction_claim(rates_of(sweep)["tokens_per_s"], lost_time_rows(sweep)),
         hits_claim(prefix_hit_rows(sweep)),
         thrash_claim(thrashing_rows(sweep)),
         sameness_claim(sweep.table("nodes")),

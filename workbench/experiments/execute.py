@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 from workbench import __version__
-from workbench.config import EngineConfig, SearchConfig, StrategyConfig, SweepConfig
+from workbench.config import SearchConfig, StrategyConfig, SweepConfig
 from workbench.core import RequestOutput, SamplingParams, StepPlan, StepResult
 from workbench.engine.engine import Engine
 from workbench.engine.executor import StepHandle
@@ -42,12 +42,15 @@ from workbench.search.prm import PRM, trie_size
 from workbench.search.problems import Problem
 from workbench.search.requests import Strategy
 from workbench.search.result import SearchResult, Throughput
+from workbench.search.rounds import Progress
 from workbench.search.search import Search
 from workbench.search.strategies import BeamSearch, BestOfN
 from workbench.trace import SCHEMA_VERSION, Recorder, Trace
 
-Execute = Callable[[Sequence[RunSpec]], Iterable[tuple[RunSpec, Outcome]]]
-"""Carries out the runs of a group, each handed back as soon as it has ended."""
+Execute = Callable[[Sequence[RunSpec]], Iterable[tuple[RunSpec, Outcome | Progress]]]
+"""Carries out the runs of a group, each handed back as soon as it has ended; until then it may be
+told how far a search is.
+"""
 COUNTS = (
     *("preempted", "allocated", "evicted", "thrashed", "thrash_events", "query_tokens"),
     *("hit_tokens", "prefill_tokens", "decode_tokens", "recomputed_tokens_evicted"),
@@ -79,15 +82,14 @@ class Searches:
     def __init__(self) -> None:
         self._warm = False
 
-    def __call__(self, specs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, Outcome]]:
+    def __call__(self, specs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, Outcome | Progress]]:
         waiting = list(specs)
         while waiting:
             count, sizes = 1, accumulate(spec.total_bytes for spec in waiting)
             if waiting[0].config.device == "cpu":  # on a GPU one at a time
                 count = max(1, sum(size <= total_memory() // 2 for size in sizes))
             together, waiting = waiting[:count], waiting[count:]
-            if not self._warm:
-                self._warm = _warm_up(together[0])
+            self._warm = self._warm or _warm_up(together[0])
             yield from _interleaved(together)
             gc.collect()  # engines hold cycles; the next runs must not pay for their memory
 
@@ -100,13 +102,13 @@ def _warm_up(spec: RunSpec) -> bool:
     few = min(spec.config.num_problems, spec.config.warmup_problems)
     if few:
         try:
-            played(Pair(replace(spec, config=replace(spec.config, num_problems=few))).search())
+            Pair(replace(spec, config=replace(spec.config, num_problems=few))).search().play()
         except Exception:
             return False
     return True
 
 
-def _interleaved(specs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, Outcome]]:
+def _interleaved(specs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, Outcome | Progress]]:
     """Every search in turn plays a round; each turn begins with the next of them."""
     first: Pair | None = None
     running: list[tuple[Pair, Search]] = []
@@ -120,12 +122,13 @@ def _interleaved(specs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, Outcome]]:
     while running:
         left = []
         for pair, search in running:
-            outcome: Outcome
+            outcome: Outcome | Progress
             try:
                 if search.round():
                     left.append((pair, search))
-                    continue
-                outcome = pair.result_of(search.result())
+                    outcome = search.progress
+                else:
+                    outcome = pair.result_of(search.result())
             except Exception as problem:
                 outcome = problem
             yield pair.spec, outcome
@@ -143,14 +146,14 @@ class Pair:
         self.spec, self.arena = spec, make_arena(spec) if spec.get("policy") else None
         self.engines: dict[str, Engine] = {}
         for role in ENGINES:
-            given: dict[str, Any] = {"arena": self.arena, "arena_name": role}
+            given = spec.engine(role).to_dict() | {"arena": self.arena, "arena_name": role}
             given["weights"] = weights and weights.engines[role].weights
-            self.engines[role] = build_engine(spec.engine(role), kind, **given)
+            self.engines[role] = kind(**given)
 
     def search(self) -> Search:
         """The run's search, to be played."""
         spec, (llm, prm) = self.spec, self.engines.values()
-        return make_search(sweep_problems(spec.config), llm, prm, spec.search, spec.seed)
+        return make_search(sweep_problems(spec.config), llm, prm, spec.config, spec.seed)
 
     def result_of(self, result: SearchResult) -> RunResult:
         """What the run brings: cells of its row, problems, nodes and the trace of both engines."""
@@ -159,39 +162,31 @@ class Pair:
         cells["accuracy"] = result.accuracy
         if self.arena is not None:
             cells |= _arena_columns(result, self.arena)
-        tables = {"problems": with_wall_part(result), "nodes": result.tree}
-        return RunResult(cells, tables | _traced(result.trace))
+        tables = {"problems": with_wall_part(result.problems, result.throughput)}
+        return RunResult(cells, tables | {"nodes": result.tree} | _traced(result.trace))
 
 
 def _traced(trace: Trace) -> dict[str, pd.DataFrame]:
     return {name: getattr(trace, name) for name in ("steps", "requests", "spans")}
 
 
-def build_engine(config: EngineConfig, kind: type[Engine] = Engine, **given: Any) -> Engine:
-    """The engine of a configuration. given: of Engine, beside its settings."""
-    return kind(**config.to_dict(), **given)
-
-
 def make_arena(spec: RunSpec) -> KVArena:
     """The memory of both models. OutOfMemory where a floor cannot be met."""
     shapes = []
     for role in ENGINES:
-        names = ("block_size", "max_model_len", "dtype", "device")
-        config = spec.engine(role)
-        given = {name: getattr(config, name) for name in names}
-        shapes.append(block_shape(config.model, name=role, **given))
+        own, names = spec.engine(role), ("block_size", "max_model_len", "dtype", "device")
+        given = {name: getattr(own, name) for name in names}
+        shapes.append(block_shape(own.model, name=role, **given))
     policy = settings.POLICIES[spec.get("policy")]()
     return KVArena(spec.get("kv_bytes"), shapes, policy, spec.get("kv_share"))
 
 
 def make_strategy(config: StrategyConfig) -> Strategy:
-    """The strategy a configuration names."""
-    aggregation = config.aggregation or "last"
+    """The strategy a configuration names; the search sets its aggregation."""
     if config.strategy == "best_of_n":
-        return BestOfN(n=config.n, aggregation=aggregation)
+        return BestOfN(n=config.n)
     names = ("n", "beam_width", "max_depth", "finish_at_limit")
-    sizes = {name: getattr(config, name) for name in names}
-    return BeamSearch(**sizes, aggregation=aggregation)
+    return BeamSearch(**{name: getattr(config, name) for name in names})
 
 
 def make_search(
@@ -205,29 +200,19 @@ def make_search(
     """A search with the settings, the strategy and the PRM's format of `config`."""
     own = {each.name: getattr(config, each.name) for each in fields(SearchConfig)}
     scorer = PRM(prm, own.pop("prm_format"))
-    given: dict[str, Any] = {"llm": llm, "prm": scorer, "strategy": make_strategy(config)}
-    return Search(problems, **given, seed=seed, record=record, **own)
+    own |= {"strategy": make_strategy(config), "seed": seed, "record": record}
+    return Search(problems, llm=llm, prm=scorer, **own)
 
 
-def played(search: Search) -> SearchResult:
-    """The result of a search played to its end."""
-    while search.round():
-        pass
-    return search.result()
-
-
-def with_wall_part(result: SearchResult) -> pd.DataFrame:
-    """The problems with wall_part_s: wall time divided among them by their time in flight.
+def with_wall_part(problems: pd.DataFrame, throughput: Throughput) -> pd.DataFrame:
+    """Problems with wall_part_s: wall time divided among them by their time in flight, `seconds`.
 
     The parts add up to wall time, so tokens over wall_part_s is the run's throughput, problem by
     problem.
     """
-    seconds = result.problems["seconds"]
-    return result.problems.assign(wall_part_s=_wall_parts(seconds, result.throughput))
-
-
-def _wall_parts(seconds: pd.Series, throughput: Throughput) -> pd.Series:
-    return seconds * (throughput.wall_s / seconds.sum() if seconds.sum() else 0.0)
+    seconds = problems["seconds"]
+    part = throughput.wall_s / seconds.sum() if seconds.sum() else 0.0
+    return problems.assign(wall_part_s=seconds * part)
 
 
 def run_columns(
@@ -313,20 +298,17 @@ class Asked:
             return self.positions[-1] + 1
         return len(self.token_ids) + len(self.sampled) - 1
 
-    def queue(self, engine: Engine, again: bool) -> int:
-        """Ask an engine; not `again`: to be told as many tokens as recorded, whatever they are."""
+    def queue(self, engine: Engine) -> int:
+        """Ask an engine again."""
         if self.params is None:
             return engine.add_score(self.token_ids, self.positions, self.columns)
-        count = len(self.sampled)
-        told = replace(self.params, max_tokens=count, stop=(), ignore_eos=True)
-        return engine.add(self.token_ids, self.params if again else told)
+        return engine.add(self.token_ids, self.params)
 
     def is_same(self, output: RequestOutput) -> bool:
         """Whether an output is the recorded one, token by token or bit by bit."""
         recorded = None if self.output is None else self.output.logits
-        if recorded is None or output.logits is None:
-            return tuple(output.token_ids) == self.sampled
-        return np.array_equal(recorded, output.logits)
+        told = tuple(output.token_ids) == self.sampled
+        return told and np.array_equal(recorded, output.logits)  # type: ignore[arg-type]
 
 
 class Listener(Engine):
@@ -389,7 +371,7 @@ class Cells:
         if not self._asked:
             usual = replace(self._config, num_problems=spec.config.num_problems)
             pair = Pair(RunSpec(usual, spec.llm_share, spec.seed), kind=Listener)
-            played(pair.search())
+            pair.search().play()
             for role, each in pair.engines.items():
                 assert isinstance(each, Listener)
                 self._asked[role] = list(each.asked.values()), each.weights
@@ -398,14 +380,14 @@ class Cells:
         asked = requests[:: spec.get("every")]
         if not is_timed:
             config = replace(config, memory=None, num_blocks=feasibility(spec).blocks(model))
-        engine, recorder = build_engine(config, weights=weights), Recorder()
+        engine, recorder = Engine(**config.to_dict(), weights=weights), Recorder()
         if not is_timed:
             by_seed = {a.params.seed & (2**64 - 1): a for a in asked if a.params}  # as in a plan
             computes_nothing: Any = Recited(engine.executor.storage, by_seed)
             engine.executor = computes_nothing
         engine.trace_as(recorder, model)
         start = time.perf_counter()
-        numbers = [each.queue(engine, again=is_timed) for each in asked]
+        numbers = [each.queue(engine) for each in asked]
         outputs: dict[int, RequestOutput] = {}
         while engine.has_work:
             outputs |= {output.request_id: output for output in engine.step()}
@@ -529,6 +511,5 @@ def replayed_run(device: Device, spec: RunSpec) -> RunResult:
     rows = pd.DataFrame({"tokens": tokens, "seconds": seconds, "prm_tokens_computed": computed})
     levels = {p.problem.id: p.problem.level for p in answers.recording.problems}
     rows["level"] = rows.index.map(levels)
-    rows["wall_part_s"] = _wall_parts(seconds, found.throughput)
-    problems = rows.rename_axis("problem_id").reset_index()
+    problems = with_wall_part(rows, found.throughput).rename_axis("problem_id").reset_index()
     return RunResult(row, {"problems": problems} | _traced(found.trace))

@@ -28,10 +28,11 @@ from workbench.errors import RunStoreError, nearest
 from workbench.experiments.provenance import git_state, machine_facts, versions
 
 PLOTLY_JS = "plotly.min.js"
-PAGE_STYLE = """
-body { font-family: Arial, sans-serif; max-width: 1000px; margin: 1em auto; padding: 0 1em; }
-figure { margin: 0; } figcaption { font-size: .85em; color: #333; padding: 0 1em; }
-"""
+PAGE_HEAD = f"""<script src="{PLOTLY_JS}"></script>
+<style>
+body {{ font-family: Arial, sans-serif; max-width: 1000px; margin: 1em auto; padding: 0 1em; }}
+figure {{ margin: 0; }} figcaption {{ font-size: .85em; color: #333; padding: 0 1em; }}
+</style>"""
 Draw = Callable[[pd.DataFrame, str], go.Figure]
 
 
@@ -65,7 +66,9 @@ def save_figure(
     """
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
-    fixed = stable(fig)
+    fixed = go.Figure(fig)
+    for number, trace in enumerate(fixed.data):
+        trace.uid = f"trace{number}"  # plotly would draw names inside at random
     share_plotly_js(place)
     facts: Mapping[str, Any] = measured or {
         "versions": versions(),
@@ -78,7 +81,7 @@ def save_figure(
     contents = {
         ".parquet": rows.to_parquet(index=False, compression="zstd"),
         ".json": f"{text}\n".encode(),
-        ".html": page(fixed, name).encode(),
+        ".html": document(name, PAGE_HEAD, drawing(fixed, name)).encode(),
     }
     browser = open_browser()
     problem = browser.problem
@@ -116,8 +119,7 @@ def replot(
                 "first."
             )
         rows, record = pd.read_parquet(stored[0]), json.loads(stored[1].read_text(encoding="utf-8"))
-        told = record["parameters"]  # older records call it by another name
-        told["provenance"] = told.pop("face", "") or told.get("provenance", "")
+        told = record["parameters"]
         drawn.append((figures[name](rows, told["provenance"]), rows, name, place, told, record))
     return [save_figure(*each, measured=record) for *each, record in drawn]
 
@@ -127,18 +129,17 @@ def _said(fig: go.Figure, what: str) -> str:
     return str((fig.layout.meta or {}).get(what, ""))
 
 
-def page(fig: go.Figure, name: str) -> str:
-    """A page with the figure and a sentence of text; plotly.js lies in the same folder."""
+def document(title: str, head: str, body: str) -> str:
+    """An HTML page. head: scripts and style."""
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<title>{html.escape(name)}</title>
-<script src="{PLOTLY_JS}"></script>
-<style>{PAGE_STYLE}</style>
+<title>{html.escape(title)}</title>
+{head}
 </head>
 <body>
-{drawing(fig, name)}
+{body}
 </body>
 </html>
 """
@@ -261,14 +262,6 @@ def open_browser() -> Browser:
     browser = Browser()
     atexit.register(browser.close)
     return browser
-
-
-def stable(fig: go.Figure) -> go.Figure:
-    """A copy whose traces have fixed names inside; plotly would draw them at random."""
-    copy = go.Figure(fig)
-    for place, trace in enumerate(copy.data):
-        trace.uid = f"trace{place}"
-    return copy
 
 
 def print_version(fig: go.Figure) -> go.Figure:

@@ -12,7 +12,7 @@ import html
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -20,9 +20,10 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from workbench.config import require_known
 from workbench.errors import ConfigError, NotebookError, nearest
 from workbench.experiments.claims import Claim
-from workbench.experiments.export import drawing, share_plotly_js, write_together
+from workbench.experiments.export import document, drawing, share_plotly_js, write_together
 from workbench.experiments.provenance import project_root
 
 INJECTED = "# Parameters"  # the first line of the cell papermill inserts
@@ -90,15 +91,16 @@ def check_parameters(cells: Sequence[str] | None = None) -> None:
         cells = () if shell is None else shell.user_ns["In"]
     for before, injected in pairwise(cells):
         if injected.startswith(INJECTED):
-            refuse_unknown(assignments(injected), assignments(before), "This notebook")
+            known = list(assignments(before))
+            require_known(assignments(injected), known, "This notebook", "parameter")
 
 
-def refuse_unknown(given: Mapping[str, Any], known: Mapping[str, Any], where: str) -> None:
-    """Raise ConfigError for a name in `given` that is not in `known`; the nearest is named."""
-    for name in given:
-        if name not in known:
-            hint = f"{nearest(name, list(known))} Known: {', '.join(known)}."
-            raise ConfigError(f"{where} has no parameter {name!r}.{hint}")
+def known_together(files: Iterable[Path], given: Iterable[str]) -> dict[Path, dict[str, Any]]:
+    """The parameters of each notebook; ConfigError for a given one that none of them has."""
+    known = {file: known_parameters(file) for file in files}
+    names = list(dict.fromkeys(name for each in known.values() for name in each))
+    require_known(given, names, " and ".join(file.stem for file in known), "parameter")
+    return known
 
 
 def run_notebooks(
@@ -117,11 +119,8 @@ def run_notebooks(
     """
     files = notebook_files(names, folder)
     given = dict(parameters or {}) | ({"profile": profile} if profile else {})
-    known = {file: known_parameters(file) for file in files}
-    together = {name: None for each in known.values() for name in each}
-    refuse_unknown(given, together, " and ".join(file.stem for file in files))
-    reports = project_root() / "reports" / "notebooks"
-    place = Path(out_dir) if out_dir else reports / (profile or "default")
+    known = known_together(files, given)
+    place = Path(out_dir or project_root() / "reports" / "notebooks" / (profile or "default"))
     place.mkdir(parents=True, exist_ok=True)
     ours = {name: value for name, value in BATCH.items() if name not in os.environ}
     os.environ.update(ours)  # for the kernels started within
@@ -143,7 +142,8 @@ def _run(notebook: Path, parameters: dict[str, Any], place: Path, progress: bool
     for old in (done, failed):
         old.unlink(missing_ok=True)
     shown = {"progress_bar": False, "stderr_file": sys.stderr if progress else None}
-    shown |= {"extra_arguments": ["--IPKernelApp.log_level=ERROR"], "cwd": project_root()}
+    quiet = ["--IPKernelApp.log_level=CRITICAL"]  # a shut-down interrupts, and logs it as an error
+    shown |= {"extra_arguments": quiet, "cwd": project_root()}
     try:
         papermill.execute_notebook(notebook, partial, parameters, **shown)
     except BaseException as problem:
@@ -200,11 +200,7 @@ def write_report(
         f"<td>{html.escape(claim.rung)}</td></tr>"
         for claim in claims
     )
-    content = f"""<!DOCTYPE html>
-<html lang="en">
-<head><meta charset="utf-8"><title>The memory study</title><style>{STYLE}</style></head>
-<body>
-<h1>How should two models that search together share one memory?</h1>
+    content = f"""<h1>How should two models that search together share one memory?</h1>
 <p>{measured}</p>
 <h2>Claims</h2>
 <table>
@@ -215,11 +211,9 @@ def write_report(
 <ul>
 {links}
 </ul>
-<p>Written {written}.</p>
-</body>
-</html>
-"""
-    write_together(reports, {"index.html": content.encode()})
+<p>Written {written}.</p>"""
+    index = document("The memory study", f"<style>{STYLE}</style>", content)
+    write_together(reports, {"index.html": index.encode()})
     return reports / "index.html"
 
 

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workbench.config import EngineConfig, SweepConfig, format_size
+from workbench.config import EngineConfig, SweepConfig, format_size, parse_size
 from workbench.engine.engine import Engine
 from workbench.errors import ConfigError, OutOfMemory
-from workbench.experiments.execute import build_engine, memory_parts
+from workbench.experiments.execute import memory_parts
 from workbench.experiments.memory import (
     DTYPE_BYTES,
     ENGINES,
@@ -28,7 +28,7 @@ from workbench.experiments.memory import (
 )
 from workbench.experiments.runs import machine_columns
 from workbench.experiments.settings import RunSpec, thesis_pair
-from workbench.experiments.study import CARRIES_OVER, rung
+from workbench.experiments.study import provenance_here
 from workbench.models.registry import model_spec
 
 MEASURED, COMPUTED = "measured", "computed"
@@ -64,7 +64,6 @@ class MemoryStudy:
     a sweep. beyond: shares outside the feasible ones that are shown with what they lack.
     """
 
-    config: SweepConfig
     runs: pd.DataFrame
     measured: Pair
     computed: Pair
@@ -72,9 +71,19 @@ class MemoryStudy:
     plan: None = None
 
     @property
+    def config(self) -> SweepConfig:
+        """The settings that engines were built with."""
+        return self.measured.config
+
+    @property
     def pairs(self) -> tuple[Pair, Pair]:
         """The measured and the computed one."""
         return self.measured, self.computed
+
+    @property
+    def shares(self) -> list[float]:
+        """All that are shown."""
+        return sorted({*self.config.shares, *self.beyond})
 
     def __repr__(self) -> str:
         return f"MemoryStudy({self.config.profile}: engines built at {len(self.runs)} shares)"
@@ -89,12 +98,12 @@ def study_memory(config: SweepConfig, beyond: Sequence[float] = ()) -> MemoryStu
     reasons = []
     for share in sorted(config.shares):
         spec = RunSpec(config, share, config.seeds[0])
+        row = {"llm_share": share, "llm_bytes": spec.llm_bytes, "prm_bytes": spec.prm_bytes}
         try:
             if not (possible := feasibility(spec)).fits:
                 raise OutOfMemory(str(possible))
-            row = {"llm_share": share, "llm_bytes": spec.llm_bytes, "prm_bytes": spec.prm_bytes}
             for model in ENGINES:
-                parts = memory_parts(_build(spec.engine(model)))
+                parts = _built(spec.engine(model))
                 row |= {f"{model}_{name}": value for name, value in parts.items()}
             rows.append(row)
         except OutOfMemory as problem:  # activations in the total are known to the engine alone
@@ -104,22 +113,21 @@ def study_memory(config: SweepConfig, beyond: Sequence[float] = ()) -> MemoryStu
         raise ConfigError(f"No engine can be built: {why}. Give other shares or more memory.")
     facts = {name: getattr(config, name) for name in ("profile", "llm", "prm")}
     runs = pd.DataFrame(rows).assign(**facts, total_memory=spec.total_bytes, **machine_columns())
-    longest = tuple(_over_longest(spec.engine(model)) for model in ENGINES)
+    longest = []
+    for usual in map(spec.engine, ENGINES):  # a dry pass over one request of the greatest length
+        length = usual.max_model_len or model_spec(usual.model).max_model_len
+        one = replace(usual, memory=None, num_blocks=-(-length // usual.block_size))
+        one = replace(one, max_num_seqs=1, max_num_batched_tokens=length)
+        longest.append(int(_built(one)["activations_bytes"]))
     limits = tuple(rows[0][f"{model}_activations_bytes"] for model in ENGINES)
-    measured = Pair(MEASURED, config, longest, limits)
-    return MemoryStudy(config, runs, measured, computed_pair(), tuple(beyond))
+    measured = Pair(MEASURED, config, tuple(longest), limits)
+    return MemoryStudy(runs, measured, computed_pair(), tuple(beyond))
 
 
-def _over_longest(usual: EngineConfig) -> int:
-    """Activations as a dry pass over one request of the greatest length finds them."""
-    longest = usual.max_model_len or model_spec(usual.model).max_model_len
-    one = replace(usual, memory=None, num_blocks=-(-longest // usual.block_size), max_num_seqs=1)
-    return int(_build(replace(one, max_num_batched_tokens=longest)).memory.activations)
-
-
-def _build(config: EngineConfig) -> Engine:
+def _built(config: EngineConfig) -> dict[str, Any]:
+    """The memory parts of an engine that is built for them alone."""
     gc.collect()  # engines hold cycles; the last one must not stay beside this one
-    return build_engine(config)
+    return memory_parts(Engine(**config.to_dict()))
 
 
 def computed_pair() -> Pair:
@@ -144,10 +152,8 @@ def _by_formula(pair: Pair, share: float) -> list[dict[str, Any]]:
         row |= {"in_total": pair.config.activations_in_total, "token": need.block_bytes // size}
         row |= {"low_end": ends.low, "high_end": ends.high, "block_size": size}
         row |= {"weights": need.weights, "other": 0, "kv": max(0, budget - need.fixed)}
-        row |= {
-            "activations_longest": pair.longest[place],
-            "activations_limits": pair.limits[place],
-        }
+        dry = {"longest": pair.longest[place], "limits": pair.limits[place]}
+        row |= {f"activations_{name}": bytes_ for name, bytes_ in dry.items()}
         rows.append(row | {"blocks": at.blocks(model)})
     return rows
 
@@ -156,7 +162,7 @@ def memory_part_rows(study: MemoryStudy) -> pd.DataFrame:
     """Rows of plots.memory_parts; fits: both models; what was not built is by the formula."""
     built: dict[float, Any] = {run["llm_share"]: run for run in study.runs.to_dict("records")}
     rows = []
-    for pair, share in product(study.pairs, sorted({*study.config.shares, *study.beyond})):
+    for pair, share in product(study.pairs, study.shares):
         run: Any = built.get(share) if pair.how == MEASURED else None
         both = _by_formula(pair, share)
         if both[0]["fits"] and pair.how == MEASURED and run is None:
@@ -177,10 +183,9 @@ def block_count_rows(study: MemoryStudy) -> pd.DataFrame:
     """Rows of plots.kv_blocks. kind: formula (a line over the whole axis), built (an engine's own
     count, beside formula_blocks) or lacking (a share that does not fit).
     """
-    shares = sorted({*study.config.shares, *study.beyond})
     rows = [
         row | {"kind": kind, "formula_blocks": row["blocks"]}
-        for kind, wanted in (("formula", GRID), ("lacking", shares))
+        for kind, wanted in (("formula", GRID), ("lacking", study.shares))
         for pair, share in product(study.pairs, wanted)
         for row in _by_formula(pair, share)
         if kind == "formula" or row["lacks_bytes"]
@@ -195,16 +200,13 @@ def block_count_rows(study: MemoryStudy) -> pd.DataFrame:
 
 def memory_provenance(study: MemoryStudy) -> str:
     """What stands on both figures: what was built where, and what was computed."""
-    first, far = study.runs.iloc[0], study.computed.config
-    outside, size = (
-        "" if config.activations_in_total else ", activations outside it"
-        for config in (study.config, far)
-    )
-    return (
-        f"LLM {first['llm']}, PRM {first['prm']} ({rung(study.runs)}); total memory "
-        f"{format_size(int(first['total_memory']))}{outside}; both engines built at "
-        f"{len(study.runs)} shares; {first['machine']}.\n"
-        f"Computed: {far.llm.removeprefix('dummy:')}, {far.prm.removeprefix('dummy:')}, "
-        f"{far.dtype}, {format_size(RunSpec(far, 0.5, 0).total_bytes)}{size}, requests of up "
-        f"to {far.max_model_len:,} tokens.\n{CARRIES_OVER}"
-    )
+    sizes = []
+    for pair in study.pairs:
+        outside = "" if pair.config.activations_in_total else ", activations outside it"
+        sizes.append(format_size(parse_size(pair.config.total_memory)) + outside)
+    here, far = study.config, study.computed.config
+    what = f"total memory {sizes[0]}; both engines built at {len(study.runs)} shares"
+    names = ", ".join(name.removeprefix("dummy:") for name in (far.llm, far.prm))
+    requests = f"requests of up to {far.max_model_len:,} tokens"
+    computed = f"Computed: {names}, {far.dtype}, {sizes[1]}, {requests}."
+    return provenance_here(here.llm, here.prm, what, computed)

@@ -8,7 +8,6 @@ of rates also from the machine's noise.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any
 
@@ -46,12 +45,6 @@ STRETCHES = 20
 Row = dict[str, Any]
 
 
-def _groups(rows: pd.DataFrame, *keys: str) -> Iterator[tuple[Row, pd.DataFrame]]:
-    """Rows of equal values of the keys, each with these values."""
-    for values, own in rows.groupby(list(keys)):
-        yield dict(zip(keys, values)), own
-
-
 # -- the memory split --
 
 
@@ -61,14 +54,14 @@ def rooms(sweep: Tables) -> pd.DataFrame:
     return sweep.runs[columns].drop_duplicates("llm_share").sort_values("llm_share")
 
 
-def with_rooms(parts: list[Row], sweep: Tables) -> pd.DataFrame:
+def with_rooms(parts: list[Row] | pd.DataFrame, sweep: Tables) -> pd.DataFrame:
     """Rows with llm_share as a table, with the columns of `rooms`."""
     return pd.DataFrame(parts).merge(rooms(sweep), on="llm_share", how="left")
 
 
 def memory_split_rows(sweep: Tables) -> pd.DataFrame:
     """Rows of plots.memory_split; same_work: the shares that do the same work as the peak's."""
-    rates = _rates_of(sweep)
+    rates = rates_of(sweep)
     parts = [
         {"llm_share": share, "metric": metric, **found.at(share).cells}
         for metric, found in rates.items()
@@ -82,12 +75,10 @@ def memory_split_rows(sweep: Tables) -> pd.DataFrame:
     return with_rooms(parts, sweep)
 
 
-def throughput(sweep: Tables) -> Rates:
-    """Generated tokens a second over the split, drawn with the sweep's noise."""
-    return _rates_of(sweep)["tokens_per_s"]
-
-
-def _rates_of(sweep: Tables) -> dict[str, Rates]:
+def rates_of(sweep: Tables) -> dict[str, Rates]:
+    """Rates over the split, drawn with the sweep's noise: generated tokens, problems, and the
+    tokens of each model by the seconds in which it works.
+    """
     rows, runs, noise = problem_seconds(sweep), sweep.runs, noise_of(sweep.all_runs)
     return {
         name: draw_rates(rows, runs, "llm_share", top, bottom, noise=noise)
@@ -141,32 +132,14 @@ def block_rows(sweep: Tables, llm_share: float, beside: tuple[float, ...] = ()) 
     )
 
 
-def starvation_rows(sweep: Tables, prm_share: float = 0.5, llm_share: float = 0.08) -> pd.DataFrame:
-    """Whether each model runs out of blocks at its end of the axis: counts over all seeds."""
-    steps, rows = sweep.table("steps"), []
-    for engine, share, column, words in (
-        ("prm", prm_share, "evicted", "blocks evicted"),
-        ("prm", prm_share, "recomputed_tokens_evicted", "evicted tokens computed again"),
-        ("llm", llm_share, "preempted", "requests preempted"),
-    ):
-        here = (steps["engine"] == engine) & ((steps["llm_share"] - share).abs() < 1e-9)
-        count = int(steps.loc[here, column].sum())
-        rows.append({"engine": engine, "llm_share": share, "what": words, "count": count})
-    return pd.DataFrame(rows).assign(seen=lambda table: table["count"] > 0)
-
-
 def prefix_hit_rows(sweep: Tables) -> pd.DataFrame:
     """Rows of plots.prefix_hits: tokens found cached over tokens queried, at first admissions."""
-    parts = [
-        key | _problem_ratio(rows, "cached_tokens", "prompt_tokens").cells
-        for key, rows in _groups(sweep.table("requests"), "llm_share", "engine")
-    ]
+    parts = []
+    for (share, engine), rows in sweep.table("requests").groupby(["llm_share", "engine"]):
+        units = list(rows["problem_id"])
+        found = bootstrap_ratio(rows["cached_tokens"], rows["prompt_tokens"], units)
+        parts.append({"llm_share": share, "engine": engine, **found.cells})
     return with_rooms(parts, sweep)
-
-
-def _problem_ratio(rows: pd.DataFrame, top: str, bottom: str) -> Interval:
-    """Sum of `top` over sum of `bottom`, its interval from drawing problems anew."""
-    return bootstrap_ratio(rows[top], rows[bottom], list(rows["problem_id"]))
 
 
 def thrashing_rows(sweep: Tables) -> pd.DataFrame:
@@ -198,11 +171,12 @@ def thrashing_rows(sweep: Tables) -> pd.DataFrame:
     thrashed = by_stretch(steps, "start_s", ["thrash_events", "thrashed"])
     stretches = thrashed.join(by_stretch(admitted, "scheduled_s", ["look_ups"]), how="outer")
     searches, parts = sweep.runs["seed"].nunique(), []
-    for where, rows in _groups(stretches.fillna(0).reset_index(), "llm_share", "engine"):
-        events = rate(rows, "thrash_events", 1000.0)
+    stretches = stretches.fillna(0).reset_index()
+    for (share, engine), rows in stretches.groupby(["llm_share", "engine"]):
+        where = {"llm_share": share, "engine": engine}
         blocks = rate(rows, "thrashed", rows["look_ups"].sum() / searches)
-        parts += [where | {"metric": "events_per_1000", **events}]
-        parts += [where | {"metric": "blocks", **blocks}]
+        parts.append(where | {"metric": "events_per_1000"} | rate(rows, "thrash_events", 1000.0))
+        parts.append(where | {"metric": "blocks"} | blocks)
     return with_rooms(parts, sweep)
 
 
@@ -224,16 +198,14 @@ def lost_time_rows(sweep: Tables, costs: Mapping[str, Cost] | None = None) -> pd
     )
     inside = [_engine_uses(steps[steps["engine"] == e], e, costs[e]) for e in ENGINES]
     uses = pd.concat([*inside, outside], ignore_index=True)
-    runs = sweep.runs.groupby("llm_share")["run_id"].nunique().rename("runs")
     columns = ["run_id", "llm_share", "start_s", "duration_s"]
     both = pd.concat([steps[columns], spans[columns]])  # first start to last end of each run
     by_run = both.assign(end=both["start_s"] + both["duration_s"]).groupby(["llm_share", "run_id"])
     walls = by_run["end"].max() - by_run["start_s"].min()
-    walls = walls.groupby("llm_share").mean().rename("wall_s")
     seconds = uses.groupby(["llm_share", "lane", "part"])["seconds"].sum().reset_index()
-    rows = seconds.merge(runs, on="llm_share").merge(walls, on="llm_share")
-    rows["seconds"] /= rows.pop("runs")
-    return rows.merge(rooms(sweep), on="llm_share", how="left")
+    rows = seconds.join(walls.groupby("llm_share").mean().rename("wall_s"), on="llm_share")
+    rows["seconds"] /= rows["llm_share"].map(walls.groupby("llm_share").size())
+    return with_rooms(rows, sweep)
 
 
 def accounted(rows: pd.DataFrame) -> pd.Series:
@@ -286,11 +258,10 @@ def batch_rows(cells: pd.DataFrame, model: str) -> pd.DataFrame:
     own = cells[(cells["model"] == model) & (cells["role"] == TIMED)]
     whole = own[own["kind"] == CONTINUOUS]
     limits = product(*(whole[name].unique() for name in settings.LIMITS[:2]))
-    refused = pd.DataFrame([pair for pair in limits if not settings.accepted(*pair)])
-    if len(refused):
-        refused.columns = pd.Index(settings.LIMITS[:2])
+    refused = [dict(zip(settings.LIMITS, each)) for each in limits if each[0] > each[1]]
+    if refused:
         why = {"status": INFEASIBLE, "error": TOO_FEW_TOKENS}
-        own = pd.concat([own, refused.assign(model=model, kind=CONTINUOUS, **why)])
+        own = pd.concat([own, pd.DataFrame(refused).assign(model=model, kind=CONTINUOUS, **why)])
     rows = own.reindex(columns=[*CELL, "status", "error", *CELL_RATES])
     rows = rows.astype(dict.fromkeys(CELL_RATES, float))
     columns = {name: (name, "first") for name in ("status", "error")}
@@ -303,12 +274,11 @@ def balance_rows(sweep: Tables, cells: pd.DataFrame) -> pd.DataFrame:
     """Rows of plots.balance: steps a second of both models over the split, and wasted blocks."""
     keys = ["run_id", "problem_id"]
     steps = sweep.table("nodes").groupby(keys).size().rename("steps").reset_index()
-    busy = [
-        {"llm_share": share, "metric": "steps_per_busy_s", "model": model}
-        | _problem_ratio(own, "steps", f"{model}_busy_part_s").cells
-        for share, own in problem_seconds(sweep).merge(steps, on=keys).groupby("llm_share")
-        for model in ENGINES
-    ]
+    busy, seconds = [], problem_seconds(sweep).merge(steps, on=keys)
+    for (share, own), model in product(seconds.groupby("llm_share"), ENGINES):
+        units, part = list(own["problem_id"]), own[f"{model}_busy_part_s"]
+        cells_of = bootstrap_ratio(own["steps"], part, units).cells
+        busy.append({"llm_share": share, "metric": "steps_per_busy_s", "model": model} | cells_of)
     done = cells[cells["status"] == FINISHED]
     static = done["kind"] == settings.STATIC_BATCH
     columns = ["model", "kind", "block_size", "max_num_seqs"]
@@ -366,8 +336,7 @@ def ablation_rows(study: Study) -> pd.DataFrame:
             add(key, side, _mean(own, f"correct_{side}"), limit)
     labels = {key: each.label for key, each in settings.MODIFICATIONS.items()}
     table = pd.DataFrame(rows)
-    table.insert(1, "label", table["rung"].map(labels))
-    return table
+    return table.assign(label=table["rung"].map(labels))
 
 
 def _mean(problems: pd.DataFrame, column: str) -> Interval:
@@ -460,16 +429,17 @@ def optimisation_rows(study: Study) -> pd.DataFrame:
     runs, problems = study.runs, study.table("problems")
     done = [s for s in study.measured_settings if study.has(s)]
     differing = differing_nodes(study, [(UNCAPPED_SETTING, setting) for setting in done])
+    again = [f"{e}_recomputed_tokens_{why}" for e in ENGINES for why in ("evicted", "preempted")]
     rows: list[Row] = []
     for setting in done:
         own, its = runs[runs["setting"] == setting], problems[problems["setting"] == setting]
         cells = {str(name): own.iloc[0][name] for name in PARTS_OF_SETTING}
         differ, total = differing[setting]
         for metric, found in (
-            ("tokens_per_s", _beside_elastic(study, cells["budget"], setting).cells),
+            ("tokens_per_s", _beside_elastic(study, cells["budget"], setting)),
             ("accuracy", _mean(its, "correct").cells),
             ("same", {"value": 1 - differ / max(total, 1)}),
-            ("recomputed", {"value": recomputed(own)}),
+            ("recomputed", {"value": float(own[again].sum(axis=1).mean())}),
         ):
             rows.append(cells | {"metric": metric, **found})
     bad = study.all_runs[study.all_runs["status"] == INFEASIBLE].drop_duplicates("setting")
@@ -490,12 +460,6 @@ def speed_up(
     pair = runs[runs["setting"].isin([before, after])]
     rows = study.table("problems", runs=pair).assign(sixty=60.0)
     return draw_rates(rows, pair, "setting", top, noise=study.noise).ratio(before, after)
-
-
-def recomputed(runs: pd.DataFrame) -> float:
-    """Tokens a run computes again for want of memory, both models together; mean over seeds."""
-    columns = [f"{e}_recomputed_tokens_{why}" for e in ENGINES for why in ("evicted", "preempted")]
-    return float(runs[columns].sum(axis=1).mean())
 
 
 def speed_of(study: Study, setting: str) -> float:
@@ -533,15 +497,14 @@ def bound_tokens_per_s(runs: pd.DataFrame) -> float:
     return float(runs["sampled_tokens"].sum() / seconds.sum())
 
 
-def _beside_elastic(study: Study, budget: float, setting: str) -> Interval:
+def _beside_elastic(study: Study, budget: float, setting: str) -> dict[str, float]:
     """A setting's tokens a second with the interval of its ratio to the elastic policy alone."""
     elastic = settings.setting_of(budget, settings.ELASTIC, None, NONE)
     rate = speed_of(study, setting)
     if not study.has(elastic):
-        return Interval(rate, float("nan"), float("nan"), 0)
+        return {"value": rate, "low": float("nan"), "high": float("nan")}
     ratio = speed_up(study, elastic, setting)
-    base = rate / ratio.estimate
-    return replace(ratio, estimate=rate, low=base * ratio.low, high=base * ratio.high)
+    return {name: value * rate / ratio.estimate for name, value in ratio.cells.items()}
 
 
 def _memory_rows(study: Study, done: Sequence[str]) -> Iterator[pd.DataFrame]:
@@ -610,34 +573,36 @@ def rung_rows(*sweeps: Tables) -> pd.DataFrame:
 # -- the size of a cache: one recorded order of calls at every size, whole searches at some --
 
 SIZES, OPTIMA = 40, 8
-REPLAYS = (0.6, 0.8, 1.0, 1.3, 2.0)
+REPLAYS: Sequence[float] = (0.6, 0.8, 1.0, 1.3, 2.0)
 """Sizes at which whole searches are replayed, over the order's own peak of active blocks."""
 FEW_REPLAYS = (0.75,)  # of a search of true size
 
 
-def size_rows(
-    answers: Answers,
-    device: Device,
-    *,
-    changes: Changes | None = None,
-    replays: Sequence[float] = REPLAYS,
-    shares: Mapping[float, tuple[int, int]] | None = None,
-) -> pd.DataFrame:
-    """Rows of plots.miss_ratio: LRU and Belady's optimum from the order, replays beside them.
+def size_rows(sweep: Study, recording: str | None = None, device: str = DEVICE) -> pd.DataFrame:
+    """Rows of plots.miss_ratio, of a recording of the package, or else of the replayed rung's own
+    search: LRU and Belady's optimum from the order, whole replays beside them.
 
-    changes: of the replay that makes the order. replays: sizes of each cache, over the order's
-    peak, at which the whole search is replayed. shares: KV tokens of (LLM, PRM) that are marked.
+    The replayed rung's order is that at a share of about 0.3. The ends and the middle of the
+    sweep's axis are marked.
     """
-    rows: list[Row] = []
-    for place, calls in enumerate(search_calls(answers, device, changes)):
-        engine, peak = ENGINES[place], int(miss_ratio(calls, [1]).iloc[0]["peak_active"])
+    found, replays = load_device(device), REPLAYS
+    changes: Changes = {}
+    if recording is not None:
+        answers = Answers(load_recording(recording))
+    else:
+        answers, replays = thesis_answers(sweep.config, sweep.config.seeds[0]), FEW_REPLAYS
+        changes = {"min_problem_batch": sweep.config.min_problem_batch}
+    room, rows = rooms(sweep), list[Row]()
+    marked = room.iloc[[0, len(room) // 2, -1]].to_dict("records")
+    for engine, calls in zip(ENGINES, search_calls(answers, found, changes), strict=True):
+        peak = int(miss_ratio(calls, [1]).iloc[0]["peak_active"])
         sizes = [round(peak * each) for each in replays]
-        mine = [*_curves(calls, peak), *_replayed(answers, device, changes or {}, engine, sizes)]
+        mine = [*_curves(calls, peak), *_replayed(answers, found, changes, engine, sizes)]
         for row in mine:
             rows.append(row | {"engine": engine, "tokens": calls.block_size * row["num_blocks"]})
-        for share, tokens in (shares or {}).items():
-            row = {"kind": "share", "llm_share": share}
-            rows.append(row | {"engine": engine, "tokens": tokens[place]})
+        for at in marked:
+            row = {"kind": "share", "llm_share": at["llm_share"], "engine": engine}
+            rows.append(row | {"tokens": int(at[f"{engine}_kv_tokens"])})
     columns = ["engine", "kind", "num_blocks", "tokens", "fits", "hit_ratio", "thrashed_per_1000"]
     return pd.DataFrame(rows).reindex(columns=[*columns, "llm_share"])
 
@@ -676,20 +641,6 @@ def _replayed(
         hits = steps["hit_tokens"].sum() / max(int(steps["query_tokens"].sum()), 1)
         row = {"kind": "replay", "num_blocks": num_blocks, "fits": True, "hit_ratio": hits}
         yield row | {"thrashed_per_1000": 1000 * steps["thrashed"].sum() / look_ups}
-
-
-def size_tables(sweep: Study, recording: str | None = None, device: str = DEVICE) -> pd.DataFrame:
-    """Rows of a recording of the package, or else of the replayed rung's own search, in the order
-    it has at a share of about 0.3. The ends and the middle of the sweep's axis are marked.
-    """
-    found, table = load_device(device), rooms(sweep).to_numpy()
-    shares = {s: (int(llm), int(prm)) for s, llm, prm in table[[0, len(table) // 2, -1]]}
-    if recording is not None:
-        return size_rows(Answers(load_recording(recording)), found, shares=shares)
-    config = sweep.config
-    changes = {"min_problem_batch": config.min_problem_batch}
-    answers = thesis_answers(config, config.seeds[0])
-    return size_rows(answers, found, changes=changes, replays=FEW_REPLAYS, shares=shares)
 
 
 def provenance_recorded(recording: str) -> str:

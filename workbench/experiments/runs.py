@@ -3,7 +3,7 @@
 A folder is written under a temporary sibling name, flushed to disk and renamed in one step, so a
 run killed at any moment leaves no half result under its own name; the next start removes what dead
 processes left. A run that failed or could not be built is a row like any other, with its reason.
-Archives carry run folders between machines; nothing in one is trusted.
+Archives carry run folders between machines; nothing in one is trusted. Stored runs are compared.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache, partial
+from html import escape
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from workbench import __version__
@@ -33,7 +35,15 @@ from workbench.config import SweepConfig
 from workbench.errors import OutOfMemory, RunStoreError, nearest
 from workbench.experiments.memory import feasibility
 from workbench.experiments.provenance import describe, git_state, machine_facts, versions
-from workbench.experiments.settings import Identity, RunSpec, fingerprint_of, hash_of
+from workbench.experiments.settings import (
+    COUNTED,
+    TIMED,
+    Identity,
+    RunSpec,
+    fingerprint_of,
+    hash_of,
+)
+from workbench.experiments.statistics import bootstrap
 from workbench.models.registry import DUMMY, find_model
 from workbench.search.problems import Problem, load_problems
 from workbench.trace import SCHEMA_VERSION, read_table, write_table
@@ -62,8 +72,8 @@ def identify(config: SweepConfig) -> Identity:
 
 def sweep_problems(config: SweepConfig) -> list[Problem]:
     """The problems that every run of the sweep searches, in the same order."""
-    levels = config.levels or None
-    return load_problems(config.problems, config.num_problems, levels, config.problem_seed)
+    picked = config.num_problems, config.levels or None, config.problem_seed
+    return load_problems(config.problems, *picked)
 
 
 def model_fingerprint(model: str) -> str:
@@ -162,11 +172,13 @@ class RunStore:
         found = sorted(self.root.glob(f"[!.]*-{fingerprint}"))
         return found[0] if found else None
 
-    def holds(self, fingerprint: str, retry_failed: bool = False) -> bool:
-        """Whether a run needs no repetition: finished, infeasible, or failed and not retried."""
+    def held(self, fingerprint: str, retry_failed: bool = False) -> str | None:
+        """The status of a run that needs no repetition: finished, infeasible, or failed and not
+        retried; None of any other.
+        """
         folder = self.find(fingerprint)
         status = None if folder is None else status_of(folder)
-        return status in (FINISHED, INFEASIBLE) or (status == FAILED and not retry_failed)
+        return None if status == "unreadable" or (status == FAILED and retry_failed) else status
 
     def write(self, spec: RunSpec, identity: Identity, outcome: Outcome) -> Path:
         """Store a run atomically, whatever became of it; returns its folder.
@@ -206,17 +218,14 @@ class RunStore:
             shutil.rmtree(temporary)
         _flush(self.root)
 
-    def clear_leftovers(self) -> list[Path]:
-        """Remove temporary folders of this host's dead processes; returns what was removed."""
-        removed = []
+    def clear_leftovers(self) -> None:
+        """Remove temporary folders of this host's dead processes."""
         for folder in self.root.glob(f"{TEMPORARY}{_host()}+*"):
             with suppress(PermissionError, ValueError):  # another user's, or not ours
                 try:
                     os.kill(int(folder.name.split("+")[1]), 0)
                 except ProcessLookupError:
                     shutil.rmtree(folder, ignore_errors=True)
-                    removed.append(folder)
-        return removed
 
     def folders(self) -> list[Path]:
         """Every run folder, by name; an empty list where nothing was stored yet."""
@@ -433,3 +442,155 @@ def _archive(path: str | Path) -> Path:
             f"{Path(path).name!r} is no run archive; its name must end in {', '.join(ENDINGS)}."
         )
     return Path(path)
+
+
+# -- two runs, or two groups of runs, side by side: differences are paired by problem and seed --
+
+PAIRED = {
+    "accuracy": ("correct", "one"),
+    **{name: (name, "one") for name in ("tokens", "iterations", "seconds")},
+    "tokens_per_s": ("tokens", "wall_part_s"),
+}
+"""What is compared: a column of `problems` over another, or over one a problem: its mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What `compare` found.
+
+    parameters: every setting that differs; differences: b - a with intervals; first_difference: the
+    first node whose tokens or score differ, None where all are equal; warnings: why the two may not
+    be comparable.
+    """
+
+    parameters: pd.DataFrame
+    differences: pd.DataFrame
+    first_difference: str | None
+    warnings: tuple[str, ...]
+
+    @property
+    def identical(self) -> bool:
+        """Whether every node of every pair has equal tokens and scores."""
+        return self.first_difference is None
+
+    def _repr_html_(self) -> str:
+        tokens = "identical" if self.identical else f"different ({self.first_difference})"
+        notes = "".join(f"<p><b>Warning:</b> {escape(text)}</p>" for text in self.warnings)
+        tables = self.parameters.to_html(index=False) + self.differences.to_html(index=False)
+        return f"{notes}{tables}<p>Tokens and scores: {escape(tokens)}.</p>"
+
+
+def compare(a: Folders, b: Folders) -> Comparison:
+    """Compare two sides: each a run folder, several, or a folder of run folders.
+
+    Runs pair by seed (and by llm_share, where a side holds several); problems pair within them.
+    Raises RunStoreError where a side holds no finished run or the two have no pair in common.
+    """
+    sides = _finished(a, "a"), _finished(b, "b")
+    keys = _pair_keys(*sides)
+    tables = [_table(runs, "problems", keys) for runs in sides]
+    problems = tables[0].merge(tables[1], on=[*keys, "problem_id"], suffixes=("_a", "_b"))
+    if problems.empty:
+        raise RunStoreError(
+            f"The two have no problem in common with equal {' and '.join(keys)}; compare runs "
+            "of the same problems and seeds."
+        )
+    nodes = [_table(runs, "nodes", keys) for runs in sides]
+    parameters = pd.DataFrame({side: _parameters(runs) for side, runs in zip("ab", sides)})
+    parameters = parameters.fillna("-").rename_axis("name").sort_index().reset_index()
+    return Comparison(
+        parameters=parameters[parameters["a"] != parameters["b"]].reset_index(drop=True),
+        differences=_differences(problems),
+        first_difference=_first_difference(nodes, problems[[*keys, "problem_id"]], keys),
+        warnings=tuple(_warnings(*sides)),
+    )
+
+
+def _finished(runs: Folders, side: str) -> pd.DataFrame:
+    found = load_runs(runs)
+    found = found[found["status"] == FINISHED]
+    if "role" in found:
+        found = found[~found["role"].isin((TIMED, COUNTED))]  # cells ask, they search nothing
+    if found.empty:
+        raise RunStoreError(
+            f"Side {side} holds no finished search; `workbench runs list` shows status."
+        )
+    return found.reset_index(drop=True)
+
+
+def _pair_keys(left: pd.DataFrame, right: pd.DataFrame) -> list[str]:
+    """Columns that tell the runs of a side apart."""
+    keys = ["seed", "llm_share", "role", "repeat", "setting", "max_depth", "num_problems"]
+    for count in (1, 2, 4, 7):
+        if not any(runs.duplicated(keys[:count]).any() for runs in (left, right)):
+            return keys[:count]
+    raise RunStoreError(
+        "A side holds several runs of equal seed and share; name the run folders to be compared."
+    )
+
+
+def _table(runs: pd.DataFrame, name: str, keys: list[str]) -> pd.DataFrame:
+    """A trace table with the keys of its runs."""
+    return load_table(list(runs["folder"]), name).merge(runs[["run_id", *keys]], on="run_id")
+
+
+def _parameters(runs: pd.DataFrame) -> pd.Series:
+    """Every setting as text; where the runs differ, all values."""
+    rows = []
+    for config in (read_config(Path(folder)) for folder in runs["folder"]):
+        identity = {f"identity.{name}": value for name, value in config["identity"].items()}
+        values = config["parameters"] | identity
+        rows.append({name: json.dumps(value) for name, value in values.items()})
+    return pd.DataFrame(rows).apply(lambda column: ", ".join(sorted(set(column.dropna()))))
+
+
+def _differences(problems: pd.DataFrame) -> pd.DataFrame:
+    def difference(a_top: Any, a_bottom: Any, b_top: Any, b_bottom: Any) -> Any:
+        return b_top / b_bottom - a_top / a_bottom
+
+    rows, problems = [], problems.assign(one_a=1.0, one_b=1.0)
+    for metric, columns in PAIRED.items():
+        names = [f"{column}_{side}" for side in "ab" for column in columns]
+        known = problems[["problem_id", *names]].dropna()
+        if known.empty:
+            continue
+        sides = known[names].astype(float)
+        found = bootstrap([sides[n] for n in names], list(known["problem_id"]), difference)
+        a_top, a_bottom, b_top, b_bottom = sides.sum()
+        row = {"metric": metric, "a": a_top / a_bottom, "b": b_top / b_bottom}
+        row |= {"difference": found.estimate, "low": found.low, "high": found.high}
+        rows.append(row | {"pairs": len(known)})
+    return pd.DataFrame(rows)
+
+
+def _first_difference(
+    nodes: list[pd.DataFrame], pairs: pd.DataFrame, keys: list[str]
+) -> str | None:
+    """A side that has no such node shows None."""
+    on, order = [*keys, "problem_id", "node_id", "depth"], [*keys, "problem_id", "depth", "node_id"]
+    tables = [table[[*on, "token_ids", "score"]].merge(pairs) for table in nodes]
+    both = tables[0].merge(tables[1], on=on, how="outer", suffixes=("_a", "_b"))
+    for side in "ab":
+        tokens = both[f"token_ids_{side}"]
+        both[side] = tokens.map(lambda ids: list(map(int, ids)) if np.iterable(ids) else None)
+    both["same"] = [a == b for a, b in zip(both["a"], both["b"])]
+    differ = both[~both["same"] | (both["score_a"] != both["score_b"])]
+    if differ.empty:
+        return None
+    row = differ.sort_values(order).iloc[0]
+    what, a, b = "tokens", row["a"], row["b"]
+    if row["same"]:
+        what, a, b = "scores", row["score_a"], row["score_b"]
+    where = f"problem {row['problem_id']}, seed {row['seed']}, node {row['node_id']}"
+    return f"{where}: {what} differ, a has {a}, b has {b}"
+
+
+def _warnings(left: pd.DataFrame, right: pd.DataFrame) -> Iterable[str]:
+    for column in ("machine", "versions", "git_commit"):
+        values = [sorted(map(str, set(runs[column]))) for runs in (left, right)]
+        if values[0] != values[1] or len(values[0]) > 1:
+            a, b = (" / ".join(each) for each in values)
+            yield f"{column} differs: a {a}; b {b}. Seconds and rates do not compare."
+    for side, runs in (("a", left), ("b", right)):
+        if runs["git_dirty"].astype("boolean").fillna(False).any():
+            yield f"side {side} was measured with uncommitted changes."

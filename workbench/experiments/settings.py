@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
 from typing import Any, NamedTuple
 
-from workbench.config import EngineConfig, StrategyConfig, SweepConfig, check, parse_size, refused
+from workbench.config import EngineConfig, SweepConfig, check, parse_size, refused
 from workbench.errors import ConfigError, nearest
 from workbench.experiments.memory import ENGINES, feasibility, shares_of, starting_share
 from workbench.kvcache.policies import FirstCome, MarginalValue, PhaseAware, Policy, StaticSplit
@@ -61,23 +61,19 @@ PROFILES: dict[str, dict[str, Any]] = {
     },
 }
 """Settings that differ from SweepConfig's own, which are the default profile's."""
-SECONDS_PER_PROBLEM = {"quick": 1.5, "default": 1.5, "full": 1.5, "thesis": 60.0}
-"""Rough cost of one problem on the reference machine, until this machine has finished a run."""
+SECONDS_PER_PROBLEM = {"tiny": 1.5, "math500": 60.0}
+"""Rough cost of one problem of a family, until this machine has finished a run."""
 
 
 def sweep_config(profile: str = "default", **overrides: Any) -> SweepConfig:
-    """The sweep of a profile with settings overridden (None: the profile's own; lists too)."""
+    """The sweep of a profile with settings overridden (None: the profile's own)."""
     own = _of_profile(PROFILES, profile)
     return SweepConfig.from_dict(own | {"profile": profile} | overridden(overrides))
 
 
 def overridden(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The overrides that are not None, as notebooks give them; lists become tuples."""
-    return {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in overrides.items()
-        if value is not None
-    }
+    """The overrides that are not None, as notebooks give them."""
+    return {name: value for name, value in overrides.items() if value is not None}
 
 
 def _of_profile(table: Mapping[str, Any], profile: str) -> Any:
@@ -85,17 +81,6 @@ def _of_profile(table: Mapping[str, Any], profile: str) -> Any:
         hint = f"{nearest(profile, list(table))} Profiles: {', '.join(table)}."
         raise ConfigError(f"There is no profile {profile!r}.{hint}")
     return table[profile]
-
-
-def promises_scarcity(config: SweepConfig) -> bool:
-    """Whether both models must run out of blocks at their ends of the axis: in the default
-    profile's models, memory and search with at least as many problems, both ends among the shares.
-    """
-    usual = sweep_config("default")
-    free = {"num_problems", "seeds", "shares", *HOW_IT_IS_CARRIED_OUT}
-    same = replace(config, **{name: getattr(usual, name) for name in free}) == usual
-    ends = {min(usual.shares), max(usual.shares)} <= set(config.shares)
-    return same and ends and config.num_problems >= usual.num_problems
 
 
 def thesis_pair() -> SweepConfig:
@@ -189,11 +174,6 @@ class RunSpec:
     def prm_bytes(self) -> int:
         """The PRM's part: what the LLM leaves."""
         return self.total_bytes - self.llm_bytes
-
-    @property
-    def search(self) -> StrategyConfig:
-        """The search that the run carries out."""
-        return self.config.search()
 
     def engine(self, role: str) -> EngineConfig:
         """Settings of one engine, "llm" or "prm"; in an arena the memory is the arena's."""
@@ -375,23 +355,22 @@ def batch_runs(config: SweepConfig, plan: BatchPlan) -> list[RunSpec]:
     Continuous batching takes the whole grid; static batches, and continuous ones as little cached
     as they, the study's own step; blocks are counted there for every block size.
     """
-    few = replace(config, num_problems=plan.batch_problems, warmup_problems=0, sentinel_every=0)
+    few = replace(config, num_problems=plan.batch_problems)
     usual, size = config.max_num_batched_tokens, config.block_size
 
     def cells(role: str, kind: str, limits: Iterable[tuple[int, int, int]]) -> list[RunSpec]:
-        every = 1 if kind == CONTINUOUS else plan.compared_every
+        every, what = plan.compared_every, kind.replace(",", "").replace(" ", "-")
         found = []
         for model, each in product(ENGINES, limits):
-            what = kind.replace(",", "").replace(" ", "-")
             setting = f"{model}-{'x'.join(map(str, each))}-{what}"
-            own: dict[str, Any] = {"model": model, "kind": kind, "every": every}
+            own: dict[str, Any] = {f"{model}_{name}": value for name, value in KINDS[kind].items()}
+            own |= {"model": model, "kind": kind, "every": 1 if kind == CONTINUOUS else every}
             own |= zip(LIMITS, each)
-            own |= {f"{model}_{name}": value for name, value in KINDS[kind].items()}
-            run = make_run(few, THESIS_SHARE, config.seeds[0], role, setting, **own)
-            found.append(run)
+            found.append(make_run(few, THESIS_SHARE, config.seeds[0], role, setting, **own))
         return found
 
-    grid = [(s, t, size) for s in plan.grid_seqs for t in plan.grid_tokens if accepted(s, t)]
+    # no engine takes more sequences than tokens in a step: all must be able to decode
+    grid = [(s, t, size) for s, t in product(plan.grid_seqs, plan.grid_tokens) if s <= t]
     compared = [(s, max(s, usual), size) for s in plan.compared_seqs]
     sizes = [(s, max(s, usual), b) for s in plan.grid_seqs for b in plan.block_sizes]
     timed = cells(TIMED, CONTINUOUS, grid)
@@ -400,11 +379,6 @@ def batch_runs(config: SweepConfig, plan: BatchPlan) -> list[RunSpec]:
     rounds += [[replace(each, repeat=k) for each in timed] for k in range(1, plan.cells)]
     order = random.Random(config.order_seed)
     return [each for runs in rounds for each in order.sample(runs, len(runs))]
-
-
-def accepted(max_num_seqs: int, max_num_batched_tokens: int) -> bool:
-    """Whether an engine takes these limits: all running sequences must be able to decode."""
-    return max_num_seqs <= max_num_batched_tokens
 
 
 # -- the ablation of the thesis's modifications (section 5.3) --
@@ -449,9 +423,8 @@ COST = {"two_runtimes": 8.0, "one_runtime": 5.0, BESIDE: 2.0}
 
 def ablation_runs(config: SweepConfig, plan: AblationPlan) -> list[RunSpec]:
     """All settings seed by seed, LAST_TWO at lower depth limits, BATCHED over a longer queue."""
-    sizes: dict[str, Any]
-    sizes = {"num_problems": plan.num_problems, "min_problem_batch": plan.in_flight}
-    own, share = replace(config, sentinel_every=0, **sizes), plan.ablation_share
+    own = replace(config, num_problems=plan.num_problems, min_problem_batch=plan.in_flight)
+    share = plan.ablation_share
     room = feasibility(RunSpec(own, share, config.seeds[0]))
     most = min(config.max_num_seqs, max(1, room.blocks("llm") // room.llm.blocks))
     padded = 1 << (most.bit_length() - 1)  # members, a power of two: every batch surely fits
@@ -521,11 +494,6 @@ class WorkingSet:
         """W, the unit of budgets: what a split needs that gives each model its own peak."""
         return self.llm + self.prm
 
-    @property
-    def at_once(self) -> int:
-        """The peak of both at one time: the models take turns."""
-        return max(self.llm, self.prm)
-
     def max_model_len(self, block_size: int) -> int:
         """The least limit, in whole blocks, that cuts no sequence short."""
         return -(-(self.longest + 1) // block_size) * block_size
@@ -583,7 +551,6 @@ def _policy_run(
     """
     own = {"kv_bytes": parse_size(UNCAPPED)} | own
     own |= {"num_problems": plan.num_problems, "min_problem_batch": plan.policies_in_flight}
-    own |= {"seeds": config.seeds[: plan.num_seeds], "sentinel_every": 0}
     fixed, kv_bytes = shares_of(config, total="1TiB"), own["kv_bytes"]
     share = kv_share if kv_share is not None else starting_share(config, kv_bytes)
     total = kv_bytes + fixed.llm.fixed + fixed.prm.fixed

@@ -40,27 +40,21 @@ class Tables(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate and its 95 % interval; `units` problems stand behind it."""
+    """An estimate and its 95 % interval."""
 
     estimate: float
     low: float
     high: float
-    units: int
 
     @property
     def cells(self) -> dict[str, float]:
         """As columns value, low, high."""
         return {"value": self.estimate, "low": self.low, "high": self.high}
 
-    def __str__(self) -> str:
-        return f"{self.estimate:.4g} [{self.low:.4g}, {self.high:.4g}]"
 
-
-def bootstrap_mean(
-    values: ArrayLike, units: Sequence[object], *, draws: int = DRAWS, seed: int = 0
-) -> Interval:
+def bootstrap_mean(values: ArrayLike, units: Sequence[object]) -> Interval:
     """Interval of the mean of `values` [N]; `units` [N] says which problem each belongs to."""
-    return bootstrap((values, np.ones(len(units))), units, np.divide, draws, seed)
+    return bootstrap((values, np.ones(len(units))), units, np.divide)
 
 
 def bootstrap_ratio(top: ArrayLike, bottom: ArrayLike, units: Sequence[object]) -> Interval:
@@ -69,11 +63,7 @@ def bootstrap_ratio(top: ArrayLike, bottom: ArrayLike, units: Sequence[object]) 
 
 
 def bootstrap(
-    columns: Sequence[ArrayLike],
-    units: Sequence[object],
-    statistic: Callable[..., Any],
-    draws: int = DRAWS,
-    seed: int = 0,
+    columns: Sequence[ArrayLike], units: Sequence[object], statistic: Callable[..., Any]
 ) -> Interval:
     """Interval of a statistic of the columns' [N] sums, problems drawn anew.
 
@@ -90,12 +80,16 @@ def bootstrap(
     with np.errstate(invalid="ignore", divide="ignore"):
         estimate = float(statistic(*(column.sum() for column in sums)))
         if count == 1:
-            return Interval(estimate, -np.inf, np.inf, 1)
-        generator = np.random.default_rng(seed)
-        weights = generator.multinomial(count, np.full(count, 1 / count), size=draws).astype(float)
+            return Interval(estimate, -np.inf, np.inf)
+        weights = _drawn_anew(np.random.default_rng(0), count).astype(float)
         drawn = statistic(*(weights @ column for column in sums))
     low, high = np.nanquantile(drawn, TAILS) if np.isfinite(drawn).any() else (np.nan, np.nan)
-    return Interval(estimate, float(low), float(high), count)
+    return Interval(estimate, float(low), float(high))
+
+
+def _drawn_anew(generator: np.random.Generator, count: int) -> NDArray[np.int64]:
+    """How often each of so many is drawn, with replacement: [DRAWS, count]."""
+    return generator.multinomial(count, np.full(count, 1 / count), size=DRAWS)
 
 
 def median_interval(values: Sequence[float]) -> Interval:
@@ -106,7 +100,7 @@ def median_interval(values: Sequence[float]) -> Interval:
     tail = np.cumsum([comb(count, below) / 2**count for below in range(count)])
     rank = int(np.searchsorted(tail, TAILS[0], "right"))  # values below the interval, + 1
     low, high = (ordered[rank - 1], ordered[-rank]) if rank else (-np.inf, np.inf)
-    return Interval(median(ordered), low, high, count)
+    return Interval(median(ordered), low, high)
 
 
 def upper_bound_of_none(trials: int) -> float:
@@ -128,7 +122,6 @@ LARGEST = 2.0
 """Of the logarithm of a drawn factor: few repetitions have tails that no machine has."""
 FEWEST_SEEDS = 3
 """Where no runs of equal work tell the noise, fewer seeds than these tell nothing of it either."""
-SENTINEL_COLUMNS = ["run_id", "written_at", "tokens_per_s", "relative"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +132,7 @@ class Noise:
     degrees: int = 0  # repetitions behind sigma: runs less groups of equal work
     runs: int = 0  # in groups of two and more
     spread: float = 1.0  # the slowest over the fastest of a group, of all groups the greatest
-    sentinels: int = 0  # runs of the sentinel's setting
-    drift: tuple[float, float] = (0.0, 0.0)  # of the sentinel from its median: lowest, highest
+    drift: tuple[float, ...] = ()  # of the sentinel's repetitions from 1, their median
 
     @property
     def is_known(self) -> bool:
@@ -159,10 +151,10 @@ class Noise:
             return "no two runs did equal work, so the machine's noise is not known"
         spread = f"{self.spread:.2f} times in wall time"
         text = f"{self.runs} runs of equal work differ by up to {spread}"
-        if self.sentinels < 2:
+        if len(self.drift) < 2:
             return text
-        low, high = self.drift
-        return f"{text}; sentinel {low:+.0%} to {high:+.0%} over {self.sentinels} repetitions"
+        reach = f"{min(self.drift):+.0%} to {max(self.drift):+.0%}"
+        return f"{text}; sentinel {reach} over {len(self.drift)} repetitions"
 
 
 def noise_of(runs: pd.DataFrame) -> Noise:
@@ -171,33 +163,27 @@ def noise_of(runs: pd.DataFrame) -> Noise:
         return Noise()
     done = runs[(runs["status"] == "finished") & ~runs["role"].isin(OTHER_MINUTES)]
     logs = pd.Series(np.log(done["wall_s"].to_numpy(float)), index=done.index)
-    groups = logs.groupby([work for _, work in _work(done).items()]).agg(
-        ["count", "var", "min", "max"]
-    )
-    groups = groups[groups["count"] > 1]
-    drift = sentinel_drift(runs)["relative"].to_numpy(float) - 1
-    reach = (float(drift.min()), float(drift.max())) if len(drift) else (0.0, 0.0)
+    alike = logs.groupby([work for _, work in _work(done).items()])
+    groups = alike.agg(["count", "var", "min", "max"]).query("count > 1")
     if groups.empty:
-        return Noise(sentinels=len(drift), drift=reach)
+        return Noise()
     free = groups["count"] - 1
     sigma = float(np.sqrt((groups["var"] * free).sum() / free.sum()))
     spread = float(np.exp((groups["max"] - groups["min"]).max()))
     counts = int(free.sum()), int(groups["count"].sum())
-    return Noise(sigma, *counts, spread, len(drift), reach)
+    return Noise(sigma, *counts, spread, tuple(sentinel_drift(runs)))
 
 
-def sentinel_drift(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs of the sentinel's setting in the order they ran, the measured one among them.
-
-    Columns: SENTINEL_COLUMNS; relative: throughput over the median of them all, so 1 is no drift.
+def sentinel_drift(runs: pd.DataFrame) -> pd.Series:
+    """Throughput of the sentinel's setting over its median less 1, by run id in the order the runs
+    were carried out, the measured one among them.
     """
     if runs.empty or not (runs["role"] == "sentinel").any():
-        return pd.DataFrame(columns=SENTINEL_COLUMNS)
+        return pd.Series(dtype=float)
     setting = runs.loc[runs["role"] == "sentinel", ["llm_share", "seed"]].iloc[0]
     same = (runs[["llm_share", "seed"]] == setting).all(axis=1) & (runs["status"] == "finished")
-    found = runs[same].sort_values("written_at", ignore_index=True)
-    relative = found["tokens_per_s"] / found["tokens_per_s"].median()
-    return found.assign(relative=relative)[SENTINEL_COLUMNS]
+    found = runs[same].sort_values("written_at").set_index("run_id")["tokens_per_s"]
+    return found / found.median() - 1
 
 
 def _work(runs: pd.DataFrame) -> pd.DataFrame:
@@ -250,7 +236,7 @@ class Rates:
             drawn = np.array([self.plateau(s) for s in shares])[np.argmax(self.pooled_drawn, 1)]
             pairs = zip(drawn.T, TAILS)
             ends = np.array([np.quantile(end, tail, method="nearest") for end, tail in pairs])
-        return Interval(estimate, float(ends[0]), float(ends[1]), self.problems)
+        return Interval(estimate, float(ends[0]), float(ends[1]))
 
     def plateau(self, share: float) -> tuple[float, float]:
         """The lowest and the highest share whose runs did the same work as those of `share`."""
@@ -286,7 +272,7 @@ class Rates:
         spent = seconds[:, 1] * uses[1] - seconds[:, 0] * uses[0]
         slower = more > 0
         if not self._is_certain or slower.mean() < LEVEL:
-            return Interval(float("nan"), -np.inf, np.inf, self.problems)
+            return Interval(float("nan"), -np.inf, np.inf)
         parts = spent[slower] / more[slower]
         return self._interval(float(np.median(parts)), parts)
 
@@ -303,7 +289,7 @@ class Rates:
         low, high = (-np.inf, np.inf)
         if known and self.problems > 1:
             low, high = np.quantile(drawn, TAILS)
-        return Interval(estimate, float(low), float(high), self.problems)
+        return Interval(estimate, float(low), float(high))
 
 
 def draw_rates(
@@ -333,19 +319,15 @@ def draw_rates(
     index = wide.index.to_frame(index=False)
     generator = np.random.default_rng(0)
 
-    def anew(count: int) -> NDArray[np.int64]:
-        """How often each of so many is drawn, with replacement: [DRAWS, count]."""
-        return generator.multinomial(count, np.full(count, 1 / count), size=DRAWS)
-
     problems = above.shape[1]
-    each = anew(problems).T
+    each = _drawn_anew(generator, problems).T
     # Seeds are drawn too, once for all settings; each setting has draws of its own where nothing
     # tells the noise, so that one slow run is not taken for the setting's doing.
     weights = np.zeros((DRAWS, len(index)))
     paired = noise.is_known and len(index) == len(seeds) * index[by].nunique()
-    drawn = anew(len(seeds))
+    drawn = _drawn_anew(generator, len(seeds))
     for _, its in index.groupby(by):
-        its_own = anew(len(its))
+        its_own = _drawn_anew(generator, len(its))
         weights[:, its.index] = drawn if paired else its_own
     weighed = weights * (above @ each).T
     spent = weights * (below @ each).T * noise.factors(generator, weights.shape)

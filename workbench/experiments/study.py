@@ -7,9 +7,11 @@ read. Interrupted at any moment a study resumes. A run that fails becomes a row 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
+from itertools import product
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -36,7 +38,8 @@ from workbench.experiments.provenance import (
 from workbench.experiments.runs import FINISHED, RunStore, load_runs
 from workbench.experiments.settings import MEASURE, NONE, TIGHT, TIMED, Identity, Plan, RunSpec
 from workbench.experiments.statistics import Noise, Tables, noise_of, sentinel_drift
-from workbench.replay.devices import Device, load_device
+from workbench.replay.devices import load_device
+from workbench.search.rounds import Progress
 
 Folder = str | Path | None
 TO_RUN = "to run"
@@ -166,13 +169,19 @@ def run_study(
     prints = [spec.fingerprint(known(spec)) for spec in specs]
     if compute:
         store.clear_leftovers()
-        todo = [s for s, p in zip(specs, prints) if not store.holds(p, retry_failed)]
-        bar = tqdm(total=len(todo), desc="runs", unit="run", disable=not progress or not todo)
-        with bar:
+        todo = [s for s, p in zip(specs, prints) if not store.held(p, retry_failed)]
+        answered = Counter[RunSpec]()
+        total, silent = sum(s.config.num_problems for s in todo), not progress or not todo
+        with tqdm(total=total, desc=f"{len(todo)} runs", unit="problem", disable=silent) as bar:
             for spec, outcome in _outcomes(todo, execute or carry_out.Searches()):
-                store.write(spec, known(spec), outcome)
-                bar.set_postfix_str(spec.name)
-                bar.update()
+                if isinstance(outcome, Progress):
+                    now = outcome.answered
+                else:
+                    now = spec.config.num_problems
+                    store.write(spec, known(spec), outcome)
+                    bar.set_postfix_str(spec.name)
+                bar.update(now - answered[spec])
+                answered[spec] = now
     found = [store.find(fingerprint) for fingerprint in prints]
     return Study(
         config,
@@ -195,7 +204,7 @@ def _identities(
 
 def _outcomes(
     todo: Sequence[RunSpec], execute: carry_out.Execute
-) -> Iterator[tuple[RunSpec, stored.Outcome]]:
+) -> Iterator[tuple[RunSpec, stored.Outcome | Progress]]:
     """What becomes of every run, group by group; first those that cannot fit."""
     groups: dict[Any, list[RunSpec]] = {}
     for spec in todo:
@@ -237,10 +246,9 @@ def run_policies(
     """Policies and techniques at budgets in multiples of the working set, which is measured first,
     with memory uncapped. RunStoreError where no such search finishes.
     """
-    first = settings.reference_runs(config, plan)
-    need = working_set_of(run_study(config, first, runs_dir, plan=plan, **options).all_runs)
-    runs = [*first, *settings.policy_runs(config, plan, need)]
-    return run_study(config, runs, runs_dir, plan=plan, **options)
+    run_study(config, settings.reference_runs(config, plan), runs_dir, plan=plan, **options)
+    specs = policies_planned(config, plan, runs_dir)
+    return run_study(config, specs, runs_dir, plan=plan, **options)
 
 
 def working_set_of(runs: pd.DataFrame) -> settings.WorkingSet:
@@ -255,17 +263,13 @@ def working_set_of(runs: pd.DataFrame) -> settings.WorkingSet:
 
 
 def run_replayed(
-    config: SweepConfig,
-    runs_dir: Folder = None,
-    device: Device | str = carry_out.DEVICE,
-    **options: Any,
+    config: SweepConfig, runs_dir: Folder = None, device: str = carry_out.DEVICE, **options: Any
 ) -> Study:
     """The memory split of a search made of MATH-500's lengths, replayed on a device that is a table
-    of numbers.
+    of numbers, as load_device takes it.
     """
-    found = load_device(device) if isinstance(device, str) else device
-    role = settings.REPLAY
-    specs = [RunSpec(config, share, seed, role) for seed in config.seeds for share in config.shares]
+    found, each = load_device(device), product(config.seeds, config.shares)
+    specs = [RunSpec(config, share, seed, settings.REPLAY) for seed, share in each]
     options["execute"] = carry_out.one_by_one(partial(carry_out.replayed_run, found))
     options["identity"] = carry_out.replay_identity(found)
     return run_study(config, specs, runs_dir, **options)
@@ -310,22 +314,17 @@ def preview(
     store = RunStore(Path(runs_dir) if runs_dir is not None else runs_folder())
     specs = settings.split_runs(config) if specs is None else specs
     known, seconds = _identities(specs, None), seconds_per_problem(config, store)
-    each = seconds or settings.SECONDS_PER_PROBLEM.get(config.profile, 1.5)
+    each = seconds or settings.SECONDS_PER_PROBLEM.get(config.problems, 1.5)
     rows = []
     for spec in specs:
-        fits, folder = feasibility(spec), store.find(spec.fingerprint(known(spec)))
-        status = TO_RUN if folder is None else stored.status_of(folder)
-        if status == "unreadable" or (status == stored.FAILED and retry_failed):
-            status = TO_RUN
-        elif not fits.fits:
-            status = stored.INFEASIBLE
+        fits, status = feasibility(spec), store.held(spec.fingerprint(known(spec)), retry_failed)
+        status = status or (TO_RUN if fits.fits else stored.INFEASIBLE)
         cost = PROBLEMS_PER_CELL.get(spec.role) or settings.COST.get(spec.setting, 1.0)
         seconds_left = each * cost * spec.config.num_problems * (status == TO_RUN)
-        row = {"name": spec.name, "role": spec.role, "llm_share": spec.llm_share}
-        row |= {"seed": spec.seed, "status": status}
+        row = {name: getattr(spec, name) for name in ("name", "role", "llm_share", "seed")}
         row |= {f"{engine}_blocks": fits.blocks(engine) for engine in ENGINES}
-        lacks = sum(fits.columns.values())
-        rows.append(row | {"lacks_bytes": lacks, "expected_s": seconds_left})
+        row |= {"status": status, "lacks_bytes": sum(fits.columns.values())}
+        rows.append(row | {"expected_s": seconds_left})
     ends = shares_of(config, None if config.activations_in_total else (0, 0))
     return Preview(pd.DataFrame(rows), ends, seconds is not None)
 
@@ -384,10 +383,10 @@ def provenance_of(study: Tables, seed: int | None = None) -> str:
     return provenance(study.runs, seed, note)
 
 
-def provenance_here(llm: str, prm: str, what: str) -> str:
+def provenance_here(llm: str, prm: str, what: str, *notes: str) -> str:
     """Of what this process measures itself: `what` it was, with the models' names."""
-    machine = describe(machine_facts())
-    return f"LLM {llm}, PRM {prm} ({rung_of(llm)}); {what}; {machine}.\n{CARRIES_OVER}"
+    measured = f"LLM {llm}, PRM {prm} ({rung_of(llm)}); {what}; {describe(machine_facts())}."
+    return "\n".join([measured, *notes, CARRIES_OVER])
 
 
 def provenance_replayed(study: Study) -> str:
@@ -438,7 +437,7 @@ def remarks(runs: pd.DataFrame) -> Iterator[str]:
             f"Stored runs were made at commit {', '.join(others)}, this is {here[:12]}; where code "
             "that matters to them has changed, measure again into another folder (--runs DIR)."
         )
-    drift = sentinel_drift(runs)["relative"] - 1
+    drift = sentinel_drift(runs)
     if len(drift) and drift.abs().max() > DRIFT_WORTH_A_WORD:
         yield (
             f"The sentinel drifted by {drift.min():+.0%} to {drift.max():+.0%} over {len(drift)} "

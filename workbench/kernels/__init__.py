@@ -165,26 +165,26 @@ class Kernels(ABC):
         """
 
     @abstractmethod
-    def draw(
-        self, logits: torch.Tensor, temperature: torch.Tensor, noise: torch.Tensor
-    ) -> torch.Tensor:
-        """Tokens int64 [R]: of each row the inverse CDF of its noise over ascending token ids.
-
-        The distribution is the softmax of logits / temperature, in float64; logits: [R, vocab],
-        finite; temperature: float64 [R], above 0; noise: float64 [R] in [0, 1).
-        """
-
     def choose(
-        self, logits: torch.Tensor, temperature: torch.Tensor, noise: torch.Tensor
+        self,
+        logits: torch.Tensor,
+        temperature: torch.Tensor,
+        noise: torch.Tensor,
+        filters: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """int64 [2, R]: tokens as `draw` does, and whether each row's largest logit is finite.
+        """int64 [2, R]: tokens, and whether a row's largest logit is finite and none is a NaN.
 
-        Temperature 0 takes the largest logit, the lowest id on ties.
+        A token is the inverse CDF of the row's noise over ascending token ids; the distribution is
+        the softmax of logits / temperature, in float64; temperature 0 takes the largest logit, the
+        lowest id on ties. logits: [R, vocab] of any float; temperature, noise in [0, 1): float64
+        [R]; filters: float64 [R, 3] of top_k (0: none), top_p (1: none) and min_p, each on what the
+        one before left. top_k keeps k tokens, of equal ones the lowest ids; top_p the fewest, most
+        likely first, that reach it; min_p those of at least min_p times the likeliest one's weight.
         """
-        warm = temperature > 0
-        drawn = self.draw(logits, torch.where(warm, temperature, 1.0), noise)
-        tokens = torch.where(warm, drawn, logits.argmax(dim=1))
-        return torch.stack([tokens, logits.amax(dim=1).isfinite().long()])
+
+    def log_totals(self, logits: torch.Tensor) -> torch.Tensor:
+        """float64 [R]: the log of each row's summed exponentials: logits less it are logprobs."""
+        return torch.stack([row.double().logsumexp(0) for row in logits])  # each by itself
 
     def selected_logits(
         self,
@@ -229,9 +229,9 @@ def load_kernels(
 ) -> Kernels:
     """The kernels for `dtype` on `device`: numba for float32 on a CPU, Triton for a GPU.
 
-    Plain torch for other types of a CPU, and where Triton cannot serve a GPU, a head size or, given
-    both, a block size: a warning says why. threads: of the CPU kernels; as many as torch has if not
-    given. batch_invariant: False takes the fastest where they differ, as they do on a GPU.
+    Plain torch for other types of a CPU, and where Triton cannot serve a GPU, a head size or a
+    block size: a warning says why. threads: of the CPU kernels; as many as torch has if not given.
+    batch_invariant: False takes the fastest where they differ, as they do on a GPU.
     """
     if device.type == "cpu" and dtype == torch.float32:
         from workbench.kernels.cpu import CpuKernels  # noqa: PLC0415 - compiles: only where it runs
@@ -241,12 +241,8 @@ def load_kernels(
         try:
             from workbench.kernels import triton  # noqa: PLC0415 - an extra
 
-            if block_size is not None and head_dim is not None:
-                triton.require_head_dim(head_dim)
-                triton.require_blocks(block_size, head_dim, dtype, batch_invariant)
-            return triton.TritonKernels(
-                device, dtype, batch_invariant=batch_invariant, head_dim=head_dim
-            )
+            triton.require_served(device, dtype, head_dim, block_size)
+            return triton.TritonKernels(device, dtype, batch_invariant=batch_invariant)
         except ConfigError as problem:
             warnings.warn(f"{problem} Plain torch computes instead.", RuntimeWarning, stacklevel=2)
     from workbench.kernels.reference import ReferenceKernels  # noqa: PLC0415
@@ -276,9 +272,7 @@ def require_served(
     try:
         from workbench.kernels import triton  # noqa: PLC0415 - an extra
 
-        triton.require_runs(device, dtype)
-        triton.require_head_dim(head_dim)
-        triton.require_blocks(block_size, head_dim, dtype, batch_invariant)
+        triton.require_served(device, dtype, head_dim, block_size)
     except ConfigError as problem:
         if batch_invariant:
             raise ConfigError(

@@ -19,19 +19,9 @@ from numba import config
 from workbench.errors import ConfigError
 
 VARIABLE = "WORKBENCH_ISA"
-PEERS = {  # what makes torch, oneDNN and MKL take a lesser set; read when they are loaded
-    "avx512": {
-        "ATEN_CPU_CAPABILITY": "avx512",
-        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE",
-        "MKL_ENABLE_INSTRUCTIONS": "AVX512",
-    },
-    "avx2": {
-        "ATEN_CPU_CAPABILITY": "avx2",
-        "ONEDNN_MAX_CPU_ISA": "AVX2",
-        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-    },
-    "neon": {},
-}
+# What makes torch, oneDNN and MKL take a lesser set; read when they are loaded.
+_PEERS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
+_NAMES = {"avx512": ("avx512", "AVX512_CORE", "AVX512"), "avx2": ("avx2", "AVX2", "AVX2")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +89,7 @@ def environment(name: str) -> dict[str, str]:
     """
     if name not in host_sets():
         raise ConfigError(_refused(name))
-    return {VARIABLE: name, **PEERS[name]}
+    return {VARIABLE: name} | dict(zip(_PEERS, _NAMES.get(name, ())))
 
 
 ISA = _choose()

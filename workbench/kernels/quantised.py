@@ -38,16 +38,13 @@ class Codes:
 class BlockFormat:
     """One kind's block: `columns` weights in `size` bytes, with a float16 at each of `halves`.
 
-    apart(blocks [rows, n, size]) gives bits, group, codes, scales and offsets, of any shape.
+    apart(blocks [rows, n, size]): their codes, scales and offsets, of any shape.
     """
 
     columns: int
     size: int
     halves: tuple[int, ...]
-    apart: Callable[[Bytes], _Apart]
-
-
-_Apart = tuple[int, int, NDArray[Any], Scales, Scales | None]
+    apart: Callable[[Bytes], Codes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +80,11 @@ class Quantised:
         """Codes, scales and offsets."""
         (rows, columns), form = self.shape, FORMATS[self.kind]
         blocks = np.ascontiguousarray(self.rows).reshape(rows, -1, form.size)
-        bits, group, codes, scales, offsets = form.apart(blocks)
-
-        def of_groups(values: Scales) -> Scales:
-            return values.reshape(rows, columns // group)
-
-        shifts = None if offsets is None else of_groups(offsets)
-        return Codes(bits, group, codes.reshape(rows, columns), of_groups(scales), shifts)
+        apart = form.apart(blocks)
+        shape = rows, columns // apart.group
+        offsets = None if apart.offsets is None else apart.offsets.reshape(shape)
+        codes, scales = apart.codes.reshape(rows, columns), apart.scales.reshape(shape)
+        return Codes(apart.bits, apart.group, codes, scales, offsets)
 
     def dequantise(self) -> Floats:
         """The values: float32 [rows, columns]."""
@@ -126,30 +121,31 @@ def _nibbles(packed: Bytes) -> Bytes:
     return codes.view(np.uint8)
 
 
-def _q8_0(blocks: Bytes) -> _Apart:
-    return 8, 32, np.ascontiguousarray(blocks[..., 2:]).view(np.int8), _half(blocks, 0), None
+def _q8_0(blocks: Bytes) -> Codes:
+    codes = np.ascontiguousarray(blocks[..., 2:]).view(np.int8)
+    return Codes(8, 32, codes, _half(blocks, 0), None)
 
 
-def _q4_0(blocks: Bytes) -> _Apart:
+def _q4_0(blocks: Bytes) -> Codes:
     scales = _half(blocks, 0)
-    return 4, 32, _nibbles(blocks[..., 2:]), scales, -8 * scales.astype(np.float32)
+    return Codes(4, 32, _nibbles(blocks[..., 2:]), scales, -8 * scales.astype(np.float32))
 
 
-def _q4_1(blocks: Bytes) -> _Apart:
-    return 4, 32, _nibbles(blocks[..., 4:]), _half(blocks, 0), _half(blocks, 2)
+def _q4_1(blocks: Bytes) -> Codes:
+    return Codes(4, 32, _nibbles(blocks[..., 4:]), _half(blocks, 0), _half(blocks, 2))
 
 
-def _q4_k(blocks: Bytes) -> _Apart:
+def _q4_k(blocks: Bytes) -> Codes:
     """256 codes in 8 parts, whose 6-bit scales and minima share bytes 4 .. 15."""
     low, middle, high = (blocks[..., first : first + 4] for first in (4, 8, 12))
     scales = np.concatenate([low & 63, (high & 15) | (low >> 2) & 48], axis=-1)
     minima = np.concatenate([middle & 63, (high >> 4) | (middle >> 2) & 48], axis=-1)
     packed = blocks[..., 16:].reshape(*blocks.shape[:2], 4, 32)
     offsets = -(_half(blocks, 2) * minima.astype(np.float32))
-    return 4, 32, _nibbles(packed), _half(blocks, 0) * scales.astype(np.float32), offsets
+    return Codes(4, 32, _nibbles(packed), _half(blocks, 0) * scales.astype(np.float32), offsets)
 
 
-def _q6_k(blocks: Bytes) -> _Apart:
+def _q6_k(blocks: Bytes) -> Codes:
     """256 codes: 128 bytes of low halves, 64 of upper pairs of bits; 16 signed scales."""
     low = blocks[..., :128].reshape(*blocks.shape[:2], 2, 1, 64)
     low = np.concatenate([low & 15, low >> 4], axis=-2).reshape(*blocks.shape[:2], 256)
@@ -157,7 +153,7 @@ def _q6_k(blocks: Bytes) -> _Apart:
     high = np.concatenate([high >> shift & 3 for shift in (0, 2, 4, 6)], axis=-2)
     codes = (low | high.reshape(low.shape) << 4).view(np.int8) - np.int8(32)
     small = np.ascontiguousarray(blocks[..., 192:208]).view(np.int8)
-    return 8, 16, codes, _half(blocks, 208) * small.astype(np.float32), None
+    return Codes(8, 16, codes, _half(blocks, 208) * small.astype(np.float32), None)
 
 
 FORMATS = {

@@ -44,12 +44,15 @@ class ReferenceKernels(Kernels):
 
     def pack(self, parts: Sequence[Part], gated: bool = False) -> Dense:
         """Quantised parts are dequantised."""
+        return Dense(self.joined(parts).t().contiguous(), gated)
+
+    def joined(self, parts: Sequence[Part]) -> torch.Tensor:
+        """[outputs, inputs] of all parts, here and in this type."""
         tensors = [
             torch.from_numpy(part.dequantise()) if isinstance(part, Quantised) else part
             for part in parts
         ]
-        joined = torch.cat([tensor.to(self.device, self.dtype) for tensor in tensors])
-        return Dense(joined.t().contiguous(), gated)
+        return torch.cat([tensor.to(self.device, self.dtype) for tensor in tensors])
 
     def multiply(self, x: torch.Tensor, matrix: Dense, out: torch.Tensor) -> None:
         torch.mm(x, matrix.weight, out=out)
@@ -63,17 +66,6 @@ class ReferenceKernels(Kernels):
 
     def columns(self, matrix: Dense, numbers: torch.Tensor, out: torch.Tensor) -> None:
         out.copy_(matrix.weight[:, numbers].t())
-
-    def selected_logits(
-        self,
-        hidden: torch.Tensor,
-        rows: torch.Tensor,
-        matrix: Dense,
-        numbers: torch.Tensor,
-        out: torch.Tensor,
-    ) -> None:
-        """out [R, C] = hidden[rows] @ the outputs `numbers` of matrix; both int64, not gated."""
-        torch.mm(hidden[rows], matrix.weight[:, numbers], out=out)
 
     def add_row(self, row: torch.Tensor, out: torch.Tensor) -> None:
         out += row
@@ -97,7 +89,11 @@ class ReferenceKernels(Kernels):
         """Rotates queries and keys in place, then writes keys and values to the cache."""
         heads = qkv.view(len(qkv), -1, cache.head_dim)
         positions = torch.from_numpy(context.positions).to(cosine.device)
-        _rotate(heads[:, : -cache.kv_heads], cosine[positions, None], sine[positions, None])
+        cosine, sine = cosine[positions, None], sine[positions, None]
+        turned = heads[:, : -cache.kv_heads]
+        first, second = turned.chunk(2, dim=-1)
+        rotated = first * cosine - second * sine, second * cosine + first * sine
+        turned.copy_(torch.cat(rotated, dim=-1))
         width = cache.kv_heads * cache.head_dim
         key, value = qkv[:, -2 * width : -width], qkv[:, -width:]
         for s, count in enumerate(context.context_len):
@@ -126,15 +122,22 @@ class ReferenceKernels(Kernels):
             weights = scores.float().masked_fill(hidden, -math.inf).softmax(-1).to(value.dtype)
             out[rows] = torch.einsum("htc,chd->thd", weights, value).reshape(-1, out.shape[1])
 
-    def draw(
-        self, logits: torch.Tensor, temperature: torch.Tensor, noise: torch.Tensor
+    def choose(
+        self,
+        logits: torch.Tensor,
+        temperature: torch.Tensor,
+        noise: torch.Tensor,
+        filters: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """All weights of all rows at once."""
-        wide = logits.double()
-        wide = (wide - wide.max(dim=1, keepdim=True).values) / temperature[:, None]
-        sums = wide.exp_().cumsum(dim=1)
-        tokens = (sums <= (noise * sums[:, -1])[:, None]).sum(dim=1)
-        return tokens.clamp_(max=logits.shape[1] - 1)
+        warm, largest = temperature > 0, logits.amax(dim=1)
+        heat = torch.where(warm, temperature, 1.0)
+        kept = logits if filters is None else leave_out(logits, heat, filters)
+        sums = _weights(kept, heat).cumsum(dim=1)
+        drawn = (sums <= (noise * sums[:, -1])[:, None]).sum(dim=1)
+        last = (sums < sums[:, -1:]).sum(dim=1)  # of any weight, where noise * sum rounded up
+        tokens = torch.where(warm, torch.minimum(drawn, last), logits.argmax(dim=1))
+        return torch.stack([tokens, largest.isfinite().long()])
 
     def _addresses(
         self, cache: LayerCache, context: ForwardContext, sequence: int, count: int
@@ -153,9 +156,27 @@ class ReferenceKernels(Kernels):
         return keys.flatten(1).to(device), values.flatten(1).to(device)
 
 
-def _rotate(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> None:
-    """Rotates pairs (i, i + half) of heads [T, heads, 2 half] in place; tables [T, 1, half]."""
-    half = heads.shape[-1] // 2
-    first, second = heads[..., :half].clone(), heads[..., half:].clone()
-    heads[..., :half] = first * cosine - second * sine
-    heads[..., half:] = second * cosine + first * sine
+def _weights(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    """Softmax without its denominator, float64 [R, vocab]: the largest is 1."""
+    wide = logits.double()
+    return ((wide - wide.amax(dim=1, keepdim=True)) / temperature[:, None]).exp_()
+
+
+def leave_out(
+    logits: torch.Tensor, temperature: torch.Tensor, filters: torch.Tensor
+) -> torch.Tensor:
+    """The logits with -inf for what `Kernels.choose` says that the filters leave out; any device.
+
+    temperature: above 0. Weights are added as integers, whose sums are the same in every order: a
+    row's cut depends neither on the batch nor on how a device adds.
+    """
+    ordered, ids = _weights(logits, temperature).sort(dim=1, descending=True, stable=True)
+    top_k, top_p, min_p = (column[:, None] for column in filters.T)
+    rank = torch.arange(logits.shape[1], device=logits.device)
+    kept = (rank < top_k) | (top_k <= 0)
+    fine = 2.0 ** (62 - logits.shape[1].bit_length())  # no sum overflows
+    units = (ordered * kept * fine).long()
+    before = units.cumsum(dim=1) - units
+    kept &= (before < top_p * units.sum(dim=1, keepdim=True)) | (top_p >= 1)
+    kept &= ordered >= min_p
+    return logits.masked_fill(~torch.zeros_like(kept).scatter_(1, ids, kept), -math.inf)

@@ -164,9 +164,9 @@ class _Cursor:
         return number
 
     def string(self) -> str:
-        (length,) = _LENGTH.unpack_from(self.source, self.place)
-        start = self.place + 8
-        self.place = start + length
+        length = self.number("Q")
+        start = self.place
+        self.place += length
         if self.place > len(self.source):
             raise struct.error(f"a text of {length} bytes at byte {start}")
         return self.source[start : self.place].decode()
@@ -364,15 +364,7 @@ _UNDER = "tokenizer.ggml."
 _CONTROL, _USER_DEFINED = 3, 4  # kinds of token that are found in text as a whole
 
 
-def read_tokenizer(file: GGUFFile) -> Tokenizer:
-    """The file's byte-level BPE, with its chat template.
-
-    ModelError where it has no tokenizer, a damaged one, or one of another kind (SentencePiece).
-    """
-    return _TokenizerReader(file).read()
-
-
-class _TokenizerReader:
+class TokenizerReader:
     """What a file says under `tokenizer.ggml.`, checked and put together."""
 
     def __init__(self, file: GGUFFile) -> None:
@@ -380,6 +372,10 @@ class _TokenizerReader:
         self.tokens: Sequence[str] = ()
 
     def read(self) -> Tokenizer:
+        """The file's byte-level BPE, with its chat template.
+
+        ModelError where it has no tokenizer, a damaged one, or one of another kind (SentencePiece).
+        """
         rules = self._pre_tokenizer()
         self.tokens = self._texts("tokens")
         merges: list[Any] = [tuple(merge.split(" ")) for merge in self._texts("merges")]
@@ -405,7 +401,15 @@ class _TokenizerReader:
         backend.decoder = decoders.ByteLevel()
         backend.add_tokens(self._whole_tokens())
         if self.settings.flag(_UNDER + "add_bos_token", rules.bos):
-            backend.post_processor = self._bos_first()
+            self._required("bos_token_id")
+            number = self._id("bos_token_id") or 0
+            bos = self.tokens[number]
+            try:
+                backend.post_processor = processors.TemplateProcessing(
+                    single=f"{bos} $A", special_tokens=[(bos, number)]
+                )
+            except Exception as error:  # tokenizers raises bare Exception
+                raise ModelError(f"{self.where}: {bos!r} can begin no text: {error}") from error
         # what tokenizer_config.json would say: special tokens by name, and the chat template
         keys = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
         ids = {f"{name}_token": self._id(f"{key}_token_id") for name, key in keys.items()}
@@ -456,18 +460,6 @@ class _TokenizerReader:
                 f"{_UNDER}tokens holds {token!r}, a plain token with letters that stand for no byte"
             )
         return whole
-
-    def _bos_first(self) -> processors.TemplateProcessing:
-        """Puts the file's bos before a text."""
-        self._required("bos_token_id")
-        number = self._id("bos_token_id")
-        assert number is not None
-        token = self.tokens[number]
-        try:
-            special = [(token, number)]
-            return processors.TemplateProcessing(single=f"{token} $A", special_tokens=special)
-        except Exception as error:  # tokenizers raises bare Exception
-            raise ModelError(f"{self.where}: {token!r} can begin no text: {error}") from error
 
     def _required(self, key: str) -> Any:
         """A value that no tokenizer is without."""

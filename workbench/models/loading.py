@@ -7,7 +7,6 @@ is cut short are each an error that names the file and the tensor.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
@@ -28,7 +27,7 @@ from workbench.kernels import Kernels, Part, Quantised, load_kernels
 from workbench.kernels.quantised import FORMATS
 from workbench.models.gguf import ROPE_FACTORS, GGUFFile, hub_name
 from workbench.models.llama import Embedding, Layer, Linear, LlamaModel
-from workbench.models.registry import DUMMY, INDEX, Source, find_model, open_source, read_spec
+from workbench.models.registry import DUMMY, Source, find_model, open_source, read_spec, shards_of
 from workbench.models.spec import ARCHITECTURES, ModelSpec
 
 Take = Callable[[str, tuple[int, ...]], Part]
@@ -277,19 +276,8 @@ class FolderWeights(Weights):
     """The safetensors files of a folder: one, or those that an index names."""
 
     def __init__(self, folder: Path) -> None:
-        index, single = folder / INDEX, folder / "model.safetensors"
-        if single.is_file():
-            files = [single]
-        elif index.is_file():
-            try:
-                listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            except (ValueError, KeyError) as error:
-                raise ModelError(f"{index} has no readable weight_map: {error}.") from error
-            files = sorted({folder / name for name in listed.values()})
-        else:
-            raise ModelError(f"{folder} has neither model.safetensors nor {INDEX}.")
         file_of: dict[str, Path] = {}
-        for file in files:
+        for file in shards_of(folder):
             with self._open(file) as opened:
                 file_of |= dict.fromkeys(opened.keys(), file)
         super().__init__(folder, file_of)

@@ -16,7 +16,7 @@ import ssl
 from pathlib import Path
 
 from workbench.errors import ModelError, nearest
-from workbench.models.gguf import GGUFFile, read_config, read_tokenizer
+from workbench.models.gguf import GGUFFile, TokenizerReader, read_config
 from workbench.models.spec import ModelSpec
 from workbench.tokenizer import ByteTokenizer, Tokenizer
 
@@ -90,7 +90,7 @@ def read_spec(source: Source) -> ModelSpec:
 def load_tokenizer(source: Source, *, dummy: bool = False) -> Tokenizer | ByteTokenizer:
     """The tokenizer of a model's folder or .gguf file; a dummy without one takes bytes."""
     if isinstance(source, GGUFFile):
-        return read_tokenizer(source)
+        return TokenizerReader(source).read()
     if dummy and not (source / "tokenizer.json").is_file():
         return ByteTokenizer()
     return Tokenizer.from_folder(source)
@@ -152,23 +152,27 @@ def in_cache(hub_id: str, files: tuple[str, ...]) -> Path | None:
         from huggingface_hub import snapshot_download  # noqa: PLC0415  slower still
 
         folder = Path(snapshot_download(hub_id, allow_patterns=list(files), local_files_only=True))
-    except (OSError, ValueError):
+        needed = [folder / "config.json", *(shards_of(folder) if INDEX in files else ())]
+    except (OSError, ValueError, ModelError):
         return None  # a download that was broken off, or a cache that cannot be read
-    needs_weights = any("safetensors" in pattern for pattern in files)
-    complete = (folder / "config.json").is_file() and (not needs_weights or _has_weights(folder))
-    return folder if complete else None
+    return folder if all(file.is_file() for file in needed) else None
 
 
-def _has_weights(folder: Path) -> bool:
-    """Whether the single file is there, or else every shard of an index."""
-    if (folder / "model.safetensors").is_file():
-        return True
+def shards_of(folder: Path) -> list[Path]:
+    """The safetensors files of a folder: the single one, or else the shards that its index names.
+
+    Raises ModelError for a folder with neither, and for an index that cannot be read.
+    """
+    index, single = folder / INDEX, folder / "model.safetensors"
+    if single.is_file():
+        return [single]
+    if not index.is_file():
+        raise ModelError(f"{folder} has neither model.safetensors nor {INDEX}.")
     try:
-        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-        shards = {str(file) for file in index["weight_map"].values()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
-    return bool(shards) and all((folder / shard).is_file() for shard in shards)
+        listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return sorted({folder / name for name in listed.values()}) or [single]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{index} has no readable weight_map: {error}.") from error
 
 
 def from_hub(hub_id: str, files: tuple[str, ...]) -> Path:

@@ -22,7 +22,7 @@ BESIDE = {
 TOKENS = {"llm": "generated tokens/s", "prm": "tokens read for the first time/s"}
 STEPS = {"llm": "reasoning steps sampled/s", "prm": "reasoning steps judged/s"}
 _LIMITS_FRAME = Frame(panels=560)
-_BALANCE_FRAME = Frame(panels=520, top=66 + theme.UPPER_AXIS_PX)
+_BALANCE_FRAME = Frame(panels=520, **theme.OVER_SHARES)
 _HEAT_FOOT, _LINES_HEAD = 0.66, 0.46  # of the drawing: the heat map above, the lines below
 _LIMITS_CAPTION = (
     "Throughput of the {label} over the limits of one step, all requests of a recorded search "
@@ -55,9 +55,7 @@ def batch_limits(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         fig.add_trace(line, row=2, col=1)
     fig.update_xaxes(title_text="max_num_batched_tokens: tokens in one step", row=1, col=1)
     fig.update_yaxes(title_text="max_num_seqs", domain=[_HEAT_FOOT, 1], row=1, col=1)
-    seqs = sorted(rows["max_num_seqs"].unique())
-    ends = [np.log10(seqs[0]) - 0.08, np.log10(seqs[-1]) + 0.08]
-    axis = {"type": "log", "tickvals": seqs, "range": ends}
+    axis = theme.log_axis(sorted(rows["max_num_seqs"].unique()), 0.08)
     fig.update_xaxes(title_text="max_num_seqs: sequences in one step", **axis, row=2, col=1)
     rates = rows.assign(value=rows["steps_per_s"], high=rows["steps_per_s_high"])
     axis = {"range": [0, 1.04 * theme.highest(rates)], "domain": [0, _LINES_HEAD]}
@@ -125,10 +123,9 @@ def _lines(rows: pd.DataFrame, model: str) -> list[go.Scatter]:
     limits = sorted(continuous["max_num_batched_tokens"].unique())
     lines = []
     for rank, tokens in enumerate(limits):
-        own = measured[measured["kind"] == CONTINUOUS]
-        own = own[own["max_num_batched_tokens"] == tokens]
-        look = (theme.shade(model, rank, len(limits)), "solid", theme.SYMBOLS[rank % 7])
-        style = Style(f"{tokens:,} tokens a step", *look)
+        has_limit = measured["max_num_batched_tokens"] == tokens
+        own = measured[(measured["kind"] == CONTINUOUS) & has_limit]
+        style = theme.ranked(f"{tokens:,} tokens a step", model, rank, len(limits))
         lines.append(series(own, "max_num_seqs", style, hover))
     for kind, style in BESIDE.items():
         own = measured[measured["kind"] == kind]
@@ -169,15 +166,12 @@ def balance(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         marker = {"symbol": "triangle-up-open", "color": theme.PURPLE}
         note = theme.legend_note("legend2", "static batches of so many", marker)
         fig.add_trace(note, row=2, col=1)
-    sizes = sorted(waste["block_size"].unique())
-    reach = [np.log10(sizes[0]) - 0.1, np.log10(sizes[-1]) + 0.1]
+    sizes = theme.log_axis(sorted(waste["block_size"].unique()), 0.1)
     top = 1.12 * max(100 * float(waste["value"].max()), 5.0)
     for column, style in enumerate(MODELS.values(), start=1):
-        ticks = {"type": "log", "tickmode": "array", "tickvals": sizes, "range": reach}
         title = f"block size of the {style.label} (tokens)"
-        fig.update_xaxes(title_text=title, **ticks, row=2, col=column)
+        fig.update_xaxes(title_text=title, **sizes, row=2, col=column)
         fig.update_yaxes(range=[0, top], title_text="room wasted (%)", row=2, col=column)
-    legend_at(fig, "legend", _BALANCE_FRAME.above(theme.UPPER_AXIS_PX - 4))
     legend_at(fig, "legend2", 0.385)
     return finish(
         fig, "Balance of both models, and waste", _BALANCE_CAPTION, provenance, _BALANCE_FRAME
@@ -193,9 +187,9 @@ def _waste(
     hover = "blocks of %{x}: %{y:.1f} %"
     for rank, seqs in enumerate(limits):
         own = continuous[continuous["max_num_seqs"] == seqs]
-        look = (theme.shade(model, rank, len(limits)), "solid", theme.SYMBOLS[rank % 7])
-        line = series(own, "block_size", Style(f"{label}, {seqs}", *look), hover)
-        fig.add_trace(line.update(showlegend=False), row=2, col=column)
+        style = theme.ranked(f"{label}, {seqs}", model, rank, len(limits))
+        line = series(own, "block_size", style, hover, showlegend=False)
+        fig.add_trace(line, row=2, col=column)
     style = Style(f"{label}, static", theme.PURPLE, symbol="triangle-up-open")
     points = series(static, "block_size", style, hover, mode="markers+text", marker_size=10)
     sides = [f"middle {('right', 'left')[k % 2]}" for k in range(len(static))]  # apart if equal

@@ -10,12 +10,12 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.plots import theme
-from workbench.plots.theme import MODELS, Frame, finish, legend_at, say, series
+from workbench.plots.theme import MODELS, Frame, finish, say, series
 
 RATES = {"hit_ratio": 100, "thrashed_per_1000": 1}  # of the upper and lower panels, their scale
-_HITS_FRAME = Frame(panels=320, top=66 + theme.UPPER_AXIS_PX)
-_THRASH_FRAME = Frame(panels=470, top=66 + theme.UPPER_AXIS_PX)
-_SIZES_FRAME = Frame(panels=430, top=96)
+_HITS_FRAME = Frame(panels=320, **theme.OVER_SHARES)
+_THRASH_FRAME = Frame(panels=470, **theme.OVER_SHARES)
+_SIZES_FRAME = Frame(panels=430, top=96, legend=22)
 _HITS_CAPTION = (
     "Share of queried prompt tokens that the prefix cache answered, first admissions only, against "
     "the LLM's share of total memory. Bars: 95 % bootstrap intervals over problems."
@@ -47,7 +47,6 @@ def prefix_hits(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         fig.add_trace(_line(theme.in_percent(rows), engine, ".1f", " %"))
     theme.share_axes(fig, rows, panels=1)
     fig.update_yaxes(title_text="prompt tokens found cached (%)", range=[0, 103])
-    legend_at(fig, "legend", _HITS_FRAME.above(theme.UPPER_AXIS_PX - 4))
     return finish(fig, "Prefix cache hits of both models", _HITS_CAPTION, provenance, _HITS_FRAME)
 
 
@@ -66,7 +65,6 @@ def thrashing(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     fig.update_yaxes(rangemode="tozero")
     fig.update_yaxes(title_text="events per 1,000 look-ups", row=1, col=1)
     fig.update_yaxes(title_text="thrashed blocks per search", row=2, col=1)
-    legend_at(fig, "legend", _THRASH_FRAME.above(theme.UPPER_AXIS_PX - 4))
     zeros = events[events["value"] == 0]
     if len(zeros):  # their bars are often too short to be seen: the bound is in the legend
         text = f"open markers: 0, upper bound at most {zeros['high'].max():.2f}"
@@ -114,7 +112,6 @@ def miss_ratio(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     fig.update_yaxes(rangemode="tozero", row=2)
     fig.update_yaxes(title_text="prompt tokens found cached (%)", row=1, col=1)
     fig.update_yaxes(title_text="thrashed blocks per 1,000 look-ups", row=2, col=1)
-    legend_at(fig, "legend", _SIZES_FRAME.above(22))
     return finish(fig, "Is it the policy or the size?", _SIZES_CAPTION, provenance, _SIZES_FRAME)
 
 

@@ -8,17 +8,19 @@ scales.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.plots import theme
-from workbench.plots.theme import MODELS, Frame, Style, finish, legend_at, say, series
+from workbench.plots.theme import MODELS, Frame, Style, finish, say, series
 
 HOWS = ("measured", "computed")
 KV, MORE = "kv", "activations_more"
+BAND = {"fillcolor": theme.GREY, "opacity": 0.2, "line_width": 0, "layer": "below"}
+ENDS = ["low_end", "high_end", "block_size"]
+SIZES = ["budget", "lacks", "size"]  # columns in the unit of a panel
 PARTS = {  # part: (label, colour, pattern); the KV cache has its model's colour
     "weights": ("weights", "#595959", ""),
     KV: ("KV", "", ""),
@@ -26,9 +28,8 @@ PARTS = {  # part: (label, colour, pattern); the KV cache has its model's colour
     "activations_longest": ("activations: longest request", theme.YELLOW, ""),
     MORE: ("more for the batch limits", theme.ORANGE, "/"),
 }
-_TOP_AXIS_PX = 106
-_PARTS_FRAME = Frame(panels=470, top=_TOP_AXIS_PX + 112, right=14)
-_BLOCKS_FRAME = Frame(panels=520, top=112, left=74, right=66)
+_PARTS_FRAME = Frame(panels=470, top=218, right=14, legend=106)
+_BLOCKS_FRAME = Frame(panels=520, top=112, left=74, right=66, legend=22)
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _BLOCKS_CAPTION = (
     "KV blocks of both models over the LLM's share of total memory, and the tokens they hold "
@@ -46,23 +47,6 @@ _PARTS_CAPTION = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Panel:
-    """Where one model's columns stand, and in which unit; a share is drawn at its place."""
-
-    model: str
-    row: int
-    col: int
-    shares: tuple[float, ...]
-    unit: str
-
-    def places(self, shares: Sequence[float]) -> list[int]:
-        return [self.shares.index(share) for share in shares]
-
-    def sizes(self, num_bytes: pd.Series) -> pd.Series:
-        return num_bytes / UNITS[self.unit]
-
-
 def memory_parts(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     """Weights, KV, other and activations of both models, stacked over the share.
 
@@ -73,83 +57,73 @@ def memory_parts(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     fig = make_subplots(2, len(hows), horizontal_spacing=0.1, vertical_spacing=0.05)
     for col, how in enumerate(hows, start=1):
         of_pair = rows[rows["how"] == how]
-        shares, unit = tuple(sorted(of_pair["llm_share"].unique())), _unit(of_pair["budget_bytes"])
-        for row, model in enumerate(MODELS, start=1):
-            panel = _Panel(model, row, col, shares, unit)
-            own = of_pair[of_pair["model"] == model]
-            _stack(fig, own[own["fits"]], panel)
-            _lacking(fig, own[~own["fits"]].drop_duplicates("llm_share"), panel)
-            fig.update_yaxes(title_text=f"{MODELS[model].label}, {unit}", row=row, col=col)
+        shares, unit = sorted(of_pair["llm_share"].unique()), _unit(of_pair["budget_bytes"])
+        sizes = of_pair[["budget_bytes", "lacks_bytes", "bytes"]] / UNITS[unit]
+        drawn = of_pair.assign(
+            place=of_pair["llm_share"].map(shares.index), **sizes.set_axis(SIZES, axis=1)
+        )
+        for row, (model, style) in enumerate(MODELS.items(), start=1):
+            own = drawn[drawn["model"] == model]
+            _columns(fig, own, style, unit, row, col)
+            fig.update_yaxes(title_text=f"{style.label}, {unit}", row=row, col=col)
         _part_axes(fig, of_pair, shares, col)
-    fig.update_layout(barmode="stack")
-    legend_at(fig, "legend", _PARTS_FRAME.above(_TOP_AXIS_PX), traceorder="normal")
-    return finish(
-        fig, "What each model's memory is used for", _PARTS_CAPTION, provenance, _PARTS_FRAME
-    )
+    fig.update_layout(barmode="stack", legend={"traceorder": "normal"})
+    title = "What each model's memory is used for"
+    return finish(fig, title, _PARTS_CAPTION, provenance, _PARTS_FRAME)
 
 
-def _stack(fig: go.Figure, rows: pd.DataFrame, panel: _Panel) -> None:
-    """Columns of bytes by part, and the model's part of the total as a stroke across each; of the
-    activations at the batch limits what those of the longest request lack.
+def _columns(
+    fig: go.Figure, rows: pd.DataFrame, model: Style, unit: str, row: int, col: int
+) -> None:
+    """Columns by part at the shares that fit; the model's part of the total as a stroke across each
+    of them, and in grey where it does not fit, with what it lacks. Of the activations at the batch
+    limits what those of the longest request lack.
     """
-    model = MODELS[panel.model]
-    table = rows.pivot(index="llm_share", columns="part", values="bytes")
+    is_first, at = row == col == 1, {"row": row, "col": col}
+    fitting = rows[rows["fits"]]
+    table = fitting.pivot(index=["place", "llm_share"], columns="part", values="size")
     reserved, longest = table.pop("activations_limits"), table["activations_longest"]
     table["activations_longest"] = longest.clip(upper=reserved)
     table[MORE] = (reserved - longest).clip(lower=0)
-    for part, (label, colour, pattern) in PARTS.items():
+    for rank, (part, (label, colour, pattern)) in enumerate(PARTS.items()):
         shape = {"shape": pattern, "fillmode": "overlay", "fgcolor": "white", "size": 5}
         bar = go.Bar(
-            x=panel.places(list(table.index)),
-            y=panel.sizes(table[part]),
+            x=table.index.get_level_values("place"),
+            y=table[part],
             width=0.74,
             name=f"{label}, {model.label}" if part == KV else label,
-            showlegend=panel.col == 1 and (panel.row == 1 or part == KV),
-            legendrank=list(PARTS).index(part),
-            customdata=table.index,
+            showlegend=col == 1 and (row == 1 or part == KV),
+            legendrank=rank,
+            customdata=table.index.get_level_values("llm_share"),
             marker={"color": colour or model.colour, "pattern": shape, "line_width": 0},
-            hovertemplate="%{customdata:.2f}: %{y:,.2f} " + panel.unit,
+            hovertemplate="%{customdata:.2f}: %{y:,.2f} " + unit,
         )
-        fig.add_trace(bar, row=panel.row, col=panel.col)
-    budgets = rows.drop_duplicates("llm_share")
-    heights = list(panel.sizes(budgets["budget_bytes"]))
-    stroke = go.Scatter(
-        **theme.strokes(panel.places(list(budgets["llm_share"])), heights, 0.46),
-        mode="lines",
-        line={"color": theme.BLACK, "width": 2.5},
-        name="the model's part",
-        showlegend=panel.row == panel.col == 1,
-        hoverinfo="skip",
-    )
-    fig.add_trace(stroke, row=panel.row, col=panel.col)
-
-
-def _lacking(fig: go.Figure, own: pd.DataFrame, panel: _Panel) -> None:
-    """Shares that do not fit: the model's part in grey, and what it lacks."""
-    bar = go.Bar(
-        x=panel.places(list(own["llm_share"])),
-        y=panel.sizes(own["budget_bytes"]),
+        fig.add_trace(bar, **at)
+    budgets = fitting.drop_duplicates("place")
+    stroke = theme.strokes(list(budgets["place"]), list(budgets["budget"]), 0.46)
+    fig.add_trace(stroke.update(name="the model's part", showlegend=is_first), **at)
+    without_room = rows[~rows["fits"]].drop_duplicates("place")
+    grey = go.Bar(
+        x=without_room["place"],
+        y=without_room["budget"],
         width=0.74,
         name="does not fit",
-        showlegend=panel.row == panel.col == 1,
+        showlegend=is_first,
         marker={"color": "#D9D9D9", "line": {"width": 0}},
-        hovertemplate="%{y:,.2f} " + panel.unit,
+        hovertemplate="%{y:,.2f} " + unit,
     )
-    fig.add_trace(bar, row=panel.row, col=panel.col)
-    for share, size, lacks in own[["llm_share", "budget_bytes", "lacks_bytes"]].to_numpy(float):
+    fig.add_trace(grey, **at)
+    turned = {"textangle": -90, "xanchor": "center", "yshift": 3}
+    for place, budget, lacks in without_room[["place", "budget", "lacks"]].to_numpy(float):
         if lacks:
-            text = f"lacks {lacks / UNITS[panel.unit]:.1f} {panel.unit}"
-            at = {"x": panel.shares.index(share), "y": size / UNITS[panel.unit], "yshift": 3}
-            turned = {"textangle": -90, "xanchor": "center"}
-            say(fig, text, **at, **turned, row=panel.row, col=panel.col)
+            say(fig, f"lacks {lacks:.1f} {unit}", place, budget, **turned, **at)
 
 
-def _part_axes(fig: go.Figure, rows: pd.DataFrame, shares: tuple[float, ...], col: int) -> None:
+def _part_axes(fig: go.Figure, rows: pd.DataFrame, shares: Sequence[float], col: int) -> None:
     """Shares below the lower panel; above the upper one whose pair, and the room for KV."""
     kept = theme.thinned(range(len(shares)), 0.15)
-    room = rows.drop_duplicates("llm_share").set_index("llm_share")
-    rooms = [room.loc[[shares[i]]].iloc[0] for i in kept]
-    above = [theme.both_rooms(own) for own in rooms]
+    room = rows.drop_duplicates("llm_share").set_index("llm_share").to_dict("index")
+    above = [theme.both_rooms(room[shares[i]]) for i in kept]
     total = rows.drop_duplicates(["model", "llm_share"]).groupby("llm_share")["budget_bytes"].sum()
     unit = _unit(total)
     size = f"{total.max() / UNITS[unit]:g} {unit}"
@@ -182,56 +156,45 @@ def kv_blocks(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     specs = [[{"secondary_y": True}]] * len(hows)
     fig = make_subplots(len(hows), 1, specs=specs, shared_xaxes=True, vertical_spacing=0.13)
     for row, how in enumerate(hows, start=1):
-        own = rows[rows["how"] == how]
-        for model in MODELS:
-            _counts(fig, own[own["model"] == model], model, row)
-        _block_axes(fig, own, row)
-    legend_at(fig, "legend", _BLOCKS_FRAME.above(22))
+        own, at = rows[rows["how"] == how], {"row": row, "col": 1}
+        for model, style in MODELS.items():
+            _counts(fig, own[own["model"] == model], style, row)
+        (low, high, block_size), last = own[ENDS].iloc[0], own["llm_share"].max()
+        for start, end in ((0.0, low), (high, last)):  # in grey what is not feasible
+            if start < end:  # after the lines: plotly leaves bands out where nothing is drawn yet
+                fig.add_vrect(start, end, **BAND, **at)
+        empty = go.Scatter(x=[0.3], y=[None], showlegend=False, hoverinfo="skip")
+        fig.add_trace(empty, **at, secondary_y=True)
+        most = 1.06 * float(own["blocks"].max())
+        fig.update_yaxes(title_text="blocks", range=[0, most], **at, secondary_y=False)
+        tokens = {"title_text": "tokens they hold", "range": [0, most * block_size]}
+        fig.update_yaxes(**tokens, showgrid=False, **at, secondary_y=True)
+        shares = {"range": [0, last], "dtick": 0.1, "tickformat": ".1f", "showticklabels": True}
+        fig.update_xaxes(title_text=theme.SHARE_TITLE, **shares, **at)
+        text = f"<b>{how}</b>: {_pair(own)}, feasible {low:.3f} to {high:.3f}"
+        say(fig, text, 0, 1, xref="x domain", yref="y domain", yshift=3, **at)
     title = "KV blocks of both models over the split"
     return finish(fig, title, _BLOCKS_CAPTION, provenance, _BLOCKS_FRAME)
 
 
-def _counts(fig: go.Figure, rows: pd.DataFrame, model: str, row: int) -> None:
+def _counts(fig: go.Figure, rows: pd.DataFrame, model: Style, row: int) -> None:
     """One model's formula as a line, engines that were built on it; a cross where it does not fit,
     and what it lacks there.
     """
-    label, colour = MODELS[model].label, MODELS[model].colour
-    of = dict(iter(rows.rename(columns={"blocks": "value"}).groupby("kind")))
     looks = {
-        "formula": (f"{label}, formula", MODELS[model].dash, "circle", "lines", 8),
-        "built": (f"{label}, engine built", "solid", MODELS[model].symbol, "markers", 9),
-        "lacking": (f"{label} does not fit", "solid", "x", "markers", 10),
+        "formula": (f"{model.label}, formula", model.dash, "circle", "lines", 8),
+        "built": (f"{model.label}, engine built", "solid", model.symbol, "markers", 9),
+        "lacking": (f"{model.label} does not fit", "solid", "x", "markers", 10),
     }
     for kind, (name, dash, symbol, mode, size) in looks.items():
-        if kind in of:
-            style = Style(name, colour, dash, symbol)
-            line = series(of[kind], "llm_share", style, "%{x:.3f}: %{y:,} blocks", mode=mode)
-            fig.add_trace(line.update(marker_size=size, showlegend=row == 1), row=row, col=1)
-    if "lacking" in of:
-        unit = _unit(of["lacking"]["lacks_bytes"])
-        for share, lacks in of["lacking"][["llm_share", "lacks_bytes"]].to_numpy(float):
-            text = f"lacks<br>{lacks / UNITS[unit]:.1f} {unit}"
-            at = {"xanchor": "center", "yshift": 8, "font": {"size": 11}}
-            say(fig, text, share, 0, **at, row=row, col=1)
-
-
-def _block_axes(fig: go.Figure, rows: pd.DataFrame, row: int) -> None:
-    """Both axes, whose pair it is, and in grey what lies outside the feasible shares."""
-    low, high = rows["low_end"].iloc[0], rows["high_end"].iloc[0]
-    band = {"fillcolor": theme.GREY, "opacity": 0.2, "line_width": 0, "layer": "below"}
-    for start, end in ((0.0, low), (high, rows["llm_share"].max())):
-        if start < end:  # drawn after the lines: plotly leaves bands out where nothing is drawn yet
-            fig.add_vrect(start, end, **band, row=row, col=1)
-    reach = 1.06 * float(rows["blocks"].max())
-    size = int(rows["block_size"].iloc[0])
-    empty = go.Scatter(x=[0.3], y=[None], showlegend=False, hoverinfo="skip")
-    fig.add_trace(empty, row=row, col=1, secondary_y=True)
-    fig.update_yaxes(title_text="blocks", range=[0, reach], row=row, col=1, secondary_y=False)
-    tokens = {"title_text": "tokens they hold", "range": [0, reach * size], "showgrid": False}
-    fig.update_yaxes(**tokens, row=row, col=1, secondary_y=True)
-    ticks = {"range": [0, rows["llm_share"].max()], "dtick": 0.1, "tickformat": ".1f"}
-    fig.update_xaxes(**ticks, showticklabels=True, row=row, col=1)
-    text = f"<b>{rows['how'].iloc[0]}</b>: {_pair(rows)}, feasible {low:.3f} to {high:.3f}"
-    place = {"xref": "x domain", "yref": "y domain", "yshift": 3}
-    say(fig, text, 0, 1, **place, row=row, col=1)
-    fig.update_xaxes(title_text=theme.SHARE_TITLE, row=row, col=1)
+        own = rows[rows["kind"] == kind].rename(columns={"blocks": "value"})
+        look = {"mode": mode, "marker_size": size, "showlegend": row == 1}
+        style = Style(name, model.colour, dash, symbol)
+        if len(own):
+            line = series(own, "llm_share", style, "%{x:.3f}: %{y:,} blocks", **look)
+            fig.add_trace(line, row=row, col=1)
+    lacking = rows.loc[rows["kind"] == "lacking", ["llm_share", "lacks_bytes"]]
+    for share, lacks in lacking.to_numpy(float):
+        unit = _unit(lacking["lacks_bytes"])
+        at = {"xanchor": "center", "yshift": 8, "font": {"size": 11}}
+        say(fig, f"lacks<br>{lacks / UNITS[unit]:.1f} {unit}", share, 0, **at, row=row, col=1)

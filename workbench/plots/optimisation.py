@@ -32,7 +32,7 @@ TECHNIQUES = {
 }
 SHARE_AXIS = "LLM share of KV"
 MIB = 2**20
-_FRAME = Frame(panels=560, top=128, bottom=88)
+_FRAME = Frame(panels=560, top=128, bottom=88, legend=24)
 _ROWS = ((1.0, 0.75), (0.58, 0.37), (0.2, 0.0))
 """Head and foot of each row of panels; its legend stands above, its axis title below."""
 _CAPTION = (
@@ -67,8 +67,8 @@ def optimisation(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     _memory(fig, rows)
     for row, (head, foot) in enumerate(_ROWS, start=1):
         fig.update_yaxes(domain=[foot, head], row=row)
-        name = "legend" if row == 1 else f"legend{row}"
-        legend_at(fig, name, head + (24 if row == 1 else 6) / _FRAME.panels)
+        if row > 1:  # of the first, `finish` places it
+            legend_at(fig, f"legend{row}", head + 6 / _FRAME.panels)
     fig.update_annotations(y=1, font={"size": 13})
     for line, text in enumerate(theme.wrapped(_sameness(rows), 88)):
         say(fig, text, 0, 0, yanchor="top", yshift=-46 - 16 * line)
@@ -106,15 +106,14 @@ def _techniques(fig: go.Figure, rows: pd.DataFrame) -> None:
     static = rows[rows["policy"] == STATIC].sort_values("kv_share")
     panels = {"recomputed": (1, "recomputed tokens"), "tokens_per_s": (4, "generated tokens/s")}
     for metric, (column, label) in panels.items():
-        found = static[static["metric"] == metric]
+        found = static[static["metric"] == metric].drop(columns=["low", "high"])
+        place, hover = {"row": 2, "col": column}, f"share %{{x:.2f}}: %{{y:,.0f}} {label}"
+        look = {"legend": "legend2", "marker_size": 7, "showlegend": metric == "recomputed"}
         for technique, style in TECHNIQUES.items():
             own = found[found["technique"] == technique]
             if len(own):
-                hover = f"share %{{x:.2f}}: %{{y:,.0f}} {label}"
-                line = series(own, "kv_share", style, hover, legend="legend2", marker_size=7)
-                line.update(error_y=None, showlegend=metric == "recomputed")
-                fig.add_trace(line, row=2, col=column)
-        place, title = {"row": 2, "col": column}, {"text": SHARE_AXIS, "standoff": 4}
+                fig.add_trace(series(own, "kv_share", style, hover, **look), **place)
+        title = {"text": SHARE_AXIS, "standoff": 4}
         fig.update_xaxes(title=title, tickvals=sorted(set(found["kv_share"])), **place)
         fig.update_yaxes(title={"text": label, "standoff": 3}, rangemode="tozero", **place)
 
@@ -123,15 +122,13 @@ def _memory(fig: go.Figure, rows: pd.DataFrame) -> None:
     """What both models hold, use and should come to; the thesis's split left, elastic right."""
     held = rows[rows["metric"].isin(["held", "active", "target"])].sort_values("second")
     policies = [name for name in (STATIC, "marginal_value") if name in set(held["policy"])]
-    highest = 1.05 * float(held["value"].max()) / MIB if len(held) else 1.0
     looks: dict[str, tuple[str, dict[str, Any]]] = {
         "active": ("in use", {"width": 0}),
         "held": ("held", {"width": 2}),
         "target": ("target", {"width": 1, "dash": "dot"}),
     }
     for policy in policies:
-        own = held[held["policy"] == policy]
-        column = 1 if policy == STATIC else 4
+        own, at = held[held["policy"] == policy], {"row": 3, "col": 1 if policy == STATIC else 4}
         share = own["kv_share"].iloc[0]
         named = f"static {share:g}" if policy == STATIC else POLICIES[policy].label
         for model, (metric, (label, look)) in product(reversed(MODELS), looks.items()):
@@ -150,10 +147,10 @@ def _memory(fig: go.Figure, rows: pd.DataFrame) -> None:
                 showlegend=policy == policies[0],
                 hovertemplate="%{x:.1f} s: %{y:.2f} MiB",
             )
-            fig.add_trace(trace, row=3, col=column)
-        title = f"seconds of a search, {named}"
-        fig.update_xaxes(title={"text": title, "standoff": 4}, row=3, col=column)
-        fig.update_yaxes(range=[0, highest], row=3, col=column)
+            fig.add_trace(trace, **at)
+        title = {"text": f"seconds of a search, {named}", "standoff": 4}
+        fig.update_xaxes(title=title, **at)
+        fig.update_yaxes(range=[0, 1.05 * float(held["value"].max()) / MIB], **at)
     fig.update_yaxes(title_text="KV, MiB", row=3, col=1)
 
 

@@ -24,7 +24,7 @@ BUSY = {"llm_tokens_per_busy_s": "llm", "prm_tokens_per_busy_s": "prm"}
 GROUND = "#F3EFE4"
 BADGE = "REPLAYED, not measured"
 DASHES = {"solid": "dot", "dash": "dashdot", "dot": "longdashdot", None: "dot"}
-_SPLIT_FRAME = Frame(panels=470, top=66 + theme.UPPER_AXIS_PX, right=62)
+_SPLIT_FRAME = Frame(panels=470, right=62, **theme.OVER_SHARES)
 _RUNGS_FRAME = Frame(panels=300)
 _SPLIT_CAPTION = (
     "Throughput of the search against the LLM's share of total memory: generated tokens per second "
@@ -79,7 +79,6 @@ def memory_split(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     reach = max(1.45 * float(right["value"].max()), 1.25 * theme.highest(right))
     axis = {"title_text": "problems/min", "showgrid": False, "tickmode": "auto"}
     fig.update_yaxes(**axis, range=[0, reach], row=1, col=1, secondary_y=True)
-    legend_at(fig, "legend", _SPLIT_FRAME.above(theme.UPPER_AXIS_PX - 4))
     legend_at(fig, "legend2", 0.445)
     if "peak_share" in of:
         value, low, high = of["peak_share"][["value", "low", "high"]].to_numpy(float)[0]
@@ -101,17 +100,13 @@ def rungs(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     """
     fig = go.Figure()
     for name, own in theme.in_percent(rows).sort_values("llm_share").groupby("rung", sort=False):
-        replayed = bool(own["replayed"].iloc[0])
-        look = (
-            (theme.VERMILION, "dot", "diamond-open")
-            if replayed
-            else (theme.BLACK, "solid", "circle")
-        )
+        style = Style(str(name), theme.BLACK)
+        if own["replayed"].iloc[0]:
+            style = Style(str(name), theme.VERMILION, "dot", "diamond-open")
         hover = "share %{x:.2f}: %{y:.1f} % of the best"
-        fig.add_trace(series(own, "llm_share", Style(str(name), *look), hover, marker_size=9))
+        fig.add_trace(series(own, "llm_share", style, hover, marker_size=9))
     fig.update_xaxes(title_text=theme.SHARE_TITLE)
     fig.update_yaxes(title_text="tokens/s over the rung's best (%)", rangemode="tozero")
-    legend_at(fig, "legend", _RUNGS_FRAME.above(4))
     return finish(fig, "Do the rungs agree on the split?", _RUNGS_CAPTION, provenance, _RUNGS_FRAME)
 
 
@@ -131,13 +126,9 @@ def as_replayed(draw: Draw, rung: str = "replayed 1B + 8B") -> Draw:
             is_area = trace.type != "scatter" or trace.stackgroup or trace.fill
             if not is_area and "lines" in (trace.mode or ""):
                 trace.line.dash = DASHES.get(trace.line.dash, "dot")
-        frame = {
-            "bgcolor": GROUND,
-            "bordercolor": theme.GREY,
-            "font": {"size": 11},
-            "xanchor": "right",
-        }
-        say(fig, f"<b>{BADGE}</b>", 1, 1, yshift=fig.layout.margin.t - 27, **frame)
+        look = {"bgcolor": GROUND, "bordercolor": theme.GREY, "font": {"size": 11}}
+        place = {"xanchor": "right", "yshift": fig.layout.margin.t - 27}
+        say(fig, f"<b>{BADGE}</b>", 1, 1, **look, **place)
         return fig
 
     return drawn
@@ -173,24 +164,25 @@ def search_tree(
     width = places.groupby("depth")["place"].transform("max")
     places = places.assign(y=width / 2 - places["place"])  # one apart, around 0, the first on top
     chosen = places["chosen"] if "chosen" in places else pd.Series(False, places.index)
-    pruned, fig = places["role"] == "pruned", go.Figure()
-    fig.add_trace(_edges(places, pruned, "#D8D8D8", 0.8))
-    fig.add_trace(_edges(places, ~pruned & ~chosen, theme.GREY, 1.6))
-    fig.add_trace(_edges(places, chosen, theme.BLACK, 4))
+    pruned = places["role"] == "pruned"
+    faint = _edges(places, pruned, "#D8D8D8", 0.8)
+    plain = _edges(places, ~pruned & ~chosen, theme.GREY, 1.6)
+    fig = go.Figure([faint, plain, _edges(places, chosen, theme.BLACK, 4)])
     for role, (symbol, size, opacity) in ROLES.items():
         own, look = places[places["role"] == role], {"symbol": symbol, "size": size}
         edge = {"width": np.where(chosen[own.index], 2.4, 0.6)}
         marker = {"color": own["score"], "coloraxis": "coloraxis", "line": edge}
-        trace = _spots(own["depth"], own["y"], look | marker)
         hover = "node %{customdata}: score %{marker.color:.3f}<extra>" + role + "</extra>"
-        trace.update(customdata=own["node_id"], meta=role, opacity=opacity, hovertemplate=hover)
+        told = {"customdata": own["node_id"], "meta": role, "hovertemplate": hover}
+        trace = _spots(own["depth"], own["y"], look | marker, opacity=opacity, **told)
         note = look | {"color": theme.GREY, "opacity": opacity}
         fig.add_traces([trace, theme.legend_note("legend", f"{role} ({len(own)})", note)])
-    root = _spots([0], [0], {"symbol": "diamond", "size": 12, "color": theme.BLACK})
-    fig.add_trace(root.update(hovertext=[question or "the question"], hoverinfo="text"))
+    diamond = {"symbol": "diamond", "size": 12, "color": theme.BLACK}
+    told = {"hovertext": [question or "the question"], "hoverinfo": "text"}
+    fig.add_trace(_spots([0], [0], diamond, **told))
     ring = {"symbol": "circle-open", "size": 22, "color": theme.BLACK, "line": {"width": 2}}
     at = places[places["node_id"] == selected]
-    fig.add_trace(_spots(at["depth"], at["y"], ring).update(meta="ring", hoverinfo="skip"))
+    fig.add_trace(_spots(at["depth"], at["y"], ring, meta="ring", hoverinfo="skip"))
     if chosen.any():
         thick = {"symbol": "line-ew", "size": 22, "line": {"color": theme.BLACK, "width": 4}}
         fig.add_trace(theme.legend_note("legend", "chosen", thick))
@@ -203,13 +195,12 @@ def search_tree(
     most = int(places["place"].max()) + 1
     fig.update_yaxes(visible=False, range=[-most / 2 - 0.3, most / 2 + 0.3])
     frame = Frame(panels=max(230, 21 * most), top=70, left=24, right=96)
-    legend_at(fig, "legend", frame.above(4))
     fig.update_layout(coloraxis=_SCORES)
     return finish(fig, title, _TREE_CAPTION, provenance, frame)
 
 
-def _spots(x: Any, y: Any, marker: dict[str, Any]) -> go.Scatter:
-    return go.Scatter(x=x, y=y, mode="markers", marker=marker, showlegend=False)
+def _spots(x: Any, y: Any, marker: dict[str, Any], **more: Any) -> go.Scatter:
+    return go.Scatter(x=x, y=y, mode="markers", marker=marker, showlegend=False, **more)
 
 
 def _edges(places: pd.DataFrame, wanted: pd.Series, colour: str, width: float) -> go.Scatter:

@@ -69,7 +69,6 @@ TEMPLATE = go.layout.Template(
         "plot_bgcolor": "white",
         "modebar": {"remove": ["sendChartToCloud"]},  # it would upload the data
         "title": {"x": 0, "xref": "container", "xanchor": "left", "pad": {"l": 12}},
-        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "yanchor": "bottom"},
         "hoverlabel": {"font": {"family": FONT, "size": FONT_PX}},
         "xaxis": _AXIS,
         "yaxis": _AXIS,
@@ -86,13 +85,10 @@ class Frame:
     bottom: int = 52  # the axis with its title
     left: int = 66
     right: int = 18
-
-    def above(self, px: float) -> float:
-        """A place `px` above the first panel, in paper coordinates."""
-        return 1 + px / self.panels
+    legend: int = 4  # from the first panel up to the legend, unless the figure places it
 
 
-UPPER_AXIS_PX = 62  # what the axis of KV tokens takes above the first panel
+OVER_SHARES = {"top": 128, "legend": 58}  # of a Frame: the axis of KV tokens is under the legend
 TITLE_PX = 30
 
 
@@ -102,13 +98,14 @@ def finish(fig: go.Figure, title: str, caption: str, provenance: str, frame: Fra
     Returns the same figure. `layout.meta` holds what export needs: caption, provenance, and the
     layout of a PDF 150 mm wide, where both and the title are in the caption and have no room.
     """
+    if fig.layout.legend.y is None:
+        legend_at(fig, "legend", 1 + frame.legend / frame.panels)
     lines = wrapped(provenance, _PROVENANCE_CHARACTERS)
     room = _LINE_PX * len(lines) + 10
     margin = {"l": frame.left, "r": frame.right, "t": frame.top, "b": frame.bottom + room}
     height = frame.panels + frame.top + frame.bottom
     less = {"l": frame.left - 8, "t": frame.top - TITLE_PX, "b": frame.bottom}
-    size = {"width": PRINT_WIDTH_PX, "height": height - TITLE_PX}
-    on_paper = {**size, "margin": margin | less}
+    on_paper = {"width": PRINT_WIDTH_PX, "height": height - TITLE_PX, "margin": margin | less}
     fig.update_layout(
         template=TEMPLATE,
         title={"text": f"<b>{title}</b>", "font": {"size": 15}, "y": 1, "yanchor": "top"},
@@ -123,10 +120,10 @@ def finish(fig: go.Figure, title: str, caption: str, provenance: str, frame: Fra
     return fig
 
 
-def legend_at(fig: go.Figure, name: str, y: float, **more: object) -> None:
+def legend_at(fig: go.Figure, name: str, y: float) -> None:
     """Place one horizontal legend (`legend`, `legend2`, ...), its foot at `y` of the paper."""
     place = {"orientation": "h", "x": 0, "xanchor": "left", "y": y, "yanchor": "bottom"}
-    fig.update_layout({name: {**place, "bgcolor": "rgba(255,255,255,0)", **more}})
+    fig.update_layout({name: {**place, "bgcolor": "rgba(255,255,255,0)"}})
 
 
 def legend_note(name: str, text: str, marker: Mapping[str, object]) -> go.Scatter:
@@ -186,6 +183,12 @@ def area(x: object, y: object, label: str, colour: str, stack: str, **more: obje
     ).update(more)
 
 
+def capacity(x: object, y: object, label: str, **more: object) -> go.Scatter:
+    """The dashed line that stacked areas of blocks stay under."""
+    line = {"color": BLACK, "dash": "dash", "width": 1.5}
+    return go.Scatter(x=x, y=y, name=label, mode="lines", line=line).update(more)
+
+
 def in_percent(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows with value, low and high in per cent."""
     return rows.assign(**{name: 100 * rows[name] for name in ("value", "low", "high")})
@@ -196,10 +199,15 @@ def highest(rows: pd.DataFrame) -> float:
     return float(np.nanmax([rows["value"], rows["high"].where(np.isfinite(rows["high"]))]))
 
 
-def strokes(places: Sequence[float], heights: Sequence[float], half: float) -> dict[str, object]:
-    """x and y of a line across each column, `half` to either side, broken between them."""
-    xs = [x for place in places for x in (place - half, place + half, None)]
-    return {"x": xs, "y": [y for height in heights for y in (height, height, None)]}
+def strokes(places: Sequence[float], heights: Sequence[float], half: float) -> go.Scatter:
+    """A thick line across each column, `half` to either side of its place."""
+    return go.Scatter(
+        x=[x for place in places for x in (place - half, place + half, None)],
+        y=[y for height in heights for y in (height, height, None)],
+        mode="lines",
+        line={"color": BLACK, "width": 2.5},
+        hoverinfo="skip",
+    )
 
 
 def say(fig: go.Figure, text: str, x: object, y: object, **place: object) -> None:
@@ -210,9 +218,16 @@ def say(fig: go.Figure, text: str, x: object, y: object, **place: object) -> Non
     fig.add_annotation(text=text, showarrow=False, **{**at, **place})
 
 
-def shade(model: str, rank: int, count: int) -> str:
-    """The model's colour, lighter for the first of `count`, full for the last."""
-    return mixed(model, 0.35 + 0.65 * (rank / (count - 1) if count > 1 else 1.0))
+def ranked(label: str, model: str, rank: int, count: int) -> Style:
+    """One of `count` lines of a model: its colour lighter for the first, full for the last."""
+    strength = 0.35 + 0.65 * (rank / (count - 1) if count > 1 else 1.0)
+    return Style(label, mixed(model, strength), "solid", SYMBOLS[rank % len(SYMBOLS)])
+
+
+def log_axis(values: Sequence[float], margin: float) -> dict[str, object]:
+    """A logarithmic axis with a tick at each of the sorted `values`."""
+    reach = [np.log10(values[0]) - margin, np.log10(values[-1]) + margin]
+    return {"type": "log", "tickmode": "array", "tickvals": values, "range": reach}
 
 
 def mixed(model: str, strength: float) -> str:

@@ -28,7 +28,7 @@ LOST_TIME = {  # part: (label, colour), from the foot of a column; neighbours di
     "bookkeeping": ("bookkeeping", theme.GREEN),
 }
 _BLOCKS_FRAME = Frame(panels=430)
-_LOST_FRAME = Frame(panels=340, top=114 + theme.UPPER_AXIS_PX)
+_LOST_FRAME = Frame(panels=340, top=176, legend=58)
 _LOST_CAPTION = (
     "Wall time of a search against the LLM's share of total memory, divided among what it was "
     "spent on; the stroke across each column is wall time measured apart. Recomputed: prompt "
@@ -73,9 +73,8 @@ def prm_blocks(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         held = theme.area(drawn["step"], drawn[column], label, colour, "blocks", **look)
         fig.add_trace(held, row=1, col=1)
     total, ends = int(rows["blocks_total"].max()), [0, int(rows["step"].iloc[-1]) + 1]
-    line = {"color": theme.BLACK, "dash": "dash", "width": 1.5}
-    capacity = go.Scatter(x=ends, y=[total, total], mode="lines", line=line, legend="legend")
-    fig.add_trace(capacity.update(name=f"capacity ({total:,} blocks)"), row=1, col=1)
+    label = f"capacity ({total:,} blocks)"
+    fig.add_trace(theme.capacity(ends, [total, total], label, legend="legend"), row=1, col=1)
     for column, colour, sign in (("allocated", theme.SKY, 1), ("evicted", "#444444", -1)):
         events = go.Scatter(  # taken upwards, evicted downwards: neither hides the other
             x=drawn["step"],
@@ -119,7 +118,6 @@ def _block_axes(fig: go.Figure, rows: pd.DataFrame, label: str) -> None:
     ticks = {"tickvals": values, "ticktext": [f"{abs(v):g}" for v in values]}
     reach = max(events * 1.1, 1)
     fig.update_yaxes(title_text="blocks per step", range=[-reach, reach], **ticks, row=2, col=1)
-    legend_at(fig, "legend", 1.01)
     legend_at(fig, "legend2", 0.37)
 
 
@@ -145,16 +143,10 @@ def lost_time(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
             hovertemplate="%{y:.2f} s, %{customdata:.1f} %",
         )
         fig.add_trace(bar)
-    line = {"color": theme.BLACK, "width": 2.5}
-    across = go.Scatter(
-        **theme.strokes(range(len(walls)), list(walls), 0.4), mode="lines", line=line
-    )
-    fig.add_trace(across.update(name="wall time", hoverinfo="skip"))
+    fig.add_trace(theme.strokes(range(len(walls)), list(walls), 0.4).update(name="wall time"))
     theme.share_axes(fig, rows, panels=1, at=range(len(shares)))
     fig.update_yaxes(title_text="seconds a search (mean over seeds)", rangemode="tozero")
-    fig.update_layout(barmode="stack")
-    order = {"traceorder": "normal", "entrywidth": 146}
-    legend_at(fig, "legend", _LOST_FRAME.above(theme.UPPER_AXIS_PX - 4), **order)
+    fig.update_layout(barmode="stack", legend={"traceorder": "normal", "entrywidth": 146})
     return finish(
         fig, "Where the wall time of a search goes", _LOST_CAPTION, provenance, _LOST_FRAME
     )

@@ -214,21 +214,21 @@ class RecordedScores(ProblemScores):
         super().__init__(prm, problem.problem, cache)
         self._scored = answers.solutions(problem.problem.id)
 
-    def _entered(self, parent: StepNode, steps: tuple[str, ...]) -> tuple[Any, bool]:
+    def entered(self, parent: StepNode, steps: tuple[str, ...]) -> tuple[Any, bool]:
         found = self._scored.get(steps)
         if found is None:
             raise self._missing(steps)
         solution, trie = found
         return TriePath(trie, trie.length) if solution.fits else None, solution.asks
 
-    def _verdicts(self, request: ScoreRequest, output: RequestOutput) -> Iterator[float]:
+    def verdicts(self, request: ScoreRequest, output: RequestOutput) -> Iterator[float]:
         for node in request.asked:
             score = self._scored[node.steps].solution.score
             if score is None:
                 raise self._missing(node.steps)
             yield score
 
-    def _distinct_tokens(self, asked: list[StepNode]) -> int:
+    def distinct_tokens(self, asked: list[StepNode]) -> int:
         return sum(len(self._scored[node.steps].solution.tokens) for node in asked)
 
     def _missing(self, steps: tuple[str, ...]) -> RecordingError:

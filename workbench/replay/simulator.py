@@ -430,11 +430,11 @@ def play(
         )
         for problem in recording.problems
     ]
-    rounds.run(searches, on_round)
+    rounds.queue.extend(searches)
+    while rounds.play(on_round):
+        pass
     for search in searches:
-        for row in search.tree.rows(search.problem.id):
-            del row["finish_reason"], row["text"]
-            recorder.node(**row)
+        recorder.node_rows += search.tree.rows(recorder.run_id, search.problem.id)
     return Throughput.of(rounds.marks, rounds.llm_busy_s, rounds.prm_busy_s)
 
 

@@ -18,6 +18,7 @@ from statistics import fmean
 from workbench.errors import ConfigError, WorkbenchError, nearest
 
 BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)|\\boxed\s+(?=[^\s{])")
+BRACE = re.compile(r"(?<!\\)[{}]")
 WHOLE_NUMBER = re.compile(r"[+-]?\d{1,18}")
 LONGEST_COMPARED = 200  # characters
 LARGEST_POWER = 10**6
@@ -29,25 +30,14 @@ FACTORIAL = re.compile(r"\d{5,}\s*!|!\s*!|\)\s*!")
 def extract_answer(text: str) -> str:
     """The content of the last complete \\boxed{...}, or "" when there is none."""
     for match in reversed(list(BOX.finditer(text))):
-        answer = _content(text, match.end())
-        if answer is not None:
-            return answer.strip()
-    return ""
-
-
-def _content(text: str, start: int) -> str | None:
-    """What the braces opening at `start` hold, or the bare word there; None if never closed."""
-    if text[start : start + 1] != "{":
-        return re.split(r"[\s$.]", text[start:], maxsplit=1)[0]
-    depth = 0
-    for index in range(start, len(text)):
-        if text[index] == "{" and text[index - 1] != "\\":
-            depth += 1
-        elif text[index] == "}" and text[index - 1] != "\\":
-            depth -= 1
+        start, depth = match.end(), 0
+        if text[start] != "{":  # a bare word
+            return re.split(r"[\s$.]", text[start:], maxsplit=1)[0]
+        for brace in BRACE.finditer(text, start):
+            depth += 1 if brace[0] == "{" else -1
             if depth == 0:
-                return text[start + 1 : index]
-    return None
+                return text[start + 1 : brace.start()].strip()
+    return ""
 
 
 def same_answer(reference: str, given: str) -> bool:

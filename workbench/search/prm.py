@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from workbench.core import RequestOutput, TokenEngine
-from workbench.errors import ConfigError, nearest
-from workbench.search.answers import UNSCORED
+from workbench.errors import ConfigError
+from workbench.search.answers import UNSCORED, check_choice
 from workbench.search.prm_formats import FORMATS, TokenIds
 from workbench.search.problems import Problem
 from workbench.search.requests import Beam
@@ -67,9 +67,7 @@ class PRM:
                 f"name or architecture; {supported}. Give one: PRM(engine, format=...), or "
                 "`workbench run --prm-format`."
             )
-        if name not in FORMATS:
-            hint = nearest(name, tuple(FORMATS))
-            raise ConfigError(f"PRM format is {name!r}; {supported}.{hint}")
+        check_choice("PRM format", name, tuple(FORMATS))
         wanted = FORMATS[name].value_outputs
         if wanted != engine.value_outputs:
             raise ConfigError(
@@ -77,8 +75,8 @@ class PRM:
                 f"({engine.architecture}) has {_head(engine.value_outputs)}; {supported}."
             )
         self.engine, self.format = engine, name
-        self.fingerprint = f"{engine.fingerprint}/{self.format}"
-        self._inputs = FORMATS[self.format](engine.tokenizer)
+        self.fingerprint = f"{engine.fingerprint}/{name}"
+        self._inputs = FORMATS[name](engine.tokenizer)
         self.columns = self._inputs.columns
 
     def first_input(self, question: str, step: str) -> TokenIds:
@@ -88,10 +86,6 @@ class PRM:
     def next_input(self, token_ids: TokenIds, step: str) -> TokenIds:
         """Token ids of the solution `token_ids` with one more step; they are its beginning."""
         return self._inputs.next(token_ids, step.strip())
-
-    def fits(self, token_ids: TokenIds) -> bool:
-        """Whether the engine takes a scoring request of this length."""
-        return len(token_ids) < self.engine.max_model_len
 
     @staticmethod
     def scores(logits: Iterable[Iterable[float]]) -> Iterator[float]:
@@ -151,15 +145,17 @@ class ScoreRequest:
 
 @dataclass(slots=True)
 class ScoreCounts:
-    """What scoring cost. steps_*: one a beam and step; tokens_*: of the PRM's inputs."""
+    """What scoring cost, as the problems table has it. prm_tokens_*: of the PRM's inputs;
+    scores_*: one a beam and step.
+    """
 
-    requests: int = 0
-    steps_asked: int = 0
-    steps_cached: int = 0  # known from the score cache
-    steps_shared: int = 0  # an equal beam in flight asks
-    tokens_asked: int = 0
-    tokens_computed: int = 0  # without what the PRM's prefix cache held
-    tokens_distinct: int = 0  # nodes of the trie of all inputs: the least to be computed
+    prm_requests: int = 0
+    prm_tokens_asked: int = 0
+    prm_tokens_computed: int = 0  # without what the PRM's prefix cache held
+    prm_tokens_distinct: int = 0  # nodes of the trie of all inputs: the least to be computed
+    scores_asked: int = 0
+    scores_cached: int = 0  # known from the score cache
+    scores_shared: int = 0  # an equal beam in flight asks
 
 
 class ProblemScores:
@@ -180,7 +176,7 @@ class ProblemScores:
     @property
     def beginning(self) -> TokenIds:
         """What the inputs of this problem begin with: the question, with an empty step."""
-        return self._input(array("i"), "")
+        return self.prm.first_input(self._question, "")
 
     def inputs(self, solutions: Iterable[tuple[str, ...]]) -> list[TokenIds]:
         """The PRM's inputs of these solutions, those left out that it has no room for."""
@@ -198,25 +194,35 @@ class ProblemScores:
 
     def requests(self, beams: Sequence[Beam]) -> list[ScoreRequest]:
         """What must be asked for these beams, in their order; nothing twice with a score cache."""
-        found = []
+        found, counts = [], self.counts
         for beam in beams:
-            asked = tuple(self._to_ask(self._node(beam.steps).lineage))
+            asked = []
+            for node in self._node(beam.steps).lineage:
+                if not node.asks:
+                    continue
+                if self.cache is not None and node.in_flight:
+                    counts.scores_shared += 1
+                elif self.cache is not None and node.score is not None:
+                    counts.scores_cached += 1
+                else:
+                    node.in_flight = True
+                    asked.append(node)
             if asked:
                 token_ids = asked[-1].token_ids
                 assert token_ids
-                self.counts.requests += 1
-                self.counts.steps_asked += len(asked)
-                self.counts.tokens_asked += len(token_ids)
-                found.append(ScoreRequest(beam, token_ids, asked))
+                counts.prm_requests += 1
+                counts.scores_asked += len(asked)
+                counts.prm_tokens_asked += len(token_ids)
+                found.append(ScoreRequest(beam, token_ids, tuple(asked)))
         return found
 
     def receive(self, request: ScoreRequest, output: RequestOutput) -> None:
         """Keep the scores a finished request brought."""
-        for node, score in zip(request.asked, self._verdicts(request, output), strict=True):
+        for node, score in zip(request.asked, self.verdicts(request, output), strict=True):
             node.score, node.in_flight = score, False
             if self.cache is not None:
                 self.cache[self.prm.fingerprint, self._problem_id, node.steps] = score
-        self.counts.tokens_computed += len(request.token_ids) - output.num_cached_tokens
+        self.counts.prm_tokens_computed += len(request.token_ids) - output.num_cached_tokens
 
     def replies(self, beams: Sequence[Beam]) -> list[tuple[float, ...]]:
         """One score for each step of each beam; every request must have been received."""
@@ -238,36 +244,20 @@ class ProblemScores:
     def finish(self) -> ScoreCounts:
         """Count the distinct tokens and let the inputs go."""
         asked = [node for node in self._nodes.values() if node.asks]
-        self.counts.tokens_distinct = self._distinct_tokens(asked)
+        self.counts.prm_tokens_distinct = self.distinct_tokens(asked)
         for node in self._nodes.values():
             node.lineage.clear()  # it holds the node itself: no cycle is left to be collected
         self._nodes.clear()
         return self.counts
 
-    def _to_ask(self, lineage: list[StepNode]) -> Iterator[StepNode]:
-        """Nodes whose score is neither known nor asked for; they are marked as being asked."""
-        for node in lineage:
-            if not node.asks:
-                continue
-            if self.cache is not None and node.in_flight:
-                self.counts.steps_shared += 1
-            elif self.cache is not None and node.score is not None:
-                self.counts.steps_cached += 1
-            else:
-                node.in_flight = True
-                yield node
-
     def _node(self, steps: tuple[str, ...]) -> StepNode:
-        node = self._nodes.get(steps)
-        if node is not None:
-            return node
-        known = len(steps) - 1
-        while steps[:known] not in self._nodes:
-            known -= 1
-        node = self._nodes[steps[:known]]
-        for count in range(known + 1, len(steps) + 1):
-            parent, own = node, steps[:count]
-            token_ids, asks = self._entered(parent, own)
+        """The node of a solution; it is made, and what is missing on the way to it."""
+        missing = []
+        while (node := self._nodes.get(steps)) is None:
+            missing.append(steps)
+            steps = steps[:-1]
+        for own in reversed(missing):
+            parent, (token_ids, asks) = node, self.entered(node, own)
             node = self._nodes[own] = StepNode(own, token_ids, asks)
             node.lineage = [*parent.lineage, node]
             if asks and self.cache is not None:
@@ -276,27 +266,25 @@ class ProblemScores:
 
     # -- what a replay reads from a recording --
 
-    def _entered(self, parent: StepNode, steps: tuple[str, ...]) -> tuple[TokenIds | None, bool]:
+    def entered(self, parent: StepNode, steps: tuple[str, ...]) -> tuple[TokenIds | None, bool]:
         """A solution's input, None without room for it, and whether its last step is asked."""
         if parent.token_ids is None or not steps[-1].strip():
             return parent.token_ids, False
-        token_ids = self._input(parent.token_ids, steps[-1])
-        fits = self.prm.fits(token_ids)
+        if parent.token_ids:
+            token_ids = self.prm.next_input(parent.token_ids, steps[-1])
+        else:
+            token_ids = self.prm.first_input(self._question, steps[-1])
+        fits = len(token_ids) < self.prm.engine.max_model_len
         return token_ids if fits else None, fits
 
-    def _verdicts(self, request: ScoreRequest, output: RequestOutput) -> Iterable[float]:
+    def verdicts(self, request: ScoreRequest, output: RequestOutput) -> Iterable[float]:
         """The scores of a request's asked steps."""
         assert output.logits is not None
         return self.prm.scores(output.logits.tolist())
 
-    def _distinct_tokens(self, asked: list[StepNode]) -> int:
+    def distinct_tokens(self, asked: list[StepNode]) -> int:
         """Nodes of the trie of their inputs."""
         return trie_size(node.token_ids for node in asked if node.token_ids)
-
-    def _input(self, token_ids: TokenIds, step: str) -> TokenIds:
-        if token_ids:
-            return self.prm.next_input(token_ids, step)
-        return self.prm.first_input(self._question, step)
 
 
 def trie_size(inputs: Iterable[TokenIds]) -> int:

@@ -8,7 +8,7 @@ tokenised.
 from __future__ import annotations
 
 from array import array
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from workbench.errors import ModelError
 
@@ -17,55 +17,42 @@ GOOD, BAD = "+", "-"
 """Verdicts; the first is the assistant's every message in RLHFlow's chats."""
 
 
-class Format(Protocol):
+class Format:
     """Inputs of one format over one tokenizer. Texts of steps come without white space around.
 
     columns: what to ask at a verdict's position: (good, bad), or a lone value.
     value_outputs: of the value head it reads; None: a language model's logits.
+    head, between, mark: tokens before the question, before each later step, and after every step;
+    a format's own constructor sets those it has, and head is the begin-of-sequence token if there
+    is one.
     """
 
-    value_outputs: int | None
+    value_outputs: int | None = None
     columns: tuple[int, ...]
 
-    def __init__(self, tokenizer: Any) -> None: ...
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        bos = tokenizer.bos_id
+        self.head = array("i", () if bos is None else (bos,))
+        self.between = self.mark = array("i")
 
     def first(self, question: str, step: str) -> TokenIds:
         """Token ids of a solution with one step."""
-        ...
+        return self.head + self.ids(f"{question} {step}") + self.mark
 
     def next(self, token_ids: TokenIds, step: str) -> TokenIds:
         """Token ids of the solution `token_ids` with one more step."""
-        ...
+        return token_ids + self.between + self.ids(step) + self.mark
 
-
-class Encoder:
-    """A tokenizer for pieces of an input: it adds no special tokens and names what it lacks."""
-
-    def __init__(self, tokenizer: Any, format: str) -> None:
-        self._tokenizer, self._format = tokenizer, format
-
-    def __call__(self, text: str) -> TokenIds:
-        ids = self._tokenizer.encode(text, add_special_tokens=False) if text else ()
-        return array("i", ids)
-
-    def single(self, text: str) -> int:
-        """The id of a text that must be one token."""
-        return self.exactly(text, 1)[0]
-
-    def exactly(self, text: str, count: int) -> TokenIds:
-        """The ids of a text that must be so many tokens; ModelError when it is not."""
-        ids = self(text)
-        if len(ids) != count:
+    def ids(self, text: str, count: int | None = None) -> TokenIds:
+        """Token ids of a piece of an input, no special ones; ModelError unless they are `count`."""
+        ids = array("i", self.tokenizer.encode(text, add_special_tokens=False) if text else ())
+        if count not in (None, len(ids)):
             raise ModelError(
-                f"The PRM's tokenizer writes {text!r} as {len(ids)} tokens; {self._format} scoring "
-                f"needs it to be {count}."
+                f"The PRM's tokenizer writes {text!r} as {len(ids)} tokens; {type(self).__name__} "
+                f"scoring needs it to be {count}."
             )
         return ids
-
-    def start(self) -> TokenIds:
-        """The begin-of-sequence token, where the tokenizer has one."""
-        bos = self._tokenizer.bos_id
-        return array("i", () if bos is None else (bos,))
 
 
 def chat_pieces(tokenizer: Any) -> tuple[str, str, str]:
@@ -98,111 +85,89 @@ def chat_pieces(tokenizer: Any) -> tuple[str, str, str]:
     return head, mark, between
 
 
-class RLHFlow:
+class RLHFlow(Format):
     """A chat of (question + " " + step 0) -> "+", step 1 -> "+", ...: one turn a step.
 
     The verdict is the softmax over "+" and "-" where the assistant's "+" is predicted. Each message
     is tokenised alone. Source: RLHFlow/Llama3.1-8B-PRM-Deepseek-Data.
     """
 
-    value_outputs: int | None = None
-
     def __init__(self, tokenizer: Any) -> None:
-        self._ids = Encoder(tokenizer, "RLHFlow")
+        super().__init__(tokenizer)
         head, mark, between = chat_pieces(tokenizer)
-        self.columns: tuple[int, ...] = (self._ids.single(GOOD), self._ids.single(BAD))
-        self._head, self._verdict_mark = self._ids(head), self._ids(mark)
-        self._between = array("i", [self.columns[0]]) + self._ids(between)
-
-    def first(self, question: str, step: str) -> TokenIds:
-        return self._head + self._ids(f"{question} {step}") + self._verdict_mark
-
-    def next(self, token_ids: TokenIds, step: str) -> TokenIds:
-        return token_ids + self._between + self._ids(step) + self._verdict_mark
+        good = self.ids(GOOD, 1)
+        self.columns = (*good, *self.ids(BAD, 1))
+        self.head, self.mark = self.ids(head), self.ids(mark)
+        self.between = good + self.ids(between)
 
 
-class Qwen25MathPRM:
+class Qwen25MathPRM(Format):
     """One chat whose answer is the steps, `<extra_0>` after each; two labels are read there.
 
     The verdict is the softmax over the head's labels, 1 being good. Source: the model card of
     Qwen/Qwen2.5-Math-PRM-7B (its system prompt, its chat template, its `make_step_rewards`).
     """
 
-    value_outputs: int | None = 2
-    columns: tuple[int, ...] = (1, 0)
-    mark = "<extra_0>"
+    value_outputs = 2
+    columns = (1, 0)
     system = "Please reason step by step, and put your final answer within \\boxed{}."
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self._ids = Encoder(tokenizer, "Qwen2.5-Math-PRM")
-        self._mark = array("i", [self._ids.single(self.mark)])
+        super().__init__(tokenizer)
+        self.mark = self.ids("<extra_0>", 1)
 
     def first(self, question: str, step: str) -> TokenIds:
-        texts = {"system": self.system, "user": question, "assistant": self.mark}
+        texts = {"system": self.system, "user": question, "assistant": "<extra_0>"}
         messages = [{"role": role, "content": text} for role, text in texts.items()]
-        chat = self._tokenizer.render_chat(messages, add_generation_prompt=False)
-        head, found, _ = chat.rpartition(self.mark)
+        chat = self.tokenizer.render_chat(messages, add_generation_prompt=False)
+        head, found, _ = chat.rpartition("<extra_0>")
         if not found:
             raise ModelError(
                 "The PRM's chat template drops the assistant's message; Qwen2.5-Math-PRM scoring "
                 "needs it."
             )
-        return self.next(self._ids(head), step)
-
-    def next(self, token_ids: TokenIds, step: str) -> TokenIds:
-        return token_ids + self._ids(step) + self._mark
+        return self.next(self.ids(head), step)
 
 
-class Skywork:
+class Skywork(Format):
     """The problem, then the steps, a newline after each; a value is read at each step's newline.
 
     The verdict is the sigmoid of the value. A newline inside a step ends no step. Source:
     SkyworkAI/skywork-o1-prm-inference (`prepare_input`, which tokenises each step alone).
     """
 
-    value_outputs: int | None = 1
-    columns: tuple[int, ...] = (0,)
+    value_outputs = 1
+    columns = (0,)
 
     def __init__(self, tokenizer: Any) -> None:
-        self._ids = Encoder(tokenizer, "Skywork")
-        self._newline = array("i", [self._ids.single("\n")])
+        super().__init__(tokenizer)
+        self.mark = self.ids("\n", 1)
 
     def first(self, question: str, step: str) -> TokenIds:
-        return self.next(self._ids.start() + self._ids(f"{question}\n"), step)
-
-    def next(self, token_ids: TokenIds, step: str) -> TokenIds:
-        return token_ids + self._ids(step) + self._newline
+        return self.next(self.head + self.ids(f"{question}\n"), step)
 
 
-class MathShepherd:
+class MathShepherd(Format):
     """Question and steps as one text, " ки" after each step and a newline between.
 
     The verdict is the softmax over "+" and "-", as they follow a space, at the "ки". Source: the
     model card of peiyi9979/math-shepherd-mistral-7b-prm (ids 648, 387 and 12902 there).
     """
 
-    value_outputs: int | None = None
-    mark = "ки"
-
     def __init__(self, tokenizer: Any) -> None:
-        self._ids = Encoder(tokenizer, "Math-Shepherd")
-        self.columns: tuple[int, ...] = tuple(self._ids.exactly(f"{GOOD} {BAD}", 2))
-        self._mark = array("i", [self._ids.single(self.mark)])
-        self._line = self._ids(f"{self.mark}\n")
-
-    def first(self, question: str, step: str) -> TokenIds:
-        return self._ids.start() + self._ids(f"{question} {step}") + self._mark
+        super().__init__(tokenizer)
+        self.columns = tuple(self.ids(f"{GOOD} {BAD}", 2))
+        self.mark, self._line = self.ids("ки", 1), self.ids("ки\n")
 
     def next(self, token_ids: TokenIds, step: str) -> TokenIds:
         # SentencePiece writes a text's beginning as if a space came before: the mark stands there.
-        ids = self._ids(f"{self.mark}\n{step}")
+        ids = self.ids(f"ки\n{step}")
         if ids[: len(self._line)] != self._line:
             raise ModelError(
-                f"The PRM's tokenizer joins the newline after {self.mark!r} with a step's text; "
+                "The PRM's tokenizer joins the newline after 'ки' with a step's text; "
                 f"Math-Shepherd scoring needs them apart. The step is {step!r}."
             )
-        return token_ids + ids[1:] + self._mark
+        return token_ids + ids[1:] + self.mark
 
 
 FORMATS: dict[str, type[Format]] = {

@@ -134,9 +134,10 @@ def read_problems(path: str | Path) -> list[Problem]:
         try:
             problem = _problem(path.stem, json.loads(row) if path.suffix == ".jsonl" else row)
             if problem.id in rows_of:
-                raise _BadRow(f"has the same id or text as row {rows_of[problem.id]}")
+                raise ValueError(f"has the same id or text as row {rows_of[problem.id]}")
         except ValueError as error:
-            what = error if isinstance(error, _BadRow) else f"is no valid JSON: {error}"
+            damaged = isinstance(error, json.JSONDecodeError)
+            what = f"is no valid JSON: {error}" if damaged else error
             raise ProblemFileError(
                 f"{path}, row {number} {what}. Correct or remove the row."
             ) from error
@@ -147,10 +148,6 @@ def read_problems(path: str | Path) -> list[Problem]:
             f"{path} holds no problem; give one object with problem and answer a row."
         )
     return problems
-
-
-class _BadRow(ValueError):
-    """What is wrong with a row."""
 
 
 def _rows(path: Path) -> Iterator[tuple[int, Any]]:
@@ -175,12 +172,12 @@ def _rows(path: Path) -> Iterator[tuple[int, Any]]:
 def _problem(stem: str, row: Any) -> Problem:
     """The problem of a row; stem: of the file's name, for the id of one that has none."""
     if not isinstance(row, dict):
-        raise _BadRow(f"is a {type(row).__name__}, not an object with problem and answer")
+        raise ValueError(f"is a {type(row).__name__}, not an object with problem and answer")
     text, answer = _text(row, "problem", "question"), _text(row, "answer")
     if "####" in answer:  # GSM8K: the worked solution, then the answer
         answer = answer.rsplit("####", 1)[1].strip().replace(",", "")
         if not answer:
-            raise _BadRow("has no answer after '####' in field 'answer'")
+            raise ValueError("has no answer after '####' in field 'answer'")
     name = row.get("unique_id", row.get("id"))
     if name is None:
         name = f"{stem}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
@@ -193,12 +190,12 @@ def _text(row: dict[str, Any], *fields: str) -> str:
     field = next((name for name in fields if name in row), None)
     if field is None:
         others = f" (it has {', '.join(map(str, row))})" if row else ""
-        raise _BadRow(f"lacks field {' or '.join(map(repr, fields))}{others}")
+        raise ValueError(f"lacks field {' or '.join(map(repr, fields))}{others}")
     value = row[field]
     if isinstance(value, int | float) and not isinstance(value, bool) and field == "answer":
         return str(value)
     if not isinstance(value, str) or not value.strip():
-        raise _BadRow(f"has {value!r} in field {field!r}, not a text with something in it")
+        raise ValueError(f"has {value!r} in field {field!r}, not a text with something in it")
     return value.strip()
 
 
@@ -208,7 +205,7 @@ def _level(value: Any) -> int | None:
         return value
     found = re.fullmatch(r"(?:level\s*)?(\d+|\?)", str(value).strip().lower())
     if not isinstance(value, str) or found is None:
-        raise _BadRow(f"has {value!r} in field 'level', neither a whole number nor 'Level 3'")
+        raise ValueError(f"has {value!r} in field 'level', neither a whole number nor 'Level 3'")
     return None if found[1] == "?" else int(found[1])
 
 
@@ -262,17 +259,10 @@ def tiny_problems(limit: int, levels: Sequence[int] | None = None, seed: int = 0
     found: dict[str, Problem] = {}
     while len(found) < limit:
         level = levels[len(found) % len(levels)]
-        problem = tiny_problem(level, generators[level])
-        found.setdefault(problem.id, problem)
-    return list(found.values())
-
-
-def tiny_problem(level: int, rng: random.Random) -> Problem:
-    """One held-out problem of a level of the tiny family."""
-    while True:
+        rng = generators[level]
         terms = draw_terms(rng.randint(*LEVEL_OPERATIONS[level]), rng)
         text = problem_text(terms)
         if is_held_out(text):
-            digest = hashlib.sha256(text.encode()).hexdigest()
-            name = f"tiny-{level}-{digest[:12]}"
-            return Problem(name, text, str(sum(terms)), level, "arithmetic")
+            name = f"tiny-{level}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+            found.setdefault(name, Problem(name, text, str(sum(terms)), level, "arithmetic"))
+    return list(found.values())

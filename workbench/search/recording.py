@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from hashlib import sha256
 from pathlib import Path as FilePath
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -94,17 +95,11 @@ class RecordedEngine:
 
         num_blocks is None when they changed, as they do when a memory is split anew.
         """
-        told = dict(engine.description)
+        names = ("name", "architecture", "fingerprint", "max_model_len", "value_outputs")
+        told = {name: getattr(engine, name) for name in names} | dict(engine.description)
         if len(sizes) > 1:
             told["num_blocks"] = None
-        return cls(
-            name=engine.name,
-            architecture=engine.architecture,
-            fingerprint=engine.fingerprint,
-            max_model_len=engine.max_model_len,
-            value_outputs=engine.value_outputs,
-            **told,
-        )
+        return cls(**told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +129,10 @@ class RecordedSettings:
     @classmethod
     def of(cls, strategy: Strategy, seed: int, prm: PRM, config: SearchConfig) -> RecordedSettings:
         """The settings of one search."""
-        known = is_dataclass(strategy) and not isinstance(strategy, type)
         own = {f.name for f in fields(cls)} & {f.name for f in fields(config)} - {"prm_format"}
         return cls(
             strategy=type(strategy).__name__,
-            strategy_settings=asdict(strategy) if known else {},  # type: ignore[call-overload]
+            strategy_settings=asdict(strategy) if is_dataclass(strategy) else {},  # type: ignore
             seed=seed,
             prm_format=prm.format,
             prm_fingerprint=prm.fingerprint,
@@ -159,19 +153,12 @@ class Recording:
 
 
 class RecordingSearch(ActiveSearch):
-    """A search that keeps what it was told when its answer is there."""
+    """A search that keeps what it was told when its answer is there.
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self._rounds: dict[Path, int] = {}
-        self._kept: tuple[tuple[int, ...], tuple[RecordedSolution, ...]] = ((), ())
+    recorded: its prompt and the PRM's solutions, once there is an answer.
+    """
 
-    def advance(self, round: int) -> None:
-        """As every search; notes in which round each node is asked for."""
-        super().advance(round)
-        if self.request is not None:
-            for beam in self.request.beams:
-                self._rounds.setdefault(beam.path, round)
+    recorded: RecordedProblem
 
     def finish(self, now_s: float) -> None:
         """As every search; what it lets go is kept here."""
@@ -188,28 +175,9 @@ class RecordingSearch(ActiveSearch):
                 score=node.score,
             )
             solutions.append(solution)
-        self._kept = (tuple(self.prompt), tuple(solutions))
+        prompt = tuple(self.prompt)
+        self.recorded = RecordedProblem(self.problem, prompt, solutions=tuple(solutions))
         super().finish(now_s)
-
-    def recorded(self, reasons: Mapping[tuple[str, str], str]) -> RecordedProblem:
-        """Everything of this problem. reasons: how the requests of its nodes ended."""
-        prompt, solutions = self._kept
-        steps = []
-        for node in self.tree:
-            told = node.step.finish_reason
-            name = (self.problem.id, node_id(node.path))
-            steps.append(
-                RecordedStep(
-                    path=node.path,
-                    tokens=tuple(node.step.token_ids),
-                    text=node.step.text,
-                    slot=node.beam,
-                    round=self._rounds[node.path],
-                    finish_reason=told,
-                    request_reason=reasons.get(name, told if node.step.token_ids else ""),
-                )
-            )
-        return RecordedProblem(self.problem, prompt, tuple(steps), solutions)
 
 
 RECORDING_VERSION = 1
@@ -234,9 +202,13 @@ SCHEMA = pa.schema(
         "score": pa.float64(),
     }
 )
-Row = dict[str, Any]
-_Read = TypeVar("_Read")
-Key = tuple[Any, ...]
+_ENTRIES: dict[str, tuple[type, str]] = {
+    "step": (RecordedStep, "ordinal"),
+    "solution": (RecordedSolution, "text"),
+}
+"""Entries of a kind, and the column of their key's last part: of a path, or of texts of steps."""
+_ABOVE = {"prompt": (None,), "step": ("prompt", "step"), "solution": (None, "solution")}
+"""Kinds that a row's parent may have."""
 
 
 def require_destination(path: str | os.PathLike[str]) -> None:
@@ -249,19 +221,17 @@ def require_destination(path: str | os.PathLike[str]) -> None:
 
 def write_recording(recording: Recording, path: str | os.PathLike[str]) -> FilePath:
     """Write it atomically; returns the path."""
-    rows: list[Row] = []
+    rows: list[dict[str, Any]] = []
     for number, problem in enumerate(recording.problems):
-        places: dict[Key, int] = {(): len(rows)}
+        prompt = len(rows)
         rows.append({"kind": "prompt", "problem": number, "tokens": problem.prompt})
-        for step in problem.steps:
-            places[step.path] = len(rows)
-            place: Row = {"parent": places[step.path[:-1]], "ordinal": step.path[-1]}
-            rows.append({"kind": "step", "problem": number} | place | _own(step))
-        places = {}
-        for solution in problem.solutions:
-            places[solution.steps] = len(rows)
-            place = {"parent": places.get(solution.steps[:-1]), "text": solution.steps[-1]}
-            rows.append({"kind": "solution", "problem": number} | place | _own(solution))
+        for kind, entries in (("step", problem.steps), ("solution", problem.solutions)):
+            places: dict[tuple[Any, ...], int | None] = {(): prompt if kind == "step" else None}
+            for entry in entries:
+                (_, key), *own = ((f.name, getattr(entry, f.name)) for f in fields(entry))
+                row = {"kind": kind, "problem": number, "parent": places[key[:-1]], **dict(own)}
+                places[key] = len(rows)
+                rows.append(row | {_ENTRIES[kind][1]: key[-1]})
     settings = {
         "settings": asdict(recording.settings),
         "llm": asdict(recording.llm),
@@ -280,60 +250,30 @@ def write_recording(recording: Recording, path: str | os.PathLike[str]) -> FileP
     return write_atomically(content.replace_schema_metadata(metadata), path)
 
 
-def _own(entry: RecordedStep | RecordedSolution) -> Row:
-    """An entry's columns: all but its first field, which its parent and its last part say."""
-    return {f.name: getattr(entry, f.name) for f in fields(entry)[1:]}
-
-
-def _header(metadata: Mapping[str, Any]) -> Recording:
-    """What a file's metadata say; KeyError or TypeError where they are of another kind.
-
-    Switches of earlier versions, which are gone, must have been off.
-    """
-    settings = dict(metadata["settings"])
-    settings["prm_columns"] = tuple(settings["prm_columns"])
-    known, switches = {f.name for f in fields(SearchSwitches)}, settings.get("switches", {})
-    for name, value in switches.items():
-        if name not in known and value:
-            raise RecordingError(
-                f"The search was recorded with {name}={value!r}, which this workbench does not "
-                "have; record it again."
-            )
-    settings["switches"] = {name: value for name, value in switches.items() if name in known}
-    return Recording(
-        settings=RecordedSettings(**settings),
-        llm=RecordedEngine(**metadata["llm"]),
-        prm=RecordedEngine(**metadata["prm"]),
-        problems=tuple(RecordedProblem(Problem(**each)) for each in metadata["problems"]),
-    )
-
-
 def read_header(path: str | os.PathLike[str]) -> Recording:
     """Settings, engines and problems of a recording, read at once, without the problems' tries;
     RecordingError as below.
     """
-    return _checked(path, lambda file: _header(_metadata(path, file.schema_arrow)))
+    with _opened(path) as file:
+        return _header(path, file.schema_arrow)[0]
 
 
 def read_recording(path: str | os.PathLike[str]) -> Recording:
     """The search that was recorded; RecordingError if missing, cut, foreign, newer or damaged."""
-
-    def read(file: pq.ParquetFile) -> Recording:
+    with _opened(path) as file:
         content = file.read()
-        metadata = _metadata(path, content.schema)
-        if len(content) != metadata["rows"]:
-            raise ValueError(f"{len(content)} rows where {metadata['rows']} were written")
-        header = _header(metadata)
+        header, written = _header(path, content.schema)
+        if len(content) != written:
+            raise ValueError(f"{len(content)} rows where {written} were written")
         return replace(header, problems=_problems(content, header.problems))
 
-    return _checked(path, read)
 
-
-def _checked(path: str | os.PathLike[str], read: Callable[[pq.ParquetFile], _Read]) -> _Read:
-    """What is read of a file; RecordingError for whatever is wrong with it."""
+@contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[pq.ParquetFile]:
+    """The file; RecordingError for whatever is wrong with it, or found so by its reader."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            return read(file)
+            yield file
     except FileNotFoundError as error:
         raise RecordingError(
             f"There is no recording {path}; make one with run_search(..., record=path)."
@@ -350,8 +290,11 @@ def _checked(path: str | os.PathLike[str], read: Callable[[pq.ParquetFile], _Rea
         raise RecordingError(f"{path} is damaged ({what}); record the search again.") from error
 
 
-def _metadata(path: str | os.PathLike[str], schema: pa.Schema) -> dict[str, Any]:
-    """The settings of a file that is a recording of this version, whole."""
+def _header(path: str | os.PathLike[str], schema: pa.Schema) -> tuple[Recording, int]:
+    """What a file's metadata say of a search, and how many rows were written.
+
+    Switches of earlier versions, which are gone, must have been off.
+    """
     metadata = schema.metadata or {}
     version = metadata.get(_VERSION_KEY)
     if version is None or _SETTINGS_KEY not in metadata:
@@ -369,8 +312,24 @@ def _metadata(path: str | os.PathLike[str], schema: pa.Schema) -> dict[str, Any]
         raise ValueError(f"its columns are {', '.join(schema.names)}")
     if metadata.get(_DIGEST_KEY) != sha256(metadata[_SETTINGS_KEY]).digest():
         raise ValueError("its settings are not those that were written")
-    found: dict[str, Any] = json.loads(metadata[_SETTINGS_KEY])
-    return found
+    written = json.loads(metadata[_SETTINGS_KEY])
+    settings = written["settings"]
+    settings["prm_columns"] = tuple(settings["prm_columns"])
+    known, switches = {f.name for f in fields(SearchSwitches)}, settings.get("switches", {})
+    for name, value in switches.items():
+        if name not in known and value:
+            raise RecordingError(
+                f"The search was recorded with {name}={value!r}, which this workbench does not "
+                "have; record it again."
+            )
+    settings["switches"] = {name: value for name, value in switches.items() if name in known}
+    header = Recording(
+        settings=RecordedSettings(**settings),
+        llm=RecordedEngine(**written["llm"]),
+        prm=RecordedEngine(**written["prm"]),
+        problems=tuple(RecordedProblem(Problem(**each)) for each in written["problems"]),
+    )
+    return header, written["rows"]
 
 
 def _problems(
@@ -378,43 +337,31 @@ def _problems(
 ) -> tuple[RecordedProblem, ...]:
     """The problems with their tries; ValueError for a row whose parent cannot be its own."""
     prompts: dict[int, tuple[int, ...]] = {}
-    steps: list[list[RecordedStep]] = [[] for _ in problems]
-    solutions: list[list[RecordedSolution]] = [[] for _ in problems]
-    names: list[Key] = []  # of each row: a path, or a solution's texts
+    found: dict[str, list[list[Any]]] = {kind: [[] for _ in problems] for kind in _ENTRIES}
+    keys: list[tuple[Any, ...]] = []
     kinds: list[str] = []
-    columns = [column.to_pylist() for column in content.columns]
-    for place, values in enumerate(zip(*columns, strict=True)):
-        row = dict(zip(SCHEMA.names, values))
-        number, kind, parent = row["problem"], row["kind"], row["parent"]
-        above = {"prompt": (), "step": ("prompt", "step"), "solution": ("solution",)}[kind]
-        if parent is None:
-            fine, before = kind != "step", ()
-        else:
-            fine = 0 <= parent < place and kinds[parent] in above
-            before = names[parent] if fine else ()
-        if not fine:
+    for place, row in enumerate(content.to_pylist()):
+        kind, number, parent = row["kind"], row["problem"], row["parent"]
+        missing = parent is not None and not 0 <= parent < place
+        above = None if parent is None or missing else kinds[parent]
+        if missing or above not in _ABOVE[kind]:
             raise ValueError(f"row {place} has parent {parent}")
+        row["tokens"] = tuple(row["tokens"])
+        key = () if parent is None else keys[parent]
         if kind == "prompt":
-            name: Key = ()
-            prompts[number] = tuple(row["tokens"])
-        elif kind == "step":
-            name = (*before, row["ordinal"])
-            steps[number].append(_from(row, RecordedStep, path=name))
+            prompts[number] = row["tokens"]
         else:
-            name = (*before, row["text"])
-            solutions[number].append(_from(row, RecordedSolution, steps=name))
-        names.append(name)
+            entry, last = _ENTRIES[kind]
+            key = (*key, row[last])
+            found[kind][number].append(entry(key, *(row[f.name] for f in fields(entry)[1:])))
+        keys.append(key)
         kinds.append(kind)
     return tuple(
-        replace(each, prompt=prompts[i], steps=tuple(steps[i]), solutions=tuple(solutions[i]))
-        for i, each in enumerate(problems)
+        replace(each, prompt=prompts[i], steps=tuple(steps), solutions=tuple(solutions))
+        for i, (each, steps, solutions) in enumerate(
+            zip(problems, found["step"], found["solution"], strict=True)
+        )
     )
-
-
-def _from(row: Row, kind: Callable[..., Any], **named: Key) -> Any:
-    """An entry with the row's columns; `named` is what the row says through its parent."""
-    own = {f.name: row[f.name] for f in fields(kind) if f.name not in named}  # type: ignore[arg-type]
-    return kind(**(own | {"tokens": tuple(row["tokens"])} | named))
 
 
 def record_search(
@@ -428,7 +375,24 @@ def record_search(
     rows = rounds.recorder.request_rows
     # (problem id, node id) -> how the request that sampled it ended.
     reasons = {(r.problem_id, r.node_id): r.finish_reason for r in rows if r.kind == "generate"}
-    kept = [search for search in searches if isinstance(search, RecordingSearch)]
+    problems = []
+    for search in searches:
+        assert isinstance(search, RecordingSearch)
+        steps = []
+        for node in search.tree:
+            told = node.step.finish_reason
+            name = (search.problem.id, node_id(node.path))
+            step = RecordedStep(
+                path=node.path,
+                tokens=tuple(node.step.token_ids),
+                text=node.step.text,
+                slot=node.beam,
+                round=node.round,
+                finish_reason=told,
+                request_reason=reasons.get(name, told if node.step.token_ids else ""),
+            )
+            steps.append(step)
+        problems.append(replace(search.recorded, steps=tuple(steps)))
     sizes: dict[str, set[int]] = {"llm": set(), "prm": set()}
     for row in rounds.recorder.step_rows:
         sizes[row.engine].add(row.counts.blocks_total)
@@ -436,6 +400,6 @@ def record_search(
         settings=RecordedSettings.of(strategy, rounds.seed, rounds.prm, config),
         llm=RecordedEngine.of(rounds.llm, sizes["llm"]),
         prm=RecordedEngine.of(rounds.prm.engine, sizes["prm"]),
-        problems=tuple(search.recorded(reasons) for search in kept),
+        problems=tuple(problems),
     )
     write_recording(recording, path)

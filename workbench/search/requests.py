@@ -41,17 +41,14 @@ class Beam:
 
     def child(self, ordinal: int) -> Beam:
         """The node to be sampled as this beam's `ordinal`-th child; it holds nothing new yet."""
-        return Beam(
-            (*self.path, ordinal), self.token_ids, self.text, self.step_scores, steps=self.steps
-        )
+        return replace(self, path=(*self.path, ordinal))
 
     def grown(self, step: Step, pieces: SequenceOf[str] | None = None) -> Beam:
         """This node with what was sampled for it: one step, or the `pieces` its text is made of."""
-        return Beam(
-            path=self.path,
+        return replace(
+            self,
             token_ids=self.token_ids + step.token_ids,
             text=self.text + step.text,
-            step_scores=self.step_scores,
             finished=step.finish_reason == "eos",
             steps=self.steps + ((step.text,) if pieces is None else tuple(pieces)),
             ended="context" if step.finish_reason == "context" else "",

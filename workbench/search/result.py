@@ -18,7 +18,7 @@ import pandas as pd
 
 from workbench.search.answers import UNSCORED, VOTINGS, aggregate, check_choice, pass_at_k, vote
 from workbench.search.requests import Beam, Step
-from workbench.trace import Trace, write_table
+from workbench.trace import NodeRow, Trace, write_table
 
 NodePath = tuple[int, ...]
 SHOWN = ["problem_id", "level", "answer", "predicted", "correct", "tokens", "iterations", "seconds"]
@@ -59,15 +59,13 @@ class SearchResult:
     def correct_by(self, voting: str) -> pd.Series:
         """Whether each problem would be right under another vote (or this one), by problem_id."""
         check_choice("voting", voting, VOTINGS)
-        groups = self.candidates.groupby("problem_id", sort=False)
         found = {}
-        for name, rows in groups:
+        for name, rows in self.candidates.groupby("problem_id"):
             index = winner(rows.to_dict("records"), voting)
             found[name] = index is not None and bool(rows["correct"].iloc[index])
-        correct = [found.get(name, False) for name in self.problems["problem_id"]]
-        known = self.problems["answer"].notna().to_numpy()
-        values = [right if fine else None for right, fine in zip(correct, known, strict=True)]
-        return pd.Series(values, index=self.problems["problem_id"], name="correct", dtype="boolean")
+        problems = self.problems.set_index("problem_id")
+        right = pd.Series(found, dtype="boolean", name="correct").reindex(problems.index)
+        return right.fillna(False).where(problems["answer"].notna())
 
     def pass_at_k(self, k: int) -> float:
         """Mean chance that k of a problem's beams hold a right one (independent samples).
@@ -133,6 +131,7 @@ class TreeNode:
 
     path: NodePath
     beam: int  # slot in the Generate that sampled it
+    round: int  # in which that was asked for, from 1
     step: Step
     total_tokens: int  # sampled on the way here, this step included
     steps_before: int
@@ -148,27 +147,22 @@ class Tree:
         self.iterations = 0
         self.tokens = 0
 
-    def keep_parents(self, beams: Iterable[Beam]) -> None:
-        """The parents of these beams are being extended, so they were kept."""
-        for beam in beams:
-            if len(beam.path) > 1:
-                self._nodes[beam.path[:-1]].kept = True
-
-    def keep(self, beams: Iterable[Beam]) -> None:
-        """These beams are the outcome."""
-        for beam in beams:
-            self._nodes[beam.path].kept = True
+    def keep(self, paths: Iterable[NodePath]) -> None:
+        """These nodes are being extended, or are the outcome; the root is no node."""
+        for path in paths:
+            if path:
+                self._nodes[path].kept = True
 
     def lineage(self, path: NodePath) -> Iterator[TreeNode]:
         """The nodes on the way to this one, which comes last; of the root none."""
         return (self._nodes[path[:depth]] for depth in range(1, len(path) + 1))
 
-    def add(self, beams: Sequence[Beam], steps: Sequence[Step]) -> None:
-        """What one Generate sampled."""
+    def add(self, beams: Sequence[Beam], steps: Sequence[Step], round: int) -> None:
+        """What one Generate sampled, asked for in this round."""
         self.iterations += 1
         for slot, (beam, step) in enumerate(zip(beams, steps, strict=True)):
             total = len(beam.token_ids) + len(step.token_ids)
-            self._nodes[beam.path] = TreeNode(beam.path, slot, step, total, len(beam.steps))
+            self._nodes[beam.path] = TreeNode(beam.path, slot, round, step, total, len(beam.steps))
             self.tokens += len(step.token_ids)
 
     def score(
@@ -182,25 +176,24 @@ class Tree:
     def __iter__(self) -> Iterator[TreeNode]:
         return iter(self._nodes.values())
 
-    def rows(self, problem_id: str) -> list[dict[str, Any]]:
-        """The `nodes` table's columns but run_id, then why the step ended and its text."""
+    def rows(self, run_id: str, problem_id: str) -> list[NodeRow]:
+        """The rows of the `nodes` table."""
         return [
-            {
-                "problem_id": problem_id,
-                "node_id": node_id(node.path),
-                "parent_id": node_id(node.path[:-1]),
-                "path": node_id(node.path),
-                "depth": len(node.path),
-                "beam": node.beam,
-                "step_tokens": len(node.step.token_ids),
-                "total_tokens": node.total_tokens,
-                "score": node.score,
-                "kept": node.kept,
-                "finished": node.step.finish_reason == "eos",
-                "token_ids": node.step.token_ids,
-                "finish_reason": node.step.finish_reason,
-                "text": node.step.text,
-            }
+            NodeRow(
+                run_id=run_id,
+                problem_id=problem_id,
+                node_id=node_id(node.path),
+                parent_id=node_id(node.path[:-1]),
+                path=node.path,
+                depth=len(node.path),
+                beam=node.beam,
+                step_tokens=len(node.step.token_ids),
+                total_tokens=node.total_tokens,
+                score=node.score,
+                kept=node.kept,
+                finished=node.step.finish_reason == "eos",
+                token_ids=node.step.token_ids,
+            )
             for node in self
         ]
 

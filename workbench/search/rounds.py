@@ -19,22 +19,14 @@ from typing import Any
 from workbench.config import SearchSwitches
 from workbench.core import RequestOutput, SamplingParams, Tag, TokenEngine, node_seed
 from workbench.errors import StepError
-from workbench.search.prm import PRM, ProblemScores, ScoreCounts, ScoreRequest
+from workbench.search.prm import PRM, ProblemScores, ScoreRequest
 from workbench.search.problems import Problem
-from workbench.search.requests import (
-    Generate,
-    Outcome,
-    Score,
-    SearchGenerator,
-    Step,
-    Strategy,
-)
+from workbench.search.requests import Generate, Outcome, Score, Step, Strategy
 from workbench.search.result import Mark, Tree, node_id
 from workbench.search.switches import AdmissionControl, Pruning, RequestOrder
 from workbench.trace import Recorder
 
 LANE = "search"
-PLAIN = SearchSwitches()
 OnRound = Callable[["Progress"], None]
 
 
@@ -54,7 +46,8 @@ class ActiveSearch:
     """One problem being searched: its strategy's generator, what it asked last, and its replies.
 
     It knows no engine. Once `outcome` is set nothing more is asked. shuffle_seed: the control
-    experiment, see `shuffle_scores`.
+    experiment, in which the beams of each Score get each other's scores, seeded by problem;
+    whatever accuracy is left then is not the PRM's doing. The tree records what the PRM said.
     """
 
     def __init__(
@@ -70,65 +63,46 @@ class ActiveSearch:
         self.scores = scores
         self.tree = Tree()
         self.outcome: Outcome | None = None
-        self.counts = ScoreCounts()
         self.admitted_s = 0.0
         self.answered_s = 0.0
         self.request: Generate | Score | None = None
         self.steps: list[Step | None] = []
         self.served = True  # by the engine that `request` is for; False until it is queued
         self._aggregation = strategy.aggregation
-        self._search = strategy.search(problem.without_answer())
+        self._round = 0  # in which `request` was made
+        self._dealer: random.Random | None = None
         if shuffle_seed is not None:
-            self._search = shuffle_scores(self._search, shuffle_seed, problem.id)
+            digest = hashlib.sha256(f"shuffle\x1f{shuffle_seed}\x1f{problem.id}".encode()).digest()
+            self._dealer = random.Random(int.from_bytes(digest[:8], "little"))
+        self._search = strategy.search(problem.without_answer())
 
     def advance(self, round: int) -> None:
         """Hand the strategy what it asked for and take its next request, or its outcome."""
-        self.served = False
+        reply: Any = None
+        request, self.served = self.request, False
+        if isinstance(request, Generate):
+            reply = [step for step in self.steps if step is not None]
+            self.tree.add(request.beams, reply, self._round)
+        elif isinstance(request, Score):
+            reply = self.scores.replies(request.beams)
+            self.tree.score(request.beams, reply, self._aggregation)
+            if self._dealer is not None:
+                reply = self._dealer.sample(reply, len(reply))
         try:
-            self.request = self._search.send(self._reply())
+            self.request, self._round = self._search.send(reply), round
         except StopIteration as end:
             self.request, self.outcome = None, end.value
-            self.tree.keep(end.value.beams)
+            self.tree.keep(beam.path for beam in end.value.beams)
             return
         if isinstance(self.request, Generate):
-            self.tree.keep_parents(self.request.beams)
+            self.tree.keep(beam.path[:-1] for beam in self.request.beams)
             self.steps = [None] * len(self.request.beams)
 
     def finish(self, now_s: float) -> None:
         """Note the time of the answer, count, and let everything large but the tree go."""
         self.answered_s = now_s
-        self.counts = self.scores.finish()
+        self.scores.finish()
         self.prompt, self.steps = [], []
-
-    def _reply(self) -> Any:
-        request = self.request
-        if isinstance(request, Generate):
-            steps = [step for step in self.steps if step is not None]
-            self.tree.add(request.beams, steps)
-            return steps
-        if isinstance(request, Score):
-            scores = self.scores.replies(request.beams)
-            self.tree.score(request.beams, scores, self._aggregation)
-            return scores
-        return None
-
-
-def shuffle_scores(search: SearchGenerator, seed: int, problem_id: str) -> SearchGenerator:
-    """The control experiment: the beams of each Score get each other's scores, seeded by problem.
-
-    Whatever accuracy is left then is not the PRM's doing; the tree records what the PRM said.
-    """
-    digest = hashlib.sha256(f"shuffle\x1f{seed}\x1f{problem_id}".encode()).digest()
-    dealer = random.Random(int.from_bytes(digest[:8], "little"))
-    reply: Any = None
-    while True:
-        try:
-            request = search.send(reply)
-        except StopIteration as end:
-            return end.value
-        reply = yield request
-        if isinstance(request, Score):
-            reply = dealer.sample(list(reply), len(reply))
 
 
 class WorkClock:
@@ -195,9 +169,9 @@ class Rounds:
         seed: int,
         params: SamplingParams,
         min_problem_batch: int,
+        switches: SearchSwitches,
         recorder: Recorder,
         clock: Callable[[], float] = time.perf_counter,
-        switches: SearchSwitches = PLAIN,
     ) -> None:
         self.llm, self.prm = llm, prm
         self.seed, self.params = seed, params
@@ -206,7 +180,7 @@ class Rounds:
         self.marks: list[Mark] = []
         self.round = self.answered = self.tokens = 0  # tokens: sampled into nodes so far
         self.llm_busy_s = self.prm_busy_s = 0.0
-        self._queue: deque[ActiveSearch] = deque()
+        self.queue: deque[ActiveSearch] = deque()  # of searches that rounds are to take in
         self._in_flight: list[ActiveSearch] = []
         adaptive = switches.problem_batching == "adaptive"
         self._admission = AdmissionControl(llm, prm.engine) if adaptive else None
@@ -218,29 +192,32 @@ class Rounds:
         self._cache_hits = 0  # of the score cache, not yet in the trace
         self._last_steps = range(0)  # rows of the last PRM steps
 
-    def run(self, searches: Iterable[ActiveSearch], on_round: OnRound | None = None) -> None:
-        """All rounds, until every search has its outcome."""
-        self.take_in(searches)
-        while self.play(on_round):
-            pass
-
-    def take_in(self, searches: Iterable[ActiveSearch]) -> None:
-        """Put searches into the queue, from which a round takes them."""
-        self._queue.extend(searches)
-
     def play(self, on_round: OnRound | None = None) -> bool:
         """One round; whether there is more to do.
 
         No request is left behind in an engine, whatever a step or on_round raises; what is not
         answered by then is given up.
         """
-        if not self._queue and not self._in_flight:
+        if not self.queue and not self._in_flight:
             return False
         now = self.clock.resume("bookkeeping")
         try:
             if not self.marks:
                 self.marks.append(Mark(now, 0, 0))
-            self._play()
+            self.round += 1
+            self._admit()
+            self._advance()
+            self._submit_samples()
+            self._submit_scores()
+            sampled, busy_s, _ = self.clock.drain(self.llm)
+            self.llm_busy_s += busy_s
+            self.clock.switch("tokenising")  # of the new steps, for the PRM
+            self._take_samples(sampled)
+            self.clock.switch("bookkeeping")
+            scored, busy_s, steps = self.clock.drain(self.prm.engine)
+            self.prm_busy_s += busy_s
+            self._take_scores(scored, steps)
+            self._mark(self.clock.switch("bookkeeping"))
             if on_round is not None:
                 on_round(self.progress)
         except BaseException:
@@ -248,36 +225,20 @@ class Rounds:
                 self.llm.abort(number)
             for number in self._scoring:
                 self.prm.engine.abort(number)
-            self._queue.clear()
+            self.queue.clear()
             self._in_flight.clear()
             raise
         finally:
             self.clock.pause()
-        return bool(self._queue or self._in_flight)
-
-    def _play(self) -> None:
-        self.round += 1
-        self._admit()
-        self._advance()
-        self._submit_samples()
-        self._submit_scores()
-        sampled, busy_s, _ = self.clock.drain(self.llm)
-        self.llm_busy_s += busy_s
-        self.clock.switch("tokenising")  # of the new steps, for the PRM: most of what is done here
-        self._take_samples(sampled)
-        self.clock.switch("bookkeeping")
-        scored, busy_s, steps = self.clock.drain(self.prm.engine)
-        self.prm_busy_s += busy_s
-        self._take_scores(scored, steps)
-        self._mark(self.clock.switch("bookkeeping"))
+        return bool(self.queue or self._in_flight)
 
     def _admit(self) -> None:
         """Take problems in, in the queue's order; a static batch waits for its last problem."""
         if self.switches.problem_batching == "static" and self._in_flight:
             return
         now = self.clock.switch("bookkeeping")
-        while self._queue and len(self._in_flight) < self.min_problem_batch:
-            search = self._queue.popleft()
+        while self.queue and len(self._in_flight) < self.min_problem_batch:
+            search = self.queue.popleft()
             search.admitted_s = now
             self._in_flight.append(search)
 
@@ -352,10 +313,10 @@ class Rounds:
             asked = search.request
             assert isinstance(asked, Score)
             self.clock.switch("tokenising")
-            cached = search.scores.counts.steps_cached
+            cached = search.scores.counts.scores_cached
             beams = [beam for _, beam in self._prm_order.beams(asked.beams)]
             requests = search.scores.requests(beams)
-            self._cache_hits += search.scores.counts.steps_cached - cached
+            self._cache_hits += search.scores.counts.scores_cached - cached
             self.clock.switch("bookkeeping")
             for request in requests:
                 tag = Tag(search.problem.id, node_id(request.beam.path))
@@ -389,7 +350,7 @@ class Rounds:
         in_flight = len(self._in_flight)
         return Progress(
             round=self.round,
-            problems=self.answered + in_flight + len(self._queue),
+            problems=self.answered + in_flight + len(self.queue),
             answered=self.answered,
             in_flight=in_flight,
             tokens=self.tokens,

@@ -16,12 +16,7 @@ import pandas as pd
 from workbench.config import SearchConfig
 from workbench.core import SamplingParams, TokenEngine
 from workbench.errors import ConfigError, PromptError
-from workbench.search.answers import (
-    aggregate,
-    extract_answer,
-    group_answers,
-    same_answer,
-)
+from workbench.search.answers import aggregate, extract_answer, group_answers, same_answer
 from workbench.search.prm import PRM, ProblemScores, ScoreCache
 from workbench.search.problems import Problem
 from workbench.search.recording import RecordingSearch, record_search, require_destination
@@ -31,29 +26,14 @@ from workbench.search.rounds import ActiveSearch, OnRound, Progress, Rounds
 from workbench.trace import Recorder
 
 Row = dict[str, Any]
-SCORING = {
-    "requests": "prm_requests",
-    "tokens_asked": "prm_tokens_asked",
-    "tokens_computed": "prm_tokens_computed",
-    "tokens_distinct": "prm_tokens_distinct",
-    "steps_asked": "scores_asked",
-    "steps_cached": "scores_cached",
-    "steps_shared": "scores_shared",
-}
-"""Fields of ScoreCounts and their columns in the problems table."""
-
 SYSTEM_PROMPTS = {
     "search-and-learn": (
         "Solve the following math problem efficiently and clearly:\n\n"
         "- For simple problems (2 steps or fewer):\n"
         "Provide a concise solution with minimal explanation.\n\n"
-        "- For complex problems (3 steps or more):\n"
-        "Use this step-by-step format:\n\n"
-        "## Step 1: [Concise description]\n"
-        "[Brief explanation and calculations]\n\n"
-        "## Step 2: [Concise description]\n"
-        "[Brief explanation and calculations]\n\n"
-        "...\n\n"
+        "- For complex problems (3 steps or more):\nUse this step-by-step format:\n\n"
+        "## Step 1: [Concise description]\n[Brief explanation and calculations]\n\n"
+        "## Step 2: [Concise description]\n[Brief explanation and calculations]\n\n...\n\n"
         "Regardless of the approach, always conclude with:\n\n"
         "Therefore, the final answer is: $\\boxed{answer}$. I hope it is correct.\n\n"
         "Where [answer] is just the final number or expression that solves the problem."
@@ -119,17 +99,13 @@ class Search:
                 )
         self._strategy, self._record, self._on_round = strategy, record, on_round
         self._recorder = Recorder("search")
+        names = ("temperature", "top_p", "top_k", "min_p")
+        sampling = {name: getattr(config, name) for name in names}
         self._rounds = Rounds(
             llm,
             prm,
             seed=seed,
-            params=SamplingParams(
-                temperature=config.temperature,
-                max_tokens=config.max_step_tokens,
-                top_k=config.top_k,
-                top_p=config.top_p,
-                min_p=config.min_p,
-            ),
+            params=SamplingParams(max_tokens=config.max_step_tokens, **sampling),
             min_problem_batch=config.min_problem_batch,
             recorder=self._recorder,
             switches=config,
@@ -146,7 +122,7 @@ class Search:
             )
             for problem in problems
         ]
-        self._rounds.take_in(self._searches)
+        self._rounds.queue.extend(self._searches)
         self._rounds.clock.pause()
         self._result: SearchResult | None = None
 
@@ -172,6 +148,12 @@ class Search:
         """How far it is after its last round; seconds are its own."""
         return self._rounds.progress
 
+    def play(self) -> SearchResult:
+        """Play every round that is left; the result."""
+        while self.round():
+            pass
+        return self.result()
+
     def result(self) -> SearchResult:
         """Answers, tree and measurements. Raises ConfigError while problems are not answered."""
         rounds = self._rounds
@@ -182,22 +164,22 @@ class Search:
             )
         if self._result is not None:
             return self._result
-        recorder, searches, voting = self._recorder, self._searches, self.config.voting
-        aggregation = self._strategy.aggregation  # a reference answer is looked at here alone
-        candidates = {search.problem.id: _candidates(search, aggregation) for search in searches}
-        problems = [
-            {"run_id": recorder.run_id} | _problem(search, candidates[search.problem.id], voting)
-            for search in searches
-        ]
-        nodes = [row for search in searches for row in search.tree.rows(search.problem.id)]
-        beside = [{name: row.pop(name) for name in ("finish_reason", "text")} for row in nodes]
-        for row in nodes:
-            recorder.node(**row)
+        recorder, voting = self._recorder, self.config.voting
+        problems, candidates, steps = [], [], []
+        for search in self._searches:
+            rows = _candidates(search, self._strategy.aggregation)
+            candidates += rows
+            problems.append({"run_id": recorder.run_id} | _problem(search, rows, voting))
+            recorder.node_rows += search.tree.rows(recorder.run_id, search.problem.id)
+            steps += [node.step for node in search.tree]
         trace = recorder.trace()
         self._result = SearchResult(
             problems=pd.DataFrame(problems).astype({"correct": "boolean", "level": "Int64"}),
-            candidates=pd.DataFrame([row for rows in candidates.values() for row in rows]),
-            tree=pd.concat([trace.nodes, pd.DataFrame(beside)], axis=1),
+            candidates=pd.DataFrame(candidates),
+            tree=trace.nodes.assign(
+                finish_reason=[step.finish_reason for step in steps],
+                text=[step.text for step in steps],
+            ),
             throughput=Throughput.of(rounds.marks, rounds.llm_busy_s, rounds.prm_busy_s),
             trace=trace,
             voting=voting,
@@ -217,7 +199,7 @@ def run_search(
     **settings: Any,
 ) -> SearchResult:
     """Search every problem; answers, tree and measurements in one result. Arguments: see Search."""
-    search = Search(
+    return Search(
         problems,
         llm=llm,
         prm=prm,
@@ -226,10 +208,7 @@ def run_search(
         record=record,
         on_round=on_round,
         **settings,
-    )
-    while search.round():
-        pass
-    return search.result()
+    ).play()
 
 
 def chat_prompt(problem: Problem, llm: TokenEngine, system_prompt: str | None = None) -> list[int]:
@@ -280,7 +259,9 @@ def as_problems(given: Problem | Iterable[Problem]) -> list[Problem]:
 
 
 def _candidates(search: ActiveSearch, aggregation: str) -> list[Row]:
-    """The outcome's beams; one comparison with the reference a group of equal answers."""
+    """The outcome's beams; a group of equal answers is compared once with the reference, which
+    is looked at here alone.
+    """
     assert search.outcome is not None
     beams, reference = search.outcome.beams, search.problem.answer
     answers = [extract_answer(beam.text) for beam in beams]
@@ -309,7 +290,6 @@ def _problem(search: ActiveSearch, rows: list[Row], voting: str) -> Row:
     index = winner(rows, voting)
     chosen: Row = {"answer": "", "correct": False} if index is None else rows[index]
     finished = sum(row["finished"] for row in rows)
-    counts = asdict(search.counts)
     return {
         "problem_id": problem.id,
         "level": problem.level,
@@ -325,4 +305,4 @@ def _problem(search: ActiveSearch, rows: list[Row], voting: str) -> Row:
         "finished_beams": finished,
         "candidates": len(rows),
         "correct_candidates": sum(row["correct"] for row in rows),
-    } | {column: counts[field] for field, column in SCORING.items()}
+    } | asdict(search.scores.counts)

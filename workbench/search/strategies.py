@@ -34,11 +34,6 @@ class BeamSearch:
     def __post_init__(self) -> None:
         check(self)
 
-    @property
-    def num_survivors(self) -> int:
-        """Beams kept by an iteration."""
-        return max(1, self.n // self.beam_width)
-
     def search(self, problem: Problem) -> SearchGenerator:
         """Extend, score, keep the best and refill, until n beams have ended or at max_depth."""
         done: list[Beam] = []
@@ -56,7 +51,7 @@ class BeamSearch:
             growing = [beam for beam in scored if beam.can_grow]
             if not growing:
                 return outcome(done, self.aggregation)
-            survivors = best(growing, self.num_survivors, self.aggregation)
+            survivors = best(growing, max(1, self.n // self.beam_width), self.aggregation)
         return outcome(done + growing, self.aggregation)
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from workbench.core import TokenEngine
+from workbench.core import CacheRoom, TokenEngine
 from workbench.errors import ConfigError
 from workbench.search.prm import PRM
 from workbench.search.requests import Beam, Generate, Score
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 TO_KEEP = 0.75
 """Part of a cache that beams to go on from may fill; the new steps pass through the rest."""
 
+AMPLE = CacheRoom(2**40, 1)
 Span = tuple[int, int]  # a node's first token and the one after its last, counted in its sequence
 
 
@@ -79,17 +80,14 @@ class AdmissionControl:
         """The first so many that fit into both caches, at least one; none while one is scored."""
         if any(isinstance(search.request, Score) for search in in_flight):
             return []
-        rooms = [engine.cache_room for engine in self._engines]
-        held = [0, 0]
+        rooms = [engine.cache_room or AMPLE for engine in self._engines]
+        left = [TO_KEEP * room.blocks for room in rooms]
         admitted: list[ActiveSearch] = []
         for search in in_flight:
-            needs = zip(self._spans(search), rooms)
-            blocks = [0 if room is None else _full_blocks(s, room.block_size) for s, room in needs]
-            held = [before + more for before, more in zip(held, blocks)]
-            full = [
-                room is not None and more > TO_KEEP * room.blocks for more, room in zip(held, rooms)
-            ]
-            if admitted and any(full):
+            for side, spans in enumerate(self._spans(search)):  # of one tree: none overlap
+                size = rooms[side].block_size
+                left[side] -= sum(end // size - start // size for start, end in spans)
+            if admitted and min(left) < 0:
                 break
             admitted.append(search)
         return admitted
@@ -111,11 +109,6 @@ class AdmissionControl:
             for node, span in search.scores.spans(beam.steps)
         }
         return nodes, scored.values()
-
-
-def _full_blocks(spans: Iterable[Span], size: int) -> int:
-    """Blocks that end within one of these, each counted once: spans of one tree do not overlap."""
-    return sum(end // size - start // size for start, end in spans)
 
 
 class Pruning:

@@ -56,38 +56,35 @@ def embedded_card(num_problems: int = 128, seed: int = 0) -> pd.DataFrame:
         means = values.groupby(level.loc[values.index].to_numpy()).mean()
         return ", ".join(f"{value:.2f}" for value in means.sort_index())
 
-    rows: list[dict[str, str]] = []
-
-    def row(figure: str, demanded: str, measured: str) -> None:
-        rows.append({"figure": figure, "demanded": demanded, "measured": measured})
-
-    row("problems", "fresh, uniform over levels", str(len(beam)))
-    row("pass@1, mean of 16", "0.25-0.60", interval(pass_1))
-    row("pass@1 by level", "", by_level(pass_1))
-    row("majority of 16", "", interval(majority))
-    row("best of 16, weighted", "", interval(weighted))
-    row("beam search, 16 beams", "", interval(beam))
-    row("beam search by level", "", by_level(beam))
-    row("beam search - pass@1", ">= 0.25", interval(beam - pass_1))
-    row("beam search - majority", ">= 0.05", interval(beam - majority))
-    row("beam search - shuffled scores", ">= 0.05", interval(beam - chance))
     auc, low, high = auc_interval(steps)
-    row("step AUC of the PRM", "0.80-0.95", f"{auc:.3f} [{low:.3f}, {high:.3f}]")
-    row("distinct siblings", ">= 0.60", f"{sibling_diversity(beams.tree):.2f}")
+    rows = [
+        ("problems", "fresh, uniform over levels", str(len(beam))),
+        ("pass@1, mean of 16", "0.25-0.60", interval(pass_1)),
+        ("pass@1 by level", "", by_level(pass_1)),
+        ("majority of 16", "", interval(majority)),
+        ("best of 16, weighted", "", interval(weighted)),
+        ("beam search, 16 beams", "", interval(beam)),
+        ("beam search by level", "", by_level(beam)),
+        ("beam search - pass@1", ">= 0.25", interval(beam - pass_1)),
+        ("beam search - majority", ">= 0.05", interval(beam - majority)),
+        ("beam search - shuffled scores", ">= 0.05", interval(beam - chance)),
+        ("step AUC of the PRM", "0.80-0.95", f"{auc:.3f} [{low:.3f}, {high:.3f}]"),
+        ("distinct siblings", ">= 0.60", f"{sibling_diversity(beams.tree):.2f}"),
+    ]
     for model, demanded in (("llm", ""), ("prm", "mean >= 24")):
         tokens = steps[f"{model}_tokens"]
         parts = {"mean": tokens.mean()} | {f"p{q}": tokens.quantile(q / 100) for q in (50, 95, 99)}
         told = ", ".join(f"{name} {value:.0f}" for name, value in parts.items())
-        row(f"tokens a step, {model}", demanded, told)
+        rows.append((f"tokens a step, {model}", demanded, told))
     longest = max(longest_input(result, prm) for result in (samples, beams))
-    row("longest PRM input, tokens", "< 2,048", f"{longest:,}")
+    rows.append(("longest PRM input, tokens", "< 2,048", f"{longest:,}"))
     depths = pd.Series([len(split_steps(text)) for text in beams.candidates["text"]])
     groups = depths.groupby(level.loc[beams.candidates["problem_id"]].to_numpy())
     means = ", ".join(f"{depth:.1f}" for depth in groups.mean().sort_index())
-    row("steps of a beam by level", "level 5: >= 20", means)
+    rows.append(("steps of a beam by level", "level 5: >= 20", means))
     deep = groups.agg(lambda found: (found >= DEPTH).mean()).get(5, float("nan"))
-    row("level 5 beams at depth 40", "0.02-0.10", f"{deep:.3f}")
-    return pd.DataFrame(rows)
+    rows.append(("level 5 beams at depth 40", "0.02-0.10", f"{deep:.3f}"))
+    return pd.DataFrame(rows, columns=["figure", "demanded", "measured"])
 
 
 def as_markdown(table: pd.DataFrame) -> str:
@@ -105,7 +102,6 @@ def sampled_steps(
     cache: ScoreCache,
 ) -> Iterator[dict[str, Any]]:
     """One row a step of each sample: its true label, its score, its tokens in both models."""
-    levels = {problem.id: problem.level for problem in problems}
     answers = {problem.id: int(problem.answer or 0) for problem in problems}
     for sample in samples.candidates.itertuples():
         pieces = split_steps(str(sample.text))
@@ -113,9 +109,6 @@ def sampled_steps(
         for count, piece in enumerate(pieces, start=1):
             yield {
                 "problem_id": name,
-                "level": levels[name],
-                "sample": sample.node_id,
-                "depth": count,
                 "correct": is_right(piece, answers[name]),
                 "score": cache.get((prm.fingerprint, name, pieces[:count])),
                 "llm_tokens": len(llm.tokenizer.encode(piece, add_special_tokens=False)),
@@ -123,17 +116,11 @@ def sampled_steps(
             }
 
 
-def area_under_curve(scores: np.ndarray, correct: np.ndarray) -> float:
-    """Chance that a right step scores above a wrong one, ties counted half (Mann-Whitney)."""
-    ranks = pd.Series(scores).rank().to_numpy()
-    right, wrong = int(correct.sum()), int((~correct).sum())
-    if not right or not wrong:
-        return float("nan")
-    return float((ranks[correct].sum() - right * (right + 1) / 2) / (right * wrong))
-
-
 def auc_interval(steps: pd.DataFrame, draws: int = DRAWS, seed: int = 0) -> tuple[float, ...]:
-    """The AUC of all sampled steps and its 95 % bootstrap bounds, problems drawn anew."""
+    """The AUC of all sampled steps and its 95 % bootstrap bounds, problems drawn anew.
+
+    AUC: the chance that a right step scores above a wrong one, ties counted half (Mann-Whitney).
+    """
     known = steps.dropna(subset=["score"])
     groups = [
         (frame["score"].to_numpy(float), frame["correct"].to_numpy(bool))
@@ -141,8 +128,12 @@ def auc_interval(steps: pd.DataFrame, draws: int = DRAWS, seed: int = 0) -> tupl
     ]
 
     def auc(chosen: Iterable[int]) -> float:
-        scores, correct = zip(*(groups[index] for index in chosen), strict=True)
-        return area_under_curve(np.concatenate(scores), np.concatenate(correct))
+        scores, labels = zip(*(groups[index] for index in chosen), strict=True)
+        ranks, correct = pd.Series(np.concatenate(scores)).rank(), np.concatenate(labels)
+        right, wrong = int(correct.sum()), int((~correct).sum())
+        if not right or not wrong:
+            return float("nan")
+        return float((ranks[correct].sum() - right * (right + 1) / 2) / (right * wrong))
 
     generator = np.random.default_rng(seed)
     drawn = [auc(generator.integers(len(groups), size=len(groups))) for _ in range(draws)]

@@ -26,8 +26,8 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from workbench.search.problems import Terms, draw_terms, format_terms, is_held_out, problem_text
+from workbench.search.requests import STEP_END
 
-STEP_END = "\n\n"
 MERGE_WORDINGS = (
     "take {pair}={result}, left {rest}",
     "now {pair}={result}, giving {rest}",
@@ -88,7 +88,6 @@ class WorkedSolution:
 
 STUDENT = StudentRates()
 DISTRACTED_STUDENT = StudentRates(dropped_carry=0.15, scattered_slip=0.1)
-FLAWLESS_STUDENT = StudentRates(dropped_carry=0.0, scattered_slip=0.0)
 
 
 def work_out(terms: Terms, rng: random.Random, rates: StudentRates = STUDENT) -> WorkedSolution:

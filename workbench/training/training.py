@@ -15,12 +15,10 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -29,13 +27,13 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
 from workbench.errors import ConfigError
+from workbench.search.requests import STEP_END
 from workbench.training.corpus import (
     ASSISTANT,
     BOS,
     DISTRACTED_STUDENT,
     END,
     PAD,
-    STEP_END,
     STUDENT,
     USER,
     WorkedSolution,
@@ -267,12 +265,13 @@ def start_model(
 
 
 def train_model(
-    name: str, model: LlamaForCausalLM, tokenizer: Tokenizer, seconds: float, seed: int,
-    checkpoint: Callable[[LlamaForCausalLM], None],
-) -> None:  # fmt: skip
-    """Train `model` for `seconds` of wall time; `checkpoint(model)` now and then."""
-    settings: dict[str, Any] = {"betas": (0.9, 0.95), "weight_decay": 0.01, "fused": True}
-    optimizer = torch.optim.AdamW(model.parameters(), **settings)
+    folder: Path, model: LlamaForCausalLM, tokenizer: Tokenizer, seconds: float, seed: int
+) -> None:
+    """Train `model` for `seconds` of wall time; written to its folder now and then."""
+    name = folder.name
+    optimizer = torch.optim.AdamW(
+        model.parameters(), betas=(0.9, 0.95), weight_decay=0.01, fused=True
+    )
     short, full = (
         batches(examples(name, tokenizer, seed, lengths), TOKENS_PER_STEP, random.Random(seed))
         for lengths in (SHORT_OPERATIONS, TRAINED_OPERATIONS)
@@ -300,8 +299,8 @@ def train_model(
                      tokens / (time.monotonic() - begun), elapsed)  # fmt: skip
         if time.monotonic() - saved > CHECKPOINT_SECONDS:
             saved = time.monotonic()
-            checkpoint(model)
-    checkpoint(model)
+            export(model, tokenizer, folder)
+    export(model, tokenizer, folder)
 
 
 def export(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
@@ -353,7 +352,5 @@ def train_tiny(
                 )
             start = LlamaForCausalLM.from_pretrained(solver, dtype=torch.float32)
         model = start_model(folder.name, tokenizer, seed, start)
-        checkpoint = partial(export, tokenizer=tokenizer, folder=folder)
-        seconds = 60 * minutes / len(folders)
-        train_model(folder.name, model, tokenizer, seconds, seed, checkpoint)
+        train_model(folder, model, tokenizer, 60 * minutes / len(folders), seed)
     return folders

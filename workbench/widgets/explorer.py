@@ -7,7 +7,6 @@ or hatched, with open markers, over the first. `picks`, `searched`, `explore` ar
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -22,8 +21,7 @@ from workbench.config import SweepConfig, format_size
 from workbench.errors import ConfigError, RunStoreError, nearest
 from workbench.experiments import rows as study_rows
 from workbench.experiments import settings
-from workbench.experiments.compare import compare
-from workbench.experiments.runs import FINISHED, load_runs, load_table
+from workbench.experiments.runs import FINISHED, compare, load_runs, load_table
 from workbench.experiments.settings import COUNTED, MEASURE, REPLAY, SENTINEL, TIMED
 from workbench.experiments.study import provenance
 from workbench.widgets import parts
@@ -56,22 +54,17 @@ class Pick:
         return bool(self.all_runs["role"].isin(CELLS).all())
 
     @property
-    def finished(self) -> pd.DataFrame:
-        """The rows of finished runs."""
-        return self.all_runs[self.all_runs["status"] == FINISHED]
+    def runs(self) -> pd.DataFrame:
+        """Finished runs by share and seed; sentinels only where there is nothing else."""
+        done = self.all_runs[self.all_runs["status"] == FINISHED]
+        first = done[done["role"] != SENTINEL]
+        shown = first if len(first) else done
+        return shown.sort_values(["llm_share", "seed"], ignore_index=True)
 
     @property
     def shares(self) -> list[float]:
         """The LLM's shares that were measured."""
-        return sorted(map(float, self.finished["llm_share"].unique()))
-
-    @property
-    def runs(self) -> pd.DataFrame:
-        """Finished runs by share and seed; sentinels only where there is nothing else."""
-        done = self.finished
-        first = done[done["role"] != SENTINEL]
-        shown = first if len(first) else done
-        return shown.sort_values(["llm_share", "seed"], ignore_index=True)
+        return sorted(map(float, self.runs["llm_share"].unique()))
 
     def table(
         self, name: str, llm_share: float | None = None, seed: int | None = None
@@ -109,11 +102,11 @@ def picks(runs: pd.DataFrame) -> dict[str, Pick]:
             "`workbench sweep`."
         )
     cells = readable["role"].isin(CELLS)
-    groups = [*_groups(readable[~cells], set()), *_groups(readable[cells], _OF_A_CELL)]
+    found = _groups(readable[~cells], set()) | _groups(readable[cells], _OF_A_CELL)
     single = readable[~cells & (readable["status"] == FINISHED)]
     single = single.iloc[(single["role"] != MEASURE).to_numpy().argsort(kind="stable")]
-    groups += [(str(single["run_id"].iloc[k]), single.iloc[[k]]) for k in range(len(single))]
-    return {name: Pick(name, rows) for name, rows in groups}
+    found |= {str(single["run_id"].iloc[k]): single.iloc[[k]] for k in range(len(single))}
+    return {name: Pick(name, rows) for name, rows in found.items()}
 
 
 def picked(found: dict[str, Pick], name: str | None) -> Pick:
@@ -133,9 +126,8 @@ def searched(pick: Pick, llm_share: float) -> tuple[pd.DataFrame, pd.DataFrame]:
 
     RunStoreError where no run of it kept its nodes: replays and batching cells sample nothing.
     """
-    done = pick.runs
-    order = done.assign(far=(done["llm_share"] - llm_share).abs()).sort_values(["far", "seed"])
-    for folder in order["folder"]:
+    distance = (pick.runs["llm_share"] - llm_share).abs()
+    for folder in pick.runs.assign(distance=distance).sort_values(["distance", "seed"])["folder"]:
         nodes = load_table(folder, "nodes")
         if len(nodes):
             return load_table(folder, "problems"), nodes
@@ -147,22 +139,20 @@ def searched(pick: Pick, llm_share: float) -> tuple[pd.DataFrame, pd.DataFrame]:
 def runs_table(runs: pd.DataFrame) -> pd.DataFrame:
     """The runs as a person picks from them, searches before cells, best known columns only."""
     columns = [name for name in [*SHOWN, "status"] if name in runs]
-    order = runs.assign(cell=runs["role"].isin(CELLS))
-    order = order.sort_values(["cell", "role", "run_id"]).set_index("run_id")
-    return order[columns]
+    order = runs.assign(cell=runs["role"].isin(CELLS)).sort_values(["cell", "role", "run_id"])
+    return order.set_index("run_id")[columns]
 
 
-def _groups(runs: pd.DataFrame, varying: set[str]) -> list[tuple[str, pd.DataFrame]]:
+def _groups(runs: pd.DataFrame, varying: set[str]) -> dict[str, pd.DataFrame]:
     """Runs that share every setting but `varying`, share and seed; named by what differs."""
     if runs.empty:
-        return []
-    own = {"llm_share", "seed", "repeat"} | varying
+        return {}
+    varying = {"llm_share", "seed", "repeat"} | varying | settings.HOW_IT_IS_CARRIED_OUT
     known = [field.name for field in fields(SweepConfig) if field.name in runs]
-    constant = [name for name in known if name not in settings.HOW_IT_IS_CARRIED_OUT | own]
-    keys = runs[[*constant, "machine"]].map(str)
+    keys = runs[[*(name for name in known if name not in varying), "machine"]].map(str)
     keys["role"] = runs["role"].replace({SENTINEL: MEASURE} | dict.fromkeys(CELLS, TIMED))
-    alike_runs = [rows for _, rows in runs.groupby([keys[name] for name in keys], sort=False)]
-    groups = sorted(alike_runs, key=lambda rows: MEASURE not in set(rows["role"]))
+    groups = [rows for _, rows in runs.groupby([keys[name] for name in keys], sort=False)]
+    groups.sort(key=lambda rows: MEASURE not in set(rows["role"]))
     names = []
     for rows in groups:
         first, shares = rows.iloc[0], sorted(rows["llm_share"].unique())
@@ -175,10 +165,10 @@ def _groups(runs: pd.DataFrame, varying: set[str]) -> list[tuple[str, pd.DataFra
     alike = pd.concat([r for r, name in zip(groups, names) if names.count(name) > 1] or [runs[:0]])
     telling = [str(name) for name in keys if alike[name].map(str).nunique() > 1]
     added = ["".join(f", {each}={rows.iloc[0][each]}" for each in telling) for rows in groups]
-    return [
-        (name + more if names.count(name) > 1 else name, rows)
+    return {
+        name + more if names.count(name) > 1 else name: rows
         for name, more, rows in zip(names, added, groups)
-    ]
+    }
 
 
 Figure = tuple[Callable[[Pick, float], pd.DataFrame], Callable[[pd.DataFrame, str], go.Figure]]
@@ -209,23 +199,22 @@ def explore(name: str, a: Pick, b: Pick | None = None, llm_share: float | None =
     llm_share: of figures at one share, the nearest measured one (default 0.3). ConfigError for a
     figure that is unknown or not of such runs.
     """
-    known = figures_of(a, b)
+    chosen, known = [a] if b is None else [a, b], figures_of(a, b)
     if name not in known:
         hint = f"{nearest(name, known)} Figures: {', '.join(known)}."
         raise ConfigError(f"There is no figure {name!r} of {a.name}.{hint}")
     if b is not None and name == "balance":
-        searches, cells = (b, a) if a.is_batches else (a, b)
+        searches, cells = sorted(chosen, key=lambda pick: pick.is_batches)
         rows = study_rows.balance_rows(searches, cells.all_runs)
         measured = f"{searches.provenance}\n{study_rows.cells_provenance(cells.all_runs)}"
         figure = plots.balance(rows, measured)
         words = f"{searches.name}; {cells.name}: {figure.layout.meta['caption']}"
         return Drawing(figure, rows, words, {})
     make, draw = (OF_SEARCHES | OF_BATCHES)[name]
-    chosen = [pick for pick in (a, b) if pick is not None]
     shares = [pick.nearest_share(0.3 if llm_share is None else llm_share) for pick in chosen]
     tables = [make(pick, share) for pick, share in zip(chosen, shares)]
-    rows = pd.concat([table.assign(pick=pick.name) for table, pick in zip(tables, chosen)])
-    rows = rows.reset_index(drop=True)
+    named = [table.assign(pick=pick.name) for table, pick in zip(tables, chosen)]
+    rows = pd.concat(named, ignore_index=True)
     if b is None:
         figure = draw(tables[0], a.provenance)
         return Drawing(figure, rows, f"{a.name}: {figure.layout.meta['caption']}", {})
@@ -237,10 +226,8 @@ def explore(name: str, a: Pick, b: Pick | None = None, llm_share: float | None =
     said = "\n".join([*lines, *(line for line in first if line in second)])
     if set(ROOMS) <= set(rows.columns):  # each gets the other's shares, for one axis
         places = rows[ROOMS].drop_duplicates("llm_share")
-        tables = [
-            pd.concat([t, places[~places["llm_share"].isin(t["llm_share"])]], ignore_index=True)
-            for t in tables
-        ]
+        lacking = [places[~places["llm_share"].isin(table["llm_share"])] for table in tables]
+        tables = [pd.concat(pair, ignore_index=True) for pair in zip(tables, lacking)]
     figure = overlaid(*(draw(table, said) for table in tables))
     return Drawing(figure, rows, f"A: {a.name}. B: {b.name}. {compared(a, b)}", {})
 
@@ -268,24 +255,23 @@ _UPPER_AXIS = "x9"  # theme.share_axes draws an empty trace there, so that plotl
 
 
 def overlaid(a: go.Figure, b: go.Figure) -> go.Figure:
-    """Both in one figure; they must come of one plot function, so that their axes are the same."""
-    figure, second = copy.deepcopy(a), copy.deepcopy(b)
-    for trace in figure.data:
+    """B laid over A, which is changed; they come of one plot function, so their axes are alike."""
+    for trace in a.data:
         trace.update(hoverlabel={"namelength": -1})
         if trace.type == "bar":
             trace.update(offsetgroup="A", width=None)
-    for trace in second.data:
-        is_note = trace.type == "scatter" and tuple(trace.x or ()) == (None,)  # of the legend alone
+    for trace in b.data:
+        is_note = trace.type == "scatter" and list(trace.x) == [None]  # of the legend alone
         if trace.xaxis != _UPPER_AXIS and not is_note:
-            figure.add_trace(_as_second(trace))
-    for shape in second.layout.shapes:
-        figure.add_shape({**shape.to_plotly_json(), "opacity": 0.10})
-    for name, axis in second.layout.to_plotly_json().items():
-        own = figure.layout[name].range if name.startswith(("xaxis", "yaxis")) else None
+            a.add_trace(_as_second(trace))
+    for shape in b.layout.shapes:
+        a.add_shape({**shape.to_plotly_json(), "opacity": 0.10})
+    for name, axis in b.layout.to_plotly_json().items():
+        own = a.layout[name].range if name.startswith(("xaxis", "yaxis")) else None
         if own is not None and axis.get("range"):  # reach as far as either
             (low, high), (least, most) = own, axis["range"]
-            figure.layout[name].range = [min(low, least), max(high, most)]
-    return figure
+            a.layout[name].range = [min(low, least), max(high, most)]
+    return a
 
 
 def _as_second(trace: Any) -> Any:
@@ -333,15 +319,10 @@ class ExplorerView(parts.FigureView):
         self._offer_shares()
         table = parts.HtmlText(layout=ipywidgets.Layout(max_height="220px", overflow="auto"))
         table.show_table(runs_table(runs))
-        menus = [
-            table,
-            labelled("A", self.first),
-            labelled("B, laid over A", self.second),
-            labelled("figure", self.name),
-            self._share_row,
-        ]
+        menus = {"A": self.first, "B, laid over A": self.second, "figure": self.name}
+        rows = [table, *(labelled(*each) for each in menus.items()), self._share_row]
         parameters = {**parameters, "runs_dir": str(runs_dir)}
-        super().__init__("10_explore", menus, self._drawings, parameters)
+        super().__init__("10_explore", rows, self._drawings, parameters)
         for menu in (self.first, self.second):
             menu.observe(self._other_pick, names="value")
         self.name.observe(self.show, names="value")
@@ -386,7 +367,9 @@ class ExplorerView(parts.FigureView):
     def _drawings(self) -> dict[str, Drawing]:
         name = self.name.value
         chosen = {"pick_a": self.first.value, "figure": name}
-        chosen |= {} if self._b is None else {"pick_b": self.second.value}
-        chosen |= {"llm_share": self._share} if name in AT_ONE_SHARE else {}
+        if self._b is not None:
+            chosen["pick_b"] = self.second.value
+        if name in AT_ONE_SHARE:
+            chosen["llm_share"] = self._share
         found = explore(name, self._a, self._b, self._share)
         return {"explored": replace(found, parameters=chosen)}

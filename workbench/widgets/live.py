@@ -42,7 +42,7 @@ COLOURS = {  # by BLOCK_STATES, in its order
 MOST_UNITS = 24  # cells of a page, where the models' blocks divide a page too differently
 BLOCK_GAP, PAGE_GAP = 0.22, 0.6  # widths in cells
 WIDE = 4.0  # a map has so many times as many pages in a row as rows
-_FRAME = Frame(panels=600, top=72, left=70)
+_FRAME = Frame(panels=600, top=72, left=70, legend=2)
 
 
 def in_words(snapshot: Snapshot) -> str:
@@ -87,22 +87,34 @@ def live_figure(
     for style, name in ((LLM, "llm_busy"), (PRM, "prm_busy")):
         busy = area(rows["time_s"], rows[name], style.label, style.colour, "busy")
         fig.add_trace(busy.update(meta=name, legend="legend2"), row=3, col=1)
-    clear = "rgba(0,0,0,0)"
-    for name, label, colour in (  # the PRM's part hangs from above
-        ("llm_held", "LLM holds", LLM.soft),
-        ("unheld", "", clear),
-        ("prm_held", "PRM holds", PRM.soft),
-    ):
+    holders = (("llm_held", "LLM holds", LLM.soft), ("unheld", "", "rgba(0,0,0,0)"))
+    for name, label, colour in (*holders, ("prm_held", "PRM holds", PRM.soft)):  # from above
         look = {"meta": name, "legend": "legend3", "showlegend": bool(label)}
+        look["hoverinfo"] = None if label else "skip"
         part = area(rows["time_s"], rows[name], label, colour, "held", **look)
-        fig.add_trace(part.update(hoverinfo=None if label else "skip"), row=4, col=1)
-    held = _line(rows, "llm_actual", "LLM holds or could have", LLM.colour)
-    fig.add_trace(held, row=4, col=1)
-    fig.add_trace(_line(rows, "llm_target", "LLM's target", BLACK, "dash"), row=4, col=1)
+        fig.add_trace(part, row=4, col=1)
+    actual = _line(rows, "llm_actual", "LLM holds or could have", LLM.colour)
+    target = _line(rows, "llm_target", "LLM's target", BLACK, "dash")
+    fig.add_traces([actual, target], rows=4, cols=1)
     for row in (2, 3, 4):
         strokes = _strokes(snapshot.moves, 1.0 if row == 2 else 100.0).update(meta=f"moves {row}")
         fig.add_trace(strokes, row=row, col=1, secondary_y=row == 2 or None)
-    _axes(fig)
+    hidden = {"visible": False, "fixedrange": True}
+    bare = {"showticklabels": False, "ticks": "", "showline": False, "showgrid": False}
+    percent = {"range": [0, 100], "tickvals": [0, 50, 100]}
+    fig.update_xaxes(**hidden, row=1, col=1)
+    fig.update_xaxes(rangemode="tozero", showticklabels=False, row=2, col=1)
+    fig.update_xaxes(matches="x2", showticklabels=False, row=3, col=1)
+    title = "time since the start, s (pauses left out)"
+    fig.update_xaxes(matches="x2", title_text=title, row=4, col=1)
+    fig.update_yaxes(title_text="pages", autorange="reversed", **bare, row=1, col=1)
+    fig.update_yaxes(title_text="tokens/s", rangemode="tozero", row=2, col=1, secondary_y=False)
+    fig.update_yaxes(**hidden, range=[0, 1], row=2, col=1, secondary_y=True)
+    fig.update_yaxes(title_text="steps<br>(% of time)", **percent, row=3, col=1)
+    fig.update_yaxes(title_text="share of<br>pages (%)", **percent, row=4, col=1)
+    for name, place in (("legend2", 0.415), ("legend3", 0.235)):
+        legend_at(fig, name, place)
+        fig.update_layout({name: {"traceorder": "normal"}, "uirevision": "live"})
     caption = CAPTION.format(window_s=window_s(snapshot.seconds))
     return finish(fig, "A search as it runs", caption, provenance, _FRAME)
 
@@ -164,28 +176,6 @@ def _strokes(moves: tuple[Move, ...], top: float) -> go.Scatter:
         showlegend=False,
         hovertemplate="%{text}<extra></extra>",
     )
-
-
-def _axes(fig: go.Figure) -> None:
-    hidden = {"visible": False, "fixedrange": True}
-    fig.update_xaxes(**hidden, row=1, col=1)
-    fig.update_yaxes(title_text="pages", showticklabels=False, ticks="", row=1, col=1)
-    fig.update_yaxes(autorange="reversed", showline=False, showgrid=False, row=1, col=1)
-    for row in (3, 4):
-        fig.update_xaxes(matches="x2", row=row, col=1)
-    for row in (2, 3):
-        fig.update_xaxes(showticklabels=False, row=row, col=1)
-    fig.update_xaxes(rangemode="tozero", row=2, col=1)
-    fig.update_xaxes(title_text="time since the start, s (pauses left out)", row=4, col=1)
-    fig.update_yaxes(title_text="tokens/s", rangemode="tozero", row=2, col=1, secondary_y=False)
-    fig.update_yaxes(**hidden, range=[0, 1], row=2, col=1, secondary_y=True)
-    percent = {"range": [0, 100], "tickvals": [0, 50, 100]}
-    fig.update_yaxes(title_text="steps<br>(% of time)", **percent, row=3, col=1)
-    fig.update_yaxes(title_text="share of<br>pages (%)", **percent, row=4, col=1)
-    for name, place in (("legend", _FRAME.above(2)), ("legend2", 0.415), ("legend3", 0.235)):
-        legend_at(fig, name, place)
-    plain = {"traceorder": "normal"}
-    fig.update_layout(legend2=plain, legend3=plain, uirevision="live")
 
 
 def live_widget(live: LiveSearch, provenance: str = "", **parameters: Any) -> Any:

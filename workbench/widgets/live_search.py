@@ -39,8 +39,7 @@ from workbench.search.prm import PRM
 from workbench.search.problems import Problem
 from workbench.search.requests import Strategy
 from workbench.search.result import SearchResult
-from workbench.search.rounds import Progress
-from workbench.search.search import run_search
+from workbench.search.search import Search
 
 ROLES = ("llm", "prm")
 BLOCK_STATES = ("free", "llm_active", "llm_cached", "prm_active", "prm_cached")
@@ -53,14 +52,10 @@ MOST_BUCKETS, LEAST_BUCKET_S = 240, 0.1
 
 @dataclass(frozen=True, slots=True)
 class SharedPair:
-    """An arena and the two engines, LLM and PRM, whose caches lie in it.
-
-    prm_format: None is the model's own.
-    """
+    """An arena and the two engines, LLM and PRM, whose caches lie in it."""
 
     arena: KVArena
     engines: tuple[Engine, Engine]
-    prm_format: str | None = None
 
     @property
     def policy(self) -> str:
@@ -86,7 +81,6 @@ def shared_pair(
     policy: str = "static",
     *,
     max_model_len: int = 768,
-    prm_format: str | None = None,
     **settings: Any,
 ) -> SharedPair:
     """Both engines over one arena of `memory`, which the KV caches alone take.
@@ -103,27 +97,10 @@ def shared_pair(
     chosen = POLICIES[policy]()
     arena = KVArena(memory, shapes, chosen, kv_share if chosen.keeps_split else None)
     settings = {**settings, "arena": arena, "max_model_len": max_model_len}
-    return SharedPair(arena, (Engine(llm, **settings), Engine(prm, **settings)), prm_format)
+    return SharedPair(arena, (Engine(llm, **settings), Engine(prm, **settings)))
 
 
 # -- what is seen of it --
-
-
-def block_map(arena: KVArena) -> list[list[int]]:
-    """The blocks of every page, as numbers of BLOCK_STATES; none for a page that no model holds.
-
-    The arena's first model is the LLM, the second the PRM. Takes its lock.
-    """
-    pages: list[list[int]] = [[] for _ in range(arena.num_pages)]
-    with arena.lock:
-        for active, pool in zip((1, 3), arena.pools, strict=True):
-            for page in pool.pages:
-                held = pool.blocks[page * pool.per_page : (page + 1) * pool.per_page]
-                pages[page] = [
-                    active if block.ref_count else active + 1 if block.digest else 0
-                    for block in held
-                ]
-    return pages
 
 
 class Move(NamedTuple):
@@ -155,8 +132,8 @@ LEVELS = StepSeen._fields[-4:]
 
 def _bucket_width(seconds: float) -> float:
     """LEAST_BUCKET_S, doubled until MOST_BUCKETS hold so many seconds."""
-    needed = seconds / (MOST_BUCKETS * LEAST_BUCKET_S)
-    return LEAST_BUCKET_S * 2.0 ** max(0, math.ceil(math.log2(max(needed, 1))))
+    needed = max(seconds / (MOST_BUCKETS * LEAST_BUCKET_S), 1.0)
+    return float(LEAST_BUCKET_S * 2 ** math.ceil(math.log2(needed)))
 
 
 def window_s(seconds: float) -> float:
@@ -164,14 +141,14 @@ def window_s(seconds: float) -> float:
     return max(MEAN_S, _bucket_width(seconds))
 
 
-def timeline(steps: Sequence[Sequence[float]] | NDArray[np.float64]) -> pd.DataFrame:
+def timeline(steps: Sequence[StepSeen] | NDArray[np.float64]) -> pd.DataFrame:
     """Steps, rows of StepSeen by their ends, in at most MOST_BUCKETS buckets of equal width.
 
     Columns: time_s (a bucket's middle), tokens_per_s (a mean over the last MEAN_S), llm_busy and
     prm_busy (fractions of its time), LEVELS (as they were last). The last bucket ends with the last
     step.
     """
-    table = pd.DataFrame(np.reshape(steps, (-1, len(StepSeen._fields))), columns=StepSeen._fields)
+    table = pd.DataFrame(steps, columns=StepSeen._fields)
     until = float(table["end_s"].max()) if len(table) else 0.0
     width, window = _bucket_width(until), window_s(until)
     edges = np.append(np.arange(0.0, until, width), until)
@@ -191,7 +168,7 @@ def timeline(steps: Sequence[Sequence[float]] | NDArray[np.float64]) -> pd.DataF
         moments = own[["start_s", "end_s"]].to_numpy().ravel()
         busy = np.repeat((own["end_s"] - own["start_s"]).cumsum().to_numpy(), 2)
         busy[::2] -= (own["end_s"] - own["start_s"]).to_numpy()
-        spent = np.diff(np.interp(edges, moments, busy)) if len(own) else 0.0 * starts
+        spent = np.diff(np.interp(edges, moments, busy)) if len(own) else np.zeros(len(starts))
         columns[f"{role}_busy"] = np.minimum(spent / np.maximum(ends - starts, 1e-9), 1.0)
     levels = table[list(LEVELS)].to_numpy()[np.maximum(by_end - 1, 0)]
     return pd.DataFrame(columns | dict(zip(LEVELS, levels.T, strict=True)))
@@ -202,8 +179,8 @@ class Snapshot:
     """A search at one moment. Shares are of the arena's pages; seconds leave pauses out.
 
     state: of LiveSearch. phase: the model that stepped last, "" while none steps. tokens: of
-    finished requests. steps_seen: [steps, fields of StepSeen]. blocks: of block_map. problem: what
-    ended a failed search.
+    finished requests. steps_seen: [steps, fields of StepSeen]. blocks: those of every page as
+    numbers of BLOCK_STATES, none where no model holds it. problem: what ended a failed search.
     """
 
     state: str
@@ -252,7 +229,7 @@ class _SteppedBy:
 class LiveSearch:
     """One search at a time over the two engines of a pair; it can be started again once it ended.
 
-    settings: further keywords of run_search. Its methods may be called from any thread.
+    settings: further keywords of Search. Its methods may be called from any thread.
     """
 
     def __init__(
@@ -371,12 +348,19 @@ class LiveSearch:
     def snapshot(self) -> Snapshot:
         """What it does now; a few milliseconds, whatever the search does meanwhile."""
         arena = self.pair.arena
+        blocks: list[list[int]] = [[] for _ in range(arena.num_pages)]
         with arena.lock:
             target, actual = (
-                dict(zip(ROLES, (levels[name] / arena.num_pages for name in arena.models)))
+                {role: levels[name] / arena.num_pages for role, name in zip(ROLES, arena.models)}
                 for levels in (arena.target, arena.actual)
             )
-            blocks = block_map(arena)
+            for active, pool in zip((1, 3), arena.pools, strict=True):
+                for page in pool.pages:
+                    held = pool.blocks[page * pool.per_page : (page + 1) * pool.per_page]
+                    blocks[page] = [
+                        active if block.ref_count else active + 1 if block.digest else 0
+                        for block in held
+                    ]
         with self._changed:
             rows, steps, tokens = np.array(self._rows), self._steps, self._tokens
         state = self.state
@@ -390,7 +374,7 @@ class LiveSearch:
             problems=len(self.problems),
             target=target,
             actual=actual,
-            steps_seen=rows,
+            steps_seen=rows.reshape(-1, len(StepSeen._fields)),
             moves=tuple(self._moves),
             blocks=blocks,
             problem="" if self.error is None else f"{type(self.error).__name__}: {self.error}",
@@ -401,11 +385,12 @@ class LiveSearch:
             _SteppedBy(engine, partial(self._step, role, engine))
             for role, engine in zip(ROLES, self.pair.engines, strict=True)
         )
-        scorer = PRM(prm, self.pair.prm_format)
         try:
-            self.result = run_search(
-                self.problems, llm=llm, prm=scorer, on_round=self._on_round, **self._settings
-            )
+            search, is_going = Search(self.problems, llm=llm, prm=PRM(prm), **self._settings), True
+            while is_going:
+                is_going = search.round()
+                self._answered = search.progress.answered
+            self.result = search.result()
         except SearchStopped:
             pass
         except Exception as problem:  # `wait` raises it and a snapshot shows it
@@ -414,9 +399,6 @@ class LiveSearch:
             atexit.unregister(self.stop)
             self._ended_s = self.seconds
             self.resume()  # a pause that came too late is not the next search's
-
-    def _on_round(self, progress: Progress) -> None:
-        self._answered = progress.answered
 
     def _step(self, role: str, engine: Engine) -> list[RequestOutput]:
         """A step of an engine, once none is held back. Raises SearchStopped after `stop`."""

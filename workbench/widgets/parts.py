@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 from typing import Any
 
 import anywidget
@@ -29,7 +30,6 @@ NOT_LIVE = (
     "The controls are shown in a live notebook (Jupyter, VS Code); the cells above show where they "
     "would start."
 )
-LABEL_WIDTH = "320px"
 MOST_REPLACED = 8
 """Replaced figures that stay open: one closed while the front end makes it is an error there."""
 
@@ -71,18 +71,23 @@ class HtmlText(ipywidgets.HTML):
         bold = f"<b>{escape(lead)}</b> " if lead else ""
         self.value = f'<{tag} style="{style}">{bold}{escape(text)}</{tag}>'
 
-    def say_error(self, error: Exception, where: str = "") -> None:
-        """Show an error's kind and sentence."""
-        self.say(f"{where}{error}", f"{type(error).__name__}:")
+    def say_error(self, error: Exception, note: str = "") -> None:
+        """Show an error's kind and sentence, and a note in brackets after it."""
+        self.say(f"{error} ({note})" if note else str(error), f"{type(error).__name__}:")
 
     def show_table(self, rows: pd.DataFrame) -> None:
         """Show a table, its cells escaped."""
         self.value = rows.to_html(float_format="{:,.2f}".format, escape=True)
 
 
+def as_markdown(text: str) -> str:
+    """Markdown that shows this text as it is: no tag, emphasis, link or formula in it works."""
+    return text.translate({ord(sign): f"&#{ord(sign)};" for sign in "&<>*_`$[]\\#|~"})
+
+
 def labelled(name: str, *controls: ipywidgets.Widget) -> ipywidgets.HBox:
     """A row of controls behind a label, all labels equally wide."""
-    layout = ipywidgets.Layout(width=LABEL_WIDTH)
+    layout = ipywidgets.Layout(width="320px")
     return ipywidgets.HBox([ipywidgets.Label(name, layout=layout), *controls])
 
 
@@ -93,23 +98,15 @@ class NumberSlider(ipywidgets.HBox):
     """
 
     def __init__(
-        self, name: str, options: Sequence[float], value: float, form: str = "{:g}"
+        self, name: str, options: Iterable[float], value: float, form: str = "{:g}"
     ) -> None:
         self.options = sorted(options)
-        start, gaps = self.nearest(value), [b - a for a, b in zip(self.options, self.options[1:])]
-        self.slider = ipywidgets.SelectionSlider(
-            options=[(form.format(option), option) for option in self.options],
-            value=start,
-            description="slide",
-        )
-        self.typed = ipywidgets.BoundedFloatText(
-            value=start,
-            min=self.options[0],
-            max=self.options[-1],
-            step=min(gaps, default=1.0),
-            description="or type",
-            layout=ipywidgets.Layout(width="190px"),
-        )
+        gaps = [after - before for before, after in pairwise(self.options)]
+        ends = {"min": self.options[0], "max": self.options[-1], "step": min(gaps, default=1.0)}
+        texts, start = [(form.format(each), each) for each in self.options], self.nearest(value)
+        self.slider = ipywidgets.SelectionSlider(options=texts, value=start, description="slide")
+        self.typed = ipywidgets.BoundedFloatText(start, description="or type", **ends)
+        self.typed.layout.width = "190px"
         ipywidgets.dlink((self.slider, "value"), (self.typed, "value"))
         self.typed.observe(self._typed, names="value")
         super().__init__([*labelled(name).children, self.slider, self.typed])
@@ -182,15 +179,12 @@ class FigureView:
         draw: Callable[[], Mapping[str, Drawing]],
         parameters: Mapping[str, Any],
         tools: Sequence[ipywidgets.Widget] = (),
-        folder: str | None = None,
     ) -> None:
         self._notebook, self._draw, self._parameters = notebook, draw, parameters
         self._replaced: list[go.FigureWidget] = []
         self.words, self.pinned, self.copy = HtmlText(), HtmlText(), CopyText()
-        self._places = ipywidgets.VBox()
-        self._folder = ipywidgets.Text(
-            value=folder or f"build/figures/{notebook}", description="folder"
-        )
+        self._texts, self._places = [self.words], ipywidgets.VBox()
+        self._folder = ipywidgets.Text(f"build/figures/{notebook}", description="folder")
         save = ipywidgets.HBox([self._folder, *button("save as figure", self.save).children])
         pin = button("pin for comparison", self.pin)
         rows = [*controls, self.words, self.pinned, self._places, pin, *tools, save, self.copy]
@@ -207,25 +201,21 @@ class FigureView:
         try:
             drawings = list(self._draw().values())
         except WorkbenchError as error:
-            last = " (Drawn below is the last place that could be.)" if self.figures else ""
-            self.words.say(f"{error}{last}", f"{type(error).__name__}:")
+            note = "Drawn below is the last place that could be." if self.figures else ""
+            self.words.say_error(error, note)
             return
-        self.words.say(drawings[0].words)
         parameters = {**self._parameters, **drawings[0].parameters}
         self.copy.text = papermill_command(self._notebook, parameters)
-        children = list[ipywidgets.Widget]()
-        for place, drawing in enumerate(drawings):
-            if place:
-                words = self._places.children[len(children)] if self.figures else HtmlText()
-                words.say(drawing.words)
-                children.append(words)
-            children.append(self._figure(place, drawing.figure))
-        if children != list(self._places.children):
-            self._places.children = children
+        self._texts += [HtmlText() for _ in drawings[len(self._texts) :]]
+        shown = self.figures or [None] * len(drawings)
+        children: list[ipywidgets.Widget] = []
+        for text, before, drawing in zip(self._texts, shown, drawings, strict=True):
+            text.say(drawing.words)
+            children += [text, self._figure(before, drawing.figure)]
+        self._places.children = children[1:]  # the first words stand above
 
-    def _figure(self, place: int, drawn: go.Figure) -> go.FigureWidget:
+    def _figure(self, shown: go.FigureWidget | None, drawn: go.Figure) -> go.FigureWidget:
         """The figure on the screen made what is drawn, or another where their traces differ."""
-        shown = self.figures[place] if self.figures else None
         if shown is not None and redraw(shown, drawn):
             return shown
         figure = go.FigureWidget(drawn)

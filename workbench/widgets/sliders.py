@@ -19,10 +19,11 @@ from workbench.errors import ConfigError
 from workbench.experiments.rows import block_rows
 from workbench.experiments.statistics import Tables
 from workbench.plots import prm_blocks, thrashing
-from workbench.plots.theme import BLACK, MODELS, Frame, Style, finish, legend_at, series
+from workbench.plots.theme import BLACK, MODELS, Frame, Style, finish, series
 from workbench.widgets.parts import NOT_LIVE, Drawing, FigureView, NumberSlider, is_live
 
 SHARE = "LLM share of total memory"
+BLOCKS = ("blocks_total", "blocks_active", "blocks_cached")
 PANELS = {
     "generated tokens/s": ("tokens_per_s",),
     "blocks in use (%)": ("llm_occupancy", "prm_occupancy"),
@@ -45,10 +46,8 @@ def split_readings(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     steps = steps.assign(used=steps["blocks_active"] / steps["blocks_total"])
     peaks = steps.groupby(["run_id", "engine"])["used"].max().unstack("engine")
     occupancy = peaks.add_suffix("_occupancy").reset_index()
-    columns = ["run_id", "llm_share", "tokens_per_s", "llm_hit_rate", "prm_hit_rate"]
-    joined = runs[columns].merge(occupancy, on="run_id").drop(columns="run_id")
     names = [name for panel in PANELS.values() for name in panel]
-    return joined.groupby("llm_share", as_index=False)[names].mean()
+    return runs.merge(occupancy, on="run_id").groupby("llm_share", as_index=False)[names].mean()
 
 
 def split_drawing(readings: pd.DataFrame, share: float, provenance: str = "") -> Drawing:
@@ -66,7 +65,6 @@ def split_drawing(readings: pd.DataFrame, share: float, provenance: str = "") ->
             fig.add_trace(ring, row=panel, col=1)
         fig.update_yaxes(title_text=title, rangemode="tozero", row=panel, col=1)
     fig.update_xaxes(title_text=SHARE, row=3, col=1)
-    legend_at(fig, "legend", _FRAME.above(4))
     caption = "Measured shares; the ringed point is the one the slider stands on."
     finish(fig, "Move the memory between the models", caption, provenance, _FRAME)
     words = (
@@ -103,10 +101,7 @@ def thrash_readings(rows: pd.DataFrame, lost: pd.DataFrame) -> pd.DataFrame:
 
 
 def thrash_drawing(
-    rows: pd.DataFrame,
-    readings: pd.DataFrame,
-    share: float,
-    provenance: str = "",
+    rows: pd.DataFrame, readings: pd.DataFrame, share: float, provenance: str = ""
 ) -> Drawing:
     """The thrashing figure, ringed at the measured share nearest to `share`."""
     row, fig = nearest_row(readings, share), thrashing(rows, provenance)
@@ -147,12 +142,10 @@ def occupancy_drawing(rows: pd.DataFrame, share: float, step: int, provenance: s
         raise ConfigError(f"There are no steps at an LLM share of {share:.2f}; pick another one.")
     place = int(np.clip(step, 0, len(rows) - 1))
     before = rows.iloc[: place + 1]
-    total, active, cached = (
-        int(rows[f"blocks_{name}"].iloc[place]) for name in ("total", "active", "cached")
-    )
-    fig, at = prm_blocks(rows, provenance), {"x0": place + 0.5, "x1": place + 0.5}
+    total, active, cached = map(int, before.iloc[-1][list(BLOCKS)])
+    fig, ends = prm_blocks(rows, provenance), {"x0": place + 0.5, "x1": place + 0.5}
     look = {"xref": "x", "yref": "paper", "line": {"color": BLACK, "width": 1.5}}
-    fig.add_shape(type="line", name="cursor", y0=0, y1=1, **at, **look)
+    fig.add_shape(type="line", name="cursor", y0=0, y1=1, **ends, **look)
     words = (
         f"At an LLM share of {share:.2f}, step {place:,} of {len(rows) - 1:,}: of the PRM's "
         f"{total:,} blocks {active:,} are active, {cached:,} cached and "
@@ -166,18 +159,16 @@ def occupancy_slider(sweep: Tables, start: float, provenance: str = "", **parame
     """Sliders over share and step, sentence and figure. parameters: of 03_block_occupancy."""
     if not is_live():
         return NOT_LIVE
-    shares = tuple(sorted(float(share) for share in sweep.runs["llm_share"].unique()))
+    shares = tuple(sorted(map(float, sweep.runs["llm_share"].unique())))
     tables = {share: block_rows(sweep, share, beside=shares) for share in shares}
     places = range(max(len(rows) for rows in tables.values()))
     share = NumberSlider(SHARE, shares, start, "{:.2f}")
     step = NumberSlider("PRM scheduling step", places, len(tables[share.value]) // 2, "{:,.0f}")
-    return _shown(
-        "03_block_occupancy",
-        "occupancy_slider",
-        [share, step],
-        lambda at, step: occupancy_drawing(tables[at], at, round(step), provenance),
-        parameters,
-    )
+
+    def draw(at: float, step: float) -> Drawing:
+        return occupancy_drawing(tables[at], at, round(step), provenance)
+
+    return _shown("03_block_occupancy", "occupancy_slider", [share, step], draw, parameters)
 
 
 def _shown(

@@ -24,7 +24,7 @@ from workbench.config import format_size
 from workbench.errors import WorkbenchError
 from workbench.experiments.memory import FeasibleShares
 from workbench.plots import theme
-from workbench.plots.theme import MODELS, Frame, Style, area, finish, legend_at, legend_note, say
+from workbench.plots.theme import MODELS, Frame, Style, area, finish, legend_note, say
 from workbench.replay.devices import load_device
 from workbench.replay.simulator import POLICIES
 from workbench.widgets import parts, what_if_replay
@@ -58,22 +58,26 @@ BLOCKS_CAPTION = (
 EXACT = {"size": 8, "line": {"color": theme.BLACK, "width": 1}}
 RING = {"symbol": "circle-open", "size": 17, "color": theme.BLACK, "line": {"width": 2.5}}
 SHADES = ("#4D4D4D", "#8C8C8C", "#B8B8B8")  # of pinned curves, the latest first
-SECONDS = {"tickformat": "~s", "ticksuffix": "s"}  # 2ms, 1.5s
-_SHARE_FRAME = Frame(panels=480, top=84 + theme.UPPER_AXIS_PX, left=80)
+_SHARE_FRAME = Frame(panels=480, top=146, left=80, legend=58)
 _BLOCKS_FRAME = Frame(panels=480, top=88, left=92)
 
 
+TITLES = (
+    "generated tokens/s",
+    "prompt tokens<br>found cached (%)",
+    "thrash events<br>per 1,000 look-ups",
+)
 Quantity = tuple[str, int, Style, float]  # column of a replay's row, panel from 1, looks, scale
 QUANTITIES: tuple[Quantity, ...] = (
     ("tokens_per_s", 1, Style("both models", theme.BLACK, symbol="diamond"), 1.0),
     *((f"{model}_hit_rate", 2, style, 100.0) for model, style in MODELS.items()),
     *((f"{model}_thrash", 3, style, 1.0) for model, style in MODELS.items()),
 )
-TITLES = (
-    "generated tokens/s",
-    "prompt tokens<br>found cached (%)",
-    "thrash events<br>per 1,000 look-ups",
-)
+COSTS = {
+    "llm_seconds": ("LLM steps", MODELS["llm"].colour),
+    "prm_seconds": ("PRM steps", MODELS["prm"].colour),
+    "outside_s": ("outside steps", theme.GREY),
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,22 +128,20 @@ def in_words(chosen: Replay) -> str:
     """What the rings of the share figure stand on."""
     row, position = chosen.row, chosen.position
     return (
-        f"{'Exact replay' if chosen.is_exact else 'Interpolated'}: at an LLM share of "
-        f"{position.llm_share:.2f} of {format_size(position.total_memory)} (kv_share "
-        f"{row['kv_share']:.2f}): {row['tokens_per_s']:,.0f} generated tokens/s; the LLM finds "
-        f"{row['llm_hit_rate']:.1%} and the PRM {row['prm_hit_rate']:.1%} of prompt tokens cached; "
-        f"{row['llm_thrash']:.1f} and {row['prm_thrash']:.1f} of 1,000 look-ups ask for a block "
-        "that was evicted."
+        f"{chosen.kind}: at an LLM share of {position.llm_share:.2f} of "
+        f"{format_size(position.total_memory)} (kv_share {row['kv_share']:.2f}): "
+        f"{row['tokens_per_s']:,.0f} generated tokens/s; the LLM finds {row['llm_hit_rate']:.1%} "
+        f"and the PRM {row['prm_hit_rate']:.1%} of prompt tokens cached; {row['llm_thrash']:.1f} "
+        f"and {row['prm_thrash']:.1f} of 1,000 look-ups ask for a block that was evicted."
     )
 
 
 def cost_in_words(chosen: Replay, price_per_hour: float | None = None) -> str:
     """What a problem costs, and how full the caches were."""
-    row, price = chosen.row, ""
-    llm, prm, rest = (f"{row[part]:.3g}" for part in COSTS)
+    seconds, price = chosen.row["seconds_per_problem"], ""
+    llm, prm, rest = (f"{chosen.row[part]:.3g}" for part in COSTS)
     if price_per_hour is not None:
-        cost = row["seconds_per_problem"] / 3600 * price_per_hour
-        price = f"; at {price_per_hour:g} an hour that is {cost:.3g}"
+        price = f"; at {price_per_hour:g} an hour that is {seconds / 3600 * price_per_hour:.3g}"
     full = [
         f"the {MODELS[str(model)].label} at most {own['blocks_active'].max():,} of "
         f"{own['blocks_total'].max():,} blocks"
@@ -147,9 +149,8 @@ def cost_in_words(chosen: Replay, price_per_hour: float | None = None) -> str:
     ]
     at = "" if chosen.is_exact else " at the nearest replay"
     return (
-        f"{'Exact replay' if chosen.is_exact else 'Interpolated'}: a problem takes "
-        f"{row['seconds_per_problem']:.3g} s: {llm} in steps of the LLM, {prm} in steps of the "
-        f"PRM, {rest} outside{price}. In use at once{at}: {', '.join(full)}."
+        f"{chosen.kind}: a problem takes {seconds:.3g} s: {llm} in steps of the LLM, {prm} in "
+        f"steps of the PRM, {rest} outside{price}. In use at once{at}: {', '.join(full)}."
     )
 
 
@@ -160,15 +161,14 @@ def share_figure(view: View) -> go.Figure:
     """Throughput, hits and thrash over the share: replays, the line between them, the ring."""
     fig = make_subplots(rows=3, shared_xaxes=True, vertical_spacing=0.06)
     chosen = replay_rows([view.chosen])
-    pins = [(name, pin.rows) for name, pin in view.pins.items()]
-    pins += [("", chosen[:0])] * (PINS - len(pins))  # as many traces, however many are pinned
     for quantity in QUANTITIES:
         _, panel, style, _ = quantity
         traces = []
-        for place, (name, rows) in reversed(list(enumerate(pins))):
+        for place, (name, pin) in reversed(list(enumerate(view.pins.items()))):
             line = {"color": style.soft or SHADES[place], "dash": style.dash, "width": 1.5}
-            named = {"name": name, "showlegend": bool(name) and panel == 1, "legendrank": 2000}
-            traces.append(_points(rows, quantity, f"pin{place}", mode="lines", line=line, **named))
+            named = {"name": name, "showlegend": panel == 1, "legendrank": 2000}
+            look = {"mode": "lines", "line": line, **named}
+            traces.append(_points(pin.rows, quantity, f"pin{place}", **look))
         line = {"color": style.colour, "dash": style.dash, "width": 2}
         named = {"name": style.label, "showlegend": panel < 3}
         exact = {"color": style.colour, "symbol": style.symbol, **EXACT}
@@ -183,51 +183,38 @@ def share_figure(view: View) -> go.Figure:
     for text, marker in (("the chosen share", {**RING, "size": 9}), ("exact replay", white)):
         fig.add_trace(legend_note("legend", text, marker), row=1, col=1)
     fig.update_yaxes(range=[0, 103], row=2, col=1)
-    legend_at(fig, "legend", _SHARE_FRAME.above(theme.UPPER_AXIS_PX - 4))
     theme.share_axes(fig, view.rows, panels=3)
-    title = "What if the memory were split there?"
-    finish(fig, title, SHARE_CAPTION, view.provenance, _SHARE_FRAME)
+    _finished(fig, "What if the memory were split there?", SHARE_CAPTION, view, _SHARE_FRAME)
     # in grey: shares at which a model has no room for one request, and what it lacks there
     low, high = max(view.feasible.low, 0.0), min(view.feasible.high, 1.0)
     reach = [max(low - 0.07, 0.0), min(high + 0.07, 1.0)]
     fig.update_xaxes(range=reach)
-    grey = {"fillcolor": "#D9D9D9", "opacity": 0.6, "line_width": 0, "layer": "below"}
     for model, start, end in (("llm", reach[0], low), ("prm", high, reach[1])):
         lacks = format_size(view.feasible.at(reach[model == "prm"]).lacks(model))
         text = f"{MODELS[model].label} lacks {lacks}"
         label = {"text": text, "textangle": -90, "font": {"size": 11, "color": "#444444"}}
+        look = {"fillcolor": "#D9D9D9", "opacity": 0.6, "line_width": 0, "layer": "below"}
         spot = {"xref": "x", "yref": "paper", "x0": start, "x1": end, "y0": 0, "y1": 1}
-        fig.add_shape(type="rect", label=label, **spot, **grey)
-    return _marked(fig, view.chosen, _SHARE_FRAME)
+        fig.add_shape(type="rect", label=label, **spot, **look)
+    return fig
 
 
 def _points(rows: pd.DataFrame, quantity: Quantity, key: str, **look: Any) -> go.Scatter:
     """A quantity over the share, called column/key in `meta`."""
     column, _, _, scale = quantity
-    return go.Scatter(
-        x=rows["llm_share"],
-        y=rows[column] * scale,
-        meta=f"{column}/{key}",
-        cliponaxis=False,
-        **{"mode": "markers", "showlegend": False, **look},
-    )
+    look = {"mode": "markers", "showlegend": False, "cliponaxis": False, **look}
+    return go.Scatter(x=rows["llm_share"], y=rows[column] * scale, meta=f"{column}/{key}", **look)
 
 
-def _marked(fig: go.Figure, chosen: Replay, frame: Frame) -> go.Figure:
+def _finished(fig: go.Figure, title: str, caption: str, view: View, frame: Frame) -> go.Figure:
     """With a mark above: whether what is drawn was replayed or interpolated."""
+    finish(fig, title, caption, view.provenance, frame)
     text, colour = "INTERPOLATED between replays", theme.VERMILION
-    if chosen.is_exact:
-        text, colour = f"EXACT REPLAY ({chosen.took_s:.1f} s)", theme.GREEN
+    if view.chosen.is_exact:
+        text, colour = f"EXACT REPLAY ({view.chosen.took_s:.1f} s)", theme.GREEN
     place = {"name": "mark", "xanchor": "right", "yshift": frame.top - 30}
     say(fig, f"<b>{text}</b>", 1, 1, font={"color": colour, "size": 13}, **place)
     return fig
-
-
-COSTS = {
-    "llm_seconds": ("LLM steps", MODELS["llm"].colour),
-    "prm_seconds": ("PRM steps", MODELS["prm"].colour),
-    "outside_s": ("outside steps", theme.GREY),
-}
 
 
 def blocks_figure(view: View) -> go.Figure:
@@ -237,13 +224,11 @@ def blocks_figure(view: View) -> go.Figure:
     for panel, (model, style) in enumerate(MODELS.items(), start=1):
         own = blocks[blocks["engine"] == model]
         for column, colour in (("blocks_active", style.colour), ("blocks_cached", style.soft)):
-            label = f"{style.label} {column.removeprefix('blocks_')}"
-            stacked = area(own["start_s"], own[column], label, colour, model)
-            stacked.update(meta=f"{model}/{column}")
+            label, meta = f"{style.label} {column.removeprefix('blocks_')}", f"{model}/{column}"
+            stacked = area(own["start_s"], own[column], label, colour, model, meta=meta)
             fig.add_trace(stacked, row=panel, col=1)
-        dashed = {"color": theme.BLACK, "dash": "dash", "width": 1.5}
-        total = go.Scatter(x=own["start_s"], y=own["blocks_total"], mode="lines", line=dashed)
-        total.update(meta=f"{model}/total", name="all there are", showlegend=model == "llm")
+        look = {"meta": f"{model}/total", "showlegend": model == "llm"}
+        total = theme.capacity(own["start_s"], own["blocks_total"], "all there are", **look)
         fig.add_trace(total, row=panel, col=1)
         title = f"blocks of the {style.label}"
         fig.update_yaxes(title_text=title, rangemode="tozero", row=panel, col=1)
@@ -260,15 +245,13 @@ def blocks_figure(view: View) -> go.Figure:
             hovertemplate="%{x:.3s}s",
         )
         fig.add_trace(cost, row=3, col=1)
-    fig.update_xaxes(**SECONDS)
+    fig.update_xaxes(tickformat="~s", ticksuffix="s")  # 2ms, 1.5s
     fig.update_xaxes(matches="x", title_text="simulated time since the start", row=2)
     fig.update_xaxes(title_text="time of one problem", row=3, col=1)
     fig.update_yaxes(autorange="reversed", automargin=True, tickfont_size=9, row=3, col=1)
-    legend_at(fig, "legend", 1.01)
     fig.update_layout(barmode="stack", legend={"traceorder": "normal", "entrywidth": 104})
     title = "Blocks over the search, and what a problem costs"
-    finish(fig, title, BLOCKS_CAPTION, view.provenance, _BLOCKS_FRAME)
-    return _marked(fig, view.chosen, _BLOCKS_FRAME)
+    return _finished(fig, title, BLOCKS_CAPTION, view, _BLOCKS_FRAME)
 
 
 def drawings(view: View, price_per_hour: float | None = None) -> dict[str, Drawing]:
@@ -276,13 +259,11 @@ def drawings(view: View, price_per_hour: float | None = None) -> dict[str, Drawi
     tables = [view.rows.assign(curve="now"), replay_rows([view.chosen]).assign(curve="chosen")]
     tables += [pin.rows.assign(curve=name) for name, pin in view.pins.items()]
     bars = pd.DataFrame([{"bar": name, **one.row} for name, one in view.costs.items()])
-    rows = (pd.concat(tables), pd.concat([view.chosen.blocks, bars]))
-    figures = (share_figure(view), blocks_figure(view))
-    words = (in_words(view.chosen), cost_in_words(view.chosen, price_per_hour))
-    names, given = ("what_if_share", "what_if_blocks"), view.chosen.position.parameters
+    shares, blocks = pd.concat(tables), pd.concat([view.chosen.blocks, bars])
+    given, cost = view.chosen.position.parameters, cost_in_words(view.chosen, price_per_hour)
     return {
-        name: Drawing(figure, table, text, given)
-        for name, figure, table, text in zip(names, figures, rows, words)
+        "what_if_share": Drawing(share_figure(view), shares, in_words(view.chosen), given),
+        "what_if_blocks": Drawing(blocks_figure(view), blocks, cost, given),
     }
 
 
@@ -295,13 +276,11 @@ def what_if(
     known: Sequence[Replay] = (),
     *,
     price_per_hour: float | None = None,
-    folder: str | None = None,
 ) -> Any:
     """The widget where one can be shown, else a sentence.
 
     recordings: names or files, all of the package's by default, the position's is added. position:
     where it starts. known: replays to start from. price_per_hour: of the device, in any currency.
-    folder: where figures are saved unless another is typed.
     """
     if not parts.is_live():
         return parts.NOT_LIVE
@@ -311,7 +290,7 @@ def what_if(
         position = usual.position()
     if position.recording not in infos:
         infos |= what_if_replay.find_recordings([position.recording])
-    return WhatIfWidget(infos, position, known, price_per_hour, folder).box
+    return WhatIfWidget(infos, position, known, price_per_hour).box
 
 
 class NotReplayed(WorkbenchError):
@@ -331,7 +310,6 @@ class WhatIfWidget(parts.FigureView):
         start: Position,
         known: Sequence[Replay] = (),
         price_per_hour: float | None = None,
-        folder: str | None = None,
         replayer: Replayer = what_if_replay.replay_elsewhere,
     ) -> None:
         self._infos, self._price, self._replayer = infos, price_per_hour, replayer
@@ -342,9 +320,7 @@ class WhatIfWidget(parts.FigureView):
         self._offer(start)
         unpin = parts.button("clear pins", self.unpin)
         controls = [self._controls, self.status]
-        super().__init__(
-            "what_if", controls, lambda: drawings(self.view, self._price), {}, [unpin], folder
-        )
+        super().__init__("what_if", controls, lambda: drawings(self.view, self._price), {}, [unpin])
         self.move()
 
     @property
@@ -380,20 +356,12 @@ class WhatIfWidget(parts.FigureView):
             for name, options in offered.items()
         }
         self.menus["recording"].layout.width = "560px"
-        shares, memories = [k / 100 for k in range(1, 100)], info.memories(at)
-        self.sliders = {
-            "llm_share": NumberSlider(
-                "LLM share of total memory (llm_share)", shares, at.llm_share, "{:.2f}"
-            ),
-            "total_memory": NumberSlider(
-                "total memory (MiB)",
-                [size / MIB for size in memories],
-                at.total_memory / MIB,
-                "{:,.0f}",
-            ),
-        }
+        text, shares = "LLM share of total memory (llm_share)", [k / 100 for k in range(1, 100)]
+        self.sliders = {"llm_share": NumberSlider(text, shares, at.llm_share, "{:.2f}")}
+        sizes, size = [each / MIB for each in info.memories(at)], at.total_memory / MIB
+        self.sliders["total_memory"] = NumberSlider("total memory (MiB)", sizes, size, "{:,.0f}")
         for name, (text, usual) in OFFERED.items():
-            options = sorted({*usual, given[name]})
+            options = {*usual, given[name]}
             self.sliders[name] = NumberSlider(text, options, given[name], "{:,.0f}")
         for name, menu in self.menus.items():
             menu.observe(self._other_recording if name == "recording" else self.move, names="value")
@@ -452,8 +420,7 @@ class WhatIfWidget(parts.FigureView):
             try:
                 self.known[each] = await self._replayer(info, each)
             except Exception as error:  # no caller awaits this task; the user is told
-                where = f"No exact replay at an LLM share of {each.llm_share:.2f}: "
-                self.status.say_error(error, where)
+                self.status.say_error(error, f"at an LLM share of {each.llm_share:.2f}")
                 return
             self.show()
         self.status.say("Exact.")

@@ -170,6 +170,11 @@ class Replay:
         """Whether it was replayed, not interpolated between two replays."""
         return self.took_s is not None
 
+    @property
+    def kind(self) -> str:
+        """How a sentence about it begins."""
+        return "Exact replay" if self.is_exact else "Interpolated"
+
 
 @lru_cache(maxsize=4)
 def recorded(path: Path) -> Answers:

@@ -12,11 +12,10 @@ import torch
 from workbench.kernels import ForwardContext, Kernels, LayerCache, Part, Quantised
 from workbench.kernels.cpu import attention, products, rows
 from workbench.kernels.cpu.products import ADD, GATED, PLAIN, Beside, Panels
-from workbench.kernels.cpu.thread_pool import LaunchGraph, ThreadPool
+from workbench.kernels.cpu.thread_pool import ThreadPool
 from workbench.kernels.quantised import join
 
 _POOLS: WeakValueDictionary[int, ThreadPool] = WeakValueDictionary()  # by their size
-_COLDEST = 1e-300  # of a temperature: its reciprocal is finite, and all but equal logits weigh 0
 
 
 def _kind(part: Part) -> str | None:
@@ -50,13 +49,16 @@ class CpuKernels(Kernels):
     def pack(self, parts: Sequence[Part], gated: bool = False) -> Panels | Beside:
         """Quantised parts stay so, each of its kind; a gated pair of two kinds becomes float32."""
         runs = [list(parts)] if gated else [list(run) for _, run in groupby(parts, _kind)]
-        packed = [_pack(run, gated) for run in runs]
-        return packed[0] if len(packed) == 1 else Beside(tuple(packed))
+        packed = tuple(_pack(run, gated) for run in runs)
+        return packed[0] if len(packed) == 1 else Beside(packed)
 
     def multiply(self, x: torch.Tensor, matrix: Panels | Beside, out: torch.Tensor) -> None:
-        parts = (matrix,) if isinstance(matrix, Panels) else matrix.parts
-        for part, some in zip(parts, out.split([part.columns for part in parts], dim=1)):
-            self._multiply(x, part, some, PLAIN)
+        if isinstance(matrix, Panels):
+            self._multiply(x, matrix, out, PLAIN)
+        else:
+            widths = [part.columns for part in matrix.parts]
+            for part, some in zip(matrix.parts, out.split(widths, dim=1)):
+                self._multiply(x, part, some, PLAIN)
 
     def multiply_add(self, x: torch.Tensor, matrix: Panels, out: torch.Tensor) -> None:
         self._multiply(x, matrix, out, ADD)
@@ -65,9 +67,10 @@ class CpuKernels(Kernels):
         self._multiply(x, matrix, out, GATED)
 
     def _multiply(self, x: torch.Tensor, matrix: Panels, out: torch.Tensor, mode: int) -> None:
-        pieces = len(matrix.data) * -(-len(x) // products.ROWS)
+        count = x.shape[0]  # len() of a tensor takes ten times as long
+        pieces = len(matrix.data) * -(-count // products.ROWS)
         per_piece = max(1, pieces // (self.pool.threads * products.PIECES))
-        source = x.data_ptr(), x.stride(0) * 4, len(x)
+        source = x.data_ptr(), x.stride(0) * 4, count
         target = out.data_ptr(), out.stride(0) * 4
         self.pool.run(
             products.product.address, *source, *target, mode, per_piece, *matrix.arguments
@@ -118,26 +121,28 @@ class CpuKernels(Kernels):
             *(table.ctypes.data, table.shape[1], len(pieces) - 1, pieces.ctypes.data),
         )
 
-    def draw(
-        self, logits: torch.Tensor, temperature: torch.Tensor, noise: torch.Tensor
+    def choose(
+        self,
+        logits: torch.Tensor,
+        temperature: torch.Tensor,
+        noise: torch.Tensor,
+        filters: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        tokens = torch.empty(len(logits), dtype=torch.int64)
-        cooling = temperature.clamp(min=_COLDEST).reciprocal()
+        found = torch.empty((2, len(logits)), dtype=torch.int64)
         self.pool.run(
-            rows.draw.address,
+            rows.choose.address,
             *(*logits.shape, logits.data_ptr(), logits.stride(0) * 4),
-            *(cooling.data_ptr(), noise.data_ptr(), tokens.data_ptr()),
+            *(temperature.data_ptr(), noise.data_ptr()),
+            *(0 if filters is None else filters.data_ptr(), found.data_ptr()),
         )
-        return tokens
+        return found
+
+    def log_totals(self, logits: torch.Tensor) -> torch.Tensor:
+        found = torch.empty(len(logits), dtype=torch.float64)
+        where = logits.data_ptr(), logits.stride(0) * 4, found.data_ptr()
+        self.pool.run(rows.log_totals.address, *logits.shape, *where)
+        return found
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Launches without Python in between, recorded once for each pool that runs them."""
-        graphs: dict[ThreadPool, LaunchGraph] = {}
-
-        def run() -> None:
-            pool = self.pool
-            if pool not in graphs:
-                graphs[pool] = pool.record(work)
-            graphs[pool].run()
-
-        return run
+        """Launches without Python in between."""
+        return self.pool.record(work).run

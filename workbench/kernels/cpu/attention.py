@@ -79,41 +79,6 @@ sixteen is no divisor. turned and what follows: many queries side by side, [head
 
 
 @inlined
-def _whole(head_dim: int) -> int:
-    """head_dim, rounded up to whole vectors."""
-    return (head_dim + WIDTH - 1) // WIDTH * WIDTH
-
-
-@inlined
-def _query_tile(head_dim: int) -> Any:
-    return QueryTile(
-        np.empty((QUERIES, head_dim), np.float32),
-        np.empty(QUERIES, np.float32),
-        np.empty(QUERIES + WIDTH, np.float32),
-        np.empty(QUERIES, np.float32),
-        np.empty((QUERIES, _whole(head_dim)), np.float32),
-    )
-
-
-@inlined
-def _room(head_dim: int) -> Any:
-    return Room(
-        np.empty((QUERIES, _KEYS), np.float32),
-        np.empty(QUERIES + WIDTH, np.float32),
-        np.empty(QUERIES + WIDTH, np.float32),
-        np.empty(_KEYS // WIDTH, np.int64),
-        np.empty(_KEYS, np.int64),
-        np.empty((head_dim, _KEYS), np.float32),
-        np.zeros((_KEYS, _whole(head_dim)), np.float32),
-        np.zeros((head_dim, QUERIES), np.float32),
-        np.empty((_KEYS, QUERIES), np.float32),
-        np.zeros(QUERIES, np.float32),
-        np.zeros(QUERIES, np.float32),
-        np.zeros(QUERIES, np.float32),
-    )
-
-
-@inlined
 def _block(batch: Any, table: Any, head: int, position: int) -> Any:
     """Addresses of a position's key (its first number) and value, of one head."""
     block_size, kv_heads, head_dim = batch.shape
@@ -261,40 +226,6 @@ def _weigh_turned(vectors: int, first: int, start: int, count: int, shrink: int,
 
 
 @called
-def _attend_turned(
-    batch: Any,
-    tile: Any,
-    begin: int,
-    end: int,
-    table: Any,
-    head: int,
-    seen: int,
-    until: int,
-    room: Any,
-) -> None:
-    """`_attend_tile` of many queries: they, and not keys, stand side by side in a vector."""
-    queries, head_dim, line = end - begin, batch.shape[2], QUERIES * FLOAT_BYTES
-    for query in range(queries):
-        mine = begin + query
-        room.limit[query], room.top[query] = tile.limit[mine], tile.top[mine]
-        room.total[query] = tile.total[mine]
-        for d in range(head_dim):
-            room.turned[d, query] = tile.queries[mine, d]
-    vectors, shrink = (queries + WIDTH - 1) // WIDTH, room.shrink[begin:].ctypes.data
-    for first in range(seen, until, _KEYS):
-        count = min(_KEYS, until - first)
-        stride = _locate(batch, table, head, first, count, room)
-        _score_turned(head_dim, queries, count, stride, room)
-        for start in range(0, count, _STEP):
-            some = min(_STEP, count - start)
-            _weigh_turned(vectors, first + start, start, some, shrink, room)
-            weights = room.turned_scores[start].ctypes.data, FLOAT_BYTES, line
-            _add_values(tile, begin, end, start, some, weights, room)
-    for query in range(queries):
-        tile.top[begin + query], tile.total[begin + query] = room.top[query], room.total[query]
-
-
-@called
 def _attend_tile(
     batch: Any,
     tile: Any,
@@ -308,21 +239,39 @@ def _attend_tile(
 ) -> None:
     """Queries begin .. end - 1 of a tile, of which the first sees least, over a sequence.
 
-    Positions seen .. until - 1 of it; `seen` is a multiple of 32.
+    Positions seen .. until - 1 of it; `seen` is a multiple of 32. Many queries, and not keys, stand
+    side by side in a vector.
     """
-    if end - begin >= _MANY:
-        _attend_turned(batch, tile, begin, end, table, head, seen, until, room)
-        return
-    line = _KEYS * FLOAT_BYTES
+    queries, head_dim, line = end - begin, batch.shape[2], QUERIES * FLOAT_BYTES
+    many = queries >= _MANY
+    if many:
+        for query in range(queries):
+            mine = begin + query
+            room.limit[query], room.top[query] = tile.limit[mine], tile.top[mine]
+            room.total[query] = tile.total[mine]
+            for d in range(head_dim):
+                room.turned[d, query] = tile.queries[mine, d]
+    vectors, shrink = (queries + WIDTH - 1) // WIDTH, room.shrink[begin:].ctypes.data
     for first in range(seen, until, _KEYS):
         count = min(_KEYS, until - first)
         stride = _locate(batch, table, head, first, count, room)
-        _score(tile, begin, end, count, stride, room)
+        if many:
+            _score_turned(head_dim, queries, count, stride, room)
+        else:
+            _score(tile, begin, end, count, stride, room)
         for start in range(0, count, _STEP):
             some = min(_STEP, count - start)
-            _weigh(tile, begin, end, first + start, start, some, room)
-            weights = room.scores[begin].ctypes.data + start * FLOAT_BYTES, line, FLOAT_BYTES
+            if many:
+                _weigh_turned(vectors, first + start, start, some, shrink, room)
+                weights = room.turned_scores[start].ctypes.data, FLOAT_BYTES, line
+            else:
+                _weigh(tile, begin, end, first + start, start, some, room)
+                source = room.scores[begin].ctypes.data + start * FLOAT_BYTES
+                weights = source, _KEYS * FLOAT_BYTES, FLOAT_BYTES
             _add_values(tile, begin, end, start, some, weights, room)
+    if many:
+        for query in range(queries):
+            tile.top[begin + query], tile.total[begin + query] = room.top[query], room.total[query]
 
 
 @called
@@ -355,32 +304,6 @@ def _finish(batch: Any, tile: Any, head: int, row: int, first: int, count: int) 
 def _table(batch: Any, row: int) -> Any:
     """Offsets of the blocks of a row's sequence."""
     return integers(batch.tables + batch.sequence[row] * batch.width * ADDRESS_BYTES, batch.width)
-
-
-@inlined
-def _attend_sequence(batch: Any, tile: Any, head: int, begin: int, end: int, room: Any) -> None:
-    """Rows of one sequence."""
-    queries, table = (end - begin) * batch.group, _table(batch, begin)
-    for first in range(0, queries, QUERIES):
-        count = min(QUERIES, queries - first)
-        _fill(batch, tile, head, begin, first, count)
-        until = batch.positions[begin + (first + count - 1) // batch.group] + 1
-        _attend_tile(batch, tile, 0, count, table, head, 0, until, room)
-        _finish(batch, tile, head, begin, first, count)
-
-
-@inlined
-def _attend_siblings(
-    batch: Any, tile: Any, head: int, begin: int, end: int, shared: int, room: Any
-) -> None:
-    """Rows of several sequences, each of which begins with the same `shared` positions."""
-    group, queries = batch.group, (end - begin) * batch.group
-    _fill(batch, tile, head, begin, 0, queries)
-    _attend_tile(batch, tile, 0, queries, _table(batch, begin), head, 0, shared, room)
-    for row in range(begin, end):
-        first, table, until = (row - begin) * group, _table(batch, row), batch.positions[row] + 1
-        _attend_tile(batch, tile, first, first + group, table, head, shared, until, room)
-    _finish(batch, tile, head, begin, 0, queries)
 
 
 @inlined
@@ -442,13 +365,48 @@ def attend(arguments: int, counter: int) -> None:
     batch = Batch(qkv, out, positions, sequence, tables, width, base, shape, group)
     bounds, shared = integers(a[15], pieces + 1).copy(), np.empty(pieces, np.int64)
     groups = find_siblings(bounds, positions, sequence, tables, width, block_size, group, shared)
-    tile, room = _query_tile(head_dim), _room(head_dim)
+    whole = (head_dim + WIDTH - 1) // WIDTH * WIDTH  # rounded up to vectors
+    tile = QueryTile(
+        np.empty((QUERIES, head_dim), np.float32),
+        np.empty(QUERIES, np.float32),
+        np.empty(QUERIES + WIDTH, np.float32),
+        np.empty(QUERIES, np.float32),
+        np.empty((QUERIES, whole), np.float32),
+    )
+    room = Room(
+        np.empty((QUERIES, _KEYS), np.float32),
+        np.empty(QUERIES + WIDTH, np.float32),
+        np.empty(QUERIES + WIDTH, np.float32),
+        np.empty(_KEYS // WIDTH, np.int64),
+        np.empty(_KEYS, np.int64),
+        np.empty((head_dim, _KEYS), np.float32),
+        np.zeros((_KEYS, whole), np.float32),
+        np.zeros((head_dim, QUERIES), np.float32),
+        np.empty((_KEYS, QUERIES), np.float32),
+        np.zeros(QUERIES, np.float32),
+        np.zeros(QUERIES, np.float32),
+        np.zeros(QUERIES, np.float32),
+    )
     number = take(counter)
     while number < groups * kv_heads:
         piece, head = number // kv_heads, number % kv_heads
         begin, end = bounds[piece], bounds[piece + 1]
-        if shared[piece]:
-            _attend_siblings(batch, tile, head, begin, end, shared[piece], room)
-        else:
-            _attend_sequence(batch, tile, head, begin, end, room)
+        queries, table = (end - begin) * group, _table(batch, begin)
+        common = shared[piece]
+        if common:  # rows of several sequences, which begin with so many positions
+            _fill(batch, tile, head, begin, 0, queries)
+            _attend_tile(batch, tile, 0, queries, table, head, 0, common, room)
+            for row in range(begin, end):
+                first, own, until = (row - begin) * group, _table(batch, row), positions[row] + 1
+                _attend_tile(
+                    batch, tile, first, first + group, own, head, shared[piece], until, room
+                )
+            _finish(batch, tile, head, begin, 0, queries)
+        else:  # rows of one sequence
+            for first in range(0, queries, QUERIES):
+                count = min(QUERIES, queries - first)
+                until = positions[begin + (first + count - 1) // group] + 1
+                _fill(batch, tile, head, begin, first, count)
+                _attend_tile(batch, tile, 0, count, table, head, 0, until, room)
+                _finish(batch, tile, head, begin, first, count)
         number = take(counter)

@@ -3,9 +3,9 @@
 A matrix is packed in panels: panel p holds columns 32 p .. 32 p + 31 (outputs of the product), the
 last one filled up with zeros. Within it, in order of inputs:
 
-    FLOAT32   32 float32 an input
-    INT8      every `group` inputs: 32 scales, then 32 words for every four inputs
-    INT4      every `group` inputs: 32 scales, 32 offsets, then 32 words for every eight inputs
+    32 bits   32 float32 an input
+     8 bits   every `group` inputs: 32 scales, then 32 words for every four inputs
+     4 bits   every `group` inputs: 32 scales, 32 offsets, then 32 words for every eight inputs
 
 A word is a column's: its lowest bits are the code of the first of these inputs, and so on. So each
 input's codes come out of a register of words by a shift, without moving anything sideways. A weight
@@ -57,8 +57,6 @@ from workbench.kernels.cpu.vectors import (
 )
 from workbench.kernels.quantised import Codes, Scales
 
-FLOAT32, INT8, INT4 = range(3)
-_BITS = (32, 8, 4)
 ROWS = 128  # of one piece: so many of 1,536 inputs leave room in a second-level cache
 _DEPTH = 128  # inputs widened at a time: 16 KiB
 PIECES = 8  # a thread, at least, where there are panels enough
@@ -70,20 +68,15 @@ PLAIN, ADD, GATED = range(3)  # what becomes of the product: out = p; out += p; 
 class Form:
     """How a panel's bytes are laid out (see above); half: scales are float16."""
 
-    kind: int = FLOAT32
+    bits: int = 32
     group: int = 1
     half: bool = False
 
     @property
-    def scale_bytes(self) -> int:
-        """Bytes before a group's codes: of scales, and of offsets where there are any."""
-        arrays = {FLOAT32: 0, INT8: 1, INT4: 2}[self.kind]
-        return arrays * PANEL * (2 if self.half else 4)
-
-    @property
     def group_bytes(self) -> int:
-        """Bytes of a group: those, and its codes."""
-        return self.scale_bytes + self.group * PANEL * _BITS[self.kind] // 8
+        """Bytes of a group: of scales, of offsets where there are any, and of its codes."""
+        arrays = {32: 0, 8: 1, 4: 2}[self.bits]
+        return PANEL * (arrays * (2 if self.half else 4) + self.group * self.bits // 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +107,7 @@ class Panels:
         """What a kernel makes a `_Matrix` of."""
         data, form = self.data, self.form
         where = data.ctypes.data, data.shape[1], data.shape[0]
-        return *where, self.columns, self.inputs, form.kind, form.group, form.half
+        return *where, self.columns, self.inputs, form.bits, form.group, form.half
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,18 +139,16 @@ def pack_codes(codes: Codes, gated: bool = False) -> Panels:
     """Panels of quantised rows; see `pack_floats`."""
     rows, inputs = codes.codes.shape
     order = _order(rows, gated)
-    half = _all_halves(codes.scales) and (codes.offsets is None or _all_halves(codes.offsets))
-    form = Form(INT4 if codes.bits == 4 else INT8, codes.group, half)
-    floats = [codes.scales] if codes.offsets is None else [codes.scales, codes.offsets]
+    floats = [part for part in (codes.scales, codes.offsets) if part is not None]
+    half = all(map(_all_halves, floats))
     stored: NDArray[Any] = codes.codes.view(np.uint8)
     if codes.bits == 4:
         stored = stored[:, 0::2] | stored[:, 1::2] << 4
-    shape = len(order) // PANEL, inputs // codes.group
-    dtype: Any = np.float16 if half else np.float32
-    parts = [_across(part.astype(dtype), order) for part in floats]
+    parts = [_across(part.astype(np.float16 if half else np.float32), order) for part in floats]
     parts.append(_across(np.ascontiguousarray(stored).view(np.uint32), order))
+    shape = len(order) // PANEL, inputs // codes.group
     data = np.concatenate([_bytes(part, *shape) for part in parts], axis=-1)
-    columns = rows // (2 if gated else 1)
+    form, columns = Form(codes.bits, codes.group, half), rows // (2 if gated else 1)
     return Panels(data.reshape(len(data), -1), form, inputs, columns, gated)
 
 
@@ -209,7 +200,7 @@ class _Matrix(NamedTuple):
     panels: int
     columns: int
     inputs: int
-    kind: int
+    bits: int
     group: int
     half: int
 
@@ -237,10 +228,10 @@ def _multiply_float(x: Any, weights: int, depth: int, out: Any, fresh: bool) -> 
 @called
 def _floats_of(m: Any, panel: int, k: int, room: Any) -> int:
     """Where a panel's weights from input `k` on are float32: in the panel, or widened into room."""
-    if m.kind == FLOAT32:
+    if m.bits == 32:
         return panel + k * _BYTES
     groups, to = min(_DEPTH, m.inputs - k) // m.group, room.ctypes.data
-    widen((form_number(_BITS[m.kind], m.half), m.group, panel, k // m.group, groups, to))
+    widen((form_number(m.bits, m.half), m.group, panel, k // m.group, groups, to))
     return to
 
 
@@ -248,8 +239,8 @@ def _floats_of(m: Any, panel: int, k: int, room: Any) -> int:
 def _multiply(x: Any, m: Any, number: int, out: Any, fresh: bool, room: Any) -> None:
     """out (+)= x @ the panel of this number; room: where to widen it."""
     panel, step = m.address + number * m.panel_bytes, out.stride
-    if m.kind != FLOAT32 and x.rows <= FEW_ROWS:
-        case = FEW_ROWS * form_number(_BITS[m.kind], m.half) + x.rows
+    if m.bits != 32 and x.rows <= FEW_ROWS:
+        case = FEW_ROWS * form_number(m.bits, m.half) + x.rows
         source, groups = (m.group, x.address, x.stride, panel), m.inputs // m.group
         for c in range(0, PANEL, FEW_COLUMNS):
             few_rows((case, *source, c, out.address + c * FLOAT_BYTES, step, groups, fresh))

@@ -13,19 +13,21 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from workbench.kernels.cpu.thread_pool import kernel, take
 from workbench.kernels.cpu.vectors import (
     ADDRESS_BYTES,
     FLOAT_BYTES,
+    LONG,
     WIDTH,
     add,
+    called,
     doubles,
     floats,
     fma,
     greatest,
     inlined,
+    instruction,
     integers,
     largest,
     load,
@@ -43,6 +45,8 @@ _UNBOUNDED = 1 << 60
 _RUN = 256
 _LOG2_E, _LN2_HIGH, _LN2_LOW = 1.4426950408889634, 0.6931471803691238, 1.9082149292705877e-10
 _SMALLEST = -708.0  # exp of less is taken for 0: it is no normal number
+_ONE_BITS, _BIN_BITS, _BINS = int(np.float64(1.0).view(np.int64)), 45, 4096
+_COLDEST = 1e-300  # of a temperature: its reciprocal is finite, and all but equal logits weigh 0
 
 
 @inlined
@@ -139,16 +143,11 @@ def store_kv(arguments: int, counter: int) -> None:
         piece = take(counter) * _ROWS
 
 
-@intrinsic
-def _power_of_two(_: Any, exponent: Any) -> Any:
-    """2.0 ** exponent, of an int64 from -1022 to 1023."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        whole = ir.IntType(64)
-        biased = builder.add(args[0], whole(1023))
-        return builder.bitcast(builder.shl(biased, whole(52)), ir.DoubleType())
-
-    return types.float64(types.int64), generate
+@instruction(types.float64(types.int64))
+def _power_of_two(builder: ir.IRBuilder, exponent: Any) -> Any:
+    """2.0 ** exponent, of -1022 to 1023."""
+    biased = builder.add(exponent, LONG(1023))
+    return builder.bitcast(builder.shl(biased, LONG(52)), ir.DoubleType())
 
 
 @inlined
@@ -181,7 +180,7 @@ def _weigh(logits: Any, begin: int, top: float, cooling: float, weights: Any) ->
     count = min(_RUN, len(logits) - begin)
     for i in range(count):
         weights[i] = _exponential((np.float64(logits[begin + i]) - top) * cooling)
-    weights[count:] = 0.0
+    weights[count:_RUN] = 0.0
 
 
 @inlined
@@ -199,18 +198,45 @@ def _top(logits: Any) -> float:
 @inlined
 def _sum(weights: Any) -> float:
     a = b = c = d = e = f = g = h = 0.0
-    for i in range(0, _RUN, 8):
+    whole = len(weights) - len(weights) % 8
+    for i in range(0, whole, 8):
         a, b, c, d = a + weights[i], b + weights[i + 1], c + weights[i + 2], d + weights[i + 3]
         e, f = e + weights[i + 4], f + weights[i + 5]
         g, h = g + weights[i + 6], h + weights[i + 7]
-    return ((a + b) + (c + d)) + ((e + f) + (g + h))
+    total = ((a + b) + (c + d)) + ((e + f) + (g + h))
+    for i in range(whole, len(weights)):
+        total += weights[i]
+    return total
 
 
 @inlined
-def _draw_row(logits: Any, cooling: float, noise: float, sums: Any, weights: Any) -> int:
+def _tops(logits: Any, tops: Any) -> bool:
+    """The largest logit of each run; whether one of the row is not a number."""
+    broken = 0
+    for i in range(len(logits)):
+        broken += logits[i] != logits[i]
+    for run in range(len(tops)):
+        tops[run] = _top(logits[run * _RUN : (run + 1) * _RUN])
+    return broken > 0
+
+
+@inlined
+def _first(logits: Any, top: float, tops: Any) -> int:
+    """The lowest token that has the largest logit."""
+    run = 0
+    while tops[run] != top:
+        run += 1
+    token = run * _RUN
+    while np.float64(logits[token]) != top:
+        token += 1
+    return token
+
+
+@inlined
+def _draw(logits: Any, top: float, cooling: float, noise: float, rooms: Any) -> int:
     """The first token whose weights up to and with it exceed noise times all of them."""
-    top = _top(logits)
-    total, runs = 0.0, (len(logits) + _RUN - 1) // _RUN
+    sums, weights = rooms[:2]
+    total, runs = 0.0, len(sums)
     for run in range(runs):
         _weigh(logits, run * _RUN, top, cooling, weights)
         sums[run] = _sum(weights)
@@ -229,15 +255,189 @@ def _draw_row(logits: Any, cooling: float, noise: float, sums: Any, weights: Any
     return run * _RUN + last  # the last of any weight where these sums, rounded, fell short
 
 
+@called
+def _cut(weights: Any, ids: Any, count: int, most: int, mass: float) -> tuple[float, int]:
+    """Weight and id of the last of the fewest tokens, likeliest first, that are `most` or reach
+    `mass`; of equal ones the lowest ids come first. Overwrites both lists (quickselect, Hoare).
+    """
+    while True:
+        one, two, three = weights[0], weights[count // 2], weights[count - 1]
+        pivot = max(min(one, two), min(max(one, two), three))
+        above, equal, heavier = 0, 0, 0.0
+        for i in range(count):
+            weight = weights[i]
+            more = weight > pivot
+            above, heavier = above + more, heavier + (weight if more else 0.0)
+            equal += weight == pivot
+        within = above > 0 and (above >= most or heavier >= mass)
+        if not within:
+            most, mass = most - above, mass - heavier
+            if equal >= most or equal * pivot >= mass or above + equal == count:
+                break
+            most, mass = most - equal, mass - equal * pivot
+        kept = 0
+        for i in range(count):
+            weight, token = weights[i], ids[i]
+            weights[kept], ids[kept] = weight, token
+            kept += weight > pivot if within else weight < pivot
+        count = kept
+    last = 0
+    for i in range(count):
+        if weights[i] == pivot:
+            last, most, mass = ids[i], most - 1, mass - pivot
+            if most <= 0 or mass <= 0:
+                break
+    return pivot, last
+
+
+@inlined
+def _copied(weights: Any, ids: Any, count: int, to: Any, ids_to: Any) -> None:
+    for i in range(count):
+        to[i], ids_to[i] = weights[i], ids[i]
+
+
+@called
+def _last_kept(rooms: Any, count: int, most: int, mass: float) -> tuple[float, int]:
+    """`_cut` of the tokens in `rooms`, which stay: of the one bin of weights in which it lies.
+
+    A bin is a 128th of a power of two: what numbers from 1 downward have in the same leading bits.
+    """
+    weights, ids, others, other_ids, bin_mass, bin_count = rooms[2:]
+    bits, most_bins = weights.view(np.int64), len(bin_mass) - 1
+    bin_mass[:], bin_count[:] = 0.0, 0
+    for i in range(count):
+        place = min((_ONE_BITS - bits[i]) >> _BIN_BITS, most_bins)
+        bin_mass[place] += weights[i]
+        bin_count[place] += 1
+    at = 0
+    while at < most_bins and bin_count[at] < most and bin_mass[at] < mass:
+        most, mass, at = most - bin_count[at], mass - bin_mass[at], at + 1
+    inside = 0
+    for i in range(count):
+        others[inside], other_ids[inside] = weights[i], ids[i]
+        inside += min((_ONE_BITS - bits[i]) >> _BIN_BITS, most_bins) == at
+    return _cut(others, other_ids, inside, most, mass) if inside else (0.0, len(weights))
+
+
+@called
+def _likely(logits: Any, top: float, cooling: float, filters: Any, rooms: Any) -> tuple[int, float]:
+    """How many tokens may stay, in token order in `rooms`, and the weight of all if top_p needs it.
+
+    What is left out here no filter keeps; so few are left of most rows that the rest is cheap.
+    """
+    sums, (weights, ids, others, other_ids) = rooms[0], rooms[2:6]
+    top_k, top_p, min_p = np.int64(filters[0]), filters[1], filters[2]
+    total, runs, count, choosing = 0.0, len(sums), 0, 0 < top_k < len(logits)
+    least = 0.0 if choosing else min_p
+    if top_k > runs if choosing else top_p < 1.0:
+        for begin in range(0, len(logits), _RUN):
+            _weigh(logits, begin, top, cooling, weights[begin:])
+            total += _sum(weights[begin : begin + _RUN])
+        if not choosing:  # all that weighs less is together less than 1 - top_p
+            least = (1.0 - top_p) * total / len(logits)
+        for i in range(len(logits)):
+            weights[count], ids[count] = weights[i], i
+            count += weights[i] >= least
+        return count, total
+    if choosing:  # as many runs as top_k have a token of at least this weight
+        others[:runs] = sums
+        kth, _ = _cut(others, other_ids, runs, top_k, np.inf)
+        least = np.exp((kth - top) * cooling)
+    bound = top + np.log(max(least, 1e-300)) / cooling
+    lowest = np.float32(bound - abs(bound) * 1e-6 - 1e-30)
+    for i in range(len(logits)):
+        ids[count] = i
+        count += logits[i] >= lowest
+    for i in range(count):
+        weights[i] = _exponential((np.float64(logits[ids[i]]) - top) * cooling)
+    return count, total
+
+
+@called
+def _keep(rooms: Any, count: int, cut: float, last: int) -> int:
+    """Leaves what weighs more than `cut`, or as much with an id up to `last`: so many."""
+    weights, ids, kept = rooms[2], rooms[3], 0
+    for i in range(count):
+        weight, token = weights[i], ids[i]
+        weights[kept], ids[kept] = weight, token
+        kept += weight > cut or (weight == cut and token <= last)
+    return kept
+
+
+@called
+def _draw_filtered(
+    logits: Any, top: float, cooling: float, noise: float, filters: Any, rooms: Any
+) -> int:
+    """`_draw` of what top_k leaves, of that top_p, and of that min_p."""
+    weights, ids, vocab = rooms[2], rooms[3], len(logits)
+    top_k, top_p, min_p = np.int64(filters[0]), filters[1], filters[2]
+    count, total = _likely(logits, top, cooling, filters, rooms)
+    if 0 < top_k < vocab:
+        cut, last = _last_kept(rooms, count, top_k, np.inf)
+        count = _keep(rooms, count, cut, last)
+        total = _sum(weights[:count])
+    cut, last = _last_kept(rooms, count, vocab, top_p * total) if top_p < 1.0 else (0.0, vocab)
+    count = _keep(rooms, count, min_p, vocab) if min_p > cut else _keep(rooms, count, cut, last)
+    target, before, token = noise * _sum(weights[:count]), 0.0, 0
+    for i in range(count):
+        if weights[i] > 0.0:
+            before, token = before + weights[i], ids[i]
+            if before > target:
+                break
+    return token
+
+
 @kernel
-def draw(arguments: int, counter: int) -> None:
-    """`Kernels.draw`, of the temperatures' reciprocals."""
-    a = integers(arguments, 7)
+def choose(arguments: int, counter: int) -> None:
+    """`Kernels.choose`; arguments: rows, vocab, logits, bytes from row to row, temperatures, noise,
+    filters or 0, out.
+    """
+    a = integers(arguments, 8)
     count, width = a[0], a[1]
-    cooling, noise, tokens = doubles(a[4], count), doubles(a[5], count), integers(a[6], count)
-    sums, weights = np.empty((width + _RUN - 1) // _RUN, np.float64), np.empty(_RUN, np.float64)
+    temperature, noise, found = (
+        doubles(a[4], count),
+        doubles(a[5], count),
+        integers(a[7], 2 * count),
+    )
+    runs = (width + _RUN - 1) // _RUN
+    filters, room = doubles(a[6], 3 * count), runs * _RUN if a[6] else 0
+    rooms = (
+        *(np.empty(runs, np.float64), np.empty(_RUN, np.float64)),
+        *(np.empty(room, np.float64), np.empty(room, np.int64)),
+        *(np.empty(room, np.float64), np.empty(room, np.int64)),
+        *(np.empty(_BINS, np.float64), np.empty(_BINS, np.int64)),
+    )
     row = take(counter)
     while row < count:
         logits = floats(a[2] + row * a[3], width)
-        tokens[row] = _draw_row(logits, cooling[row], noise[row], sums, weights)
+        broken = _tops(logits, rooms[0])
+        top, warm = rooms[0].max(), temperature[row] > 0.0
+        cooling, token = 1.0 / max(temperature[row], _COLDEST), 0
+        finite = not broken and abs(top) < np.inf
+        if finite and not warm:
+            token = _first(logits, top, rooms[0])
+        elif finite:
+            own = filters[3 * row : 3 * row + 3]
+            if room and (0 < own[0] < width or own[1] < 1.0 or own[2] > 0.0):
+                token = _draw_filtered(logits, top, cooling, noise[row], own, rooms)
+            else:
+                token = _draw(logits, top, cooling, noise[row], rooms)
+        found[row], found[count + row] = token, finite
+        row = take(counter)
+
+
+@kernel
+def log_totals(arguments: int, counter: int) -> None:
+    """`Kernels.log_totals`; arguments: rows, vocab, logits, bytes from row to row, out."""
+    a = integers(arguments, 5)
+    count, width = a[0], a[1]
+    found, weights = doubles(a[4], count), np.empty(_RUN, np.float64)
+    row = take(counter)
+    while row < count:
+        logits, total = floats(a[2] + row * a[3], width), 0.0
+        top = _top(logits)
+        for begin in range(0, width, _RUN):
+            _weigh(logits, begin, top, 1.0, weights)
+            total += _sum(weights)
+        found[row] = top + np.log(total)
         row = take(counter)

@@ -34,7 +34,6 @@ from typing import Any
 import numpy as np
 from numba import cfunc, njit, types
 from numba.core.caching import FunctionCache
-from numpy.typing import NDArray
 
 from workbench.kernels.cpu.vectors import call, exchange, fetch_add, inlined, pause, read, write
 
@@ -47,7 +46,6 @@ _DAMAGED = (
     "the folder {}, which is filled again by itself."
 )
 _STAMP = "kernels.sha256"  # beside kept kernels: what they were compiled of
-_OPTIONS: dict[str, Any] = {"error_model": "numpy", "nogil": True}
 
 
 def cached(
@@ -75,7 +73,7 @@ def cached(
 
 def compiled(*arguments: Any) -> Callable[[Callable[..., Any]], Any]:
     """`njit` for one signature that returns nothing, without the interpreter's lock."""
-    return cached(njit, types.void(*arguments), **_OPTIONS)
+    return cached(njit, types.void(*arguments), error_model="numpy", nogil=True)
 
 
 @cache
@@ -192,16 +190,6 @@ class _Bell:
         os.close(self.ring)
 
 
-def _live(box: NDArray[np.int64], bell: _Bell) -> None:
-    """A helper thread; holds on to what it reads from."""
-    _help(box.ctypes.data, bell.listen)
-
-
-def _dismiss(box: NDArray[np.int64], bell: _Bell, helpers: int) -> None:
-    box[STOP // 8] = 1
-    os.write(bell.ring, bytes(helpers))
-
-
 def _address(buffer: bytearray) -> int:
     return int(np.frombuffer(buffer, np.uint8).ctypes.data)
 
@@ -233,10 +221,17 @@ class ThreadPool:
         self._one = bytearray(_ROW)
         self._addresses = box.ctypes.data, bell.ring, _address(self._one)
         self._recorded: bytearray | None = None
-        self._gone = weakref.finalize(self, _dismiss, box, bell, threads - 1)
+
+        def live() -> None:  # a helper's, which holds on to what it reads from
+            _help(box.ctypes.data, bell.listen)
+
+        def dismiss() -> None:
+            box[STOP // 8] = 1
+            os.write(bell.ring, bytes(threads - 1))
+
+        weakref.finalize(self, dismiss)
         for number in range(1, threads):
-            name = f"kernel-{number}"
-            threading.Thread(target=_live, args=(box, bell), name=name, daemon=True).start()
+            threading.Thread(target=live, name=f"kernel-{number}", daemon=True).start()
 
     def run(self, address: int, *arguments: int) -> None:
         """Runs the kernel at an address to its end, with these arguments."""

@@ -16,6 +16,7 @@ down in between (`few_rows`); for many, `widen` puts them down once and `tile` r
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -50,6 +51,7 @@ _FORMS = ((4, False), (8, False), (4, True), (8, True))  # bits of a code; wheth
 _HALVES, _WORDS = ir.VectorType(ir.HalfType(), WIDTH), ir.VectorType(INT, WIDTH)
 _WORD_BYTES = 4
 Sums = list[list[Any]]  # vectors of each row
+Vectors = Callable[[Any], list[Any]]  # of a number: the vectors of weights that it multiplies
 
 
 class Tile:
@@ -129,17 +131,32 @@ class Tile:
             new.append([emit_fma(b, number, weight, value) for weight, value in zip(weights, line)])
         return new
 
+    def multiply(self, sums: Sums, x: list[Any], step: Any, weights: Vectors, count: Any) -> Sums:
+        """sums plus each row's numbers, `step` bytes apart, times weights(0), weights(1), ..."""
+        b = self.builder
+
+        def one(i: Any, sums: Sums) -> Sums:
+            vectors = weights(i)
+            return self.add_numbers(sums, x, b.mul(i, step), vectors)
+
+        return self.loop(sums, count, one)
+
+    def lines(self, address: Any, stride: Any) -> Vectors:
+        """Weights that lie `stride` bytes apart."""
+        b = self.builder
+        return lambda i: self.vectors(b.add(address, b.mul(i, stride)))
+
     def spread(self, address: Any) -> Any:
         """The float32 at an address, in every element."""
         b = self.builder
         return emit_spread(b, b.load(pointer(b, address, FLOAT)))
 
 
-Cases = dict[int, Callable[..., None]]  # of a number: what emits code from a builder and values
+def _function(emit: Callable[..., None], cases: dict[int, tuple[Any, ...]]) -> Any:
+    """A numba function of a tuple of integers: the first one chooses among the cases' codes.
 
-
-def _function(cases: Cases) -> Any:
-    """A numba function of a tuple of integers: the first one chooses among the cases' codes."""
+    A case: rows and vectors of a tile, and what `emit` gets between it and the other integers.
+    """
 
     @intrinsic
     def function(_: Any, integers: Any) -> Any:
@@ -151,11 +168,11 @@ def _function(cases: Cases) -> Any:
             )
             done, none = builder.append_basic_block("done"), builder.append_basic_block("none")
             choice = builder.switch(number, none)
-            for case, emit in cases.items():
+            for case, (rows, columns, *form) in cases.items():
                 block = builder.append_basic_block(f"case_{case}")
                 choice.add_case(LONG(case), block)
                 builder.position_at_end(block)
-                emit(builder, *rest)
+                emit(Tile(builder, rows, columns), *form, *rest)
                 builder.branch(done)
             builder.position_at_end(none)
             builder.unreachable()
@@ -167,28 +184,19 @@ def _function(cases: Cases) -> Any:
     return function
 
 
-def _shaped(emit: Callable[..., None], *rest: Any) -> Callable[[int, int], Callable[..., None]]:
-    """What emits a tile's code, by its rows and vectors."""
-    return lambda rows, vectors: lambda b, *values: emit(Tile(b, rows, vectors), *rest, *values)
-
-
 def emit_tile(code: Tile, *arguments: Any) -> None:
     """out [rows, columns] = x [rows, depth] @ panel, or += it if `fresh` is 0; float32.
 
     panel: as many of its PANEL columns, [depth, PANEL]; depth: at least 1.
     """
     x, x_stride, panel, out, out_stride, depth, fresh = arguments
-    b, target = code.builder, code.addresses(out, out_stride)
-    sources = code.addresses(x, x_stride)
-
-    def one_input(k: Any, sums: Sums) -> Sums:
-        weights = code.vectors(b.add(panel, b.mul(k, LONG(PANEL * FLOAT_BYTES))))
-        return code.add_numbers(sums, sources, b.mul(k, LONG(FLOAT_BYTES)), weights)
-
-    code.store(target, code.loop(code.start(target, fresh), depth, one_input))
+    target, sources = code.addresses(out, out_stride), code.addresses(x, x_stride)
+    weights = code.lines(panel, LONG(PANEL * FLOAT_BYTES))
+    sums = code.start(target, fresh)
+    code.store(target, code.multiply(sums, sources, LONG(FLOAT_BYTES), weights, depth))
 
 
-tile = _function({n: _shaped(emit_tile)(n, _VECTORS) for n in range(1, MOST_ROWS + 1)})
+tile = _function(emit_tile, {rows: (rows, _VECTORS) for rows in range(1, MOST_ROWS + 1)})
 
 
 @called
@@ -209,17 +217,12 @@ def tile_vectors(left: int, rows: int) -> int:
     return vectors
 
 
-def _attention(emit: Callable[..., None]) -> Any:
-    """A function; its first integer is 64 times a tile's vectors (`tile_vectors`) plus its rows."""
-    most = {_SINGLE: 1, 1: MOST_ROWS, 2: _WIDE_ROWS}
-    most |= {_WIDE_VECTORS: _WIDE_ROWS, _VECTORS: MOST_ROWS}
-    return _function(
-        {
-            64 * vectors + rows: _shaped(emit)(rows, vectors)
-            for vectors in most
-            for rows in range(1, most[vectors] + 1)
-        }
-    )
+_MOST = {_SINGLE: 1, 1: MOST_ROWS, 2: _WIDE_ROWS} | {_WIDE_VECTORS: _WIDE_ROWS, _VECTORS: MOST_ROWS}
+_ATTENTION = {  # 64 times a tile's vectors (`tile_vectors`) plus its rows
+    64 * vectors + rows: (rows, vectors)
+    for vectors, most in _MOST.items()
+    for rows in range(1, most + 1)
+}
 
 
 def emit_score(code: Tile, *arguments: Any) -> None:
@@ -232,12 +235,12 @@ def emit_score(code: Tile, *arguments: Any) -> None:
     b, x = code.builder, code.addresses(queries, query_stride)
     sources = [code.load(keys, c * ADDRESS_BYTES, LONG, align=8) for c in range(code.columns)]
 
-    def one_dimension(d: Any, sums: Sums) -> Sums:
+    def weights(d: Any) -> list[Any]:
         offset = b.mul(d, key_stride)
-        weights = [code.load(b.add(source, offset), 0, VECTOR) for source in sources]
-        return code.add_numbers(sums, x, b.mul(d, LONG(FLOAT_BYTES)), weights)
+        return [code.load(b.add(source, offset), 0, VECTOR) for source in sources]
 
-    code.store(code.addresses(scores, score_stride), code.loop(code.zeros(), depth, one_dimension))
+    sums = code.multiply(code.zeros(), x, LONG(FLOAT_BYTES), weights, depth)
+    code.store(code.addresses(scores, score_stride), sums)
 
 
 def emit_score_turned(code: Tile, *arguments: Any) -> None:
@@ -246,16 +249,13 @@ def emit_score_turned(code: Tile, *arguments: Any) -> None:
     keys: where the first numbers of some keys lie side by side, `key_stride` before their next.
     """
     keys, key_stride, queries, query_stride, depth, scores, score_stride = arguments
-    b, x = code.builder, code.addresses(keys, LONG(FLOAT_BYTES))
-
-    def one_dimension(d: Any, sums: Sums) -> Sums:
-        weights = code.vectors(b.add(queries, b.mul(d, query_stride)))
-        return code.add_numbers(sums, x, b.mul(d, key_stride), weights)
-
-    code.store(code.addresses(scores, score_stride), code.loop(code.zeros(), depth, one_dimension))
+    x, weights = code.addresses(keys, LONG(FLOAT_BYTES)), code.lines(queries, query_stride)
+    sums = code.multiply(code.zeros(), x, key_stride, weights, depth)
+    code.store(code.addresses(scores, score_stride), sums)
 
 
-score, score_turned = _attention(emit_score), _attention(emit_score_turned)
+score = _function(emit_score, _ATTENTION)
+score_turned = _function(emit_score_turned, _ATTENTION)
 
 
 def emit_add_values(code: Tile, *arguments: Any) -> None:
@@ -274,69 +274,81 @@ def emit_add_values(code: Tile, *arguments: Any) -> None:
         for row, factor in zip(target, factors)
     ]
 
-    def one_position(j: Any, sums: Sums) -> Sums:
+    def numbers(j: Any) -> list[Any]:
         value = code.load(b.add(values, b.mul(j, LONG(ADDRESS_BYTES))), 0, LONG, align=8)
-        numbers = code.vectors(b.add(value, first))
-        return code.add_numbers(sums, x, b.mul(j, weight_step), numbers)
+        return code.vectors(b.add(value, first))
 
-    code.store(target, code.loop(start, count, one_position))
+    code.store(target, code.multiply(start, x, weight_step, numbers, count))
 
 
-add_values = _attention(emit_add_values)
+add_values = _function(emit_add_values, _ATTENTION)
 
 
 def _whole(value: int) -> ir.Constant:
     return ir.Constant(_WORDS, [value] * WIDTH)
 
 
-class _Group:
-    """Emits the widening of a group of inputs, of one form: bits of a code, scales as halves.
+class _Panel:
+    """Emits the widening of a quantised panel's inputs, for a tile's columns from `column` on.
 
-    panel: the address of the first of the tile's columns among a panel's words, without the bytes
-    of scales before it; the columns' scales are found from it, too.
+    form: bits of a code, and whether scales are float16; size: inputs of a group.
     """
 
-    def __init__(self, code: Tile, bits: int, half: bool, size: Any) -> None:
-        self.code, self.builder, self.size = code, code.builder, size
-        self.bits, self.half = bits, half
-        self.at_once = 32 // bits  # inputs whose codes share a word
-        self.scale_bytes = 2 if half else 4
-        self.arrays = 2 if bits == 4 else 1  # of scales, and of offsets
+    def __init__(
+        self, code: Tile, form: tuple[int, bool], size: Any, panel: Any, column: Any
+    ) -> None:
+        self.code, self.size, self.panel, self.column = code, size, panel, column
+        (self.bits, self.half), self.at_once = form, 32 // form[0]  # inputs that share a word
 
-    def open(self, panel: Any, number: Any, column: Any) -> None:
-        """The group of this number: loads its scales."""
-        b = self.builder
-        before = self.arrays * self.scale_bytes * PANEL
+    def loop(self, sums: Sums, first: Any, groups: Any, body: Callable[..., Sums]) -> Sums:
+        """sums = body(i, j, weights, sums) for each input i + j of groups first, first + 1, ..."""
+        b, code = self.code.builder, self.code
+        words = b.sdiv(self.size, LONG(self.at_once))
+
+        def one_group(number: Any, sums: Sums) -> Sums:
+            scales, offsets, at = self._open(b.add(first, number))
+            before = b.mul(number, self.size)
+
+            def one_word(k: Any, sums: Sums) -> Sums:
+                codes = code.vectors(b.add(at, b.mul(k, LONG(PANEL * _WORD_BYTES))), _WORDS)
+                line = b.add(before, b.mul(k, LONG(self.at_once)))
+                for which in range(self.at_once):
+                    weights = self._weights(codes, which, scales, offsets)
+                    sums = body(line, which, weights, sums)
+                return sums
+
+            return code.loop(sums, words, one_word)
+
+        return code.loop(sums, groups, one_group)
+
+    def _open(self, number: Any) -> tuple[list[Any], list[Any], Any]:
+        """Scales and offsets of the group of this number, and the address of its words."""
+        b, scale_bytes = self.code.builder, 2 if self.half else 4
+        before = (2 if self.bits == 4 else 1) * scale_bytes * PANEL
         size = b.add(LONG(before), b.mul(self.size, LONG(PANEL * self.bits // 8)))
-        at = b.add(panel, b.mul(number, size))
-        scales = b.add(at, b.mul(column, LONG(self.scale_bytes)))
-        self.scales = self._floats(scales)
-        self.offsets = self._floats(b.add(scales, LONG(self.scale_bytes * PANEL)))
-        self.words = b.add(b.add(at, LONG(before)), b.mul(column, LONG(_WORD_BYTES)))
-
-    def words_of(self, number: Any) -> list[Any]:
-        """The codes of `at_once` inputs, a word a column."""
-        b = self.builder
-        at = b.add(self.words, b.mul(number, LONG(PANEL * _WORD_BYTES)))
-        return self.code.vectors(at, _WORDS)
-
-    def weights(self, words: list[Any], which: int) -> list[Any]:
-        """The weights of one of these inputs."""
-        return [self._weight(word, which, column) for column, word in enumerate(words)]
+        at = b.add(self.panel, b.mul(number, size))
+        scales = b.add(at, b.mul(self.column, LONG(scale_bytes)))
+        offsets = b.add(scales, LONG(scale_bytes * PANEL))
+        words = b.add(b.add(at, LONG(before)), b.mul(self.column, LONG(_WORD_BYTES)))
+        return self._floats(scales), self._floats(offsets) if self.bits == 4 else [], words
 
     def _floats(self, address: Any) -> list[Any]:
         if not self.half:
             return self.code.vectors(address)
         stored = self.code.vectors(address, _HALVES, 2)
-        return [self.builder.fpext(vector, VECTOR) for vector in stored]
+        return [self.code.builder.fpext(vector, VECTOR) for vector in stored]
 
-    def _weight(self, word: Any, which: int, column: int) -> Any:
-        b, scale = self.builder, self.scales[column]
+    def _weights(
+        self, words: list[Any], which: int, scales: list[Any], offsets: list[Any]
+    ) -> list[Any]:
+        """The weights of one of the inputs whose codes share words."""
+        b, shift = self.code.builder, self.bits * which
         if self.bits == 4:
-            code = b.and_(b.lshr(word, _whole(4 * which)), _whole(15))
-            return emit_fma(b, b.sitofp(code, VECTOR), scale, self.offsets[column])
-        code = b.ashr(b.shl(word, _whole(24 - 8 * which)), _whole(24))
-        return b.fmul(b.sitofp(code, VECTOR), scale)
+            codes = [b.and_(b.lshr(word, _whole(shift)), _whole(15)) for word in words]
+            floats = [b.sitofp(code, VECTOR) for code in codes]
+            return [emit_fma(b, *numbers) for numbers in zip(floats, scales, offsets)]
+        codes = [b.ashr(b.shl(word, _whole(24 - shift)), _whole(24)) for word in words]
+        return [b.fmul(b.sitofp(code, VECTOR), scale) for code, scale in zip(codes, scales)]
 
 
 def emit_few_rows(code: Tile, form: tuple[int, bool], *arguments: Any) -> None:
@@ -346,24 +358,15 @@ def emit_few_rows(code: Tile, form: tuple[int, bool], *arguments: Any) -> None:
     """
     size, x, x_stride, panel, column, out, out_stride, groups, fresh = arguments
     b, target = code.builder, code.addresses(out, out_stride)
-    sources, group = code.addresses(x, x_stride), _Group(code, *form, size)
-    words = b.sdiv(size, LONG(group.at_once))
+    sources = code.addresses(x, x_stride)
 
-    def one_group(number: Any, sums: Sums) -> Sums:
-        group.open(panel, number, column)
-        first = b.mul(number, size)
+    def multiply(i: Any, j: int, weights: list[Any], sums: Sums) -> Sums:
+        offset = b.add(b.mul(i, LONG(FLOAT_BYTES)), LONG(j * FLOAT_BYTES))
+        return code.add_numbers(sums, sources, offset, weights)
 
-        def one_word(k: Any, sums: Sums) -> Sums:
-            codes = group.words_of(k)
-            at = b.mul(b.add(first, b.mul(k, LONG(group.at_once))), LONG(_WORD_BYTES))
-            for which in range(group.at_once):
-                weights = group.weights(codes, which)
-                sums = code.add_numbers(sums, sources, b.add(at, LONG(4 * which)), weights)
-            return sums
-
-        return code.loop(sums, words, one_word)
-
-    code.store(target, code.loop(code.start(target, fresh), groups, one_group))
+    sums = code.start(target, fresh)
+    widened = _Panel(code, form, size, panel, column)
+    code.store(target, widened.loop(sums, LONG(0), groups, multiply))
 
 
 @called
@@ -373,47 +376,32 @@ def form_number(bits: int, half: int) -> int:
 
 
 few_rows = _function(
+    emit_few_rows,
     {
-        FEW_ROWS * number + rows: _shaped(emit_few_rows, form)(rows, _FEW_VECTORS)
+        FEW_ROWS * number + rows: (rows, _FEW_VECTORS, form)
         for number, form in enumerate(_FORMS)
         for rows in range(1, FEW_ROWS + 1)
-    }
+    },
 )
 
 
-def emit_widen(code: Tile, form: tuple[int, bool], column: int, *arguments: Any) -> None:
-    """The tile's columns from `column` on of groups first, first + 1, ...: float32 at `out`.
+def emit_widen(code: Tile, form: tuple[int, bool], *arguments: Any) -> None:
+    """Groups first, first + 1, ... of a quantised panel: float32 [groups * size, PANEL] at `out`.
 
-    out: [groups * size, PANEL]; form, size: see `emit_few_rows`.
+    form, size: see `emit_few_rows`. As many columns at a time as the tile has.
     """
     size, panel, first, groups, out = arguments
-    b, group = code.builder, _Group(code, *form, size)
-    words = b.sdiv(size, LONG(group.at_once))
+    b = code.builder
 
-    def one_group(number: Any, _: Sums) -> Sums:
-        group.open(panel, b.add(first, number), LONG(column))
-        before = b.mul(number, size)
+    def keep(start: Any, i: Any, j: int, weights: list[Any], sums: Sums) -> Sums:
+        line = b.add(start, b.mul(i, LONG(PANEL * FLOAT_BYTES)))
+        code.store([b.add(line, LONG(j * PANEL * FLOAT_BYTES))], [weights])
+        return sums
 
-        def one_word(k: Any, _: Sums) -> Sums:
-            codes = group.words_of(k)
-            line = b.add(before, b.mul(k, LONG(group.at_once)))
-            place = b.add(out, b.mul(line, LONG(PANEL * 4)))
-            for which in range(group.at_once):
-                there = b.add(place, LONG((which * PANEL + column) * 4))
-                code.store([there], [group.weights(codes, which)])
-            return []
-
-        return code.loop([], words, one_word)
-
-    code.loop([], groups, one_group)
+    for column in range(0, PANEL, code.columns * WIDTH):
+        start = b.add(out, LONG(column * FLOAT_BYTES))
+        widened = _Panel(code, form, size, panel, LONG(column))
+        widened.loop([], first, groups, partial(keep, start))
 
 
-def _widen_all(form: tuple[int, bool]) -> Callable[..., None]:
-    def emit(builder: ir.IRBuilder, *values: Any) -> None:
-        for column in range(0, PANEL, FEW_COLUMNS):
-            emit_widen(Tile(builder, 1, _FEW_VECTORS), form, column, *values)
-
-    return emit
-
-
-widen = _function({number: _widen_all(form) for number, form in enumerate(_FORMS)})
+widen = _function(emit_widen, {n: (1, _FEW_VECTORS, form) for n, form in enumerate(_FORMS)})

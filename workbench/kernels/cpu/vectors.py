@@ -10,6 +10,7 @@ address in bytes; nothing is checked.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -40,11 +41,10 @@ _SMALLEST, _LARGEST = -87.0, 88.0
 
 
 class _VectorType(types.Type):
-    def __init__(self) -> None:
-        super().__init__(name="Vector")
+    """numba's type of a VECTOR."""
 
 
-Vector = _VectorType()
+Vector = _VectorType(name="Vector")
 
 
 @register_model(_VectorType)
@@ -71,6 +71,24 @@ def emit_spread(builder: ir.IRBuilder, scalar: Any) -> Any:
     return builder.shuffle_vector(first, first, ir.Constant(INT_VECTOR, [0] * WIDTH))
 
 
+def instruction(signature: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Makes a numba function of what emits its code, of a builder and the arguments."""
+
+    def wrap(emit: Callable[..., Any]) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            value = emit(builder, *args)
+            return context.get_dummy_value() if signature.return_type is types.void else value
+
+        @intrinsic
+        @wraps(emit)  # numba counts its parameters
+        def function(*_: Any) -> Any:
+            return signature, generate
+
+        return function
+
+    return wrap
+
+
 def _constant(value: float) -> ir.Constant:
     return ir.Constant(VECTOR, [value] * WIDTH)
 
@@ -79,7 +97,21 @@ def _largest(builder: ir.IRBuilder, a: Any, b: Any) -> Any:
     return builder.select(builder.fcmp_ordered(">", b, a), b, a)
 
 
-def _exponential(b: ir.IRBuilder, x: Any) -> Any:
+# Of vectors, element by element; fma: a * b + c with one rounding (IEEE 754 fusedMultiplyAdd).
+_OF_TWO = instruction(Vector(Vector, Vector))
+add, sub = _OF_TWO(lambda b, x, y: b.fadd(x, y)), _OF_TWO(lambda b, x, y: b.fsub(x, y))
+mul, div = _OF_TWO(lambda b, x, y: b.fmul(x, y)), _OF_TWO(lambda b, x, y: b.fdiv(x, y))
+largest, fma = _OF_TWO(_largest), instruction(Vector(Vector, Vector, Vector))(emit_fma)
+
+
+@instruction(Vector(Vector, Vector, Vector, Vector))
+def where_at_most(b: ir.IRBuilder, x: Any, y: Any, then: Any, other: Any) -> Any:
+    """then where x <= y, else other, element by element."""
+    return b.select(b.fcmp_ordered("<=", x, y), then, other)
+
+
+@instruction(Vector(Vector))
+def exponential(b: ir.IRBuilder, x: Any) -> Any:
     """exp, within 2 units in the last place; 0 below -87, exp(88) above 88."""
     bounded, top = _largest(b, x, _constant(_SMALLEST)), _constant(_LARGEST)
     bounded = b.select(b.fcmp_ordered("<", bounded, top), bounded, top)
@@ -97,7 +129,9 @@ def _exponential(b: ir.IRBuilder, x: Any) -> Any:
     )
 
 
-def _greatest(builder: ir.IRBuilder, x: Any) -> Any:
+@instruction(types.float32(Vector))
+def greatest(builder: ir.IRBuilder, x: Any) -> Any:
+    """The largest element."""
     for half in (8, 4, 2, 1):
         low, high = (
             builder.shuffle_vector(x, x, ir.Constant(ir.VectorType(INT, half), list(which)))
@@ -107,163 +141,79 @@ def _greatest(builder: ir.IRBuilder, x: Any) -> Any:
     return builder.extract_element(x, INT(0))
 
 
-def _total(builder: ir.IRBuilder, x: Any) -> Any:
+@instruction(types.float32(Vector))
+def total(builder: ir.IRBuilder, x: Any) -> Any:
+    """The elements added in order."""
     sum_so_far = builder.extract_element(x, INT(0))
     for i in range(1, WIDTH):
         sum_so_far = builder.fadd(sum_so_far, builder.extract_element(x, INT(i)))
     return sum_so_far
 
 
-def _emitted(signature: Any, emit: Callable[..., Any]) -> Any:
-    """What an intrinsic returns; emit: of a builder and the arguments' values."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        value = emit(builder, *args)
-        return context.get_dummy_value() if signature.return_type is types.void else value
-
-    return signature, generate
+same = instruction(Vector(types.float32))(emit_spread)  # a float32 in every element
 
 
-def _of_two(emit: Callable[..., Any]) -> Any:
-    """A function of two vectors, element by element."""
-
-    @intrinsic
-    def function(_: Any, x: Any, y: Any) -> Any:
-        return _emitted(Vector(Vector, Vector), emit)
-
-    return function
-
-
-add = _of_two(lambda b, x, y: b.fadd(x, y))
-sub = _of_two(lambda b, x, y: b.fsub(x, y))
-mul = _of_two(lambda b, x, y: b.fmul(x, y))
-div = _of_two(lambda b, x, y: b.fdiv(x, y))
-largest = _of_two(_largest)
-
-
-@intrinsic
-def load(_: Any, address: Any) -> Any:
-    """Sixteen float32 from an address."""
-    return _emitted(
-        Vector(types.int64), lambda b, at: b.load(pointer(b, at, VECTOR), align=FLOAT_BYTES)
-    )
-
-
-@intrinsic
-def store(_: Any, address: Any, value: Any) -> Any:
-    """Writes sixteen float32 to an address."""
-    return _emitted(
-        types.void(types.int64, Vector),
-        lambda b, at, x: b.store(x, pointer(b, at, VECTOR), align=FLOAT_BYTES),
-    )
-
-
-@intrinsic
-def same(_: Any, value: Any) -> Any:
-    """A float32 in every element."""
-    return _emitted(Vector(types.float32), emit_spread)
-
-
-@intrinsic
-def ascending(_: Any, start: Any) -> Any:
-    """start, start + 1, ...: float32."""
+@instruction(Vector(types.float32))
+def ascending(builder: ir.IRBuilder, start: Any) -> Any:
+    """start, start + 1, ..."""
     steps = ir.Constant(VECTOR, [float(i) for i in range(WIDTH)])
-    return _emitted(Vector(types.float32), lambda b, x: b.fadd(emit_spread(b, x), steps))
+    return builder.fadd(emit_spread(builder, start), steps)
 
 
-@intrinsic
-def fma(_: Any, a: Any, b: Any, c: Any) -> Any:
-    """a * b + c with one rounding (IEEE 754 fusedMultiplyAdd)."""
-    return _emitted(Vector(Vector, Vector, Vector), emit_fma)
+@instruction(Vector(types.int64))
+def load(b: ir.IRBuilder, address: Any) -> Any:
+    """Sixteen float32 from an address."""
+    return b.load(pointer(b, address, VECTOR), align=FLOAT_BYTES)
 
 
-@intrinsic
-def exponential(_: Any, x: Any) -> Any:
-    """exp, element by element, within 2 units in the last place."""
-    return _emitted(Vector(Vector), _exponential)
+@instruction(types.void(types.int64, Vector))
+def store(b: ir.IRBuilder, address: Any, vector: Any) -> None:
+    """Writes sixteen float32 to an address."""
+    b.store(vector, pointer(b, address, VECTOR), align=FLOAT_BYTES)
 
 
-@intrinsic
-def where_at_most(_: Any, a: Any, b: Any, then: Any, other: Any) -> Any:
-    """then where a <= b, else other, element by element."""
-    return _emitted(
-        Vector(Vector, Vector, Vector, Vector),
-        lambda b, x, y, then, other: b.select(b.fcmp_ordered("<=", x, y), then, other),
-    )
-
-
-@intrinsic
-def total(_: Any, x: Any) -> Any:
-    """The elements added in order: a float32."""
-    return _emitted(types.float32(Vector), _total)
-
-
-@intrinsic
-def greatest(_: Any, x: Any) -> Any:
-    """The largest element: a float32."""
-    return _emitted(types.float32(Vector), _greatest)
-
-
-@intrinsic
-def read(_: Any, address: Any) -> Any:
+@instruction(types.int64(types.int64))
+def read(b: ir.IRBuilder, address: Any) -> Any:
     """An int64 that another thread may have written before (acquire)."""
-    return _emitted(
-        types.int64(types.int64), lambda b, at: b.load_atomic(pointer(b, at, LONG), "seq_cst", 8)
-    )
+    return b.load_atomic(pointer(b, address, LONG), "seq_cst", 8)
 
 
-@intrinsic
-def write(_: Any, address: Any, value: Any) -> Any:
+@instruction(types.void(types.int64, types.int64))
+def write(b: ir.IRBuilder, address: Any, value: Any) -> None:
     """Writes an int64; a thread that reads it sees all that was written before (release)."""
-    return _emitted(
-        types.void(types.int64, types.int64),
-        lambda b, at, x: b.store_atomic(x, pointer(b, at, LONG), "seq_cst", 8),
-    )
+    b.store_atomic(value, pointer(b, address, LONG), "seq_cst", 8)
 
 
-@intrinsic
-def fetch_add(_: Any, address: Any, value: Any) -> Any:
+@instruction(types.int64(types.int64, types.int64))
+def fetch_add(b: ir.IRBuilder, address: Any, value: Any) -> Any:
     """Adds to an int64 at once; returns what it was before."""
-    return _emitted(
-        types.int64(types.int64, types.int64),
-        lambda b, at, x: b.atomic_rmw("add", pointer(b, at, LONG), x, "seq_cst"),
-    )
+    return b.atomic_rmw("add", pointer(b, address, LONG), value, "seq_cst")
 
 
-@intrinsic
-def exchange(_: Any, address: Any, value: Any) -> Any:
+@instruction(types.int64(types.int64, types.int64))
+def exchange(b: ir.IRBuilder, address: Any, value: Any) -> Any:
     """Replaces an int64 at once; returns what it was before."""
-    return _emitted(
-        types.int64(types.int64, types.int64),
-        lambda b, at, x: b.atomic_rmw("xchg", pointer(b, at, LONG), x, "seq_cst"),
-    )
+    return b.atomic_rmw("xchg", pointer(b, address, LONG), value, "seq_cst")
 
 
-@intrinsic
-def pause(_: Any) -> Any:
+@instruction(types.void())
+def pause(b: ir.IRBuilder) -> None:
     """Tells an x86 processor that a loop only looks and waits."""
-
-    def emit(b: ir.IRBuilder) -> None:
-        if b.module.triple.startswith(("x86_64", "i686")):
-            kind = ir.FunctionType(ir.VoidType(), [])
-            b.call(cgutils.get_or_insert_function(b.module, kind, "llvm.x86.sse2.pause"), [])
-
-    return _emitted(types.void(), emit)
+    if b.module.triple.startswith(("x86_64", "i686")):
+        kind = ir.FunctionType(ir.VoidType(), [])
+        b.call(cgutils.get_or_insert_function(b.module, kind, "llvm.x86.sse2.pause"), [])
 
 
-@intrinsic
-def call(_: Any, function: Any, arguments: Any, counter: Any) -> Any:
+@instruction(types.void(types.int64, types.int64, types.int64))
+def call(b: ir.IRBuilder, address: Any, arguments: Any, counter: Any) -> None:
     """Calls the kernel (see `thread_pool`) at an address."""
     kind = ir.FunctionType(ir.VoidType(), [LONG, LONG])
-    return _emitted(
-        types.void(types.int64, types.int64, types.int64),
-        lambda b, at, *rest: b.call(pointer(b, at, kind), rest),
-    )
+    b.call(pointer(b, address, kind), [arguments, counter])
 
 
-@intrinsic
-def _pointer(_: Any, address: Any) -> Any:
-    return _emitted(types.voidptr(types.int64), lambda b, at: pointer(b, at, ir.IntType(8)))
+@instruction(types.voidptr(types.int64))
+def _pointer(b: ir.IRBuilder, address: Any) -> Any:
+    return pointer(b, address, ir.IntType(8))
 
 
 @inlined

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from workbench.host import collection_paused
 from workbench.kernels import ForwardContext
-from workbench.kernels.triton.attention import Tuning
+from workbench.kernels.triton.attention import Shape, Tiles
 
 if TYPE_CHECKING:
     from workbench.kernels.triton import TritonKernels
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 _ALIGNMENT = 16  # elements; block offsets that are multiples of it allow wide loads
 Work = Callable[[], None]
 Capture = Callable[[Work], Work]  # what launches the same again
-Shape = tuple[int, int, Tuning]  # query heads of a key-value head, block size, tiles
 Integers = NDArray[np.int64]
 
 
@@ -58,34 +57,34 @@ class StepWork:
     spans: int
 
 
-def plan_work(
-    context: ForwardContext, group: int, block_size: int, tuning: Tuning, share: bool = True
-) -> StepWork:
-    """Cut a step up; group: query heads of one key-value head; share: find shared spans."""
+def plan_work(context: ForwardContext, shape: Shape, tiles: Tiles, share: bool = True) -> StepWork:
+    """Cut a step up; share: find shared spans."""
+    group, span = shape.group, tiles.span
     rows = np.diff(context.query_start).astype(np.int64)
-    few = rows * group <= tuning.span_queries
+    few = rows * group <= tiles.queries
     decoded, prefilled = np.flatnonzero(few & (rows > 0)), np.flatnonzero(~few)
     first = context.query_start[:-1].astype(np.int64)
     slots = _runs(first[decoded], rows[decoded])
     begins = np.cumsum(rows[decoded]) - rows[decoded]  # of each decoded sequence's slots
-    groups = shared_spans(context, decoded.tolist() if share else [], block_size, tuning.span)
+    groups = shared_spans(context, decoded.tolist() if share else [], shape.block_size, span)
     depth = np.zeros(len(rows), np.int64)  # of each sequence, spans that it shares
-    for sequences, span in groups:
-        depth[sequences] = span + 1
+    for sequences, number in groups:
+        depth[sequences] = number + 1
     shared, joint = np.empty((0, 5), np.int64), np.empty(0, np.int64)
     if groups:
         counts = zip(decoded.tolist(), begins.tolist(), rows[decoded].tolist())
         slots_of = {s: range(begin, begin + count) for s, begin, count in counts}
-        shared, joint = _shared_items(groups, slots_of, group, len(slots), tuning)
+        shared, joint = _shared_items(groups, slots_of, tiles.queries // group, len(slots), span)
     ends = context.context_len[decoded].astype(np.int64)
-    own = _own_items(decoded, begins, rows[decoded], ends, depth[decoded], tuning.span)
+    owner, begin = _cut(depth[decoded], -(-ends // span), span)
+    own = [begins[owner], rows[decoded][owner], decoded[owner]]
     return StepWork(
-        prefill=_prefill_items(context, prefilled, first, rows, group, tuning),
-        own=own,
+        prefill=_prefill_items(context, prefilled, first, rows, tiles.queries // group),
+        own=np.stack([*own, begin, np.minimum(begin + span, ends[owner])], axis=1),
         shared=shared,
         members=np.concatenate([np.arange(len(slots)), joint]),
         slots=slots,
-        spans=int(-(-ends.max(initial=1) // tuning.span)),
+        spans=int(-(-ends.max(initial=1) // span)),
     )
 
 
@@ -124,55 +123,43 @@ def _bytes(table: Integers) -> list[bytes]:
 def _shared_items(
     groups: list[tuple[list[int], int]],
     slots_of: dict[int, range],
-    group: int,
+    at_once: int,
     first: int,
-    tuning: Tuning,
+    span: int,
 ) -> tuple[Integers, Integers]:
     """(items, members); members are numbered from `first` on."""
     items: list[tuple[int, ...]] = []
     members: list[int] = []
-    at_once = tuning.shared_queries // group
-    for sequences, span in groups:
+    for sequences, number in groups:
         slots = [slot for s in sequences for slot in slots_of[s]]
         for i in range(0, len(slots), at_once):
             run = slots[i : i + at_once]
-            bounds = (span * tuning.span, (span + 1) * tuning.span)
+            bounds = (number * span, (number + 1) * span)
             items.append((first + len(members), len(run), sequences[0], *bounds))
             members.extend(run)
-    return np.array(items, np.int64).reshape(-1, 5), np.array(members, np.int64)
-
-
-def _own_items(
-    decoded: Integers, begins: Integers, rows: Integers, ends: Integers, depth: Integers, span: int
-) -> Integers:
-    """Spans depth .. last of every decoded sequence."""
-    counts = -(-ends // span) - depth
-    index = np.repeat(np.arange(len(decoded)), counts)
-    begin = _runs(depth, counts) * span
-    end = np.minimum(begin + span, ends[index])
-    return np.stack([begins[index], rows[index], decoded[index], begin, end], axis=1)
+    return np.array(items, np.int64), np.array(members, np.int64)
 
 
 def _prefill_items(
-    context: ForwardContext,
-    sequences: Integers,
-    first: Integers,
-    rows: Integers,
-    group: int,
-    tuning: Tuning,
+    context: ForwardContext, sequences: Integers, first: Integers, rows: Integers, at_once: int
 ) -> Integers:
     """Tiles of rows, the longest first: what starts last should not end last."""
     if len(sequences) == 0:
         return np.empty((0, 5), np.int64)
-    at_once = tuning.prefill_queries // group
     counts = -(-rows[sequences] // at_once)
-    owner = np.repeat(sequences, counts)
-    start = _runs(np.zeros_like(counts), counts) * at_once
+    owner, start = _cut(np.zeros_like(counts), counts, at_once)
+    owner = sequences[owner]
     number = np.minimum(at_once, rows[owner] - start)
     begin = first[owner] + start
     end = context.positions[begin + number - 1] + 1
     items = np.stack([begin, number, owner, np.zeros_like(end), end], axis=1)
     return items[np.argsort(-end, kind="stable")]
+
+
+def _cut(first: Integers, last: Integers, size: int) -> tuple[Integers, Integers]:
+    """Pieces first[i] .. last[i] - 1 of each i, a `size` each: their i, and where each begins."""
+    counts = last - first
+    return np.repeat(np.arange(len(counts)), counts), _runs(first, counts) * size
 
 
 def _runs(first: Integers, counts: Integers) -> Integers:
@@ -195,23 +182,27 @@ class DeviceWork:
     sequence: torch.Tensor  # [T]
     tables: torch.Tensor  # [S, blocks]
     spans: int
-    aligned: bool
+    shape: Shape
 
     def refill(self, work: StepWork, context: ForwardContext) -> None:
         """Another step of the same sizes and alignment, put where this one is."""
         assert work.spans == self.spans and len(work.own) == len(self.own)
-        self.buffer.copy_(_staged(work, context, self.buffer.device), non_blocking=True)
+        staged = _staged(_arrays(work, context), self.buffer.device)
+        self.buffer.copy_(staged, non_blocking=True)
 
 
-def place(work: StepWork, context: ForwardContext, device: torch.device) -> DeviceWork:
+def place(
+    work: StepWork, context: ForwardContext, shape: Shape, device: torch.device
+) -> DeviceWork:
     """Copy lists and context to a device."""
-    buffer = _staged(work, context, device).to(device, non_blocking=True)
     arrays = _arrays(work, context)
+    buffer = _staged(arrays, device).to(device, non_blocking=True)
     views = {
-        name: buffer[start : start + array.size].view(array.shape)
-        for start, (name, array) in zip(_starts(arrays), arrays.items())
+        name: part[: array.size].view(array.shape)
+        for part, (name, array) in zip(buffer.split(_sizes(arrays)), arrays.items())
     }
-    return DeviceWork(buffer, **views, spans=work.spans, aligned=is_aligned(context))
+    aligned = is_aligned(context)
+    return DeviceWork(buffer, **views, spans=work.spans, shape=shape._replace(aligned=aligned))
 
 
 def is_aligned(context: ForwardContext) -> bool:
@@ -219,32 +210,20 @@ def is_aligned(context: ForwardContext) -> bool:
     return not (context.block_offsets % _ALIGNMENT).any()
 
 
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """Sizes of lists that many decoding steps fit: each a power of two times the rows, or none."""
+def padded(work: StepWork) -> StepWork:
+    """The same decodes in lists that many steps fit, filled up with items of no members.
 
-    own: int
-    shared: int
-    members: int
-    spans: int
-
-    @classmethod
-    def of(cls, work: StepWork) -> Capacity:
-        """The least that fits this step, of which nothing is prefilled."""
-        assert len(work.prefill) == 0
-        rows, spans = len(work.slots), _power_of_two(work.spans)
-        shared = _power_of_two(len(work.shared)) if len(work.shared) else 0
-        return cls(rows * spans, shared, rows + (rows * spans if shared else 0), spans)
-
-
-def padded(work: StepWork, capacity: Capacity) -> StepWork:
-    """The same work, its lists filled up with items of no members."""
+    The lengths are powers of two, or those times the rows, or 0.
+    """
+    assert len(work.prefill) == 0
+    rows, spans = len(work.slots), _power_of_two(work.spans)
+    shared = _power_of_two(len(work.shared)) if len(work.shared) else 0
     return replace(
         work,
-        own=_filled(work.own, capacity.own),
-        shared=_filled(work.shared, capacity.shared),
-        members=_filled(work.members, capacity.members),
-        spans=capacity.spans,
+        own=_filled(work.own, rows * spans),
+        shared=_filled(work.shared, shared),
+        members=_filled(work.members, rows + (rows * spans if shared else 0)),
+        spans=spans,
     )
 
 
@@ -265,20 +244,17 @@ def _arrays(work: StepWork, context: ForwardContext) -> dict[str, Integers]:
     return lists | rows | {"tables": context.block_offsets}
 
 
-def _starts(arrays: dict[str, Integers]) -> list[int]:
-    """Where each array begins: at a multiple of 16 bytes; then the end of all."""
-    room = [-(-array.size // 2) * 2 for array in arrays.values()]
-    starts: list[int] = np.cumsum([0, *room]).tolist()
-    return starts
+def _sizes(arrays: dict[str, Integers]) -> list[int]:
+    """Room for each array: every one begins at a multiple of 16 bytes."""
+    return [-(-array.size // 2) * 2 for array in arrays.values()]
 
 
-def _staged(work: StepWork, context: ForwardContext, device: torch.device) -> torch.Tensor:
+def _staged(arrays: dict[str, Integers], device: torch.device) -> torch.Tensor:
     """All arrays in one host tensor, from which a GPU copies by itself."""
-    arrays = _arrays(work, context)
-    *starts, end = _starts(arrays)
-    host = torch.empty(end, dtype=torch.int64, pin_memory=device.type == "cuda")
-    for start, array in zip(starts, arrays.values()):
-        host.numpy()[start : start + array.size] = array.reshape(-1)
+    sizes = _sizes(arrays)
+    host = torch.empty(sum(sizes), dtype=torch.int64, pin_memory=device.type == "cuda")
+    for part, array in zip(host.split(sizes), arrays.values()):
+        part.numpy()[: array.size] = array.reshape(-1)
     return host
 
 
@@ -288,7 +264,7 @@ class RecordedWork:
     def __init__(self, kernels: TritonKernels, work: Work, capture: Capture) -> None:
         self._kernels, self._work, self._capture = kernels, work, capture
         self._about: tuple[ForwardContext, Shape] | None = None
-        self._recorded: dict[tuple[Capacity, bool], tuple[DeviceWork, Work]] = {}
+        self._recorded: dict[tuple[object, ...], tuple[DeviceWork, Work]] = {}
 
     def __call__(self) -> None:
         """Do the work once."""
@@ -299,16 +275,15 @@ class RecordedWork:
             self._about = self._kernels.held[:2]
             return
         context, shape = self._about
-        lists = self._kernels.plan(context, shape)
-        capacity = Capacity.of(lists)
-        lists, key = padded(lists, capacity), (capacity, is_aligned(context))
+        lists = padded(self._kernels.plan(context, shape))
+        key = lists.spans, len(lists.own), len(lists.shared), is_aligned(context)
         if key in self._recorded:
             placed, again = self._recorded[key]
             placed.refill(lists, context)
             self._kernels.held = (context, shape, placed)
             again()
             return
-        placed = place(lists, context, self._kernels.device)
+        placed = place(lists, context, shape, self._kernels.device)
         self._kernels.held = (context, shape, placed)
         self._work()  # this step; and every kernel is compiled before one is captured
         self._recorded[key] = placed, self._captured()

@@ -1,17 +1,16 @@
 """Matrix products whose rows have the same bits in whatever batch: fixed tiles, fixed order.
 
 A row's sums are taken in chunks of inputs of a constant length, chunk by chunk; within a chunk
-tensor cores add up STEP inputs at a time. Of a small product every chunk has programs of its own,
+tensor cores add up `step` inputs at a time. Of a small product every chunk has programs of its own,
 whose sums are then added in the same order, or most of the GPU would wait; of a large one a program
 takes all chunks. It is the same arithmetic: the number of rows decides only which is faster.
 
-    x [T, SIZE], rows x_stride elements apart; weight [outputs, SIZE], of GATED both parts' outputs
-    out [T, outputs], rows out_stride elements apart
+    x [T, inputs] and out [T, outputs], each with its rows' stride in elements
+    weight [outputs, inputs], of GATED both parts' outputs
     parts float32 [chunks, T, outputs], of GATED both parts' outputs
-    COUNT: outputs, of GATED of one part in `product` and `add_parts`, of both in `parts_of`
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -24,29 +23,23 @@ _ADDED_AT_ONCE = 256
 
 
 @triton.jit
-def _chunk(
-    x: tl.tensor, x_stride: tl.tensor, weight: tl.tensor, row: tl.tensor, rows: tl.tensor,
-    output: tl.tensor, there: tl.tensor, begin: tl.tensor, SIZE: tl.constexpr, ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr, STEP: tl.constexpr, CHUNK: tl.constexpr,
+def _add_chunk(
+    sums: tl.tensor, left: tl.tensor, right: tl.tensor, there: tl.tuple, begin: tl.tensor,
+    SIZE: tl.constexpr, TILES: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Sums float32 [ROWS, OUTPUTS] over inputs begin .. begin + CHUNK - 1.
+    """sums float32 [rows, outputs] plus the sums over inputs begin .. begin + chunk - 1.
 
-    row int64 [ROWS]; output int64 [OUTPUTS]: rows of weight; there: which of them exist.
+    left, right: where rows [rows, 1] of x and [outputs, 1] of weight begin; there: which exist.
     """
-    sums = tl.zeros([ROWS, OUTPUTS], tl.float32)
-    for start in range(0, CHUNK, STEP):
-        at = begin + start + tl.arange(0, STEP)
-        real = (at < SIZE)[None, :]
-        left = tl.load(
-            x + (row * x_stride)[:, None] + at[None, :],
-            mask=(row < rows)[:, None] & real,
-            other=0.0,
-        )
-        right = tl.load(
-            weight + (output * SIZE)[:, None] + at[None, :], mask=there[:, None] & real, other=0.0
-        )
-        sums = tl.dot(left, tl.trans(right), sums, input_precision="ieee")
-    return sums
+    rows, outputs = there
+    STEP: tl.constexpr = TILES.step
+    chunk = tl.zeros_like(sums)
+    for start in range(0, TILES.chunk, STEP):
+        at = (begin + start + tl.arange(0, STEP))[None, :]
+        x = tl.load(left + at, mask=rows & (at < SIZE), other=0.0)
+        weight = tl.load(right + at, mask=outputs & (at < SIZE), other=0.0)
+        chunk = tl.dot(x, tl.trans(weight), chunk, input_precision="ieee")
+    return sums + chunk
 
 
 @triton.jit
@@ -63,46 +56,32 @@ def _finish(
 
 @triton.jit(do_not_specialize=["rows"])
 def product(
-    x: tl.tensor, x_stride: tl.tensor, weight: tl.tensor, out: tl.tensor, out_stride: tl.tensor,
-    rows: tl.tensor, SIZE: tl.constexpr, COUNT: tl.constexpr, ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr, STEP: tl.constexpr, CHUNK: tl.constexpr, MODE: tl.constexpr,
+    x: tl.tuple, weight: tl.tensor, out: tl.tuple, rows: tl.tensor, SIZE: tl.constexpr,
+    COUNT: tl.constexpr, CHUNKS: tl.constexpr, MODE: tl.constexpr, TILES: tl.constexpr,
 ) -> None:  # fmt: skip
-    """All chunks by one program; grid: (rows / ROWS, COUNT / OUTPUTS), rounded up."""
+    """Chunks by one program; grid: (T / rows, COUNT / outputs, chunks / CHUNKS), rounded up.
+
+    SIZE: inputs; COUNT: outputs, of GATED of one part; CHUNKS: of one program, all of them or, of
+    parts, one.
+    """
+    source, x_stride = x
+    target, out_stride = out
+    ROWS: tl.constexpr = TILES.rows
+    OUTPUTS: tl.constexpr = TILES.outputs
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     output = tl.program_id(1).to(tl.int64) * OUTPUTS + tl.arange(0, OUTPUTS)
-    there = output < COUNT
+    there = ((row < rows)[:, None], (output < COUNT)[:, None])
+    left, right = source + (row * x_stride)[:, None], weight + (output * SIZE)[:, None]
     sums = tl.zeros([ROWS, OUTPUTS], tl.float32)
     ups = sums
-    for begin in range(0, SIZE, CHUNK):
-        sums += _chunk(
-            x, x_stride, weight, row, rows, output, there, begin, SIZE, ROWS, OUTPUTS, STEP, CHUNK
-        )
+    part = tl.program_id(2)
+    first = part * CHUNKS * TILES.chunk
+    for begin in range(first, first + CHUNKS * TILES.chunk, TILES.chunk):
+        sums = _add_chunk(sums, left, right, there, begin, SIZE, TILES)
         if MODE == GATED:
-            ups += _chunk(
-                x, x_stride, weight, row, rows, output + COUNT, there, begin,
-                SIZE, ROWS, OUTPUTS, STEP, CHUNK,
-            )  # fmt: skip
-    target = out + (row * out_stride)[:, None] + output[None, :]
-    _finish(sums, ups, target, (row < rows)[:, None] & there[None, :], MODE)
-
-
-@triton.jit(do_not_specialize=["rows"])
-def parts_of(
-    x: tl.tensor, x_stride: tl.tensor, weight: tl.tensor, parts: tl.tensor, rows: tl.tensor,
-    SIZE: tl.constexpr, COUNT: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
-    STEP: tl.constexpr, CHUNK: tl.constexpr,
-) -> None:  # fmt: skip
-    """One chunk by one program; grid: (rows / ROWS, COUNT / OUTPUTS, SIZE / CHUNK), rounded up."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    output = tl.program_id(1).to(tl.int64) * OUTPUTS + tl.arange(0, OUTPUTS)
-    there = output < COUNT
-    chunk = tl.program_id(2)
-    sums = _chunk(
-        x, x_stride, weight, row, rows, output, there, chunk * CHUNK,
-        SIZE, ROWS, OUTPUTS, STEP, CHUNK,
-    )  # fmt: skip
-    at = ((chunk.to(tl.int64) * rows + row) * COUNT)[:, None] + output[None, :]
-    tl.store(parts + at, sums, mask=(row < rows)[:, None] & there[None, :])
+            ups = _add_chunk(ups, left, right + COUNT * SIZE, there, begin, SIZE, TILES)
+    at = ((part.to(tl.int64) * rows + row) * out_stride)[:, None] + output[None, :]
+    _finish(sums, ups, target + at, (row < rows)[:, None] & (output < COUNT)[None, :], MODE)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -125,9 +104,8 @@ def add_parts(
     _finish(sums, ups, out + row * out_stride + output, there, MODE)
 
 
-@dataclass(frozen=True, slots=True)
-class FixedTiles:
-    """How every product is cut up; all but `enough` is part of the arithmetic.
+class FixedTiles(NamedTuple):
+    """How every product is cut up; not timed on a GPU yet. All but `enough` is part of arithmetic.
 
     enough: programs that keep a GPU busy; with fewer, every chunk of inputs has its own.
     """
@@ -136,45 +114,31 @@ class FixedTiles:
     outputs: int = 64
     step: int = 64
     chunk: int = 512
-    enough: int = 256
     warps: int = 4
     stages: int = 4
+    enough: int = 256
 
     def multiply(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, mode: int) -> None:
         """x [T, inputs] by weight [outputs, inputs] into out, as `mode` says."""
-        rows, (total, size) = len(x), weight.shape
-        count = out.shape[1]
-        tile = {"ROWS": self.rows, "OUTPUTS": self.outputs, "STEP": self.step, "CHUNK": self.chunk}
-        options = {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": False}
-        tiles = triton.cdiv(rows, self.rows)
-        if tiles * triton.cdiv(count, self.outputs) >= self.enough:
-            product[(tiles, triton.cdiv(count, self.outputs))](
-                *(x, x.stride(0), weight, out, out.stride(0), rows),
-                SIZE=size,
-                COUNT=count,
-                MODE=mode,
-                **tile,
-                **options,
-            )
-            return
+        rows, (total, size), count = len(x), weight.shape, out.shape[1]
         assert total == count * (2 if mode == GATED.value else 1), "weight and out disagree"
         chunks = triton.cdiv(size, self.chunk)
+        options = {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": False}
+        tiles = triton.cdiv(rows, self.rows)
+        given = ((x, x.stride(0)), weight)
+        if tiles * triton.cdiv(count, self.outputs) >= self.enough:
+            product[(tiles, triton.cdiv(count, self.outputs))](
+                *(*given, (out, out.stride(0)), rows, size, count, chunks, mode, self), **options
+            )
+            return
         parts = x.new_empty((chunks, rows, total), dtype=torch.float32)
-        parts_of[(tiles, triton.cdiv(total, self.outputs), chunks)](
-            *(x, x.stride(0), weight, parts, rows), SIZE=size, COUNT=total, **tile, **options
+        product[(tiles, triton.cdiv(total, self.outputs), chunks)](
+            *(*given, (parts, total), rows, size, total, 1, PLAIN.value, self), **options
         )
         add_parts[(rows, triton.cdiv(count, _ADDED_AT_ONCE))](
-            *(parts, out, out.stride(0), rows),
-            CHUNKS=chunks,
-            COUNT=count,
-            TAKEN=_ADDED_AT_ONCE,
-            MODE=mode,
+            *(parts, out, out.stride(0), rows, chunks, count, _ADDED_AT_ONCE, mode),
             enable_fp_fusion=False,
         )
 
 
-def fixed_tiles(element_bytes: int) -> FixedTiles:
-    """The tiles for a type: float32 has no tensor cores here, and wants smaller ones."""
-    if element_bytes > 2:
-        return FixedTiles(rows=32, outputs=32, step=32, stages=2)
-    return FixedTiles()
+FULL_PRECISION = FixedTiles(rows=32, outputs=32, step=32, stages=2)  # float32: no tensor cores
