@@ -118,7 +118,8 @@ class Engine:
         self._build(loaded, None if arena is None else ArenaPlace(arena, arena_name or model))
         self.forward_s = self.sampling_s = 0.0
         self._next_id = self._next_step = 0
-        self._held: list[RequestOutput] = []  # finished while a call waited for others
+        self._held: list[RequestOutput] = []  # finished, and not yet returned
+        self._cut_short = False  # the last call that changes state did not come to its end
         self.trace_as(Recorder("engine"), model)
 
     def _build(self, model: LlamaModel, place: ArenaPlace | None) -> None:
@@ -225,9 +226,12 @@ class Engine:
         tokens = TokenList(token_ids)
         sequence = Sequence(self._next_id, tokens, len(tokens), params, score, salt, tag)
         self._require_known(sequence)
+        self.scheduler.require_servable(sequence)
         sequence.arrival_s = time.perf_counter()
-        self.scheduler.add(sequence)
+        self._begin()
         self._next_id += 1
+        self.scheduler.add(sequence)
+        self._cut_short = False
         return sequence
 
     def _require_known(self, sequence: Sequence) -> None:
@@ -257,15 +261,20 @@ class Engine:
 
     def forget(self, lines: TokenLines, kept: TokenLines = ()) -> int:
         """`KVCacheManager.forget`: their cached KV is given up; no token depends on it."""
+        self._begin()
         with self.cache.lock:
-            return self.cache.forget(lines, kept)
+            given_up = self.cache.forget(lines, kept)
+        self._cut_short = False
+        return given_up
 
     def abort(self, request_id: int) -> None:
         """Drop a request; an unknown or finished id is ignored."""
+        self._begin()
         with self.cache.lock:
             sequence = self.scheduler.abort(request_id)
         if sequence is not None:
-            self._finish(sequence, "abort")
+            self._recorder.request(self._trace_name, sequence, "abort", time.perf_counter())
+        self._cut_short = False
 
     @property
     def has_work(self) -> bool:
@@ -278,60 +287,74 @@ class Engine:
         """One scheduling step; returns the requests that finished in it.
 
         A forward pass that fails finishes the requests of its step with the error in `.error`; the
-        engine and all other requests go on.
+        engine and all other requests go on. Whatever else is raised, an interrupt of the user
+        included, no request is lost: the next call computes again what was running.
         """
-        (held, self._held), start = (self._held, []), time.perf_counter()
+        start = time.perf_counter()
+        self._begin()
         with self.cache.lock:
             plan = self.scheduler.schedule()
-            if plan is None:
-                return held
-            self.executor.storage.settle(self.cache)
-        scheduled = time.perf_counter()
-        outputs, counts = self._carry_out(plan), self.scheduler.counts
-        assert counts is not None
-        self._recorder.step(
-            self._trace_name,
-            self._next_step,
-            start_s=start,
-            duration_s=time.perf_counter() - start,
-            schedule_s=scheduled - start,
-            counts=counts,
-            blocks_target=self.cache.target,
-        )
-        self._next_step += 1
-        return held + outputs if held else outputs
+            if plan is not None:
+                self.executor.storage.settle(self.cache)
+        if plan is not None:
+            scheduled = time.perf_counter()
+            self._carry_out(plan)
+            counts = self.scheduler.counts
+            assert counts is not None
+            self._recorder.step(
+                self._trace_name,
+                self._next_step,
+                start_s=start,
+                duration_s=time.perf_counter() - start,
+                schedule_s=scheduled - start,
+                counts=counts,
+                blocks_target=self.cache.target,
+            )
+            self._next_step += 1
+        self._cut_short = False
+        outputs, self._held = self._held, []
+        return outputs
 
-    def _carry_out(self, plan: StepPlan) -> list[RequestOutput]:
+    def _begin(self) -> None:
+        """A call that changes state; one before it that did not come to its end is undone."""
+        if self._cut_short:
+            with self.cache.lock:
+                ended = self.scheduler.recover()
+            told = {output.request_id for output in self._held}
+            lost = StepError("The step failed, and an interrupt took what it said; ask again.")
+            for sequence, reason in ended:
+                if sequence.request_id not in told:
+                    self._hold(sequence, reason, lost if reason == "error" else None)
+            self.scheduler.ended = []
+        self._cut_short = True
+
+    def _carry_out(self, plan: StepPlan) -> None:
+        """What ends in it is held for the caller."""
         try:
             result = self.executor.submit(plan).result()
         except StepError as error:
             if error.rows:
                 ids = ", ".join(map(str, self.scheduler.requests_of(error.rows)))
                 error = StepError(f"{error} At fault: request {ids}.", error.rows)
-            return [self._finish(s, "error", error) for s in self._fail(plan)]
-        except BaseException:  # an interrupt takes the step's requests along; the engine goes on
-            for sequence in self._fail(plan):
-                self._finish(sequence, "abort")
-            raise
-        self.forward_s += result.forward_s
-        self.sampling_s += result.sampling_s
-        with self.cache.lock:
-            finished = self.scheduler.update(plan, result)
-        return [self._finish(sequence, reason) for sequence, reason in finished]
+            with self.cache.lock:
+                failed = self.scheduler.fail(plan)
+            for sequence in failed:
+                self._hold(sequence, "error", error)
+        else:
+            self.forward_s += result.forward_s
+            self.sampling_s += result.sampling_s
+            with self.cache.lock:
+                finished = self.scheduler.update(plan, result)
+            for sequence, reason in finished:
+                self._hold(sequence, reason)
+        self.scheduler.ended = []
 
-    def _fail(self, plan: StepPlan) -> list[Sequence]:
-        with self.cache.lock:
-            return self.scheduler.fail(plan)
-
-    def _finish(
-        self, sequence: Sequence, reason: str, error: Exception | None = None
-    ) -> RequestOutput:
-        """Its row of the trace, and what the caller is told of a request that has ended."""
-        self._recorder.request(self._trace_name, sequence, reason, time.perf_counter())
+    def _hold(self, sequence: Sequence, reason: str, error: Exception | None = None) -> None:
+        """Keep what the caller is told of a request that has ended, then its row of the trace."""
         params, score, rows = sequence.params, sequence.score, sequence.score_rows
         token_ids = tuple(sequence.token_ids[sequence.num_prompt_tokens :])
         logprobs = params is not None and params.logprobs is not None
-        return RequestOutput(
+        output = RequestOutput(
             request_id=sequence.request_id,
             token_ids=token_ids,
             text=self._bytes(token_ids).decode(errors="replace"),
@@ -343,6 +366,8 @@ class Engine:
             else None,
             error=error,
         )
+        self._held.append(output)
+        self._recorder.request(self._trace_name, sequence, reason, time.perf_counter())
 
     def _bytes(self, token_ids: SequenceOf[int]) -> bytes:
         """The text of sampled tokens; special ones, such as the end of sequence, have none."""
@@ -383,6 +408,7 @@ class Engine:
     ) -> list[RequestOutput]:
         """Queue every call, step until all have finished; what else finishes is held for step()."""
         ids: list[int] = []
+        first = self._next_id
         found: dict[int, RequestOutput] = {}
         others: list[RequestOutput] = []
         try:
@@ -396,8 +422,9 @@ class Engine:
                     else:
                         others.append(output)
         except BaseException:
-            for request_id in ids:
+            for request_id in range(first, self._next_id):
                 self.abort(request_id)
+            self._held = [output for output in self._held if output.request_id < first]
             raise
         finally:
             self._held = others + self._held

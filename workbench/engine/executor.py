@@ -170,8 +170,8 @@ class DecodeSteps:
         launched = max(rows, min(launched, len(self._positions)))
         if blocks > self._block_offsets.shape[1]:  # longer than ever: a wider table, other passes
             width = max(blocks, 2 * self._block_offsets.shape[1])
-            self._block_offsets = np.zeros((len(self._positions), width), np.int64)
             self._passes.clear()
+            self._block_offsets = np.zeros((len(self._positions), width), np.int64)
         self._positions[:rows] = plan.positions
         self._context_len[:rows] = plan.context_len
         self._block_offsets[:rows, :blocks] = plan.block_offsets

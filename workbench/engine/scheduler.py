@@ -33,7 +33,13 @@ from workbench.core import (
     WantedLogits,
 )
 from workbench.errors import ConfigError, OutOfMemory, PromptError
-from workbench.kvcache.manager import NOTHING_LOST, Allocation, KVCacheManager, Lost
+from workbench.kvcache.manager import (
+    NOTHING_LOST,
+    Allocation,
+    KVCacheManager,
+    Lost,
+    TokenList,
+)
 from workbench.trace import StepCounts
 
 CACHE_COUNTS = (
@@ -56,6 +62,7 @@ class StopConditions(Protocol):
     finish_reason(seq): "eos", "stop" or None, judged by the sequence's newest token.
     """
 
+    def clear(self) -> None: ...
     def add(self, request_id: int, params: SamplingParams) -> None: ...
     def remove(self, request_id: int) -> None: ...
     def suspects(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]: ...
@@ -109,6 +116,7 @@ class Scheduler:
         self._account = StepAccount(cache)
         self._next_step = 0
         self.counts: StepCounts | None = None  # of the last schedule() that made a plan
+        self.ended: list[tuple[Sequence, str]] = []  # by the last update or fail, and why
 
     # -- queues --
 
@@ -119,14 +127,14 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a request. PromptError if it is empty or longer than max_model_len allows."""
+        self.require_servable(sequence)
         assert sequence.request_id not in self._known, "a request is queued once"
-        self._require_servable(sequence)
         if sequence.params is not None:
             self._stops.add(sequence.request_id, sequence.params)
         self._known[sequence.request_id] = sequence
         self._waiting.append(sequence)
 
-    def _require_servable(self, sequence: Sequence) -> None:
+    def require_servable(self, sequence: Sequence) -> None:
         """PromptError if it is empty or too long; a prompt must leave room for one token."""
         score, num_tokens = sequence.score, len(sequence.token_ids)
         if not num_tokens or (score is not None and not score.positions):
@@ -161,6 +169,34 @@ class Scheduler:
             if self._in_flight is None:
                 self._release_aborted()
         return sequence
+
+    def recover(self) -> list[tuple[Sequence, str]]:
+        """After a call that anything may have cut short, anywhere: all that had not ended waits.
+
+        What was running is computed again and comes to the same tokens. Returns what the last step
+        ended, which the caller may not have been told of.
+        """
+        self._cache.recover()
+        ended = {sequence.request_id for sequence, _ in self.ended}
+        self._known = {number: s for number, s in self._known.items() if number not in ended}
+        for sequence in self._batch.sequences:
+            if sequence.request_id in ended:
+                continue
+            sequence.preemptions += 1
+            if sequence.num_output_tokens:  # the newest token may lack what goes with it
+                sequence.token_ids = TokenList(sequence.token_ids[:-1])
+                del sequence.logprobs[sequence.num_output_tokens :]
+            sequence.score_rows.clear()
+        self._batch.sequences = []
+        self._stops.clear()
+        for sequence in self._known.values():
+            sequence.num_computed = 0
+            if sequence.params is not None:
+                self._stops.add(sequence.request_id, sequence.params)
+        self._waiting = deque(self._known.values())
+        self._aborted.clear()
+        self._in_flight, self._account = None, StepAccount(self._cache)
+        return self.ended
 
     # -- one step --
 
@@ -299,6 +335,7 @@ class Scheduler:
         batch.advance(step.rows, step.computed)
         reasons = self._take_in(step, result)
         finished = [(batch.sequences[row], reason) for row, reason in sorted(reasons.items())]
+        self.ended = finished
         for sequence, _ in finished:
             self._finish(sequence)
         self._release(set(reasons))
@@ -343,6 +380,7 @@ class Scheduler:
         step = self._close_step(plan)
         sequences = [self._batch.sequences[row] for row in step.rows.tolist()]
         failed = [s for s in sequences if s.request_id not in self._aborted]
+        self.ended = [(sequence, "error") for sequence in failed]
         for sequence in failed:
             self._finish(sequence)
         self._release(set(step.rows.tolist()))

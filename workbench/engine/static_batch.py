@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from workbench.core import Sequence, StepPlan, StepResult
 from workbench.engine.scheduler import Chunk, Scheduler
 from workbench.errors import ConfigError, OutOfMemory
-from workbench.kvcache.manager import KVCacheManager
+from workbench.kvcache.manager import KVCacheManager, TokenList
 
 
 class StaticScheduler(Scheduler):
@@ -36,12 +36,12 @@ class StaticScheduler(Scheduler):
                 "cached part of some; give enable_prefix_caching=False with it."
             )
         super().__init__(cache, offsets, **limits)
-        self._ended: dict[int, str] = {}  # request id of a member that waits for the slowest: why
+        self._over: dict[int, str] = {}  # request id of a member that waits for the slowest: why
         self._columns_left = 0  # of the padded prompts, still to be computed
 
-    def add(self, sequence: Sequence) -> None:
-        """Queue a request. OutOfMemory unless a whole batch padded to it fits the cache."""
-        self._require_servable(sequence)
+    def require_servable(self, sequence: Sequence) -> None:
+        """OutOfMemory, too, unless a whole batch padded to it fits the cache."""
+        super().require_servable(sequence)
         blocks = -(-self._most_tokens(sequence) // self._cache.block_size)
         needed = self._max_num_seqs * blocks
         if needed > self._cache.num_blocks:
@@ -51,7 +51,15 @@ class StaticScheduler(Scheduler):
                 f"{self._cache.block_size}; there are {self._cache.num_blocks:,}. Give more "
                 "memory, or lower max_num_seqs, max_tokens or the prompt's length."
             )
-        super().add(sequence)
+
+    def recover(self) -> list[tuple[Sequence, str]]:
+        """A batch that was cut short begins anew, with the prompts of its members."""
+        ended = super().recover()
+        for sequence in self._waiting:
+            sequence.token_ids = TokenList(sequence.token_ids[: sequence.num_prompt_tokens])
+            sequence.logprobs.clear()
+        self._over, self._columns_left = {}, 0
+        return ended
 
     def _decoding_rows(self) -> NDArray[np.int64]:
         """All that generate, ended or not, once the last prompt is computed."""
@@ -85,7 +93,7 @@ class StaticScheduler(Scheduler):
             tokens = member.token_ids[: member.num_to_compute]
             allocation = self._cache.allocate(member.request_id, tokens)
             reserved = self._cache.extend(member.request_id, [0] * most)
-            assert allocation is not None and reserved is not None, "`add` saw that a batch fits"
+            assert allocation is not None and reserved is not None, "a batch fits: it was seen"
             self._account.admit(member, allocation)
             self._stamp_admission(member, 0)
             blocks = allocation.block_ids + reserved
@@ -104,11 +112,12 @@ class StaticScheduler(Scheduler):
             result = replace(result, tokens=np.asarray(result.tokens)[kept], logprobs=logprobs)
             step = replace(step, sampled=step.sampled[kept])
         reasons = self._take_in(step, result)
-        self._ended |= {members[row].request_id: reason for row, reason in reasons.items()}
+        self._over |= {members[row].request_id: reason for row, reason in reasons.items()}
         if self._going_on(np.arange(len(self._batch))).any():
             return []
-        ended = [(s, self._ended[s.request_id]) for s in members if s.request_id in self._ended]
+        ended = [(s, self._over[s.request_id]) for s in members if s.request_id in self._over]
         finished = [(s, why) for s, why in ended if s.request_id not in self._aborted]
+        self.ended = finished
         self._leave([sequence for sequence, _ in finished])
         return finished
 
@@ -116,12 +125,13 @@ class StaticScheduler(Scheduler):
         """The step raised: the whole batch goes with it; what waits goes on."""
         self._close_step(plan)
         failed = [s for s in self._batch.sequences if s.request_id not in self._aborted]
+        self.ended = [(sequence, "error") for sequence in failed]
         self._leave(failed)
         return failed
 
     def _going_on(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of these rows' members have neither ended nor been aborted."""
-        over, members = self._ended.keys() | self._aborted, self._batch.sequences
+        over, members = self._over.keys() | self._aborted, self._batch.sequences
         return np.array([members[row].request_id not in over for row in rows.tolist()], bool)
 
     def _leave(self, sequences: list[Sequence]) -> None:
@@ -129,7 +139,7 @@ class StaticScheduler(Scheduler):
         for sequence in sequences:
             self._finish(sequence)
         self._release(set(range(len(self._batch))))
-        self._ended, self._columns_left = {}, 0
+        self._over, self._columns_left = {}, 0
 
     def _release_aborted(self) -> None:
         """An aborted member's row stays until its batch ends, unless all members are aborted."""

@@ -47,6 +47,7 @@ MOST_WASTE = 0.05  # of a page; a page that wastes more is taken only if none wa
 MOST_CELLS = 128  # blocks side by side in one stripe, looked at when a page is chosen
 GHOST_SHARE = 8  # a model's ghost list covers one page in so many
 SAMPLE = 4  # one hash in so many is watched by a ghost list
+_UNKNOWN = object()  # wrote to a page
 
 
 # -- where blocks lie --
@@ -464,6 +465,29 @@ class LeasedPool(BlockPool):
         """Between steps: the arena moves pages towards what is granted."""
         return self._source.apply(self)
 
+    def recover(self) -> None:
+        """The arena's other models have what they use, and all else is free."""
+        self._source.recover()
+
+    def rebuild(self, tables: Iterable[Sequence[Block]]) -> None:
+        """The pages of these blocks are held, and no others."""
+        super().rebuild(tables)
+        self._free.clear()
+        self.idle.clear()
+        self._vacant.clear()
+        self._live = [0] * len(self._live)
+        for block in self.blocks:
+            self._live[block.id // self.per_page] += block.ref_count > 0
+        self._num_live, self._num_vacant = sum(self._live), 0
+        self._by_vacant = [{} for _ in range(self.per_page + 1)]
+        for page in np.flatnonzero(self._live).tolist():
+            vacant = [block for block in self._blocks_in([page]) if not block.ref_count]
+            self._vacant[page] = vacant
+            self._num_vacant += len(vacant)
+            if vacant:
+                self._by_vacant[len(vacant)][page] = None
+        self.held = len(self._vacant)
+
     def check(self, references: dict[int, int], vacant: Sequence[Block] | None = None) -> None:
         """Raise unless blocks, pages and counts agree."""
         vacant = [block for each in self._vacant.values() for block in each]
@@ -524,7 +548,7 @@ class KVArena:
         self._packings: dict[str, Packing] = {}
         self._caches: dict[str, tuple[tuple[Any, ...], KVCacheManager]] = {}  # with its settings
         self._free = deque(range(self.num_pages))
-        self._wrote: list[LeasedPool | None] = [None] * self.num_pages  # whose bytes lie in it
+        self._wrote: list[object] = [None] * self.num_pages  # whose bytes lie in it
         self._retyped: dict[int, None] = {}
         self._wanted: list[int] | None = None  # a split asked for, until the next step
         self._seen: list[tuple[bool, int, int]] = []  # by the policy, when it was asked last
@@ -679,6 +703,21 @@ class KVArena:
             owed = min(pool.held - pool.grant.keep, lacking)
             excess = max(pool.held - pool.grant.limit, owed)
             return excess > 0 and pool.empty_pages(excess)
+
+    def recover(self) -> None:
+        """After a call that was cut short: what sequences have in use stays, all else is free."""
+        with self.lock:
+            tables = {id(cache.pool): cache.tables() for _, cache in self._caches.values()}
+            for pool in self.pools:
+                pool.rebuild(tables.get(id(pool), []))
+            held = {page for pool in self.pools for page in pool.pages}
+            self._free = deque(page for page in range(self.num_pages) if page not in held)
+            for page in self._free:
+                self._wrote[page] = _UNKNOWN
+            self._retyped.clear()
+            self._seen = []
+            self.policy.split(self._split)
+            self._grant(None)
 
     def part_of(self, pool: LeasedPool) -> int:
         """Pages of the split that are this model's own; a fair part, where none is kept."""

@@ -312,6 +312,18 @@ class KVCacheManager:
                     given_up += 1
         return given_up
 
+    def recover(self) -> None:
+        """After a call that anything may have cut short, anywhere: no sequence holds blocks, no
+        content can be hit; in an arena, what other models have in use stays.
+        """
+        self._tables.clear()
+        self._unfilled.clear()
+        self.pool.recover()
+
+    def tables(self) -> list[list[Block]]:
+        """The blocks of each sequence, in position order: read only."""
+        return [table.blocks for table in self._tables.values()]
+
     def reset(self) -> None:
         """Forget content and evicted hashes, not statistics. ConfigError if a block is in use."""
         if self._tables:

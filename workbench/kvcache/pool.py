@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -423,6 +423,25 @@ class BlockPool:
         while self.num_blocks > self.target and self.num_available:
             self._retired.append(self._free.popleft() if self._free else self._evict())
         return False
+
+    def recover(self) -> None:
+        """After a call that was cut short, whose sequences are gone: all blocks are free."""
+        self.rebuild([])
+
+    def rebuild(self, tables: Iterable[Sequence[Block]]) -> None:
+        """Blocks of these tables are in use as they were, all others free and without content."""
+        used = Counter(block for table in tables for block in table)
+        if not used:
+            self.blocks = [Block(i) for i in range(len(self.blocks))]
+        for block in self.blocks:
+            block.ref_count = used[block]
+            block.digest = block.digest if block in used else None
+        self.holders = {block.digest: block for block in used if block.digest is not None}
+        self.partials, self.copies = PartialIndex(), Copies()
+        self._full.clear()
+        self._partial.clear()
+        self._retired.clear()
+        self._free = deque(block for block in reversed(self.blocks) if block not in used)
 
     def clear(self) -> None:
         """Every block is free and without content, as if none had ever had any."""

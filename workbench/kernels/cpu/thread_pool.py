@@ -252,8 +252,9 @@ class ThreadPool:
     def record(self, work: Callable[[], None]) -> LaunchGraph:
         """The launches that `work` asks for, none of them run."""
         with self._lock:
-            self._recorded = launches = bytearray()
+            launches = bytearray()
             try:
+                self._recorded = launches
                 work()
             finally:
                 self._recorded = None
