@@ -110,9 +110,9 @@ def in_arena(model: str, **settings: object) -> list[Engine]:
 @pytest.mark.parametrize(
     ("make", "settings", "stride"),
     [
-        (alone, {"reuse_partial_blocks": True}, 7),
-        (alone, {"batching": "static", "enable_prefix_caching": False, "max_num_seqs": 1}, 7),
-        (in_arena, {}, 23),
+        (alone, {"reuse_partial_blocks": True}, 101),
+        (alone, {"batching": "static", "enable_prefix_caching": False, "max_num_seqs": 1}, 101),
+        (in_arena, {}, 211),
     ],
 )
 def test_a_fault_anywhere_in_a_step_loses_nothing(small_model, make, settings, stride) -> None:

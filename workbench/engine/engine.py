@@ -279,7 +279,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether any request waits or runs."""
-        return self.scheduler.has_work or bool(self._held)
+        return self.scheduler.has_work or bool(self._held) or self._cut_short
 
     # -- steps --
 
