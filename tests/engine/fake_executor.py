@@ -44,9 +44,6 @@ class FakeStops:
         self.params = {}
         self.examined = 0
 
-    def clear(self) -> None:
-        self.params.clear()
-
     def add(self, request_id, params) -> None:
         assert request_id not in self.params
         self.params[request_id] = params

@@ -160,11 +160,14 @@ class Engine:
             self.cache,
             storage.offsets,
             max_model_len=longest,
-            stops=StopChecker(self._token_bytes, self.tokenizer.eos_ids),
+            stops=self._stops(),
             watermark=config.watermark,
             max_num_batched_tokens=tokens,
             max_num_seqs=seqs,
         )
+
+    def _stops(self) -> StopChecker:
+        return StopChecker(self._token_bytes, self.tokenizer.eos_ids)
 
     # -- requests --
 
@@ -319,7 +322,7 @@ class Engine:
         """A call that changes state; one before it that did not come to its end is undone."""
         if self._cut_short:
             with self.cache.lock:
-                ended = self.scheduler.recover()
+                ended = self.scheduler.recover(self._stops())
             told = {output.request_id for output in self._held}
             lost = StepError("The step failed, and an interrupt took what it said; ask again.")
             for sequence, reason in ended:

@@ -76,13 +76,9 @@ class StopChecker:
         self._eos = frozenset(eos_ids)
         self._able: dict[str, NDArray[np.int64]] = {}  # ids that may complete a stop string
         self._sorted: list[tuple[bytes, int]] = []  # tokens and their ids, once there is a stop
-        self.clear()
-
-    def clear(self) -> None:
-        """Watch no request."""
         self._params: dict[int, SamplingParams] = {}
         self._users: dict[str | int, int] = {}  # stop string or stop id -> requests that have it
-        highest = max((len(self._bytes) - 1, *self._eos))
+        highest = max((len(token_bytes) - 1, *self._eos))
         self._reasons = np.zeros(highest + 2, np.int64)  # the last one is that of all higher ids
         self._reasons[list(self._eos)] += 1
 

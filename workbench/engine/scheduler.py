@@ -62,7 +62,6 @@ class StopConditions(Protocol):
     finish_reason(seq): "eos", "stop" or None, judged by the sequence's newest token.
     """
 
-    def clear(self) -> None: ...
     def add(self, request_id: int, params: SamplingParams) -> None: ...
     def remove(self, request_id: int) -> None: ...
     def suspects(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]: ...
@@ -170,11 +169,11 @@ class Scheduler:
                 self._release_aborted()
         return sequence
 
-    def recover(self) -> list[tuple[Sequence, str]]:
+    def recover(self, stops: StopConditions) -> list[tuple[Sequence, str]]:
         """After a call that anything may have cut short, anywhere: all that had not ended waits.
 
-        What was running is computed again and comes to the same tokens. Returns what the last step
-        ended, which the caller may not have been told of.
+        What was running is computed again and comes to the same tokens. stops: new ones. Returns
+        what the last step ended, which the caller may not have been told of.
         """
         self._cache.recover()
         ended = {sequence.request_id for sequence, _ in self.ended}
@@ -188,7 +187,7 @@ class Scheduler:
                 del sequence.logprobs[sequence.num_output_tokens :]
             sequence.score_rows.clear()
         self._batch.sequences = []
-        self._stops.clear()
+        self._stops = stops
         for sequence in self._known.values():
             sequence.num_computed = 0
             if sequence.params is not None:

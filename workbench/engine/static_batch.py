@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.core import Sequence, StepPlan, StepResult
-from workbench.engine.scheduler import Chunk, Scheduler
+from workbench.engine.scheduler import Chunk, Scheduler, StopConditions
 from workbench.errors import ConfigError, OutOfMemory
 from workbench.kvcache.manager import KVCacheManager, TokenList
 
@@ -52,9 +52,9 @@ class StaticScheduler(Scheduler):
                 "memory, or lower max_num_seqs, max_tokens or the prompt's length."
             )
 
-    def recover(self) -> list[tuple[Sequence, str]]:
+    def recover(self, stops: StopConditions) -> list[tuple[Sequence, str]]:
         """A batch that was cut short begins anew, with the prompts of its members."""
-        ended = super().recover()
+        ended = super().recover(stops)
         for sequence in self._waiting:
             sequence.token_ids = TokenList(sequence.token_ids[: sequence.num_prompt_tokens])
             sequence.logprobs.clear()
