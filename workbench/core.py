@@ -64,7 +64,7 @@ class ScoreParams:
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """Where a request comes from, for the trace only: neither scheduler nor sampler reads it."""
+    """Where a request comes from: neither scheduler nor sampler reads it. A replay does."""
 
     problem_id: str = ""
     node_id: str = ""
@@ -74,7 +74,7 @@ class Tag:
 class Sequence:
     """One request in flight. num_computed <= len(token_ids), and < once anything is wanted.
 
-    token_ids: prompt, then what was sampled; may carry its block hashes (kvcache/prefix.py).
+    token_ids: prompt, then what was sampled; may carry its block hashes (kvcache/manager.py).
     """
 
     request_id: int

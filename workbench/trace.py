@@ -118,7 +118,7 @@ class NodeRow(NamedTuple):
 
 
 class SpanRow(NamedTuple):
-    """Time outside steps. lane: whose time; kind: tokenising, strategy, waiting, ..."""
+    """Time outside steps. lane: whose time; kind: tokenising, strategy, bookkeeping."""
 
     run_id: str
     lane: str

@@ -13,7 +13,8 @@ On a CPU: `@products` is torch's F.linear of the same shapes alone, no attention
 tile_share_of_peak is a product's inner loop, its data in the first-level cache, of multiply-adds on
 registers alone; `+busy` is beside one process that keeps a core busy; paged_over_contiguous is the
 time of decoding over blocks of 16 over that with a sequence in one block, the same code but for the
-block size.
+block size. sample_*: 64 rows at temperature 0.8 of logits as spread as a model's, with filters or
+log probabilities, beside the same without.
 
 With `--device cuda`, in bfloat16: steps are timed as a user meets them (scheduling, launching,
 waiting for the sampled tokens), and random weights at true size (`dummy:llama-3.2-1b`) time as real
@@ -46,8 +47,10 @@ from tqdm.auto import tqdm
 from workbench.bench.kernels import gpu_ceiling, require_gpu
 from workbench.bench.peers import PEERS, PeerError, PeerProcess
 from workbench.bench.record import Ceiling, Row, compared_rows, median_row, memory_rows
-from workbench.core import SamplingParams
+from workbench.core import SamplingParams, SamplingRows
 from workbench.engine.engine import Engine
+from workbench.engine.executor import sample
+from workbench.kernels import load_kernels
 from workbench.models.gguf import GGUFFile, read_config
 from workbench.models.loading import GGUFWeights
 from workbench.models.registry import DUMMY, find_model, model_spec
@@ -93,6 +96,14 @@ class Work:
 
 CPU_WORKS = (*(Work(batch, 128, 64) for batch in (1, 16, 64)), Work(1, 512))
 GPU_WORKS = (*CPU_WORKS, Work(1, 2048))
+SAMPLED: dict[str, dict[str, float]] = {
+    "top_p": {"top_p": 0.95},
+    "top_k": {"top_k": 50},
+    "min_p": {"min_p": 0.05},
+    "all_filters": {"top_k": 50, "top_p": 0.9, "min_p": 0.05},
+    "logprobs": {"logprobs": 5},
+}
+VOCABULARIES, SPREAD = (49_152, 128_256), 3.0  # logits: normal, of that deviation
 WARM_UPS = (1, 4)  # repeats that are not counted, and at most so many new tokens of each
 GPU_WARM_UPS = (2, 64)  # kernels compile, graphs are captured
 
@@ -112,6 +123,7 @@ def run(
     spec, chosen = model_spec(model), chosen_peers(peers)  # refused before anything is measured
     large = device != "cpu" or spec.parameters() > LARGE
     times = repeats or (REPEATS_LARGE if large else REPEATS)[profile]
+    yield from sampling_rows(torch.device(device), 3 * times)
     if device == "cpu":
         from workbench.bench import ceilings  # noqa: PLC0415 - needs numba, a GPU does not
 
@@ -167,6 +179,34 @@ def engine_rows(bench: EngineBench, measured: Callable[[], Ceiling]) -> Iterator
     finally:
         busy.kill()
         busy.wait()
+
+
+def sampling_rows(device: torch.device, repeats: int) -> Iterator[Row]:
+    """Rows drawn with a filter, or with log probabilities, beside the same rows without."""
+    kernels, count = load_kernels(device, torch.float32), 64
+    noise = {"positions": np.arange(count), "seeds": np.arange(count, dtype=np.uint64)}
+    wanted = {"temperature": 0.8, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "logprobs": -1}
+    plain, *others = (
+        SamplingRows(
+            rows=np.arange(count),
+            **noise,
+            **{field: np.full(count, value) for field, value in (wanted | asked).items()},
+        )
+        for asked in ({}, *SAMPLED.values())
+    )
+    for vocab in VOCABULARIES:
+        drawn = torch.randn(count, vocab, generator=torch.Generator().manual_seed(0))
+        logits = (drawn * SPREAD).to(device)
+        for name, rows in zip(SAMPLED, others, strict=True):
+            rates: tuple[list[float], list[float]] = [], []
+            for _ in range(1 + repeats):
+                for each, found in zip((rows, plain), rates, strict=True):
+                    start = time.perf_counter()
+                    sample(kernels, logits, each)
+                    found.append(count / (time.perf_counter() - start))
+            ours, peers = (found[1:] for found in rates)
+            beside = {"peer": "unfiltered", "peers": peers}
+            yield median_row(f"sample_{name}_{vocab}", ours, "rows/s", **beside)
 
 
 # -- contenders: timed(prompts, new_tokens) is tokens and seconds, of all sequences together after

@@ -28,8 +28,8 @@ SWEEP_COLUMNS = ("llm_share", "seed", "tokens_per_s", "problems_per_min", "accur
                  "prm_evicted")  # fmt: skip
 RUN_COLUMNS = ("run_id", "status", "llm_share", "seed", "num_problems", "tokens_per_s", "accuracy",
                "written_at")  # fmt: skip
-BATCHING, ABLATION, POLICIES = "04_batching", "07_modifications", "08_optimisation"
-OWN_RUNS = ("01_memory_requirements", ABLATION, POLICIES)
+BATCHING, ABLATION, OPTIMISATION = "04_batching", "07_modifications", "08_optimisation"
+OWN_RUNS = ("01_memory_requirements", ABLATION, OPTIMISATION)
 """Notebooks of a profile that build or run what they draw themselves, and read no sweep."""
 
 
@@ -105,7 +105,7 @@ def _print_left(
     studies: tuple[tuple[str, Any, Any], ...] = (
         (BATCHING, settings.BatchPlan, settings.batch_runs),
         (ABLATION, settings.AblationPlan, settings.ablation_runs),
-        (POLICIES, settings.PolicyPlan, partial(study.policies_planned, runs_dir=runs)),
+        (OPTIMISATION, settings.PolicyPlan, partial(study.policies_planned, runs_dir=runs)),
     )
     for stem, kind, runs_of in studies:
         if stem in stems:

@@ -72,7 +72,6 @@ class Executor:
                 "or batch_invariant=False."
             )
         self.model, self.storage = model, storage
-        self.batch_invariant = batch_invariant
         self.buffers = model.buffers(max_num_batched_tokens, max_num_seqs)
         self._caches = [
             LayerCache(

@@ -60,7 +60,7 @@ PROFILES: dict[str, dict[str, Any]] = {
         "min_problem_batch": 16,
     },
 }
-"""Settings that differ from SweepConfig's own, which are the default profile's."""
+"""Settings that differ from SweepConfig's own."""
 SECONDS_PER_PROBLEM = {"tiny": 1.5, "math500": 60.0}
 """Rough cost of one problem of a family, until this machine has finished a run."""
 

@@ -69,7 +69,7 @@ class Pick:
     def table(
         self, name: str, llm_share: float | None = None, seed: int | None = None
     ) -> pd.DataFrame:
-        """Rows of one trace table, with llm_share and run_seed, as Sweep.table."""
+        """Rows of one trace table, with llm_share and run_seed, as Study.table."""
         runs = self.runs
         for column, value in (("llm_share", llm_share), ("seed", seed)):
             if value is not None and len(runs):

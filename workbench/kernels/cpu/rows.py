@@ -290,12 +290,6 @@ def _cut(weights: Any, ids: Any, count: int, most: int, mass: float) -> tuple[fl
     return pivot, last
 
 
-@inlined
-def _copied(weights: Any, ids: Any, count: int, to: Any, ids_to: Any) -> None:
-    for i in range(count):
-        to[i], ids_to[i] = weights[i], ids[i]
-
-
 @called
 def _last_kept(rooms: Any, count: int, most: int, mass: float) -> tuple[float, int]:
     """`_cut` of the tokens in `rooms`, which stay: of the one bin of weights in which it lies.
