@@ -284,7 +284,7 @@ class SweepConfig(StrategyConfig):
     llm: str = "tiny-solver"
     prm: str = "tiny-prm"
     total_memory: int | str = "64MiB"
-    shares: tuple[float, ...] = (0.08, 0.15, 0.2, 0.3, 0.35, 0.4, 0.45, 0.5)
+    shares: tuple[float, ...] = (0.08, 0.15, 0.2, 0.3, 0.4, 0.45, 0.5)
     problems: str = "tiny"
     num_problems: AtLeastOne = 16
     levels: tuple[int, ...] = ()  # empty: all, uniformly

@@ -64,9 +64,11 @@ def test_every_row_of_the_record_is_measured_on_a_small_input(monkeypatch, tmp_p
     """Guards the names that the record is read by, and that each number is one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(engine, "CPU_WORKS", SMALL)
+    monkeypatch.setattr(engine, "VOCABULARIES", (600,))
     rows = {row.name: row for row in engine.run(repeats=1, peers="none")}
     kinds = ("", "@products", "+invariant")
     assert list(rows) == [
+        *(f"sample_{name}_600" for name in engine.SAMPLED),
         "tile_share_of_peak",
         *(f"decode_{batch}{kind}" for batch in ("b1", "b3") for kind in kinds),
         *("bookkeeping_share_b3", "bookkeeping_share_b3+invariant", "paged_over_contiguous"),

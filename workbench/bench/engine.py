@@ -34,7 +34,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -123,16 +123,17 @@ def run(
     spec, chosen = model_spec(model), chosen_peers(peers)  # refused before anything is measured
     large = device != "cpu" or spec.parameters() > LARGE
     times = repeats or (REPEATS_LARGE if large else REPEATS)[profile]
-    yield from sampling_rows(torch.device(device), 3 * times)
     if device == "cpu":
         from workbench.bench import ceilings  # noqa: PLC0415 - needs numba, a GPU does not
 
+        yield from sampling_rows(torch.device(device), 3 * times)
         yield median_row("tile_share_of_peak", ceilings.tile_shares(), "fraction")
         with closing(EngineBench(model, CPU_WORKS, times, seed, chosen)) as bench:
             yield from engine_rows(bench, ceilings.multiply_add_ceiling)
         return
     place = require_gpu(bench=f"engine --device {device}", name=device)
     ceiling = gpu_ceiling(place)
+    yield from sampling_rows(place, 3 * times)
     with (
         torch.cuda.device(place),  # streams, graphs and events are the current one's
         closing(EngineBench(model, GPU_WORKS, times, seed, chosen, device)) as bench,
@@ -184,20 +185,23 @@ def engine_rows(bench: EngineBench, measured: Callable[[], Ceiling]) -> Iterator
 def sampling_rows(device: torch.device, repeats: int) -> Iterator[Row]:
     """Rows drawn with a filter, or with log probabilities, beside the same rows without."""
     kernels, count = load_kernels(device, torch.float32), 64
-    noise = {"positions": np.arange(count), "seeds": np.arange(count, dtype=np.uint64)}
-    wanted = {"temperature": 0.8, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "logprobs": -1}
-    plain, *others = (
-        SamplingRows(
-            rows=np.arange(count),
-            **noise,
-            **{field: np.full(count, value) for field, value in (wanted | asked).items()},
-        )
-        for asked in ({}, *SAMPLED.values())
+    none = np.zeros(count, np.int64)
+    plain = SamplingRows(
+        rows=np.arange(count),
+        positions=np.arange(count),
+        seeds=np.arange(count, dtype=np.uint64),
+        temperature=np.full(count, 0.8),
+        top_k=none,
+        top_p=np.ones(count),
+        min_p=np.zeros(count),
+        logprobs=none - 1,
     )
     for vocab in VOCABULARIES:
         drawn = torch.randn(count, vocab, generator=torch.Generator().manual_seed(0))
         logits = (drawn * SPREAD).to(device)
-        for name, rows in zip(SAMPLED, others, strict=True):
+        for name, asked in SAMPLED.items():
+            changed = {field: np.full(count, value) for field, value in asked.items()}
+            rows = replace(plain, **changed)
             rates: tuple[list[float], list[float]] = [], []
             for _ in range(1 + repeats):
                 for each, found in zip((rows, plain), rates, strict=True):
@@ -205,8 +209,8 @@ def sampling_rows(device: torch.device, repeats: int) -> Iterator[Row]:
                     sample(kernels, logits, each)
                     found.append(count / (time.perf_counter() - start))
             ours, peers = (found[1:] for found in rates)
-            beside = {"peer": "unfiltered", "peers": peers}
-            yield median_row(f"sample_{name}_{vocab}", ours, "rows/s", **beside)
+            row = f"sample_{name}_{vocab}"
+            yield median_row(row, ours, "rows/s", peer="unfiltered", peers=peers)
 
 
 # -- contenders: timed(prompts, new_tokens) is tokens and seconds, of all sequences together after

@@ -6,9 +6,10 @@ failed step stored is in blocks that the scheduler then withdraws.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from time import perf_counter
 from typing import Any
 
@@ -29,6 +30,7 @@ from workbench.kernels import ForwardContext, Kernels, LayerCache
 from workbench.kvcache.storage import BlockStorage
 from workbench.models.llama import Buffers, Linear, LlamaModel
 
+RUN = 256  # logits whose largest is looked at first
 MOST_COLUMNS = 8  # sets of columns whose output matrices are kept; a PRM asks for one
 
 
@@ -234,24 +236,30 @@ def sample(
     wanted = np.flatnonzero(rows.logprobs >= 0)
     if not len(wanted):
         return tokens, ()
+    some = logits if len(wanted) == len(rows) else logits[torch.from_numpy(wanted).to(device)]
+    best = likeliest(some, rows.logprobs[wanted])
+    ids = [[chosen, *others] for chosen, others in zip(tokens[wanted].tolist(), best, strict=True)]
+    places = np.repeat(np.arange(len(ids)), [len(each) for each in ids])
+    at = torch.from_numpy(places).to(device), torch.tensor([*chain(*ids)], device=device)
+    values = iter((some[at].double() - kernels.log_totals(some)[at[0]]).tolist())
     found: list[dict[int, float] | None] = [None] * len(rows)
-    some = logits
-    if len(wanted) < len(rows):
-        some = logits[torch.from_numpy(wanted).to(device)]
-    for at, own, total in zip(wanted, some, kernels.log_totals(some).tolist()):
-        ids = [int(tokens[at]), *likeliest(own, int(rows.logprobs[at]))]
-        found[at] = dict(zip(ids, (own[ids].double() - total).tolist()))
+    for row, each in zip(wanted, ids, strict=True):
+        found[row] = dict(zip(each, values))
     return tokens, tuple(found)
 
 
-def likeliest(logits: torch.Tensor, count: int) -> list[int]:
-    """Ids of the largest logits of a row, the largest first, of equal ones the lowest ids."""
-    if count < 1:
-        return []
-    whole = len(logits) - len(logits) % 256
-    tops = logits[:whole].view(-1, 256).amax(1)  # as many tokens are at least as large as these
-    least = tops.topk(count).values[-1] if count <= len(tops) else -torch.inf
-    ids = (logits >= least).nonzero()[:, 0]
-    order = logits[ids].sort(descending=True, stable=True).indices
-    found: list[int] = ids[order][:count].tolist()
-    return found
+def likeliest(logits: torch.Tensor, counts: NDArray[np.int64]) -> Iterator[list[int]]:
+    """Of each row the ids of so many largest logits, the largest first, equal ones by their ids."""
+    runs, most = logits.shape[1] // RUN, int(counts.max())
+    least = torch.full((len(logits),), -torch.inf)
+    if 0 < most <= runs:  # so many runs have a token at least as large
+        tops = logits[:, : runs * RUN].view(-1, runs, RUN).amax(2)
+        least = tops.topk(most).values[:, -1]
+    if not most:
+        yield from [[]] * len(logits)
+        return
+    for row, count, bound in zip(logits, counts.tolist(), least.tolist(), strict=True):
+        ids = (row >= bound).nonzero()[:, 0]
+        order = row[ids].sort(descending=True, stable=True).indices
+        found: list[int] = ids[order][:count].tolist()
+        yield found

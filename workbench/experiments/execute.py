@@ -426,7 +426,7 @@ NOTHING_WAS_RUN = (
     "Nothing was run: tokens are MATH-500's lengths with stated assumptions, seconds a roofline's, "
     "a bound from below."
 )
-SIZES = {"quick": (48, (0,)), "default": (32, (0,)), "full": (128, (0, 1, 2))}
+SIZES = {"quick": (48, (0,)), "default": (24, (0,)), "full": (128, (0, 1, 2))}
 """Problems and seeds of a profile."""
 SOURCES = (Path(workload.__file__).parent, CONFIGS)
 

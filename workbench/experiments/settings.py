@@ -266,13 +266,13 @@ class AblationPlan(Plan):
     noise. queue_problems: of the longer queue over which problem batching is measured; 0: none.
     """
 
-    num_problems: int = 6
+    num_problems: int = 5
     in_flight: int = 2
     depth_limits: tuple[int, ...] = (4, 16)
     num_seeds: int = 1
     dear_seeds: int = 1
     repeats: int = 1
-    queue_problems: int = 12
+    queue_problems: int = 8
     queue_in_flight: int = 4
     ablation_share: float = THESIS_SHARE
 
@@ -290,7 +290,7 @@ class PolicyPlan(Plan):
     policies_in_flight: int = 12
     num_seeds: int = 1
     budgets: tuple[float, ...] = (0.5,)
-    kv_shares: tuple[float, ...] = (0.08, 0.2, 0.3, 0.5)
+    kv_shares: tuple[float, ...] = (0.2, 0.3, 0.5)
     alone_at: tuple[float, ...] = (0.5,)
     alone_shares: tuple[float, ...] = (THESIS_SHARE,)
     repeats: int = 1

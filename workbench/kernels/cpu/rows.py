@@ -45,7 +45,7 @@ _UNBOUNDED = 1 << 60
 _RUN = 256
 _LOG2_E, _LN2_HIGH, _LN2_LOW = 1.4426950408889634, 0.6931471803691238, 1.9082149292705877e-10
 _SMALLEST = -708.0  # exp of less is taken for 0: it is no normal number
-_ONE_BITS, _BIN_BITS, _BINS = int(np.float64(1.0).view(np.int64)), 45, 4096
+_ONE_BITS, _BIN_BITS, _BINS, _OCTAVES = int(np.float64(1.0).view(np.int64)), 45, 4096, 64
 _COLDEST = 1e-300  # of a temperature: its reciprocal is finite, and all but equal logits weigh 0
 
 
@@ -314,37 +314,64 @@ def _last_kept(rooms: Any, count: int, most: int, mass: float) -> tuple[float, i
 
 
 @called
+def _guess(logits: Any, top: float, cooling: float, rooms: Any, lost: float, most: int) -> float:
+    """A weight, a power of two, below which by some runs lie less than `lost` of all weights and
+    all but twice `most` tokens.
+    """
+    run_weights, bin_mass, bin_count = rooms[1], rooms[6], rooms[7]
+    bits, runs = run_weights.view(np.int64), len(rooms[0])
+    step, octave = max(1, runs // 8), _OCTAVES - 1
+    bin_mass[:_OCTAVES], bin_count[:_OCTAVES] = 0.0, 0
+    for run in range(0, runs, step):
+        _weigh(logits, run * _RUN, top, cooling, run_weights)
+        for i in range(_RUN):
+            place = min((_ONE_BITS - bits[i]) >> 52, _OCTAVES - 1)
+            bin_mass[place] += step * run_weights[i]
+            bin_count[place] += step
+    left = bin_count[:_OCTAVES].sum()
+    while octave > 0:
+        lost, left = lost - bin_mass[octave], left - bin_count[octave]
+        if lost < 0.0 or left < 2 * most:
+            break
+        octave -= 1
+    return 2.0 ** -(octave + 1.0)
+
+
+@called
 def _likely(logits: Any, top: float, cooling: float, filters: Any, rooms: Any) -> tuple[int, float]:
     """How many tokens may stay, in token order in `rooms`, and the weight of all if top_p needs it.
 
     What is left out here no filter keeps; so few are left of most rows that the rest is cheap.
     """
-    sums, (weights, ids, others, other_ids) = rooms[0], rooms[2:6]
-    top_k, top_p, min_p = np.int64(filters[0]), filters[1], filters[2]
-    total, runs, count, choosing = 0.0, len(sums), 0, 0 < top_k < len(logits)
-    least = 0.0 if choosing else min_p
-    if top_k > runs if choosing else top_p < 1.0:
-        for begin in range(0, len(logits), _RUN):
-            _weigh(logits, begin, top, cooling, weights[begin:])
-            total += _sum(weights[begin : begin + _RUN])
-        if not choosing:  # all that weighs less is together less than 1 - top_p
-            least = (1.0 - top_p) * total / len(logits)
-        for i in range(len(logits)):
-            weights[count], ids[count] = weights[i], i
-            count += weights[i] >= least
-        return count, total
-    if choosing:  # as many runs as top_k have a token of at least this weight
-        others[:runs] = sums
-        kth, _ = _cut(others, other_ids, runs, top_k, np.inf)
+    (sums, run_weights), (weights, ids, others, other_ids) = rooms[:2], rooms[2:6]
+    top_p, least, total, spare = filters[1], filters[2], 0.0, np.inf
+    top_k = np.int64(filters[0]) if filters[0] < len(logits) else 0
+    if top_k == 0 and top_p < 1.0:
+        for run in range(len(sums)):
+            _weigh(logits, run * _RUN, top, cooling, run_weights)
+            total += _sum(run_weights)
+        spare = 0.99 * (1.0 - top_p) * total
+        least = _guess(logits, top, cooling, rooms, 0.5 * spare, 0)
+    elif top_k > len(sums):
+        least = _guess(logits, top, cooling, rooms, np.inf, top_k)
+    elif top_k:  # as many runs have a token of at least this weight
+        others[: len(sums)] = sums
+        kth, _ = _cut(others, other_ids, len(sums), top_k, np.inf)
         least = np.exp((kth - top) * cooling)
-    bound = top + np.log(max(least, 1e-300)) / cooling
-    lowest = np.float32(bound - abs(bound) * 1e-6 - 1e-30)
-    for i in range(len(logits)):
-        ids[count] = i
-        count += logits[i] >= lowest
-    for i in range(count):
-        weights[i] = _exponential((np.float64(logits[ids[i]]) - top) * cooling)
-    return count, total
+    while True:
+        bound, count = top + np.log(max(least, 1e-300)) / cooling, 0
+        lowest = np.float32(bound - abs(bound) * 1e-6 - 1e-30)
+        for i in range(len(logits)):
+            ids[count] = i
+            count += logits[i] >= lowest
+        for i in range(count):
+            weights[i] = logits[ids[i]]
+        for i in range(count):  # by itself, for LLVM to make vectors of it
+            weights[i] = _exponential((weights[i] - top) * cooling)
+        enough = count >= top_k and (total == 0.0 or total - _sum(weights[:count]) < spare)
+        if enough or least < 1e-300:
+            return count, total
+        least *= 2.0**-8  # it was a guess
 
 
 @called
@@ -425,13 +452,13 @@ def log_totals(arguments: int, counter: int) -> None:
     """`Kernels.log_totals`; arguments: rows, vocab, logits, bytes from row to row, out."""
     a = integers(arguments, 5)
     count, width = a[0], a[1]
-    found, weights = doubles(a[4], count), np.empty(_RUN, np.float64)
+    found, weights, runs = doubles(a[4], count), np.empty(_RUN, np.float64), -(-width // _RUN)
     row = take(counter)
     while row < count:
         logits, total = floats(a[2] + row * a[3], width), 0.0
         top = _top(logits)
-        for begin in range(0, width, _RUN):
-            _weigh(logits, begin, top, 1.0, weights)
+        for run in range(runs):
+            _weigh(logits, run * _RUN, top, 1.0, weights)
             total += _sum(weights)
         found[row] = top + np.log(total)
         row = take(counter)
