@@ -215,9 +215,10 @@ def test_a_row_whose_logits_are_not_finite_is_named_and_never_sampled(
     assert (sample(logits, make_rows(5, temperature=temperature))[0] < 3).all()
     logits[3, 1] = bad
     rows = replace(make_rows(5, temperature=temperature), rows=np.arange(5) * 10)
-    with pytest.raises(StepError, match="1 of 5 rows are not finite") as raised:
-        sample(logits, rows)
-    assert raised.value.rows == (30,)
+    for filters in ({}, {"top_p": np.full(5, 0.9)}):
+        with pytest.raises(StepError, match="1 of 5 rows are not finite") as raised:
+            sample(logits, replace(rows, **filters))
+        assert raised.value.rows == (30,)
 
 
 # -- stops: ids, and strings across token borders; the pre-filter misses nothing --

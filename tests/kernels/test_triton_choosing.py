@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed (it exists for Linux)")
 
 from tests.kernels.synthetic import KINDS
-from workbench.kernels.reference import ReferenceKernels
+from workbench.kernels.reference import ReferenceKernels, leave_out
 from workbench.kernels.triton import rows
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -62,6 +62,10 @@ def test_rows_that_are_not_finite_are_said(bad: float, place: int) -> None:
     tokens, finite = rows.choose(*given(logits, [0.0, 1.0, 0.0], [0.5] * 3)).cpu().numpy()
     assert finite.tolist() == [1, 0, 1]
     assert tokens[2] == 7
+    asked = given(logits, [1.0] * 3, [0.5] * 3)
+    filters = torch.tensor([[0, 0.5, 0]] * 3, dtype=torch.float64, device=DEVICE)
+    _, finite = rows.choose(leave_out(*asked[:2], filters), *asked[1:]).cpu().numpy()
+    assert finite.tolist() == [1, 0, 1]
 
 
 @pytest.mark.parametrize("dtype", KINDS, ids=str)

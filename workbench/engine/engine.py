@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import asdict, dataclass
 from operator import index
@@ -143,7 +143,7 @@ class Engine:
             blocks, held = self.cache.num_blocks, place.arena.storage is not None
             self.memory = plan_memory(model, config, longest, blocks, held)
             storage = place.storage(config, model)
-            with place.arena.lock:  # others may run
+            with self.cache.change():
                 self.cache.free_all()  # of an engine that had this name and was dropped
         self.cache.require(-(-longest // config.block_size))
         tokens, seqs = config.max_num_batched_tokens, config.max_num_seqs
@@ -265,15 +265,16 @@ class Engine:
     def forget(self, lines: TokenLines, kept: TokenLines = ()) -> int:
         """`KVCacheManager.forget`: their cached KV is given up; no token depends on it."""
         self._begin()
-        with self.cache.lock:
+        with self.cache.change():
             given_up = self.cache.forget(lines, kept)
         self._cut_short = False
         return given_up
 
     def abort(self, request_id: int) -> None:
-        """Drop a request; an unknown or finished id is ignored."""
+        """Drop a request, or what it came to; an unknown id is ignored."""
         self._begin()
-        with self.cache.lock:
+        self._held = [output for output in self._held if output.request_id != request_id]
+        with self.cache.change():
             sequence = self.scheduler.abort(request_id)
         if sequence is not None:
             self._recorder.request(self._trace_name, sequence, "abort", time.perf_counter())
@@ -282,7 +283,10 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether any request waits or runs."""
-        return self.scheduler.has_work or bool(self._held) or self._cut_short
+        if self._cut_short:
+            self._begin()
+            self._cut_short = False
+        return self.scheduler.has_work or bool(self._held)
 
     # -- steps --
 
@@ -293,9 +297,15 @@ class Engine:
         engine and all other requests go on. Whatever else is raised, an interrupt of the user
         included, no request is lost: the next call computes again what was running.
         """
+        self._advance()
+        outputs, self._held = self._held, []
+        return outputs
+
+    def _advance(self) -> None:
+        """A step; what ends in it is held."""
         start = time.perf_counter()
         self._begin()
-        with self.cache.lock:
+        with self.cache.change():
             plan = self.scheduler.schedule()
             if plan is not None:
                 self.executor.storage.settle(self.cache)
@@ -315,14 +325,17 @@ class Engine:
             )
             self._next_step += 1
         self._cut_short = False
-        outputs, self._held = self._held, []
-        return outputs
+
+    def _taken(self, wanted: Container[int]) -> list[RequestOutput]:
+        """Of what is held, the outputs of these requests."""
+        found = [output for output in self._held if output.request_id in wanted]
+        self._held = [output for output in self._held if output.request_id not in wanted]
+        return found
 
     def _begin(self) -> None:
         """A call that changes state; one before it that did not come to its end is undone."""
         if self._cut_short:
-            with self.cache.lock:
-                ended = self.scheduler.recover(self._stops())
+            ended = self.scheduler.recover(self._stops())
             told = {output.request_id for output in self._held}
             lost = StepError("The step failed, and an interrupt took what it said; ask again.")
             for sequence, reason in ended:
@@ -339,14 +352,14 @@ class Engine:
             if error.rows:
                 ids = ", ".join(map(str, self.scheduler.requests_of(error.rows)))
                 error = StepError(f"{error} At fault: request {ids}.", error.rows)
-            with self.cache.lock:
+            with self.cache.change():
                 failed = self.scheduler.fail(plan)
             for sequence in failed:
                 self._hold(sequence, "error", error)
         else:
             self.forward_s += result.forward_s
             self.sampling_s += result.sampling_s
-            with self.cache.lock:
+            with self.cache.change():
                 finished = self.scheduler.update(plan, result)
             for sequence, reason in finished:
                 self._hold(sequence, reason)
@@ -410,27 +423,17 @@ class Engine:
         self, queue: Callable[..., int], calls: list[tuple[Any, ...]]
     ) -> list[RequestOutput]:
         """Queue every call, step until all have finished; what else finishes is held for step()."""
-        ids: list[int] = []
-        first = self._next_id
         found: dict[int, RequestOutput] = {}
-        others: list[RequestOutput] = []
+        first = self._next_id
         try:
-            for arguments in calls:
-                ids.append(queue(*arguments))
-            wanted = set(ids)
+            ids = [queue(*arguments) for arguments in calls]
             while len(found) < len(ids):
-                for output in self.step():
-                    if output.request_id in wanted:
-                        found[output.request_id] = output
-                    else:
-                        others.append(output)
+                self._advance()
+                found |= {output.request_id: output for output in self._taken(ids)}
         except BaseException:
             for request_id in range(first, self._next_id):
                 self.abort(request_id)
-            self._held = [output for output in self._held if output.request_id < first]
             raise
-        finally:
-            self._held = others + self._held
         outputs = [found[request_id] for request_id in ids]
         for output in outputs:
             if output.error is not None:
@@ -444,19 +447,17 @@ class Engine:
         """
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         sequence = self._queue(self._encode(prompt), params)
-        shown, finished, others = sequence.num_tokens, False, []
+        shown, finished = sequence.num_tokens, False
         try:
             while not finished:
-                outputs = self.step()
-                finished = any(o.request_id == sequence.request_id for o in outputs)
-                others += [o for o in outputs if o.request_id != sequence.request_id]
+                self._advance()
+                finished = bool(self._taken([sequence.request_id]))
                 piece = decoder.decode(self._bytes(sequence.token_ids[shown:]), final=finished)
-                shown = sequence.num_tokens
+                shown = max(shown, sequence.num_tokens)  # less of them after a repair
                 if piece:
                     yield piece
         finally:
             self.abort(sequence.request_id)
-            self._held = others + self._held
 
     # -- what a search may know of it --
 

@@ -60,8 +60,9 @@ def require_finite_rows(finite: NDArray[np.bool_], rows: NDArray[np.int64]) -> N
 
 
 def filters_of(rows: SamplingRows, vocab: int) -> NDArray[np.float64] | None:
-    """[R, 3] of top_k, top_p and min_p, for `Kernels.choose`; None if no row leaves tokens out."""
+    """[R, 3] of top_k, top_p and min_p, for `Kernels.choose`; None where no warm row has one."""
     some = ((rows.top_k > 0) & (rows.top_k < vocab)) | (rows.top_p < 1) | (rows.min_p > 0)
+    some &= rows.temperature > 0
     return np.stack([rows.top_k, rows.top_p, rows.min_p], axis=1) if some.any() else None
 
 

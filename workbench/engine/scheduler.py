@@ -181,10 +181,9 @@ class Scheduler:
         for sequence in self._batch.sequences:
             if sequence.request_id in ended:
                 continue
-            sequence.preemptions += 1
             if sequence.num_output_tokens:  # the newest token may lack what goes with it
                 sequence.token_ids = TokenList(sequence.token_ids[:-1])
-                del sequence.logprobs[sequence.num_output_tokens :]
+            del sequence.logprobs[sequence.num_output_tokens :]
             sequence.score_rows.clear()
         self._batch.sequences = []
         self._stops = stops

@@ -179,4 +179,5 @@ def leave_out(
     before = units.cumsum(dim=1) - units
     kept &= (before < top_p * units.sum(dim=1, keepdim=True)) | (top_p >= 1)
     kept &= ordered >= min_p
+    kept |= ordered.isnan()  # of a row that is not finite, as all must see
     return logits.masked_fill(~torch.zeros_like(kept).scatter_(1, ids, kept), -math.inf)

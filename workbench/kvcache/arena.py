@@ -465,6 +465,15 @@ class LeasedPool(BlockPool):
         """Between steps: the arena moves pages towards what is granted."""
         return self._source.apply(self)
 
+    @property
+    def changing(self) -> KVCacheManager | None:
+        """The cache that changes the arena, or that was cut short as it did."""
+        return self._source.changing
+
+    @changing.setter
+    def changing(self, cache: KVCacheManager | None) -> None:
+        self._source.changing = cache
+
     def recover(self) -> None:
         """The arena's other models have what they use, and all else is free."""
         self._source.recover()
@@ -552,6 +561,7 @@ class KVArena:
         self._retyped: dict[int, None] = {}
         self._wanted: list[int] | None = None  # a split asked for, until the next step
         self._seen: list[tuple[bool, int, int]] = []  # by the policy, when it was asked last
+        self.changing: KVCacheManager | None = None
         for shape in models:
             packing = pack(shape, self.page)
             if shape.name in self._packings:
@@ -716,8 +726,9 @@ class KVArena:
                 self._wrote[page] = _UNKNOWN
             self._retyped.clear()
             self._seen = []
-            self.policy.split(self._split)
-            self._grant(None)
+            if self._wanted is None:
+                self._wanted = list(self._split)  # the policy may not have been told
+            self.changing = None
 
     def part_of(self, pool: LeasedPool) -> int:
         """Pages of the split that are this model's own; a fair part, where none is kept."""

@@ -13,6 +13,7 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Protocol
@@ -312,13 +313,33 @@ class KVCacheManager:
                     given_up += 1
         return given_up
 
+    @contextmanager
+    def change(self) -> Iterator[None]:
+        """With the lock, all of a change or nothing of it: what anything cut short within it, here
+        or in the cache of another model of the arena, is repaired before the next one.
+        """
+        with self.lock:
+            if self.pool.changing is not None:
+                self.pool.changing.recover()
+            self.pool.changing = self
+            yield
+            self.pool.changing = None
+
     def recover(self) -> None:
         """After a call that anything may have cut short, anywhere: no sequence holds blocks, no
         content can be hit; in an arena, what other models have in use stays.
         """
+        with self.lock:
+            if self.pool.changing is not None:  # what it says of its blocks may be half told
+                self.pool.changing.drop_sequences()
+            self.pool.changing = self  # cut short here, it is done again
+            self.drop_sequences()
+            self.pool.recover()
+
+    def drop_sequences(self) -> None:
+        """Forget whose blocks they are, without giving them back."""
         self._tables.clear()
         self._unfilled.clear()
-        self.pool.recover()
 
     def tables(self) -> list[list[Block]]:
         """The blocks of each sequence, in position order: read only."""

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import pairwise
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from workbench.errors import ConfigError
 
@@ -209,6 +209,7 @@ class BlockPool:
     """
 
     lock: AbstractContextManager[object] = nullcontext()
+    changing: Any = None  # the cache that changes it, or that was cut short as it did
 
     def __init__(self, num_blocks: int) -> None:
         self.blocks = [Block(i) for i in range(num_blocks)]
@@ -427,6 +428,7 @@ class BlockPool:
     def recover(self) -> None:
         """After a call that was cut short, whose sequences are gone: all blocks are free."""
         self.rebuild([])
+        self.changing = None
 
     def rebuild(self, tables: Iterable[Sequence[Block]]) -> None:
         """Blocks of these tables are in use as they were, all others free and without content."""

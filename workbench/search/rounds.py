@@ -195,7 +195,7 @@ class Rounds:
     def play(self, on_round: OnRound | None = None) -> bool:
         """One round; whether there is more to do.
 
-        No request is left behind in an engine, whatever a step or on_round raises; what is not
+        Its requests are aborted in both engines, whatever a step or on_round raises; what is not
         answered by then is given up.
         """
         if not self.queue and not self._in_flight:

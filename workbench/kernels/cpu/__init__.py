@@ -128,7 +128,8 @@ class CpuKernels(Kernels):
         noise: torch.Tensor,
         filters: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        found = torch.empty((2, len(logits)), dtype=torch.int64)
+        assert logits.dtype == torch.float32 and logits.stride(1) == 1, "rows of float32"
+        found = torch.empty((2, logits.shape[0]), dtype=torch.int64)
         self.pool.run(
             rows.choose.address,
             *(*logits.shape, logits.data_ptr(), logits.stride(0) * 4),

@@ -360,7 +360,7 @@ def _likely(logits: Any, top: float, cooling: float, filters: Any, rooms: Any) -
         least = np.exp((kth - top) * cooling)
     while True:
         bound, count = top + np.log(max(least, 1e-300)) / cooling, 0
-        lowest = np.float32(bound - abs(bound) * 1e-6 - 1e-30)
+        lowest = np.float32(bound - 1e-6 * (abs(top) + abs(bound) + 1.0 / cooling))
         for i in range(len(logits)):
             ids[count] = i
             count += logits[i] >= lowest
@@ -369,9 +369,9 @@ def _likely(logits: Any, top: float, cooling: float, filters: Any, rooms: Any) -
         for i in range(count):  # by itself, for LLVM to make vectors of it
             weights[i] = _exponential((weights[i] - top) * cooling)
         enough = count >= top_k and (total == 0.0 or total - _sum(weights[:count]) < spare)
-        if enough or least < 1e-300:
+        if enough or least == 0.0:
             return count, total
-        least *= 2.0**-8  # it was a guess
+        least = least * 2.0**-8 if least > 1e-9 else 0.0  # it was a guess
 
 
 @called
@@ -426,7 +426,7 @@ def choose(arguments: int, counter: int) -> None:
         *(np.empty(runs, np.float64), np.empty(_RUN, np.float64)),
         *(np.empty(room, np.float64), np.empty(room, np.int64)),
         *(np.empty(room, np.float64), np.empty(room, np.int64)),
-        *(np.empty(_BINS, np.float64), np.empty(_BINS, np.int64)),
+        *(np.empty(min(room, 1) * _BINS, np.float64), np.empty(min(room, 1) * _BINS, np.int64)),
     )
     row = take(counter)
     while row < count:
