@@ -221,12 +221,15 @@ def sample(
     """
     if not len(rows):
         return np.empty(0, np.int64), ()
-    device, filters = logits.device, filters_of(rows, logits.shape[1])
+    device, noise, filters = logits.device, rows.temperature, None
+    if noise.any():  # else all is greedy, and any number will do
+        noise = uniform(rows.seeds, rows.positions)
+        filters = filters_of(rows, logits.shape[1])
     tokens, finite = (
         kernels.choose(
             logits,
             staged(rows.temperature, np.float64, device),
-            staged(uniform(rows.seeds, rows.positions), np.float64, device),
+            staged(noise, np.float64, device),
             None if filters is None else staged(filters, np.float64, device),
         )
         .cpu()
