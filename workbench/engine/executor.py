@@ -6,7 +6,7 @@ failed step stored is in blocks that the scheduler then withdraws.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
@@ -251,18 +251,18 @@ def sample(
     return tokens, tuple(found)
 
 
-def likeliest(logits: torch.Tensor, counts: NDArray[np.int64]) -> Iterator[list[int]]:
+def likeliest(logits: torch.Tensor, counts: NDArray[np.int64]) -> list[list[int]]:
     """Of each row the ids of so many largest logits, the largest first, equal ones by their ids."""
-    runs, most = logits.shape[1] // RUN, int(counts.max())
-    least = torch.full((len(logits),), -torch.inf)
-    if 0 < most <= runs:  # so many runs have a token at least as large
-        tops = logits[:, : runs * RUN].view(-1, runs, RUN).amax(2)
-        least = tops.topk(most).values[:, -1]
+    most, runs = int(counts.max()), logits.shape[1] // RUN
     if not most:
-        yield from [[]] * len(logits)
-        return
-    for row, count, bound in zip(logits, counts.tolist(), least.tolist(), strict=True):
+        return [[]] * len(logits)
+    least = [float("-inf")] * len(logits)
+    if most <= runs:  # so many runs have a token at least as large
+        tops = logits[:, : runs * RUN].view(-1, runs, RUN).amax(2)
+        least = tops.topk(most).values[:, -1].tolist()
+    found: list[list[int]] = []
+    for row, count, bound in zip(logits, counts.tolist(), least, strict=True):
         ids = (row >= bound).nonzero()[:, 0]
         order = row[ids].sort(descending=True, stable=True).indices
-        found: list[int] = ids[order][:count].tolist()
-        yield found
+        found.append(ids[order][:count].tolist())
+    return found

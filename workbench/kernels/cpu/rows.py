@@ -415,11 +415,8 @@ def choose(arguments: int, counter: int) -> None:
     """
     a = integers(arguments, 8)
     count, width = a[0], a[1]
-    temperature, noise, found = (
-        doubles(a[4], count),
-        doubles(a[5], count),
-        integers(a[7], 2 * count),
-    )
+    temperature, noise = doubles(a[4], count), doubles(a[5], count)
+    found = integers(a[7], 2 * count)
     runs = (width + _RUN - 1) // _RUN
     filters, room = doubles(a[6], 3 * count), runs * _RUN if a[6] else 0
     rooms = (
