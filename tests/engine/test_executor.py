@@ -53,6 +53,22 @@ def test_wanted_columns_are_columns_of_all_logits(model: LlamaModel) -> None:
     np.testing.assert_allclose(result.wanted[1], result.wanted[0][[3, 39]][:, [7, 2]], rtol=1e-4)
 
 
+def test_the_last_layer_computes_what_is_needed(model: LlamaModel) -> None:
+    """A step of which few rows or none are wanted has the bits of one of which all are."""
+    work = [("a", prompt(1, 9), False), ("b", prompt(2, 30), False), ("c", prompt(3, 4), False)]
+    rows = np.array([3, 8, 42])
+    few, every = Driver(model), Driver(model, max_num_seqs=4)  # more than it has room for: all
+    for chunk in (work, [(name, tokens[:3], False) for name, tokens, _ in work]):
+        everything = WantedLogits(np.arange(sum(len(each[1]) for each in chunk)), np.arange(VOCAB))
+        whole = every.step(chunk, (everything,)).wanted[0]
+        found = few.step(chunk, (replace(everything, rows=rows),) if chunk is work else ())
+        if chunk is work:
+            np.testing.assert_array_equal(found.wanted[0], whole[rows])
+    last = (WantedLogits(np.array([1]), np.arange(VOCAB)),)
+    one, other = (each.step([("b", [7, 9], False)], last) for each in (few, every))
+    np.testing.assert_array_equal(one.wanted[0], other.wanted[0])
+
+
 def test_a_failing_step_raises_from_its_handle_and_the_next_one_works(model: LlamaModel) -> None:
     """A token outside the vocabulary, or a step that is too large, breaks its own step only."""
     driver, other = Driver(model), Driver(model)

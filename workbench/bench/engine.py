@@ -479,7 +479,9 @@ class EngineBench:
         model = self.ours("").engine.executor.model
         weights = sum(product.nbytes for product in model.products)
         held = work.sequences * cached * self.spec.kv_bytes_per_token(model.dtype.itemsize)
-        flops = work.sequences * self.spec.flops(tokens, cached)
+        spec = self.spec  # a row leaves a prompt's last layer; of the others it has keys and values
+        rest = 2 * spec.hidden * (spec.heads * spec.head_dim + 3 * spec.intermediate)
+        flops = work.sequences * (spec.flops(tokens, cached) - (tokens - 1) * rest)
         return work.sequences * tokens / machine.seconds(flops, weights + held)
 
     def rates(self, work: Work, without: Sequence[str] = ()) -> Rates:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, repeat
 from time import perf_counter
 from typing import Any
 
@@ -98,17 +98,22 @@ class Executor:
     def _run(self, plan: StepPlan) -> StepResult:
         """On a GPU the forward pass is launched in forward_s, and waited for in sampling_s."""
         started = perf_counter()
-        hidden = self._forward(plan)
+        asked = [plan.sampling.rows, *(each.rows for each in plan.wanted)]
+        needed, distinct = None, np.unique(np.concatenate(asked))
+        if plan.num_tokens > plan.num_seqs and len(distinct) <= self.buffers.logit_rows:
+            needed, asked = distinct, [np.searchsorted(distinct, rows) for rows in asked]
+        hidden = self._forward(plan, needed)
+        places = [staged(rows, np.int64, hidden.device) for rows in asked]
         logits = hidden.new_empty(0, self.model.spec.outputs)
         if len(plan.sampling):  # on the device, valid until the next step
-            rows = staged(plan.sampling.rows, np.int64, hidden.device)
-            logits = self.model.logits(hidden, rows, self.buffers)
-        wanted = tuple(self._wanted_logits(hidden, each) for each in plan.wanted)
+            logits = self.model.logits(hidden, places[0], self.buffers)
+        wanted = tuple(map(self._wanted_logits, repeat(hidden), places[1:], plan.wanted))
         forwarded = perf_counter()
         tokens, logprobs = sample(self.model.kernels, logits, plan.sampling)
         return StepResult(tokens, logprobs, wanted, forwarded - started, perf_counter() - forwarded)
 
-    def _forward(self, plan: StepPlan) -> torch.Tensor:
+    def _forward(self, plan: StepPlan, needed: NDArray[np.int64] | None) -> torch.Tensor:
+        """Last hidden states of the rows that are needed, or of all."""
         if plan.num_tokens > self.buffers.tokens:
             raise ConfigError(
                 f"The step has {plan.num_tokens} tokens; this executor has room for "
@@ -118,11 +123,16 @@ class Executor:
         tokens = staged(plan.tokens, np.int64, self.model.device)
         if plan.num_tokens == plan.num_seqs:
             return self._decode_steps.forward(tokens, plan)
-        return self.model.forward(tokens, self._caches, ForwardContext.of(plan), self.buffers)
+        context = ForwardContext.of(plan)
+        return self.model.forward(tokens, self._caches, context, self.buffers, needed)
 
-    def _wanted_logits(self, hidden: torch.Tensor, wanted: WantedLogits) -> NDArray[np.float32]:
-        """float32 [rows, columns]: of the vocabulary or the value head, the asked columns only."""
-        rows = staged(wanted.rows, np.int64, hidden.device)
+    def _wanted_logits(
+        self, hidden: torch.Tensor, rows: torch.Tensor, wanted: WantedLogits
+    ) -> NDArray[np.float32]:
+        """float32 [rows, columns]: of the vocabulary or the value head, the asked columns only.
+
+        rows: where the plan's rows stand in the hidden states.
+        """
         out = hidden.new_empty(len(wanted.rows), len(wanted.columns))
         if self.model.kernels.selects:
             columns = staged(wanted.columns, np.int64, hidden.device)

@@ -189,12 +189,14 @@ def measure_activations(
 ) -> int:
     """Bytes beside weights and KV that the largest step needs: buffers, and what comes and goes.
 
-    The step goes through one layer: the others work in the same buffers, one after the other.
+    The step goes through two layers: the others work in the same buffers, one after the other, and
+    of the last one only what reaches the vocabulary is computed.
     """
-    spec = model.spec
-    storage = KVStorage(1, 1, 1, spec.kv_heads, spec.head_dim, model.dtype, model.device)
+    spec, some = model.spec, model.first_layers(2)
+    shape = len(some.layers), spec.kv_heads, spec.head_dim
+    storage = KVStorage(1, 1, *shape, model.dtype, model.device)
     executor = Executor(
-        model.first_layers(1),
+        some,
         storage,
         batch_invariant=False,
         max_num_batched_tokens=max_num_batched_tokens,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -60,6 +60,15 @@ class ForwardContext:
             return np.arange(len(counts) + 1, dtype=np.int64)
         runs = [np.arange(*pair, _PIECE) for pair in pairwise(self.query_start.tolist())]
         return np.concatenate([*runs, self.query_start[-1:]]).astype(np.int64)
+
+    def of_rows(self, rows: NDArray[np.int64]) -> ForwardContext:
+        """The same sequences, some owning fewer rows or none: rows [R] of these, ascending."""
+        return replace(
+            self,
+            positions=self.positions[rows],
+            sequence=self.sequence[rows],
+            query_start=np.searchsorted(rows, self.query_start).astype(np.int32),
+        )
 
     @classmethod
     def of(cls, plan: StepPlan) -> ForwardContext:

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from workbench.kernels import ForwardContext, Kernels, LayerCache, Part, Quantised
 from workbench.models.gguf import GGUFFile
@@ -181,17 +183,30 @@ class LlamaModel:
         caches: Sequence[LayerCache],
         context: ForwardContext,
         buffers: Buffers,
+        needed: NDArray[np.int64] | None = None,
     ) -> torch.Tensor:
-        """Stores the rows' keys and values; their last hidden states, normed [T, hidden]."""
+        """Stores the rows' keys and values; their last hidden states, normed [T, hidden].
+
+        needed: of these rows only [R], ascending, at most as many as the buffers' logits. Others
+        end with the last layer's keys and values.
+        """
         rows = len(tokens)
         self.embedding(tokens, buffers.residual[:rows])
-        self.run_layers(rows, caches, context, buffers)
-        return buffers.normed[:rows]
+        self.run_layers(rows, caches, context, buffers, needed)
+        return buffers.normed[: rows if needed is None else len(needed)]
 
     def run_layers(
-        self, rows: int, caches: Sequence[LayerCache], context: ForwardContext, buffers: Buffers
+        self,
+        rows: int,
+        caches: Sequence[LayerCache],
+        context: ForwardContext,
+        buffers: Buffers,
+        needed: NDArray[np.int64] | None = None,
     ) -> None:
-        """From embeddings in buffers.residual to normed hidden states; calls kernels, no more."""
+        """From embeddings in buffers.residual to normed hidden states; see `forward`.
+
+        Calls kernels and no more, where all are needed.
+        """
         kernels, epsilon = self.kernels, self.spec.rms_epsilon
         residual, normed = buffers.residual[:rows], buffers.normed[:rows]
         qkv, attended, gated = buffers.qkv[:rows], buffers.attended[:rows], buffers.gated[:rows]
@@ -199,6 +214,14 @@ class LlamaModel:
             kernels.rms_norm(residual, layer.attention_norm, epsilon, normed)
             layer.qkv(normed, qkv)
             kernels.store_kv(qkv, self.cosine, self.sine, cache, context)
+            if needed is not None and layer is self.layers[-1]:
+                if not len(needed):
+                    return
+                rows, context = len(needed), context.of_rows(needed)
+                chosen = torch.from_numpy(needed).to(qkv.device)
+                residual = torch.index_select(residual, 0, chosen, out=buffers.wanted[:rows])
+                qkv, normed = qkv.index_select(0, chosen), buffers.normed[:rows]
+                attended, gated = buffers.attended[:rows], buffers.gated[:rows]
             kernels.attend(qkv, attended, cache, context)
             layer.output.add_to(attended, residual)
             kernels.rms_norm(residual, layer.mlp_norm, epsilon, normed)
