@@ -205,6 +205,15 @@ def test_a_device_that_runs_out_is_told_with_numbers(
         Engine("tiny-solver", num_blocks=32, max_model_len=64)
 
 
+def test_activations_are_those_of_the_longest_contexts_too() -> None:
+    """Kernels that gather a context, as the reference ones, take room for the longest."""
+    model = load_model("tiny-solver", dtype="bfloat16")
+    short, long = (memory.measure_activations(model, 8, 2, length) for length in (64, 2048))
+    spec = model.spec
+    gathered = 2 * 2048 * spec.heads * spec.head_dim * model.dtype.itemsize
+    assert long - short > 0.9 * gathered
+
+
 def test_activations_need_room_beside_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU's: they are taken after it; a cache that is there already needs none."""
     monkeypatch.setattr("workbench.engine.memory.measure_activations", lambda *_: 3 << 20)

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -173,6 +174,34 @@ def test_links_and_members_outside_a_run_folder_are_refused(tmp_path, name):
         out.addfile(link)
     with pytest.raises(RunStoreError, match="no plain file"):
         import_runs(tmp_path / "evil.tar", tmp_path / "there")
+
+
+def test_an_archive_larger_than_the_limit_is_refused(tmp_path, two_runs, monkeypatch):
+    """Before anything is written, and of a packed one before all of it is unpacked."""
+    monkeypatch.setattr("workbench.experiments.runs.LARGEST_ARCHIVE", 1000)
+    for archive in (tmp_path / "runs.tar.gz", tmp_path / "runs.zip"):
+        export_runs(two_runs, archive)
+        with pytest.raises(RunStoreError, match="unpacks to more than 1000"):
+            import_runs(archive, tmp_path / "there")
+    assert load_runs(tmp_path / "there").empty
+
+
+def test_two_processes_replace_one_failed_run(tmp_path, two_runs, monkeypatch):
+    """The other one moves the failed run aside just before; what was measured last stays."""
+    store, target = RunStore(tmp_path / "here"), two_runs[0]
+    shutil.copytree(target, fresh := tmp_path / "here" / ".fresh")
+    really = os.replace
+
+    def beaten(source, aside):
+        monkeypatch.setattr(os, "replace", really)
+        shutil.rmtree(target)
+        really(source, aside)
+
+    monkeypatch.setattr("workbench.experiments.runs.status_of", lambda _: "failed")
+    monkeypatch.setattr(os, "replace", beaten)
+    store.publish(fresh, target)
+    monkeypatch.undo()
+    assert status_of(target) == "finished" and not fresh.exists()
 
 
 def test_a_truncated_archive_and_wrong_names_are_named(tmp_path, two_runs):

@@ -35,6 +35,7 @@ from workbench.models.registry import (
     model_spec,
     open_source,
     resolve,
+    shards_of,
 )
 from workbench.tokenizer import ByteTokenizer
 
@@ -181,6 +182,15 @@ def test_a_download_broken_off_between_shards_is_not_complete(snapshot: Path) ->
     assert in_cache("owner/name", files) is None
     (snapshot / "model.safetensors").touch()  # what is read, whatever an index says
     assert in_cache("owner/name", files) == snapshot
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "sub/shard", "..", "", 7])
+def test_an_index_names_files_of_its_folder_only(tmp_path: Path, name: object) -> None:
+    """Links are followed, as a hub's cache is made of them; names that lead elsewhere are not."""
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a.weight": name}}))
+    with pytest.raises(ModelError, match=r"a shard must lie in the folder|no readable weight_map"):
+        shards_of(tmp_path)
 
 
 def response(status: int, kind: type[HfHubHTTPError] = HfHubHTTPError) -> HfHubHTTPError:

@@ -91,7 +91,7 @@ def plan_memory(
     name, size = config.model, config.block_size
     with memory_told(name, model):
         largest = config.max_num_batched_tokens, config.max_num_seqs, max_model_len
-        activations = measure_activations(model, *largest)
+        activations = measure_activations(model, *largest, size)
     block_bytes = model.spec.block_bytes(size, model.dtype.itemsize)
     other, paid = beside_torch(model.device), activations if config.activations_in_total else 0
     fixed = model.weight_bytes + paid + other
@@ -185,16 +185,22 @@ def _refuse_too_few(profile: MemoryProfile, longest: int, block_size: int, name:
 
 @collection_paused()
 def measure_activations(
-    model: LlamaModel, max_num_batched_tokens: int, max_num_seqs: int, max_model_len: int
+    model: LlamaModel,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    max_model_len: int,
+    block_size: int = 16,
 ) -> int:
     """Bytes beside weights and KV that the largest step needs: buffers, and what comes and goes.
 
-    The step goes through two layers: the others work in the same buffers, one after the other, and
-    of the last one only what reaches the vocabulary is computed.
+    Two steps are measured, of the most tokens and of the longest contexts: some kernels leave
+    what they sum up of each part of a context beside it. They go through two layers: the others
+    work in the same buffers, one after the other, and of the last one only what reaches the
+    vocabulary is computed.
     """
     spec, some = model.spec, model.first_layers(2)
     shape = len(some.layers), spec.kv_heads, spec.head_dim
-    storage = KVStorage(1, 1, *shape, model.dtype, model.device)
+    storage = KVStorage(1, block_size, *shape, model.dtype, model.device)
     executor = Executor(
         some,
         storage,
@@ -204,29 +210,37 @@ def measure_activations(
     )
     tokens = min(max_num_batched_tokens, max_num_seqs * max_model_len)
     samples = spec.value_head is None
-    plan = _even_plan(tokens, min(max_num_seqs, tokens), samples)
+    seqs = min(max_num_seqs, tokens)
     executor.submit(_even_plan(1, 1, samples)).result()  # first-call allocations are not the step's
-    with peak_on(model.device) as peak:
-        executor.submit(plan).result()
-    return executor.buffers.nbytes + peak.bytes
+    most, longest = (tokens, 0), (seqs, max_model_len - 1)
+    peaks = []
+    for total, cached in (most, longest):
+        plan = _even_plan(total, seqs, samples, cached, block_size)
+        with peak_on(model.device) as peak:
+            executor.submit(plan).result()
+        peaks.append(peak.bytes)
+    return executor.buffers.nbytes + max(peaks)
 
 
-def _even_plan(tokens: int, seqs: int, samples: bool) -> StepPlan:
+def _even_plan(
+    tokens: int, seqs: int, samples: bool, cached: int = 0, block_size: int = 1
+) -> StepPlan:
     """A step of so many tokens; every block is the same one, since contents do not count.
 
     samples: each sequence samples a token; else each wants one output of a value head.
+    cached: positions of each sequence before the step's.
     """
     lengths = np.full(seqs, tokens // seqs, np.int32)
     lengths[: tokens % seqs] += 1
-    ends = np.cumsum(lengths)
+    ends, context = np.cumsum(lengths), lengths + np.int32(cached)
     return StepPlan(
         step=0,
         tokens=np.zeros(tokens, np.int64),
-        positions=np.concatenate([np.arange(n, dtype=np.int64) for n in lengths]),
+        positions=np.concatenate([np.arange(cached, n, dtype=np.int64) for n in context]),
         query_start=np.concatenate([[0], ends]).astype(np.int32),
-        context_len=lengths,
-        block_offsets=np.zeros((seqs, int(lengths.max())), np.int64),
-        sampling=_sampling(ends - 1, lengths) if samples else _sampling(ends[:0], lengths[:0]),
+        context_len=context,
+        block_offsets=np.zeros((seqs, math.ceil(int(context.max()) / block_size)), np.int64),
+        sampling=_sampling(ends - 1, context) if samples else _sampling(ends[:0], context[:0]),
         wanted=() if samples else (WantedLogits(ends.astype(np.int64) - 1, np.zeros(1, np.int64)),),
     )
 

@@ -31,7 +31,7 @@ import numpy as np
 import pandas as pd
 
 from workbench import __version__
-from workbench.config import SweepConfig
+from workbench.config import SweepConfig, format_size
 from workbench.errors import OutOfMemory, RunStoreError, nearest
 from workbench.experiments.memory import feasibility
 from workbench.experiments.provenance import describe, git_state, machine_facts, versions
@@ -208,8 +208,9 @@ class RunStore:
             return
         if target.exists():
             aside = self._temporary(target.name)
-            os.replace(target, aside)
-            shutil.rmtree(aside)
+            with suppress(FileNotFoundError):  # another process has moved it aside already
+                os.replace(target, aside)
+                shutil.rmtree(aside)
         try:
             os.replace(temporary, target)
         except OSError:  # another process published the same run in this very moment
@@ -324,6 +325,7 @@ def read_config(folder: Path) -> Row:
 
 FILES = frozenset({CONFIG, *(f"{table}.parquet" for table in TABLES)})
 ENDINGS = (".tar", ".tar.gz", ".tgz", ".zip")
+LARGEST_ARCHIVE = 8 << 30  # bytes, unpacked: a thousand times a study of all figures
 
 
 def export_runs(path: Folders, archive: str | Path) -> list[str]:
@@ -409,11 +411,16 @@ def _unpack(source: Path, target: Path) -> None:
     try:
         if source.suffix == ".zip":
             with zipfile.ZipFile(source) as packed:
-                _check_members([each.filename for each in packed.infolist() if not each.is_dir()])
+                held = [each for each in packed.infolist() if not each.is_dir()]
+                _check_size(source, [each.file_size for each in held])
+                _check_members([each.filename for each in held])
                 packed.extractall(target)
             return
         with tarfile.open(source) as archive:
-            members = [each for each in archive if not each.isdir()]
+            members: list[tarfile.TarInfo] = []
+            for each in archive:  # a packed one is unpacked in passing, up to the limit
+                members += [] if each.isdir() else [each]
+                _check_size(source, [member.size for member in members])
             odd = [each.name for each in members if not each.isfile()]
             if odd:
                 raise RunStoreError(f"{source.name} holds {odd[0]!r}, which is no plain file.")
@@ -424,6 +431,14 @@ def _unpack(source: Path, target: Path) -> None:
             f"{source.name} cannot be unpacked ({problem}); it is damaged or no run archive. "
             "Copy it again."
         ) from problem
+
+
+def _check_size(source: Path, sizes: Sequence[int]) -> None:
+    if sum(sizes) > LARGEST_ARCHIVE:
+        raise RunStoreError(
+            f"{source.name} unpacks to more than {format_size(LARGEST_ARCHIVE)}, the largest that "
+            "is read; export fewer runs into each archive."
+        )
 
 
 def _check_members(names: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ import json
 import re
 import socket
 import ssl
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from workbench.errors import ModelError, nearest
 from workbench.models.gguf import GGUFFile, TokenizerReader, read_config
@@ -170,6 +170,12 @@ def shards_of(folder: Path) -> list[Path]:
         raise ModelError(f"{folder} has neither model.safetensors nor {INDEX}.")
     try:
         listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        outside = [n for n in listed.values() if len(PurePath(n).parts) != 1 or n == ".."]
+        if outside:
+            raise ModelError(
+                f"{index} names {outside[0]!r:.200}; a shard must lie in the folder itself, under "
+                "its plain name."
+            )
         return sorted({folder / name for name in listed.values()}) or [single]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{index} has no readable weight_map: {error}.") from error
