@@ -101,7 +101,9 @@ def test_evicted_contents_are_remembered_by_generation(monkeypatch: pytest.Monke
     assert remembered[8:24] == [*range(1, 17)], "nothing is forgotten before there are so many"
     assert max(remembered) <= 32 and min(remembered[24:]) >= 16
     for number in range(176, 192):  # the last 16 that were evicted
-        assert TokenList([number] * 4).block_hashes(chain_root(b"", b""), 4)[0] in cache.pool.evicted
+        assert (
+            TokenList([number] * 4).block_hashes(chain_root(b"", b""), 4)[0] in cache.pool.evicted
+        )
     run(cache, 1000, [*[191] * 4, 0])
     assert cache.stats.thrashed == 1, "evicted just before"
     run(cache, 1001, [*[0] * 4, 0])

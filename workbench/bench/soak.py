@@ -58,12 +58,12 @@ def run(profile: str = "default", minutes: float | None = None, seed: int = 0) -
 def soak(workload: Workload, least_s: float, seed: int = 0) -> Iterator[Row]:
     """See run. For so many seconds, and at least LEAST searches."""
     names, random, done = (workload.llm, workload.prm), Random(seed), Counter[str]()
-    roomy = [roomy_engine(name) for name in names]
-    expected = [nodes_of(workload.search(*roomy, each)) for each in range(SEEDS)]
+    llm, prm = (roomy_engine(name) for name in names)
+    expected = [nodes_of(workload.search(llm, prm, each)) for each in range(SEEDS)]
     shapes = [block_shape(name, max_model_len=LONGEST) for name in names]
     least_bytes = sum(shape.block_bytes * shape.floor_blocks for shape in shapes)
     arena = KVArena(int(FLOORS * least_bytes), shapes)
-    engines = [Engine(name, arena=arena, max_model_len=LONGEST) for name in names]
+    llm, prm = (Engine(name, arena=arena, max_model_len=LONGEST) for name in names)
     broken: list[str] = []
     resident: list[tuple[float, int]] = []  # seconds, bytes
     usual_s, start = 1.0, perf_counter()
@@ -73,23 +73,29 @@ def soak(workload: Workload, least_s: float, seed: int = 0) -> Iterator[Row]:
                 break
             record = None if number else Path(folder, "recording")
             which, began = number // 2 % SEEDS, perf_counter()
-            search = make_search(workload.problems, *engines, workload.config, which, record)
+            search = make_search(workload.problems, llm, prm, workload.config, which, record)
             try:
                 if record is not None:
                     meet_full_disk(search, record)
                     done["full_disks"] += 1
-                with interrupt_after(random.uniform(0.001, usual_s) if number % 2 else 0):
-                    nodes = nodes_of(search.play())
-                every = nodes.keys() | expected[which].keys()
-                done["nodes"] += len(every)
-                done["wrong"] += sum(nodes.get(n) != expected[which].get(n) for n in every)
-                usual_s = perf_counter() - began
-            except Interrupt:
-                done["interrupts"] += 1
+                try:
+                    with interrupt_after(random.uniform(0.001, usual_s) if number % 2 else 0):
+                        nodes = nodes_of(search.play())
+                    every = nodes.keys() | expected[which].keys()
+                    done["nodes"] += len(every)
+                    done["wrong"] += sum(nodes.get(n) != expected[which].get(n) for n in every)
+                    usual_s = perf_counter() - began
+                except Interrupt:
+                    done["interrupts"] += 1
+                for engine in (llm, prm):
+                    while engine.has_work:  # asked just before the interrupt
+                        engine.step()
+                    assert engine.cache.num_active == 0, f"{engine.name}: a block that nothing uses"
+                arena.check()
             except (AssertionError, WorkbenchError) as error:
                 broken.append(f"search {number}: {error!r}")
-            broken += broken_laws(arena, engines)
-            resident.append((perf_counter() - start, resident_bytes()))
+            pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+            resident.append((perf_counter() - start, pages * os.sysconf("SC_PAGE_SIZE")))
     yield Row("searches", len(resident), "searches")
     for name in ("interrupts", "resplits", "full_disks"):
         yield Row(name, done[name], name)
@@ -153,25 +159,6 @@ def meet_full_disk(search: Search, record: Path) -> None:
     assert steps == len(search.result().tree), "the recording lacks steps"
 
 
-def broken_laws(arena: KVArena, engines: Sequence[Engine]) -> list[str]:
-    """Of the arena, its caches and its engines, between two searches."""
-    try:
-        for engine in engines:
-            while engine.has_work:  # asked just before the interrupt
-                engine.step()
-            assert engine.cache.num_active == 0, f"{engine.name}: a block that nothing uses"
-        arena.check()
-    except AssertionError as error:
-        return [str(error)]
-    return []
-
-
-def resident_bytes() -> int:
-    """Memory of this process that is in RAM."""
-    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
-
-
 def memory_rows(resident: Sequence[tuple[float, int]]) -> Iterator[Row]:
     """How resident memory grows, from (seconds, bytes): its slope over the second half, and its
     median in the last quarter over that in the second.
@@ -179,5 +166,6 @@ def memory_rows(resident: Sequence[tuple[float, int]]) -> Iterator[Row]:
     half, quarter = len(resident) // 2, len(resident) // 4
     slope = linear_regression(*zip(*resident[half:])).slope
     yield Row("rss_slope", 3600 * slope, "B/h", repeats=len(resident) - half)
-    late, early = (median(size for _, size in part) for part in (resident[-quarter:], resident[quarter:half]))
-    yield Row("rss_growth", late / early - 1, "fraction", repeats=quarter)
+    late, early = resident[-quarter:], resident[quarter:half]
+    growth = median(size for _, size in late) / median(size for _, size in early) - 1
+    yield Row("rss_growth", growth, "fraction", repeats=quarter)
