@@ -140,7 +140,7 @@ def bench(
     json: str = Option(None, help="write the record (machine, versions, commit, rows) here"),
     isa: str = Option(None, help="avx512, avx2, neon: a lesser set than the host's, peers' too"),
 ) -> None:
-    """Measure speed, search quality or sameness, or whether long use breaks anything.
+    """Measure speed, search quality, sameness or endurance.
 
     Prints each row as it is measured; --json FILE also keeps those of a run that was interrupted.
     """
