@@ -58,7 +58,7 @@ def run(profile: str = "default", minutes: float | None = None, seed: int = 0) -
 def soak(workload: Workload, least_s: float, seed: int = 0) -> Iterator[Row]:
     """See run. For so many seconds, and at least LEAST searches."""
     names, random, done = (workload.llm, workload.prm), Random(seed), Counter[str]()
-    llm, prm = (roomy_engine(name) for name in names)
+    llm, prm = (roomy_engine(name, max_model_len=LONGEST) for name in names)
     expected = [nodes_of(workload.search(llm, prm, each)) for each in range(SEEDS)]
     shapes = [block_shape(name, max_model_len=LONGEST) for name in names]
     least_bytes = sum(shape.block_bytes * shape.floor_blocks for shape in shapes)
