@@ -73,6 +73,23 @@ def test_rows_say_what_was_given_and_times_count_from_the_run_s_origin() -> None
     assert pd.isna(scored["seed"]) and pd.isna(scored["first_token_s"])
 
 
+def test_a_bounded_trace_keeps_the_last_rows_and_says_how_many_it_lacks(tmp_path: Path) -> None:
+    """In memory and in its files; a recorder without a bound keeps all of them."""
+    bounded, whole = Recorder(most_rows=10), Recorder()
+    for number in range(95):
+        for recorder in (bounded, whole):
+            recorder.step("llm", number, 0.0, 0.0, 0.0, COUNTS)
+            recorder.span("llm", "waiting", number, 0.0)
+        kept = len(bounded.step_rows)
+        assert min(number + 1, 10) <= kept <= 20
+    bounded.trace().to_parquet(tmp_path)
+    for trace in (bounded.trace(), Trace.read(tmp_path)):
+        assert trace.steps["step"].tolist() == [*range(95 - kept, 95)]
+        assert trace.dropped == {"steps": 95 - kept, "requests": 0, "nodes": 0, "spans": 95 - kept}
+    assert whole.trace().steps["step"].tolist() == [*range(95)]
+    assert not any(whole.trace().dropped.values())
+
+
 def test_what_is_written_is_read_back_the_same(tmp_path: Path) -> None:
     trace = recorded().trace()
     trace.to_parquet(tmp_path / "run")

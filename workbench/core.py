@@ -253,8 +253,10 @@ class TokenEngine(Protocol):
         """Of config, spec, num_blocks, weight_bytes and block_bytes, for a recording, the known."""
         ...
 
-    def trace_as(self, recorder: Any, name: str) -> None:
-        """Write steps and requests to this trace.Recorder from now on (capability "trace")."""
+    def trace_as(self, recorder: Any, name: str) -> tuple[Any, str]:
+        """Write steps and requests to this trace.Recorder from now on, under this name; returns
+        those before it (capability "trace").
+        """
         ...
 
     def forget(

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SCHEMA_VERSION = 1
+MOST_ROWS = 1 << 16
+"""Rows of a table that an engine keeps of its own for certain, half a kilobyte each."""
 _VERSION_KEY = b"workbench_schema_version"
+_DROPPED = "dropped_rows"
 
 
 class StepCounts(NamedTuple):
@@ -147,11 +150,16 @@ class Recorder:
     """Collects the rows of a run, of all its engines, on one clock.
 
     Every time given to it is a reading of one monotonic clock (time.perf_counter unless the run
-    says otherwise). origin: the clock's reading at second 0 (default: now).
+    says otherwise). origin: the clock's reading at second 0 (default: now). most_rows: of steps,
+    requests and spans the last so many are kept, and never more than twice as many; the rest is
+    dropped, and the trace says how many were (default: all are kept, as a run needs them).
     """
 
-    def __init__(self, run_id: str = "run", origin: float | None = None) -> None:
-        self.run_id = run_id
+    def __init__(
+        self, run_id: str = "run", origin: float | None = None, *, most_rows: int | None = None
+    ) -> None:
+        self.run_id, self.most_rows = run_id, most_rows
+        self.dropped = dict.fromkeys(ROW_TYPES, 0)  # rows of each table
         self.origin = time.perf_counter() if origin is None else origin
         self.step_rows: list[StepRow] = []
         self.request_rows: list[RequestRow] = []
@@ -170,7 +178,9 @@ class Recorder:
         blocks_target: int | None = None,
     ) -> None:
         """One scheduling step; start_s is a clock reading, blocks_target default: blocks_total."""
-        self.step_rows.append(
+        self._keep(
+            "steps",
+            self.step_rows,
             StepRow(
                 run_id=self.run_id,
                 engine=engine,
@@ -181,7 +191,7 @@ class Recorder:
                 counts=counts,
                 score_cache_hits=0,
                 blocks_target=counts.blocks_total if blocks_target is None else blocks_target,
-            )
+            ),
         )
 
     def request(
@@ -189,7 +199,9 @@ class Recorder:
     ) -> None:
         """One finished request; finished_s and the sequence's own times are clock readings."""
         params, tag = sequence.params, sequence.tag
-        self.request_rows.append(
+        self._keep(
+            "requests",
+            self.request_rows,
             RequestRow(
                 run_id=self.run_id,
                 engine=engine,
@@ -208,7 +220,7 @@ class Recorder:
                 output_tokens=sequence.num_output_tokens,
                 preemptions=sequence.preemptions,
                 finish_reason=finish_reason,
-            )
+            ),
         )
 
     def span(self, lane: str, kind: str, start_s: float, duration_s: float) -> None:
@@ -220,7 +232,13 @@ class Recorder:
             start_s=start_s - self.origin,
             duration_s=duration_s,
         )
-        self.span_rows.append(row)
+        self._keep("spans", self.span_rows, row)
+
+    def _keep(self, table: str, rows: list[Any], row: NamedTuple) -> None:
+        rows.append(row)
+        if self.most_rows is not None and len(rows) > 2 * self.most_rows:
+            self.dropped[table] += len(rows) - self.most_rows
+            del rows[: -self.most_rows]
 
     def _since_origin(self, clock_reading: float | None) -> float | None:
         return None if clock_reading is None else clock_reading - self.origin
@@ -228,31 +246,45 @@ class Recorder:
     @property
     def steps(self) -> pd.DataFrame:
         """A row a step, so far."""
-        return frame("steps", self.step_rows)
+        return self._frame("steps", self.step_rows)
 
     @property
     def requests(self) -> pd.DataFrame:
         """A row a request that ended, so far."""
-        return frame("requests", self.request_rows)
+        return self._frame("requests", self.request_rows)
+
+    def _frame(self, table: str, rows: SequenceOf[NamedTuple]) -> pd.DataFrame:
+        found = frame(table, rows)
+        if self.dropped[table]:
+            found.attrs[_DROPPED] = self.dropped[table]
+        return found
 
     def trace(self) -> Trace:
-        """All that was recorded so far, as frames."""
+        """All that was recorded so far and not dropped, as frames."""
         return Trace(
             steps=self.steps,
             requests=self.requests,
             nodes=frame("nodes", self.node_rows),
-            spans=frame("spans", self.span_rows),
+            spans=self._frame("spans", self.span_rows),
         )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """The four tables of a run."""
+    """The four tables of a run; all of their rows unless `dropped` says otherwise."""
 
     steps: pd.DataFrame
     requests: pd.DataFrame
     nodes: pd.DataFrame
     spans: pd.DataFrame
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Of each table the earlier rows that it lacks, as its recorder had a bound; in a file too.
+
+        In a frame's `attrs` as "dropped_rows", if there are any.
+        """
+        return {table: getattr(self, table).attrs.get(_DROPPED, 0) for table in ROW_TYPES}
 
     def to_parquet(self, folder: str | os.PathLike[str]) -> Path:
         """Write steps, requests, nodes and spans .parquet into the folder; returns it."""

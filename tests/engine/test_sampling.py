@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import fields, replace
 
 import numpy as np
@@ -266,6 +267,45 @@ def test_conditions_are_counted_and_forgotten() -> None:
     assert not checker.suspects(a)[0]
     assert not checker.suspects(b)[0]
     assert checker.suspects(np.array([EOS, 5000])).tolist() == [True, False]
+
+
+def test_the_tables_of_stop_strings_go_with_their_requests() -> None:
+    """Memory is that of the stop strings in use and a few more, whatever came before."""
+    checker = StopChecker([b"", *(b"x%d" % i for i in range(4096))], {EOS})
+
+    def held_after(numbers: range) -> int:
+        for number in numbers:
+            checker.add(number, SamplingParams(stop=(f"{number}x",)))
+            assert checker.suspects(np.array([1]))[0]
+            checker.remove(number)
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        before = held_after(range(32))
+        assert held_after(range(32, 200)) < before + 4096 * 8
+    finally:
+        tracemalloc.stop()
+    assert not checker.suspects(np.array([1]))[0]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    tokens=st.lists(st.binary(max_size=4).map(lambda b: bytes(x % 3 + 97 for x in b)), min_size=1),
+    stop=st.text("abc", min_size=1, max_size=5),
+)
+def test_suspects_are_the_tokens_that_can_complete_a_stop(tokens: list[bytes], stop: str) -> None:
+    """Those that hold it, or begin with an end of it, however often the stop came and went."""
+    checker = StopChecker(tokens, ())
+    ends = tuple(stop[start:].encode() for start in range(len(stop)))
+    for number in range(3):
+        checker.add(number, SamplingParams(stop=(stop,)))
+        found = checker.suspects(np.arange(len(tokens)))
+        assert found.tolist() == [ends[0] in t or t.startswith(ends) for t in tokens]
+        checker.remove(number)
+        for other in range(100, 110) if number else ():
+            checker.add(other, SamplingParams(stop=(f"{other}",)))
+            checker.remove(other)
 
 
 @settings(max_examples=300, deadline=None)

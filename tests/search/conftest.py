@@ -62,6 +62,7 @@ class FakeEngine:
         self.aborted: list[int] = []
         self._waiting: list[int] = []
         self.fail_on: int | None = None
+        self.recorder, self.trace_name = None, ""
         self.description: dict[str, object] = {}
 
     def add(self, prompt, params, *, tag=None):
@@ -79,7 +80,9 @@ class FakeEngine:
         return len(self.asked) - 1
 
     def trace_as(self, recorder, name):
+        before = self.recorder, self.trace_name
         self.recorder, self.trace_name = recorder, name
+        return before
 
     def step(self):
         start = time.perf_counter()

@@ -52,6 +52,25 @@ def test_two_searches_in_turn_are_each_as_if_alone(given, shared):
         assert (spans["start_s"] + spans["duration_s"]).max() < 0.05 * search.progress.round
 
 
+def test_a_search_s_trace_is_whole_and_its_engines_go_on_with_their_own(given, monkeypatch):
+    """What engines do between and after its rounds is no part of it, nor is it lost."""
+    monkeypatch.setattr("workbench.engine.engine.MOST_ROWS", 4)  # fewer than its search has steps
+    llm = Engine("tiny-solver", **LIMITS)
+    found = given() | {"llm": llm, "prm": PRM(Engine("tiny-prm", **LIMITS))}
+    search = Search(load_problems("tiny", limit=2), **found)
+    assert search.round()
+    llm.score([1, 2, 3], [2], [0])
+    assert (len(llm.trace.steps), len(llm.trace.requests)) == (1, 1)
+    trace = search.play().trace
+    assert not any(trace.dropped.values())
+    steps = trace.steps[trace.steps["engine"] == "llm"]["step"]
+    assert len(steps) > 8 and set(range(steps.max())) - set(steps) == {llm.trace.steps["step"][0]}
+    for _ in range(12):
+        llm.score([1, 2, 3], [2], [0])
+    own = llm.trace
+    assert own.dropped["steps"] > 0 and len(own.steps) + own.dropped["steps"] == 13
+
+
 def test_a_result_needs_all_rounds(given):
     """Before the end, and after a stop, there is none; a further round does nothing."""
 

@@ -125,6 +125,7 @@ Measured = Annotated[dict[str, Any], [
     option("seed", int, "where the bench takes one (default: 0)"),
     option("seeds", int, "search, memory: how many, not the profile's number", min=1),
     option("repeats", int, "engine, memory, kernels, replay: how many", min=1),
+    option("minutes", float, "soak: how long (default: the profile's, 20)", min=0),
     option("peers", str, "engine: installed (default), none, or names and commas"),
     option("device", str, "engine, reenact: cpu (default), or a GPU: cuda, cuda:1"),
     option("part", str, "memory: starts, beams, forks, arena or sharing alone"),
@@ -134,12 +135,12 @@ Measured = Annotated[dict[str, Any], [
 def bench(
     given: Measured,
     name: Literal[
-        "engine", "search", "identity", "memory", "kernels", "replay", "reenact"
+        "engine", "search", "identity", "memory", "kernels", "replay", "reenact", "soak"
     ] = Argument(help="what to measure"),
     json: str = Option(None, help="write the record (machine, versions, commit, rows) here"),
     isa: str = Option(None, help="avx512, avx2, neon: a lesser set than the host's, peers' too"),
 ) -> None:
-    """Measure speed, search quality or sameness.
+    """Measure speed, search quality, sameness or endurance.
 
     Prints each row as it is measured; --json FILE also keeps those of a run that was interrupted.
     """

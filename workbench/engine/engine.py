@@ -41,7 +41,7 @@ from workbench.models.llama import LlamaModel
 from workbench.models.loading import arithmetic_dtype, load_model, require_device
 from workbench.models.registry import DUMMY, load_tokenizer, model_spec
 from workbench.models.spec import ModelSpec
-from workbench.trace import Recorder, Trace
+from workbench.trace import MOST_ROWS, Recorder, Trace
 
 Prompt = str | SequenceOf[int]
 TokenLines = SequenceOf[SequenceOf[int]]
@@ -120,7 +120,7 @@ class Engine:
         self._next_id = self._next_step = 0
         self._held: list[RequestOutput] = []  # finished, and not yet returned
         self._cut_short = False  # the last call that changes state did not come to its end
-        self.trace_as(Recorder("engine"), model)
+        self._recorder, self._trace_name = Recorder("engine", most_rows=MOST_ROWS), model
 
     def _build(self, model: LlamaModel, place: ArenaPlace | None) -> None:
         """How much memory there is, then the cache, the executor and the scheduler over it."""
@@ -479,13 +479,17 @@ class Engine:
 
     # -- trace --
 
-    def trace_as(self, recorder: Recorder, name: str) -> None:
-        """Write steps and requests from now on to this recorder, under this name."""
+    def trace_as(self, recorder: Recorder, name: str) -> tuple[Recorder, str]:
+        """Write steps and requests from now on to this recorder, under this name; returns those
+        before it. At first it is one of the engine's own, which keeps the last MOST_ROWS rows.
+        """
+        before = self._recorder, self._trace_name
         self._recorder, self._trace_name = recorder, name
+        return before
 
     @property
     def trace(self) -> Trace:
-        """What the present recorder holds, as frames."""
+        """What the present recorder holds, as frames; its `dropped`: how many rows it lacks."""
         return self._recorder.trace()
 
     def __repr__(self) -> str:

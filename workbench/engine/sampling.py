@@ -8,10 +8,9 @@ takes temperature, then top_k, top_p, min_p, as vLLM and transformers do.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
-from itertools import count, islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,7 +65,7 @@ def filters_of(rows: SamplingRows, vocab: int) -> NDArray[np.float64] | None:
     return np.stack([rows.top_k, rows.top_p, rows.min_p], axis=1) if some.any() else None
 
 
-MOST_STOPS = 256  # stop strings whose tokens are remembered though no request has them
+UNUSED_STOPS = 8  # stop strings whose tokens are remembered though no request has them
 
 
 class StopChecker:
@@ -76,7 +75,10 @@ class StopChecker:
         self._bytes = token_bytes
         self._eos = frozenset(eos_ids)
         self._able: dict[str, NDArray[np.int64]] = {}  # ids that may complete a stop string
-        self._sorted: list[tuple[bytes, int]] = []  # tokens and their ids, once there is a stop
+        self._unused: OrderedDict[str, NDArray[np.int64]] = OrderedDict()  # the last used is last
+        self._text = np.zeros(0, np.uint8)  # all tokens in a row, once there is a stop
+        self._ends = np.zeros(0, np.int64)  # of each token in the text
+        self._starts = np.zeros(0, np.int64)  # of those that are not empty
         self._params: dict[int, SamplingParams] = {}
         self._users: dict[str | int, int] = {}  # stop string or stop id -> requests that have it
         highest = max((len(token_bytes) - 1, *self._eos))
@@ -141,27 +143,36 @@ class StopChecker:
             self._reasons = np.pad(self._reasons, (0, missing))
             self._reasons[condition] += change
             return
-        if condition not in self._able:
-            if len(self._able) >= MOST_STOPS:
-                unused = [stop for stop in self._able if stop not in self._users]
-                for stop in unused:
-                    del self._able[stop]
-            self._able[condition] = self._completing(condition.encode())
+        if change > 0:
+            known = self._unused.pop(condition, None)
+            self._able[condition] = self._completing(condition.encode()) if known is None else known
         self._reasons[self._able[condition]] += change
+        if change < 0:
+            self._unused[condition] = self._able.pop(condition)
+            if len(self._unused) > UNUSED_STOPS:
+                self._unused.popitem(last=False)
 
     def _completing(self, stop: bytes) -> NDArray[np.int64]:
         """Ids of the tokens that can complete it: they hold it, or begin with an end of it."""
-        if not self._sorted:
-            self._sorted = sorted(zip(self._bytes, count()))
-        found = {i for i, token in enumerate(self._bytes) if stop in token}
-        for start in range(len(stop)):
-            end = stop[start:]
-            first = bisect_left(self._sorted, (end, -1))
-            for token, i in islice(self._sorted, first, None):
-                if not token.startswith(end):
-                    break
-                found.add(i)
-        return np.array(sorted(found), np.int64)
+        if not len(self._text):
+            self._text = np.frombuffer(b"".join(self._bytes), np.uint8)
+            lengths = np.fromiter(map(len, self._bytes), np.int64, len(self._bytes))
+            self._ends = np.cumsum(lengths)
+            self._starts = (self._ends - lengths)[lengths > 0]
+        found = [self._holding(stop, np.flatnonzero(self._text == stop[0]))]
+        found += [self._holding(stop[start:], self._starts) for start in range(len(stop))]
+        return np.unique(np.concatenate(found))
+
+    def _holding(self, part: bytes, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Ids of the tokens in which the part stands at one of these places of the text."""
+        places = places[self._text[places] == part[0]]
+        owners = np.searchsorted(self._ends, places, side="right")
+        inside = places + len(part) <= self._ends[owners]
+        places, owners = places[inside], owners[inside]
+        for i, byte in enumerate(part[1:], 1):
+            same = self._text[places + i] == byte
+            places, owners = places[same], owners[same]
+        return owners
 
 
 def _conditions(params: SamplingParams) -> set[str | int]:

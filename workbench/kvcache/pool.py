@@ -194,6 +194,40 @@ def _digest(parent: bytes, partial: Tokens) -> bytes:
     return sha256(parent + array("i", partial).tobytes()).digest()
 
 
+MOST_EVICTED = 1 << 18
+"""Evicted hashes in a generation (about 100 bytes each), or the pool's blocks if they are more."""
+
+
+class EvictedHashes:
+    """At least the last `most` different hashes that were added, at most twice as many.
+
+    Two generations: the younger takes what is added; once full it becomes the older one, whose
+    hashes are forgotten. The error, one-sided: content evicted `most` evictions ago or more may be
+    asked for again without being counted as a thrash; what never was evicted is never counted.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._younger: set[bytes] = set()
+        self._older: set[bytes] = set()
+
+    def __len__(self) -> int:
+        return len(self._younger | self._older)
+
+    def __contains__(self, digest: object) -> bool:
+        return digest in self._younger or digest in self._older
+
+    def add(self, digest: bytes) -> None:
+        """It was evicted, now for the last time."""
+        if len(self._younger) >= self._most:
+            self._younger, self._older = set(), self._younger
+        self._younger.add(digest)
+
+    def clear(self) -> None:
+        """Forget them all."""
+        self._younger, self._older = set(), set()
+
+
 class BlockPool:
     """All blocks of one cache. Those without content are reused first, then cached ones evicted.
 
@@ -201,8 +235,7 @@ class BlockPool:
     touched only when it is needed (a fresh page costs far more than the store into it).
 
     Invariant: a hash has one holder and a block one hash; a holder without references is cached,
-    and holders of partial blocks are, or are about to be. Keeping the evicted hashes of full blocks
-    (about 100 bytes each) is what makes a thrash countable exactly.
+    and holders of partial blocks are, or are about to be.
 
     target: blocks asked for last; floor: a smaller target is refused. lock: held while a step is
     planned or taken in, where threads share the memory.
@@ -215,7 +248,7 @@ class BlockPool:
         self.blocks = [Block(i) for i in range(num_blocks)]
         self.holders: dict[bytes, Block] = {}  # by the hash of what can be hit
         self.partials = PartialIndex()
-        self.evicted: set[bytes] = set()  # hashes of full blocks, all there ever were
+        self.evicted = EvictedHashes(max(MOST_EVICTED, num_blocks))  # of full blocks
         self._full: OrderedDict[Block, None] = OrderedDict()  # cached, oldest first
         self._partial: OrderedDict[Block, None] = OrderedDict()  # cached, oldest first
         self._uses = 0  # of cached blocks

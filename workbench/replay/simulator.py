@@ -204,16 +204,18 @@ class ReplayEngine:
         )
         self._nodes: dict[int, SampledNode] = {}
         self._next_id = self._next_step = 0
-        self.trace_as(Recorder("replay", clock()), self.name)
+        self._recorder, self._trace_name = Recorder("replay", clock()), self.name
 
     @property
     def cache_room(self) -> CacheRoom:
         """Blocks that its cache may come to hold under the present split."""
         return CacheRoom(self.cache.room, self.cache.block_size)
 
-    def trace_as(self, recorder: Recorder, name: str) -> None:
-        """Write steps and requests from now on to this recorder, under this name."""
+    def trace_as(self, recorder: Recorder, name: str) -> tuple[Recorder, str]:
+        """See TokenEngine."""
+        before = self._recorder, self._trace_name
         self._recorder, self._trace_name = recorder, name
+        return before
 
     def add(
         self, prompt: str | SequenceOf[int], params: SamplingParams, *, tag: Tag | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -133,11 +134,13 @@ class Search:
         engines stay usable.
         """
         rounds = self._rounds
-        for name, engine in (("llm", rounds.llm), ("prm", rounds.prm.engine)):
-            if "trace" in engine.capabilities:
-                engine.trace_as(self._recorder, name)
-        if rounds.play(self._on_round):
-            return True
+        with ExitStack() as afterwards:
+            for name, engine in (("llm", rounds.llm), ("prm", rounds.prm.engine)):
+                if "trace" in engine.capabilities:
+                    before = engine.trace_as(self._recorder, name)
+                    afterwards.callback(engine.trace_as, *before)
+            if rounds.play(self._on_round):
+                return True
         if self._record is not None and rounds.answered == len(self._searches):
             record_search(self._record, self._searches, rounds, self._strategy, self.config)
             self._record = None
