@@ -42,7 +42,6 @@ SHOWN = {
         "equal_tokens_accuracy": "accuracy of weighted best-of-{N}, as many tokens as beam search",
         "gain_at_equal_tokens": "beam search minus weighted best-of-{N}",
         "tokens_a_problem": "tokens generated a problem, beam search",
-        "best_of_n_tokens_a_problem": "the same, best-of-{n}",
         "equal_tokens_a_problem": "the same, best-of-{N}",
         "problems_per_min": "problems a minute",
         "tokens_per_s": "generated tokens a second",
@@ -111,8 +110,8 @@ SHOWN["memory"] |= {
 }
 SHOWN["replay"] = {
     "events_identical": "settings whose replay has the measured run's events, every one",
-    "throughput_mean_error@repeats": "replayed throughput against whole repeats, their median, "
-    "mean error",
+    "throughput_mean_error@repeats": "replayed throughput against whole repeats, mean error, "
+    "the median of them",
     "throughput_worst_error@repeats": "the same, worst setting",
     "throughput_mean_error@whole": "replayed throughput against the fastest repeat as a whole, "
     "mean error",  # of the record before there were medians
@@ -126,7 +125,7 @@ SHOWN["replay"] = {
 }
 UNMEASURED = {  # rows that a committed record may be too old to have
     *("best_of_n", "gain_over_best_of_n", "equal_tokens_accuracy", "gain_at_equal_tokens"),
-    *("tokens_a_problem", "best_of_n_tokens_a_problem", "equal_tokens_a_problem"),
+    *("tokens_a_problem", "equal_tokens_a_problem"),
 }
 
 RATIOS = (

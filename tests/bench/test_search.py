@@ -27,8 +27,7 @@ def test_each_row_has_an_interval_over_problems_around_its_value(rows):
         *("problems_per_min", "tokens_per_s", "accuracy", "pass_at_1", "accuracy_gain"),
         *("gain_over_majority", "gain_over_shuffled", "best_of_n", "gain_over_best_of_n"),
         *("equal_tokens_accuracy", "gain_at_equal_tokens", "tokens_a_problem"),
-        *("best_of_n_tokens_a_problem", "equal_tokens_a_problem", "prm_over_ideal"),
-        *("equal_tokens_n", "prm_tokens_saved"),
+        *("equal_tokens_a_problem", "prm_over_ideal", "equal_tokens_n", "prm_tokens_saved"),
     ]
     for row in rows.values():
         if row.name == "equal_tokens_n":
@@ -43,11 +42,10 @@ def test_each_row_has_an_interval_over_problems_around_its_value(rows):
 def test_beam_search_stands_beside_samples_that_cost_as_many_tokens(rows):
     """Guards the fair baseline: N samples are beam search's tokens, and gains are over them."""
     value = {name: row.value for name, row in rows.items()}
-    one = value["best_of_n_tokens_a_problem"] / 4  # tokens of a sample; n is 4
     count, used = value["equal_tokens_n"], value["equal_tokens_a_problem"]
     assert count == int(count) >= 1
-    assert count == pytest.approx(value["tokens_a_problem"] / one, abs=1)
-    assert used == pytest.approx(count * one, rel=0.3)
+    # N is whole, and of the first seed; here one sample more or less is much
+    assert used == pytest.approx(value["tokens_a_problem"], abs=used / count)
     for own, gain in (
         ("best_of_n", "gain_over_best_of_n"),
         ("equal_tokens_accuracy", "gain_at_equal_tokens"),

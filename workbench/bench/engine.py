@@ -37,7 +37,6 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -46,16 +45,9 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from tqdm.auto import tqdm
 
-from workbench.bench.kernels import AttentionBench, Sizes, gpu_ceiling, require_gpu
+from workbench.bench.kernels import KernelBench, Sizes, gpu_ceiling, require_gpu
 from workbench.bench.peers import PEERS, PeerError, PeerProcess
-from workbench.bench.record import (
-    Ceiling,
-    Row,
-    compared_rows,
-    median_row,
-    memory_rows,
-    wall_seconds,
-)
+from workbench.bench.record import Ceiling, Row, compared_rows, median_row, memory_rows
 from workbench.core import SamplingParams, SamplingRows
 from workbench.engine.engine import Engine
 from workbench.engine.executor import sample
@@ -93,7 +85,6 @@ class Work:
         """Whether the prompts' own time is left out."""
         return self.new > 1
 
-    @property
     def blocks(self) -> int:
         """Blocks of a whole sequence."""
         return -(-(self.tokens + self.new) // BLOCK_SIZE)
@@ -209,17 +200,22 @@ def sampling_rows(device: torch.device, repeats: int) -> Iterator[Row]:
         drawn = torch.randn(count, vocab, generator=torch.Generator().manual_seed(0))
         logits = (drawn * SPREAD).to(device)
         for name, asked in SAMPLED.items():
-            changed = {field: np.full(count, value) for field, value in asked.items()}
-            rows = replace(plain, **changed)
-            rates: tuple[list[float], list[float]] = [], []
-            for _ in range(1 + repeats):
-                for each, found in zip((rows, plain), rates, strict=True):
-                    start = time.perf_counter()
-                    sample(kernels, logits, each)
-                    found.append(count / (time.perf_counter() - start))
-            ours, peers = (found[1:] for found in rates)
+            rows = replace(plain, **{k: np.full(count, v) for k, v in asked.items()})
+            works = [partial(sample, kernels, logits, each) for each in (rows, plain)]
+            ours, peers = in_turns(works, count, repeats)
             row = f"sample_{name}_{vocab}"
             yield median_row(row, ours, "rows/s", peer="unfiltered", peers=peers)
+
+
+def in_turns(works: Sequence[Callable[..., Any]], amount: float, times: int) -> list[list[float]]:
+    """Rates of each piece of work: `amount` by seconds, after a repeat that is not counted."""
+    rates: list[list[float]] = [[] for _ in works]
+    for _ in range(1 + times):
+        for work, found in zip(works, rates, strict=True):
+            start = time.perf_counter()
+            work()
+            found.append(amount / (time.perf_counter() - start))
+    return [found[1:] for found in rates]
 
 
 # -- contenders: timed(prompts, new_tokens) is tokens and seconds, of all sequences together after
@@ -406,7 +402,7 @@ class EngineBench:
         self._limits: dict[str, Any] = {
             "max_num_seqs": max(work.sequences for work in works),
             "max_num_batched_tokens": max(work.sequences * work.tokens for work in works),
-            "max_model_len": max(work.blocks for work in works) * BLOCK_SIZE,
+            "max_model_len": max(work.blocks() for work in works) * BLOCK_SIZE,
         }
         self.contenders: dict[str, Contender] = {"": self._engine(False)}
         self.labels: dict[str, str] = {}  # peer's name in the rows -> with its version
@@ -434,7 +430,7 @@ class EngineBench:
             Engine(
                 self.model,
                 block_size=BLOCK_SIZE,
-                num_blocks=max(work.sequences * work.blocks for work in self.works),
+                num_blocks=max(work.sequences * work.blocks() for work in self.works),
                 enable_prefix_caching=False,
                 batch_invariant=invariant,
                 **self._place,
@@ -492,23 +488,17 @@ class EngineBench:
         return work.sequences * tokens / machine.seconds(flops, weights + held)
 
     def paged_over_contiguous(self, work: Work) -> Row:
-        """Bytes of keys and values that attention of all layers reads a second, contexts half
-        grown; the peer is torch's fastest backend, in turns.
-        """
+        """Bytes of KV that decoding's attention reads a second, all layers, contexts half grown."""
         spec, kernels = self.spec, self.ours("").engine.executor.model.kernels
         sizes = Sizes(spec.heads, spec.kv_heads, spec.head_dim, BLOCK_SIZE)
-        bench = AttentionBench(torch.device("cpu"), torch.float32, sizes)
+        bench = KernelBench(torch.device("cpu"), torch.float32, sizes)
         count, positions = read = work.sequences, work.tokens + work.new // 2
         step = bench.step([(positions - 1, 1)] * count, spec.layers)
-        peers = bench.torch_attention(read, 1, spec.layers)
-        works = {"": kernels.record(partial(step.attend, kernels))} | peers
-        amount, found = count * positions * spec.kv_bytes_per_token(4), {n: [] for n in works}
-        for _ in range(3 * self.repeats):
-            for name, each in works.items():
-                found[name].append(amount / wall_seconds(each, 1)[0])
-        best = max(peers, key=lambda name: median(found[name]))
-        told = {"peer": f"torch's SDPA ({best}), contiguous KV", "peers": found[best]}
-        return median_row("paged_over_contiguous", found[""], "B/s", **told)
+        flash = bench.torch_attention(read, 1, spec.layers)["flash"]  # what torch takes on a CPU
+        works = kernels.record(partial(step.attend, kernels)), flash
+        amount, peer = count * positions * spec.kv_bytes_per_token(4), "torch's SDPA, contiguous KV"
+        ours, peers = in_turns(works, amount, 3 * self.repeats)
+        return median_row("paged_over_contiguous", ours, "B/s", peer=peer, peers=peers)
 
     def rates(self, work: Work, without: Sequence[str] = ()) -> Rates:
         """Each repeat: every contender on the same fresh prompts, in alternating order."""

@@ -136,9 +136,8 @@ def run(profile: str = "default", repeats: int | None = None) -> Iterator[Row]:
     sizes = Sizes()
     if profile == "quick":
         sizes = Sizes(decodes=(64, 1024), decode_layers=2, prompts=(2, 1024), sibling_layers=8)
-    device = require_gpu(sizes.needed_bytes)
-    bench = KernelBench(device, torch.bfloat16, sizes, graph_seconds, repeats or REPEATS[profile])
-    yield from bench.rows()
+    gpu = require_gpu(sizes.needed_bytes)
+    yield from KernelBench(gpu, torch.bfloat16, sizes, repeats=repeats or REPEATS[profile]).rows()
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +155,57 @@ class AttentionStep:
             kernels.attend(self.qkv, self.out, cache, self.context)
 
 
-class AttentionBench:
-    """Attention of one device and type: ours over blocks, torch's over contiguous KV."""
+@dataclass(frozen=True, slots=True)
+class KernelBench:
+    """Rows of one device and type, with whatever timer; `rows` alone needs triton, an extra."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, sizes: Sizes) -> None:
-        self.device, self.dtype, self.sizes = device, dtype, sizes
+    device: torch.device
+    dtype: torch.dtype
+    sizes: Sizes
+    timer: Timer = graph_seconds
+    repeats: int = 1
+
+    def rows(self) -> Iterator[Row]:
+        """Ceilings first, then kernel by kernel: decoding by GB/s of keys and values, prompts by
+        TFLOP/s of the unmasked half, siblings by rows a second, products by TFLOP/s.
+        """
+        from workbench.kernels.triton import TritonKernels  # noqa: PLC0415 - an extra
+
+        made, sizes = partial(TritonKernels, self.device, self.dtype), self.sizes
+        kernels, invariant = made(batch_invariant=False), made(batch_invariant=True)
+        given = self.device, self.dtype, self.timer, self.repeats, sizes.side, sizes.read_bytes
+        ceiling = measure_ceiling(*given)
+        yield from ceiling.rows()
+        reads, products = ceiling.bytes_per_s / 1e9, ceiling.flops_per_s / 1e12
+
+        held = sizes.decode_layers * prod(sizes.decodes) * sizes.position_elements
+        read, tokens = held * self.dtype.itemsize / 1e9, sizes.prompts[1]
+        pairs = sizes.prompts[0] * tokens * (tokens + 1) // 2
+        done = 4 * sizes.heads * sizes.head_dim * pairs / 1e12
+        for name, sequences, new, layers, amount, unit, best in (
+            ("decode_attention", sizes.decodes, 1, sizes.decode_layers, read, "GB/s", reads),
+            ("prefill_attention", sizes.prompts, tokens, 1, done, "TFLOP/s", products),
+        ):
+            count, positions = sequences
+            step = self.step([(positions - new, new)] * count, layers)
+            peers = self.torch_attention(sequences, new, layers)
+            ours = partial(step.attend, kernels)
+            yield from self._compared(name, ours, amount, unit, peers, best)
+
+        (count, prefix, own), layers = sizes.siblings, sizes.sibling_layers
+        step = self.step([(prefix + own - 1, 1)] * count, layers, prefix)
+        ours, theirs = (partial(step.attend, each) for each in (kernels, made(share=False)))
+        peers = {"plain_decode": theirs}
+        yield from self._compared("cascade_attention", ours, layers * count, "rows/s", peers)
+
+        inputs, outputs = sizes.hidden, 4 * sizes.hidden
+        matrix = invariant.pack([self._random(outputs, inputs)])
+        for count in (sizes.decodes[0], tokens):
+            shapes = self._random(count, inputs), matrix, self._random(count, outputs)
+            name, done = f"product_{count}_rows+invariant", 2 * count * inputs * outputs / 1e12
+            peers = {"torch": partial(kernels.multiply, *shapes)}
+            ours = partial(invariant.multiply, *shapes)
+            yield from self._compared(name, ours, done, "TFLOP/s", peers, products)
 
     def step(
         self, sequences: Sequence[tuple[int, int]], layers: int = 1, shared: int = 0
@@ -194,6 +239,23 @@ class AttentionBench:
         out = self._random(sum(new), sizes.heads * sizes.head_dim)
         return AttentionStep(qkv, out, caches, context)
 
+    def _compared(
+        self,
+        name: str,
+        work: Work,
+        amount: float,
+        unit: str,
+        peers: Mapping[str, Work],
+        ceiling: float | None = None,
+    ) -> Iterator[Row]:
+        """Our rate, `amount` by seconds, against the best peer's, then against the others'."""
+        ours, *others = (
+            [amount / seconds for seconds in self.timer(each, self.repeats)]
+            for each in (work, *peers.values())
+        )
+        theirs = sorted(zip(peers, others), key=lambda peer: -median(peer[1]))
+        yield from compared_rows(name, ours, unit, dict(theirs), ceiling)
+
     def torch_attention(self, sequences: tuple[int, int], new: int, layers: int) -> dict[str, Work]:
         """torch's backends that take (sequences, positions), of which the last `new` are rows: one
         row that sees all positions, or a whole prompt, causal.
@@ -220,74 +282,3 @@ class AttentionBench:
 
     def _random(self, *size: int) -> torch.Tensor:
         return torch.randn(*size, device=self.device, dtype=self.dtype)
-
-
-class KernelBench(AttentionBench):
-    """Rows with whatever timer; triton is imported here, an extra."""
-
-    def __init__(
-        self, device: torch.device, dtype: torch.dtype, sizes: Sizes, timer: Timer, repeats: int
-    ) -> None:
-        from workbench.kernels.triton import TritonKernels  # noqa: PLC0415 - an extra
-
-        super().__init__(device, dtype, sizes)
-        self._timer, self._repeats = timer, repeats
-        made = partial(TritonKernels, device, dtype)
-        self.kernels, self.invariant = made(batch_invariant=False), made(batch_invariant=True)
-        self.unshared = made(share=False)
-
-    def rows(self) -> Iterator[Row]:
-        """Ceilings first, then kernel by kernel: decoding by GB/s of keys and values, prompts by
-        TFLOP/s of the unmasked half, siblings by rows a second, products by TFLOP/s.
-        """
-        sizes = self.sizes
-        given = self.device, self.dtype, self._timer, self._repeats, sizes.side, sizes.read_bytes
-        ceiling = measure_ceiling(*given)
-        yield from ceiling.rows()
-        reads, products = ceiling.bytes_per_s / 1e9, ceiling.flops_per_s / 1e12
-
-        held = sizes.decode_layers * prod(sizes.decodes) * sizes.position_elements
-        read, tokens = held * self.dtype.itemsize / 1e9, sizes.prompts[1]
-        pairs = sizes.prompts[0] * tokens * (tokens + 1) // 2
-        done = 4 * sizes.heads * sizes.head_dim * pairs / 1e12
-        for name, sequences, new, layers, amount, unit, best in (
-            ("decode_attention", sizes.decodes, 1, sizes.decode_layers, read, "GB/s", reads),
-            ("prefill_attention", sizes.prompts, tokens, 1, done, "TFLOP/s", products),
-        ):
-            count, positions = sequences
-            step = self.step([(positions - new, new)] * count, layers)
-            peers = self.torch_attention(sequences, new, layers)
-            ours = partial(step.attend, self.kernels)
-            yield from self._compared(name, ours, amount, unit, peers, best)
-
-        (count, prefix, own), layers = sizes.siblings, sizes.sibling_layers
-        step = self.step([(prefix + own - 1, 1)] * count, layers, prefix)
-        ours, theirs = (partial(step.attend, each) for each in (self.kernels, self.unshared))
-        peers = {"plain_decode": theirs}
-        yield from self._compared("cascade_attention", ours, layers * count, "rows/s", peers)
-
-        inputs, outputs = sizes.hidden, 4 * sizes.hidden
-        matrix = self.invariant.pack([self._random(outputs, inputs)])
-        for count in (sizes.decodes[0], tokens):
-            shapes = self._random(count, inputs), matrix, self._random(count, outputs)
-            name, done = f"product_{count}_rows+invariant", 2 * count * inputs * outputs / 1e12
-            peers = {"torch": partial(self.kernels.multiply, *shapes)}
-            ours = partial(self.invariant.multiply, *shapes)
-            yield from self._compared(name, ours, done, "TFLOP/s", peers, products)
-
-    def _compared(
-        self,
-        name: str,
-        work: Work,
-        amount: float,
-        unit: str,
-        peers: Mapping[str, Work],
-        ceiling: float | None = None,
-    ) -> Iterator[Row]:
-        """Our rate, `amount` by seconds, against the best peer's, then against the others'."""
-        ours, *others = (
-            [amount / seconds for seconds in self._timer(each, self._repeats)]
-            for each in (work, *peers.values())
-        )
-        theirs = sorted(zip(peers, others), key=lambda peer: -median(peer[1]))
-        yield from compared_rows(name, ours, unit, dict(theirs), ceiling)

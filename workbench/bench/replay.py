@@ -3,11 +3,10 @@
 Cells are searches of the embedded pair at different splits, policies, limits and n. Some calibrate
 this machine, the others are held out: their throughput is replayed and held against the measured
 one, their events are compared step by step. Cells are searched in turn, and one whose repeats lie
-more than 5 % apart again. `@repeats` is the median error over whole
-repeats, with their spread. Without it errors are against a composite: all repeats take the same
-steps, so of each step the fastest stands. The device is fitted to composites too, and no search
-ran like one. What a replay costs is CPU time of this process, for a search at the thesis's scale on
-an A100 (40 GB) that was never replayed before: every block is hashed, as who asks once pays.
+more than 5 % apart again. `@repeats` is the median over repeats of errors against each; without it
+they are against a composite, which the device is fitted to: of each step the fastest, as all
+repeats take the same ones. What a replay costs is CPU time of this process, for a search at the
+thesis's scale on an A100 (40 GB), never replayed before: every block is hashed, as who asks pays.
 """
 
 from __future__ import annotations
@@ -213,35 +212,27 @@ def fitted_device(
 
 def accuracy_rows(others: list[Cell], answers: dict[int, Answers], device: Device) -> Iterator[Row]:
     """How far replays of the cells lie from what was measured, and whether their events agree."""
-    whole, steps, same = list[Row](), list[float](), list[bool]()
+    whole, errors, same = [], [], []
     for cell in others:
         llm, prm = cell.settings
         found = simulator.replay(answers[cell.n], device, llm=llm, prm=prm, shared=cell.shared)
         rate, name = found.throughput.tokens_per_s, f"throughput_error@{cell}"
-        off = [rate / result.throughput.tokens_per_s - 1 for result in cell.results]
-        whole.append(median_row(f"{name}@repeats", off, "fraction"))
-        steps.append(rate / cell.tokens_per_s - 1)
+        whole.append([rate / result.throughput.tokens_per_s - 1 for result in cell.results])
+        errors.append(rate / cell.tokens_per_s - 1)
         foretold, seen = (simulator.events(each.steps) for each in (found.trace, cell.trace))
         same.append(foretold.equals(seen))
-        yield whole[-1]
-        yield Row(name, steps[-1], "fraction", repeats=len(off), spread=cell.spread)
-    count, worst = len(others), max(whole, key=lambda row: abs(row.value))
-    spreads = [row.spread for row in whole if isinstance(row.spread, float)]
-    yield Row(
-        "throughput_mean_error@repeats",
-        fmean(abs(row.value) for row in whole),
-        "fraction",
-        repeats=count,
-        spread=fmean(spreads) if spreads else None,
-    )
-    yield replace(worst, name="throughput_worst_error@repeats", value=abs(worst.value))
+        yield median_row(f"{name}@repeats", whole[-1], "fraction")
+        yield Row(name, errors[-1], "fraction", repeats=len(whole[-1]), spread=cell.spread)
+    turns = [list(map(abs, turn)) for turn in zip(*whole)]  # of all cells: some ran once more
+    yield median_row("throughput_mean_error@repeats", list(map(fmean, turns)), "fraction")
+    yield median_row("throughput_worst_error@repeats", list(map(max, turns)), "fraction")
     for name, value in {
-        "throughput_mean_error": fmean(map(abs, steps)),
-        "throughput_worst_error": max(map(abs, steps)),
+        "throughput_mean_error": fmean(map(abs, errors)),
+        "throughput_worst_error": max(map(abs, errors)),
         "events_identical": fmean(same),
         "measured_spread_worst": max(cell.spread for cell in others),
     }.items():
-        yield Row(name, value, "fraction", repeats=count)
+        yield Row(name, value, "fraction", repeats=len(others))
 
 
 def scale_rows(num_problems: int, seed: int) -> Iterator[Row]:

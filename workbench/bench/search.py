@@ -1,12 +1,10 @@
 """What search is worth, what its caches save, and the searches that other benchmarks share.
 
 On the embedded pair every seed runs three searches over the same problems: beam search, beam search
-whose scores are dealt out at random, and n samples: pass@1, majority vote, and best-of-n, the vote
-weighted with the same PRM's scores. `equal_tokens_*` is weighted best-of-N with the N samples that
-take the tokens beam search takes (as many as seed 0 says, for every seed): what beam search gains
-over it is gained by searching. Gains are paired by problem; all intervals draw problems, each with
-all its seeds. The first problems are searched once more, with seed 0, without PRM cache and score
-cache, for the tokens that both save.
+whose scores are dealt out at random, and n samples: pass@1, majority vote, and best-of-n, weighted
+by the same PRM; `equal_tokens` is best-of-N at the tokens of beam search (N by seed 0). Gains are
+paired by problem; intervals draw problems, each with all its seeds. The first problems are searched
+again, with seed 0, without PRM cache and score cache, for the tokens that both save.
 
 A generator of true size searches MATH problems twice, with these caches and without: same tree,
 other time and PRM tokens. Where no reward model is named, its own weights are asked in RLHFlow's
@@ -146,10 +144,9 @@ def tiny_rows(workload: Workload, seeds: int) -> Iterator[Row]:
             "shuffled": shuffled.problems["correct"].to_numpy(float),
             "majority": samples.correct_by("majority").to_numpy(float),
             "pass_1": (each["correct_candidates"] / each["candidates"]).to_numpy(float),
-            "best": samples.correct_by("weighted").to_numpy(float),
-            "best_tokens": each["tokens"].to_numpy(),
-            "equal": equal.correct_by("weighted").to_numpy(float),
-            "equal_tokens": equal.problems["tokens"].to_numpy(),
+            "best_of_n": samples.correct_by("weighted").to_numpy(float),
+            "equal_tokens": equal.correct_by("weighted").to_numpy(float),
+            "equal_used": equal.problems["tokens"].to_numpy(float),
         }
         found.append(with_wall_part(beam.problems, beam.throughput).assign(**other))
     done = pd.concat(found, ignore_index=True)
@@ -163,13 +160,12 @@ def tiny_rows(workload: Workload, seeds: int) -> Iterator[Row]:
         "accuracy_gain": ("fraction", right - done["pass_1"], ones),
         "gain_over_majority": ("fraction", right - done["majority"], ones),
         "gain_over_shuffled": ("fraction", right - done["shuffled"], ones),
-        "best_of_n": ("fraction", done["best"], ones),
-        "gain_over_best_of_n": ("fraction", right - done["best"], ones),
-        "equal_tokens_accuracy": ("fraction", done["equal"], ones),
-        "gain_at_equal_tokens": ("fraction", right - done["equal"], ones),
+        "best_of_n": ("fraction", done["best_of_n"], ones),
+        "gain_over_best_of_n": ("fraction", right - done["best_of_n"], ones),
+        "equal_tokens_accuracy": ("fraction", done["equal_tokens"], ones),
+        "gain_at_equal_tokens": ("fraction", right - done["equal_tokens"], ones),
         "tokens_a_problem": ("tokens", done["tokens"], ones),
-        "best_of_n_tokens_a_problem": ("tokens", done["best_tokens"], ones),
-        "equal_tokens_a_problem": ("tokens", done["equal_tokens"], ones),
+        "equal_tokens_a_problem": ("tokens", done["equal_used"], ones),
         "prm_over_ideal": ("x", done["prm_tokens_computed"], done["prm_tokens_distinct"]),
     }
     for name, columns in table.items():
