@@ -129,7 +129,7 @@ def tiny_rows(workload: Workload, seeds: int) -> Iterator[Row]:
     """Pace, accuracy and gains over all problems and seeds, and what the PRM computes."""
     llm, prm = engines = roomy_engine(workload.llm), roomy_engine(workload.prm)
     found: list[pd.DataFrame] = []
-    count, sampled = 0, {"strategy": "best_of_n", "max_step_tokens": 2048, "beam_width": 1}
+    count, sampled = 0, dict[str, Any](strategy="best_of_n", max_step_tokens=2048, beam_width=1)
     warm_up = replace(workload, problems=workload.problems[:2])  # compiled kernels, allocators
     warm_up.search(llm, prm, WARM_UP_SEED)
     for seed in tqdm(range(seeds), desc="seeds"):
