@@ -37,6 +37,12 @@ SHOWN = {
         "accuracy_gain": "beam search minus pass@1",
         "gain_over_majority": "beam search minus majority vote of 16",
         "gain_over_shuffled": "beam search minus the same with shuffled scores",
+        "best_of_n": "accuracy of weighted best-of-{n}, the same PRM",
+        "gain_over_best_of_n": "beam search minus weighted best-of-{n}",
+        "equal_tokens_accuracy": "accuracy of weighted best-of-{N}, as many tokens as beam search",
+        "gain_at_equal_tokens": "beam search minus weighted best-of-{N}",
+        "tokens_a_problem": "tokens generated a problem, beam search",
+        "equal_tokens_a_problem": "the same, best-of-{N}",
         "problems_per_min": "problems a minute",
         "tokens_per_s": "generated tokens a second",
         "prm_tokens_saved": "PRM tokens without caches over ours",
@@ -54,7 +60,7 @@ PEERS = ("", "@vllm", "@llama.cpp")  # the next column names them
 SHOWN["engine_smollm2"] = {
     **{row + peer: SHOWN["engine"][row] for row in PEERED for peer in PEERS},
     **{row: label for row, label in SHOWN["engine"].items() if row not in PEERED},
-    "paged_over_contiguous": "time over paged KV, contiguous KV being 1",
+    "paged_over_contiguous": "attention alone, 64 sequences, over blocks of 16",
 }
 LATER = {  # rows that records made before do not have
     "fma_flops_per_s": "this machine's multiply-adds on registers alone, float32",
@@ -104,13 +110,22 @@ SHOWN["memory"] |= {
 }
 SHOWN["replay"] = {
     "events_identical": "settings whose replay has the measured run's events, every one",
-    "throughput_mean_error": "replayed throughput against measured, mean error",
-    "throughput_worst_error": "the same, worst setting",
-    "throughput_mean_error@whole": "the same, mean, against the fastest repeat as a whole",
+    "throughput_mean_error@repeats": "replayed throughput against whole repeats, mean error, "
+    "the median of them",
+    "throughput_worst_error@repeats": "the same, worst setting",
+    "throughput_mean_error@whole": "replayed throughput against the fastest repeat as a whole, "
+    "mean error",  # of the record before there were medians
     "measured_spread_worst": "repeats of one setting, as a whole, differed by at most",
+    "throughput_mean_error": "replayed throughput against each step's fastest repeat, a composite, "
+    "mean error",
+    "throughput_worst_error": "the same, worst setting",
     "replay_over_simulated": "replay of 128 problems at the thesis's scale, over simulated time",
     "block_op_us": "the same, CPU time a block operation",
     "miss_ratio_s": "miss-ratio curves of both models",
+}
+UNMEASURED = {  # rows that a committed record may be too old to have
+    *("best_of_n", "gain_over_best_of_n", "equal_tokens_accuracy", "gain_at_equal_tokens"),
+    *("tokens_a_problem", "equal_tokens_a_problem"),
 }
 
 RATIOS = (
@@ -193,14 +208,44 @@ def table(name: str, found: dict[str, Any]) -> list[str]:
     lines += ["| | value | compared with | spread |", "|---|---|---|---|"]
     rows = {row["name"]: row for row in found["rows"]}
     for key, label in SHOWN[name].items():
-        if "@" in key and key not in rows:
-            continue  # a peer that was not installed
+        if key not in rows and ("@" in key or key in UNMEASURED):
+            continue  # a peer that was not installed, or a record made before there was the row
         row = rows[key]
+        if key == "paged_over_contiguous" and row["peer"] is None:
+            label = "decoding time over blocks of 16 (1: the same kernels, a block a sequence)"
+        if "{" in label:
+            label = label.format(n=mode["n"], N=f"{rows['equal_tokens_n']['value']:.0f}")
         if key == "prm_tokens_saved" and "uncached_problems" in mode:
             label += f", first {mode['uncached_problems']} problems, seed 0"
         cells = (label, number(row["value"], row["unit"]), beside(row), between(row))
         lines.append("| " + " | ".join(cells) + " |")
-    return [*lines, ""]
+    told = [left_of_the_gain(rows, mode), ""] if name == "search" else []
+    return [*lines, "", *told]
+
+
+def left_of_the_gain(rows: dict[str, Any], mode: dict[str, Any]) -> str:
+    """What beam search gains over pass@1, and what of it is left over samples that are scored."""
+
+    def gain(name: str) -> str:
+        low, high = rows[name]["spread"]
+        return f"{rows[name]['value']:+.3f} (95 %: {low:+.3f} to {high:+.3f})"
+
+    found = f"Beam search gains {gain('accuracy_gain')} over pass@1, one sample without a PRM. "
+    if "gain_at_equal_tokens" not in rows:
+        return found + (
+            "This record does not hold its fair baseline, samples that the same PRM scores: how "
+            "much of that comes from searching, and how much from the PRM's vote, it does not say."
+        )
+    count = rows["equal_tokens_n"]["value"]
+    low, high = rows["gain_at_equal_tokens"]["spread"]
+    verdict = "" if low > 0 else " That interval holds 0: no gain from searching is shown."
+    verdict = " There searching loses." if high < 0 else verdict
+    return found + (
+        f"Over weighted best-of-{mode['n']} with the same PRM {gain('gain_over_best_of_n')} is "
+        f"left, and over weighted best-of-{count:.0f}, which generates "
+        f"{rows['equal_tokens_a_problem']['value']:,.0f} tokens a problem to its "
+        f"{rows['tokens_a_problem']['value']:,.0f}, {gain('gain_at_equal_tokens')}.{verdict}"
+    )
 
 
 def identity(found: dict[str, Any]) -> list[str]:
@@ -298,6 +343,50 @@ def parts() -> tuple[str, str, str]:
 def test_the_numbers_are_those_of_the_records() -> None:
     """No number of the results stands in the README that a committed record does not hold."""
     assert parts()[1].strip() == results().strip(), "run: python tests/test_readme.py"
+
+
+def search_record(**measured: tuple[float, float, float]) -> dict[str, Any]:
+    """The committed record of the search as if it held these rows too: value, low, high."""
+    found = records()["search"]
+    kept = [row for row in found["rows"] if row["name"] not in {*UNMEASURED, "equal_tokens_n"}]
+    new = [
+        kept[0] | {"name": name, "value": value, "unit": "fraction", "spread": [low, high]}
+        for name, (value, low, high) in measured.items()
+    ]
+    return found | {"rows": [*kept, *new]}
+
+
+def test_the_gain_of_beam_search_stands_beside_its_fair_baseline() -> None:
+    """What is left at equal tokens is said in words; a record that lacks it says that it does."""
+    old = "\n".join(table("search", search_record()))
+    assert "does not hold its fair baseline" in old and "best-of" not in old
+    rows = dict.fromkeys(UNMEASURED, (0.9, 0.8, 0.95)) | {
+        "gain_over_best_of_n": (0.011, -0.01, 0.03),
+        "gain_at_equal_tokens": (0.004, -0.02, 0.02),
+        "tokens_a_problem": (4600.0, 4500.0, 4700.0),
+        "equal_tokens_a_problem": (4610.0, 4500.0, 4700.0),
+        "equal_tokens_n": (38.0, 38.0, 38.0),
+    }
+    text = "\n".join(table("search", search_record(**rows)))
+    assert "| accuracy of weighted best-of-38, as many tokens as beam search | 0.9 |" in text
+    assert "Over weighted best-of-16 with the same PRM +0.011 (95 %: -0.010 to +0.030) is" in text
+    assert "4,610 tokens a problem to its 4,600, +0.004 (95 %: -0.020 to +0.020)." in text
+    assert "holds 0: no gain from searching is shown." in text
+    rows["gain_at_equal_tokens"] = (0.05, 0.02, 0.08)
+    assert "holds 0" not in "\n".join(table("search", search_record(**rows)))
+
+
+def test_replay_tells_its_error_against_whole_repeats_first() -> None:
+    """Guards the headline: what ran comes before the composite of each step's fastest repeat."""
+    found = records()["replay"]
+    texts = ["\n".join(table("replay", found))]
+    new = found["rows"][0] | {"name": "throughput_mean_error@repeats", "spread": 0.02}
+    worst = new | {"name": "throughput_worst_error@repeats"}
+    texts.append("\n".join(table("replay", found | {"rows": [new, worst, *found["rows"]]})))
+    for text in texts:
+        assert text.index("as a whole") < text.index("a composite")
+    assert texts[1].index("whole repeats") < texts[1].index("as a whole")
+    assert "±0.02 (fraction)" in texts[1]
 
 
 def test_links_lead_somewhere() -> None:

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from workbench.bench import engine, reenact
+from workbench.bench import engine, kernels, reenact
 from workbench.bench.engine import TRANSFORMERS, EngineBench, Linears, Work, engine_rows
 from workbench.bench.peers import PeerError
 from workbench.bench.record import Ceiling, record
 from workbench.errors import ConfigError
 from workbench.models.registry import CONFIGS, read_spec
 
+ROOT = Path(__file__).parents[2]
 SMALL = Work(1, 8, 4), Work(3, 8, 4), Work(1, 16)
 MACHINE = Ceiling(flops_per_s=1e13, bytes_per_s=1e9, gemm_flops_per_s=1e12)
 
@@ -82,6 +83,27 @@ def test_every_row_of_the_record_is_measured_on_a_small_input(monkeypatch, tmp_p
     assert rows["prefill_16"].peer == TRANSFORMERS
 
 
+def test_paged_attention_stands_beside_what_torch_has_for_contiguous_keys(bench, monkeypatch):
+    """Guards the peer, a layout that somebody would choose and not our kernel with large blocks;
+    and that both read the same keys and values: as many heads, positions and layers.
+    """
+    seen, real = [], kernels.scaled_dot_product_attention
+
+    def attention(query, key, value, **settings):
+        assert key.is_contiguous() and value.is_contiguous()
+        seen.append((tuple(query.shape), tuple(key.shape), key.data_ptr()))
+        return real(query, key, value, **settings)
+
+    monkeypatch.setattr(kernels, "scaled_dot_product_attention", attention)
+    spec, row = bench.spec, bench.paged_over_contiguous(Work(3, 8, 4))
+    assert {shape for shape, *_ in seen} == {(3, spec.heads, 1, spec.head_dim)}
+    assert {shape for _, shape, _ in seen} == {(3, spec.kv_heads, 10, spec.head_dim)}
+    assert len({place for *_, place in seen}) == spec.layers
+    assert row.name == "paged_over_contiguous" and row.peer.startswith("torch's SDPA")
+    assert row.ratio > 0 and row.repeats == 3 * bench.repeats
+    assert not [name for name in bench.contenders if "contiguous" in name]
+
+
 def test_the_rows_of_a_gpu_are_held_against_their_ceilings(bench):
     """Every row comes once, `transformers` beside it, and memory by part."""
     bench.on_cpu = False
@@ -114,6 +136,13 @@ def test_a_ceiling_is_of_weights_and_contexts_or_of_operations(bench):
     assert sum(weight.numel() for weight in [*linears.layers, linears.head]) == read
     rows, seconds = linears.timed(np.zeros((4, 8), np.int64), 2)
     assert rows % 4 == 0 and seconds > 0
+
+
+def test_transformers_continuous_batching_is_no_peer():
+    """It was timed with its start-up; `transformers` itself is timed between two tokens."""
+    with pytest.raises(ConfigError, match=r"peers is 'transformers_cb'; allowed: .*transformers"):
+        engine.chosen_peers("transformers_cb")
+    assert "transformers_cb" not in (ROOT / "README.md").read_text()
 
 
 def test_without_a_gpu_it_is_refused_before_anything_is_measured(monkeypatch):

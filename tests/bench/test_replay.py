@@ -73,6 +73,31 @@ def test_of_repeats_the_fastest_steps_are_taken() -> None:
     assert cell.tokens_per_s == pytest.approx(30 / (2.0 + 3.0 + 1.5))
 
 
+def test_errors_are_told_against_whole_repeats_first(monkeypatch) -> None:
+    """Guards the headline: the median over searches that ran, with their spread; the composite of
+    fastest steps, which flatters, stands after it.
+    """
+
+    def result(rate: float) -> SimpleNamespace:
+        return SimpleNamespace(throughput=SimpleNamespace(tokens_per_s=rate), trace=step)
+
+    step = SimpleNamespace(steps=None)
+    cell = make_cells(0)[0][0]
+    cell.results = [result(rate) for rate in (100.0, 80.0, 50.0)]
+    monkeypatch.setattr(Cell, "tokens_per_s", 110.0)
+    monkeypatch.setattr(Cell, "trace", step)
+    monkeypatch.setattr(replay.simulator, "events", lambda _: pd.Series([1]))
+    found = SimpleNamespace(throughput=SimpleNamespace(tokens_per_s=110.0), trace=step)
+    monkeypatch.setattr(replay.simulator, "replay", lambda *_, **__: found)
+    rows = {row.name: row for row in replay.accuracy_rows([cell], {cell.n: None}, None)}
+    names = list(rows)
+    assert names.index("throughput_mean_error@repeats") < names.index("throughput_mean_error")
+    assert rows["throughput_mean_error"].value == 0, "the composite"
+    for name in ("throughput_mean_error@repeats", "throughput_worst_error@repeats"):
+        assert rows[name].value == pytest.approx(110 / 80 - 1)
+        assert rows[name].spread == pytest.approx((1.2 - 0.1) / 4)  # half of the middle half
+
+
 def test_calibrate_writes_a_device(monkeypatch, tmp_path, capsys) -> None:
     """The command measures this machine and writes a preset that a replay can load."""
     monkeypatch.setattr(replay, "WIDTHS", (4,))

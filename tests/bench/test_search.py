@@ -25,14 +25,32 @@ def test_each_row_has_an_interval_over_problems_around_its_value(rows):
     """Guards that no number stands alone: two seeds' spread says nothing of other problems."""
     assert list(rows) == [
         *("problems_per_min", "tokens_per_s", "accuracy", "pass_at_1", "accuracy_gain"),
-        *("gain_over_majority", "gain_over_shuffled", "prm_over_ideal", "prm_tokens_saved"),
+        *("gain_over_majority", "gain_over_shuffled", "best_of_n", "gain_over_best_of_n"),
+        *("equal_tokens_accuracy", "gain_at_equal_tokens", "tokens_a_problem"),
+        *("equal_tokens_a_problem", "prm_over_ideal", "equal_tokens_n", "prm_tokens_saved"),
     ]
     for row in rows.values():
+        if row.name == "equal_tokens_n":
+            continue  # chosen, not measured
         low, high = row.spread
         assert low <= row.value <= high
     assert rows["prm_tokens_saved"].value > 1
     assert rows["prm_over_ideal"].spread[0] > 0
     assert rows["tokens_per_s"].spread[0] < rows["tokens_per_s"].spread[1]
+
+
+def test_beam_search_stands_beside_samples_that_cost_as_many_tokens(rows):
+    """Guards the fair baseline: N samples are beam search's tokens, and gains are over them."""
+    value = {name: row.value for name, row in rows.items()}
+    count, used = value["equal_tokens_n"], value["equal_tokens_a_problem"]
+    assert count == int(count) >= 1
+    # N is whole, and of the first seed; here one sample more or less is much
+    assert used == pytest.approx(value["tokens_a_problem"], abs=used / count)
+    for own, gain in (
+        ("best_of_n", "gain_over_best_of_n"),
+        ("equal_tokens_accuracy", "gain_at_equal_tokens"),
+    ):
+        assert value[gain] == pytest.approx(value["accuracy"] - value[own])
 
 
 def test_a_model_of_true_size_searches_math_problems_with_itself_as_reward():

@@ -11,10 +11,10 @@ of bytes over bandwidth and operations over arithmetic, of the format that is re
 
 On a CPU: `@products` is torch's F.linear of the same shapes alone, no attention;
 tile_share_of_peak is a product's inner loop, its data in the first-level cache, of multiply-adds on
-registers alone; `+busy` is beside one process that keeps a core busy; paged_over_contiguous is the
-time of decoding over blocks of 16 over that with a sequence in one block, the same code but for the
-block size. sample_*: 64 rows at temperature 0.8 of logits as spread as a model's, with filters or
-log probabilities, beside the same without.
+registers alone; `+busy` is beside one process that keeps a core busy; paged_over_contiguous is
+decoding's attention alone, keys and values read a second from shuffled blocks of 16, beside torch's
+scaled_dot_product_attention over contiguous ones. sample_*: 64 rows at temperature 0.8 of logits as
+spread as a model's, with filters or log probabilities, beside the same without.
 
 With `--device cuda`, in bfloat16: steps are timed as a user meets them (scheduling, launching,
 waiting for the sampled tokens), and random weights at true size (`dummy:llama-3.2-1b`) time as real
@@ -35,6 +35,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from tqdm.auto import tqdm
 
-from workbench.bench.kernels import gpu_ceiling, require_gpu
+from workbench.bench.kernels import KernelBench, Sizes, gpu_ceiling, require_gpu
 from workbench.bench.peers import PEERS, PeerError, PeerProcess
 from workbench.bench.record import Ceiling, Row, compared_rows, median_row, memory_rows
 from workbench.core import SamplingParams, SamplingRows
@@ -62,7 +63,7 @@ REPEATS_LARGE = {"quick": 2, "default": 5, "full": 9}
 LARGE = 50_000_000  # parameters
 MODES = ("", "+invariant")  # suffixes of rows
 GPU_DTYPE = "bfloat16"
-PRODUCTS, CONTIGUOUS, TRANSFORMERS = "products", "contiguous", "transformers"
+PRODUCTS, TRANSFORMERS = "products", "transformers"
 PEERS_FOLDER = Path("build/peers")
 BLOCK_SIZE = 16
 FORCED = "WORKBENCH_ISA"  # the variable that makes kernels take a lesser instruction set
@@ -84,9 +85,9 @@ class Work:
         """Whether the prompts' own time is left out."""
         return self.new > 1
 
-    def blocks(self, block_size: int = BLOCK_SIZE) -> int:
+    def blocks(self) -> int:
         """Blocks of a whole sequence."""
-        return -(-(self.tokens + self.new) // block_size)
+        return -(-(self.tokens + self.new) // BLOCK_SIZE)
 
     @property
     def name(self) -> str:
@@ -158,16 +159,15 @@ def engine_rows(bench: EngineBench, measured: Callable[[], Ceiling]) -> Iterator
         yield from memory_rows("memory_", bench.ours("").engine.memory)
     for work in works:
         machine = machine.best(measured())
-        rates = bench.rates(work, without=() if work is largest else (CONTIGUOUS,))
+        rates = bench.rates(work)
         yield from bench.rows(work.name, rates, bench.ceiling(machine, work))
         if work is not largest:
             continue
         for mode in MODES:
             shares = bench.ours(mode).bookkeeping[-bench.repeats :]
             yield median_row(f"bookkeeping_share_b{work.sequences}{mode}", shares, "fraction")
-        if CONTIGUOUS in rates:
-            pairs = zip(rates[CONTIGUOUS], rates[""], strict=True)
-            yield median_row("paged_over_contiguous", [one / other for one, other in pairs], "x")
+        if bench.on_cpu:
+            yield bench.paged_over_contiguous(work)
     yield from machine.rows()
     if not bench.on_cpu:
         return
@@ -175,7 +175,7 @@ def engine_rows(bench: EngineBench, measured: Callable[[], Ceiling]) -> Iterator
     try:
         for work in works:
             if work.sequences > 1 or not work.decodes:
-                rates = bench.rates(work, without=(PRODUCTS, CONTIGUOUS))
+                rates = bench.rates(work, without=(PRODUCTS,))
                 yield from bench.rows(f"{work.name}+busy", rates)
     finally:
         busy.kill()
@@ -200,17 +200,22 @@ def sampling_rows(device: torch.device, repeats: int) -> Iterator[Row]:
         drawn = torch.randn(count, vocab, generator=torch.Generator().manual_seed(0))
         logits = (drawn * SPREAD).to(device)
         for name, asked in SAMPLED.items():
-            changed = {field: np.full(count, value) for field, value in asked.items()}
-            rows = replace(plain, **changed)
-            rates: tuple[list[float], list[float]] = [], []
-            for _ in range(1 + repeats):
-                for each, found in zip((rows, plain), rates, strict=True):
-                    start = time.perf_counter()
-                    sample(kernels, logits, each)
-                    found.append(count / (time.perf_counter() - start))
-            ours, peers = (found[1:] for found in rates)
+            rows = replace(plain, **{k: np.full(count, v) for k, v in asked.items()})
+            works = [partial(sample, kernels, logits, each) for each in (rows, plain)]
+            ours, peers = in_turns(works, count, repeats)
             row = f"sample_{name}_{vocab}"
             yield median_row(row, ours, "rows/s", peer="unfiltered", peers=peers)
+
+
+def in_turns(works: Sequence[Callable[..., Any]], amount: float, times: int) -> list[list[float]]:
+    """Rates of each piece of work: `amount` by seconds, after a repeat that is not counted."""
+    rates: list[list[float]] = [[] for _ in works]
+    for _ in range(1 + times):
+        for work, found in zip(works, rates, strict=True):
+            start = time.perf_counter()
+            work()
+            found.append(amount / (time.perf_counter() - start))
+    return [found[1:] for found in rates]
 
 
 # -- contenders: timed(prompts, new_tokens) is tokens and seconds, of all sequences together after
@@ -408,8 +413,6 @@ class EngineBench:
         if self.on_cpu:
             self.contenders[PRODUCTS] = Linears(self.spec)
             self.labels[PRODUCTS] = "torch's products alone"
-            decode_blocks = max(work.blocks() for work in works if work.decodes)
-            self.contenders[CONTIGUOUS] = self._engine(False, decode_blocks * BLOCK_SIZE)
         folder, gguf = None, None
         if not model.startswith(DUMMY):
             folder, gguf = peer_files(model, PEERS_FOLDER / "models")
@@ -422,12 +425,12 @@ class EngineBench:
             else:
                 self.labels[name] = f"{name} {getattr(peer, 'version', '')}".rstrip()
 
-    def _engine(self, invariant: bool, block_size: int = BLOCK_SIZE) -> Ours:
+    def _engine(self, invariant: bool) -> Ours:
         return Ours(
             Engine(
                 self.model,
-                block_size=block_size,
-                num_blocks=max(work.sequences * work.blocks(block_size) for work in self.works),
+                block_size=BLOCK_SIZE,
+                num_blocks=max(work.sequences * work.blocks() for work in self.works),
                 enable_prefix_caching=False,
                 batch_invariant=invariant,
                 **self._place,
@@ -483,6 +486,19 @@ class EngineBench:
         rest = 2 * spec.hidden * (spec.heads * spec.head_dim + 3 * spec.intermediate)
         flops = work.sequences * (spec.flops(tokens, cached) - (tokens - 1) * rest)
         return work.sequences * tokens / machine.seconds(flops, weights + held)
+
+    def paged_over_contiguous(self, work: Work) -> Row:
+        """Bytes of KV that decoding's attention reads a second, all layers, contexts half grown."""
+        spec, kernels = self.spec, self.ours("").engine.executor.model.kernels
+        sizes = Sizes(spec.heads, spec.kv_heads, spec.head_dim, BLOCK_SIZE)
+        bench = KernelBench(torch.device("cpu"), torch.float32, sizes)
+        count, positions = read = work.sequences, work.tokens + work.new // 2
+        step = bench.step([(positions - 1, 1)] * count, spec.layers)
+        flash = bench.torch_attention(read, 1, spec.layers)["flash"]  # what torch takes on a CPU
+        works = kernels.record(partial(step.attend, kernels)), flash
+        amount, peer = count * positions * spec.kv_bytes_per_token(4), "torch's SDPA, contiguous KV"
+        ours, peers = in_turns(works, amount, 3 * self.repeats)
+        return median_row("paged_over_contiguous", ours, "B/s", peer=peer, peers=peers)
 
     def rates(self, work: Work, without: Sequence[str] = ()) -> Rates:
         """Each repeat: every contender on the same fresh prompts, in alternating order."""

@@ -136,9 +136,8 @@ def run(profile: str = "default", repeats: int | None = None) -> Iterator[Row]:
     sizes = Sizes()
     if profile == "quick":
         sizes = Sizes(decodes=(64, 1024), decode_layers=2, prompts=(2, 1024), sibling_layers=8)
-    device = require_gpu(sizes.needed_bytes)
-    bench = KernelBench(device, torch.bfloat16, sizes, graph_seconds, repeats or REPEATS[profile])
-    yield from bench.rows()
+    gpu = require_gpu(sizes.needed_bytes)
+    yield from KernelBench(gpu, torch.bfloat16, sizes, repeats=repeats or REPEATS[profile]).rows()
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,26 +155,25 @@ class AttentionStep:
             kernels.attend(self.qkv, self.out, cache, self.context)
 
 
+@dataclass(frozen=True, slots=True)
 class KernelBench:
-    """Rows of one device and type, with whatever timer; triton is imported here, an extra."""
+    """Rows of one device and type, with whatever timer; `rows` alone needs triton, an extra."""
 
-    def __init__(
-        self, device: torch.device, dtype: torch.dtype, sizes: Sizes, timer: Timer, repeats: int
-    ) -> None:
-        from workbench.kernels.triton import TritonKernels  # noqa: PLC0415 - an extra
-
-        self.device, self.dtype, self.sizes = device, dtype, sizes
-        self._timer, self._repeats = timer, repeats
-        made = partial(TritonKernels, device, dtype)
-        self.kernels, self.invariant = made(batch_invariant=False), made(batch_invariant=True)
-        self.unshared = made(share=False)
+    device: torch.device
+    dtype: torch.dtype
+    sizes: Sizes
+    timer: Timer = graph_seconds
+    repeats: int = 1
 
     def rows(self) -> Iterator[Row]:
         """Ceilings first, then kernel by kernel: decoding by GB/s of keys and values, prompts by
         TFLOP/s of the unmasked half, siblings by rows a second, products by TFLOP/s.
         """
-        sizes = self.sizes
-        given = self.device, self.dtype, self._timer, self._repeats, sizes.side, sizes.read_bytes
+        from workbench.kernels.triton import TritonKernels  # noqa: PLC0415 - an extra
+
+        made, sizes = partial(TritonKernels, self.device, self.dtype), self.sizes
+        kernels, invariant = made(batch_invariant=False), made(batch_invariant=True)
+        given = self.device, self.dtype, self.timer, self.repeats, sizes.side, sizes.read_bytes
         ceiling = measure_ceiling(*given)
         yield from ceiling.rows()
         reads, products = ceiling.bytes_per_s / 1e9, ceiling.flops_per_s / 1e12
@@ -190,22 +188,23 @@ class KernelBench:
         ):
             count, positions = sequences
             step = self.step([(positions - new, new)] * count, layers)
-            peers, ours = self._torch(sequences, new, layers), partial(step.attend, self.kernels)
+            peers = self.torch_attention(sequences, new, layers)
+            ours = partial(step.attend, kernels)
             yield from self._compared(name, ours, amount, unit, peers, best)
 
         (count, prefix, own), layers = sizes.siblings, sizes.sibling_layers
         step = self.step([(prefix + own - 1, 1)] * count, layers, prefix)
-        ours, theirs = (partial(step.attend, each) for each in (self.kernels, self.unshared))
+        ours, theirs = (partial(step.attend, each) for each in (kernels, made(share=False)))
         peers = {"plain_decode": theirs}
         yield from self._compared("cascade_attention", ours, layers * count, "rows/s", peers)
 
         inputs, outputs = sizes.hidden, 4 * sizes.hidden
-        matrix = self.invariant.pack([self._random(outputs, inputs)])
+        matrix = invariant.pack([self._random(outputs, inputs)])
         for count in (sizes.decodes[0], tokens):
             shapes = self._random(count, inputs), matrix, self._random(count, outputs)
             name, done = f"product_{count}_rows+invariant", 2 * count * inputs * outputs / 1e12
-            peers = {"torch": partial(self.kernels.multiply, *shapes)}
-            ours = partial(self.invariant.multiply, *shapes)
+            peers = {"torch": partial(kernels.multiply, *shapes)}
+            ours = partial(invariant.multiply, *shapes)
             yield from self._compared(name, ours, done, "TFLOP/s", peers, products)
 
     def step(
@@ -251,13 +250,13 @@ class KernelBench:
     ) -> Iterator[Row]:
         """Our rate, `amount` by seconds, against the best peer's, then against the others'."""
         ours, *others = (
-            [amount / seconds for seconds in self._timer(each, self._repeats)]
+            [amount / seconds for seconds in self.timer(each, self.repeats)]
             for each in (work, *peers.values())
         )
         theirs = sorted(zip(peers, others), key=lambda peer: -median(peer[1]))
         yield from compared_rows(name, ours, unit, dict(theirs), ceiling)
 
-    def _torch(self, sequences: tuple[int, int], new: int, layers: int) -> dict[str, Work]:
+    def torch_attention(self, sequences: tuple[int, int], new: int, layers: int) -> dict[str, Work]:
         """torch's backends that take (sequences, positions), of which the last `new` are rows: one
         row that sees all positions, or a whole prompt, causal.
         """

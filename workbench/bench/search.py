@@ -1,9 +1,10 @@
 """What search is worth, what its caches save, and the searches that other benchmarks share.
 
 On the embedded pair every seed runs three searches over the same problems: beam search, beam search
-whose scores are dealt out at random, and 16 samples (pass@1 and majority vote). Gains are paired by
-problem; all intervals draw problems, each with all its seeds. The first problems are searched once
-more, with seed 0, without PRM cache and score cache, for the tokens that both save.
+whose scores are dealt out at random, and n samples: pass@1, majority vote, and best-of-n, weighted
+by the same PRM; `equal_tokens` is best-of-N at the tokens of beam search (N by seed 0). Gains are
+paired by problem; intervals draw problems, each with all its seeds. The first problems are searched
+again, with seed 0, without PRM cache and score cache, for the tokens that both save.
 
 A generator of true size searches MATH problems twice, with these caches and without: same tree,
 other time and PRM tokens. Where no reward model is named, its own weights are asked in RLHFlow's
@@ -128,18 +129,24 @@ def tiny_rows(workload: Workload, seeds: int) -> Iterator[Row]:
     """Pace, accuracy and gains over all problems and seeds, and what the PRM computes."""
     llm, prm = engines = roomy_engine(workload.llm), roomy_engine(workload.prm)
     found: list[pd.DataFrame] = []
+    count, sampled = 0, dict[str, Any](strategy="best_of_n", max_step_tokens=2048, beam_width=1)
     warm_up = replace(workload, problems=workload.problems[:2])  # compiled kernels, allocators
     warm_up.search(llm, prm, WARM_UP_SEED)
     for seed in tqdm(range(seeds), desc="seeds"):
         _forget(*engines)
         beam = workload.search(llm, prm, seed)
         shuffled = workload.search(llm, prm, seed, score_shuffle_seed=seed)
-        samples = workload.search(llm, prm, seed, strategy="best_of_n", max_step_tokens=2048)
-        each = samples.problems
+        samples = workload.search(llm, prm, seed, **sampled)
+        each, used = samples.problems, beam.throughput.tokens / samples.throughput.tokens
+        count = count or max(1, round(workload.config.n * used))
+        equal = workload.search(llm, prm, seed, **sampled, n=count)
         other = {
             "shuffled": shuffled.problems["correct"].to_numpy(float),
             "majority": samples.correct_by("majority").to_numpy(float),
             "pass_1": (each["correct_candidates"] / each["candidates"]).to_numpy(float),
+            "best_of_n": samples.correct_by("weighted").to_numpy(float),
+            "equal_tokens": equal.correct_by("weighted").to_numpy(float),
+            "equal_used": equal.problems["tokens"].to_numpy(float),
         }
         found.append(with_wall_part(beam.problems, beam.throughput).assign(**other))
     done = pd.concat(found, ignore_index=True)
@@ -153,10 +160,17 @@ def tiny_rows(workload: Workload, seeds: int) -> Iterator[Row]:
         "accuracy_gain": ("fraction", right - done["pass_1"], ones),
         "gain_over_majority": ("fraction", right - done["majority"], ones),
         "gain_over_shuffled": ("fraction", right - done["shuffled"], ones),
+        "best_of_n": ("fraction", done["best_of_n"], ones),
+        "gain_over_best_of_n": ("fraction", right - done["best_of_n"], ones),
+        "equal_tokens_accuracy": ("fraction", done["equal_tokens"], ones),
+        "gain_at_equal_tokens": ("fraction", right - done["equal_tokens"], ones),
+        "tokens_a_problem": ("tokens", done["tokens"], ones),
+        "equal_tokens_a_problem": ("tokens", done["equal_used"], ones),
         "prm_over_ideal": ("x", done["prm_tokens_computed"], done["prm_tokens_distinct"]),
     }
     for name, columns in table.items():
         yield ratio_row(name, *columns, done["problem_id"], seeds)
+    yield Row("equal_tokens_n", count, "samples")
 
     _forget(*engines)
     few = replace(workload, problems=workload.problems[:UNCACHED_PROBLEMS])
