@@ -44,6 +44,10 @@ DryRun = Annotated[
     bool, Option("--dry-run", help="list runs, feasible shares and expected minutes; run nothing")
 ]
 RetryFailed = Annotated[bool, Option("--retry-failed", help="repeat runs whose row says failed")]
+Stale = Annotated[
+    Literal["ok"] | None,
+    Option("--stale", help="ok: take stored runs of other code where there are none of this"),
+]
 Debug = Annotated[bool, Option("--debug", help="show the traceback of an error")]
 
 
