@@ -59,7 +59,8 @@ def test_what_makes_a_run_is_in_its_code_and_what_draws_or_plans_it_is_not(tmp_p
         (copy / f"{module}.py").write_text("CHANGED = 1")
     assert digests() == now
     for module in ("core", "config", "tokenizer", "kernels/cpu/rows", "kvcache/pool",
-                   "engine/engine", "models/llama", "search/rounds", "experiments/execute"):  # fmt: skip
+                   "engine/engine", "models/llama", "search/rounds",
+                   "experiments/execute"):  # fmt: skip
         (copy / f"{module}.py").write_text("CHANGED = 1")
         now, last = digests(), now
         assert all(a != b for a, b in zip(now, last)), module

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench import __version__
+from workbench.errors import RunStoreError
 from workbench.host import total_memory, usable_cores
 
 PACKAGES = ("torch", "numpy", "numba", "pandas", "pyarrow", "transformers", "tokenizers", "plotly")
@@ -100,19 +101,48 @@ def git_state(folder: Path | None = None) -> dict[str, Any]:
 
     Outside git the commit that WORKBENCH_COMMIT names, for a copy of the tree; or both None.
     """
-    where = folder or Path(__file__).resolve().parent
-
-    def git(*words: str) -> str:
-        with suppress(OSError, subprocess.SubprocessError):
-            call: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 20}
-            return subprocess.run(["git", *words], cwd=where, check=True, **call).stdout.strip()
-        return ""
-
-    commit = git("rev-parse", "HEAD")
+    where = folder or PACKAGE
+    commit = _git(where, "rev-parse", "HEAD")
     if not commit:
         return {"commit": os.environ.get("WORKBENCH_COMMIT") or None, "dirty": None}
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", str(where))
+    changed = _git(where, "status", "--porcelain", "--untracked-files=no", "--", str(where))
     return {"commit": commit, "dirty": bool(changed)}
+
+
+def worktree_of(commit: str) -> Path:
+    """The project as it was at a commit: a git worktree under build/at/, made where there is none.
+
+    RunStoreError where the project is no git checkout, or has no such commit.
+    """
+    root = project_root()
+    if not _git(root, "rev-parse", "HEAD"):
+        raise RunStoreError(
+            f"--at {commit} needs git and a checkout of the project, and {root.name}/ is none; "
+            "clone it, or leave --at out."
+        )
+    full = _git(root, "rev-parse", "--verify", "--end-of-options", f"{commit}^{{commit}}")
+    if not full:
+        raise RunStoreError(
+            f"There is no commit {commit!r} in this checkout; `git log --oneline` lists them, `git "
+            "fetch` brings those made elsewhere."
+        )
+    place = root / "build" / "at" / full[:12]
+    if not (place / "workbench").is_dir():  # --force: one that was deleted is known to git still
+        _git(root, "worktree", "add", "--force", "--detach", str(place), full)
+    if not (place / "workbench" / "cli").is_dir() or git_state(place)["commit"] != full:
+        raise RunStoreError(
+            f"build/at/{place.name} is no worktree of commit {full[:12]} with the workbench in it; "
+            "`git worktree remove --force` it and try again."
+        )
+    return place
+
+
+def _git(where: Path, *words: str) -> str:
+    """What git prints; empty where it fails or is not there."""
+    with suppress(OSError, subprocess.SubprocessError):
+        call: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 120}
+        return subprocess.run(["git", *words], cwd=where, check=True, **call).stdout.strip()
+    return ""
 
 
 @cache
