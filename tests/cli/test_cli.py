@@ -4,15 +4,17 @@ import json
 import os
 import re
 import signal
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from tests.experiments.fakes import store_fake
+from tests.experiments.fakes import IDENTITY, store_fake
 from workbench.bench.record import Row
 from workbench.cli import main, tools
 from workbench.cli.options import key_values
 from workbench.errors import ConfigError, ModelError
+from workbench.experiments.provenance import this_code
 from workbench.experiments.runs import FAILED
 from workbench.experiments.settings import RunSpec, sweep_config
 
@@ -65,6 +67,11 @@ def test_runs_are_listed_shown_and_compared(tmp_path, stored, capsys):
     assert main(["runs", "list", *where]) == 0
     listed = capsys.readouterr().out
     assert all(folder.name in listed for folder in stored)
+    assert listed.count("finished, other code") == 2
+    own = replace(IDENTITY, code=this_code()["code"])
+    store_fake(tmp_path / "own", RunSpec(CONFIG, 0.3, 0), own)
+    assert main(["runs", "list", "--runs", str(tmp_path / "own")]) == 0
+    assert "other code" not in capsys.readouterr().out
     assert main(["runs", "show", stored[0].name[-12:], *where]) == 0
     assert "machine_cpu" in capsys.readouterr().out
     assert main(["runs", "compare", "split-0.300", "split-0.500", *where]) == 0

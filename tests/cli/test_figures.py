@@ -1,5 +1,6 @@
 """`workbench figures`: what is refused before it runs, what failed is said, profiles never mix."""
 
+import re
 from types import SimpleNamespace
 
 import pandas as pd
@@ -9,6 +10,7 @@ from tests.experiments.fakes import fake_result
 from workbench.cli import main
 from workbench.cli.study import report
 from workbench.experiments.execute import one_by_one
+from workbench.experiments.notebooks import notebook_files
 from workbench.experiments.provenance import project_root
 from workbench.experiments.settings import PLANS, PROFILES, BatchPlan, RunSpec, sweep_config
 from workbench.experiments.study import Study, completeness, figures_home, run_sweep
@@ -143,7 +145,20 @@ def test_a_failed_run_is_in_the_report_and_on_the_terminal(broken, monkeypatch, 
 def test_failed_runs_are_repeated_when_asked(calls, tmp_path):
     folder = str(tmp_path / "runs")
     assert main(["sweep", "--profile", "quick", "--runs", folder, "--retry-failed"]) == 0
-    assert calls[0][1][1:] == (folder, True)
+    assert calls[0][1][1:] == (folder, True, False)
+
+
+def test_stale_ok_reaches_the_sweep_and_every_notebook(calls, tmp_path):
+    words = ["--profile", "quick", "--runs", str(tmp_path), "--stale", "ok"]
+    assert main(["sweep", *words]) == 0
+    assert calls[0][1][1:] == (str(tmp_path), False, True)
+    assert main(["figures", *words]) == 0
+    assert calls[1][1][1:] == (str(tmp_path), False, True)
+    assert calls[2][1][2] == {"runs_dir": str(tmp_path), "stale_ok": True}
+    for file in notebook_files():
+        text = file.read_text()
+        studies = re.findall(r"= run_(?:sweep|replayed|batches|ablation|policies)\(", text)
+        assert text.count("runs_dir, stale_ok=stale_ok)") == len(studies), file.name
 
 
 @pytest.mark.parametrize(

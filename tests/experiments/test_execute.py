@@ -7,14 +7,13 @@ from workbench.experiments.execute import (
     COUNTS,
     NOTHING_WAS_RUN,
     REPLAYED,
-    SOURCES,
     Cells,
-    code_digest,
     make_arena,
     replay_identity,
     replayed_config,
 )
 from workbench.experiments.memory import starting_share
+from workbench.experiments.provenance import PACKAGE, REPLAY_SOURCES, SOURCES, this_code
 from workbench.experiments.runs import compare, load_runs
 from workbench.experiments.settings import (
     CONTINUOUS,
@@ -200,16 +199,10 @@ def test_problems_add_up_to_the_run_and_blocks_are_what_weights_leave(replayed) 
     assert REPLAYED in text and NOTHING_WAS_RUN in text and "simulated NVIDIA A100 40 GB" in text
 
 
-def test_other_code_is_another_run(tmp_path) -> None:
+def test_another_device_or_replay_is_another_run() -> None:
     """A changed constant of cost or workload is not taken for runs stored before it."""
-    for name in ("cost.py", "workload.py", "devices.py"):
-        (tmp_path / name).write_bytes((SOURCES[0] / name).read_bytes())
-    before = code_digest(tmp_path)
-    assert before == code_digest(tmp_path) != code_digest()
-    for file in sorted(tmp_path.iterdir()):
-        file.write_text(file.read_text() + "CHANGED = 1\n")
-        before, last = code_digest(tmp_path), before
-        assert before != last
+    assert replay_identity(PRESETS["h100"]).code == this_code(replayed=True)["code"]
+    assert {PACKAGE / "replay", *SOURCES} == {*REPLAY_SOURCES}
     assert replay_identity(PRESETS["h100"]) != replay_identity(PRESETS["a100-40"])
 
 

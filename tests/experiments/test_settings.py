@@ -79,7 +79,7 @@ def test_a_fingerprint_follows_what_a_run_does_and_nothing_else():
     changes = ({"n": 8}, {"num_problems": 3}, {"temperature": 0.7}, {"min_problem_batch": 3})
     for change in (*changes, {"share": 0.35}, {"seed": 1}):
         assert print_of(**change) != own
-    for part in ("llm", "prm", "problems", "version"):
+    for part in ("llm", "prm", "problems", "code"):
         assert print_of(identity=replace(IDENTITY, **{part: "another"})) != own
 
 

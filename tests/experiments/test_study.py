@@ -9,16 +9,20 @@ from tests.experiments.fake_sweep import FakeSweep
 from tests.experiments.fakes import fake_result
 from workbench.errors import ConfigError, ModelError, OutOfMemory, RunStoreError
 from workbench.experiments.execute import one_by_one
-from workbench.experiments.provenance import git_state, machine_facts
+from workbench.experiments.export import tex
+from workbench.experiments.provenance import machine_facts, this_code
+from workbench.experiments.rows import memory_split_rows
 from workbench.experiments.settings import split_runs, sweep_config
 from workbench.experiments.statistics import sentinel_drift
 from workbench.experiments.study import (
     preview,
+    provenance,
     provenance_here,
     provenance_of,
     remarks,
     run_sweep,
 )
+from workbench.plots import memory_split
 from workbench.trace import write_table
 
 CONFIG = sweep_config("quick", num_problems=3, warmup_problems=0)
@@ -156,7 +160,7 @@ def test_a_preview_lists_runs_ends_and_minutes_and_runs_nothing(tmp_path):
 def rows_of(speeds, **columns):
     """A sweep's rows: the sentinel's setting in three places, another setting beside it."""
     row = {"status": "finished", "machine": "m", "versions": "v", "seed": 0}
-    row |= {"git_commit": git_state()["commit"]}
+    row |= {"git_commit": this_code()["commit"], "code": this_code()["code"]}
     rows = [
         row
         | {"run_id": f"r{k}", "role": role, "llm_share": share, "written_at": f"2026-01-01T0{k}"}
@@ -181,8 +185,59 @@ def test_drift_is_seen_on_the_sentinel_s_setting_alone():
 def test_mixed_machines_and_other_code_are_said():
     mixed = rows_of([1.0] * 4, machine=["laptop", "laptop", "laptop", "H200"])
     assert "differ in machine: H200 / laptop" in " ".join(remarks(mixed))
-    old = rows_of([1.0] * 4, git_commit="0123456789abcdef")
-    assert "made at commit 0123456789ab" in " ".join(remarks(old))
+    assert list(remarks(rows_of([1.0] * 4, git_commit="0123456789abcdef"))) == []
+    old = rows_of([1.0] * 4, git_commit="0123456789abcdef", code="another")
+    assert "4 stored runs of other code, made at commit 0123456789ab;" in " ".join(remarks(old))
+
+
+def test_a_figure_of_runs_of_several_commits_says_so_on_its_face(tmp_path):
+    """Of one study or of two; a commit with changes is told from the commit itself."""
+    one = FakeSweep()
+    assert "commits" not in provenance_of(one)
+    clean = one.runs.assign(git_commit="a" * 40, git_dirty=False, code="c0de")
+    other = clean.assign(git_commit="b" * 40)
+    assert "commits" not in provenance(clean)
+    assert "; runs of 2 commits: aaaaaaaaa, bbbbbbbbb." in provenance(pd.concat([clean, other]))
+    assert "; runs of 2 commits: aaaaaaaaa, bbbbbbbbb." in provenance(clean, beside=other)
+    text = provenance(pd.concat([clean, clean.assign(git_dirty=True)]))
+    assert "; runs of 2 commits: aaaaaaaaa, aaaaaaaaa+c0de." in text
+    fig = memory_split(memory_split_rows(one), text)
+    lines = [each.text for each in fig.layout.annotations if each.name == "provenance"]
+    assert "aaaaaaaaa+c0de" in lines[0]
+    assert "aaaaaaaaa+c0de" in tex(fig, "memory_split")
+
+
+def test_runs_of_other_code_are_made_anew_unless_stale_is_ok(tmp_path, monkeypatch):
+    first, again = Counting(), Counting()
+    before = sweep(tmp_path, first)
+    now = this_code() | {"code": "0123456789ab"}
+    monkeypatch.setattr("workbench.experiments.runs.this_code", lambda *_: now)
+    seen = preview(CONFIG, tmp_path)
+    assert seen.num_to_run == 4
+    at = str(before.runs["git_commit"][0])[:12]
+    assert f"4 of them are stored of other code: `--at {at}` goes" in str(seen)
+    stale = preview(CONFIG, tmp_path, stale_ok=True)
+    assert (stale.num_to_run, set(stale.runs["status"])) == (0, {"finished, other code"})
+    used = sweep(tmp_path, again, stale_ok=True)
+    assert (used.folders, again.done) == (before.folders, [])
+    assert "4 stored runs of other code" in " ".join(remarks(used.all_runs))
+    anew = sweep(tmp_path, again)
+    assert len(again.done) == 4 and not set(anew.folders) & set(before.folders)
+    assert list(remarks(anew.all_runs)) == []
+    assert sweep(tmp_path, again, stale_ok=True).folders == anew.folders, "this code comes first"
+    few = sweep(tmp_path, again, replace(CONFIG, temperature=0.5), stale_ok=True)
+    assert len(again.done) == 8 and len(few.folders) == 4, "other settings are other runs"
+
+
+def test_the_commit_of_a_run_is_that_of_the_code_in_use(tmp_path, monkeypatch):
+    """What is committed or checked out while a study runs is not what runs."""
+    states = iter([{"commit": letter * 40, "dirty": False} for letter in "abcdefgh"])
+    monkeypatch.setattr("workbench.experiments.provenance.git_state", lambda: next(states))
+    this_code.cache_clear()
+    try:
+        assert set(sweep(tmp_path, Counting()).runs["git_commit"]) == {"a" * 40}
+    finally:
+        this_code.cache_clear()
 
 
 def test_a_figure_names_the_machine_the_rung_and_the_one_seed_that_is_drawn():

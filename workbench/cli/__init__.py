@@ -28,7 +28,7 @@ app = typer.Typer(
 VERBS: tuple[Verb, ...] = (study.figures, tools.run, study.sweep, tools.bench,
     tools.calibrate, tools.record, tools.train_tiny, tools.doctor)  # fmt: skip
 for verb in VERBS:
-    app.command()(command(verb))
+    app.command()(command(verb, verb.__name__ in RESUMABLE))
 STORED: dict[str, Verb] = {"list": study.list_runs, "show": study.show, "compare": study.compare,
                            "export": study.export, "import": study.import_runs}  # fmt: skip
 stored = typer.Typer(rich_markup_mode=None)
@@ -52,13 +52,13 @@ def _workbench(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit status."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        app(arguments, prog_name="workbench")
+        app(given, prog_name="workbench", obj=given)
     except SystemExit as left:
         if isinstance(left.__context__, BrokenPipeError):  # the reader left, as `head` does
             return 0
         if left.code == INTERRUPTED:
-            given = sys.argv[1:] if arguments is None else arguments
             kept = " Finished runs are kept; the same command resumes."
             text = f"Interrupted.{kept if RESUMABLE.intersection(given[:1]) else ''}"
             print(f"\n{text}", file=sys.stderr)

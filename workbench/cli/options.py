@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from functools import wraps
 from inspect import Parameter
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin
+from itertools import pairwise
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_origin
 
 import typer
 from typer import Option
@@ -44,6 +46,14 @@ DryRun = Annotated[
     bool, Option("--dry-run", help="list runs, feasible shares and expected minutes; run nothing")
 ]
 RetryFailed = Annotated[bool, Option("--retry-failed", help="repeat runs whose row says failed")]
+Stale = Annotated[
+    Literal["ok"] | None,
+    Option("--stale", help="ok: take stored runs of other code where there are none of this"),
+]
+At = Annotated[
+    str | None,
+    Option("--at", metavar="COMMIT", help="go on with the code of that commit, in a git worktree"),
+]
 Debug = Annotated[bool, Option("--debug", help="show the traceback of an error")]
 
 
@@ -78,8 +88,9 @@ def options_of(
     return found
 
 
-def command(verb: Verb) -> Verb:
-    """The verb as typer reads it: with --debug, and errors of bad input in one block.
+def command(verb: Verb, resumable: bool = False) -> Verb:
+    """The verb as typer reads it: with --debug, and errors of bad input in one block; a resumable
+    one with --at.
 
     A parameter annotated with a list of options takes those that have a value, by name.
     """
@@ -92,14 +103,18 @@ def command(verb: Verb) -> Verb:
             taken += listed
         else:
             taken.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
+    if resumable:
+        taken.append(Parameter("at", Parameter.KEYWORD_ONLY, default=None, annotation=At))
     taken.append(Parameter("debug", Parameter.KEYWORD_ONLY, default=False, annotation=Debug))
 
     @wraps(verb)
-    def called(context: typer.Context, debug: bool, **given: Any) -> None:
+    def called(context: typer.Context, debug: bool, at: str | None = None, **given: Any) -> None:
         for group, names in groups.items():
             own = {name: given.pop(name) for name in names}
             given[group] = {name: value for name, value in own.items() if value is not None}
         try:
+            if at:
+                resume_at(at, context.obj, given["runs"])
             verb(**given)
         except WorkbenchError as problem:
             if debug:
@@ -111,6 +126,24 @@ def command(verb: Verb) -> Verb:
     called.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
     called.__annotations__ = {each.name: each.annotation for each in taken}
     return called
+
+
+def resume_at(commit: str, given: list[str], runs: str | None) -> NoReturn:
+    """Put the command `given`, of the code at a commit, in this process's place; runs stay where
+    they are.
+
+    Notebooks are those of the commit too, and what is written beside runs is in its worktree.
+    """
+    from workbench.experiments.provenance import runs_folder, worktree_of
+
+    place = worktree_of(commit)
+    words = [w for before, w in pairwise(["", *given]) if before != "--at" and w[:4] != "--at"]
+    words += [] if runs else ["--runs", str(runs_folder())]
+    paths = os.pathsep.join(filter(None, (str(place), os.environ.get("PYTHONPATH"))))
+    here = os.environ | {"PYTHONPATH": paths, "WORKBENCH_HOME": str(place)}
+    call = "import sys; from workbench.cli import main; sys.exit(main())"
+    sys.stdout.flush()
+    os.execve(sys.executable, [sys.executable, "-P", "-c", call, *words], here)
 
 
 def literal(text: str) -> Any:

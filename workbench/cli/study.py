@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Argument, Exit, Option
 
 from workbench.cli import options
-from workbench.cli.options import DryRun, Profile, RetryFailed, Runs, Set, table, terminal
+from workbench.cli.options import (
+    DryRun,
+    Profile,
+    RetryFailed,
+    Runs,
+    Set,
+    Stale,
+    table,
+    terminal,
+)
 from workbench.config import SweepConfig, format_size
 from workbench.errors import ConfigError, RunStoreError, nearest
 
@@ -40,6 +49,7 @@ def figures(
     profile: Profile = "default",
     replot: bool = Option(False, "--replot", help="redraw figures from stored rows; runs nothing"),
     retry_failed: RetryFailed = False,
+    stale: Stale = None,
     dry_run: DryRun = False,
     parameter: list[str] = Option(
         None, "--parameter", "-p", metavar="NAME=VALUE", help="of the notebooks (repeatable)"
@@ -59,17 +69,23 @@ def figures(
     known = {
         file.stem: names for file, names in notebooks.known_together(files, parameters).items()
     }
+    how = {"retry_failed": retry_failed, "stale_ok": bool(stale)}
     stems, together = [*known], {name for names in known.values() for name in names}
     own = together & {field.name for field in fields(SweepConfig)} - {"profile"}
     config = sweep_config(profile, **{name: parameters.get(name) for name in own})
     if dry_run:
-        _print_left(config, stems, parameters, runs, retry_failed)
+        _print_left(config, stems, parameters, runs, how)
         return
     if runs:
         parameters["runs_dir"] = str(Path(runs).resolve())
+    if stale:
+        parameters["stale_ok"] = True
     # first the sweep, so that its progress is seen here; the notebooks then find its runs
     reads = any("profile" in known[stem] for stem in stems if stem not in OWN_RUNS)
-    sweep = _sweep(config, runs, retry_failed) if reads else None
+    sweep = _sweep(config, runs, how) if reads else None
+    if sweep is not None and sweep.runs.empty:
+        reasons = "; ".join(sweep.all_runs["error"].dropna().astype(str).unique())
+        raise RunStoreError(f"No run of the sweep finished: {reasons}. There is nothing to draw.")
     executed = notebooks.run_notebooks(names or None, profile, parameters, out)
     if sweep is not None:
         further = stored_ablation_claims(config, parameters) if ABLATION in stems else []
@@ -95,22 +111,27 @@ def redraw(names: list[str] | None, profile: str, parameters: dict[str, Any]) ->
 
 
 def _print_left(
-    config: SweepConfig, stems: list[str], parameters: Mapping[str, Any], runs: Any, retry: bool
+    config: SweepConfig,
+    stems: list[str],
+    parameters: Mapping[str, Any],
+    runs: str | None,
+    how: dict[str, bool],
 ) -> None:
     """What `figures` would run, for the sweep and for each notebook with runs of its own."""
     from workbench.experiments import settings, study
 
     if set(stems) - set(OWN_RUNS):
-        _print_preview(config, runs, retry)
+        _print_preview(config, runs, how)
+    policies = partial(study.policies_planned, runs_dir=runs, stale_ok=how["stale_ok"])
     studies: tuple[tuple[str, Any, Any], ...] = (
         (BATCHING, settings.BatchPlan, settings.batch_runs),
         (ABLATION, settings.AblationPlan, settings.ablation_runs),
-        (OPTIMISATION, settings.PolicyPlan, partial(study.policies_planned, runs_dir=runs)),
+        (OPTIMISATION, settings.PolicyPlan, policies),
     )
     for stem, kind, runs_of in studies:
         if stem in stems:
             plan = settings.plan_of(kind, config.profile, parameters)
-            found = study.preview(config, runs, specs=runs_of(config, plan))
+            found = study.preview(config, runs, specs=runs_of(config, plan), **how)
             terminal().print(f"{stem}: {found}")
 
 
@@ -119,8 +140,9 @@ def stored_ablation_claims(config: SweepConfig, parameters: Mapping[str, Any]) -
     from workbench.experiments import claims, settings, study
 
     plan = settings.plan_of(settings.AblationPlan, config.profile, parameters)
-    runs_dir = parameters.get("runs_dir")
-    return claims.ablation_claims(study.run_ablation(config, plan, runs_dir, compute=False))
+    known = {"compute": False, "stale_ok": parameters.get("stale_ok", False)}
+    found = study.run_ablation(config, plan, parameters.get("runs_dir"), **known)
+    return claims.ablation_claims(found)
 
 
 def report(
@@ -144,17 +166,13 @@ def report(
     return failed
 
 
-def _sweep(config: SweepConfig, runs: str | None, retry: bool) -> Study:
+def _sweep(config: SweepConfig, runs: str | None, how: dict[str, bool]) -> Study:
     from workbench.experiments.study import preview, run_sweep
 
-    found = preview(config, runs, retry_failed=retry)
+    found = preview(config, runs, **how)
     if found.num_to_run:
         terminal().print(str(found))
-    sweep = run_sweep(config, runs, retry_failed=retry)
-    if sweep.runs.empty:
-        reasons = "; ".join(sweep.all_runs["error"].dropna().astype(str).unique())
-        raise RunStoreError(f"No run of the sweep finished: {reasons}. There is nothing to draw.")
-    return sweep
+    return run_sweep(config, runs, **how)
 
 
 OfProfile = Annotated[dict[str, Any], options.options_of(SweepConfig, {
@@ -171,6 +189,7 @@ def sweep(
     config: str = Option(None, metavar="FILE", help="JSON file of settings, over the profile's"),
     more: Set = None,
     retry_failed: RetryFailed = False,
+    stale: Stale = None,
     dry_run: DryRun = False,
     runs: Runs = None,
 ) -> None:
@@ -180,7 +199,6 @@ def sweep(
     then --set.
     """
     from workbench.experiments.settings import sweep_config
-    from workbench.experiments.study import run_sweep
 
     given: Any = {"profile": profile}
     if config:
@@ -192,21 +210,22 @@ def sweep(
             raise ConfigError(f'{config} holds no object of settings, e.g. {{"n": 16}}.')
         given |= stored
     wanted = sweep_config(**given | settings | options.key_values(more, "--set"))
+    how = {"retry_failed": retry_failed, "stale_ok": bool(stale)}
     if dry_run:
-        _print_preview(wanted, runs, retry_failed)
+        _print_preview(wanted, runs, how)
         return
-    found = run_sweep(wanted, runs, retry_failed=retry_failed)
+    found = _sweep(wanted, runs, how)
     shown = found.runs[[name for name in SWEEP_COLUMNS if name in found.runs]]
     _print_frame(shown.rename(columns=lambda name: name.replace("_", " ")))
     if _print_problems(found.all_runs):
         raise Exit(options.FAILED)
 
 
-def _print_preview(config: SweepConfig, runs: str | None, retry: bool) -> None:
+def _print_preview(config: SweepConfig, runs: str | None, how: dict[str, bool]) -> None:
     """The dry run of a sweep: its runs, the shares that fit, the expected time."""
     from workbench.experiments.study import preview
 
-    found = preview(config, runs, retry_failed=retry)
+    found = preview(config, runs, **how)
     rows = found.runs.assign(minutes=(found.runs["expected_s"] / 60).round(1))
     pairs = zip(rows["lacks_bytes"], rows["status"])
     rows["status"] = [f"lacks {format_size(n)}" if n else status for n, status in pairs]
@@ -242,11 +261,14 @@ def list_runs(
     runs: Runs = None,
 ) -> None:
     """Print one line for each stored run."""
-    from workbench.experiments.runs import load_runs
+    from workbench.experiments.runs import load_runs, of_other_code
 
     found = load_runs(_store(runs).folders())
     if status:
         found = found[found["status"] == status]
+    for place, row in found.iterrows():
+        if row["status"] != "unreadable" and of_other_code(row):
+            found.loc[place, "status"] += ", other code"
     if len(found):
         _print_frame(found[[name for name in RUN_COLUMNS if name in found]])
     else:

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workbench import __version__
 from workbench.config import SearchConfig, StrategyConfig, SweepConfig
 from workbench.core import RequestOutput, SamplingParams, StepPlan, StepResult
 from workbench.engine.engine import Engine
@@ -29,11 +28,11 @@ from workbench.engine.executor import StepHandle
 from workbench.engine.memory import block_shape
 from workbench.experiments import settings
 from workbench.experiments.memory import ENGINES, feasibility
+from workbench.experiments.provenance import this_code
 from workbench.experiments.runs import Outcome, RunResult, sweep_problems
 from workbench.experiments.settings import Identity, RunSpec
 from workbench.host import total_memory
 from workbench.kvcache.arena import KVArena
-from workbench.models.registry import CONFIGS
 from workbench.replay import workload
 from workbench.replay.answers import Answers
 from workbench.replay.devices import Device
@@ -428,7 +427,6 @@ NOTHING_WAS_RUN = (
 )
 SIZES = {"quick": (48, (0,)), "default": (24, (0,)), "full": (128, (0, 1, 2))}
 """Problems and seeds of a profile."""
-SOURCES = (Path(workload.__file__).parent, CONFIGS)
 
 
 def replayed_config(profile: str = "default", **overrides: Any) -> SweepConfig:
@@ -453,21 +451,9 @@ def replayed_config(profile: str = "default", **overrides: Any) -> SweepConfig:
 def replay_identity(device: Device) -> Identity:
     """What replays depend on beside their settings: lengths, assumptions, code, the device."""
     lengths = hashlib.sha256(workload.MATH500.read_bytes()).hexdigest()
-    made_of = [lengths, asdict(workload.Assumptions()), asdict(device), code_digest()]
-    digest = settings.hash_of(made_of)
-    return Identity("replayed", "replayed", digest, __version__, SCHEMA_VERSION)
-
-
-def code_digest(*folders: Path) -> str:
-    """Of every source that makes the search or its seconds, and of what they take numbers from.
-
-    folders: SOURCES unless given; a run is made anew too often rather than too seldom.
-    """
-    digest = hashlib.sha256()
-    for file in (f for folder in folders or SOURCES for f in sorted(folder.rglob("*.*"))):
-        if file.suffix in (".py", ".json"):
-            digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
-    return digest.hexdigest()
+    digest = settings.hash_of([lengths, asdict(workload.Assumptions()), asdict(device)])
+    code = this_code(replayed=True)["code"]
+    return Identity("replayed", "replayed", digest, code, SCHEMA_VERSION)
 
 
 @lru_cache(maxsize=1)  # seeds come one after the other: one is kept

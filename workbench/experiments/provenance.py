@@ -6,10 +6,14 @@ its GPU are named, else the environment's setting. No paths, user or host names:
 
 from __future__ import annotations
 
+import ast
+import hashlib
+import io
 import os
 import platform
 import subprocess
 import sys
+import tokenize
 from contextlib import suppress
 from functools import cache
 from importlib import metadata
@@ -17,10 +21,17 @@ from pathlib import Path
 from typing import Any
 
 from workbench import __version__
+from workbench.errors import RunStoreError
 from workbench.host import total_memory, usable_cores
 
 PACKAGES = ("torch", "numpy", "numba", "pandas", "pyarrow", "transformers", "tokenizers", "plotly")
 FEATURES = ("sse4_2", "avx", "avx2", "fma", "avx512f", "amx_tile")
+PACKAGE = Path(__file__).resolve().parents[1]
+_EXECUTION = ("experiments/execute.py", "experiments/memory.py", "experiments/settings.py")
+SOURCES = tuple(PACKAGE / name for name in ("core.py", "config.py", "host.py", "tokenizer.py",
+    "trace.py", "kernels", "kvcache", "models", "engine", "search", *_EXECUTION))  # fmt: skip
+"""What makes a run; not what plans, keeps, draws or reports it."""
+REPLAY_SOURCES = (*SOURCES, PACKAGE / "replay")
 
 
 def project_root() -> Path:
@@ -90,19 +101,85 @@ def git_state(folder: Path | None = None) -> dict[str, Any]:
 
     Outside git the commit that WORKBENCH_COMMIT names, for a copy of the tree; or both None.
     """
-    where = folder or Path(__file__).resolve().parent
-
-    def git(*words: str) -> str:
-        with suppress(OSError, subprocess.SubprocessError):
-            call: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 20}
-            return subprocess.run(["git", *words], cwd=where, check=True, **call).stdout.strip()
-        return ""
-
-    commit = git("rev-parse", "HEAD")
+    where = folder or PACKAGE
+    commit = _git(where, "rev-parse", "HEAD")
     if not commit:
         return {"commit": os.environ.get("WORKBENCH_COMMIT") or None, "dirty": None}
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", str(where))
+    changed = _git(where, "status", "--porcelain", "--untracked-files=no", "--", str(where))
     return {"commit": commit, "dirty": bool(changed)}
+
+
+def worktree_of(commit: str) -> Path:
+    """The project as it was at a commit: a git worktree under build/at/, made where there is none.
+
+    RunStoreError where the project is no git checkout, or has no such commit.
+    """
+    root = project_root()
+    if not _git(root, "rev-parse", "HEAD"):
+        raise RunStoreError(
+            f"--at {commit} needs git and a checkout of the project, and {root.name}/ is none; "
+            "clone it, or leave --at out."
+        )
+    full = _git(root, "rev-parse", "--verify", "--end-of-options", f"{commit}^{{commit}}")
+    if not full:
+        raise RunStoreError(
+            f"There is no commit {commit!r} in this checkout; `git log --oneline` lists them, `git "
+            "fetch` brings those made elsewhere."
+        )
+    place = root / "build" / "at" / full[:12]
+    if not (place / "workbench").is_dir():  # --force: one that was deleted is known to git still
+        _git(root, "worktree", "add", "--force", "--detach", str(place), full)
+    if not (place / "workbench" / "cli").is_dir() or git_state(place)["commit"] != full:
+        raise RunStoreError(
+            f"build/at/{place.name} is no worktree of commit {full[:12]} with the workbench in it; "
+            "`git worktree remove --force` it and try again."
+        )
+    return place
+
+
+def _git(where: Path, *words: str) -> str:
+    """What git prints; empty where it fails or is not there."""
+    with suppress(OSError, subprocess.SubprocessError):
+        call: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 120}
+        return subprocess.run(["git", *words], cwd=where, check=True, **call).stdout.strip()
+    return ""
+
+
+@cache
+def this_code(replayed: bool = False) -> dict[str, Any]:
+    """code (the digest of what makes a run), commit and dirty, as this process found them first:
+    what is edited or checked out later does not run here.
+    """
+    return {**git_state(), "code": code_digest(*(REPLAY_SOURCES if replayed else SOURCES))}
+
+
+def code_digest(*sources: Path) -> str:
+    """12 hexadecimal digits over files and folders of Python and JSON, without comments, docstrings
+    and blank lines; a run is made anew too often rather than too seldom.
+    """
+    digest = hashlib.sha256()
+    for source in sources:
+        for file in sorted(source.rglob("*.*")) if source.is_dir() else (source,):
+            if file.suffix in (".py", ".json"):
+                text = file.read_text(encoding="utf-8")
+                text = _without_prose(text) if file.suffix == ".py" else text
+                name = file.relative_to(source.parent).as_posix()
+                digest.update(f"{name}\0{text}\0".encode())
+    return digest.hexdigest()[:12]
+
+
+def _without_prose(source: str) -> str:
+    lines, dropped = source.split("\n"), set[int]()
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str()), lineno=first, end_lineno=int(last)):
+                dropped |= set(range(first, last + 1))
+    for kind, _, (row, column), *_ in tokenize.generate_tokens(io.StringIO(source).readline):
+        if kind == tokenize.COMMENT:
+            lines[row - 1] = lines[row - 1][:column].rstrip()
+        if kind == tokenize.NL and not lines[row - 1].strip():  # not one within a text
+            dropped.add(row)
+    return "\n".join(line for row, line in enumerate(lines, 1) if row not in dropped)
 
 
 def cpu_model() -> str:

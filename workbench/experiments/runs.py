@@ -30,13 +30,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+<<<<<<< HEAD
 from workbench import __version__
 from workbench.config import SweepConfig, format_size
+=======
+from workbench.config import SweepConfig
+>>>>>>> w-provenance
 from workbench.errors import OutOfMemory, RunStoreError, nearest
 from workbench.experiments.memory import feasibility
-from workbench.experiments.provenance import describe, git_state, machine_facts, versions
+from workbench.experiments.provenance import describe, machine_facts, this_code, versions
 from workbench.experiments.settings import (
     COUNTED,
+    REPLAY,
     TIMED,
     Identity,
     RunSpec,
@@ -67,7 +72,7 @@ def identify(config: SweepConfig) -> Identity:
     """The identity of a sweep's runs. Raises ModelError or ProblemFileError."""
     llm, prm = model_fingerprint(config.llm), model_fingerprint(config.prm)
     problems = [(p.id, p.problem, p.answer, p.level) for p in sweep_problems(config)]
-    return Identity(llm, prm, hash_of(problems), __version__, SCHEMA_VERSION)
+    return Identity(llm, prm, hash_of(problems), this_code()["code"], SCHEMA_VERSION)
 
 
 def sweep_problems(config: SweepConfig) -> list[Problem]:
@@ -115,7 +120,7 @@ class RunResult:
 Outcome = RunResult | Exception  # what a run brought, or what building its engines or it raised
 
 
-def _tables(spec: RunSpec, fingerprint: str, outcome: Outcome) -> dict[str, pd.DataFrame]:
+def _tables(spec: RunSpec, identity: Identity, outcome: Outcome) -> dict[str, pd.DataFrame]:
     """All tables of a run, `runs` included; every row carries the run's id."""
     status, error = FINISHED, None
     notes: Row = dict(feasibility(spec).columns)
@@ -125,6 +130,7 @@ def _tables(spec: RunSpec, fingerprint: str, outcome: Outcome) -> dict[str, pd.D
         status, error = FAILED, f"{type(outcome).__name__}: {outcome}"
         notes["traceback"] = "".join(traceback.format_exception(outcome))
     result = outcome if isinstance(outcome, RunResult) else RunResult({})
+    fingerprint = spec.fingerprint(identity)
     run_id = f"{spec.name}-{fingerprint}"
     row = {
         "run_id": run_id,
@@ -140,6 +146,7 @@ def _tables(spec: RunSpec, fingerprint: str, outcome: Outcome) -> dict[str, pd.D
         **{n: json.dumps(v) if isinstance(v, tuple) else v for n, v in spec.parameters.items()},
         **notes,
         **machine_columns(),
+        "code": identity.code,
         **result.measured,
     }
     tables = {"runs": pd.DataFrame([row])}
@@ -153,7 +160,7 @@ def machine_columns() -> Row:
     """Columns that say on what a run was measured: machine, versions, commit."""
     machine = machine_facts()
     columns = {f"machine_{name}": value for name, value in machine.items()}
-    columns |= {f"git_{name}": value for name, value in git_state().items()}
+    columns |= {f"git_{name}": this_code()[name] for name in ("commit", "dirty")}
     columns["versions"] = json.dumps(versions(), sort_keys=True)
     return columns | {"machine": describe(machine)}
 
@@ -172,13 +179,22 @@ class RunStore:
         found = sorted(self.root.glob(f"[!.]*-{fingerprint}"))
         return found[0] if found else None
 
-    def held(self, fingerprint: str, retry_failed: bool = False) -> str | None:
-        """The status of a run that needs no repetition: finished, infeasible, or failed and not
-        retried; None of any other.
-        """
-        folder = self.find(fingerprint)
-        status = None if folder is None else status_of(folder)
-        return None if status == "unreadable" or (status == FAILED and retry_failed) else status
+    def stored(self, spec: RunSpec, identity: Identity, stale_ok: bool = False) -> Path | None:
+        """The folder of a run; stale_ok: where there is none, that of its like of other code."""
+        own = self.find(spec.fingerprint(identity))
+        return self.stale(spec, identity) if stale_ok and own is None else own
+
+    def stale(self, spec: RunSpec, identity: Identity) -> Path | None:
+        """The finished run that differs from this one in its code alone; of several the newest."""
+        own = {"parameters": spec.parameters, "role": spec.role, "identity": asdict(identity)}
+        found = []
+        for folder in self.folders():
+            name, _, fingerprint = folder.name.rpartition("-")
+            if name == spec.name and fingerprint != spec.fingerprint(identity):
+                row = _row_or_reason(folder)
+                if row["status"] == FINISHED and _but_code(read_config(folder)) == _but_code(own):
+                    found.append((row["written_at"], folder))
+        return max(found)[1] if found else None
 
     def write(self, spec: RunSpec, identity: Identity, outcome: Outcome) -> Path:
         """Store a run atomically, whatever became of it; returns its folder.
@@ -192,7 +208,7 @@ class RunStore:
         target = self.root / f"{spec.name}-{fingerprint}"
         temporary = self._temporary(target.name)
         temporary.mkdir(parents=True)
-        for table, frame in _tables(spec, fingerprint, outcome).items():
+        for table, frame in _tables(spec, identity, outcome).items():
             write_table(frame, temporary / f"{table}.parquet")
         text = json.dumps(config, indent=2, sort_keys=True, default=str)
         (temporary / CONFIG).write_text(text + "\n", encoding="utf-8")
@@ -237,6 +253,25 @@ class RunStore:
 
     def _temporary(self, name: str) -> Path:
         return self.root / f"{TEMPORARY}{_host()}+{os.getpid()}+{name}+{uuid.uuid4().hex[:8]}"
+
+
+def _but_code(config: Row) -> str:
+    """The fingerprint without the code, or the version that older runs have in its place."""
+    parts = {n: v for n, v in config["identity"].items() if n not in ("code", "version")}
+    return fingerprint_of(config["parameters"], config["role"], parts)
+
+
+def held(folder: Path | None, retry_failed: bool = False) -> str | None:
+    """The status of a stored run that needs no repetition: finished, infeasible, or failed and not
+    retried; None of any other.
+    """
+    status = None if folder is None else status_of(folder)
+    return None if status == "unreadable" or (status == FAILED and retry_failed) else status
+
+
+def of_other_code(row: Mapping[str, Any]) -> bool:
+    """Whether a stored run was made by other code than this process has."""
+    return row.get("code") != this_code(row.get("role") == REPLAY)["code"]
 
 
 def _flush(path: Path) -> None:

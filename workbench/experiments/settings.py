@@ -98,7 +98,7 @@ class Identity:
     llm: str
     prm: str
     problems: str
-    version: str
+    code: str
     schema: int
 
 

@@ -30,12 +30,11 @@ from workbench.experiments.memory import ENGINES, FeasibleShares, feasibility, s
 from workbench.experiments.provenance import (
     counted,
     describe,
-    git_state,
     machine_facts,
     project_root,
     runs_folder,
 )
-from workbench.experiments.runs import FINISHED, RunStore, load_runs
+from workbench.experiments.runs import FINISHED, RunStore, held, load_runs, of_other_code
 from workbench.experiments.settings import MEASURE, NONE, TIGHT, TIMED, Identity, Plan, RunSpec
 from workbench.experiments.statistics import Noise, Tables, noise_of, sentinel_drift
 from workbench.replay.devices import load_device
@@ -153,23 +152,25 @@ def run_study(
     plan: Plan | None = None,
     compute: bool = True,
     retry_failed: bool = False,
+    stale_ok: bool = False,
     progress: bool = True,
     execute: carry_out.Execute | None = None,
     identity: Identity | None = None,
 ) -> Study:
     """Carry out every run that is not stored yet, and return all of them.
 
-    compute=False only looks; retry_failed repeats runs whose row says failed. execute: None is
-    execute.Searches. identity: what runs depend on; None: both models' files and the problems'
-    texts. Raises ConfigError, ModelError and ProblemFileError before the first run; whatever one
-    run raises becomes its row.
+    compute=False only looks; retry_failed repeats runs whose row says failed; stale_ok takes
+    finished runs of other code where there are none of this. execute: None is execute.Searches.
+    identity: what runs depend on; None: both models' files and the problems' texts. Raises
+    ConfigError, ModelError and ProblemFileError before the first run; whatever one run raises
+    becomes its row.
     """
     store = RunStore(Path(runs_dir) if runs_dir is not None else runs_folder())
     known = _identities(specs, identity)
-    prints = [spec.fingerprint(known(spec)) for spec in specs]
+    found = [store.stored(spec, known(spec), stale_ok) for spec in specs]
     if compute:
         store.clear_leftovers()
-        todo = [s for s, p in zip(specs, prints) if not store.held(p, retry_failed)]
+        todo = [s for s, folder in zip(specs, found) if not held(folder, retry_failed)]
         answered = Counter[RunSpec]()
         total, silent = sum(s.config.num_problems for s in todo), not progress or not todo
         with tqdm(total=total, desc=f"{len(todo)} runs", unit="problem", disable=silent) as bar:
@@ -182,7 +183,7 @@ def run_study(
                     bar.set_postfix_str(spec.name)
                 bar.update(now - answered[spec])
                 answered[spec] = now
-    found = [store.find(fingerprint) for fingerprint in prints]
+        found = [store.stored(spec, known(spec), stale_ok) for spec in specs]
     return Study(
         config,
         tuple(folder for folder in found if folder is not None),
@@ -247,7 +248,7 @@ def run_policies(
     with memory uncapped. RunStoreError where no such search finishes.
     """
     run_study(config, settings.reference_runs(config, plan), runs_dir, plan=plan, **options)
-    specs = policies_planned(config, plan, runs_dir)
+    specs = policies_planned(config, plan, runs_dir, options.get("stale_ok", False))
     return run_study(config, specs, runs_dir, plan=plan, **options)
 
 
@@ -281,7 +282,7 @@ def run_replayed(
 @dataclass(frozen=True, slots=True)
 class Preview:
     """What is left to do. runs: one row a run, in order: name, role, llm_share, seed, status,
-    llm_blocks, prm_blocks, lacks_bytes, expected_s.
+    llm_blocks, prm_blocks, lacks_bytes, expected_s, stale: where one of other code is stored.
     """
 
     runs: pd.DataFrame
@@ -297,7 +298,15 @@ class Preview:
         minutes = self.runs["expected_s"].sum() / 60
         source = "from this machine's runs" if self.measured_before else "rough: none finished here"
         time = f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} hours"
-        return f"{self.num_to_run} of {len(self.runs)} runs to do, about {time} ({source})."
+        text = f"{self.num_to_run} of {len(self.runs)} runs to do, about {time} ({source})."
+        stale = self.runs["stale"].dropna()
+        if stale.empty:
+            return text
+        commit = stored.read_run(stale.iloc[0])["git_commit"] or "COMMIT"
+        return (
+            f"{text} {len(stale)} of them are stored of other code: `--at {commit[:12]}` goes on "
+            "with that code, `--stale ok` takes them beside runs of this."
+        )
 
 
 def preview(
@@ -306,6 +315,7 @@ def preview(
     *,
     specs: Sequence[RunSpec] | None = None,
     retry_failed: bool = False,
+    stale_ok: bool = False,
 ) -> Preview:
     """Look at runs (default: the sweep's) before they run; bad settings raise as they would then.
 
@@ -317,24 +327,28 @@ def preview(
     each = seconds or settings.SECONDS_PER_PROBLEM.get(config.problems, 1.5)
     rows = []
     for spec in specs:
-        fits, status = feasibility(spec), store.held(spec.fingerprint(known(spec)), retry_failed)
+        folder = store.stored(spec, known(spec), stale_ok)
+        fits, status = feasibility(spec), held(folder, retry_failed)
+        stale = None if status or not fits.fits else store.stale(spec, known(spec))
+        if folder is not None and status and of_other_code(stored.read_run(folder)):
+            status = f"{status}, other code"
         status = status or (TO_RUN if fits.fits else stored.INFEASIBLE)
         cost = PROBLEMS_PER_CELL.get(spec.role) or settings.COST.get(spec.setting, 1.0)
         seconds_left = each * cost * spec.config.num_problems * (status == TO_RUN)
         row = {name: getattr(spec, name) for name in ("name", "role", "llm_share", "seed")}
         row |= {f"{engine}_blocks": fits.blocks(engine) for engine in ENGINES}
         row |= {"status": status, "lacks_bytes": sum(fits.columns.values())}
-        rows.append(row | {"expected_s": seconds_left})
+        rows.append(row | {"expected_s": seconds_left, "stale": stale})
     ends = shares_of(config, None if config.activations_in_total else (0, 0))
     return Preview(pd.DataFrame(rows), ends, seconds is not None)
 
 
 def policies_planned(
-    config: SweepConfig, plan: settings.PolicyPlan, runs_dir: Folder = None
+    config: SweepConfig, plan: settings.PolicyPlan, runs_dir: Folder = None, stale_ok: bool = False
 ) -> list[RunSpec]:
     """Runs of the study of policies; before the working set is known as many, of other sizes."""
     first = settings.reference_runs(config, plan)
-    study = run_study(config, first, runs_dir, plan=plan, compute=False)
+    study = run_study(config, first, runs_dir, plan=plan, compute=False, stale_ok=stale_ok)
     size = int(first[0].get("kv_bytes")) // 2
     need = settings.WorkingSet(size, size, longest=256)
     if not study.missing:
@@ -360,8 +374,16 @@ RUNGS = {"tiny": "measured tiny", "smollm2": "measured SmolLM2", "dummy:": "dumm
 CARRIES_OVER = "Counts carry over at equal ratios of need to room; seconds do not."
 
 
-def provenance(runs: pd.DataFrame, seed: int | None = None, *notes: str) -> str:
-    """Three lines about the runs drawn, beside notes. seed: the only one drawn of several."""
+def provenance(
+    runs: pd.DataFrame,
+    seed: int | None = None,
+    *notes: str,
+    beside: pd.DataFrame | None = None,
+) -> str:
+    """Three lines about the runs drawn, beside notes; they name the commits if there are several.
+
+    seed: the only one drawn of several. beside: runs of another study in the same figure.
+    """
     first, seeds = runs.iloc[0], counted(runs["seed"].nunique(), "seed")
     outside = "" if first["activations_in_total"] else ", activations outside it"
     drawn = seeds if seed is None or seeds == "1 seed" else f"seed {seed} of {seeds}"
@@ -372,15 +394,29 @@ def provenance(runs: pd.DataFrame, seed: int | None = None, *notes: str) -> str:
     )
     searched = (
         f"Profile {profile}: {first['num_problems']} problems, {drawn}, n = {first['n']}, beam "
-        f"width {first['beam_width']}; {machine}."
+        f"width {first['beam_width']}; {machine}{commits_of(pd.concat([runs, beside]))}."
     )
     return "\n".join([models, searched, *notes, CARRIES_OVER])
 
 
-def provenance_of(study: Tables, seed: int | None = None) -> str:
+def commits_of(runs: pd.DataFrame) -> str:
+    """What a figure says where its runs are of several commits; `+` and the digest of the code
+    stand after a commit that had been changed, or that is not known.
+    """
+    states = set()
+    for commit, dirty, code in runs.reindex(columns=["git_commit", "git_dirty", "code"]).values:
+        changed = not isinstance(commit, str) or (pd.notna(dirty) and dirty)
+        states.add(f"{str(commit)[:9]}+{code}" if changed else commit[:9])
+    text = f"; runs of {len(states)} commits: {', '.join(sorted(states))}"
+    return text if len(states) > 1 else ""
+
+
+def provenance_of(
+    study: Tables, seed: int | None = None, beside: pd.DataFrame | None = None
+) -> str:
     """Of a sweep's runs, with how many of its runs there are and how noisy the machine was."""
     note = f"{completeness(study)}; {noise_of(study.all_runs)}."
-    return provenance(study.runs, seed, note)
+    return provenance(study.runs, seed, note, beside=beside)
 
 
 def provenance_here(llm: str, prm: str, what: str, *notes: str) -> str:
@@ -430,12 +466,12 @@ def remarks(runs: pd.DataFrame) -> Iterator[str]:
         values = sorted(set(map(str, done[column])))
         if len(values) > 1:
             yield f"The runs differ in {column}: {' / '.join(values)}; seconds do not compare."
-    here = git_state()["commit"]
-    others = sorted({str(c)[:12] for c in done["git_commit"].dropna() if c != here})
-    if here and others:
+    stale = done[[of_other_code(row) for row in done.to_dict("records")]]
+    if len(stale):
+        commits = ", ".join(sorted({str(commit)[:12] for commit in stale["git_commit"]}))
         yield (
-            f"Stored runs were made at commit {', '.join(others)}, this is {here[:12]}; where code "
-            "that matters to them has changed, measure again into another folder (--runs DIR)."
+            f"{counted(len(stale), 'stored run')} of other code, made at commit {commits}; without "
+            "`--stale ok` it is measured anew."
         )
     drift = sentinel_drift(runs)
     if len(drift) and drift.abs().max() > DRIFT_WORTH_A_WORD:
