@@ -30,12 +30,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-<<<<<<< HEAD
-from workbench import __version__
 from workbench.config import SweepConfig, format_size
-=======
-from workbench.config import SweepConfig
->>>>>>> w-provenance
 from workbench.errors import OutOfMemory, RunStoreError, nearest
 from workbench.experiments.memory import feasibility
 from workbench.experiments.provenance import describe, machine_facts, this_code, versions
