@@ -69,7 +69,7 @@ def figures(
     known = {
         file.stem: names for file, names in notebooks.known_together(files, parameters).items()
     }
-    how = {"retry_failed": retry_failed, "stale_ok": bool(stale)}
+    how: dict[str, Any] = {"retry_failed": retry_failed, "stale_ok": bool(stale)}
     stems, together = [*known], {name for names in known.values() for name in names}
     own = together & {field.name for field in fields(SweepConfig)} - {"profile"}
     config = sweep_config(profile, **{name: parameters.get(name) for name in own})
@@ -115,7 +115,7 @@ def _print_left(
     stems: list[str],
     parameters: Mapping[str, Any],
     runs: str | None,
-    how: dict[str, bool],
+    how: Mapping[str, Any],
 ) -> None:
     """What `figures` would run, for the sweep and for each notebook with runs of its own."""
     from workbench.experiments import settings, study
@@ -166,7 +166,7 @@ def report(
     return failed
 
 
-def _sweep(config: SweepConfig, runs: str | None, how: dict[str, bool]) -> Study:
+def _sweep(config: SweepConfig, runs: str | None, how: Mapping[str, Any]) -> Study:
     from workbench.experiments.study import preview, run_sweep
 
     found = preview(config, runs, **how)
@@ -210,7 +210,7 @@ def sweep(
             raise ConfigError(f'{config} holds no object of settings, e.g. {{"n": 16}}.')
         given |= stored
     wanted = sweep_config(**given | settings | options.key_values(more, "--set"))
-    how = {"retry_failed": retry_failed, "stale_ok": bool(stale)}
+    how: dict[str, Any] = {"retry_failed": retry_failed, "stale_ok": bool(stale)}
     if dry_run:
         _print_preview(wanted, runs, how)
         return
@@ -221,7 +221,7 @@ def sweep(
         raise Exit(options.FAILED)
 
 
-def _print_preview(config: SweepConfig, runs: str | None, how: dict[str, bool]) -> None:
+def _print_preview(config: SweepConfig, runs: str | None, how: Mapping[str, Any]) -> None:
     """The dry run of a sweep: its runs, the shares that fit, the expected time."""
     from workbench.experiments.study import preview
 
@@ -266,10 +266,9 @@ def list_runs(
     found = load_runs(_store(runs).folders())
     if status:
         found = found[found["status"] == status]
-    for place, row in found.iterrows():
-        if row["status"] != "unreadable" and of_other_code(row):
-            found.loc[place, "status"] += ", other code"
     if len(found):
+        marked = of_other_code(found) & (found["status"] != "unreadable")
+        found = found.assign(status=found["status"] + marked.map({True: ", other code", False: ""}))
         _print_frame(found[[name for name in RUN_COLUMNS if name in found]])
     else:
         hint = "`workbench sweep --profile quick` makes some."

@@ -264,9 +264,10 @@ def held(folder: Path | None, retry_failed: bool = False) -> str | None:
     return None if status == "unreadable" or (status == FAILED and retry_failed) else status
 
 
-def of_other_code(row: Mapping[str, Any]) -> bool:
-    """Whether a stored run was made by other code than this process has."""
-    return row.get("code") != this_code(row.get("role") == REPLAY)["code"]
+def of_other_code(runs: pd.DataFrame) -> pd.Series:
+    """Which stored runs were made by other code than this process has."""
+    told = runs.reindex(columns=["code", "role"])
+    return told["code"] != told["role"].map(lambda role: this_code(role == REPLAY)["code"])
 
 
 def _flush(path: Path) -> None:

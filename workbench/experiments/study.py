@@ -330,7 +330,7 @@ def preview(
         folder = store.stored(spec, known(spec), stale_ok)
         fits, status = feasibility(spec), held(folder, retry_failed)
         stale = None if status or not fits.fits else store.stale(spec, known(spec))
-        if folder is not None and status and of_other_code(stored.read_run(folder)):
+        if folder is not None and status and of_other_code(load_runs(folder)).any():
             status = f"{status}, other code"
         status = status or (TO_RUN if fits.fits else stored.INFEASIBLE)
         cost = PROBLEMS_PER_CELL.get(spec.role) or settings.COST.get(spec.setting, 1.0)
@@ -466,7 +466,7 @@ def remarks(runs: pd.DataFrame) -> Iterator[str]:
         values = sorted(set(map(str, done[column])))
         if len(values) > 1:
             yield f"The runs differ in {column}: {' / '.join(values)}; seconds do not compare."
-    stale = done[[of_other_code(row) for row in done.to_dict("records")]]
+    stale = done[of_other_code(done)]
     if len(stale):
         commits = ", ".join(sorted({str(commit)[:12] for commit in stale["git_commit"]}))
         yield (
