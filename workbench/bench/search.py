@@ -1,6 +1,6 @@
 """What search is worth, what its caches save, and the searches that other benchmarks share.
 
-On the embedded pair every seed runs three searches over the same problems: beam search, beam search
+On the embedded pair every seed runs four searches over the same problems: beam search, beam search
 whose scores are dealt out at random, and n samples: pass@1, majority vote, and best-of-n, weighted
 by the same PRM; `equal_tokens` is best-of-N at the tokens of beam search (N by seed 0). Gains are
 paired by problem; intervals draw problems, each with all its seeds. The first problems are searched
