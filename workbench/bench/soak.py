@@ -101,7 +101,7 @@ def soak(workload: Workload, least_s: float, seed: int = 0) -> Iterator[Row]:
         yield Row(name, done[name], name)
     yield Row("broken_laws", len(broken), "laws", repeats=len(resident))
     yield Row("differing_nodes", done["wrong"], "nodes", repeats=done["nodes"])
-    yield from memory_rows(resident)
+    yield from growth_rows(resident)
     if broken or done["wrong"]:
         told = "; ".join(broken[:3]) or f"{done['wrong']} nodes differ"
         raise WorkbenchError(f"The soak broke something: {told}. Repeat it with --seed {seed}.")
@@ -159,7 +159,7 @@ def meet_full_disk(search: Search, record: Path) -> None:
     assert steps == len(search.result().tree), "the recording lacks steps"
 
 
-def memory_rows(resident: Sequence[tuple[float, int]]) -> Iterator[Row]:
+def growth_rows(resident: Sequence[tuple[float, int]]) -> Iterator[Row]:
     """How resident memory grows, from (seconds, bytes): its slope over the second half, and its
     median in the last quarter over that in the second.
     """

@@ -443,15 +443,16 @@ def _unpack(source: Path, target: Path) -> None:
         if source.suffix == ".zip":
             with zipfile.ZipFile(source) as packed:
                 held = [each for each in packed.infolist() if not each.is_dir()]
-                _check_size(source, [each.file_size for each in held])
+                _check_size(source, sum(each.file_size for each in held))
                 _check_members([each.filename for each in held])
                 packed.extractall(target)
             return
         with tarfile.open(source) as archive:
-            members: list[tarfile.TarInfo] = []
+            members, size = list[tarfile.TarInfo](), 0
             for each in archive:  # a packed one is unpacked in passing, up to the limit
                 members += [] if each.isdir() else [each]
-                _check_size(source, [member.size for member in members])
+                size += each.size
+                _check_size(source, size)
             odd = [each.name for each in members if not each.isfile()]
             if odd:
                 raise RunStoreError(f"{source.name} holds {odd[0]!r}, which is no plain file.")
@@ -464,8 +465,8 @@ def _unpack(source: Path, target: Path) -> None:
         ) from problem
 
 
-def _check_size(source: Path, sizes: Sequence[int]) -> None:
-    if sum(sizes) > LARGEST_ARCHIVE:
+def _check_size(source: Path, size: int) -> None:
+    if size > LARGEST_ARCHIVE:
         raise RunStoreError(
             f"{source.name} unpacks to more than {format_size(LARGEST_ARCHIVE)}, the largest that "
             "is read; export fewer runs into each archive."
