@@ -132,10 +132,9 @@ RATIOS = (
     "A ratio (x) below is the median over repeats, in each of which both sides were measured in "
     "turn; so it need not be the quotient of the two medians that stand beside it. Of searches "
     "that share one memory (KV memory 0.5, 1, 2 W) it is the mean over seeds of all turns, the "
-    "rates are of the first; seeds for which both did equal work count as 1. On the AMD processor "
-    "torch's own products are slow, which flatters ratios to transformers "
-    "(reports/bench/NOTES.md). Spread: ± is half the range of the middle half of the repeats; the "
-    "rest say what they are."
+    "rates are of the first. On the AMD processor torch's own products are slow, which flatters "
+    "ratios to transformers (reports/bench/NOTES.md). Spread: ± is half the range of the middle "
+    "half of the repeats; the rest say what they are."
 )
 
 

@@ -20,8 +20,8 @@ they are first taken); arena_vs_dedicated: the same requests by an engine in an 
 with a pool of its own of as many blocks, step by step in turns.
 
 sharing: every policy and static share at KV budgets of 0.5, 1 and 2 W, all settings of a budget and
-seed interleaved by rounds with the uncapped search that bounds them. Settings that did equal work
-for a seed count as 1 in a ratio; their rates stand as measured, equal_work_differs says how far.
+seed interleaved by rounds with the uncapped search that bounds them. Ratios are as measured;
+equal_work_differs says how far runs of the same work lay apart, which no policy can explain.
 """
 
 from __future__ import annotations
@@ -420,7 +420,7 @@ def budget_rows(runs: pd.DataFrame, ceiling: float) -> Iterator[Row]:
                 return Row(name, float("nan"), told[0] if told else "not measured", label)
         own, found, beside = done[setting], done[setting]["tokens_per_s"], {}
         if peer is not None:
-            found = ratios(own, done[peer])
+            found = seconds_ratio(own, done[peer])
             beside = {"peer_value": _rate(done[peer]), "ratio": float(found.mean())}
         rate, spread = _rate(own), (float(found.min()), float(found.max()))
         beside |= {"ceiling": ceiling, "share_of_ceiling": rate / ceiling}
@@ -429,7 +429,7 @@ def budget_rows(runs: pd.DataFrame, ceiling: float) -> Iterator[Row]:
     ours, everything = (settings.setting_of(budget, ELASTIC, None, key) for key in (NONE, ALL))
     thesis, at = settings.setting_of(budget, STATIC, THESIS_SHARE, NONE), f"@{budget:g}W"
     static = [s for s in done if f"/{STATIC}_" in s and s.endswith(f"/{NONE}")]
-    slower = {s: float(ratios(done[ours], done[s]).mean()) for s in static if ours in done}
+    slower = {s: float(seconds_ratio(done[ours], done[s]).mean()) for s in static if ours in done}
     fastest = min(slower, key=slower.__getitem__, default=thesis)
     yield row(f"elastic_vs_best_static{at}", ours, fastest)
     yield row(f"elastic_vs_static_{THESIS_SHARE:g}{at}", ours, thesis)
@@ -445,12 +445,9 @@ def budget_rows(runs: pd.DataFrame, ceiling: float) -> Iterator[Row]:
         yield row(f"{name}{at}", setting)
 
 
-def ratios(mine: pd.DataFrame, theirs: pd.DataFrame) -> pd.Series:
-    """Seconds of the peer's runs over ours, both by time and seed; of equal work 1."""
-    columns = [*WORK, "technique"]
-    theirs = theirs.loc[mine.index]
-    equal = (mine[columns] == theirs[columns]).all(axis=1)
-    return (theirs["wall_s"] / mine["wall_s"]).mask(equal, 1.0)
+def seconds_ratio(mine: pd.DataFrame, theirs: pd.DataFrame) -> pd.Series:
+    """Seconds of the peer's runs over ours, both by time and seed."""
+    return theirs.loc[mine.index, "wall_s"] / mine["wall_s"]
 
 
 def _rate(runs: pd.DataFrame) -> float:
