@@ -1,4 +1,5 @@
-"""What this process may use: cores, memory (a container's limit may be less), garbage collection.
+"""What this process may use: cores, memory (a container's limit may be less), garbage collection;
+and memory that begins where a cache line does.
 
 Linux tells memory, with control groups of either version; elsewhere the machine's count.
 """
@@ -11,6 +12,11 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+CACHE_LINE = 64  # bytes; as many as the widest vector, so that an aligned one lies in one line
 
 _MEMINFO = Path("/proc/meminfo")
 _MEMBERSHIP = Path("/proc/self/cgroup")  # the control groups that this process is in
@@ -37,6 +43,16 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def aligned_zeros(num_bytes: int) -> NDArray[np.uint8]:
+    """Memory that begins with a cache line, in large pages where the system has them.
+
+    numpy's own begins 16 bytes behind one: every load of a whole line then touches two.
+    """
+    whole = np.zeros(num_bytes + CACHE_LINE, np.uint8)
+    start = -whole.ctypes.data % CACHE_LINE
+    return whole[start : start + num_bytes]
 
 
 @contextmanager

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from workbench.errors import ConfigError, OutOfMemory
+from workbench.host import aligned_zeros
 from workbench.kvcache.arena import KVArena
 from workbench.kvcache.manager import KVCacheManager
 
@@ -187,11 +188,11 @@ class ArenaStorage:
 
 
 def _zeros(elements: int, dtype: torch.dtype, device: torch.device, what: str) -> torch.Tensor:
-    """On a CPU by numpy, which asks for large pages: attention reads all over the cache."""
+    """On a CPU in large pages, if there are any: attention reads all over the cache."""
     try:
         if device.type != "cpu":
             return torch.zeros(elements, dtype=dtype, device=device)
-        return torch.from_numpy(np.zeros(elements * dtype.itemsize, np.uint8)).view(dtype)
+        return torch.from_numpy(aligned_zeros(elements * dtype.itemsize)).view(dtype)
     except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is one too
         raise OutOfMemory(
             f"{what} needs {elements * dtype.itemsize:,} bytes, which {device} does not have. "

@@ -37,6 +37,7 @@ from workbench.kernels.cpu.vectors import (
     VECTOR_BYTES,
     WIDTH,
     add,
+    aligned,
     ascending,
     called,
     exponential,
@@ -369,24 +370,28 @@ def attend(arguments: int, counter: int) -> None:
     tile = QueryTile(
         np.empty((QUERIES, head_dim), np.float32),
         np.empty(QUERIES, np.float32),
-        np.empty(QUERIES + WIDTH, np.float32),
+        aligned(QUERIES + WIDTH),
         np.empty(QUERIES, np.float32),
-        np.empty((QUERIES, whole), np.float32),
+        aligned(QUERIES * whole).reshape(QUERIES, whole),
     )
     room = Room(
-        np.empty((QUERIES, _KEYS), np.float32),
-        np.empty(QUERIES + WIDTH, np.float32),
-        np.empty(QUERIES + WIDTH, np.float32),
+        aligned(QUERIES * _KEYS).reshape(QUERIES, _KEYS),
+        aligned(QUERIES + WIDTH),
+        aligned(QUERIES + WIDTH),
         np.empty(_KEYS // WIDTH, np.int64),
         np.empty(_KEYS, np.int64),
-        np.empty((head_dim, _KEYS), np.float32),
-        np.zeros((_KEYS, whole), np.float32),
-        np.zeros((head_dim, QUERIES), np.float32),
-        np.empty((_KEYS, QUERIES), np.float32),
-        np.zeros(QUERIES, np.float32),
-        np.zeros(QUERIES, np.float32),
-        np.zeros(QUERIES, np.float32),
+        aligned(head_dim * _KEYS).reshape(head_dim, _KEYS),
+        aligned(_KEYS * whole).reshape(_KEYS, whole),
+        aligned(head_dim * QUERIES).reshape(head_dim, QUERIES),
+        aligned(_KEYS * QUERIES).reshape(_KEYS, QUERIES),
+        aligned(QUERIES),
+        aligned(QUERIES),
+        aligned(QUERIES),
     )
+    for zeros in (room.packed_values, room.turned):
+        zeros[:] = 0
+    for zeros in (room.limit, room.top, room.total):
+        zeros[:] = 0
     number = take(counter)
     while number < groups * kv_heads:
         piece, head = number // kv_heads, number % kv_heads

@@ -22,11 +22,13 @@ weights are kept.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from workbench.host import aligned_zeros
 from workbench.kernels.cpu.thread_pool import kernel, take
 from workbench.kernels.cpu.tiles import (
     COLUMNS,
@@ -44,6 +46,7 @@ from workbench.kernels.cpu.vectors import (
     VECTOR_BYTES,
     WIDTH,
     add,
+    aligned,
     called,
     div,
     exponential,
@@ -147,14 +150,17 @@ def pack_codes(codes: Codes, gated: bool = False) -> Panels:
     parts = [_across(part.astype(np.float16 if half else np.float32), order) for part in floats]
     parts.append(_across(np.ascontiguousarray(stored).view(np.uint32), order))
     shape = len(order) // PANEL, inputs // codes.group
-    data = np.concatenate([_bytes(part, *shape) for part in parts], axis=-1)
+    pieces = [_bytes(part, *shape) for part in parts]
+    data = aligned_zeros(sum(piece.size for piece in pieces)).reshape(*shape, -1)
+    np.concatenate(pieces, axis=-1, out=data)
     form, columns = Form(codes.bits, codes.group, half), rows // (2 if gated else 1)
     return Panels(data.reshape(len(data), -1), form, inputs, columns, gated)
 
 
 def _across(values: NDArray[Any], order: NDArray[np.int64]) -> NDArray[Any]:
     """[panels, n, 32]: values [rows, n] of a panel's columns side by side, zeros for no row."""
-    across = np.empty((len(order) // PANEL, values.shape[1], PANEL), values.dtype)
+    shape = len(order) // PANEL, values.shape[1], PANEL
+    across = aligned_zeros(prod(shape) * values.itemsize).view(values.dtype).reshape(shape)
     for panel, rows in enumerate(order.reshape(-1, PANEL)):  # each in the cache
         taken = values[rows]
         taken[rows < 0] = 0
@@ -299,7 +305,7 @@ def product(arguments: int, counter: int) -> None:
     x, out = _Rows(a[0], a[1], a[2]), _Rows(a[3], a[4], a[2])
     mode, per_piece = a[5], a[6]
     m = _Matrix(a[7], a[8], a[9], a[10], a[11], a[12], a[13], a[14])
-    room, aside = np.empty(_DEPTH * PANEL, np.float32), np.empty(ROWS * PANEL, np.float32)
+    room, aside = aligned(_DEPTH * PANEL), aligned(ROWS * PANEL)
     across = (m.panels + per_piece - 1) // per_piece
     down = (x.rows + ROWS - 1) // ROWS
     piece = take(counter)
@@ -317,7 +323,7 @@ def columns(arguments: int, counter: int) -> None:
     a = integers(arguments, 11)
     chosen, out = integers(a[0], a[1]), a[2]
     m = _Matrix(a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10])
-    room = np.empty(_DEPTH * PANEL, np.float32)
+    room = aligned(_DEPTH * PANEL)
     i = take(counter)
     while i < len(chosen):
         panel, column = m.address + chosen[i] // PANEL * m.panel_bytes, chosen[i] % PANEL

@@ -234,6 +234,14 @@ def doubles(address: int, count: int) -> Any:
     return carray(_pointer(address), (count,), np.float64)
 
 
+@called
+def aligned(count: int) -> Any:
+    """A new float32 array of so many elements, no vector of which lies in two cache lines."""
+    whole = np.empty(count + WIDTH, np.float32)
+    start = -whole.ctypes.data % VECTOR_BYTES // FLOAT_BYTES
+    return whole[start : start + count]
+
+
 @inlined
 def matrix(address: int, rows: int, columns: int) -> Any:
     """The float32 array [rows, columns] at an address."""
