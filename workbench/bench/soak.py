@@ -133,12 +133,13 @@ def interrupt_after(seconds: float) -> Iterator[None]:
     def interrupt(*_: object) -> None:
         raise Interrupt
 
-    signal.signal(signal.SIGALRM, interrupt)
+    before = signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def meet_full_disk(search: Search, record: Path) -> None:
