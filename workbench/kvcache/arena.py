@@ -89,13 +89,6 @@ class PageShape:
     slabs: int
     stripe: int
 
-    def __post_init__(self) -> None:
-        if min(self.slabs, self.stripe) < 1 or self.stripe % ALIGNMENT:
-            raise ConfigError(
-                f"{self}; allowed: at least one slab, and a stripe of a multiple of {ALIGNMENT} "
-                "bytes."
-            )
-
     @property
     def page_bytes(self) -> int:
         """In all slabs together."""
@@ -224,7 +217,8 @@ class LeasedPool(BlockPool):
         num_pages = source.num_pages
         super().__init__(num_pages * per_page)
         self._free.clear()
-        self.shape, self.per_page, self._source, self.lock = shape, per_page, source, source.lock
+        self.shape, self.per_page, self.lock = shape, per_page, source.lock
+        self.memory = self._source = source
         self.floor = shape.floor_blocks
         self.floor_pages = -(-shape.floor_blocks // per_page)
         self.grant = Grant(self.floor_pages, num_pages, num_pages)
@@ -465,19 +459,6 @@ class LeasedPool(BlockPool):
         """Between steps: the arena moves pages towards what is granted."""
         return self._source.apply(self)
 
-    @property
-    def changing(self) -> KVCacheManager | None:
-        """The cache that changes the arena, or that was cut short as it did."""
-        return self._source.changing
-
-    @changing.setter
-    def changing(self, cache: KVCacheManager | None) -> None:
-        self._source.changing = cache
-
-    def recover(self) -> None:
-        """The arena's other models have what they use, and all else is free."""
-        self._source.recover()
-
     def rebuild(self, tables: Iterable[Sequence[Block]]) -> None:
         """The pages of these blocks are held, and no others."""
         super().rebuild(tables)
@@ -555,7 +536,7 @@ class KVArena:
         self.pools: list[LeasedPool] = []
         self.tick = count(1).__next__  # a number larger than all before
         self._packings: dict[str, Packing] = {}
-        self._caches: dict[str, tuple[tuple[Any, ...], KVCacheManager]] = {}  # with its settings
+        self._caches: dict[str, tuple[dict[str, Any], KVCacheManager]] = {}  # with its settings
         self._free = deque(range(self.num_pages))
         self._wrote: list[object] = [None] * self.num_pages  # whose bytes lie in it
         self._retyped: dict[int, None] = {}
@@ -589,11 +570,6 @@ class KVArena:
         return list(self._packings)
 
     @property
-    def num_free(self) -> int:
-        """Pages that no model holds."""
-        return len(self._free)
-
-    @property
     def target(self) -> dict[str, int]:
         """Pages each model should come to."""
         return {pool.shape.name: pool.grant.target for pool in self.pools}
@@ -617,17 +593,15 @@ class KVArena:
         Raises ConfigError for settings other than the first time's.
         """
         pool = self.pools[self.models.index(self.packing(model).shape.name)]
-        settings = (block_size, enable_prefix_caching, namespace, reuse_partial_blocks)
+        settings: dict[str, Any] = {
+            "block_size": block_size,
+            "enable_prefix_caching": enable_prefix_caching,
+            "namespace": namespace,
+            "reuse_partial_blocks": reuse_partial_blocks,
+        }
         if model not in self._caches:
-            cache = KVCacheManager(
-                len(pool.blocks),
-                block_size,
-                enable_prefix_caching,
-                namespace=namespace,
-                reuse_partial_blocks=reuse_partial_blocks,
-                pool=pool,
-            )
-            self._caches[model] = settings, cache
+            made = KVCacheManager(len(pool.blocks), **settings, pool=pool)
+            self._caches[model] = settings, made
         made_with, cache = self._caches[model]
         if made_with != settings:
             raise ConfigError(
