@@ -10,12 +10,11 @@ from workbench.replay.cost import MeteredCost
 from workbench.replay.miss_ratio import (
     LoggedCache,
     curve_sizes,
-    logged_calls,
     miss_ratio,
     optimal_hits,
     run_calls,
 )
-from workbench.replay.simulator import Costs, replay, search_calls
+from workbench.replay.simulator import Costs, SharedMemory, replay, search_calls
 
 FREE = Costs(MeteredCost(0.001), MeteredCost(0.001))
 ROOMY = {"llm": {"num_blocks": 500}, "prm": {"num_blocks": 500}}
@@ -173,5 +172,5 @@ def test_sizes_that_are_none_are_refused(measured) -> None:
     for sizes in ([], [0, 5], [-3]):
         with pytest.raises(ConfigError, match="give one or more, each >= 1"):
             miss_ratio(calls, sizes)
-    with pytest.raises(ConfigError, match="log_calls=True"):
-        logged_calls(replay(measured.answers, FREE).llm.cache)
+    with pytest.raises(ConfigError, match="log_calls needs a cache for each model"):
+        calls_of(measured, shared=SharedMemory("4MiB"))

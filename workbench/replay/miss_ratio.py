@@ -10,6 +10,7 @@ is private there and its new holder here, and a prompt computed in chunks takes 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -95,16 +96,11 @@ class LoggedCache(KVCacheManager):
         """As KVCacheManager."""
         found = super().allocate(seq_id, token_ids, num_tokens, **options)
         if found is not None:
-            length = len(token_ids)
-            call = Allocate(
-                sequence=seq_id,
-                contents=self._contents(seq_id, token_ids),
-                tokens=length,
-                room=length if num_tokens is None else min(num_tokens, length),
-                coverable=self.coverable(length, options.get("max_hit")),
-                readmission=options.get("readmission", False),
-            )
-            self._log.append(call)
+            contents, length = self._contents(seq_id, token_ids), len(token_ids)
+            room = length if num_tokens is None else min(num_tokens, length)
+            coverable = self.coverable(length, options.get("max_hit"))
+            again = options.get("readmission", False)
+            self._log.append(Allocate(seq_id, contents, length, room, coverable, again))
         return found
 
     def extend(self, seq_id: int, token_ids: Any) -> list[int] | None:
@@ -126,13 +122,6 @@ class LoggedCache(KVCacheManager):
         full = self._named[seq_id] = max(first, len(token_ids) // self.block_size)
         hashes = self._hashed(token_ids, b"")[2] if full > first else []
         return [numbers.setdefault(digest, len(numbers)) for digest in hashes[first:full]]
-
-
-def logged_calls(cache: KVCacheManager) -> CacheCalls:
-    """The calls of a replayed engine's cache; ConfigError when they were not kept."""
-    if not isinstance(cache, LoggedCache):
-        raise ConfigError("This cache kept no calls; replay with log_calls=True.")
-    return cache.calls
 
 
 @dataclass(slots=True)
@@ -211,9 +200,8 @@ class _Stack:
         self._size = calls.block_size
         self._holders: dict[int, _Holder] = {}
         self._tables: dict[int, _Table] = {}
-        self._active = 0
-        self._tree = [0]  # Fenwick tree: slots by stamp
-        self._slots = 0
+        self._active = self._stamp = 0
+        self._slots: list[int] = []  # stamps, ascending
         self._holes: list[int] = []  # heap of negative stamps
         self._gone: dict[int, int] = {}  # content -> smaller caches have evicted it
         self.peak = 0  # most blocks active, or asked for, at once
@@ -299,21 +287,13 @@ class _Stack:
         self._gone[content] = max(self._gone.get(content, 0), size)
 
     def _distance(self, holder: _Holder) -> int:
-        older, place = 0, holder.stamp - 1
-        while place:
-            older += self._tree[place]
-            place &= place - 1
-        return self._active + self._slots - older
+        return self._active + len(self._slots) - bisect_left(self._slots, holder.stamp)
 
     def _fill_hole(self) -> None:
         """A block becomes active."""
         self._active += 1
         if self._holes:
-            place = -heappop(self._holes)
-            self._slots -= 1
-            while place < len(self._tree):
-                self._tree[place] -= 1
-                place += place & -place
+            del self._slots[bisect_left(self._slots, -heappop(self._holes))]
 
     def _free(self, call: Free) -> None:
         table = self._tables.pop(call.sequence)
@@ -328,21 +308,12 @@ class _Stack:
                 if holder.users:
                     continue
             self._active -= 1
-            self._add_slot(holder)
-
-    def _add_slot(self, holder: _Holder | None) -> None:
-        """A block is active no more; the slot that it leaves is a hole if it has no hash."""
-        stamp, slots = len(self._tree), 1
-        place, end = stamp - 1, stamp & (stamp - 1)
-        while place > end:
-            slots += self._tree[place]
-            place &= place - 1
-        self._tree.append(slots)
-        self._slots += 1
-        if holder is None or holder.content is None:
-            heappush(self._holes, -stamp)
-        else:
-            holder.stamp = stamp
+            self._stamp += 1
+            self._slots.append(self._stamp)
+            if holder is None or holder.content is None:
+                heappush(self._holes, -self._stamp)
+            else:
+                holder.stamp = self._stamp
 
 
 def miss_ratio(calls: CacheCalls, sizes: Sequence[int]) -> pd.DataFrame:
@@ -456,17 +427,12 @@ def optimal_hits(calls: CacheCalls, sizes: Sequence[int]) -> pd.DataFrame:
         if isinstance(call, Allocate):
             for content in call.contents[: call.coverable]:
                 requests[content].append(place)
-    rows = []
-    for size in sizes:
-        best = run_calls(calls, size, _Belady(size, requests))
-        if best is not None:
-            row = {
-                "num_blocks": size,
-                "hit_tokens": best.hit_tokens,
-                "readmit_hit_tokens": best.readmit_hit_tokens,
-                "hit_ratio": best.hit_tokens / max(best.query_tokens, 1),
-                "evicted": best.evicted,
-            }
-            rows.append(row)
     columns = ["num_blocks", "hit_tokens", "readmit_hit_tokens", "hit_ratio", "evicted"]
+    found = {size: run_calls(calls, size, _Belady(size, requests)) for size in sizes}
+    rows = [
+        {name: getattr(best, name, None) for name in columns}
+        | {"num_blocks": size, "hit_ratio": best.hit_tokens / max(best.query_tokens, 1)}
+        for size, best in found.items()
+        if best is not None
+    ]
     return pd.DataFrame(rows, columns=columns)

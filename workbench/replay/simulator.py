@@ -45,7 +45,7 @@ from workbench.replay.cost import (
     work_of,
 )
 from workbench.replay.devices import Device
-from workbench.replay.miss_ratio import CacheCalls, LoggedCache, logged_calls
+from workbench.replay.miss_ratio import CacheCalls, LoggedCache
 from workbench.search.prm import ScoreCache
 from workbench.search.recording import RecordedEngine, Recording
 from workbench.search.requests import Strategy
@@ -119,25 +119,19 @@ def _caches(
     for model, option in zip(models, options, strict=True):
         weights, *_ = model.fingerprint.rsplit("/", 2)  # then tokenizer and mode
         option["namespace"] = weights.encode()  # equal namespaces make equal hashes
+    if shared is not None and log_calls:
+        raise ConfigError("An arena keeps no calls; log_calls needs a cache for each model.")
     if shared is not None:
         shapes = []
         for model, own in zip(models, settings, strict=True):  # as engine.memory.block_shape
             spec, size = spec_of(model), own.block_size
             element = recorded(model, "block_bytes") // spec.block_bytes(block_size_of(model), 1)
-            shape = BlockShape(
-                name=model.name,
-                layers=spec.layers,
-                cell_bytes=spec.block_bytes(size, element) // spec.layers,
-                element_bytes=element,
-                floor_blocks=-(-model.max_model_len // size),
-                block_cost=float(spec.flops(size, 0)),
-            )
-            shapes.append(shape)
+            cell, floor = spec.block_bytes(size, element), -(-model.max_model_len // size)
+            sizes = spec.layers, cell // spec.layers, element, floor
+            shapes.append(BlockShape(model.name, *sizes, block_cost=float(spec.flops(size, 0))))
         share = shared.kv_share if shared.keeps_split else None
         arena = KVArena(shared.memory, shapes, POLICIES[shared.policy](), share)
-        return [
-            arena.cache(shape.name, **each) for shape, each in zip(shapes, options, strict=True)
-        ]
+        return [arena.cache(model.name, **each) for model, each in zip(models, options)]
     blocks = [require_blocks(*each) for each in zip(models, (own.num_blocks for own in settings))]
     kind = LoggedCache if log_calls else KVCacheManager
     return [kind(count, **each) for count, each in zip(blocks, options, strict=True)]
@@ -277,15 +271,9 @@ class ReplayEngine:
         outputs = [self._finish(sequence, reason) for sequence, reason in finished]
         counts = self.scheduler.counts
         assert counts is not None
-        self._recorder.step(
-            self._trace_name,
-            self._next_step,
-            start_s=start,
-            duration_s=duration,
-            schedule_s=0.0,
-            counts=counts,
-            blocks_target=self.cache.target,
-        )
+        told = start, duration, 0.0, counts  # planning takes no simulated time
+        target = self.cache.target
+        self._recorder.step(self._trace_name, self._next_step, *told, blocks_target=target)
         self._next_step += 1
         return outputs
 
@@ -297,13 +285,8 @@ class ReplayEngine:
             tokens, text, told = step.tokens, step.text, step.finish_reason
             reason = step.request_reason
         self._recorder.request(self._trace_name, sequence, reason, self.clock())
-        return RequestOutput(
-            request_id=sequence.request_id,
-            token_ids=tokens,
-            text=text,
-            finish_reason=told,
-            num_cached_tokens=sequence.num_cached_tokens,
-        )
+        number, cached = sequence.request_id, sequence.num_cached_tokens
+        return RequestOutput(number, tokens, text, told, cached)
 
 
 # -- a search on two of them --
@@ -373,7 +356,8 @@ def search_calls(
 ) -> list[CacheCalls]:
     """The order of both models' cache calls in a replay. changes: keyword arguments of replay."""
     done = replay(answers, costs, log_calls=True, **(changes or {}))
-    return [logged_calls(engine.cache) for engine in (done.llm, done.prm)]
+    caches: tuple[Any, ...] = (done.llm.cache, done.prm.cache)
+    return [cache.calls for cache in caches]
 
 
 def play(
@@ -422,16 +406,10 @@ def play(
         clock=clock,
         switches=used_switches,
     )
-    searches = [
-        ActiveSearch(
-            problem.problem,
-            list(problem.prompt),
-            used,
-            RecordedScores(scorer, problem, answers, cache),
-            settings.score_shuffle_seed,
-        )
-        for problem in recording.problems
-    ]
+    searches, shuffle = [], settings.score_shuffle_seed
+    for each in recording.problems:
+        scores = RecordedScores(scorer, each, answers, cache)
+        searches.append(ActiveSearch(each.problem, list(each.prompt), used, scores, shuffle))
     rounds.queue.extend(searches)
     while rounds.play(on_round):
         pass

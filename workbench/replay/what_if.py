@@ -101,18 +101,15 @@ class WhatIf:
         Raises ConfigError for settings that exclude each other, OutOfMemory where weights leave a
         model nothing.
         """
-        for both in (
-            ("total_memory", "kv_memory"),
-            ("llm_share", "kv_share"),
-            ("llm_share", "kv_memory"),
-        ):
+        memories, shares = ("total_memory", "kv_memory"), ("llm_share", "kv_share")
+        for both in (memories, shares, ("llm_share", "kv_memory")):
             if len(self.given(both)) == 2:
                 raise ConfigError(f"what_if got {' and '.join(both)}; give one of them.")
         if self.llm_share is not None and self.total_memory is None:
             raise ConfigError(
                 "what_if got llm_share alone; it is a share of total_memory: give both."
             )
-        for name, share in self.given(("llm_share", "kv_share")).items():
+        for name, share in self.given(shares).items():
             if not (isinstance(share, float) and 0 < share < 1):
                 raise ConfigError(f"{name} is {share!r}; allowed: a number in (0, 1).")
         if not self.given(("total_memory", "kv_memory", "kv_share", "policy")):
@@ -120,9 +117,10 @@ class WhatIf:
         weights = [recorded(model, "weight_bytes") for model in models]
         if self.total_memory is not None:
             kv = parse_size(self.total_memory) - sum(weights)
+        elif self.kv_memory is not None:
+            kv = parse_size(self.kv_memory)
         else:
-            recorded_kv = sum(_recorded_kv(models))
-            kv = recorded_kv if self.kv_memory is None else parse_size(self.kv_memory)
+            kv = sum(_recorded_kv(models))
         if self.llm_share is not None:
             llm = round((kv + sum(weights)) * self.llm_share) - weights[0]
         else:
@@ -199,17 +197,9 @@ def what_if(recording: Source, *, on_round: OnRound | None = None, **settings: A
         else:
             for model, own, kv in zip(models, changes, budgets, strict=True):
                 own["num_blocks"] = kv // _block_bytes(model, settings_of(model, own))
-    found = replay(
-        answers,
-        device,
-        llm=changes[0],
-        prm=changes[1],
-        shared=shared,
-        models=models,
-        on_round=on_round,
-        switches=asked.given(SWITCHES),
-        **asked.given(SEARCH),
-    )
+    llm, prm = changes
+    search = asked.given(SEARCH) | {"switches": asked.given(SWITCHES), "on_round": on_round}
+    found = replay(answers, device, llm=llm, prm=prm, shared=shared, models=models, **search)
     memory = []
     for place, (model, engine) in enumerate(zip(models, (found.llm, found.prm), strict=True)):
         block = _block_bytes(model, engine.settings)
