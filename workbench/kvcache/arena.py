@@ -253,7 +253,7 @@ class LeasedPool(BlockPool):
     @property
     def room(self) -> int:
         """Blocks of its part of the split, whatever is lent or taken meanwhile."""
-        return self._source.part_of(self) * self.per_page
+        return self._source.asked_for[self._source.pools.index(self)] * self.per_page
 
     @property
     def num_free(self) -> int:
@@ -369,7 +369,8 @@ class LeasedPool(BlockPool):
             self.idle.pop(page, None)
         self.held -= len(pages)
         self.copies.forget(pages, self.per_page)
-        self._source.take_back(pages)
+        # the last to come goes first: its bytes are nearest
+        self._source.free_pages.extendleft(reversed(pages))
 
     def _blocks_in(self, pages: Iterable[int]) -> Iterator[Block]:
         size = self.per_page
@@ -439,15 +440,8 @@ class LeasedPool(BlockPool):
         """The model as a policy sees it."""
         a_page = self.shape.block_cost / self.ghost_pages  # of the work that so many pages save
         missed = self.ghosts.hits * SAMPLE  # blocks, estimated, that so much more would have kept
-        return ModelState(
-            name=self.shape.name,
-            floor=self.floor_pages,
-            running=running,
-            misses=self.ghosts.hits,
-            gain=missed * a_page,
-            loss=self.cold_hits * a_page,
-            readmissions=self.readmissions,
-        )
+        seen = self.shape.name, self.floor_pages, running, self.ghosts.hits
+        return ModelState(*seen, missed * a_page, self.cold_hits * a_page, self.readmissions)
 
     # -- size --
 
@@ -537,7 +531,7 @@ class KVArena:
         self.tick = count(1).__next__  # a number larger than all before
         self._packings: dict[str, Packing] = {}
         self._caches: dict[str, tuple[dict[str, Any], KVCacheManager]] = {}  # with its settings
-        self._free = deque(range(self.num_pages))
+        self.free_pages = deque(range(self.num_pages))  # that no model holds
         self._wrote: list[object] = [None] * self.num_pages  # whose bytes lie in it
         self._retyped: dict[int, None] = {}
         self._wanted: list[int] | None = None  # a split asked for, until the next step
@@ -659,7 +653,7 @@ class KVArena:
                     f"resize to {num_blocks} blocks; the arena has pages for at most "
                     f"{self.num_pages * pool.per_page} of {pool.shape.name!r}."
                 )
-            return self._want(pages_with_one(self._asked_for, self.pools.index(pool), pages))
+            return self._want(pages_with_one(self.asked_for, self.pools.index(pool), pages))
 
     def apply(self, pool: LeasedPool) -> bool:
         """Between this model's steps: grant anew, take back what is above limits.
@@ -695,8 +689,8 @@ class KVArena:
             for pool in self.pools:
                 pool.rebuild(tables.get(id(pool), []))
             held = {page for pool in self.pools for page in pool.pages}
-            self._free = deque(page for page in range(self.num_pages) if page not in held)
-            for page in self._free:
+            self.free_pages = deque(page for page in range(self.num_pages) if page not in held)
+            for page in self.free_pages:
                 self._wrote[page] = _UNKNOWN
             self._retyped.clear()
             self._seen = []
@@ -704,12 +698,8 @@ class KVArena:
                 self._wanted = list(self._split)  # the policy may not have been told
             self.changing = None
 
-    def part_of(self, pool: LeasedPool) -> int:
-        """Pages of the split that are this model's own; a fair part, where none is kept."""
-        return self._asked_for[self.pools.index(pool)]
-
     @property
-    def _asked_for(self) -> list[int]:
+    def asked_for(self) -> list[int]:
         """The split not yet taken over, else what the policy has made of it (a lender: nothing)."""
         if (wanted := self._wanted) is not None:  # read once: `room` asks without the lock
             return list(wanted)
@@ -758,7 +748,7 @@ class KVArena:
 
     def leasable(self, pool: LeasedPool) -> int:
         """Pages a model could have now: free ones, and what others hold idle above their keep."""
-        supply = len(self._free)
+        supply = len(self.free_pages)
         for other in self.pools:
             if other is not pool:
                 held = other.held
@@ -779,7 +769,7 @@ class KVArena:
         for other in self.pools:
             if other.held < other.floor_pages and other is not pool:
                 reserved += other.floor_pages - other.held
-        if len(self._free) <= reserved:
+        if len(self.free_pages) <= reserved:
             donors = [p for p in self.pools if p is not pool and p.idle and p.held > p.grant.keep]
             if not donors:
                 return None
@@ -788,16 +778,12 @@ class KVArena:
             if not entitled and pool.evicts_older_than(_oldest(donor)):
                 return None
             donor.give_up_idle()
-        page = self._free.popleft()
+        page = self.free_pages.popleft()
         if self._wrote[page] is not pool:
             if self._wrote[page] is not None:
                 self._retyped[page] = None
             self._wrote[page] = pool
         return page
-
-    def take_back(self, pages: list[int]) -> None:
-        """Pages without content are free; the last to come goes first: its bytes are nearest."""
-        self._free.extendleft(reversed(pages))
 
     def _starting_pages(self, kv_share: KVShare | None) -> list[int]:
         """The split asked for, else one by the models' floors."""
@@ -829,13 +815,15 @@ class KVArena:
     def check(self) -> None:
         """Raise AssertionError if a law of the arena or of one of its caches is broken."""
         with self.lock:
-            pages = sorted([*self._free, *(page for pool in self.pools for page in pool.pages)])
-            assert pages == [*range(self.num_pages)], "a page is lost, held twice, or free and held"
+            held = [page for pool in self.pools for page in pool.pages]
+            assert sorted([*self.free_pages, *held]) == [*range(self.num_pages)], (
+                "a page is lost, held twice, or free and held"
+            )
             for pool in self.pools:
                 fair = pool.floor_pages <= pool.grant.keep <= pool.grant.limit
                 assert fair, f"{pool.shape.name}: an unfair grant"
             lacking = sum(max(0, p.floor_pages - p.held) for p in self.pools)
-            assert lacking <= len(self._free), "a floor is not covered"
+            assert lacking <= len(self.free_pages), "a floor is not covered"
             for _, cache in self._caches.values():
                 cache.check()
 
