@@ -112,22 +112,16 @@ def _fixed(name: str, count: int) -> Tokens:
     return drawn_tokens(random.Random(name), count)
 
 
-@dataclass(frozen=True, slots=True)
-class DrawnStep:
+class DrawnStep(NamedTuple):
     """One sampled node. text: equal texts below one parent are one solution to the PRM.
 
-    score: the PRM's verdict on the step; ends: whether the model ends the solution with it.
+    score: the PRM's verdict on the step; reason: why sampling ended.
     """
 
     tokens: Tokens
     text: str
     score: float
-    ends: bool
-
-    @property
-    def reason(self) -> str:
-        """Why sampling ended."""
-        return "eos" if self.ends else "stop"
+    reason: str
 
 
 def _grown(
@@ -184,29 +178,6 @@ def _grown(
         return RecordedProblem(problem, prompt, tuple(steps), tuple(solutions.values()))
 
 
-def _recording(problems: Sequence[RecordedProblem], strategy: BeamSearch, seed: int) -> Recording:
-    """Grown problems as a search of the pair, with the thesis profile's limits; 16-bit weights."""
-    settings = RecordedSettings(
-        strategy="BeamSearch",
-        strategy_settings=asdict(strategy),
-        seed=seed,
-        min_problem_batch=IN_FLIGHT,
-        score_cache=True,
-        temperature=0.8,
-        top_p=1.0,
-        top_k=0,
-        min_p=0.0,
-        max_step_tokens=2048,
-        voting="weighted",
-        score_shuffle_seed=None,
-        prm_format="rlhflow",
-        prm_fingerprint=f"grown:{PRM}",
-        prm_columns=(PLUS, MINUS),
-    )
-    engines = _engine(LLM, 19_000), _engine(PRM, 6_500)  # about a share of 0.3 of 40 GiB
-    return Recording(settings, *engines, tuple(problems))
-
-
 def _engine(model: str, num_blocks: int) -> RecordedEngine:
     """What an engine of the thesis profile's settings would tell about itself."""
     config = EngineConfig(
@@ -230,9 +201,6 @@ def _engine(model: str, num_blocks: int) -> RecordedEngine:
         weight_bytes=held_bytes(model, DTYPE_BYTES) + spec.table_bytes(DTYPE_BYTES),
         block_bytes=spec.block_bytes(config.block_size, DTYPE_BYTES),
     )
-
-
-# -- from lengths and assumptions --
 
 
 _Positive = Annotated[float, Range(0)]
@@ -284,7 +252,25 @@ def thesis_search(
         problem = Problem(lengths.id, lengths.id, None, lengths.level)
         draw = _AssumedSteps(lengths, seed, assumptions or Assumptions())
         problems.append(_grown(problem, own, strategy, draw))
-    return _recording(problems, strategy, seed)
+    settings = RecordedSettings(
+        strategy="BeamSearch",
+        strategy_settings=asdict(strategy),
+        seed=seed,
+        min_problem_batch=IN_FLIGHT,
+        score_cache=True,
+        temperature=0.8,
+        top_p=1.0,
+        top_k=0,
+        min_p=0.0,
+        max_step_tokens=2048,
+        voting="weighted",
+        score_shuffle_seed=None,
+        prm_format="rlhflow",
+        prm_fingerprint=f"grown:{PRM}",
+        prm_columns=(PLUS, MINUS),
+    )
+    engines = _engine(LLM, 19_000), _engine(PRM, 6_500)  # about a share of 0.3 of 40 GiB
+    return Recording(settings, *engines, tuple(problems))
 
 
 class _Progress(NamedTuple):
@@ -319,9 +305,8 @@ class _AssumedSteps:
             self._progress[path] = self._progress[before]
             return self._steps[before]
         wanted = parent.wanted * draws.lognormvariate(0, assumed.length_spread)
-        count = max(
-            2, round(draws.lognormvariate(math.log(assumed.step_tokens), assumed.step_spread))
-        )
+        usual = math.log(assumed.step_tokens)
+        count = max(2, round(draws.lognormvariate(usual, assumed.step_spread)))
         left = self._room - parent.tokens - (parent.steps + 1) * (PRM_BETWEEN + PRM_VERDICT)
         if draws.random() < assumed.endless:
             wanted = math.inf
@@ -332,4 +317,4 @@ class _AssumedSteps:
             wanted - count, score, parent.tokens + count, parent.steps + 1
         )
         text = "/".join(map(str, path)) + STEP_END
-        return DrawnStep(drawn_tokens(draws, count), text, score, ends)
+        return DrawnStep(drawn_tokens(draws, count), text, score, "eos" if ends else "stop")
