@@ -4,7 +4,6 @@ import pytest
 
 from workbench.config import EngineConfig
 from workbench.errors import ConfigError
-from workbench.kvcache.arena import BlockShape, KVArena
 from workbench.kvcache.manager import Allocation, KVCacheManager, TokenList, chain_root
 
 PROMPT = list(range(100, 112))  # three blocks of four
@@ -22,19 +21,6 @@ def run(cache: KVCacheManager, seq_id: int, tokens: list[int], **options) -> All
     cache.take_moves()
     cache.check()
     return allocation
-
-
-def test_a_hit_is_the_longest_run_of_full_blocks_but_never_the_last_token() -> None:
-    cache = cache_of()
-    run(cache, 1, PROMPT)
-    assert cache.match(PROMPT) == 8  # 12 tokens: the last one's logits are wanted
-    assert cache.match([*PROMPT, 1]) == 12
-    assert cache.match(PROMPT[:9]) == 8
-    assert cache.match([*PROMPT[:4], 7, *PROMPT[5:]]) == 4
-    assert cache.match([7, *PROMPT[1:]]) == 0
-    assert cache.match(PROMPT[:1]) == cache.match([]) == 0
-    assert cache.match(PROMPT, salt=b"one") == 0, "a salt keeps prefixes apart"
-    assert chain_root(b"ab", b"c") != chain_root(b"a", b"bc"), "as a namespace does"
 
 
 def test_a_sequence_that_carries_its_hashes_is_hashed_once_and_answered_alike() -> None:
@@ -67,27 +53,7 @@ def test_a_sequence_that_carries_its_hashes_is_hashed_once_and_answered_alike() 
     assert len(live.block_hashes(root, 4)) == 3
     assert live.block_hashes(chain_root(b"", b""), 4) != live.block_hashes(root, 4)
     assert len(live.block_hashes(root, 6)) == 2
-
-
-def test_what_a_search_dropped_is_given_up_and_what_it_keeps_can_be_hit() -> None:
-    """A dropped beam goes, its last, partly filled block too; what a kept one shares stays."""
-    one, other = [*PROMPT[:8], 1, 2, 3, 4, 5, 6], [*PROMPT[:8], 7, 8, 9, 10, 11, 12]
-    arena = KVArena(4096, [BlockShape("llm", layers=2, cell_bytes=64, floor_blocks=4)])
-    own = cache_of(32, reuse_partial_blocks=True)
-    for cache in (own, arena.cache("llm", 4, reuse_partial_blocks=True)):
-        for number, tokens in enumerate((one, other)):
-            assert cache.allocate(number, tokens) is not None
-            cache.free(number, token_ids=tokens)
-        assert cache.forget([one], kept=[other]) == 2
-        assert (cache.match([*one, 0]), cache.match([*other, 0])) == (8, len(other))
-        cache.check()
-        assert cache.allocate(9, [*other, 0]) is not None
-        assert cache.forget([other]) == 1, "the partial block, of which a copy runs"
-        assert cache.match([*other[:12], 0]) == 12, "what is in use stays"
-        assert cache.stats.evicted == cache.stats.thrashed == 0, "it is no eviction"
-        assert cache.allocate(10, [*one, 0]) is not None
-        assert cache.stats.thrashed == 1, "a wrong guess is a thrash"
-        cache.check()
+    assert chain_root(b"ab", b"c") != chain_root(b"a", b"bc"), "a salt is no part of a namespace"
 
 
 def test_the_last_evicted_contents_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

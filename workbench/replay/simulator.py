@@ -61,16 +61,8 @@ POLICIES: dict[str, type[Policy]] = {
 Changes = Mapping[str, Any]
 Cost = Callable[[StepWork], float]
 Models = tuple[RecordedEngine, RecordedEngine]  # LLM, PRM
-CHANGEABLE = [
-    "num_blocks",
-    "block_size",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "enable_prefix_caching",
-    "reuse_partial_blocks",
-    "watermark",
-    "batching",
-]
+CHANGEABLE = ["num_blocks", "block_size", "enable_prefix_caching", "reuse_partial_blocks"]
+CHANGEABLE += ["max_num_seqs", "max_num_batched_tokens", "watermark", "batching"]
 """Fields of EngineConfig, of the cache and the limits of a step, that a replay may change."""
 
 
@@ -310,12 +302,6 @@ class Costs:
     prm: Cost
     request_s: float = 0.0
 
-    @classmethod
-    def on(cls, models: Iterable[RecordedEngine], device: Device) -> Costs:
-        """On a device: its fitted terms where it has some for a model, else its roofline."""
-        llm, prm = (StepCost(ModelWork.of(m), device, Terms.on(device, m.name)) for m in models)
-        return cls(llm, prm, device.terms.get("request", {}).get("seconds", 0.0))
-
 
 def replay(
     recording: Recording | Answers,
@@ -330,20 +316,23 @@ def replay(
 ) -> Replayed:
     """Run a recorded search again. llm, prm: changed fields of CHANGEABLE; None: as recorded.
 
-    shared: one memory for both, in place of num_blocks. models: others in the place of the recorded
-    ones. log_calls: each model's own cache keeps its calls, for miss-ratio curves. search: as play.
+    costs: a device's are its fitted terms where it has some for a model, else its roofline. shared:
+    one memory for both, in place of num_blocks. models: others in the place of the recorded ones.
+    log_calls: each model's own cache keeps its calls, for miss-ratio curves. search: as play.
     Answers(recording) in place of a recording keeps the block hashes between replays. Raises
     RecordingError for what the recording does not hold, OutOfMemory and ConfigError as engines do.
     """
     answers = recording if isinstance(recording, Answers) else Answers(recording)
     models = (answers.recording.llm, answers.recording.prm) if models is None else models
-    costs = Costs.on(models, costs) if isinstance(costs, Device) else costs
+    if isinstance(costs, Device):
+        each = [StepCost(ModelWork.of(m), costs, Terms.on(costs, m.name)) for m in models]
+        costs = Costs(each[0], each[1], costs.terms.get("request", {}).get("seconds", 0.0))
     settings = [settings_of(*each) for each in zip(models, (llm, prm), strict=True)]
     caches = _caches(models, settings, shared, log_calls)
     clock, seconds, request_s = SimulatedClock(), (costs.llm, costs.prm), costs.request_s
     llm_engine, prm_engine = (
-        ReplayEngine(*each, answers, clock, request_s)
-        for each in zip(models, settings, caches, seconds, strict=True)
+        ReplayEngine(*own, answers, clock, request_s)
+        for own in zip(models, settings, caches, seconds, strict=True)
     )
     recorder = Recorder("replay", clock())
     with collection_paused():
