@@ -106,10 +106,9 @@ class WhatIf:
         weights = [recorded(model, "weight_bytes") for model in models]
         if self.total_memory is not None:
             kv = parse_size(self.total_memory) - sum(weights)
-        elif self.kv_memory is not None:
-            kv = parse_size(self.kv_memory)
         else:
-            kv = sum(_recorded_kv(models))
+            given = self.kv_memory
+            kv = sum(_recorded_kv(models)) if given is None else parse_size(given)
         if self.llm_share is not None:
             llm = round((kv + sum(weights)) * self.llm_share) - weights[0]
         elif self.kv_share is not None:
