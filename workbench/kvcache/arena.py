@@ -397,8 +397,14 @@ class LeasedPool(BlockPool):
             self._close(page)
         vacant = [self._pick() for _ in range(min(len(live), self._num_vacant))]
         evicted = [self._evict() for _ in range(len(live) - len(vacant))]
-        for block, other in zip(live, vacant + evicted):
-            self._move(block, other)
+        for block, other in zip(live, vacant + evicted):  # they change places, and ids
+            source, destination = block.id, other.id
+            self.blocks[source], self.blocks[destination] = other, block
+            block.id, other.id = destination, source
+            self._occupy(destination // self.per_page)
+            self._live[source // self.per_page] -= 1
+            self.copies.add(source, destination, moved=True)
+            self.stats.copied += 1
         self._hand_back(victims)
         return bool(victims)
 
@@ -408,16 +414,6 @@ class LeasedPool(BlockPool):
         if page in self._by_vacant[vacant]:
             del self._by_vacant[vacant][page]
             self._num_vacant -= vacant
-
-    def _move(self, block: Block, other: Block) -> None:
-        """A live block changes places, and ids, with one without content."""
-        source, destination = block.id, other.id
-        self.blocks[source], self.blocks[destination] = other, block
-        block.id, other.id = destination, source
-        self._occupy(destination // self.per_page)
-        self._live[source // self.per_page] -= 1
-        self.copies.add(source, destination, moved=True)
-        self.stats.copied += 1
 
     # -- what the arena learns --
 

@@ -127,24 +127,22 @@ class GGUFFile:
         if not isinstance(grain, int) or grain < 1:
             raise self._cut_short(f"general.alignment is {grain!r}")
         first = -(-cursor.place // grain) * grain
-        self.tensors = {t[0]: self._stored(*t, first) for t in listed}
-
-    def _stored(
-        self, name: str, shape: tuple[int, ...], code: int, offset: int, first: int
-    ) -> StoredTensor:
-        if code not in KINDS:
-            kinds = ", ".join(kind for kind, _, _ in KINDS.values())
-            raise ModelError(
-                f"{self.path}: {name} is stored as {_OTHERS.get(code, f'type {code}')}; supported: "
-                f"{kinds}. Take another quantisation of the model, such as Q8_0."
-            )
-        kind, columns, size = KINDS[code]
-        if not shape or 0 in shape or shape[-1] % columns:
-            raise self._cut_short(f"{name} of shape {list(shape)} is no whole {kind} blocks")
-        start, nbytes = first + offset, math.prod(shape) // columns * size
-        if start + nbytes > len(self._map):
-            raise self._cut_short(f"{name} ends at byte {start + nbytes:,} of {len(self._map):,}")
-        return StoredTensor(kind, shape, start, nbytes)
+        self.tensors = {}
+        for name, shape, code, offset in listed:
+            if code not in KINDS:
+                stored, kinds = _OTHERS.get(code, f"type {code}"), [k for k, _, _ in KINDS.values()]
+                raise ModelError(
+                    f"{self.path}: {name} is stored as {stored}; supported: {', '.join(kinds)}. "
+                    "Take another quantisation of the model, such as Q8_0."
+                )
+            kind, columns, size = KINDS[code]
+            if not shape or 0 in shape or shape[-1] % columns:
+                raise self._cut_short(f"{name} of shape {list(shape)} is no whole {kind} blocks")
+            start, nbytes = first + offset, math.prod(shape) // columns * size
+            if start + nbytes > len(self._map):
+                end = f"{start + nbytes:,} of {len(self._map):,}"
+                raise self._cut_short(f"{name} ends at byte {end}")
+            self.tensors[name] = StoredTensor(kind, shape, start, nbytes)
 
 
 class _Cursor:
