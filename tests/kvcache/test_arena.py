@@ -91,7 +91,7 @@ def test_shares_and_shapes_that_cannot_be_are_refused() -> None:
     """Outside the unit interval, below a floor, under a policy that keeps no split."""
     arena, lends_all = arena_of(), FirstCome()
     assert "FirstCome keeps no split" in arena_of(policy=lends_all).resplit(0.5).reason
-    with pytest.raises(ConfigError, match=r"kv_share=0\.3 and the policy FirstCome, which keeps"):
+    with pytest.raises(ConfigError, match=r"kv_share=0\.3: the policy FirstCome keeps"):
         arena_of(policy=lends_all, kv_share=0.3)
     for sizes in ((0, 64), (2, 0), (2, 66, 4), (2, 64, 4, 0), (2, 64, 4, 1, 0.0)):
         with pytest.raises(ConfigError, match="must be positive"):
@@ -99,7 +99,7 @@ def test_shares_and_shapes_that_cannot_be_are_refused() -> None:
     for share in (0, 1, -0.1, 1.5, float("nan"), {"llm": 1.0}, {"nobody": 0.5}):
         with pytest.raises(ConfigError, match="in \\(0, 1\\)"):
             arena.resplit(share)
-    with pytest.raises(OutOfMemory, match="leaves 'prm' below the 2"):
+    with pytest.raises(OutOfMemory, match="'prm' would have 1 pages; one request needs 2"):
         arena_of(kv_share=0.95)
 
 

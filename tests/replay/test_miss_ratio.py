@@ -14,7 +14,7 @@ from workbench.replay.miss_ratio import (
     optimal_hits,
     run_calls,
 )
-from workbench.replay.simulator import Costs, SharedMemory, replay, search_calls
+from workbench.replay.simulator import Costs, SharedMemory, search_calls
 
 FREE = Costs(MeteredCost(0.001), MeteredCost(0.001))
 ROOMY = {"llm": {"num_blocks": 500}, "prm": {"num_blocks": 500}}
@@ -133,16 +133,6 @@ def test_the_sizes_of_a_curve_reach_from_what_does_not_fit_to_where_nothing_is_e
         assert curve["evicted"].iloc[-1] == 0
         best = optimal_hits(calls, curve["num_blocks"].tolist()[-1:])["hit_ratio"]
         assert curve["hit_ratio"].max() == curve["hit_ratio"].iloc[-1] == best.iloc[0]
-
-
-def test_full_replays_lie_on_the_curve_where_the_order_stays(measured) -> None:
-    """With room for all, replay and curve agree to the last hit."""
-    calls, num_blocks = calls_of(measured, **ROOMY)[0], 700
-    own = {**ROOMY, "llm": {"num_blocks": num_blocks}}
-    steps = replay(measured.answers, FREE, **own).trace.steps
-    steps = steps[steps["engine"] == "llm"]
-    found = steps["hit_tokens"].sum() / steps["query_tokens"].sum()
-    assert miss_ratio(calls, [num_blocks])["hit_ratio"].tolist() == [found]
 
 
 def test_the_optimum_by_hand() -> None:

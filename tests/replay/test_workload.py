@@ -9,7 +9,6 @@ from workbench.errors import ConfigError, RecordingError
 from workbench.replay.answers import Answers
 from workbench.replay.devices import PRESETS
 from workbench.replay.simulator import replay
-from workbench.replay.what_if import what_if
 from workbench.replay.workload import (
     FOLDER,
     MAX_MODEL_LEN,
@@ -79,19 +78,6 @@ def test_requests_fit_both_models(search) -> None:
         assert max(judged.values()) < MAX_MODEL_LEN
         last = max(problem.steps, key=lambda step: len(step.path))
         assert last.finish_reason == "eos" or len(last.path) == 40
-
-
-def test_a_split_changes_evictions_and_not_the_tree(search) -> None:
-    """At thesis scale a small cache evicts, a large one does not, and both sample the same."""
-    answers = Answers(search)
-    few = {"num_blocks": 260}
-    tight = what_if(answers, device="a100-80", llm=few, prm=few)
-    roomy = what_if(answers, device="a100-80", total_memory="70GiB", llm_share=0.3)
-    evicted = [r.trace.steps["evicted"].sum() for r in (tight, roomy)]
-    assert evicted[0] > 0
-    assert evicted[1] == 0
-    assert tight.tree.equals(roomy.tree)
-    assert tight.throughput.wall_s > roomy.throughput.wall_s
 
 
 def test_assumptions_do_what_they_say() -> None:

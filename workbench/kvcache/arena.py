@@ -548,7 +548,24 @@ class KVArena:
                 )
             self._packings[shape.name] = packing
             self.pools.append(LeasedPool(shape, packing.blocks, self))
-        self._split = self._starting_pages(kv_share)
+        floors = [pool.floor_pages for pool in self.pools]
+        if sum(floors) > self.num_pages:
+            raise OutOfMemory(
+                f"The arena of {format_size(self.memory)} has {self.num_pages} pages of "
+                f"{format_size(self.page.page_bytes)}; one request of each model needs "
+                f"{sum(floors)} ({dict(zip(self.models, floors))}). Give more memory, or a smaller "
+                "max_model_len."
+            )
+        self._split = pages_above_floors(floors, self.num_pages)
+        if kv_share is not None:
+            answer = self.resplit(kv_share)
+            if answer.refused:
+                kind = OutOfMemory if self.policy.keeps_split else ConfigError
+                raise kind(
+                    f"The arena got kv_share={kv_share}: {answer.reason}. Choose another kv_share, "
+                    "or leave it out; give more memory, or a smaller max_model_len."
+                )
+            self._split, self._wanted = self.asked_for, None
         self.policy.split(self._split)
         self._grant(None)
 
@@ -704,14 +721,14 @@ class KVArena:
 
     def _want(self, pages: list[int]) -> ResizeAnswer:
         """Take the split as the next target, if every model keeps its floor."""
+        if not self.policy.keeps_split:
+            name = type(self.policy).__name__
+            return ResizeAnswer("refused", pages[0], f"the policy {name} keeps no split")
         for pool, pages_left in zip(self.pools, pages):
             if pages_left < pool.floor_pages:
                 had = f"{pool.shape.name!r} would have {pages_left} pages"
                 reason = f"{had}; one request needs {pool.floor_pages}"
                 return ResizeAnswer("refused", pages[0], reason)
-        if not self.policy.keeps_split:
-            name = type(self.policy).__name__
-            return ResizeAnswer("refused", pages[0], f"the policy {name} keeps no split")
         self._wanted = pages
         for pool, pages_left in zip(self.pools, pages):
             live = -(-pool.num_active // pool.per_page)
@@ -780,33 +797,6 @@ class KVArena:
                 self._retyped[page] = None
             self._wrote[page] = pool
         return page
-
-    def _starting_pages(self, kv_share: KVShare | None) -> list[int]:
-        """The split asked for, else one by the models' floors."""
-        floors = [pool.floor_pages for pool in self.pools]
-        if sum(floors) > self.num_pages:
-            raise OutOfMemory(
-                f"The arena of {format_size(self.memory)} has {self.num_pages} pages of "
-                f"{format_size(self.page.page_bytes)}; one request of each model needs "
-                f"{sum(floors)} ({dict(zip(self.models, floors))}). Give more memory, or a smaller "
-                "max_model_len."
-            )
-        if kv_share is None:
-            return pages_above_floors(floors, self.num_pages)
-        if not self.policy.keeps_split:
-            raise ConfigError(
-                f"An arena got kv_share={kv_share} and the policy {type(self.policy).__name__}, "
-                "which keeps no split; leave kv_share out, or choose a policy that keeps one."
-            )
-        pages = pages_of(kv_share, self.models, self.num_pages)
-        for name, mine, floor in zip(self.models, pages, floors):
-            if mine < floor:
-                raise OutOfMemory(
-                    f"A split of {pages} pages leaves {name!r} below the {floor} that one request "
-                    "of the longest length needs. Choose another kv_share, give more memory, or a "
-                    "smaller max_model_len."
-                )
-        return pages
 
     def check(self) -> None:
         """Raise AssertionError if a law of the arena or of one of its caches is broken."""
