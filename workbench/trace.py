@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 MOST_ROWS = 1 << 16
 """Rows of a table that an engine keeps of its own for certain, half a kilobyte each."""
-_VERSION_KEY = b"workbench_schema_version"
-_DROPPED = "dropped_rows"
+_VERSION_KEY, _DROPPED = b"workbench_schema_version", "dropped_rows"
 
 
 class StepCounts(NamedTuple):
@@ -268,10 +267,7 @@ class Trace:
 
     @property
     def dropped(self) -> dict[str, int]:
-        """Of each table the earlier rows that it lacks, as its recorder had a bound; in a file too.
-
-        In a frame's `attrs` as "dropped_rows", if there are any.
-        """
+        """Of each table the earlier rows that it lacks; in a frame's or a file's `dropped_rows`."""
         return {table: getattr(self, table).attrs.get(_DROPPED, 0) for table in ROW_TYPES}
 
     def to_parquet(self, folder: str | os.PathLike[str]) -> Path:
