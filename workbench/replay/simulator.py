@@ -420,12 +420,10 @@ def recorded_strategy(recording: Recording) -> Strategy:
     return found
 
 
-TIMES = ("run_id", "start_s", "duration_s", "schedule_s")
-
-
 def events(steps: pd.DataFrame) -> pd.DataFrame:
     """The steps table without its times: what measured and replayed runs must have alike."""
-    return steps.drop(columns=list(TIMES)).reset_index(drop=True)
+    times = ["run_id", "start_s", "duration_s", "schedule_s"]
+    return steps.drop(columns=times).reset_index(drop=True)
 
 
 # -- from measured runs to the terms of a device --
