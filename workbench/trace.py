@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 MOST_ROWS = 1 << 16
 """Rows of a table that an engine keeps of its own for certain, half a kilobyte each."""
-_VERSION_KEY = b"workbench_schema_version"
-_DROPPED = "dropped_rows"
+_VERSION_KEY, _DROPPED = b"workbench_schema_version", "dropped_rows"
 
 
 class StepCounts(NamedTuple):
@@ -165,6 +164,8 @@ class Recorder:
         self.request_rows: list[RequestRow] = []
         self.node_rows: list[NodeRow] = []
         self.span_rows: list[SpanRow] = []
+        each = self.step_rows, self.request_rows, self.node_rows, self.span_rows
+        self._rows: dict[str, list[Any]] = dict(zip(ROW_TYPES, each))
 
     def step(
         self,
@@ -178,95 +179,81 @@ class Recorder:
         blocks_target: int | None = None,
     ) -> None:
         """One scheduling step; start_s is a clock reading, blocks_target default: blocks_total."""
-        self._keep(
-            "steps",
-            self.step_rows,
-            StepRow(
-                run_id=self.run_id,
-                engine=engine,
-                step=step,
-                start_s=start_s - self.origin,
-                duration_s=duration_s,
-                schedule_s=schedule_s,
-                counts=counts,
-                score_cache_hits=0,
-                blocks_target=counts.blocks_total if blocks_target is None else blocks_target,
-            ),
+        row = StepRow(
+            run_id=self.run_id,
+            engine=engine,
+            step=step,
+            start_s=start_s - self.origin,
+            duration_s=duration_s,
+            schedule_s=schedule_s,
+            counts=counts,
+            score_cache_hits=0,
+            blocks_target=counts.blocks_total if blocks_target is None else blocks_target,
         )
+        self._keep("steps", row)
 
     def request(
         self, engine: str, sequence: Sequence, finish_reason: str, finished_s: float
     ) -> None:
         """One finished request; finished_s and the sequence's own times are clock readings."""
-        params, tag = sequence.params, sequence.tag
-        self._keep(
-            "requests",
-            self.request_rows,
-            RequestRow(
-                run_id=self.run_id,
-                engine=engine,
-                request_id=sequence.request_id,
-                kind=sequence.kind,
-                problem_id=tag.problem_id,
-                node_id=tag.node_id,
-                seed=None if params is None else params.seed & 0xFFFF_FFFF_FFFF_FFFF,
-                arrival_s=sequence.arrival_s - self.origin,
-                scheduled_s=self._since_origin(sequence.scheduled_s),
-                first_token_s=self._since_origin(sequence.first_token_s),
-                finished_s=finished_s - self.origin,
-                prompt_tokens=sequence.num_prompt_tokens,
-                cached_tokens=sequence.num_cached_tokens,
-                readmit_cached_tokens=sequence.readmit_cached_tokens,
-                output_tokens=sequence.num_output_tokens,
-                preemptions=sequence.preemptions,
-                finish_reason=finish_reason,
-            ),
+        params, origin = sequence.params, self.origin
+        readings = sequence.scheduled_s, sequence.first_token_s
+        scheduled, first_token = (None if at is None else at - origin for at in readings)
+        row = RequestRow(
+            run_id=self.run_id,
+            engine=engine,
+            request_id=sequence.request_id,
+            kind=sequence.kind,
+            problem_id=sequence.tag.problem_id,
+            node_id=sequence.tag.node_id,
+            seed=None if params is None else params.seed & 0xFFFF_FFFF_FFFF_FFFF,
+            arrival_s=sequence.arrival_s - origin,
+            scheduled_s=scheduled,
+            first_token_s=first_token,
+            finished_s=finished_s - origin,
+            prompt_tokens=sequence.num_prompt_tokens,
+            cached_tokens=sequence.num_cached_tokens,
+            readmit_cached_tokens=sequence.readmit_cached_tokens,
+            output_tokens=sequence.num_output_tokens,
+            preemptions=sequence.preemptions,
+            finish_reason=finish_reason,
         )
+        self._keep("requests", row)
 
     def span(self, lane: str, kind: str, start_s: float, duration_s: float) -> None:
         """Time outside steps; start_s is a clock reading."""
+        since = start_s - self.origin
         row = SpanRow(
-            run_id=self.run_id,
-            lane=lane,
-            kind=kind,
-            start_s=start_s - self.origin,
-            duration_s=duration_s,
+            run_id=self.run_id, lane=lane, kind=kind, start_s=since, duration_s=duration_s
         )
-        self._keep("spans", self.span_rows, row)
+        self._keep("spans", row)
 
-    def _keep(self, table: str, rows: list[Any], row: NamedTuple) -> None:
+    def _keep(self, table: str, row: NamedTuple) -> None:
+        rows = self._rows[table]
         rows.append(row)
         if self.most_rows is not None and len(rows) > 2 * self.most_rows:
             self.dropped[table] += len(rows) - self.most_rows
             del rows[: -self.most_rows]
 
-    def _since_origin(self, clock_reading: float | None) -> float | None:
-        return None if clock_reading is None else clock_reading - self.origin
-
     @property
     def steps(self) -> pd.DataFrame:
         """A row a step, so far."""
-        return self._frame("steps", self.step_rows)
+        return self._frame("steps")
 
     @property
     def requests(self) -> pd.DataFrame:
         """A row a request that ended, so far."""
-        return self._frame("requests", self.request_rows)
+        return self._frame("requests")
 
-    def _frame(self, table: str, rows: SequenceOf[NamedTuple]) -> pd.DataFrame:
-        found = frame(table, rows)
+    def _frame(self, table: str) -> pd.DataFrame:
+        found = frame(table, self._rows[table])
         if self.dropped[table]:
             found.attrs[_DROPPED] = self.dropped[table]
         return found
 
     def trace(self) -> Trace:
         """All that was recorded so far and not dropped, as frames."""
-        return Trace(
-            steps=self.steps,
-            requests=self.requests,
-            nodes=frame("nodes", self.node_rows),
-            spans=self._frame("spans", self.span_rows),
-        )
+        return Trace(**{table: self._frame(table) for table in ROW_TYPES})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -280,10 +267,7 @@ class Trace:
 
     @property
     def dropped(self) -> dict[str, int]:
-        """Of each table the earlier rows that it lacks, as its recorder had a bound; in a file too.
-
-        In a frame's `attrs` as "dropped_rows", if there are any.
-        """
+        """Of each table the earlier rows that it lacks; in a frame's or a file's `dropped_rows`."""
         return {table: getattr(self, table).attrs.get(_DROPPED, 0) for table in ROW_TYPES}
 
     def to_parquet(self, folder: str | os.PathLike[str]) -> Path:
@@ -303,21 +287,13 @@ def frame(table: str, rows: SequenceOf[NamedTuple]) -> pd.DataFrame:
     import pandas as pd  # noqa: PLC0415 - slow
 
     columns = {}
-    for place, dtype in _columns(ROW_TYPES[table]):
-        values = list(map(attrgetter(place), rows))
-        columns[place.rpartition(".")[2]] = pd.Series(values, dtype=dtype)
+    for field, hint in get_type_hints(ROW_TYPES[table]).items():
+        nested = get_type_hints(hint) if hint is StepCounts else {"": hint}
+        for inner, kind in nested.items():
+            values = map(attrgetter(f"{field}.{inner}" if inner else field), rows)
+            dtype = _DTYPES.get(kind, "object")  # columns of lists are objects
+            columns[inner or field] = pd.Series(list(values), dtype=dtype)
     return pd.DataFrame(columns)
-
-
-def _columns(row_type: type[NamedTuple]) -> list[tuple[str, Any]]:
-    """Where each column stands in a row, and its pandas dtype; columns of lists are objects."""
-    columns: list[tuple[str, Any]] = []
-    for field, hint in get_type_hints(row_type).items():
-        if hint is StepCounts:
-            columns += [(f"{field}.{place}", dtype) for place, dtype in _columns(hint)]
-        else:
-            columns.append((field, _DTYPES.get(hint, "object")))
-    return columns
 
 
 def write_table(table: pd.DataFrame, path: str | os.PathLike[str]) -> Path:

@@ -37,12 +37,6 @@ def test_values_are_those_of_the_gguf_package(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_a_block_is_as_large_as_the_gguf_package_says(kind: str) -> None:
-    expected = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
-    assert (FORMATS[kind].columns, FORMATS[kind].size) == expected
-
-
-@pytest.mark.parametrize("kind", FORMATS)
 def test_rows_are_picked_and_joined_without_a_change(kind: str) -> None:
     """What fusing projections and undoing a permutation of rows rely on."""
     one, two = random_blocks(kind), random_blocks(kind, 1)

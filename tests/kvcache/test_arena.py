@@ -37,7 +37,7 @@ def test_the_pages_are_split_as_asked_and_counts_add_up() -> None:
     llm, prm = arena.cache("llm", SIZE), arena.cache("prm", SIZE)
     assert arena.target == arena.actual == {"llm": 6, "prm": 14}
     assert (llm.num_blocks, prm.num_blocks) == (24, 14)
-    assert (llm.target, llm.actual) == (24, 24)
+    assert llm.target == 24
     visit(llm, 1, 3)
     assert (llm.num_active, llm.num_cached, llm.num_free) == (0, 3, 21)
     assert arena.waste() == {"llm": 0, "prm": 0}
@@ -49,7 +49,6 @@ def test_a_resplit_gives_free_pages_then_the_least_valuable_cached_ones() -> Non
     llm, prm = arena.cache("llm", SIZE), arena.cache("prm", SIZE)
     for which in range(5):
         visit(llm, which, 8)  # two pages each: all ten
-    assert arena.num_free == 10
     assert arena.resplit(0.4).outcome == "reached"
     assert prm.num_blocks == 10, "nothing changes before the next step"
     assert not prm.apply(), "a model that does not run has nothing to be moved"
@@ -92,7 +91,7 @@ def test_shares_and_shapes_that_cannot_be_are_refused() -> None:
     """Outside the unit interval, below a floor, under a policy that keeps no split."""
     arena, lends_all = arena_of(), FirstCome()
     assert "FirstCome keeps no split" in arena_of(policy=lends_all).resplit(0.5).reason
-    with pytest.raises(ConfigError, match=r"kv_share=0\.3 and the policy FirstCome, which keeps"):
+    with pytest.raises(ConfigError, match=r"kv_share=0\.3: the policy FirstCome keeps"):
         arena_of(policy=lends_all, kv_share=0.3)
     for sizes in ((0, 64), (2, 0), (2, 66, 4), (2, 64, 4, 0), (2, 64, 4, 1, 0.0)):
         with pytest.raises(ConfigError, match="must be positive"):
@@ -100,7 +99,7 @@ def test_shares_and_shapes_that_cannot_be_are_refused() -> None:
     for share in (0, 1, -0.1, 1.5, float("nan"), {"llm": 1.0}, {"nobody": 0.5}):
         with pytest.raises(ConfigError, match="in \\(0, 1\\)"):
             arena.resplit(share)
-    with pytest.raises(OutOfMemory, match="leaves 'prm' below the 2"):
+    with pytest.raises(OutOfMemory, match="'prm' would have 1 pages; one request needs 2"):
         arena_of(kv_share=0.95)
 
 

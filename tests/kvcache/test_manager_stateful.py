@@ -133,7 +133,7 @@ class ResizedMachine(ManagerMachine):
         answer = self.cache.resize(num_blocks)
         assert answer.outcome == ("later" if num_blocks < active else "reached")
         self.cache.apply()
-        assert self.cache.actual == max(num_blocks, active)
+        assert self.cache.num_blocks == max(num_blocks, active)
 
     @rule()
     def step(self) -> None:

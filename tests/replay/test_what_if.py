@@ -161,9 +161,7 @@ def test_a_callback_stops_a_replay(measured) -> None:
             "keeps no split",
         ),
         ({"device": "rtx-4090", "kv_memory": "24GiB"}, OutOfMemory, "RTX 4090 has 24"),
-        ({"device": "h100", "llm": {"num_block": 3}}, ConfigError, "Did you mean 'num_blocks'"),
         ({"device": "h100", "block_size": 0}, ConfigError, "block_size is 0"),
-        ({"device": "h100", "max_num_seqs": "all"}, ConfigError, "max_num_seqs is 'all'"),
     ],
 )
 def test_questions_that_make_no_sense_are_refused(measured, settings, error, said) -> None:

@@ -89,13 +89,6 @@ class PageShape:
     slabs: int
     stripe: int
 
-    def __post_init__(self) -> None:
-        if min(self.slabs, self.stripe) < 1 or self.stripe % ALIGNMENT:
-            raise ConfigError(
-                f"{self}; allowed: at least one slab, and a stripe of a multiple of {ALIGNMENT} "
-                "bytes."
-            )
-
     @property
     def page_bytes(self) -> int:
         """In all slabs together."""
@@ -224,7 +217,8 @@ class LeasedPool(BlockPool):
         num_pages = source.num_pages
         super().__init__(num_pages * per_page)
         self._free.clear()
-        self.shape, self.per_page, self._source, self.lock = shape, per_page, source, source.lock
+        self.shape, self.per_page, self.lock = shape, per_page, source.lock
+        self.memory = self._source = source
         self.floor = shape.floor_blocks
         self.floor_pages = -(-shape.floor_blocks // per_page)
         self.grant = Grant(self.floor_pages, num_pages, num_pages)
@@ -259,7 +253,7 @@ class LeasedPool(BlockPool):
     @property
     def room(self) -> int:
         """Blocks of its part of the split, whatever is lent or taken meanwhile."""
-        return self._source.part_of(self) * self.per_page
+        return self._source.asked_for[self._source.pools.index(self)] * self.per_page
 
     @property
     def num_free(self) -> int:
@@ -375,7 +369,8 @@ class LeasedPool(BlockPool):
             self.idle.pop(page, None)
         self.held -= len(pages)
         self.copies.forget(pages, self.per_page)
-        self._source.take_back(pages)
+        # the last to come goes first: its bytes are nearest
+        self._source.free_pages.extendleft(reversed(pages))
 
     def _blocks_in(self, pages: Iterable[int]) -> Iterator[Block]:
         size = self.per_page
@@ -402,8 +397,14 @@ class LeasedPool(BlockPool):
             self._close(page)
         vacant = [self._pick() for _ in range(min(len(live), self._num_vacant))]
         evicted = [self._evict() for _ in range(len(live) - len(vacant))]
-        for block, other in zip(live, vacant + evicted):
-            self._move(block, other)
+        for block, other in zip(live, vacant + evicted):  # they change places, and ids
+            source, destination = block.id, other.id
+            self.blocks[source], self.blocks[destination] = other, block
+            block.id, other.id = destination, source
+            self._occupy(destination // self.per_page)
+            self._live[source // self.per_page] -= 1
+            self.copies.add(source, destination, moved=True)
+            self.stats.copied += 1
         self._hand_back(victims)
         return bool(victims)
 
@@ -413,16 +414,6 @@ class LeasedPool(BlockPool):
         if page in self._by_vacant[vacant]:
             del self._by_vacant[vacant][page]
             self._num_vacant -= vacant
-
-    def _move(self, block: Block, other: Block) -> None:
-        """A live block changes places, and ids, with one without content."""
-        source, destination = block.id, other.id
-        self.blocks[source], self.blocks[destination] = other, block
-        block.id, other.id = destination, source
-        self._occupy(destination // self.per_page)
-        self._live[source // self.per_page] -= 1
-        self.copies.add(source, destination, moved=True)
-        self.stats.copied += 1
 
     # -- what the arena learns --
 
@@ -445,15 +436,8 @@ class LeasedPool(BlockPool):
         """The model as a policy sees it."""
         a_page = self.shape.block_cost / self.ghost_pages  # of the work that so many pages save
         missed = self.ghosts.hits * SAMPLE  # blocks, estimated, that so much more would have kept
-        return ModelState(
-            name=self.shape.name,
-            floor=self.floor_pages,
-            running=running,
-            misses=self.ghosts.hits,
-            gain=missed * a_page,
-            loss=self.cold_hits * a_page,
-            readmissions=self.readmissions,
-        )
+        seen = self.shape.name, self.floor_pages, running, self.ghosts.hits
+        return ModelState(*seen, missed * a_page, self.cold_hits * a_page, self.readmissions)
 
     # -- size --
 
@@ -464,19 +448,6 @@ class LeasedPool(BlockPool):
     def settle(self) -> bool:
         """Between steps: the arena moves pages towards what is granted."""
         return self._source.apply(self)
-
-    @property
-    def changing(self) -> KVCacheManager | None:
-        """The cache that changes the arena, or that was cut short as it did."""
-        return self._source.changing
-
-    @changing.setter
-    def changing(self, cache: KVCacheManager | None) -> None:
-        self._source.changing = cache
-
-    def recover(self) -> None:
-        """The arena's other models have what they use, and all else is free."""
-        self._source.recover()
 
     def rebuild(self, tables: Iterable[Sequence[Block]]) -> None:
         """The pages of these blocks are held, and no others."""
@@ -555,8 +526,8 @@ class KVArena:
         self.pools: list[LeasedPool] = []
         self.tick = count(1).__next__  # a number larger than all before
         self._packings: dict[str, Packing] = {}
-        self._caches: dict[str, tuple[tuple[Any, ...], KVCacheManager]] = {}  # with its settings
-        self._free = deque(range(self.num_pages))
+        self._caches: dict[str, tuple[dict[str, Any], KVCacheManager]] = {}  # with its settings
+        self.free_pages = deque(range(self.num_pages))  # that no model holds
         self._wrote: list[object] = [None] * self.num_pages  # whose bytes lie in it
         self._retyped: dict[int, None] = {}
         self._wanted: list[int] | None = None  # a split asked for, until the next step
@@ -577,7 +548,24 @@ class KVArena:
                 )
             self._packings[shape.name] = packing
             self.pools.append(LeasedPool(shape, packing.blocks, self))
-        self._split = self._starting_pages(kv_share)
+        floors = [pool.floor_pages for pool in self.pools]
+        if sum(floors) > self.num_pages:
+            raise OutOfMemory(
+                f"The arena of {format_size(self.memory)} has {self.num_pages} pages of "
+                f"{format_size(self.page.page_bytes)}; one request of each model needs "
+                f"{sum(floors)} ({dict(zip(self.models, floors))}). Give more memory, or a smaller "
+                "max_model_len."
+            )
+        self._split = pages_above_floors(floors, self.num_pages)
+        if kv_share is not None:
+            answer = self.resplit(kv_share)
+            if answer.refused:
+                kind = OutOfMemory if self.policy.keeps_split else ConfigError
+                raise kind(
+                    f"The arena got kv_share={kv_share}: {answer.reason}. Choose another kv_share, "
+                    "or leave it out; give more memory, or a smaller max_model_len."
+                )
+            self._split, self._wanted = self.asked_for, None
         self.policy.split(self._split)
         self._grant(None)
 
@@ -587,11 +575,6 @@ class KVArena:
     def models(self) -> list[str]:
         """Names, in the order they were given."""
         return list(self._packings)
-
-    @property
-    def num_free(self) -> int:
-        """Pages that no model holds."""
-        return len(self._free)
 
     @property
     def target(self) -> dict[str, int]:
@@ -617,17 +600,15 @@ class KVArena:
         Raises ConfigError for settings other than the first time's.
         """
         pool = self.pools[self.models.index(self.packing(model).shape.name)]
-        settings = (block_size, enable_prefix_caching, namespace, reuse_partial_blocks)
+        settings: dict[str, Any] = {
+            "block_size": block_size,
+            "enable_prefix_caching": enable_prefix_caching,
+            "namespace": namespace,
+            "reuse_partial_blocks": reuse_partial_blocks,
+        }
         if model not in self._caches:
-            cache = KVCacheManager(
-                len(pool.blocks),
-                block_size,
-                enable_prefix_caching,
-                namespace=namespace,
-                reuse_partial_blocks=reuse_partial_blocks,
-                pool=pool,
-            )
-            self._caches[model] = settings, cache
+            made = KVCacheManager(len(pool.blocks), **settings, pool=pool)
+            self._caches[model] = settings, made
         made_with, cache = self._caches[model]
         if made_with != settings:
             raise ConfigError(
@@ -685,7 +666,7 @@ class KVArena:
                     f"resize to {num_blocks} blocks; the arena has pages for at most "
                     f"{self.num_pages * pool.per_page} of {pool.shape.name!r}."
                 )
-            return self._want(pages_with_one(self._asked_for, self.pools.index(pool), pages))
+            return self._want(pages_with_one(self.asked_for, self.pools.index(pool), pages))
 
     def apply(self, pool: LeasedPool) -> bool:
         """Between this model's steps: grant anew, take back what is above limits.
@@ -721,8 +702,8 @@ class KVArena:
             for pool in self.pools:
                 pool.rebuild(tables.get(id(pool), []))
             held = {page for pool in self.pools for page in pool.pages}
-            self._free = deque(page for page in range(self.num_pages) if page not in held)
-            for page in self._free:
+            self.free_pages = deque(page for page in range(self.num_pages) if page not in held)
+            for page in self.free_pages:
                 self._wrote[page] = _UNKNOWN
             self._retyped.clear()
             self._seen = []
@@ -730,12 +711,8 @@ class KVArena:
                 self._wanted = list(self._split)  # the policy may not have been told
             self.changing = None
 
-    def part_of(self, pool: LeasedPool) -> int:
-        """Pages of the split that are this model's own; a fair part, where none is kept."""
-        return self._asked_for[self.pools.index(pool)]
-
     @property
-    def _asked_for(self) -> list[int]:
+    def asked_for(self) -> list[int]:
         """The split not yet taken over, else what the policy has made of it (a lender: nothing)."""
         if (wanted := self._wanted) is not None:  # read once: `room` asks without the lock
             return list(wanted)
@@ -744,14 +721,14 @@ class KVArena:
 
     def _want(self, pages: list[int]) -> ResizeAnswer:
         """Take the split as the next target, if every model keeps its floor."""
+        if not self.policy.keeps_split:
+            name = type(self.policy).__name__
+            return ResizeAnswer("refused", pages[0], f"the policy {name} keeps no split")
         for pool, pages_left in zip(self.pools, pages):
             if pages_left < pool.floor_pages:
                 had = f"{pool.shape.name!r} would have {pages_left} pages"
                 reason = f"{had}; one request needs {pool.floor_pages}"
                 return ResizeAnswer("refused", pages[0], reason)
-        if not self.policy.keeps_split:
-            name = type(self.policy).__name__
-            return ResizeAnswer("refused", pages[0], f"the policy {name} keeps no split")
         self._wanted = pages
         for pool, pages_left in zip(self.pools, pages):
             live = -(-pool.num_active // pool.per_page)
@@ -784,7 +761,7 @@ class KVArena:
 
     def leasable(self, pool: LeasedPool) -> int:
         """Pages a model could have now: free ones, and what others hold idle above their keep."""
-        supply = len(self._free)
+        supply = len(self.free_pages)
         for other in self.pools:
             if other is not pool:
                 held = other.held
@@ -805,7 +782,7 @@ class KVArena:
         for other in self.pools:
             if other.held < other.floor_pages and other is not pool:
                 reserved += other.floor_pages - other.held
-        if len(self._free) <= reserved:
+        if len(self.free_pages) <= reserved:
             donors = [p for p in self.pools if p is not pool and p.idle and p.held > p.grant.keep]
             if not donors:
                 return None
@@ -814,54 +791,25 @@ class KVArena:
             if not entitled and pool.evicts_older_than(_oldest(donor)):
                 return None
             donor.give_up_idle()
-        page = self._free.popleft()
+        page = self.free_pages.popleft()
         if self._wrote[page] is not pool:
             if self._wrote[page] is not None:
                 self._retyped[page] = None
             self._wrote[page] = pool
         return page
 
-    def take_back(self, pages: list[int]) -> None:
-        """Pages without content are free; the last to come goes first: its bytes are nearest."""
-        self._free.extendleft(reversed(pages))
-
-    def _starting_pages(self, kv_share: KVShare | None) -> list[int]:
-        """The split asked for, else one by the models' floors."""
-        floors = [pool.floor_pages for pool in self.pools]
-        if sum(floors) > self.num_pages:
-            raise OutOfMemory(
-                f"The arena of {format_size(self.memory)} has {self.num_pages} pages of "
-                f"{format_size(self.page.page_bytes)}; one request of each model needs "
-                f"{sum(floors)} ({dict(zip(self.models, floors))}). Give more memory, or a smaller "
-                "max_model_len."
-            )
-        if kv_share is None:
-            return pages_above_floors(floors, self.num_pages)
-        if not self.policy.keeps_split:
-            raise ConfigError(
-                f"An arena got kv_share={kv_share} and the policy {type(self.policy).__name__}, "
-                "which keeps no split; leave kv_share out, or choose a policy that keeps one."
-            )
-        pages = pages_of(kv_share, self.models, self.num_pages)
-        for name, mine, floor in zip(self.models, pages, floors):
-            if mine < floor:
-                raise OutOfMemory(
-                    f"A split of {pages} pages leaves {name!r} below the {floor} that one request "
-                    "of the longest length needs. Choose another kv_share, give more memory, or a "
-                    "smaller max_model_len."
-                )
-        return pages
-
     def check(self) -> None:
         """Raise AssertionError if a law of the arena or of one of its caches is broken."""
         with self.lock:
-            pages = sorted([*self._free, *(page for pool in self.pools for page in pool.pages)])
-            assert pages == [*range(self.num_pages)], "a page is lost, held twice, or free and held"
+            held = [page for pool in self.pools for page in pool.pages]
+            assert sorted([*self.free_pages, *held]) == [*range(self.num_pages)], (
+                "a page is lost, held twice, or free and held"
+            )
             for pool in self.pools:
                 fair = pool.floor_pages <= pool.grant.keep <= pool.grant.limit
                 assert fair, f"{pool.shape.name}: an unfair grant"
             lacking = sum(max(0, p.floor_pages - p.held) for p in self.pools)
-            assert lacking <= len(self._free), "a floor is not covered"
+            assert lacking <= len(self.free_pages), "a floor is not covered"
             for _, cache in self._caches.values():
                 cache.check()
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from workbench.errors import ConfigError
 from workbench.kvcache.pool import Block, BlockPool, ResizeAnswer, Tokens, common_prefix
@@ -286,9 +286,18 @@ class KVCacheManager:
         for block in table.blocks[full:]:
             self.pool.withdraw(block)
         if token_ids is not None and self.enable_prefix_caching:
-            partial = tuple(token_ids[full * self.block_size : computed])
-            if partial:
-                self._leave_partial(table, full, partial)
+            if partial := tuple(token_ids[full * self.block_size : computed]):
+                parent = table.chain[full - 1] if full else table.root
+                unfilled = self._unfilled.setdefault(parent, {})
+                self._unfilled.move_to_end(parent)
+                unfilled.pop(partial, None)
+                unfilled[partial] = None
+                if len(unfilled) > MOST_PER_PARENT:
+                    del unfilled[next(iter(unfilled))]
+                if len(self._unfilled) > self._most_unfilled:
+                    self._unfilled.popitem(last=False)
+                if self.reuse_partial_blocks and table.blocks[full].ref_count == 1:
+                    self.pool.publish_partial(table.blocks[full], parent, partial)
         self.pool.release(reversed(table.blocks))
         del self._tables[seq_id]
 
@@ -319,22 +328,23 @@ class KVCacheManager:
         or in the cache of another model of the arena, is repaired before the next one.
         """
         with self.lock:
-            if self.pool.changing is not None:
-                self.pool.changing.recover()
-            self.pool.changing = self
+            if self.pool.memory.changing is not None:
+                self.pool.memory.changing.recover()
+            self.pool.memory.changing = self
             yield
-            self.pool.changing = None
+            self.pool.memory.changing = None
 
     def recover(self) -> None:
         """After a call that anything may have cut short, anywhere: no sequence holds blocks, no
         content can be hit; in an arena, what other models have in use stays.
         """
         with self.lock:
-            if self.pool.changing is not None:  # what it says of its blocks may be half told
-                self.pool.changing.drop_sequences()
-            self.pool.changing = self  # cut short here, it is done again
+            memory = self.pool.memory
+            if memory.changing is not None:  # what it says of its blocks may be half told
+                memory.changing.drop_sequences()
+            memory.changing = self  # cut short here, it is done again
             self.drop_sequences()
-            self.pool.recover()
+            memory.recover()
 
     def drop_sequences(self) -> None:
         """Forget whose blocks they are, without giving them back."""
@@ -375,11 +385,6 @@ class KVCacheManager:
     @property
     def num_blocks(self) -> int:
         """Blocks that can be used now: active + cached + free."""
-        return self.pool.num_blocks
-
-    @property
-    def actual(self) -> int:
-        """num_blocks, beside `target`: they differ until blocks in use are released."""
         return self.pool.num_blocks
 
     @property
@@ -440,15 +445,16 @@ class KVCacheManager:
         that goes on where it ends, to be copied; and the tokens of both.
         """
         size, most = self.block_size, _most(len(tokens), max_hit)
-        run = self.pool.find_run(chain[: most // size])
+        found = list(map(self.pool.holders.get, chain[: most // size]))
+        run = cast("list[Block]", found[: found.index(None)] if None in found else found)
         start = len(run) * size
         if not self.reuse_partial_blocks:
             return run, None, start
         rest = tuple(tokens[start : min(most, start + size - 1)])
-        found = self.pool.partials.longest(chain[len(run) - 1] if run else root, rest)
-        if found is None:
+        partial = self.pool.partials.longest(chain[len(run) - 1] if run else root, rest)
+        if partial is None:
             return run, None, start
-        return run, self.pool.holders[found.digest], start + found.num_tokens
+        return run, self.pool.holders[partial.digest], start + partial.num_tokens
 
     def _grow(self, table: _Table, num_tokens: int) -> list[int]:
         """Take the blocks that num_tokens need and publish those they fill; returns their ids."""
@@ -486,21 +492,6 @@ class KVCacheManager:
                 common = max(common_prefix(other, own) for other in unfilled)
                 partial.append(range(start, start + common))
         return Lost(tuple(evicted), tuple(partial))
-
-    def _leave_partial(self, table: _Table, number: int, tokens: Tokens) -> None:
-        """What was computed of the table's block of this number, which is not full."""
-        parent = table.chain[number - 1] if number else table.root
-        unfilled = self._unfilled.setdefault(parent, {})
-        self._unfilled.move_to_end(parent)
-        unfilled.pop(tokens, None)
-        unfilled[tokens] = None
-        if len(unfilled) > MOST_PER_PARENT:
-            del unfilled[next(iter(unfilled))]
-        if len(self._unfilled) > self._most_unfilled:
-            self._unfilled.popitem(last=False)
-        block = table.blocks[number]
-        if self.reuse_partial_blocks and block.ref_count == 1:
-            self.pool.publish_partial(block, parent, tokens)
 
     def _digests(self, token_ids: TokenIds, salt: bytes) -> Iterator[bytes]:
         """Hashes of a sequence's full blocks, and of the partial one that it ends with, if any."""

@@ -140,18 +140,16 @@ class MarginalValue(Policy):
         ended = (i for i, was in enumerate(self._running) if was and not models[i].running)
         self._had_turn.update(ended)
         self._running = [model.running for model in models]
-        if self._is_time(models):
+        since = list(zip(models, self._seen))
+        misses = sum(now.misses - seen.misses for now, seen in since)
+        preempted = any(now.readmissions > seen.readmissions for now, seen in since)
+        enough = len(self._had_turn) == len(models) and (misses >= self.ENOUGH or preempted)
+        if enough or misses >= self.PLENTY:
             self._decide(models, num_pages)
             self._start_over(models)
         missed = any(model.misses or model.readmissions for model in models)
         limits = self._pages if missed else _most_pages(models, num_pages)
         return [Grant(pages, limit, pages) for pages, limit in zip(self._pages, limits)]
-
-    def _is_time(self, models: Sequence[ModelState]) -> bool:
-        misses = sum(m.misses - s.misses for m, s in zip(models, self._seen))
-        preempted = any(m.readmissions > s.readmissions for m, s in zip(models, self._seen))
-        all_had_turn = len(self._had_turn) == len(models)
-        return misses >= self.PLENTY or (all_had_turn and (misses >= self.ENOUGH or preempted))
 
     def _start_over(self, models: Sequence[ModelState]) -> None:
         self._seen, self._running = list(models), [model.running for model in models]

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import pairwise
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from workbench.errors import ConfigError
 
@@ -195,37 +195,9 @@ def _digest(parent: bytes, partial: Tokens) -> bytes:
 
 
 MOST_EVICTED = 1 << 18
-"""Evicted hashes in a generation (about 100 bytes each), or the pool's blocks if they are more."""
-
-
-class EvictedHashes:
-    """At least the last `most` different hashes that were added, at most twice as many.
-
-    Two generations: the younger takes what is added; once full it becomes the older one, whose
-    hashes are forgotten. The error, one-sided: content evicted `most` evictions ago or more may be
-    asked for again without being counted as a thrash; what never was evicted is never counted.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._younger: set[bytes] = set()
-        self._older: set[bytes] = set()
-
-    def __len__(self) -> int:
-        return len(self._younger | self._older)
-
-    def __contains__(self, digest: object) -> bool:
-        return digest in self._younger or digest in self._older
-
-    def add(self, digest: bytes) -> None:
-        """It was evicted, now for the last time."""
-        if len(self._younger) >= self._most:
-            self._younger, self._older = set(), self._younger
-        self._younger.add(digest)
-
-    def clear(self) -> None:
-        """Forget them all."""
-        self._younger, self._older = set(), set()
+"""Evicted hashes that are remembered at least: content evicted longer ago may be asked for again
+without being counted as a thrash.
+"""
 
 
 class BlockPool:
@@ -238,7 +210,8 @@ class BlockPool:
     and holders of partial blocks are, or are about to be.
 
     target: blocks asked for last; floor: a smaller target is refused. lock: held while a step is
-    planned or taken in, where threads share the memory.
+    planned or taken in, where threads share the memory. memory: whose blocks these are, the arena
+    or the pool itself.
     """
 
     lock: AbstractContextManager[object] = nullcontext()
@@ -248,10 +221,11 @@ class BlockPool:
         self.blocks = [Block(i) for i in range(num_blocks)]
         self.holders: dict[bytes, Block] = {}  # by the hash of what can be hit
         self.partials = PartialIndex()
-        self.evicted = EvictedHashes(max(MOST_EVICTED, num_blocks))  # of full blocks
+        self.evicted = OrderedDict[bytes, None]()  # hashes of full blocks, oldest first
         self._full: OrderedDict[Block, None] = OrderedDict()  # cached, oldest first
         self._partial: OrderedDict[Block, None] = OrderedDict()  # cached, oldest first
         self._uses = 0  # of cached blocks
+        self.memory: Any = self
         self.stats = CacheStats()
         self.copies = Copies()
         self.target = num_blocks
@@ -346,11 +320,6 @@ class BlockPool:
 
     # -- contents --
 
-    def find_run(self, digests: list[bytes]) -> list[Block]:
-        """The blocks that can be hit under these hashes, up to the first that none has."""
-        found = list(map(self.holders.get, digests))
-        return cast("list[Block]", found[: found.index(None)] if None in found else found)
-
     def publish(self, block: Block, digest: bytes) -> None:
         """Let a full block be hit; if another has its content already, it is a duplicate."""
         if self.holders.setdefault(digest, block) is block:
@@ -393,7 +362,10 @@ class BlockPool:
         del self.holders[block.digest]
         if block in self._full:
             del self._full[block]
-            self.evicted.add(block.digest)
+            self.evicted.pop(block.digest, None)
+            self.evicted[block.digest] = None
+            if len(self.evicted) > max(MOST_EVICTED, len(self.blocks)):
+                self.evicted.popitem(last=False)
         else:
             del self._partial[block]
             self.partials.remove(block.digest)

@@ -105,13 +105,9 @@ class GGUFFile:
         """Bytes of all tensors as a CPU's float32 kernels hold them, numbers in `itemsize` each."""
         total = 0
         for tensor in self.tensors.values():
-            numbers = math.prod(tensor.shape)
-            if tensor.kind in PLAIN:
-                total += numbers * itemsize
-            elif tensor.kind in _WIDENED:
-                total += numbers // 32 * _WIDENED[tensor.kind]
-            else:
-                total += tensor.nbytes
+            numbers, widened = math.prod(tensor.shape), _WIDENED.get(tensor.kind)
+            held = tensor.nbytes if widened is None else numbers // 32 * widened
+            total += numbers * itemsize if tensor.kind in PLAIN else held
         return total
 
     def _cut_short(self, what: str) -> ModelError:
@@ -131,24 +127,22 @@ class GGUFFile:
         if not isinstance(grain, int) or grain < 1:
             raise self._cut_short(f"general.alignment is {grain!r}")
         first = -(-cursor.place // grain) * grain
-        self.tensors = {t[0]: self._stored(*t, first) for t in listed}
-
-    def _stored(
-        self, name: str, shape: tuple[int, ...], code: int, offset: int, first: int
-    ) -> StoredTensor:
-        if code not in KINDS:
-            kinds = ", ".join(kind for kind, _, _ in KINDS.values())
-            raise ModelError(
-                f"{self.path}: {name} is stored as {_OTHERS.get(code, f'type {code}')}; supported: "
-                f"{kinds}. Take another quantisation of the model, such as Q8_0."
-            )
-        kind, columns, size = KINDS[code]
-        if not shape or 0 in shape or shape[-1] % columns:
-            raise self._cut_short(f"{name} of shape {list(shape)} is no whole {kind} blocks")
-        start, nbytes = first + offset, math.prod(shape) // columns * size
-        if start + nbytes > len(self._map):
-            raise self._cut_short(f"{name} ends at byte {start + nbytes:,} of {len(self._map):,}")
-        return StoredTensor(kind, shape, start, nbytes)
+        self.tensors = {}
+        for name, shape, code, offset in listed:
+            if code not in KINDS:
+                stored, kinds = _OTHERS.get(code, f"type {code}"), [k for k, _, _ in KINDS.values()]
+                raise ModelError(
+                    f"{self.path}: {name} is stored as {stored}; supported: {', '.join(kinds)}. "
+                    "Take another quantisation of the model, such as Q8_0."
+                )
+            kind, columns, size = KINDS[code]
+            if not shape or 0 in shape or shape[-1] % columns:
+                raise self._cut_short(f"{name} of shape {list(shape)} is no whole {kind} blocks")
+            start, nbytes = first + offset, math.prod(shape) // columns * size
+            if start + nbytes > len(self._map):
+                end = f"{start + nbytes:,} of {len(self._map):,}"
+                raise self._cut_short(f"{name} ends at byte {end}")
+            self.tensors[name] = StoredTensor(kind, shape, start, nbytes)
 
 
 class _Cursor:
@@ -376,7 +370,19 @@ class TokenizerReader:
 
         ModelError where it has no tokenizer, a damaged one, or one of another kind (SentencePiece).
         """
-        rules = self._pre_tokenizer()
+        self._required("model")
+        kind = self.settings.text(_UNDER + "model")
+        if kind != "gpt2":
+            more = ", SentencePiece" if kind == "llama" else ""
+            raise ModelError(
+                f"{self.where} has a tokenizer of kind {kind!r}{more}; supported: 'gpt2' "
+                "(byte-level BPE). Take the model's folder with tokenizer.json and *.safetensors."
+            )
+        name = self.settings.text(_UNDER + "pre", "gpt-2")
+        if name not in PRE_TOKENIZERS:
+            known = ", ".join(map(repr, PRE_TOKENIZERS))
+            raise ModelError(f"{self.where} cuts text as {name!r} does; supported: {known}.")
+        rules = PRE_TOKENIZERS[name]
         self.tokens = self._texts("tokens")
         merges: list[Any] = [tuple(merge.split(" ")) for merge in self._texts("merges")]
         vocabulary = {token: number for number, token in enumerate(self.tokens)}
@@ -418,21 +424,6 @@ class TokenizerReader:
             config["chat_template"] = self.settings.text("tokenizer.chat_template")
         ends = map(self._id, ("eos_token_id", "eot_token_id", "eom_token_id"))
         return Tokenizer(backend, config, [number for number in ends if number is not None])
-
-    def _pre_tokenizer(self) -> PreTokenizer:
-        self._required("model")
-        kind = self.settings.text(_UNDER + "model")
-        name = self.settings.text(_UNDER + "pre", "gpt-2")
-        if kind != "gpt2":
-            more = ", SentencePiece" if kind == "llama" else ""
-            raise ModelError(
-                f"{self.where} has a tokenizer of kind {kind!r}{more}; supported: 'gpt2' "
-                "(byte-level BPE). Take the model's folder with tokenizer.json and *.safetensors."
-            )
-        if name not in PRE_TOKENIZERS:
-            known = ", ".join(map(repr, PRE_TOKENIZERS))
-            raise ModelError(f"{self.where} cuts text as {name!r} does; supported: {known}.")
-        return PRE_TOKENIZERS[name]
 
     def _whole_tokens(self) -> list[AddedToken]:
         """The tokens that are found in text as a whole; all others must stand for bytes."""

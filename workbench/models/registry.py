@@ -11,8 +11,6 @@ import errno
 import importlib.util
 import json
 import re
-import socket
-import ssl
 from pathlib import Path, PurePath
 
 from workbench.errors import ModelError, nearest
@@ -44,14 +42,9 @@ INDEX = "model.safetensors.index.json"
 WEIGHT_FILES = ("*.safetensors", INDEX)
 Source = Path | GGUFFile
 
-# What a network's OSErrors say; all other numbers are of files.
-_NETWORK = frozenset(
-    {
-        errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE, errno.ETIMEDOUT,
-        errno.ENETUNREACH, errno.ENETDOWN, errno.ENETRESET, errno.EHOSTUNREACH, errno.EHOSTDOWN,
-        errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENOTCONN,
-    }
-)  # fmt: skip
+# What an OSError says when it is the disk that failed; a network's have other numbers.
+_STORAGE = {errno.EACCES, errno.EDQUOT, errno.EEXIST, errno.EFBIG, errno.ENOSPC}
+_STORAGE |= {errno.ENOTDIR, errno.EROFS}
 
 
 def model_spec(name: str) -> ModelSpec:
@@ -182,59 +175,50 @@ def shards_of(folder: Path) -> list[Path]:
 
 
 def from_hub(hub_id: str, files: tuple[str, ...]) -> Path:
-    """The folder of a model that is downloaded, or whose download goes on. Raises ModelError."""
-    from huggingface_hub import snapshot_download  # noqa: PLC0415
+    """The folder of a model that is downloaded, or whose download goes on.
+
+    ModelError says why it did not come, and what to do: the account, the disk or the network.
+    """
+    from huggingface_hub import constants, snapshot_download  # noqa: PLC0415
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError  # noqa: PLC0415
 
     try:
         return Path(snapshot_download(hub_id, allow_patterns=list(files)))
     except Exception as error:  # whatever the hub's library, the network or the disk raised
-        raise ModelError(_what_failed(hub_id, error)) from error
-
-
-def _what_failed(hub_id: str, error: Exception) -> str:
-    """Why a model did not come from the hub, and what to do."""
-    from huggingface_hub import constants  # noqa: PLC0415
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError  # noqa: PLC0415
-
+        failed = error
     page, tokens = f"https://huggingface.co/{hub_id}", "https://huggingface.co/settings/tokens"
-    said = f"{type(error).__name__}: {error}"
-    if isinstance(error, GatedRepoError):
-        return (
+    said, causes, cause = f"{type(failed).__name__}: {failed}", [], failed.__cause__
+    while cause is not None:
+        causes.append(cause)
+        cause = cause.__cause__
+    responses = [getattr(each, "response", None) for each in (failed, *causes)]
+    told = re.search(r"\(os error (\d+)\)", str(failed))  # all that a compiled downloader says
+    number = int(told[1]) if told else getattr(failed, "errno", None)
+    if isinstance(failed, GatedRepoError):
+        why = (
             f"{hub_id} is gated: accept its licence at {page}, then set HF_TOKEN to a token of "
             f"that account ({tokens})."
         )
-    if isinstance(error, RepositoryNotFoundError):
-        return (
+    elif isinstance(failed, RepositoryNotFoundError):
+        why = (
             f"The hub has no model {hub_id!r}, or it is private: then set HF_TOKEN to a token of "
             f"an account that may read it ({tokens})."
         )
-    cause: BaseException | None = error
-    while cause is not None:
-        if getattr(getattr(cause, "response", None), "status_code", None) in (401, 403):
-            return (
-                f"The hub refuses {hub_id} ({said}). Set HF_TOKEN to a token that is valid "
-                f"({tokens}), or to none for a public model; a gated one wants its licence "
-                f"accepted at {page}."
-            )
-        cause = cause.__cause__
-    if _is_storage(error):
-        return (
+    elif any(getattr(each, "status_code", None) in (401, 403) for each in responses):
+        why = (
+            f"The hub refuses {hub_id} ({said}). Set HF_TOKEN to a token that is valid "
+            f"({tokens}), or to none for a public model; a gated one wants its licence "
+            f"accepted at {page}."
+        )
+    elif number in _STORAGE:
+        why = (
             f"{hub_id} cannot be stored at {constants.HF_HUB_CACHE} ({said}). Make room there, or "
             "set HF_HUB_CACHE to a folder that has some and can be written."
         )
-    return (
-        f"{hub_id} is not, or not whole, in the local cache and the hub cannot be reached "
-        f"({said}). Give a local folder, or fetch it once where there is a network: "
-        f"`hf download {hub_id}`."
-    )
-
-
-def _is_storage(error: Exception) -> bool:
-    """Whether it is the disk that failed; the network's errors can be OSErrors as well."""
-    if isinstance(error, socket.gaierror | ssl.SSLError):  # with numbers of their own
-        return False
-    number = error.errno if isinstance(error, OSError) else None
-    told = re.search(r"\(os error (\d+)\)", str(error))  # all that a compiled downloader says
-    if number is None and told:
-        number = int(told[1])
-    return number is not None and number not in _NETWORK
+    else:
+        why = (
+            f"{hub_id} is not, or not whole, in the local cache and the hub cannot be reached "
+            f"({said}). Give a local folder, or fetch it once where there is a network: "
+            f"`hf download {hub_id}`."
+        )
+    raise ModelError(why) from failed

@@ -224,7 +224,13 @@ class ModelSpec:
         """Weights of one rank: its layers, and at the pipeline's larger end embedding or output."""
         biases = self.qkv_columns // tp if self.qkv_bias else 0
         layer = self._layer_products() // tp + biases + 2 * self.hidden
-        return self._layers(pp) * layer + self._ends(tp, pp) + self.hidden
+        embedding, head = self.vocab * self.hidden // tp, self._head_products() // tp
+        if self.value_head is not None:
+            head += self.hidden * (len(self.value_head.names) - 1) + self.outputs
+        elif self.tied:
+            head = 0
+        ends = max(embedding, head) if pp > 1 else embedding + head
+        return self._layers(pp) * layer + ends + self.hidden
 
     def weight_bytes(self, dtype_bytes: int, tp: int = 1, pp: int = 1) -> int:
         """Bytes of the weights of a rank."""
@@ -259,15 +265,6 @@ class ModelSpec:
 
     def _layers(self, pp: int) -> int:
         return math.ceil(self.layers / pp)
-
-    def _ends(self, tp: int, pp: int) -> int:
-        """Embedding and head; where they lie on two ranks, the larger one."""
-        embedding = self.vocab * self.hidden // tp
-        if self.value_head is None:
-            return embedding * (1 if self.tied or pp > 1 else 2)
-        biases = self.hidden * (len(self.value_head.names) - 1) + self.outputs
-        head = self._head_products() // tp + biases
-        return max(embedding, head) if pp > 1 else embedding + head
 
     def _head_products(self) -> int:
         """Elements of the head's matrices."""

@@ -105,14 +105,15 @@ class Answers:
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
         self._nodes: dict[tuple[str, str], SampledNode] = {}
-        self._solutions: dict[str, dict[tuple[str, ...], ScoredSolution]] = {}
+        # the PRM's inputs and scores by problem and the texts of the steps
+        self.solutions: dict[str, dict[tuple[str, ...], ScoredSolution]] = {}
         for problem in recording.problems:
             name = problem.problem.id
             sampled: dict[Path, TokenTrie] = {(): TokenTrie(None, problem.prompt)}
             for step in problem.steps:
                 trie = sampled[step.path] = TokenTrie(sampled[step.path[:-1]], step.tokens)
                 self._nodes[name, node_id(step.path)] = SampledNode(step, trie)
-            scored = self._solutions[name] = {}
+            scored = self.solutions[name] = {}
             for each in problem.solutions:
                 before = scored[each.steps[:-1]].trie if len(each.steps) > 1 else None
                 scored[each.steps] = ScoredSolution(each, TokenTrie(before, each.tokens))
@@ -127,10 +128,6 @@ class Answers:
                 "with the strategy, n and sizes that were recorded, or record that search too."
             )
         return found
-
-    def solutions(self, problem_id: str) -> dict[tuple[str, ...], ScoredSolution]:
-        """The PRM's inputs and scores of a problem, by the texts of the steps."""
-        return self._solutions[problem_id]
 
 
 class RecordedTokens:
@@ -212,7 +209,7 @@ class RecordedScores(ProblemScores):
         self, prm: PRM, problem: RecordedProblem, answers: Answers, cache: ScoreCache | None
     ) -> None:
         super().__init__(prm, problem.problem, cache)
-        self._scored = answers.solutions(problem.problem.id)
+        self._scored = answers.solutions[problem.problem.id]
 
     def entered(self, parent: StepNode, steps: tuple[str, ...]) -> tuple[Any, bool]:
         found = self._scored.get(steps)

@@ -27,7 +27,6 @@ from workbench.models.spec import ModelSpec, RopeScaling
 from workbench.replay.devices import Device
 from workbench.search.recording import RecordedEngine
 
-DEFAULT_BLOCK_SIZE = 16
 ROUNDS = 8  # of weights and factors in turn; they settle in three or four
 LEAST_SHARE = 1e-3  # of the mean duration: no step is weighted as if it took less
 Floats = NDArray[np.float64]
@@ -94,8 +93,8 @@ class ModelWork:
 
 
 def block_size_of(engine: RecordedEngine) -> int:
-    """Tokens of a block of the recorded engine."""
-    size: int = (engine.config or {}).get("block_size", DEFAULT_BLOCK_SIZE)
+    """Tokens of a block of the recorded engine, the default's where it did not tell."""
+    size: int = (engine.config or {}).get("block_size", 16)
     return size
 
 

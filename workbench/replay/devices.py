@@ -34,22 +34,21 @@ class Device:
 
     def __post_init__(self) -> None:
         for name in ("flops_per_s", "bytes_per_s", "memory_bytes"):
-            value = getattr(self, name)
-            if not _is_number(value) or value <= 0:
-                raise ConfigError(
-                    f"Device {self.name!r}: {name} is {value!r}; allowed: a number > 0."
-                )
-        if not isinstance(self.terms, Mapping):
-            raise ConfigError(f"Device {self.name!r} has terms {self.terms!r}; give an object.")
+            self._require_number(name, getattr(self, name), "> 0")
+        for each in (self.terms, *(self.terms.values() if isinstance(self.terms, Mapping) else ())):
+            if not isinstance(each, Mapping):
+                raise ConfigError(f"Device {self.name!r} has terms {each!r}; give an object.")
         for model, terms in self.terms.items():
-            if not isinstance(terms, Mapping):
-                raise ConfigError(f"Device {self.name!r} has terms {terms!r}; give an object.")
             for name, value in terms.items():
-                if not _is_number(value) or value < 0:
-                    raise ConfigError(
-                        f"Device {self.name!r}: Term {name} of {model} is {value!r}; allowed: a "
-                        "number >= 0."
-                    )
+                self._require_number(f"Term {name} of {model}", value, ">= 0")
+
+    def _require_number(self, name: str, value: object, allowed: str) -> None:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        number = float(value) if is_number else math.nan  # type: ignore[arg-type]
+        if not (0 < number < math.inf or (number == 0 and allowed == ">= 0")):
+            raise ConfigError(
+                f"Device {self.name!r}: {name} is {value!r}; allowed: a number {allowed}."
+            )
 
     def require_room(self, needed: int, what: str) -> None:
         """OutOfMemory where its memory does not hold so many bytes; drivers and activations take
@@ -60,10 +59,6 @@ class Device:
                 f"{what} take {format_size(needed)}; {self.name} has "
                 f"{format_size(self.memory_bytes)}. Give less memory, or a larger device."
             )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _nvidia(name: str, tflops: float, gb_per_s: float, gb: int) -> Device:

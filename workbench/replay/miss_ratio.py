@@ -10,6 +10,7 @@ is private there and its new holder here, and a prompt computed in chunks takes 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -95,16 +96,11 @@ class LoggedCache(KVCacheManager):
         """As KVCacheManager."""
         found = super().allocate(seq_id, token_ids, num_tokens, **options)
         if found is not None:
-            length = len(token_ids)
-            call = Allocate(
-                sequence=seq_id,
-                contents=self._contents(seq_id, token_ids),
-                tokens=length,
-                room=length if num_tokens is None else min(num_tokens, length),
-                coverable=self.coverable(length, options.get("max_hit")),
-                readmission=options.get("readmission", False),
-            )
-            self._log.append(call)
+            contents, length = self._contents(seq_id, token_ids), len(token_ids)
+            room = length if num_tokens is None else min(num_tokens, length)
+            coverable = self.coverable(length, options.get("max_hit"))
+            again = options.get("readmission", False)
+            self._log.append(Allocate(seq_id, contents, length, room, coverable, again))
         return found
 
     def extend(self, seq_id: int, token_ids: Any) -> list[int] | None:
@@ -126,13 +122,6 @@ class LoggedCache(KVCacheManager):
         full = self._named[seq_id] = max(first, len(token_ids) // self.block_size)
         hashes = self._hashed(token_ids, b"")[2] if full > first else []
         return [numbers.setdefault(digest, len(numbers)) for digest in hashes[first:full]]
-
-
-def logged_calls(cache: KVCacheManager) -> CacheCalls:
-    """The calls of a replayed engine's cache; ConfigError when they were not kept."""
-    if not isinstance(cache, LoggedCache):
-        raise ConfigError("This cache kept no calls; replay with log_calls=True.")
-    return cache.calls
 
 
 @dataclass(slots=True)
@@ -211,17 +200,14 @@ class _Stack:
         self._size = calls.block_size
         self._holders: dict[int, _Holder] = {}
         self._tables: dict[int, _Table] = {}
-        self._active = 0
-        self._tree = [0]  # Fenwick tree: slots by stamp
-        self._slots = 0
+        self._active = self._stamp = 0
+        self._slots: list[int] = []  # stamps, ascending
         self._holes: list[int] = []  # heap of negative stamps
         self._gone: dict[int, int] = {}  # content -> smaller caches have evicted it
         self.peak = 0  # most blocks active, or asked for, at once
-        self.query_tokens = {False: 0, True: 0}  # by whether it is a readmission
-        self.taken = 0
-        self.hits: dict[bool, list[int]] = {False: [], True: []}  # by readmission: least sizes
-        self.lost: dict[bool, list[int]] = {False: [], True: []}  # smaller caches thrash
-        self.lost_requests: list[int] = []  # smaller caches thrash one of a request's blocks
+        self.query_tokens = 0  # of first admissions, as the hits
+        self.hits: list[int] = []  # least sizes
+        self.lost: list[int] = []  # smaller caches thrash
         self.evicted: list[int] = []  # smaller caches evict a content, once more
         for call in calls.calls:
             if isinstance(call, Free):
@@ -242,7 +228,7 @@ class _Stack:
                 hit.append(holder)
             self._look_up(contents, len(hit), call.readmission)
             self._tables[call.sequence] = _Table([], list(hit), len(hit))
-            self.query_tokens[call.readmission] += call.tokens
+            self.query_tokens += 0 if call.readmission else call.tokens
         table = self._tables[call.sequence]
         table.contents += call.contents
         cached = [holder for holder in hit if not holder.users]
@@ -253,11 +239,9 @@ class _Stack:
         for holder in cached:
             heappush(self._holes, -holder.stamp)
             self._fill_hole()
-        taken: list[None] = [None] * (-(-room // size) - len(table.blocks))
-        for _ in taken:
+        for _ in range(-(-room // size) - len(table.blocks)):
             self._fill_hole()
-        self.taken += len(taken)
-        table.blocks += taken
+            table.blocks.append(None)
         full = min(room // size, len(table.contents))
         for i in range(table.published, full):
             content = table.contents[i]
@@ -272,7 +256,7 @@ class _Stack:
 
     def _look_up(self, contents: list[int], num_hit: int, readmission: bool) -> None:
         """A request asks for these contents, and shares the holders of the first num_hit."""
-        reach = worst = least = stamp = 0
+        reach = least = stamp = 0
         for i, content in enumerate(contents):
             holder = self._holders.get(content)
             if holder is None:
@@ -284,14 +268,12 @@ class _Stack:
                 needed, stamp = least, holder.stamp
             if i < num_hit:
                 reach = max(reach, needed)
-                self.hits[readmission].append(reach)
+                if not readmission:
+                    self.hits.append(reach)
                 if needed:
                     self._lose(content, needed)
             if needed:
-                self.lost[readmission].append(needed)
-                worst = max(worst, needed)
-        if worst:
-            self.lost_requests.append(worst)
+                self.lost.append(needed)
 
     def _lose(self, content: int, size: int) -> None:
         """A cached content is used again, which caches below this size have evicted."""
@@ -299,21 +281,13 @@ class _Stack:
         self._gone[content] = max(self._gone.get(content, 0), size)
 
     def _distance(self, holder: _Holder) -> int:
-        older, place = 0, holder.stamp - 1
-        while place:
-            older += self._tree[place]
-            place &= place - 1
-        return self._active + self._slots - older
+        return self._active + len(self._slots) - bisect_left(self._slots, holder.stamp)
 
     def _fill_hole(self) -> None:
         """A block becomes active."""
         self._active += 1
         if self._holes:
-            place = -heappop(self._holes)
-            self._slots -= 1
-            while place < len(self._tree):
-                self._tree[place] -= 1
-                place += place & -place
+            del self._slots[bisect_left(self._slots, -heappop(self._holes))]
 
     def _free(self, call: Free) -> None:
         table = self._tables.pop(call.sequence)
@@ -328,29 +302,21 @@ class _Stack:
                 if holder.users:
                     continue
             self._active -= 1
-            self._add_slot(holder)
-
-    def _add_slot(self, holder: _Holder | None) -> None:
-        """A block is active no more; the slot that it leaves is a hole if it has no hash."""
-        stamp, slots = len(self._tree), 1
-        place, end = stamp - 1, stamp & (stamp - 1)
-        while place > end:
-            slots += self._tree[place]
-            place &= place - 1
-        self._tree.append(slots)
-        self._slots += 1
-        if holder is None or holder.content is None:
-            heappush(self._holes, -stamp)
-        else:
-            holder.stamp = stamp
+            self._stamp += 1
+            self._slots.append(self._stamp)
+            if holder is None or holder.content is None:
+                heappush(self._holes, -self._stamp)
+            else:
+                holder.stamp = self._stamp
 
 
 def miss_ratio(calls: CacheCalls, sizes: Sequence[int]) -> pd.DataFrame:
-    """One row a size: num_blocks, fits, peak_active, hit_ratio, and counts as in CacheStats.
+    """One row a size: num_blocks, fits, peak_active, hit_ratio; and query_tokens, hit_tokens (of
+    first admissions, as hit_ratio), evicted and thrashed as in CacheStats.
 
     fits: whether every call succeeds at this size; where not, the scheduler would change the order,
     and the row's other figures are of no order that happens. peak_active: most blocks in use, or
-    asked for at once. hit_ratio: of first admissions.
+    asked for at once.
     """
     if not len(sizes) or min(sizes) < 1:
         raise ConfigError(f"Cache sizes are {list(sizes)!r:.200}; give one or more, each >= 1.")
@@ -361,26 +327,17 @@ def miss_ratio(calls: CacheCalls, sizes: Sequence[int]) -> pd.DataFrame:
         """How many of the distances are above each size."""
         return len(distances) - np.searchsorted(np.sort(distances), num_blocks, side="right")
 
-    hits, readmit_hits = (
-        len(stack.hits[again]) - above(stack.hits[again]) for again in (False, True)
-    )
-    lost, readmit_lost = (above(stack.lost[again]) for again in (False, True))
-    block = calls.block_size
+    hit_tokens = calls.block_size * (len(stack.hits) - above(stack.hits))
     return pd.DataFrame(
         {
             "num_blocks": num_blocks,
             "fits": stack.peak <= num_blocks,
             "peak_active": stack.peak,
-            "hit_ratio": block * hits / max(stack.query_tokens[False], 1),
-            "query_tokens": stack.query_tokens[False],
-            "hit_tokens": block * hits,
-            "readmit_query_tokens": stack.query_tokens[True],
-            "readmit_hit_tokens": block * readmit_hits,
-            "allocated": stack.taken + above(stack.hits[False]) + above(stack.hits[True]),
+            "hit_ratio": hit_tokens / max(stack.query_tokens, 1),
+            "query_tokens": stack.query_tokens,
+            "hit_tokens": hit_tokens,
             "evicted": above(stack.evicted),
-            "thrashed": lost + readmit_lost,
-            "thrashed_readmit": readmit_lost,
-            "thrash_events": above(stack.lost_requests),
+            "thrashed": above(stack.lost),
         }
     )
 
@@ -456,17 +413,12 @@ def optimal_hits(calls: CacheCalls, sizes: Sequence[int]) -> pd.DataFrame:
         if isinstance(call, Allocate):
             for content in call.contents[: call.coverable]:
                 requests[content].append(place)
-    rows = []
-    for size in sizes:
-        best = run_calls(calls, size, _Belady(size, requests))
-        if best is not None:
-            row = {
-                "num_blocks": size,
-                "hit_tokens": best.hit_tokens,
-                "readmit_hit_tokens": best.readmit_hit_tokens,
-                "hit_ratio": best.hit_tokens / max(best.query_tokens, 1),
-                "evicted": best.evicted,
-            }
-            rows.append(row)
-    columns = ["num_blocks", "hit_tokens", "readmit_hit_tokens", "hit_ratio", "evicted"]
+    columns = ["num_blocks", "hit_tokens", "hit_ratio", "evicted"]
+    found = {size: run_calls(calls, size, _Belady(size, requests)) for size in sizes}
+    rows = [
+        {name: getattr(best, name, None) for name in columns}
+        | {"num_blocks": size, "hit_ratio": best.hit_tokens / max(best.query_tokens, 1)}
+        for size, best in found.items()
+        if best is not None
+    ]
     return pd.DataFrame(rows, columns=columns)

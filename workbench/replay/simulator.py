@@ -45,7 +45,7 @@ from workbench.replay.cost import (
     work_of,
 )
 from workbench.replay.devices import Device
-from workbench.replay.miss_ratio import CacheCalls, LoggedCache, logged_calls
+from workbench.replay.miss_ratio import CacheCalls, LoggedCache
 from workbench.search.prm import ScoreCache
 from workbench.search.recording import RecordedEngine, Recording
 from workbench.search.requests import Strategy
@@ -61,16 +61,8 @@ POLICIES: dict[str, type[Policy]] = {
 Changes = Mapping[str, Any]
 Cost = Callable[[StepWork], float]
 Models = tuple[RecordedEngine, RecordedEngine]  # LLM, PRM
-CHANGEABLE = [
-    "num_blocks",
-    "block_size",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "enable_prefix_caching",
-    "reuse_partial_blocks",
-    "watermark",
-    "batching",
-]
+CHANGEABLE = ["num_blocks", "block_size", "enable_prefix_caching", "reuse_partial_blocks"]
+CHANGEABLE += ["max_num_seqs", "max_num_batched_tokens", "watermark", "batching"]
 """Fields of EngineConfig, of the cache and the limits of a step, that a replay may change."""
 
 
@@ -119,25 +111,19 @@ def _caches(
     for model, option in zip(models, options, strict=True):
         weights, *_ = model.fingerprint.rsplit("/", 2)  # then tokenizer and mode
         option["namespace"] = weights.encode()  # equal namespaces make equal hashes
+    if shared is not None and log_calls:
+        raise ConfigError("An arena keeps no calls; log_calls needs a cache for each model.")
     if shared is not None:
         shapes = []
         for model, own in zip(models, settings, strict=True):  # as engine.memory.block_shape
             spec, size = spec_of(model), own.block_size
             element = recorded(model, "block_bytes") // spec.block_bytes(block_size_of(model), 1)
-            shape = BlockShape(
-                name=model.name,
-                layers=spec.layers,
-                cell_bytes=spec.block_bytes(size, element) // spec.layers,
-                element_bytes=element,
-                floor_blocks=-(-model.max_model_len // size),
-                block_cost=float(spec.flops(size, 0)),
-            )
-            shapes.append(shape)
+            cell, floor = spec.block_bytes(size, element), -(-model.max_model_len // size)
+            sizes = spec.layers, cell // spec.layers, element, floor
+            shapes.append(BlockShape(model.name, *sizes, block_cost=float(spec.flops(size, 0))))
         share = shared.kv_share if shared.keeps_split else None
         arena = KVArena(shared.memory, shapes, POLICIES[shared.policy](), share)
-        return [
-            arena.cache(shape.name, **each) for shape, each in zip(shapes, options, strict=True)
-        ]
+        return [arena.cache(model.name, **each) for model, each in zip(models, options)]
     blocks = [require_blocks(*each) for each in zip(models, (own.num_blocks for own in settings))]
     kind = LoggedCache if log_calls else KVCacheManager
     return [kind(count, **each) for count, each in zip(blocks, options, strict=True)]
@@ -277,15 +263,9 @@ class ReplayEngine:
         outputs = [self._finish(sequence, reason) for sequence, reason in finished]
         counts = self.scheduler.counts
         assert counts is not None
-        self._recorder.step(
-            self._trace_name,
-            self._next_step,
-            start_s=start,
-            duration_s=duration,
-            schedule_s=0.0,
-            counts=counts,
-            blocks_target=self.cache.target,
-        )
+        told = start, duration, 0.0, counts  # planning takes no simulated time
+        target = self.cache.target
+        self._recorder.step(self._trace_name, self._next_step, *told, blocks_target=target)
         self._next_step += 1
         return outputs
 
@@ -297,13 +277,8 @@ class ReplayEngine:
             tokens, text, told = step.tokens, step.text, step.finish_reason
             reason = step.request_reason
         self._recorder.request(self._trace_name, sequence, reason, self.clock())
-        return RequestOutput(
-            request_id=sequence.request_id,
-            token_ids=tokens,
-            text=text,
-            finish_reason=told,
-            num_cached_tokens=sequence.num_cached_tokens,
-        )
+        number, cached = sequence.request_id, sequence.num_cached_tokens
+        return RequestOutput(number, tokens, text, told, cached)
 
 
 # -- a search on two of them --
@@ -327,12 +302,6 @@ class Costs:
     prm: Cost
     request_s: float = 0.0
 
-    @classmethod
-    def on(cls, models: Iterable[RecordedEngine], device: Device) -> Costs:
-        """On a device: its fitted terms where it has some for a model, else its roofline."""
-        llm, prm = (StepCost(ModelWork.of(m), device, Terms.on(device, m.name)) for m in models)
-        return cls(llm, prm, device.terms.get("request", {}).get("seconds", 0.0))
-
 
 def replay(
     recording: Recording | Answers,
@@ -347,20 +316,23 @@ def replay(
 ) -> Replayed:
     """Run a recorded search again. llm, prm: changed fields of CHANGEABLE; None: as recorded.
 
-    shared: one memory for both, in place of num_blocks. models: others in the place of the recorded
-    ones. log_calls: each model's own cache keeps its calls, for miss-ratio curves. search: as play.
+    costs: a device's are its fitted terms where it has some for a model, else its roofline. shared:
+    one memory for both, in place of num_blocks. models: others in the place of the recorded ones.
+    log_calls: each model's own cache keeps its calls, for miss-ratio curves. search: as play.
     Answers(recording) in place of a recording keeps the block hashes between replays. Raises
     RecordingError for what the recording does not hold, OutOfMemory and ConfigError as engines do.
     """
     answers = recording if isinstance(recording, Answers) else Answers(recording)
     models = (answers.recording.llm, answers.recording.prm) if models is None else models
-    costs = Costs.on(models, costs) if isinstance(costs, Device) else costs
+    if isinstance(costs, Device):
+        each = [StepCost(ModelWork.of(m), costs, Terms.on(costs, m.name)) for m in models]
+        costs = Costs(each[0], each[1], costs.terms.get("request", {}).get("seconds", 0.0))
     settings = [settings_of(*each) for each in zip(models, (llm, prm), strict=True)]
     caches = _caches(models, settings, shared, log_calls)
     clock, seconds, request_s = SimulatedClock(), (costs.llm, costs.prm), costs.request_s
     llm_engine, prm_engine = (
-        ReplayEngine(*each, answers, clock, request_s)
-        for each in zip(models, settings, caches, seconds, strict=True)
+        ReplayEngine(*own, answers, clock, request_s)
+        for own in zip(models, settings, caches, seconds, strict=True)
     )
     recorder = Recorder("replay", clock())
     with collection_paused():
@@ -373,7 +345,8 @@ def search_calls(
 ) -> list[CacheCalls]:
     """The order of both models' cache calls in a replay. changes: keyword arguments of replay."""
     done = replay(answers, costs, log_calls=True, **(changes or {}))
-    return [logged_calls(engine.cache) for engine in (done.llm, done.prm)]
+    caches: tuple[Any, ...] = (done.llm.cache, done.prm.cache)
+    return [cache.calls for cache in caches]
 
 
 def play(
@@ -422,16 +395,10 @@ def play(
         clock=clock,
         switches=used_switches,
     )
-    searches = [
-        ActiveSearch(
-            problem.problem,
-            list(problem.prompt),
-            used,
-            RecordedScores(scorer, problem, answers, cache),
-            settings.score_shuffle_seed,
-        )
-        for problem in recording.problems
-    ]
+    searches, shuffle = [], settings.score_shuffle_seed
+    for each in recording.problems:
+        scores = RecordedScores(scorer, each, answers, cache)
+        searches.append(ActiveSearch(each.problem, list(each.prompt), used, scores, shuffle))
     rounds.queue.extend(searches)
     while rounds.play(on_round):
         pass
@@ -453,12 +420,10 @@ def recorded_strategy(recording: Recording) -> Strategy:
     return found
 
 
-TIMES = ("run_id", "start_s", "duration_s", "schedule_s")
-
-
 def events(steps: pd.DataFrame) -> pd.DataFrame:
     """The steps table without its times: what measured and replayed runs must have alike."""
-    return steps.drop(columns=list(TIMES)).reset_index(drop=True)
+    times = ["run_id", "start_s", "duration_s", "schedule_s"]
+    return steps.drop(columns=times).reset_index(drop=True)
 
 
 # -- from measured runs to the terms of a device --

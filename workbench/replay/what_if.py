@@ -42,18 +42,6 @@ SEARCH = ("min_problem_batch", "score_cache")
 SWITCHES = ("request_order", "problem_batching", "forget_pruned")
 
 
-class Budgets(NamedTuple):
-    """Bytes of KV; activations are outside, as in every sweep of the embedded pair."""
-
-    llm: int
-    prm: int
-
-    @property
-    def share(self) -> float:
-        """The LLM's."""
-        return self.llm / sum(self)
-
-
 @dataclass(frozen=True, slots=True)
 class WhatIf:
     """What is asked of a recording. None: as recorded.
@@ -95,24 +83,22 @@ class WhatIf:
         """Of these names those that are fields here and were given."""
         return {n: value for n in names if (value := getattr(self, n, None)) is not None}
 
-    def budgets(self, models: Models) -> Budgets | None:
-        """Bytes of KV of each model; None: the blocks that were recorded, or are given.
+    def budgets(self, models: Models) -> tuple[int, int] | None:
+        """Bytes of KV of each model; None: the blocks that were recorded, or are given. Activations
+        are outside, as in every sweep of the embedded pair.
 
         Raises ConfigError for settings that exclude each other, OutOfMemory where weights leave a
         model nothing.
         """
-        for both in (
-            ("total_memory", "kv_memory"),
-            ("llm_share", "kv_share"),
-            ("llm_share", "kv_memory"),
-        ):
+        memories, shares = ("total_memory", "kv_memory"), ("llm_share", "kv_share")
+        for both in (memories, shares, ("llm_share", "kv_memory")):
             if len(self.given(both)) == 2:
                 raise ConfigError(f"what_if got {' and '.join(both)}; give one of them.")
         if self.llm_share is not None and self.total_memory is None:
             raise ConfigError(
                 "what_if got llm_share alone; it is a share of total_memory: give both."
             )
-        for name, share in self.given(("llm_share", "kv_share")).items():
+        for name, share in self.given(shares).items():
             if not (isinstance(share, float) and 0 < share < 1):
                 raise ConfigError(f"{name} is {share!r}; allowed: a number in (0, 1).")
         if not self.given(("total_memory", "kv_memory", "kv_share", "policy")):
@@ -121,13 +107,15 @@ class WhatIf:
         if self.total_memory is not None:
             kv = parse_size(self.total_memory) - sum(weights)
         else:
-            recorded_kv = sum(_recorded_kv(models))
-            kv = recorded_kv if self.kv_memory is None else parse_size(self.kv_memory)
+            given = self.kv_memory
+            kv = sum(_recorded_kv(models)) if given is None else parse_size(given)
         if self.llm_share is not None:
             llm = round((kv + sum(weights)) * self.llm_share) - weights[0]
+        elif self.kv_share is not None:
+            llm = round(max(kv, 0) * self.kv_share)
         else:
-            share = _recorded_kv(models).share if self.kv_share is None else self.kv_share
-            llm = round(max(kv, 0) * share)
+            known = _recorded_kv(models)
+            llm = round(max(kv, 0) * (known[0] / sum(known)))
         for model, left in zip(models, (llm, kv - llm), strict=True):
             if left <= 0:
                 raise OutOfMemory(
@@ -136,7 +124,7 @@ class WhatIf:
                     + (f" and {format_size(-left)} are missing" if left < 0 else "")
                     + ". Give more memory, or another share."
                 )
-        return Budgets(llm, kv - llm)
+        return llm, kv - llm
 
 
 class ModelMemory(NamedTuple):
@@ -189,7 +177,7 @@ def what_if(recording: Source, *, on_round: OnRound | None = None, **settings: A
         weights = sum(model.weight_bytes or 0 for model in models)
         device.require_room(sum(budgets) + weights, "Weights and KV of both models")
         if asked.policy is not None:
-            share = budgets.share if asked.kv_share is None else asked.kv_share
+            share = budgets[0] / sum(budgets) if asked.kv_share is None else asked.kv_share
             shared = SharedMemory(sum(budgets), asked.policy, share)
             if asked.kv_share is not None and not shared.keeps_split:
                 raise ConfigError(
@@ -199,17 +187,9 @@ def what_if(recording: Source, *, on_round: OnRound | None = None, **settings: A
         else:
             for model, own, kv in zip(models, changes, budgets, strict=True):
                 own["num_blocks"] = kv // _block_bytes(model, settings_of(model, own))
-    found = replay(
-        answers,
-        device,
-        llm=changes[0],
-        prm=changes[1],
-        shared=shared,
-        models=models,
-        on_round=on_round,
-        switches=asked.given(SWITCHES),
-        **asked.given(SEARCH),
-    )
+    llm, prm = changes
+    search = asked.given(SEARCH) | {"switches": asked.given(SWITCHES), "on_round": on_round}
+    found = replay(answers, device, llm=llm, prm=prm, shared=shared, models=models, **search)
     memory = []
     for place, (model, engine) in enumerate(zip(models, (found.llm, found.prm), strict=True)):
         block = _block_bytes(model, engine.settings)
@@ -239,7 +219,5 @@ def _block_bytes(model: RecordedEngine, settings: EngineConfig) -> int:
     return recorded(model, "block_bytes") // block_size_of(model) * settings.block_size
 
 
-def _recorded_kv(models: Models) -> Budgets:
-    num_blocks = (require_blocks(model, model.num_blocks) for model in models)
-    blocks = (recorded(model, "block_bytes") for model in models)
-    return Budgets(*(count * each for count, each in zip(num_blocks, blocks, strict=True)))
+def _recorded_kv(models: Models) -> list[int]:
+    return [require_blocks(m, m.num_blocks) * recorded(m, "block_bytes") for m in models]
