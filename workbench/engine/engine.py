@@ -156,7 +156,9 @@ class Engine:
                 batch_invariant=config.batch_invariant,
                 max_num_batched_tokens=tokens,
                 max_num_seqs=seqs,
+                max_model_len=longest,
             )
+            self.executor.record_steps()
         kind = StaticScheduler if config.batching == "static" else Scheduler
         self.scheduler = kind(
             self.cache,
