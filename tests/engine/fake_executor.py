@@ -182,6 +182,7 @@ class Rig:
         tokens = [10 * self.count] * length if tokens is None else tokens
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos, seed=self.count)
         sequence = Sequence(self.count, list(tokens), len(tokens), params)
+        self.scheduler.require_servable(sequence)
         self.scheduler.add(sequence)
         return sequence
 
@@ -189,6 +190,7 @@ class Rig:
         self.count += 1
         score = ScoreParams(positions, columns)
         sequence = Sequence(self.count, list(tokens), len(tokens), score=score)
+        self.scheduler.require_servable(sequence)
         self.scheduler.add(sequence)
         return sequence
 

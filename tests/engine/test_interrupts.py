@@ -4,8 +4,9 @@ A fault is raised at a line of the engine, its scheduler, its cache or its arena
 the other, as an interrupt of the user is: between two of them.
 """
 
+import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from linecache import getline
@@ -16,6 +17,7 @@ import pytest
 from workbench.core import SamplingParams
 from workbench.engine.engine import Engine
 from workbench.engine.memory import block_shape
+from workbench.errors import PromptError, StepError
 from workbench.kvcache.arena import KVArena
 
 FILES = tuple(
@@ -32,14 +34,15 @@ PROMPTS = [[7, 3, number, *range(2, 22)] for number in (1, 1, 2, 3)]
 def fault_after(lines: int) -> Iterator[list[str]]:
     """KeyboardInterrupt at the line of FILES that comes after so many; where, if it was reached.
 
-    Not at the return of what has ended: there CPython never raises what a signal asks for.
+    Not where nothing is called, at the return of what has ended and at `try`: there CPython never
+    raises what a signal asks for.
     """
     left, where = count(lines, -1), []
 
     def at_line(frame: FrameType, event: str, _: object) -> object:
         if event == "line" and not where and next(left) <= 0:
             place = frame.f_code.co_filename, frame.f_lineno
-            if getline(*place).strip() != "return outputs":
+            if getline(*place).strip() not in ("return outputs", "return sequence", "try:"):
                 where.append("{}:{}".format(*place))
                 raise KeyboardInterrupt
         return at_line
@@ -136,3 +139,140 @@ def test_a_fault_anywhere_in_a_step_loses_nothing(small_model, make, settings, s
             assert engine.cache.num_active == 0, where
         if len(where) < 2:
             break
+
+
+# -- calls that queue: whatever is raised in them, what they queued is gone and nothing else is --
+
+PARAMS = SamplingParams(max_tokens=6, seed=5, stop=("\x01\x02",), logprobs=1)
+
+
+def half_a_stream(engine: Engine) -> list[str]:
+    """A consumer that drops a stream half-way."""
+    stream = engine.stream(PROMPTS[2], PARAMS)
+    pieces = [next(stream), next(stream)]
+    stream.close()
+    return pieces
+
+
+CALLS: dict[str, Callable[[Engine], object]] = {
+    "generate": lambda engine: [o.token_ids for o in engine.generate(PROMPTS[1:3], PARAMS)],
+    "score": lambda engine: engine.score(PROMPTS[0], [3, 11], [1, 2]).logits.tolist(),
+    "stream": lambda engine: list(engine.stream(PROMPTS[2], PARAMS)),
+    "half a stream": half_a_stream,
+}
+
+
+def started(engine: Engine) -> int:
+    """Another caller's request, which runs."""
+    number = engine.add(PROMPTS[0], SamplingParams(max_tokens=9, seed=3))
+    assert engine.step() == []
+    return number
+
+
+def only(engine: Engine, number: int) -> tuple[int, ...]:
+    """The tokens of this request, the only one that is left; nothing is in use after it."""
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step()
+    assert [(output.request_id, output.finish_reason) for output in outputs] == [(number, "length")]
+    engine.cache.check()
+    assert engine.cache.num_active == 0
+    return outputs[0].token_ids
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_fault_anywhere_in_a_call_leaves_what_others_queued(small_model, call) -> None:
+    """And the same call comes to the same afterwards."""
+    engine = alone(small_model, reuse_partial_blocks=True)[0]
+    expected, others = CALLS[call](engine), only(engine, started(engine))
+    for fault in count(1, 31):
+        number = started(engine)
+        with suppress(KeyboardInterrupt), fault_after(fault) as where:
+            CALLS[call](engine)
+        assert only(engine, number) == others, where
+        assert CALLS[call](engine) == expected, where
+        if not where:
+            break
+
+
+def test_a_request_whose_add_is_cut_short_is_not_queued(small_model) -> None:
+    """Wherever it is; what runs goes on."""
+    engine = alone(small_model)[0]
+    others = only(engine, started(engine))
+    for fault in count(1):
+        number, added = started(engine), None
+        with suppress(KeyboardInterrupt), fault_after(fault) as where:
+            added = engine.add(PROMPTS[2], PARAMS)
+        if added is not None:
+            engine.abort(added)
+        assert only(engine, number) == others, where
+        if not where:
+            break
+
+
+@pytest.mark.parametrize("place", ["submit", "forward"])
+@pytest.mark.parametrize("call", ["generate", "score", "stream"])
+def test_memory_that_runs_out_is_told_by_the_call(small_model, call, place, monkeypatch) -> None:
+    """In the forward pass it ends all requests of the step, beside it none but the call's."""
+    engine = alone(small_model)[0]
+    expected, others = CALLS[call](engine), only(engine, started(engine))
+    number = started(engine)
+
+    def broken(*_: object) -> None:
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            *(engine.executor if place == "submit" else engine.executor.model, place), broken
+        )
+        with pytest.raises(MemoryError if place == "submit" else StepError, match="no room"):
+            CALLS[call](engine)
+    if place == "submit":
+        assert only(engine, number) == others
+    else:
+        assert [(o.request_id, o.finish_reason) for o in engine.step()] == [(number, "error")]
+        assert not engine.has_work and engine.cache.num_active == 0
+    assert CALLS[call](engine) == expected
+
+
+def test_of_prompts_that_are_refused_none_is_queued_and_nothing_is_computed_again(
+    small_model,
+) -> None:
+    """The second one of a list: the first is gone, and what runs goes on where it was."""
+    engine = alone(small_model)[0]
+    others = only(engine, started(engine))
+    number, steps = started(engine), len(engine.trace.steps)
+    for bad in ([10**6], [], [0] * 40):
+        with pytest.raises(PromptError):
+            engine.generate([PROMPTS[1], bad], PARAMS)
+    assert only(engine, number) == others
+    assert engine.trace.steps["prefill_tokens"][steps:].sum() == 0
+
+
+@pytest.mark.parametrize("make", [alone, in_arena])
+def test_a_stream_that_garbage_collection_closes_within_a_step(
+    small_model, make, monkeypatch
+) -> None:
+    """It is in a cycle, and the collector runs whenever it likes: its request is dropped later."""
+    engines = make(small_model)
+    first, last = engines[0], engines[-1]
+    others = only(last, started(last))
+    number, plan, gone = started(last), last.scheduler.schedule, []
+    cycle: list[object] = [first.stream(PROMPTS[2], PARAMS)]
+    cycle.append(cycle)
+    next(cycle[0])
+
+    def schedule() -> object:
+        gone.append(gc.collect())
+        return plan()
+
+    monkeypatch.setattr(last.scheduler, "schedule", schedule)
+    gc.disable()
+    try:
+        del cycle
+        assert only(last, number) == others
+    finally:
+        gc.enable()
+    assert gone[0] and not first.has_work
+    assert first.cache.num_active == 0
+    first.cache.check()

@@ -140,6 +140,30 @@ def test_a_step_s_peak_is_torch_s_highest(monkeypatch: pytest.MonkeyPatch) -> No
     assert log == ["waited", "reset", "step", "waited"]
 
 
+def test_recorded_steps_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch keeps for them once, what the driver keeps for every layer of the whole model."""
+    torch_s, driver_s = [2 * GIB], [GIB]
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: torch_s[0])
+    monkeypatch.setattr(
+        torch.cuda, "mem_get_info", lambda _: (80 * GIB - torch_s[0] - driver_s[0], 80 * GIB)
+    )
+
+    class Recording:
+        """Of the first two of 32 layers."""
+
+        model = load_model("dummy:tiny-solver").first_layers(2)
+
+        def record_steps(self) -> None:
+            torch_s[0] += 300
+            driver_s[0] += 20
+
+    executor = Recording()
+    assert memory.measure_graphs(executor, 32) == 0, "on a CPU nothing is counted"
+    executor.model.device = GPU
+    assert memory.measure_graphs(executor, 32) == 300 + 20 * 32 // 2
+
+
 def test_a_gpu_s_parts_add_up(card: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """`memory` is the GPU's, and pays for what lies beside torch's; the message has the numbers."""
     model = load_model("dummy:tiny-solver")

@@ -53,6 +53,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def _add(self, sequence: Sequence) -> None:
         self.live[sequence.request_id] = sequence
+        self.scheduler.require_servable(sequence)
         self.scheduler.add(sequence)
 
     @rule(

@@ -105,7 +105,8 @@ def random_step(
         .half()
         .float()
     )
-    cache = LayerCache(torch.from_numpy(data), BASE, block_size, kv_heads, head_dim)
+    shape, aligned = (block_size, kv_heads, head_dim), not (offsets % 16).any()
+    cache = LayerCache(torch.from_numpy(data), BASE, *shape, aligned)
     return Step(qkv, cache, context)
 
 

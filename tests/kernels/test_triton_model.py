@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ pytest.importorskip("triton", reason="triton is not installed (it exists for Lin
 from workbench import Engine, SamplingParams
 from workbench.errors import ConfigError
 from workbench.kernels.triton import INTERPRETED, TritonKernels
+from workbench.kernels.triton.attention import Tiles
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -28,7 +30,7 @@ CONFIG = {
 }
 GREEDY = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
 DRAWN = SamplingParams(temperature=0.8, max_tokens=5, seed=5, ignore_eos=True)
-PROMPTS = [list(range(7, 25)), [9], [3, 200]]  # three rows are launched as four
+PROMPTS = [list(range(7, 25)), [9], [3, 200]]  # the largest step has three rows
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here")
 
 
@@ -39,21 +41,25 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"dummy:{folder}"
 
 
-def interpret(monkeypatch: pytest.MonkeyPatch) -> None:
+def interpret(
+    monkeypatch: pytest.MonkeyPatch, made: Callable[[TritonKernels], None] = lambda _: None
+) -> None:
     """Engines take these kernels from now on; the largest step is not measured, only guessed."""
 
     def load(
         device: torch.device, dtype: torch.dtype, batch_invariant: bool, **_: Any
     ) -> TritonKernels:
-        return TritonKernels(device, dtype, batch_invariant=batch_invariant)
+        kernels = TritonKernels(device, dtype, batch_invariant=batch_invariant)
+        made(kernels)
+        return kernels
 
     monkeypatch.setattr("workbench.models.loading.load_kernels", load)
     monkeypatch.setattr("workbench.engine.memory.measure_activations", lambda *_: 1 << 20)
 
 
 def engine(model: str, **settings: Any) -> Engine:
-    return Engine(model, num_blocks=16, max_num_batched_tokens=8, max_num_seqs=4,
-                  max_model_len=32, **settings)  # fmt: skip
+    limits = {"max_num_batched_tokens": 8, "max_num_seqs": 4, "max_model_len": 32}
+    return Engine(model, num_blocks=16, **limits | settings)
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True], ids=["fast", "invariant"])
@@ -67,6 +73,32 @@ def test_an_engine_samples_the_same_tokens(
     ours = engine(model, batch_invariant=batch_invariant)
     assert ours.executor.model.kernels.batch_invariant == batch_invariant
     assert [out.token_ids for out in ours.generate(PROMPTS, params)] == expected
+
+
+def test_all_sizes_are_captured_when_the_engine_is_made(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest first, and nothing is stored meanwhile; no step captures one more."""
+    expected = engine(model, max_model_len=64).generate(PROMPTS, DRAWN)
+    captured: list[tuple[int, int]] = []
+
+    def capture(work: Callable[[], None]) -> Callable[[], None]:
+        placed = ours[0].held[2]
+        captured.append((len(placed.positions), placed.spans))
+        return work
+
+    ours: list[TritonKernels] = []
+    interpret(monkeypatch, ours.append)
+    monkeypatch.setattr("workbench.kernels.triton.as_it_is", capture)
+    small = Tiles(queries=16, tile=16, span=16)
+    monkeypatch.setattr("workbench.kernels.triton.attention.FULL_PRECISION", small)
+    recorded = engine(model, max_model_len=64)
+    sizes = [(rows, spans) for rows in (4, 3, 2) for spans in (4, 3, 2)]
+    assert captured == sizes
+    assert not recorded.executor.storage.data.any()
+    found = recorded.generate(PROMPTS, DRAWN)
+    assert [out.token_ids for out in found] == [out.token_ids for out in expected]
+    assert captured == sizes
 
 
 def test_filters_and_log_probabilities_are_the_sampler_s(

@@ -22,7 +22,7 @@ def covered(work: StepWork, group: int) -> dict[tuple[int, int], int]:
     """How often each (row, position) is worked on, by key-value head."""
     times: dict[tuple[int, int], int] = {}
     pieces = [(range(f, f + n), s, 0, end) for f, n, s, _, end in work.prefill.tolist()]
-    for first, count, s, begin, end in [*work.own.tolist(), *work.shared.tolist()]:
+    for first, count, s, begin, end in work.decoded.tolist():
         assert count * group <= TILES.queries
         rows = work.slots[work.members[first : first + count]].tolist()
         pieces.append((rows, s, begin, end))
@@ -65,8 +65,9 @@ def test_siblings_share_what_their_tables_share() -> None:
     step = context_of([(35, 1), (33, 1), (30, 1), (29, 1)], tables)
     assert shared_spans(step, [0, 1, 2, 3], BLOCK, 16) == [([0, 1, 2, 3], 0), ([0, 1], 1)]
     work = plan_work(step, Shape(1, 4, 16, BLOCK), TILES)
-    assert work.shared.tolist() == [[4, 4, 0, 0, 16], [8, 2, 0, 16, 32]]
-    assert work.own.tolist() == [
+    assert work.decoded.tolist() == [
+        [4, 4, 0, 0, 16],
+        [8, 2, 0, 16, 32],
         [0, 1, 0, 32, 36],
         [1, 1, 1, 32, 34],
         [2, 1, 2, 16, 31],
@@ -80,4 +81,4 @@ def test_long_prefills_come_first() -> None:
     step = context_of([(0, 10), (12, 12)], [[16, 32], [48, 64, 80]])
     work = plan_work(step, Shape(1, 4, 16, BLOCK), TILES)
     assert work.prefill[:, 4].tolist() == [24, 20, 16, 10, 8, 4]
-    assert len(work.own) == 0
+    assert len(work.decoded) == 0

@@ -229,12 +229,10 @@ class KernelBench:
             context_len=np.array(ends, np.int32),
             block_offsets=tables,
         )
-        slab = sum(blocks) * block_elements
+        shape = sizes.block_size, sizes.kv_heads, sizes.head_dim
+        slab, aligned = sum(blocks) * block_elements, not (tables % 16).any()
         data = self._random(layers * slab)
-        caches = tuple(
-            LayerCache(data, i * slab, sizes.block_size, sizes.kv_heads, sizes.head_dim)
-            for i in range(layers)
-        )
+        caches = tuple(LayerCache(data, i * slab, *shape, aligned) for i in range(layers))
         qkv = self._random(sum(new), (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim)
         out = self._random(sum(new), sizes.heads * sizes.head_dim)
         return AttentionStep(qkv, out, caches, context)

@@ -10,6 +10,7 @@ import codecs
 import time
 from collections.abc import Callable, Container, Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from operator import index
 from typing import Any
@@ -119,7 +120,8 @@ class Engine:
         self.forward_s = self.sampling_s = 0.0
         self._next_id = self._next_step = 0
         self._held: list[RequestOutput] = []  # finished, and not yet returned
-        self._cut_short = False  # the last call that changes state did not come to its end
+        self._unwanted: list[int] = []  # request ids that the next change drops
+        self._changing = self._cut_short = False  # a change is under way; the last one never ended
         self._recorder, self._trace_name = Recorder("engine", most_rows=MOST_ROWS), model
 
     def _build(self, model: LlamaModel, place: ArenaPlace | None) -> None:
@@ -154,7 +156,9 @@ class Engine:
                 batch_invariant=config.batch_invariant,
                 max_num_batched_tokens=tokens,
                 max_num_seqs=seqs,
+                max_model_len=longest,
             )
+            self.executor.record_steps()
         kind = StaticScheduler if config.batching == "static" else Scheduler
         self.scheduler = kind(
             self.cache,
@@ -181,9 +185,10 @@ class Engine:
     ) -> int:
         """Queue a prompt: text, tokenised as it is, or token ids; returns its request id.
 
-        salt: keeps this request's cache entries apart from others'. PromptError, and nothing has
-        changed, when the prompt is empty, holds an unknown token id, has max_model_len tokens or
-        more, when a stop id is unknown, or when the model has a value head and cannot generate.
+        salt: keeps this request's cache entries apart from others'. Nothing is queued whatever is
+        raised: PromptError when the prompt is empty, holds an unknown token id, has max_model_len
+        tokens or more, when a stop id is unknown, or when the model has a value head and cannot
+        generate.
         """
         return self._queue(self._encode(prompt), params, tag=tag, salt=salt).request_id
 
@@ -231,10 +236,13 @@ class Engine:
         self._require_known(sequence)
         self.scheduler.require_servable(sequence)
         sequence.arrival_s = time.perf_counter()
-        self._begin()
-        self._next_id += 1
-        self.scheduler.add(sequence)
-        self._cut_short = False
+        try:
+            with self._change():
+                self._next_id += 1
+                self.scheduler.add(sequence)
+        except BaseException:
+            self._drop([sequence.request_id])
+            raise
         return sequence
 
     def _require_known(self, sequence: Sequence) -> None:
@@ -264,29 +272,64 @@ class Engine:
 
     def forget(self, lines: TokenLines, kept: TokenLines = ()) -> int:
         """`KVCacheManager.forget`: their cached KV is given up; no token depends on it."""
-        self._begin()
-        with self.cache.change():
-            given_up = self.cache.forget(lines, kept)
-        self._cut_short = False
-        return given_up
+        with self._change(), self.cache.change():
+            return self.cache.forget(lines, kept)
 
     def abort(self, request_id: int) -> None:
         """Drop a request, or what it came to; an unknown id is ignored."""
-        self._begin()
+        self._drop([request_id])
+
+    def _drop(self, request_ids: Iterable[int]) -> None:
+        """Abort these: now or, where garbage collection closes a stream within a change, of this
+        engine or of another in its arena, at the end of the next one here.
+        """
+        self._unwanted.extend(request_ids)
+        if not self._changing and self.cache.pool.changing in (None, self.cache):
+            with self._change():
+                pass
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request waits or runs."""
+        if self._cut_short or self._unwanted:
+            with self._change():
+                pass
+        return self.scheduler.has_work or bool(self._held)
+
+    @contextmanager
+    def _change(self) -> Iterator[None]:
+        """All of a call that changes state, or nothing of it: what the last one left half done is
+        undone first. At its end what is unwanted is dropped.
+        """
+        self._changing = True
+        try:
+            if self._cut_short:
+                self._repair()
+            self._cut_short = True
+            yield
+            while self._unwanted:
+                self._abort_now(self._unwanted[0])
+                del self._unwanted[0]
+            self._cut_short = False
+        finally:
+            self._changing = False
+
+    def _repair(self) -> None:
+        """Undo what was cut short; what it had ended, its caller is told of."""
+        ended = self.scheduler.recover(self._stops())
+        told = {output.request_id for output in self._held}
+        lost = StepError("The step failed, and an interrupt took what it said; ask again.")
+        for sequence, reason in ended:
+            if sequence.request_id not in told:
+                self._hold(sequence, reason, lost if reason == "error" else None)
+        self.scheduler.ended = []
+
+    def _abort_now(self, request_id: int) -> None:
         self._held = [output for output in self._held if output.request_id != request_id]
         with self.cache.change():
             sequence = self.scheduler.abort(request_id)
         if sequence is not None:
             self._recorder.request(self._trace_name, sequence, "abort", time.perf_counter())
-        self._cut_short = False
-
-    @property
-    def has_work(self) -> bool:
-        """Whether any request waits or runs."""
-        if self._cut_short:
-            self._begin()
-            self._cut_short = False
-        return self.scheduler.has_work or bool(self._held)
 
     # -- steps --
 
@@ -304,12 +347,13 @@ class Engine:
     def _advance(self) -> None:
         """A step; what ends in it is held."""
         start = time.perf_counter()
-        self._begin()
-        with self.cache.change():
-            plan = self.scheduler.schedule()
-            if plan is not None:
-                self.executor.storage.settle(self.cache)
-        if plan is not None:
+        with self._change():
+            with self.cache.change():
+                plan = self.scheduler.schedule()
+                if plan is not None:
+                    self.executor.storage.settle(self.cache)
+            if plan is None:
+                return
             scheduled = time.perf_counter()
             self._carry_out(plan)
             counts = self.scheduler.counts
@@ -324,25 +368,12 @@ class Engine:
                 blocks_target=self.cache.target,
             )
             self._next_step += 1
-        self._cut_short = False
 
     def _taken(self, wanted: Container[int]) -> list[RequestOutput]:
         """Of what is held, the outputs of these requests."""
         found = [output for output in self._held if output.request_id in wanted]
         self._held = [output for output in self._held if output.request_id not in wanted]
         return found
-
-    def _begin(self) -> None:
-        """A call that changes state; one before it that did not come to its end is undone."""
-        if self._cut_short:
-            ended = self.scheduler.recover(self._stops())
-            told = {output.request_id for output in self._held}
-            lost = StepError("The step failed, and an interrupt took what it said; ask again.")
-            for sequence, reason in ended:
-                if sequence.request_id not in told:
-                    self._hold(sequence, reason, lost if reason == "error" else None)
-            self.scheduler.ended = []
-        self._cut_short = True
 
     def _carry_out(self, plan: StepPlan) -> None:
         """What ends in it is held for the caller."""
@@ -396,7 +427,8 @@ class Engine:
     ) -> list[RequestOutput]:
         """Run prompts to their end; outputs in the prompts' order. params: one for all, or a list.
 
-        Raises StepError, once all have ended, when a forward pass failed.
+        Raises StepError, once all have ended, when a forward pass failed. Whatever else is raised,
+        by a prompt that is refused or an interrupt of the user, none of them is left.
         """
         try:
             each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
@@ -431,8 +463,7 @@ class Engine:
                 self._advance()
                 found |= {output.request_id: output for output in self._taken(ids)}
         except BaseException:
-            for request_id in range(first, self._next_id):
-                self.abort(request_id)
+            self._drop(range(first, self._next_id))
             raise
         outputs = [found[request_id] for request_id in ids]
         for output in outputs:
@@ -443,16 +474,21 @@ class Engine:
     def stream(self, prompt: Prompt, params: SamplingParams) -> Iterator[str]:
         """The text of one request, piece by piece as tokens come; closing the iterator aborts it.
 
-        The pieces together are the output's text; a piece ends with a whole character.
+        The pieces together are the output's text; a piece ends with a whole character. Raises
+        StepError when a forward pass failed.
         """
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        sequence = self._queue(self._encode(prompt), params)
-        shown, finished = sequence.num_tokens, False
+        token_ids, ended = self._encode(prompt), list[RequestOutput]()
+        shown = len(token_ids)
+        sequence = self._queue(token_ids, params)
         try:
-            while not finished:
+            while not ended:
                 self._advance()
-                finished = bool(self._taken([sequence.request_id]))
-                piece = decoder.decode(self._bytes(sequence.token_ids[shown:]), final=finished)
+                ended = self._taken([sequence.request_id])
+                if ended and ended[0].error is not None:
+                    raise ended[0].error
+                new = self._bytes(sequence.token_ids[shown:])
+                piece = decoder.decode(new, final=bool(ended))
                 shown = max(shown, sequence.num_tokens)  # less of them after a repair
                 if piece:
                     yield piece

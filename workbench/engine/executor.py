@@ -7,7 +7,7 @@ failed step stored is in blocks that the scheduler then withdraws.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain, repeat
 from time import perf_counter
@@ -65,8 +65,12 @@ class Executor:
         batch_invariant: bool = True,
         max_num_batched_tokens: int = 2048,
         max_num_seqs: int = 64,
+        max_model_len: int | None = None,
     ) -> None:
-        """Raises ConfigError when batch_invariant is asked of kernels that are not."""
+        """Raises ConfigError when batch_invariant is asked of kernels that are not.
+
+        max_model_len: the longest context of a step; the model's own if not given.
+        """
         if batch_invariant and not model.kernels.batch_invariant:
             raise ConfigError(
                 f"batch_invariant=True, but the {model.kernels.name!r} kernels, used for "
@@ -75,25 +79,35 @@ class Executor:
             )
         self.model, self.storage = model, storage
         self.buffers = model.buffers(max_num_batched_tokens, max_num_seqs)
+        shape = storage.block_size, storage.kv_heads, storage.head_dim
+        aligned = not (storage.offsets % 16).any()
         self._caches = [
-            LayerCache(
-                storage.data, int(base), storage.block_size, storage.kv_heads, storage.head_dim
-            )
-            for base in storage.layer_base
+            LayerCache(storage.data, int(base), *shape, aligned) for base in storage.layer_base
         ]
-        self._decode_steps = DecodeSteps(model, self._caches, self.buffers)
+        longest = max_model_len or model.spec.max_model_len
+        self._decode_steps = DecodeSteps(model, self._caches, self.buffers, longest)
         self._columns: dict[bytes, Linear] = {}  # output matrices of what scoring asks for
 
     def submit(self, plan: StepPlan) -> StepHandle:
         """Start a step. Its errors are raised by the handle, not here."""
         try:
-            # kernels are launched on the current GPU, which may be another one
-            device = self.model.device
-            current = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-            with torch.inference_mode(), current:
+            with torch.inference_mode(), self._current_device():
                 return StepHandle(self._run(plan))
         except Exception as error:  # what went wrong is the step's, and the engine goes on
             return StepHandle(error)
+
+    def record_steps(self) -> None:
+        """Record decoding steps of all sizes now, where kernels ask for it; before the first step.
+
+        No cached key or value is written.
+        """
+        with torch.inference_mode(), self._current_device():
+            self._decode_steps.record_all()
+
+    def _current_device(self) -> AbstractContextManager[object]:
+        """Kernels are launched on the current GPU, which may be another one."""
+        device = self.model.device
+        return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
     def _run(self, plan: StepPlan) -> StepResult:
         """On a GPU the forward pass is launched in forward_s, and waited for in sampling_s."""
@@ -166,33 +180,44 @@ class DecodeSteps:
     beyond a step's own belong to no sequence.
     """
 
-    def __init__(self, model: LlamaModel, caches: Sequence[LayerCache], buffers: Buffers) -> None:
+    def __init__(
+        self, model: LlamaModel, caches: Sequence[LayerCache], buffers: Buffers, longest: int
+    ) -> None:
         self._model, self._caches, self._buffers = model, caches, buffers
-        rows = buffers.logit_rows
+        self._longest, rows = longest, buffers.logit_rows
         self._positions = np.zeros(rows, np.int64)
         self._context_len = np.zeros(rows, np.int32)
-        self._block_offsets = np.zeros((rows, 0), np.int64)
+        self._block_offsets = np.zeros((rows, -(-longest // caches[0].block_size)), np.int64)
         self._passes: dict[int, Callable[[], None]] = {}
 
     def forward(self, tokens: torch.Tensor, plan: StepPlan) -> torch.Tensor:
         """`LlamaModel.forward` of a plan whose sequences own one row each."""
         rows, blocks = plan.block_offsets.shape
-        launched = self._model.kernels.rows_launched(rows)
-        launched = max(rows, min(launched, len(self._positions)))
-        if blocks > self._block_offsets.shape[1]:  # longer than ever: a wider table, other passes
-            width = max(blocks, 2 * self._block_offsets.shape[1])
-            self._passes.clear()
-            self._block_offsets = np.zeros((len(self._positions), width), np.int64)
+        launched = self._model.kernels.rows_launched(rows, len(self._positions))
         self._positions[:rows] = plan.positions
         self._context_len[:rows] = plan.context_len
         self._block_offsets[:rows, :blocks] = plan.block_offsets
         self._positions[rows:launched] = -1  # no sequence's
         self._context_len[rows:launched] = 0
-        if launched not in self._passes:
-            self._passes[launched] = self._record(launched)
         self._model.embedding(tokens, self._buffers.residual[:rows])
-        self._passes[launched]()
+        self._pass(launched)()
         return self._buffers.normed[:rows]
+
+    def record_all(self) -> None:
+        """The largest first: what they need beside their buffers then serves the smaller ones."""
+        kernels, most = self._model.kernels, len(self._positions)
+        contexts = kernels.contexts_recorded(self._longest)
+        sizes = {kernels.rows_launched(rows + 1, most) for rows in range(most if contexts else 0)}
+        self._positions[:] = -1  # no sequence's
+        for rows in sorted(sizes, reverse=True):
+            for length in contexts:
+                self._context_len[:rows] = length
+                self._pass(rows)()
+
+    def _pass(self, rows: int) -> Callable[[], None]:
+        if rows not in self._passes:
+            self._passes[rows] = self._record(rows)
+        return self._passes[rows]
 
     def _record(self, rows: int) -> Callable[[], None]:
         """Unused entries of the table are of former steps: no row reads beyond its position.

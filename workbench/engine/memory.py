@@ -2,8 +2,9 @@
 
     kv = total - weights - activations - other        num_blocks = kv // block_bytes
 
-Activations are measured by one step of the largest size: what the executor's buffers hold, and the
-highest sum of what torch and numpy allocated beside them. `other` is what a GPU's memory holds that
+Activations are measured by one step of the largest size: what the executor's buffers hold, the
+highest sum of what torch and numpy allocated beside them, and what recorded decoding steps keep on
+a GPU. `other` is what a GPU's memory holds that
 is not torch's (context, compiled kernels), charged to every engine of a process though they share
 it; 0 on a CPU: the interpreter is not charged.
 """
@@ -207,6 +208,7 @@ def measure_activations(
         batch_invariant=False,
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
     )
     tokens = min(max_num_batched_tokens, max_num_seqs * max_model_len)
     samples = spec.value_head is None
@@ -219,7 +221,25 @@ def measure_activations(
         with peak_on(model.device) as peak:
             executor.submit(plan).result()
         peaks.append(peak.bytes)
-    return executor.buffers.nbytes + max(peaks)
+    return executor.buffers.nbytes + max(peaks) + measure_graphs(executor, spec.layers)
+
+
+def measure_graphs(executor: Executor, layers: int) -> int:
+    """Bytes of a GPU that recording the decoding steps of all sizes takes for good.
+
+    What torch keeps for them is the same for any number of layers, which use it one after the
+    other; what the driver keeps, beside torch, is for every launch: as much again for every layer.
+    """
+    device = executor.model.device
+    if device.type == "cpu":
+        return 0
+    torch.cuda.empty_cache()  # what is idle would hide what is taken
+    held, beside = torch.cuda.memory_reserved(device), beside_torch(device)
+    executor.record_steps()
+    torch.cuda.empty_cache()
+    held = torch.cuda.memory_reserved(device) - held
+    beside = beside_torch(device) - beside
+    return max(0, held) + max(0, beside) * layers // len(executor.model.layers)
 
 
 def _even_plan(

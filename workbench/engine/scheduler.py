@@ -125,8 +125,7 @@ class Scheduler:
         return bool(self._known)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a request. PromptError if it is empty or longer than max_model_len allows."""
-        self.require_servable(sequence)
+        """Queue a request that `require_servable` takes."""
         assert sequence.request_id not in self._known, "a request is queued once"
         if sequence.params is not None:
             self._stops.add(sequence.request_id, sequence.params)

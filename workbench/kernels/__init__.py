@@ -91,6 +91,7 @@ class LayerCache:
     positions side by side, then its values [kv_heads, block_size, head_dim]: what one head reads of
     a block is in one piece, as its kernels take it; `Kernels.keys_by_position` says where keys are
     kept as values are. Position p of a sequence is p % block_size of its block p // block_size.
+    aligned: every block's offset is a multiple of 16, so that wide loads may begin there.
     """
 
     data: torch.Tensor  # flat, all layers
@@ -98,6 +99,7 @@ class LayerCache:
     block_size: int
     kv_heads: int
     head_dim: int
+    aligned: bool = False
 
 
 class Kernels(ABC):
@@ -208,12 +210,19 @@ class Kernels(ABC):
         self.columns(matrix, numbers, weight)
         self.multiply(hidden.index_select(0, rows), self.pack([weight]), out)
 
-    def rows_launched(self, rows: int) -> int:
-        """How many rows a decoding step of so many is launched for: those added are at position -1.
+    def rows_launched(self, rows: int, most: int) -> int:
+        """How many rows, of at most `most`, a decoding step of so many is launched for.
 
-        They store nothing and see nothing; a step's launches then serve all sizes up to theirs.
+        Those added are at position -1: they store nothing and see nothing; a step's launches then
+        serve all sizes up to theirs.
         """
         return rows
+
+    def contexts_recorded(self, longest: int) -> Sequence[int]:
+        """The context lengths, longest first, for each of which a decoding step is recorded before
+        the first one is run; none where recording takes no memory and no time.
+        """
+        return ()
 
     def require_takes(self, block_size: int, head_dim: int) -> None:  # noqa: B027 - torch: any
         """ConfigError for blocks that these kernels cannot read."""

@@ -235,6 +235,7 @@ class ReplayEngine:
         number = self._next_id
         sequence = Sequence(number, token_ids, len(token_ids), tag=tag, **wanted)
         sequence.arrival_s = self.clock()
+        self.scheduler.require_servable(sequence)
         self.scheduler.add(sequence)
         self._next_id += 1
         return number

@@ -35,14 +35,18 @@ from workbench.kernels.reference import Dense, ReferenceKernels, leave_out
 from workbench.kernels.triton import attention, products, rows
 from workbench.kernels.triton.attention import SMALLEST, Shape, Tiles, attend
 from workbench.kernels.triton.graphs import (
+    ROW_SIZES,
+    SPAN_SIZES,
     Capture,
     DeviceWork,
     GraphCapture,
     RecordedWork,
     StepWork,
     as_it_is,
+    at_least,
     place,
     plan_work,
+    sizes_up_to,
 )
 from workbench.kernels.triton.products import ADD, GATED, PLAIN, FixedTiles
 
@@ -169,18 +173,21 @@ class TritonKernels(ReferenceKernels):
             logits = torch.cat([leave_out(*each) for each in zip(*some, strict=True)])
         return rows.choose(logits, temperature, noise)
 
-    def rows_launched(self, rows: int) -> int:
-        """A power of two up to eight, then a multiple of eight: few graphs serve all sizes."""
-        if rows <= _FEW_ROWS:
-            return int(triton.next_power_of_2(rows))
-        return int(triton.cdiv(rows, _FEW_ROWS)) * _FEW_ROWS
+    def rows_launched(self, rows: int, most: int) -> int:
+        """One of a few sizes, for which cuBLAS and graphs are then set up."""
+        return at_least(rows, sizes_up_to(most, ROW_SIZES))
+
+    def contexts_recorded(self, longest: int) -> list[int]:
+        """A CUDA graph each, for each number of rows: a dozen at most."""
+        spans = sizes_up_to(triton.cdiv(longest, self.tiles.span), SPAN_SIZES)
+        return [min(count * self.tiles.span, longest) for count in reversed(spans)]
 
     def require_takes(self, block_size: int, head_dim: int) -> None:
         """Head sizes and block sizes that tiles and spans have room for."""
         require_served(self.device, self.dtype, head_dim, block_size)
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """A CUDA graph for each size of step. work: of one row a sequence, over one context."""
+        """A CUDA graph for each size of context. work: of one row a sequence, over one context."""
         return RecordedWork(self, work, self._capture)
 
     def plan(self, context: ForwardContext, shape: Shape) -> StepWork:
@@ -194,7 +201,8 @@ class TritonKernels(ReferenceKernels):
 
     def _work(self, context: ForwardContext, cache: LayerCache, heads: int) -> DeviceWork:
         """A step's lists on the device: made for its first layer, kept for the others."""
-        shape = Shape(cache.kv_heads, heads // cache.kv_heads, cache.head_dim, cache.block_size)
+        head_shape = cache.kv_heads, heads // cache.kv_heads, cache.head_dim
+        shape = Shape(*head_shape, cache.block_size, cache.aligned)
         if self.held is None or self.held[0] is not context or self.held[1] != shape:
             assert cache.data.dtype == self.dtype, (cache.data.dtype, self.dtype)
             lists = self.plan(context, shape)

@@ -239,7 +239,7 @@ def join(
 def attend(
     tiles: Tiles, qkv: torch.Tensor, out: torch.Tensor, cache: LayerCache, work: "DeviceWork"
 ) -> None:
-    """out [T, heads head_dim] of every row of the step: shared spans, own spans, prefills, join.
+    """out [T, heads head_dim] of every row of the step: spans, prefills, join.
 
     Products and sums are not fused: the compiler would in one kernel and not in another.
     """
@@ -251,7 +251,7 @@ def attend(
     layer = (cache.data[cache.base :], LOG2_E / math.sqrt(shape.head_dim))
     result, given = (out, out.stride(0)), (qkv, qkv.stride(0))
     options: dict[str, Any] = {"num_warps": tiles.warps, "enable_fp_fusion": False}
-    for items, decoded in ((work.shared, True), (work.own, True), (work.prefill, False)):
+    for items, decoded in ((work.decoded, True), (work.prefill, False)):
         if len(items):
             attention[(len(items) * shape.kv_heads,)](
                 *((items, *lists), work.tables.shape[1], work.spans, given, layer),

@@ -6,26 +6,29 @@ are *prefilled*, one program for a tile of rows. Spans that several decoded sequ
 common, block for block (siblings of a search), are worked on once for all of them:
 
     prefill  [P, 5]: first row, rows, sequence, begin (0), end         positions 0 .. end - 1
-    own      [Q, 5]: first member, members, sequence, begin, end       one sequence's span
-    shared   [R, 5]: the same, of several sequences; `sequence` is one of them, for its table
+    decoded  [Q, 5]: first member, members, sequence, begin, end       a span, shared ones first;
+                     `sequence` is one of those that share it, for its table
     members: slots, run after run; slots: the decoded rows of the batch
 
-On the device lists and context are one tensor, copied at once, without waiting. Room for more than
-a step has (`padded`) lets later steps be put where the first one was, which is what a recorded
-launch reads: an item of no members is a program that ends at once.
+On the device lists and context are one tensor, copied at once, without waiting. Room for as many
+spans a row as a size has (`padded`) lets other steps be put where the first one was, which is what
+a recorded launch reads: an item of no members is a program that ends at once. Sharing never makes
+lists longer, so it is no part of a size.
 
-A graph launches what was captured, over the same addresses, one for each size of step. A step that
-does not fit is launched one by one, and captured for the steps to come; a size whose capture fails
-goes on being launched one by one.
+A graph launches what was captured, over the same addresses: of ROW_SIZES numbers of rows and
+SPAN_SIZES numbers of spans each, the next larger ones, so a dozen graphs serve every decoding step.
+A size whose capture fails is launched one by one.
 """
 
 from __future__ import annotations
 
 import warnings
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,7 +42,7 @@ from workbench.kernels.triton.attention import Shape, Tiles
 if TYPE_CHECKING:
     from workbench.kernels.triton import TritonKernels
 
-_ALIGNMENT = 16  # elements; block offsets that are multiples of it allow wide loads
+ROW_SIZES, SPAN_SIZES = 4, 3  # numbers of rows and, for each, of spans that have a graph
 Work = Callable[[], None]
 Capture = Callable[[Work], Work]  # what launches the same again
 Integers = NDArray[np.int64]
@@ -50,8 +53,7 @@ class StepWork:
     """The lists of one step, on the host; spans: of the longest decoded sequence."""
 
     prefill: Integers
-    own: Integers
-    shared: Integers
+    decoded: Integers
     members: Integers
     slots: Integers
     spans: int
@@ -77,11 +79,11 @@ def plan_work(context: ForwardContext, shape: Shape, tiles: Tiles, share: bool =
         shared, joint = _shared_items(groups, slots_of, tiles.queries // group, len(slots), span)
     ends = context.context_len[decoded].astype(np.int64)
     owner, begin = _cut(depth[decoded], -(-ends // span), span)
-    own = [begins[owner], rows[decoded][owner], decoded[owner]]
+    end = np.minimum(begin + span, ends[owner])
+    own = np.stack([begins[owner], rows[decoded][owner], decoded[owner], begin, end], axis=1)
     return StepWork(
         prefill=_prefill_items(context, prefilled, first, rows, tiles.queries // group),
-        own=np.stack([*own, begin, np.minimum(begin + span, ends[owner])], axis=1),
-        shared=shared,
+        decoded=np.concatenate([shared, own]),
         members=np.concatenate([np.arange(len(slots)), joint]),
         slots=slots,
         spans=int(-(-ends.max(initial=1) // span)),
@@ -174,8 +176,7 @@ class DeviceWork:
 
     buffer: torch.Tensor
     prefill: torch.Tensor
-    own: torch.Tensor
-    shared: torch.Tensor
+    decoded: torch.Tensor
     members: torch.Tensor
     slots: torch.Tensor
     positions: torch.Tensor  # [T]
@@ -185,8 +186,8 @@ class DeviceWork:
     shape: Shape
 
     def refill(self, work: StepWork, context: ForwardContext) -> None:
-        """Another step of the same sizes and alignment, put where this one is."""
-        assert work.spans == self.spans and len(work.own) == len(self.own)
+        """Another step of the same sizes, put where this one is."""
+        assert work.spans == self.spans and len(work.decoded) == len(self.decoded)
         staged = _staged(_arrays(work, context), self.buffer.device)
         self.buffer.copy_(staged, non_blocking=True)
 
@@ -201,28 +202,27 @@ def place(
         name: part[: array.size].view(array.shape)
         for part, (name, array) in zip(buffer.split(_sizes(arrays)), arrays.items())
     }
-    aligned = is_aligned(context)
-    return DeviceWork(buffer, **views, spans=work.spans, shape=shape._replace(aligned=aligned))
+    return DeviceWork(buffer, **views, spans=work.spans, shape=shape)
 
 
-def is_aligned(context: ForwardContext) -> bool:
-    """Whether every block begins where wide loads may."""
-    return not (context.block_offsets % _ALIGNMENT).any()
+def sizes_up_to(most: int, count: int) -> list[int]:
+    """At most so many numbers up to `most`, ascending, in about equal ratios."""
+    return sorted({ceil(round(most ** (k / count), 6)) for k in range(1, count + 1)})
 
 
-def padded(work: StepWork) -> StepWork:
-    """The same decodes in lists that many steps fit, filled up with items of no members.
+def at_least(number: int, sizes: Sequence[int]) -> int:
+    """The smallest of these ascending sizes that is no smaller."""
+    return sizes[bisect_left(sizes, number)]
 
-    The lengths are powers of two, or those times the rows, or 0.
-    """
-    assert len(work.prefill) == 0
-    rows, spans = len(work.slots), _power_of_two(work.spans)
-    shared = _power_of_two(len(work.shared)) if len(work.shared) else 0
+
+def padded(work: StepWork, spans: int) -> StepWork:
+    """The same decodes in lists with room for so many spans a row, the rest items of no members."""
+    assert len(work.prefill) == 0 and work.spans <= spans
+    rows = len(work.slots)
     return replace(
         work,
-        own=_filled(work.own, rows * spans),
-        shared=_filled(work.shared, shared),
-        members=_filled(work.members, rows + (rows * spans if shared else 0)),
+        decoded=_filled(work.decoded, rows * spans),
+        members=_filled(work.members, rows + rows * spans),
         spans=spans,
     )
 
@@ -231,10 +231,6 @@ def _filled(array: Integers, length: int) -> Integers:
     room = np.zeros((length, *array.shape[1:]), np.int64)
     room[: len(array)] = array
     return room
-
-
-def _power_of_two(count: int) -> int:
-    return 1 << (count - 1).bit_length()
 
 
 def _arrays(work: StepWork, context: ForwardContext) -> dict[str, Integers]:
@@ -264,29 +260,35 @@ class RecordedWork:
     def __init__(self, kernels: TritonKernels, work: Work, capture: Capture) -> None:
         self._kernels, self._work, self._capture = kernels, work, capture
         self._about: tuple[ForwardContext, Shape] | None = None
-        self._recorded: dict[tuple[object, ...], tuple[DeviceWork, Work]] = {}
+        self._recorded: dict[int, tuple[DeviceWork, Work]] = {}  # by spans a row
 
     def __call__(self) -> None:
         """Do the work once."""
-        if self._about is None:  # which context it is about is seen when it is done
+        first = self._about is None
+        if first:  # which context it is about is seen when it is done
             self._kernels.held = None
             self._work()
             assert self._kernels.held is not None, "recorded work that attends to nothing"
             self._about = self._kernels.held[:2]
-            return
+        assert self._about is not None
         context, shape = self._about
-        lists = padded(self._kernels.plan(context, shape))
-        key = lists.spans, len(lists.own), len(lists.shared), is_aligned(context)
-        if key in self._recorded:
-            placed, again = self._recorded[key]
-            placed.refill(lists, context)
+        lists = self._kernels.plan(context, shape)
+        span, most = self._kernels.tiles.span, context.block_offsets.shape[1] * shape.block_size
+        spans = at_least(lists.spans, sizes_up_to(-(-most // span), SPAN_SIZES))
+        lists = padded(lists, spans)
+        used = context.block_offsets[:, : spans * span // shape.block_size]
+        near = replace(context, block_offsets=used)
+        if spans in self._recorded:
+            placed, again = self._recorded[spans]
+            placed.refill(lists, near)
             self._kernels.held = (context, shape, placed)
             again()
             return
-        placed = place(lists, context, shape, self._kernels.device)
+        placed = place(lists, near, shape, self._kernels.device)
         self._kernels.held = (context, shape, placed)
-        self._work()  # this step; and every kernel is compiled before one is captured
-        self._recorded[key] = placed, self._captured()
+        if not first:
+            self._work()  # this step; and every kernel is compiled before one is captured
+        self._recorded[spans] = placed, self._captured()
 
     def _captured(self) -> Work:
         """What launches the work again: as it is where the device cannot capture it."""
