@@ -5,7 +5,6 @@ import pytest
 
 from workbench.experiments.execute import (
     COUNTS,
-    NOTHING_WAS_RUN,
     REPLAYED,
     Cells,
     make_arena,
@@ -30,7 +29,13 @@ from workbench.experiments.settings import (
     setting_of,
     sweep_config,
 )
-from workbench.experiments.study import provenance_replayed, run_policies, run_replayed, run_sweep
+from workbench.experiments.study import (
+    NOTHING_WAS_RUN,
+    provenance_replayed,
+    run_policies,
+    run_replayed,
+    run_sweep,
+)
 from workbench.replay.devices import PRESETS
 
 SMALL = {"num_problems": 3, "levels": (1, 2), "n": 4, "beam_width": 2, "max_depth": 5}

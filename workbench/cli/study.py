@@ -12,16 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Argument, Exit, Option
 
 from workbench.cli import options
-from workbench.cli.options import (
-    DryRun,
-    Profile,
-    RetryFailed,
-    Runs,
-    Set,
-    Stale,
-    table,
-    terminal,
-)
+from workbench.cli.options import DryRun, Profile, RetryFailed, Runs, Set, Stale, table, terminal
 from workbench.config import SweepConfig, format_size
 from workbench.errors import ConfigError, RunStoreError, nearest
 
@@ -238,16 +229,16 @@ def _print_problems(runs: pd.DataFrame) -> bool:
     """A line for each run that failed, does not fit or cannot be read, then remarks on the rest;
     returns whether any run failed.
     """
-    from workbench.experiments import runs as stored_runs
-    from workbench.experiments.study import remarks, unfinished
+    from workbench.experiments.runs import FAILED, FINISHED
+    from workbench.experiments.study import remarks
 
-    console, bad = terminal(), unfinished(runs).to_dict("records")
+    console, bad = terminal(), runs[runs["status"] != FINISHED].to_dict("records")
     for row in bad:
         reason = row["error"] if isinstance(row["error"], str) else "no reason was kept"
         console.print(f"{row['status']}: {row['run_id']}: {reason}", style="yellow", markup=False)
     for remark in remarks(runs):
         console.print(remark, style="yellow")
-    return any(row["status"] == stored_runs.FAILED for row in bad)
+    return any(row["status"] == FAILED for row in bad)
 
 
 # -- stored runs: nothing here loads torch --
@@ -257,8 +248,7 @@ Status = Literal["finished", "failed", "infeasible", "unreadable"]
 
 
 def list_runs(
-    status: Annotated[Status | None, Option(help="only these")] = None,
-    runs: Runs = None,
+    status: Annotated[Status | None, Option(help="only these")] = None, runs: Runs = None
 ) -> None:
     """Print one line for each stored run."""
     from workbench.experiments.runs import load_runs, of_other_code

@@ -207,7 +207,7 @@ def _write_page(notebook: Path) -> Path:
     import nbconvert  # noqa: PLC0415  an optional extra
     import nbformat  # noqa: PLC0415
 
-    script = share_plotly_js(notebook.parent).name
+    script = share_plotly_js(notebook.parent)
     content = nbformat.read(notebook, as_version=4)
     outputs = [output for cell in content.cells for output in cell.get("outputs", ())]
     figures = [output for output in outputs if FIGURE in output.get("data", {})]

@@ -35,7 +35,7 @@ from workbench.experiments.statistics import (
 from workbench.experiments.study import CARRIES_OVER, Study, rung, rung_of
 from workbench.models.registry import model_spec
 from workbench.replay.answers import Answers
-from workbench.replay.devices import Device, load_device
+from workbench.replay.devices import load_device
 from workbench.replay.miss_ratio import CacheCalls, miss_ratio, optimal_hits
 from workbench.replay.simulator import Changes, replay, search_calls
 from workbench.replay.workload import load_recording
@@ -161,11 +161,10 @@ def thrashing_rows(sweep: Tables) -> pd.DataFrame:
         return rows.assign(stretch=stretch).groupby([*keys, "stretch"])[columns].sum()
 
     def rate(rows: pd.DataFrame, top: str, scale: float) -> Row:
-        if rows[top].sum() == 0:
-            bound = upper_bound_of_none(int(rows["look_ups"].sum()))
-            return {"value": 0.0, "low": 0.0, "high": scale * bound}
         units = rows["run_id"] + "/" + rows["stretch"].astype(str)
         found = bootstrap_ratio(rows[top], rows["look_ups"], list(units))
+        if rows[top].sum() == 0:
+            found = Interval(0.0, 0.0, upper_bound_of_none(int(rows["look_ups"].sum())))
         return {name: scale * value for name, value in found.cells.items()}
 
     thrashed = by_stretch(steps, "start_s", ["thrash_events", "thrashed"])
@@ -329,7 +328,7 @@ def ablation_rows(study: Study) -> pd.DataFrame:
         add(key, "accuracy", _mean(own, "correct"))
     for before, after in steps_up(study):
         add(after, "gain", gain_of(study, before, after))
-    stacked = [key for key in study.measured_settings if key != BESIDE]
+    stacked = [key for key in study.runs["setting"].unique() if key != BESIDE]
     add(stacked[-1], "whole", gain_of(study, stacked[0], stacked[-1]))
     for limit, own in depth_pairs(study).groupby("max_depth"):
         for side, key in SIDES.items():
@@ -345,9 +344,7 @@ def _mean(problems: pd.DataFrame, column: str) -> Interval:
 
 def steps_up(study: Study) -> list[tuple[str, str]]:
     """Pairs (before, after) of measured settings; the one beside comes after the last."""
-    stacked = [key for key in study.measured_settings if key != BESIDE]
-    beside = [(stacked[-1], BESIDE)] if BESIDE in study.measured_settings and stacked else []
-    return [*pairwise(stacked), *beside]
+    return [*pairwise(study.runs["setting"].unique())]
 
 
 def gain_of(study: Study, before: str, after: str) -> Interval:
@@ -427,16 +424,21 @@ def optimisation_rows(study: Study) -> pd.DataFrame:
     computed again for want of memory; held, active, target: bytes of KV over time.
     """
     runs, problems = study.runs, study.table("problems")
-    done = [s for s in study.measured_settings if study.has(s)]
+    done = [setting for setting in runs["setting"].unique() if study.has(setting)]
     differing = differing_nodes(study, [(UNCAPPED_SETTING, setting) for setting in done])
     again = [f"{e}_recomputed_tokens_{why}" for e in ENGINES for why in ("evicted", "preempted")]
     rows: list[Row] = []
     for setting in done:
         own, its = runs[runs["setting"] == setting], problems[problems["setting"] == setting]
         cells = {str(name): own.iloc[0][name] for name in PARTS_OF_SETTING}
+        elastic = settings.setting_of(cells["budget"], settings.ELASTIC, None, NONE)
+        rate: Row = {"value": speed_of(study, setting), "low": float("nan"), "high": float("nan")}
+        if study.has(elastic):
+            ratio = speed_up(study, elastic, setting)
+            rate = {name: v * rate["value"] / ratio.estimate for name, v in ratio.cells.items()}
         differ, total = differing[setting]
         for metric, found in (
-            ("tokens_per_s", _beside_elastic(study, cells["budget"], setting)),
+            ("tokens_per_s", rate),
             ("accuracy", _mean(its, "correct").cells),
             ("same", {"value": 1 - differ / max(total, 1)}),
             ("recomputed", {"value": float(own[again].sum(axis=1).mean())}),
@@ -490,21 +492,10 @@ def bound_tokens_per_s(runs: pd.DataFrame) -> float:
     needed = outside.copy()
     for engine in ENGINES:
         computed = runs[f"{engine}_prefill_tokens"] + runs[f"{engine}_decode_tokens"]
-        whys = ("evicted", "preempted", "partial")
-        again = runs[[f"{engine}_recomputed_tokens_{why}" for why in whys]].sum(axis=1)
+        again = runs.filter(regex=f"^{engine}_recomputed_tokens_").sum(axis=1)
         needed += runs[f"{engine}_busy_s"] * (1 - again / computed.clip(lower=1))
     seconds = runs["wall_s"] * needed / (outside + total)
     return float(runs["sampled_tokens"].sum() / seconds.sum())
-
-
-def _beside_elastic(study: Study, budget: float, setting: str) -> dict[str, float]:
-    """A setting's tokens a second with the interval of its ratio to the elastic policy alone."""
-    elastic = settings.setting_of(budget, settings.ELASTIC, None, NONE)
-    rate = speed_of(study, setting)
-    if not study.has(elastic):
-        return {"value": rate, "low": float("nan"), "high": float("nan")}
-    ratio = speed_up(study, elastic, setting)
-    return {name: value * rate / ratio.estimate for name, value in ratio.cells.items()}
 
 
 def _memory_rows(study: Study, done: Sequence[str]) -> Iterator[pd.DataFrame]:
@@ -596,51 +587,42 @@ def size_rows(sweep: Study, recording: str | None = None, device: str = DEVICE) 
     marked = room.iloc[[0, len(room) // 2, -1]].to_dict("records")
     for engine, calls in zip(ENGINES, search_calls(answers, found, changes), strict=True):
         peak = int(miss_ratio(calls, [1]).iloc[0]["peak_active"])
-        sizes = [round(peak * each) for each in replays]
-        mine = [*_curves(calls, peak), *_replayed(answers, found, changes, engine, sizes)]
-        for row in mine:
-            rows.append(row | {"engine": engine, "tokens": calls.block_size * row["num_blocks"]})
+        own = _curves(calls, peak)
+        for num_blocks in (round(peak * each) for each in replays):
+            try:
+                cache: Any = {engine: {"num_blocks": num_blocks}}
+                trace = replay(answers, found, **changes, **cache).trace
+            except OutOfMemory:  # one request would not fit
+                continue
+            steps = trace.steps[trace.steps["engine"] == engine]
+            requests = trace.requests[trace.requests["engine"] == engine]
+            look_ups = max(len(requests) + int(requests["preemptions"].sum()), 1)
+            hits = steps["hit_tokens"].sum() / max(int(steps["query_tokens"].sum()), 1)
+            row: Row = {"kind": "replay", "num_blocks": num_blocks, "hit_ratio": hits}
+            own.append(row | {"thrashed_per_1000": 1000 * steps["thrashed"].sum() / look_ups})
+        for row in own:
+            row |= {"fits": True, "tokens": calls.block_size * row["num_blocks"]}
         for at in marked:
-            row = {"kind": "share", "llm_share": at["llm_share"], "engine": engine}
-            rows.append(row | {"tokens": int(at[f"{engine}_kv_tokens"])})
+            row = {"kind": "share", "llm_share": at["llm_share"]}
+            own.append(row | {"tokens": int(at[f"{engine}_kv_tokens"])})
+        rows += [row | {"engine": engine} for row in own]
     columns = ["engine", "kind", "num_blocks", "tokens", "fits", "hit_ratio", "thrashed_per_1000"]
     return pd.DataFrame(rows).reindex(columns=[*columns, "llm_share"])
 
 
-def _curves(calls: CacheCalls, peak: int) -> Iterator[Row]:
+def _curves(calls: CacheCalls, peak: int) -> list[Row]:
     """LRU at many sizes, the optimum at some of them; near the peak they lie closest."""
     most = max(calls.num_contents + peak, 2 * peak)
     found = np.geomspace(max(peak // 2, 1), most, SIZES).astype(int).tolist()
     sizes = sorted({*found, *(round(peak * each) for each in REPLAYS)})
-    lru = miss_ratio(calls, sizes)
-    lru = lru[lru["fits"]]  # the others are of no order that happens
+    lru = miss_ratio(calls, sizes).query("fits")  # the others are of no order that happens
+    lru = lru.assign(thrashed_per_1000=1000 * lru["thrashed"] / max(calls.look_ups, 1))
     tight = [size for size in sizes if peak < size <= 3 * peak]  # beyond, both find the same
     some = [peak, *tight[:: max(1, len(tight) // OPTIMA)], sizes[-1]]
-    for kind, table in (("lru", lru), ("optimum", optimal_hits(calls, some))):
-        for row in table.to_dict("records"):
-            cells = {"kind": kind, "fits": True, "num_blocks": int(row["num_blocks"])}
-            cells["hit_ratio"] = row["hit_ratio"]
-            if kind == "lru":
-                cells["thrashed_per_1000"] = 1000 * row["thrashed"] / max(calls.look_ups, 1)
-            yield cells
-
-
-def _replayed(
-    answers: Answers, device: Device, changes: Changes, engine: str, sizes: Sequence[int]
-) -> Iterator[Row]:
-    """The whole search at each size of one cache; nothing where one request would not fit."""
-    for num_blocks in sizes:
-        own = {engine: {**changes.get(engine, {}), "num_blocks": num_blocks}}
-        try:
-            trace = replay(answers, device, **{**changes, **own}).trace
-        except OutOfMemory:
-            continue
-        steps = trace.steps[trace.steps["engine"] == engine]
-        requests = trace.requests[trace.requests["engine"] == engine]
-        look_ups = max(len(requests) + int(requests["preemptions"].sum()), 1)
-        hits = steps["hit_tokens"].sum() / max(int(steps["query_tokens"].sum()), 1)
-        row = {"kind": "replay", "num_blocks": num_blocks, "fits": True, "hit_ratio": hits}
-        yield row | {"thrashed_per_1000": 1000 * steps["thrashed"].sum() / look_ups}
+    both = [lru.assign(kind="lru"), optimal_hits(calls, some).assign(kind="optimum")]
+    columns = ["kind", "num_blocks", "hit_ratio", "thrashed_per_1000"]
+    rows: Any = pd.concat(both)[columns].to_dict("records")
+    return rows
 
 
 def provenance_recorded(recording: str) -> str:

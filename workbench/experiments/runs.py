@@ -127,7 +127,7 @@ def _tables(spec: RunSpec, identity: Identity, outcome: Outcome) -> dict[str, pd
     result = outcome if isinstance(outcome, RunResult) else RunResult({})
     fingerprint = spec.fingerprint(identity)
     run_id = f"{spec.name}-{fingerprint}"
-    row = {"run_id": run_id, "name": spec.name, "fingerprint": fingerprint, "status": status}
+    row: Row = {"run_id": run_id, "name": spec.name, "fingerprint": fingerprint, "status": status}
     row |= {"error": error, "role": spec.role, "profile": spec.config.profile}
     row |= {"written_at": datetime.now(UTC).isoformat(timespec="seconds")}
     row |= {"llm_bytes": spec.llm_bytes, "prm_bytes": spec.prm_bytes}
@@ -533,13 +533,13 @@ def compare(a: Folders, b: Folders) -> Comparison:
             f"The two have no problem in common with equal {' and '.join(keys)}; compare runs "
             "of the same problems and seeds."
         )
-    nodes = [table(runs, "nodes").merge(problems[on]) for runs in sides]
+    left, right = (table(runs, "nodes").merge(problems[on]) for runs in sides)
     parameters = pd.DataFrame({side: _parameters(runs) for side, runs in zip("ab", sides)})
     parameters = parameters.fillna("-").rename_axis("name").sort_index().reset_index()
     return Comparison(
         parameters=parameters[parameters["a"] != parameters["b"]].reset_index(drop=True),
         differences=_differences(problems),
-        first_difference=_first_difference(*nodes, on),
+        first_difference=_first_difference(left, right, on),
         warnings=tuple(_warnings(*sides)),
     )
 
