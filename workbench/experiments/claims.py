@@ -171,7 +171,7 @@ def sameness_claim(nodes: pd.DataFrame) -> Claim:
     wanted = tokens.groupby("run_seed")["llm_share"].nunique()
     by_node = tokens.groupby(["run_seed", "problem_id", "node_id"])
     found = by_node[["text", "llm_share"]].nunique()
-    lacks = found["llm_share"] < found.index.get_level_values("run_seed").map(wanted)
+    lacks = found["llm_share"] < found.index.get_level_values("run_seed").map(wanted.to_dict())
     differ = int(((found["text"] > 1) | lacks).sum())
     number = f"{differ:,} of {len(found):,} nodes differ between the shares"
     return _judged("C9", not differ, differ, number)

@@ -71,7 +71,7 @@ def save_figure(
     for number, trace in enumerate(fixed.data):
         trace.uid = f"trace{number}"  # plotly would draw names inside at random
     share_plotly_js(place)
-    here = {"versions": versions, "git": git_state, "machine": machine_facts}
+    here: dict[str, Any] = {"versions": versions, "git": git_state, "machine": machine_facts}
     record = {key: measured[key] if measured else found() for key, found in here.items()}
     record["parameters"] = {**parameters, "provenance": _said(fig, "provenance")}
     text = json.dumps(record, indent=2, sort_keys=True, default=str, ensure_ascii=False)

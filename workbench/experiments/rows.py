@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from workbench.errors import OutOfMemory, RunStoreError
 from workbench.experiments import settings
@@ -68,10 +67,9 @@ def memory_split_rows(sweep: Tables) -> pd.DataFrame:
         for share in found.settings
     ]
     peak = rates["tokens_per_s"].peak
-    low, high = rates["tokens_per_s"].plateau(peak.estimate)
-    at = {"llm_share": peak.estimate}
-    parts.append(at | {"metric": "peak_share", **peak.cells})
-    parts.append(at | {"metric": "same_work", "value": peak.estimate, "low": low, "high": high})
+    same = Interval(peak.estimate, *rates["tokens_per_s"].plateau(peak.estimate))
+    for metric, each in (("peak_share", peak), ("same_work", same)):
+        parts.append({"llm_share": peak.estimate, "metric": metric, **each.cells})
     return with_rooms(parts, sweep)
 
 
@@ -219,26 +217,22 @@ def _engine_uses(steps: pd.DataFrame, engine: str, cost: Cost) -> pd.DataFrame:
     A token attends to the mean context of the step's requests, a prompt's token to half of it.
     """
 
-    def one_token(context: NDArray[np.float64], logits: int, far: int = 1024) -> NDArray[Any]:
+    def one_token(context: pd.Series, logits: int, far: int = 1024) -> pd.Series:
         """Operations of a token at each context: linear in it, so two calls tell all."""
         near = cost(1, 0, logits)
         return near + context * (cost(1, far, logits) - near) / far
 
-    context = (steps["tokens_held"] / steps["running"].clip(lower=1)).to_numpy(float)
+    context = steps["tokens_held"] / steps["running"].clip(lower=1)
     prefill = one_token(context / 2, 0)
-    again = {part: steps[part.replace("_", "_tokens_", 1)] * prefill for part in AGAIN}
-    new = steps["prefill_tokens"] * prefill - sum(again.values())
+    operations = {part: steps[part.replace("_", "_tokens_", 1)] * prefill for part in AGAIN}
+    new = steps["prefill_tokens"] * prefill - sum(operations.values())
     decoded = steps["decode_tokens"] * one_token(context, 1)
-    named = {"prm_prefill": new + decoded}
-    if engine == "llm":
-        named = {"llm_decode": decoded, "llm_prefill": new}
-    operations = pd.DataFrame({**named, **again})
-    total = operations.sum(axis=1)
-    forward = steps["duration_s"] - steps["schedule_s"]
-    seconds = operations.mul((forward / total.where(total > 0)).fillna(0.0), axis=0)
+    llm = {"llm_decode": decoded, "llm_prefill": new}
+    uses = pd.DataFrame(operations | (llm if engine == "llm" else {"prm_prefill": new + decoded}))
+    total, forward = uses.sum(axis=1), steps["duration_s"] - steps["schedule_s"]
+    seconds = uses.mul((forward / total.where(total > 0)).fillna(0.0), axis=0)
     idle = forward.where(total == 0, 0.0)  # a step that computed nothing
-    seconds["bookkeeping"] = steps["schedule_s"] + idle
-    seconds["llm_share"] = steps["llm_share"]
+    seconds = seconds.assign(bookkeeping=steps["schedule_s"] + idle, llm_share=steps["llm_share"])
     long = seconds.melt(id_vars="llm_share", var_name="part", value_name="seconds")
     return long.assign(lane=engine)
 
@@ -247,7 +241,6 @@ def _engine_uses(steps: pd.DataFrame, engine: str, cost: Cost) -> pd.DataFrame:
 
 CELL = ["model", "kind", "max_num_seqs", "max_num_batched_tokens"]
 CELL_RATES = ["tokens_per_s", "steps_per_s", "padding", "waste", "most_running", "kv_blocks"]
-TOO_FEW_TOKENS = "more sequences than tokens in a step: not all could decode"
 
 
 def batch_rows(cells: pd.DataFrame, model: str) -> pd.DataFrame:
@@ -259,7 +252,8 @@ def batch_rows(cells: pd.DataFrame, model: str) -> pd.DataFrame:
     limits = product(*(whole[name].unique() for name in settings.LIMITS[:2]))
     refused = [dict(zip(settings.LIMITS, each)) for each in limits if each[0] > each[1]]
     if refused:
-        why = {"status": INFEASIBLE, "error": TOO_FEW_TOKENS}
+        text = "more sequences than tokens in a step: not all could decode"
+        why = {"status": INFEASIBLE, "error": text}
         own = pd.concat([own, pd.DataFrame(refused).assign(model=model, kind=CONTINUOUS, **why)])
     rows = own.reindex(columns=[*CELL, "status", "error", *CELL_RATES])
     rows = rows.astype(dict.fromkeys(CELL_RATES, float))

@@ -383,7 +383,19 @@ def import_runs(archive: str | Path, runs_dir: str | Path) -> tuple[list[str], l
         if not folders:
             raise RunStoreError(f"{source.name} holds no run folder; it is not a run archive.")
         for folder in folders:
-            _check_run(folder)
+            row, config = read_run(folder), read_config(folder)
+            missing = {"parameters", "role", "identity", "fingerprint", "name"} - config.keys()
+            if missing:
+                raise RunStoreError(
+                    f"{folder.name}/{CONFIG} lacks {', '.join(sorted(missing))}; it is no run."
+                )
+            made_of = fingerprint_of(config["parameters"], config["role"], config["identity"])
+            names = {row.get("fingerprint"), config["fingerprint"], made_of}
+            if len(names) > 1 or folder.name != f"{config['name']}-{made_of}":
+                raise RunStoreError(
+                    f"{folder.name} is not what it says: its settings have fingerprint {made_of}, "
+                    f"its row {row.get('fingerprint')}. Export it anew where it was made."
+                )
 
         def content(folder: Path) -> dict[str, bytes]:
             return {file.name: file.read_bytes() for file in folder.iterdir() if file.name in FILES}
@@ -400,23 +412,6 @@ def import_runs(archive: str | Path, runs_dir: str | Path) -> tuple[list[str], l
         for folder in fresh:
             store.publish(folder, store.root / folder.name)
     return [folder.name for folder in fresh], [folder.name for folder in there]
-
-
-def _check_run(folder: Path) -> None:
-    """Raise RunStoreError unless the folder is a whole run whose name, row and settings agree."""
-    row, config = read_run(folder), read_config(folder)
-    missing = {"parameters", "role", "identity", "fingerprint", "name"} - config.keys()
-    if missing:
-        raise RunStoreError(
-            f"{folder.name}/{CONFIG} lacks {', '.join(sorted(missing))}; it is no run folder."
-        )
-    made_of = fingerprint_of(config["parameters"], config["role"], config["identity"])
-    names = {row.get("fingerprint"), config["fingerprint"], made_of}
-    if len(names) > 1 or folder.name != f"{config['name']}-{made_of}":
-        raise RunStoreError(
-            f"{folder.name} is not what it says: its settings have fingerprint {made_of}, its row "
-            f"says {row.get('fingerprint')}. Export it anew from the machine that made it."
-        )
 
 
 def _unpack(source: Path, target: Path) -> None:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
-from itertools import product
+from itertools import chain, product
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -179,10 +179,16 @@ def run_study(
     if compute:
         store.clear_leftovers()
         todo = [s for s, folder in zip(specs, found) if not held(folder, retry_failed)]
+        execute, groups = execute or carry_out.Searches(), dict[Any, list[RunSpec]]()
+        bad = {spec: OutOfMemory(str(at)) for spec in todo if not (at := feasibility(spec)).fits}
+        for spec in todo:
+            if spec not in bad:
+                groups.setdefault(spec.group, []).append(spec)
+        outcomes = chain(bad.items(), chain.from_iterable(map(execute, groups.values())))
         answered = Counter[RunSpec]()
         total, silent = sum(s.config.num_problems for s in todo), not progress or not todo
         with tqdm(total=total, desc=f"{len(todo)} runs", unit="problem", disable=silent) as bar:
-            for spec, outcome in _outcomes(todo, execute or carry_out.Searches()):
+            for spec, outcome in outcomes:
                 if isinstance(outcome, Progress):
                     now = outcome.answered
                 else:
@@ -209,21 +215,6 @@ def _identities(
     configs = {} if identity else {key(spec.config): spec.config for spec in specs}
     found = {each: stored.identify(config) for each, config in configs.items()}
     return lambda spec: identity or found[key(spec.config)]
-
-
-def _outcomes(
-    todo: Sequence[RunSpec], execute: carry_out.Execute
-) -> Iterator[tuple[RunSpec, stored.Outcome | Progress]]:
-    """What becomes of every run, group by group; first those that cannot fit."""
-    groups: dict[Any, list[RunSpec]] = {}
-    for spec in todo:
-        fits = feasibility(spec)
-        if fits.fits:
-            groups.setdefault(spec.group, []).append(spec)
-        else:
-            yield spec, OutOfMemory(str(fits))
-    for group in groups.values():
-        yield from execute(group)
 
 
 # -- the studies; options: of run_study --
@@ -369,9 +360,10 @@ def seconds_per_problem(config: SweepConfig, store: RunStore) -> float | None:
     runs = load_runs(store.root) if store.folders() else pd.DataFrame()
     if "wall_s" not in runs:  # cells of the batching study search nothing
         return None
-    own = (runs["status"] == FINISHED) & runs["role"].isin((MEASURE, TIGHT))
-    own &= (runs["llm"] == config.llm) & (runs["prm"] == config.prm) & (runs["n"] == config.n)
-    runs = runs[own & (runs["machine_cpu"] == machine_facts()["cpu"]) & runs["wall_s"].notna()]
+    like = {"llm": config.llm, "prm": config.prm, "n": config.n, "status": FINISHED}
+    like["machine_cpu"] = machine_facts()["cpu"]
+    own = (runs[list(like)] == like).all(axis=1) & runs["role"].isin((MEASURE, TIGHT))
+    runs = runs[own & runs["wall_s"].notna()]
     return float((runs["wall_s"] / runs["num_problems"]).median()) if len(runs) else None
 
 
@@ -451,9 +443,9 @@ def completeness(study: Any) -> str:
 
 def rung(runs: pd.DataFrame) -> str:
     """Which rung of the study the runs stand on: as they say, else by their LLM's name."""
-    if "rung" in runs.columns and isinstance(runs["rung"].iloc[0], str):
-        return str(runs["rung"].iloc[0])
-    return rung_of(str(runs["llm"].iloc[0]))
+    first = runs.iloc[0]
+    said = first.get("rung")
+    return said if isinstance(said, str) else rung_of(first["llm"])
 
 
 def rung_of(llm: str) -> str:
