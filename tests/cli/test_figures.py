@@ -20,7 +20,7 @@ from workbench.experiments.study import Study, completeness, figures_home, run_s
 def calls(monkeypatch, tmp_path):
     """What `workbench figures` called, with everything slow replaced."""
     called = []
-    runs = {"runs": pd.DataFrame({"run_id": ["r"]}), "all_runs": pd.DataFrame()}
+    runs = {"runs": pd.DataFrame({"run_id": ["r"]}), "all_runs": pd.DataFrame(columns=["status"])}
     swept = SimpleNamespace(config=sweep_config("quick"), plan=None, **runs)
     results = {
         "experiments.study.run_sweep": swept,

@@ -287,7 +287,7 @@ def cells_provenance(cells: pd.DataFrame) -> str:
     if timed.empty:
         return "Cells of batch limits."
     first, requests = timed.iloc[0], timed.groupby("model")["requests"].max()
-    asked = " and ".join(f"{requests[m]:,.0f} of the {m.upper()}" for m in requests.index)
+    asked = " and ".join(f"{count:,.0f} of the {str(m).upper()}" for m, count in requests.items())
     times, every = timed["repeat"].nunique(), int(timed["every"].max())
     part = f", without a prefix cache 1 in {every}" if every > 1 else ""
     return (
@@ -359,15 +359,11 @@ def depth_pairs(study: Study) -> pd.DataFrame:
     keys = ["max_depth", "problem_id", "run_seed"]
     if runs.empty:
         return pd.DataFrame(columns=keys)
-    limits = dict(zip(runs["run_id"], runs["max_depth"].astype(int)))
-    rows, nodes = (
-        table.assign(max_depth=table["run_id"].map(limits))
-        for table in (study.table(name, runs=runs) for name in ("problems", "nodes"))
-    )
-    last = nodes[nodes["depth"] >= nodes["max_depth"]]
-    found = set(zip(last["run_id"], last["problem_id"]))
-    reached = [pair in found for pair in zip(rows["run_id"], rows["problem_id"])]
-    rows = rows.assign(correct=rows["correct"].astype(float), reached=reached)
+    of_run, limits = ["run_id", "problem_id"], runs.set_index("run_id")["max_depth"].astype(int)
+    deepest = study.table("nodes", runs=runs).groupby(of_run)["depth"].max()
+    rows = study.table("problems", runs=runs).join(deepest, on=of_run)
+    rows = rows.assign(max_depth=rows["run_id"].map(limits), correct=rows["correct"].astype(float))
+    rows["reached"] = rows["depth"] >= rows["max_depth"]
     values = ["correct", "reached", "tokens"]
     finishes, stops = (rows.loc[rows["setting"] == s, [*keys, *values]] for s in SIDES.values())
     return finishes.merge(stops, on=keys, suffixes=("_finishes", "_stops"))
@@ -532,9 +528,8 @@ def pressure_rows(sweep: Any) -> pd.DataFrame:
     rows = pd.DataFrame(list(product(SHARES, ENGINES)), columns=["llm_share", "model"])
     rows["need"] = rows["model"].map(need * block_size)
     for name, config in (("room", sweep.config), ("thesis_room", settings.thesis_pair())):
-        fits = {share: feasibility(settings.RunSpec(config, share, 0)) for share in SHARES}
-        pairs = zip(rows["llm_share"], rows["model"])
-        rows[name] = [fits[share].blocks(model) * config.block_size for share, model in pairs]
+        fits = [feasibility(settings.RunSpec(config, share, 0)) for share in SHARES]
+        rows[name] = [at.blocks(model) * config.block_size for at in fits for model in ENGINES]
     rows["ratio"] = rows["need"] / rows["room"]
     last = rows[rows["model"] == "prm"].iloc[-1]
     rows["thesis_need"] = rows["need"] * last["ratio"] * last["thesis_room"] / last["need"]

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from functools import lru_cache, partial
+from functools import partial
 from html import escape
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -78,27 +78,19 @@ def sweep_problems(config: SweepConfig) -> list[Problem]:
 
 def model_fingerprint(model: str) -> str:
     """12 hexadecimal digits over the content of a model's files; of a dummy only its configs."""
-    dummy = model.startswith(DUMMY)
+    dummy, digest = model.startswith(DUMMY), hashlib.sha256()
     where = find_model(model.removeprefix(DUMMY), weights=not dummy)
     patterns = MODEL_FILES[:1] if dummy else MODEL_FILES
-    files = sorted(file for pattern in patterns for file in where.glob(pattern)) or [where]
-    stamp = tuple((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
-    return ("dummy-" if dummy else "") + _hash_files(stamp)
-
-
-@lru_cache(maxsize=16)
-def _hash_files(stamp: tuple[tuple[str, int, int], ...]) -> str:
-    """Hash of names and contents; the time stamp only tells this process when to hash again."""
-    digest = hashlib.sha256()
-    for name, size, _ in stamp:
-        digest.update(f"{Path(name).name}\x1f{size}\x1f".encode())
+    for file in sorted(file for pattern in patterns for file in where.glob(pattern)) or [where]:
+        size = file.stat().st_size
+        digest.update(f"{file.name}\x1f{size}\x1f".encode())
         far = [k * (size - SAMPLE) // (SAMPLES - 1) for k in range(SAMPLES)]
-        with Path(name).open("rb") as content:
+        with file.open("rb") as content:
             # the first sample holds the header of a safetensors file
             for start in range(0, size, SAMPLE) if size <= WHOLE_UP_TO else far:
                 content.seek(start)
                 digest.update(content.read(SAMPLE))
-    return digest.hexdigest()[:12]
+    return ("dummy-" if dummy else "") + digest.hexdigest()[:12]
 
 
 # -- the tables of one run --
