@@ -12,7 +12,7 @@ from workbench.cli.study import report
 from workbench.experiments.execute import one_by_one
 from workbench.experiments.notebooks import notebook_files
 from workbench.experiments.provenance import project_root
-from workbench.experiments.settings import PLANS, PROFILES, BatchPlan, RunSpec, sweep_config
+from workbench.experiments.settings import PLANS, BatchPlan, RunSpec, sweep_config
 from workbench.experiments.study import Study, completeness, figures_home, run_sweep
 
 
@@ -20,7 +20,7 @@ from workbench.experiments.study import Study, completeness, figures_home, run_s
 def calls(monkeypatch, tmp_path):
     """What `workbench figures` called, with everything slow replaced."""
     called = []
-    runs = {"runs": pd.DataFrame({"run_id": ["r"]}), "all_runs": pd.DataFrame()}
+    runs = {"runs": pd.DataFrame({"run_id": ["r"]}), "all_runs": pd.DataFrame(columns=["status"])}
     swept = SimpleNamespace(config=sweep_config("quick"), plan=None, **runs)
     results = {
         "experiments.study.run_sweep": swept,
@@ -124,11 +124,6 @@ def test_a_replot_runs_nothing_and_takes_no_parameter_of_a_run(calls, monkeypatc
     assert "takes no -p n" in capsys.readouterr().err
 
 
-def test_a_replot_names_what_was_never_stored(tmp_path, capsys):
-    assert main(["figures", "--replot", "prefix_hits", "-p", f"figures_folder={tmp_path}"]) == 2
-    assert "has no stored rows" in capsys.readouterr().err
-
-
 def test_a_failed_run_is_in_the_report_and_on_the_terminal(broken, monkeypatch, capsys):
     assert completeness(broken) == "3 of 4 runs (failed: split-0.300-seed0)"
     reported, place = [], "workbench.experiments"
@@ -142,16 +137,10 @@ def test_a_failed_run_is_in_the_report_and_on_the_terminal(broken, monkeypatch, 
     assert "3 of 4 runs (failed: split-0.300-seed0)" in reported[0]
 
 
-def test_failed_runs_are_repeated_when_asked(calls, tmp_path):
-    folder = str(tmp_path / "runs")
-    assert main(["sweep", "--profile", "quick", "--runs", folder, "--retry-failed"]) == 0
-    assert calls[0][1][1:] == (folder, True, False)
-
-
 def test_stale_ok_reaches_the_sweep_and_every_notebook(calls, tmp_path):
     words = ["--profile", "quick", "--runs", str(tmp_path), "--stale", "ok"]
-    assert main(["sweep", *words]) == 0
-    assert calls[0][1][1:] == (str(tmp_path), False, True)
+    assert main(["sweep", *words, "--retry-failed"]) == 0
+    assert calls[0][1][1:] == (str(tmp_path), True, True)
     assert main(["figures", *words]) == 0
     assert calls[1][1][1:] == (str(tmp_path), False, True)
     assert calls[2][1][2] == {"runs_dir": str(tmp_path), "stale_ok": True}
@@ -165,11 +154,8 @@ def test_stale_ok_reaches_the_sweep_and_every_notebook(calls, tmp_path):
     ("profile", "changed", "folder"),
     [
         ("default", {}, "figures"),
-        *((name, {}, f"build/figures/{name}") for name in PROFILES if name != "default"),
-        *(
-            ("default", changed, "build/figures/default-changed")
-            for changed in ({"num_problems": 2}, {"seeds": (7,)}, {"shares": (0.3,)}, {"n": 4})
-        ),
+        ("full", {}, "build/figures/full"),
+        ("default", {"seeds": (7,)}, "build/figures/default-changed"),
     ],
 )
 def test_figures_holds_the_default_profile_and_nothing_else(profile, changed, folder):

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from tests.plots import synthetic
-from workbench.errors import RunStoreError
+from workbench.errors import ConfigError, RunStoreError
 from workbench.experiments.export import (
     Browser,
     open_browser,
@@ -108,7 +108,7 @@ def test_stored_rows_are_drawn_again_with_the_machine_they_were_measured_on(tmp_
 
 
 def test_a_figure_that_is_unknown_or_was_never_drawn_is_refused_with_the_way_out(tmp_path):
-    with pytest.raises(RunStoreError, match="Did you mean 'memory_split'"):
+    with pytest.raises(ConfigError, match="Did you mean 'memory_split'"):
         replot(tmp_path, FIGURES, ["memory_spilt"])
     with pytest.raises(RunStoreError, match="run `workbench figures` first"):
         replot(tmp_path, FIGURES, ["memory_split"])

@@ -15,9 +15,7 @@ from workbench.errors import ConfigError, NotebookError
 from workbench.experiments.claims import Claim
 from workbench.experiments.notebooks import (
     FIGURE,
-    assignments,
     check_parameters,
-    known_parameters,
     notebook_files,
     run_notebooks,
     write_report,
@@ -43,14 +41,6 @@ def run(tmp_path, names, parameters=None, **more):
     return run_notebooks(
         names, None, parameters, tmp_path / "out", folder=tmp_path / "nb", progress=False, **more
     )
-
-
-def test_parameters_are_the_literals_of_the_tagged_cell(tmp_path):
-    assert known_parameters(notebook(tmp_path / "nb", "01_a")) == {
-        "profile": "default",
-        "shares": [0.3],
-    }
-    assert assignments("a = 1\nb = float('inf')") == {"a": 1, "b": "float('inf')"}
 
 
 def test_an_unknown_parameter_is_refused_before_anything_runs_and_the_nearest_named(tmp_path):

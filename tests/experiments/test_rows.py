@@ -110,7 +110,7 @@ def test_a_gap_in_the_record_shows():
 
 
 def test_claims_are_judged_by_their_rules(sweep, lost, monkeypatch):
-    monkeypatch.setattr(claims, "lost_time_rows", lambda sweep: lost)
+    monkeypatch.setattr(views, "lost_time_rows", lambda sweep: lost)
     found = {claim.key: claim for claim in claims.claims_of(sweep)}
     verdicts = dict.fromkeys(("C1", "C2", "C3", "C4", "C5", "C9"), "holds") | {"C6": "depends on"}
     assert {key: claim.verdict for key, claim in found.items()} == verdicts

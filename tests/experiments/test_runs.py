@@ -40,7 +40,7 @@ SPEC = RunSpec(CONFIGURATION, 0.3, 0)
 def test_a_run_is_stored_whole_with_its_settings_and_found_by_its_fingerprint(tmp_path):
     folder = store_fake(tmp_path, SPEC)
     store = RunStore(tmp_path)
-    assert store.find(SPEC.fingerprint(IDENTITY)) == folder
+    assert store.stored(SPEC, IDENTITY) == folder
     assert folder.name == f"split-0.300-seed0-{SPEC.fingerprint(IDENTITY)}"
     files = {"runs", "problems", "steps", "requests", "nodes", "spans"}
     assert {p.name for p in folder.iterdir()} == {f"{t}.parquet" for t in files} | {CONFIG}

@@ -28,19 +28,15 @@ from workbench.experiments.settings import (
 
 CONFIG = sweep_config("quick", n=4, max_depth=2, seeds=(0, 1))
 SMALL = AblationPlan(4, 2, (1,), num_seeds=2, queue_problems=5, queue_in_flight=2)
-POLICY = PolicyPlan(3, 2, 2, (0.5, 2.0), (0.08, 0.2, 0.3), (0.5,), (0.3,), 1)
+POLICY = PolicyPlan(3, 2, 2, (0.5, 2.0), (0.08, 0.2, 0.3), 1, (0.3,), 1)
 NEED = settings.WorkingSet(2**21, 2**23, 600)
 
 
 def test_only_the_thesis_profile_pays_activations_from_the_total_and_all_span_the_axis():
     for profile in PROFILES:
         config = sweep_config(profile)
-        assert (config.profile, config.n, config.beam_width, config.block_size) == (
-            profile,
-            16,
-            4,
-            16,
-        )
+        assert config.profile == profile
+        assert (config.n, config.beam_width, config.block_size) == (16, 4, 16)
         assert (min(config.shares), max(config.shares)) == (0.08, 0.5)
         assert config.activations_in_total is (profile == "thesis")
 
@@ -106,7 +102,6 @@ def test_every_run_of_every_study_has_its_own_fingerprint(profile):
 def test_a_plan_takes_a_notebook_s_parameters():
     given = {"grid_seqs": [2, 4], "compared_seqs": None, "llm": "of no plan"}
     assert plan_of(BatchPlan, "quick", given).grid_seqs == (2, 4)
-    assert plan_of(PolicyPlan, "default", {"budgets": [2.0, 1.0]}).alone_at == (1.0,)
     assert plan_of(AblationPlan, "quick", {"ablation_share": 0.2}).ablation_share == 0.2
 
 
@@ -117,7 +112,7 @@ def test_a_plan_takes_a_notebook_s_parameters():
         (BatchPlan, {"compared_seqs": ()}, "compared_seqs"),
         (AblationPlan, {"depth_limits": (4, 4)}, "each once"),
         (AblationPlan, {"ablation_share": 1.0}, "shares in"),
-        (PolicyPlan, {"alone_at": (3.0,)}, "of the budgets"),
+        (PolicyPlan, {"num_seeds": 0}, "numbers from 1"),
     ],
 )
 def test_a_plan_refuses_nonsense(kind, wrong, said):
@@ -189,7 +184,7 @@ def test_policies_are_paired_and_techniques_stand_where_asked():
         own = [run for run in runs if run.get("budget") == budget]
         assert {run.get("policy") for run in own} == set(settings.POLICIES)
         alone = {run.get("technique") for run in own if run.get("policy") == settings.STATIC}
-        assert alone == (set(TECHNIQUES) if budget in POLICY.alone_at else {settings.NONE})
+        assert alone == (set(TECHNIQUES) if budget == 0.5 else {settings.NONE})
         beside = [run for run in runs if run.get("beside") == budget]
         assert {run.group for run in own} == {run.group for run in beside}
     names = [[run.setting for run in runs if run.seed == seed] for seed in (0, 1)]

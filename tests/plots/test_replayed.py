@@ -5,7 +5,7 @@ import pytest
 
 from tests.plots import synthetic
 from workbench import plots
-from workbench.plots.search import BADGE, GROUND, as_replayed, rungs
+from workbench.plots.search import GROUND, as_replayed, rungs
 
 PAIRS = {
     "memory_split": synthetic.split_rows,
@@ -22,7 +22,7 @@ def test_a_replayed_figure_is_told_apart(name) -> None:
     measured, replayed = (how(rows, synthetic.PROVENANCE) for how in (draw, as_replayed(draw)))
     assert replayed.layout.plot_bgcolor == GROUND != measured.layout.plot_bgcolor
     assert "replayed 1B + 8B" in replayed.layout.title.text
-    (badge,) = (a for a in replayed.layout.annotations if BADGE in (a.text or ""))
+    (badge,) = (a for a in replayed.layout.annotations if "REPLAYED" in (a.text or ""))
     top = replayed.layout.meta["on_paper"]["margin"]["t"]
     assert badge.yshift + 18 <= top, "the badge is inside the page on paper too"
     assert replayed.layout.meta["caption"].startswith("Replayed 1B + 8B, not measured.")

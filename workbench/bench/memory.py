@@ -81,9 +81,9 @@ BLOCK_SIZE = 16
 PARTS = ("starts", "beams", "forks", "arena", "sharing")
 BUDGETS, SHARES = (0.5, 1.0, 2.0), (0.08, 0.2, THESIS_SHARE, 0.5)
 PLANS = {  # of sharing, and how often it is carried out
-    "quick": (settings.PolicyPlan(3, 2, 1, BUDGETS, SHARES, (), repeats=0), 1),
-    "default": (settings.PolicyPlan(16, 12, 2, BUDGETS, SHARES, (), repeats=0), 2),
-    "full": (settings.PolicyPlan(128, 12, 3, BUDGETS, SHARES, (), repeats=0), 3),
+    "quick": (settings.PolicyPlan(3, 2, 1, BUDGETS, SHARES, 0, repeats=0), 1),
+    "default": (settings.PolicyPlan(16, 12, 2, BUDGETS, SHARES, 0, repeats=0), 2),
+    "full": (settings.PolicyPlan(128, 12, 3, BUDGETS, SHARES, 0, repeats=0), 3),
 }
 
 

@@ -182,22 +182,20 @@ def terminal() -> Console:
 
 def table(headings: Iterable[str], rows: Iterable[Iterable[Any]], *, texts: bool = False) -> Table:
     """A plain table; all but the first column are numbers, to the right, or texts that fold."""
+    import pandas as pd
     from rich.table import Table
+
+    def cell(value: Any) -> str:
+        if value is None or (pd.api.types.is_scalar(value) and pd.isna(value)):
+            return "-"
+        if isinstance(value, float):
+            return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+        return str(value)
 
     drawn = Table(box=None, pad_edge=False, header_style="bold")
     later: dict[str, Any] = {"overflow": "fold"} if texts else {"justify": "right", "no_wrap": True}
     for heading in headings:
         drawn.add_column(heading, **later if drawn.columns else {"no_wrap": True})
     for row in rows:
-        drawn.add_row(*map(_cell, row))
+        drawn.add_row(*map(cell, row))
     return drawn
-
-
-def _cell(value: Any) -> str:
-    import pandas as pd
-
-    if value is None or (pd.api.types.is_scalar(value) and pd.isna(value)):
-        return "-"
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    return str(value)

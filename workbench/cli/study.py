@@ -12,16 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Argument, Exit, Option
 
 from workbench.cli import options
-from workbench.cli.options import (
-    DryRun,
-    Profile,
-    RetryFailed,
-    Runs,
-    Set,
-    Stale,
-    table,
-    terminal,
-)
+from workbench.cli.options import DryRun, Profile, RetryFailed, Runs, Set, Stale, table, terminal
 from workbench.config import SweepConfig, format_size
 from workbench.errors import ConfigError, RunStoreError, nearest
 
@@ -70,9 +61,8 @@ def figures(
         file.stem: names for file, names in notebooks.known_together(files, parameters).items()
     }
     how: dict[str, Any] = {"retry_failed": retry_failed, "stale_ok": bool(stale)}
-    stems, together = [*known], {name for names in known.values() for name in names}
-    own = together & {field.name for field in fields(SweepConfig)} - {"profile"}
-    config = sweep_config(profile, **{name: parameters.get(name) for name in own})
+    stems, of_sweep = [*known], {field.name for field in fields(SweepConfig)} - {"profile"}
+    config = sweep_config(profile, **{k: v for k, v in parameters.items() if k in of_sweep})
     if dry_run:
         _print_left(config, stems, parameters, runs, how)
         return
@@ -122,13 +112,13 @@ def _print_left(
 
     if set(stems) - set(OWN_RUNS):
         _print_preview(config, runs, how)
-    policies = partial(study.policies_planned, runs_dir=runs, stale_ok=how["stale_ok"])
-    studies: tuple[tuple[str, Any, Any], ...] = (
-        (BATCHING, settings.BatchPlan, settings.batch_runs),
-        (ABLATION, settings.AblationPlan, settings.ablation_runs),
-        (OPTIMISATION, settings.PolicyPlan, policies),
-    )
-    for stem, kind, runs_of in studies:
+    studies: dict[str, tuple[Any, Any]] = {
+        BATCHING: (settings.BatchPlan, settings.batch_runs),
+        ABLATION: (settings.AblationPlan, settings.ablation_runs),
+        OPTIMISATION: (settings.PolicyPlan, partial(study.policies_planned, runs_dir=runs,
+                                                    stale_ok=how["stale_ok"])),
+    }  # fmt: skip
+    for stem, (kind, runs_of) in studies.items():
         if stem in stems:
             plan = settings.plan_of(kind, config.profile, parameters)
             found = study.preview(config, runs, specs=runs_of(config, plan), **how)
@@ -238,16 +228,16 @@ def _print_problems(runs: pd.DataFrame) -> bool:
     """A line for each run that failed, does not fit or cannot be read, then remarks on the rest;
     returns whether any run failed.
     """
-    from workbench.experiments import runs as stored_runs
-    from workbench.experiments.study import remarks, unfinished
+    from workbench.experiments.runs import FAILED, FINISHED
+    from workbench.experiments.study import remarks
 
-    console, bad = terminal(), unfinished(runs).to_dict("records")
+    console, bad = terminal(), runs[runs["status"] != FINISHED].to_dict("records")
     for row in bad:
         reason = row["error"] if isinstance(row["error"], str) else "no reason was kept"
         console.print(f"{row['status']}: {row['run_id']}: {reason}", style="yellow", markup=False)
     for remark in remarks(runs):
         console.print(remark, style="yellow")
-    return any(row["status"] == stored_runs.FAILED for row in bad)
+    return any(row["status"] == FAILED for row in bad)
 
 
 # -- stored runs: nothing here loads torch --
@@ -257,8 +247,7 @@ Status = Literal["finished", "failed", "infeasible", "unreadable"]
 
 
 def list_runs(
-    status: Annotated[Status | None, Option(help="only these")] = None,
-    runs: Runs = None,
+    status: Annotated[Status | None, Option(help="only these")] = None, runs: Runs = None
 ) -> None:
     """Print one line for each stored run."""
     from workbench.experiments.runs import load_runs, of_other_code
@@ -266,13 +255,12 @@ def list_runs(
     found = load_runs(_store(runs).folders())
     if status:
         found = found[found["status"] == status]
-    if len(found):
-        marked = of_other_code(found) & (found["status"] != "unreadable")
-        found = found.assign(status=found["status"] + marked.map({True: ", other code", False: ""}))
-        _print_frame(found[[name for name in RUN_COLUMNS if name in found]])
-    else:
+    if found.empty:
         hint = "`workbench sweep --profile quick` makes some."
         terminal().print(f"No runs are stored here yet; {hint}")
+        return
+    found.loc[of_other_code(found) & (found["status"] != "unreadable"), "status"] += ", other code"
+    _print_frame(found[[name for name in RUN_COLUMNS if name in found]])
 
 
 def show(run: Run, runs: Runs = None) -> None:
@@ -338,9 +326,8 @@ def find_run(name: str, store: RunStore) -> Path:
     if Path(name).is_dir():
         return Path(name)
     folders = store.folders()
-    found = [f for f in folders if f.name == name] or [
-        f for f in folders if f.name.startswith(name) or f.name.rsplit("-", 1)[1].startswith(name)
-    ]
+    begins = (f for f in folders if f.name.startswith(name) or f.name[-12:].startswith(name))
+    found = [f for f in folders if f.name == name] or [*begins]
     if len(found) == 1:
         return found[0]
     hint = nearest(name, [f.name for f in folders])

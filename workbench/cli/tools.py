@@ -178,7 +178,7 @@ def bench(
 
 def accepted(name: str, measured: Any, given: dict[str, Any]) -> dict[str, Any]:
     """The options this benchmark takes, defaults filled in; one it does not take is refused."""
-    known = {each.name: each.default for each in inspect.signature(measured).parameters.values()}
+    known = {name: each.default for name, each in inspect.signature(measured).parameters.items()}
     if "model" in given and "model" not in known:  # searches name two models, this is the first
         given.setdefault("llm", given.pop("model"))
     for each in given:
@@ -277,9 +277,8 @@ def train_tiny(
     from workbench.training import training
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    for folder in training.train_tiny(
-        out, minutes=minutes, seed=seed, models=tuple(model or Embedded)
-    ):
+    models = tuple(model or Embedded)
+    for folder in training.train_tiny(out, minutes=minutes, seed=seed, models=models):
         print(f"written: {folder}")
 
 
@@ -297,7 +296,7 @@ def doctor() -> None:
 
     Changes nothing. Exit status 1 when something is missing that every run needs.
     """
-    findings = list(_examine())
+    findings = list(examine())
     drawn = table(("", "found", "what to do"), [each[:3] for each in findings], texts=True)
     for row, each in zip(drawn.rows, findings):
         row.style = "" if not each.remedy else "red" if each.needed else "yellow"
@@ -306,8 +305,8 @@ def doctor() -> None:
         raise Exit(FAILED)
 
 
-def _examine() -> Iterator[Finding]:
-    """Every finding, cheapest first."""
+def examine() -> Iterator[Finding]:
+    """Every finding of `doctor`, cheapest first."""
     from workbench.experiments import provenance
     from workbench.models.loading import load_model  # brings torch: its threads and GPU are told
     from workbench.models.spec import ARCHITECTURES

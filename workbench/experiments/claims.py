@@ -13,16 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from workbench.experiments.rows import (
-    accuracy_gain,
-    depth_pairs,
-    gain_of,
-    lost_time_rows,
-    memory_split_rows,
-    prefix_hit_rows,
-    rates_of,
-    thrashing_rows,
-)
+from workbench.experiments import rows as drawn
 from workbench.experiments.settings import BATCHED, LAST_TWO, THESIS_SHARE, sweep_config
 from workbench.experiments.statistics import Interval, Rates, Tables, upper_bound_of_none
 from workbench.experiments.study import Study, rung
@@ -79,12 +70,12 @@ def claims_table(claims: Sequence[Claim]) -> pd.DataFrame:
 def claims_of(sweep: Tables) -> list[Claim]:
     """Every claim this sweep can judge, in the study's order."""
     found = [
-        peak_claim(memory_split_rows(sweep)),
+        peak_claim(drawn.memory_split_rows(sweep)),
         constant_claim(sweep.runs),
         linear_claim(sweep.runs),
-        eviction_claim(rates_of(sweep)["tokens_per_s"], lost_time_rows(sweep)),
-        hits_claim(prefix_hit_rows(sweep)),
-        thrash_claim(thrashing_rows(sweep)),
+        eviction_claim(drawn.rates_of(sweep)["tokens_per_s"], drawn.lost_time_rows(sweep)),
+        hits_claim(drawn.prefix_hit_rows(sweep)),
+        thrash_claim(drawn.thrashing_rows(sweep)),
         sameness_claim(sweep.table("nodes")),
     ]
     return [replace(claim, rung=rung(sweep.runs)) for claim in found]
@@ -137,10 +128,10 @@ def eviction_claim(rates: Rates, lost: pd.DataFrame) -> Claim:
     before, after = (float(parts.fillna(0.0)[share]) for share in (base, end))
     part = rates.part_of_slow_down(base, end, (before, after))
     told = f"{part.estimate:.0%} [{part.low:.0%}, {part.high:.0%}] of the slow-down"
-    if math.isnan(part.estimate):
-        told = "and the slow-down is not told from the machine's noise"
     if rates.plateau(end)[0] <= base:
         told = "and both shares do the same work"
+    elif math.isnan(part.estimate):
+        told = "and the slow-down is not told from the machine's noise"
     number = (
         f"tokens/s at {end:.2f} minus at {base:.2f}: {slower.estimate:.0f} [{slower.low:.0f}, "
         f"{slower.high:.0f}]; recomputing what was evicted is {after:.0%} of the time at "
@@ -177,22 +168,22 @@ def thrash_claim(rows: pd.DataFrame) -> Claim:
 def sameness_claim(nodes: pd.DataFrame) -> Claim:
     """C9, as far as the split goes: every node has the same tokens at every share of a seed."""
     tokens = nodes.assign(text=nodes["token_ids"].map(tuple))
-    tokens["all_shares"] = tokens.groupby("run_seed")["llm_share"].transform("nunique")
-    found = tokens.groupby(["run_seed", "problem_id", "node_id"]).agg(
-        texts=("text", "nunique"), shares=("llm_share", "nunique"), wanted=("all_shares", "first")
-    )
-    differ = int(((found["texts"] > 1) | (found["shares"] < found["wanted"])).sum())
+    wanted = tokens.groupby("run_seed")["llm_share"].nunique()
+    by_node = tokens.groupby(["run_seed", "problem_id", "node_id"])
+    found = by_node[["text", "llm_share"]].nunique()
+    lacks = found["llm_share"] < found.index.get_level_values("run_seed").map(wanted.to_dict())
+    differ = int(((found["text"] > 1) | lacks).sum())
     number = f"{differ:,} of {len(found):,} nodes differ between the shares"
     return _judged("C9", not differ, differ, number)
 
 
 def ablation_claims(study: Study) -> list[Claim]:
     """C7 and C8, as far as their settings were measured."""
-    settings, found = set(study.measured_settings), []
+    settings, found = set(study.runs["setting"]), []
     if set(BATCHED) <= settings:
-        found.append(batching_claim(gain_of(study, *BATCHED)))
+        found.append(batching_claim(drawn.gain_of(study, *BATCHED)))
     if set(LAST_TWO) <= settings:
-        found.append(finishing_claim(depth_pairs(study), study.config.max_depth))
+        found.append(finishing_claim(drawn.depth_pairs(study), study.config.max_depth))
     return [replace(claim, rung=rung(study.runs)) for claim in found]
 
 
@@ -213,7 +204,7 @@ def finishing_claim(pairs: pd.DataFrame, max_depth: int) -> Claim:
     beam came to the limit: then nothing was sampled to an end, and the claim is not tested.
     """
     own = pairs[pairs["max_depth"] == max_depth]
-    gain, reached = accuracy_gain(own), int(own["reached_finishes"].sum())
+    gain, reached = drawn.accuracy_gain(own), int(own["reached_finishes"].sum())
     if (own["correct_stops"] == own["correct_finishes"]).all():
         bound = upper_bound_of_none(int(own["problem_id"].nunique()))
         gain = replace(gain, estimate=0.0, low=-bound, high=bound)
@@ -223,7 +214,7 @@ def finishing_claim(pairs: pd.DataFrame, max_depth: int) -> Claim:
     )
     lower = pairs[pairs["max_depth"] < max_depth]
     for limit, rows in lower.groupby("max_depth"):
-        number += f"; {accuracy_gain(rows).estimate:+.2f} at {limit}"
+        number += f"; {drawn.accuracy_gain(rows).estimate:+.2f} at {limit}"
     holds, fails = reached and gain.high < HARDLY, reached and gain.low > HARDLY
     return _judged("C8", holds, fails, f"{number}; hardly means {HARDLY:g}")
 

@@ -12,6 +12,7 @@ import hashlib
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from itertools import accumulate
@@ -76,7 +77,10 @@ def one_by_one(execute: Callable[[RunSpec], RunResult]) -> Execute:
 
 
 class Searches:
-    """Carries out the searches of a group, as many interleaved as fit into half of the memory."""
+    """Carries out the searches of a group, as many interleaved as fit into half of the memory.
+
+    Before the first a few problems are searched and thrown away: kernels are compiled, caches warm.
+    """
 
     def __init__(self) -> None:
         self._warm = False
@@ -88,23 +92,14 @@ class Searches:
             if waiting[0].config.device == "cpu":  # on a GPU one at a time
                 count = max(1, sum(size <= total_memory() // 2 for size in sizes))
             together, waiting = waiting[:count], waiting[count:]
-            self._warm = self._warm or _warm_up(together[0])
+            few = min(together[0].config.num_problems, together[0].config.warmup_problems)
+            if few and not self._warm:
+                config = replace(together[0].config, num_problems=few)
+                with suppress(Exception):  # the measured runs keep it as a row
+                    Pair(replace(together[0], config=config)).search().play()
+                    self._warm = True
             yield from _interleaved(together)
             gc.collect()  # engines hold cycles; the next runs must not pay for their memory
-
-
-def _warm_up(spec: RunSpec) -> bool:
-    """A few problems searched and thrown away: kernels are compiled, caches warm.
-
-    What it raises is left to the measured runs, which keep it as a row.
-    """
-    few = min(spec.config.num_problems, spec.config.warmup_problems)
-    if few:
-        try:
-            Pair(replace(spec, config=replace(spec.config, num_problems=few))).search().play()
-        except Exception:
-            return False
-    return True
 
 
 def _interleaved(specs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, Outcome | Progress]]:
@@ -160,7 +155,7 @@ class Pair:
         cells = run_columns(result.throughput, result.trace.steps, parts)
         cells["accuracy"] = result.accuracy
         if self.arena is not None:
-            cells |= _arena_columns(result, self.arena)
+            cells |= _arena_columns(result.trace, self.arena)
         tables = {"problems": with_wall_part(result.problems, result.throughput)}
         return RunResult(cells, tables | {"nodes": result.tree} | _traced(result.trace))
 
@@ -171,9 +166,9 @@ def _traced(trace: Trace) -> dict[str, pd.DataFrame]:
 
 def make_arena(spec: RunSpec) -> KVArena:
     """The memory of both models. OutOfMemory where a floor cannot be met."""
-    shapes = []
+    names, shapes = ("block_size", "max_model_len", "dtype", "device"), []
     for role in ENGINES:
-        own, names = spec.engine(role), ("block_size", "max_model_len", "dtype", "device")
+        own = spec.engine(role)
         given = {name: getattr(own, name) for name in names}
         shapes.append(block_shape(own.model, name=role, **given))
     policy = settings.POLICIES[spec.get("policy")]()
@@ -227,37 +222,32 @@ def run_columns(
     for role, memory in parts.items():
         own = steps[steps["engine"] == role]
         cells = dict(memory) | {name: int(own[name].sum()) for name in COUNTS}
-        cells["hit_rate"] = _rate(cells["hit_tokens"], cells["query_tokens"])
+        cells["hit_rate"] = cells["hit_tokens"] / (cells["query_tokens"] or float("nan"))
         row |= {f"{role}_{name}": value for name, value in cells.items()}
         row[f"{role}_steps"] = len(own)
     again = sum(row[f"prm_{name}"] for name in COUNTS if name.startswith("recomputed"))
     new = {"llm": row["sampled_tokens"], "prm": row["prm_prefill_tokens"] - again}
-    rates = {f"{r}_tokens_per_busy_s": _rate(new[r], row[f"{r}_busy_s"]) for r in ENGINES}
-    return row | rates
+    for role in ENGINES:
+        row[f"{role}_tokens_per_busy_s"] = new[role] / (row[f"{role}_busy_s"] or float("nan"))
+    return row
 
 
 def memory_parts(engine: Engine) -> dict[str, Any]:
     """The engine's memory in bytes, part by part, and what its cache holds."""
     memory = engine.memory
-    return {
-        "weights_bytes": memory.weights,
-        "activations_bytes": memory.activations,
-        "other_bytes": memory.other,
-        "kv_bytes": memory.kv,
-        "block_bytes": memory.block_bytes,
-        "blocks": memory.num_blocks,
-        "kv_tokens": memory.num_blocks * engine.config.block_size,
-    }
+    names = ("weights", "activations", "other", "kv")
+    parts = {f"{name}_bytes": getattr(memory, name) for name in names}
+    parts |= {"block_bytes": memory.block_bytes, "blocks": memory.num_blocks}
+    return parts | {"kv_tokens": memory.num_blocks * engine.config.block_size}
 
 
-def _arena_columns(result: SearchResult, arena: KVArena) -> dict[str, Any]:
+def _arena_columns(trace: Trace, arena: KVArena) -> dict[str, Any]:
     """The working set, and what of the memory each model ended with.
 
     *_active_bytes: the highest at any step. *_final_share: of a policy that keeps a split. longest:
     tokens of the longest sequence.
     """
-    steps, requests = result.trace.steps, result.trace.requests
-    most = steps.groupby("engine")["blocks_active"].max()
+    requests, most = trace.requests, trace.steps.groupby("engine")["blocks_active"].max()
     longest = (requests["prompt_tokens"] + requests["output_tokens"]).max()
     cells: dict[str, Any] = {"longest": int(longest), "kv_pages": arena.num_pages}
     for name, pages in arena.target.items():
@@ -266,10 +256,6 @@ def _arena_columns(result: SearchResult, arena: KVArena) -> dict[str, Any]:
         share = pages / arena.num_pages if arena.policy.keeps_split else None
         cells[f"{name}_final_share"] = share
     return cells
-
-
-def _rate(amount: float, of: float) -> float:
-    return amount / of if of else float("nan")
 
 
 # -- cells of batch limits: the requests of one recorded search, asked again of one model alone --
@@ -283,12 +269,8 @@ class Asked:
     params: SamplingParams | None = None
     positions: Sequence[int] = ()
     columns: Sequence[int] = ()
-    output: RequestOutput | None = None
-
-    @property
-    def sampled(self) -> tuple[int, ...]:
-        """The recorded tokens."""
-        return () if self.output is None else tuple(self.output.token_ids)
+    sampled: tuple[int, ...] = ()
+    logits: Any = None
 
     @property
     def num_rows(self) -> int:
@@ -305,9 +287,8 @@ class Asked:
 
     def is_same(self, output: RequestOutput) -> bool:
         """Whether an output is the recorded one, token by token or bit by bit."""
-        recorded = None if self.output is None else self.output.logits
         told = tuple(output.token_ids) == self.sampled
-        return told and np.array_equal(recorded, output.logits)  # type: ignore[arg-type]
+        return told and np.array_equal(self.logits, output.logits)  # type: ignore[arg-type]
 
 
 class Listener(Engine):
@@ -333,7 +314,8 @@ class Listener(Engine):
         """As Engine.step."""
         outputs = super().step()
         for output in outputs:
-            self.asked[output.request_id].output = output
+            own = self.asked[output.request_id]
+            own.sampled, own.logits = tuple(output.token_ids), output.logits
         return outputs
 
 
@@ -392,13 +374,10 @@ class Cells:
             outputs |= {output.request_id: output for output in engine.step()}
         engine_s, steps = time.perf_counter() - start, recorder.steps
         room = steps["blocks_active"].sum() * config.block_size
-        counts = {
-            "waste": float(1 - steps["tokens_held"].sum() / room) if room else 0.0,
-            "num_steps": len(steps),
-            "most_running": int(steps["running"].max()),
-            "preempted": int(steps["preempted"].sum()),
-            "requests": len(asked),
-        }
+        waste = float(1 - steps["tokens_held"].sum() / room) if room else 0.0
+        counts = {"waste": waste, "num_steps": len(steps), "requests": len(asked)}
+        counts |= {"preempted": int(steps["preempted"].sum())}
+        counts |= {"most_running": int(steps["running"].max())}
         if not is_timed:
             return RunResult(counts)
         rows = int(steps[["prefill_tokens", "decode_tokens"]].to_numpy().sum())
@@ -421,10 +400,6 @@ class Cells:
 
 REPLAYED = "replayed 1B + 8B"
 DEVICE = "a100-40"
-NOTHING_WAS_RUN = (
-    "Nothing was run: tokens are MATH-500's lengths with stated assumptions, seconds a roofline's, "
-    "a bound from below."
-)
 SIZES = {"quick": (48, (0,)), "default": (24, (0,)), "full": (128, (0, 1, 2))}
 """Problems and seeds of a profile."""
 
@@ -476,16 +451,11 @@ def replayed_run(device: Device, spec: RunSpec) -> RunResult:
         llm_share=spec.llm_share,
         **{name: getattr(config, name) for name in limits},
     )
-    parts = {
-        role: {
-            "weights_bytes": memory.weight_bytes,
-            "kv_bytes": memory.kv_bytes,
-            "block_bytes": memory.block_bytes,
-            "blocks": memory.num_blocks,
-            "kv_tokens": memory.num_blocks * config.block_size,
-        }
-        for role, memory in zip(ENGINES, found.memory, strict=True)
-    }
+    parts = {}
+    for role, memory in zip(ENGINES, found.memory, strict=True):
+        held = {"weights_bytes": memory.weight_bytes, "kv_bytes": memory.kv_bytes}
+        held |= {"block_bytes": memory.block_bytes, "blocks": memory.num_blocks}
+        parts[role] = held | {"kv_tokens": memory.num_blocks * config.block_size}
     row = run_columns(found.throughput, found.trace.steps, parts)
     row |= {"rung": REPLAYED, "machine": f"simulated {device.name}"}
     requests = found.trace.requests
@@ -495,7 +465,8 @@ def replayed_run(device: Device, spec: RunSpec) -> RunResult:
     computed = (prm["prompt_tokens"] - prm["cached_tokens"]).groupby(prm["problem_id"]).sum()
     tokens = found.trace.nodes.groupby("problem_id")["step_tokens"].sum()
     rows = pd.DataFrame({"tokens": tokens, "seconds": seconds, "prm_tokens_computed": computed})
-    levels = {p.problem.id: p.problem.level for p in answers.recording.problems}
-    rows["level"] = rows.index.map(levels)
+    rows["level"] = rows.index.map(
+        {p.problem.id: p.problem.level for p in answers.recording.problems}
+    )
     problems = with_wall_part(rows, found.throughput).rename_axis("problem_id").reset_index()
     return RunResult(row, {"problems": problems} | _traced(found.trace))

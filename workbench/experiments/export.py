@@ -24,7 +24,8 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from workbench.errors import RunStoreError, nearest
+from workbench.config import require_known
+from workbench.errors import RunStoreError
 from workbench.experiments.provenance import git_state, machine_facts, versions
 
 PLOTLY_JS = "plotly.min.js"
@@ -70,12 +71,8 @@ def save_figure(
     for number, trace in enumerate(fixed.data):
         trace.uid = f"trace{number}"  # plotly would draw names inside at random
     share_plotly_js(place)
-    facts: Mapping[str, Any] = measured or {
-        "versions": versions(),
-        "git": git_state(),
-        "machine": machine_facts(),
-    }
-    record = {key: facts[key] for key in ("versions", "git", "machine")}
+    here: dict[str, Any] = {"versions": versions, "git": git_state, "machine": machine_facts}
+    record = {key: measured[key] if measured else found() for key, found in here.items()}
     record["parameters"] = {**parameters, "provenance": _said(fig, "provenance")}
     text = json.dumps(record, indent=2, sort_keys=True, default=str, ensure_ascii=False)
     contents = {
@@ -93,10 +90,9 @@ def save_figure(
             raise
         contents |= {".svg": svg, ".pdf": pdf, ".tex": tex(fig, name).encode()}
     write_together(place, {f"{name}{ending}": content for ending, content in contents.items()})
-    images = [f"{name}.svg", f"{name}.pdf"]
-    stale = [file for file in images if problem and (place / file).exists()]
-    if problem and stale:
-        problem += f" Older than these rows: {', '.join(stale)}."
+    older = [file for file in (f"{name}.svg", f"{name}.pdf") if (place / file).exists()]
+    if problem and older:
+        problem += f" Older than these rows: {', '.join(older)}."
     return SavedFigure(name, place, tuple(contents), problem)
 
 
@@ -105,23 +101,25 @@ def replot(
 ) -> list[SavedFigure]:
     """Draw stored figures again from their rows; `figures` says how (workbench.plots.FIGURES).
 
-    names: default all that have rows in `folder`. RunStoreError for one unknown or never drawn.
+    names: default all that have rows in `folder`. ConfigError for one unknown, RunStoreError for
+    one never drawn.
     """
-    place, drawn = Path(folder), []
+    place, stored = Path(folder), {}
+    require_known(names or (), list(figures), "The study", "figure")
     for name in names or [name for name in figures if (place / f"{name}.parquet").is_file()]:
-        if name not in figures:
-            hint = f"{nearest(name, list(figures))} Figures: {', '.join(figures)}."
-            raise RunStoreError(f"There is no figure {name!r}.{hint}")
-        stored = [place / f"{name}{ending}" for ending in (".parquet", ".json")]
-        if not all(file.is_file() for file in stored):
+        stored[name] = files = [place / f"{name}{ending}" for ending in (".parquet", ".json")]
+        if not all(file.is_file() for file in files):
             raise RunStoreError(
                 f"Figure {name!r} has no stored rows in {place.name}/; run `workbench figures` "
                 "first."
             )
-        rows, record = pd.read_parquet(stored[0]), json.loads(stored[1].read_text(encoding="utf-8"))
+    saved = []
+    for name, (table, origin) in stored.items():
+        rows, record = pd.read_parquet(table), json.loads(origin.read_text(encoding="utf-8"))
         told = record["parameters"]
-        drawn.append((figures[name](rows, told["provenance"]), rows, name, place, told, record))
-    return [save_figure(*each, measured=record) for *each, record in drawn]
+        fig = figures[name](rows, told["provenance"])
+        saved.append(save_figure(fig, rows, name, place, told, measured=record))
+    return saved
 
 
 def _said(fig: go.Figure, what: str) -> str:
@@ -173,13 +171,12 @@ def tex_escaped(text: str) -> str:
     return "".join(special.get(character, character) for character in text)
 
 
-def share_plotly_js(folder: Path) -> Path:
-    """One plotly.js for all pages of a folder, of the version that wrote them."""
-    script = folder / PLOTLY_JS
-    content = get_plotlyjs().encode()
+def share_plotly_js(folder: Path) -> str:
+    """One plotly.js for all pages of a folder, of the version that wrote them; its name."""
+    script, content = folder / PLOTLY_JS, get_plotlyjs().encode()
     if not script.is_file() or script.stat().st_size != len(content):
         write_together(folder, {PLOTLY_JS: content})
-    return script
+    return PLOTLY_JS
 
 
 def write_together(folder: Path, contents: Mapping[str, bytes]) -> None:
@@ -234,7 +231,13 @@ class Browser:
         paper = print_version(fig)
         screen = {"format": "svg", "width": SCREEN_WIDTH_PX, "height": fig.layout.height or 450}
         size = {"format": "pdf", "width": paper.layout.width, "height": paper.layout.height}
-        svg, pdf = self._wait(self._both((fig, screen), (paper, size)), DRAW_S)
+
+        async def both() -> list[bytes]:
+            wanted = ((fig, screen), (paper, size))
+            calls = (self._kaleido.calc_fig(f.to_plotly_json(), opts=opts) for f, opts in wanted)
+            return await asyncio.gather(*calls)
+
+        svg, pdf = self._wait(both(), DRAW_S)
         # six random hexadecimal digits in ids, and the date, go; lengths stay, so offsets hold
         digits = re.search(rb'id="(?:top)?defs-([0-9a-f]{6})"', svg)
         svg = svg.replace(digits[1], b"figure") if digits else svg
@@ -247,10 +250,6 @@ class Browser:
         server = kaleido.Kaleido(n=2, mathjax=False)
         await server.__aenter__()
         return server
-
-    async def _both(self, *wanted: tuple[go.Figure, dict[str, Any]]) -> list[bytes]:
-        calls = (self._kaleido.calc_fig(f.to_plotly_json(), opts=opts) for f, opts in wanted)
-        return await asyncio.gather(*calls)
 
     def _wait(self, work: Coroutine[Any, Any, Any], seconds: float) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)

@@ -155,12 +155,10 @@ def starting_share(config: SweepConfig, kv_bytes: int) -> float:
 
     Where the memory does not hold both models' longest requests there is no arena: their own parts.
     """
-    room, shapes = shares_of(config, total="1TiB"), []
+    room, size, shapes = shares_of(config, total="1TiB"), DTYPE_BYTES.get(config.dtype, 4), []
     for name, need in zip(ENGINES, (room.llm, room.prm)):
-        layers, size = model_spec(need.model).layers, DTYPE_BYTES.get(config.dtype, 4)
-        cell = need.block_bytes // layers
-        shape = BlockShape(name, layers, cell, element_bytes=size, floor_blocks=need.blocks)
-        shapes.append(shape)
+        layers = model_spec(need.model).layers
+        shapes.append(BlockShape(name, layers, need.block_bytes // layers, size, need.blocks))
     page = choose_page(shapes)
     floors = [-(-shape.floor_blocks // pack(shape, page).blocks) for shape in shapes]
     num_pages = max(kv_bytes // page.page_bytes, sum(floors))

@@ -21,7 +21,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from workbench.config import require_known
-from workbench.errors import ConfigError, NotebookError, nearest
+from workbench.errors import ConfigError, NotebookError
 from workbench.experiments.claims import Claim
 from workbench.experiments.export import document, drawing, share_plotly_js, write_together
 from workbench.experiments.provenance import project_root
@@ -37,7 +37,7 @@ BATCH = {
 def notebook_files(names: Sequence[str] | None = None, folder: Path | None = None) -> list[Path]:
     """The notebooks called `names` ("02_memory_split" or "02"), all of them by default, in order.
 
-    Raises ConfigError for a name there is no notebook of.
+    ConfigError for a name there is no notebook of.
     """
     place = folder or project_root() / "notebooks"
     known = sorted(place.glob("[!.]*.ipynb"))  # those with a number come first
@@ -45,37 +45,27 @@ def notebook_files(names: Sequence[str] | None = None, folder: Path | None = Non
         raise ConfigError(f"There are no notebooks in {place}; run from a checkout of the project.")
     if names is None:
         return known
-    by_name = {
-        name: file for file in reversed(known) for name in (file.stem.split("_")[0], file.stem)
-    }
-    for name in (wanted := [each.removesuffix(".ipynb") for each in names]):
-        if name not in by_name:
-            stems = [file.stem for file in known]
-            hint = f"{nearest(name, stems)} Notebooks: {', '.join(stems)}."
-            raise ConfigError(f"There is no notebook {name!r}.{hint}")
+    by_name = {file.stem.split("_")[0]: file for file in reversed(known)}
+    by_name |= {file.stem: file for file in known}
+    wanted = [each.removesuffix(".ipynb") for each in names]
+    require_known(wanted, list(by_name), place.name, "notebook")
     return [by_name[name] for name in wanted]
 
 
-def known_parameters(notebook: Path) -> dict[str, Any]:
-    """Names and defaults of the cell tagged `parameters`; empty when there is none."""
+def known_parameters(notebook: Path) -> list[str]:
+    """Names that the cell tagged `parameters` assigns; none when there is no such cell."""
     import nbformat  # noqa: PLC0415  an optional extra
 
     cells = nbformat.read(notebook, as_version=4).cells
     tagged = [c.source for c in cells if "parameters" in c.metadata.get("tags", ())]
-    return assignments(tagged[0]) if tagged else {}
+    return _assigned(tagged[0]) if tagged else []
 
 
-def assignments(source: str) -> dict[str, Any]:
-    """What a parameters cell assigns, by name; a value that is no literal is given as its text."""
-    found: dict[str, Any] = {}
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.Assign):
-            try:
-                value = ast.literal_eval(node.value)
-            except ValueError:
-                value = ast.unparse(node.value)
-            found |= {each.id: value for each in node.targets if isinstance(each, ast.Name)}
-    return found
+def _assigned(source: str) -> list[str]:
+    """The names that a cell assigns."""
+    targets = [e for node in ast.parse(source).body if isinstance(node, ast.Assign)
+               for e in node.targets]  # fmt: skip
+    return [each.id for each in targets if isinstance(each, ast.Name)]
 
 
 def check_parameters(cells: Sequence[str] | None = None) -> None:
@@ -91,11 +81,10 @@ def check_parameters(cells: Sequence[str] | None = None) -> None:
         cells = () if shell is None else shell.user_ns["In"]
     for before, injected in pairwise(cells):
         if injected.startswith(INJECTED):
-            known = list(assignments(before))
-            require_known(assignments(injected), known, "This notebook", "parameter")
+            require_known(_assigned(injected), _assigned(before), "This notebook", "parameter")
 
 
-def known_together(files: Iterable[Path], given: Iterable[str]) -> dict[Path, dict[str, Any]]:
+def known_together(files: Iterable[Path], given: Iterable[str]) -> dict[Path, list[str]]:
     """The parameters of each notebook; ConfigError for a given one that none of them has."""
     known = {file: known_parameters(file) for file in files}
     names = list(dict.fromkeys(name for each in known.values() for name in each))
@@ -142,8 +131,7 @@ def _run(notebook: Path, parameters: dict[str, Any], place: Path, progress: bool
     for old in (done, failed):
         old.unlink(missing_ok=True)
     shown = {"progress_bar": False, "stderr_file": sys.stderr if progress else None}
-    quiet = ["--IPKernelApp.log_level=CRITICAL"]  # a shut-down interrupts, and logs it as an error
-    shown |= {"extra_arguments": quiet, "cwd": project_root()}
+    shown |= {"extra_arguments": ["--IPKernelApp.log_level=CRITICAL"], "cwd": project_root()}
     try:
         papermill.execute_notebook(notebook, partial, parameters, **shown)
     except BaseException as problem:
@@ -164,8 +152,6 @@ def _run(notebook: Path, parameters: dict[str, Any], place: Path, progress: bool
 # -- the report --
 
 FIGURE = "application/vnd.plotly.v1+json"
-NO_NETWORK = dict.fromkeys(("require_js_url", "mathjax_url", "jquery_url", "mermaid_js_url"), "")
-CAPTIONS = "figcaption { font-size: .85em; color: #333; }"
 STYLE = """
 body { font-family: Arial, sans-serif; max-width: 1000px; margin: 2em auto; padding: 0 1em; }
 table { border-collapse: collapse; } tr { border-bottom: 1px solid #ddd; }
@@ -195,8 +181,7 @@ def write_report(
     rows = "\n".join(
         f"<tr><th scope='row'>{claim.key}</th><td>{html.escape(claim.text)}</td>"
         f"<td class='verdict {claim.verdict.split()[0]}'>{claim.verdict}</td>"
-        f"<td>{html.escape(claim.number)}</td>"
-        f"<td>{link(figures, claim.figure, claim.figure)}</td>"
+        f"<td>{html.escape(claim.number)}</td><td>{link(figures, claim.figure, claim.figure)}</td>"
         f"<td>{html.escape(claim.rung)}</td></tr>"
         for claim in claims
     )
@@ -222,7 +207,7 @@ def _write_page(notebook: Path) -> Path:
     import nbconvert  # noqa: PLC0415  an optional extra
     import nbformat  # noqa: PLC0415
 
-    script = share_plotly_js(notebook.parent).name
+    script = share_plotly_js(notebook.parent)
     content = nbformat.read(notebook, as_version=4)
     outputs = [output for cell in content.cells for output in cell.get("outputs", ())]
     figures = [output for output in outputs if FIGURE in output.get("data", {})]
@@ -230,10 +215,11 @@ def _write_page(notebook: Path) -> Path:
         data = output["data"][FIGURE]
         fig = go.Figure({key: data[key] for key in ("data", "layout")}, skip_invalid=True)
         output["data"] = {"text/html": drawing(fig, f"figure-{number}")}
-    exporter = nbconvert.HTMLExporter(embed_images=True, **NO_NETWORK)
-    body, _ = exporter.from_notebook_node(content)
-    body = re.sub(r'<script src="">\s*</script>', "", body)
-    head = f'<head>\n<script src="{script}"></script>\n<style>{CAPTIONS}</style>'
+    no_network = ("require_js_url", "mathjax_url", "jquery_url", "mermaid_js_url")
+    exporter = nbconvert.HTMLExporter(embed_images=True, **dict.fromkeys(no_network, ""))
+    body = re.sub(r'<script src="">\s*</script>', "", exporter.from_notebook_node(content)[0])
+    style = "figcaption { font-size: .85em; color: #333; }"
+    head = f'<head>\n<script src="{script}"></script>\n<style>{style}</style>'
     page = body.replace("<head>", head, 1)
     write_together(notebook.parent, {f"{notebook.stem}.html": page.encode()})
     return notebook.with_suffix(".html")

@@ -27,9 +27,9 @@ from workbench.host import total_memory, usable_cores
 PACKAGES = ("torch", "numpy", "numba", "pandas", "pyarrow", "transformers", "tokenizers", "plotly")
 FEATURES = ("sse4_2", "avx", "avx2", "fma", "avx512f", "amx_tile")
 PACKAGE = Path(__file__).resolve().parents[1]
-_EXECUTION = ("experiments/execute.py", "experiments/memory.py", "experiments/settings.py")
 SOURCES = tuple(PACKAGE / name for name in ("core.py", "config.py", "host.py", "tokenizer.py",
-    "trace.py", "kernels", "kvcache", "models", "engine", "search", *_EXECUTION))  # fmt: skip
+    "trace.py", "kernels", "kvcache", "models", "engine", "search", "experiments/execute.py",
+    "experiments/memory.py", "experiments/settings.py"))  # fmt: skip
 """What makes a run; not what plans, keeps, draws or reports it."""
 REPLAY_SOURCES = (*SOURCES, PACKAGE / "replay")
 

@@ -31,8 +31,11 @@ from workbench.experiments.settings import RunSpec, thesis_pair
 from workbench.experiments.study import provenance_here
 from workbench.models.registry import model_spec
 
+Row = dict[str, Any]
 MEASURED, COMPUTED = "measured", "computed"
 PARTS = ("weights", "activations_longest", "activations_limits", "other", "kv")
+BUILT = {name: name for name in ("weights", "other", "kv")} | {"activations_limits": "activations"}
+"""Parts that the row of an engine that was built has, and what they are called there."""
 GRID = tuple(np.round(np.arange(0.005, 0.7, 0.005), 3))
 """Shares at which the formula's line of blocks is drawn."""
 
@@ -94,11 +97,10 @@ def study_memory(config: SweepConfig, beyond: Sequence[float] = ()) -> MemoryStu
 
     Raises what building an engine raises, and ConfigError where no share is feasible.
     """
-    rows: list[dict[str, Any]] = []
-    reasons = []
+    rows, reasons = list[Row](), list[str]()
     for share in sorted(config.shares):
         spec = RunSpec(config, share, config.seeds[0])
-        row = {"llm_share": share, "llm_bytes": spec.llm_bytes, "prm_bytes": spec.prm_bytes}
+        row: Row = {"llm_share": share, "llm_bytes": spec.llm_bytes, "prm_bytes": spec.prm_bytes}
         try:
             if not (possible := feasibility(spec)).fits:
                 raise OutOfMemory(str(possible))
@@ -141,13 +143,13 @@ def computed_pair() -> Pair:
     return Pair(COMPUTED, config, first, second)
 
 
-def _by_formula(pair: Pair, share: float) -> list[dict[str, Any]]:
+def _by_formula(pair: Pair, share: float) -> list[Row]:
     """Both models at a share, as the formula has it."""
     ends, at, size = pair.shares, pair.shares.at(share), pair.config.block_size
     rows = []
     for place, model in enumerate(ENGINES):
         need, budget = at.of(model)
-        row = {"how": pair.how, "model": model, "name": need.model, "llm_share": share}
+        row: Row = {"how": pair.how, "model": model, "name": need.model, "llm_share": share}
         row |= {"budget_bytes": budget, "lacks_bytes": at.lacks(model), "fits": at.fits}
         row |= {"in_total": pair.config.activations_in_total, "token": need.block_bytes // size}
         row |= {"low_end": ends.low, "high_end": ends.high, "block_size": size}
@@ -160,7 +162,7 @@ def _by_formula(pair: Pair, share: float) -> list[dict[str, Any]]:
 
 def memory_part_rows(study: MemoryStudy) -> pd.DataFrame:
     """Rows of plots.memory_parts; fits: both models; what was not built is by the formula."""
-    built: dict[float, Any] = {run["llm_share"]: run for run in study.runs.to_dict("records")}
+    built = study.runs.set_index("llm_share").to_dict("index")
     rows = []
     for pair, share in product(study.pairs, study.shares):
         run: Any = built.get(share) if pair.how == MEASURED else None
@@ -168,10 +170,7 @@ def memory_part_rows(study: MemoryStudy) -> pd.DataFrame:
         if both[0]["fits"] and pair.how == MEASURED and run is None:
             continue  # it fits by the formula alone
         for row in both if run is not None else ():
-            row |= {
-                part: run[f"{row['model']}_{part}_bytes"] for part in ("weights", "other", "kv")
-            }
-            row["activations_limits"] = run[f"{row['model']}_activations_bytes"]
+            row |= {part: run[f"{row['model']}_{name}_bytes"] for part, name in BUILT.items()}
         tokens = {f"{row['model']}_kv_tokens": row["kv"] // row["token"] for row in both}
         rows += [row | tokens | {"part": p, "bytes": row[p]} for row in both for p in PARTS]
     own = ["token", "blocks", "block_size", "low_end", "high_end"]

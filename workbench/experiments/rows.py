@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from workbench.errors import OutOfMemory, RunStoreError
 from workbench.experiments import settings
@@ -35,7 +34,7 @@ from workbench.experiments.statistics import (
 from workbench.experiments.study import CARRIES_OVER, Study, rung, rung_of
 from workbench.models.registry import model_spec
 from workbench.replay.answers import Answers
-from workbench.replay.devices import Device, load_device
+from workbench.replay.devices import load_device
 from workbench.replay.miss_ratio import CacheCalls, miss_ratio, optimal_hits
 from workbench.replay.simulator import Changes, replay, search_calls
 from workbench.replay.workload import load_recording
@@ -68,10 +67,9 @@ def memory_split_rows(sweep: Tables) -> pd.DataFrame:
         for share in found.settings
     ]
     peak = rates["tokens_per_s"].peak
-    low, high = rates["tokens_per_s"].plateau(peak.estimate)
-    at = {"llm_share": peak.estimate}
-    parts.append(at | {"metric": "peak_share", **peak.cells})
-    parts.append(at | {"metric": "same_work", "value": peak.estimate, "low": low, "high": high})
+    same = Interval(peak.estimate, *rates["tokens_per_s"].plateau(peak.estimate))
+    for metric, each in (("peak_share", peak), ("same_work", same)):
+        parts.append({"llm_share": peak.estimate, "metric": metric, **each.cells})
     return with_rooms(parts, sweep)
 
 
@@ -161,11 +159,10 @@ def thrashing_rows(sweep: Tables) -> pd.DataFrame:
         return rows.assign(stretch=stretch).groupby([*keys, "stretch"])[columns].sum()
 
     def rate(rows: pd.DataFrame, top: str, scale: float) -> Row:
-        if rows[top].sum() == 0:
-            bound = upper_bound_of_none(int(rows["look_ups"].sum()))
-            return {"value": 0.0, "low": 0.0, "high": scale * bound}
         units = rows["run_id"] + "/" + rows["stretch"].astype(str)
         found = bootstrap_ratio(rows[top], rows["look_ups"], list(units))
+        if rows[top].sum() == 0:
+            found = Interval(0.0, 0.0, upper_bound_of_none(int(rows["look_ups"].sum())))
         return {name: scale * value for name, value in found.cells.items()}
 
     thrashed = by_stretch(steps, "start_s", ["thrash_events", "thrashed"])
@@ -220,26 +217,22 @@ def _engine_uses(steps: pd.DataFrame, engine: str, cost: Cost) -> pd.DataFrame:
     A token attends to the mean context of the step's requests, a prompt's token to half of it.
     """
 
-    def one_token(context: NDArray[np.float64], logits: int, far: int = 1024) -> NDArray[Any]:
+    def one_token(context: pd.Series, logits: int, far: int = 1024) -> pd.Series:
         """Operations of a token at each context: linear in it, so two calls tell all."""
         near = cost(1, 0, logits)
         return near + context * (cost(1, far, logits) - near) / far
 
-    context = (steps["tokens_held"] / steps["running"].clip(lower=1)).to_numpy(float)
+    context = steps["tokens_held"] / steps["running"].clip(lower=1)
     prefill = one_token(context / 2, 0)
-    again = {part: steps[part.replace("_", "_tokens_", 1)] * prefill for part in AGAIN}
-    new = steps["prefill_tokens"] * prefill - sum(again.values())
+    operations = {part: steps[part.replace("_", "_tokens_", 1)] * prefill for part in AGAIN}
+    new = steps["prefill_tokens"] * prefill - sum(operations.values())
     decoded = steps["decode_tokens"] * one_token(context, 1)
-    named = {"prm_prefill": new + decoded}
-    if engine == "llm":
-        named = {"llm_decode": decoded, "llm_prefill": new}
-    operations = pd.DataFrame({**named, **again})
-    total = operations.sum(axis=1)
-    forward = steps["duration_s"] - steps["schedule_s"]
-    seconds = operations.mul((forward / total.where(total > 0)).fillna(0.0), axis=0)
+    llm = {"llm_decode": decoded, "llm_prefill": new}
+    uses = pd.DataFrame(operations | (llm if engine == "llm" else {"prm_prefill": new + decoded}))
+    total, forward = uses.sum(axis=1), steps["duration_s"] - steps["schedule_s"]
+    seconds = uses.mul((forward / total.where(total > 0)).fillna(0.0), axis=0)
     idle = forward.where(total == 0, 0.0)  # a step that computed nothing
-    seconds["bookkeeping"] = steps["schedule_s"] + idle
-    seconds["llm_share"] = steps["llm_share"]
+    seconds = seconds.assign(bookkeeping=steps["schedule_s"] + idle, llm_share=steps["llm_share"])
     long = seconds.melt(id_vars="llm_share", var_name="part", value_name="seconds")
     return long.assign(lane=engine)
 
@@ -248,7 +241,6 @@ def _engine_uses(steps: pd.DataFrame, engine: str, cost: Cost) -> pd.DataFrame:
 
 CELL = ["model", "kind", "max_num_seqs", "max_num_batched_tokens"]
 CELL_RATES = ["tokens_per_s", "steps_per_s", "padding", "waste", "most_running", "kv_blocks"]
-TOO_FEW_TOKENS = "more sequences than tokens in a step: not all could decode"
 
 
 def batch_rows(cells: pd.DataFrame, model: str) -> pd.DataFrame:
@@ -260,7 +252,8 @@ def batch_rows(cells: pd.DataFrame, model: str) -> pd.DataFrame:
     limits = product(*(whole[name].unique() for name in settings.LIMITS[:2]))
     refused = [dict(zip(settings.LIMITS, each)) for each in limits if each[0] > each[1]]
     if refused:
-        why = {"status": INFEASIBLE, "error": TOO_FEW_TOKENS}
+        text = "more sequences than tokens in a step: not all could decode"
+        why = {"status": INFEASIBLE, "error": text}
         own = pd.concat([own, pd.DataFrame(refused).assign(model=model, kind=CONTINUOUS, **why)])
     rows = own.reindex(columns=[*CELL, "status", "error", *CELL_RATES])
     rows = rows.astype(dict.fromkeys(CELL_RATES, float))
@@ -294,7 +287,7 @@ def cells_provenance(cells: pd.DataFrame) -> str:
     if timed.empty:
         return "Cells of batch limits."
     first, requests = timed.iloc[0], timed.groupby("model")["requests"].max()
-    asked = " and ".join(f"{requests[m]:,.0f} of the {m.upper()}" for m in requests.index)
+    asked = " and ".join(f"{count:,.0f} of the {str(m).upper()}" for m, count in requests.items())
     times, every = timed["repeat"].nunique(), int(timed["every"].max())
     part = f", without a prefix cache 1 in {every}" if every > 1 else ""
     return (
@@ -329,7 +322,7 @@ def ablation_rows(study: Study) -> pd.DataFrame:
         add(key, "accuracy", _mean(own, "correct"))
     for before, after in steps_up(study):
         add(after, "gain", gain_of(study, before, after))
-    stacked = [key for key in study.measured_settings if key != BESIDE]
+    stacked = [key for key in study.runs["setting"].unique() if key != BESIDE]
     add(stacked[-1], "whole", gain_of(study, stacked[0], stacked[-1]))
     for limit, own in depth_pairs(study).groupby("max_depth"):
         for side, key in SIDES.items():
@@ -345,9 +338,7 @@ def _mean(problems: pd.DataFrame, column: str) -> Interval:
 
 def steps_up(study: Study) -> list[tuple[str, str]]:
     """Pairs (before, after) of measured settings; the one beside comes after the last."""
-    stacked = [key for key in study.measured_settings if key != BESIDE]
-    beside = [(stacked[-1], BESIDE)] if BESIDE in study.measured_settings and stacked else []
-    return [*pairwise(stacked), *beside]
+    return [*pairwise(study.runs["setting"].unique())]
 
 
 def gain_of(study: Study, before: str, after: str) -> Interval:
@@ -368,15 +359,11 @@ def depth_pairs(study: Study) -> pd.DataFrame:
     keys = ["max_depth", "problem_id", "run_seed"]
     if runs.empty:
         return pd.DataFrame(columns=keys)
-    limits = dict(zip(runs["run_id"], runs["max_depth"].astype(int)))
-    rows, nodes = (
-        table.assign(max_depth=table["run_id"].map(limits))
-        for table in (study.table(name, runs=runs) for name in ("problems", "nodes"))
-    )
-    last = nodes[nodes["depth"] >= nodes["max_depth"]]
-    found = set(zip(last["run_id"], last["problem_id"]))
-    reached = [pair in found for pair in zip(rows["run_id"], rows["problem_id"])]
-    rows = rows.assign(correct=rows["correct"].astype(float), reached=reached)
+    of_run, limits = ["run_id", "problem_id"], runs.set_index("run_id")["max_depth"].astype(int)
+    deepest = study.table("nodes", runs=runs).groupby(of_run)["depth"].max()
+    rows = study.table("problems", runs=runs).join(deepest, on=of_run)
+    rows = rows.assign(max_depth=rows["run_id"].map(limits), correct=rows["correct"].astype(float))
+    rows["reached"] = rows["depth"] >= rows["max_depth"]
     values = ["correct", "reached", "tokens"]
     finishes, stops = (rows.loc[rows["setting"] == s, [*keys, *values]] for s in SIDES.values())
     return finishes.merge(stops, on=keys, suffixes=("_finishes", "_stops"))
@@ -427,16 +414,21 @@ def optimisation_rows(study: Study) -> pd.DataFrame:
     computed again for want of memory; held, active, target: bytes of KV over time.
     """
     runs, problems = study.runs, study.table("problems")
-    done = [s for s in study.measured_settings if study.has(s)]
+    done = [setting for setting in runs["setting"].unique() if study.has(setting)]
     differing = differing_nodes(study, [(UNCAPPED_SETTING, setting) for setting in done])
     again = [f"{e}_recomputed_tokens_{why}" for e in ENGINES for why in ("evicted", "preempted")]
     rows: list[Row] = []
     for setting in done:
         own, its = runs[runs["setting"] == setting], problems[problems["setting"] == setting]
         cells = {str(name): own.iloc[0][name] for name in PARTS_OF_SETTING}
+        elastic = settings.setting_of(cells["budget"], settings.ELASTIC, None, NONE)
+        rate: Row = {"value": speed_of(study, setting), "low": float("nan"), "high": float("nan")}
+        if study.has(elastic):
+            ratio = speed_up(study, elastic, setting)
+            rate = {name: v * rate["value"] / ratio.estimate for name, v in ratio.cells.items()}
         differ, total = differing[setting]
         for metric, found in (
-            ("tokens_per_s", _beside_elastic(study, cells["budget"], setting)),
+            ("tokens_per_s", rate),
             ("accuracy", _mean(its, "correct").cells),
             ("same", {"value": 1 - differ / max(total, 1)}),
             ("recomputed", {"value": float(own[again].sum(axis=1).mean())}),
@@ -490,21 +482,10 @@ def bound_tokens_per_s(runs: pd.DataFrame) -> float:
     needed = outside.copy()
     for engine in ENGINES:
         computed = runs[f"{engine}_prefill_tokens"] + runs[f"{engine}_decode_tokens"]
-        whys = ("evicted", "preempted", "partial")
-        again = runs[[f"{engine}_recomputed_tokens_{why}" for why in whys]].sum(axis=1)
+        again = runs.filter(regex=f"^{engine}_recomputed_tokens_").sum(axis=1)
         needed += runs[f"{engine}_busy_s"] * (1 - again / computed.clip(lower=1))
     seconds = runs["wall_s"] * needed / (outside + total)
     return float(runs["sampled_tokens"].sum() / seconds.sum())
-
-
-def _beside_elastic(study: Study, budget: float, setting: str) -> dict[str, float]:
-    """A setting's tokens a second with the interval of its ratio to the elastic policy alone."""
-    elastic = settings.setting_of(budget, settings.ELASTIC, None, NONE)
-    rate = speed_of(study, setting)
-    if not study.has(elastic):
-        return {"value": rate, "low": float("nan"), "high": float("nan")}
-    ratio = speed_up(study, elastic, setting)
-    return {name: value * rate / ratio.estimate for name, value in ratio.cells.items()}
 
 
 def _memory_rows(study: Study, done: Sequence[str]) -> Iterator[pd.DataFrame]:
@@ -547,9 +528,8 @@ def pressure_rows(sweep: Any) -> pd.DataFrame:
     rows = pd.DataFrame(list(product(SHARES, ENGINES)), columns=["llm_share", "model"])
     rows["need"] = rows["model"].map(need * block_size)
     for name, config in (("room", sweep.config), ("thesis_room", settings.thesis_pair())):
-        fits = {share: feasibility(settings.RunSpec(config, share, 0)) for share in SHARES}
-        pairs = zip(rows["llm_share"], rows["model"])
-        rows[name] = [fits[share].blocks(model) * config.block_size for share, model in pairs]
+        fits = [feasibility(settings.RunSpec(config, share, 0)) for share in SHARES]
+        rows[name] = [at.blocks(model) * config.block_size for at in fits for model in ENGINES]
     rows["ratio"] = rows["need"] / rows["room"]
     last = rows[rows["model"] == "prm"].iloc[-1]
     rows["thesis_need"] = rows["need"] * last["ratio"] * last["thesis_room"] / last["need"]
@@ -596,51 +576,42 @@ def size_rows(sweep: Study, recording: str | None = None, device: str = DEVICE) 
     marked = room.iloc[[0, len(room) // 2, -1]].to_dict("records")
     for engine, calls in zip(ENGINES, search_calls(answers, found, changes), strict=True):
         peak = int(miss_ratio(calls, [1]).iloc[0]["peak_active"])
-        sizes = [round(peak * each) for each in replays]
-        mine = [*_curves(calls, peak), *_replayed(answers, found, changes, engine, sizes)]
-        for row in mine:
-            rows.append(row | {"engine": engine, "tokens": calls.block_size * row["num_blocks"]})
+        own = _curves(calls, peak)
+        for num_blocks in (round(peak * each) for each in replays):
+            try:
+                cache: Any = {engine: {"num_blocks": num_blocks}}
+                trace = replay(answers, found, **changes, **cache).trace
+            except OutOfMemory:  # one request would not fit
+                continue
+            steps = trace.steps[trace.steps["engine"] == engine]
+            requests = trace.requests[trace.requests["engine"] == engine]
+            look_ups = max(len(requests) + int(requests["preemptions"].sum()), 1)
+            hits = steps["hit_tokens"].sum() / max(int(steps["query_tokens"].sum()), 1)
+            row: Row = {"kind": "replay", "num_blocks": num_blocks, "hit_ratio": hits}
+            own.append(row | {"thrashed_per_1000": 1000 * steps["thrashed"].sum() / look_ups})
+        for row in own:
+            row |= {"fits": True, "tokens": calls.block_size * row["num_blocks"]}
         for at in marked:
-            row = {"kind": "share", "llm_share": at["llm_share"], "engine": engine}
-            rows.append(row | {"tokens": int(at[f"{engine}_kv_tokens"])})
+            row = {"kind": "share", "llm_share": at["llm_share"]}
+            own.append(row | {"tokens": int(at[f"{engine}_kv_tokens"])})
+        rows += [row | {"engine": engine} for row in own]
     columns = ["engine", "kind", "num_blocks", "tokens", "fits", "hit_ratio", "thrashed_per_1000"]
     return pd.DataFrame(rows).reindex(columns=[*columns, "llm_share"])
 
 
-def _curves(calls: CacheCalls, peak: int) -> Iterator[Row]:
+def _curves(calls: CacheCalls, peak: int) -> list[Row]:
     """LRU at many sizes, the optimum at some of them; near the peak they lie closest."""
     most = max(calls.num_contents + peak, 2 * peak)
     found = np.geomspace(max(peak // 2, 1), most, SIZES).astype(int).tolist()
     sizes = sorted({*found, *(round(peak * each) for each in REPLAYS)})
-    lru = miss_ratio(calls, sizes)
-    lru = lru[lru["fits"]]  # the others are of no order that happens
+    lru = miss_ratio(calls, sizes).query("fits")  # the others are of no order that happens
+    lru = lru.assign(thrashed_per_1000=1000 * lru["thrashed"] / max(calls.look_ups, 1))
     tight = [size for size in sizes if peak < size <= 3 * peak]  # beyond, both find the same
     some = [peak, *tight[:: max(1, len(tight) // OPTIMA)], sizes[-1]]
-    for kind, table in (("lru", lru), ("optimum", optimal_hits(calls, some))):
-        for row in table.to_dict("records"):
-            cells = {"kind": kind, "fits": True, "num_blocks": int(row["num_blocks"])}
-            cells["hit_ratio"] = row["hit_ratio"]
-            if kind == "lru":
-                cells["thrashed_per_1000"] = 1000 * row["thrashed"] / max(calls.look_ups, 1)
-            yield cells
-
-
-def _replayed(
-    answers: Answers, device: Device, changes: Changes, engine: str, sizes: Sequence[int]
-) -> Iterator[Row]:
-    """The whole search at each size of one cache; nothing where one request would not fit."""
-    for num_blocks in sizes:
-        own = {engine: {**changes.get(engine, {}), "num_blocks": num_blocks}}
-        try:
-            trace = replay(answers, device, **{**changes, **own}).trace
-        except OutOfMemory:
-            continue
-        steps = trace.steps[trace.steps["engine"] == engine]
-        requests = trace.requests[trace.requests["engine"] == engine]
-        look_ups = max(len(requests) + int(requests["preemptions"].sum()), 1)
-        hits = steps["hit_tokens"].sum() / max(int(steps["query_tokens"].sum()), 1)
-        row = {"kind": "replay", "num_blocks": num_blocks, "fits": True, "hit_ratio": hits}
-        yield row | {"thrashed_per_1000": 1000 * steps["thrashed"].sum() / look_ups}
+    both = [lru.assign(kind="lru"), optimal_hits(calls, some).assign(kind="optimum")]
+    columns = ["kind", "num_blocks", "hit_ratio", "thrashed_per_1000"]
+    rows: Any = pd.concat(both)[columns].to_dict("records")
+    return rows
 
 
 def provenance_recorded(recording: str) -> str:

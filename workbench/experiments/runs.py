@@ -18,11 +18,11 @@ import tempfile
 import traceback
 import uuid
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from functools import lru_cache, partial
+from functools import partial
 from html import escape
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -78,27 +78,19 @@ def sweep_problems(config: SweepConfig) -> list[Problem]:
 
 def model_fingerprint(model: str) -> str:
     """12 hexadecimal digits over the content of a model's files; of a dummy only its configs."""
-    dummy = model.startswith(DUMMY)
+    dummy, digest = model.startswith(DUMMY), hashlib.sha256()
     where = find_model(model.removeprefix(DUMMY), weights=not dummy)
     patterns = MODEL_FILES[:1] if dummy else MODEL_FILES
-    files = sorted(file for pattern in patterns for file in where.glob(pattern)) or [where]
-    stamp = tuple((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
-    return ("dummy-" if dummy else "") + _hash_files(stamp)
-
-
-@lru_cache(maxsize=16)
-def _hash_files(stamp: tuple[tuple[str, int, int], ...]) -> str:
-    """Hash of names and contents; the time stamp only tells this process when to hash again."""
-    digest = hashlib.sha256()
-    for name, size, _ in stamp:
-        digest.update(f"{Path(name).name}\x1f{size}\x1f".encode())
+    for file in sorted(file for pattern in patterns for file in where.glob(pattern)) or [where]:
+        size = file.stat().st_size
+        digest.update(f"{file.name}\x1f{size}\x1f".encode())
         far = [k * (size - SAMPLE) // (SAMPLES - 1) for k in range(SAMPLES)]
-        with Path(name).open("rb") as content:
+        with file.open("rb") as content:
             # the first sample holds the header of a safetensors file
             for start in range(0, size, SAMPLE) if size <= WHOLE_UP_TO else far:
                 content.seek(start)
                 digest.update(content.read(SAMPLE))
-    return digest.hexdigest()[:12]
+    return ("dummy-" if dummy else "") + digest.hexdigest()[:12]
 
 
 # -- the tables of one run --
@@ -106,7 +98,7 @@ def _hash_files(stamp: tuple[tuple[str, int, int], ...]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a carried-out run brings: measured columns of its row; its tables without `runs`."""
+    """What a run brings: measured columns of its row; its tables without `runs`."""
 
     measured: Mapping[str, Any]
     tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
@@ -127,23 +119,12 @@ def _tables(spec: RunSpec, identity: Identity, outcome: Outcome) -> dict[str, pd
     result = outcome if isinstance(outcome, RunResult) else RunResult({})
     fingerprint = spec.fingerprint(identity)
     run_id = f"{spec.name}-{fingerprint}"
-    row = {
-        "run_id": run_id,
-        "name": spec.name,
-        "fingerprint": fingerprint,
-        "status": status,
-        "error": error,
-        "role": spec.role,
-        "profile": spec.config.profile,
-        "written_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "llm_bytes": spec.llm_bytes,
-        "prm_bytes": spec.prm_bytes,
-        **{n: json.dumps(v) if isinstance(v, tuple) else v for n, v in spec.parameters.items()},
-        **notes,
-        **machine_columns(),
-        "code": identity.code,
-        **result.measured,
-    }
+    row: Row = {"run_id": run_id, "name": spec.name, "fingerprint": fingerprint, "status": status}
+    row |= {"error": error, "role": spec.role, "profile": spec.config.profile}
+    row |= {"written_at": datetime.now(UTC).isoformat(timespec="seconds")}
+    row |= {"llm_bytes": spec.llm_bytes, "prm_bytes": spec.prm_bytes}
+    row |= {n: json.dumps(v) if isinstance(v, tuple) else v for n, v in spec.parameters.items()}
+    row |= notes | machine_columns() | {"code": identity.code} | dict(result.measured)
     tables = {"runs": pd.DataFrame([row])}
     for name, frame in result.tables.items():
         own = [column for column in frame.columns if column != "run_id"]
@@ -169,25 +150,25 @@ class RunStore:
 
     root: Path
 
-    def find(self, fingerprint: str) -> Path | None:
-        """The run folder of a fingerprint, whatever its name and status."""
-        found = sorted(self.root.glob(f"[!.]*-{fingerprint}"))
-        return found[0] if found else None
-
     def stored(self, spec: RunSpec, identity: Identity, stale_ok: bool = False) -> Path | None:
         """The folder of a run; stale_ok: where there is none, that of its like of other code."""
-        own = self.find(spec.fingerprint(identity))
-        return self.stale(spec, identity) if stale_ok and own is None else own
+        own = sorted(self.root.glob(f"[!.]*-{spec.fingerprint(identity)}"))
+        return own[0] if own else self.stale(spec, identity) if stale_ok else None
 
     def stale(self, spec: RunSpec, identity: Identity) -> Path | None:
         """The finished run that differs from this one in its code alone; of several the newest."""
-        own = {"parameters": spec.parameters, "role": spec.role, "identity": asdict(identity)}
-        found = []
+
+        def but_code(parameters: Row, role: str, identity: Row, **_: Any) -> str:
+            """The fingerprint without the code, or what older runs have in its place."""
+            parts = {n: v for n, v in identity.items() if n not in ("code", "version")}
+            return fingerprint_of(parameters, role, parts)
+
+        own, found = but_code(spec.parameters, spec.role, asdict(identity)), []
         for folder in self.folders():
             name, _, fingerprint = folder.name.rpartition("-")
             if name == spec.name and fingerprint != spec.fingerprint(identity):
                 row = _row_or_reason(folder)
-                if row["status"] == FINISHED and _but_code(read_config(folder)) == _but_code(own):
+                if row["status"] == FINISHED and but_code(**read_config(folder)) == own:
                     found.append((row["written_at"], folder))
         return max(found)[1] if found else None
 
@@ -250,12 +231,6 @@ class RunStore:
         return self.root / f"{TEMPORARY}{_host()}+{os.getpid()}+{name}+{uuid.uuid4().hex[:8]}"
 
 
-def _but_code(config: Row) -> str:
-    """The fingerprint without the code, or the version that older runs have in its place."""
-    parts = {n: v for n, v in config["identity"].items() if n not in ("code", "version")}
-    return fingerprint_of(config["parameters"], config["role"], parts)
-
-
 def held(folder: Path | None, retry_failed: bool = False) -> str | None:
     """The status of a stored run that needs no repetition: finished, infeasible, or failed and not
     retried; None of any other.
@@ -293,7 +268,7 @@ def load_runs(path: Folders) -> pd.DataFrame:
     path: the folder of run folders, one run folder, or several of either; RunStoreError where it is
     none. The status of a run that cannot be read is "unreadable", `error` says why.
     """
-    rows = [_row_or_reason(folder) | {"folder": str(folder)} for folder in run_folders(path)]
+    rows = [_row_or_reason(folder) | {"folder": str(folder)} for folder in _run_folders(path)]
     return pd.DataFrame(rows, columns=None if rows else ["run_id", "status", "folder"])
 
 
@@ -303,15 +278,15 @@ def load_table(path: Folders, table: str) -> pd.DataFrame:
         raise RunStoreError(
             f"There is no table {table!r}.{nearest(table, TABLES)} Tables: {', '.join(TABLES)}."
         )
-    files = [folder / f"{table}.parquet" for folder in run_folders(path)]
+    files = [folder / f"{table}.parquet" for folder in _run_folders(path)]
     frames = [frame for file in files if file.is_file() and len(frame := read_table(file))]
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame({"run_id": []})
 
 
-def run_folders(path: Folders) -> list[Path]:
+def _run_folders(path: Folders) -> list[Path]:
     """The run folders `path` stands for: itself, those within it, or those of several paths."""
     if not isinstance(path, str | Path):
-        return [folder for each in path for folder in run_folders(each)]
+        return [folder for each in path for folder in _run_folders(each)]
     folder = Path(path)
     if (folder / CONFIG).is_file():
         return [folder]
@@ -361,7 +336,7 @@ LARGEST_ARCHIVE = 8 << 30  # bytes, unpacked: a thousand times a study of all fi
 
 def export_runs(path: Folders, archive: str | Path) -> list[str]:
     """Write the runs at `path` into a new file `archive`; returns their names."""
-    target, folders = _archive(archive), run_folders(path)
+    target, folders = _archive(archive), _run_folders(path)
     if target.exists():
         raise RunStoreError(f"{target.name} exists already; name another file or delete it first.")
     if not folders:
@@ -369,18 +344,17 @@ def export_runs(path: Folders, archive: str | Path) -> list[str]:
             "There are no runs to export; `workbench runs list` shows what is stored."
         )
     files = [file for d in folders for file in sorted(d.iterdir()) if file.name in FILES]
+    named = {file: f"{file.parent.name}/{file.name}" for file in files}
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.suffix == ".zip":
         with zipfile.ZipFile(target, "x", zipfile.ZIP_DEFLATED) as out:
-            for file in files:
-                out.write(file, f"{file.parent.name}/{file.name}")
+            for file, name in named.items():
+                out.write(file, name)
     else:
+        plain = partial(tarfile.TarInfo.replace, uid=0, gid=0, uname="", gname="", deep=False)
         with tarfile.open(target, "x:" if target.suffix == ".tar" else "x:gz") as tar:
-            for file in files:
-                plain = partial(
-                    tarfile.TarInfo.replace, uid=0, gid=0, uname="", gname="", deep=False
-                )
-                tar.add(file, f"{file.parent.name}/{file.name}", filter=plain)
+            for file, name in named.items():
+                tar.add(file, name, filter=plain)
     return [folder.name for folder in folders]
 
 
@@ -401,9 +375,25 @@ def import_runs(archive: str | Path, runs_dir: str | Path) -> tuple[list[str], l
         if not folders:
             raise RunStoreError(f"{source.name} holds no run folder; it is not a run archive.")
         for folder in folders:
-            _check_run(folder)
+            row, config = read_run(folder), read_config(folder)
+            missing = {"parameters", "role", "identity", "fingerprint", "name"} - config.keys()
+            if missing:
+                raise RunStoreError(
+                    f"{folder.name}/{CONFIG} lacks {', '.join(sorted(missing))}; it is no run."
+                )
+            made_of = fingerprint_of(config["parameters"], config["role"], config["identity"])
+            names = {row.get("fingerprint"), config["fingerprint"], made_of}
+            if len(names) > 1 or folder.name != f"{config['name']}-{made_of}":
+                raise RunStoreError(
+                    f"{folder.name} is not what it says: its settings have fingerprint {made_of}, "
+                    f"its row {row.get('fingerprint')}. Export it anew where it was made."
+                )
+
+        def content(folder: Path) -> dict[str, bytes]:
+            return {file.name: file.read_bytes() for file in folder.iterdir() if file.name in FILES}
+
         there = [folder for folder in folders if (store.root / folder.name).exists()]
-        other = [f.name for f in there if _content(f) != _content(store.root / f.name)]
+        other = [f.name for f in there if content(f) != content(store.root / f.name)]
         if other:
             raise RunStoreError(
                 f"{', '.join(other)}: already stored with other content (measured elsewhere or "
@@ -416,71 +406,47 @@ def import_runs(archive: str | Path, runs_dir: str | Path) -> tuple[list[str], l
     return [folder.name for folder in fresh], [folder.name for folder in there]
 
 
-def _check_run(folder: Path) -> None:
-    """Raise RunStoreError unless the folder is a whole run whose name, row and settings agree."""
-    row, config = read_run(folder), read_config(folder)
-    missing = {"parameters", "role", "identity", "fingerprint", "name"} - config.keys()
-    if missing:
-        raise RunStoreError(
-            f"{folder.name}/{CONFIG} lacks {', '.join(sorted(missing))}; it is no run folder."
-        )
-    made_of = fingerprint_of(config["parameters"], config["role"], config["identity"])
-    names = {row.get("fingerprint"), config["fingerprint"], made_of}
-    if len(names) > 1 or folder.name != f"{config['name']}-{made_of}":
-        raise RunStoreError(
-            f"{folder.name} is not what it says: its settings have fingerprint {made_of}, its row "
-            f"says {row.get('fingerprint')}. Export it anew from the machine that made it."
-        )
-
-
-def _content(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in folder.iterdir() if file.name in FILES}
-
-
 def _unpack(source: Path, target: Path) -> None:
     """All files of an archive; none is written where one is not a plain file RUN/FILE."""
-    try:
-        if source.suffix == ".zip":
-            with zipfile.ZipFile(source) as packed:
-                held = [each for each in packed.infolist() if not each.is_dir()]
-                _check_size(source, sum(each.file_size for each in held))
-                _check_members([each.filename for each in held])
-                packed.extractall(target)
-            return
-        with tarfile.open(source) as archive:
-            members, size = list[tarfile.TarInfo](), 0
-            for each in archive:  # a packed one is unpacked in passing, up to the limit
-                members += [] if each.isdir() else [each]
-                size += each.size
-                _check_size(source, size)
-            odd = [each.name for each in members if not each.isfile()]
-            if odd:
-                raise RunStoreError(f"{source.name} holds {odd[0]!r}, which is no plain file.")
-            _check_members([each.name for each in members])
-            archive.extractall(target, members, filter="data")
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError) as problem:
-        raise RunStoreError(
-            f"{source.name} cannot be unpacked ({problem}); it is damaged or no run archive. "
-            "Copy it again."
-        ) from problem
+    size = 0
 
-
-def _check_size(source: Path, size: int) -> None:
-    if size > LARGEST_ARCHIVE:
-        raise RunStoreError(
-            f"{source.name} unpacks to more than {format_size(LARGEST_ARCHIVE)}, the largest that "
-            "is read; export fewer runs into each archive."
-        )
-
-
-def _check_members(names: Sequence[str]) -> None:
-    for name in names:
+    def check(name: str, num_bytes: int, plain: bool) -> None:
+        nonlocal size
+        size += num_bytes
+        if size > LARGEST_ARCHIVE:
+            raise RunStoreError(
+                f"{source.name} unpacks to more than {format_size(LARGEST_ARCHIVE)}, the largest "
+                "that is read; export fewer runs into each archive."
+            )
+        if not plain:
+            raise RunStoreError(f"{source.name} holds {name!r}, which is no plain file.")
         folder, *file = PurePosixPath(name).parts
         if folder == "/" or folder.startswith(".") or len(file) != 1 or file[0] not in FILES:
             allowed = ", ".join(sorted(FILES))
             raise RunStoreError(
                 f"The archive holds {name!r}; allowed: RUN/FILE, FILE of {allowed}."
             )
+
+    try:
+        if source.suffix == ".zip":
+            with zipfile.ZipFile(source) as packed:
+                for held in packed.infolist():
+                    if not held.is_dir():
+                        check(held.filename, held.file_size, True)
+                packed.extractall(target)
+            return
+        with tarfile.open(source) as archive:
+            members = []
+            for each in archive:  # a packed one is unpacked in passing, up to the limit
+                if not each.isdir():
+                    check(each.name, each.size, each.isfile())
+                    members.append(each)
+            archive.extractall(target, members, filter="data")
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError) as problem:
+        raise RunStoreError(
+            f"{source.name} cannot be unpacked ({problem}); it is damaged or no run archive. "
+            "Copy it again."
+        ) from problem
 
 
 def _archive(path: str | Path) -> Path:
@@ -534,21 +500,33 @@ def compare(a: Folders, b: Folders) -> Comparison:
     Raises RunStoreError where a side holds no finished run or the two have no pair in common.
     """
     sides = _finished(a, "a"), _finished(b, "b")
-    keys = _pair_keys(*sides)
-    tables = [_table(runs, "problems", keys) for runs in sides]
-    problems = tables[0].merge(tables[1], on=[*keys, "problem_id"], suffixes=("_a", "_b"))
+    names = ["seed", "llm_share", "role", "repeat", "setting", "max_depth", "num_problems"]
+    apart = (k for k in (1, 2, 4, 7) if not any(r.duplicated(names[:k]).any() for r in sides))
+    keys = names[: next(apart, 0)]  # what tells the runs of a side apart
+    if not keys:
+        raise RunStoreError(
+            "A side holds several runs of equal seed and share; name the folders to be compared."
+        )
+
+    def table(runs: pd.DataFrame, name: str) -> pd.DataFrame:
+        """A trace table with the keys of its runs."""
+        return load_table(list(runs["folder"]), name).merge(runs[["run_id", *keys]], on="run_id")
+
+    on = [*keys, "problem_id"]
+    left, right = (table(runs, "problems") for runs in sides)
+    problems = left.merge(right, on=on, suffixes=("_a", "_b"))
     if problems.empty:
         raise RunStoreError(
             f"The two have no problem in common with equal {' and '.join(keys)}; compare runs "
             "of the same problems and seeds."
         )
-    nodes = [_table(runs, "nodes", keys) for runs in sides]
+    left, right = (table(runs, "nodes").merge(problems[on]) for runs in sides)
     parameters = pd.DataFrame({side: _parameters(runs) for side, runs in zip("ab", sides)})
     parameters = parameters.fillna("-").rename_axis("name").sort_index().reset_index()
     return Comparison(
         parameters=parameters[parameters["a"] != parameters["b"]].reset_index(drop=True),
         differences=_differences(problems),
-        first_difference=_first_difference(nodes, problems[[*keys, "problem_id"]], keys),
+        first_difference=_first_difference(left, right, on),
         warnings=tuple(_warnings(*sides)),
     )
 
@@ -563,22 +541,6 @@ def _finished(runs: Folders, side: str) -> pd.DataFrame:
             f"Side {side} holds no finished search; `workbench runs list` shows status."
         )
     return found.reset_index(drop=True)
-
-
-def _pair_keys(left: pd.DataFrame, right: pd.DataFrame) -> list[str]:
-    """Columns that tell the runs of a side apart."""
-    keys = ["seed", "llm_share", "role", "repeat", "setting", "max_depth", "num_problems"]
-    for count in (1, 2, 4, 7):
-        if not any(runs.duplicated(keys[:count]).any() for runs in (left, right)):
-            return keys[:count]
-    raise RunStoreError(
-        "A side holds several runs of equal seed and share; name the run folders to be compared."
-    )
-
-
-def _table(runs: pd.DataFrame, name: str, keys: list[str]) -> pd.DataFrame:
-    """A trace table with the keys of its runs."""
-    return load_table(list(runs["folder"]), name).merge(runs[["run_id", *keys]], on="run_id")
 
 
 def _parameters(runs: pd.DataFrame) -> pd.Series:
@@ -610,26 +572,19 @@ def _differences(problems: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _first_difference(
-    nodes: list[pd.DataFrame], pairs: pd.DataFrame, keys: list[str]
-) -> str | None:
-    """A side that has no such node shows None."""
-    on, order = [*keys, "problem_id", "node_id", "depth"], [*keys, "problem_id", "depth", "node_id"]
-    tables = [table[[*on, "token_ids", "score"]].merge(pairs) for table in nodes]
-    both = tables[0].merge(tables[1], on=on, how="outer", suffixes=("_a", "_b"))
-    for side in "ab":
-        tokens = both[f"token_ids_{side}"]
-        both[side] = tokens.map(lambda ids: list(map(int, ids)) if np.iterable(ids) else None)
-    both["same"] = [a == b for a, b in zip(both["a"], both["b"])]
-    differ = both[~both["same"] | (both["score_a"] != both["score_b"])]
-    if differ.empty:
-        return None
-    row = differ.sort_values(order).iloc[0]
-    what, a, b = "tokens", row["a"], row["b"]
-    if row["same"]:
-        what, a, b = "scores", row["score_a"], row["score_b"]
-    where = f"problem {row['problem_id']}, seed {row['seed']}, node {row['node_id']}"
-    return f"{where}: {what} differ, a has {a}, b has {b}"
+def _first_difference(left: pd.DataFrame, right: pd.DataFrame, keys: list[str]) -> str | None:
+    """The first node that differs; a side that has no such node shows None."""
+    both = left.merge(right, on=[*keys, "node_id"], how="outer", suffixes=("_a", "_b"))
+    both = both.assign(depth=both["depth_a"].fillna(both["depth_b"]))
+    for row in both.sort_values([*keys, "depth", "node_id"]).to_dict("records"):
+        a, b = ([*map(int, i)] if np.iterable(i := row[f"token_ids_{s}"]) else None for s in "ab")
+        what = "tokens"
+        if a == b:
+            what, a, b = "scores", row["score_a"], row["score_b"]
+        if a != b:
+            where = f"problem {row['problem_id']}, seed {row['seed']}, node {row['node_id']}"
+            return f"{where}: {what} differ, a has {a}, b has {b}"
+    return None
 
 
 def _warnings(left: pd.DataFrame, right: pd.DataFrame) -> Iterable[str]:

@@ -15,8 +15,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
 from typing import Any, NamedTuple
 
-from workbench.config import EngineConfig, SweepConfig, check, parse_size, refused
-from workbench.errors import ConfigError, nearest
+from workbench.config import EngineConfig, SweepConfig, check, parse_size, refused, require_known
 from workbench.experiments.memory import ENGINES, feasibility, shares_of, starting_share
 from workbench.kvcache.policies import FirstCome, MarginalValue, PhaseAware, Policy, StaticSplit
 
@@ -67,20 +66,13 @@ SECONDS_PER_PROBLEM = {"tiny": 1.5, "math500": 60.0}
 
 def sweep_config(profile: str = "default", **overrides: Any) -> SweepConfig:
     """The sweep of a profile with settings overridden (None: the profile's own)."""
-    own = _of_profile(PROFILES, profile)
-    return SweepConfig.from_dict(own | {"profile": profile} | overridden(overrides))
+    require_known([profile], list(PROFILES), "The study", "profile")
+    return SweepConfig.from_dict(PROFILES[profile] | {"profile": profile} | overridden(overrides))
 
 
 def overridden(overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The overrides that are not None, as notebooks give them."""
     return {name: value for name, value in overrides.items() if value is not None}
-
-
-def _of_profile(table: Mapping[str, Any], profile: str) -> Any:
-    if profile not in table:
-        hint = f"{nearest(profile, list(table))} Profiles: {', '.join(table)}."
-        raise ConfigError(f"There is no profile {profile!r}.{hint}")
-    return table[profile]
 
 
 def thesis_pair() -> SweepConfig:
@@ -219,24 +211,25 @@ def split_runs(config: SweepConfig) -> list[RunSpec]:
 # -- plans: how much the other studies run; fields are called as their notebook's parameters --
 
 
+FROM_0 = ("depth_limits", "queue_problems", "repeats", "num_alone")
+"""Fields of plans that may be 0, or an empty list."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Counts from 1 (`_FROM_0`: from 0), shares in (0, 1), and lists of them, nothing twice."""
+    """Counts from 1 (FROM_0: from 0), shares in (0, 1), and lists of them, nothing twice."""
 
     def __post_init__(self) -> None:
         check(self)
         for field in fields(self):
             value = getattr(self, field.name)
             each = value if isinstance(value, tuple) else (value,)
-            least = 0 if field.name in _FROM_0 else 1
+            least = 0 if field.name in FROM_0 else 1
             share = field.name.endswith(("share", "shares"))
             fine = all(0 < v < 1 if share else v >= least or 0 < v < 1 for v in each)
             if not fine or len(set(each)) < len(each) or (least and not each):
                 allowed = "shares in (0, 1)" if share else f"numbers from {least}"
                 raise refused(type(self), field.name, value, f"{allowed}, each once")
-
-
-_FROM_0 = ("depth_limits", "queue_problems", "repeats", "alone_at")
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,8 +275,8 @@ class PolicyPlan(Plan):
     """How much of the study of policies is run.
 
     num_seeds: of the profile's, the first so many. budgets: KV in multiples of the working set W.
-    alone_at, alone_shares: budgets and static shares at which every technique is measured alone.
-    repeats: of the default policy at the smallest budget, for the machine's noise.
+    num_alone, alone_shares: how many of them, the smallest first, and static shares at which every
+    technique is measured alone. repeats: of the default policy at the smallest, for the noise.
     """
 
     num_problems: int = 16
@@ -291,20 +284,15 @@ class PolicyPlan(Plan):
     num_seeds: int = 1
     budgets: tuple[float, ...] = (0.5,)
     kv_shares: tuple[float, ...] = (0.2, 0.3, 0.5)
-    alone_at: tuple[float, ...] = (0.5,)
+    num_alone: int = 1
     alone_shares: tuple[float, ...] = (THESIS_SHARE,)
     repeats: int = 1
-
-    def __post_init__(self) -> None:
-        Plan.__post_init__(self)
-        if not set(self.alone_at) <= {*self.budgets}:
-            raise ConfigError(f"PolicyPlan.alone_at is {self.alone_at}; allowed: of the budgets.")
 
 
 _POWERS = tuple(2**k for k in range(15))
 _GRID = BatchPlan(_POWERS[3:10], _POWERS[8:], _POWERS[3:10], 1, _POWERS[:7], 16, cells=3)
 _FIVE = (0.08, 0.2, 0.3, 0.4, 0.5)
-_POLICIES = PolicyPlan(128, 12, 5, (0.5, 1.0, 2.0), _FIVE, (0.5, 1.0), _FIVE, 2)
+_POLICIES = PolicyPlan(128, 12, 5, (0.5, 1.0, 2.0), _FIVE, 2, _FIVE, 2)
 PLANS: dict[type[Plan], dict[str, Any]] = {
     BatchPlan: {
         "quick": BatchPlan((8, 64), (256, 2048), (8, 16), 4, (4, 16, 64), 2),
@@ -329,13 +317,11 @@ PLANS: dict[type[Plan], dict[str, Any]] = {
 
 def plan_of(kind: type[Plan], profile: str, parameters: Mapping[str, Any] | None = None) -> Any:
     """A profile's plan with a notebook's parameters; those that are None or not of the plan are
-    ignored. Of other budgets the smallest is where techniques are measured alone.
+    ignored.
     """
     names = {field.name for field in fields(kind)}
     changed = {k: v for k, v in overridden(parameters or {}).items() if k in names}
-    if "budgets" in changed:
-        changed["alone_at"] = (min(changed["budgets"], default=0.0),)
-    return replace(_of_profile(PLANS[kind], profile), **changed)
+    return replace(PLANS[kind][profile], **changed)
 
 
 # -- batch limits --
@@ -459,16 +445,13 @@ POLICIES: dict[str, type[Policy]] = {
 }
 NONE, ALL = "none", "all"
 _ALONE = {
-    key: Named(label, said, settings)
-    for key, label, said, settings in (
-        ("partial_blocks", "partial blocks reused", "reuse of partial blocks",
-         {"reuse_partial_blocks": True}),
-        ("forget_pruned", "pruned beams forgotten", "forgetting pruned beams",
-         {"forget_pruned": True}),
-        ("adaptive", "adaptive problem batching", "adaptive problem batching",
-         {"problem_batching": "adaptive"}),
-        ("prefix_order", "prefix-aware order", "prefix-aware order", {"request_order": "prefix"}),
-    )
+    "partial_blocks": Named("partial blocks reused", "reuse of partial blocks",
+                            {"reuse_partial_blocks": True}),
+    "forget_pruned": Named("pruned beams forgotten", "forgetting pruned beams",
+                           {"forget_pruned": True}),
+    "adaptive": Named("adaptive problem batching", "adaptive problem batching",
+                      {"problem_batching": "adaptive"}),
+    "prefix_order": Named("prefix-aware order", "prefix-aware order", {"request_order": "prefix"}),
 }  # fmt: skip
 _TOGETHER = {name: value for each in _ALONE.values() for name, value in each.settings.items()}
 TECHNIQUES = {
@@ -522,7 +505,7 @@ def policy_runs(config: SweepConfig, plan: PolicyPlan, working_set: WorkingSet) 
         settings: list[tuple[str, float | None, str]]
         settings = [(STATIC, share, NONE) for share in plan.kv_shares]
         settings += [(policy, None, NONE) for policy in POLICIES if policy != STATIC]
-        if budget in plan.alone_at:
+        if budget in sorted(plan.budgets)[: plan.num_alone]:
             near = [min(plan.kv_shares, key=lambda s: abs(s - at)) for at in plan.alone_shares]
             keys = (*_ALONE, ALL)
             settings += [(STATIC, share, key) for share in dict.fromkeys(near) for key in keys]

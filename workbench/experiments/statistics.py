@@ -332,9 +332,8 @@ def draw_rates(
     weighed = weights * (above @ each).T
     spent = weights * (below @ each).T * noise.factors(generator, weights.shape)
     settings = list(dict.fromkeys(index[by]))
-    equal = equal_work(runs, by, seeds)
-    work = np.array([equal[setting] for setting in settings])
-    own = np.array([[each == setting for setting in settings] for each in index[by]], float)
+    work = pd.Series(settings).map(equal_work(runs, by, seeds)).to_numpy()
+    own = np.equal.outer(index[by].to_numpy(object), np.array(settings, object)).astype(float)
     together = own @ np.equal.outer(work, work)
     sums = above.sum(axis=1), below.sum(axis=1)
     return Rates(
@@ -356,7 +355,7 @@ def paired_ratio(study: Tables, by: str, against: Any) -> pd.DataFrame:
     """
     runs, rows, noise = study.runs, study.table("problems"), noise_of(study.all_runs)
     found = []
-    for setting in dict.fromkeys(runs[by]):
+    for setting in runs[by].unique():
         pair = runs[runs[by].isin([setting, against])]  # the seeds and problems that both have
         ratio = draw_rates(rows, pair, by, noise=noise).ratio(against, setting)
         found.append({by: setting, **ratio.cells})

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
-from itertools import product
+from itertools import chain, product
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -35,18 +35,33 @@ from workbench.experiments.provenance import (
     runs_folder,
 )
 from workbench.experiments.runs import FINISHED, RunStore, held, load_runs, of_other_code
-from workbench.experiments.settings import MEASURE, NONE, TIGHT, TIMED, Identity, Plan, RunSpec
+from workbench.experiments.settings import (
+    COUNTED,
+    MEASURE,
+    NONE,
+    TIGHT,
+    TIMED,
+    Identity,
+    Plan,
+    RunSpec,
+)
 from workbench.experiments.statistics import Noise, Tables, noise_of, sentinel_drift
 from workbench.replay.devices import load_device
 from workbench.search.rounds import Progress
 
 Folder = str | Path | None
 TO_RUN = "to run"
-PROBLEMS_PER_CELL = {TIMED: 0.45, settings.COUNTED: 0.06}
+PROBLEMS_PER_CELL = {TIMED: 0.45, COUNTED: 0.06}
 """Roughly what a cell takes of the time of searching its problems; measured on the tiny pair."""
 DRIFT_WORTH_A_WORD = 0.1
-MAIN = (MEASURE, settings.REPLAY, TIMED, settings.ABLATION, TIGHT)
-"""Roles of the runs that a study is about; the others stand beside them."""
+AUXILIARY = (
+    settings.SENTINEL,
+    settings.COUNTED,
+    settings.DEPTH,
+    settings.QUEUE,
+    settings.REFERENCE,
+)
+"""Roles of runs that stand beside those that a study is about."""
 
 
 @dataclass(frozen=True)
@@ -75,23 +90,16 @@ class Study:
         every = wanted = self.all_runs
         if len(every):
             once = (every["repeat"] == 0) | (every["role"] == TIMED)
-            wanted = every[(every["status"] == FINISHED) & every["role"].isin(MAIN) & once]
+            wanted = every[(every["status"] == FINISHED) & ~every["role"].isin(AUXILIARY) & once]
         if wanted.empty and self.plan is not None:
             reasons = sorted(set(every["error"].dropna())) if len(every) else ["none is stored"]
             raise RunStoreError(f"No run of the study finished: {'; '.join(reasons)}.")
         if wanted.empty:
             return wanted
         runs = load_runs(list(wanted["folder"]))  # anew: beside failed runs, counts are floats
-        if self.plan is None:
-            return runs.sort_values(["llm_share", "seed"], ignore_index=True)
         place = {setting: number for number, setting in enumerate(self.order)}
-        order = runs["setting"].map(place).fillna(len(place))
+        order = runs["llm_share"] if self.plan is None else runs["setting"].map(place)
         return runs.assign(place=order).sort_values(["place", "seed"], ignore_index=True)
-
-    @property
-    def measured_settings(self) -> list[str]:
-        """Settings of the study's own runs, in its order."""
-        return list(dict.fromkeys(self.runs["setting"]))
 
     @cached_property
     def noise(self) -> Noise:
@@ -171,10 +179,16 @@ def run_study(
     if compute:
         store.clear_leftovers()
         todo = [s for s, folder in zip(specs, found) if not held(folder, retry_failed)]
+        execute, groups = execute or carry_out.Searches(), dict[Any, list[RunSpec]]()
+        bad = {spec: OutOfMemory(str(at)) for spec in todo if not (at := feasibility(spec)).fits}
+        for spec in todo:
+            if spec not in bad:
+                groups.setdefault(spec.group, []).append(spec)
+        outcomes = chain(bad.items(), chain.from_iterable(map(execute, groups.values())))
         answered = Counter[RunSpec]()
         total, silent = sum(s.config.num_problems for s in todo), not progress or not todo
         with tqdm(total=total, desc=f"{len(todo)} runs", unit="problem", disable=silent) as bar:
-            for spec, outcome in _outcomes(todo, execute or carry_out.Searches()):
+            for spec, outcome in outcomes:
                 if isinstance(outcome, Progress):
                     now = outcome.answered
                 else:
@@ -201,21 +215,6 @@ def _identities(
     configs = {} if identity else {key(spec.config): spec.config for spec in specs}
     found = {each: stored.identify(config) for each, config in configs.items()}
     return lambda spec: identity or found[key(spec.config)]
-
-
-def _outcomes(
-    todo: Sequence[RunSpec], execute: carry_out.Execute
-) -> Iterator[tuple[RunSpec, stored.Outcome | Progress]]:
-    """What becomes of every run, group by group; first those that cannot fit."""
-    groups: dict[Any, list[RunSpec]] = {}
-    for spec in todo:
-        fits = feasibility(spec)
-        if fits.fits:
-            groups.setdefault(spec.group, []).append(spec)
-        else:
-            yield spec, OutOfMemory(str(fits))
-    for group in groups.values():
-        yield from execute(group)
 
 
 # -- the studies; options: of run_study --
@@ -327,11 +326,11 @@ def preview(
     each = seconds or settings.SECONDS_PER_PROBLEM.get(config.problems, 1.5)
     rows = []
     for spec in specs:
-        folder = store.stored(spec, known(spec), stale_ok)
-        fits, status = feasibility(spec), held(folder, retry_failed)
+        own, fits = store.stored(spec, known(spec)), feasibility(spec)
+        status = held(own, retry_failed)
         stale = None if status or not fits.fits else store.stale(spec, known(spec))
-        if folder is not None and status and of_other_code(load_runs(folder)).any():
-            status = f"{status}, other code"
+        if stale is not None and stale_ok and own is None:
+            status, stale = f"{FINISHED}, other code", None
         status = status or (TO_RUN if fits.fits else stored.INFEASIBLE)
         cost = PROBLEMS_PER_CELL.get(spec.role) or settings.COST.get(spec.setting, 1.0)
         seconds_left = each * cost * spec.config.num_problems * (status == TO_RUN)
@@ -361,24 +360,26 @@ def seconds_per_problem(config: SweepConfig, store: RunStore) -> float | None:
     runs = load_runs(store.root) if store.folders() else pd.DataFrame()
     if "wall_s" not in runs:  # cells of the batching study search nothing
         return None
-    own = (runs["status"] == FINISHED) & runs["role"].isin((MEASURE, TIGHT))
-    own &= (runs["llm"] == config.llm) & (runs["prm"] == config.prm) & (runs["n"] == config.n)
-    runs = runs[own & (runs["machine_cpu"] == machine_facts()["cpu"]) & runs["wall_s"].notna()]
+    like = {"llm": config.llm, "prm": config.prm, "n": config.n, "status": FINISHED}
+    like["machine_cpu"] = machine_facts()["cpu"]
+    own = (runs[list(like)] == like).all(axis=1) & runs["role"].isin((MEASURE, TIGHT))
+    runs = runs[own & runs["wall_s"].notna()]
     return float((runs["wall_s"] / runs["num_problems"]).median()) if len(runs) else None
 
 
 # -- what stands on a figure: models, rung, budget, sample, machine; read from the runs drawn --
 
+NOTHING_WAS_RUN = (
+    "Nothing was run: tokens are MATH-500's lengths with stated assumptions, seconds a roofline's, "
+    "a bound from below."
+)
 RUNGS = {"tiny": "measured tiny", "smollm2": "measured SmolLM2", "dummy:": "dummy weights"}
 """How the names of LLMs begin, and the rung of the study that they stand on."""
 CARRIES_OVER = "Counts carry over at equal ratios of need to room; seconds do not."
 
 
 def provenance(
-    runs: pd.DataFrame,
-    seed: int | None = None,
-    *notes: str,
-    beside: pd.DataFrame | None = None,
+    runs: pd.DataFrame, seed: int | None = None, *notes: str, beside: pd.DataFrame | None = None
 ) -> str:
     """Three lines about the runs drawn, beside notes; they name the commits if there are several.
 
@@ -420,7 +421,7 @@ def provenance_of(
 
 
 def provenance_here(llm: str, prm: str, what: str, *notes: str) -> str:
-    """Of what this process measures itself: `what` it was, with the models' names."""
+    """Of what this process measures itself: `what` it was."""
     measured = f"LLM {llm}, PRM {prm} ({rung_of(llm)}); {what}; {describe(machine_facts())}."
     return "\n".join([measured, *notes, CARRIES_OVER])
 
@@ -429,32 +430,27 @@ def provenance_replayed(study: Study) -> str:
     """Of the replayed rung."""
     *lines, _ = provenance(study.runs).splitlines()
     flight = f"{study.config.min_problem_batch} problems in flight"
-    return "\n".join([*lines, f"{completeness(study)}; {flight}. {carry_out.NOTHING_WAS_RUN}"])
+    return "\n".join([*lines, f"{completeness(study)}; {flight}. {NOTHING_WAS_RUN}"])
 
 
 def completeness(study: Any) -> str:
     """How many of a sweep's runs are drawn, and why the others are not."""
     planned = len(study.config.shares) * len(study.config.seeds)
-    bad = unfinished(study.all_runs).to_dict("records")
+    bad = study.all_runs.query("status != @FINISHED").to_dict("records")
     reasons = ", ".join(f"{row['status']}: {row['name']}" for row in bad)
     return f"{len(study.runs)} of {planned} runs" + (f" ({reasons})" if reasons else "")
 
 
 def rung(runs: pd.DataFrame) -> str:
     """Which rung of the study the runs stand on: as they say, else by their LLM's name."""
-    if "rung" in runs.columns and isinstance(runs["rung"].iloc[0], str):
-        return str(runs["rung"].iloc[0])
-    return rung_of(str(runs["llm"].iloc[0]))
+    first = runs.iloc[0]
+    said = first.get("rung")
+    return said if isinstance(said, str) else rung_of(first["llm"])
 
 
 def rung_of(llm: str) -> str:
     """The rung of one LLM."""
     return next((text for start, text in RUNGS.items() if llm.startswith(start)), "measured")
-
-
-def unfinished(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs that no figure draws: failed, infeasible or unreadable ones, each with its error."""
-    return runs[runs["status"] != FINISHED] if len(runs) else runs
 
 
 def remarks(runs: pd.DataFrame) -> Iterator[str]:
@@ -485,9 +481,7 @@ def remarks(runs: pd.DataFrame) -> Iterator[str]:
 
 
 def figures_home(study: Any) -> Path:
-    """Where figures of a study are kept: figures/ holds the default profile as it stands, another
-    has build/figures/PROFILE, and one with settings of its own build/figures/PROFILE-changed.
-    """
+    """Where figures of a study are kept; where settings are its own, beside the profile's."""
     profile = study.config.profile
     own = study.config == settings.sweep_config(profile)
     own &= study.plan is None or study.plan == settings.plan_of(type(study.plan), profile)
@@ -495,10 +489,8 @@ def figures_home(study: Any) -> Path:
 
 
 def profile_figures(name: str) -> Path:
-    """The folder of a profile's figures."""
-    if name == "default":
-        return project_root() / "figures"
-    return project_root() / "build" / "figures" / name
+    """figures/ of the default profile, build/figures/NAME of others."""
+    return project_root() / ("figures" if name == "default" else f"build/figures/{name}")
 
 
 def keep_figure(
@@ -513,9 +505,9 @@ def keep_figure(
     """Save a figure of the study in `folder` (default: its home, or that of the study `beside`)."""
     place = Path(folder) if folder else figures_home(study if beside is None else beside)
     first = json.loads(study.runs.iloc[[0]].to_json(orient="records", double_precision=15))[0]
-    measured: dict[str, Any] = {"versions": json.loads(first["versions"])}
-    for about in ("machine", "git"):
-        own = {n: v for n, v in first.items() if n.startswith(f"{about}_")}
-        measured[about] = {n.removeprefix(f"{about}_"): v for n, v in own.items()}
+    measured = {"versions": json.loads(first["versions"])}
+    for about in ("machine_", "git_"):
+        own = {n.removeprefix(about): v for n, v in first.items() if n.startswith(about)}
+        measured[about[:-1]] = own
     plan = {"plan": asdict(study.plan)} if study.plan is not None else {}
     return save_figure(fig, rows, name, place, study.config.to_dict() | plan, measured=measured)

@@ -4,8 +4,6 @@ beside continuous ones; which model a search waits for, and how much room its bl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
@@ -21,8 +19,6 @@ BESIDE = {
 }
 TOKENS = {"llm": "generated tokens/s", "prm": "tokens read for the first time/s"}
 STEPS = {"llm": "reasoning steps sampled/s", "prm": "reasoning steps judged/s"}
-_LIMITS_FRAME = Frame(panels=560)
-_BALANCE_FRAME = Frame(panels=520, **theme.OVER_SHARES)
 _HEAT_FOOT, _LINES_HEAD = 0.66, 0.46  # of the drawing: the heat map above, the lines below
 _LIMITS_CAPTION = (
     "Throughput of the {label} over the limits of one step, all requests of a recorded search "
@@ -69,7 +65,7 @@ def batch_limits(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     caption = _LIMITS_CAPTION.format(label=label, tokens=tokens, steps=steps)
     caption += f" Infeasible: {'; '.join(first)}." if first else ""
     title = f"Throughput of the {label} over its batch limits"
-    return finish(fig, title, caption, provenance, _LIMITS_FRAME)
+    return finish(fig, title, caption, provenance, Frame(panels=560))
 
 
 def _heat(fig: go.Figure, rows: pd.DataFrame, model: str) -> None:
@@ -155,8 +151,21 @@ def balance(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     fig.update_yaxes(title_text="reasoning steps/s while busy", rangemode="tozero", row=1, col=1)
     waste = rows[rows["metric"] == "waste"].drop(columns=["low", "high"], errors="ignore")
     limits = sorted(waste.loc[waste["kind"] == CONTINUOUS, "max_num_seqs"].astype(int).unique())
-    for column, model in enumerate(MODELS, start=1):
-        _waste(fig, waste[waste["model"] == model], model, limits, column)
+    percent, hover = waste.assign(value=100 * waste["value"]), "blocks of %{x}: %{y:.1f} %"
+    for column, (model, style) in enumerate(MODELS.items(), start=1):
+        of_model = percent[percent["model"] == model]
+        continuous = of_model[of_model["kind"] == CONTINUOUS].sort_values("block_size")
+        static = of_model[of_model["kind"] != CONTINUOUS]
+        for rank, seqs in enumerate(limits):
+            own = continuous[continuous["max_num_seqs"] == seqs]
+            look = theme.ranked(f"{style.label}, {seqs}", model, rank, len(limits))
+            line = series(own, "block_size", look, hover, showlegend=False)
+            fig.add_trace(line, row=2, col=column)
+        look = Style(f"{style.label}, static", theme.PURPLE, symbol="triangle-up-open")
+        points = series(static, "block_size", look, hover, mode="markers+text", marker_size=10)
+        sides = [f"middle {('right', 'left')[k % 2]}" for k in range(len(static))]  # apart if equal
+        points.update(text=[f"{s:.0f}" for s in static["max_num_seqs"]], textposition=sides)
+        fig.add_trace(points.update(showlegend=False), row=2, col=column)
     for rank, seqs in enumerate(limits):  # in grey: both models' lines are read by these markers
         level = round(190 - 160 * (rank / (len(limits) - 1) if len(limits) > 1 else 1.0))
         marker = {"symbol": theme.SYMBOLS[rank % 7], "color": f"rgb({level},{level},{level})"}
@@ -173,25 +182,5 @@ def balance(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         fig.update_xaxes(title_text=title, **sizes, row=2, col=column)
         fig.update_yaxes(range=[0, top], title_text="room wasted (%)", row=2, col=column)
     legend_at(fig, "legend2", 0.385)
-    return finish(
-        fig, "Balance of both models, and waste", _BALANCE_CAPTION, provenance, _BALANCE_FRAME
-    )
-
-
-def _waste(
-    fig: go.Figure, rows: pd.DataFrame, model: str, limits: Sequence[int], column: int
-) -> None:
-    label, percent = MODELS[model].label, rows.assign(value=100 * rows["value"])
-    continuous = percent[percent["kind"] == CONTINUOUS].sort_values("block_size")
-    static = percent[percent["kind"] != CONTINUOUS]
-    hover = "blocks of %{x}: %{y:.1f} %"
-    for rank, seqs in enumerate(limits):
-        own = continuous[continuous["max_num_seqs"] == seqs]
-        style = theme.ranked(f"{label}, {seqs}", model, rank, len(limits))
-        line = series(own, "block_size", style, hover, showlegend=False)
-        fig.add_trace(line, row=2, col=column)
-    style = Style(f"{label}, static", theme.PURPLE, symbol="triangle-up-open")
-    points = series(static, "block_size", style, hover, mode="markers+text", marker_size=10)
-    sides = [f"middle {('right', 'left')[k % 2]}" for k in range(len(static))]  # apart if equal
-    points.update(text=[f"{s:.0f}" for s in static["max_num_seqs"]], textposition=sides)
-    fig.add_trace(points.update(showlegend=False), row=2, col=column)
+    title, frame = "Balance of both models, and waste", Frame(panels=520, **theme.OVER_SHARES)
+    return finish(fig, title, _BALANCE_CAPTION, provenance, frame)

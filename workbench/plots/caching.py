@@ -13,9 +13,6 @@ from workbench.plots import theme
 from workbench.plots.theme import MODELS, Frame, finish, say, series
 
 RATES = {"hit_ratio": 100, "thrashed_per_1000": 1}  # of the upper and lower panels, their scale
-_HITS_FRAME = Frame(panels=320, **theme.OVER_SHARES)
-_THRASH_FRAME = Frame(panels=470, **theme.OVER_SHARES)
-_SIZES_FRAME = Frame(panels=430, top=96, legend=22)
 _HITS_CAPTION = (
     "Share of queried prompt tokens that the prefix cache answered, first admissions only, against "
     "the LLM's share of total memory. Bars: 95 % bootstrap intervals over problems."
@@ -47,7 +44,8 @@ def prefix_hits(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         fig.add_trace(_line(theme.in_percent(rows), engine, ".1f", " %"))
     theme.share_axes(fig, rows, panels=1)
     fig.update_yaxes(title_text="prompt tokens found cached (%)", range=[0, 103])
-    return finish(fig, "Prefix cache hits of both models", _HITS_CAPTION, provenance, _HITS_FRAME)
+    frame = Frame(panels=320, **theme.OVER_SHARES)
+    return finish(fig, "Prefix cache hits of both models", _HITS_CAPTION, provenance, frame)
 
 
 def thrashing(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
@@ -70,7 +68,8 @@ def thrashing(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         text = f"open markers: 0, upper bound at most {zeros['high'].max():.2f}"
         marker = {"symbol": "circle-open", "color": theme.GREY, "line": {"width": 1.5}}
         fig.add_trace(theme.legend_note("legend", text, marker), row=1, col=1)
-    return finish(fig, "Thrashing of both models", _THRASH_CAPTION, provenance, _THRASH_FRAME)
+    frame = Frame(panels=470, **theme.OVER_SHARES)
+    return finish(fig, "Thrashing of both models", _THRASH_CAPTION, provenance, frame)
 
 
 def _line(rows: pd.DataFrame, engine: str, form: str, unit: str) -> go.Scatter:
@@ -112,7 +111,8 @@ def miss_ratio(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     fig.update_yaxes(rangemode="tozero", row=2)
     fig.update_yaxes(title_text="prompt tokens found cached (%)", row=1, col=1)
     fig.update_yaxes(title_text="thrashed blocks per 1,000 look-ups", row=2, col=1)
-    return finish(fig, "Is it the policy or the size?", _SIZES_CAPTION, provenance, _SIZES_FRAME)
+    frame = Frame(panels=430, top=96, legend=22)
+    return finish(fig, "Is it the policy or the size?", _SIZES_CAPTION, provenance, frame)
 
 
 def _sizes(fig: go.Figure, rows: pd.DataFrame, engine: str, column: int) -> None:
@@ -124,7 +124,7 @@ def _sizes(fig: go.Figure, rows: pd.DataFrame, engine: str, column: int) -> None
     below = pd.concat([replays[replays["tokens"] < first["tokens"].min()], first])
     curves = [
         (fits, f"{style.label}, LRU", {"color": style.colour, "dash": "solid", "width": 2.2}),
-        (below, None, {"color": style.colour, "dash": "dash", "width": 2.2}),
+        (below, "", {"color": style.colour, "dash": "dash", "width": 2.2}),
         (best, "optimum", {"color": theme.BLACK, "dash": "solid", "width": 1}),
     ]
     for panel, (value, scale) in enumerate(RATES.items(), start=1):
@@ -135,8 +135,8 @@ def _sizes(fig: go.Figure, rows: pd.DataFrame, engine: str, column: int) -> None
                 mode="lines",
                 line=line,
                 text=[f"{theme.tokens_text(tokens)} tokens" for tokens in own["tokens"]],
-                name=label or "",
-                showlegend=panel == 1 and label is not None and (label != "optimum" or column == 1),
+                name=label,
+                showlegend=panel == 1 and label != "" and (label != "optimum" or column == 1),
                 hovertemplate="%{text}: %{y:.1f}<extra></extra>",
             )
             fig.add_trace(curve, row=panel, col=column)

@@ -7,8 +7,6 @@ scales.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -28,8 +26,6 @@ PARTS = {  # part: (label, colour, pattern); the KV cache has its model's colour
     "activations_longest": ("activations: longest request", theme.YELLOW, ""),
     MORE: ("more for the batch limits", theme.ORANGE, "/"),
 }
-_PARTS_FRAME = Frame(panels=470, top=218, right=14, legend=106)
-_BLOCKS_FRAME = Frame(panels=520, top=112, left=74, right=66, legend=22)
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _BLOCKS_CAPTION = (
     "KV blocks of both models over the LLM's share of total memory, and the tokens they hold "
@@ -66,10 +62,22 @@ def memory_parts(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
             own = drawn[drawn["model"] == model]
             _columns(fig, own, style, unit, row, col)
             fig.update_yaxes(title_text=f"{style.label}, {unit}", row=row, col=col)
-        _part_axes(fig, of_pair, shares, col)
+        kept = theme.thinned(range(len(shares)), 0.15)
+        room = of_pair.drop_duplicates("llm_share").set_index("llm_share").to_dict("index")
+        above = [theme.both_rooms(room[shares[i]]) for i in kept]
+        parts = of_pair.drop_duplicates(["model", "llm_share"]).groupby("llm_share")["budget_bytes"]
+        total = parts.sum()
+        size = f"{total.max() / UNITS[_unit(total)]:g} {_unit(total)}"
+        title = f"<b>{how}</b>, {size}<br>{_pair(of_pair)}<br>{theme.ROOM_TITLE}"
+        ticks = {"tickmode": "array", "tickvals": kept, "range": [-0.7, len(shares) - 0.3]}
+        top = {"side": "top", "title": {"text": title, "standoff": 4}, "ticktext": above}
+        fig.update_xaxes(**ticks, **top, showgrid=False, row=1, col=col)
+        shown = [f"{shares[i]:.2f}" for i in kept]
+        below = {"ticktext": shown, "title_text": "LLM share of the total"}
+        fig.update_xaxes(**ticks, **below, showgrid=False, row=2, col=col)
     fig.update_layout(barmode="stack", legend={"traceorder": "normal"})
-    title = "What each model's memory is used for"
-    return finish(fig, title, _PARTS_CAPTION, provenance, _PARTS_FRAME)
+    frame = Frame(panels=470, top=218, right=14, legend=106)
+    return finish(fig, "What each model's memory is used for", _PARTS_CAPTION, provenance, frame)
 
 
 def _columns(
@@ -119,22 +127,6 @@ def _columns(
             say(fig, f"lacks {lacks:.1f} {unit}", place, budget, **turned, **at)
 
 
-def _part_axes(fig: go.Figure, rows: pd.DataFrame, shares: Sequence[float], col: int) -> None:
-    """Shares below the lower panel; above the upper one whose pair, and the room for KV."""
-    kept = theme.thinned(range(len(shares)), 0.15)
-    room = rows.drop_duplicates("llm_share").set_index("llm_share").to_dict("index")
-    above = [theme.both_rooms(room[shares[i]]) for i in kept]
-    total = rows.drop_duplicates(["model", "llm_share"]).groupby("llm_share")["budget_bytes"].sum()
-    unit = _unit(total)
-    size = f"{total.max() / UNITS[unit]:g} {unit}"
-    title = f"<b>{rows['how'].iloc[0]}</b>, {size}<br>{_pair(rows)}<br>{theme.ROOM_TITLE}"
-    ticks = {"tickmode": "array", "tickvals": kept, "range": [-0.7, len(shares) - 0.3]}
-    top = {"side": "top", "title": {"text": title, "standoff": 4}, "ticktext": above}
-    fig.update_xaxes(**ticks, **top, showgrid=False, row=1, col=col)
-    below = {"ticktext": [f"{shares[i]:.2f}" for i in kept], "title_text": "LLM share of the total"}
-    fig.update_xaxes(**ticks, **below, showgrid=False, row=2, col=col)
-
-
 def _pair(rows: pd.DataFrame) -> str:
     names = rows.groupby("model")["name"].first()
     return " + ".join(names[model].removeprefix("dummy:") for model in MODELS)
@@ -173,8 +165,10 @@ def kv_blocks(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         fig.update_xaxes(title_text=theme.SHARE_TITLE, **shares, **at)
         text = f"<b>{how}</b>: {_pair(own)}, feasible {low:.3f} to {high:.3f}"
         say(fig, text, 0, 1, xref="x domain", yref="y domain", yshift=3, **at)
-    title = "KV blocks of both models over the split"
-    return finish(fig, title, _BLOCKS_CAPTION, provenance, _BLOCKS_FRAME)
+    frame = Frame(panels=520, top=112, left=74, right=66, legend=22)
+    return finish(
+        fig, "KV blocks of both models over the split", _BLOCKS_CAPTION, provenance, frame
+    )
 
 
 def _counts(fig: go.Figure, rows: pd.DataFrame, model: Style, row: int) -> None:

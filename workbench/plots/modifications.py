@@ -25,9 +25,7 @@ FINISHING = {
     "finishes": Style("sampled to the end", theme.PURPLE, symbol="diamond"),
     "stops": Style("stopped, unfinished", theme.BLACK, "dash"),
 }
-_WIDTHS = [0.38, 0.22, 0.2, 0.2]
 _HATCHED = {"fillmode": "overlay", "fgcolor": "white", "size": 7, "solidity": 0.35}
-_FRAME = Frame(panels=620, left=182, top=44)
 _FOOT, _HEAD = 0.46, 0.25  # of the drawing: the ablation above, the depth limits below
 _CAPTION = (
     "The thesis's modifications (section 5.3), each rung the one before with one more switch, and "
@@ -48,7 +46,7 @@ def modifications(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     rows: rung, label, metric (those of PANELS and of FINISHING), value, low, high, max_depth.
     """
     specs = [[{}, {}, {}, {}], [{"colspan": 4}, None, None, None]]
-    fig = make_subplots(2, 4, specs=specs, shared_yaxes=True, column_widths=_WIDTHS,
+    fig = make_subplots(2, 4, specs=specs, shared_yaxes=True, column_widths=[0.38, 0.22, 0.2, 0.2],
                         horizontal_spacing=0.05)  # fmt: skip
     labels = rows[rows["metric"] == "problems_per_min"].set_index("rung")["label"]
     order = list(labels.index)
@@ -76,9 +74,8 @@ def modifications(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     fig.update_xaxes(title_text=title, range=reach, **ticks, row=2, col=1)
     fig.update_yaxes(title_text="accuracy", range=[0, 1.05], domain=[0, _HEAD], row=2, col=1)
     legend_at(fig, "legend", _HEAD + 0.01)
-    return finish(
-        fig, "Modifications of the baseline, one after another", _CAPTION, provenance, _FRAME
-    )
+    title, frame = "Modifications of the baseline, one after another", Frame(620, left=182, top=44)
+    return finish(fig, title, _CAPTION, provenance, frame)
 
 
 def _gains(fig: go.Figure, rows: pd.DataFrame, places: list[int]) -> None:

@@ -22,10 +22,7 @@ THROUGHPUT = {
 }
 BUSY = {"llm_tokens_per_busy_s": "llm", "prm_tokens_per_busy_s": "prm"}
 GROUND = "#F3EFE4"
-BADGE = "REPLAYED, not measured"
 DASHES = {"solid": "dot", "dash": "dashdot", "dot": "longdashdot", None: "dot"}
-_SPLIT_FRAME = Frame(panels=470, right=62, **theme.OVER_SHARES)
-_RUNGS_FRAME = Frame(panels=300)
 _SPLIT_CAPTION = (
     "Throughput of the search against the LLM's share of total memory: generated tokens per second "
     "and problems per minute (above), tokens each model processes per second it is busy (below). "
@@ -88,9 +85,8 @@ def memory_split(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         text = f"peak {value:.2f} (95 %: {low:.2f} to {high:.2f})"
         marker = {"symbol": "square", "size": 12, "color": theme.SKY, "opacity": 0.4}
         fig.add_trace(theme.legend_note("legend", text, marker), row=1, col=1)
-    return finish(
-        fig, "Throughput against the memory split", _SPLIT_CAPTION, provenance, _SPLIT_FRAME
-    )
+    frame = Frame(panels=470, right=62, **theme.OVER_SHARES)
+    return finish(fig, "Throughput against the memory split", _SPLIT_CAPTION, provenance, frame)
 
 
 def rungs(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
@@ -107,7 +103,8 @@ def rungs(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         fig.add_trace(series(own, "llm_share", style, hover, marker_size=9))
     fig.update_xaxes(title_text=theme.SHARE_TITLE)
     fig.update_yaxes(title_text="tokens/s over the rung's best (%)", rangemode="tozero")
-    return finish(fig, "Do the rungs agree on the split?", _RUNGS_CAPTION, provenance, _RUNGS_FRAME)
+    title, frame = "Do the rungs agree on the split?", Frame(panels=300)
+    return finish(fig, title, _RUNGS_CAPTION, provenance, frame)
 
 
 def as_replayed(draw: Draw, rung: str = "replayed 1B + 8B") -> Draw:
@@ -128,7 +125,7 @@ def as_replayed(draw: Draw, rung: str = "replayed 1B + 8B") -> Draw:
                 trace.line.dash = DASHES.get(trace.line.dash, "dot")
         look = {"bgcolor": GROUND, "bordercolor": theme.GREY, "font": {"size": 11}}
         place = {"xanchor": "right", "yshift": fig.layout.margin.t - 27}
-        say(fig, f"<b>{BADGE}</b>", 1, 1, **look, **place)
+        say(fig, "<b>REPLAYED, not measured</b>", 1, 1, **look, **place)
         return fig
 
     return drawn

@@ -27,8 +27,6 @@ LOST_TIME = {  # part: (label, colour), from the foot of a column; neighbours di
     "waiting": ("waiting", "#D0D0D0"),
     "bookkeeping": ("bookkeeping", theme.GREEN),
 }
-_BLOCKS_FRAME = Frame(panels=430)
-_LOST_FRAME = Frame(panels=340, top=176, legend=58)
 _LOST_CAPTION = (
     "Wall time of a search against the LLM's share of total memory, divided among what it was "
     "spent on; the stroke across each column is wall time measured apart. Recomputed: prompt "
@@ -88,7 +86,22 @@ def prm_blocks(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
             hovertemplate="step %{x}: %{customdata:,} " + f"{column}<extra></extra>",
         )
         fig.add_trace(events, row=2, col=1)
-    _block_axes(fig, rows, style.label)
+    own = {
+        "axis_steps": rows["step"].max() + 1,
+        "axis_blocks": total,
+        "axis_events": rows[["allocated", "evicted"]].to_numpy().max(),
+    }
+    steps, blocks, events = (float(rows[c].iloc[0] if c in rows else own[c]) for c in own)
+    fig.update_xaxes(range=[0, steps * 1.01])
+    fig.update_xaxes(title_text=f"{style.label} scheduling step", row=2, col=1)
+    fig.update_yaxes(title_text="blocks", range=[0, blocks * 1.04], row=1, col=1)
+    power = 10 ** int(np.log10(max(events / 1.6, 1)))  # of the largest round tick below it
+    tick = max(step * power for step in (1, 2, 5) if step * power <= max(events / 1.6, 1))
+    most, reach = min(2, int(max(events, 1) // tick)), max(events * 1.1, 1)
+    values = [tick * i for i in range(-most, most + 1)]
+    ticks = {"tickvals": values, "ticktext": [f"{abs(v):g}" for v in values]}
+    fig.update_yaxes(title_text="blocks per step", range=[-reach, reach], **ticks, row=2, col=1)
+    legend_at(fig, "legend2", 0.37)
     at = f" at an LLM share of {rows['llm_share'].iloc[0]:.2f}" if "llm_share" in rows else ""
     title = f"{style.label} blocks step by step{at}"
     taken, evicted = int(rows["allocated"].sum()), int(rows["evicted"].sum())
@@ -98,27 +111,7 @@ def prm_blocks(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         "Below, blocks allocated (up) and evicted (down) in each step. One run: "
         f"{taken:,} blocks allocated, {evicted:,} evicted."
     )
-    return finish(fig, title, caption, provenance, _BLOCKS_FRAME)
-
-
-def _block_axes(fig: go.Figure, rows: pd.DataFrame, label: str) -> None:
-    own = {
-        "axis_steps": rows["step"].max() + 1,
-        "axis_blocks": rows["blocks_total"].max(),
-        "axis_events": rows[["allocated", "evicted"]].to_numpy().max(),
-    }
-    steps, blocks, events = (float(rows[c].iloc[0] if c in rows else own[c]) for c in own)
-    fig.update_xaxes(range=[0, steps * 1.01])
-    fig.update_xaxes(title_text=f"{label} scheduling step", row=2, col=1)
-    fig.update_yaxes(title_text="blocks", range=[0, blocks * 1.04], row=1, col=1)
-    power = 10 ** int(np.log10(max(events / 1.6, 1)))  # of the largest round tick below it
-    tick = max(step * power for step in (1, 2, 5) if step * power <= max(events / 1.6, 1))
-    most = min(2, int(max(events, 1) // tick))
-    values = [tick * i for i in range(-most, most + 1)]
-    ticks = {"tickvals": values, "ticktext": [f"{abs(v):g}" for v in values]}
-    reach = max(events * 1.1, 1)
-    fig.update_yaxes(title_text="blocks per step", range=[-reach, reach], **ticks, row=2, col=1)
-    legend_at(fig, "legend2", 0.37)
+    return finish(fig, title, caption, provenance, Frame(panels=430))
 
 
 def lost_time(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
@@ -147,6 +140,5 @@ def lost_time(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     theme.share_axes(fig, rows, panels=1, at=range(len(shares)))
     fig.update_yaxes(title_text="seconds a search (mean over seeds)", rangemode="tozero")
     fig.update_layout(barmode="stack", legend={"traceorder": "normal", "entrywidth": 146})
-    return finish(
-        fig, "Where the wall time of a search goes", _LOST_CAPTION, provenance, _LOST_FRAME
-    )
+    frame = Frame(panels=340, top=176, legend=58)
+    return finish(fig, "Where the wall time of a search goes", _LOST_CAPTION, provenance, frame)
