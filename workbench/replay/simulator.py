@@ -433,7 +433,7 @@ def play(
         for problem in recording.problems
     ]
     rounds.queue.extend(searches)
-    while rounds.play(on_round):
+    while rounds.play_round(on_round):
         pass
     for search in searches:
         recorder.node_rows += search.tree.rows(recorder.run_id, search.problem.id)

@@ -139,7 +139,7 @@ class Search:
                 if "trace" in engine.capabilities:
                     before = engine.trace_as(self._recorder, name)
                     afterwards.callback(engine.trace_as, *before)
-            if rounds.play(self._on_round):
+            if rounds.play_round(self._on_round):
                 return True
         if self._record is not None and rounds.answered == len(self._searches):
             record_search(self._record, self._searches, rounds, self._strategy, self.config)
