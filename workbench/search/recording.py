@@ -24,7 +24,6 @@ import pyarrow.parquet as pq
 from workbench.config import SearchConfig, SearchSwitches
 from workbench.core import TokenEngine
 from workbench.errors import ConfigError, RecordingError
-from workbench.search.prm import PRM
 from workbench.search.problems import Problem
 from workbench.search.requests import Path, Strategy
 from workbench.search.result import node_id
@@ -126,21 +125,6 @@ class RecordedSettings:
     prm_columns: tuple[int, ...]
     switches: Mapping[str, Any] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, strategy: Strategy, seed: int, prm: PRM, config: SearchConfig) -> RecordedSettings:
-        """The settings of one search."""
-        own = {f.name for f in fields(cls)} & {f.name for f in fields(config)} - {"prm_format"}
-        return cls(
-            strategy=type(strategy).__name__,
-            strategy_settings=asdict(strategy) if is_dataclass(strategy) else {},  # type: ignore
-            seed=seed,
-            prm_format=prm.format,
-            prm_fingerprint=prm.fingerprint,
-            prm_columns=tuple(prm.columns),
-            switches={f.name: getattr(config, f.name) for f in fields(SearchSwitches)},
-            **{name: getattr(config, name) for name in own},
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Recording:
@@ -153,28 +137,17 @@ class Recording:
 
 
 class RecordingSearch(ActiveSearch):
-    """A search that keeps what it was told when its answer is there.
-
-    recorded: its prompt and the PRM's solutions, once there is an answer.
-    """
+    """A search that keeps its prompt and the PRM's solutions once its answer is there."""
 
     recorded: RecordedProblem
 
     def finish(self, now_s: float) -> None:
         """As every search; what it lets go is kept here."""
         solutions = []
-        lengths: dict[tuple[str, ...], int] = {(): 0}
         for node in self.scores.solutions():  # each after the one it extends
-            tokens, start = node.token_ids or (), lengths[node.steps[:-1]]
-            lengths[node.steps] = max(start, len(tokens))
-            solution = RecordedSolution(
-                steps=node.steps,
-                tokens=tuple(tokens[start:]),
-                asks=node.asks,
-                fits=node.token_ids is not None,
-                score=node.score,
-            )
-            solutions.append(solution)
+            before = node.lineage[-2].token_ids or () if len(node.lineage) > 1 else ()
+            tokens, fits = tuple(node.token_ids or ())[len(before) :], node.token_ids is not None
+            solutions.append(RecordedSolution(node.steps, tokens, node.asks, fits, node.score))
         prompt = tuple(self.prompt)
         self.recorded = RecordedProblem(self.problem, prompt, solutions=tuple(solutions))
         super().finish(now_s)
@@ -380,24 +353,28 @@ def record_search(
         assert isinstance(search, RecordingSearch)
         steps = []
         for node in search.tree:
-            told = node.step.finish_reason
+            tokens, text, told = node.step.token_ids, node.step.text, node.step.finish_reason
             name = (search.problem.id, node_id(node.path))
-            step = RecordedStep(
-                path=node.path,
-                tokens=tuple(node.step.token_ids),
-                text=node.step.text,
-                slot=node.beam,
-                round=node.round,
-                finish_reason=told,
-                request_reason=reasons.get(name, told if node.step.token_ids else ""),
-            )
-            steps.append(step)
+            reason = reasons.get(name, told if tokens else "")
+            place = (node.beam, node.round)
+            steps.append(RecordedStep(node.path, tuple(tokens), text, *place, told, reason))
         problems.append(replace(search.recorded, steps=tuple(steps)))
     sizes: dict[str, set[int]] = {"llm": set(), "prm": set()}
     for row in rounds.recorder.step_rows:
         sizes[row.engine].add(row.counts.blocks_total)
+    names = {f.name for f in fields(RecordedSettings)} & {f.name for f in fields(config)}
+    settings = RecordedSettings(
+        strategy=type(strategy).__name__,
+        strategy_settings=asdict(strategy) if is_dataclass(strategy) else {},  # type: ignore
+        seed=rounds.seed,
+        prm_format=rounds.prm.format,
+        prm_fingerprint=rounds.prm.fingerprint,
+        prm_columns=tuple(rounds.prm.columns),
+        switches={f.name: getattr(config, f.name) for f in fields(SearchSwitches)},
+        **{name: getattr(config, name) for name in names - {"prm_format"}},
+    )
     recording = Recording(
-        settings=RecordedSettings.of(strategy, rounds.seed, rounds.prm, config),
+        settings=settings,
         llm=RecordedEngine.of(rounds.llm, sizes["llm"]),
         prm=RecordedEngine.of(rounds.prm.engine, sizes["prm"]),
         problems=tuple(problems),
