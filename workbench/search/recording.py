@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from hashlib import sha256
@@ -224,9 +224,7 @@ def write_recording(recording: Recording, path: str | os.PathLike[str]) -> FileP
 
 
 def read_header(path: str | os.PathLike[str]) -> Recording:
-    """Settings, engines and problems of a recording, read at once, without the problems' tries;
-    RecordingError as below.
-    """
+    """A recording without its problems' tries, read at once; RecordingError as below."""
     with _opened(path) as file:
         return _header(path, file.schema_arrow)[0]
 
@@ -238,7 +236,28 @@ def read_recording(path: str | os.PathLike[str]) -> Recording:
         header, written = _header(path, content.schema)
         if len(content) != written:
             raise ValueError(f"{len(content)} rows where {written} were written")
-        return replace(header, problems=_problems(content, header.problems))
+        found: dict[str, list[list[Any]]] = {kind: [[] for _ in header.problems] for kind in _ABOVE}
+        keys, kinds = list[tuple[Any, ...]](), list[str]()
+        for place, row in enumerate(content.to_pylist()):
+            kind, parent = row["kind"], row["parent"]
+            missing = parent is not None and not 0 <= parent < place
+            if missing or (None if parent is None else kinds[parent]) not in _ABOVE[kind]:
+                raise ValueError(f"row {place} has parent {parent}")
+            entry, key = tuple(row["tokens"]), () if parent is None else keys[parent]
+            if kind != "prompt":
+                made_of, last = _ENTRIES[kind]
+                row["tokens"], key = entry, (*key, row[last])
+                entry = made_of(key, *(row[f.name] for f in fields(made_of)[1:]))
+            found[kind][row["problem"]].append(entry)
+            keys.append(key)
+            kinds.append(kind)
+        problems = (
+            replace(each, prompt=prompt, steps=tuple(steps), solutions=tuple(solutions))
+            for each, (prompt,), steps, solutions in zip(
+                header.problems, *found.values(), strict=True
+            )
+        )
+        return replace(header, problems=tuple(problems))
 
 
 @contextmanager
@@ -303,38 +322,6 @@ def _header(path: str | os.PathLike[str], schema: pa.Schema) -> tuple[Recording,
         problems=tuple(RecordedProblem(Problem(**each)) for each in written["problems"]),
     )
     return header, written["rows"]
-
-
-def _problems(
-    content: pa.Table, problems: Sequence[RecordedProblem]
-) -> tuple[RecordedProblem, ...]:
-    """The problems with their tries; ValueError for a row whose parent cannot be its own."""
-    prompts: dict[int, tuple[int, ...]] = {}
-    found: dict[str, list[list[Any]]] = {kind: [[] for _ in problems] for kind in _ENTRIES}
-    keys: list[tuple[Any, ...]] = []
-    kinds: list[str] = []
-    for place, row in enumerate(content.to_pylist()):
-        kind, number, parent = row["kind"], row["problem"], row["parent"]
-        missing = parent is not None and not 0 <= parent < place
-        above = None if parent is None or missing else kinds[parent]
-        if missing or above not in _ABOVE[kind]:
-            raise ValueError(f"row {place} has parent {parent}")
-        row["tokens"] = tuple(row["tokens"])
-        key = () if parent is None else keys[parent]
-        if kind == "prompt":
-            prompts[number] = row["tokens"]
-        else:
-            entry, last = _ENTRIES[kind]
-            key = (*key, row[last])
-            found[kind][number].append(entry(key, *(row[f.name] for f in fields(entry)[1:])))
-        keys.append(key)
-        kinds.append(kind)
-    return tuple(
-        replace(each, prompt=prompts[i], steps=tuple(steps), solutions=tuple(solutions))
-        for i, (each, steps, solutions) in enumerate(
-            zip(problems, found["step"], found["solution"], strict=True)
-        )
-    )
 
 
 def record_search(

@@ -186,21 +186,16 @@ class FigureView:
         self._texts += [HtmlText() for _ in drawings[len(self._texts) :]]
         shown = self.figures or [None] * len(drawings)
         children: list[ipywidgets.Widget] = []
-        for text, before, drawing in zip(self._texts, shown, drawings, strict=True):
+        for text, figure, drawing in zip(self._texts, shown, drawings, strict=True):
             text.say(drawing.words)
-            children += [text, self._figure(before, drawing.figure)]
+            if figure is None or not redraw(figure, drawing.figure):
+                self._replaced += [] if figure is None else [figure]
+                figure = go.FigureWidget(drawing.figure)
+                self.attach(figure)
+            children += [text, figure]
         self._places.children = children[1:]  # the first words stand above
-
-    def _figure(self, shown: go.FigureWidget | None, drawn: go.Figure) -> go.FigureWidget:
-        """The figure on the screen made what is drawn, or another where their traces differ."""
-        if shown is not None and redraw(shown, drawn):
-            return shown
-        figure = go.FigureWidget(drawn)
-        self.attach(figure)
-        self._replaced += [] if shown is None else [shown]
-        if len(self._replaced) > MOST_REPLACED:
+        while len(self._replaced) > MOST_REPLACED:
             self._replaced.pop(0).close()
-        return figure
 
     def attach(self, figure: go.FigureWidget) -> None:
         """Called with each new figure before it is shown; a view of clicks listens to them here."""
