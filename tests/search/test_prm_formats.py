@@ -22,7 +22,7 @@ from workbench.search.prm import (
     known_format,
 )
 from workbench.search.problems import draw_terms
-from workbench.search.requests import STEP_END
+from workbench.search.strategies import STEP_END
 from workbench.tokenizer import ByteTokenizer, Tokenizer
 from workbench.training.corpus import work_out
 

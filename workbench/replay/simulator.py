@@ -48,10 +48,9 @@ from workbench.replay.devices import Device
 from workbench.replay.miss_ratio import CacheCalls, LoggedCache, logged_calls
 from workbench.search.prm import ScoreCache
 from workbench.search.recording import RecordedEngine, Recording
-from workbench.search.requests import Strategy
 from workbench.search.result import Throughput
 from workbench.search.rounds import ActiveSearch, OnRound, Rounds
-from workbench.search.strategies import BeamSearch, BestOfN
+from workbench.search.strategies import BeamSearch, BestOfN, Strategy
 from workbench.trace import Recorder, Trace
 
 STRATEGIES: dict[str, Any] = {"BeamSearch": BeamSearch, "BestOfN": BestOfN}

@@ -31,9 +31,16 @@ from workbench.search.recording import (
     Recording,
     read_recording,
 )
-from workbench.search.requests import STEP_END, Beam, Generate, Score, Step
-from workbench.search.requests import Path as NodePath
-from workbench.search.strategies import BeamSearch, split_steps
+from workbench.search.strategies import (
+    STEP_END,
+    Beam,
+    BeamSearch,
+    Generate,
+    NodePath,
+    Score,
+    Step,
+    split_steps,
+)
 
 FOLDER = Path(__file__).parent / "data"
 MATH500 = FOLDER / "math500_lengths.csv"

@@ -21,7 +21,7 @@ from workbench.core import RequestOutput, TokenEngine
 from workbench.errors import ConfigError, ModelError
 from workbench.search.answers import UNSCORED, check_choice
 from workbench.search.problems import Problem
-from workbench.search.requests import Beam
+from workbench.search.strategies import Beam
 
 TokenIds: TypeAlias = "array[int]"  # of C integers: thousands of inputs are held at a time
 GOOD, BAD = "+", "-"

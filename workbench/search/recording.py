@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from hashlib import sha256
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -25,9 +25,9 @@ from workbench.config import SearchConfig, SearchSwitches
 from workbench.core import TokenEngine
 from workbench.errors import ConfigError, RecordingError
 from workbench.search.problems import Problem
-from workbench.search.requests import Path, Strategy
 from workbench.search.result import node_id
 from workbench.search.rounds import ActiveSearch, Rounds
+from workbench.search.strategies import NodePath, Strategy
 from workbench.trace import write_atomically
 
 
@@ -39,7 +39,7 @@ class RecordedStep:
     was none (no room for a token).
     """
 
-    path: Path
+    path: NodePath
     tokens: tuple[int, ...]
     text: str
     slot: int
@@ -186,13 +186,13 @@ _ABOVE = {"prompt": (None,), "step": ("prompt", "step"), "solution": (None, "sol
 
 def require_destination(path: str | os.PathLike[str]) -> None:
     """ConfigError for a place where no file can be written."""
-    place = FilePath(path)
+    place = Path(path)
     above = next((p for p in place.parents if p.exists()), None)
     if place.is_dir() or (above is not None and not above.is_dir()):
         raise ConfigError(f"{str(path)!r} cannot be written; give the path of a file.")
 
 
-def write_recording(recording: Recording, path: str | os.PathLike[str]) -> FilePath:
+def write_recording(recording: Recording, path: str | os.PathLike[str]) -> Path:
     """Write it atomically; returns the path."""
     rows: list[dict[str, Any]] = []
     for number, problem in enumerate(recording.problems):

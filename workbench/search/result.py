@@ -17,10 +17,9 @@ import numpy as np
 import pandas as pd
 
 from workbench.search.answers import UNSCORED, VOTINGS, aggregate, check_choice, pass_at_k, vote
-from workbench.search.requests import Beam, Step
+from workbench.search.strategies import Beam, NodePath, Step
 from workbench.trace import NodeRow, Trace, write_table
 
-NodePath = tuple[int, ...]
 SHOWN = ["problem_id", "level", "answer", "predicted", "correct", "tokens", "iterations", "seconds"]
 
 

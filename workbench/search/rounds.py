@@ -27,8 +27,8 @@ from workbench.core import CacheRoom, RequestOutput, SamplingParams, Tag, TokenE
 from workbench.errors import ConfigError, StepError
 from workbench.search.prm import PRM, ProblemScores, ScoreRequest
 from workbench.search.problems import Problem
-from workbench.search.requests import Beam, Generate, Outcome, Score, Step, Strategy
 from workbench.search.result import Mark, Tree, node_id
+from workbench.search.strategies import Beam, Generate, Outcome, Score, Step, Strategy
 from workbench.trace import Recorder
 
 LANE = "search"

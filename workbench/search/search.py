@@ -21,9 +21,9 @@ from workbench.search.answers import aggregate, extract_answer, group_answers, s
 from workbench.search.prm import PRM, ProblemScores, ScoreCache
 from workbench.search.problems import Problem
 from workbench.search.recording import RecordingSearch, record_search, require_destination
-from workbench.search.requests import Step, Strategy
 from workbench.search.result import SearchResult, Throughput, node_id
 from workbench.search.rounds import ActiveSearch, OnRound, Progress, Rounds
+from workbench.search.strategies import Step, Strategy
 from workbench.trace import Recorder
 
 Row = dict[str, Any]

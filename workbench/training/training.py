@@ -27,7 +27,7 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
 from workbench.errors import ConfigError
-from workbench.search.requests import STEP_END
+from workbench.search.strategies import STEP_END
 from workbench.training.corpus import (
     ASSISTANT,
     BOS,

@@ -37,9 +37,9 @@ from workbench.kvcache.policies import KVShare
 from workbench.kvcache.pool import ResizeAnswer
 from workbench.search.prm import PRM
 from workbench.search.problems import Problem
-from workbench.search.requests import Strategy
 from workbench.search.result import SearchResult
 from workbench.search.search import Search
+from workbench.search.strategies import Strategy
 
 ROLES = ("llm", "prm")
 BLOCK_STATES = ("free", "llm_active", "llm_cached", "prm_active", "prm_cached")
