@@ -13,14 +13,7 @@ from jinja2 import Environment
 from tests.search.prm_tokenizers import mistral_like, qwen_like, save
 from workbench.errors import ConfigError, ModelError
 from workbench.models.registry import EMBEDDED
-from workbench.search.prm import (
-    ARCHITECTURES,
-    FORMATS,
-    NAMES,
-    PRM,
-    Qwen25MathPRM,
-    known_format,
-)
+from workbench.search.prm import ARCHITECTURES, FORMATS, NAMES, PRM, Qwen25MathPRM, known_format
 from workbench.search.problems import draw_terms
 from workbench.search.strategies import STEP_END
 from workbench.tokenizer import ByteTokenizer, Tokenizer

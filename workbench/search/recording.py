@@ -146,8 +146,14 @@ class RecordingSearch(ActiveSearch):
         solutions = []
         for node in self.scores.solutions():  # each after the one it extends
             before = node.lineage[-2].token_ids or () if len(node.lineage) > 1 else ()
-            tokens, fits = tuple(node.token_ids or ())[len(before) :], node.token_ids is not None
-            solutions.append(RecordedSolution(node.steps, tokens, node.asks, fits, node.score))
+            solution = RecordedSolution(
+                steps=node.steps,
+                tokens=tuple(node.token_ids or ())[len(before) :],
+                asks=node.asks,
+                fits=node.token_ids is not None,
+                score=node.score,
+            )
+            solutions.append(solution)
         prompt = tuple(self.prompt)
         self.recorded = RecordedProblem(self.problem, prompt, solutions=tuple(solutions))
         super().finish(now_s)
@@ -342,9 +348,16 @@ def record_search(
         for node in search.tree:
             tokens, text, told = node.step.token_ids, node.step.text, node.step.finish_reason
             name = (search.problem.id, node_id(node.path))
-            reason = reasons.get(name, told if tokens else "")
-            place = (node.beam, node.round)
-            steps.append(RecordedStep(node.path, tuple(tokens), text, *place, told, reason))
+            step = RecordedStep(
+                path=node.path,
+                tokens=tuple(tokens),
+                text=text,
+                slot=node.beam,
+                round=node.round,
+                finish_reason=told,
+                request_reason=reasons.get(name, told if tokens else ""),
+            )
+            steps.append(step)
         problems.append(replace(search.recorded, steps=tuple(steps)))
     sizes: dict[str, set[int]] = {"llm": set(), "prm": set()}
     for row in rounds.recorder.step_rows:
