@@ -223,7 +223,7 @@ class EngineConfig(_Settings):
 class SearchSwitches(_Settings):
     """How a search uses its two engines. Every setting gives the same tokens, scores and answers.
 
-    search/switches.py says what each does, what it promises and what it needs.
+    search/rounds.py says what each does.
     """
 
     # slot: as the strategy lists them; prefix: problems served last go first

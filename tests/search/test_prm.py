@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from workbench.core import RequestOutput
 from workbench.search.prm import PRM, ProblemScores, ScoreCache, trie_size
 from workbench.search.problems import Problem
-from workbench.search.requests import Beam
+from workbench.search.strategies import Beam
 
 PROBLEM = Problem("p", "How?", "42")
 

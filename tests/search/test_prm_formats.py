@@ -13,10 +13,9 @@ from jinja2 import Environment
 from tests.search.prm_tokenizers import mistral_like, qwen_like, save
 from workbench.errors import ConfigError, ModelError
 from workbench.models.registry import EMBEDDED
-from workbench.search.prm import ARCHITECTURES, NAMES, PRM, known_format
-from workbench.search.prm_formats import FORMATS, Qwen25MathPRM
+from workbench.search.prm import ARCHITECTURES, FORMATS, NAMES, PRM, Qwen25MathPRM, known_format
 from workbench.search.problems import draw_terms
-from workbench.search.requests import STEP_END
+from workbench.search.strategies import STEP_END
 from workbench.tokenizer import ByteTokenizer, Tokenizer
 from workbench.training.corpus import work_out
 

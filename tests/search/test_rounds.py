@@ -131,28 +131,28 @@ def test_no_answer_leaks_into_a_prompt_or_a_score(search, fake_engine):
     assert tree(result) == tree(search(Problem("p", "How?", "1"), strategy=strategy)[0])
 
 
-def test_a_beam_at_the_llms_limit_ends_unfinished(search, fake_engine, problems):
-    """No request reaches max_model_len; the reason stands in the tree, the search goes on."""
+@pytest.mark.parametrize(
+    ("step", "llm_room", "prm_length"),
+    [("step\n\n", 16, 4096), ("a step of some length\n\n", 4000, 110)],
+    ids=["llm", "prm"],
+)
+def test_a_beam_at_a_models_limit_ends_unfinished(search, fake_engine, step, llm_room, prm_length):
+    """No request reaches max_model_len; the reason stands in the tree, the search goes on.
+
+    A step that the PRM has no room for takes its parent's score, visibly.
+    """
     prompt = len(fake_engine().tokenizer.encode_chat([{"role": "user", "content": "How?"}]))
-    llm = fake_engine(lambda text, seed: "step\n\n", max_model_len=prompt + 16)
-    result, *_ = search(PROBLEM, llm=llm)
+    llm = fake_engine(lambda text, seed: step, max_model_len=prompt + llm_room)
+    result, _, prm = search(PROBLEM, llm=llm, prm=fake_engine(max_model_len=prm_length))
     assert set(result.candidates["ended"]) == {"context"}
     assert not result.problems["finished"].any()
-    last = result.tree[result.tree["depth"] == 3]
-    assert set(last["finish_reason"]) == {"context"}
-    assert max(len(tokens) for tokens, _, _ in llm.asked) < llm.max_model_len
-    assert result.tree["total_tokens"].max() == 16
-
-
-def test_a_beam_at_the_prms_limit_ends_unfinished(search, fake_engine):
-    """The PRM is sent nothing too long; the step takes its parent's score, visibly."""
-    llm = fake_engine(lambda text, seed: "a step of some length\n\n")
-    result, _, prm = search(PROBLEM, llm=llm, prm=fake_engine(max_model_len=110))
-    assert set(result.candidates["ended"]) == {"context"}
     ended = result.tree[result.tree["finish_reason"] == "context"]
-    parents = result.tree.set_index("node_id").loc[ended["parent_id"]]
-    assert ended["score"].tolist() == parents["score"].tolist()
-    assert all(len(tokens) < 110 for tokens, _, _ in prm.asked)
+    assert all(len(tokens) < e.max_model_len for e in (llm, prm) for tokens, _, _ in e.asked)
+    if prm_length < 4096:
+        parents = result.tree.set_index("node_id").loc[ended["parent_id"]]
+        assert ended["score"].tolist() == parents["score"].tolist()
+    else:
+        assert set(ended["depth"]) == {3} and result.tree["total_tokens"].max() == llm_room
 
 
 def test_best_of_n_splits_and_scores_whole_completions(search, fake_engine):

@@ -72,14 +72,20 @@ def test_a_search_s_trace_is_whole_and_its_engines_go_on_with_their_own(given, m
 
 
 def test_a_result_needs_all_rounds(given):
-    """Before the end, and after a stop, there is none; a further round does nothing."""
+    """Before the end, and after a stop, there is none; a further round does nothing.
+
+    Progress is told at any time, before the first round too.
+    """
 
     def stop(progress):
         if progress.round == 2:
             raise RuntimeError("enough")
 
     search = Search(load_problems("tiny", limit=3), on_round=stop, **given())
+    now = search.progress
+    assert (now.round, now.problems, now.answered, now.tokens, now.seconds) == (0, 3, 0, 0, 0.0)
     assert search.round()
+    assert search.progress.seconds > 0
     with pytest.raises(ConfigError, match="0 of 3 problems are answered"):
         search.result()
     with pytest.raises(RuntimeError, match="enough"):

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from workbench.errors import ConfigError
 from workbench.search.answers import aggregate
 from workbench.search.problems import Problem
-from workbench.search.requests import Generate, Score, Step
-from workbench.search.strategies import BeamSearch, BestOfN, split_steps
+from workbench.search.strategies import BeamSearch, BestOfN, Generate, Score, Step, split_steps
 
 PROBLEM = Problem("p", "What is 1+1?")
 

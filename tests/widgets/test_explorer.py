@@ -116,10 +116,10 @@ def test_the_widget_draws_what_is_picked_and_writes_the_command(runs_dir, is_sho
     view.name.value = "prm_blocks"
     view.second.value = single
     assert "B minus A" in view.words.value
-    assert f'pick_b: "{single}"' in view.copy.text
-    assert "llm_share: 0.3" in view.copy.text
+    assert f'pick_b: "{single}"' in view.copy.value
+    assert "llm_share: 0.3" in view.copy.value
     view.name.value = "memory_split"
-    assert "llm_share" not in view.copy.text
+    assert "llm_share" not in view.copy.value
     assert view.first.value in view.pin()
     assert view.second.value == view.first.value
     assert explorer.explorer_widget(runs_dir) == NOT_LIVE

@@ -43,8 +43,8 @@ def test_the_widget_moves_the_split_says_so_and_writes_the_command(searched):
     view.share.slider.value = 0.55
     assert view.share.typed.value == 0.55
     assert "0.55" in view.answer.value and "reached" in view.answer.value
-    assert view.copy.text.startswith("papermill notebooks/live_memory_split.ipynb")
-    assert "kv_share: 0.55" in view.copy.text and "n: 4" in view.copy.text
+    assert view.copy.value.startswith("papermill notebooks/live_memory_split.ipynb")
+    assert "kv_share: 0.55" in view.copy.value and "n: 4" in view.copy.value
     pages = searched.pair.arena.num_pages
     assert searched.pair.arena.resplit(0.3).target == round(0.3 * pages)
 

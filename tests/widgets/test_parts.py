@@ -86,7 +86,7 @@ def test_a_figure_its_words_and_its_command_follow_the_controls(view):
     assert before.layout.title.text == "at 5"
     assert view.words.text == "it stands on 5"
     assert view.pinned.text == "Pinned: it stands on 1"
-    assert view.copy.text.endswith("-y 'n: 4' -y 'at: 5'")
+    assert view.copy.value.endswith("-y 'n: 4' -y 'at: 5'")
 
 
 def test_what_cannot_be_drawn_is_said_and_the_next_move_draws_again(view):

@@ -90,12 +90,12 @@ def test_menus_show_a_node_and_its_text(tables, is_shown):
     assert "&lt;img" in view.text.value and "<img" not in view.text.value
     view.node.value = "0/0"
     assert "2+2=5" in view.text.value
-    assert 'node: "0/0"' in view.copy.text
+    assert 'node: "0/0"' in view.copy.value
     assert "pinned node 0/0" in view.pin()
     view.problem.value = "q"
     assert "no box" in view.text.value
     assert "2+2=5" in view.pinned.value
-    assert 'problem: "q"' in view.copy.text
+    assert 'problem: "q"' in view.copy.value
     assert tree.tree_widget(*tables) == NOT_LIVE
     is_shown(True)
     assert tree.tree_widget(*tables).children

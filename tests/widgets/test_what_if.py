@@ -120,7 +120,7 @@ def test_a_move_is_interpolated_at_once_and_then_replayed(by_hand):
         assert widget.words.text.startswith("Exact replay")
         assert widget.status.text == "Exact."
         assert len(widget.view.rows) > len(SHARES)  # the line's other shares
-        assert "llm_share: 0.23" in widget.copy.text
+        assert "llm_share: 0.23" in widget.copy.value
 
     by_hand(moves)
 

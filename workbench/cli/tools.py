@@ -310,7 +310,7 @@ def examine() -> Iterator[Finding]:
     from workbench.experiments import provenance
     from workbench.models.loading import load_model  # brings torch: its threads and GPU are told
     from workbench.models.spec import ARCHITECTURES
-    from workbench.search.prm_formats import FORMATS
+    from workbench.search.prm import FORMATS
 
     facts = provenance.machine_facts()
     features = " ".join(provenance.cpu_features())

@@ -40,11 +40,10 @@ from workbench.replay.devices import Device
 from workbench.replay.what_if import what_if
 from workbench.search.prm import PRM, trie_size
 from workbench.search.problems import Problem
-from workbench.search.requests import Strategy
 from workbench.search.result import SearchResult, Throughput
 from workbench.search.rounds import Progress
 from workbench.search.search import Search
-from workbench.search.strategies import BeamSearch, BestOfN
+from workbench.search.strategies import BeamSearch, BestOfN, Strategy
 from workbench.trace import SCHEMA_VERSION, Recorder, Trace
 
 Execute = Callable[[Sequence[RunSpec]], Iterable[tuple[RunSpec, Outcome | Progress]]]

@@ -459,7 +459,7 @@ TECHNIQUES = {
     **_ALONE,
     ALL: Named("all that gain", "all techniques that gain together", _TOGETHER),
 }
-"""None of them changes a token (search/switches.py says what each does)."""
+"""None of them changes a token (search/rounds.py says what each does)."""
 
 
 @dataclass(frozen=True, slots=True)

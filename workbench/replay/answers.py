@@ -19,8 +19,8 @@ from workbench.errors import RecordingError
 from workbench.kvcache.manager import extend_chain
 from workbench.search.prm import PRM, ProblemScores, ScoreCache, ScoreRequest, StepNode
 from workbench.search.recording import RecordedProblem, RecordedSolution, RecordedStep, Recording
-from workbench.search.requests import Path
 from workbench.search.result import node_id
+from workbench.search.strategies import NodePath
 
 
 class TokenTrie:
@@ -109,7 +109,7 @@ class Answers:
         self.solutions: dict[str, dict[tuple[str, ...], ScoredSolution]] = {}
         for problem in recording.problems:
             name = problem.problem.id
-            sampled: dict[Path, TokenTrie] = {(): TokenTrie(None, problem.prompt)}
+            sampled: dict[NodePath, TokenTrie] = {(): TokenTrie(None, problem.prompt)}
             for step in problem.steps:
                 trie = sampled[step.path] = TokenTrie(sampled[step.path[:-1]], step.tokens)
                 self._nodes[name, node_id(step.path)] = SampledNode(step, trie)

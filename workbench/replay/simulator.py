@@ -48,10 +48,9 @@ from workbench.replay.devices import Device
 from workbench.replay.miss_ratio import CacheCalls, LoggedCache
 from workbench.search.prm import ScoreCache
 from workbench.search.recording import RecordedEngine, Recording
-from workbench.search.requests import Strategy
 from workbench.search.result import Throughput
 from workbench.search.rounds import ActiveSearch, OnRound, Rounds
-from workbench.search.strategies import BeamSearch, BestOfN
+from workbench.search.strategies import BeamSearch, BestOfN, Strategy
 from workbench.trace import Recorder, Trace
 
 STRATEGIES: dict[str, Any] = {"BeamSearch": BeamSearch, "BestOfN": BestOfN}
@@ -401,7 +400,7 @@ def play(
         scores = RecordedScores(scorer, each, answers, cache)
         searches.append(ActiveSearch(each.problem, list(each.prompt), used, scores, shuffle))
     rounds.queue.extend(searches)
-    while rounds.play(on_round):
+    while rounds.play_round(on_round):
         pass
     for search in searches:
         recorder.node_rows += search.tree.rows(recorder.run_id, search.problem.id)

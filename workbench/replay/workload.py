@@ -31,9 +31,15 @@ from workbench.search.recording import (
     Recording,
     read_recording,
 )
-from workbench.search.requests import STEP_END, Beam, Generate, Score, Step
-from workbench.search.requests import Path as NodePath
-from workbench.search.strategies import BeamSearch
+from workbench.search.strategies import (
+    STEP_END,
+    Beam,
+    BeamSearch,
+    Generate,
+    NodePath,
+    Score,
+    Step,
+)
 
 FOLDER = Path(__file__).parent / "data"
 MATH500 = FOLDER / "math500_lengths.csv"

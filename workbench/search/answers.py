@@ -129,23 +129,22 @@ def aggregate(scores: Sequence[float], aggregation: str = "last") -> float:
 
 def vote(
     answers: Sequence[str], scores: Sequence[float], groups: Sequence[int], voting: str = "weighted"
-) -> str:
-    """The answer that wins, as its group's first member wrote it; "" when none votes.
+) -> int | None:
+    """The first beam of the group that wins, by its place; None when none votes.
 
     answers, scores, groups: one entry a beam, in the order seen; beams whose answers are equal
     share a group number. majority counts, weighted sums scores, naive takes the best score.
     """
     totals: dict[int, float] = {}
-    first: dict[int, str] = {}
     for answer, score, group in zip(answers, scores, groups, strict=True):
         if not answer:
             continue
-        first.setdefault(group, answer)
         if voting == "naive":
             totals[group] = max(totals.get(group, score), score)
         else:
             totals[group] = totals.get(group, 0.0) + (1 if voting == "majority" else score)
-    return first[max(totals, key=totals.__getitem__)] if totals else ""  # max: first of equals
+    # max: first of equals
+    return list(groups).index(max(totals, key=totals.__getitem__)) if totals else None
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:

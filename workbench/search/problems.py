@@ -14,7 +14,7 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -128,11 +128,25 @@ def read_problems(path: str | Path) -> list[Problem]:
         raise ProblemFileError(
             f"There is no problem file {path}; give an existing .json or .jsonl file."
         )
+    is_lines = path.suffix == ".jsonl"
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        rows = text.split("\n") if is_lines else json.loads(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ProblemFileError(f"{path} cannot be read: {error}") from error
+    except ValueError as error:
+        raise ProblemFileError(f"{path} is no valid JSON: {error}") from error
+    if not isinstance(rows, list):
+        raise ProblemFileError(
+            f"{path} holds a {type(rows).__name__}; a .json file holds a list of rows."
+        )
     problems: list[Problem] = []
     rows_of: dict[str, int] = {}
-    for number, row in _rows(path):
+    for number, row in enumerate(rows, start=1):
+        if is_lines and not row.strip():
+            continue
         try:
-            problem = _problem(path.stem, json.loads(row) if path.suffix == ".jsonl" else row)
+            problem = _problem(path.stem, json.loads(row) if is_lines else row)
             if problem.id in rows_of:
                 raise ValueError(f"has the same id or text as row {rows_of[problem.id]}")
         except ValueError as error:
@@ -150,25 +164,6 @@ def read_problems(path: str | Path) -> list[Problem]:
     return problems
 
 
-def _rows(path: Path) -> Iterator[tuple[int, Any]]:
-    """Each row with its number, from 1: the line of a .jsonl file, the place in a .json list."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        if path.suffix == ".jsonl":
-            lines = enumerate(text.split("\n"), start=1)
-            return ((number, line) for number, line in lines if line.strip())
-        found = json.loads(text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ProblemFileError(f"{path} cannot be read: {error}") from error
-    except ValueError as error:
-        raise ProblemFileError(f"{path} is no valid JSON: {error}") from error
-    if not isinstance(found, list):
-        raise ProblemFileError(
-            f"{path} holds a {type(found).__name__}; a .json file holds a list of rows."
-        )
-    return enumerate(found, start=1)
-
-
 def _problem(stem: str, row: Any) -> Problem:
     """The problem of a row; stem: of the file's name, for the id of one that has none."""
     if not isinstance(row, dict):
@@ -181,8 +176,12 @@ def _problem(stem: str, row: Any) -> Problem:
     name = row.get("unique_id", row.get("id"))
     if name is None:
         name = f"{stem}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-    subject = row.get("subject", row.get("type"))
-    level = _level(row.get("level"))
+    subject, level = row.get("subject", row.get("type")), row.get("level")
+    if isinstance(level, str):  # "Level 3"; MATH has a "Level ?"
+        found = re.fullmatch(r"(?:level\s*)?(\d+|\?)", level.strip().lower())
+        level = level if found is None else None if found[1] == "?" else int(found[1])
+    if level is not None and (not isinstance(level, int) or isinstance(level, bool)):
+        raise ValueError(f"has {level!r} in field 'level', neither a whole number nor 'Level 3'")
     return Problem(str(name), text, answer, level, None if subject is None else str(subject))
 
 
@@ -197,16 +196,6 @@ def _text(row: dict[str, Any], *fields: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"has {value!r} in field {field!r}, not a text with something in it")
     return value.strip()
-
-
-def _level(value: Any) -> int | None:
-    """A level is a number, a text such as "Level 3", or absent (as MATH's "Level ?" is)."""
-    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
-        return value
-    found = re.fullmatch(r"(?:level\s*)?(\d+|\?)", str(value).strip().lower())
-    if not isinstance(value, str) or found is None:
-        raise ValueError(f"has {value!r} in field 'level', neither a whole number nor 'Level 3'")
-    return None if found[1] == "?" else int(found[1])
 
 
 # -- the tiny family --

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from hashlib import sha256
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -24,11 +24,10 @@ import pyarrow.parquet as pq
 from workbench.config import SearchConfig, SearchSwitches
 from workbench.core import TokenEngine
 from workbench.errors import ConfigError, RecordingError
-from workbench.search.prm import PRM
 from workbench.search.problems import Problem
-from workbench.search.requests import Path, Strategy
 from workbench.search.result import node_id
 from workbench.search.rounds import ActiveSearch, Rounds
+from workbench.search.strategies import NodePath, Strategy
 from workbench.trace import write_atomically
 
 
@@ -40,7 +39,7 @@ class RecordedStep:
     was none (no room for a token).
     """
 
-    path: Path
+    path: NodePath
     tokens: tuple[int, ...]
     text: str
     slot: int
@@ -126,21 +125,6 @@ class RecordedSettings:
     prm_columns: tuple[int, ...]
     switches: Mapping[str, Any] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, strategy: Strategy, seed: int, prm: PRM, config: SearchConfig) -> RecordedSettings:
-        """The settings of one search."""
-        own = {f.name for f in fields(cls)} & {f.name for f in fields(config)} - {"prm_format"}
-        return cls(
-            strategy=type(strategy).__name__,
-            strategy_settings=asdict(strategy) if is_dataclass(strategy) else {},  # type: ignore
-            seed=seed,
-            prm_format=prm.format,
-            prm_fingerprint=prm.fingerprint,
-            prm_columns=tuple(prm.columns),
-            switches={f.name: getattr(config, f.name) for f in fields(SearchSwitches)},
-            **{name: getattr(config, name) for name in own},
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Recording:
@@ -153,23 +137,18 @@ class Recording:
 
 
 class RecordingSearch(ActiveSearch):
-    """A search that keeps what it was told when its answer is there.
-
-    recorded: its prompt and the PRM's solutions, once there is an answer.
-    """
+    """A search that keeps its prompt and the PRM's solutions once its answer is there."""
 
     recorded: RecordedProblem
 
     def finish(self, now_s: float) -> None:
         """As every search; what it lets go is kept here."""
         solutions = []
-        lengths: dict[tuple[str, ...], int] = {(): 0}
         for node in self.scores.solutions():  # each after the one it extends
-            tokens, start = node.token_ids or (), lengths[node.steps[:-1]]
-            lengths[node.steps] = max(start, len(tokens))
+            before = node.lineage[-2].token_ids or () if len(node.lineage) > 1 else ()
             solution = RecordedSolution(
                 steps=node.steps,
-                tokens=tuple(tokens[start:]),
+                tokens=tuple(node.token_ids or ())[len(before) :],
                 asks=node.asks,
                 fits=node.token_ids is not None,
                 score=node.score,
@@ -213,13 +192,13 @@ _ABOVE = {"prompt": (None,), "step": ("prompt", "step"), "solution": (None, "sol
 
 def require_destination(path: str | os.PathLike[str]) -> None:
     """ConfigError for a place where no file can be written."""
-    place = FilePath(path)
+    place = Path(path)
     above = next((p for p in place.parents if p.exists()), None)
     if place.is_dir() or (above is not None and not above.is_dir()):
         raise ConfigError(f"{str(path)!r} cannot be written; give the path of a file.")
 
 
-def write_recording(recording: Recording, path: str | os.PathLike[str]) -> FilePath:
+def write_recording(recording: Recording, path: str | os.PathLike[str]) -> Path:
     """Write it atomically; returns the path."""
     rows: list[dict[str, Any]] = []
     for number, problem in enumerate(recording.problems):
@@ -251,9 +230,7 @@ def write_recording(recording: Recording, path: str | os.PathLike[str]) -> FileP
 
 
 def read_header(path: str | os.PathLike[str]) -> Recording:
-    """Settings, engines and problems of a recording, read at once, without the problems' tries;
-    RecordingError as below.
-    """
+    """A recording without its problems' tries, read at once; RecordingError as below."""
     with _opened(path) as file:
         return _header(path, file.schema_arrow)[0]
 
@@ -265,7 +242,28 @@ def read_recording(path: str | os.PathLike[str]) -> Recording:
         header, written = _header(path, content.schema)
         if len(content) != written:
             raise ValueError(f"{len(content)} rows where {written} were written")
-        return replace(header, problems=_problems(content, header.problems))
+        found: dict[str, list[list[Any]]] = {kind: [[] for _ in header.problems] for kind in _ABOVE}
+        keys, kinds = list[tuple[Any, ...]](), list[str]()
+        for place, row in enumerate(content.to_pylist()):
+            kind, parent = row["kind"], row["parent"]
+            missing = parent is not None and not 0 <= parent < place
+            if missing or (None if parent is None else kinds[parent]) not in _ABOVE[kind]:
+                raise ValueError(f"row {place} has parent {parent}")
+            entry, key = tuple(row["tokens"]), () if parent is None else keys[parent]
+            if kind != "prompt":
+                made_of, last = _ENTRIES[kind]
+                row["tokens"], key = entry, (*key, row[last])
+                entry = made_of(key, *(row[f.name] for f in fields(made_of)[1:]))
+            found[kind][row["problem"]].append(entry)
+            keys.append(key)
+            kinds.append(kind)
+        problems = (
+            replace(each, prompt=prompt, steps=tuple(steps), solutions=tuple(solutions))
+            for each, (prompt,), steps, solutions in zip(
+                header.problems, *found.values(), strict=True
+            )
+        )
+        return replace(header, problems=tuple(problems))
 
 
 @contextmanager
@@ -332,38 +330,6 @@ def _header(path: str | os.PathLike[str], schema: pa.Schema) -> tuple[Recording,
     return header, written["rows"]
 
 
-def _problems(
-    content: pa.Table, problems: Sequence[RecordedProblem]
-) -> tuple[RecordedProblem, ...]:
-    """The problems with their tries; ValueError for a row whose parent cannot be its own."""
-    prompts: dict[int, tuple[int, ...]] = {}
-    found: dict[str, list[list[Any]]] = {kind: [[] for _ in problems] for kind in _ENTRIES}
-    keys: list[tuple[Any, ...]] = []
-    kinds: list[str] = []
-    for place, row in enumerate(content.to_pylist()):
-        kind, number, parent = row["kind"], row["problem"], row["parent"]
-        missing = parent is not None and not 0 <= parent < place
-        above = None if parent is None or missing else kinds[parent]
-        if missing or above not in _ABOVE[kind]:
-            raise ValueError(f"row {place} has parent {parent}")
-        row["tokens"] = tuple(row["tokens"])
-        key = () if parent is None else keys[parent]
-        if kind == "prompt":
-            prompts[number] = row["tokens"]
-        else:
-            entry, last = _ENTRIES[kind]
-            key = (*key, row[last])
-            found[kind][number].append(entry(key, *(row[f.name] for f in fields(entry)[1:])))
-        keys.append(key)
-        kinds.append(kind)
-    return tuple(
-        replace(each, prompt=prompts[i], steps=tuple(steps), solutions=tuple(solutions))
-        for i, (each, steps, solutions) in enumerate(
-            zip(problems, found["step"], found["solution"], strict=True)
-        )
-    )
-
-
 def record_search(
     path: str | os.PathLike[str],
     searches: Iterable[ActiveSearch],
@@ -380,24 +346,35 @@ def record_search(
         assert isinstance(search, RecordingSearch)
         steps = []
         for node in search.tree:
-            told = node.step.finish_reason
+            tokens, text, told = node.step.token_ids, node.step.text, node.step.finish_reason
             name = (search.problem.id, node_id(node.path))
             step = RecordedStep(
                 path=node.path,
-                tokens=tuple(node.step.token_ids),
-                text=node.step.text,
+                tokens=tuple(tokens),
+                text=text,
                 slot=node.beam,
                 round=node.round,
                 finish_reason=told,
-                request_reason=reasons.get(name, told if node.step.token_ids else ""),
+                request_reason=reasons.get(name, told if tokens else ""),
             )
             steps.append(step)
         problems.append(replace(search.recorded, steps=tuple(steps)))
     sizes: dict[str, set[int]] = {"llm": set(), "prm": set()}
     for row in rounds.recorder.step_rows:
         sizes[row.engine].add(row.counts.blocks_total)
+    names = {f.name for f in fields(RecordedSettings)} & {f.name for f in fields(config)}
+    settings = RecordedSettings(
+        strategy=type(strategy).__name__,
+        strategy_settings=asdict(strategy) if is_dataclass(strategy) else {},  # type: ignore
+        seed=rounds.seed,
+        prm_format=rounds.prm.format,
+        prm_fingerprint=rounds.prm.fingerprint,
+        prm_columns=tuple(rounds.prm.columns),
+        switches={f.name: getattr(config, f.name) for f in fields(SearchSwitches)},
+        **{name: getattr(config, name) for name in names - {"prm_format"}},
+    )
     recording = Recording(
-        settings=RecordedSettings.of(strategy, rounds.seed, rounds.prm, config),
+        settings=settings,
         llm=RecordedEngine.of(rounds.llm, sizes["llm"]),
         prm=RecordedEngine.of(rounds.prm.engine, sizes["prm"]),
         problems=tuple(problems),

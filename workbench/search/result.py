@@ -7,20 +7,19 @@ wall time from first admission to last answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from workbench.search.answers import UNSCORED, VOTINGS, aggregate, check_choice, pass_at_k, vote
-from workbench.search.requests import Beam, Step
+from workbench.search.strategies import Beam, NodePath, Step
 from workbench.trace import NodeRow, Trace, write_table
 
-NodePath = tuple[int, ...]
 SHOWN = ["problem_id", "level", "answer", "predicted", "correct", "tokens", "iterations", "seconds"]
 
 
@@ -61,8 +60,8 @@ class SearchResult:
         check_choice("voting", voting, VOTINGS)
         found = {}
         for name, rows in self.candidates.groupby("problem_id"):
-            index = winner(rows.to_dict("records"), voting)
-            found[name] = index is not None and bool(rows["correct"].iloc[index])
+            place = vote(list(rows["answer"]), list(rows["score"]), list(rows["group"]), voting)
+            found[name] = place is not None and bool(rows["correct"].iloc[place])
         problems = self.problems.set_index("problem_id")
         right = pd.Series(found, dtype="boolean", name="correct").reindex(problems.index)
         return right.fillna(False).where(problems["answer"].notna())
@@ -106,13 +105,6 @@ class SearchResult:
     def _repr_html_(self) -> str:
         table = self.problems[SHOWN].to_html(max_rows=12, index=False, float_format="{:.2f}".format)
         return f"<p>{escape(repr(self))}</p>{table}"
-
-
-def winner(rows: Sequence[Mapping[Any, Any]], voting: str) -> int | None:
-    """Index of the first candidate that gave the winning answer, or None when none votes."""
-    answers, scores, groups = ([row[name] for row in rows] for name in ("answer", "score", "group"))
-    answer = vote(answers, scores, groups, voting)
-    return answers.index(answer) if answer else None
 
 
 def _mean(values: pd.Series) -> float:

@@ -2,8 +2,14 @@
 
 A round takes problems in, advances every strategy whose replies are complete, submits all requests
 in one fixed order, and runs first the LLM, then the PRM, until they have nothing left. Continuous
-problem batching is written here once; strategies know nothing of it. No decision reads a clock;
-switches.py says what a search may do differently with the same result.
+problem batching is written here once; strategies know nothing of it. No decision reads a clock.
+
+The switches of a search (`SearchSwitches`), off by default, change no token, score or answer, alone
+or together, because request ids, order and batches never enter a token. Beside time they change:
+
+    request_order     which request meets which blocks: evictions, recomputed tokens
+    problem_batching  static, adaptive: rounds, and blocks in use
+    forget_pruned     what a cache keeps: evictions, recomputed tokens
 """
 
 from __future__ import annotations
@@ -12,21 +18,23 @@ import hashlib
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from workbench.config import SearchSwitches
-from workbench.core import RequestOutput, SamplingParams, Tag, TokenEngine, node_seed
-from workbench.errors import StepError
+from workbench.core import CacheRoom, RequestOutput, SamplingParams, Tag, TokenEngine, node_seed
+from workbench.errors import ConfigError, StepError
 from workbench.search.prm import PRM, ProblemScores, ScoreRequest
 from workbench.search.problems import Problem
-from workbench.search.requests import Generate, Outcome, Score, Step, Strategy
 from workbench.search.result import Mark, Tree, node_id
-from workbench.search.switches import AdmissionControl, Pruning, RequestOrder
+from workbench.search.strategies import Beam, Generate, Outcome, Score, Step, Strategy
 from workbench.trace import Recorder
 
 LANE = "search"
+TO_KEEP = 0.75
+"""Part of a cache that beams to go on from may fill; the new steps pass through the rest."""
+AMPLE = CacheRoom(2**40, 1)  # of an engine that does not tell its cache
 OnRound = Callable[["Progress"], None]
 
 
@@ -158,6 +166,36 @@ class WorkClock:
         return outputs, end - start, range(first, len(rows))
 
 
+class RequestOrder:
+    """The order in which one engine gets a round's requests, so what lies in its cache when.
+
+    slot: as the strategy lists its beams; refilled ones alternate between the survivors.
+    path: by depth, then path; siblings lie side by side and meet their parent's blocks together.
+    prefix: path, and the problems that this engine served last go first: from round to round a
+        cyclic order is the worst that a least-recently-used cache can be asked for.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._served: dict[str, int] = {}  # problem -> a number that grows with every request
+
+    def searches(self, searches: Iterable[ActiveSearch]) -> list[ActiveSearch]:
+        """These searches, all of which are served now, in their order."""
+        ordered = list(searches)
+        if self._kind == "prefix":
+            ordered.sort(key=lambda search: -self._served.get(search.problem.id, 0))
+            first = max(self._served.values(), default=0) + 1
+            self._served |= {s.problem.id: place for place, s in enumerate(ordered, first)}
+        return ordered
+
+    def beams(self, beams: Sequence[Beam]) -> list[tuple[int, Beam]]:
+        """Slots and beams of one search in order of their requests."""
+        slots = list(enumerate(beams))
+        if self._kind != "slot":
+            slots.sort(key=lambda item: (len(item[1].path), item[1].path))
+        return slots
+
+
 class Rounds:
     """The queue, the searches in flight, and the requests of the present round."""
 
@@ -182,9 +220,13 @@ class Rounds:
         self.llm_busy_s = self.prm_busy_s = 0.0
         self.queue: deque[ActiveSearch] = deque()  # of searches that rounds are to take in
         self._in_flight: list[ActiveSearch] = []
-        adaptive = switches.problem_batching == "adaptive"
-        self._admission = AdmissionControl(llm, prm.engine) if adaptive else None
-        self._pruning = Pruning(llm, prm) if switches.forget_pruned else None
+        for engine in (llm, prm.engine):
+            if switches.forget_pruned and "forget" not in engine.capabilities:
+                able = ", ".join(sorted(engine.capabilities)) or "none"
+                raise ConfigError(
+                    f"forget_pruned needs engines that can forget; the capabilities of "
+                    f"{engine.name} are: {able}. Give forget_pruned=False."
+                )
         self._llm_order, self._prm_order = (RequestOrder(switches.request_order) for _ in range(2))
         # Of each request in flight: its search, its beam's slot, and the tokens there is room for.
         self._sampling: dict[int, tuple[ActiveSearch, int, int]] = {}
@@ -192,7 +234,7 @@ class Rounds:
         self._cache_hits = 0  # of the score cache, not yet in the trace
         self._last_steps = range(0)  # rows of the last PRM steps
 
-    def play(self, on_round: OnRound | None = None) -> bool:
+    def play_round(self, on_round: OnRound | None = None) -> bool:
         """One round; whether there is more to do.
 
         Its requests are aborted in both engines, whatever a step or on_round raises; what is not
@@ -205,7 +247,6 @@ class Rounds:
             if not self.marks:
                 self.marks.append(Mark(now, 0, 0))
             self.round += 1
-            self._admit()
             self._advance()
             self._submit_samples()
             self._submit_scores()
@@ -232,24 +273,24 @@ class Rounds:
             self.clock.pause()
         return bool(self.queue or self._in_flight)
 
-    def _admit(self) -> None:
-        """Take problems in, in the queue's order; a static batch waits for its last problem."""
-        if self.switches.problem_batching == "static" and self._in_flight:
-            return
-        now = self.clock.switch("bookkeeping")
-        while self.queue and len(self._in_flight) < self.min_problem_batch:
-            search = self.queue.popleft()
-            search.admitted_s = now
-            self._in_flight.append(search)
-
     def _advance(self) -> None:
+        """Take problems in, in the queue's order, and advance every search that has its replies.
+
+        A static batch takes none in before its last problem is answered.
+        """
+        now = self.clock.switch("bookkeeping")
+        if self.switches.problem_batching != "static" or not self._in_flight:
+            while self.queue and len(self._in_flight) < self.min_problem_batch:
+                search = self.queue.popleft()
+                search.admitted_s = now
+                self._in_flight.append(search)
         self.clock.switch("strategy")
         for search in self._in_flight:
             if search.served:
                 scored = search.request
                 search.advance(self.round)
-                if self._pruning is not None and isinstance(scored, Score):
-                    self._pruning.tell(search, scored)
+                if self.switches.forget_pruned and isinstance(scored, Score):
+                    forget_pruned(search, scored, self.llm, self.prm.engine)
         now = self.clock.switch("bookkeeping")
         answered = [search for search in self._in_flight if search.outcome is not None]
         self._in_flight = [search for search in self._in_flight if search.outcome is None]
@@ -263,9 +304,9 @@ class Rounds:
 
     def _submit_samples(self) -> None:
         """Queue the nodes to be sampled."""
-        admitted, control = self._in_flight, self._admission
-        if control is not None:
-            admitted = control.admitted(self._in_flight)
+        admitted = self._in_flight
+        if self.switches.problem_batching == "adaptive":
+            admitted = fitting(admitted, (self.llm, self.prm.engine))
         asking = [search for search in admitted if isinstance(search.request, Generate)]
         for search in self._llm_order.searches(asking):
             search.served = True
@@ -354,7 +395,7 @@ class Rounds:
             answered=self.answered,
             in_flight=in_flight,
             tokens=self.tokens,
-            seconds=self.marks[-1].time_s - self.marks[0].time_s,
+            seconds=self.marks[-1].time_s - self.marks[0].time_s if self.marks else 0.0,
         )
 
 
@@ -367,3 +408,61 @@ def _require_fine(output: RequestOutput) -> None:
             f"Request {output.request_id} of this search ended with {output.finish_reason!r}; "
             "a search needs all its requests: give it engines whose requests nothing else aborts."
         )
+
+
+def fitting(
+    in_flight: Sequence[ActiveSearch], engines: Iterable[TokenEngine]
+) -> list[ActiveSearch]:
+    """Adaptive batching: the first searches whose beams both caches can hold, at least one.
+
+    Every problem comes round again in each round. If together they need more than there is, each
+    loses its prefixes before its next turn, and all are computed again; with some of them waiting,
+    the rest keep theirs. What one needs is known: the blocks of the beams that it goes on from.
+    None while one in flight waits for scores: half a batch costs nearly as much as a whole one.
+    """
+    if any(isinstance(search.request, Score) for search in in_flight):
+        return []
+    rooms = [engine.cache_room or AMPLE for engine in engines]
+    left = [TO_KEEP * room.blocks for room in rooms]
+    admitted: list[ActiveSearch] = []
+    for search in in_flight:
+        assert isinstance(search.request, Generate)
+        parents, prompt = {beam.path[:-1]: beam for beam in search.request.beams}, search.prompt
+        # first token, and the one after the last, of every node on the way; none overlap
+        sampled = {
+            node.path: (node.total_tokens - len(node.step.token_ids), node.total_tokens)
+            for path in parents
+            for node in search.tree.lineage(path)
+        }
+        nodes = [(len(prompt) + start, len(prompt) + end) for start, end in sampled.values()]
+        scored = {
+            node.steps: span
+            for beam in parents.values()
+            for node, span in search.scores.spans(beam.steps)
+        }
+        for side, spans in enumerate(([(0, len(prompt)), *nodes], scored.values())):
+            size = rooms[side].block_size
+            left[side] -= sum(end // size - start // size for start, end in spans)
+        if admitted and min(left) < 0:
+            break
+        admitted.append(search)
+    return admitted
+
+
+def forget_pruned(search: ActiveSearch, scored: Score, llm: TokenEngine, prm: TokenEngine) -> None:
+    """Tell both engines which of the beams just scored are dropped, so that their caches forget.
+
+    A strategy goes on from some beams; the others, finished ones among them, are never read again,
+    nor is anything of a problem that is answered. Its prompt is left to age: other prompts may
+    begin with the same.
+    """
+    further = search.request.beams if isinstance(search.request, Generate) else ()
+    parents = {beam.path[:-1] for beam in further}
+    kept = [beam for beam in scored.beams if beam.path in parents]
+    dropped = [beam for beam in scored.beams if beam.path not in parents]
+    if dropped:
+        prompt, scores = search.prompt, search.scores
+        lines, needed = ([[*prompt, *b.token_ids] for b in beams] for beams in (dropped, kept))
+        llm.forget(lines, [prompt, *needed])
+        inputs, needed_inputs = (scores.inputs([b.steps for b in bs]) for bs in (dropped, kept))
+        prm.forget(inputs, [scores.beginning, *needed_inputs])

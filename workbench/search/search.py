@@ -17,13 +17,13 @@ import pandas as pd
 from workbench.config import SearchConfig
 from workbench.core import SamplingParams, TokenEngine
 from workbench.errors import ConfigError, PromptError
-from workbench.search.answers import aggregate, extract_answer, group_answers, same_answer
+from workbench.search.answers import aggregate, extract_answer, group_answers, same_answer, vote
 from workbench.search.prm import PRM, ProblemScores, ScoreCache
 from workbench.search.problems import Problem
 from workbench.search.recording import RecordingSearch, record_search, require_destination
-from workbench.search.requests import Strategy
-from workbench.search.result import SearchResult, Throughput, node_id, winner
+from workbench.search.result import SearchResult, Throughput, node_id
 from workbench.search.rounds import ActiveSearch, OnRound, Progress, Rounds
+from workbench.search.strategies import Step, Strategy
 from workbench.trace import Recorder
 
 Row = dict[str, Any]
@@ -139,7 +139,7 @@ class Search:
                 if "trace" in engine.capabilities:
                     before = engine.trace_as(self._recorder, name)
                     afterwards.callback(engine.trace_as, *before)
-            if rounds.play(self._on_round):
+            if rounds.play_round(self._on_round):
                 return True
         if self._record is not None and rounds.answered == len(self._searches):
             record_search(self._record, self._searches, rounds, self._strategy, self.config)
@@ -168,11 +168,53 @@ class Search:
         if self._result is not None:
             return self._result
         recorder, voting = self._recorder, self.config.voting
-        problems, candidates, steps = [], [], []
+        problems, candidates, steps = list[Row](), list[Row](), list[Step]()
         for search in self._searches:
-            rows = _candidates(search, self._strategy.aggregation)
-            candidates += rows
-            problems.append({"run_id": recorder.run_id} | _problem(search, rows, voting))
+            assert search.outcome is not None
+            beams, problem = search.outcome.beams, search.problem
+            answers = [extract_answer(beam.text) for beam in beams]
+            groups = group_answers(answers)  # each is compared once with the reference
+            first = dict(reversed(list(zip(groups, answers, strict=True))))
+            reference = problem.answer  # looked at here alone
+            right = {
+                g: reference is not None and same_answer(reference, a) for g, a in first.items()
+            }
+            scores = [aggregate(b.step_scores, self._strategy.aggregation) for b in beams]
+            candidates += [
+                {
+                    "problem_id": problem.id,
+                    "rank": rank,
+                    "node_id": node_id(beam.path),
+                    "answer": answers[rank],
+                    "group": groups[rank],
+                    "score": scores[rank],
+                    "correct": right[groups[rank]],
+                    "finished": beam.finished,
+                    "ended": beam.ended,
+                    "text": beam.text,
+                }
+                for rank, beam in enumerate(beams)
+            ]
+            chosen, finished = vote(answers, scores, groups, voting), sum(b.finished for b in beams)
+            is_right = chosen is not None and right[groups[chosen]]
+            row: Row = {
+                "run_id": recorder.run_id,
+                "problem_id": problem.id,
+                "level": problem.level,
+                "subject": problem.subject,
+                "problem": problem.problem,
+                "answer": reference,
+                "predicted": "" if chosen is None else answers[chosen],
+                "correct": None if reference is None else is_right,
+                "tokens": search.tree.tokens,
+                "iterations": search.tree.iterations,
+                "seconds": search.answered_s - search.admitted_s,
+                "finished": finished > 0,
+                "finished_beams": finished,
+                "candidates": len(beams),
+                "correct_candidates": sum(right[group] for group in groups),
+            }
+            problems.append(row | asdict(search.scores.counts))
             recorder.node_rows += search.tree.rows(recorder.run_id, search.problem.id)
             steps += [node.step for node in search.tree]
         trace = recorder.trace()
@@ -259,53 +301,3 @@ def as_problems(given: Problem | Iterable[Problem]) -> list[Problem]:
             )
         seen.add(problem.id)
     return problems
-
-
-def _candidates(search: ActiveSearch, aggregation: str) -> list[Row]:
-    """The outcome's beams; a group of equal answers is compared once with the reference, which
-    is looked at here alone.
-    """
-    assert search.outcome is not None
-    beams, reference = search.outcome.beams, search.problem.answer
-    answers = [extract_answer(beam.text) for beam in beams]
-    groups = group_answers(answers)
-    first = dict(reversed(list(zip(groups, answers, strict=True))))
-    right = {g: reference is not None and same_answer(reference, a) for g, a in first.items()}
-    return [
-        {
-            "problem_id": search.problem.id,
-            "rank": rank,
-            "node_id": node_id(beam.path),
-            "answer": answer,
-            "group": group,
-            "score": aggregate(beam.step_scores, aggregation),
-            "correct": right[group],
-            "finished": beam.finished,
-            "ended": beam.ended,
-            "text": beam.text,
-        }
-        for rank, (beam, answer, group) in enumerate(zip(beams, answers, groups, strict=True))
-    ]
-
-
-def _problem(search: ActiveSearch, rows: list[Row], voting: str) -> Row:
-    problem = search.problem
-    index = winner(rows, voting)
-    chosen: Row = {"answer": "", "correct": False} if index is None else rows[index]
-    finished = sum(row["finished"] for row in rows)
-    return {
-        "problem_id": problem.id,
-        "level": problem.level,
-        "subject": problem.subject,
-        "problem": problem.problem,
-        "answer": problem.answer,
-        "predicted": chosen["answer"],
-        "correct": None if problem.answer is None else chosen["correct"],
-        "tokens": search.tree.tokens,
-        "iterations": search.tree.iterations,
-        "seconds": search.answered_s - search.admitted_s,
-        "finished": finished > 0,
-        "finished_beams": finished,
-        "candidates": len(rows),
-        "correct_candidates": sum(row["correct"] for row in rows),
-    } | asdict(search.scores.counts)

@@ -1,19 +1,126 @@
-"""The search strategies, as they read on paper: generators that ask for steps and for scores.
+"""What a strategy and the runner say to each other, and the strategies, as they read on paper.
 
-Beam search over reasoning steps (Snell et al. 2024; Search and Learn's `beam_search`) and best-of-N
-(its `best_of_n`), whose rows are also where pass@1, pass@k and majority voting at n come from.
+A strategy is a generator over plain data: no engine, no tokenizer, no torch. It yields `Generate`
+and is sent one `Step` a beam; it yields `Score` and is sent, for each beam, one score for each of
+its steps; it returns an `Outcome`. Beam search over reasoning steps (Snell et al. 2024; Search and
+Learn's `beam_search`) and best-of-N (its `best_of_n`), whose rows are also where pass@1, pass@k and
+majority voting at n come from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Protocol
 
 from workbench.config import AGGREGATIONS, AtLeastOne, check
 from workbench.search.answers import aggregate
 from workbench.search.problems import Problem
-from workbench.search.requests import STEP_END, Beam, Generate, Outcome, Score, SearchGenerator
+
+STEP_END = "\n\n"
+NodePath = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """A partial solution: the node `path` of the tree and everything sampled on the way to it.
+
+    token_ids: what was sampled, without the prompt, never re-tokenised and never cut.
+    steps: the text of each step; step_scores: one score a step, once it was scored.
+    finished: the model ended the solution. ended: why a beam that is not finished cannot go on.
+    """
+
+    path: NodePath = ()
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    step_scores: tuple[float, ...] = ()
+    finished: bool = False
+    steps: tuple[str, ...] = ()
+    ended: str = ""
+
+    @property
+    def can_grow(self) -> bool:
+        """Whether another step may be sampled."""
+        return not self.finished and not self.ended
+
+    def child(self, ordinal: int) -> Beam:
+        """The node to be sampled as this beam's `ordinal`-th child; it holds nothing new yet."""
+        return replace(self, path=(*self.path, ordinal))
+
+    def grown(self, step: Step, pieces: Sequence[str] | None = None) -> Beam:
+        """This node with what was sampled for it: one step, or the `pieces` its text is made of."""
+        return replace(
+            self,
+            token_ids=self.token_ids + step.token_ids,
+            text=self.text + step.text,
+            finished=step.finish_reason == "eos",
+            steps=self.steps + ((step.text,) if pieces is None else tuple(pieces)),
+            ended="context" if step.finish_reason == "context" else "",
+        )
+
+    def scored(self, scores: Sequence[float]) -> Beam:
+        """The same beam with the scores of all its steps."""
+        return replace(self, step_scores=tuple(scores))
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one Generate brought for one beam; `text` keeps the stop string.
+
+    finish_reason: "stop", its stop string; "eos", the model ended the solution; "length",
+    max_tokens; "context", a model has no room left (max_model_len), and the beam ends unfinished.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """Please sample one step for each beam. max_tokens None is the run's max_step_tokens."""
+
+    beams: tuple[Beam, ...]
+    stop: tuple[str, ...] = (STEP_END,)
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Please score every step of each beam."""
+
+    beams: tuple[Beam, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a search ended: n beams, finished and unfinished, best first, ties by path."""
+
+    beams: tuple[Beam, ...]
+
+
+SearchGenerator = Generator[Generate | Score, Any, Outcome]
+
+
+class Strategy(Protocol):
+    """Frozen settings and one generator; needs no engine, no tokenizer and no torch."""
+
+    @property
+    def n(self) -> int:
+        """Beams of the outcome."""
+        ...
+
+    @property
+    def aggregation(self) -> str:
+        """How a beam's step scores become one number."""
+        ...
+
+    def search(self, problem: Problem) -> SearchGenerator:
+        """The search for one problem, whose answer it is never given."""
+        ...
+
+
+# -- strategies --
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,6 @@ from workbench.search.strategies import BeamSearch, BestOfN, split_steps
 from workbench.training.corpus import is_right
 
 N, BEAM_WIDTH, DEPTH = 16, 4, 40
-DRAWS = 1000
 
 
 def embedded_card(num_problems: int = 128, seed: int = 0) -> pd.DataFrame:
@@ -56,6 +56,10 @@ def embedded_card(num_problems: int = 128, seed: int = 0) -> pd.DataFrame:
         means = values.groupby(level.loc[values.index].to_numpy()).mean()
         return ", ".join(f"{value:.2f}" for value in means.sort_index())
 
+    # texts of the children of one node, where it has several: the share that is distinct
+    children = beams.tree.groupby(["problem_id", "parent_id"])["text"].agg(["nunique", "size"])
+    several = children[(children["size"] > 1) & (children.index.get_level_values(1) != "")]
+    diversity = (several["nunique"] / several["size"]).mean()
     auc, low, high = auc_interval(steps)
     rows = [
         ("problems", "fresh, uniform over levels", str(len(beam))),
@@ -69,7 +73,7 @@ def embedded_card(num_problems: int = 128, seed: int = 0) -> pd.DataFrame:
         ("beam search - majority", ">= 0.05", interval(beam - majority)),
         ("beam search - shuffled scores", ">= 0.05", interval(beam - chance)),
         ("step AUC of the PRM", "0.80-0.95", f"{auc:.3f} [{low:.3f}, {high:.3f}]"),
-        ("distinct siblings", ">= 0.60", f"{sibling_diversity(beams.tree):.2f}"),
+        ("distinct siblings", ">= 0.60", f"{diversity:.2f}"),
     ]
     for model, demanded in (("llm", ""), ("prm", "mean >= 24")):
         tokens = steps[f"{model}_tokens"]
@@ -116,8 +120,8 @@ def sampled_steps(
             }
 
 
-def auc_interval(steps: pd.DataFrame, draws: int = DRAWS, seed: int = 0) -> tuple[float, ...]:
-    """The AUC of all sampled steps and its 95 % bootstrap bounds, problems drawn anew.
+def auc_interval(steps: pd.DataFrame) -> tuple[float, ...]:
+    """The AUC of all sampled steps and its 95 % bootstrap bounds, problems drawn anew 1,000 times.
 
     AUC: the chance that a right step scores above a wrong one, ties counted half (Mann-Whitney).
     """
@@ -135,26 +139,19 @@ def auc_interval(steps: pd.DataFrame, draws: int = DRAWS, seed: int = 0) -> tupl
             return float("nan")
         return float((ranks[correct].sum() - right * (right + 1) / 2) / (right * wrong))
 
-    generator = np.random.default_rng(seed)
-    drawn = [auc(generator.integers(len(groups), size=len(groups))) for _ in range(draws)]
+    generator = np.random.default_rng(0)
+    drawn = [auc(generator.integers(len(groups), size=len(groups))) for _ in range(1000)]
     return auc(range(len(groups))), *np.nanpercentile(drawn, [2.5, 97.5])
-
-
-def sibling_diversity(tree: pd.DataFrame) -> float:
-    """Mean share of distinct texts among the children of one node, where it has several."""
-    children = tree.groupby(["problem_id", "parent_id"])["text"].agg(["nunique", "size"])
-    several = children[(children["size"] > 1) & (children.index.get_level_values(1) != "")]
-    return float((several["nunique"] / several["size"]).mean())
 
 
 def longest_input(result: SearchResult, prm: PRM) -> int:
     """Tokens of the longest PRM input among a search's final beams."""
     questions = dict(zip(result.problems["problem_id"], result.problems["problem"], strict=True))
-    longest = 0
+    lengths = [0]
     for beam in result.candidates.itertuples():
-        pieces = split_steps(str(beam.text)) or ("",)
-        ids = prm.first_input(questions[str(beam.problem_id)], pieces[0])
-        for piece in pieces[1:]:
-            ids = prm.next_input(ids, piece)
-        longest = max(longest, len(ids))
-    return longest
+        first, *others = split_steps(str(beam.text)) or ("",)
+        ids = reduce(
+            prm.next_input, others, prm.first_input(questions[str(beam.problem_id)], first)
+        )
+        lengths.append(len(ids))
+    return max(lengths)

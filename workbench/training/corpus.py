@@ -26,7 +26,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from workbench.search.problems import Terms, draw_terms, format_terms, is_held_out, problem_text
-from workbench.search.requests import STEP_END
+from workbench.search.strategies import STEP_END
 
 MERGE_WORDINGS = (
     "take {pair}={result}, left {rest}",

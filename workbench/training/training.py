@@ -27,7 +27,7 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
 from workbench.errors import ConfigError
-from workbench.search.requests import STEP_END
+from workbench.search.strategies import STEP_END
 from workbench.training.corpus import (
     ASSISTANT,
     BOS,
@@ -122,12 +122,6 @@ def prm_example(
     return Example(ids, targets, verdicts)
 
 
-def without_prefix(example: Example, length: int) -> Example:
-    """The same example without its first `length` tokens, which hold no target."""
-    verdicts = [position - length for position in example.verdicts]
-    return Example(example.ids[length:], example.targets[length:], verdicts)
-
-
 def examples(
     name: str, tokenizer: Tokenizer, seed: int, operations: Sequence[int] = TRAINED_OPERATIONS
 ) -> Iterator[Example]:
@@ -193,14 +187,6 @@ def batch_loss(model: LlamaForCausalLM, batch: list[Example], bfloat16: bool) ->
     return losses[is_verdict].mean() + text
 
 
-def rate_at(progress: float, peak: float, warm_up: float = 0.02) -> float:
-    """Linear warm-up, then a cosine down to a fiftieth of the peak; progress in [0, 1]."""
-    if progress < warm_up:
-        return peak * (progress + 1e-3) / warm_up
-    fraction = min(1.0, (progress - warm_up) / (1 - warm_up))
-    return peak * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * fraction)))
-
-
 @torch.no_grad()
 def widened(narrow: LlamaForCausalLM, config: LlamaConfig) -> LlamaForCausalLM:
     """A model of `config` that computes nearly what `narrow` does (Net2Net, Chen et al. 2015).
@@ -242,33 +228,12 @@ def widened(narrow: LlamaForCausalLM, config: LlamaConfig) -> LlamaForCausalLM:
     return wide
 
 
-def start_model(
-    name: str, tokenizer: Tokenizer, seed: int, start: LlamaForCausalLM | None = None
-) -> LlamaForCausalLM:
-    """A model to train: from random weights, or from `start`, widened to its shape."""
-    torch.manual_seed(seed)
-    AttentionInterface.register(ATTENTION, float32_attention)
-    config = LlamaConfig(
-        vocab_size=tokenizer.get_vocab_size(),
-        num_hidden_layers=4,
-        head_dim=16,
-        max_position_embeddings=2048,
-        rms_norm_eps=1e-5,
-        tie_word_embeddings=True,
-        bos_token_id=tokenizer.token_to_id(BOS),
-        eos_token_id=tokenizer.token_to_id(END),
-        pad_token_id=tokenizer.token_to_id(PAD),
-        attn_implementation=ATTENTION,
-        **SHAPES[name],
-    )
-    return LlamaForCausalLM(config) if start is None else widened(start, config)
-
-
 def train_model(
     folder: Path, model: LlamaForCausalLM, tokenizer: Tokenizer, seconds: float, seed: int
 ) -> None:
     """Train `model` for `seconds` of wall time; written to its folder now and then."""
     name = folder.name
+    peak, warm_up = PEAK_LEARNING_RATE[name], 0.02
     optimizer = torch.optim.AdamW(
         model.parameters(), betas=(0.9, 0.95), weight_decay=0.01, fused=True
     )
@@ -282,11 +247,21 @@ def train_model(
     prefix_length = len(system_prefix(tokenizer))
     smooth, tokens, step = 0.0, 0, 0
     while (elapsed := time.monotonic() - begun) < seconds:
+        progress = elapsed / seconds  # a linear warm-up, then a cosine to a fiftieth of the peak
+        fraction = min(1.0, (progress - warm_up) / (1 - warm_up))
+        rate = peak * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * fraction)))
         for group in optimizer.param_groups:
-            group["lr"] = rate_at(elapsed / seconds, PEAK_LEARNING_RATE[name])
+            group["lr"] = peak * (progress + 1e-3) / warm_up if progress < warm_up else rate
         batch = next(short if elapsed < SHORT_UNTIL[name] * seconds else full)
         if elapsed < BARE_UNTIL * seconds and coin.random() < BARE_SHARE:
-            batch = [without_prefix(example, prefix_length) for example in batch]
+            batch = [
+                Example(
+                    example.ids[prefix_length:],
+                    example.targets[prefix_length:],  # the prefix holds none
+                    [position - prefix_length for position in example.verdicts],
+                )
+                for example in batch
+            ]
         loss = batch_loss(model, batch, bfloat16)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -351,6 +326,21 @@ def train_tiny(
                     f"tiny-prm begins as tiny-solver, which is not in {solver}: train both."
                 )
             start = LlamaForCausalLM.from_pretrained(solver, dtype=torch.float32)
-        model = start_model(folder.name, tokenizer, seed, start)
+        torch.manual_seed(seed)
+        AttentionInterface.register(ATTENTION, float32_attention)
+        config = LlamaConfig(
+            vocab_size=tokenizer.get_vocab_size(),
+            num_hidden_layers=4,
+            head_dim=16,
+            max_position_embeddings=2048,
+            rms_norm_eps=1e-5,
+            tie_word_embeddings=True,
+            bos_token_id=tokenizer.token_to_id(BOS),
+            eos_token_id=tokenizer.token_to_id(END),
+            pad_token_id=tokenizer.token_to_id(PAD),
+            attn_implementation=ATTENTION,
+            **SHAPES[folder.name],
+        )
+        model = LlamaForCausalLM(config) if start is None else widened(start, config)
         train_model(folder, model, tokenizer, 60 * minutes / len(folders), seed)
     return folders

@@ -28,14 +28,10 @@ from workbench.widgets import parts
 from workbench.widgets.parts import NOT_LIVE, Drawing, NumberSlider, is_live, labelled
 
 CELLS = (TIMED, COUNTED)
-KINDS = {  # what a group of runs of a role is called
-    **dict.fromkeys((MEASURE, SENTINEL), "sweep"),
-    **dict.fromkeys(CELLS, "batching cells"),
-    REPLAY: "replayed sweep",
-}
+KINDS = {MEASURE: "sweep", TIMED: "batching cells", REPLAY: "replayed sweep"}  # of groups, by role
 SHOWN = ["role", "llm", "llm_share", "seed", "n", "num_problems", "tokens_per_s", "accuracy"]
-_OF_A_CELL = {*settings.LIMITS, "num_problems", "repeat"}
-"""Settings in which the cells of one batching study differ."""
+ROOMS = ["llm_share", "llm_kv_tokens", "prm_kv_tokens"]
+_UPPER_AXIS = "x9"  # theme.share_axes draws an empty trace there, so that plotly shows the axis
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,12 +75,6 @@ class Pick:
         keys = runs[["run_id", "llm_share", "seed"]].rename(columns={"seed": "run_seed"})
         return load_table(list(runs["folder"]), name).merge(keys, on="run_id", how="left")
 
-    def nearest_share(self, wanted: float) -> float:
-        """The measured share nearest to `wanted`. RunStoreError where no run is finished."""
-        if not self.shares:
-            raise RunStoreError(f"{self.name} holds no finished run.")
-        return min(self.shares, key=lambda share: abs(share - wanted))
-
     @property
     def provenance(self) -> str:
         """What was measured, as figures say it."""
@@ -102,7 +92,8 @@ def picks(runs: pd.DataFrame) -> dict[str, Pick]:
             "`workbench sweep`."
         )
     cells = readable["role"].isin(CELLS)
-    found = _groups(readable[~cells], set()) | _groups(readable[cells], _OF_A_CELL)
+    of_a_cell = {*settings.LIMITS, "num_problems"}  # the cells of one study differ in these
+    found = _groups(readable[~cells], set()) | _groups(readable[cells], of_a_cell)
     single = readable[~cells & (readable["status"] == FINISHED)]
     single = single.iloc[(single["role"] != MEASURE).to_numpy().argsort(kind="stable")]
     found |= {str(single["run_id"].iloc[k]): single.iloc[[k]] for k in range(len(single))}
@@ -156,7 +147,8 @@ def _groups(runs: pd.DataFrame, varying: set[str]) -> dict[str, pd.DataFrame]:
     names = []
     for rows in groups:
         first, shares = rows.iloc[0], sorted(rows["llm_share"].unique())
-        kind = KINDS.get(first["role"], f"{first['role']} runs")
+        role = keys["role"][rows.index[0]]
+        kind = KINDS.get(role, f"{role} runs")
         span = f"{shares[0]:g}" if len(shares) == 1 else f"{shares[0]:g} to {shares[-1]:g}"
         names.append(
             f"{kind} {first['llm']} + {first['prm']}, {format_size(int(first['total_memory']))}, "
@@ -211,7 +203,11 @@ def explore(name: str, a: Pick, b: Pick | None = None, llm_share: float | None =
         words = f"{searches.name}; {cells.name}: {figure.layout.meta['caption']}"
         return Drawing(figure, rows, words, {})
     make, draw = (OF_SEARCHES | OF_BATCHES)[name]
-    shares = [pick.nearest_share(0.3 if llm_share is None else llm_share) for pick in chosen]
+    wanted, shares = 0.3 if llm_share is None else llm_share, list[float]()
+    for pick in chosen:
+        if not pick.shares:
+            raise RunStoreError(f"{pick.name} holds no finished run.")
+        shares.append(min(pick.shares, key=lambda share: abs(share - wanted)))
     tables = [make(pick, share) for pick, share in zip(chosen, shares)]
     named = [table.assign(pick=pick.name) for table, pick in zip(tables, chosen)]
     rows = pd.concat(named, ignore_index=True)
@@ -248,10 +244,6 @@ def compared(a: Pick, b: Pick) -> str:
         f"{rates['high']:+,.0f}). Tokens and scores of pairs are {same}."
     )
     return " ".join([words, *found.warnings])
-
-
-ROOMS = ["llm_share", "llm_kv_tokens", "prm_kv_tokens"]
-_UPPER_AXIS = "x9"  # theme.share_axes draws an empty trace there, so that plotly shows the axis
 
 
 def overlaid(a: go.Figure, b: go.Figure) -> go.Figure:

@@ -19,7 +19,7 @@ from plotly.subplots import make_subplots
 
 from workbench.plots.theme import BLACK, GREY, MODELS, Frame, area, finish, legend_at, legend_note
 from workbench.widgets import parts
-from workbench.widgets.live_search import LiveSearch, Move, Snapshot, timeline, window_s
+from workbench.widgets.live_search import LiveSearch, Snapshot, timeline, window_s
 from workbench.widgets.parts import Drawing, HtmlText, NumberSlider, button
 
 REPAINT_S = 0.25  # between two snapshots
@@ -96,8 +96,21 @@ def live_figure(
     actual = _line(rows, "llm_actual", "LLM holds or could have", LLM.colour)
     target = _line(rows, "llm_target", "LLM's target", BLACK, "dash")
     fig.add_traces([actual, target], rows=4, cols=1)
+    moves = snapshot.moves  # dotted lines from the axis to a triangle at the top
+    words = [f"split to {move.share:.2f}: {move.outcome}" for move in moves]
     for row in (2, 3, 4):
-        strokes = _strokes(snapshot.moves, 1.0 if row == 2 else 100.0).update(meta=f"moves {row}")
+        strokes = go.Scatter(
+            x=[x for move in moves for x in (move.time_s, move.time_s, None)],
+            y=[0.0, 1.0 if row == 2 else 100.0, None] * len(moves),
+            text=[text for each in words for text in (each, each, "")],
+            mode="lines+markers",
+            line={"color": GREY, "dash": "dot", "width": 1.2},
+            marker={"symbol": "triangle-down", "color": BLACK, "size": [0, 9, 0] * len(moves)},
+            cliponaxis=False,
+            showlegend=False,
+            hovertemplate="%{text}<extra></extra>",
+            meta=f"moves {row}",
+        )
         fig.add_trace(strokes, row=row, col=1, secondary_y=row == 2 or None)
     hidden = {"visible": False, "fixedrange": True}
     bare = {"showticklabels": False, "ticks": "", "showline": False, "showgrid": False}
@@ -161,23 +174,6 @@ def _line(
     return go.Scatter(x=rows["time_s"], y=rows[name], mode="lines", line=line, **look)
 
 
-def _strokes(moves: tuple[Move, ...], top: float) -> go.Scatter:
-    """Dotted lines from the axis to a triangle at the top, one a move."""
-    words = [f"split to {move.share:.2f}: {move.outcome}" for move in moves]
-    marker = {"symbol": "triangle-down", "color": BLACK, "size": [0, 9, 0] * len(moves)}
-    return go.Scatter(
-        x=[x for move in moves for x in (move.time_s, move.time_s, None)],
-        y=[0.0, top, None] * len(moves),
-        text=[text for each in words for text in (each, each, "")],
-        mode="lines+markers",
-        line={"color": GREY, "dash": "dot", "width": 1.2},
-        marker=marker,
-        cliponaxis=False,
-        showlegend=False,
-        hovertemplate="%{text}<extra></extra>",
-    )
-
-
 def live_widget(live: LiveSearch, provenance: str = "", **parameters: Any) -> Any:
     """The widget; where none is shown, a sentence.
 
@@ -205,7 +201,7 @@ class LiveView(parts.FigureView):
             self.share.slider.disabled = self.share.typed.disabled = True
             self.answer.say(f"The policy {pair.policy} sets the split by itself.")
         self.pause = ipywidgets.Button(description="pause")
-        self.pause.on_click(lambda _: self.toggle())
+        self.pause.on_click(self.toggle)
         row = [button("start", self.start), self.pause, button("stop", self.stop)]
         controls = [ipywidgets.HBox(row), self.share, self.answer]
         super().__init__("live_memory_split", controls, self._drawings, parameters)
@@ -223,7 +219,7 @@ class LiveView(parts.FigureView):
         self.show()
         return ""
 
-    def toggle(self) -> None:
+    def toggle(self, _: Any = None) -> None:
         """Pause or resume."""
         (self.live.resume if self.live.is_paused else self.live.pause)()
         self.show()

@@ -37,9 +37,9 @@ from workbench.kvcache.policies import KVShare
 from workbench.kvcache.pool import ResizeAnswer
 from workbench.search.prm import PRM
 from workbench.search.problems import Problem
-from workbench.search.requests import Strategy
 from workbench.search.result import SearchResult
 from workbench.search.search import Search
+from workbench.search.strategies import Strategy
 
 ROLES = ("llm", "prm")
 BLOCK_STATES = ("free", "llm_active", "llm_cached", "prm_active", "prm_cached")
@@ -130,15 +130,13 @@ class StepSeen(NamedTuple):
 LEVELS = StepSeen._fields[-4:]
 
 
-def _bucket_width(seconds: float) -> float:
-    """LEAST_BUCKET_S, doubled until MOST_BUCKETS hold so many seconds."""
+def window_s(seconds: float, least: float = MEAN_S) -> float:
+    """Over how many seconds a time line of so many takes a mean of tokens/s.
+
+    At least a bucket: LEAST_BUCKET_S, doubled until MOST_BUCKETS hold that many seconds.
+    """
     needed = max(seconds / (MOST_BUCKETS * LEAST_BUCKET_S), 1.0)
-    return float(LEAST_BUCKET_S * 2 ** math.ceil(math.log2(needed)))
-
-
-def window_s(seconds: float) -> float:
-    """Over how many seconds a time line of so many takes a mean of tokens/s."""
-    return max(MEAN_S, _bucket_width(seconds))
+    return max(least, LEAST_BUCKET_S * 2.0 ** math.ceil(math.log2(needed)))
 
 
 def timeline(steps: Sequence[StepSeen] | NDArray[np.float64]) -> pd.DataFrame:
@@ -150,7 +148,7 @@ def timeline(steps: Sequence[StepSeen] | NDArray[np.float64]) -> pd.DataFrame:
     """
     table = pd.DataFrame(steps, columns=StepSeen._fields)
     until = float(table["end_s"].max()) if len(table) else 0.0
-    width, window = _bucket_width(until), window_s(until)
+    width, window = window_s(until, least=0.0), window_s(until)
     edges = np.append(np.arange(0.0, until, width), until)
     starts, ends = edges[:-1], edges[1:]
     done = np.concatenate([[0.0], table["tokens"].cumsum()])
@@ -164,11 +162,12 @@ def timeline(steps: Sequence[StepSeen] | NDArray[np.float64]) -> pd.DataFrame:
         "tokens_per_s": (done[by_end] - done[before]) / np.maximum(ends - since, 1e-9),
     }
     for is_prm, role in enumerate(ROLES):
-        own = table[table["is_prm"] == is_prm]
-        moments = own[["start_s", "end_s"]].to_numpy().ravel()
-        busy = np.repeat((own["end_s"] - own["start_s"]).cumsum().to_numpy(), 2)
-        busy[::2] -= (own["end_s"] - own["start_s"]).to_numpy()
-        spent = np.diff(np.interp(edges, moments, busy)) if len(own) else np.zeros(len(starts))
+        moments = table.loc[table["is_prm"] == is_prm, ["start_s", "end_s"]].to_numpy()
+        lasted = np.diff(moments, axis=1).ravel()
+        busy = np.column_stack([lasted.cumsum() - lasted, lasted.cumsum()]).ravel()
+        spent = np.zeros(len(starts))
+        if len(lasted):
+            spent = np.diff(np.interp(edges, moments.ravel(), busy))
         columns[f"{role}_busy"] = np.minimum(spent / np.maximum(ends - starts, 1e-9), 1.0)
     levels = table[list(LEVELS)].to_numpy()[np.maximum(by_end - 1, 0)]
     return pd.DataFrame(columns | dict(zip(LEVELS, levels.T, strict=True)))

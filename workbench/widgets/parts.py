@@ -15,11 +15,9 @@ from html import escape
 from itertools import pairwise
 from typing import Any
 
-import anywidget
 import ipywidgets
 import pandas as pd
 import plotly.graph_objects as go
-import traitlets
 
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.experiments.export import save_figure
@@ -125,29 +123,6 @@ class NumberSlider(ipywidgets.HBox):
         self.typed.value = self.slider.value
 
 
-class CopyText(anywidget.AnyWidget):
-    """A line of text, and the button that copies it."""
-
-    _esm = """
-    function render({ model, el }) {
-      el.innerHTML = `<button class="jupyter-button" style="padding: 0 10px"></button>
-        <input readonly style="flex: 1; font-family: monospace"><span role="status"></span>`;
-      el.style = "display: flex; width: 100%; gap: 8px";
-      const [button, shown, said] = el.children;
-      button.textContent = shown.ariaLabel = "copy as papermill command";
-      const update = () => { shown.value = model.get("text"); said.textContent = ""; };
-      button.onclick = () => {
-        shown.select();
-        said.textContent = document.execCommand("copy") ? "copied" : "press Ctrl+C";
-      };
-      model.on("change:text", update);
-      update();
-    }
-    export default { render };
-    """
-    text = traitlets.Unicode().tag(sync=True)
-
-
 def button(name: str, action: Callable[[], str]) -> ipywidgets.HBox:
     """A button and, beside it, what its action returned; named errors are said, not raised."""
     push = ipywidgets.Button(description=name, layout=ipywidgets.Layout(width="auto"))
@@ -182,7 +157,9 @@ class FigureView:
     ) -> None:
         self._notebook, self._draw, self._parameters = notebook, draw, parameters
         self._replaced: list[go.FigureWidget] = []
-        self.words, self.pinned, self.copy = HtmlText(), HtmlText(), CopyText()
+        self.words, self.pinned = HtmlText(), HtmlText()
+        wide = {"layout": {"width": "100%"}, "style": {"description_width": "initial"}}
+        self.copy = ipywidgets.Text(description="copy as papermill command", **wide)
         self._texts, self._places = [self.words], ipywidgets.VBox()
         self._folder = ipywidgets.Text(f"build/figures/{notebook}", description="folder")
         save = ipywidgets.HBox([self._folder, *button("save as figure", self.save).children])
@@ -205,25 +182,20 @@ class FigureView:
             self.words.say_error(error, note)
             return
         parameters = {**self._parameters, **drawings[0].parameters}
-        self.copy.text = papermill_command(self._notebook, parameters)
+        self.copy.value = papermill_command(self._notebook, parameters)
         self._texts += [HtmlText() for _ in drawings[len(self._texts) :]]
         shown = self.figures or [None] * len(drawings)
         children: list[ipywidgets.Widget] = []
-        for text, before, drawing in zip(self._texts, shown, drawings, strict=True):
+        for text, figure, drawing in zip(self._texts, shown, drawings, strict=True):
             text.say(drawing.words)
-            children += [text, self._figure(before, drawing.figure)]
+            if figure is None or not redraw(figure, drawing.figure):
+                self._replaced += [] if figure is None else [figure]
+                figure = go.FigureWidget(drawing.figure)
+                self.attach(figure)
+            children += [text, figure]
         self._places.children = children[1:]  # the first words stand above
-
-    def _figure(self, shown: go.FigureWidget | None, drawn: go.Figure) -> go.FigureWidget:
-        """The figure on the screen made what is drawn, or another where their traces differ."""
-        if shown is not None and redraw(shown, drawn):
-            return shown
-        figure = go.FigureWidget(drawn)
-        self.attach(figure)
-        self._replaced += [] if shown is None else [shown]
-        if len(self._replaced) > MOST_REPLACED:
+        while len(self._replaced) > MOST_REPLACED:
             self._replaced.pop(0).close()
-        return figure
 
     def attach(self, figure: go.FigureWidget) -> None:
         """Called with each new figure before it is shown; a view of clicks listens to them here."""

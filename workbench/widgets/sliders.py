@@ -80,9 +80,9 @@ def split_slider(
     readings: pd.DataFrame, provenance: str = "", share: float = 0.3, **parameters: Any
 ) -> Any:
     """Slider, sentence and figure. share: where it starts; parameters: of 02_memory_split."""
-    sliders = [NumberSlider(SHARE, list(readings["llm_share"]), share, "{:.2f}")]
+    slider = NumberSlider(SHARE, readings["llm_share"], share, "{:.2f}")
     draw = partial(split_drawing, readings, provenance=provenance)
-    return _shown("02_memory_split", "split_slider", sliders, draw, parameters)
+    return _shown("02_memory_split", "split_slider", [slider], draw, parameters)
 
 
 def thrash_readings(rows: pd.DataFrame, lost: pd.DataFrame) -> pd.DataFrame:
@@ -127,10 +127,9 @@ def thrash_slider(
 ) -> Any:
     """Slider, sentence and figure. share: where it starts, None the largest; parameters: of 06."""
     readings = thrash_readings(rows, lost)
-    shares = list(readings["llm_share"])
-    sliders = [NumberSlider(SHARE, shares, max(shares) if share is None else share, "{:.2f}")]
+    slider = NumberSlider(SHARE, readings["llm_share"], 1.0 if share is None else share, "{:.2f}")
     draw = partial(thrash_drawing, rows, readings, provenance=provenance)
-    return _shown("06_cache_thrashing", "thrash_slider", sliders, draw, parameters)
+    return _shown("06_cache_thrashing", "thrash_slider", [slider], draw, parameters)
 
 
 def occupancy_drawing(rows: pd.DataFrame, share: float, step: int, provenance: str = "") -> Drawing:

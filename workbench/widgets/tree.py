@@ -163,7 +163,8 @@ class TreeView(FigureView):
         super().__init__("10_explore", menus, self._drawings, parameters)
         texts = ipywidgets.HBox([self.text, self.pinned])
         self.box.children = [c for c in self.box.children if c is not self.pinned] + [texts]
-        self.problem.observe(self._other_problem, names="value")
+        self.problem.observe(self._choose_problem, names="value")
+        self.problem.observe(self.show, names="value")
         self.node.observe(self.show, names="value")
 
     def show(self, _: Any = None) -> None:
@@ -173,28 +174,25 @@ class TreeView(FigureView):
 
     def attach(self, figure: go.FigureWidget) -> None:
         """A click on a marker chooses its node."""
+
+        def choose(trace: Any, points: Any, _: Any) -> None:
+            if points.point_inds:
+                self.node.value = str(trace.customdata[points.point_inds[0]])
+
         for trace in figure.data:
             if trace.meta in ROLES:
-                trace.on_click(self._clicked)
+                trace.on_click(choose)
 
     def pin(self) -> str:
         """Keep the text shown beside those shown next; returns which."""
         self.pinned.say(self.text.text, "pinned:", tag="pre")
         return f"pinned node {self.node.value}"
 
-    def _choose_problem(self) -> None:
+    def _choose_problem(self, _: Any = None) -> None:
         """Its tree and nodes; the end of the chosen solution first, else the first node."""
         self.tree = problem_tree(*self._tables, self.problem.value)
         self.node.options = list(self.tree.nodes["node_id"])
         self.node.value = self.tree.chosen or self.node.options[0]
-
-    def _other_problem(self, _: Any) -> None:
-        self._choose_problem()
-        self.show()
-
-    def _clicked(self, trace: Any, points: Any, _: Any) -> None:
-        if points.point_inds:
-            self.node.value = str(trace.customdata[points.point_inds[0]])
 
     def _drawings(self) -> dict[str, Drawing]:
         given = {"problem": self.tree.problem_id, "node": self.node.value}

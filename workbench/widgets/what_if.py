@@ -380,7 +380,7 @@ class WhatIfWidget(parts.FigureView):
     def show(self, _: Any = None) -> None:
         """Draw the place; its command is right also where it cannot be drawn yet."""
         super().show()
-        self.copy.text = parts.papermill_command("what_if", self.position.parameters)
+        self.copy.value = parts.papermill_command("what_if", self.position.parameters)
 
     def pin(self) -> str:
         """Keep the present curve in the place of the oldest; returns what was done."""
