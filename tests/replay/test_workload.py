@@ -1,5 +1,6 @@
-"""Searches to be replayed: made of lengths, and those in the package."""
+"""Searches to be replayed: made of lengths, of published completions, and those in the package."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from workbench.replay.workload import (
     FOLDER,
     MAX_MODEL_LEN,
     Assumptions,
+    from_completions,
     load_recording,
     math500_lengths,
     recording_names,
@@ -128,3 +130,80 @@ def test_unknown_names_are_told_what_there_is(tmp_path) -> None:
         load_recording("tiny-16-n5")
     with pytest.raises(RecordingError, match="known: tiny-128"):
         make_recording("tiny", tmp_path / "a.parquet")
+
+
+COMMON = "## Step 1: Add.\nWe add 1 and 1.\n\n"
+ROW = {
+    "problem": "What is $1+1$?",
+    "solution": "It is 2.",
+    "answer": "2",
+    "subject": "Prealgebra",
+    "level": 1,
+    "unique_id": "test/made/1.json",
+    "completions": [
+        COMMON + "So the answer is 2.",
+        "We guess.\n\nTherefore it is two.\n\nThe final answer is $\\boxed{2}$.",
+        "We guess.\n\nIt is 3.",
+        COMMON + "So the answer is 2.",
+    ],
+    "scores": [[0.9, 0.95], [0.4, 0.8, 0.85], [0.4, 0.3], [0.9, 0.95]],
+    "pred": "2",
+    "completion_tokens": [-1, -1, -1, -1],
+}
+
+
+def tokenize(text: str) -> list[int]:
+    """A token a byte."""
+    return list(text.encode())
+
+
+@pytest.fixture(scope="module")
+def recording():
+    """Of rows as they are read from the set's file."""
+    rows = json.loads(json.dumps([ROW, {**ROW, "unique_id": "test/made/2.json", "level": 2}]))
+    return from_completions(rows, tokenize, beam_width=2, max_depth=6)
+
+
+def test_the_final_beams_are_in_the_tree(recording) -> None:
+    """Every completion is a path that ends, equal ones twice; tokens and scores are the set's."""
+    problem = recording.problems[0]
+    texts = {step.path: step.text for step in problem.steps}
+    whole = {
+        "".join(texts[step.path[: k + 1]] for k in range(len(step.path))): step
+        for step in problem.steps
+        if step.finish_reason == "eos"
+    }
+    assert set(ROW["completions"]) <= set(whole)
+    ends = [step.text for step in problem.steps if step.finish_reason == "eos"]
+    assert ends.count("So the answer is 2.") == 2
+    assert max(len(step.path) for step in problem.steps) == 3, "as deep as the longest final beam"
+    scores = {solution.steps: solution.score for solution in problem.solutions}
+    assert scores[COMMON, "So the answer is 2."] == pytest.approx(0.95, abs=1e-4)
+    step = whole[ROW["completions"][0]]
+    assert bytes(step.tokens).decode() == step.text
+
+
+def test_pruned_siblings_are_modelled_and_lose(recording) -> None:
+    """Each score of a step that nobody published lies below all that were; all is replayed."""
+    for problem in recording.problems:
+        modelled = [s.score for s in problem.solutions if s.steps[-1].startswith("modelled")]
+        assert modelled
+        assert max(modelled) < 0.3
+    nodes = replay(Answers(recording), PRESETS["a100-80"]).trace.nodes
+    assert len(nodes) == sum(len(problem.steps) for problem in recording.problems)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{k: v for k, v in ROW.items() if k != "scores"}], "Row 0 has no 'scores'"),
+        ([ROW | {"scores": [[0.1]]}], "4 completions and 1 lists"),
+        ([ROW | {"completions": ["a", "b", " ", "c"]}], "Completion 2 is empty"),
+        ([ROW, ROW | {"completions": ["a"], "scores": [[0.1]]}], "1, 4 completions"),
+        ([], "no completions"),
+    ],
+)
+def test_other_rows_are_refused(rows, message) -> None:
+    """A missing column, lists that do not match, an empty text, several n, nothing at all."""
+    with pytest.raises(RecordingError, match=message):
+        from_completions(rows, tokenize)

@@ -2,9 +2,9 @@
 
 `load_recording("tiny-128")` reads one that comes with the package (data/README.md says how each was
 made, and how lengths were counted). `thesis_search` makes a search of the thesis's scale out of
-MATH-500's lengths and stated assumptions: the real strategy runs on steps and scores that are
-drawn, and what comes out is a Recording, as if run_search had written it. A token id in a made
-search is a name, not a text.
+MATH-500's lengths and stated assumptions, `from_completions` one out of published completions. Both
+run the real strategy with steps and scores that are drawn; what comes out is a Recording, as if
+run_search had written it. A token id in a made search is a name, not a text.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from __future__ import annotations
 import csv
 import math
 import random
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -39,6 +39,7 @@ from workbench.search.strategies import (
     NodePath,
     Score,
     Step,
+    split_steps,
 )
 
 FOLDER = Path(__file__).parent / "data"
@@ -130,12 +131,14 @@ class DrawnStep(NamedTuple):
     reason: str
 
 
-def _grown(
-    problem: Problem, own: Tokens, strategy: BeamSearch, draw: _AssumedSteps
-) -> RecordedProblem:
+Draw = Callable[[Sequence[Beam]], Sequence[DrawnStep]]
+"""Steps for the beams of one iteration, whose paths name the nodes to be sampled."""
+
+
+def _grown(problem: Problem, own: Tokens, strategy: BeamSearch, draw: Draw) -> RecordedProblem:
     """One problem's search; rounds are counted from 1, as if it had been the only one.
 
-    own: the problem's tokens; draw: the steps of the beams of an iteration.
+    own: the problem's tokens.
     """
     steps: list[RecordedStep] = []
     solutions: dict[tuple[str, ...], RecordedSolution] = {}
@@ -323,4 +326,143 @@ class _AssumedSteps:
             wanted - count, score, parent.tokens + count, parent.steps + 1
         )
         text = "/".join(map(str, path)) + STEP_END
+        return DrawnStep(drawn_tokens(draws, count), text, score, "eos" if ends else "stop")
+
+
+# -- from published completions --
+
+COLUMNS = ("problem", "completions", "scores")
+Tokenize = Callable[[str], Sequence[int]]
+Row = Mapping[str, Any]
+
+
+def from_completions(
+    rows: Iterable[Row],
+    tokenize: Tokenize,
+    *,
+    beam_width: int = 4,
+    max_depth: int = 40,
+    seed: int = 0,
+) -> Recording:
+    """A search of the 1B + 8B pair whose kept beams are these. tokenize: of the generator.
+
+    rows: of a data set as search-and-learn writes them (Beeching, Tunstall and Rush 2024):
+    problem, completions (texts of the n final beams) and scores (a list a completion) are read,
+    and unique_id, level and answer where there are any. All rows have as many completions: that is
+    n. Nothing is published of what was pruned: final beams are cut at blank lines and laid into a
+    trie; siblings that were pruned are modelled, as long as the problem's known steps, scored below
+    every step that was kept, and going on until all final beams are out. A final beam that finds no
+    place among the survivors of this package's beam search is left out. Raises RecordingError
+    naming row and column.
+    """
+    known = list(rows)
+    if not known:
+        raise RecordingError("There are no completions; give one row or more.")
+    for number, row in enumerate(known):
+        for column in COLUMNS:
+            if column not in row:
+                has = ", ".join(map(str, row))
+                raise RecordingError(f"Row {number} has no {column!r}; it has {has}.")
+        texts, scores = row["completions"], row["scores"]
+        if not len(texts) or len(texts) != len(scores):
+            raise RecordingError(
+                f"Row {number} has {len(texts)} completions and {len(scores)} lists of scores; "
+                "give one list for each, at least one."
+            )
+        for place, text in enumerate(texts):
+            if not split_steps(text):
+                raise RecordingError(f"Row {number}: Completion {place} is empty.")
+    counts = sorted({len(row["completions"]) for row in known})
+    if len(counts) > 1:
+        raise RecordingError(
+            f"Rows have {', '.join(map(str, counts))} completions; give rows of one n."
+        )
+    strategy = BeamSearch(counts[0], beam_width, max_depth)
+    problems = []
+    for number, row in enumerate(known):
+        name, level, answer = str(row.get("unique_id", number)), row.get("level"), row.get("answer")
+        problem = Problem(
+            name,
+            row["problem"],
+            None if answer is None else str(answer),
+            None if level is None else int(level),
+        )
+        own = tuple(int(token) for token in tokenize(row["problem"]))
+        draw = _PublishedSteps(row, tokenize, f"{seed}/{name}", len(own))
+        problems.append(_grown(problem, own, strategy, draw))
+    return _recording(problems, strategy, seed)
+
+
+@dataclass(slots=True)
+class _KnownStep:
+    """A step of final beams. score: the published one; ending: beams that do here; following: by
+    text.
+    """
+
+    score: float
+    ending: int = 0
+    following: dict[str, _KnownStep] = field(default_factory=dict)
+
+    def below(self) -> Iterator[tuple[str, _KnownStep]]:
+        """All steps after it."""
+        for text, step in self.following.items():
+            yield text, step
+            yield from step.below()
+
+
+class _PublishedSteps:
+    """Steps of one problem: the final beams' where there are any left, else modelled ones.
+
+    Of final beams, steps of equal beginnings are one; a score that lacks is the last one's.
+    """
+
+    def __init__(self, row: Row, tokenize: Tokenize, name: str, problem_tokens: int) -> None:
+        self._tokenize, self._name = tokenize, name
+        root = _KnownStep(0.5)
+        self._at: dict[NodePath, _KnownStep | None] = {(): root}
+        for text, scores in zip(row["completions"], row["scores"], strict=True):
+            node = root
+            for place, step in enumerate(split_steps(text)):
+                score = float(scores[min(place, len(scores) - 1)]) if len(scores) else node.score
+                node = node.following.setdefault(step, _KnownStep(score))
+            node.ending += 1
+        known = list(root.below())
+        self._lengths = [len(tokenize(text)) for text, _ in known]
+        self._least = min(step.score for _, step in known)
+        self._left = sum(step.ending for _, step in known if not step.following)  # not out yet
+        self._room = MAX_MODEL_LEN - (PRM_HEAD + PRM_VERDICT + problem_tokens) - 256
+
+    def __call__(self, beams: Sequence[Beam]) -> list[DrawnStep]:
+        found = {beam.path: self._published(beam.path) for beam in beams}
+        if not any(found.values()):
+            self._left = 0  # what is left found no place among the survivors
+        return [found[beam.path] or self._modelled(beam) for beam in beams]
+
+    def _published(self, path: NodePath) -> DrawnStep | None:
+        """The k-th child of a step takes its k-th continuation; equal beams come last."""
+        parent, ordinal = self._at[path[:-1]], path[-1]
+        once = list(parent.following.items()) if parent is not None else []
+        again = [each for each in once for _ in range(each[1].ending - 1) if not each[1].following]
+        known = once + again
+        if ordinal >= len(known):
+            self._at[path] = None
+            return None
+        text, node = known[ordinal]
+        self._at[path] = node
+        tokens = tuple(int(token) for token in self._tokenize(text))
+        ends = not node.following
+        self._left -= ends
+        return DrawnStep(tokens, text, min(max(node.score, 0.0), 1.0), "eos" if ends else "stop")
+
+    def _modelled(self, beam: Beam) -> DrawnStep:
+        """A step that was pruned and not published: it scores less than any that was kept.
+
+        It ends its solution once all final beams are out, or where there is no room for another.
+        """
+        draws = random.Random(f"{self._name}/{beam.path}")
+        used = len(beam.token_ids) + len(beam.steps) * (PRM_BETWEEN + PRM_VERDICT)
+        count = max(1, draws.choice(self._lengths))
+        ends = self._left < 1 or used + 2 * count > self._room
+        score = self._least * draws.random()
+        text = "modelled " + "/".join(map(str, beam.path)) + STEP_END
         return DrawnStep(drawn_tokens(draws, count), text, score, "eos" if ends else "stop")
