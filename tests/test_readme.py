@@ -16,7 +16,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from workbench.experiments.provenance import counted
+from workbench.bench import doubts
+from workbench.experiments.provenance import counted, git
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -204,7 +205,7 @@ def table(name: str, found: dict[str, Any]) -> list[str]:
     chosen = "" if not model or model.startswith("tiny-") else f" --model {model}"
     chosen += f" --isa {found['isa']}" if "peers_isa" in mode else ""
     what = f"`workbench bench {found['bench']}{chosen}`, profile {mode['profile']}{seeds}"
-    lines = [f"{what}, on {where}, {found['isa'].upper()}; {with_}.", ""]
+    lines = [f"{what}, on {where}, {found['isa'].upper()}; {with_}; {mark(found)}.", ""]
     lines += ["| | value | compared with | spread |", "|---|---|---|---|"]
     rows = {row["name"]: row for row in found["rows"]}
     for key, label in SHOWN[name].items():
@@ -221,6 +222,18 @@ def table(name: str, found: dict[str, Any]) -> list[str]:
         lines.append("| " + " | ".join(cells) + " |")
     told = [left_of_the_gain(rows, mode), ""] if name == "search" else []
     return [*lines, "", *told]
+
+
+def mark(found: dict[str, Any]) -> str:
+    """A record's commit, in bold why it does not stand for the committed sources, and how often a
+    part was measured again.
+    """
+    written = __name__ == "__main__" or not git(ROOT, "rev-parse", "HEAD")
+    words = [f"commit {(found['git']['commit'] or 'unknown')[:12]}"]
+    words += [f"**{doubt}**" for doubt in doubts(found, None if written else "HEAD")]
+    again = found.get("again", {}).items()
+    words += [f"{part} measured again {counted(len(times), 'time')}" for part, times in again]
+    return "; ".join(words)
 
 
 def left_of_the_gain(rows: dict[str, Any], mode: dict[str, Any]) -> str:
@@ -258,6 +271,7 @@ def identity(found: dict[str, Any]) -> list[str]:
     ]
     same = sum(r["value"] == 1 for r in others)
     preempted = sum(r["value"] for r in rows if r["name"].startswith("preemptions@"))
+    partial = sum(r["name"].endswith(",partial") for r in others)
     sets = [r["name"].partition("isa_")[2] for r in others if "isa_" in r["name"]]
     host = found["isa"].upper()
     forced = f", one of them under {sets[0].upper()} on a host with {host}," if sets else ""
@@ -265,7 +279,7 @@ def identity(found: dict[str, Any]) -> list[str]:
         f"`workbench bench identity{chosen}`: {same} of {len(others)} further settings of memory "
         f"split, batch, chunk and block size{forced} gave the same search as the first, token by "
         f"token and score by score ({others[0]['repeats']:,} nodes each; {preempted:,.0f} "
-        "preemptions in all).",
+        f"preemptions in all), {partial} of them with partly filled blocks reused; {mark(found)}.",
         "",
     ]
 

@@ -12,16 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Argument, Exit, Option
 
 from workbench.cli import options
-from workbench.cli.options import (
-    DryRun,
-    Profile,
-    RetryFailed,
-    Runs,
-    Set,
-    Stale,
-    table,
-    terminal,
-)
+from workbench.cli.options import DryRun, Profile, RetryFailed, Runs, Set, Stale, table, terminal
 from workbench.config import SweepConfig, format_size
 from workbench.errors import ConfigError, RunStoreError, nearest
 
