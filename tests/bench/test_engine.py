@@ -107,7 +107,9 @@ def test_paged_attention_stands_beside_what_torch_has_for_contiguous_keys(bench,
 def test_the_rows_of_a_gpu_are_held_against_their_ceilings(bench):
     """Every row comes once, `transformers` beside it, and memory by part."""
     bench.on_cpu = False
-    rows = {r["name"]: r for r in record("engine", engine_rows(bench, lambda: MACHINE), {})["rows"]}
+    rows = {
+        r["name"]: r for r in record("engine", engine_rows(bench, lambda **_: MACHINE), {})["rows"]
+    }
     for row in (rows["decode_b1"], rows["decode_b3+invariant"], rows["prefill_16"]):
         assert row["peer"] == TRANSFORMERS and row["ratio"] > 0
         assert row["share_of_ceiling"] == pytest.approx(row["value"] / row["ceiling"])

@@ -15,6 +15,7 @@ from workbench.cli.tools import mode_of
 from workbench.errors import ConfigError
 from workbench.experiments.provenance import PACKAGE, git
 
+REPORTS = PACKAGE.parent / "reports"
 KEYS = ["bench", "machine", "versions", "git", "code", "mode", "isa", "rows"]
 FIELDS = ["name", "value", "unit", "peer", "peer_value", "ratio", "ceiling", "share_of_ceiling"]
 FIELDS += ["repeats", "spread"]
@@ -189,3 +190,20 @@ def test_each_further_peer_has_a_row_of_its_own():
     (row,) = compared_rows("decode", [10.0], "tokens/s", {"a": []}, labels={"a": "no a: why"})
     assert (row.peer, row.ratio) == ("no a: why", None)
     assert [row.peer for row in compared_rows("decode", [10.0], "tokens/s", {})] == [None]
+
+
+TOLERANCE = 0.02  # two clocks' readings of a millisecond
+
+
+def test_no_committed_record_has_a_share_above_its_ceiling():
+    """A ceiling that something passes is none; what is timed may err by TOLERANCE."""
+    files = [*REPORTS.glob("bench/*.json"), *REPORTS.glob("gpu/*.json")]
+    found = {
+        f"{file.name}: {row['name']}": (row["share_of_ceiling"], row["value"] / row["ceiling"])
+        for file in files
+        for row in json.loads(file.read_text())["rows"]
+        if row["ceiling"] is not None and row["value"] is not None
+    }
+    assert len(found) > 20
+    assert not {name: shares for name, shares in found.items() if max(shares) > 1 + TOLERANCE}
+    assert all(stored == pytest.approx(value) for stored, value in found.values())

@@ -27,12 +27,12 @@ _SHORT, _TILES = _ADDS // 10, 2000  # a millisecond each: between what else the 
 _ADDRESS = types.int64
 
 
-def multiply_add_ceiling() -> Ceiling:
+def multiply_add_ceiling(**measured: Any) -> Ceiling:
     """As measure_ceiling, of multiply-adds on registers alone: no product can pass them."""
     adds = [_ADDS] * torch.get_num_threads()
     with ThreadPoolExecutor(len(adds)) as pool:
         seconds = wall_seconds(lambda: list(pool.map(_multiply_add, adds)), repeats=60)
-    return replace(measure_ceiling(), flops_per_s=_FLOPS * sum(adds) / min(seconds))
+    return replace(measure_ceiling(**measured), flops_per_s=_FLOPS * sum(adds) / min(seconds))
 
 
 def tile_shares() -> list[float]:

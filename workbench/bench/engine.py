@@ -6,7 +6,8 @@ same fresh prompts in turn, in an order that alternates from repeat to repeat. p
 prompt of 512 tokens in one step against one forward that computes the last position's logits only.
 No suffix: the fastest kernels; `+invariant`: those whose rows have the same bits in whatever batch
 (measured once where these are the same kernels, as on the CPU). The ceiling of a row is the larger
-of bytes over bandwidth and operations over arithmetic, of the format that is read. Peers:
+of bytes over bandwidth and operations over arithmetic, of the format that is read; on a CPU the
+bandwidth of so many bytes, of which a cache may hold all. Peers:
 `transformers` in this process; those of `make bench-peers` (@vllm, @llama.cpp) each in its own.
 
 On a CPU: `@products` is torch's F.linear of the same shapes alone, no attention;
@@ -105,6 +106,7 @@ SAMPLED: dict[str, dict[str, float]] = {
     "logprobs": {"logprobs": 5},
 }
 VOCABULARIES, SPREAD = (49_152, 128_256), 3.0  # logits: normal, of that deviation
+NEAR_BYTES = 256 << 20  # more than this no cache holds
 WARM_UPS = (1, 4)  # repeats that are not counted, and at most so many new tokens of each
 GPU_WARM_UPS = (2, 64)  # kernels compile, graphs are captured
 
@@ -139,7 +141,7 @@ def run(
         torch.cuda.device(place),  # streams, graphs and events are the current one's
         closing(EngineBench(model, GPU_WORKS, times, seed, chosen, device)) as bench,
     ):
-        yield from engine_rows(bench, lambda: ceiling)
+        yield from engine_rows(bench, lambda **_: ceiling)
 
 
 def mode_of(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,7 +151,7 @@ def mode_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {"batch_invariant": {"no suffix": False, "+invariant": True}, "dtype": dtype} | forced
 
 
-def engine_rows(bench: EngineBench, measured: Callable[[], Ceiling]) -> Iterator[Row]:
+def engine_rows(bench: EngineBench, measured: Callable[..., Ceiling]) -> Iterator[Row]:
     """Decoding and prefill against the ceilings, measured before each; these; on a CPU the same
     beside a busy process, all but one sequence alone.
     """
@@ -159,8 +161,10 @@ def engine_rows(bench: EngineBench, measured: Callable[[], Ceiling]) -> Iterator
         yield from memory_rows("memory_", bench.ours("").engine.memory)
     for work in works:
         machine = machine.best(measured())
+        held = min(bench.step_bytes(work), NEAR_BYTES)
+        near = machine.best(measured(read_bytes=held, repeats=20))
         rates = bench.rates(work)
-        yield from bench.rows(work.name, rates, bench.ceiling(machine, work))
+        yield from bench.rows(work.name, rates, bench.ceiling(near, work))
         if work is not largest:
             continue
         for mode in MODES:
@@ -476,16 +480,19 @@ class EngineBench:
         assert isinstance(found, Ours)
         return found
 
-    def ceiling(self, machine: Ceiling, work: Work) -> float:
-        """Tokens/s at most; of decoding, contexts half grown."""
-        tokens, cached = (1, work.tokens + work.new // 2) if work.decodes else (work.tokens, 0)
-        model = self.ours("").engine.executor.model
-        weights = sum(product.nbytes for product in model.products)
+    def step_bytes(self, work: Work) -> int:
+        """Weights, and keys and values, that a step reads; of decoding, contexts half grown."""
+        model, cached = self.ours("").engine.executor.model, work.tokens + work.new // 2
         held = work.sequences * cached * self.spec.kv_bytes_per_token(model.dtype.itemsize)
+        return sum(product.nbytes for product in model.products) + work.decodes * held
+
+    def ceiling(self, machine: Ceiling, work: Work) -> float:
+        """Tokens/s at most."""
+        tokens, cached = (1, work.tokens + work.new // 2) if work.decodes else (work.tokens, 0)
         spec = self.spec  # a row leaves a prompt's last layer; of the others it has keys and values
         rest = 2 * spec.hidden * (spec.heads * spec.head_dim + 3 * spec.intermediate)
         flops = work.sequences * (spec.flops(tokens, cached) - (tokens - 1) * rest)
-        return work.sequences * tokens / machine.seconds(flops, weights + held)
+        return work.sequences * tokens / machine.seconds(flops, self.step_bytes(work))
 
     def paged_over_contiguous(self, work: Work) -> Row:
         """Bytes of KV that decoding's attention reads a second, all layers, contexts half grown."""

@@ -154,12 +154,12 @@ def measure_ceiling(
     side: int = 1536,
     read_bytes: int = 256 << 20,
 ) -> Ceiling:
-    """Operations: the median of torch's product of square matrices. Reading: the best of summing up
-    more than a cache keeps and of copying half of it, which moves each byte twice.
+    """Operations: the best of torch's product of square matrices. Reading: the best of summing up
+    so many bytes (256 MiB: more than a cache keeps) and of copying half of them, each moved twice.
     """
     left = torch.randn(side, side, device=device).to(dtype)
     product = torch.empty_like(left)
-    product_s = median(timer(lambda: torch.mm(left, left, out=product), repeats))
+    product_s = min(timer(lambda: torch.mm(left, left, out=product), repeats))
     data = torch.ones(read_bytes // 4, device=device)
     half, total = len(data) // 2, torch.empty((), device=device)
     read_s = timer(lambda: torch.sum(data, dim=0, out=total), repeats)
