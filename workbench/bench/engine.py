@@ -8,7 +8,10 @@ No suffix: the fastest kernels; `+invariant`: those whose rows have the same bit
 (measured once where these are the same kernels, as on the CPU). The ceiling of a row is the larger
 of bytes over bandwidth and operations over arithmetic, of the format that is read; on a CPU the
 bandwidth of so many bytes, of which a cache may hold all. Peers:
-`transformers` in this process; those of `make bench-peers` (@vllm, @llama.cpp) each in its own.
+`transformers` in this process; those of `make bench-peers` (@vllm, @llama.cpp) each in its own, in
+float32 and the file's own format; `@PEER-VARIANT` is the same peer on the same weights as it may be
+faster: in bfloat16 where the processor multiplies it, in formats of llama.cpp's own quantiser. What
+a row calls a peer says its settings.
 
 On a CPU: `@products` is torch's F.linear of the same shapes alone, no attention;
 tile_share_of_peak is a product's inner loop, its data in the first-level cache, of multiply-adds on
@@ -52,6 +55,7 @@ from workbench.bench.record import Ceiling, Row, compared_rows, median_row, memo
 from workbench.core import SamplingParams, SamplingRows
 from workbench.engine.engine import Engine
 from workbench.engine.executor import sample
+from workbench.experiments.provenance import cpu_features
 from workbench.kernels import load_kernels
 from workbench.models.gguf import GGUFFile, read_config
 from workbench.models.loading import GGUFWeights
@@ -65,7 +69,10 @@ LARGE = 50_000_000  # parameters
 MODES = ("", "+invariant")  # suffixes of rows
 GPU_DTYPE = "bfloat16"
 PRODUCTS, TRANSFORMERS = "products", "transformers"
+ATTENTION = {"attn_implementation": "sdpa"}
 PEERS_FOLDER = Path("build/peers")
+BFLOAT16 = {"avx512_bf16", "amx_tile"}  # processors that multiply it
+VARIANTS = {TRANSFORMERS: ("bfloat16",), "vllm": ("bfloat16",), "llama.cpp": ("Q8_0", "Q4_0")}
 BLOCK_SIZE = 16
 FORCED = "WORKBENCH_ISA"  # the variable that makes kernels take a lesser instruction set
 FAILURES = (ImportError, RuntimeError, ValueError, OSError, TypeError)  # of a peer
@@ -179,7 +186,9 @@ def engine_rows(bench: EngineBench, measured: Callable[..., Ceiling]) -> Iterato
     try:
         for work in works:
             if work.sequences > 1 or not work.decodes:
-                rates = bench.rates(work, without=(PRODUCTS,))
+                rates = bench.rates(
+                    work, without=[n for n in bench.labels if n == PRODUCTS or "-" in n]
+                )
                 yield from bench.rows(f"{work.name}+busy", rates)
     finally:
         busy.kill()
@@ -254,6 +263,7 @@ class Transformers:
     """`transformers`: generate with a static batch and its own cache; its forward for prefill.
 
     folder: config and weights; None: the model's config, and weights as `transformers` draws them.
+    Not compiled: torch.compile takes minutes for each batch size of a cache that grows.
     """
 
     def __init__(self, model: str, folder: Path | None, device: str, dtype: str) -> None:
@@ -265,13 +275,15 @@ class Transformers:
             if folder is None:
                 named = find_model(model.removeprefix(DUMMY), weights=False)
                 config = transformers.AutoConfig.from_pretrained(named)
-                self._model: Any = kinds.from_config(config, dtype=kind)
+                self._model: Any = kinds.from_config(config, dtype=kind, **ATTENTION)
             else:
-                self._model = kinds.from_pretrained(folder, dtype=kind)
+                self._model = kinds.from_pretrained(folder, dtype=kind, **ATTENTION)
             self._model.to(self._device, kind).eval()
             # an end-of-sequence rule would cost time
             rules = transformers.GenerationConfig(eos_token_id=None, pad_token_id=0)
             self._model.generation_config = rules
+        settings = f"{dtype}, {torch.get_num_threads()} threads, SDPA, not compiled"
+        self.version = f"{transformers.__version__} ({settings})"
 
     @torch.inference_mode()
     def timed(self, prompts: Prompts, new_tokens: int) -> tuple[int, float]:
@@ -422,12 +434,19 @@ class EngineBench:
             folder, gguf = peer_files(model, PEERS_FOLDER / "models")
         always = dict.fromkeys([TRANSFORMERS, *peers])
         for name in always if self.on_cpu else {TRANSFORMERS}.intersection(peers):
-            try:
-                self.contenders[name] = peer = self._peer(name, folder, gguf)
-            except FAILURES as error:
-                self._drop(name, error)
-            else:
-                self.labels[name] = f"{name} {getattr(peer, 'version', '')}".rstrip()
+            self._add(name, name, folder, gguf)
+            for variant in VARIANTS[name] if self.on_cpu and name in self.contenders else ():
+                if variant != "bfloat16" or BFLOAT16.intersection(cpu_features()):
+                    self._add(f"{name}-{variant}", name, folder, gguf, variant)
+
+    def _add(self, label: str, *peer: Any) -> None:
+        """A peer in one variant; without it if it fails."""
+        try:
+            self.contenders[label] = found = self._peer(*peer)
+        except FAILURES as error:
+            self._drop(label, error)
+        else:
+            self.labels[label] = f"{peer[0]} {getattr(found, 'version', '')}".rstrip()
 
     def _engine(self, invariant: bool) -> Ours:
         return Ours(
@@ -443,15 +462,22 @@ class EngineBench:
         )
 
     def _peer(
-        self, name: str, folder: Path | None, gguf: Path | None
+        self, name: str, folder: Path | None, gguf: Path | None, variant: str = ""
     ) -> Transformers | PeerProcess:
+        dtype = {"dtype": variant} if variant == "bfloat16" else {}
         if name == TRANSFORMERS:
-            return Transformers(self.model, folder, **self._place)
+            return Transformers(self.model, folder, **self._place | dtype)
         files = gguf if name == "llama.cpp" else folder
         if files is None:
             raise PeerError(f"{self.model} has no files that {name} reads")
-        threads = torch.get_num_threads()
-        settings = {"model": str(files), "threads": threads, **self._limits}
+        settings = {
+            "model": str(files),
+            "threads": torch.get_num_threads(),
+            **self._limits,
+            **dtype,
+        }
+        if variant and not dtype:
+            settings |= {"quantised": variant, "written": f"{folder}-{variant}.gguf"}
         return PeerProcess(name, PEERS_FOLDER, settings)
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ from workbench.errors import RunStoreError
 from workbench.host import total_memory, usable_cores
 
 PACKAGES = ("torch", "numpy", "numba", "pandas", "pyarrow", "transformers", "tokenizers", "plotly")
-FEATURES = ("sse4_2", "avx", "avx2", "fma", "avx512f", "amx_tile")
+FEATURES = ("sse4_2", "avx", "avx2", "fma", "avx512f", "avx512_bf16", "amx_tile")
 PACKAGE = Path(__file__).resolve().parents[1]
 _EXECUTION = ("experiments/execute.py", "experiments/memory.py", "experiments/settings.py")
 SOURCES = tuple(PACKAGE / name for name in ("core.py", "config.py", "host.py", "tokenizer.py",
