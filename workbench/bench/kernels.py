@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import prod
 from statistics import median
 
 import numpy as np
@@ -176,23 +175,20 @@ class KernelBench:
         given = self.device, self.dtype, self.timer, self.repeats, sizes.side, sizes.read_bytes
         ceiling = measure_ceiling(*given)
         yield from ceiling.rows()
-        size, width = self.dtype.itemsize, sizes.heads * sizes.head_dim
-        held = sizes.decode_layers * prod(sizes.decodes) * sizes.position_elements * size
-        tokens, asked = sizes.prompts[1], prod(sizes.prompts)
-        taken = asked * (sizes.position_elements + 2 * width) * size  # queries and results too
-        seen = sizes.decode_layers * prod(sizes.decodes), asked * (tokens + 1) // 2
-        done = [4 * width * pairs for pairs in seen]
-        for name, sequences, new, layers, amount, unit, work in (
-            ("decode_attention", sizes.decodes, 1, sizes.decode_layers, held / 1e9, "GB/s",
-             (done[0], held)),
-            ("prefill_attention", sizes.prompts, tokens, 1, done[1] / 1e12, "TFLOP/s",
-             (done[1], taken)),
-        ):  # fmt: skip
+        size, tokens = self.dtype.itemsize, sizes.prompts[1]
+        for name, sequences, new, layers, unit in (
+            ("decode_attention", sizes.decodes, 1, sizes.decode_layers, "GB/s"),
+            ("prefill_attention", sizes.prompts, tokens, 1, "TFLOP/s"),
+        ):
             count, positions = sequences
+            read = layers * count * positions * sizes.position_elements * size
+            pairs = layers * count * (new * (positions - new) + new * (new + 1) // 2)
+            flops = 4 * sizes.heads * sizes.head_dim * pairs
             step = self.step([(positions - new, new)] * count, layers)
             peers = self.torch_attention(sequences, new, layers)
-            ours = partial(step.attend, kernels)
-            yield from self._compared(name, ours, amount, unit, peers, ceiling.seconds(*work))
+            ours, least = partial(step.attend, kernels), ceiling.seconds(flops, read)
+            amount = read / 1e9 if unit == "GB/s" else flops / 1e12
+            yield from self._compared(name, ours, amount, unit, peers, least)
 
         (count, prefix, own), layers = sizes.siblings, sizes.sibling_layers
         step = self.step([(prefix + own - 1, 1)] * count, layers, prefix)
