@@ -106,6 +106,9 @@ def test_a_record_is_stale_once_what_bears_on_it_has_changed(copy):
     change("engine/engine.py", "CHANGED = 1\n")
     assert stale() == [True] * 3
     assert not bench.doubts(old[0], commit="HEAD")
+    carried = new[0] | {"git": made | {"dirty": None}}  # measured on a copy without git
+    assert not bench.doubts(carried, commit="HEAD")
+    assert bench.doubts(carried | {"code": "other"}, commit="HEAD")[-1].startswith("dirty")
 
 
 def test_a_record_of_no_commit_or_of_changed_files_does_not_stand():

@@ -64,12 +64,14 @@ def doubts(record: Mapping[str, Any], commit: str | None = None) -> list[str]:
     """Why a record does not stand for the sources as they are (or were at `commit`): changed since,
     measured from changed files, rows of several commits. Empty: it stands.
     """
-    bench, made = record["bench"], record["git"]["commit"]
+    bench, made, dirty = record["bench"], record["git"]["commit"], record["git"]["dirty"]
     known = record.get("code") or (made and digest(bench, made))
+    if dirty is None:  # outside git, where WORKBENCH_COMMIT names the commit
+        dirty = not made or known != digest(bench, made)
     commits = {made, *(each for times in record.get("again", {}).values() for each in times)}
     found = {
         "stale: its sources have changed since": known != digest(bench, commit),
-        "dirty: measured with changes that no commit has": record["git"]["dirty"] is not False,
+        "dirty: measured with changes that no commit has": dirty,
         f"mixed: rows of {len(commits)} commits": len(commits) > 1,
     }
     return [doubt for doubt, holds in found.items() if holds]
