@@ -9,6 +9,7 @@ import signal
 import sys
 from importlib import import_module
 
+from workbench.bench import code_of
 from workbench.bench.record import record, write_record
 
 
@@ -22,6 +23,7 @@ def main() -> int:
     settings = {"profile": given.profile, **named} | (
         {"device": "cuda"} if "device" in takes else {}
     )
+    code_of(given.name)  # as it is before it runs
     rows, complete = [], False
     try:
         for row in module.run(**settings):

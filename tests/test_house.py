@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,8 @@ import rattler
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+import workbench
 
 ROOT = Path(__file__).parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -132,6 +135,17 @@ def test_everything_named_is_installed_and_pinned() -> None:
         assert pin is not None, f"constraints.txt does not pin {item.name}"
         pinned_versions = [found.version for found in pin]
         assert all(map(item.specifier.contains, pinned_versions)), f"{item}: pinned {pin}"
+
+
+def test_the_version_is_of_git_and_an_archive_has_one_too(tmp_path: Path) -> None:
+    """Installed: what git told; a source tree that is not: what a build without git would say."""
+    assert any(item.startswith("setuptools-scm") for item in PYPROJECT["build-system"]["requires"])
+    assert workbench.__version__ == version("workbench")
+    (tmp_path / "workbench").mkdir()
+    shutil.copy(ROOT / "workbench" / "__init__.py", tmp_path / "workbench")
+    here = f"import sys; sys.path.insert(0, {str(tmp_path)!r})"
+    told = run(sys.executable, "-ISc", f"{here}; import workbench; print(workbench.__version__)")
+    assert told.stdout.strip() == PYPROJECT["tool"]["setuptools_scm"]["fallback_version"]
 
 
 def test_all_is_the_sum_of_the_extras() -> None:

@@ -16,7 +16,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from workbench.experiments.provenance import counted
+from workbench.bench import doubts
+from workbench.experiments.provenance import counted, git
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -56,7 +57,8 @@ SHOWN = {
     },
 }
 PEERED = ("decode_b1", "decode_b16", "decode_b64", "prefill_512")
-PEERS = ("", "@vllm", "@llama.cpp")  # the next column names them
+PEERS = ("", "@transformers-*", "@vllm", "@vllm-*", "@llama.cpp", "@llama.cpp-*")
+"""The next column names them. *: the peer's fastest variant."""
 SHOWN["engine_smollm2"] = {
     **{row + peer: SHOWN["engine"][row] for row in PEERED for peer in PEERS},
     **{row: label for row, label in SHOWN["engine"].items() if row not in PEERED},
@@ -64,7 +66,6 @@ SHOWN["engine_smollm2"] = {
 }
 LATER = {  # rows that records made before do not have
     "fma_flops_per_s": "this machine's multiply-adds on registers alone, float32",
-    "tile_share_of_peak": "a product's inner loop, part of those",
     "prefill_512@products": SHOWN["engine"]["prefill_512"],
     "decode_b64@products": SHOWN["engine"]["decode_b64"],
     **{
@@ -203,10 +204,13 @@ def table(name: str, found: dict[str, Any]) -> list[str]:
     chosen = "" if not model or model.startswith("tiny-") else f" --model {model}"
     chosen += f" --isa {found['isa']}" if "peers_isa" in mode else ""
     what = f"`workbench bench {found['bench']}{chosen}`, profile {mode['profile']}{seeds}"
-    lines = [f"{what}, on {where}, {found['isa'].upper()}; {with_}.", ""]
+    lines = [f"{what}, on {where}, {found['isa'].upper()}; {with_}; {mark(found)}.", ""]
     lines += ["| | value | compared with | spread |", "|---|---|---|---|"]
     rows = {row["name"]: row for row in found["rows"]}
     for key, label in SHOWN[name].items():
+        variants = [row for other, row in rows.items() if other.startswith(key[:-1])]
+        if key.endswith("*") and variants:
+            rows[key] = max(variants, key=lambda row: row["peer_value"])
         if key not in rows and ("@" in key or key in UNMEASURED):
             continue  # a peer that was not installed, or a record made before there was the row
         row = rows[key]
@@ -220,6 +224,18 @@ def table(name: str, found: dict[str, Any]) -> list[str]:
         lines.append("| " + " | ".join(cells) + " |")
     told = [left_of_the_gain(rows, mode), ""] if name == "search" else []
     return [*lines, "", *told]
+
+
+def mark(found: dict[str, Any]) -> str:
+    """A record's commit, in bold why it does not stand for the committed sources, and how often a
+    part was measured again.
+    """
+    written = __name__ == "__main__" or not git(ROOT, "rev-parse", "HEAD")
+    words = [f"commit {(found['git']['commit'] or 'unknown')[:12]}"]
+    words += [f"**{doubt}**" for doubt in doubts(found, None if written else "HEAD")]
+    again = found.get("again", {}).items()
+    words += [f"{part} measured again {counted(len(times), 'time')}" for part, times in again]
+    return "; ".join(words)
 
 
 def left_of_the_gain(rows: dict[str, Any], mode: dict[str, Any]) -> str:
@@ -257,6 +273,7 @@ def identity(found: dict[str, Any]) -> list[str]:
     ]
     same = sum(r["value"] == 1 for r in others)
     preempted = sum(r["value"] for r in rows if r["name"].startswith("preemptions@"))
+    partial = sum(r["name"].endswith(",partial") for r in others)
     sets = [r["name"].partition("isa_")[2] for r in others if "isa_" in r["name"]]
     host = found["isa"].upper()
     forced = f", one of them under {sets[0].upper()} on a host with {host}," if sets else ""
@@ -264,7 +281,7 @@ def identity(found: dict[str, Any]) -> list[str]:
         f"`workbench bench identity{chosen}`: {same} of {len(others)} further settings of memory "
         f"split, batch, chunk and block size{forced} gave the same search as the first, token by "
         f"token and score by score ({others[0]['repeats']:,} nodes each; {preempted:,.0f} "
-        "preemptions in all).",
+        f"preemptions in all), {partial} of them with partly filled blocks reused; {mark(found)}.",
         "",
     ]
 
@@ -342,6 +359,21 @@ def parts() -> tuple[str, str, str]:
 def test_the_numbers_are_those_of_the_records() -> None:
     """No number of the results stands in the README that a committed record does not hold."""
     assert parts()[1].strip() == results().strip(), "run: python tests/test_readme.py"
+
+
+def test_the_fastest_variant_of_a_peer_stands_beside_it() -> None:
+    """Of llama.cpp on its own formats, of vLLM and `transformers` in bfloat16: its own best."""
+    found = records()["engine_smollm2"]
+    kept = {row["name"]: row for row in found["rows"]}
+    made = [
+        kept["decode_b1"] | {"name": f"decode_b1@llama.cpp{kind}", "peer": f"llama.cpp{kind}"}
+        for kind in ("", "-Q8_0", "-Q4_0")
+    ]
+    for row, rate in zip(made, (50.0, 80.0, 70.0)):
+        row["peer_value"] = rate
+    text = "\n".join(table("engine_smollm2", found | {"rows": [*found["rows"], *made]}))
+    assert "| llama.cpp 50 tokens/s" in text and "| llama.cpp-Q8_0 80 tokens/s" in text
+    assert "llama.cpp-Q4_0" not in text
 
 
 def search_record(**measured: tuple[float, float, float]) -> dict[str, Any]:

@@ -3,10 +3,10 @@
 Names are exported lazily (PEP 562): `from workbench import KVCacheManager` loads no torch.
 """
 
-from importlib import import_module
+from importlib import import_module, metadata
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = next((each.version for each in metadata.distributions(name="workbench")), "0.1.0")
 
 _MODULES = {
     "core": ("SamplingParams",),

@@ -16,7 +16,6 @@ from workbench.bench.record import Ceiling, record
 from workbench.errors import ConfigError
 from workbench.models.registry import CONFIGS, read_spec
 
-ROOT = Path(__file__).parents[2]
 SMALL = Work(1, 8, 4), Work(3, 8, 4), Work(1, 16)
 MACHINE = Ceiling(flops_per_s=1e13, bytes_per_s=1e9, gemm_flops_per_s=1e12)
 
@@ -37,6 +36,7 @@ class Steady:
 @pytest.fixture
 def bench(monkeypatch):
     monkeypatch.setattr(engine, "WARM_UPS", (1, 2))
+    monkeypatch.setattr(engine, "BFLOAT16", set())
     return EngineBench("dummy:tiny-solver", SMALL, 2)
 
 
@@ -66,11 +66,11 @@ def test_every_row_of_the_record_is_measured_on_a_small_input(monkeypatch, tmp_p
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(engine, "CPU_WORKS", SMALL)
     monkeypatch.setattr(engine, "VOCABULARIES", (600,))
+    monkeypatch.setattr(engine, "BFLOAT16", set())
     rows = {row.name: row for row in engine.run(repeats=1, peers="none")}
     kinds = ("", "@products", "+invariant")
     assert list(rows) == [
         *(f"sample_{name}_600" for name in engine.SAMPLED),
-        "tile_share_of_peak",
         *(f"decode_{batch}{kind}" for batch in ("b1", "b3") for kind in kinds),
         *("bookkeeping_share_b3", "bookkeeping_share_b3+invariant", "paged_over_contiguous"),
         *(f"prefill_16{kind}" for kind in kinds),
@@ -80,7 +80,7 @@ def test_every_row_of_the_record_is_measured_on_a_small_input(monkeypatch, tmp_p
     assert all(0 < row.share_of_ceiling <= 1 for row in rows.values() if row.ceiling is not None)
     assert all(row.value > 0 for row in rows.values())
     assert 0 < rows["bookkeeping_share_b3"].value < 1
-    assert rows["prefill_16"].peer == TRANSFORMERS
+    assert rows["prefill_16"].peer.startswith(TRANSFORMERS)
 
 
 def test_paged_attention_stands_beside_what_torch_has_for_contiguous_keys(bench, monkeypatch):
@@ -107,9 +107,11 @@ def test_paged_attention_stands_beside_what_torch_has_for_contiguous_keys(bench,
 def test_the_rows_of_a_gpu_are_held_against_their_ceilings(bench):
     """Every row comes once, `transformers` beside it, and memory by part."""
     bench.on_cpu = False
-    rows = {r["name"]: r for r in record("engine", engine_rows(bench, lambda: MACHINE), {})["rows"]}
+    rows = {
+        r["name"]: r for r in record("engine", engine_rows(bench, lambda **_: MACHINE), {})["rows"]
+    }
     for row in (rows["decode_b1"], rows["decode_b3+invariant"], rows["prefill_16"]):
-        assert row["peer"] == TRANSFORMERS and row["ratio"] > 0
+        assert row["peer"].startswith(TRANSFORMERS) and row["ratio"] > 0
         assert row["share_of_ceiling"] == pytest.approx(row["value"] / row["ceiling"])
     assert 0 <= rows["bookkeeping_share_b3"]["value"] <= 1
     assert rows["read_bytes_per_s"]["value"] == MACHINE.bytes_per_s
@@ -142,7 +144,6 @@ def test_transformers_continuous_batching_is_no_peer():
     """It was timed with its start-up; `transformers` itself is timed between two tokens."""
     with pytest.raises(ConfigError, match=r"peers is 'transformers_cb'; allowed: .*transformers"):
         engine.chosen_peers("transformers_cb")
-    assert "transformers_cb" not in (ROOT / "README.md").read_text()
 
 
 def test_without_a_gpu_it_is_refused_before_anything_is_measured(monkeypatch):

@@ -46,9 +46,9 @@ def test_the_rows_of_the_issue_are_there_at_every_budget(rows):
     for budget in ("0.5W", "2W"):
         for name in ("elastic_vs_best_static", "elastic_vs_static_0.3", "all_vs_baseline"):
             row = rows[f"{name}@{budget}"]
-            assert row.ceiling == pytest.approx(rows["measured_bound"].value)
-            assert row.share_of_ceiling == pytest.approx(row.value / row.ceiling)
+            assert row.ceiling is None, "the uncapped search is no bound for what saves steps"
             assert row.repeats == 2 * len(policy_fakes.CONFIG.seeds)
+        assert rows[f"measured_bound@{budget}"].value == pytest.approx(rows["measured_bound"].value)
         for policy in ("static_0.2", "static_0.3", "first_come", "phase_aware", "marginal_value"):
             assert rows[f"{policy}@{budget}"].value > 0
     best, thesis = rows["elastic_vs_best_static@0.5W"], rows["elastic_vs_static_0.3@0.5W"]

@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.models.gguf_making import random_tensors, write_gguf
-from workbench.bench import peers
+from workbench.bench import engine, peers
 from workbench.bench.engine import TRANSFORMERS, EngineBench, Work, chosen_peers, peer_files
 from workbench.bench.peers import PEERS, PeerError, PeerProcess
 from workbench.errors import ConfigError
@@ -81,7 +82,7 @@ def fake(tmp_path, monkeypatch):
 def test_a_peer_tells_rates_whatever_it_prints(fake):
     """Guards the protocol: noise on standard output never mixes with the replies."""
     peer = fake()
-    assert peer.version == "1.2"
+    assert peer.version == "1.2 (float32, 2 threads, attention and torch.compile by default)"
     for _ in range(2):
         assert peer.timed(np.zeros((3, 4), np.int64), 10)[0] == 27
         assert peer.timed(np.zeros((1, 8), np.int64), 1)[0] == 8
@@ -98,6 +99,7 @@ def test_a_peer_that_fails_or_dies_says_why(fake):
 def test_a_peer_that_is_missing_is_left_out_with_a_warning(monkeypatch, tmp_path):
     """Guards that a machine without peers measures all the same, and says how to get them."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(engine, "BFLOAT16", set())
     small = Work(1, 4, 2), Work(1, 8)
     with pytest.warns(UserWarning, match="Rows have no") as told:
         found = EngineBench("tiny-solver", small, 1, peers=("vllm", "llama.cpp"))
@@ -106,6 +108,51 @@ def test_a_peer_that_is_missing_is_left_out_with_a_warning(monkeypatch, tmp_path
     assert said[0].startswith("Rows have no vllm: vllm is not installed")
     assert "make bench-peers" in said[0]
     assert said[1].startswith("Rows have no llama.cpp: tiny-solver has no files")
+
+
+class Native(ModuleType):
+    """llama.cpp's C interface as far as loading a file goes."""
+
+    __version__, LLAMA_FTYPE_MOSTLY_Q8_0, quantised = "3.4", 7, []
+
+    def llama_model_quantize(self, source, target, how):
+        self.quantised.append((source, how.ftype, how.allow_requantize))
+        Path(target.decode()).write_bytes(b"q8")
+        return 0
+
+    def llama_model_load_from_file(self, file, params):
+        return Path(file.decode()).read_bytes()
+
+    def llama_model_desc(self, loaded, text, size):
+        text.value = loaded
+
+    def __getattr__(self, name):
+        return lambda *_: SimpleNamespace()
+
+
+def test_llama_cpp_is_timed_on_formats_of_its_own_quantiser(tmp_path, monkeypatch):
+    """Written once, from the file that ours reads; what was loaded stands in the version."""
+    monkeypatch.setitem(sys.modules, "llama_cpp", Native("llama_cpp"))
+    (tmp_path / "model.gguf").write_bytes(b"q4_1")
+    given = {"model": str(tmp_path / "model.gguf"), "threads": 2, "max_num_seqs": 1}
+    given |= {"max_num_batched_tokens": 4, "max_model_len": 8}
+    written = {"quantised": "Q8_0", "written": str(tmp_path / "q8.gguf")}
+    found = [peers.LlamaCpp(**given, **more).version for more in ({}, written, written)]
+    told = "2 threads, flash attention by default)"
+    assert found == [f"3.4 (q4_1, {told}", *[f"3.4 (q8, {told}"] * 2]
+    assert Native.quantised == [(given["model"].encode(), 7, True)]
+
+
+def test_a_peer_has_the_variants_that_the_processor_multiplies(monkeypatch):
+    """Each of them a contender of its own, its type in what the rows call it."""
+    small = Work(1, 4, 2), Work(1, 8)
+    for features, names in (("avx2", [TRANSFORMERS]), ("avx512_bf16", ["", "-bfloat16"])):
+        monkeypatch.setattr(engine, "cpu_features", lambda features=features: (features,))
+        found = EngineBench("tiny-solver", small, 1).labels
+        names = [f"{TRANSFORMERS}{name}" if name != TRANSFORMERS else name for name in names]
+        assert [name for name in found if name != "products"] == names
+    assert "(bfloat16, " in found[f"{TRANSFORMERS}-bfloat16"]
+    assert "(float32, " in found[TRANSFORMERS] and "SDPA, not compiled)" in found[TRANSFORMERS]
 
 
 def test_peers_are_chosen_by_name_and_an_unknown_one_is_refused():

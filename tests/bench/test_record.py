@@ -3,16 +3,20 @@
 import inspect
 import json
 import math
+import shutil
 from importlib import import_module
 
 import pytest
 
+from workbench import bench
 from workbench.bench.record import Row, compared_rows, median_row, record, write_record
 from workbench.cli import main
 from workbench.cli.tools import mode_of
 from workbench.errors import ConfigError
+from workbench.experiments.provenance import PACKAGE, git
 
-KEYS = ["bench", "machine", "versions", "git", "mode", "isa", "rows"]
+REPORTS = PACKAGE.parent / "reports"
+KEYS = ["bench", "machine", "versions", "git", "code", "mode", "isa", "rows"]
 FIELDS = ["name", "value", "unit", "peer", "peer_value", "ratio", "ceiling", "share_of_ceiling"]
 FIELDS += ["repeats", "spread"]
 
@@ -34,12 +38,97 @@ def test_a_record_has_the_contract_s_keys_and_fields(tmp_path):
 
 
 def test_one_part_alone_is_refused_where_it_cannot_be(tmp_path, capsys):
-    """Before anything is measured: an unknown part, and a file that may hold a whole record."""
+    """Before anything is measured: an unknown part, and a record that was made otherwise."""
     assert main(["bench", "memory", "--part", "arenas"]) == 2
     assert "starts, beams, forks, arena, sharing" in capsys.readouterr().err
     file = write_record(record("memory", [], {}), tmp_path / "m.json")
     assert main(["bench", "memory", "--part", "arena", "--json", str(file)]) == 2
-    assert "is not a whole record" in capsys.readouterr().err.replace("\n", " ")
+    assert "name another file" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_a_part_measured_again_is_counted_in_the_record(tmp_path):
+    """Its rows take the place of the old ones, the others stay; each time has its commit."""
+    rows = Row("arena", 1.0, "x"), Row("starts", 2.0, "s")
+    mode = {"shares": (0.1, 0.2), "part": None, "complete": True}
+    file = write_record(record("memory", rows, mode), tmp_path / "m.json")
+    whole = json.loads(file.read_text())
+    for value in (3.0, 4.0):
+        again = record("memory", [Row("arena", value, "x")], mode | {"part": "arena"})
+        write_record(again, file)
+    found = json.loads(file.read_text())
+    assert [row["value"] for row in found["rows"]] == [4.0, 2.0]
+    assert found["again"] == {"arena": [whole["git"]["commit"]] * 2}
+    assert found["mode"] == whole["mode"] and found["code"] == whole["code"]
+    write_record(again | {"git": {"commit": "0" * 40, "dirty": False}}, file)
+    assert bench.doubts(json.loads(file.read_text()))[-1] == "mixed: rows of 2 commits"
+
+
+@pytest.fixture
+def copy(tmp_path, monkeypatch):
+    """A copy of the package in a git checkout of its own, whose sources are asked for."""
+    ignore = shutil.ignore_patterns("__pycache__", "*.parquet", "*.safetensors", "static")
+    place = shutil.copytree(PACKAGE, tmp_path / "workbench", ignore=ignore)
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", ".")
+    who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+    git(tmp_path, *who, "commit", "--quiet", "--message", "one")
+    monkeypatch.setattr(bench, "PACKAGE", place)
+    bench.digest.cache_clear()
+    yield place
+    bench.digest.cache_clear()
+
+
+def test_a_record_is_stale_once_what_bears_on_it_has_changed(copy):
+    """By its digest without git's history, else by the commit it names; prose does not count."""
+    made = {"commit": git(copy, "rev-parse", "HEAD"), "dirty": False}
+    names = ("engine", "search", "replay")
+    new = [{"bench": name, "git": made, "code": bench.digest(name)} for name in names]
+    old = [{"bench": name, "git": made} for name in names]
+
+    def stale():
+        bench.digest.cache_clear()
+        found = [[bool(bench.doubts(each)) for each in of] for of in (new, old)]
+        assert found[0] == found[1]
+        return found[0]
+
+    def change(module, text):
+        file = copy / module
+        file.write_text(file.read_text() + text)
+
+    assert stale() == [False] * 3
+    change("kernels/isa.py", "\n\n# a comment\n")
+    change("plots/theme.py", "CHANGED = 1\n")
+    assert stale() == [False] * 3
+    change("replay/cost.py", "CHANGED = 1\n")
+    assert stale() == [False, False, True]
+    change("search/rounds.py", "CHANGED = 1\n")
+    assert stale() == [False, True, True]
+    change("engine/engine.py", "CHANGED = 1\n")
+    assert stale() == [True] * 3
+    assert not bench.doubts(old[0], commit="HEAD")
+    carried = new[0] | {"git": made | {"dirty": None}}  # measured on a copy without git
+    assert not bench.doubts(carried, commit="HEAD")
+    assert bench.doubts(carried | {"code": "other"}, commit="HEAD")[-1].startswith("dirty")
+
+
+def test_a_record_of_no_commit_or_of_changed_files_does_not_stand():
+    """Guards against numbers that nobody can make again."""
+    stands = record("engine", [], {}) | {"git": {"commit": "0" * 40, "dirty": False}}
+    assert not bench.doubts(stands)
+    assert bench.doubts(stands | {"code": None})[0].startswith("stale")  # that commit is not here
+    assert bench.doubts(stands | {"git": {"commit": None, "dirty": None}})[0].startswith("dirty")
+
+
+def test_doubted_records_are_listed(tmp_path, monkeypatch, capsys):
+    """`workbench bench stale`: those that stand are not in it."""
+    monkeypatch.setenv("WORKBENCH_HOME", str(tmp_path))
+    stands = record("engine", [], {}) | {"git": {"commit": "0" * 40, "dirty": False}}
+    write_record(stands, tmp_path / "reports" / "bench" / "engine.json")
+    assert main(["bench", "stale"]) == 0
+    assert capsys.readouterr().out == "Every record stands.\n"
+    write_record(stands | {"code": "other"}, tmp_path / "reports" / "gpu" / "engine.json")
+    assert main(["bench", "stale"]) == 0
+    assert capsys.readouterr().out.startswith("gpu/engine.json (000000000000): stale: its sources")
 
 
 def test_a_record_names_files_without_their_folders():
@@ -104,3 +193,20 @@ def test_each_further_peer_has_a_row_of_its_own():
     (row,) = compared_rows("decode", [10.0], "tokens/s", {"a": []}, labels={"a": "no a: why"})
     assert (row.peer, row.ratio) == ("no a: why", None)
     assert [row.peer for row in compared_rows("decode", [10.0], "tokens/s", {})] == [None]
+
+
+TOLERANCE = 0.02  # two clocks' readings of a millisecond
+
+
+def test_no_committed_record_has_a_share_above_its_ceiling():
+    """A ceiling that something passes is none; what is timed may err by TOLERANCE."""
+    files = [*REPORTS.glob("bench/*.json"), *REPORTS.glob("gpu/*.json")]
+    found = {
+        f"{file.name}: {row['name']}": (row["share_of_ceiling"], row["value"] / row["ceiling"])
+        for file in files
+        for row in json.loads(file.read_text())["rows"]
+        if row["ceiling"] is not None and row["value"] is not None
+    }
+    assert len(found) > 20
+    assert not {name: shares for name, shares in found.items() if max(shares) > 1 + TOLERANCE}
+    assert all(stored == pytest.approx(value) for stored, value in found.values())

@@ -1,5 +1,87 @@
 """Benchmarks: how fast, how good, how sameness holds; one module a question, one record a run.
 
-Nothing is imported here. Each module's `run` yields rows as they are measured; `record` writes
-them.
+Here is which sources a record is of, and so which records the code has changed under.
 """
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from workbench.experiments.provenance import PACKAGE, code_digest, git, git_state, project_root
+
+_ENGINE = ("core.py", "config.py", "host.py", "kernels", "kvcache", "models", "engine",
+           "bench/record.py")  # fmt: skip
+_SEARCH = (*_ENGINE, "tokenizer.py", "trace.py", "search", "experiments/execute.py",
+           "experiments/memory.py", "experiments/settings.py", "bench/search.py")  # fmt: skip
+_STUDY = ("experiments/study.py", "experiments/rows.py", "experiments/statistics.py")
+SOURCES = {
+    "engine": (*_ENGINE, *(f"bench/{n}.py" for n in ("engine", "kernels", "ceilings", "peers"))),
+    "kernels": (*_ENGINE, "bench/kernels.py"),
+    "search": (*_SEARCH, "experiments/statistics.py"),
+    "identity": (*_SEARCH, "bench/identity.py"),
+    "soak": (*_SEARCH, "bench/identity.py", "bench/soak.py"),
+    "memory": (*_SEARCH, *_STUDY, "bench/memory.py"),
+    "replay": (*_SEARCH, "replay", "bench/replay.py"),
+    "reenact": (*_SEARCH, "replay", "bench/reenact.py"),
+}
+"""What bears on each benchmark's numbers."""
+
+
+@cache
+def code_of(bench: str) -> dict[str, Any]:
+    """commit and dirty, and the digest of the benchmark's sources, as this process found them."""
+    return {"git": git_state(), "code": digest(bench)}
+
+
+@cache
+def digest(bench: str, commit: str | None = None) -> str | None:
+    """Of the benchmark's sources as they are, or were at a commit; None without that commit."""
+    if commit is None:
+        return _digest(bench, PACKAGE)
+    with TemporaryDirectory() as folder:
+        archive = Path(folder, "package.tar")
+        texts = (f":(glob)workbench/**/*.{kind}" for kind in ("py", "json"))
+        git(PACKAGE.parent, "archive", f"--output={archive}", commit, *texts)
+        if not archive.is_file() or not archive.stat().st_size:
+            return None
+        with tarfile.open(archive) as opened:
+            opened.extractall(folder, filter="data")
+        return _digest(bench, Path(folder, PACKAGE.name))
+
+
+def _digest(bench: str, package: Path) -> str:
+    sources = (package / name for name in SOURCES[bench])
+    return code_digest(*(source for source in sources if source.exists()))
+
+
+def doubts(record: Mapping[str, Any], commit: str | None = None) -> list[str]:
+    """Why a record does not stand for the sources as they are (or were at `commit`): changed since,
+    measured from changed files, rows of several commits. Empty: it stands.
+    """
+    bench, made, dirty = record["bench"], record["git"]["commit"], record["git"]["dirty"]
+    known = record.get("code") or (made and digest(bench, made))
+    if dirty is None:  # outside git, where WORKBENCH_COMMIT names the commit
+        dirty = not made or known != digest(bench, made)
+    commits = {made, *(each for times in record.get("again", {}).values() for each in times)}
+    found = {
+        "stale: its sources have changed since": known != digest(bench, commit),
+        "dirty: measured with changes that no commit has": dirty,
+        f"mixed: rows of {len(commits)} commits": len(commits) > 1,
+    }
+    return [doubt for doubt, holds in found.items() if holds]
+
+
+def doubted() -> Iterator[str]:
+    """A line for each committed record that does not stand."""
+    reports = project_root() / "reports"
+    for file in sorted((*reports.glob("bench/*.json"), *reports.glob("gpu/*.json"))):
+        record = json.loads(file.read_text(encoding="utf-8"))
+        if found := doubts(record):
+            at = (record["git"]["commit"] or "no commit")[:12]
+            yield f"{file.relative_to(reports)} ({at}): {'; '.join(found)}"

@@ -6,15 +6,18 @@ same fresh prompts in turn, in an order that alternates from repeat to repeat. p
 prompt of 512 tokens in one step against one forward that computes the last position's logits only.
 No suffix: the fastest kernels; `+invariant`: those whose rows have the same bits in whatever batch
 (measured once where these are the same kernels, as on the CPU). The ceiling of a row is the larger
-of bytes over bandwidth and operations over arithmetic, of the format that is read. Peers:
-`transformers` in this process; those of `make bench-peers` (@vllm, @llama.cpp) each in its own.
+of bytes over bandwidth and operations over arithmetic, of the format that is read; on a CPU the
+bandwidth of so many bytes, of which a cache may hold all. Peers:
+`transformers` in this process; those of `make bench-peers` (@vllm, @llama.cpp) each in its own, in
+float32 and the file's own format; `@PEER-VARIANT` is the same peer on the same weights as it may be
+faster: in bfloat16 where the processor multiplies it, in formats of llama.cpp's own quantiser. What
+a row calls a peer says its settings.
 
-On a CPU: `@products` is torch's F.linear of the same shapes alone, no attention;
-tile_share_of_peak is a product's inner loop, its data in the first-level cache, of multiply-adds on
-registers alone; `+busy` is beside one process that keeps a core busy; paged_over_contiguous is
-decoding's attention alone, keys and values read a second from shuffled blocks of 16, beside torch's
-scaled_dot_product_attention over contiguous ones. sample_*: 64 rows at temperature 0.8 of logits as
-spread as a model's, with filters or log probabilities, beside the same without.
+On a CPU: `@products` is torch's F.linear of the same shapes alone, no attention; `+busy` is beside
+one process that keeps a core busy; paged_over_contiguous is decoding's attention alone, keys and
+values read a second from shuffled blocks of 16, beside torch's scaled_dot_product_attention over
+contiguous ones. sample_*: 64 rows at temperature 0.8 of logits as spread as a model's, with filters
+or log probabilities, beside the same without.
 
 With `--device cuda`, in bfloat16: steps are timed as a user meets them (scheduling, launching,
 waiting for the sampled tokens), and random weights at true size (`dummy:llama-3.2-1b`) time as real
@@ -51,6 +54,7 @@ from workbench.bench.record import Ceiling, Row, compared_rows, median_row, memo
 from workbench.core import SamplingParams, SamplingRows
 from workbench.engine.engine import Engine
 from workbench.engine.executor import sample
+from workbench.experiments.provenance import cpu_features
 from workbench.kernels import load_kernels
 from workbench.models.gguf import GGUFFile, read_config
 from workbench.models.loading import GGUFWeights
@@ -64,7 +68,10 @@ LARGE = 50_000_000  # parameters
 MODES = ("", "+invariant")  # suffixes of rows
 GPU_DTYPE = "bfloat16"
 PRODUCTS, TRANSFORMERS = "products", "transformers"
+ATTENTION = {"attn_implementation": "sdpa"}
 PEERS_FOLDER = Path("build/peers")
+BFLOAT16 = {"avx512_bf16", "amx_tile"}  # processors that multiply it
+VARIANTS = {TRANSFORMERS: ("bfloat16",), "vllm": ("bfloat16",), "llama.cpp": ("Q8_0", "Q4_0")}
 BLOCK_SIZE = 16
 FORCED = "WORKBENCH_ISA"  # the variable that makes kernels take a lesser instruction set
 FAILURES = (ImportError, RuntimeError, ValueError, OSError, TypeError)  # of a peer
@@ -105,6 +112,7 @@ SAMPLED: dict[str, dict[str, float]] = {
     "logprobs": {"logprobs": 5},
 }
 VOCABULARIES, SPREAD = (49_152, 128_256), 3.0  # logits: normal, of that deviation
+NEAR_BYTES = 256 << 20  # more than this no cache holds
 WARM_UPS = (1, 4)  # repeats that are not counted, and at most so many new tokens of each
 GPU_WARM_UPS = (2, 64)  # kernels compile, graphs are captured
 
@@ -128,7 +136,6 @@ def run(
         from workbench.bench import ceilings  # noqa: PLC0415 - needs numba, a GPU does not
 
         yield from sampling_rows(torch.device(device), 3 * times)
-        yield median_row("tile_share_of_peak", ceilings.tile_shares(), "fraction")
         with closing(EngineBench(model, CPU_WORKS, times, seed, chosen)) as bench:
             yield from engine_rows(bench, ceilings.multiply_add_ceiling)
         return
@@ -139,7 +146,7 @@ def run(
         torch.cuda.device(place),  # streams, graphs and events are the current one's
         closing(EngineBench(model, GPU_WORKS, times, seed, chosen, device)) as bench,
     ):
-        yield from engine_rows(bench, lambda: ceiling)
+        yield from engine_rows(bench, lambda **_: ceiling)
 
 
 def mode_of(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,7 +156,7 @@ def mode_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {"batch_invariant": {"no suffix": False, "+invariant": True}, "dtype": dtype} | forced
 
 
-def engine_rows(bench: EngineBench, measured: Callable[[], Ceiling]) -> Iterator[Row]:
+def engine_rows(bench: EngineBench, measured: Callable[..., Ceiling]) -> Iterator[Row]:
     """Decoding and prefill against the ceilings, measured before each; these; on a CPU the same
     beside a busy process, all but one sequence alone.
     """
@@ -159,8 +166,10 @@ def engine_rows(bench: EngineBench, measured: Callable[[], Ceiling]) -> Iterator
         yield from memory_rows("memory_", bench.ours("").engine.memory)
     for work in works:
         machine = machine.best(measured())
+        held = min(bench.step_bytes(work), NEAR_BYTES)
+        near = machine.best(measured(read_bytes=held, repeats=20))
         rates = bench.rates(work)
-        yield from bench.rows(work.name, rates, bench.ceiling(machine, work))
+        yield from bench.rows(work.name, rates, bench.ceiling(near, work))
         if work is not largest:
             continue
         for mode in MODES:
@@ -175,7 +184,9 @@ def engine_rows(bench: EngineBench, measured: Callable[[], Ceiling]) -> Iterator
     try:
         for work in works:
             if work.sequences > 1 or not work.decodes:
-                rates = bench.rates(work, without=(PRODUCTS,))
+                rates = bench.rates(
+                    work, without=[n for n in bench.labels if n == PRODUCTS or "-" in n]
+                )
                 yield from bench.rows(f"{work.name}+busy", rates)
     finally:
         busy.kill()
@@ -250,6 +261,7 @@ class Transformers:
     """`transformers`: generate with a static batch and its own cache; its forward for prefill.
 
     folder: config and weights; None: the model's config, and weights as `transformers` draws them.
+    Not compiled: torch.compile takes minutes for each batch size of a cache that grows.
     """
 
     def __init__(self, model: str, folder: Path | None, device: str, dtype: str) -> None:
@@ -261,13 +273,15 @@ class Transformers:
             if folder is None:
                 named = find_model(model.removeprefix(DUMMY), weights=False)
                 config = transformers.AutoConfig.from_pretrained(named)
-                self._model: Any = kinds.from_config(config, dtype=kind)
+                self._model: Any = kinds.from_config(config, dtype=kind, **ATTENTION)
             else:
-                self._model = kinds.from_pretrained(folder, dtype=kind)
+                self._model = kinds.from_pretrained(folder, dtype=kind, **ATTENTION)
             self._model.to(self._device, kind).eval()
             # an end-of-sequence rule would cost time
             rules = transformers.GenerationConfig(eos_token_id=None, pad_token_id=0)
             self._model.generation_config = rules
+        settings = f"{dtype}, {torch.get_num_threads()} threads, SDPA, not compiled"
+        self.version = f"{transformers.__version__} ({settings})"
 
     @torch.inference_mode()
     def timed(self, prompts: Prompts, new_tokens: int) -> tuple[int, float]:
@@ -418,12 +432,19 @@ class EngineBench:
             folder, gguf = peer_files(model, PEERS_FOLDER / "models")
         always = dict.fromkeys([TRANSFORMERS, *peers])
         for name in always if self.on_cpu else {TRANSFORMERS}.intersection(peers):
-            try:
-                self.contenders[name] = peer = self._peer(name, folder, gguf)
-            except FAILURES as error:
-                self._drop(name, error)
-            else:
-                self.labels[name] = f"{name} {getattr(peer, 'version', '')}".rstrip()
+            self._add(name, name, folder, gguf)
+            for variant in VARIANTS[name] if self.on_cpu and name in self.contenders else ():
+                if variant != "bfloat16" or BFLOAT16.intersection(cpu_features()):
+                    self._add(f"{name}-{variant}", name, folder, gguf, variant)
+
+    def _add(self, label: str, *peer: Any) -> None:
+        """A peer in one variant; without it if it fails."""
+        try:
+            self.contenders[label] = found = self._peer(*peer)
+        except FAILURES as error:
+            self._drop(label, error)
+        else:
+            self.labels[label] = f"{peer[0]} {getattr(found, 'version', '')}".rstrip()
 
     def _engine(self, invariant: bool) -> Ours:
         return Ours(
@@ -439,15 +460,22 @@ class EngineBench:
         )
 
     def _peer(
-        self, name: str, folder: Path | None, gguf: Path | None
+        self, name: str, folder: Path | None, gguf: Path | None, variant: str = ""
     ) -> Transformers | PeerProcess:
+        dtype = {"dtype": variant} if variant == "bfloat16" else {}
         if name == TRANSFORMERS:
-            return Transformers(self.model, folder, **self._place)
+            return Transformers(self.model, folder, **self._place | dtype)
         files = gguf if name == "llama.cpp" else folder
         if files is None:
             raise PeerError(f"{self.model} has no files that {name} reads")
-        threads = torch.get_num_threads()
-        settings = {"model": str(files), "threads": threads, **self._limits}
+        settings = {
+            "model": str(files),
+            "threads": torch.get_num_threads(),
+            **self._limits,
+            **dtype,
+        }
+        if variant and not dtype:
+            settings |= {"quantised": variant, "written": f"{folder}-{variant}.gguf"}
         return PeerProcess(name, PEERS_FOLDER, settings)
 
     def close(self) -> None:
@@ -476,16 +504,19 @@ class EngineBench:
         assert isinstance(found, Ours)
         return found
 
-    def ceiling(self, machine: Ceiling, work: Work) -> float:
-        """Tokens/s at most; of decoding, contexts half grown."""
-        tokens, cached = (1, work.tokens + work.new // 2) if work.decodes else (work.tokens, 0)
-        model = self.ours("").engine.executor.model
-        weights = sum(product.nbytes for product in model.products)
+    def step_bytes(self, work: Work) -> int:
+        """Weights, and keys and values, that a step reads; of decoding, contexts half grown."""
+        model, cached = self.ours("").engine.executor.model, work.tokens + work.new // 2
         held = work.sequences * cached * self.spec.kv_bytes_per_token(model.dtype.itemsize)
+        return sum(product.nbytes for product in model.products) + work.decodes * held
+
+    def ceiling(self, machine: Ceiling, work: Work) -> float:
+        """Tokens/s at most."""
+        tokens, cached = (1, work.tokens + work.new // 2) if work.decodes else (work.tokens, 0)
         spec = self.spec  # a row leaves a prompt's last layer; of the others it has keys and values
         rest = 2 * spec.hidden * (spec.heads * spec.head_dim + 3 * spec.intermediate)
         flops = work.sequences * (spec.flops(tokens, cached) - (tokens - 1) * rest)
-        return work.sequences * tokens / machine.seconds(flops, weights + held)
+        return work.sequences * tokens / machine.seconds(flops, self.step_bytes(work))
 
     def paged_over_contiguous(self, work: Work) -> Row:
         """Bytes of KV that decoding's attention reads a second, all layers, contexts half grown."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import prod
 from statistics import median
 
 import numpy as np
@@ -176,21 +175,20 @@ class KernelBench:
         given = self.device, self.dtype, self.timer, self.repeats, sizes.side, sizes.read_bytes
         ceiling = measure_ceiling(*given)
         yield from ceiling.rows()
-        reads, products = ceiling.bytes_per_s / 1e9, ceiling.flops_per_s / 1e12
-
-        held = sizes.decode_layers * prod(sizes.decodes) * sizes.position_elements
-        read, tokens = held * self.dtype.itemsize / 1e9, sizes.prompts[1]
-        pairs = sizes.prompts[0] * tokens * (tokens + 1) // 2
-        done = 4 * sizes.heads * sizes.head_dim * pairs / 1e12
-        for name, sequences, new, layers, amount, unit, best in (
-            ("decode_attention", sizes.decodes, 1, sizes.decode_layers, read, "GB/s", reads),
-            ("prefill_attention", sizes.prompts, tokens, 1, done, "TFLOP/s", products),
+        size, tokens = self.dtype.itemsize, sizes.prompts[1]
+        for name, sequences, new, layers, unit in (
+            ("decode_attention", sizes.decodes, 1, sizes.decode_layers, "GB/s"),
+            ("prefill_attention", sizes.prompts, tokens, 1, "TFLOP/s"),
         ):
             count, positions = sequences
+            read = layers * count * positions * sizes.position_elements * size
+            pairs = layers * count * (new * (positions - new) + new * (new + 1) // 2)
+            flops = 4 * sizes.heads * sizes.head_dim * pairs
             step = self.step([(positions - new, new)] * count, layers)
             peers = self.torch_attention(sequences, new, layers)
-            ours = partial(step.attend, kernels)
-            yield from self._compared(name, ours, amount, unit, peers, best)
+            ours, least = partial(step.attend, kernels), ceiling.seconds(flops, read)
+            amount = read / 1e9 if unit == "GB/s" else flops / 1e12
+            yield from self._compared(name, ours, amount, unit, peers, least)
 
         (count, prefix, own), layers = sizes.siblings, sizes.sibling_layers
         step = self.step([(prefix + own - 1, 1)] * count, layers, prefix)
@@ -199,13 +197,24 @@ class KernelBench:
         yield from self._compared("cascade_attention", ours, layers * count, "rows/s", peers)
 
         inputs, outputs = sizes.hidden, 4 * sizes.hidden
-        matrix = invariant.pack([self._random(outputs, inputs)])
+        matrices = [
+            invariant.pack([self._random(outputs, inputs)]) for _ in range(2 * sizes.decode_layers)
+        ]  # more than a cache keeps
+
+        def multiply(by: Kernels, left: torch.Tensor, right: torch.Tensor) -> None:
+            for matrix in matrices:
+                by.multiply(left, matrix, right)
+
         for count in (sizes.decodes[0], tokens):
-            shapes = self._random(count, inputs), matrix, self._random(count, outputs)
-            name, done = f"product_{count}_rows+invariant", 2 * count * inputs * outputs / 1e12
-            peers = {"torch": partial(kernels.multiply, *shapes)}
-            ours = partial(invariant.multiply, *shapes)
-            yield from self._compared(name, ours, done, "TFLOP/s", peers, products)
+            rows = self._random(count, inputs), self._random(count, outputs)
+            name, flops = f"product_{count}_rows+invariant", 2 * count * inputs * outputs
+            work = flops, (inputs * outputs + count * (inputs + outputs)) * size
+            least, amount = (
+                len(matrices) * each for each in (ceiling.seconds(*work), flops / 1e12)
+            )
+            peers = {"torch": partial(multiply, kernels, *rows)}
+            ours = partial(multiply, invariant, *rows)
+            yield from self._compared(name, ours, amount, "TFLOP/s", peers, least)
 
     def step(
         self, sequences: Sequence[tuple[int, int]], layers: int = 1, shared: int = 0
@@ -244,9 +253,10 @@ class KernelBench:
         amount: float,
         unit: str,
         peers: Mapping[str, Work],
-        ceiling: float | None = None,
+        least_s: float | None = None,
     ) -> Iterator[Row]:
         """Our rate, `amount` by seconds, against the best peer's, then against the others'."""
+        ceiling = None if least_s is None else amount / least_s
         ours, *others = (
             [amount / seconds for seconds in self.timer(each, self.repeats)]
             for each in (work, *peers.values())

@@ -398,11 +398,13 @@ def study_rows(studies: Sequence[Study]) -> Iterator[Row]:
     bounds = done[(done["role"] == REFERENCE) & (done["technique"] == ALL)]
     yield Row("measured_bound", bound_tokens_per_s(bounds), "tokens/s", repeats=len(bounds))
     for budget in plan.budgets:
-        ceiling = bound_tokens_per_s(bounds[bounds["beside"] == budget])
-        yield from budget_rows(every[every["budget"] == budget], ceiling)
+        beside = bounds[bounds["beside"] == budget]
+        bound = bound_tokens_per_s(beside)
+        yield Row(f"measured_bound@{budget:g}W", bound, "tokens/s", repeats=len(beside))
+        yield from budget_rows(every[every["budget"] == budget])
 
 
-def budget_rows(runs: pd.DataFrame, ceiling: float) -> Iterator[Row]:
+def budget_rows(runs: pd.DataFrame) -> Iterator[Row]:
     """The rows of one budget; runs: of every time and seed, whether they finished or not."""
     times, budget = len(runs[["time", "seed"]].drop_duplicates()), float(runs["budget"].iloc[0])
     finished = runs[runs["status"] == FINISHED].groupby("setting")
@@ -423,7 +425,6 @@ def budget_rows(runs: pd.DataFrame, ceiling: float) -> Iterator[Row]:
             found = seconds_ratio(own, done[peer])
             beside = {"peer_value": _rate(done[peer]), "ratio": float(found.mean())}
         rate, spread = _rate(own), (float(found.min()), float(found.max()))
-        beside |= {"ceiling": ceiling, "share_of_ceiling": rate / ceiling}
         return Row(name, rate, "tokens/s", label, repeats=len(own), spread=spread, **beside)
 
     ours, everything = (settings.setting_of(budget, ELASTIC, None, key) for key in (NONE, ALL))

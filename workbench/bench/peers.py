@@ -11,6 +11,7 @@ computes at a time.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -99,7 +100,8 @@ class LlamaCpp:
 
     A step is one llama_decode of a token a sequence and the largest logit of each. Settings: flash
     attention and fp16 keys and values as llama.cpp chooses by default, the same threads for one
-    token and for many.
+    token and for many. quantised: the file is first written anew in that format, by llama.cpp's own
+    quantiser, unless `written` is there.
     """
 
     def __init__(
@@ -109,15 +111,28 @@ class LlamaCpp:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_model_len: int,
+        quantised: str = "",
+        written: str = "",
     ) -> None:
         import llama_cpp as api  # noqa: PLC0415 - of the worker's environment
 
         self._api: Any = api
-        self.version = str(api.__version__)
         api.llama_backend_init()
+        if quantised and not os.path.isfile(written):
+            how = api.llama_model_quantize_default_params()
+            how.ftype = getattr(api, f"LLAMA_FTYPE_MOSTLY_{quantised}")
+            how.allow_requantize = True  # what the file's format rounded stays rounded
+            if api.llama_model_quantize(model.encode(), f"{written}.part".encode(), how):
+                raise RuntimeError(f"llama.cpp cannot write {model} as {quantised}")
+            os.replace(f"{written}.part", written)
+        model = written or model
         loaded = api.llama_model_load_from_file(model.encode(), api.llama_model_default_params())
         if not loaded:
             raise RuntimeError(f"llama.cpp cannot load {model}")
+        kind = ctypes.create_string_buffer(128)
+        api.llama_model_desc(loaded, kind, len(kind))
+        told = f"{kind.value.decode()}, {threads} threads, flash attention by default"
+        self.version = f"{api.__version__} ({told})"
         self._vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(loaded))
         params = api.llama_context_default_params()
         params.n_ctx, params.n_seq_max = max_num_seqs * max_model_len, max_num_seqs
@@ -163,12 +178,12 @@ class LlamaCpp:
 class Vllm:
     """A Hugging Face folder in vLLM's CPU build, its offline engine stepped by hand.
 
-    Decoding begins after the step in which the last sequence got its first token. Settings: fp32,
-    prefix caching off, all prompts of a batch in one step, no detokenisation, torch.compile as vLLM
-    has it by default, threads bound to this process's cores.
+    Decoding begins after the step in which the last sequence got its first token. Settings: dtype,
+    prefix caching off, all prompts of a batch in one step, no detokenisation, torch.compile and
+    attention as vLLM has them by default, threads bound to this process's cores.
     """
 
-    def __init__(self, model: str, threads: int, **limits: int) -> None:
+    def __init__(self, model: str, threads: int, dtype: str = "float32", **limits: int) -> None:
         cores = sorted(os.sched_getaffinity(0))[:threads]
         os.environ |= {
             "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
@@ -180,11 +195,12 @@ class Vllm:
         }
         import vllm  # noqa: PLC0415 - reads the environment when it is imported
 
-        self.version = str(vllm.__version__)
+        told = f"{dtype}, {threads} threads, attention and torch.compile by default"
+        self.version = f"{vllm.__version__} ({told})"
         self._sampling = vllm.SamplingParams
         self._engine: Any = vllm.LLM(
             model=model,
-            dtype="float32",
+            dtype=dtype,
             skip_tokenizer_init=True,
             enable_prefix_caching=False,
             **limits,

@@ -21,9 +21,10 @@ from typing import Any
 
 import torch
 
+from workbench.bench import code_of
 from workbench.engine.memory import MemoryProfile
 from workbench.errors import ConfigError
-from workbench.experiments.provenance import git_state, machine_facts, versions
+from workbench.experiments.provenance import machine_facts, versions
 
 Work = Callable[[], object]
 Timer = Callable[[Work, int], list[float]]  # seconds of so many repeats
@@ -153,12 +154,12 @@ def measure_ceiling(
     side: int = 1536,
     read_bytes: int = 256 << 20,
 ) -> Ceiling:
-    """Operations: the median of torch's product of square matrices. Reading: the best of summing up
-    more than a cache keeps and of copying half of it, which moves each byte twice.
+    """Operations: the best of torch's product of square matrices. Reading: the best of summing up
+    so many bytes (256 MiB: more than a cache keeps) and of copying half of them, each moved twice.
     """
     left = torch.randn(side, side, device=device).to(dtype)
     product = torch.empty_like(left)
-    product_s = median(timer(lambda: torch.mm(left, left, out=product), repeats))
+    product_s = min(timer(lambda: torch.mm(left, left, out=product), repeats))
     data = torch.ones(read_bytes // 4, device=device)
     half, total = len(data) // 2, torch.empty((), device=device)
     read_s = timer(lambda: torch.sum(data, dim=0, out=total), repeats)
@@ -186,16 +187,37 @@ def record(bench: str, rows: Iterable[Row], mode: dict[str, Any]) -> dict[str, A
         "bench": bench,
         "machine": machine_facts(),
         "versions": versions(),
-        "git": git_state(),
+        **code_of(bench),
         "mode": mode,
         "isa": isa,
         "rows": [{key: _plain(value) for key, value in asdict(row).items()} for row in listed],
     }
 
 
+def joined(content: dict[str, Any], file: str | Path) -> dict[str, Any]:
+    """One part measured again in place of the rows that the file's record has of it; `again` has
+    the commit of each time. All others as they are.
+
+    Raises ConfigError where that record is of another benchmark, machine, package or mode.
+    """
+    part, told = content["mode"].get("part"), []
+    if part is None or not Path(file).is_file():
+        return content
+    whole = json.loads(Path(file).read_text(encoding="utf-8"))
+    for each in (whole, content):
+        mode = each["mode"] | {"part": None, "complete": True}
+        others = each["versions"] | {"workbench": None}
+        told.append(json.dumps([each["bench"], each["machine"], each["isa"], others, mode]))
+    if told[0] != told[1]:
+        raise ConfigError(f"{file} is of {told[0]}, --part {part} of {told[1]}; name another file.")
+    rows = {row["name"]: row for row in (*whole["rows"], *content["rows"])}
+    times = [*whole.get("again", {}).get(part, []), content["git"]["commit"]]
+    return whole | {"rows": [*rows.values()], "again": whole.get("again", {}) | {part: times}}
+
+
 def write_record(content: dict[str, Any], file: str | Path) -> Path:
-    """Write a record as JSON, atomically."""
-    target = Path(file)
+    """Write a record as JSON, atomically; one part alone goes into the record that is there."""
+    target, content = Path(file), joined(content, file)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -135,8 +135,8 @@ Measured = Annotated[dict[str, Any], [
 def bench(
     given: Measured,
     name: Literal[
-        "engine", "search", "identity", "memory", "kernels", "replay", "reenact", "soak"
-    ] = Argument(help="what to measure"),
+        "engine", "search", "identity", "memory", "kernels", "replay", "reenact", "soak", "stale"
+    ] = Argument(help="what to measure; stale: records that the code has changed under"),
     json: str = Option(None, help="write the record (machine, versions, commit, rows) here"),
     isa: str = Option(None, help="avx512, avx2, neon: a lesser set than the host's, peers' too"),
 ) -> None:
@@ -150,13 +150,19 @@ def bench(
         if os.environ.get(VARIABLE) != isa:  # again, so that all it loads takes this set
             again = [sys.executable, *sys.orig_argv[1:]]
             os.execve(sys.executable, again, os.environ | environment(isa))
-    from workbench.bench.record import record, write_record
+    console = terminal()
+    if name == "stale":
+        from workbench.bench import doubted
 
-    module, console = import_module(f"workbench.bench.{name}"), terminal()
-    settings, part = accepted(name, module.run, given), given.get("part")
-    if part is not None and json and Path(json).exists():
-        raise ConfigError(f"{json} exists, and --part {part} is not a whole record; name another.")
+        console.print("\n".join(doubted()) or "Every record stands.")
+        return
+    from workbench.bench.record import joined, record, write_record
+
+    module = import_module(f"workbench.bench.{name}")
     rows: list[Row] = []
+    settings = accepted(name, module.run, given)
+    mode = mode_of(module, settings)
+    joined(record(name, rows, mode), json or "")  # refused, and the code read, before it begins
     complete = False
     # `timeout` sends SIGTERM: the benchmark ends as on Ctrl-C, its rows are written
     handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -168,7 +174,7 @@ def bench(
     finally:
         signal.signal(signal.SIGTERM, handler)
         if json and rows:
-            content = record(name, rows, mode_of(module, settings) | {"complete": complete})
+            content = record(name, rows, mode | {"complete": complete})
             console.print(f"written: {write_record(content, json)}")
     failed = [row.name for row in rows if row.failed]
     if failed:

@@ -20,12 +20,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from workbench import __version__
 from workbench.errors import RunStoreError
 from workbench.host import total_memory, usable_cores
 
 PACKAGES = ("torch", "numpy", "numba", "pandas", "pyarrow", "transformers", "tokenizers", "plotly")
-FEATURES = ("sse4_2", "avx", "avx2", "fma", "avx512f", "amx_tile")
+FEATURES = ("sse4_2", "avx", "avx2", "fma", "avx512f", "avx512_bf16", "amx_tile")
 PACKAGE = Path(__file__).resolve().parents[1]
 SOURCES = tuple(PACKAGE / name for name in ("core.py", "config.py", "host.py", "tokenizer.py",
     "trace.py", "kernels", "kvcache", "models", "engine", "search", "experiments/execute.py",
@@ -89,8 +88,8 @@ def counted(number: int, noun: str) -> str:
 @cache
 def versions() -> dict[str, str]:
     """Version of Python, of the workbench and of every package that takes part in a measurement."""
-    found = {"python": platform.python_version(), "workbench": __version__}
-    for name in PACKAGES:
+    found = {"python": platform.python_version()}
+    for name in ("workbench", *PACKAGES):
         with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found
@@ -102,10 +101,10 @@ def git_state(folder: Path | None = None) -> dict[str, Any]:
     Outside git the commit that WORKBENCH_COMMIT names, for a copy of the tree; or both None.
     """
     where = folder or PACKAGE
-    commit = _git(where, "rev-parse", "HEAD")
+    commit = git(where, "rev-parse", "HEAD")
     if not commit:
         return {"commit": os.environ.get("WORKBENCH_COMMIT") or None, "dirty": None}
-    changed = _git(where, "status", "--porcelain", "--untracked-files=no", "--", str(where))
+    changed = git(where, "status", "--porcelain", "--untracked-files=no", "--", str(where))
     return {"commit": commit, "dirty": bool(changed)}
 
 
@@ -115,12 +114,12 @@ def worktree_of(commit: str) -> Path:
     RunStoreError where the project is no git checkout, or has no such commit.
     """
     root = project_root()
-    if not _git(root, "rev-parse", "HEAD"):
+    if not git(root, "rev-parse", "HEAD"):
         raise RunStoreError(
             f"--at {commit} needs git and a checkout of the project, and {root.name}/ is none; "
             "clone it, or leave --at out."
         )
-    full = _git(root, "rev-parse", "--verify", "--end-of-options", f"{commit}^{{commit}}")
+    full = git(root, "rev-parse", "--verify", "--end-of-options", f"{commit}^{{commit}}")
     if not full:
         raise RunStoreError(
             f"There is no commit {commit!r} in this checkout; `git log --oneline` lists them, `git "
@@ -128,7 +127,7 @@ def worktree_of(commit: str) -> Path:
         )
     place = root / "build" / "at" / full[:12]
     if not (place / "workbench").is_dir():  # --force: one that was deleted is known to git still
-        _git(root, "worktree", "add", "--force", "--detach", str(place), full)
+        git(root, "worktree", "add", "--force", "--detach", str(place), full)
     if not (place / "workbench" / "cli").is_dir() or git_state(place)["commit"] != full:
         raise RunStoreError(
             f"build/at/{place.name} is no worktree of commit {full[:12]} with the workbench in it; "
@@ -137,7 +136,7 @@ def worktree_of(commit: str) -> Path:
     return place
 
 
-def _git(where: Path, *words: str) -> str:
+def git(where: Path, *words: str) -> str:
     """What git prints; empty where it fails or is not there."""
     with suppress(OSError, subprocess.SubprocessError):
         call: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 120}
@@ -168,6 +167,7 @@ def code_digest(*sources: Path) -> str:
     return digest.hexdigest()[:12]
 
 
+@cache
 def _without_prose(source: str) -> str:
     lines, dropped = source.split("\n"), set[int]()
     for node in ast.walk(ast.parse(source)):
