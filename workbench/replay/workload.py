@@ -216,6 +216,54 @@ _Positive = Annotated[float, Range(0)]
 _Part = Annotated[float, Range(0, 1, "[]")]
 
 
+def _recording(problems: Sequence[RecordedProblem], strategy: BeamSearch, seed: int) -> Recording:
+    """Grown problems as a search of the pair, with the thesis profile's limits; 16-bit weights."""
+    settings = RecordedSettings(
+        strategy="BeamSearch",
+        strategy_settings=asdict(strategy),
+        seed=seed,
+        min_problem_batch=IN_FLIGHT,
+        score_cache=True,
+        temperature=0.8,
+        top_p=1.0,
+        top_k=0,
+        min_p=0.0,
+        max_step_tokens=2048,
+        voting="weighted",
+        score_shuffle_seed=None,
+        prm_format="rlhflow",
+        prm_fingerprint=f"grown:{PRM}",
+        prm_columns=(PLUS, MINUS),
+    )
+    engines = _engine(LLM, 19_000), _engine(PRM, 6_500)  # about a share of 0.3 of 40 GiB
+    return Recording(settings, *engines, tuple(problems))
+
+
+def _engine(model: str, num_blocks: int) -> RecordedEngine:
+    """What an engine of the thesis profile's settings would tell about itself."""
+    config = EngineConfig(
+        model,
+        num_blocks=num_blocks,
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=256,
+        max_num_batched_tokens=8192,
+        dtype="bfloat16",
+    )
+    spec = model_spec(model)
+    return RecordedEngine(
+        name=model,
+        architecture=spec.architecture,
+        fingerprint=f"grown:{model}",
+        max_model_len=MAX_MODEL_LEN,
+        value_outputs=None,
+        config=config.to_dict(),
+        spec=asdict(spec),
+        num_blocks=num_blocks,
+        weight_bytes=held_bytes(model, DTYPE_BYTES) + spec.table_bytes(DTYPE_BYTES),
+        block_bytes=spec.block_bytes(config.block_size, DTYPE_BYTES),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Assumptions:
     """What is not known of the 1B model's steps without running it.
@@ -261,25 +309,7 @@ def thesis_search(
         problem = Problem(lengths.id, lengths.id, None, lengths.level)
         draw = _AssumedSteps(lengths, seed, assumptions or Assumptions())
         problems.append(_grown(problem, own, strategy, draw))
-    settings = RecordedSettings(
-        strategy="BeamSearch",
-        strategy_settings=asdict(strategy),
-        seed=seed,
-        min_problem_batch=IN_FLIGHT,
-        score_cache=True,
-        temperature=0.8,
-        top_p=1.0,
-        top_k=0,
-        min_p=0.0,
-        max_step_tokens=2048,
-        voting="weighted",
-        score_shuffle_seed=None,
-        prm_format="rlhflow",
-        prm_fingerprint=f"grown:{PRM}",
-        prm_columns=(PLUS, MINUS),
-    )
-    engines = _engine(LLM, 19_000), _engine(PRM, 6_500)  # about a share of 0.3 of 40 GiB
-    return Recording(settings, *engines, tuple(problems))
+    return _recording(problems, strategy, seed)
 
 
 class _Progress(NamedTuple):
