@@ -239,31 +239,6 @@ def _recording(problems: Sequence[RecordedProblem], strategy: BeamSearch, seed: 
     return Recording(settings, *engines, tuple(problems))
 
 
-def _engine(model: str, num_blocks: int) -> RecordedEngine:
-    """What an engine of the thesis profile's settings would tell about itself."""
-    config = EngineConfig(
-        model,
-        num_blocks=num_blocks,
-        max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=256,
-        max_num_batched_tokens=8192,
-        dtype="bfloat16",
-    )
-    spec = model_spec(model)
-    return RecordedEngine(
-        name=model,
-        architecture=spec.architecture,
-        fingerprint=f"grown:{model}",
-        max_model_len=MAX_MODEL_LEN,
-        value_outputs=None,
-        config=config.to_dict(),
-        spec=asdict(spec),
-        num_blocks=num_blocks,
-        weight_bytes=held_bytes(model, DTYPE_BYTES) + spec.table_bytes(DTYPE_BYTES),
-        block_bytes=spec.block_bytes(config.block_size, DTYPE_BYTES),
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Assumptions:
     """What is not known of the 1B model's steps without running it.
