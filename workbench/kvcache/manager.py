@@ -284,7 +284,9 @@ class KVCacheManager:
         computed = table.num_tokens if num_computed is None else num_computed
         full = computed // self.block_size
         for block in table.blocks[full:]:
-            self.pool.withdraw(block)
+            if block.digest is not None:
+                del self.pool.holders[block.digest]
+                block.digest = None
         if token_ids is not None and self.enable_prefix_caching:
             if partial := tuple(token_ids[full * self.block_size : computed]):
                 parent = table.chain[full - 1] if full else table.root

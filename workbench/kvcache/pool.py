@@ -342,12 +342,6 @@ class BlockPool:
         block.digest = self.partials.add(parent, tokens)
         self.holders[block.digest] = block
 
-    def withdraw(self, block: Block) -> None:
-        """A referenced block can be hit no more: its KV never came into being."""
-        if block.digest is not None:
-            del self.holders[block.digest]
-            block.digest = None
-
     def give_up(self, block: Block) -> None:
         """A cached block's content is worth nothing any more.
 

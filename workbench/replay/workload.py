@@ -308,30 +308,28 @@ class _AssumedSteps:
         self._room = MAX_MODEL_LEN - max(around, PROMPT_HEAD + PROMPT_TAIL) - 64
 
     def __call__(self, beams: Sequence[Beam]) -> list[DrawnStep]:
-        for beam in sorted(beams, key=lambda beam: beam.path[-1]):  # twins follow their siblings
-            self._steps[beam.path] = self._draw(beam.path)
-        return [self._steps[beam.path] for beam in beams]
-
-    def _draw(self, path: NodePath) -> DrawnStep:
-        assumed, parent = self._assumed, self._progress[path[:-1]]
-        draws, before = random.Random(f"{self._name}/{path}"), (*path[:-1], path[-1] - 1)
-        if before in self._steps and draws.random() < assumed.twins:
-            self._progress[path] = self._progress[before]
-            return self._steps[before]
-        wanted = parent.wanted * draws.lognormvariate(0, assumed.length_spread)
-        usual = math.log(assumed.step_tokens)
-        count = max(2, round(draws.lognormvariate(usual, assumed.step_spread)))
-        left = self._room - parent.tokens - (parent.steps + 1) * (PRM_BETWEEN + PRM_VERDICT)
-        if draws.random() < assumed.endless:
-            wanted = math.inf
-        ends = count >= wanted or count >= left - 2 * assumed.step_tokens
-        count = max(2, min(count, math.ceil(min(wanted, left))))
-        score = min(max(parent.score + draws.gauss(0, assumed.score_spread), 0.0), 1.0)
-        self._progress[path] = _Progress(
-            wanted - count, score, parent.tokens + count, parent.steps + 1
-        )
-        text = "/".join(map(str, path)) + STEP_END
-        return DrawnStep(drawn_tokens(draws, count), text, score, "eos" if ends else "stop")
+        assumed, usual = self._assumed, math.log(self._assumed.step_tokens)
+        paths = [beam.path for beam in beams]
+        for path in sorted(paths, key=lambda path: path[-1]):  # twins follow their siblings
+            parent, before = self._progress[path[:-1]], (*path[:-1], path[-1] - 1)
+            draws = random.Random(f"{self._name}/{path}")
+            if before in self._steps and draws.random() < assumed.twins:
+                self._progress[path] = self._progress[before]
+                self._steps[path] = self._steps[before]
+                continue
+            wanted = parent.wanted * draws.lognormvariate(0, assumed.length_spread)
+            count = max(2, round(draws.lognormvariate(usual, assumed.step_spread)))
+            left = self._room - parent.tokens - (parent.steps + 1) * (PRM_BETWEEN + PRM_VERDICT)
+            if draws.random() < assumed.endless:
+                wanted = math.inf
+            ends = count >= wanted or count >= left - 2 * assumed.step_tokens
+            count = max(2, min(count, math.ceil(min(wanted, left))))
+            score = min(max(parent.score + draws.gauss(0, assumed.score_spread), 0.0), 1.0)
+            tokens, steps = parent.tokens + count, parent.steps + 1
+            self._progress[path] = _Progress(wanted - count, score, tokens, steps)
+            text, reason = "/".join(map(str, path)) + STEP_END, "eos" if ends else "stop"
+            self._steps[path] = DrawnStep(drawn_tokens(draws, count), text, score, reason)
+        return [self._steps[path] for path in paths]
 
 
 # -- from published completions --
