@@ -1,7 +1,8 @@
-"""Every kernel compiles for a Hopper GPU: the compiler needs none, so this runs anywhere.
+"""Every kernel compiles for Ampere, Ada and Hopper GPUs, and what it takes of their registers and
+shared memory is bounded: the compiler needs no GPU, so this runs anywhere.
 
 With the tiles that are used, for heads of 64 and 128, in bfloat16 and once in the others. In
-processes of their own, since here kernels are interpreted.
+processes of their own, since here kernels are interpreted. `pytest -rP` prints the table.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("triton", reason="triton is not installed (it exists for Linux)")
+triton = pytest.importorskip("triton", reason="triton is not installed (it exists for Linux)")
+USAGE = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 COMPILE = """
-import re, triton
+import re, subprocess, sys, tempfile, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from workbench.kernels.triton import attention, products, rows
@@ -25,8 +27,28 @@ from workbench.kernels.triton.products import FixedTiles
 
 X, LIST, FLOAT, DOUBLE, STRIDE, COUNT = "*bf16", "*i64", "*fp32", "*fp64", "i32 ", "i32"
 MATRIX = X, STRIDE  # a stride is a multiple of 16, as addresses are
+CAPABILITY, USAGE = int(sys.argv[1]), sys.argv[2]
+SHARED = {80: 164, 89: 100, 90: 228}[CAPABILITY] << 10  # bytes of a multiprocessor
 
-def ptx(kernel, kinds, constants, warps=4, element="bf16", stages=3, fusion=True):
+def warps_at_once(kernel, what):  # on a multiprocessor, as registers and shared memory allow
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        told = subprocess.run([USAGE, "-res-usage", file.name], capture_output=True, text=True)
+    names = "REG", "STACK", "LOCAL"
+    registers, *spilled = (int(re.search(rf"{n}:(\\d+)", told.stdout)[1]) for n in names)
+    warps, shared = kernel.metadata.num_warps, kernel.metadata.shared
+    programs = min(65536 // (-(-registers // 8) * 8 * 32 * warps), SHARED // (shared + 1024))
+    print(f"sm_{CAPABILITY} {what:44} {registers:4} registers {shared:7,} B shared "
+          f"{warps} warps x {programs} at once, spilled {spilled}")
+    assert spilled == [0, 0], f"{what} keeps registers in memory"
+    assert registers <= 255 and shared <= SHARED - 1024 and warps * programs >= 8, what
+    return warps * programs
+
+def ptx(*given, **options):
+    return compiled(*given, **options)[0].asm["ptx"]
+
+def compiled(kernel, kinds, constants, warps=4, element="bf16", stages=3, fusion=True):
     leaves = {}
     for at, kind in enumerate(kinds):
         parts = [kind] if isinstance(kind, str) else kind
@@ -44,40 +66,41 @@ def ptx(kernel, kinds, constants, warps=4, element="bf16", stages=3, fusion=True
          kind == STRIDE},
     )
     options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": fusion}
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+    kernel = triton.compile(source, target=GPUTarget("cuda", CAPABILITY, 32), options=options)
+    flat = [c for c in constants if isinstance(c, int)] + [c.head_dim for c in constants
+                                                           if isinstance(c, Shape)]
+    return kernel, warps_at_once(kernel, f"{source.fn.__name__} {element} {flat}")
 
 def attended(head_dim, element="bf16"):  # prefilled and decoded, with the tiles that are used
     tiles = attention.FULL_PRECISION if element == "fp32" else Tiles()
     shape, parts = Shape(8, 4, head_dim, 16, True), (FLOAT,) * 3
+    tiles = tiles.fitting(shape)
     how = dict(warps=tiles.warps, element=element, fusion=False)
     ptx(attention.join, [LIST, LIST, parts, COUNT, MATRIX], [shape, tiles.span], **how)
     kinds, how["stages"] = [(LIST,) * 5, COUNT, COUNT, MATRIX, (X, "fp32")], tiles.stages
-    return [ptx(attention.attention, [*kinds, out], [shape, tiles, out is parts], **how)
-            for out in (MATRIX, parts)]
-"""
-KERNELS = {
-    "attention": """
+    (prefill, least), (decode, warps) = (
+        compiled(attention.attention, [*kinds, out], [shape, tiles, out is parts], **how)
+        for out in (MATRIX, parts)
+    )
+    assert warps >= least  # launched apart, so that a prefill takes nothing from a decode
+    return prefill.asm["ptx"], decode.asm["ptx"]
+
 for text in attended(128):
-    assert "wgmma" in text  # by tensor cores
+    assert ("wgmma" if CAPABILITY == 90 else "mma.sync") in text  # by tensor cores
     assert len(re.findall(r"cp\\.async\\.cg[^;]*0x10", text)) >= 16  # 16 bytes each, ahead of use
-""",
-    "attention otherwise": """
 attended(64)
-attended(64, "fp16")
+if CAPABILITY == 90:
+    attended(64, "fp16")
 attended(128, "fp32")
-""",
-    "rows": """
 ptx(rows.rms_norm, [X, STRIDE, X, X, STRIDE, "fp32"], [2048])
 ptx(rows.gate, [X, X, STRIDE], [8192])
 ptx(rows.rotate_and_store, [X, STRIDE, (X, X), (LIST,) * 3, COUNT, X], [Shape(8, 4, 128, 16, True)])
 for count, columns in ((2, 2), (40, 16)):
     ptx(rows.selected_logits, [X, STRIDE, LIST, X, LIST, X], [2048, count, columns])
-for vocabulary in (128256, 300):
+for vocabulary in (128256, 300)[: 2 if CAPABILITY == 90 else 1]:
     ptx(rows.largest_of, [X, STRIDE, FLOAT, LIST], [vocabulary])
     ptx(rows.weights_of, [X, STRIDE, DOUBLE, FLOAT, DOUBLE], [vocabulary])
     ptx(rows.token_of, [X, STRIDE, DOUBLE, DOUBLE, FLOAT, LIST, DOUBLE, LIST], [vocabulary])
-""",
-    "products": """
 how = dict(stages=4, fusion=False)
 for mode in (0, 1, 2):
     text = ptx(products.product, [MATRIX, X, MATRIX, COUNT], [2048, 8192, 4, mode, FixedTiles()],
@@ -88,18 +111,26 @@ parts, small = [MATRIX, X, (FLOAT, STRIDE), COUNT], products.FULL_PRECISION
 sizes = [2048, 2048, 1, 0]
 ptx(products.product, parts, [*sizes, FixedTiles()], **how)
 ptx(products.product, parts, [*sizes, small], element="fp32", stages=2, fusion=False)
-""",
-}
+"""
 
 
-@pytest.mark.parametrize("name", KERNELS)
-def test_kernels_compile_for_a_gpu(name: str, tmp_path: Path) -> None:
-    """To PTX and machine code, with wide loads ahead of use and products by tensor cores."""
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 89, 90])
+def test_kernels_compile_for_a_gpu(capability: int, tmp_path: Path) -> None:
+    """With wide loads ahead of use and products by tensor cores; nothing is spilled, and at least
+    eight warps run at once on a multiprocessor, of a decode no fewer than of a prefill.
+    """
+    if not USAGE.exists():
+        pytest.skip(f"this triton brings no {USAGE.name} to read compiled kernels with")
     script = tmp_path / "compile.py"
-    script.write_text(COMPILE + KERNELS[name])
+    script.write_text(COMPILE)
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment |= {"TRITON_CACHE_DIR": str(tmp_path / "cache")}
     done = subprocess.run(
-        [sys.executable, str(script)], env=environment, capture_output=True, text=True
+        [sys.executable, str(script), str(capability), str(USAGE)],
+        env=environment,
+        capture_output=True,
+        text=True,
     )
+    sys.stdout.write(done.stdout)
     assert done.returncode == 0, done.stderr

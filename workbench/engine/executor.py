@@ -215,16 +215,13 @@ class DecodeSteps:
                 self._pass(rows)()
 
     def _pass(self, rows: int) -> Callable[[], None]:
-        if rows not in self._passes:
-            self._passes[rows] = self._record(rows)
-        return self._passes[rows]
-
-    def _record(self, rows: int) -> Callable[[], None]:
         """Unused entries of the table are of former steps: no row reads beyond its position.
 
         What is recorded does not hold on to this object, which would keep buffers until garbage is
         collected.
         """
+        if rows in self._passes:
+            return self._passes[rows]
         context = ForwardContext(
             positions=self._positions[:rows],
             sequence=np.arange(rows, dtype=np.int64),
@@ -233,7 +230,9 @@ class DecodeSteps:
             block_offsets=self._block_offsets[:rows],
         )
         model, caches, buffers = self._model, self._caches, self._buffers
-        return model.kernels.record(lambda: model.run_layers(rows, caches, context, buffers))
+        work = model.kernels.record(lambda: model.run_layers(rows, caches, context, buffers))
+        self._passes[rows] = work
+        return work
 
 
 def staged(array: NDArray[Any], dtype: type[np.generic], device: torch.device) -> torch.Tensor:

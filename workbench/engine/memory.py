@@ -233,13 +233,15 @@ def measure_graphs(executor: Executor, layers: int) -> int:
     device = executor.model.device
     if device.type == "cpu":
         return 0
-    torch.cuda.empty_cache()  # what is idle would hide what is taken
-    held, beside = torch.cuda.memory_reserved(device), beside_torch(device)
+
+    def held() -> tuple[int, int]:
+        torch.cuda.empty_cache()  # what is idle would hide what is taken
+        return torch.cuda.memory_reserved(device), beside_torch(device)
+
+    before = held()
     executor.record_steps()
-    torch.cuda.empty_cache()
-    held = torch.cuda.memory_reserved(device) - held
-    beside = beside_torch(device) - beside
-    return max(0, held) + max(0, beside) * layers // len(executor.model.layers)
+    torchs, drivers = (max(0, now - then) for now, then in zip(held(), before))
+    return torchs + drivers * layers // len(executor.model.layers)
 
 
 def _even_plan(

@@ -157,7 +157,7 @@ class TritonKernels(ReferenceKernels):
     ) -> None:
         """Prefill in tiles of rows, decode in spans, what siblings share once for all of them."""
         work = self._work(context, cache, out.shape[1] // cache.head_dim)
-        attend(self._tiles(work.shape.group), qkv, out, cache, work)
+        attend(self.tiles.fitting(work.shape), qkv, out, cache, work)
 
     def choose(
         self,
@@ -192,12 +192,7 @@ class TritonKernels(ReferenceKernels):
 
     def plan(self, context: ForwardContext, shape: Shape) -> StepWork:
         """A step's lists."""
-        return plan_work(context, shape, self._tiles(shape.group), self.share)
-
-    def _tiles(self, group: int) -> Tiles:
-        """With room for a row of all heads of a group."""
-        queries = max(self.tiles.queries, triton.next_power_of_2(group))
-        return self.tiles._replace(queries=queries)
+        return plan_work(context, shape, self.tiles.fitting(shape), self.share)
 
     def _work(self, context: ForwardContext, cache: LayerCache, heads: int) -> DeviceWork:
         """A step's lists on the device: made for its first layer, kept for the others."""

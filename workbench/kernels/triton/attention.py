@@ -59,6 +59,11 @@ class Tiles(NamedTuple):
     warps: int = 4
     stages: int = 2  # tiles under way at a time
 
+    def fitting(self, shape: "Shape") -> "Tiles":
+        """With room for a row of all heads of a group, and, of large heads, in registers."""
+        queries = max(self.queries, triton.next_power_of_2(shape.group))
+        return self._replace(queries=queries, warps=8 if shape.head_dim > 64 else self.warps)
+
 
 FULL_PRECISION = Tiles(queries=32, tile=16, warps=8)  # float32: without tensor cores more is slower
 
