@@ -43,18 +43,14 @@ def run(tmp_path, names, parameters=None, **more):
     )
 
 
-def test_an_unknown_parameter_is_refused_before_anything_runs_and_the_nearest_named(tmp_path):
-    notebook(tmp_path / "nb", "01_a", "raise SystemExit")
+def test_an_unknown_parameter_or_notebook_is_refused_before_anything_runs(tmp_path):
+    """And the nearest is named."""
+    notebook(tmp_path / "nb", "02_memory_split", "raise SystemExit")
     with pytest.raises(ConfigError, match=r"no parameter .share.\..* .shares.\?"):
-        run(tmp_path, ["01_a"], {"share": [0.2]})
-    assert not (tmp_path / "out").exists()
-
-
-def test_an_unknown_notebook_is_refused_and_the_nearest_named(tmp_path):
-    notebook(tmp_path / "nb", "02_memory_split")
+        run(tmp_path, ["02"], {"share": [0.2]})
     with pytest.raises(ConfigError, match="Did you mean '02_memory_split'"):
         run(tmp_path, ["02_memory_spilt"])
-    assert notebook_files(["02"], tmp_path / "nb")[0].stem == "02_memory_split"
+    assert not (tmp_path / "out").exists()
     with pytest.raises(ConfigError, match="no notebooks"):
         notebook_files(None, tmp_path / "nowhere")
 

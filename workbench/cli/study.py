@@ -144,11 +144,10 @@ def report(
     from workbench.experiments.provenance import project_root
     from workbench.experiments.study import figures_home, provenance_of
 
-    # as in a notebook, what is given counts from the project's root
-    folder = project_root() / (parameters.get("figures_folder") or figures_home(sweep))
+    root = project_root()  # as in a notebook, what is given counts from there
+    folder = root / (parameters.get("figures_folder") or figures_home(sweep))
     claims = sorted([*claims_of(sweep), *further], key=lambda claim: claim.key)
-    measured, reports = provenance_of(sweep), project_root() / "reports"
-    index = write_report(executed, claims, measured, reports, folder)
+    index = write_report(executed, claims, provenance_of(sweep), root / "reports", folder)
     failed = _print_problems(sweep.all_runs)
     terminal().print(f"figures: {folder}\nreport:  {index}")
     if failed:
@@ -159,8 +158,7 @@ def report(
 def _sweep(config: SweepConfig, runs: str | None, how: Mapping[str, Any]) -> Study:
     from workbench.experiments.study import preview, run_sweep
 
-    found = preview(config, runs, **how)
-    if found.num_to_run:
+    if (found := preview(config, runs, **how)).num_to_run:
         terminal().print(str(found))
     return run_sweep(config, runs, **how)
 

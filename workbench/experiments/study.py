@@ -349,9 +349,8 @@ def policies_planned(
     first = settings.reference_runs(config, plan)
     study = run_study(config, first, runs_dir, plan=plan, compute=False, stale_ok=stale_ok)
     size = int(first[0].get("kv_bytes")) // 2
-    need = settings.WorkingSet(size, size, longest=256)
-    if not study.missing:
-        need = working_set_of(study.all_runs)
+    unknown = settings.WorkingSet(size, size, longest=256)
+    need = unknown if study.missing else working_set_of(study.all_runs)
     return [*first, *settings.policy_runs(config, plan, need)]
 
 
@@ -503,7 +502,7 @@ def keep_figure(
     beside: Any = None,
 ) -> SavedFigure:
     """Save a figure of the study in `folder` (default: its home, or that of the study `beside`)."""
-    place = Path(folder) if folder else figures_home(study if beside is None else beside)
+    place = Path(folder or figures_home(study if beside is None else beside))
     first = json.loads(study.runs.iloc[[0]].to_json(orient="records", double_precision=15))[0]
     measured = {"versions": json.loads(first["versions"])}
     for about in ("machine_", "git_"):
