@@ -44,6 +44,7 @@ def format_size(num_bytes: float) -> str:
 
 AGGREGATIONS = ("last", "min", "prod", "mean")
 """How a beam's step scores become one number."""
+VOTINGS = ("weighted", "majority", "naive")
 _ONE = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 _MANY = {int: "whole numbers", float: "numbers", bool: "truth values", str: "texts"}
 
@@ -250,7 +251,7 @@ class SearchConfig(SearchSwitches):
     max_step_tokens: AtLeastOne = 256
     # None: the strategy's own
     aggregation: Annotated[str | None, AGGREGATIONS] = None
-    voting: Annotated[str, ("weighted", "majority", "naive")] = "weighted"
+    voting: Annotated[str, VOTINGS] = "weighted"
     system_prompt: str | None = None  # None: the model template's default
     prm_format: str | None = None  # None: as the PRM was made
     score_shuffle_seed: int | None = None  # the control experiment: scores dealt at random

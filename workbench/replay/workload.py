@@ -31,16 +31,7 @@ from workbench.search.recording import (
     Recording,
     read_recording,
 )
-from workbench.search.strategies import (
-    STEP_END,
-    Beam,
-    BeamSearch,
-    Generate,
-    NodePath,
-    Score,
-    Step,
-    split_steps,
-)
+from workbench.search.strategies import STEP_END, Beam, BeamSearch, Generate, Step, split_steps
 
 FOLDER = Path(__file__).parent / "data"
 MATH500 = FOLDER / "math500_lengths.csv"
@@ -149,13 +140,12 @@ def _grown(problem: Problem, own: Tokens, strategy: BeamSearch, draw: Draw) -> R
         while True:
             request = search.send(reply)
             rounds += 1
-            if isinstance(request, Score):
+            if not isinstance(request, Generate):  # it asks for scores
                 reply = [
                     tuple(solutions[b.steps[: k + 1]].score or 0.0 for k in range(len(b.steps)))
                     for b in request.beams
                 ]
                 continue
-            assert isinstance(request, Generate)
             drawn = draw(request.beams)
             for slot, (beam, s) in enumerate(zip(request.beams, drawn, strict=True)):
                 step = RecordedStep(
@@ -302,8 +292,8 @@ class _AssumedSteps:
     def __init__(self, lengths: Lengths, seed: int, assumed: Assumptions) -> None:
         self._assumed, self._name = assumed, f"{seed}/{lengths.id}"
         start = _Progress(assumed.length_ratio * lengths.solution_tokens, 0.9, 0, 0)
-        self._progress: dict[NodePath, _Progress] = {(): start}
-        self._steps: dict[NodePath, DrawnStep] = {}
+        self._progress: dict[tuple[int, ...], _Progress] = {(): start}
+        self._steps: dict[tuple[int, ...], DrawnStep] = {}
         around = PRM_HEAD + PRM_VERDICT + lengths.problem_tokens
         self._room = MAX_MODEL_LEN - max(around, PROMPT_HEAD + PROMPT_TAIL) - 64
 
@@ -422,7 +412,7 @@ class _PublishedSteps:
     def __init__(self, row: Row, tokenize: Tokenize, name: str, problem_tokens: int) -> None:
         self._tokenize, self._name = tokenize, name
         root = _KnownStep(0.5)
-        self._at: dict[NodePath, _KnownStep | None] = {(): root}
+        self._at: dict[tuple[int, ...], _KnownStep | None] = {(): root}
         for text, scores in zip(row["completions"], row["scores"], strict=True):
             node = root
             for place, step in enumerate(split_steps(text)):
@@ -441,7 +431,7 @@ class _PublishedSteps:
             self._left = 0  # what is left found no place among the survivors
         return [found[beam.path] or self._modelled(beam) for beam in beams]
 
-    def _published(self, path: NodePath) -> DrawnStep | None:
+    def _published(self, path: tuple[int, ...]) -> DrawnStep | None:
         """The k-th child of a step takes its k-th continuation; equal beams come last."""
         parent, ordinal = self._at[path[:-1]], path[-1]
         once = list(parent.following.items()) if parent is not None else []

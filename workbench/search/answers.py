@@ -110,7 +110,6 @@ _AGGREGATIONS: dict[str, Callable[[Sequence[float]], float]] = {
     "prod": math.prod,
     "mean": fmean,
 }
-VOTINGS = ("weighted", "majority", "naive")
 UNSCORED = 0.5
 """Score of a beam without a step: the PRM has seen nothing for or against it."""
 

@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from workbench.search.answers import UNSCORED, VOTINGS, aggregate, check_choice, pass_at_k, vote
+from workbench.config import VOTINGS
+from workbench.search.answers import UNSCORED, aggregate, check_choice, pass_at_k, vote
 from workbench.search.strategies import Beam, NodePath, Step
 from workbench.trace import NodeRow, Trace, write_table
 
