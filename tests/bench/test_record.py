@@ -59,8 +59,9 @@ def test_a_part_measured_again_is_counted_in_the_record(tmp_path):
     assert [row["value"] for row in found["rows"]] == [4.0, 2.0]
     assert found["again"] == {"arena": [whole["git"]["commit"]] * 2}
     assert found["mode"] == whole["mode"] and found["code"] == whole["code"]
-    write_record(again | {"git": {"commit": "0" * 40, "dirty": False}}, file)
-    assert bench.doubts(json.loads(file.read_text()))[-1] == "mixed: rows of 2 commits"
+    write_record(again | {"git": {"commit": "0" * 40, "dirty": True}}, file)
+    *_, dirty, mixed = bench.doubts(json.loads(file.read_text()))
+    assert dirty.startswith("dirty") and mixed == "mixed: rows of 2 commits"
 
 
 @pytest.fixture

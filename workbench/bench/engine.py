@@ -468,12 +468,7 @@ class EngineBench:
         files = gguf if name == "llama.cpp" else folder
         if files is None:
             raise PeerError(f"{self.model} has no files that {name} reads")
-        settings = {
-            "model": str(files),
-            "threads": torch.get_num_threads(),
-            **self._limits,
-            **dtype,
-        }
+        settings = self._limits | dtype | {"model": str(files), "threads": torch.get_num_threads()}
         if variant and not dtype:
             settings |= {"quantised": variant, "written": f"{folder}-{variant}.gguf"}
         return PeerProcess(name, PEERS_FOLDER, settings)

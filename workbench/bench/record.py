@@ -212,7 +212,9 @@ def joined(content: dict[str, Any], file: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{file} is of {told[0]}, --part {part} of {told[1]}; name another file.")
     rows = {row["name"]: row for row in (*whole["rows"], *content["rows"])}
     times = [*whole.get("again", {}).get(part, []), content["git"]["commit"]]
-    return whole | {"rows": [*rows.values()], "again": whole.get("again", {}) | {part: times}}
+    git = whole["git"] | {"dirty": content["git"]["dirty"] or whole["git"]["dirty"]}
+    again = whole.get("again", {}) | {part: times}
+    return whole | {"git": git, "rows": [*rows.values()], "again": again}
 
 
 def write_record(content: dict[str, Any], file: str | Path) -> Path:
