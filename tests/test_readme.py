@@ -66,6 +66,7 @@ SHOWN["engine_smollm2"] = {
 }
 LATER = {  # rows that records made before do not have
     "fma_flops_per_s": "this machine's multiply-adds on registers alone, float32",
+    "tile_share_of_peak": "a product's inner loop, part of those",
     "prefill_512@products": SHOWN["engine"]["prefill_512"],
     "decode_b64@products": SHOWN["engine"]["decode_b64"],
     **{

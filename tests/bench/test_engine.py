@@ -71,6 +71,7 @@ def test_every_row_of_the_record_is_measured_on_a_small_input(monkeypatch, tmp_p
     kinds = ("", "@products", "+invariant")
     assert list(rows) == [
         *(f"sample_{name}_600" for name in engine.SAMPLED),
+        "tile_share_of_peak",
         *(f"decode_{batch}{kind}" for batch in ("b1", "b3") for kind in kinds),
         *("bookkeeping_share_b3", "bookkeeping_share_b3+invariant", "paged_over_contiguous"),
         *(f"prefill_16{kind}" for kind in kinds),

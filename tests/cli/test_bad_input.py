@@ -59,8 +59,8 @@ def test_a_share_without_room_names_the_model_and_the_shares_that_fit(share, lac
 
 
 def test_an_unknown_model_is_refused_before_the_machine_is_measured(monkeypatch, capsys):
-    from workbench.bench import engine
+    from workbench.bench import ceilings
 
-    monkeypatch.setattr(engine, "sampling_rows", lambda *_: pytest.fail("it measured"))
+    monkeypatch.setattr(ceilings, "tile_shares", lambda: pytest.fail("it measured"))
     assert main(["bench", "engine", "--model", "nosuch"]) == 2
     assert "nosuch" in capsys.readouterr().err

@@ -13,11 +13,12 @@ float32 and the file's own format; `@PEER-VARIANT` is the same peer on the same 
 faster: in bfloat16 where the processor multiplies it, in formats of llama.cpp's own quantiser. What
 a row calls a peer says its settings.
 
-On a CPU: `@products` is torch's F.linear of the same shapes alone, no attention; `+busy` is beside
-one process that keeps a core busy; paged_over_contiguous is decoding's attention alone, keys and
-values read a second from shuffled blocks of 16, beside torch's scaled_dot_product_attention over
-contiguous ones. sample_*: 64 rows at temperature 0.8 of logits as spread as a model's, with filters
-or log probabilities, beside the same without.
+On a CPU: `@products` is torch's F.linear of the same shapes alone, no attention;
+tile_share_of_peak is a product's inner loop, its data in the first-level cache, of multiply-adds on
+registers alone; `+busy` is beside one process that keeps a core busy; paged_over_contiguous is
+decoding's attention alone, keys and values read a second from shuffled blocks of 16, beside torch's
+scaled_dot_product_attention over contiguous ones. sample_*: 64 rows at temperature 0.8 of logits as
+spread as a model's, with filters or log probabilities, beside the same without.
 
 With `--device cuda`, in bfloat16: steps are timed as a user meets them (scheduling, launching,
 waiting for the sampled tokens), and random weights at true size (`dummy:llama-3.2-1b`) time as real
@@ -136,6 +137,7 @@ def run(
         from workbench.bench import ceilings  # noqa: PLC0415 - needs numba, a GPU does not
 
         yield from sampling_rows(torch.device(device), 3 * times)
+        yield median_row("tile_share_of_peak", ceilings.tile_shares(), "fraction")
         with closing(EngineBench(model, CPU_WORKS, times, seed, chosen)) as bench:
             yield from engine_rows(bench, ceilings.multiply_add_ceiling)
         return
