@@ -284,7 +284,7 @@ class Engine:
         engine or of another in its arena, at the end of the next one here.
         """
         self._unwanted.extend(request_ids)
-        if not self._changing and self.cache.pool.changing in (None, self.cache):
+        if not self._changing and self.cache.pool.memory.changing in (None, self.cache):
             with self._change():
                 pass
 
