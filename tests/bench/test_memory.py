@@ -119,7 +119,7 @@ def test_a_re_split_is_timed_until_it_is_reached_and_without_zeroing(monkeypatch
 def test_one_model_in_an_arena_is_set_against_a_pool_of_its_own(monkeypatch):
     """Guards the pairing and the lower bound's row."""
     monkeypatch.setattr(memory, "BLOCKS", 256)
-    ratio, low = overhead_rows(pairs=2, prompts=1)
+    ratio, low = overhead_rows(search.TINY, pairs=2, prompts=1)
     assert (ratio.name, ratio.repeats) == ("arena_vs_dedicated", 2)
     assert low.value == ratio.spread[0] <= ratio.ratio
 

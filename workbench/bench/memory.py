@@ -100,10 +100,10 @@ def run(
     """The rows of `workbench bench memory`.
 
     repeats: of starts, seeds: of the searches that share one memory, instead of the profile's.
-    part: of the rows alone, None: all; arena, forks and sharing are of the tiny pair.
+    part: of the rows alone, None: all; re-splits, forks and sharing are of the tiny pair.
     """
     tiny, sizes = model == TINY, PROFILES[profile]
-    known, kv_memory = (PARTS, "64MiB") if tiny else (PARTS[:2], "1GiB")
+    known, kv_memory = (PARTS, "64MiB") if tiny else (("starts", "beams", "arena"), "1GiB")
     if part is not None:
         check_choice("part", part, known)
     for name in known if part is None else (part,):
@@ -116,8 +116,10 @@ def run(
             workload = make_workload(TINY, limit=sizes["forks"], min_problem_batch=BATCH)
             yield from fork_rows(workload, seed)
         elif name == "arena":
-            yield resplit_row(sizes["resplits"], seed)
-            yield from overhead_rows(sizes["pairs"], sizes["prompts"], seed)
+            if tiny:
+                yield resplit_row(sizes["resplits"], seed)
+            pairs = sizes["pairs"] if tiny else PROFILES["quick"]["pairs"]
+            yield from overhead_rows(model, pairs, sizes["prompts"], seed)
         else:
             yield from sharing_rows(profile, seeds)
 
@@ -335,14 +337,14 @@ def resplit_row(repeats: int, seed: int = 0, num_pages: int = PAGES) -> Row:
     return Row("resplit_p95_ms", p95, "ms", repeats=repeats, spread=(min(times), max(times)))
 
 
-def overhead_rows(pairs: int, prompts: int, seed: int = 0) -> Iterator[Row]:
+def overhead_rows(model: str, pairs: int, prompts: int, seed: int = 0) -> Iterator[Row]:
     """arena_vs_dedicated: median of the paired ratios; _low: lower end of its 95 % interval.
 
     Both engines take turns, step by step: the machine's pace varies.
     """
-    shape, draw = block_shape(TINY), random.Random(seed)
+    shape, draw = block_shape(model), random.Random(seed)
     arena = KVArena(BLOCKS * shape.block_bytes, [shape], StaticSplit())
-    engines = Engine(TINY, arena=arena), Engine(TINY, num_blocks=BLOCKS)
+    engines = Engine(model, arena=arena), Engine(model, num_blocks=BLOCKS)
     asked = [[draw.randrange(3, 300) for _ in range(128)] for _ in range(prompts)]
     params = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
     every = []  # [seconds of each engine], the first a warm-up

@@ -630,6 +630,11 @@ class KVArena:
         shapes = [p.shape for p in self._packings.values()] if models is None else models
         return {shape.name: pack(shape, self.page).waste for shape in shapes}
 
+    @property
+    def unsettled(self) -> bool:
+        """Whether anything is to be copied or zeroed before the next store."""
+        return bool(self._retyped) or any(len(pool.copies) for pool in self.pools)
+
     def take_moves(self) -> dict[str, list[tuple[int, int]]]:
         """What `take_moves` of each model's cache returns, of those that have moves."""
         moves = {pool.shape.name: pool.copies.take() for pool in self.pools}
@@ -686,6 +691,8 @@ class KVArena:
             for each in self.pools:
                 if each.held > each.grant.limit:
                     each.give_up_idle(each.held - each.grant.limit)
+            if pool.held <= pool.grant.keep:
+                return False
             lacking = 0  # pages that others were refused, below their keep
             for other in self.pools:
                 wanted = min(other.wanted, other.grant.keep) - other.held

@@ -91,6 +91,9 @@ class Copies:
     def __init__(self) -> None:
         self._source: dict[int, int] = {}  # destination -> source
 
+    def __len__(self) -> int:
+        return len(self._source)
+
     def add(self, source: int, destination: int, *, moved: bool = False) -> None:
         """The destination shall hold what the source holds once all earlier copies are done.
 

@@ -163,6 +163,8 @@ class ArenaStorage:
 
         A copy into a page that changed hands is read before, and written after it is zeroed.
         """
+        if not self.arena.unsettled:
+            return
         with self.arena.lock:
             zeroed, moves = self.arena.take_retyped(), self.arena.take_moves()
             late: list[tuple[BlockStorage, Moves, list[torch.Tensor]]] = []
