@@ -38,9 +38,7 @@ SHOWN = {
         "accuracy_gain": "beam search minus pass@1",
         "gain_over_majority": "beam search minus majority vote of 16",
         "gain_over_shuffled": "beam search minus the same with shuffled scores",
-        "best_of_n": "accuracy of weighted best-of-{n}, the same PRM",
-        "gain_over_best_of_n": "beam search minus weighted best-of-{n}",
-        "equal_tokens_accuracy": "accuracy of weighted best-of-{N}, as many tokens as beam search",
+        "equal_tokens_accuracy": "accuracy of weighted best-of-{N}, the same PRM, as many tokens",
         "gain_at_equal_tokens": "beam search minus weighted best-of-{N}",
         "tokens_a_problem": "tokens generated a problem, beam search",
         "equal_tokens_a_problem": "the same, best-of-{N}",
@@ -125,11 +123,6 @@ SHOWN["replay"] = {
     "block_op_us": "the same, CPU time a block operation",
     "miss_ratio_s": "miss-ratio curves of both models",
 }
-UNMEASURED = {  # rows that a committed record may be too old to have
-    *("best_of_n", "gain_over_best_of_n", "equal_tokens_accuracy", "gain_at_equal_tokens"),
-    *("tokens_a_problem", "equal_tokens_a_problem"),
-}
-
 RATIOS = (
     "A ratio (x) below is the median over repeats, in each of which both sides were measured in "
     "turn; so it need not be the quotient of the two medians that stand beside it. Of searches "
@@ -212,13 +205,13 @@ def table(name: str, found: dict[str, Any]) -> list[str]:
         variants = [row for other, row in rows.items() if other.startswith(key[:-1])]
         if key.endswith("*") and variants:
             rows[key] = max(variants, key=lambda row: row["peer_value"])
-        if key not in rows and ("@" in key or key in UNMEASURED):
+        if key not in rows and "@" in key:
             continue  # a peer that was not installed, or a record made before there was the row
         row = rows[key]
         if key == "paged_over_contiguous" and row["peer"] is None:
             label = "decoding time over blocks of 16 (1: the same kernels, a block a sequence)"
         if "{" in label:
-            label = label.format(n=mode["n"], N=f"{rows['equal_tokens_n']['value']:.0f}")
+            label = label.format(N=f"{rows['equal_tokens_n']['value']:.0f}")
         if key == "prm_tokens_saved" and "uncached_problems" in mode:
             label += f", first {mode['uncached_problems']} problems, seed 0"
         cells = (label, number(row["value"], row["unit"]), beside(row), between(row))
@@ -246,21 +239,20 @@ def left_of_the_gain(rows: dict[str, Any], mode: dict[str, Any]) -> str:
         low, high = rows[name]["spread"]
         return f"{rows[name]['value']:+.3f} (95 %: {low:+.3f} to {high:+.3f})"
 
-    found = f"Beam search gains {gain('accuracy_gain')} over pass@1, one sample without a PRM. "
-    if "gain_at_equal_tokens" not in rows:
-        return found + (
-            "This record does not hold its fair baseline, samples that the same PRM scores: how "
-            "much of that comes from searching, and how much from the PRM's vote, it does not say."
-        )
     count = rows["equal_tokens_n"]["value"]
     low, high = rows["gain_at_equal_tokens"]["spread"]
     verdict = "" if low > 0 else " That interval holds 0: no gain from searching is shown."
     verdict = " There searching loses." if high < 0 else verdict
-    return found + (
-        f"Over weighted best-of-{mode['n']} with the same PRM {gain('gain_over_best_of_n')} is "
-        f"left, and over weighted best-of-{count:.0f}, which generates "
-        f"{rows['equal_tokens_a_problem']['value']:,.0f} tokens a problem to its "
-        f"{rows['tokens_a_problem']['value']:,.0f}, {gain('gain_at_equal_tokens')}.{verdict}"
+    over = (
+        f"with the same PRM, which generates {rows['equal_tokens_a_problem']['value']:,.0f} tokens"
+    )
+    over += f" a problem to its {rows['tokens_a_problem']['value']:,.0f}"
+    found = f"Beam search gains {gain('accuracy_gain')} over pass@1, one sample without a PRM; "
+    if count != mode["n"]:
+        found += f"over weighted best-of-{mode['n']} {gain('gain_over_best_of_n')}; "
+    return (
+        found
+        + f"over weighted best-of-{count:.0f} {over}, {gain('gain_at_equal_tokens')}.{verdict}"
     )
 
 
@@ -377,35 +369,21 @@ def test_the_fastest_variant_of_a_peer_stands_beside_it() -> None:
     assert "llama.cpp-Q4_0" not in text
 
 
-def search_record(**measured: tuple[float, float, float]) -> dict[str, Any]:
-    """The committed record of the search as if it held these rows too: value, low, high."""
-    found = records()["search"]
-    kept = [row for row in found["rows"] if row["name"] not in {*UNMEASURED, "equal_tokens_n"}]
-    new = [
-        kept[0] | {"name": name, "value": value, "unit": "fraction", "spread": [low, high]}
-        for name, (value, low, high) in measured.items()
-    ]
-    return found | {"rows": [*kept, *new]}
-
-
 def test_the_gain_of_beam_search_stands_beside_its_fair_baseline() -> None:
-    """What is left at equal tokens is said in words; a record that lacks it says that it does."""
-    old = "\n".join(table("search", search_record()))
-    assert "does not hold its fair baseline" in old and "best-of" not in old
-    rows = dict.fromkeys(UNMEASURED, (0.9, 0.8, 0.95)) | {
-        "gain_over_best_of_n": (0.011, -0.01, 0.03),
-        "gain_at_equal_tokens": (0.004, -0.02, 0.02),
-        "tokens_a_problem": (4600.0, 4500.0, 4700.0),
-        "equal_tokens_a_problem": (4610.0, 4500.0, 4700.0),
-        "equal_tokens_n": (38.0, 38.0, 38.0),
-    }
-    text = "\n".join(table("search", search_record(**rows)))
-    assert "| accuracy of weighted best-of-38, as many tokens as beam search | 0.9 |" in text
-    assert "Over weighted best-of-16 with the same PRM +0.011 (95 %: -0.010 to +0.030) is" in text
-    assert "4,610 tokens a problem to its 4,600, +0.004 (95 %: -0.020 to +0.020)." in text
-    assert "holds 0: no gain from searching is shown." in text
-    rows["gain_at_equal_tokens"] = (0.05, 0.02, 0.08)
-    assert "holds 0" not in "\n".join(table("search", search_record(**rows)))
+    """What is left of it at equal tokens is said in words, also where that is nothing."""
+    found = records()["search"]
+    rows = {row["name"]: row for row in found["rows"]}
+    low, high = rows["gain_at_equal_tokens"]["spread"]
+    shown = f"(95 %: {low:+.3f} to {high:+.3f})."
+    assert shown in left_of_the_gain(rows, found["mode"])
+    for spread, verdict in (
+        ((-0.02, 0.02), "holds 0: no gain from searching is shown."),
+        ((0.02, 0.08), ""),
+        ((-0.08, -0.02), "There searching loses."),
+    ):
+        rows["gain_at_equal_tokens"] |= {"spread": spread}
+        told = left_of_the_gain(rows, found["mode"])
+        assert told.endswith(verdict) and told.count("searching") == (1 if verdict else 0)
 
 
 def test_replay_tells_its_error_against_whole_repeats_first() -> None:

@@ -198,7 +198,8 @@ def explore(name: str, a: Pick, b: Pick | None = None, llm_share: float | None =
     if b is not None and name == "balance":
         searches, cells = sorted(chosen, key=lambda pick: pick.is_batches)
         rows = study_rows.balance_rows(searches, cells.all_runs)
-        measured = f"{searches.provenance}\n{study_rows.cells_provenance(cells.all_runs)}"
+        of_both = provenance(searches.runs, beside=cells.all_runs)
+        measured = f"{of_both}\n{study_rows.cells_provenance(cells.all_runs)}"
         figure = plots.balance(rows, measured)
         words = f"{searches.name}; {cells.name}: {figure.layout.meta['caption']}"
         return Drawing(figure, rows, words, {})
