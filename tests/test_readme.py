@@ -74,6 +74,13 @@ LATER = {  # rows that records made before do not have
     },
 }
 SHOWN["engine.avx2"] = SHOWN["engine"] | LATER
+SHOWN["engine"] = {
+    **{row + peer: SHOWN["engine"][row] for row in PEERED for peer in PEERS[:2]},
+    **SHOWN["engine"],
+    "sample_top_p_128256": "sampling 64 rows of 128,256 logits with top_p",
+    "sample_all_filters_128256": "the same with top_k, top_p and min_p",
+    "sample_logprobs_128256": "the same with log probabilities, no filter",
+}
 SHOWN["engine_smollm2"] |= LATER
 SHOWN["engine_smollm2.avx2"] = SHOWN["engine_smollm2"]
 SHOWN["engine_smollm2.avx2_forced"] = {

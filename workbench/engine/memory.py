@@ -2,11 +2,11 @@
 
     kv = total - weights - activations - other        num_blocks = kv // block_bytes
 
-Activations are measured by one step of the largest size: what the executor's buffers hold, the
-highest sum of what torch and numpy allocated beside them, and what recorded decoding steps keep on
-a GPU. `other` is what a GPU's memory holds that
-is not torch's (context, compiled kernels), charged to every engine of a process though they share
-it; 0 on a CPU: the interpreter is not charged.
+Activations are measured by two steps, of the most tokens and of the longest contexts: what the
+executor's buffers hold, the highest sum of what torch and numpy allocated beside them, and what
+recorded decoding steps keep on a GPU. `other` is what a GPU's memory holds that is not torch's
+(context, compiled kernels), charged to every engine of a process though they share it; 0 on a CPU:
+the interpreter is not charged.
 """
 
 from __future__ import annotations
