@@ -700,6 +700,7 @@ class StepAccount:
         held[planned.rows] = planned.computed
         # places without a token after the step; shared blocks are full, others may not be
         slack = int(np.sum(batch.num_blocks[: len(batch)] * cache.block_size - held))
+        total, active, cached = cache.num_blocks, cache.num_active, cache.num_cached
         return StepCounts(
             prefill_tokens=planned.plan.num_tokens - planned.num_decodes,
             decode_tokens=planned.num_decodes,
@@ -707,11 +708,11 @@ class StepAccount:
             running=len(batch),
             waiting=num_waiting,
             preempted=self.preempted,
-            blocks_total=cache.num_blocks,
-            blocks_active=cache.num_active,
-            blocks_cached=cache.num_cached,
-            blocks_free=cache.num_free,
-            tokens_held=cache.num_active * cache.block_size - slack,
+            blocks_total=total,
+            blocks_active=active,
+            blocks_cached=cached,
+            blocks_free=total - active - cached,
+            tokens_held=active * cache.block_size - slack,
             recomputed_tokens_evicted=evicted,
             recomputed_tokens_preempted=preempted,
             recomputed_tokens_partial=partial,

@@ -276,20 +276,20 @@ class LeasedPool(BlockPool):
         """A private block with one reference: of a held page, a new one, or an evicted one."""
         if self._num_vacant:
             block = self._pick()
-        else:
-            page = self._source.lease(self)
-            if page is None:
-                block = self._evict()
-            else:  # without content: its other blocks are vacant
-                block, *others = self.blocks[page * self.per_page : (page + 1) * self.per_page]
-                self.held += 1
-                self._vacant[page] = others[::-1]
-                if others:
-                    self._by_vacant[len(others)][page] = None
-                    self._num_vacant += len(others)
+            self._occupy(block.id // self.per_page)
+        elif (page := self._source.lease(self)) is None:
+            block = self._evict()
+            self._occupy(block.id // self.per_page)
+        else:  # without content: its other blocks are vacant
+            first = page * self.per_page
+            block, vacant = self.blocks[first], self.blocks[first + self.per_page - 1 : first : -1]
+            self.held += 1
+            self._vacant[page], self._live[page] = vacant, 1
+            if vacant:
+                self._by_vacant[len(vacant)][page] = None
+                self._num_vacant += len(vacant)
         self.stats.allocated += 1
         block.ref_count = 1
-        self._occupy(block.id // self.per_page)
         self._num_live += 1
         return block
 
@@ -309,14 +309,18 @@ class LeasedPool(BlockPool):
         self._occupy(page)
         self._num_live += 1
 
-    def _unused(self, block: Block) -> None:
-        page, tick = block.id // self.per_page, self._source.tick()
-        self._num_live -= 1
-        self._live[page] -= 1
-        self._last_used[page] = tick
-        if self._live[page] == 0:
-            self.idle[page] = tick
-        super()._unused(block)
+    def release(self, blocks: Iterable[Block]) -> None:
+        """One reference less; pages without a live block become idle, or go back."""
+        blocks, live = list(blocks), self._live
+        for block in blocks:
+            if block.ref_count == 1:
+                page = block.id // self.per_page
+                self._num_live -= 1
+                live[page] -= 1
+                self._last_used[page] = tick = self._source.tick()
+                if not live[page]:
+                    self.idle[page] = tick
+        super().release(blocks)
 
     def _occupy(self, page: int) -> None:
         """One live block more."""
@@ -368,7 +372,8 @@ class LeasedPool(BlockPool):
             del self._vacant[page]
             self.idle.pop(page, None)
         self.held -= len(pages)
-        self.copies.forget(pages, self.per_page)
+        if self.copies:
+            self.copies.forget(pages, self.per_page)
         # the last to come goes first: its bytes are nearest
         self._source.free_pages.extendleft(reversed(pages))
 
@@ -556,6 +561,8 @@ class KVArena:
                 f"{sum(floors)} ({dict(zip(self.models, floors))}). Give more memory, or a smaller "
                 "max_model_len."
             )
+        # what is to be zeroed or copied before the next store
+        self.unsettled = [self._retyped, *(pool.copies for pool in self.pools)]
         self._split = pages_above_floors(floors, self.num_pages)
         if kv_share is not None:
             answer = self.resplit(kv_share)
@@ -629,11 +636,6 @@ class KVArena:
         """Bytes of a page that each model (default: those of the arena) cannot use."""
         shapes = [p.shape for p in self._packings.values()] if models is None else models
         return {shape.name: pack(shape, self.page).waste for shape in shapes}
-
-    @property
-    def unsettled(self) -> bool:
-        """Whether anything is to be copied or zeroed before the next store."""
-        return bool(self._retyped) or any(len(pool.copies) for pool in self.pools)
 
     def take_moves(self) -> dict[str, list[tuple[int, int]]]:
         """What `take_moves` of each model's cache returns, of those that have moves."""
@@ -746,10 +748,10 @@ class KVArena:
 
     def _grant(self, stepping: LeasedPool | None) -> None:
         """Ask the policy, if what it sees has changed. stepping: the model whose turn it is."""
-        seen = [
-            (pool is stepping or pool.num_active > 0, pool.ghosts.hits, pool.readmissions)
-            for pool in self.pools
-        ]
+        seen = []
+        for pool in self.pools:
+            running = pool is stepping or pool.num_active > 0
+            seen.append((running, pool.ghosts.hits, pool.readmissions))
         if seen == self._seen:
             return
         self._seen = seen
@@ -787,7 +789,7 @@ class KVArena:
             return None
         reserved = 0  # free pages that are the other models' floors
         for other in self.pools:
-            if other.held < other.floor_pages and other is not pool:
+            if other is not pool and other.held < other.floor_pages:
                 reserved += other.floor_pages - other.held
         if len(self.free_pages) <= reserved:
             donors = [p for p in self.pools if p is not pool and p.idle and p.held > p.grant.keep]

@@ -85,39 +85,32 @@ class ResizeAnswer:
         return self.outcome == "refused"
 
 
-class Copies:
-    """Contents of blocks still to be copied: all sources are read before anything is written."""
-
-    def __init__(self) -> None:
-        self._source: dict[int, int] = {}  # destination -> source
-
-    def __len__(self) -> int:
-        return len(self._source)
+class Copies(dict[int, int]):
+    """Destination -> source of contents still to be copied: all are read before any is written."""
 
     def add(self, source: int, destination: int, *, moved: bool = False) -> None:
         """The destination shall hold what the source holds once all earlier copies are done.
 
         moved: what the source holds afterwards does not matter.
         """
-        origin = self._source.get(source, source)
+        origin = self.get(source, source)
         if moved:
-            self._source.pop(source, None)
+            self.pop(source, None)
         if origin == destination:  # there and back again
-            self._source.pop(destination, None)
+            self.pop(destination, None)
         else:
-            self._source[destination] = origin
+            self[destination] = origin
 
     def forget(self, pages: Iterable[int], per_page: int) -> None:
         """The blocks of these pages lost their content, some before it came."""
-        if self._source:
-            lost = set(pages)
-            for destination in [d for d in self._source if d // per_page in lost]:
-                del self._source[destination]
+        lost = set(pages)
+        for destination in [d for d in self if d // per_page in lost]:
+            del self[destination]
 
     def take(self) -> list[tuple[int, int]]:
         """(source, destination) of each; they count as carried out."""
-        taken = [(source, destination) for destination, source in self._source.items()]
-        self._source.clear()
+        taken = [(source, destination) for destination, source in self.items()]
+        self.clear()
         return taken
 
 
@@ -441,7 +434,8 @@ class BlockPool:
             block.ref_count = used[block]
             block.digest = block.digest if block in used else None
         self.holders = {block.digest: block for block in used if block.digest is not None}
-        self.partials, self.copies = PartialIndex(), Copies()
+        self.partials = PartialIndex()
+        self.copies.clear()
         self._full.clear()
         self._partial.clear()
         self._retired.clear()

@@ -66,7 +66,8 @@ class BlockStorage:
         Between planning a step and storing anything.
         """
         if self._arena is not None:
-            self._arena.settle()
+            if any(self._arena.arena.unsettled):
+                self._arena.settle()
         elif moves := cache.take_moves():
             self.write(moves, self.read(moves))
 
@@ -163,8 +164,6 @@ class ArenaStorage:
 
         A copy into a page that changed hands is read before, and written after it is zeroed.
         """
-        if not self.arena.unsettled:
-            return
         with self.arena.lock:
             zeroed, moves = self.arena.take_retyped(), self.arena.take_moves()
             late: list[tuple[BlockStorage, Moves, list[torch.Tensor]]] = []
