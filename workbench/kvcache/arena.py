@@ -183,6 +183,8 @@ class GhostList:
         self._capacity = max(1, num_blocks // SAMPLE)
         self._digests: OrderedDict[bytes, None] = OrderedDict()
         self.hits = 0  # watched hashes that were asked for again
+        self.cold_hits = 0  # on cached blocks in the pages that the model would give up first
+        self.cold_until = 0  # a tick: pages used last up to then are those
 
     def evicted(self, digests: Iterable[bytes]) -> None:
         """These contents were evicted, in this order."""
@@ -213,12 +215,13 @@ class LeasedPool(BlockPool):
     without goes back at once. A vacant block has neither reference nor content.
     """
 
+    memory: KVArena
+
     def __init__(self, shape: BlockShape, per_page: int, source: KVArena) -> None:
         num_pages = source.num_pages
         super().__init__(num_pages * per_page)
         self._free.clear()
-        self.shape, self.per_page, self.lock = shape, per_page, source.lock
-        self.memory = self._source = source
+        self.shape, self.per_page, self.memory = shape, per_page, source
         self.floor = shape.floor_blocks
         self.floor_pages = -(-shape.floor_blocks // per_page)
         self.grant = Grant(self.floor_pages, num_pages, num_pages)
@@ -226,8 +229,6 @@ class LeasedPool(BlockPool):
         self.readmissions = 0  # of requests that had been preempted
         self.ghost_pages = max(1, num_pages // GHOST_SHARE)
         self.ghosts = GhostList(self.ghost_pages * per_page)
-        self.cold_hits = 0  # on cached blocks in the pages that it would give up first
-        self._cold_until = 0  # a tick: pages used last up to then are those
         # pages without a live block, least recently used first, with the tick of their last use
         self.idle: OrderedDict[int, int] = OrderedDict()
         self._last_used = [0] * num_pages  # when a block of theirs was released, or copied
@@ -248,17 +249,17 @@ class LeasedPool(BlockPool):
     @property
     def num_blocks(self) -> int:
         """Blocks of the pages that it holds or could have now."""
-        return (self.held + self._source.leasable(self)) * self.per_page
+        return (self.held + self.memory.leasable(self)) * self.per_page
 
     @property
     def room(self) -> int:
         """Blocks of its part of the split, whatever is lent or taken meanwhile."""
-        return self._source.asked_for[self._source.pools.index(self)] * self.per_page
+        return self.memory.asked_for[self.memory.pools.index(self)] * self.per_page
 
     @property
     def num_free(self) -> int:
         """Blocks without content, those of pages it could have included."""
-        return self._num_vacant + self._source.leasable(self) * self.per_page
+        return self._num_vacant + self.memory.leasable(self) * self.per_page
 
     @property
     def num_active(self) -> int:
@@ -277,7 +278,7 @@ class LeasedPool(BlockPool):
         if self._num_vacant:
             block = self._pick()
             self._occupy(block.id // self.per_page)
-        elif (page := self._source.lease(self)) is None:
+        elif (page := self.memory.lease(self)) is None:
             block = self._evict()
             self._occupy(block.id // self.per_page)
         else:  # without content: its other blocks are vacant
@@ -297,14 +298,14 @@ class LeasedPool(BlockPool):
         """A cached partial block was used where it is; its page was used, too."""
         super().touch(block)
         page = block.id // self.per_page
-        self._last_used[page] = tick = self._source.tick()
+        self._last_used[page] = tick = self.memory.tick()
         if page in self.idle:
             self.idle[page] = tick
             self.idle.move_to_end(page)
 
     def _reused(self, block: Block) -> None:
         page = block.id // self.per_page
-        self.cold_hits += self._last_used[page] <= self._cold_until
+        self.ghosts.cold_hits += self._last_used[page] <= self.ghosts.cold_until
         super()._reused(block)
         self._occupy(page)
         self._num_live += 1
@@ -317,7 +318,7 @@ class LeasedPool(BlockPool):
                 page = block.id // self.per_page
                 self._num_live -= 1
                 live[page] -= 1
-                self._last_used[page] = tick = self._source.tick()
+                self._last_used[page] = tick = self.memory.tick()
                 if not live[page]:
                     self.idle[page] = tick
         super().release(blocks)
@@ -375,7 +376,7 @@ class LeasedPool(BlockPool):
         if self.copies:
             self.copies.forget(pages, self.per_page)
         # the last to come goes first: its bytes are nearest
-        self._source.free_pages.extendleft(reversed(pages))
+        self.memory.free_pages.extendleft(reversed(pages))
 
     def _blocks_in(self, pages: Iterable[int]) -> Iterator[Block]:
         size = self.per_page
@@ -435,24 +436,24 @@ class LeasedPool(BlockPool):
         """Marks the idle pages it would lose first; later hits in them estimate what that costs."""
         cold = self.ghost_pages - max(0, self.grant.keep - self.held)
         ticks = islice(self.idle.values(), max(cold, 1) - 1, None)
-        self._cold_until = next(ticks, maxsize) if cold > 0 else 0
+        self.ghosts.cold_until = next(ticks, maxsize) if cold > 0 else 0
 
     def state(self, running: bool) -> ModelState:
         """The model as a policy sees it."""
         a_page = self.shape.block_cost / self.ghost_pages  # of the work that so many pages save
         missed = self.ghosts.hits * SAMPLE  # blocks, estimated, that so much more would have kept
         seen = self.shape.name, self.floor_pages, running, self.ghosts.hits
-        return ModelState(*seen, missed * a_page, self.cold_hits * a_page, self.readmissions)
+        return ModelState(*seen, missed * a_page, self.ghosts.cold_hits * a_page, self.readmissions)
 
     # -- size --
 
     def resize(self, num_blocks: int) -> ResizeAnswer:
         """Ask the arena for so many blocks."""
-        return self._source.resize(self, num_blocks)
+        return self.memory.resize(self, num_blocks)
 
     def settle(self) -> bool:
         """Between steps: the arena moves pages towards what is granted."""
-        return self._source.apply(self)
+        return self.memory.apply(self)
 
     def rebuild(self, tables: Iterable[Sequence[Block]]) -> None:
         """The pages of these blocks are held, and no others."""
@@ -476,7 +477,7 @@ class LeasedPool(BlockPool):
     def check(self, references: dict[int, int], vacant: Sequence[Block] | None = None) -> None:
         """Raise unless blocks, pages and counts agree."""
         vacant = [block for each in self._vacant.values() for block in each]
-        not_held = (page for page in range(self._source.num_pages) if page not in self._vacant)
+        not_held = (page for page in range(self.memory.num_pages) if page not in self._vacant)
         super().check(references, [*vacant, *self._blocks_in(not_held)])
         live = [0] * len(self._live)
         for block in self.blocks:
@@ -562,7 +563,7 @@ class KVArena:
                 "max_model_len."
             )
         # what is to be zeroed or copied before the next store
-        self.unsettled = [self._retyped, *(pool.copies for pool in self.pools)]
+        self.unsettled: list[object] = [self._retyped, *(pool.copies for pool in self.pools)]
         self._split = pages_above_floors(floors, self.num_pages)
         if kv_share is not None:
             answer = self.resplit(kv_share)

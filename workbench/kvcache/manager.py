@@ -170,7 +170,7 @@ class KVCacheManager:
         self.enable_prefix_caching = enable_prefix_caching
         self.reuse_partial_blocks = reuse_partial_blocks
         self.pool = BlockPool(num_blocks) if pool is None else pool
-        self.stats, self.lock = self.pool.stats, self.pool.lock
+        self.stats, self.lock = self.pool.stats, self.pool.memory.lock
         self._namespace = namespace
         self._root = chain_root(namespace, b"")  # of sequences without a salt
         self._tables: dict[int, _Table] = {}
