@@ -30,7 +30,6 @@ from workbench.kernels import ForwardContext, Kernels, LayerCache
 from workbench.kvcache.storage import BlockStorage
 from workbench.models.llama import Buffers, Linear, LlamaModel
 
-RUN = 256  # logits whose largest is looked at first
 MOST_COLUMNS = 8  # sets of columns whose output matrices are kept; a PRM asks for one
 
 
@@ -274,29 +273,14 @@ def sample(
     if not len(wanted):
         return tokens, ()
     some = logits if len(wanted) == len(rows) else logits[torch.from_numpy(wanted).to(device)]
-    best = likeliest(some, rows.logprobs[wanted])
-    ids = [[chosen, *others] for chosen, others in zip(tokens[wanted].tolist(), best, strict=True)]
+    counts = rows.logprobs[wanted].tolist()
+    best, totals = kernels.likely(some, min(max(counts), logits.shape[1]))
+    chosen = zip(tokens[wanted].tolist(), best.tolist(), counts, strict=True)
+    ids = [[token, *others[:count]] for token, others, count in chosen]
     places = np.repeat(np.arange(len(ids)), [len(each) for each in ids])
     at = torch.from_numpy(places).to(device), torch.tensor([*chain(*ids)], device=device)
-    values = iter((some[at].double() - kernels.log_totals(some)[at[0]]).tolist())
+    values = iter((some[at].double() - totals[at[0]]).tolist())
     found: list[dict[int, float] | None] = [None] * len(rows)
     for row, each in zip(wanted, ids, strict=True):
         found[row] = dict(zip(each, values))
     return tokens, tuple(found)
-
-
-def likeliest(logits: torch.Tensor, counts: NDArray[np.int64]) -> list[list[int]]:
-    """Of each row the ids of so many largest logits, the largest first, equal ones by their ids."""
-    most, runs = int(counts.max()), logits.shape[1] // RUN
-    if not most:
-        return [[]] * len(logits)
-    least = [float("-inf")] * len(logits)
-    if most <= runs:  # so many runs have a token at least as large
-        tops = logits[:, : runs * RUN].view(-1, runs, RUN).amax(2)
-        least = tops.topk(most).values[:, -1].tolist()
-    found: list[list[int]] = []
-    for row, count, bound in zip(logits, counts.tolist(), least, strict=True):
-        ids = (row >= bound).nonzero()[:, 0]
-        order = row[ids].sort(descending=True, stable=True).indices
-        found.append(ids[order][:count].tolist())
-    return found

@@ -193,9 +193,21 @@ class Kernels(ABC):
         likely first, that reach it; min_p those of at least min_p times the likeliest one's weight.
         """
 
-    def log_totals(self, logits: torch.Tensor) -> torch.Tensor:
-        """float64 [R]: the log of each row's summed exponentials: logits less it are logprobs."""
-        return torch.stack([row.double().logsumexp(0) for row in logits])  # each by itself
+    def likely(self, logits: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """What log probabilities need of finite rows, each by itself.
+
+        int64 [R, most]: the ids of so many largest logits, the largest first, equal ones by their
+        ids; float64 [R]: the log of the summed exponentials, within 1e-5: logits less it are
+        log probabilities.
+        """
+        totals = torch.stack([row.double().logsumexp(0) for row in logits])
+        if not most:
+            return torch.empty(len(logits), 0, dtype=torch.int64), totals
+        least, found = logits.topk(most).values[:, -1], []
+        for row, bound in zip(logits, least, strict=True):
+            ids = (row >= bound).nonzero()[:, 0]
+            found.append(ids[row[ids].sort(descending=True, stable=True).indices[:most]])
+        return torch.stack(found), totals
 
     def selected_logits(
         self,

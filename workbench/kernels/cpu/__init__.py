@@ -138,11 +138,12 @@ class CpuKernels(Kernels):
         )
         return found
 
-    def log_totals(self, logits: torch.Tensor) -> torch.Tensor:
-        found = torch.empty(len(logits), dtype=torch.float64)
-        where = logits.data_ptr(), logits.stride(0) * 4, found.data_ptr()
-        self.pool.run(rows.log_totals.address, *logits.shape, *where)
-        return found
+    def likely(self, logits: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
+        ids = torch.empty((len(logits), most), dtype=torch.int64)
+        totals = torch.empty(len(logits), dtype=torch.float64)
+        where = logits.data_ptr(), logits.stride(0) * 4, most, ids.data_ptr(), totals.data_ptr()
+        self.pool.run(rows.likely.address, *logits.shape, *where)
+        return ids, totals
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """Launches without Python in between."""

@@ -21,8 +21,10 @@ from workbench.kernels.cpu.vectors import (
     LONG,
     WIDTH,
     add,
+    at_least,
     called,
     doubles,
+    exponential,
     floats,
     fma,
     greatest,
@@ -31,6 +33,7 @@ from workbench.kernels.cpu.vectors import (
     integers,
     largest,
     load,
+    lowest_bit,
     matrix,
     mul,
     same,
@@ -220,6 +223,24 @@ def _tops(logits: Any, tops: Any) -> bool:
     return broken > 0
 
 
+@called
+def _at_least(logits: Any, tops: Any, lowest: float, ids: Any) -> int:
+    """Writes the ids of logits of at least `lowest`, ascending; returns how many."""
+    at, bound, count = logits.ctypes.data, same(lowest), 0
+    for run in range(len(tops)):
+        begin, end = run * _RUN, min((run + 1) * _RUN, len(logits))
+        whole = end - (end - begin) % WIDTH if tops[run] >= lowest else begin
+        for i in range(begin, whole, WIDTH):
+            bits = at_least(load(at + i * FLOAT_BYTES), bound)
+            while bits != 0:
+                ids[count] = i + lowest_bit(bits)
+                count, bits = count + 1, bits & (bits - 1)
+        for i in range(whole, end if tops[run] >= lowest else begin):
+            ids[count] = i
+            count += logits[i] >= lowest
+    return count
+
+
 @inlined
 def _first(logits: Any, top: float, tops: Any) -> int:
     """The lowest token that has the largest logit."""
@@ -359,11 +380,9 @@ def _likely(logits: Any, top: float, cooling: float, filters: Any, rooms: Any) -
         kth, _ = _cut(others, other_ids, len(sums), top_k, np.inf)
         least = np.exp((kth - top) * cooling)
     while True:
-        bound, count = top + np.log(max(least, 1e-300)) / cooling, 0
+        bound = top + np.log(max(least, 1e-300)) / cooling
         lowest = np.float32(bound - 1e-6 * (abs(top) + abs(bound) + 1.0 / cooling))
-        for i in range(len(logits)):
-            ids[count] = i
-            count += logits[i] >= lowest
+        count = _at_least(logits, sums, lowest, ids)
         for i in range(count):
             weights[i] = logits[ids[i]]
         for i in range(count):  # by itself, for LLVM to make vectors of it
@@ -445,17 +464,35 @@ def choose(arguments: int, counter: int) -> None:
 
 
 @kernel
-def log_totals(arguments: int, counter: int) -> None:
-    """`Kernels.log_totals`; arguments: rows, vocab, logits, bytes from row to row, out."""
-    a = integers(arguments, 5)
-    count, width = a[0], a[1]
-    found, weights, runs = doubles(a[4], count), np.empty(_RUN, np.float64), -(-width // _RUN)
+def likely(arguments: int, counter: int) -> None:
+    """`Kernels.likely`; arguments: rows, vocab, logits, row stride, most, ids, totals."""
+    a = integers(arguments, 7)
+    count, width, most = a[0], a[1], a[4]
+    best, totals = integers(a[5], count * most), doubles(a[6], count)
+    runs, whole = (width + _RUN - 1) // _RUN, width - width % WIDTH
+    tops, ids = np.empty(runs, np.float64), np.empty(width, np.int64)
+    others, other_ids = np.empty(runs, np.float64), np.empty(runs, np.int64)
     row = take(counter)
     while row < count:
-        logits, total = floats(a[2] + row * a[3], width), 0.0
-        top = _top(logits)
+        at = a[2] + row * a[3]
+        logits, summed, bound = floats(at, width), 0.0, -np.inf
         for run in range(runs):
-            _weigh(logits, run * _RUN, top, 1.0, weights)
-            total += _sum(weights)
-        found[row] = top + np.log(total)
+            tops[run] = _top(logits[run * _RUN : (run + 1) * _RUN])
+        top = tops.max()
+        for begin in range(0, whole, 4 * _RUN):  # of float32 sums: these are added in float64
+            sums, largest_one = same(_ZERO), same(np.float32(top))
+            for i in range(begin, min(begin + 4 * _RUN, whole), WIDTH):
+                sums = add(sums, exponential(sub(load(at + i * FLOAT_BYTES), largest_one)))
+            summed += np.float64(total(sums))
+        for i in range(whole, width):
+            summed += _exponential(np.float64(logits[i]) - top)
+        totals[row] = top + np.log(summed)
+        if 0 < most <= runs:  # as many runs have a token of at least this logit
+            others[:] = tops
+            bound, _ = _cut(others, other_ids, runs, most, np.inf)
+        if most > 0:
+            kept = ids[: _at_least(logits, tops, np.float32(bound), ids)]
+            order = np.argsort(-logits[kept], kind="mergesort")
+            for i in range(most):
+                best[row * most + i] = kept[order[i]]
         row = take(counter)

@@ -129,6 +129,18 @@ def exponential(b: ir.IRBuilder, x: Any) -> Any:
     )
 
 
+@instruction(types.int64(Vector, Vector))
+def at_least(b: ir.IRBuilder, x: Any, y: Any) -> Any:
+    """Bit i is set where element i of x is at least that of y."""
+    return b.zext(b.bitcast(b.fcmp_ordered(">=", x, y), ir.IntType(WIDTH)), LONG)
+
+
+@instruction(types.int64(types.int64))
+def lowest_bit(b: ir.IRBuilder, bits: Any) -> Any:
+    """The number of the lowest bit that is set; one is."""
+    return b.cttz(bits, ir.Constant(ir.IntType(1), 1))
+
+
 @instruction(types.float32(Vector))
 def greatest(builder: ir.IRBuilder, x: Any) -> Any:
     """The largest element."""
