@@ -46,7 +46,7 @@ SETS = {
     kind.name: kind
     for kind in (
         InstructionSet("avx512", "x86-64-v4", (14, 2), (4, 2), (6, 4), 4),
-        InstructionSet("avx2", "x86-64-v3", (6, 1), (1, 1), (2, 2), 4),
+        InstructionSet("avx2", "x86-64-v3", (6, 1), (1, 2), (2, 2), 4),
         InstructionSet("neon", "generic", (6, 1), (1, 1), (2, 2), 2),
     )
 }

@@ -35,6 +35,7 @@ from workbench.kernels.cpu.vectors import (
     WIDTH,
     called,
     emit_fma,
+    emit_prefetch,
     emit_spread,
     pointer,
 )
@@ -50,6 +51,7 @@ FEW_COLUMNS = _FEW_VECTORS * WIDTH
 _FORMS = ((4, False), (8, False), (4, True), (8, True))  # bits of a code; whether scales are halves
 _HALVES, _WORDS = ir.VectorType(ir.HalfType(), WIDTH), ir.VectorType(INT, WIDTH)
 _WORD_BYTES = 4
+_AHEAD = 4096  # bytes: codes are asked for while those before them are multiplied
 Sums = list[list[Any]]  # vectors of each row
 Vectors = Callable[[Any], list[Any]]  # of a number: the vectors of weights that it multiplies
 
@@ -310,7 +312,10 @@ class _Panel:
             before = b.mul(number, self.size)
 
             def one_word(k: Any, sums: Sums) -> Sums:
-                codes = code.vectors(b.add(at, b.mul(k, LONG(PANEL * _WORD_BYTES))), _WORDS)
+                words_at = b.add(at, b.mul(k, LONG(PANEL * _WORD_BYTES)))
+                for c in range(code.columns):
+                    emit_prefetch(b, b.add(words_at, LONG(_AHEAD + c * WIDTH * _WORD_BYTES)))
+                codes = code.vectors(words_at, _WORDS)
                 line = b.add(before, b.mul(k, LONG(self.at_once)))
                 for which in range(self.at_once):
                     weights = self._weights(codes, which, scales, offsets)
