@@ -48,7 +48,7 @@ _UNBOUNDED = 1 << 60
 _RUN = 256
 _LOG2_E, _LN2_HIGH, _LN2_LOW = 1.4426950408889634, 0.6931471803691238, 1.9082149292705877e-10
 _SMALLEST = -708.0  # exp of less is taken for 0: it is no normal number
-_ONE_BITS, _BIN_BITS, _BINS, _OCTAVES = int(np.float64(1.0).view(np.int64)), 45, 4096, 64
+_ONE_BITS, _BIN_BITS, _BINS, _QUARTERS = int(np.float64(1.0).view(np.int64)), 46, 2048, 256
 _COLDEST = 1e-300  # of a temperature: its reciprocal is finite, and all but equal logits weigh 0
 
 
@@ -232,6 +232,9 @@ def _at_least(logits: Any, tops: Any, lowest: float, ids: Any) -> int:
         whole = end - (end - begin) % WIDTH if tops[run] >= lowest else begin
         for i in range(begin, whole, WIDTH):
             bits = at_least(load(at + i * FLOAT_BYTES), bound)
+            for _ in range(3):  # there are seldom more, and a branch would often be mistaken
+                ids[count] = i + lowest_bit(bits)
+                count, bits = count + (bits != 0), bits & (bits - 1)
             while bits != 0:
                 ids[count] = i + lowest_bit(bits)
                 count, bits = count + 1, bits & (bits - 1)
@@ -315,7 +318,7 @@ def _cut(weights: Any, ids: Any, count: int, most: int, mass: float) -> tuple[fl
 def _last_kept(rooms: Any, count: int, most: int, mass: float) -> tuple[float, int]:
     """`_cut` of the tokens in `rooms`, which stay: of the one bin of weights in which it lies.
 
-    A bin is a 128th of a power of two: what numbers from 1 downward have in the same leading bits.
+    A bin is a 64th of a power of two: what numbers from 1 downward have in the same leading bits.
     """
     weights, ids, others, other_ids, bin_mass, bin_count = rooms[2:]
     bits, most_bins = weights.view(np.int64), len(bin_mass) - 1
@@ -336,26 +339,27 @@ def _last_kept(rooms: Any, count: int, most: int, mass: float) -> tuple[float, i
 
 @called
 def _guess(logits: Any, top: float, cooling: float, rooms: Any, lost: float, most: int) -> float:
-    """A weight, a power of two, below which by some runs lie less than `lost` of all weights and
-    all but twice `most` tokens.
+    """A weight below which by some runs lie less than `lost` of all weights and all but twice
+    `most` tokens; in steps of four between one power of two and the next.
     """
     run_weights, bin_mass, bin_count = rooms[1], rooms[6], rooms[7]
     bits, runs = run_weights.view(np.int64), len(rooms[0])
-    step, octave = max(1, runs // 8), _OCTAVES - 1
-    bin_mass[:_OCTAVES], bin_count[:_OCTAVES] = 0.0, 0
+    step, quarter = max(1, runs // 8), _QUARTERS - 1
+    bin_mass[:_QUARTERS], bin_count[:_QUARTERS] = 0.0, 0
     for run in range(0, runs, step):
         _weigh(logits, run * _RUN, top, cooling, run_weights)
         for i in range(_RUN):
-            place = min((_ONE_BITS - bits[i]) >> 52, _OCTAVES - 1)
+            place = min((_ONE_BITS - bits[i]) >> 50, _QUARTERS - 1)
             bin_mass[place] += step * run_weights[i]
             bin_count[place] += step
-    left = bin_count[:_OCTAVES].sum()
-    while octave > 0:
-        lost, left = lost - bin_mass[octave], left - bin_count[octave]
+    left = bin_count[:_QUARTERS].sum()
+    while quarter > 0:
+        lost, left = lost - bin_mass[quarter], left - bin_count[quarter]
         if lost < 0.0 or left < 2 * most:
             break
-        octave -= 1
-    return 2.0 ** -(octave + 1.0)
+        quarter -= 1
+    bits[0] = _ONE_BITS - ((quarter + 1) << 50)
+    return run_weights[0]
 
 
 @called
@@ -372,7 +376,7 @@ def _likely(logits: Any, top: float, cooling: float, filters: Any, rooms: Any) -
             _weigh(logits, run * _RUN, top, cooling, run_weights)
             total += _sum(run_weights)
         spare = 0.99 * (1.0 - top_p) * total
-        least = _guess(logits, top, cooling, rooms, 0.5 * spare, 0)
+        least = _guess(logits, top, cooling, rooms, 0.7 * spare, 0)
     elif top_k > len(sums):
         least = _guess(logits, top, cooling, rooms, np.inf, top_k)
     elif top_k:  # as many runs have a token of at least this weight
@@ -390,7 +394,7 @@ def _likely(logits: Any, top: float, cooling: float, filters: Any, rooms: Any) -
         enough = count >= top_k and (total == 0.0 or total - _sum(weights[:count]) < spare)
         if enough or least == 0.0:
             return count, total
-        least = least * 2.0**-8 if least > 1e-9 else 0.0  # it was a guess
+        least = least * 2.0**-4 if least > 1e-9 else 0.0  # it was a guess
 
 
 @called

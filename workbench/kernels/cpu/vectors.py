@@ -146,8 +146,8 @@ def at_least(b: ir.IRBuilder, x: Any, y: Any) -> Any:
 
 @instruction(types.int64(types.int64))
 def lowest_bit(b: ir.IRBuilder, bits: Any) -> Any:
-    """The number of the lowest bit that is set; one is."""
-    return b.cttz(bits, ir.Constant(ir.IntType(1), 1))
+    """The number of the lowest bit that is set; 64 if none is."""
+    return b.cttz(bits, ir.Constant(ir.IntType(1), 0))
 
 
 @instruction(types.float32(Vector))
