@@ -109,10 +109,10 @@ class DVTS:
 
 @dataclass(frozen=True, slots=True)
 class Lookahead:
-    """Beam search that judges a beam by the steps that follow it (Snell et al. 2024, section 5.2).
+    """Beam search that judges a beam by the steps that follow it (Snell et al. 2024, 2408.03314).
 
-    What is sampled ahead is the first child of what it judges, so a survivor keeps it: it is one of
-    the survivor's n // survivors children and is not sampled again.
+    What is sampled ahead is the first child of what it judges, so a survivor keeps it and it is not
+    sampled again; where its parent is dropped it was sampled for its score alone.
     """
 
     n: AtLeastOne = 16
