@@ -45,6 +45,9 @@ def format_size(num_bytes: float) -> str:
 AGGREGATIONS = ("last", "min", "prod", "mean")
 """How a beam's step scores become one number."""
 VOTINGS = ("weighted", "majority", "naive")
+STRATEGIES = ("beam_search", "best_of_n", "self_consistency", "dvts", "lookahead", "rebase", "ets",
+              "dora", "particle_filter")  # fmt: skip
+"""As search/variants.py has their classes."""
 _ONE = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 _MANY = {int: "whole numbers", float: "numbers", bool: "truth values", str: "texts"}
 
@@ -261,7 +264,7 @@ class SearchConfig(SearchSwitches):
 class StrategyConfig(SearchConfig):
     """A search and the strategy's own settings."""
 
-    strategy: Annotated[str, ("beam_search", "best_of_n")] = "beam_search"
+    strategy: Annotated[str, STRATEGIES] = "beam_search"
     n: AtLeastOne = 16
     beam_width: AtLeastOne = 4
     max_depth: AtLeastOne = 40
@@ -272,6 +275,8 @@ class StrategyConfig(SearchConfig):
         self._require("beam_width", self.beam_width <= self.n, f"<= n ({self.n})")
         steps = self.strategy == "beam_search" or not self.finish_at_limit
         self._require("finish_at_limit", steps, "False but in a beam_search")
+        whole = self.strategy != "dvts" or self.n % self.beam_width == 0
+        self._require("n", whole, f"multiples of beam_width ({self.beam_width}) in a dvts")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,15 @@
 import pytest
 
 from tests.experiments.fake_sweep import PROBLEMS, SHARES, FakeSweep, wall
+from tests.experiments.fakes import fake_result
 from workbench import plots
+from workbench.config import STRATEGIES
 from workbench.experiments import claims
 from workbench.experiments import rows as views
-from workbench.experiments.settings import sweep_config
+from workbench.experiments.execute import one_by_one
+from workbench.experiments.settings import StrategyPlan, sweep_config
+from workbench.experiments.statistics import wilson
+from workbench.experiments.study import run_strategies
 
 COSTS = {
     "llm": lambda tokens, context, logits: tokens * 100.0,
@@ -46,6 +51,24 @@ def test_throughput_is_tokens_over_wall_time_and_busy_rates_count_new_tokens_onl
     peak = rows[rows["metric"] == "peak_share"].iloc[0]
     assert peak["value"] == 0.3
     assert {peak["low"], peak["high"]} <= set(SHARES)
+
+
+def test_strategies_are_compared_over_all_levels_and_over_the_hard_ones(tmp_path):
+    """Accuracy and tokens of each strategy and number of beams; problems, not seeds, are trials."""
+    config, plan = sweep_config("quick", n=4, seeds=(0, 1)), StrategyPlan(10, (4, 8), 2)
+    execute = one_by_one(fake_result)
+    study = run_strategies(config, plan, tmp_path, execute=execute, progress=False)
+    rows = views.strategy_rows(study)
+    assert len(rows) == 2 * 2 * len(STRATEGIES) == rows.drop_duplicates().shape[0]
+    found = rows[(rows["strategy"] == "dvts") & (rows["n"] == 8)].set_index("levels")
+    assert found["value"].tolist() == [0.5, 0.5]  # of the fake every other problem is right
+    expected = wilson(0.5, 10), wilson(0.5, 4)
+    assert found["low"].tolist() == [each.low for each in expected]
+    tokens = [100 + 10 * k + 0.5 for k in range(10)]  # 0.5: the mean of both seeds
+    hard = [tokens[k] for k in (3, 4, 8, 9)]
+    assert found["tokens"].tolist() == pytest.approx([sum(tokens) / 10, sum(hard) / 4])
+    assert found["prm_tokens"].tolist() == pytest.approx([5 * sum(tokens) / 10, 5 * sum(hard) / 4])
+    plots.search_strategies(rows)
 
 
 def test_hit_rates_are_those_of_first_admissions(sweep):

@@ -20,6 +20,7 @@ from workbench.experiments.statistics import (
     noise_of,
     paired_ratio,
     upper_bound_of_none,
+    wilson,
 )
 
 
@@ -45,6 +46,14 @@ def test_one_problem_has_no_interval_and_no_event_an_upper_bound():
     assert (found.estimate, found.low, found.high) == (1.5, -np.inf, np.inf)
     assert upper_bound_of_none(1000) == pytest.approx(3 / 1000, rel=0.01)  # rule of three
     assert upper_bound_of_none(0) == 1.0
+
+
+def test_wilsons_interval_is_the_published_one_and_never_a_point():
+    """5 of 10 and 0 of 10, as Newcombe's tables (1998) have them."""
+    assert wilson(0.5, 10).low == pytest.approx(0.2366, abs=1e-4)
+    assert wilson(0.5, 10).high == pytest.approx(0.7634, abs=1e-4)
+    assert wilson(0.0, 10).high == pytest.approx(0.2775, abs=1e-4)
+    assert wilson(1.0, 10).high == 1.0 > wilson(1.0, 10).low > 0.7
 
 
 def test_a_statistic_is_that_of_the_sums_of_the_same_problems_and_the_same_every_time():

@@ -16,6 +16,7 @@ TINY = {"shares": [0.3, 0.5], "num_problems": 2, "seeds": [0], "n": 4, "max_dept
 TINY |= {"llm_share": 0.3, "recording": "tiny-16-n4"}
 TINY |= {"grid_seqs": [4, 16], "grid_tokens": [8, 128], "compared_seqs": [4], "block_sizes": [16]}
 TINY |= {"in_flight": 1, "depth_limits": [2], "budgets": [2.0], "kv_shares": [0.3]}
+TINY |= {"beam_counts": [4]}
 TOUR = {"num_problems": 1, "n": 4, "max_depth": 3}
 WHAT_IF = {"recording": "tiny-16-n4", "num_replays": 2, "llm_share": 0.2}
 LIVE = {"num_problems": 1, "n": 4, "max_depth": 4, "every": 4}
@@ -28,6 +29,7 @@ DRAWN = {  # beside each measured figure the replayed one
     "06_cache_thrashing": ("thrashing", "lost_time", "miss_ratio"),
     "07_modifications": ("modifications",),
     "08_optimisation": ("optimisation",),
+    "11_strategies": ("search_strategies",),
 }
 
 

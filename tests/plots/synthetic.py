@@ -5,8 +5,12 @@ A toy cache makes the trace (blocks are taken, cached, evicted), so its columns 
 real one.
 """
 
+from itertools import product
+
 import numpy as np
 import pandas as pd
+
+from workbench.config import STRATEGIES
 
 SHARES = (0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
 PROVENANCE = (
@@ -99,6 +103,16 @@ def lost_rows(shares=(0.08, 0.15, 0.2, 0.3, 0.35, 0.4, 0.45, 0.5)):
     parts |= {name: seconds + 0 * starved for name, seconds in always.items()}
     rows = [room.assign(part=name, seconds=seconds) for name, seconds in parts.items()]
     return pd.concat([own.assign(wall_s=sum(parts.values())) for own in rows], ignore_index=True)
+
+
+def strategy_rows():
+    """Every strategy at two numbers of beams, over all levels and over the hard ones."""
+    cells = product(("all levels", "levels from 4"), STRATEGIES, (4, 16))
+    rows = [
+        {"strategy": name, "n": n, "levels": levels, "tokens": 30.0 * n + place, "value": 0.6}
+        for place, (levels, name, n) in enumerate(cells)
+    ]
+    return pd.DataFrame(rows).assign(low=0.4, high=0.8)
 
 
 def tree_nodes(depth=8, beams=4, width=4, seed=0):

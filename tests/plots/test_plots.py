@@ -26,6 +26,7 @@ FIGURES = {
     "kv_blocks": (plots.kv_blocks, test_requirements.block_rows),
     "modifications": (plots.modifications, test_requirements.rung_rows),
     "optimisation": (plots.optimisation, test_optimisation.rows),
+    "search_strategies": (plots.search_strategies, synthetic.strategy_rows),
 }
 UNTITLED = {  # they share another's title
     "optimisation": ("yaxis2", "yaxis6"),
@@ -188,6 +189,19 @@ def test_a_search_tree_shows_every_node_and_edge_once():
     lines = [t for t in fig.data if t.mode == "lines"]
     assert sorted(shown) == sorted(nodes["node_id"])
     assert sum(len(t.x) for t in lines) == 3 * len(nodes)
+
+
+def test_a_strategy_is_one_line_in_each_panel_from_few_beams_to_many():
+    """One entry of the legend each, told apart by more than colour."""
+    fig, rows = drawn("search_strategies"), synthetic.strategy_rows()
+    assert len(fig.data) == 2 * rows["strategy"].nunique()
+    assert [list(t.customdata) for t in fig.data] == [[4, 16]] * len(fig.data)
+    named = [t for t in fig.data if t.showlegend]
+    assert len({t.name for t in named}) == len(named) == rows["strategy"].nunique()
+    assert len({(t.marker.symbol, t.line.dash) for t in named}) == len(named)
+    own = rows[(rows["strategy"] == "dora") & (rows["levels"] == "levels from 4")]
+    (line,) = [t for t in fig.data if t.name == "DORA" and not t.showlegend]
+    assert list(line.x) == list(own["tokens"]) and list(line.y) == list(own["value"])
 
 
 def test_one_share_alone_can_be_drawn_and_of_two_too_near_one_has_a_label():

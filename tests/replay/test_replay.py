@@ -18,6 +18,7 @@ from workbench.search.problems import load_problems
 from workbench.search.recording import read_recording, write_recording
 from workbench.search.search import run_search
 from workbench.search.strategies import BeamSearch, BestOfN
+from workbench.search.variants import Lookahead, ParticleFilter
 
 
 def free_of_charge() -> Costs:
@@ -70,11 +71,13 @@ def test_other_settings_change_events_and_not_the_tree(measured) -> None:
             BeamSearch(n=4, beam_width=2, max_depth=3),
             {"batching": "static", "enable_prefix_caching": False, "max_num_seqs": 4},
         ),
+        (2, Lookahead(n=4, beam_width=2, max_depth=3), {"num_blocks": 60}),
+        (2, ParticleFilter(n=4, max_depth=4), {"num_blocks": 60}),
     ],
-    ids=["one-shot completions", "static batches"],
+    ids=["one-shot completions", "static batches", "unequal depths", "draws"],
 )
 def test_other_searches_replay(level, strategy, limits, tmp_path) -> None:
-    """Several pieces a node, and whole padded batches: the same events and requests."""
+    """Several pieces a node, padded batches, other strategies: the same events and requests."""
     path = tmp_path / "search.parquet"
     result = run_search(
         load_problems("tiny", 1, levels=[level]),

@@ -83,7 +83,8 @@ def options_of(
         elif isinstance(allowed, Range):
             how = {"min": allowed.low}
         elif allowed:
-            kind = Literal[allowed]
+            kind, how = str, {"metavar": "NAME"}  # `check` names the nearest
+            text += f": {', '.join(allowed)}"
         found.append(option(name, kind, text, default[name], **how))
     return found
 

@@ -29,7 +29,8 @@ SWEEP_COLUMNS = ("llm_share", "seed", "tokens_per_s", "problems_per_min", "accur
 RUN_COLUMNS = ("run_id", "status", "llm_share", "seed", "num_problems", "tokens_per_s", "accuracy",
                "written_at")  # fmt: skip
 BATCHING, ABLATION, OPTIMISATION = "04_batching", "07_modifications", "08_optimisation"
-OWN_RUNS = ("01_memory_requirements", ABLATION, OPTIMISATION)
+COMPARED = "11_strategies"
+OWN_RUNS = ("01_memory_requirements", ABLATION, OPTIMISATION, COMPARED)
 """Notebooks of a profile that build or run what they draw themselves, and read no sweep."""
 
 
@@ -115,6 +116,7 @@ def _print_left(
     studies: dict[str, tuple[Any, Any]] = {
         BATCHING: (settings.BatchPlan, settings.batch_runs),
         ABLATION: (settings.AblationPlan, settings.ablation_runs),
+        COMPARED: (settings.StrategyPlan, settings.strategy_runs),
         OPTIMISATION: (settings.PolicyPlan, partial(study.policies_planned, runs_dir=runs,
                                                     stale_ok=how["stale_ok"])),
     }  # fmt: skip

@@ -43,7 +43,8 @@ from workbench.search.problems import Problem
 from workbench.search.result import SearchResult, Throughput
 from workbench.search.rounds import Progress
 from workbench.search.search import Search
-from workbench.search.strategies import BeamSearch, BestOfN, Strategy
+from workbench.search.strategies import Strategy
+from workbench.search.variants import STRATEGIES
 from workbench.trace import SCHEMA_VERSION, Recorder, Trace
 
 Execute = Callable[[Sequence[RunSpec]], Iterable[tuple[RunSpec, Outcome | Progress]]]
@@ -175,11 +176,11 @@ def make_arena(spec: RunSpec) -> KVArena:
 
 
 def make_strategy(config: StrategyConfig) -> Strategy:
-    """The strategy a configuration names; the search sets its aggregation."""
-    if config.strategy == "best_of_n":
-        return BestOfN(n=config.n)
-    names = ("n", "beam_width", "max_depth", "finish_at_limit")
-    return BeamSearch(**{name: getattr(config, name) for name in names})
+    """The strategy a configuration names, with its sizes; the search sets its aggregation."""
+    kind = STRATEGIES[config.strategy]
+    own = {each.name for each in fields(kind)}
+    names = own & {"n", "beam_width", "max_depth", "finish_at_limit"}
+    return kind(**{name: getattr(config, name) for name in names})
 
 
 def make_search(

@@ -30,6 +30,7 @@ from workbench.experiments.statistics import (
     draw_rates,
     noise_of,
     upper_bound_of_none,
+    wilson,
 )
 from workbench.experiments.study import CARRIES_OVER, Study, rung, rung_of
 from workbench.models.registry import model_spec
@@ -330,6 +331,32 @@ def ablation_rows(study: Study) -> pd.DataFrame:
     labels = {key: each.label for key, each in settings.MODIFICATIONS.items()}
     table = pd.DataFrame(rows)
     return table.assign(label=table["rung"].map(labels))
+
+
+HARD = 4
+"""The lowest of the levels that are called hard."""
+
+
+def strategy_rows(study: Study) -> pd.DataFrame:
+    """Rows of plots.search_strategies, and what else a problem cost: prm_tokens, seconds.
+
+    value, low, high: accuracy, in Wilson's interval of as many trials as there are problems: seeds
+    repeat them.
+    """
+    named = study.runs[["run_id", "strategy", "n"]]
+    problems = named.merge(study.table("problems"), on="run_id")
+    hard, rows = problems["level"] >= HARD, list[Row]()
+    for levels, wanted in (("all levels", hard | True), (f"levels from {HARD}", hard)):
+        for (name, n), own in problems[wanted].groupby(["strategy", "n"], sort=False):
+            sums = {
+                "tokens": "tokens",
+                "prm_tokens": "prm_tokens_computed",
+                "seconds": "wall_part_s",
+            }
+            cells = {key: float(own[column].mean()) for key, column in sums.items()}
+            found = wilson(float(own["correct"].mean()), own["problem_id"].nunique())
+            rows.append({"strategy": name, "n": n, "levels": levels, **cells, **found.cells})
+    return pd.DataFrame(rows)
 
 
 def _mean(problems: pd.DataFrame, column: str) -> Interval:

@@ -15,7 +15,15 @@ from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
 from typing import Any, NamedTuple
 
-from workbench.config import EngineConfig, SweepConfig, check, parse_size, refused, require_known
+from workbench.config import (
+    STRATEGIES,
+    EngineConfig,
+    SweepConfig,
+    check,
+    parse_size,
+    refused,
+    require_known,
+)
 from workbench.experiments.memory import ENGINES, feasibility, shares_of, starting_share
 from workbench.kvcache.policies import FirstCome, MarginalValue, PhaseAware, Policy, StaticSplit
 
@@ -289,6 +297,15 @@ class PolicyPlan(Plan):
     repeats: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class StrategyPlan(Plan):
+    """Every strategy with each of the numbers of beams. num_seeds: the profile's first so many."""
+
+    num_problems: int = 16
+    beam_counts: tuple[int, ...] = (4, 16)
+    num_seeds: int = 2
+
+
 _POWERS = tuple(2**k for k in range(15))
 _GRID = BatchPlan(_POWERS[3:10], _POWERS[8:], _POWERS[3:10], 1, _POWERS[:7], 16, cells=3)
 _FIVE = (0.08, 0.2, 0.3, 0.4, 0.5)
@@ -312,6 +329,11 @@ PLANS: dict[type[Plan], dict[str, Any]] = {
         "full": _POLICIES,
         "thesis": _POLICIES,
     },
+    StrategyPlan: {
+        "quick": StrategyPlan(8, num_seeds=1),
+        "default": StrategyPlan(),
+        **dict.fromkeys(("full", "thesis"), StrategyPlan(128, (4, 16, 64), 5)),
+    },
 }
 
 
@@ -322,6 +344,19 @@ def plan_of(kind: type[Plan], profile: str, parameters: Mapping[str, Any] | None
     names = {field.name for field in fields(kind)}
     changed = {k: v for k, v in overridden(parameters or {}).items() if k in names}
     return replace(PLANS[kind][profile], **changed)
+
+
+# -- strategies --
+
+
+def strategy_runs(config: SweepConfig, plan: StrategyPlan) -> list[RunSpec]:
+    """All strategies beside each other, seed by seed."""
+    own = replace(config, num_problems=plan.num_problems)
+    cells = product(config.seeds[: plan.num_seeds], plan.beam_counts, STRATEGIES)
+    return [
+        make_run(own, THESIS_SHARE, seed, setting=f"{name}-n{n}", strategy=name, n=n)
+        for seed, n, name in cells
+    ]
 
 
 # -- batch limits --

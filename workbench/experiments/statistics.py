@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import comb
-from statistics import median
+from math import comb, sqrt
+from statistics import NormalDist, median
 from typing import Any, Protocol
 
 import numpy as np
@@ -90,6 +90,14 @@ def bootstrap(
 def _drawn_anew(generator: np.random.Generator, count: int) -> NDArray[np.int64]:
     """How often each of so many is drawn, with replacement: [DRAWS, count]."""
     return generator.multinomial(count, np.full(count, 1 / count), size=DRAWS)
+
+
+def wilson(share: float, trials: int) -> Interval:
+    """Interval of a share of so many independent trials (Wilson 1927); never a point."""
+    z = NormalDist().inv_cdf(TAILS[1])
+    centre = (share + z**2 / (2 * trials)) / (1 + z**2 / trials)
+    half = z / (1 + z**2 / trials) * sqrt(share * (1 - share) / trials + (z / (2 * trials)) ** 2)
+    return Interval(share, max(0.0, centre - half), min(1.0, centre + half))
 
 
 def median_interval(values: Sequence[float]) -> Interval:

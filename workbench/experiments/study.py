@@ -240,6 +240,13 @@ def run_ablation(
     return run_study(config, settings.ablation_runs(config, plan), runs_dir, plan=plan, **options)
 
 
+def run_strategies(
+    config: SweepConfig, plan: settings.StrategyPlan, runs_dir: Folder = None, **options: Any
+) -> Study:
+    """Every strategy over the same problems."""
+    return run_study(config, settings.strategy_runs(config, plan), runs_dir, plan=plan, **options)
+
+
 def run_policies(
     config: SweepConfig, plan: settings.PolicyPlan, runs_dir: Folder = None, **options: Any
 ) -> Study:

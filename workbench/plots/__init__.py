@@ -13,7 +13,7 @@ from workbench.plots.caching import miss_ratio, prefix_hits, thrashing
 from workbench.plots.memory import kv_blocks, memory_parts
 from workbench.plots.modifications import modifications
 from workbench.plots.optimisation import optimisation
-from workbench.plots.search import as_replayed, memory_split, rungs
+from workbench.plots.search import as_replayed, memory_split, rungs, search_strategies
 from workbench.plots.search import search_tree as search_tree
 from workbench.plots.timeline import lost_time, prm_blocks
 
@@ -33,6 +33,7 @@ FIGURES: dict[str, Callable[..., go.Figure]] = {
     "rungs": rungs,
     "modifications": modifications,
     "optimisation": optimisation,
+    "search_strategies": search_strategies,
 }
 _REPLAYED = ("memory_split", "prm_blocks_030", "prm_blocks_050", "prefix_hits", "thrashing")
 FIGURES |= {f"{n}_replayed": as_replayed(FIGURES[n]) for n in (*_REPLAYED, "miss_ratio")}

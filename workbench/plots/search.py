@@ -35,6 +35,22 @@ _RUNGS_CAPTION = (
     "its own best. Bars: 95 % intervals of the rate over problems. Shares of a rung that differ by "
     "less than its intervals are of one rank."
 )
+STRATEGIES = {
+    "beam_search": Style("beam search", theme.BLUE),
+    "best_of_n": Style("best of n", theme.BLACK, "dash", "square"),
+    "self_consistency": Style("self-consistency", theme.BLACK, "dot", "square-open"),
+    "dvts": Style("DVTS", theme.ORANGE, "solid", "diamond"),
+    "lookahead": Style("lookahead", theme.SKY, "solid", "triangle-up"),
+    "rebase": Style("REBASE", theme.GREEN, "solid", "star"),
+    "ets": Style("ETS", theme.PURPLE, "dash", "pentagon"),
+    "dora": Style("DORA", theme.VERMILION, "dash", "hexagon"),
+    "particle_filter": Style("particle filter", theme.GREY, "solid", "cross"),
+}
+_STRATEGIES_CAPTION = (
+    "Accuracy of each search strategy against the tokens that it samples for a problem; a line "
+    "leads from few beams to many. Bars: 95 % intervals (Wilson) of as many trials as there are "
+    "problems; all strategies search the same ones."
+)
 _TREE_CAPTION = (
     "The search tree of one problem. Each marker is a sampled step, its colour the PRM's score; a "
     "line joins it to the step it continues. Pruned steps are small and faint, stars end a "
@@ -105,6 +121,30 @@ def rungs(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     fig.update_yaxes(title_text="tokens/s over the rung's best (%)", rangemode="tozero")
     title, frame = "Do the rungs agree on the split?", Frame(panels=300)
     return finish(fig, title, _RUNGS_CAPTION, provenance, frame)
+
+
+def search_strategies(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
+    """Accuracy over tokens sampled for a problem, a panel for each kind of levels.
+
+    rows: strategy, n, levels, tokens, value, low, high.
+    """
+    kinds = list(rows["levels"].unique())
+    fig = make_subplots(1, len(kinds), shared_yaxes=True, subplot_titles=kinds)
+    for (name, levels), own in rows.sort_values("n").groupby(["strategy", "levels"], sort=False):
+        style, column = STRATEGIES[str(name)], kinds.index(levels) + 1
+        line = series(own, "tokens", style, "n = %{customdata}: %{y:.2f}, %{x:,.0f} tokens")
+        line.update(customdata=own["n"], legendgroup=style.label, showlegend=column == 1)
+        fig.add_trace(line, row=1, col=column)
+    ends = [0.85 * rows["tokens"].min(), 1.18 * rows["tokens"].max()]
+    ticks = [k * 10**power for power in range(8) for k in (1, 2, 5)]
+    axis = {"type": "log", "range": np.log10(ends).tolist(), "tickvals": ticks}
+    axis["ticktext"] = [theme.tokens_text(tick) for tick in ticks]
+    fig.update_xaxes(title_text="tokens sampled for a problem", **axis)
+    fig.update_yaxes(range=[0, 1.05])
+    fig.update_yaxes(title_text="accuracy", row=1, col=1)
+    frame = Frame(panels=330, top=132, legend=26)
+    title = "Search strategies at equal tokens"
+    return finish(fig, title, _STRATEGIES_CAPTION, provenance, frame)
 
 
 def as_replayed(draw: Draw, rung: str = "replayed 1B + 8B") -> Draw:

@@ -50,10 +50,10 @@ from workbench.search.prm import ScoreCache
 from workbench.search.recording import RecordedEngine, Recording
 from workbench.search.result import Throughput
 from workbench.search.rounds import ActiveSearch, OnRound, Rounds
-from workbench.search.strategies import BeamSearch, BestOfN, Strategy
+from workbench.search.strategies import Strategy
+from workbench.search.variants import STRATEGIES
 from workbench.trace import Recorder, Trace
 
-STRATEGIES: dict[str, Any] = {"BeamSearch": BeamSearch, "BestOfN": BestOfN}
 POLICIES: dict[str, type[Policy]] = {
     kind.__name__: kind for kind in (StaticSplit, FirstCome, PhaseAware, MarginalValue)
 }
@@ -410,10 +410,11 @@ def play(
 def recorded_strategy(recording: Recording) -> Strategy:
     """The strategy that was recorded; RecordingError where it is none of this package."""
     settings = recording.settings
-    kind = STRATEGIES.get(settings.strategy)
+    kinds = {kind.__name__: kind for kind in STRATEGIES.values()}
+    kind = kinds.get(settings.strategy)
     if kind is None:
         raise RecordingError(
-            f"The recording's strategy is {settings.strategy!r}; known: {', '.join(STRATEGIES)}. "
+            f"The recording's strategy is {settings.strategy!r}; known: {', '.join(kinds)}. "
             "Give the same one: replay(..., strategy=...)."
         )
     found: Strategy = kind(**settings.strategy_settings)

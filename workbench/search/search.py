@@ -86,8 +86,7 @@ class Search:
         self.config = config = SearchConfig.from_dict(settings)
         if not isinstance(cache, ScoreCache):
             cache = ScoreCache() if config.score_cache else None
-        if config.aggregation is not None:
-            strategy = replace(strategy, aggregation=config.aggregation)  # type: ignore[type-var]
+        strategy = of_run(strategy, config.aggregation, seed)
         if config.prm_format is not None:
             prm = PRM(prm.engine, config.prm_format)
         if record is not None:
@@ -116,7 +115,7 @@ class Search:
         self._searches = [
             kind(
                 problem,
-                chat_prompt(problem, llm, config.system_prompt),
+                chat_prompt(posed(problem, strategy), llm, config.system_prompt),
                 strategy,
                 ProblemScores(prm, problem, cache),
                 config.score_shuffle_seed,
@@ -254,6 +253,20 @@ def run_search(
         on_round=on_round,
         **settings,
     ).play()
+
+
+def of_run(strategy: Strategy, aggregation: str | None, seed: int) -> Strategy:
+    """The strategy with what the run decides: how scores are aggregated, and whence it draws."""
+    given: dict[str, Any] = {} if aggregation is None else {"aggregation": aggregation}
+    if getattr(strategy, "seed", seed) is None:
+        given["seed"] = seed
+    return replace(strategy, **given) if given else strategy  # type: ignore[type-var]
+
+
+def posed(problem: Problem, strategy: Strategy) -> Problem:
+    """The problem in the words that the strategy asks it in; most take it as it is."""
+    words = getattr(strategy, "posed", None)
+    return problem if words is None else words(problem.without_answer())
 
 
 def chat_prompt(problem: Problem, llm: TokenEngine, system_prompt: str | None = None) -> list[int]:

@@ -4,7 +4,7 @@ A strategy is a generator over plain data: no engine, no tokenizer, no torch. It
 and is sent one `Step` a beam; it yields `Score` and is sent, for each beam, one score for each of
 its steps; it returns an `Outcome`. Beam search over reasoning steps (Snell et al. 2024; Search and
 Learn's `beam_search`) and best-of-N (its `best_of_n`), whose rows are also where pass@1, pass@k and
-majority voting at n come from.
+majority voting at n come from. variants.py has the others, and the list of all.
 """
 
 from __future__ import annotations
@@ -94,7 +94,10 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a search ended: n beams, finished and unfinished, best first, ties by path."""
+    """How a search ended: n beams, finished and unfinished, best first, ties by path.
+
+    DVTS may return fewer; the same beam may stand several times in a particle filter's.
+    """
 
     beams: tuple[Beam, ...]
 
@@ -164,9 +167,14 @@ class BeamSearch:
 
 def best(beams: Sequence[Beam], count: int, aggregation: str) -> list[Beam]:
     """The `count` best beams in index order; ties keep the lowest index."""
+    return [beams[index] for index in best_places(beams, count, aggregation)]
+
+
+def best_places(beams: Sequence[Beam], count: int, aggregation: str) -> list[int]:
+    """Where the `count` best beams stand, ascending."""
     scores = [aggregate(beam.step_scores, aggregation) for beam in beams]
     chosen = sorted(range(len(beams)), key=lambda index: (-scores[index], index))[:count]
-    return [beams[index] for index in sorted(chosen)]
+    return sorted(chosen)
 
 
 def refill(survivors: Sequence[Beam], places: int) -> tuple[Beam, ...]:
