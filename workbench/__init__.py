@@ -19,6 +19,7 @@ _MODULES = {
     "search.strategies": ("Generate", "Score", "Step", "Beam", "Outcome", "BeamSearch", "BestOfN"),
     "search.prm": ("PRM",),
     "search.search": ("Search", "run_search"),
+    "replay.advise": ("advise",),
     "experiments.runs": ("load_runs", "compare"),
 }
 _EXPORTS = {name: f"workbench.{module}" for module, names in _MODULES.items() for name in names}

@@ -19,8 +19,8 @@ from workbench.experiments.runs import FAILED
 from workbench.experiments.settings import RunSpec, sweep_config
 
 CONFIG = sweep_config("quick", num_problems=3)
-VERBS = ("figures", "run", "sweep", "bench", "calibrate", "record", "train-tiny", "doctor")
-EVERY_HELP = [[], ["runs"], *([name] for name in VERBS)]
+VERBS = ("figures", "run", "sweep", "advise", "bench", "calibrate", "record", "train-tiny")
+EVERY_HELP = [[], ["runs"], ["doctor"], *([name] for name in VERBS)]
 EVERY_HELP += [["runs", name] for name in ("list", "show", "compare", "export", "import")]
 
 
