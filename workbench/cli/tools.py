@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -169,8 +169,8 @@ def _show_advice(found: Advice) -> None:
         f"{asked.max_num_seqs} sequences and {asked.max_num_batched_tokens:,} tokens a step\n\n"
         f"[bold]share {share:.3g}[/]: {give[0]} to the LLM, {give[1]} to the PRM\n"
         f"feasible   {found.feasible[0]:.3f} to {found.feasible[1]:.3f}\n"
-        f"plateau    {found.plateau[0]:.3g} to {found.plateau[1]:.3g} (replayed; within 2 % of the "
-        "best)"
+        f"plateau    at least {found.plateau[0]:.3g} to {found.plateau[1]:.3g}, replayed: within 2 % "
+        "of the best"
     )
     present = 0.5 if asked.llm_share is None else asked.llm_share
     for each in sorted({min(at), max(at), share, *({present} & {*at})}):
@@ -189,7 +189,7 @@ def _show_advice(found: Advice) -> None:
         gains = f"{row['tokens_per_s']:+.1%} tokens/s, {row['problems_per_min']:+.1%} problems/min"
         console.print(f"  {row['what']:18} {gains}")
 
-    def both(row: dict[str, Any], name: str, form: str, scale: float = 1) -> str:
+    def both(row: Mapping[Any, Any], name: str, form: str, scale: float = 1) -> str:
         pair = (row[f"{role}_{name}"] * scale for role in ("llm", "prm"))
         return " / ".join(format(value, form) for value in pair)
 

@@ -121,6 +121,17 @@ class Need(NamedTuple):
         return cls(engine, weights, buffers, block, least)
 
 
+def _longest(answers: Answers) -> int:
+    """Tokens of the longest request of a search, to either model."""
+    found = [each.trie.length for own in answers.solutions.values() for each in own.values()]
+    for problem in answers.recording.problems:
+        ends: dict[tuple[int, ...], int] = {(): len(problem.prompt)}
+        for step in problem.steps:
+            ends[step.path] = ends[step.path[:-1]] + len(step.tokens)
+        found += ends.values()
+    return max(found)
+
+
 class Pair:
     """Two models in one memory, and the replays of them so far: `rows`.
 
@@ -147,6 +158,12 @@ class Pair:
                 "model, or less max_model_len or max_num_batched_tokens."
             )
         self.answers = answers or asked.drawn(asked.depth)
+        self.longest, allowed = _longest(self.answers), [n.engine.max_model_len for n in self.needs]
+        if self.longest >= min(allowed):
+            raise ConfigError(
+                f"max_model_len is {min(allowed):,}; the replayed search has requests of "
+                f"{self.longest:,} tokens: give more than that, or a model that takes it."
+            )
 
     @property
     def feasible(self) -> tuple[float, float]:
@@ -213,13 +230,12 @@ class Unlimited(NamedTuple):
     """The search in memory without limit, and what its cache calls tell of less.
 
     lost_s: a guess of the seconds that each share of the axis loses; enough: tokens of the LLM's
-    and of the PRM's cache that hit ENOUGH; longest: tokens of a request.
+    and of the PRM's cache that hit ENOUGH.
     """
 
     seconds: float
     lost_s: Floats
     enough: tuple[int, int]
-    longest: int
 
     @classmethod
     def of(cls, pair: Pair, axis: Sequence[float]) -> Unlimited:
@@ -244,8 +260,7 @@ class Unlimited(NamedTuple):
             if need is pair.needs[0]:
                 crowded = np.maximum(peak / np.array(sizes, np.float64), 1) - 1
                 lost_s += done.throughput.llm_busy_s * crowded
-        lengths = done.trace.requests[["prompt_tokens", "output_tokens"]].sum(axis=1)
-        return cls(done.throughput.wall_s, lost_s, (enough[0], enough[1]), int(lengths.max()))
+        return cls(done.throughput.wall_s, lost_s, (enough[0], enough[1]))
 
     def next_share(self, axis: Sequence[float], found: Mapping[float, float]) -> float | None:
         """The share to be replayed next: the middle of the plateau as guessed, what promises more
@@ -261,8 +276,8 @@ class Unlimited(NamedTuple):
         low, high = plateau(likely, min(likely[top], best))
         wanted = [] if any(axis[low] <= s <= axis[high] for s in known) else [(low + high) // 2]
         wanted += [top] if likely[top] < 0.995 * best else []
-        gap = {at: min(abs(axis[at] - share) for share in known) for at in {*wanted, low, high}}
-        wanted += sorted((low, high), key=lambda at: -gap[at])
+        gap = {at: min(abs(axis[at] - share) for share in known) for at in range(len(axis))}
+        wanted += [*sorted((low, high), key=lambda at: -gap[at]), (low + high) // 2]
         least = (axis[-1] - axis[0]) / 60
         return next((axis[at] for at in wanted if gap[at] > least), None)
 
@@ -334,24 +349,24 @@ def advise(llm: str, prm: str, **settings: Any) -> Advice:
     alike = [share for share in shares[first : last + 1] if found[share] <= 1.005 * best]
     worse = {axis[0], axis[-1], *shares} - {*alike}
     recommended = max(alike, key=lambda share: min((abs(share - s) for s in worse), default=0))
-    notes += _change_each(pair, recommended, free.longest)
+    notes += _change_each(pair, recommended)
     table = pd.DataFrame(pair.rows)
     rates = table[RATES[0]]
-    table.insert(4, "against_best", rates / rates[table["what"] == SHARE].max() - 1)
+    table["against_best"] = rates / rates[table["what"] == SHARE].max() - 1
     for role, enough in zip(ROLES, free.enough):
-        lacks = (enough - table[f"{role}_kv_tokens"]).clip(lower=0)
-        table.insert(table.columns.get_loc(f"{role}_hit_rate"), f"{role}_lacks_tokens", lacks)
-    notes += _notes(pair, free.longest)
+        table[f"{role}_lacks_tokens"] = (enough - table[f"{role}_kv_tokens"]).clip(lower=0)
+    notes += _notes(pair)
     ends, flags = (shares[first], shares[last]), start_up(pair, recommended)
     return Advice(asked, pair.total, pair.feasible, recommended, ends, table, flags, notes)
 
 
-def _change_each(pair: Pair, share: float, longest: int) -> list[str]:
+def _change_each(pair: Pair, share: float) -> list[str]:
     """Replay a share with each setting changed alone; what is no replay is told."""
     asked, told = pair.asked, list[str]()
     for name, factor in zip((*CHANGED, CHANGED[0]), (0.5, 0.5, 0.5, 2)):
         if value := int(factor * getattr(asked, name)):
-            changed = replace(asked, **{name: value})
+            only: Any = {name: value}
+            changed = replace(asked, **only)
             answers = changed.drawn(asked.depth) if name == "n" else pair.answers
             try:
                 other = Pair(changed, answers)
@@ -359,7 +374,7 @@ def _change_each(pair: Pair, share: float, longest: int) -> list[str]:
                 pair.rows += other.rows
             except OutOfMemory as error:
                 told.append(f"{name} {value} was not replayed: {error}")
-    if (half := asked.max_model_len // 2) >= longest:
+    if (half := asked.max_model_len // 2) > pair.longest:
         low, high = Pair(replace(asked, max_model_len=half), pair.answers).feasible
         told.append(
             f"max_model_len {half:,} would make shares of {low:.3f} to {high:.3f} feasible and "
@@ -390,7 +405,7 @@ def start_up(pair: Pair, share: float) -> dict[str, list[dict[str, Any]]]:
     return flags
 
 
-def _notes(pair: Pair, longest: int) -> list[str]:
+def _notes(pair: Pair) -> list[str]:
     """What the numbers stand on, and what they leave out."""
     asked, device = pair.asked, pair.device
     fitted = {need.engine.name for need in pair.needs} & set(device.terms)
@@ -400,7 +415,7 @@ def _notes(pair: Pair, longest: int) -> list[str]:
     notes = [
         f"Seconds are simulated for {device.name} ({device.source}), by {bound}.",
         f"The search: {problems} MATH-500 problems, lengths in Llama 3's tokens, at most "
-        f"{asked.depth} steps and {longest:,} tokens a request; 16-bit weights and KV.",
+        f"{asked.depth} steps and {pair.longest:,} tokens a request; 16-bit weights and KV.",
         f"Activations, from shapes: {activations}. Contexts and workspaces of two processes come "
         f"on top, and have {format_size(left)} here." + (" Ask with less total." * (left < 1)),
     ]
