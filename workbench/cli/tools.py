@@ -162,15 +162,15 @@ def _show_advice(found: Advice) -> None:
     rows = found.replays.to_dict("records")
     at = {row["llm_share"]: row for row in rows if row["what"] == "share"}
     give = format_size(share * found.total), format_size((1 - share) * found.total)
-    console = Console(highlight=False, width=100)
+    console = Console(highlight=False, width=99)  # it may write one column more
     console.print(
         f"{asked.llm} (LLM) and {asked.prm} (PRM) in {format_size(found.total)} of {asked.device}; "
         f"n = {asked.n}, beam width {asked.beam_width}, {asked.in_flight} problems in flight, "
         f"{asked.max_num_seqs} sequences and {asked.max_num_batched_tokens:,} tokens a step\n\n"
         f"[bold]share {share:.3g}[/]: {give[0]} to the LLM, {give[1]} to the PRM\n"
         f"feasible   {found.feasible[0]:.3f} to {found.feasible[1]:.3f}\n"
-        f"plateau    at least {found.plateau[0]:.3g} to {found.plateau[1]:.3g}, replayed: within 2 % "
-        "of the best"
+        f"plateau    at least {found.plateau[0]:.3g} to {found.plateau[1]:.3g}, replayed: within "
+        "2 % of the best"
     )
     present = 0.5 if asked.llm_share is None else asked.llm_share
     for each in sorted({min(at), max(at), share, *({present} & {*at})}):
