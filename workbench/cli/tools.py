@@ -162,7 +162,7 @@ def _show_advice(found: Advice) -> None:
     rows = found.replays.to_dict("records")
     at = {row["llm_share"]: row for row in rows if row["what"] == "share"}
     give = format_size(share * found.total), format_size((1 - share) * found.total)
-    console = Console(highlight=False, width=99)  # it may write one column more
+    console = Console(highlight=False, width=100)
     console.print(
         f"{asked.llm} (LLM) and {asked.prm} (PRM) in {format_size(found.total)} of {asked.device}; "
         f"n = {asked.n}, beam width {asked.beam_width}, {asked.in_flight} problems in flight, "
