@@ -208,7 +208,7 @@ def test_advice_is_a_page_of_100_columns_or_json(monkeypatch, capsys):
     """With the share, what to change, the replays and flags of both engines; options by name."""
     from workbench.replay import advise
 
-    monkeypatch.setattr(advise, "MOST_DEPTH", 4)
+    monkeypatch.setattr(advise, "MOST_ROUNDS", 4)
     asked, real = [], advise.advise
     monkeypatch.setattr(
         advise, "advise", lambda *pair, **given: asked.append((pair, given)) or found

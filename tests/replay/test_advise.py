@@ -16,9 +16,9 @@ SMALL |= {"max_num_batched_tokens": 256, "max_model_len": 2048}
 
 @pytest.fixture(scope="module", autouse=True)
 def shallow():
-    """Searches of four steps, whose replays take a quarter of a second."""
+    """Searches of four rounds, whose replays take a quarter of a second."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "MOST_DEPTH", 4)
+        patch.setattr(module, "MOST_ROUNDS", 4)
         yield
 
 

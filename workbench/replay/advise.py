@@ -38,8 +38,8 @@ REPLAYS = 6  # shares that are replayed
 NEAR = 0.02  # a plateau: shares that lose less than this to the best
 ENOUGH = 0.99  # a cache is short that hits less than this part of what one without limit hits
 MOST_BEAMS = 3072  # n 64 with 48 problems in flight
-NODES, LEAST_DEPTH, MOST_DEPTH = 6144, 4, 12  # of the replayed search: beams times depth
-LEAST_PROBLEMS = 16
+NODES, LEAST_ROUNDS, MOST_ROUNDS = 12288, 6, 24  # of a replay: beams times rounds
+PROBLEMS, LEAST_PROBLEMS = 2, 16  # of the search: times those in flight, so that these stay so many
 USABLE = 0.9  # of the device's memory, where no total is given; drivers take some
 OPTIONS = {  # the memory's part, sequences, tokens of a step, of a request; exactly: the KV's size
     "vLLM": ("gpu-memory-utilization", "max-num-seqs", "max-num-batched-tokens", "max-model-len",
@@ -88,14 +88,14 @@ class Question:
         return self.n * self.in_flight
 
     @property
-    def depth(self) -> int:
-        """Steps of a beam in the replayed search: as many as a replay of some seconds has."""
-        return max(LEAST_DEPTH, min(MOST_DEPTH, NODES // self.beams))
+    def rounds(self) -> int:
+        """How many the search is replayed for, a step of all beams each: some seconds."""
+        return max(LEAST_ROUNDS, min(MOST_ROUNDS, NODES // self.beams))
 
-    def drawn(self, depth: int) -> Answers:
-        """The search that is replayed."""
-        problems = max(self.in_flight, LEAST_PROBLEMS)
-        return Answers(thesis_search(problems, self.n, self.beam_width, depth))
+    def drawn(self, rounds: int) -> Answers:
+        """The search that is replayed; no beam grows deeper in so many rounds."""
+        problems = max(PROBLEMS * self.in_flight, LEAST_PROBLEMS)
+        return Answers(thesis_search(problems, self.n, self.beam_width, rounds))
 
 
 class Need(NamedTuple):
@@ -138,12 +138,15 @@ class Pair:
     answers: the search; drawn where it is not given. Raises as `advise`.
     """
 
-    def __init__(self, asked: Question, answers: Answers | None = None) -> None:
+    def __init__(
+        self, asked: Question, answers: Answers | None = None, rounds: int | None = None
+    ) -> None:
         self.asked, self.rows, self.device = (
             asked,
             list[dict[str, Any]](),
             load_device(asked.device),
         )
+        self.rounds = rounds or asked.rounds
         usable = round(USABLE * self.device.memory_bytes)
         self.total = parse_size(asked.total) if asked.total else usable
         self.device.require_room(self.total, "Both models")
@@ -157,7 +160,7 @@ class Pair:
                 f"{parts}, and there are {format_size(self.total)}. Give more memory, another "
                 "model, or less max_model_len or max_num_batched_tokens."
             )
-        self.answers = answers or asked.drawn(asked.depth)
+        self.answers = answers or asked.drawn(asked.rounds)
         self.longest, allowed = _longest(self.answers), [n.engine.max_model_len for n in self.needs]
         if self.longest >= min(allowed):
             raise ConfigError(
@@ -197,10 +200,12 @@ class Pair:
         start = time.perf_counter()
         llm, prm = ({"num_blocks": count} for count in blocks)
         models = self.needs[0].engine, self.needs[1].engine
-        how |= {"min_problem_batch": self.asked.in_flight}
+        how |= {"min_problem_batch": self.asked.in_flight, "max_rounds": self.rounds}
         done = replay(self.answers, self.device, llm=llm, prm=prm, models=models, **how)
         row: dict[str, Any] = {"what": what, "llm_share": share}
-        row |= {name: getattr(done.throughput, name) for name in RATES}
+        rate, problems = done.throughput.tokens_per_s, self.answers.recording.problems
+        tokens = sum(len(step.tokens) for problem in problems for step in problem.steps)
+        row |= dict(zip(RATES, (rate, 60 * rate * len(problems) / tokens)))
         for role, count in zip(ROLES, blocks):
             steps = done.trace.steps[done.trace.steps["engine"] == role]
             again = ["recomputed_tokens_evicted", "recomputed_tokens_preempted"]
@@ -287,7 +292,8 @@ class Advice:
     """The answer. feasible: shares of the LLM that fit both models; plateau: from the lowest to the
     highest replayed share that loses less than 2 % to the best, as all replayed between them do.
 
-    replays: a row each, in simulated seconds: what, llm_share, tokens_per_s, problems_per_min,
+    replays: a row each, in simulated seconds: what, llm_share, tokens_per_s, problems_per_min (of
+    as many tokens as the search's have),
     against_best (of tokens/s, to the best share) and of each model kv_tokens, lacks_tokens (of
     cache, to hit 99 % of what one without limit hits), hit_rate, computed_again (tokens evicted or
     preempted before) and replay_s; then the no-limit row, and settings changed alone at the
@@ -367,9 +373,9 @@ def _change_each(pair: Pair, share: float) -> list[str]:
         if value := int(factor * getattr(asked, name)):
             only: Any = {name: value}
             changed = replace(asked, **only)
-            answers = changed.drawn(asked.depth) if name == "n" else pair.answers
+            answers = changed.drawn(asked.rounds) if name == "n" else pair.answers
             try:
-                other = Pair(changed, answers)
+                other = Pair(changed, answers, pair.rounds)
                 other.at(share, f"{name} {value}")
                 pair.rows += other.rows
             except OutOfMemory as error:
@@ -407,15 +413,16 @@ def start_up(pair: Pair, share: float) -> dict[str, list[dict[str, Any]]]:
 
 def _notes(pair: Pair) -> list[str]:
     """What the numbers stand on, and what they leave out."""
-    asked, device = pair.asked, pair.device
+    device = pair.device
     fitted = {need.engine.name for need in pair.needs} & set(device.terms)
     bound = "fitted terms" if fitted else "its roofline, so they are a bound from below"
     problems, left = len(pair.answers.recording.problems), device.memory_bytes - pair.total
     activations = " and ".join(format_size(need.activations) for need in pair.needs)
     notes = [
         f"Seconds are simulated for {device.name} ({device.source}), by {bound}.",
-        f"The search: {problems} MATH-500 problems, lengths in Llama 3's tokens, at most "
-        f"{asked.depth} steps and {pair.longest:,} tokens a request; 16-bit weights and KV.",
+        f"The search: the first {pair.rounds} rounds of {problems} MATH-500 problems, lengths in "
+        f"Llama 3's tokens, at most {pair.longest:,} a request; deeper beams need more cache. "
+        "16-bit weights and KV.",
         f"Activations, from shapes: {activations}. Contexts and workspaces of two processes come "
         f"on top, and have {format_size(left)} here." + (" Ask with less total." * (left < 1)),
     ]
