@@ -28,6 +28,7 @@ _MODULES = {
     ),
     "search.prm": ("PRM",),
     "search.search": ("Search", "run_search"),
+    "replay.advise": ("advise",),
     "experiments.runs": ("load_runs", "compare"),
 }
 _EXPORTS = {name: f"workbench.{module}" for module, names in _MODULES.items() for name in names}

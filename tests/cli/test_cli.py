@@ -19,8 +19,8 @@ from workbench.experiments.runs import FAILED
 from workbench.experiments.settings import RunSpec, sweep_config
 
 CONFIG = sweep_config("quick", num_problems=3)
-VERBS = ("figures", "run", "sweep", "bench", "calibrate", "record", "train-tiny", "doctor")
-EVERY_HELP = [[], ["runs"], *([name] for name in VERBS)]
+VERBS = ("figures", "run", "sweep", "advise", "bench", "calibrate", "record", "train-tiny")
+EVERY_HELP = [[], ["runs"], ["doctor"], *([name] for name in VERBS)]
 EVERY_HELP += [["runs", name] for name in ("list", "show", "compare", "export", "import")]
 
 
@@ -202,3 +202,29 @@ def test_what_is_missing_is_named_with_its_remedy(monkeypatch, capsys):
     page = capsys.readouterr().out
     assert "apt install chromium" in page
     assert "tiny-solver is truncated." in page
+
+
+def test_advice_is_a_page_of_100_columns_or_json(monkeypatch, capsys):
+    """With the share, what to change, the replays and flags of both engines; options by name."""
+    from workbench.replay import advise
+
+    monkeypatch.setattr(advise, "MOST_ROUNDS", 4)
+    asked, real = [], advise.advise
+    monkeypatch.setattr(
+        advise, "advise", lambda *pair, **given: asked.append((pair, given)) or found
+    )
+    given = {"device": "h100", "total": "28MiB", "n": 4, "in_flight": 4, "max_num_seqs": 64}
+    given |= {"max_num_batched_tokens": 256, "max_model_len": 2048}
+    found = real("tiny-solver", "tiny-prm", **given)
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    command = ["advise", "--llm", "tiny-solver", "--prm", "tiny-prm", *options]
+    assert main(command) == 0
+    assert asked == [(("tiny-solver", "tiny-prm"), given)]
+    shown = capsys.readouterr().out
+    assert max(len(line) for line in shown.splitlines() if "embedded/" not in line) <= 100
+    for text in (f"share {found.recommended:.3g}", "What to change first", "max_num_seqs 128",
+                 "--gpu-memory-util", "--mem-fraction-st", found.notes[0][:20]):  # fmt: skip
+        assert text in shown
+    assert main([*command, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["recommended"] == found.recommended and len(told["replays"]) == len(found.replays)

@@ -1,5 +1,5 @@
-"""`workbench run`, `bench`, `calibrate`, `record`, `train-tiny` and `doctor`: one search on the
-terminal, what a benchmark measured, and what this machine has.
+"""`workbench run`, `advise`, `bench`, `calibrate`, `record`, `train-tiny` and `doctor`: one search
+on the terminal, where to split a memory, what a benchmark measured, and what this machine has.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -24,6 +24,7 @@ from workbench.errors import ConfigError, OutOfMemory, WorkbenchError
 
 if TYPE_CHECKING:
     from workbench.bench.record import Row
+    from workbench.replay.advise import Advice
     from workbench.search.problems import Problem
     from workbench.search.result import SearchResult
 
@@ -114,6 +115,104 @@ def _show_search(result: SearchResult, problem: Problem, depth: int) -> None:
     console.print(f"[bold]best[/]     {escape(' / '.join(filter(None, steps)))}")
     counts = f"{len(nodes)} nodes, {row['tokens']} tokens, {row['iterations']} iterations"
     console.print(f"[bold]speed[/]    {result.throughput}; {counts}")
+
+
+Asked = Annotated[dict[str, Any], [
+    option("total", str, "weights, activations, KV of both (default: 90 % of it)", metavar="SIZE"),
+    option("llm_share", float, "the present split, to compare with (default: 0.5)"),
+    option("n", int, "beams of a problem (default: 16)"),
+    option("beam_width", int, "children of a survivor (default: 4)"),
+    option("in_flight", int, "problems in flight (default: 48)"),
+    option("max_num_seqs", int, "sequences in a step of either model (default: 256)"),
+    option("max_num_batched_tokens", int, "tokens in a step (default: 8192)"),
+    option("max_model_len", int, "tokens of a request (default: 4096)"),
+    option("block_size", int, "tokens of a block (default: 16)"),
+]]  # fmt: skip
+
+
+def advise(
+    llm: str = Option("llama-3.2-1b", help="generator: a name, hub id, or folder"),
+    prm: str = Option("llama-3.1-8b-prm", help="process reward model: likewise"),
+    device: str = Option("a100-40", help="a preset, or a .json file of `workbench calibrate`"),
+    *,
+    asked: Asked,
+    json: bool = Option(False, "--json", help="print all of it as JSON"),
+) -> None:
+    """Split one device's memory between two models of your own.
+
+    Replays a search of their shapes at a few shares, in simulated seconds; loads no weights.
+    """
+    from json import dumps
+
+    from workbench.replay import advise as advice
+
+    found = advice.advise(llm, prm, device=device, **asked)
+    if json:
+        print(dumps(found.to_dict(), indent=2, allow_nan=False))
+    else:
+        _show_advice(found)
+
+
+def _show_advice(found: Advice) -> None:
+    """The answer as a page of 100 columns, with the replays that it stands on."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    asked, share = found.question, found.recommended
+    rows = found.replays.to_dict("records")
+    at = {row["llm_share"]: row for row in rows if row["what"] == "share"}
+    give = format_size(share * found.total), format_size((1 - share) * found.total)
+    console = Console(highlight=False, width=100)
+    console.print(
+        f"{asked.llm} (LLM) and {asked.prm} (PRM) in {format_size(found.total)} of {asked.device}; "
+        f"n = {asked.n}, beam width {asked.beam_width}, {asked.in_flight} problems in flight, "
+        f"{asked.max_num_seqs} sequences and {asked.max_num_batched_tokens:,} tokens a step\n\n"
+        f"[bold]share {share:.3g}[/]: {give[0]} to the LLM, {give[1]} to the PRM\n"
+        f"feasible   {found.feasible[0]:.3f} to {found.feasible[1]:.3f}\n"
+        f"plateau    at least {found.plateau[0]:.3g} to {found.plateau[1]:.3g}, replayed: within "
+        "2 % of the best"
+    )
+    present = 0.5 if asked.llm_share is None else asked.llm_share
+    for each in sorted({min(at), max(at), share, *({present} & {*at})}):
+        short = [f"{role.upper()}'s cache lacks {at[each][f'{role}_lacks_tokens']:,.0f} tokens, "
+                 f"{at[each][f'{role}_computed_again']:,} are computed again"
+                 for role in ("llm", "prm") if at[each][f"{role}_lacks_tokens"]]  # fmt: skip
+        told = "; the ".join(short)
+        console.print(
+            f"at {each:<7.3g} {at[each]['against_best']:+.1%} tokens/s: "
+            + (f"the {told}" if short else "no cache is short")
+        )
+    gains = found.replays["against_best"].iloc[0]
+    console.print(f"no limit   {gains:+.1%}: all that more memory could give\n")
+    console.print("[bold]What to change first[/] (alone, at this share)")
+    for row in found.changes.to_dict("records"):
+        gains = f"{row['tokens_per_s']:+.1%} tokens/s, {row['problems_per_min']:+.1%} problems/min"
+        console.print(f"  {row['what']:18} {gains}")
+
+    def both(row: Mapping[Any, Any], name: str, form: str, scale: float = 1) -> str:
+        pair = (row[f"{role}_{name}"] * scale for role in ("llm", "prm"))
+        return " / ".join(format(value, form) for value in pair)
+
+    head = ("", "share", "KV ktokens", "lacks k", "hits %", "again k", "tokens/s", "best", "took s")
+    cells = []
+    for row in rows:
+        limited = row["what"] != "no limit"
+        sizes = [both(row, f"{n}_tokens", ",.0f", 1e-3) if limited else "" for n in ("kv", "lacks")]
+        share_ = f"{row['llm_share']:.3g}" if limited else ""
+        hits, again = both(row, "hit_rate", ".1f", 100), both(row, "computed_again", ",.0f", 1e-3)
+        rate = f"{row['tokens_per_s']:,.0f}", f"{row['against_best']:+.1%}"
+        cells.append((row["what"], share_, *sizes, hits, again, *rate, f"{row['replay_s']:.1f}"))
+    console.print("\n[bold]Replays[/] (LLM / PRM)")
+    console.print(table(head, cells))
+    starts = {"vLLM": "vllm serve", "SGLang": "python -m sglang.launch_server --model-path"}
+    for engine, instances in found.flags.items():
+        console.print(f"\n[bold]{engine}[/], the LLM first, the PRM once it is up")
+        for flags in instances:
+            (_, model), *options, (exact, size) = flags.items()
+            words = [f"--{name} {value}" for name, value in options]
+            print(f"  {starts[engine]} {model} \\\n    {' '.join(words[:2])} \\")
+            print(f"    {' '.join(words[2:])}\n  # or, in the first's place: --{exact} {size}")
+    console.print("\n" + "\n".join(f"- {escape(note)}" for note in found.notes))
 
 
 Measured = Annotated[dict[str, Any], [

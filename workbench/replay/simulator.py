@@ -359,9 +359,11 @@ def play(
     min_problem_batch: int | None = None,
     score_cache: bool | None = None,
     switches: Changes | None = None,
+    max_rounds: int | None = None,
     on_round: OnRound | None = None,
 ) -> Throughput:
-    """All rounds of a recorded search on two engines that sample what was recorded.
+    """All rounds, or the first max_rounds, of a recorded search on two engines that sample what was
+    recorded.
 
     engines: LLM, PRM, with `trace_as`. recorder: gets steps, requests and nodes, in the seconds of
     the clock. What is None is as recorded. switches: changed SearchSwitches. on_round: as
@@ -400,7 +402,7 @@ def play(
         scores = RecordedScores(scorer, each, answers, cache)
         searches.append(ActiveSearch(each.problem, list(each.prompt), used, scores, shuffle))
     rounds.queue.extend(searches)
-    while rounds.play_round(on_round):
+    while rounds.play_round(on_round) and rounds.round != max_rounds:
         pass
     for search in searches:
         recorder.node_rows += search.tree.rows(recorder.run_id, search.problem.id)

@@ -177,22 +177,18 @@ def _grown(problem: Problem, own: Tokens, strategy: BeamSearch, draw: Draw) -> R
         return RecordedProblem(problem, prompt, tuple(steps), tuple(solutions.values()))
 
 
-def _engine(model: str, num_blocks: int) -> RecordedEngine:
-    """What an engine of the thesis profile's settings would tell about itself."""
-    config = EngineConfig(
-        model,
-        num_blocks=num_blocks,
-        max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=256,
-        max_num_batched_tokens=8192,
-        dtype="bfloat16",
-    )
+def drawn_engine(model: str, num_blocks: int | None = None, **limits: Any) -> RecordedEngine:
+    """What a 16-bit engine would tell about itself; limits: of EngineConfig, else the thesis
+    profile's. A model that reads less than max_model_len keeps its own.
+    """
+    usual = {"max_model_len": MAX_MODEL_LEN, "max_num_seqs": 256, "max_num_batched_tokens": 8192}
+    config = EngineConfig(model, num_blocks=num_blocks, dtype="bfloat16", **usual | limits)
     spec = model_spec(model)
     return RecordedEngine(
         name=model,
         architecture=spec.architecture,
         fingerprint=f"grown:{model}",
-        max_model_len=MAX_MODEL_LEN,
+        max_model_len=min(config.max_model_len or MAX_MODEL_LEN, spec.max_model_len),
         value_outputs=None,
         config=config.to_dict(),
         spec=asdict(spec),
@@ -225,7 +221,7 @@ def _recording(problems: Sequence[RecordedProblem], strategy: BeamSearch, seed: 
         prm_fingerprint=f"grown:{PRM}",
         prm_columns=(PLUS, MINUS),
     )
-    engines = _engine(LLM, 19_000), _engine(PRM, 6_500)  # about a share of 0.3 of 40 GiB
+    engines = drawn_engine(LLM, 19_000), drawn_engine(PRM, 6_500)  # about a share of 0.3 of 40 GiB
     return Recording(settings, *engines, tuple(problems))
 
 
