@@ -78,7 +78,7 @@ def test_runs_are_listed_shown_and_compared(tmp_path, stored, capsys):
     shown = capsys.readouterr().out
     assert "llm_share" in shown
     assert "tokens_per_s" in shown
-    assert "tokens and scores: identical" in shown
+    assert "Tokens and scores: identical" in shown
     assert main(["runs", "show", "split-0.3000", *where]) == 2
     assert "Did you mean" in capsys.readouterr().err
     assert main(["runs", "show", "split", *where]) == 2
