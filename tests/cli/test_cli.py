@@ -180,8 +180,9 @@ def test_a_format_that_no_name_tells_is_taken_from_the_option(capsys):
     assert main(["run", "Compute 3+4-2.", *options, "--prm-format", "rlhflow"]) == 0
 
 
-def test_reports_a_sound_machine(capsys):
+def test_reports_a_sound_machine(capsys, monkeypatch):
     """Here, where the tests run, everything needed is present."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "elsewhere")  # kernels count as compiled: models load
     assert main(["doctor"]) == 0
     page = capsys.readouterr().out
     topics = ("processor", "threads", "memory", "versions", "tiny-solver", "tiny-prm", "runs")
@@ -197,8 +198,18 @@ def test_what_is_missing_is_named_with_its_remedy(monkeypatch, capsys):
 
     monkeypatch.delenv("BROWSER_PATH", raising=False)
     monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "elsewhere")
     monkeypatch.setattr("workbench.models.loading.load_model", refuse)
     assert main(["doctor"]) == 1
     page = capsys.readouterr().out
     assert "apt install chromium" in page
     assert "tiny-solver is truncated." in page
+
+
+def test_the_doctor_compiles_nothing(monkeypatch, tmp_path, capsys):
+    """On a fresh clone that takes a minute, in which it was silent."""
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setattr("workbench.experiments.provenance.PACKAGE", tmp_path)
+    monkeypatch.setattr("workbench.models.loading.load_model", lambda name: pytest.fail(name))
+    assert main(["doctor"]) == 0
+    assert "not compiled yet: the first run does it" in capsys.readouterr().out
