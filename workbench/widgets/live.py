@@ -78,7 +78,7 @@ def live_figure(
     rows = figure_rows(snapshot)
     specs = [[{}], [{"secondary_y": True}], [{}], [{}], [{}]]
     heights = (0.33, 0.19, 0.09, 0.13, 0.26)
-    fig = make_subplots(rows=5, row_heights=heights, vertical_spacing=0.05, specs=specs)
+    fig = make_subplots(rows=5, row_heights=heights, vertical_spacing=0.064, specs=specs)
     fig.add_trace(_map(snapshot.blocks), row=1, col=1)
     for state, colour in COLOURS.items():
         label = state.replace("llm_", "LLM ").replace("prm_", "PRM ")
@@ -133,9 +133,10 @@ def live_figure(
     fig.update_yaxes(title_text="blocks<br>evicted", rangemode="tozero", row=4, col=1)
     fig.update_yaxes(title_text="pages (%)", **percent, row=5, col=1)
     fig.update_yaxes(title_font_size=11, tickfont_size=10, nticks=4)
-    for name, place in (("legend2", 0.43), ("legend3", 0.2)):
-        legend_at(fig, name, place)
-        fig.update_layout({name: {"traceorder": "normal"}, "uirevision": "live"})
+    for name, panel in (("legend2", fig.layout.yaxis4), ("legend3", fig.layout.yaxis6)):
+        legend_at(fig, name, panel.domain[1])
+        look = {"traceorder": "normal", "font": {"size": 11}}
+        fig.update_layout({name: look, "uirevision": "live"})
     caption = CAPTION.format(window_s=window_s(snapshot.seconds))
     return finish(fig, "A search as it runs", caption, provenance, _FRAME)
 
