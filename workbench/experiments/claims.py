@@ -94,6 +94,8 @@ def peak_claim(rows: pd.DataFrame) -> Claim:
     inside = shares.min() < peak["low"] and peak["high"] < shares.max()
     covers = peak["low"] <= THESIS_SHARE <= peak["high"]
     number = f"fastest {_fastest(peak, same)} [{peak['low']:.2f}, {peak['high']:.2f}]"
+    if peak["low"] <= shares.min() and shares.max() <= peak["high"]:
+        number = f"no peak can be told [{peak['low']:.2f}, {peak['high']:.2f}]"
     return _judged("C1", covers and inside and narrow, not covers, number)
 
 
@@ -115,11 +117,14 @@ def split_in_words(rows: pd.DataFrame) -> str:
         return (
             f"No peak can be told: every share from {first:.2f} to {last:.2f} does the same work."
         )
+    if peak["low"] <= first and last <= peak["high"]:
+        return (
+            f"No peak can be told between {first:.2f} and {last:.2f}, for its interval is the "
+            f"whole axis: {rate.min():,.0f} to {rate.max():,.0f} generated tokens/s."
+        )
     best = rate[(rate.index >= same["low"]) & (rate.index <= same["high"])].mean()
     reach = f"(95 %: {peak['low']:.2f} to {peak['high']:.2f})"
     found = f"Throughput is highest {_fastest(peak, same)} {reach}: {best:,.0f} generated tokens/s"
-    if peak["low"] <= first and last <= peak["high"]:
-        found = f"No peak can be told, for its interval is the whole axis. {found}"
     ends = [
         f"{rate[end]:,.0f} at {end:.2f} ({rate[end] / best - 1:+.1%})"
         for end in (first, last)
@@ -288,14 +293,16 @@ NOT_REPLAYED = {
 
 
 def answer_of_figures(folder: Path) -> str:
-    """How to split the memory, and what thrashing costs, of the rows of figures in a folder; empty
-    where they lack.
+    """How to split the memory, and what thrashing costs, as far as the rows of a folder's figures
+    tell it.
     """
-    files = [folder / f"{name}.parquet" for name in ("memory_split", "thrashing", "lost_time")]
-    if not all(file.is_file() for file in files):
-        return ""
-    split, thrash, lost = map(pd.read_parquet, files)
-    return f"{split_in_words(split)} {thrashing_in_words(thrash, lost)}"
+    names, words = ("memory_split", "thrashing", "lost_time"), []
+    files = [folder / f"{name}.parquet" for name in names]
+    if files[0].is_file():
+        words.append(split_in_words(pd.read_parquet(files[0])))
+    if files[1].is_file() and files[2].is_file():
+        words.append(thrashing_in_words(*map(pd.read_parquet, files[1:])))
+    return " ".join(words)
 
 
 def claims_of_figures(folder: Path) -> list[Claim]:

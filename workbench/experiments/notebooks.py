@@ -238,11 +238,12 @@ def _write_page(notebook: Path) -> tuple[Path, str]:
         output["data"] = {"text/html": drawing(fig, f"figure-{number}")}
     no_network = ("require_js_url", "mathjax_url", "jquery_url", "mermaid_js_url")
     exporter = nbconvert.HTMLExporter(embed_images=True, **dict.fromkeys(no_network, ""))
-    body = re.sub(r'<script src="">\s*</script>', "", exporter.from_notebook_node(content)[0])
+    headings = (re.match(r"# (.+)", cell.source) for cell in content.cells)
+    title = next((found[1] for found in headings if found), notebook.stem)
+    body = exporter.from_notebook_node(content, {"metadata": {"name": title}})[0]
+    body = re.sub(r'<script src="">\s*</script>', "", body)
     style = "figcaption { font-size: .85em; color: #333; }"
     head = f'<head>\n<script src="{script}"></script>\n<style>{style}</style>'
     page = body.replace("<head>", head, 1)
     write_together(notebook.parent, {f"{notebook.stem}.html": page.encode()})
-    headings = (re.match(r"# (.+)", cell.source) for cell in content.cells)
-    title = next((found[1] for found in headings if found), notebook.stem)
     return notebook.with_suffix(".html"), title
