@@ -1,5 +1,6 @@
 # One command each; every target first makes .venv and installs what is missing or has changed.
 #
+#   make setup       .venv alone; then .venv/bin/workbench --help
 #   make figures     run the memory study here and draw it       PROFILE=quick|default|full|thesis
 #                    and the notebooks' parameters               llm=FOLDER total_memory=40GiB seeds=[0]
 #   make test        the tests                                   TESTS=tests/kvcache  WORKERS=1

@@ -78,7 +78,7 @@ def test_runs_are_listed_shown_and_compared(tmp_path, stored, capsys):
     shown = capsys.readouterr().out
     assert "llm_share" in shown
     assert "tokens_per_s" in shown
-    assert "tokens and scores: identical" in shown
+    assert "Tokens and scores: identical" in shown
     assert main(["runs", "show", "split-0.3000", *where]) == 2
     assert "Did you mean" in capsys.readouterr().err
     assert main(["runs", "show", "split", *where]) == 2
@@ -180,8 +180,9 @@ def test_a_format_that_no_name_tells_is_taken_from_the_option(capsys):
     assert main(["run", "Compute 3+4-2.", *options, "--prm-format", "rlhflow"]) == 0
 
 
-def test_reports_a_sound_machine(capsys):
+def test_reports_a_sound_machine(capsys, monkeypatch):
     """Here, where the tests run, everything needed is present."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "elsewhere")  # kernels count as compiled: models load
     assert main(["doctor"]) == 0
     page = capsys.readouterr().out
     topics = ("processor", "threads", "memory", "versions", "tiny-solver", "tiny-prm", "runs")
@@ -197,6 +198,7 @@ def test_what_is_missing_is_named_with_its_remedy(monkeypatch, capsys):
 
     monkeypatch.delenv("BROWSER_PATH", raising=False)
     monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "elsewhere")
     monkeypatch.setattr("workbench.models.loading.load_model", refuse)
     assert main(["doctor"]) == 1
     page = capsys.readouterr().out
@@ -228,3 +230,12 @@ def test_advice_is_a_page_of_100_columns_or_json(monkeypatch, capsys):
     assert main([*command, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["recommended"] == found.recommended and len(told["replays"]) == len(found.replays)
+
+
+def test_the_doctor_compiles_nothing(monkeypatch, tmp_path, capsys):
+    """On a fresh clone that takes a minute, in which it was silent."""
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setattr("workbench.experiments.provenance.PACKAGE", tmp_path)
+    monkeypatch.setattr("workbench.models.loading.load_model", lambda name: pytest.fail(name))
+    assert main(["doctor"]) == 0
+    assert "not compiled yet: the first run does it" in capsys.readouterr().out

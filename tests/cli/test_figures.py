@@ -88,7 +88,7 @@ def test_figures_of_notebooks_that_read_no_sweep_need_none(calls, names):
 @pytest.mark.parametrize(
     ("options", "said", "unsaid"),
     [
-        (["--profile", "full"], ["55 of 55 runs to do", "04_batching: "], "nothing"),
+        (["--profile", "full"], ["55 of 55 runs to do", "04_batching: ", "Together: "], "nothing"),
         (["03"], ["is feasible in"], "batching"),
         (["07"], ["07_modifications: 13 of 13 runs to do, about"], "feasible"),
     ],

@@ -14,6 +14,7 @@ from workbench.experiments.export import (
     print_version,
     replot,
     save_figure,
+    tex,
     tex_escaped,
 )
 from workbench.plots import FIGURES, memory_split
@@ -50,6 +51,24 @@ def test_all_six_files_are_written_and_equal_for_equal_figures(tmp_path):
     for a, b in zip(*(sorted(p.iterdir()) for p in (tmp_path / "a", tmp_path / "b")), strict=True):
         assert a.read_bytes() == b.read_bytes(), a.name
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "a" / "memory_split.parquet"), rows)
+
+
+@pytest.mark.browser
+def test_an_equal_figure_keeps_its_images_and_another_is_drawn_anew(tmp_path, monkeypatch):
+    """A notebook that is run again starts no browser; a file that was changed is made again."""
+    rows, files = (
+        synthetic.split_rows(),
+        [tmp_path / f"memory_split.{end}" for end in ("svg", "pdf")],
+    )
+    save_figure(drawn(), rows, "memory_split", tmp_path, PARAMETERS)
+    before = [file.read_bytes() for file in files]
+    with monkeypatch.context() as patch:
+        patch.setattr(Browser, "images", lambda *_: pytest.fail("drawn again"))
+        assert len(save_figure(drawn(), rows, "memory_split", tmp_path, PARAMETERS).endings) == 6
+    files[0].write_text("changed by hand")
+    save_figure(drawn(), rows, "memory_split", tmp_path, PARAMETERS, width_mm=120)
+    after = [file.read_bytes() for file in files]
+    assert after[0] == before[0] and after[1] != before[1]
 
 
 @pytest.mark.browser
@@ -117,6 +136,32 @@ def test_a_figure_that_is_unknown_or_was_never_drawn_is_refused_with_the_way_out
 def test_captions_compile():
     assert tex_escaped("95 % of a_b & {c} #1 $2") == "95 \\% of a\\_b \\& \\{c\\} \\#1 \\$2"
     assert tex_escaped("\\") == "\\textbackslash{}"
+    assert tex_escaped("a ≤ 5 µs") == "a \\ensuremath{\\leq} 5 \\ensuremath{\\mu}s"
+
+
+def test_a_float_is_at_print_size_with_a_short_title_and_what_was_measured_apart():
+    """No width that overfills a narrower text; one command leaves the second paragraph out."""
+    text = tex(drawn(), "memory_split")
+    assert "\\makebox[\\linewidth]{\\includegraphics{memory_split.pdf}}" in text
+    assert "\\caption[{Throughput against the memory split}]{Throughput of the search" in text
+    assert "Bars" in text.split("\\provenance{")[0]  # of the caption itself
+    assert synthetic.PROVENANCE[:9] in text.split("\\provenance{")[-1]
+    depth = [text[:at].count("{") - text[:at].count("}") for at in range(len(text))]
+    assert min(depth) == 0 and text.count("{") == text.count("}")
+
+
+def test_a_figure_is_drawn_at_a_text_width_with_other_labels_elsewhere(tmp_path, no_browser):
+    """Letters stay 9 pt, what is stored stays as it is; a width that is no page's is refused."""
+    assert print_version(drawn(), 100).layout.width == round(100 / 25.4 * 96)
+    assert print_version(drawn(), 100).layout.template.layout.font.size == 12
+    with pytest.raises(ConfigError, match="width_mm is 15; allowed: 60 to 400"):
+        print_version(drawn(), 15)
+    save_figure(drawn(), synthetic.split_rows(), "memory_split", tmp_path, PARAMETERS)
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    other = {"to": tmp_path / "there", "change": lambda fig: fig.update_xaxes(title_text="Anteil")}
+    replot(tmp_path, FIGURES, ["memory_split"], width_mm=126, **other)
+    assert "Anteil" in (tmp_path / "there" / "memory_split.html").read_text()
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.is_file()} == before
 
 
 @pytest.mark.browser

@@ -1,5 +1,9 @@
 """The rows figures draw, counted again by hand on a small sweep without models."""
 
+import re
+from pathlib import Path
+
+import pandas as pd
 import pytest
 
 from tests.experiments.fake_sweep import PROBLEMS, SHARES, FakeSweep, wall
@@ -13,6 +17,7 @@ from workbench.experiments.settings import StrategyPlan, sweep_config
 from workbench.experiments.statistics import wilson
 from workbench.experiments.study import run_strategies
 
+ROOT = Path(__file__).parents[2]
 COSTS = {
     "llm": lambda tokens, context, logits: tokens * 100.0,
     "prm": lambda tokens, context, logits: tokens * 700.0,
@@ -156,6 +161,55 @@ def test_claims_can_fail(sweep):
     peak = views.memory_split_rows(sweep)
     at_the_end = peak.assign(low=peak["low"].where(peak["metric"] != "peak_share", 0.08))
     assert claims.peak_claim(at_the_end).verdict == "depends on"
+
+
+def test_shares_of_equal_work_are_not_ranked_and_no_peak_is_claimed_where_none_is_told():
+    """One plateau is one; where the interval or the plateau is the whole axis there is no peak."""
+
+    def told(low, high, same):
+        rows = [(0.08, 90.0), (0.2, 100.0), (0.3, 102.0), (0.5, 80.0)]
+        table = pd.DataFrame(rows, columns=["llm_share", "value"]).assign(metric="tokens_per_s")
+        ends = [("peak_share", low, high), ("same_work", *same)]
+        found = [
+            {"llm_share": 0.3, "value": 0.3, "metric": m, "low": a, "high": b} for m, a, b in ends
+        ]
+        rows = pd.concat([table, pd.DataFrame(found)])
+        return claims.split_in_words(rows), claims.peak_claim(rows)
+
+    words, claim = told(0.2, 0.3, (0.2, 0.3))
+    assert words == (
+        "Throughput is highest from 0.20 to 0.30, which do the same work (95 %: 0.20 to 0.30): 101 "
+        "generated tokens/s; it is 90 at 0.08 (-10.9%) and 80 at 0.50 (-20.8%)."
+    )
+    assert claim.number == "fastest from 0.20 to 0.30, which do the same work [0.20, 0.30]"
+    assert "highest at 0.30 (95 %" in told(0.2, 0.5, (0.3, 0.3))[0]
+    words, claim = told(0.08, 0.5, (0.3, 0.3))
+    assert words.endswith("its interval is the whole axis: 80 to 102 generated tokens/s.")
+    assert claim.number == "no peak can be told [0.08, 0.50]"
+    words, _ = told(0.08, 0.5, (0.08, 0.5))
+    assert words == "No peak can be told: every share from 0.08 to 0.50 does the same work."
+
+
+def test_what_thrashing_costs_is_one_sentence(sweep, lost):
+    """Guards an answer that ranks shares where nothing thrashes."""
+    rows = views.thrashing_rows(sweep)
+    assert claims.thrashing_in_words(rows, lost).count(". ") == 0
+    rare = rows.assign(value=0.0)
+    found = claims.thrashing_in_words(rare, lost.assign(seconds=0.0))
+    shares = ", ".join(f"{share:.2f}" for share in SHARES)
+    assert found.startswith(f"Thrashing is rare at LLM shares of {shares}, with at most 0.0 events")
+
+
+def test_the_page_of_claims_is_what_the_committed_rows_say():
+    """Nine claims on both rungs, each with a verdict, and figures that are there."""
+    page = (ROOT / "reports" / "claims.md").read_text()
+    assert page == claims.claims_page(ROOT / "figures", "../figures")
+    cells = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| C")]
+    assert [key for key, *_ in cells] == sorted(2 * list(claims.CLAIMS))
+    verdicts = {claims.HOLDS, claims.FAILS, claims.DEPENDS, claims.UNTESTED}
+    assert {cell[2].strip("*") for cell in cells} <= verdicts
+    for file in re.findall(r"\(\.\./(figures/\w+\.svg)\)", page):
+        assert (ROOT / file).is_file()
 
 
 def test_working_sets_and_rooms_of_both_scales_stand_side_by_side():

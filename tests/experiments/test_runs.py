@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import shutil
 import socket
@@ -29,8 +30,10 @@ from workbench.experiments.runs import (
     model_fingerprint,
     read_config,
     status_of,
+    wilson,
 )
 from workbench.experiments.settings import RunSpec, sweep_config
+from workbench.experiments.statistics import WORK
 from workbench.trace import write_table
 
 CONFIGURATION = sweep_config("quick", num_problems=3)
@@ -255,20 +258,56 @@ def pair(tmp_path):
     return [store_fake(tmp_path, RunSpec(SEARCHED, share, 0)) for share in (0.3, 0.5)]
 
 
+def worked(folder, steps, slower=1.0):
+    """The fake run as of so many steps of each model, and so many times slower."""
+    counts = dict.fromkeys(WORK, steps) | {"wall_s": slower}
+    edit(folder, "runs", lambda runs: runs.assign(**counts))
+    edit(folder, "problems", lambda p: p.assign(wall_part_s=p["tokens"] * slower / 1000))
+    return folder
+
+
 def test_only_what_was_set_differently_is_listed_and_differences_are_paired(pair):
+    """Rates have an interval only where runs beside them tell the machine's noise."""
     found = compare(*pair)
     assert found.parameters.to_dict("records") == [{"name": "llm_share", "a": "0.3", "b": "0.5"}]
-    assert found.identical
-    assert found.first_difference is None
+    assert found.identical and not found.same_work
     assert all("uncommitted" in text for text in found.warnings)
     rows = found.differences.set_index("metric")
     speed = rows.loc["tokens_per_s"]
     assert speed["a"] == pytest.approx(1000)
     assert speed["b"] == pytest.approx(1000 / 1.8)
-    assert speed["low"] <= speed["difference"] <= speed["high"] < 0
+    assert (speed["low"], speed["high"]) == (-math.inf, math.inf)
+    assert "noise is not known" in found.findings[1]
     assert rows.loc["accuracy", "difference"] == 0
-    assert rows.loc["seconds", "low"] > 0
-    assert (rows["pairs"] == 6).all()
+    assert rows.loc["llm_hit_rate", "a"] == 0.9 and math.isnan(rows.loc["llm_hit_rate", "low"])
+    assert found.accuracy["level"].tolist() == ["all", "1", "2", "3", "4", "5"]
+    row = found.accuracy.iloc[0]
+    assert row["problems"] == 6 and row["a_low"] < row["a"] == row["b"] == 0.5 < row["a_high"]
+
+
+def test_the_machine_s_noise_is_in_the_interval_and_equal_work_is_no_difference(tmp_path, pair):
+    """Equal work 1.2 times slower: no difference; half the speed: one that noise does not hide."""
+    worked(pair[0], 7)
+    worked(pair[1], 7, 1.2)
+    again = store_fake(tmp_path, RunSpec(SEARCHED, 0.4, 0, "sentinel", repeat=1))
+    worked(again, 7, 1.1)
+    found = compare(*pair)
+    assert found.same_work and "same work" in found.findings[0] and "1.20" in found.findings[1]
+    speed = found.differences.set_index("metric").loc["tokens_per_s"]
+    assert tuple(speed[["a", "difference", "low", "high"]]) == pytest.approx((1000, 0, 0, 0))
+    slow = worked(store_fake(tmp_path, RunSpec(SEARCHED, 0.2, 0)), 8, 4.0)
+    found = compare(pair[0], slow)
+    speed = found.differences.set_index("metric").loc["tokens_per_s"]
+    assert not found.same_work and speed["low"] < -750 < speed["high"] < 0
+    edit(pair[1], "runs", lambda runs: runs.assign(machine="another"))
+    assert not compare(*pair).same_work, "equal work on another machine tells of the machine"
+
+
+def test_wilson_s_interval_is_as_published_and_stays_within_0_and_1():
+    """81 of 263 (Newcombe, Statistics in Medicine 17, 1998): 0.2553 to 0.3662; 20 of 20."""
+    found, all_right = wilson(81 / 263, 263), wilson(1.0, 20)
+    assert (found.low, found.high) == pytest.approx((0.2553, 0.3662), abs=1e-4)
+    assert all_right.low == pytest.approx(0.8389, abs=1e-4) and all_right.high == pytest.approx(1)
 
 
 def test_several_seeds_pair_by_problem_and_seed(tmp_path):
@@ -276,10 +315,8 @@ def test_several_seeds_pair_by_problem_and_seed(tmp_path):
         [store_fake(tmp_path, RunSpec(SEARCHED, share, seed)) for seed in (0, 1)]
         for share in (0.3, 0.5)
     ]
-    assert compare(*sides).differences["pairs"].tolist() == [12, 12, 12, 12, 12]
-    whole = compare(tmp_path, tmp_path)  # a sweep with itself pairs by share too
-    assert whole.identical
-    assert whole.differences["pairs"].max() == 24
+    assert compare(*sides).accuracy["problems"].max() == 6
+    assert compare(tmp_path, tmp_path).identical  # a sweep with itself pairs by share too
 
 
 def test_the_first_node_that_differs_is_named(pair):

@@ -82,6 +82,13 @@ def test_lines_draw_values_and_intervals_in_their_models_look():
     band = fig.layout.shapes[0]
     assert (band.x0, band.x1) == pytest.approx((0.2, 0.4), abs=0.01)
     assert trace(fig, "peak 0.30 (95 %: 0.20 to 0.40)").x == (None,)
+    rows = synthetic.split_rows()
+    peak = rows[rows["metric"] == "peak_share"]
+    same = pd.concat([rows, peak.assign(metric="same_work")])
+    assert trace(plots.memory_split(same), "peak 0.20 to 0.40, equal work (95 %: 0.20 to 0.40)")
+    whole = rows.assign(low=rows["low"].where(rows["metric"] != "peak_share", 0.05))
+    whole["high"] = whole["high"].where(whole["metric"] != "peak_share", 0.9)
+    assert trace(plots.memory_split(whole), "no peak can be told")
     assert trace(drawn("thrashing"), "open markers: 0").x == (None,)
     hits, prm = drawn("prefix_hits"), synthetic.hit_rows().query("engine == 'prm'")
     np.testing.assert_allclose(trace(hits, "PRM").y, 100 * prm["value"])

@@ -45,6 +45,11 @@ def test_the_widget_moves_the_split_says_so_and_writes_the_command(searched):
     assert "0.55" in view.answer.value and "reached" in view.answer.value
     assert view.copy.value.startswith("papermill notebooks/live_memory_split.ipynb")
     assert "kv_share: 0.55" in view.copy.value and "n: 4" in view.copy.value
+    view.resplit(0.5)
+    view._awaited = 0.5  # as if blocks in use had to be waited for
+    view.answer.say("later: in use")
+    view.show()
+    assert view.answer.text == "LLM share 0.50: reached."
     pages = searched.pair.arena.num_pages
     assert searched.pair.arena.resplit(0.3).target == round(0.3 * pages)
 
@@ -74,10 +79,14 @@ def test_the_figure_draws_the_snapshot(searched):
     snapshot = searched.snapshot()
     fig, rows = live_figure(snapshot, "what was measured"), figure_rows(snapshot)
     drawn = traces(fig)
-    for name in ("tokens_per_s", "llm_busy", "prm_held", "llm_target"):
+    evicted = {model: rows[f"{model}_evicted"].sum() for model in ("llm", "prm")}
+    assert evicted == snapshot.evicted and f"evicted {evicted['llm']:,.0f} and" in live.in_words(
+        snapshot
+    )
+    for name in ("tokens_per_s", "llm_busy", "prm_held", "llm_target", "llm_evicted"):
         np.testing.assert_array_equal(drawn[name].y, rows[name])
     assert (rows[["llm_held", "unheld", "prm_held"]].sum(axis=1) - 100).abs().max() < 1e-9
-    assert len(drawn["moves 4"].x) == 3 * len(snapshot.moves)
+    assert len(drawn["moves 5"].x) == 3 * len(snapshot.moves)
     assert fig.layout.meta["provenance"] == "what was measured"
 
 

@@ -184,7 +184,8 @@ def test_what_cannot_be_is_refused_while_it_runs(pair):
 
 
 def seen(is_prm, start_s, end_s, tokens=0, level=0.5):
-    return ls.StepSeen(float(is_prm), start_s, end_s, tokens, *[level] * len(ls.LEVELS))
+    evicted = [3 * end_s // 1, 0.0]
+    return ls.StepSeen(float(is_prm), start_s, end_s, tokens, *evicted, *[level] * len(ls.LEVELS))
 
 
 def test_a_time_line_holds_every_token_and_second():
@@ -197,6 +198,7 @@ def test_a_time_line_holds_every_token_and_second():
     assert (line["prm_busy"] * widths).sum() == pytest.approx(200)
     assert (line["tokens_per_s"] * widths).sum() == pytest.approx(2500, abs=5)
     assert line["llm_target"].iloc[-1] == 499 / 500
+    assert (line["llm_evicted"].sum(), line["prm_evicted"].sum()) == (1499, 0)
 
 
 def test_an_even_rate_is_drawn_even_wherever_the_last_step_ended():

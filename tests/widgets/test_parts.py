@@ -20,7 +20,7 @@ def test_a_number_slider_has_a_label_and_a_typed_twin_and_observers_hear_once():
     nearest; one move is one call.
     """
     share = parts.NumberSlider("LLM share of total memory", [0.2, 0.1, 0.5], 0.24, "{:.2f}")
-    label, slider, typed = share.children
+    label, slider, typed, _, said = share.children
     assert label.value == "LLM share of total memory"
     assert slider.description and typed.description
     assert share.value == slider.value == typed.value == 0.2
@@ -32,6 +32,19 @@ def test_a_number_slider_has_a_label_and_a_typed_twin_and_observers_hear_once():
     for written, nearest, moves in ((0.13, 0.1, 2), (0.14, 0.1, 2), (99, 0.5, 3)):
         typed.value = written
         assert (share.value, typed.value, len(heard)) == (nearest, nearest, moves)
+        assert f"{written:g} " in said.text and f"{nearest:.2f} is taken, the nearest" in said.text
+    slider.value = 0.2
+    assert said.text == "" and said.layout.display == "none"
+
+
+def test_where_every_number_can_be_it_is_taken_as_typed_and_one_outside_is_said():
+    """Guards a typed 80 that becomes 76.1 because no step of the slider is there."""
+    size = parts.NumberSlider("memory", (20, 256), 64, "{:,.1f}", "MiB", 1.0)
+    size.typed.value = 80.25
+    assert (size.value, size.slider.value, size.said.text) == (80.25, 80.25, "")
+    size.typed.value = 300
+    assert size.value == size.typed.value == 256
+    assert size.said.text == "300 lies outside 20.0 to 256.0; 256.0 MiB is taken, the nearest."
 
 
 def test_a_command_gives_its_parameters_as_yaml():

@@ -9,6 +9,7 @@ import pytest
 from tests.widgets.conftest import OTHER, SHARES, SMALL
 from workbench.errors import OutOfMemory
 from workbench.plots.theme import MODELS
+from workbench.replay.devices import PRESETS
 from workbench.widgets import what_if as w
 from workbench.widgets import what_if_replay as r
 from workbench.widgets.parts import NOT_LIVE
@@ -65,7 +66,7 @@ def test_the_share_figure_shows_replays_line_ring_and_pins(infos, view, replays)
     assert trace(fig, "prm_hit_rate/line").line.color == MODELS["prm"].colour
     assert trace(fig, "llm_hit_rate/ring").y[0] == 100 * first.row["llm_hit_rate"]
     grey = [shape.label.text for shape in fig.layout.shapes]
-    assert len(grey) == 2 and all("lacks" in text and "MiB" in text for text in grey)
+    assert len({*grey}) == 2 and all("lacks room: it needs" in text for text in grey)
     for drawn, said in ((exact, "EXACT REPLAY"), (between, "INTERPOLATED")):
         for fig in (w.share_figure(drawn), w.blocks_figure(drawn)):
             assert [said in a.text for a in fig.layout.annotations if a.name == "mark"] == [True]
@@ -141,7 +142,7 @@ def test_what_is_not_known_is_said_until_it_is_replayed(by_hand):
             widget.pin()
         await widget.task
         assert "Exact replay" in widget.words.text
-        assert widget.position.total_memory > 48 << 20
+        assert widget.position.total_memory == 60 << 20
 
     by_hand(moves)
 
@@ -158,6 +159,21 @@ def test_another_recording_brings_its_own_memory_and_limits(infos, by_hand):
         widget.pin()
         assert widget.position == infos[OTHER].position(device="l40s")
         assert [name.split(",")[0] for name in widget.pins] == [OTHER, SMALL]
+
+    by_hand(moves)
+
+
+def test_memory_that_a_device_lacks_is_taken_back_and_said(by_hand, monkeypatch):
+    """The budget follows the device, never without a word."""
+    small = replace(PRESETS["l40s"], name="a small card", memory_bytes=40 << 20)
+    monkeypatch.setitem(PRESETS, "l40s", small)
+
+    async def moves(widget):
+        widget.menus["device"].value = "l40s"
+        memory = widget.sliders["total_memory"]
+        assert widget.position.total_memory == 40 << 20 and memory.slider.max == 40
+        assert memory.said.text == "a small card has 40.0 MiB, not 48.0 MiB: 40.0 MiB is taken."
+        await widget.task
 
     by_hand(moves)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from workbench.experiments.claims import Claim
     from workbench.experiments.runs import RunStore
-    from workbench.experiments.study import Study
+    from workbench.experiments.study import Preview, Study
 
 SWEEP_COLUMNS = ("llm_share", "seed", "tokens_per_s", "problems_per_min", "accuracy",
                  "llm_kv_tokens", "prm_kv_tokens", "llm_hit_rate", "prm_hit_rate", "llm_preempted",
@@ -85,20 +86,26 @@ def figures(
 
 
 def redraw(names: list[str] | None, profile: str, parameters: dict[str, Any]) -> None:
-    """Figures from their stored rows: those of the profile, or of the parameter figures_folder."""
+    """Figures from their stored rows: those of the profile, or of the parameter figures_folder, and
+    with PDFs of the parameter width_mm.
+    """
     from workbench.experiments.export import replot
     from workbench.experiments.provenance import project_root
     from workbench.experiments.study import profile_figures
     from workbench.plots import FIGURES
 
     folder = project_root() / (parameters.pop("figures_folder", None) or profile_figures(profile))
+    width = {"width_mm": parameters.pop("width_mm")} if "width_mm" in parameters else {}
     if parameters:
         raise ConfigError(
             f"--replot draws stored rows and takes no -p {', '.join(parameters)}; allowed: "
-            "-p figures_folder=DIR. Leave it out, or leave --replot out to measure."
+            "-p figures_folder=DIR, -p width_mm=120. Leave it out, or leave out --replot."
         )
-    for saved in replot(folder, FIGURES, names or None):
-        terminal().print(repr(saved))
+    saved = replot(folder, FIGURES, names or None, **width)
+    for each in saved:
+        terminal().print(repr(each))
+    if saved:
+        write_claims(folder)
 
 
 def _print_left(
@@ -111,8 +118,7 @@ def _print_left(
     """What `figures` would run, for the sweep and for each notebook with runs of its own."""
     from workbench.experiments import settings, study
 
-    if set(stems) - set(OWN_RUNS):
-        _print_preview(config, runs, how)
+    left = [_print_preview(config, runs, how)] if set(stems) - set(OWN_RUNS) else []
     studies: dict[str, tuple[Any, Any]] = {
         BATCHING: (settings.BatchPlan, settings.batch_runs),
         ABLATION: (settings.AblationPlan, settings.ablation_runs),
@@ -123,8 +129,13 @@ def _print_left(
     for stem, (kind, runs_of) in studies.items():
         if stem in stems:
             plan = settings.plan_of(kind, config.profile, parameters)
-            found = study.preview(config, runs, specs=runs_of(config, plan), **how)
-            terminal().print(f"{stem}: {found}")
+            left.append(study.preview(config, runs, specs=runs_of(config, plan), **how))
+            terminal().print(f"{stem}: {left[-1]}")
+    if len(left) > 1:
+        minutes = sum(each.runs["expected_s"].sum() for each in left) / 60
+        time = f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} hours"
+        count = sum(each.num_to_run for each in left)
+        terminal().print(f"Together: {count} runs to do, about {time}.")
 
 
 def stored_ablation_claims(config: SweepConfig, parameters: Mapping[str, Any]) -> list[Claim]:
@@ -150,11 +161,24 @@ def report(
     folder = root / (parameters.get("figures_folder") or figures_home(sweep))
     claims = sorted([*claims_of(sweep), *further], key=lambda claim: claim.key)
     index = write_report(executed, claims, provenance_of(sweep), root / "reports", folder)
+    write_claims(folder)
     failed = _print_problems(sweep.all_runs)
     terminal().print(f"figures: {folder}\nreport:  {index}")
     if failed:
         terminal().print("`workbench figures --retry-failed` repeats what failed.", style="yellow")
     return failed
+
+
+def write_claims(folder: Path) -> None:
+    """The claims as a page, once all figures of the project's own folder are there."""
+    from workbench.experiments.claims import claims_page
+    from workbench.experiments.export import write_together
+    from workbench.experiments.provenance import project_root
+
+    if folder == project_root() / "figures":
+        with suppress(FileNotFoundError):
+            page = claims_page(folder, "../figures").encode()
+            write_together(project_root() / "reports", {"claims.md": page})
 
 
 def _sweep(config: SweepConfig, runs: str | None, how: Mapping[str, Any]) -> Study:
@@ -211,7 +235,7 @@ def sweep(
         raise Exit(options.FAILED)
 
 
-def _print_preview(config: SweepConfig, runs: str | None, how: Mapping[str, Any]) -> None:
+def _print_preview(config: SweepConfig, runs: str | None, how: Mapping[str, Any]) -> Preview:
     """The dry run of a sweep: its runs, the shares that fit, the expected time."""
     from workbench.experiments.study import preview
 
@@ -222,6 +246,7 @@ def _print_preview(config: SweepConfig, runs: str | None, how: Mapping[str, Any]
     columns = ["name", "llm_share", "seed", "llm_blocks", "prm_blocks", "status", "minutes"]
     _print_frame(rows[columns])
     terminal().print(f"{found.feasible}.\n{found}")
+    return found
 
 
 def _print_problems(runs: pd.DataFrame) -> bool:
@@ -274,7 +299,8 @@ def show(run: Run, runs: Runs = None) -> None:
 def compare(a: Run, b: Run, runs: Runs = None) -> None:
     """Print what differs between two runs.
 
-    Or between two folders of runs: b - a, with 95 % intervals.
+    Or between two folders of runs: b - a, with 95 % intervals; those of rates hold the machine's
+    noise. Counts are exact; accuracy is given for each level.
     """
     from workbench.experiments import runs as stored_runs
 
@@ -282,12 +308,12 @@ def compare(a: Run, b: Run, runs: Runs = None) -> None:
     found = stored_runs.compare(find_run(a, store), find_run(b, store))
     for warning in found.warnings:
         console.print(f"warning: {warning}", style="yellow")
-    for frame in (found.parameters, found.differences):
+    accuracy = found.accuracy.rename(columns=lambda name: name.replace("_", " "))
+    for frame in (found.parameters, found.differences, accuracy):
         if len(frame):
             _print_frame(frame)
             console.print()
-    same = "identical" if found.identical else f"different; first: {found.first_difference}"
-    console.print(f"tokens and scores: {same}")
+    console.print("\n".join(found.findings), markup=False)
 
 
 def export(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from typer import Argument, Exit, Option
 
-from workbench.cli.options import FAILED, Set, key_values, option, options_of, table, terminal
+from workbench.cli.options import FAILED, Set, key_values, option, options_of, terminal
 from workbench.config import SweepConfig, format_size
 from workbench.errors import ConfigError, OutOfMemory, WorkbenchError
 
@@ -399,14 +399,16 @@ class Finding(NamedTuple):
 def doctor() -> None:
     """Print what this machine has and what is missing.
 
-    Changes nothing. Exit status 1 when something is missing that every run needs.
+    Line by line, as it is found. Changes nothing. Exit status 1 when something is missing that
+    every run needs.
     """
-    findings = list(examine())
-    drawn = table(("", "found", "what to do"), [each[:3] for each in findings], texts=True)
-    for row, each in zip(drawn.rows, findings):
-        row.style = "" if not each.remedy else "red" if each.needed else "yellow"
-    terminal().print(drawn)
-    if any(each.needed and each.remedy for each in findings):
+    console, lacks = terminal(), False
+    for each in examine():
+        style = None if not each.remedy else "red" if each.needed else "yellow"
+        lines = [f"{each.topic:14}{each.found}", *([f"  -> {each.remedy}"] if each.remedy else [])]
+        console.print("\n".join(lines), style=style, markup=False, soft_wrap=True)
+        lacks |= bool(each.needed and each.remedy)
+    if lacks:
         raise Exit(FAILED)
 
 
@@ -437,7 +439,12 @@ def examine() -> Iterator[Finding]:
             yield Finding(name, f"not installed; needed by: {purpose}", remedy)
     yield Finding("architectures", ", ".join(ARCHITECTURES))
     yield Finding("PRM formats", ", ".join(FORMATS))
-    for name in Embedded:  # read and prepared as a run does it
+    kept = any((provenance.PACKAGE / "kernels" / "cpu").rglob("*.nbi"))
+    compiled = kept or "NUMBA_CACHE_DIR" in os.environ
+    if not compiled:
+        unknown = "not compiled yet: the first run does it, once, in about a minute"
+        yield Finding("kernels", f"{unknown}; the embedded models were not loaded for it")
+    for name in Embedded if compiled else ():  # read and prepared as a run does it
         try:
             model: Any = load_model(name)
         except WorkbenchError as error:

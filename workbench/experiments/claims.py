@@ -6,9 +6,11 @@ for the models measured. And what the thesis leaves open, with what is taken ins
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -19,7 +21,7 @@ from workbench.experiments.statistics import Interval, Rates, Tables, upper_boun
 from workbench.experiments.study import Study, rung
 from workbench.models.registry import model_spec
 
-HOLDS, FAILS, DEPENDS = "holds", "fails", "depends on"
+HOLDS, FAILS, DEPENDS, UNTESTED = "holds", "fails", "depends on", "not testable here"
 HIGH_HIT_RATE = 0.8
 RARE_EVENTS = 10.0
 """Thrash events per 1,000 look-ups below which thrashing is called rare."""
@@ -91,10 +93,69 @@ def peak_claim(rows: pd.DataFrame) -> Claim:
     narrow = below.max() <= peak["low"] and peak["high"] <= above.min()
     inside = shares.min() < peak["low"] and peak["high"] < shares.max()
     covers = peak["low"] <= THESIS_SHARE <= peak["high"]
-    number = f"peak at {peak['value']:.2f} [{peak['low']:.2f}, {peak['high']:.2f}]"
-    if same["low"] < same["high"]:
-        number += f"; from {same['low']:.2f} to {same['high']:.2f} the work is the same"
+    number = f"fastest {_fastest(peak, same)} [{peak['low']:.2f}, {peak['high']:.2f}]"
+    if peak["low"] <= shares.min() and shares.max() <= peak["high"]:
+        number = f"no peak can be told [{peak['low']:.2f}, {peak['high']:.2f}]"
     return _judged("C1", covers and inside and narrow, not covers, number)
+
+
+def _fastest(peak: pd.Series, same: pd.Series) -> str:
+    """The peak in words: shares of equal work are one, of which none is the fastest."""
+    if same["low"] == same["high"]:
+        return f"at {peak['value']:.2f}"
+    return f"from {same['low']:.2f} to {same['high']:.2f}, which do the same work"
+
+
+def split_in_words(rows: pd.DataFrame) -> str:
+    """Where throughput is highest and what the ends of the axis lose, of rows of
+    plots.memory_split; where the interval is the whole axis, that no peak can be told.
+    """
+    peak, same = (rows[rows["metric"] == m].iloc[0] for m in ("peak_share", "same_work"))
+    rate = rows[rows["metric"] == "tokens_per_s"].set_index("llm_share")["value"].sort_index()
+    first, last = rate.index[[0, -1]]
+    if same["low"] <= first and last <= same["high"]:
+        return (
+            f"No peak can be told: every share from {first:.2f} to {last:.2f} does the same work."
+        )
+    if peak["low"] <= first and last <= peak["high"]:
+        return (
+            f"No peak can be told between {first:.2f} and {last:.2f}, for its interval is the "
+            f"whole axis: {rate.min():,.0f} to {rate.max():,.0f} generated tokens/s."
+        )
+    best = rate[(rate.index >= same["low"]) & (rate.index <= same["high"])].mean()
+    reach = f"(95 %: {peak['low']:.2f} to {peak['high']:.2f})"
+    found = f"Throughput is highest {_fastest(peak, same)} {reach}: {best:,.0f} generated tokens/s"
+    ends = [
+        f"{rate[end]:,.0f} at {end:.2f} ({rate[end] / best - 1:+.1%})"
+        for end in (first, last)
+        if not same["low"] <= end <= same["high"]
+    ]
+    return f"{found}; it is {' and '.join(ends)}."
+
+
+def thrashing_in_words(rows: pd.DataFrame, lost: pd.DataFrame) -> str:
+    """Is thrashing rare, and what does it cost? rows: of plots.thrashing; lost: of lost_time."""
+    events = rows[rows["metric"] == "events_per_1000"]
+    most = events.loc[events.groupby("llm_share")["value"].idxmax()].set_index("llm_share")
+    again = lost[lost["part"] == "recomputed_evicted"].groupby("llm_share")["seconds"].sum()
+    walls = lost.groupby("llm_share")["wall_s"].first()
+    cost = (again.reindex(walls.index).fillna(0.0) / walls).reindex(most.index)
+    often = [
+        f"{share:.2f} ({row['engine'].upper()} {row['value']:.0f} in 1,000 look-ups, "
+        f"{part:.0%} of the time)"
+        for (share, row), part in zip(most.iterrows(), cost)
+        if row["value"] >= RARE_EVENTS
+    ]
+    rare = most.index[most["value"] < RARE_EVENTS]
+    found = "Thrashing is rare at no LLM share"
+    if len(rare):
+        shares = ", ".join(f"{share:.2f}" for share in rare)
+        found = (
+            f"Thrashing is rare at LLM shares of {shares}, with at most "
+            f"{most['value'][rare].max():.1f} events in 1,000 look-ups and {cost[rare].max():.0%} "
+            "of the time spent on computing again what was evicted"
+        )
+    return f"{found}; it is not at {', '.join(often)}." if often else f"{found}."
 
 
 def constant_claim(runs: pd.DataFrame) -> Claim:
@@ -160,7 +221,7 @@ def thrash_claim(rows: pd.DataFrame) -> Claim:
     number = (
         f"most {most['engine'].upper()} at {most['llm_share']:.2f}: {most['value']:.1f} "
         f"[{most['low']:.1f}, {most['high']:.1f}] per 1,000 look-ups; "
-        f"not rare at {shares or 'no share'}"
+        + (f"not rare at {shares}" if shares else "rare at every share")
     )
     return _judged("C6", not often.any(), often.all(), number)
 
@@ -217,6 +278,143 @@ def finishing_claim(pairs: pd.DataFrame, max_depth: int) -> Claim:
         number += f"; {drawn.accuracy_gain(rows).estimate:+.2f} at {limit}"
     holds, fails = reached and gain.high < HARDLY, reached and gain.low > HARDLY
     return _judged("C8", holds, fails, f"{number}; hardly means {HARDLY:g}")
+
+
+# -- the same from the rows of figures that are kept, and the page made of them --
+
+REPLAYED = "replayed 1B + 8B"
+NOT_REPLAYED = {
+    "C2": "memory parts of this pair are computed, not measured",
+    "C3": "its blocks are computed by the formula itself",
+    "C7": "a replay keeps the recorded batching",
+    "C8": "a replay samples nothing",
+    "C9": "a replay samples nothing",
+}
+
+
+def answer_of_figures(folder: Path) -> str:
+    """How to split the memory, and what thrashing costs, as far as the rows of a folder's figures
+    tell it.
+    """
+    names, words = ("memory_split", "thrashing", "lost_time"), []
+    files = [folder / f"{name}.parquet" for name in names]
+    if files[0].is_file():
+        words.append(split_in_words(pd.read_parquet(files[0])))
+    if files[1].is_file() and files[2].is_file():
+        words.append(thrashing_in_words(*map(pd.read_parquet, files[1:])))
+    return " ".join(words)
+
+
+def claims_of_figures(folder: Path) -> list[Claim]:
+    """Every claim for each rung, as far as the rows of the figures in a folder tell it."""
+    names = {"optimisation", *(figure for _, figure in CLAIMS.values())}
+    rows = {name: pd.read_parquet(folder / f"{name}.parquet") for name in names}
+    record = json.loads((folder / "modifications.json").read_text(encoding="utf-8"))
+    parts, blocks = (rows[n].query("how == 'measured'") for n in ("memory_parts", "kv_blocks"))
+    sizes = parts[parts["part"] != "kv"].groupby(["model", "part"])["bytes"].agg(["min", "max"])
+    change = float(((sizes["max"] - sizes["min"]) / sizes["max"].clip(lower=1)).max())
+    built = blocks[blocks["kind"] == "built"]
+    off = float((built["blocks"] - built["formula_blocks"]).abs().max())
+    number = f"weights and activations change by at most {change:.2%} over the shares"
+    found = [
+        peak_claim(rows["memory_split"]),
+        _judged("C2", change <= NOISE, True, number),
+        _judged("C3", off <= 1, True, f"largest distance from the formula {off:.2f} blocks"),
+        _slow_down_of_rows(rows["memory_split"], rows["lost_time"]),
+        hits_claim(rows["prefix_hits"]),
+        thrash_claim(rows["thrashing"]),
+        *_ablation_of_rows(rows["modifications"], record["parameters"]),
+        _sameness_of_rows(rows["optimisation"]),
+    ]
+    split, hits, thrash = (
+        pd.read_parquet(folder / f"{name}_replayed.parquet")
+        for name in ("memory_split", "prefix_hits", "thrashing")
+    )
+    far = [peak_claim(split), _slow_down_of_rows(split), hits_claim(hits), thrash_claim(thrash)]
+    far = [replace(each, rung=REPLAYED, figure=f"{each.figure}_replayed") for each in far]
+    for key, why in NOT_REPLAYED.items():
+        far.append(Claim(key, CLAIMS[key][0], UNTESTED, why, "", REPLAYED))
+    far = [replace(c, figure="memory_split_replayed") if c.key == "C4" else c for c in far]
+    return sorted([*found, *far], key=lambda claim: claim.key)
+
+
+def _slow_down_of_rows(split: pd.DataFrame, lost: pd.DataFrame | None = None) -> Claim:
+    """C4 without the problems: beside every share that does the work of the fastest, so that the
+    range over them is the noise.
+    """
+    same, end = split[split["metric"] == "same_work"].iloc[0], float(split["llm_share"].max())
+    if lost is None or end <= same["high"]:
+        alike = f"from {same['low']:.2f} to {same['high']:.2f} the work is the same"
+        return _judged("C4", False, False, f"{alike}, so nothing slows down at {end:.2f}")
+    walls = lost.groupby("llm_share")["wall_s"].first()
+    again = lost[lost["part"] == "recomputed_evicted"].groupby("llm_share")["seconds"].sum()
+    alike = walls[(walls.index >= same["low"]) & (walls.index <= same["high"])]
+    low, high = (float(again[end] / (walls[end] - wall)) for wall in (alike.min(), alike.max()))
+    number = (
+        f"a search takes {walls[end] / alike.max() - 1:+.0%} to "
+        f"{walls[end] / alike.min() - 1:+.0%} at {end:.2f} beside {same['low']:.2f} to "
+        f"{same['high']:.2f}, which do the same work; "
+        f"recomputing what was evicted is {again[end] / walls[end]:.0%} of its time there, "
+        f"{low:.0%} to {high:.0%} of the slow-down"
+    )
+    slower = walls[end] > alike.max()
+    return _judged("C4", slower and low > 0.5, slower and high < 0.5, number)
+
+
+def _ablation_of_rows(rows: pd.DataFrame, parameters: Mapping[str, Any]) -> list[Claim]:
+    """C7 and C8; C8 where no answer changed, as bounded by how many problems there were."""
+    gain = rows[(rows["metric"] == "gain") & (rows["rung"] == BATCHED[1])].iloc[0]
+    wide = rows.pivot_table(index="max_depth", columns="metric", values="value")
+    gains = (wide["finishes"] - wide["stops"]).dropna()
+    own, count = int(parameters["max_depth"]), int(parameters["plan"]["num_problems"])
+    bound = upper_bound_of_none(count)
+    told = f"accuracy {gains[own]:+.3f}"
+    if gains[own] == 0:
+        told += f" [{-bound:.3f}, {bound:.3f}]"
+    others = "".join(f"; {value:+.2f} at {at}" for at, value in gains.items() if at != own)
+    number = (
+        f"{told} at a limit of {own} steps over {count} problems{others}; hardly means {HARDLY:g}"
+    )
+    return [
+        batching_claim(Interval(gain["value"], gain["low"], gain["high"])),
+        _judged("C8", gains[own] == 0 and bound < HARDLY, False, number),
+    ]
+
+
+def _sameness_of_rows(rows: pd.DataFrame) -> Claim:
+    """C9, over every split, policy and technique of the study of them."""
+    same = rows.loc[rows["metric"] == "same", "value"]
+    number = f"{same.min():.2%} of nodes are equal under the least equal of {len(same)} settings"
+    claim = _judged("C9", same.min() == 1, True, f"{number} of split, policy and techniques")
+    return replace(claim, text="Optimisations leave the output alone", figure="optimisation")
+
+
+def claims_page(folder: Path, link: str) -> str:
+    """The claims as Markdown. folder: of the figures; link: how the page's own folder names it."""
+    lines = []
+    for claim in claims_of_figures(folder):
+        figure = f"[{claim.figure}]({link}/{claim.figure}.svg)" if claim.figure else ""
+        cells = (claim.key, claim.text, f"**{claim.verdict}**", claim.number, figure, claim.rung)
+        lines.append(f"| {' | '.join(cells)} |")
+    record = json.loads((folder / "memory_split.json").read_text(encoding="utf-8"))
+    measured = record["parameters"]["provenance"].replace("\n", " ")
+    return "\n".join(
+        [
+            "# What the thesis claims, and what was found",
+            "",
+            "Written by `workbench figures` (and `--replot`) from the rows beside each figure; the "
+            "rules stand in `workbench/experiments/claims.py`.",
+            "*Depends on* means that the numbers tell neither: the interval reaches to both sides "
+            "of the rule, or the shares compared do the same work.",
+            "",
+            f"{measured}",
+            "",
+            "| | claim | verdict | number and interval | figure | rung |",
+            "|---|---|---|---|---|---|",
+            *lines,
+            "",
+        ]
+    )
 
 
 # -- what the thesis leaves open, what this study takes instead, and why --

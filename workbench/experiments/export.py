@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import hashlib
 import html
 import json
 import os
@@ -15,19 +16,22 @@ import re
 import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import plotly
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from workbench.config import require_known
-from workbench.errors import RunStoreError
+from workbench.errors import ConfigError, RunStoreError
 from workbench.experiments.provenance import git_state, machine_facts, versions
 
+PRINT_WIDTH_MM, PX_PER_MM = 150.0, 96 / 25.4
 PLOTLY_JS = "plotly.min.js"
 PAGE_HEAD = f"""<script src="{PLOTLY_JS}"></script>
 <style>
@@ -59,12 +63,16 @@ def save_figure(
     parameters: Mapping[str, Any],
     *,
     measured: Mapping[str, Any] | None = None,
+    width_mm: float = PRINT_WIDTH_MM,
 ) -> SavedFigure:
     """Write the figure, the rows it draws and where they come from.
 
-    measured: versions, git and machine of the runs drawn (default: this process's own). Without a
-    browser HTML, Parquet and JSON are written; `problem` says why.
+    measured: versions, git and machine of the runs drawn (default: this process's own). width_mm:
+    of the PDF, whose letters stay 9 pt. Images of an equal figure that are there stay. Without a
+    browser HTML, Parquet and JSON are written; `problem` says why. ConfigError for a width that is
+    no page's.
     """
+    paper = print_version(fig, width_mm)
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     fixed = go.Figure(fig)
@@ -74,21 +82,24 @@ def save_figure(
     here: dict[str, Any] = {"versions": versions, "git": git_state, "machine": machine_facts}
     record = {key: measured[key] if measured else found() for key, found in here.items()}
     record["parameters"] = {**parameters, "provenance": _said(fig, "provenance")}
-    text = json.dumps(record, indent=2, sort_keys=True, default=str, ensure_ascii=False)
     contents = {
         ".parquet": rows.to_parquet(index=False, compression="zstd"),
-        ".json": f"{text}\n".encode(),
         ".html": document(name, PAGE_HEAD, drawing(fixed, name)).encode(),
     }
-    browser = open_browser()
-    problem = browser.problem
-    if problem is None:
+    # to draw one takes longer than a notebook of stored runs: an equal figure keeps its images
+    asked = f"{fixed.to_json()}{paper.layout.width}{plotly.__version__}".encode()
+    images, problem = _kept_images(place / name, asked), None
+    if images is None and (problem := (browser := open_browser()).problem) is None:
         try:
-            svg, pdf = browser.images(fixed)
+            images = browser.images(fixed, width_mm)
         except Exception:
             open_browser.cache_clear()  # the next figure gets another one
             raise
-        contents |= {".svg": svg, ".pdf": pdf, ".tex": tex(fig, name).encode()}
+    if images is not None:
+        contents |= {".svg": images[0], ".pdf": images[1], ".tex": tex(fig, name).encode()}
+        record["images"] = _digest(asked, *images)
+    text = json.dumps(record, indent=2, sort_keys=True, default=str, ensure_ascii=False)
+    contents[".json"] = f"{text}\n".encode()
     write_together(place, {f"{name}{ending}": content for ending, content in contents.items()})
     older = [file for file in (f"{name}.svg", f"{name}.pdf") if (place / file).exists()]
     if problem and older:
@@ -96,13 +107,34 @@ def save_figure(
     return SavedFigure(name, place, tuple(contents), problem)
 
 
+def _kept_images(stem: Path, asked: bytes) -> tuple[bytes, bytes] | None:
+    """SVG and PDF beside the record that says they are of this very figure."""
+    with suppress(OSError, ValueError):
+        svg, pdf = (stem.with_name(f"{stem.name}{end}").read_bytes() for end in (".svg", ".pdf"))
+        record = json.loads(stem.with_name(f"{stem.name}.json").read_text(encoding="utf-8"))
+        if record.get("images") == _digest(asked, svg, pdf):
+            return svg, pdf
+    return None
+
+
+def _digest(*parts: bytes) -> str:
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
+
+
 def replot(
-    folder: str | Path, figures: Mapping[str, Draw], names: list[str] | None = None
+    folder: str | Path,
+    figures: Mapping[str, Draw],
+    names: list[str] | None = None,
+    *,
+    to: str | Path | None = None,
+    width_mm: float = PRINT_WIDTH_MM,
+    change: Callable[[go.Figure], Any] | None = None,
 ) -> list[SavedFigure]:
     """Draw stored figures again from their rows; `figures` says how (workbench.plots.FIGURES).
 
-    names: default all that have rows in `folder`. ConfigError for one unknown, RunStoreError for
-    one never drawn.
+    names: default all that have rows in `folder`. to: another folder for the new files. change:
+    called with each figure before it is saved, to give it other labels. ConfigError for one
+    unknown, RunStoreError for one never drawn.
     """
     place, stored = Path(folder), {}
     require_known(names or (), list(figures), "The study", "figure")
@@ -118,7 +150,10 @@ def replot(
         rows, record = pd.read_parquet(table), json.loads(origin.read_text(encoding="utf-8"))
         told = record["parameters"]
         fig = figures[name](rows, told["provenance"])
-        saved.append(save_figure(fig, rows, name, place, told, measured=record))
+        if change is not None:
+            change(fig)
+        how: dict[str, Any] = {"measured": record, "width_mm": width_mm}
+        saved.append(save_figure(fig, rows, name, to or place, told, **how))
     return saved
 
 
@@ -152,13 +187,20 @@ def drawing(fig: go.Figure, name: str) -> str:
 
 
 def tex(fig: go.Figure, name: str) -> str:
-    """A LaTeX figure that needs graphicx alone; its caption takes in title and provenance."""
-    provenance = _said(fig, "provenance").replace("\n", " ")
-    caption = tex_escaped(f"{_said(fig, 'caption')} {provenance}".strip())
+    """A LaTeX figure that needs graphicx alone, at its print size, centred also where the text is
+    narrower. The list of figures has its title; what was measured is a paragraph of the caption
+    that `\\newcommand{\\provenance}[1]{}` leaves out.
+    """
+    title = re.sub(r"<[^>]*>", " ", fig.layout.title.text or name).strip()
+    caption, measured = (
+        tex_escaped(_said(fig, what).replace("\n", " ")) for what in ("caption", "provenance")
+    )
     return (
+        "\\providecommand{\\provenance}[1]{\\par\\smallskip #1}\n"
         "\\begin{figure}\n  \\centering\n"
-        f"  \\includegraphics[width=150mm]{{{name}.pdf}}\n"
-        f"  \\caption{{{caption}}}\n  \\label{{fig:{name}}}\n\\end{{figure}}\n"
+        f"  \\makebox[\\linewidth]{{\\includegraphics{{{name}.pdf}}}}\n"
+        f"  \\caption[{{{tex_escaped(title)}}}]{{{caption}\\provenance{{{measured}}}}}\n"
+        f"  \\label{{fig:{name}}}\n\\end{{figure}}\n"
     )
 
 
@@ -166,7 +208,8 @@ def tex_escaped(text: str) -> str:
     """`text` with TeX's special characters made harmless."""
     special = {c: f"\\{c}" for c in "&%$#_{}"}
     special |= {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
-    maths = {"<": "<", ">": ">", "×": "\\times", "·": "\\cdot"}
+    maths = {"<": "<", ">": ">", "×": "\\times", "·": "\\cdot", "±": "\\pm", "−": "-"}
+    maths |= {"≤": "\\leq", "≥": "\\geq", "→": "\\to", "≈": "\\approx", "µ": "\\mu", "μ": "\\mu"}
     special |= {character: f"\\ensuremath{{{name}}}" for character, name in maths.items()}
     return "".join(special.get(character, character) for character in text)
 
@@ -225,10 +268,10 @@ class Browser:
             return f"No browser for static images ({reason}). {HOW_TO_GET_ONE}"
         return None
 
-    def images(self, fig: go.Figure) -> tuple[bytes, bytes]:
-        """SVG as on a screen and PDF for paper, 150 mm wide; equal figures give equal bytes."""
+    def images(self, fig: go.Figure, width_mm: float = PRINT_WIDTH_MM) -> tuple[bytes, bytes]:
+        """SVG as on a screen and PDF for paper; equal figures give equal bytes."""
         assert self.problem is None, self.problem
-        paper = print_version(fig)
+        paper = print_version(fig, width_mm)
         screen = {"format": "svg", "width": SCREEN_WIDTH_PX, "height": fig.layout.height or 450}
         size = {"format": "pdf", "width": paper.layout.width, "height": paper.layout.height}
 
@@ -263,9 +306,15 @@ def open_browser() -> Browser:
     return browser
 
 
-def print_version(fig: go.Figure) -> go.Figure:
-    """A copy for paper, with `layout.meta["on_paper"]`; its caption says title and provenance."""
+def print_version(fig: go.Figure, width_mm: float = PRINT_WIDTH_MM) -> go.Figure:
+    """A copy for paper, with `layout.meta["on_paper"]`; its caption says title and provenance.
+
+    ConfigError for a width that is no page's.
+    """
+    if not (isinstance(width_mm, int | float) and 60 <= width_mm <= 400):
+        raise ConfigError(f"width_mm is {width_mm!r}; allowed: 60 to 400, what a page has.")
     paper = go.Figure(fig)
     paper.layout.annotations = [a for a in fig.layout.annotations if a.name != "provenance"]
-    usual = {"width": 567, "height": fig.layout.height or 400}
-    return paper.update_layout(title=None, **(fig.layout.meta or {}).get("on_paper", usual))
+    usual = {"height": fig.layout.height or 400}
+    look = {**(fig.layout.meta or {}).get("on_paper", usual), "width": round(width_mm * PX_PER_MM)}
+    return paper.update_layout(title=None, **look)

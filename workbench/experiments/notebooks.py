@@ -8,6 +8,7 @@ executed notebooks as pages with one plotly.js beside them, and an index with th
 from __future__ import annotations
 
 import ast
+import base64
 import html
 import os
 import re
@@ -22,7 +23,7 @@ import plotly.graph_objects as go
 
 from workbench.config import require_known
 from workbench.errors import ConfigError, NotebookError
-from workbench.experiments.claims import Claim
+from workbench.experiments.claims import Claim, answer_of_figures, missing_values
 from workbench.experiments.export import document, drawing, share_plotly_js, write_together
 from workbench.experiments.provenance import project_root
 
@@ -156,6 +157,7 @@ STYLE = """
 body { font-family: Arial, sans-serif; max-width: 1000px; margin: 2em auto; padding: 0 1em; }
 table { border-collapse: collapse; } tr { border-bottom: 1px solid #ddd; }
 th, td { text-align: left; padding: .3em .8em; vertical-align: top; }
+.answer { font-size: 1.15em; } img { max-width: 100%; }
 .verdict { font-weight: bold; white-space: nowrap; }
 .holds { color: #006b4e; } .fails { color: #a33f00; }
 """
@@ -164,16 +166,25 @@ th, td { text-align: left; padding: .3em .8em; vertical-align: top; }
 def write_report(
     executed: Sequence[Path], claims: Sequence[Claim], provenance: str, reports: Path, figures: Path
 ) -> Path:
-    """Pages beside the executed notebooks, and `reports`/index.html with the claims and links to
-    them; returns the index. figures: the folder that the claims' figures were written to.
+    """Pages beside the executed notebooks, and `reports`/index.html with the answer, its picture,
+    the claims, what was taken for missing values, and links to them; returns the index. figures:
+    the folder that the claims' figures were written to.
     """
 
     def link(place: Path, name: str, text: str) -> str:
         folder = html.escape(Path(os.path.relpath(place, reports)).as_posix())
         return f'<a href="{folder}/{name}.html">{text}</a>'
 
-    pages = map(_write_page, executed)
-    links = "\n".join(f"<li>{link(page.parent, page.stem, page.stem)}</li>" for page in pages)
+    links = "\n".join(
+        f"<li>{link(page.parent, page.stem, html.escape(title))}</li>"
+        for page, title in map(_write_page, executed)
+    )
+    answer = html.escape(answer_of_figures(figures))
+    picture, drawn = figures / "memory_split.svg", ""
+    if picture.is_file():  # within the page, so that the page is whole by itself
+        code = base64.b64encode(picture.read_bytes()).decode()
+        drawn = f"<img alt='Throughput over the split' src='data:image/svg+xml;base64,{code}'>"
+    missing = missing_values().to_html(index=False, border=0)
     measured = "<br>".join(html.escape(line) for line in provenance.splitlines())
     written = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     titles = ("", "claim", "verdict", "number", "figure", "rung")
@@ -186,29 +197,39 @@ def write_report(
         for claim in claims
     )
     content = f"""<h1>How should two models that search together share one memory?</h1>
+<p class='answer'>{answer}</p>
+{drawn}
 <p>{measured}</p>
 <h2>Claims</h2>
 <table>
 <tr>{head}</tr>
 {rows}
 </table>
+<p>What the thesis leaves open, and what was taken instead: <a href="#missing">below</a>.</p>
 <h2>Notebooks</h2>
 <ul>
 {links}
 </ul>
+<h2 id="missing">Missing values</h2>
+{missing}
 <p>Written {written}.</p>"""
     index = document("The memory study", f"<style>{STYLE}</style>", content)
     write_together(reports, {"index.html": index.encode()})
     return reports / "index.html"
 
 
-def _write_page(notebook: Path) -> Path:
-    """The executed notebook as a page beside it, its figures drawn by the folder's plotly.js."""
+def _write_page(notebook: Path) -> tuple[Path, str]:
+    """The executed notebook as a page beside it, its figures drawn by the folder's plotly.js and
+    without its progress bars; and its title.
+    """
     import nbconvert  # noqa: PLC0415  an optional extra
     import nbformat  # noqa: PLC0415
 
     script = share_plotly_js(notebook.parent)
     content = nbformat.read(notebook, as_version=4)
+    for cell in content.cells:
+        if "outputs" in cell:
+            cell.outputs = [each for each in cell.outputs if each.get("name") != "stderr"]
     outputs = [output for cell in content.cells for output in cell.get("outputs", ())]
     figures = [output for output in outputs if FIGURE in output.get("data", {})]
     for number, output in enumerate(figures):
@@ -217,9 +238,12 @@ def _write_page(notebook: Path) -> Path:
         output["data"] = {"text/html": drawing(fig, f"figure-{number}")}
     no_network = ("require_js_url", "mathjax_url", "jquery_url", "mermaid_js_url")
     exporter = nbconvert.HTMLExporter(embed_images=True, **dict.fromkeys(no_network, ""))
-    body = re.sub(r'<script src="">\s*</script>', "", exporter.from_notebook_node(content)[0])
+    headings = (re.match(r"# (.+)", cell.source) for cell in content.cells)
+    title = next((found[1] for found in headings if found), notebook.stem)
+    body = exporter.from_notebook_node(content, {"metadata": {"name": title}})[0]
+    body = re.sub(r'<script src="">\s*</script>', "", body)
     style = "figcaption { font-size: .85em; color: #333; }"
     head = f'<head>\n<script src="{script}"></script>\n<style>{style}</style>'
     page = body.replace("<head>", head, 1)
     write_together(notebook.parent, {f"{notebook.stem}.html": page.encode()})
-    return notebook.with_suffix(".html")
+    return notebook.with_suffix(".html"), title

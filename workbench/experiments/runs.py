@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import socket
@@ -18,12 +19,13 @@ import tempfile
 import traceback
 import uuid
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from html import escape
+from itertools import product
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -32,7 +34,7 @@ import pandas as pd
 
 from workbench.config import SweepConfig, format_size
 from workbench.errors import OutOfMemory, RunStoreError, nearest
-from workbench.experiments.memory import feasibility
+from workbench.experiments.memory import ENGINES, feasibility
 from workbench.experiments.provenance import describe, machine_facts, this_code, versions
 from workbench.experiments.settings import (
     COUNTED,
@@ -43,7 +45,14 @@ from workbench.experiments.settings import (
     fingerprint_of,
     hash_of,
 )
-from workbench.experiments.statistics import bootstrap
+from workbench.experiments.statistics import (
+    WORK,
+    Interval,
+    Noise,
+    bootstrap_mean,
+    draw_rates,
+    noise_of,
+)
 from workbench.models.registry import DUMMY, find_model
 from workbench.search.problems import Problem, load_problems
 from workbench.trace import SCHEMA_VERSION, read_table, write_table
@@ -459,26 +468,37 @@ def _archive(path: str | Path) -> Path:
 
 # -- two runs, or two groups of runs, side by side: differences are paired by problem and seed --
 
-PAIRED = {
-    "accuracy": ("correct", "one"),
-    **{name: (name, "one") for name in ("tokens", "iterations", "seconds")},
-    "tokens_per_s": ("tokens", "wall_part_s"),
+MEANS = {"accuracy": "correct", "tokens": "tokens", "iterations": "iterations"}
+"""What is compared of a problem: a column of `problems`."""
+RATES = {"tokens_per_s": "tokens", "problems_per_min": "sixty"}
+"""What is compared over wall_part_s."""
+COUNTS = {
+    "hit_rate": ("hit_tokens", "query_tokens", 1),
+    "thrash_per_1000": ("thrash_events", "look_ups", 1000),
+    "recomputed_tokens": ("recomputed_tokens", "", 1),
 }
-"""What is compared: a column of `problems` over another, or over one a problem: its mean."""
+"""Counts of each model: a column of `runs` over another, or the sum; times a number."""
+NORMAL = 1.959964  # of a normal distribution: 95 % lie within so many deviations
+OF_MEMORY = ("llm_share", "total_memory", "seed", "repeat", "setting")
+"""Settings that say how much room there is, or which run it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """What `compare` found.
 
-    parameters: every setting that differs; differences: b - a with intervals; first_difference: the
-    first node whose tokens or score differ, None where all are equal; warnings: why the two may not
-    be comparable.
+    parameters: every setting that differs; differences: b - a with intervals, those of rates with
+    the machine's noise in them, exactly 0 where both did the same work; accuracy: by level, of both
+    sides; first_difference: the first node whose tokens or score differ, None where all are equal;
+    warnings: why the two may not be comparable.
     """
 
     parameters: pd.DataFrame
     differences: pd.DataFrame
+    accuracy: pd.DataFrame
     first_difference: str | None
+    same_work: bool
+    noise: Noise
     warnings: tuple[str, ...]
 
     @property
@@ -486,17 +506,28 @@ class Comparison:
         """Whether every node of every pair has equal tokens and scores."""
         return self.first_difference is None
 
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """What the two have in common, in sentences."""
+        work = "The two differ in work, code, machine or settings other than those of memory."
+        noise = f"{self.noise}."
+        if self.same_work:
+            work = "Both sides did the same work; their rates differ by the machine's noise alone."
+        tokens = "identical" if self.identical else f"different; first: {self.first_difference}"
+        return work, noise[0].upper() + noise[1:], f"Tokens and scores: {tokens}."
+
     def _repr_html_(self) -> str:
-        tokens = "identical" if self.identical else f"different ({self.first_difference})"
         notes = "".join(f"<p><b>Warning:</b> {escape(text)}</p>" for text in self.warnings)
-        tables = self.parameters.to_html(index=False) + self.differences.to_html(index=False)
-        return f"{notes}{tables}<p>Tokens and scores: {escape(tokens)}.</p>"
+        frames = (self.parameters, self.differences, self.accuracy)
+        tables = "".join(frame.to_html(index=False, na_rep="-") for frame in frames)
+        return notes + tables + "".join(f"<p>{escape(text)}</p>" for text in self.findings)
 
 
 def compare(a: Folders, b: Folders) -> Comparison:
     """Compare two sides: each a run folder, several, or a folder of run folders.
 
-    Runs pair by seed (and by llm_share, where a side holds several); problems pair within them.
+    Runs pair by seed (and by llm_share, where a side holds several); problems pair within them. The
+    machine's noise is that of all runs beside them that were made under the same conditions.
     Raises RunStoreError where a side holds no finished run or the two have no pair in common.
     """
     sides = _finished(a, "a"), _finished(b, "b")
@@ -507,26 +538,34 @@ def compare(a: Folders, b: Folders) -> Comparison:
         raise RunStoreError(
             "A side holds several runs of equal seed and share; name the folders to be compared."
         )
+    sides = sides[0].merge(sides[1][keys]), sides[1].merge(sides[0][keys])
 
     def table(runs: pd.DataFrame, name: str) -> pd.DataFrame:
         """A trace table with the keys of its runs."""
         return load_table(list(runs["folder"]), name).merge(runs[["run_id", *keys]], on="run_id")
 
     on = [*keys, "problem_id"]
-    left, right = (table(runs, "problems") for runs in sides)
-    problems = left.merge(right, on=on, suffixes=("_a", "_b"))
-    if problems.empty:
+    if all(map(len, sides)):
+        left, right = (table(runs, "problems") for runs in sides)
+        problems = left.merge(right, on=on, suffixes=("_a", "_b"))
+    if not all(map(len, sides)) or problems.empty:
         raise RunStoreError(
             f"The two have no problem in common with equal {' and '.join(keys)}; compare runs "
             "of the same problems and seeds."
         )
+    both = pd.concat([left.assign(side="a"), right.assign(side="b")]).merge(problems[on])
+    noise, same_work, rates = _rates(both, pd.concat(sides), keys)
     left, right = (table(runs, "nodes").merge(problems[on]) for runs in sides)
     parameters = pd.DataFrame({side: _parameters(runs) for side, runs in zip("ab", sides)})
     parameters = parameters.fillna("-").rename_axis("name").sort_index().reset_index()
+    rows = [*_means(problems), *rates, *_counts(*sides)]
     return Comparison(
         parameters=parameters[parameters["a"] != parameters["b"]].reset_index(drop=True),
-        differences=_differences(problems),
+        differences=pd.DataFrame(rows),
+        accuracy=_accuracy(problems),
         first_difference=_first_difference(left, right, on),
+        same_work=same_work,
+        noise=noise,
         warnings=tuple(_warnings(*sides)),
     )
 
@@ -553,23 +592,99 @@ def _parameters(runs: pd.DataFrame) -> pd.Series:
     return pd.DataFrame(rows).apply(lambda column: ", ".join(sorted(set(column.dropna()))))
 
 
-def _differences(problems: pd.DataFrame) -> pd.DataFrame:
-    def difference(a_top: Any, a_bottom: Any, b_top: Any, b_bottom: Any) -> Any:
-        return b_top / b_bottom - a_top / a_bottom
+def _means(problems: pd.DataFrame) -> Iterator[Row]:
+    """Paired differences of what problems have, where it is known of both."""
+    for metric, column in MEANS.items():
+        known = problems[["problem_id", f"{column}_a", f"{column}_b"]].dropna()
+        if len(known):
+            a, b = (known[f"{column}_{side}"].astype(float) for side in "ab")
+            found = bootstrap_mean(b - a, list(known["problem_id"]))
+            yield _row(metric, a.mean(), b.mean(), found)
 
-    rows, problems = [], problems.assign(one_a=1.0, one_b=1.0)
-    for metric, columns in PAIRED.items():
-        names = [f"{column}_{side}" for side in "ab" for column in columns]
-        known = problems[["problem_id", *names]].dropna()
-        if known.empty:
-            continue
-        sides = known[names].astype(float)
-        found = bootstrap([sides[n] for n in names], list(known["problem_id"]), difference)
-        a_top, a_bottom, b_top, b_bottom = sides.sum()
-        row = {"metric": metric, "a": a_top / a_bottom, "b": b_top / b_bottom}
-        row |= {"difference": found.estimate, "low": found.low, "high": found.high}
-        rows.append(row | {"pairs": len(known)})
+
+def _row(metric: str, a: float, b: float, found: Interval) -> Row:
+    ends = {"difference": found.estimate, "low": found.low, "high": found.high}
+    return {"metric": metric, "a": a, "b": b} | ends
+
+
+def _rates(
+    problems: pd.DataFrame, runs: pd.DataFrame, keys: list[str]
+) -> tuple[Noise, bool, list[Row]]:
+    """The noise of runs made as these were, whether both sides did equal work, and their rates."""
+    beside = load_runs({Path(folder).parent for folder in runs["folder"]})
+    beside, runs = (_with_conditions(each[each["status"] == FINISHED]) for each in (beside, runs))
+    noise = noise_of(beside[beside["technique"].isin(runs["technique"])])
+    # a pair is what draw_rates calls a seed; pairs may be of other problems; a run may be on both
+    rows = problems.sort_values("problem_id").assign(sixty=60.0)
+    rows = rows.assign(seed=rows.groupby(keys).ngroup(), run_id=rows["side"] + rows["run_id"])
+    rows["problem_id"] = rows.groupby("run_id").cumcount()
+    told = runs.set_index("run_id")[["technique", *(name for name in WORK if name in runs)]]
+    pairs = rows[["run_id", "side", "seed"]].drop_duplicates(ignore_index=True)
+    own = told[~told.index.duplicated()].loc[list(pairs["run_id"].str[1:])]
+    pairs = pairs.join(own.reset_index(drop=True))
+    same_work, found = False, []
+    for metric, top in RATES.items():
+        rates = draw_rates(rows, pairs, "side", top, noise=noise)
+        same_work = rates.work[0] == rates.work[1]
+        difference = Interval(0.0, 0.0, 0.0) if same_work else rates.difference("a", "b")
+        a, b = (rates.at(side).estimate for side in "ab")
+        found.append(_row(metric, a, b, difference))
+    return noise, bool(same_work), found
+
+
+def _with_conditions(runs: pd.DataFrame) -> pd.DataFrame:
+    """Runs with a `technique` that is equal where seconds of equal work compare: code, machine,
+    versions and every setting but those of memory.
+    """
+    found = []
+    for folder, *machine in runs[["folder", "machine", "versions"]].itertuples(index=False):
+        config = read_config(Path(folder))
+        own = {n: value for n, value in config["parameters"].items() if n not in OF_MEMORY}
+        found.append(hash_of([own, config["identity"], *map(str, machine)]))
+    return runs.assign(technique=found)
+
+
+def _counts(*sides: pd.DataFrame) -> Iterator[Row]:
+    """Counts of both models over the paired runs; they have no interval."""
+    totals = []
+    for runs in sides:
+        total = runs.sum(numeric_only=True)
+        requests = load_table(list(runs["folder"]), "requests")
+        for model in ENGINES:
+            total[f"{model}_recomputed_tokens"] = total.filter(
+                regex=f"^{model}_recomputed_tokens_"
+            ).sum()
+            if "scheduled_s" in requests:
+                own = (requests["engine"] == model) & requests["scheduled_s"].notna()
+                total[f"{model}_look_ups"] = (1 + requests.loc[own, "preemptions"]).sum()
+        totals.append(total)
+    for model, (name, (top, bottom, scale)) in product(ENGINES, COUNTS.items()):
+        below = [each.get(f"{model}_{bottom}", 0) if bottom else 1 for each in totals]
+        if all(below) and all(f"{model}_{top}" in each for each in totals):
+            a, b = (scale * each[f"{model}_{top}"] / of for each, of in zip(totals, below))
+            yield _row(f"{model}_{name}", a, b, Interval(b - a, math.nan, math.nan))
+
+
+def _accuracy(problems: pd.DataFrame) -> pd.DataFrame:
+    """Accuracy of both sides over all levels and at each, with Wilson's intervals."""
+    known, rows = problems.dropna(subset=["correct_a", "correct_b"]), []
+    levels = known["level_a"].map("{:.0f}".format, na_action="ignore").fillna("not given")
+    for level, own in (("all", known), *known.groupby(levels)) if len(known) else ():
+        count = own["problem_id"].nunique()
+        row = {"level": level, "problems": count}
+        for side in "ab":
+            found = wilson(float(own[f"correct_{side}"].astype(float).mean()), count)
+            row |= {side: found.estimate, f"{side}_low": found.low, f"{side}_high": found.high}
+        rows.append(row)
     return pd.DataFrame(rows)
+
+
+def wilson(rate: float, count: int) -> Interval:
+    """Interval of a rate over so many problems (Wilson, 1927); seeds of one make no further one."""
+    share = NORMAL**2 / count
+    middle = rate + share / 2
+    half = NORMAL * math.sqrt((rate * (1 - rate) + share / 4) / count)
+    return Interval(rate, (middle - half) / (1 + share), (middle + half) / (1 + share))
 
 
 def _first_difference(left: pd.DataFrame, right: pd.DataFrame, keys: list[str]) -> str | None:

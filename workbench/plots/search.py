@@ -71,7 +71,7 @@ def memory_split(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
 
     rows: llm_share, llm_kv_tokens, prm_kv_tokens, metric, value, low, high; metrics tokens_per_s,
     problems_per_min, llm_tokens_per_busy_s, prm_tokens_per_busy_s, and optionally one row
-    peak_share, drawn as a band low .. high.
+    peak_share, drawn as a band low .. high, and one same_work, the shares that do equal work there.
     """
     specs = [[{"secondary_y": True}], [{}]]
     fig = make_subplots(rows=2, shared_xaxes=True, vertical_spacing=0.12, specs=specs)
@@ -98,7 +98,13 @@ def memory_split(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         pad = 0.004  # so that an interval of one share is still seen
         band = {"fillcolor": theme.SKY, "opacity": 0.18, "line_width": 0, "layer": "below"}
         fig.add_vrect(low - pad, high + pad, **band)  # over both panels; its numbers in the legend
-        text = f"peak {value:.2f} (95 %: {low:.2f} to {high:.2f})"
+        first, last = of["tokens_per_s"]["llm_share"].iloc[[0, -1]]
+        same, text = of.get("same_work"), f"peak {value:.2f} (95 %: {low:.2f} to {high:.2f})"
+        if low <= first and last <= high:
+            text = "no peak can be told"
+        elif same is not None and same["low"].iloc[0] < same["high"].iloc[0]:
+            a, b = same[["low", "high"]].iloc[0]
+            text = f"peak {a:.2f} to {b:.2f}, equal work (95 %: {low:.2f} to {high:.2f})"
         marker = {"symbol": "square", "size": 12, "color": theme.SKY, "opacity": 0.4}
         fig.add_trace(theme.legend_note("legend", text, marker), row=1, col=1)
     frame = Frame(panels=470, right=62, **theme.OVER_SHARES)

@@ -7,6 +7,7 @@ or hatched, with open markers, over the first. `picks`, `searched`, `explore` ar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -237,14 +238,12 @@ def compared(a: Pick, b: Pick) -> str:
         found = compare(*([Path(each) for each in pick.all_runs["folder"]] for pick in (a, b)))
     except RunStoreError as problem:
         return str(problem)
-    rates = found.differences.set_index("metric").loc["tokens_per_s"]
-    same = "identical" if found.identical else f"different: {found.first_difference}"
-    words = (
-        f"B minus A over {rates['pairs']:.0f} pairs of problem and seed: "
-        f"{rates['difference']:+,.0f} tokens/s (95 %: {rates['low']:+,.0f} to "
-        f"{rates['high']:+,.0f}). Tokens and scores of pairs are {same}."
-    )
-    return " ".join([words, *found.warnings])
+    rates = found.differences.set_index("metric").to_dict("index")["tokens_per_s"]
+    words = f"B minus A: {rates['difference']:+,.0f} tokens/s"
+    if not found.same_work:
+        known = f"95 %: {rates['low']:+,.0f} to {rates['high']:+,.0f}"
+        words += f" ({known if math.isfinite(rates['low']) else 'without an interval'})"
+    return " ".join([f"{words}.", *found.findings, *found.warnings])
 
 
 def overlaid(a: go.Figure, b: go.Figure) -> go.Figure:

@@ -28,9 +28,10 @@ LLM, PRM = MODELS["llm"], MODELS["prm"]
 CAPTION = (
     "A search on both engines. Above, the arena: every rectangle is a block, as wide as its bytes; "
     "blocks of one page stand together. Below, over time with pauses left out: generated tokens/s "
-    "(mean of the last {window_s:.3g} s), which model was stepping, and the split: what each model "
-    "holds, the LLM's target, and what it holds or could have at once. Triangles and dotted lines "
-    "are re-splits; the dotted grey line is the throughput that was pinned."
+    "(mean of the last {window_s:.3g} s), which model was stepping, cached blocks that each model "
+    "evicted, and the split: what each model holds, the LLM's target, and what it holds or could "
+    "have at once. Triangles and dotted lines are re-splits; the dotted grey line is the "
+    "throughput that was pinned."
 )
 COLOURS = {  # by BLOCK_STATES, in its order
     "free": "#ECECEC",
@@ -39,10 +40,11 @@ COLOURS = {  # by BLOCK_STATES, in its order
     "prm_active": PRM.colour,
     "prm_cached": PRM.soft,
 }
+FRACTIONS = ("busy", "target", "actual", "held")  # how such columns of a time line end
 MOST_UNITS = 24  # cells of a page, where the models' blocks divide a page too differently
 BLOCK_GAP, PAGE_GAP = 0.22, 0.6  # widths in cells
 WIDE = 4.0  # a map has so many times as many pages in a row as rows
-_FRAME = Frame(panels=600, top=72, left=70, legend=2)
+_FRAME = Frame(panels=375, top=56, bottom=44, left=70, legend=2)  # one laptop screen, controls too
 
 
 def in_words(snapshot: Snapshot) -> str:
@@ -54,7 +56,8 @@ def in_words(snapshot: Snapshot) -> str:
         f"({snapshot.tokens_per_s:,.0f} tokens/s since the start), {snapshot.steps:,} steps. "
         f"The LLM should have {snapshot.target['llm']:.0%} of the pages and holds or could have "
         f"{snapshot.actual['llm']:.0%}. Blocks in use: {counts['llm_active']} of the LLM, "
-        f"{counts['prm_active']} of the PRM."
+        f"{counts['prm_active']} of the PRM; evicted {snapshot.evicted['llm']:,} and "
+        f"{snapshot.evicted['prm']:,}."
     )
     if snapshot.phase:
         words += f" Last step: the {snapshot.phase.upper()}'s."
@@ -64,7 +67,7 @@ def in_words(snapshot: Snapshot) -> str:
 def figure_rows(snapshot: Snapshot) -> pd.DataFrame:
     """The rows a live figure draws over time: the time line, fractions as percentages."""
     rows = timeline(snapshot.steps_seen)
-    rows[rows.columns[2:]] *= 100  # after time_s and tokens_per_s
+    rows[[name for name in rows.columns if str(name).endswith(FRACTIONS)]] *= 100
     return rows.assign(unheld=100 - rows["llm_held"] - rows["prm_held"])
 
 
@@ -73,9 +76,9 @@ def live_figure(
 ) -> go.Figure:
     """A snapshot drawn; its traces carry their names in `meta`. pinned: figure_rows of another."""
     rows = figure_rows(snapshot)
-    specs = [[{}], [{"secondary_y": True}], [{}], [{}]]
-    heights = (0.36, 0.22, 0.13, 0.29)
-    fig = make_subplots(rows=4, row_heights=heights, vertical_spacing=0.065, specs=specs)
+    specs = [[{}], [{"secondary_y": True}], [{}], [{}], [{}]]
+    heights = (0.33, 0.19, 0.09, 0.13, 0.26)
+    fig = make_subplots(rows=5, row_heights=heights, vertical_spacing=0.064, specs=specs)
     fig.add_trace(_map(snapshot.blocks), row=1, col=1)
     for state, colour in COLOURS.items():
         label = state.replace("llm_", "LLM ").replace("prm_", "PRM ")
@@ -87,18 +90,20 @@ def live_figure(
     for style, name in ((LLM, "llm_busy"), (PRM, "prm_busy")):
         busy = area(rows["time_s"], rows[name], style.label, style.colour, "busy")
         fig.add_trace(busy.update(meta=name, legend="legend2"), row=3, col=1)
+        gone = _line(rows, f"{name[:3]}_evicted", "", style.colour)
+        fig.add_trace(gone, row=4, col=1)
     holders = (("llm_held", "LLM holds", LLM.soft), ("unheld", "", "rgba(0,0,0,0)"))
     for name, label, colour in (*holders, ("prm_held", "PRM holds", PRM.soft)):  # from above
         look = {"meta": name, "legend": "legend3", "showlegend": bool(label)}
         look["hoverinfo"] = None if label else "skip"
         part = area(rows["time_s"], rows[name], label, colour, "held", **look)
-        fig.add_trace(part, row=4, col=1)
+        fig.add_trace(part, row=5, col=1)
     actual = _line(rows, "llm_actual", "LLM holds or could have", LLM.colour)
     target = _line(rows, "llm_target", "LLM's target", BLACK, "dash")
-    fig.add_traces([actual, target], rows=4, cols=1)
+    fig.add_traces([actual, target], rows=5, cols=1)
     moves = snapshot.moves  # dotted lines from the axis to a triangle at the top
     words = [f"split to {move.share:.2f}: {move.outcome}" for move in moves]
-    for row in (2, 3, 4):
+    for row in (2, 3, 5):
         strokes = go.Scatter(
             x=[x for move in moves for x in (move.time_s, move.time_s, None)],
             y=[0.0, 1.0 if row == 2 else 100.0, None] * len(moves),
@@ -119,15 +124,19 @@ def live_figure(
     fig.update_xaxes(rangemode="tozero", showticklabels=False, row=2, col=1)
     fig.update_xaxes(matches="x2", showticklabels=False, row=3, col=1)
     title = "time since the start, s (pauses left out)"
-    fig.update_xaxes(matches="x2", title_text=title, row=4, col=1)
+    fig.update_xaxes(matches="x2", showticklabels=False, row=4, col=1)
+    fig.update_xaxes(matches="x2", title_text=title, row=5, col=1)
     fig.update_yaxes(title_text="pages", autorange="reversed", **bare, row=1, col=1)
     fig.update_yaxes(title_text="tokens/s", rangemode="tozero", row=2, col=1, secondary_y=False)
     fig.update_yaxes(**hidden, range=[0, 1], row=2, col=1, secondary_y=True)
-    fig.update_yaxes(title_text="steps<br>(% of time)", **percent, row=3, col=1)
-    fig.update_yaxes(title_text="share of<br>pages (%)", **percent, row=4, col=1)
-    for name, place in (("legend2", 0.415), ("legend3", 0.235)):
-        legend_at(fig, name, place)
-        fig.update_layout({name: {"traceorder": "normal"}, "uirevision": "live"})
+    fig.update_yaxes(title_text="steps<br>(%)", **percent, row=3, col=1)
+    fig.update_yaxes(title_text="blocks<br>evicted", rangemode="tozero", row=4, col=1)
+    fig.update_yaxes(title_text="pages (%)", **percent, row=5, col=1)
+    fig.update_yaxes(title_font_size=11, tickfont_size=10, nticks=4)
+    for name, panel in (("legend2", fig.layout.yaxis4), ("legend3", fig.layout.yaxis6)):
+        legend_at(fig, name, panel.domain[1])
+        look = {"traceorder": "normal", "font": {"size": 11}}
+        fig.update_layout({name: look, "uirevision": "live"})
     caption = CAPTION.format(window_s=window_s(snapshot.seconds))
     return finish(fig, "A search as it runs", caption, provenance, _FRAME)
 
@@ -189,6 +198,7 @@ class LiveView(parts.FigureView):
     def __init__(self, live: LiveSearch, provenance: str, parameters: dict[str, Any]) -> None:
         self.live, self._provenance = live, provenance
         self._pinned_rows: pd.DataFrame | None = None
+        self._awaited: float | None = None  # a share that is to be reached later
         self.task: asyncio.Task[None] | None = None
         self.answer, pair = HtmlText(), live.pair
         shares = [s / 100 for s in range(1, 100)]
@@ -236,6 +246,7 @@ class LiveView(parts.FigureView):
         answer = self.live.resplit(share)
         reason = f": {answer.reason}" if answer.reason else ""
         reason += ", from the next step on" if self.live.state == "paused" else ""
+        self._awaited = share if answer.outcome == "later" else None
         self.answer.say(f"{answer.outcome}{reason}.", f"LLM share {share:.2f}:")
         if not self.live.is_alive:  # else the task that watches does
             self.show()
@@ -243,6 +254,10 @@ class LiveView(parts.FigureView):
     def show(self, _: Any = None) -> None:
         """Bring figure, words, command and the pause button up to now."""
         self.pause.description = "resume" if self.live.is_paused else "pause"
+        arena = self.live.pair.arena
+        if self._awaited is not None and arena.actual == arena.target:
+            self.answer.say("reached.", f"LLM share {self._awaited:.2f}:")
+            self._awaited = None
         super().show()
 
     async def _watch(self) -> None:

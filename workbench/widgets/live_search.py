@@ -112,7 +112,8 @@ class Move(NamedTuple):
 
 
 class StepSeen(NamedTuple):
-    """One step of an engine: its seconds, tokens of finished requests, and the split after it.
+    """One step of an engine: its seconds, tokens of finished requests, blocks that each cache has
+    evicted since the start, and the split after it.
 
     Of the arena's pages: the LLM's target, what it holds or could have at once, what each holds.
     """
@@ -121,6 +122,8 @@ class StepSeen(NamedTuple):
     start_s: float
     end_s: float
     tokens: float
+    llm_evicted: float
+    prm_evicted: float
     llm_target: float
     llm_actual: float
     llm_held: float
@@ -142,9 +145,9 @@ def window_s(seconds: float, least: float = MEAN_S) -> float:
 def timeline(steps: Sequence[StepSeen] | NDArray[np.float64]) -> pd.DataFrame:
     """Steps, rows of StepSeen by their ends, in at most MOST_BUCKETS buckets of equal width.
 
-    Columns: time_s (a bucket's middle), tokens_per_s (a mean over the last MEAN_S), llm_busy and
-    prm_busy (fractions of its time), LEVELS (as they were last). The last bucket ends with the last
-    step.
+    Columns: time_s (a bucket's middle), tokens_per_s (a mean over the last MEAN_S), llm_evicted and
+    prm_evicted (blocks within it), llm_busy and prm_busy (fractions of its time), LEVELS (as they
+    were last). The last bucket ends with the last step.
     """
     table = pd.DataFrame(steps, columns=StepSeen._fields)
     until = float(table["end_s"].max()) if len(table) else 0.0
@@ -168,6 +171,8 @@ def timeline(steps: Sequence[StepSeen] | NDArray[np.float64]) -> pd.DataFrame:
         spent = np.zeros(len(starts))
         if len(lasted):
             spent = np.diff(np.interp(edges, moments.ravel(), busy))
+        gone = np.append(table[f"{role}_evicted"], 0.0)[by_end - 1]  # of none the 0 at the end
+        columns[f"{role}_evicted"] = np.diff(gone, prepend=0.0)
         columns[f"{role}_busy"] = np.minimum(spent / np.maximum(ends - starts, 1e-9), 1.0)
     levels = table[list(LEVELS)].to_numpy()[np.maximum(by_end - 1, 0)]
     return pd.DataFrame(columns | dict(zip(LEVELS, levels.T, strict=True)))
@@ -179,7 +184,8 @@ class Snapshot:
 
     state: of LiveSearch. phase: the model that stepped last, "" while none steps. tokens: of
     finished requests. steps_seen: [steps, fields of StepSeen]. blocks: those of every page as
-    numbers of BLOCK_STATES, none where no model holds it. problem: what ended a failed search.
+    numbers of BLOCK_STATES, none where no model holds it. evicted: blocks, since the start.
+    problem: what ended a failed search.
     """
 
     state: str
@@ -194,6 +200,7 @@ class Snapshot:
     steps_seen: NDArray[np.float64]
     moves: tuple[Move, ...]
     blocks: list[list[int]]
+    evicted: dict[str, int]
     problem: str = ""
 
     @property
@@ -253,9 +260,15 @@ class LiveSearch:
         self._is_stopped = False
         self._rows, self._moves = array("d"), list[Move]()
         self._phase, self._steps, self._tokens, self._answered = "", 0, 0, 0
+        self._evicted_before = self._evicted()
         self._ended_s: float | None = None
         self.result: SearchResult | None = None
         self.error: Exception | None = None
+
+    def _evicted(self, *since: int) -> list[int]:
+        """Blocks that the LLM's and the PRM's cache have evicted, less so many."""
+        now = (pool.stats.evicted for pool in self.pair.arena.pools)
+        return [count - before for count, before in zip(now, since or (0, 0), strict=True)]
 
     def start(self) -> None:
         """Begin, or begin anew after an end; paused if `pause` came first.
@@ -376,6 +389,7 @@ class LiveSearch:
             steps_seen=rows.reshape(-1, len(StepSeen._fields)),
             moves=tuple(self._moves),
             blocks=blocks,
+            evicted=dict(zip(ROLES, self._evicted(*self._evicted_before))),
             problem="" if self.error is None else f"{type(self.error).__name__}: {self.error}",
         )
 
@@ -416,9 +430,11 @@ class LiveSearch:
         with arena.lock:
             llm = arena.models[0]
             pages = (arena.target[llm], arena.actual[llm], *(pool.held for pool in arena.pools))
+            evicted = self._evicted(*self._evicted_before)
         levels = (each / arena.num_pages for each in pages)
         with self._changed:
-            self._rows.extend(StepSeen(float(role == "prm"), start_s, end_s, tokens, *levels))
+            step = StepSeen(float(role == "prm"), start_s, end_s, tokens, *evicted, *levels)
+            self._rows.extend(step)
             self._phase, self._steps, self._tokens = role, self._steps + 1, self._tokens + tokens
             self._changed.notify_all()
         return outputs

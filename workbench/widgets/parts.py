@@ -85,42 +85,82 @@ def as_markdown(text: str) -> str:
 
 def labelled(name: str, *controls: ipywidgets.Widget) -> ipywidgets.HBox:
     """A row of controls behind a label, all labels equally wide."""
-    layout = ipywidgets.Layout(width="320px")
+    layout = ipywidgets.Layout(flex="0 0 290px")
     return ipywidgets.HBox([ipywidgets.Label(name, layout=layout), *controls])
 
 
 class NumberSlider(ipywidgets.HBox):
-    """A labelled SelectionSlider over given numbers, and a box to type in that takes the nearest.
+    """A labelled slider over given numbers, and a box to type in. What is typed and cannot be taken
+    as it is becomes the nearest that can; `said`, beside it, says so.
 
-    Observe `slider`, whose `value` is where both stand.
+    Observe `slider`, whose `value` is where both stand. unit: what is counted, after the box. step:
+    of a slider on which every number between the ends can be typed; None: only `options` can be.
     """
 
     def __init__(
-        self, name: str, options: Iterable[float], value: float, form: str = "{:g}"
+        self,
+        name: str,
+        options: Iterable[float],
+        value: float,
+        form: str = "{:g}",
+        unit: str = "",
+        step: float | None = None,
     ) -> None:
-        self.options = sorted(options)
+        self.options, self._form, self._unit, self._is_free = (
+            sorted(options),
+            form,
+            unit,
+            bool(step),
+        )
+        start, wide = self.nearest(value), ipywidgets.Layout(flex="1 1 240px", width="auto")
+        if step:
+            ends = {"min": self.options[0], "max": self.options[-1], "step": step}
+            look = {"readout_format": form.strip("{:}"), "description": "slide", "layout": wide}
+            self.slider = ipywidgets.FloatSlider(start, **ends, **look)
+        else:
+            texts = [(form.format(each), each) for each in self.options]
+            look = {"description": "slide", "layout": wide}
+            self.slider = ipywidgets.SelectionSlider(options=texts, value=start, **look)
         gaps = [after - before for before, after in pairwise(self.options)]
-        ends = {"min": self.options[0], "max": self.options[-1], "step": min(gaps, default=1.0)}
-        texts, start = [(form.format(each), each) for each in self.options], self.nearest(value)
-        self.slider = ipywidgets.SelectionSlider(options=texts, value=start, description="slide")
-        self.typed = ipywidgets.BoundedFloatText(start, description="or type", **ends)
-        self.typed.layout.width = "190px"
-        ipywidgets.dlink((self.slider, "value"), (self.typed, "value"))
+        self.typed = ipywidgets.FloatText(
+            start, description="or type", step=step or min(gaps, default=1.0)
+        )
+        self.typed.layout.width, self.said = (
+            "190px",
+            HtmlText(layout=ipywidgets.Layout(display="none")),
+        )
+        ipywidgets.dlink((self.slider, "value"), (self.typed, "value"), lambda _: self.value)
         self.typed.observe(self._typed, names="value")
-        super().__init__([*labelled(name).children, self.slider, self.typed])
+        self.slider.observe(lambda _: self.say(""), names="value")
+        row = [*labelled(name).children, self.slider, self.typed, ipywidgets.Label(unit), self.said]
+        super().__init__(row, layout=ipywidgets.Layout(flex_flow="row wrap", width="100%"))
 
     @property
     def value(self) -> float:
-        """Where the slider stands."""
-        return float(self.slider.value)
+        """Where both stand, without what the browser's arithmetic leaves of a step."""
+        return round(float(self.slider.value), 12)
 
-    def nearest(self, wanted: float) -> float:
-        """The option nearest to a number."""
-        return min(self.options, key=lambda option: abs(option - wanted))
+    def nearest(self, value: float) -> float:
+        """What `value` becomes: itself, an end, or the nearest option."""
+        if self._is_free:
+            return float(min(max(value, self.options[0]), self.options[-1]))
+        return min(self.options, key=lambda each: abs(each - value))
+
+    def say(self, text: str) -> None:
+        """A note below the slider, until it moves."""
+        self.said.say(text)
+        self.said.layout.display = "" if text else "none"
 
     def _typed(self, change: Any) -> None:
-        self.slider.value = self.nearest(change["new"])
-        self.typed.value = self.slider.value
+        given, taken = change["new"], self.nearest(change["new"])
+        if given == self.value:
+            return
+        self.slider.value = self.typed.value = taken
+        if taken != given:
+            first, last, shown = map(self._form.format, (self.options[0], self.options[-1], taken))
+            inside = self.options[0] <= given <= self.options[-1]
+            why = "is none of the values there are" if inside else f"lies outside {first} to {last}"
+            self.say(f"{given:,g} {why}; {shown} {self._unit}".rstrip() + " is taken, the nearest.")
 
 
 def button(name: str, action: Callable[[], str]) -> ipywidgets.HBox:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from typing import Any
@@ -21,7 +22,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.config import format_size
-from workbench.errors import WorkbenchError
+from workbench.errors import ConfigError, WorkbenchError
 from workbench.experiments.memory import FeasibleShares
 from workbench.plots import theme
 from workbench.plots.theme import MODELS, Frame, Style, area, finish, legend_note, say
@@ -29,7 +30,14 @@ from workbench.replay.devices import load_device
 from workbench.replay.simulator import POLICIES
 from workbench.widgets import parts, what_if_replay
 from workbench.widgets.parts import Drawing, HtmlText, NumberSlider
-from workbench.widgets.what_if_replay import MIB, Position, RecordingInfo, Replay, replay_rows
+from workbench.widgets.what_if_replay import (
+    GIB,
+    MIB,
+    Position,
+    RecordingInfo,
+    Replay,
+    replay_rows,
+)
 
 Replayer = Callable[[RecordingInfo, Position], Awaitable[Replay]]
 
@@ -127,10 +135,13 @@ def make_view(
 def in_words(chosen: Replay) -> str:
     """What the rings of the share figure stand on."""
     row, position = chosen.row, chosen.position
+    device = load_device(position.device)
+    bound = "" if device.terms else "at most "  # a roofline's seconds are a bound from below
     return (
         f"{chosen.kind}: at an LLM share of {position.llm_share:.2f} of "
-        f"{format_size(position.total_memory)} (kv_share {row['kv_share']:.2f}): "
-        f"{row['tokens_per_s']:,.0f} generated tokens/s; the LLM finds {row['llm_hit_rate']:.1%} "
+        f"{format_size(position.total_memory)} (kv_share {row['kv_share']:.2f}; the device has "
+        f"{format_size(device.memory_bytes)}): {bound}{row['tokens_per_s']:,.0f} generated "
+        f"tokens/s; the LLM finds {row['llm_hit_rate']:.1%} "
         f"and the PRM {row['prm_hit_rate']:.1%} of prompt tokens cached; {row['llm_thrash']:.1f} "
         f"and {row['prm_thrash']:.1f} of 1,000 look-ups ask for a block that was evicted."
     )
@@ -185,13 +196,13 @@ def share_figure(view: View) -> go.Figure:
     fig.update_yaxes(range=[0, 103], row=2, col=1)
     theme.share_axes(fig, view.rows, panels=3)
     _finished(fig, "What if the memory were split there?", SHARE_CAPTION, view, _SHARE_FRAME)
-    # in grey: shares at which a model has no room for one request, and what it lacks there
+    # in grey: shares at which a model has no room for one request, and what it needs at least
     low, high = max(view.feasible.low, 0.0), min(view.feasible.high, 1.0)
     reach = [max(low - 0.07, 0.0), min(high + 0.07, 1.0)]
     fig.update_xaxes(range=reach)
     for model, start, end in (("llm", reach[0], low), ("prm", high, reach[1])):
-        lacks = format_size(view.feasible.at(reach[model == "prm"]).lacks(model))
-        text = f"{MODELS[model].label} lacks {lacks}"
+        least = format_size(getattr(view.feasible, model).least)
+        text = f"{MODELS[model].label} lacks room: it needs {least}"
         label = {"text": text, "textangle": -90, "font": {"size": 11, "color": "#444444"}}
         look = {"fillcolor": "#D9D9D9", "opacity": 0.6, "line_width": 0, "layer": "below"}
         spot = {"xref": "x", "yref": "paper", "x0": start, "x1": end, "y0": 0, "y1": 1}
@@ -329,7 +340,7 @@ class WhatIfWidget(parts.FigureView):
         chosen: dict[str, Any] = {name: menu.value for name, menu in self.menus.items()}
         chosen |= {name: round(self.sliders[name].value) for name in what_if_replay.LIMITS}
         chosen["policy"] = None if chosen["policy"] == OWN_CACHES else chosen["policy"]
-        memory = round(self.sliders["total_memory"].value * MIB)
+        memory = round(self.sliders["total_memory"].value * self._unit)
         share = self.sliders["llm_share"].value
         return Position(**chosen, total_memory=memory, llm_share=share)
 
@@ -356,15 +367,21 @@ class WhatIfWidget(parts.FigureView):
             for name, options in offered.items()
         }
         self.menus["recording"].layout.width = "560px"
-        text, shares = "LLM share of total memory (llm_share)", [k / 100 for k in range(1, 100)]
-        self.sliders = {"llm_share": NumberSlider(text, shares, at.llm_share, "{:.2f}")}
-        sizes, size = [each / MIB for each in info.memories(at)], at.total_memory / MIB
-        self.sliders["total_memory"] = NumberSlider("total memory (MiB)", sizes, size, "{:,.0f}")
+        text = "LLM share of total memory (llm_share)"
+        self.sliders = {
+            "llm_share": NumberSlider(text, (0.01, 0.99), at.llm_share, "{:.2f}", step=0.01)
+        }
+        ends = info.memories(at)
+        self._unit, unit, step = (GIB, "GiB", 0.1) if ends[-1] >= GIB else (MIB, "MiB", 1.0)
+        sizes, size = [each / self._unit for each in ends], at.total_memory / self._unit
+        memory = NumberSlider("total memory of both models", sizes, size, "{:,.1f}", unit, step)
+        self.sliders["total_memory"] = memory
         for name, (text, usual) in OFFERED.items():
             options = {*usual, given[name]}
             self.sliders[name] = NumberSlider(text, options, given[name], "{:,.0f}")
+        called = {"recording": self._other_recording, "device": self._other_device}
         for name, menu in self.menus.items():
-            menu.observe(self._other_recording if name == "recording" else self.move, names="value")
+            menu.observe(called.get(name, self.move), names="value")
         for slider in self.sliders.values():
             slider.slider.observe(self.move, names="value")
         menus = [parts.labelled(name, menu) for name, menu in self.menus.items()]
@@ -406,6 +423,19 @@ class WhatIfWidget(parts.FigureView):
         """Memory, share and limits are the recording's own; device and policy stay."""
         kept = {name: getattr(self.position, name) for name in ("device", "policy")}
         self._offer(self._infos[change["new"]].position(**kept))
+        self.move()
+
+    def _other_device(self, _: Any) -> None:
+        """Memory is offered as far as the device has it; what it lacks is taken back, and said."""
+        at, note = self.position, ""
+        with suppress(ConfigError):  # a file that is no device: the replay says so
+            device = load_device(at.device)
+            if at.total_memory > device.memory_bytes:
+                room, asked = map(format_size, (device.memory_bytes, at.total_memory))
+                note = f"{device.name} has {room}, not {asked}: {room} is taken."
+                at = replace(at, total_memory=device.memory_bytes)
+        self._offer(at)
+        self.sliders["total_memory"].say(note)
         self.move()
 
     async def _replay(self, position: Position) -> None:

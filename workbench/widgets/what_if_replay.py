@@ -8,11 +8,13 @@ no torch, so that the notebook's stays free.
 from __future__ import annotations
 
 import asyncio
+import math
 import multiprocessing
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache
 from os import PathLike
@@ -28,7 +30,7 @@ from workbench.experiments.memory import FeasibleShares, Need
 from workbench.experiments.provenance import project_root
 from workbench.plots.timeline import decimated
 from workbench.replay.answers import Answers
-from workbench.replay.devices import PRESETS
+from workbench.replay.devices import PRESETS, load_device
 from workbench.replay.what_if import what_if
 from workbench.replay.workload import recording_names, recording_path
 from workbench.search.recording import Recording, read_header, read_recording
@@ -37,7 +39,7 @@ DEFAULT_RECORDING, DEFAULT_DEVICE = "tiny-16-n16", "h100"
 LIMITS = {"block_size": 16, "max_num_seqs": 64, "max_num_batched_tokens": 2048}
 BLOCK_COLUMNS = ("blocks_active", "blocks_cached")
 DRAWN_STEPS = 150  # stretches that a model's blocks are thinned to
-MIB = 1 << 20
+MIB, GIB = 1 << 20, 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +114,16 @@ class RecordingInfo(NamedTuple):
             needs.append(Need(engine.name, engine.weight_bytes or 0, 0, block, blocks))
         return FeasibleShares(total, needs[0], needs[1])
 
-    def memories(self, position: Position) -> list[int]:
-        """The position's memory, and others from a quarter to four times it that hold both models.
-
-        In whole MiB.
+    def memories(self, position: Position) -> tuple[int, int]:
+        """The least memory that holds both models, in whole MiB, and four times the recorded one,
+        or what the device has; the position's lies between them.
         """
-        needs, usual = self.feasible(position), position.total_memory
-        sizes = (round(usual * 2 ** (k / 4) / MIB) * MIB for k in range(-8, 9))
-        least = 1.02 * (needs.llm.least + needs.prm.least)
-        return sorted({usual, *(size for size in sizes if size >= least)})
+        needs, asked = self.feasible(position), position.total_memory
+        least = math.ceil(1.02 * (needs.llm.least + needs.prm.least) / MIB) * MIB
+        most = 4 * self.position().total_memory
+        with suppress(ConfigError):  # no device: the replay refuses it
+            most = min(most, load_device(position.device).memory_bytes)
+        return min(least, asked), max(most, asked, least)
 
     def grid(self, position: Position, count: int) -> list[Position]:
         """So many of the feasible hundredths of a share, evenly, the ends included."""
