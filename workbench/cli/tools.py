@@ -1,5 +1,5 @@
-"""`workbench run`, `bench`, `calibrate`, `record`, `train-tiny` and `doctor`: one search on the
-terminal, what a benchmark measured, and what this machine has.
+"""`workbench run`, `serve`, `bench`, `calibrate`, `record`, `train-tiny` and `doctor`: one search on
+the terminal, a server, what a benchmark measured, and what this machine has.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ EXTRAS = {  # package: (what needs it, how to get it)
     "transformers": ("bench engine's peer, train-tiny", "pip install transformers"),
     "papermill": ("figures", "pip install 'workbench[notebooks]'"),
     "kaleido": ("figures as SVG and PDF", "pip install kaleido"),
+    "fastapi": ("serve", "pip install 'workbench[serve]'"),
     "jupyterlab": ("make lab", "pip install 'workbench[notebooks]'"),
 }
 Searched = Annotated[dict[str, Any], options_of(SweepConfig, {
@@ -114,6 +115,39 @@ def _show_search(result: SearchResult, problem: Problem, depth: int) -> None:
     console.print(f"[bold]best[/]     {escape(' / '.join(filter(None, steps)))}")
     counts = f"{len(nodes)} nodes, {row['tokens']} tokens, {row['iterations']} iterations"
     console.print(f"[bold]speed[/]    {result.throughput}; {counts}")
+
+
+def serve(
+    *,
+    model: list[str] = Argument(help="names; all of them as NAME=SIZE of KV cache, or none"),
+    host: str = Option("127.0.0.1", help="address to bind"),
+    port: int = Option(8000, min=0, max=65535, help="0: any that is free"),
+    max_queue: int = Option(256, min=0, help="requests of a model that may wait (else 503)"),
+    timeout: float = Option(600.0, min=0, help="seconds to an answer (else 504)"),
+    api_key: str = Option(None, envvar="WORKBENCH_API_KEY", help="that clients must send"),
+    memory: str = Option(None, metavar="SIZE", help="of all KV caches together"),
+    engine: list[str] = Option(None, "--set", metavar="KEY=VALUE", help="of EngineConfig, for all"),
+) -> None:
+    """Serve models, and searches with them, over HTTP as OpenAI's clients and vLLM's know it.
+
+    Ends at Ctrl-C or SIGTERM: what is in flight has ten seconds to finish.
+    """
+    import logging
+
+    try:
+        from workbench.serving import server
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"serve needs {error.name}: pip install 'workbench[serve]'.") from error
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    options = {"host": host, "port": port, "max_queue": max_queue, "timeout": timeout}
+    config = server.ServeConfig(tuple(model), **options, api_key=api_key, memory=memory)
+    handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        server.serve(config, key_values(engine, "--set"))
+    except KeyboardInterrupt:  # the server ended in order, and raises the signal again
+        return
+    finally:
+        signal.signal(signal.SIGTERM, handler)
 
 
 Measured = Annotated[dict[str, Any], [
