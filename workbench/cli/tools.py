@@ -1,5 +1,5 @@
-"""`workbench run`, `serve`, `bench`, `calibrate`, `record`, `train-tiny` and `doctor`: one search on
-the terminal, a server, what a benchmark measured, and what this machine has.
+"""`workbench run`, `serve`, `bench`, `calibrate`, `record`, `train-tiny` and `doctor`: one search
+on the terminal, a server, what a benchmark measured, and what this machine has.
 """
 
 from __future__ import annotations
@@ -139,8 +139,15 @@ def serve(
     except ModuleNotFoundError as error:
         raise ConfigError(f"serve needs {error.name}: pip install 'workbench[serve]'.") from error
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    options = {"host": host, "port": port, "max_queue": max_queue, "timeout": timeout}
-    config = server.ServeConfig(tuple(model), **options, api_key=api_key, memory=memory)
+    config = server.ServeConfig(
+        tuple(model),
+        host=host,
+        port=port,
+        max_queue=max_queue,
+        timeout=timeout,
+        api_key=api_key,
+        memory=memory,
+    )
     handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         server.serve(config, key_values(engine, "--set"))

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import codecs
 import logging
+import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from workbench.core import RequestOutput, SamplingParams
 from workbench.errors import PromptError, WorkbenchError, nearest
@@ -45,6 +46,7 @@ class Refused(WorkbenchError):
         super().__init__(message)
         self.status = status
         kind = "invalid_request_error" if status < 500 else "server_error"
+        param = param and param.encode(errors="replace").decode()
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
         self.headers = {"Retry-After": "1"} if status == 503 else {}
 
@@ -65,20 +67,30 @@ class Refused(WorkbenchError):
         """Of the first thing that pydantic found wrong."""
         if found["type"] == "json_invalid":
             return cls(400, f"The body is no valid JSON: {found['ctx']['error']}.", "body")
-        kinds = ("str", "int", "list", "float", "bool", "dict", "constrained")  # of a union
-        places = [p for p in found["loc"][1:] if isinstance(p, int) or not p.startswith(kinds)]
-        param = ".".join(map(str, places)) or "body"
+        # without what names the kinds of a union: str, list[...], constrained-str
+        param = ".".join(
+            p for p in map(str, found["loc"][1:]) if re.fullmatch(r"(?!str$|int$)\w+", p)
+        )
         given = "" if found["type"] == "missing" else f", given {found.get('input')!r:.80}"
-        return cls(400, f"{param}: {found['msg']}{given}.", param, found["type"])
+        return cls(
+            400, f"{param or 'body'}: {found['msg']}{given}.", param or "body", found["type"]
+        )
 
 
 # -- requests --
 
+
+def _whole(text: str) -> str:
+    text.encode()  # ValueError for half of a surrogate pair
+    return text
+
+
+Whole = Annotated[str, AfterValidator(_whole)]
 Id = Annotated[int, Field(ge=0, lt=2**31)]
-Text = str | Annotated[list[Id], Field(min_length=1)]
+Text = Whole | Annotated[list[Id], Field(min_length=1)]
 Texts = Text | Annotated[list[Text], Field(min_length=1, max_length=MOST_CHOICES)]
 Tokens = Annotated[int, Field(ge=1, lt=2**31)]
-StopText = Annotated[str, Field(min_length=1, max_length=1000)]
+StopText = Annotated[Whole, Field(min_length=1, max_length=1000)]
 
 
 class Strict(BaseModel):
@@ -147,18 +159,11 @@ class Sampled(Asked):
 
     def sampling(self, choice: int, max_tokens: int, logprobs: int | None) -> SamplingParams:
         """The engine's parameters of one choice."""
-        return SamplingParams(
-            temperature=self.temperature,
-            max_tokens=max_tokens,
-            top_k=max(0, self.top_k),
-            top_p=self.top_p,
-            min_p=self.min_p,
-            stop=tuple(self.stop),
-            stop_token_ids=tuple(self.stop_token_ids),
-            seed=secrets.randbits(63) if self.seed is None else self.seed + choice,
-            ignore_eos=self.ignore_eos,
-            logprobs=logprobs,
-        )
+        same = ("temperature", "top_p", "min_p", "stop", "stop_token_ids", "ignore_eos")
+        seed = secrets.randbits(63) if self.seed is None else self.seed + choice
+        own: dict[str, Any] = {name: getattr(self, name) for name in same}
+        own |= {"max_tokens": max_tokens, "seed": seed, "logprobs": logprobs}
+        return SamplingParams(top_k=max(0, self.top_k), **own)
 
 
 class CompletionRequest(Sampled):
@@ -173,14 +178,14 @@ class Part(Strict):
     """A piece of a message; texts only."""
 
     type: Literal["text"]
-    text: str
+    text: Whole
 
 
 class Message(Strict):
     """One turn of a chat."""
 
     role: Literal["system", "user", "assistant"]
-    content: str | list[Part]
+    content: Whole | list[Part]
 
 
 Messages = Annotated[list[Message], Field(min_length=1, max_length=4096)]
@@ -222,7 +227,7 @@ class TextRequest(Asked):
 class TokenizeRequest(TextRequest):
     """POST /tokenize."""
 
-    prompt: str = ""
+    prompt: Whole = ""
     return_token_strs: bool = False
 
 
@@ -240,7 +245,7 @@ class ScoringRequest(Asked):
     apply_softmax: among the labels; otherwise in the vocabulary.
     """
 
-    query: str | list[Id]
+    query: Whole | list[Id]
     items: Annotated[list[Text], Field(min_length=1, max_length=MOST_CHOICES)]
     label_token_ids: Annotated[list[Id], Field(min_length=1, max_length=64)]
     apply_softmax: bool = True

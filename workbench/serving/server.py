@@ -28,7 +28,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from numpy.typing import NDArray
 from prometheus_client import generate_latest
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from workbench.config import EngineConfig, Range, check, format_size, parse_size
 from workbench.core import ScoreParams
@@ -242,14 +242,11 @@ class Service:
                 ids = await asyncio.to_thread(tokenizer.encode_chat, protocol.plain(given), special)
             except PromptError as error:
                 raise Refused(400, str(error), param) from error
-        most, vocab = engine.max_model_len - 1, engine.spec.vocab
+        most = engine.max_model_len - 1
         if not 1 <= len(ids) <= most:
             message = f"{param} has {len(ids)} tokens; allowed: 1 to {most} for {engine.name}."
             raise Refused(400, message, param, "context_length_exceeded")
-        if max(ids) >= vocab:
-            message = f"{param} has the token id {max(ids)}; allowed: 0 to {vocab - 1}."
-            raise Refused(400, message, param)
-        return list(ids)
+        return _known(ids, engine.spec.vocab, param)
 
     # -- generating --
 
@@ -288,6 +285,7 @@ class Service:
         if engine.value_outputs is not None:
             message = f"{engine.name} has a value head and generates nothing; ask /pooling."
             raise Refused(400, message, "model")
+        _known(body.stop_token_ids, engine.spec.vocab, "stop_token_ids")
         if len(prompts) * body.n > protocol.MOST_CHOICES:
             message = f"{len(prompts)} prompts times n={body.n}; allowed: {protocol.MOST_CHOICES}."
             raise Refused(400, message, "n")
@@ -403,11 +401,9 @@ class Service:
 
     async def generative_scoring(self, body: protocol.ScoringRequest, request: Request) -> Response:
         """POST /generative_scoring."""
-        engine, labels = self._engine(body.model), body.label_token_ids
+        engine = self._engine(body.model)
         outputs = engine.spec.outputs
-        if max(labels) >= outputs:
-            message = f"label_token_ids has {max(labels)}; allowed: 0 to {outputs - 1}."
-            raise Refused(400, message, "label_token_ids")
+        labels = _known(body.label_token_ids, outputs, "label_token_ids")
         tokenizer, special = engine.tokenizer, body.add_special_tokens
         query, *items = [
             each if isinstance(each, list)
@@ -508,6 +504,13 @@ class Service:
         return {"outcome": answer.outcome, "reason": answer.reason}
 
 
+def _known(ids: Sequence[int], size: int, param: str) -> list[int]:
+    """These ids, if all are below size."""
+    if max(ids, default=0) >= size:
+        raise Refused(400, f"{param} has the id {max(ids)}; allowed: 0 to {size - 1}.", param)
+    return [*ids]
+
+
 def _listed(prefix: str, engine: ServedEngine, inputs: Any, found: list[Any]) -> Response:
     """A list of scores, as vLLM answers."""
     data = [{"index": k} | each for k, each in enumerate(found)]
@@ -535,40 +538,22 @@ def _verdict(row: NDArray[np.float64]) -> list[float]:
 
 
 class Guard:
-    """What is refused before a request is parsed: a wrong key, a large body, one that is early."""
+    """What is refused before a request is read: a wrong key, and one that is early."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app, self._service = app, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI calls it."""
-        read, most = 0, self._service.config.max_body
-
-        async def counted() -> Message:
-            nonlocal read
-            message = await receive()
-            read += len(message.get("body", b""))
-            if read > most:  # of a body that does not tell its length
-                raise HTTPException(413, f"The body is larger than {most} bytes.")
-            return message
-
+        service, why = self._service, None
         if scope["type"] == "http" and scope["path"] != "/health":
-            why = self._refusal(dict(scope["headers"]), most)
-            if why is not None:
-                await _told(self._service, why)(scope, receive, send)
-                return
-        await self._app(scope, counted, send)
-
-    def _refusal(self, headers: dict[bytes, bytes], most: int) -> Refused | None:
-        key, given = self._service.config.api_key, headers.get(b"authorization", b"")
-        if key is not None and not hmac.compare_digest(given, b"Bearer " + key.encode()):
-            return Refused(401, "No valid API key; send it as `Authorization: Bearer KEY`.")
-        size = headers.get(b"content-length", b"")
-        if size.isdigit() and int(size) > most:
-            return Refused(413, f"The body has {int(size)} bytes; allowed: {most}.", "body")
-        if not self._service.ready:
-            return Refused(503, "The models are being loaded; try again.")
-        return None
+            key = service.config.api_key
+            given = dict(scope["headers"]).get(b"authorization", b"")
+            if key is not None and not hmac.compare_digest(given, b"Bearer " + key.encode()):
+                why = Refused(401, "No valid API key; send it as `Authorization: Bearer KEY`.")
+            elif not service.ready:
+                why = Refused(503, "The models are being loaded; try again.")
+        await (self._app if why is None else _told(service, why))(scope, receive, send)
 
 
 def _told(service: Service, why: Refused) -> Response:
@@ -586,9 +571,11 @@ def make_app(service: Service) -> FastAPI:
             return _told(service, Refused(error.status_code, str(error.detail), "path"))
         return _told(service, Refused.by(error))
 
-    kinds = (Refused, RequestValidationError, HTTPException, Exception)
-    app = FastAPI(title="workbench", lifespan=service.lifespan,
-                  exception_handlers=dict.fromkeys(kinds, refused))  # fmt: skip
+    handlers: Any = dict.fromkeys(
+        (Refused, RequestValidationError, HTTPException, Exception), refused
+    )
+    most, lifespan = service.config.max_body, service.lifespan
+    app = FastAPI(lifespan=lifespan, exception_handlers=handlers, max_body_size=most)
     app.add_middleware(Guard, service=service)
     endpoints: dict[str, Callable[..., Any]] = {
         "GET /health": service.health,
