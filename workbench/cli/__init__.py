@@ -25,8 +25,8 @@ app = typer.Typer(
     context_settings={"max_content_width": 110},
     epilog="Exit status: 0 done, 1 something failed, 2 bad input.",
 )
-VERBS: tuple[Verb, ...] = (study.figures, tools.run, study.sweep, tools.advise, tools.bench,
-    tools.calibrate, tools.record, tools.train_tiny, tools.doctor)  # fmt: skip
+VERBS: tuple[Verb, ...] = (study.figures, tools.run, study.sweep, tools.advise, tools.serve,
+    tools.bench, tools.calibrate, tools.record, tools.train_tiny, tools.doctor)  # fmt: skip
 for verb in VERBS:
     app.command()(command(verb, verb.__name__ in RESUMABLE))
 STORED: dict[str, Verb] = {"list": study.list_runs, "show": study.show, "compare": study.compare,

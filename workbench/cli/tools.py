@@ -1,5 +1,5 @@
-"""`workbench run`, `advise`, `bench`, `calibrate`, `record`, `train-tiny` and `doctor`: one search
-on the terminal, where to split a memory, what a benchmark measured, and what this machine has.
+"""`workbench run`, `advise`, `serve`, `bench`, `calibrate`, `record`, `train-tiny` and `doctor`: one
+search on the terminal, where to split a memory, a server, benchmarks, and what this machine has.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ EXTRAS = {  # package: (what needs it, how to get it)
     "transformers": ("bench engine's peer, train-tiny", "pip install transformers"),
     "papermill": ("figures", "pip install 'workbench[notebooks]'"),
     "kaleido": ("figures as SVG and PDF", "pip install kaleido"),
+    "fastapi": ("serve", "pip install 'workbench[serve]'"),
     "jupyterlab": ("make lab", "pip install 'workbench[notebooks]'"),
 }
 Searched = Annotated[dict[str, Any], options_of(SweepConfig, {
@@ -213,6 +214,46 @@ def _show_advice(found: Advice) -> None:
             print(f"  {starts[engine]} {model} \\\n    {' '.join(words[:2])} \\")
             print(f"    {' '.join(words[2:])}\n  # or, in the first's place: --{exact} {size}")
     console.print("\n" + "\n".join(f"- {escape(note)}" for note in found.notes))
+
+
+def serve(
+    *,
+    model: list[str] = Argument(help="names; all of them as NAME=SIZE of KV cache, or none"),
+    host: str = Option("127.0.0.1", help="address to bind"),
+    port: int = Option(8000, min=0, max=65535, help="0: any that is free"),
+    max_queue: int = Option(256, min=0, help="requests of a model that may wait (else 503)"),
+    timeout: float = Option(600.0, min=0, help="seconds to an answer (else 504)"),
+    api_key: str = Option(None, envvar="WORKBENCH_API_KEY", help="that clients must send"),
+    memory: str = Option(None, metavar="SIZE", help="of all KV caches together"),
+    engine: list[str] = Option(None, "--set", metavar="KEY=VALUE", help="of EngineConfig, for all"),
+) -> None:
+    """Serve models, and searches with them, over HTTP as OpenAI's clients and vLLM's know it.
+
+    Ends at Ctrl-C or SIGTERM: what is in flight has ten seconds to finish.
+    """
+    import logging
+
+    try:
+        from workbench.serving import server
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"serve needs {error.name}: pip install 'workbench[serve]'.") from error
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    config = server.ServeConfig(
+        tuple(model),
+        host=host,
+        port=port,
+        max_queue=max_queue,
+        timeout=timeout,
+        api_key=api_key,
+        memory=memory,
+    )
+    handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        server.serve(config, key_values(engine, "--set"))
+    except KeyboardInterrupt:  # the server ended in order, and raises the signal again
+        return
+    finally:
+        signal.signal(signal.SIGTERM, handler)
 
 
 Measured = Annotated[dict[str, Any], [

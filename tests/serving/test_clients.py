@@ -1,0 +1,271 @@
+"""The `openai` client against the server: what it asks for, and its own classes for what fails."""
+
+import json
+import urllib.request
+
+import numpy as np
+import openai
+import pytest
+
+from tests.serving.conftest import require_idle, running, until
+from workbench import PRM, BeamSearch, Engine, Problem, SamplingParams, run_search
+
+SOLVER, PROBLEM = "tiny-solver", "Compute 7-3+12."
+CHAT = [{"role": "user", "content": PROBLEM}]
+
+
+@pytest.fixture(scope="module")
+def client(service):
+    return openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def engine(service):
+    """The same weights in an engine of its own."""
+    return Engine(SOLVER, weights=service.thread.engines[SOLVER].weights, kv_memory="8MiB",
+                  max_model_len=512)  # fmt: skip
+
+
+def post(service, path, body, headers=()):
+    request = urllib.request.Request(
+        service.url + path,
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json", **dict(headers)},
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.load(answer)
+
+
+def get(service, path):
+    with urllib.request.urlopen(service.url + path, timeout=30) as answer:
+        return answer.read().decode()
+
+
+def test_a_seed_gives_the_engine_s_own_tokens(client, engine):
+    """Completion and chat, whole, streamed or as the k-th of n: Engine.generate, token by token."""
+    params = SamplingParams(
+        temperature=0.8, top_p=0.95, top_k=50, min_p=0.01, max_tokens=24, seed=7
+    )
+    asked = {"temperature": 0.8, "top_p": 0.95, "max_tokens": 24}
+    more = {"top_k": 50, "min_p": 0.01, "return_token_ids": True}
+    prompts = [PROBLEM, engine.tokenizer.encode(PROBLEM)]
+    (wanted, _) = engine.generate(prompts, params)
+    found = client.completions.create(
+        model=SOLVER, prompt=prompts[1], seed=7, **asked, extra_body=more
+    )
+    assert tuple(found.choices[0].token_ids) == wanted.token_ids
+    both = client.completions.create(
+        model=SOLVER, prompt=[PROBLEM, PROBLEM], n=2, seed=6, **asked, extra_body=more
+    )
+    assert [choice.index for choice in both.choices] == [0, 1, 2, 3]
+    for k in (1, 3):
+        assert tuple(both.choices[k].token_ids) == wanted.token_ids
+        assert both.choices[k].text == wanted.text
+    assert both.usage.prompt_tokens == 2 * len(prompts[1])
+    chat = engine.tokenizer.encode_chat(CHAT)
+    (wanted,) = engine.generate([chat], params)
+    chunks = [*client.chat.completions.create(
+        model=SOLVER, messages=CHAT, seed=7, **asked, extra_body=more, stream=True,
+        stream_options={"include_usage": True})]  # fmt: skip
+    streamed = [token for chunk in chunks[:-1] for token in chunk.choices[0].token_ids]
+    assert streamed == [*wanted.token_ids]
+    assert "".join(chunk.choices[0].delta.content for chunk in chunks[:-1]) == wanted.text
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].usage.completion_tokens == len(wanted.token_ids)
+    assert chunks[-1].usage.prompt_tokens == len(chat)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_stop_strings_end_the_text_before_them(client, stream):
+    """The text ends where the first stop string begins, and a stream never shows a part of one."""
+
+    def said(**more):
+        asked = {"model": SOLVER, "messages": CHAT, "temperature": 0, **more}
+        if not stream:
+            choice = client.chat.completions.create(**asked).choices[0]
+            return choice.message.content, choice.finish_reason
+        chunks = [c.choices[0] for c in client.chat.completions.create(**asked, stream=True)]
+        return "".join(c.delta.content for c in chunks), chunks[-1].finish_reason
+
+    whole, reason = said()
+    assert reason == "stop" and "\n\n" in whole
+    assert said(stop=["never there", "\n\n"]) == (whole.split("\n\n")[0], "stop")
+    assert said(stop=whole[5:9]) == (whole[:5], "stop")
+    assert said(max_tokens=2)[1] == "length"
+
+
+def test_logprobs_are_the_engine_s(client, engine):
+    """Of the chosen tokens and the likeliest, in both endpoints' shapes."""
+    params = SamplingParams(temperature=0, max_tokens=6, logprobs=3)
+    (wanted,) = engine.generate([engine.tokenizer.encode_chat(CHAT)], params)
+    asked = {"model": SOLVER, "temperature": 0, "max_tokens": 6}
+    chat = client.chat.completions.create(messages=CHAT, logprobs=True, top_logprobs=3, **asked)
+    content = chat.choices[0].logprobs.content
+    assert "".join(each.token for each in content) == chat.choices[0].message.content
+    for each, token, logprobs in zip(content, wanted.token_ids, wanted.logprobs, strict=True):
+        assert each.logprob == pytest.approx(logprobs[token])
+        best = sorted(logprobs.values(), reverse=True)[:3]
+        assert [top.logprob for top in each.top_logprobs] == pytest.approx(best)
+    prompt = engine.tokenizer.encode_chat(CHAT)
+    text = client.completions.create(prompt=prompt, logprobs=3, **asked).choices[0]
+    assert text.logprobs.token_logprobs == pytest.approx([each.logprob for each in content])
+    assert [text.text[k:][:1] for k in text.logprobs.text_offset] == [
+        token[:1] for token in text.logprobs.tokens
+    ]
+    assert all(len(tops) == 3 for tops in text.logprobs.top_logprobs)
+
+
+def test_models_tokens_and_states(service, client):
+    """What is served, /tokenize, /health, and vLLM's names in /metrics."""
+    names = [model.id for model in client.models.list()]
+    assert names == [SOLVER, "tiny-prm", "search/beam", "search/best_of_n"]
+    assert client.models.retrieve("search/beam").id == "search/beam"
+    tokenizer = service.thread.engines[SOLVER].tokenizer
+    told = post(
+        service, "/tokenize", {"model": SOLVER, "messages": CHAT, "return_token_strs": True}
+    )
+    assert told["tokens"] == tokenizer.encode_chat(CHAT) and told["count"] == len(told["tokens"])
+    assert "".join(told["token_strs"]) == tokenizer.render_chat(CHAT)
+    assert json.loads(get(service, "/health")) == {"status": "ok"}
+    client.completions.create(model=SOLVER, prompt=PROBLEM, max_tokens=3)
+    metrics = get(service, "/metrics")
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc",
+                 "prefix_cache_queries_total", "prefix_cache_hits_total",
+                 "time_to_first_token_seconds_count", "inter_token_latency_seconds_count",
+                 "e2e_request_latency_seconds_count", "request_queue_time_seconds_count",
+                 "generation_tokens_total"):  # fmt: skip
+        assert f'vllm:{name}{{model_name="{SOLVER}"}} ' in metrics
+
+
+def test_reward_models_answer_in_vllm_s_shapes(service):
+    """/pooling gives [bad, good] after each step, /generative_scoring the same from its labels."""
+    prm = PRM(Engine("tiny-prm", weights=service.thread.engines["tiny-prm"].weights,
+                     kv_memory="8MiB", max_model_len=512))  # fmt: skip
+    first = prm.first_input(PROBLEM, "do 7-3=4, then 4+12")
+    both = prm.next_input(first, "do 4+12=17, then 17")
+    logits = prm.engine.score(both, [len(first) - 1, len(both) - 1], prm.columns).logits
+    wanted = [*prm.scores(logits.tolist())]
+    found = post(service, "/pooling", {"model": "tiny-prm", "input": [*both]})
+    assert found["object"] == "list" and found["data"][0]["object"] == "pooling"
+    rows = np.array(found["data"][0]["data"])
+    assert rows.shape == (2, 2) and np.allclose(rows.sum(1), 1)
+    assert np.allclose(rows[:, 1], wanted, atol=2**-16)
+    labels = [*prm.columns]
+    asked = {"model": "tiny-prm", "query": [*both[:9]], "label_token_ids": labels}
+    items = [[*first[9:]], [*both[9:]]]
+    scored = post(service, "/generative_scoring", asked | {"items": items})
+    scores = [each["score"] for each in scored["data"]]
+    assert np.allclose(scores, wanted, atol=2**-16)
+    bare = post(service, "/generative_scoring", asked | {"items": items, "apply_softmax": False})
+    assert all(0 < a["score"] < b for a, b in zip(bare["data"], scores, strict=True))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_search_is_a_model(service, client, stream):
+    """The voted solution is run_search's with the same seed, while others use the engines; its tree
+    is kept.
+    """
+    llm, prm = (
+        Engine(name, weights=service.thread.engines[name].weights, kv_memory="8MiB",
+               max_model_len=512)
+        for name in (SOLVER, "tiny-prm")
+    )  # fmt: skip
+    wanted = run_search(
+        Problem("asked", PROBLEM), llm=llm, prm=PRM(prm), strategy=BeamSearch(n=8), seed=5
+    )
+    asked = {
+        "model": "search/beam",
+        "messages": CHAT,
+        "seed": 5,
+        "extra_body": {"search": {"n": 8}},
+    }
+    other = client.chat.completions.create(model=SOLVER, messages=CHAT, stream=True)
+    if stream:
+        chunks = [*client.chat.completions.create(**asked, stream=True)]
+        name, content = chunks[0].id, chunks[-1].choices[0].delta.content
+        rounds = [c.choices[0].delta.reasoning_content for c in chunks[:-1]]
+        assert len(rounds) > 2 and all(text.startswith("round ") for text in rounds)
+    else:
+        found = client.chat.completions.create(**asked)
+        name, content = found.id, found.choices[0].message.content
+        assert found.search["answer"] == wanted.answers["asked"]
+        assert found.usage.completion_tokens == len_of(wanted)
+    other.close()
+    assert content in set(wanted.candidates["text"])
+    tree = json.loads(get(service, f"/search/{name}"))
+    assert tree["status"] == "finished" and tree["answer"] == wanted.answers["asked"]
+    told = [(node["node_id"], node["text"], node["score"]) for node in tree["nodes"]]
+    columns = wanted.tree[["node_id", "text", "score"]]
+    assert told == [*columns.itertuples(index=False, name=None)]
+
+
+def len_of(result):
+    return int(result.problems["tokens"].sum())
+
+
+def test_a_split_moves_pages_and_changes_no_token(service, client):
+    """POST /arena/split while requests are served: tokens are as before, the target is the new."""
+    asked = {"model": SOLVER, "messages": CHAT, "seed": 3, "max_tokens": 60}
+    before = client.chat.completions.create(**asked).choices[0].message.content
+    stream = client.chat.completions.create(**asked, stream=True)
+    said = [next(stream).choices[0].delta.content]
+    shares = {"tiny-solver": 0.75, "tiny-prm": 0.25}
+    assert post(service, "/arena/split", {"shares": shares})["outcome"] == "reached"
+    said += [chunk.choices[0].delta.content for chunk in stream]
+    assert (
+        "".join(said)
+        == before
+        == client.chat.completions.create(**asked).choices[0].message.content
+    )
+    state = json.loads(get(service, "/arena"))
+    until(lambda: service.thread.arena.target[SOLVER] == round(0.75 * state["pages"]))
+
+
+def test_errors_are_the_client_s_own_classes(service, client):
+    """Its exception classes, by status, with the field at fault."""
+    asked = {"model": SOLVER, "messages": CHAT}
+    with pytest.raises(openai.NotFoundError, match="tiny-solver"):
+        client.chat.completions.create(**asked | {"model": "gpt-4o"})
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(**asked, response_format={"type": "json_object"})
+    assert caught.value.param == "response_format"
+    with pytest.raises(openai.APIStatusError) as large:
+        client.chat.completions.create(
+            **asked | {"messages": [CHAT[0] | {"content": "1" * 200_000}]}
+        )
+    assert large.value.status_code == 413
+    with pytest.raises(openai.BadRequestError, match="tokens; allowed: 1 to 511"):
+        client.completions.create(model=SOLVER, prompt="7" * 600)
+
+
+def test_keys_deadlines_and_a_full_queue():
+    """401 without the key, 504 with the blocks freed after the deadline, 503 when no place is left;
+    a stream that is late ends with an error of the client's.
+    """
+    with running((SOLVER,), api_key="secret", timeout=0.3, max_queue=0) as service:
+        url = f"{service.url}/v1"
+        with pytest.raises(openai.AuthenticationError):
+            openai.OpenAI(base_url=url, api_key="wrong", max_retries=0).models.list()
+        client = openai.OpenAI(base_url=url, api_key="secret", max_retries=0)
+        with pytest.raises(openai.InternalServerError) as full:
+            client.completions.create(model=SOLVER, prompt=PROBLEM)
+        assert full.value.status_code == 503 and full.value.response.headers["retry-after"] == "1"
+    with running((f"{SOLVER}=16MiB",), timeout=0.3) as service:
+        client = openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0)
+        step = service.thread.engines[SOLVER].executor.submit
+        service.thread.engines[SOLVER].executor.submit = lambda plan: (until_later(), step(plan))[1]
+        asked = {"model": SOLVER, "prompt": PROBLEM, "max_tokens": 400}
+        asked["extra_body"] = {"ignore_eos": True}
+        with pytest.raises(openai.InternalServerError) as late:
+            client.completions.create(**asked)
+        assert late.value.status_code == 504
+        with pytest.raises(openai.APIError, match="No answer within"):
+            [*client.completions.create(**asked, stream=True)]
+        require_idle(service)
+
+
+def until_later():
+    """A step that takes its time."""
+    import time
+
+    time.sleep(0.05)

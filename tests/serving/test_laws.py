@@ -1,0 +1,176 @@
+"""The law of the server: whatever clients, clocks and steps do, each request ends once, and nothing
+of it is left.
+"""
+
+import asyncio
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from functools import partial
+
+from tests.serving.conftest import require_idle, running, until
+from workbench.core import SamplingParams
+from workbench.errors import StepError
+from workbench.serving.engines import Job
+
+REQUESTS, AT_A_TIME, SECONDS = 500, 40, 20.0
+
+
+def a_request(random_):
+    """A random request: path, body, and after how many seconds its client goes away, if it does."""
+    gone = random_.choice([None, None, None, random_.uniform(0, 0.3)])
+    seed, length = random_.randrange(100), random_.choice([1, 5, 40, 400])
+    chat = [{"role": "user", "content": f"Compute {random_.randrange(9)}+{seed}."}]
+    body = {"model": random_.choice(["tiny-solver", "tiny-solver", "tiny-prm"]), "seed": seed}
+    kind = random_.randrange(8)
+    if kind == 0:
+        ids = [random_.randrange(200) for _ in range(random_.choice([3, 50]))]
+        return "/generative_scoring", {"model": body["model"], "query": ids, "items": [[1], [2]],
+                                       "label_token_ids": [3, 4]}, gone  # fmt: skip
+    if kind == 1:
+        body |= {"model": "search/beam", "messages": chat, "search": {"n": 4, "max_depth": 4}}
+        return "/v1/chat/completions", body | {"stream": random_.random() < 0.5}, gone
+    body |= {"n": random_.choice([1, 1, 3]), "max_tokens": length, "priority": seed % 3}
+    body |= {"stream": random_.random() < 0.5, "ignore_eos": random_.random() < 0.5}
+    if kind < 5:
+        return "/v1/completions", body | {"prompt": chat[0]["content"] * (1 + seed % 5)}, gone
+    if kind == 5:
+        body["temperature"] = -1
+    return "/v1/chat/completions", body | {"messages": chat}, gone
+
+
+async def ending_of(port, path, body, gone):
+    """How one request ended: a status, "done" or "error" of a stream, or "gone". Once, in all."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    text = json.dumps(body)
+    head = f"POST {path} HTTP/1.1\r\nHost: here\r\nConnection: close\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n"
+    writer.write((head + text).encode())
+    try:
+        answer = (await asyncio.wait_for(reader.read(-1), gone or SECONDS)).decode()
+    except TimeoutError:
+        assert gone is not None, "an answer never came"
+        return "gone"
+    finally:
+        writer.close()
+    status, _, rest = answer.partition("\r\n")
+    headers, _, content = rest.partition("\r\n\r\n")
+    assert answer.count("HTTP/1.1 ") == 1
+    if "text/event-stream" not in headers:
+        assert ("error" in json.loads(content)) == (" 200 " not in status)
+        return int(status.split()[1])
+    ends = content.count("data: [DONE]"), content.count('data: {"error"')
+    assert sum(ends) == 1, content[-500:]
+    return "done" if ends[0] else "error"
+
+
+def test_every_request_ends_once_and_leaves_nothing():
+    """Disconnects, deadlines, a full queue, steps that raise, a split that moves: one last answer
+    each or a closed connection; then no law of the cache is broken and all blocks are free.
+    """
+    random_ = random.Random(11)
+    with running(max_queue=12, timeout=0.8) as service:
+        for engine in service.thread.engines.values():
+            whole, step = engine.step, engine.executor.submit
+
+            def submit(plan, step=step):
+                if random_.random() < 0.02:
+                    raise StepError("A test lets this step fail.")
+                time.sleep(0.002)
+                return step(plan)
+
+            def failing(whole=whole):
+                if random_.random() < 0.005:
+                    raise ZeroDivisionError
+                return whole()
+
+            engine.executor.submit, engine.step = submit, failing
+        port = int(service.url.rpartition(":")[2])
+
+        async def load():
+            places = asyncio.Semaphore(AT_A_TIME)
+
+            async def one(number):
+                async with places:
+                    if number % 25 == 0:
+                        share = random_.uniform(0.3, 0.7)
+                        service.thread.arena.resplit({"tiny-solver": share, "tiny-prm": 1 - share})
+                    return await ending_of(port, *a_request(random_))
+
+            return await asyncio.gather(*map(one, range(REQUESTS)))
+
+        endings = Counter(asyncio.run(load()))
+        require_idle(service)
+        assert endings.total() == REQUESTS
+        assert {200, 400, 500, 503, 504, "done", "error", "gone"} <= endings.keys(), endings
+        for engine in service.thread.engines.values():
+            del engine.executor.submit, engine.step
+        (found,) = asyncio.run(_one_more(port))
+        assert found == 200
+
+
+async def _one_more(port):
+    body = {"model": "tiny-solver", "prompt": "Compute 1+1.", "max_tokens": 4}
+    return [await ending_of(port, "/v1/completions", body, None)]
+
+
+def test_an_end_finishes_what_is_in_flight_or_says_503():
+    """Told to end: a request that can finish within the grace does, one that cannot gets 503."""
+    for grace, wanted in ((20, 200), (0, 503)):
+        with running(("tiny-solver",), grace=grace) as service:
+            port = int(service.url.rpartition(":")[2])
+            submit = service.thread.engines["tiny-solver"].executor.submit
+
+            def slow(plan, submit=submit):
+                time.sleep(0.01)
+                return submit(plan)
+
+            service.thread.engines["tiny-solver"].executor.submit = slow
+
+            async def ending(service=service, port=port):
+                body = {"model": "tiny-solver", "prompt": "1", "max_tokens": 60, "ignore_eos": True}
+                asked = asyncio.create_task(ending_of(port, "/v1/completions", body, None))
+                while not service.calls:
+                    await asyncio.sleep(0.01)
+                service.on_failure()  # as a signal would
+                return await asked
+
+            assert asyncio.run(ending()) == wanted
+
+
+def test_the_command_serves_and_ends_with_a_signal():
+    """`workbench serve`: health says when it is ready; SIGTERM ends it with status 0."""
+    call = "import sys; from workbench.cli import main; sys.exit(main())"
+    words = ["serve", "tiny-solver", "--port", "0", "--set", "max_model_len=128"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", call, *words], stderr=subprocess.PIPE, text=True
+    )
+    said = []
+    while "ready" not in "".join(said):
+        said.append(process.stderr.readline())
+        assert said[-1], "".join(said)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 0
+    assert "Traceback" not in process.stderr.read()
+
+
+def test_the_queue_goes_by_priority(service):
+    """What waits is served by priority, equals in order of arrival."""
+    ended = []
+
+    def jobs(priority):
+        params = SamplingParams(max_tokens=30, ignore_eos=True)
+        places = service.thread.engines["tiny-solver"].config.max_num_seqs
+        sink = partial(lambda name, event: ended.append(name), priority)
+        return [Job("tiny-solver", [5], sink, params, priority=priority) for _ in range(places)]
+
+    first, low, high = jobs(0), jobs(5), jobs(-1)
+    service.thread.submit(first)
+    until(lambda: first[-1].sequence is not None)
+    service.thread.submit([*low, *high])
+    until(lambda: len(ended) == len(first) * 3)
+    assert ended == [0] * len(first) + [-1] * len(high) + [5] * len(low)

@@ -1,0 +1,137 @@
+"""Requests that are wrong: each a 4xx that names the field, and the server goes on."""
+
+import http.client
+import json
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.serving.conftest import require_idle
+
+LONG = "9" * 90_000
+CHAT = {"model": "tiny-solver", "messages": [{"role": "user", "content": "Compute 1+1."}]}
+TEXT = {"model": "tiny-solver", "prompt": "Compute 1+1."}
+PRM = {"model": "tiny-prm", "query": [1], "items": [[2]], "label_token_ids": [3, 4]}
+POOL = {"model": "tiny-prm", "input": "1+1=2"}
+COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+TEXTS = {  # of a field of completions: values that are refused
+    "model": [None, 7, "no-such-model", "\u0000", "search/beam"],
+    "prompt": [
+        None,
+        "",
+        [],
+        7,
+        {"a": 1},
+        [1, "a"],
+        [[]],
+        [-1],
+        [10**6],
+        [2**40],
+        LONG,
+        [[1], "x", 5],
+    ],
+    "max_tokens": [0, -1, 1.5, "3", True, 2**40],
+    "temperature": [-0.1, "hot", float("nan"), float("inf"), []],
+    "top_p": [0, 1.01],
+    "top_k": [-2, 0.5],
+    "min_p": [1, -1],
+    "n": [0, 129, 10**30, "2"],
+    "seed": [2**63, 0.5, "x"],
+    "stop": ["", [""], [1], ["a"] * 17, {"a": 1}],
+    "stop_token_ids": [[10**6], [-1]],
+    "stream": ["yes", 1],
+    "stream_options": [{"include_usage": True}],
+    "logprobs": [21, -1, True],
+    "priority": ["high"],
+    "best_of": [3],
+    "echo": [True],
+    "logit_bias": [{"5": 1}],
+    "suffix": ["end"],
+    "temprature": [1],
+}
+MESSAGES = [
+    [], "hi", [{"role": "user"}], [{"role": "robot", "content": "x"}], [{"content": "x"}], [7],
+    [{"role": "user", "content": None}], [{"role": "user", "content": [{"type": "image_url"}]}],
+    [{"role": "user", "content": "x", "name": "me"}], [{"role": "user", "content": LONG}],
+]  # fmt: skip
+CASES = [
+    *((COMPLETIONS, TEXT | {field: value}, field) for field in TEXTS for value in TEXTS[field]),
+    *((CHATS, CHAT | {"messages": value}, "messages") for value in MESSAGES),
+    (CHATS, CHAT | {"response_format": {"type": "json_object"}}, "response_format"),
+    (CHATS, CHAT | {"tools": [{"type": "function"}]}, "tools"),
+    (CHATS, CHAT | {"frequency_penalty": 0.5}, "frequency_penalty"),
+    (CHATS, CHAT | {"top_logprobs": 2}, "top_logprobs"),
+    (CHATS, CHAT | {"search": {"n": 2}}, "search"),
+    (CHATS, CHAT | {"model": "search/beam", "search": {"m": 2}}, "search"),
+    (CHATS, CHAT | {"model": "search/beam", "search": {"n": 10**6}}, "search"),
+    (CHATS, CHAT | {"model": "search/beam", "stop": "x"}, "stop"),
+    (CHATS, CHAT | {"model": "search/beam", "messages": CHAT["messages"] * 2}, "messages"),
+    ("/generative_scoring", PRM | {"label_token_ids": [10**6]}, "label_token_ids"),
+    ("/generative_scoring", PRM | {"items": []}, "items"),
+    ("/generative_scoring", PRM | {"items": [[10**6]]}, "items"),
+    ("/pooling", POOL | {"model": "tiny-solver"}, "model"),
+    ("/pooling", POOL, "input"),
+    ("/pooling", POOL | {"encoding_format": "base64"}, "encoding_format"),
+    ("/tokenize", {"model": "tiny-solver"}, "messages"),
+    ("/arena/split", {"shares": {"tiny-solver": 2.0}}, "shares"),
+    ("/arena/split", {"shares": {"tiny-solver": 0.9999, "tiny-prm": 0.0001}}, "shares"),
+    ("/search/none", None, "id"),
+]
+
+
+def ask(service, path, body, headers=()):
+    """Status and body of one request; a body of bytes goes as it is."""
+    connection = http.client.HTTPConnection(urlsplit(service.url).netloc, timeout=30)
+    given = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+    told = {"Content-Type": "application/json", **dict(headers)}
+    chunked = "Transfer-Encoding" in told  # which does not tell its length
+    connection.request(
+        "GET" if body is None else "POST", path, iter([given]) if chunked else given, told,
+        encode_chunked=chunked)  # fmt: skip
+    answer = connection.getresponse()
+    found = answer.status, answer.read()
+    connection.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"), CASES, ids=[f"{k}-{case[2]}" for k, case in enumerate(CASES)]
+)
+def test_what_is_wrong_is_refused_by_name(service, path, body, field):
+    """A 4xx with the field in `param`, no traceback."""
+    status, text = ask(service, path, body)
+    error = json.loads(text)["error"]
+    assert 400 <= status < 500, text
+    assert error["param"].split(".")[0] == field
+    assert error["message"] and "Traceback" not in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status"),
+    [
+        (b"", (), 400),
+        (b"{", (), 400),
+        (b"[]", (), 400),
+        (b"null", (), 400),
+        (b"\xff\xfe", (), 400),
+        (b"[" * 90_000, (), 400),
+        (b'{"model": "tiny-solver", "prompt": "\\ud800"}', (), 400),
+        (b'{"model": "a"}', [("Content-Type", "text/plain")], 400),
+        (b"1" * 200_000, (), 413),
+        (b"1" * 200_000, [("Transfer-Encoding", "chunked")], 413),
+        (b"{}", [("Content-Length", "-1")], 400),
+    ],
+)
+def test_what_is_no_request_is_refused(service, body, headers, status):
+    """Broken JSON, broken text, another type, too much: a 4xx."""
+    assert ask(service, COMPLETIONS, body, headers)[0] == status
+
+
+def test_paths_and_the_server_afterwards(service):
+    """404 and 405 in the same shape; after all of this the server answers as before."""
+    for path, body, status in (("/nothing", None, 404), ("/health", b"{}", 405)):
+        found, text = ask(service, path, body)
+        assert found == status and "message" in json.loads(text)["error"]
+    status, text = ask(service, COMPLETIONS, TEXT | {"frequency_penalty": 0, "suffix": None})
+    assert status == 200 and json.loads(text)["choices"][0]["text"]
+    require_idle(service)

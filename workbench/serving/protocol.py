@@ -1,0 +1,394 @@
+"""What clients send and what they get back: OpenAI's and vLLM's shapes, as plain data.
+
+A field that is unknown, or that this server does not implement, is refused by its name; one that is
+null, or whose value asks for nothing (`frequency_penalty: 0`), is as good as absent.
+"""
+
+from __future__ import annotations
+
+import codecs
+import logging
+import re
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from workbench.core import RequestOutput, SamplingParams
+from workbench.errors import PromptError, WorkbenchError, nearest
+
+log = logging.getLogger(__name__)
+MOST_CHOICES = 128  # of one request: prompts times n
+LEAST_LOGPROB = -9999.0  # JSON has no infinity
+Logprobs = dict[int, float]
+NO_EFFECT: dict[str, tuple[Any, ...]] = {
+    "audio": (), "best_of": (1,), "chat_template": (), "echo": (False,),
+    "frequency_penalty": (0,), "function_call": ("none",), "functions": ([],),
+    "length_penalty": (1,), "logit_bias": ({},), "metadata": ({},), "min_tokens": (0,),
+    "modalities": (["text"],), "parallel_tool_calls": (True, False), "prediction": (),
+    "presence_penalty": (0,), "prompt_logprobs": (), "reasoning_effort": (),
+    "repetition_penalty": (1,), "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"), "skip_special_tokens": (True,), "store": (False,),
+    "structured_outputs": (), "suffix": ("",), "tool_choice": ("none", "auto"), "tools": ([],),
+    "truncate_prompt_tokens": (), "use_beam_search": (False,), "web_search_options": (),
+}  # fmt: skip
+"""Fields that clients know and this server does not implement, with the values that ask nothing."""
+
+
+class Refused(WorkbenchError):
+    """A request that ends with an HTTP status of 400 or more. param: the field at fault."""
+
+    def __init__(
+        self, status: int, message: str, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        param = param and param.encode(errors="replace").decode()
+        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+        self.headers = {"Retry-After": "1"} if status == 503 else {}
+
+    @classmethod
+    def by(cls, error: BaseException) -> Refused:
+        """What a client is told of an error: its own mistake, or ours."""
+        if isinstance(error, Refused):
+            return error
+        if isinstance(error, PromptError):
+            return cls(400, str(error), "prompt")
+        if isinstance(error, WorkbenchError):
+            return cls(500, str(error), code="step_failed")
+        log.error("a request failed", exc_info=error)
+        return cls(500, f"The server failed ({type(error).__name__}); its log says more.")
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> Refused:
+        """Of the first thing that pydantic found wrong."""
+        if found["type"] == "json_invalid":
+            return cls(400, f"The body is no valid JSON: {found['ctx']['error']}.", "body")
+        # without what names the kinds of a union: str, list[...], constrained-str
+        param = ".".join(
+            p for p in map(str, found["loc"][1:]) if re.fullmatch(r"(?!str$|int$)\w+", p)
+        )
+        given = "" if found["type"] == "missing" else f", given {found.get('input')!r:.80}"
+        return cls(
+            400, f"{param or 'body'}: {found['msg']}{given}.", param or "body", found["type"]
+        )
+
+
+# -- requests --
+
+
+def _whole(text: str) -> str:
+    text.encode()  # ValueError for half of a surrogate pair
+    return text
+
+
+Whole = Annotated[str, AfterValidator(_whole)]
+Id = Annotated[int, Field(ge=0, lt=2**31)]
+Text = Whole | Annotated[list[Id], Field(min_length=1)]
+Texts = Text | Annotated[list[Text], Field(min_length=1, max_length=MOST_CHOICES)]
+Tokens = Annotated[int, Field(ge=1, lt=2**31)]
+StopText = Annotated[Whole, Field(min_length=1, max_length=1000)]
+
+
+class Strict(BaseModel):
+    """Nothing is converted, nothing unknown taken."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Asked(Strict):
+    """What all requests have. user: accepted, since it changes no answer."""
+
+    model: str
+    user: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_asks_nothing(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        known = list(cls.model_fields)
+        for name, value in given.items():
+            if name in known or value is None or value in NO_EFFECT.get(name, ()):
+                continue
+            if name in NO_EFFECT:
+                message = f"{name} is not supported by this server; leave it out."
+                raise Refused(400, message, name, "unsupported_parameter")
+            message = f"No field is called {name!r:.60}.{nearest(name, known)} Known: {known}."
+            raise Refused(400, message, name, "unknown_parameter")
+        return {name: v for name, v in given.items() if name in known and v is not None}
+
+
+class StreamOptions(Strict):
+    """include_usage: a last chunk counts tokens."""
+
+    include_usage: bool = False
+
+
+class Sampled(Asked):
+    """How to sample. The k-th of n choices has the seed seed + k; low priorities go first."""
+
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] = 1
+    temperature: Annotated[float, Field(ge=0, le=1e6)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = 0  # 0 and -1: all
+    min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    max_tokens: Tokens | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: Annotated[list[StopText], Field(max_length=16)] = []
+    stop_token_ids: Annotated[list[Id], Field(max_length=64)] = []
+    ignore_eos: bool = False
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
+    return_token_ids: bool = False
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _a_text_is_a_list(cls, given: Any) -> Any:
+        return [given] if isinstance(given, str) else given
+
+    @model_validator(mode="after")
+    def _options_of_a_stream(self) -> Self:
+        if "stream_options" in self.model_fields_set and not self.stream:
+            raise Refused(400, "stream_options needs stream: true.", "stream_options")
+        return self
+
+    def sampling(self, choice: int, max_tokens: int, logprobs: int | None) -> SamplingParams:
+        """The engine's parameters of one choice."""
+        same = ("temperature", "top_p", "min_p", "stop", "stop_token_ids", "ignore_eos")
+        seed = secrets.randbits(63) if self.seed is None else self.seed + choice
+        own: dict[str, Any] = {name: getattr(self, name) for name in same}
+        own |= {"max_tokens": max_tokens, "seed": seed, "logprobs": logprobs}
+        return SamplingParams(top_k=max(0, self.top_k), **own)
+
+
+class CompletionRequest(Sampled):
+    """POST /v1/completions."""
+
+    prompt: Texts
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    add_special_tokens: bool = True
+
+
+class Part(Strict):
+    """A piece of a message; texts only."""
+
+    type: Literal["text"]
+    text: Whole
+
+
+class Message(Strict):
+    """One turn of a chat."""
+
+    role: Literal["system", "user", "assistant"]
+    content: Whole | list[Part]
+
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=4096)]
+
+
+class ChatRequest(Sampled):
+    """POST /v1/chat/completions. search: settings of a search, for a model "search/..."."""
+
+    messages: Messages
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
+    max_completion_tokens: Tokens | None = None  # another name of max_tokens
+    add_generation_prompt: bool = True
+    search: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _logprobs_are_asked_for(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise Refused(400, "top_logprobs needs logprobs: true.", "top_logprobs")
+        return self
+
+
+class TextRequest(Asked):
+    """A text or a chat, one of them."""
+
+    messages: Messages | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if ("messages" in self.model_fields_set) == bool(
+            {"prompt", "input"} & self.model_fields_set
+        ):
+            raise Refused(400, "Give one text (prompt, input), or messages.", "messages")
+        return self
+
+
+class TokenizeRequest(TextRequest):
+    """POST /tokenize."""
+
+    prompt: Whole = ""
+    return_token_strs: bool = False
+
+
+class PoolingRequest(TextRequest):
+    """POST /pooling: a reward model's verdict after each step of the input."""
+
+    input: Texts = ""
+    add_generation_prompt: bool = False
+    encoding_format: Literal["float"] = "float"
+
+
+class ScoringRequest(Asked):
+    """POST /generative_scoring: how likely the first label is as the token after query + item.
+
+    apply_softmax: among the labels; otherwise in the vocabulary.
+    """
+
+    query: Whole | list[Id]
+    items: Annotated[list[Text], Field(min_length=1, max_length=MOST_CHOICES)]
+    label_token_ids: Annotated[list[Id], Field(min_length=1, max_length=64)]
+    apply_softmax: bool = True
+    item_first: bool = False
+    add_special_tokens: bool = True
+
+
+class SplitRequest(Strict):
+    """POST /arena/split: each model's share of the pages."""
+
+    shares: dict[str, float]
+
+
+def one_by_one(texts: Any) -> list[str | list[int]]:
+    """The texts, or lists of token ids, of a field that may hold one or several."""
+    return [texts] if isinstance(texts, str) or isinstance(texts[0], int) else texts
+
+
+def plain(messages: Sequence[Message]) -> list[dict[str, str]]:
+    """Messages as a chat template takes them."""
+    return [
+        {"role": m.role, "content": m.content if isinstance(m.content, str) else _joined(m.content)}
+        for m in messages
+    ]
+
+
+def _joined(parts: Sequence[Part]) -> str:
+    return "".join(part.text for part in parts)
+
+
+# -- answers --
+
+
+class _Token(NamedTuple):
+    """A sampled token; begin, offset: of its text, in bytes and in characters."""
+
+    begin: int
+    offset: int
+    id: int
+    logprobs: Logprobs
+
+
+class Choice:
+    """One choice while its tokens come: text in whole characters, up to a stop string.
+
+    What may turn out to begin a stop string is held back. logprobs: how many are shown; None: none.
+    """
+
+    def __init__(
+        self, index: int, tokenizer: Any, body: Sampled, chat: bool, logprobs: int | None
+    ) -> None:
+        self.index, self._chat, self._logprobs = index, chat, logprobs
+        self._tokenizer, self._with_ids = tokenizer, body.return_token_ids
+        self._key = "text" if not chat else "delta" if body.stream else "message"
+        self._stops = [stop.encode() for stop in body.stop]
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._text, self._sent, self._characters = bytearray(), 0, 0
+        self._pending: list[_Token] = []
+        self.num_sampled = self.num_cached = 0
+
+    def add(
+        self, token_ids: Sequence[int], logprobs: Sequence[Logprobs], output: RequestOutput | None
+    ) -> dict[str, Any]:
+        """New tokens, as the choice of an answer or of a chunk. output: of one that has ended."""
+        for place, token in enumerate(token_ids):
+            found, new = logprobs[place] if logprobs else {}, self._bytes(token)
+            self._pending.append(_Token(len(self._text), self._characters, token, found))
+            self._text += new
+            self._characters += sum(byte & 0xC0 != 0x80 for byte in new)  # that begin one
+        self.num_sampled += len(token_ids)
+        if output is not None:
+            self.num_cached = output.num_cached_tokens
+        ended, end = output and output.finish_reason, len(self._text)
+        if ended == "stop":
+            end = min((p for stop in self._stops if (p := self._text.find(stop)) >= 0), default=end)
+        elif ended is None:
+            end -= max((_begun(self._text, stop) for stop in self._stops), default=0)
+        text = self._decoder.decode(bytes(self._text[self._sent : end]), ended is not None)
+        self._sent = end
+        tokens = [each for each in self._pending if each.begin < end]
+        del self._pending[: len(tokens)]
+        shown = (self._chat_logprobs if self._chat else self._completion_logprobs)(tokens)
+        said: Any = text
+        if self._chat:
+            role = self._key == "message" or self.num_sampled == len(token_ids)  # once
+            said = {"content": text} | ({"role": "assistant"} if role else {})
+        reason = None if ended is None else "length" if ended == "length" else "stop"
+        told = {"index": self.index, self._key: said, "logprobs": shown, "finish_reason": reason}
+        return told | ({"token_ids": list(token_ids)} if self._with_ids else {})
+
+    def _bytes(self, token: int) -> bytes:
+        known = self._tokenizer.token_bytes
+        return bytes(known[token]) if token < len(known) else b""
+
+    def _shown(self, token: int, logprob: float) -> dict[str, Any]:
+        known = self._bytes(token)  # none: a special token, shown by its name
+        text = known.decode(errors="replace") if known else self._tokenizer.decode([token])
+        return {"token": text, "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(known)}
+
+    def _likeliest(self, token: _Token) -> list[dict[str, Any]]:
+        ordered = sorted(token.logprobs.items(), key=lambda item: -item[1])
+        return [self._shown(*each) for each in ordered[: self._logprobs]]
+
+    def _chat_logprobs(self, tokens: list[_Token]) -> dict[str, Any] | None:
+        if self._logprobs is None:
+            return None
+        return {
+            "content": [
+                self._shown(t.id, t.logprobs[t.id]) | {"top_logprobs": self._likeliest(t)}
+                for t in tokens
+            ]
+        }
+
+    def _completion_logprobs(self, tokens: list[_Token]) -> dict[str, Any] | None:
+        if self._logprobs is None:
+            return None
+        shown = [self._shown(t.id, t.logprobs[t.id]) for t in tokens]
+        tops = [{each["token"]: each["logprob"] for each in self._likeliest(t)} for t in tokens]
+        return {
+            "tokens": [each["token"] for each in shown],
+            "token_logprobs": [each["logprob"] for each in shown],
+            "top_logprobs": tops,
+            "text_offset": [t.offset for t in tokens],
+        }
+
+
+def _begun(text: bytearray, stop: bytes) -> int:
+    """Bytes at the end of a text with which a stop string may begin."""
+    longest = min(len(stop) - 1, len(text))
+    return next((k for k in range(longest, 0, -1) if text.endswith(stop[:k])), 0)
+
+
+def head(kind: str, prefix: str, model: str) -> dict[str, Any]:
+    """What every answer begins with."""
+    name = f"{prefix}-{secrets.token_hex(12)}"
+    return {"id": name, "object": kind, "created": int(time.time()), "model": model}
+
+
+def usage(prompt: int, completion: int = 0, cached: int = 0) -> dict[str, Any]:
+    """Tokens of a request."""
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }

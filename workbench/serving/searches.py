@@ -1,0 +1,200 @@
+"""A search as a model: the question in, the voted solution out, the tree kept to be asked for.
+
+Each search plays its rounds in a thread of its own, over engines that others use at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from itertools import count
+from queue import SimpleQueue
+from typing import Any
+
+from workbench.config import SearchConfig, StrategyConfig
+from workbench.core import RequestOutput, SamplingParams, ScoreParams, Tag
+from workbench.errors import ConfigError
+from workbench.experiments.execute import make_strategy
+from workbench.search.prm import PRM, known_format
+from workbench.search.problems import Problem
+from workbench.search.result import SearchResult
+from workbench.search.rounds import Progress
+from workbench.search.search import Search
+from workbench.serving import protocol
+from workbench.serving.engines import EngineThread, Event, Job, ServedEngine
+from workbench.serving.protocol import ChatRequest, Refused
+
+STRATEGIES = {"search/beam": "beam_search", "search/best_of_n": "best_of_n"}
+MOST_BEAMS = 256
+TAKEN = {"model", "user", "messages", "temperature", "top_p", "top_k", "min_p", "seed", "search"}
+TAKEN |= {"stream", "stream_options", "priority"}
+SHOWN = ["node_id", "parent_id", "depth", "step_tokens", "score", "kept", "finished", "text"]
+
+
+class EngineClient:
+    """A served engine as one search sees it: a TokenEngine with that search's requests alone.
+
+    What is not of requests it leaves to the engine. Used by one thread, which waits in `step`;
+    `cancel` ends the wait from any other.
+    """
+
+    capabilities = frozenset({"token_identity"})
+
+    def __init__(self, thread: EngineThread, engine: ServedEngine, priority: int) -> None:
+        self._thread, self._engine, self._priority = thread, engine, priority
+        self._numbers, self._jobs = count(), dict[int, Job]()
+        self._inbox: SimpleQueue[tuple[int, RequestOutput] | Refused] = SimpleQueue()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def add(self, prompt: Sequence[int], params: SamplingParams, *, tag: Tag | None = None) -> int:
+        """Queue a prompt; returns its request id."""
+        return self._submit(prompt, params=params)
+
+    def add_score(
+        self,
+        token_ids: Sequence[int],
+        positions: Sequence[int],
+        columns: Sequence[int],
+        *,
+        tag: Tag | None = None,
+    ) -> int:
+        """Queue a request for logits [positions, columns]."""
+        return self._submit(token_ids, score=ScoreParams(tuple(positions), tuple(columns)))
+
+    def _submit(self, token_ids: Sequence[int], **how: Any) -> int:
+        number = next(self._numbers)
+
+        def receive(event: Event) -> None:
+            if event.output is not None:
+                self._inbox.put((number, event.output))
+
+        name, priority = self._engine.name, self._priority
+        self._jobs[number] = job = Job(name, token_ids, receive, priority=priority, **how)
+        self._thread.submit([job], bounded=False)  # the search itself was admitted
+        return number
+
+    def step(self) -> list[RequestOutput]:
+        """Wait for requests that finish; raises what `cancel` was given."""
+        outputs: list[RequestOutput] = []
+        while not outputs or not self._inbox.empty():
+            news = self._inbox.get()
+            if isinstance(news, Refused):
+                raise news
+            number, output = news
+            if self._jobs.pop(number, None) is not None:
+                outputs.append(replace(output, request_id=number))
+        return outputs
+
+    def cancel(self, why: Refused) -> None:
+        """The search's wait raises this; the search then aborts what it asked for."""
+        self._inbox.put(why)
+
+    def abort(self, request_id: int) -> None:
+        """Drop a request; unknown or finished ids are ignored."""
+        if (job := self._jobs.pop(request_id, None)) is not None:
+            self._thread.abort([job])
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any of its requests waits or runs."""
+        return bool(self._jobs)
+
+
+Pair = tuple[ServedEngine, ServedEngine]
+
+
+def pair_of(engines: Sequence[ServedEngine]) -> Pair | None:
+    """The first generator and the first reward model, where both are served."""
+    prms = [e for e in engines if known_format(e.name, e.architecture)]
+    llms = [e for e in engines if e not in prms and e.value_outputs is None]
+    return (llms[0], prms[0]) if llms and prms else None
+
+
+class SearchRun:
+    """One search that a chat asks for. Raises Refused, by the field at fault, before it begins.
+
+    state: what /search/{id} returns.
+    """
+
+    def __init__(self, body: ChatRequest, thread: EngineThread, pair: Pair) -> None:
+        for name in body.model_fields_set - TAKEN:
+            message = f"{name} is no setting of {body.model}; its own are fields of `search`."
+            raise Refused(400, message, name)
+        chat = protocol.plain(body.messages)
+        roles, self._question = [each["role"] for each in chat], chat[-1]["content"]
+        if roles not in (["user"], ["system", "user"]) or not self._question.strip():
+            message = "A search takes one user message, the problem; a system message may precede."
+            raise Refused(400, message, "messages")
+        given: dict[str, Any] = {"strategy": STRATEGIES[body.model]}
+        given |= {"system_prompt": chat[0]["content"]} if len(chat) > 1 else {}
+        sampling = body.model_fields_set & {"temperature", "top_p", "top_k", "min_p"}
+        given |= {name: max(0, getattr(body, name)) for name in sampling}
+        try:
+            self._config = StrategyConfig.from_dict(given | body.search)
+        except ConfigError as error:
+            raise Refused(400, str(error), "search") from error
+        if self._config.n > MOST_BEAMS or self._config.strategy != given["strategy"]:
+            message = f"search.n is {MOST_BEAMS} at most, and the model names the strategy."
+            raise Refused(400, message, "search")
+        self._seed = protocol.secrets.randbits(63) if body.seed is None else body.seed
+        self._clients = [EngineClient(thread, engine, body.priority) for engine in pair]
+        self.head = protocol.head("chat.completion", "search", body.model)
+        self.state = {"id": self.head["id"], "model": body.model, "status": "waiting"}
+        self.state["problem"] = self._question
+
+    def play(self, told: Callable[[Progress], None]) -> dict[str, Any]:
+        """Every round, in the thread that calls; what a chat completion says of the solution."""
+        llm, prm = (client for client in self._clients)
+        config, self.state["status"] = self._config, "running"
+        own = {each.name: getattr(config, each.name) for each in fields(SearchConfig)}
+        try:
+            scorer: Any = PRM(prm, own.pop("prm_format"))  # type: ignore[arg-type]
+            engines: dict[str, Any] = {"llm": llm, "prm": scorer}
+            problem, strategy = Problem("asked", self._question), make_strategy(config)
+            search = Search(problem, **engines, strategy=strategy, seed=self._seed, **own)
+            while search.round():
+                told(search.progress)
+            return self._solution(search.result())
+        except BaseException as error:
+            self.state |= {"status": "failed", "error": str(error)}
+            raise
+
+    def cancel(self) -> None:
+        """From any thread: it ends, and what it asked for is aborted."""
+        for client in self._clients:
+            client.cancel(Refused(503, "The search was given up."))
+
+    def _solution(self, result: SearchResult) -> dict[str, Any]:
+        """The best beam of the voted answer; the tree is kept."""
+        row, beams = result.problems.iloc[0], result.candidates
+        voted = beams[beams["answer"] == row["predicted"]]
+        best = (voted if len(voted) else beams).iloc[0]
+        nodes = result.tree[SHOWN].to_dict("records")
+        counts = {name: int(row[name]) for name in ("iterations", "tokens")}
+        found = {"answer": row["predicted"]} | counts
+        self.state |= {"status": "finished", "nodes": nodes} | found
+        message = {"role": "assistant", "content": best["text"]}
+        reason = "stop" if best["finished"] else "length"
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
+        told = {"search": {"id": self.state["id"], "nodes": len(nodes)} | found}
+        return (
+            self.head | {"choices": [choice], "usage": protocol.usage(0, counts["tokens"])} | told
+        )
+
+    def chunk(self, news: Any) -> dict[str, Any]:
+        """Of a stream: a round as reasoning, or the solution."""
+        if isinstance(news, Progress):
+            text = f"round {news.round}: {news.tokens} tokens, {news.seconds:.1f} s\n"
+            shown = {"index": 0, "delta": {"reasoning_content": text}, "finish_reason": None}
+            told: dict[str, Any] = {"choices": [shown]}
+        else:
+            (choice,) = news["choices"]
+            shown = {
+                "index": 0,
+                "delta": choice["message"],
+                "finish_reason": choice["finish_reason"],
+            }
+            told = {"choices": [shown], "search": news["search"]}
+        return self.head | {"object": "chat.completion.chunk"} | told

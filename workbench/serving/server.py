@@ -1,0 +1,637 @@
+"""The HTTP server: admission, deadlines, endpoints, and an orderly end.
+
+The event loop parses, queues and writes; tokenising is done by worker threads, steps by the engine
+thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from numpy.typing import NDArray
+from prometheus_client import generate_latest
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from workbench.config import EngineConfig, Range, check, format_size, parse_size
+from workbench.core import ScoreParams
+from workbench.engine.memory import block_shape, total_of
+from workbench.errors import ConfigError, PromptError
+from workbench.kvcache.arena import KVArena
+from workbench.kvcache.policies import MarginalValue, StaticSplit
+from workbench.search.prm import FORMATS, known_format
+from workbench.search.rounds import Progress
+from workbench.serving import protocol, searches
+from workbench.serving.engines import CLOSING, EngineThread, Event, Job, ServedEngine
+from workbench.serving.protocol import Choice, Refused
+
+log = logging.getLogger(__name__)
+MOST_SEARCHES = 4  # at a time; others wait
+KEPT_SEARCHES = 64  # of which the tree can be asked for
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """One server. models: names, or all of them NAME=SIZE of KV cache; memory: of all KV caches.
+
+    max_queue: requests of a model that may wait; timeout: seconds to an answer; grace: seconds for
+    those in flight when the server is to end; max_body: bytes of a request.
+    """
+
+    models: tuple[str, ...]
+    host: str = "127.0.0.1"
+    port: Annotated[int, Range(0, 65535, "[]")] = 8000
+    max_queue: Annotated[int, Range(0)] = 256
+    timeout: Annotated[float, Range(0, ends="()")] = 600.0
+    grace: Annotated[float, Range(0)] = 10.0
+    max_body: Annotated[int, Range(1)] = 2**21
+    api_key: str | None = None
+    memory: str | None = None
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def make_arena(config: ServeConfig, engine: EngineConfig) -> KVArena:
+    """The memory of all models. Without sizes it flows to the model that gains most; with sizes
+    each keeps its own until POST /arena/split. By default what max_num_seqs of the longest requests
+    of every model need, within a quarter of the device.
+    """
+    parts = [text.rpartition("=") for text in config.models]
+    sizes = {name or size: parse_size(size) if name else 0 for name, _, size in parts}
+    if len(sizes) < len(parts) or any(sizes.values()) != all(sizes.values()):
+        raise ConfigError(
+            f"The models are {', '.join(config.models)}; give each once, and all of them as "
+            "NAME=SIZE or none."
+        )
+    own = {n: getattr(engine, n) for n in ("block_size", "max_model_len", "dtype", "device")}
+    shapes, total = [block_shape(name, **own) for name in sizes], sum(sizes.values())
+    if total:
+        if config.memory is not None:
+            raise ConfigError(f"memory is {config.memory}, and each model has a size; give one.")
+        shares = {name: size / total for name, size in sizes.items()}
+        return KVArena(total, shapes, StaticSplit(), shares if len(shares) > 1 else None)
+    enough = sum(s.floor_blocks * s.block_bytes for s in shapes) * engine.max_num_seqs
+    by_default = min(enough, total_of(torch.device(engine.device)) // 4)
+    return KVArena(config.memory or by_default, shapes, MarginalValue())
+
+
+class Call:
+    """One HTTP request: its news, and the one reason for which it may end before they do.
+
+    A deadline, a client that is gone and a server that ends all call `refuse`, once; undo then
+    takes back the work that was asked for.
+    """
+
+    def __init__(self, service: Service, request: Request, undo: Callable[[], None]) -> None:
+        self._service, self._undo, self._over = service, undo, False
+        self._news: asyncio.Queue[Any] = asyncio.Queue()
+        loop, seconds = asyncio.get_running_loop(), service.config.timeout
+        late = Refused(504, f"No answer within {seconds:g} s; the request was aborted.")
+        self._timer = loop.call_later(seconds, self.refuse, late)
+        self._watch = loop.create_task(self._until_gone(request))
+        service.calls.add(self)
+        self.put = self._news.put_nowait  # in the event loop
+
+    async def _until_gone(self, request: Request) -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        self.refuse(Refused(499, "The client closed the connection."))
+
+    def refuse(self, why: Refused) -> None:
+        """End it before its time; later calls are ignored."""
+        if not self._over:
+            self._over = True
+            self._undo()
+            self.put(why)
+
+    async def news(self) -> AsyncIterator[Any]:
+        """What was put, without end. Raises what it was refused for, or an error that was put."""
+        while True:
+            found = await self._news.get()
+            if isinstance(found, Exception):
+                raise Refused.by(found) from found
+            yield found
+
+    async def events(self, jobs: int) -> AsyncIterator[Event]:
+        """Until so many jobs have ended. Raises what ended one of them."""
+        async for event in self.news():
+            if event.output is not None:
+                if event.output.error is not None:
+                    raise Refused.by(event.output.error)
+                jobs -= 1
+                self._over |= not jobs
+            yield event
+            if not jobs:
+                return
+
+    def close(self) -> None:
+        """Answered, or refused: nothing of it is left."""
+        if not self._over:
+            self._over = True
+            self._undo()
+        self._timer.cancel()
+        self._watch.cancel()
+        self._service.calls.discard(self)
+
+
+class Service:
+    """Engines, searches and calls of one server; its endpoints are methods."""
+
+    def __init__(self, config: ServeConfig, settings: Mapping[str, Any]) -> None:
+        self.config, self.calls, self.ready = config, set[Call](), False
+        self.failure: BaseException | None = None
+        self.on_failure: Callable[[], None] = lambda: None
+        arena = make_arena(config, EngineConfig.from_dict(settings))
+
+        def make() -> dict[str, ServedEngine]:
+            return {n: ServedEngine(n, arena=arena, **settings) for n in arena.models}
+
+        queue = config.max_queue
+        self.thread = EngineThread(arena, make, queue, self._notify, self._on_ready)
+        self._searchers = ThreadPoolExecutor(MOST_SEARCHES, "search")
+        self._num_searches = 0
+        self._searches: OrderedDict[str, dict[str, Any]] = OrderedDict()
+
+    # -- its life --
+
+    @asynccontextmanager
+    async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+        """Load in the engine thread, meanwhile say 503; at the end nothing is left."""
+        self._loop = asyncio.get_running_loop()
+        self.thread.start()
+        yield
+        self.refuse_all()
+        await asyncio.to_thread(self.thread.close)
+        await asyncio.to_thread(self._searchers.shutdown)
+
+    def refuse_all(self) -> None:
+        """The server ends: every call that is left is told."""
+        for call in list(self.calls):
+            call.refuse(Refused(503, CLOSING))
+
+    def count(self, why: Refused) -> Refused:
+        """For the metrics; returns it."""
+        self.thread.metrics.refused.labels(str(why.status)).inc()
+        return why
+
+    def _post(self, do: Callable[..., Any], *arguments: Any) -> None:
+        """From any thread: in the event loop, soon."""
+        with suppress(RuntimeError):  # the loop has ended, and its calls before it
+            self._loop.call_soon_threadsafe(do, *arguments)
+
+    def _notify(self, events: list[Event]) -> None:
+        def deliver() -> None:
+            for event in events:
+                event.job.sink(event)
+
+        self._post(deliver)
+
+    def _on_ready(self, failure: BaseException | None) -> None:
+        self.failure, self.ready = failure, failure is None
+        if failure is not None:
+            self._post(self.on_failure)
+            return
+        size = format_size(self.thread.arena.memory)
+        log.info("ready: %s; %s of KV cache", ", ".join(self._models), size)
+
+    # -- models and prompts --
+
+    @property
+    def _models(self) -> list[str]:
+        pair = searches.pair_of([*self.thread.engines.values()])
+        return [*self.thread.engines, *(searches.STRATEGIES if pair else ())]
+
+    def _engine(self, model: str) -> ServedEngine:
+        if model in self.thread.engines:
+            return self.thread.engines[model]
+        raise self._unknown(model)
+
+    def _unknown(self, model: str) -> Refused:
+        message = f"The model {model!r:.100} is not served; served are: {', '.join(self._models)}."
+        return Refused(404, message, "model", "model_not_found")
+
+    async def _encoded(
+        self, engine: ServedEngine, given: Any, special: bool, param: str
+    ) -> list[int]:
+        """Token ids of a text, of messages (special: with a generation prompt), or as given; known
+        ones, and so many that there is room for one more.
+        """
+        ids, tokenizer = given, engine.tokenizer
+        if isinstance(given, str):
+            ids = await asyncio.to_thread(tokenizer.encode, given, special)
+        elif param == "messages":
+            try:
+                ids = await asyncio.to_thread(tokenizer.encode_chat, protocol.plain(given), special)
+            except PromptError as error:
+                raise Refused(400, str(error), param) from error
+        most = engine.max_model_len - 1
+        if not 1 <= len(ids) <= most:
+            message = f"{param} has {len(ids)} tokens; allowed: 1 to {most} for {engine.name}."
+            raise Refused(400, message, param, "context_length_exceeded")
+        return _known(ids, engine.spec.vocab, param)
+
+    # -- generating --
+
+    async def completions(self, body: protocol.CompletionRequest, request: Request) -> Response:
+        """POST /v1/completions."""
+        engine, special = self._engine(body.model), body.add_special_tokens
+        given = protocol.one_by_one(body.prompt)
+        prompts = [await self._encoded(engine, each, special, "prompt") for each in given]
+        return await self._generate(
+            request, body, engine, prompts, body.max_tokens or 16, body.logprobs
+        )
+
+    async def chat(self, body: protocol.ChatRequest, request: Request) -> Response:
+        """POST /v1/chat/completions."""
+        if body.model in searches.STRATEGIES:
+            return await self._search(request, body)
+        engine = self._engine(body.model)
+        if body.search:
+            raise Refused(400, "search is for a model called search/...; leave it out.", "search")
+        asks = body.add_generation_prompt
+        prompt = await self._encoded(engine, body.messages, asks, "messages")
+        most = body.max_completion_tokens or body.max_tokens or engine.max_model_len
+        logprobs = body.top_logprobs if body.logprobs else None
+        return await self._generate(request, body, engine, [prompt], most, logprobs)
+
+    async def _generate(
+        self,
+        request: Request,
+        body: protocol.Sampled,
+        engine: ServedEngine,
+        prompts: Sequence[Sequence[int]],
+        most: int,
+        logprobs: int | None,
+    ) -> Response:
+        """n choices of each prompt, whole or as a stream."""
+        if engine.value_outputs is not None:
+            message = f"{engine.name} has a value head and generates nothing; ask /pooling."
+            raise Refused(400, message, "model")
+        _known(body.stop_token_ids, engine.spec.vocab, "stop_token_ids")
+        if len(prompts) * body.n > protocol.MOST_CHOICES:
+            message = f"{len(prompts)} prompts times n={body.n}; allowed: {protocol.MOST_CHOICES}."
+            raise Refused(400, message, "n")
+        is_chat, choices = isinstance(body, protocol.ChatRequest), dict[Job, Choice]()
+        call = Call(self, request, lambda: self.thread.abort([*choices]))
+        for prompt in prompts:
+            for k in range(body.n):
+                params = body.sampling(k, min(most, engine.max_model_len - len(prompt)), logprobs)
+                job = Job(engine.name, prompt, call.put, params, None, body.stream, body.priority)
+                choices[job] = Choice(len(choices), engine.tokenizer, body, is_chat, logprobs)
+        kind, prefix = ("chat.completion", "chatcmpl") if is_chat else ("text_completion", "cmpl")
+        head = protocol.head(kind + ".chunk" * (is_chat and body.stream), prefix, engine.name)
+
+        def part(event: Event) -> dict[str, Any]:
+            return choices[event.job].add(event.token_ids, event.logprobs, event.output)
+
+        def usage() -> dict[str, Any]:
+            asked, every = sum(map(len, prompts)), [*choices.values()]
+            cached = sum(choice.num_cached for choice in every[:: body.n])
+            return protocol.usage(asked, sum(choice.num_sampled for choice in every), cached)
+
+        async def chunks(event: Event | None) -> AsyncIterator[dict[str, Any]]:
+            while event is not None:
+                yield head | {"choices": [part(event)]}
+                event = await anext(events, None)
+            if body.stream_options.include_usage:
+                yield head | {"choices": [], "usage": usage()}
+
+        with ExitStack() as afterwards:
+            afterwards.callback(call.close)
+            self.thread.submit([*choices])
+            events = call.events(len(choices))
+            if body.stream:  # what is refused before the first token is refused with its status
+                sent = self._sent(call, chunks(await anext(events)))
+                afterwards.pop_all()
+                return StreamingResponse(sent, media_type="text/event-stream")
+            found = sorted([part(event) async for event in events], key=itemgetter("index"))
+        return JSONResponse(head | {"choices": found, "usage": usage()})
+
+    async def _sent(self, call: Call, chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
+        """Server-sent events; what ends them before [DONE] is the last one."""
+        try:
+            async for chunk in chunks:
+                yield f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
+            yield "data: [DONE]\n\n"
+        except Refused as why:
+            yield f"data: {json.dumps(self.count(why).body)}\n\n"
+        finally:
+            call.close()
+
+    async def tokenize(self, body: protocol.TokenizeRequest) -> Response:
+        """POST /tokenize."""
+        engine = self._engine(body.model)
+        if body.messages is not None:
+            chat, asks = protocol.plain(body.messages), body.add_generation_prompt
+            ids = await asyncio.to_thread(engine.tokenizer.encode_chat, chat, asks)
+        else:
+            special = body.add_special_tokens
+            ids = await asyncio.to_thread(engine.tokenizer.encode, body.prompt, special)
+        texts = [engine.tokenizer.decode([k]) for k in ids] if body.return_token_strs else None
+        longest = engine.max_model_len
+        told = {"count": len(ids), "max_model_len": longest, "tokens": ids, "token_strs": texts}
+        return JSONResponse(told)
+
+    # -- searches --
+
+    async def _search(self, request: Request, body: protocol.ChatRequest) -> Response:
+        """A search for the solution of one problem."""
+        pair = searches.pair_of([*self.thread.engines.values()])
+        if pair is None:
+            raise self._unknown(body.model)
+        run = searches.SearchRun(body, self.thread, pair)
+        if self._num_searches >= MOST_SEARCHES + self.config.max_queue:
+            raise Refused(503, "Too many searches wait; try again.", code="queue_full")
+        self._searches[run.head["id"]] = run.state
+        while len(self._searches) > KEPT_SEARCHES:
+            self._searches.popitem(last=False)
+        call = Call(self, request, run.cancel)
+
+        def ended(done: Future[Any]) -> None:
+            self._num_searches -= 1
+            call.put(done.exception() or done.result())
+
+        async def chunks() -> AsyncIterator[dict[str, Any]]:
+            async for news in call.news():
+                yield run.chunk(news)
+                if not isinstance(news, Progress):
+                    break
+            if body.stream_options.include_usage:
+                yield run.head | {"choices": [], "usage": news["usage"]}
+
+        with ExitStack() as afterwards:
+            afterwards.callback(call.close)
+            self._num_searches += 1
+            done = self._searchers.submit(run.play, partial(self._post, call.put))
+            done.add_done_callback(lambda done: self._post(ended, done))
+            if body.stream:
+                afterwards.pop_all()
+                return StreamingResponse(self._sent(call, chunks()), media_type="text/event-stream")
+            async for news in call.news():
+                if not isinstance(news, Progress):
+                    break
+        return JSONResponse(news)
+
+    async def tree(self, name: str) -> dict[str, Any]:
+        """GET /search/{name}."""
+        if name not in self._searches:
+            message = f"There is no search {name!r:.60}; the last {KEPT_SEARCHES} are kept."
+            raise Refused(404, message, "id")
+        return self._searches[name]
+
+    # -- scoring, in vLLM's shapes --
+
+    async def generative_scoring(self, body: protocol.ScoringRequest, request: Request) -> Response:
+        """POST /generative_scoring."""
+        engine = self._engine(body.model)
+        outputs = engine.spec.outputs
+        labels = _known(body.label_token_ids, outputs, "label_token_ids")
+        tokenizer, special = engine.tokenizer, body.add_special_tokens
+        query, *items = [
+            each if isinstance(each, list)
+            else await asyncio.to_thread(tokenizer.encode, each, special and first)
+            for each, first in [(body.query, not body.item_first)]
+            + [(item, body.item_first) for item in body.items]
+        ]  # fmt: skip
+        joined = [[*item, *query] if body.item_first else [*query, *item] for item in items]
+        inputs = [await self._encoded(engine, ids, False, "items") for ids in joined]
+        columns = labels if body.apply_softmax else range(outputs)
+        asked = [(ids, [len(ids) - 1]) for ids in inputs]
+        place = 0 if body.apply_softmax else labels[0]
+        rows = await self._scored(request, engine, asked, columns)
+        scores = [{"object": "score", "score": _softmax(row[0])[place]} for row in rows]
+        return _listed("generative-scoring", engine, inputs, scores)
+
+    async def pooling(self, body: protocol.PoolingRequest, request: Request) -> Response:
+        """POST /pooling: of each input [bad, good] after every step, or the lone value there."""
+        engine = self._engine(body.model)
+        format = known_format(engine.name, engine.architecture)
+        if format is None:
+            message = f"{engine.name} is no reward model of a known format: {', '.join(FORMATS)}."
+            raise Refused(400, message, "model")
+        rules, special = FORMATS[format](engine.tokenizer), body.add_special_tokens
+        if body.messages is not None:
+            asks = body.add_generation_prompt
+            inputs = [await self._encoded(engine, body.messages, asks, "messages")]
+        else:
+            given = protocol.one_by_one(body.input)
+            inputs = [await self._encoded(engine, each, special, "input") for each in given]
+        asked = [(ids, _ends_of(list(rules.mark), ids)) for ids in inputs]
+        if not all(places for _, places in asked):
+            message = f"An input has no mark of a step; {format} reads a verdict after each."
+            raise Refused(400, message, "input")
+        rows = await self._scored(request, engine, asked, rules.columns)
+        found = [{"object": "pooling", "data": [_verdict(row) for row in each]} for each in rows]
+        return _listed("pool", engine, inputs, found)
+
+    async def _scored(
+        self,
+        request: Request,
+        engine: ServedEngine,
+        asked: Sequence[tuple[Sequence[int], Sequence[int]]],
+        columns: Sequence[int],
+    ) -> list[NDArray[np.float64]]:
+        """Logits [positions, columns] of each pair of token ids and positions."""
+        jobs: list[Job] = []
+        call = Call(self, request, lambda: self.thread.abort(jobs))
+        for ids, places in asked:
+            score = ScoreParams(tuple(places), tuple(columns))
+            jobs.append(Job(engine.name, ids, call.put, score=score))
+        with ExitStack() as afterwards:
+            afterwards.callback(call.close)
+            self.thread.submit(jobs)
+            found = {e.job: e.output async for e in call.events(len(jobs))}
+        outputs = [found[job] for job in jobs]
+        return [np.asarray(each.logits, np.float64) for each in outputs if each is not None]
+
+    # -- states --
+
+    async def health(self) -> Response:
+        """GET /health: 503 while models are loaded."""
+        ready = self.ready
+        return JSONResponse({"status": "ok" if ready else "loading"}, 200 if ready else 503)
+
+    async def metrics(self) -> Response:
+        """GET /metrics, in Prometheus' text format."""
+        text = await asyncio.to_thread(generate_latest, self.thread.metrics.registry)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def models(self) -> dict[str, Any]:
+        """GET /v1/models."""
+        return {"object": "list", "data": [await self.model(name) for name in self._models]}
+
+    async def model(self, name: str) -> dict[str, Any]:
+        """GET /v1/models/{name}."""
+        if name not in self._models:
+            raise self._unknown(name)
+        engine = self.thread.engines.get(name)
+        longest = None if engine is None else engine.max_model_len
+        told = {"id": name, "object": "model", "created": 0, "owned_by": "workbench"}
+        return told | {"max_model_len": longest}
+
+    async def arena(self) -> dict[str, Any]:
+        """GET /arena: pages and blocks."""
+        thread = self.thread
+        states = {n: await asyncio.to_thread(thread.state, n) for n in thread.engines}
+        return {"pages": thread.arena.num_pages, "models": states}
+
+    async def split(self, body: protocol.SplitRequest) -> dict[str, Any]:
+        """POST /arena/split, taken over between steps."""
+        try:
+            answer = await asyncio.to_thread(self.thread.arena.resplit, body.shares)
+        except ConfigError as error:
+            raise Refused(400, str(error), "shares") from error
+        if answer.refused:
+            raise Refused(409, f"The split was refused: {answer.reason}.", "shares")
+        return {"outcome": answer.outcome, "reason": answer.reason}
+
+
+def _known(ids: Sequence[int], size: int, param: str) -> list[int]:
+    """These ids, if all are below size."""
+    if max(ids, default=0) >= size:
+        raise Refused(400, f"{param} has the id {max(ids)}; allowed: 0 to {size - 1}.", param)
+    return [*ids]
+
+
+def _listed(prefix: str, engine: ServedEngine, inputs: Any, found: list[Any]) -> Response:
+    """A list of scores, as vLLM answers."""
+    data = [{"index": k} | each for k, each in enumerate(found)]
+    used = protocol.usage(sum(map(len, inputs)))
+    return JSONResponse(protocol.head("list", prefix, engine.name) | {"data": data, "usage": used})
+
+
+def _ends_of(mark: list[int], ids: list[int]) -> list[int]:
+    """The last position of each occurrence of a step's mark."""
+    size = len(mark)
+    return [end - 1 for end in range(size, len(ids) + 1) if ids[end - size : end] == mark]
+
+
+def _softmax(row: NDArray[np.float64]) -> list[float]:
+    likely = np.exp(row - row.max())
+    return [float(p) for p in likely / likely.sum()]
+
+
+def _verdict(row: NDArray[np.float64]) -> list[float]:
+    """[bad, good] of the logits (good, bad); a lone value's sigmoid."""
+    return _softmax(row)[::-1] if len(row) > 1 else [float(1 / (1 + np.exp(-row[0])))]
+
+
+# -- the application --
+
+
+class Guard:
+    """What is refused before a request is read: a wrong key, and one that is early."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app, self._service = app, service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI calls it."""
+        service, why = self._service, None
+        if scope["type"] == "http" and scope["path"] != "/health":
+            key = service.config.api_key
+            given = dict(scope["headers"]).get(b"authorization", b"")
+            if key is not None and not hmac.compare_digest(given, b"Bearer " + key.encode()):
+                why = Refused(401, "No valid API key; send it as `Authorization: Bearer KEY`.")
+            elif not service.ready:
+                why = Refused(503, "The models are being loaded; try again.")
+        await (self._app if why is None else _told(service, why))(scope, receive, send)
+
+
+def _told(service: Service, why: Refused) -> Response:
+    """The response that tells a refusal."""
+    return JSONResponse(service.count(why).body, why.status, why.headers)
+
+
+def make_app(service: Service) -> FastAPI:
+    """The application over a service."""
+
+    async def refused(request: Request, error: Exception) -> Response:
+        if isinstance(error, RequestValidationError):
+            return _told(service, Refused.of(error.errors()[0]))
+        if isinstance(error, HTTPException):
+            return _told(service, Refused(error.status_code, str(error.detail), "path"))
+        return _told(service, Refused.by(error))
+
+    handlers: Any = dict.fromkeys(
+        (Refused, RequestValidationError, HTTPException, Exception), refused
+    )
+    most, lifespan = service.config.max_body, service.lifespan
+    app = FastAPI(lifespan=lifespan, exception_handlers=handlers, max_body_size=most)
+    app.add_middleware(Guard, service=service)
+    endpoints: dict[str, Callable[..., Any]] = {
+        "GET /health": service.health,
+        "GET /metrics": service.metrics,
+        "GET /v1/models": service.models,
+        "GET /v1/models/{name:path}": service.model,
+        "POST /v1/completions": service.completions,
+        "POST /v1/chat/completions": service.chat,
+        "POST /tokenize": service.tokenize,
+        "POST /generative_scoring": service.generative_scoring,
+        "POST /pooling": service.pooling,
+        "GET /search/{name}": service.tree,
+        "GET /arena": service.arena,
+        "POST /arena/split": service.split,
+    }
+    for route, endpoint in endpoints.items():
+        method, path = route.split()
+        app.add_api_route(path, endpoint, methods=[method], response_model=None)
+    return app
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, which tells the calls in flight when their grace is over."""
+
+    def __init__(self, service: Service) -> None:
+        config = service.config
+        super().__init__(
+            uvicorn.Config(
+                make_app(service),
+                host=config.host,
+                port=config.port,
+                access_log=False,
+                log_config=None,
+                timeout_graceful_shutdown=int(config.grace) + 5,
+            )
+        )
+        self.service = service
+        service.on_failure = self.end
+
+    def end(self) -> None:
+        """As a signal would."""
+        self.should_exit = True
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        """Finish what is in flight, or refuse it."""
+        loop, service = asyncio.get_running_loop(), self.service
+        timer = loop.call_later(service.config.grace, service.refuse_all)
+        await super().shutdown(sockets)
+        timer.cancel()
+
+
+def serve(config: ServeConfig, settings: Mapping[str, Any]) -> None:
+    """Serve until a signal. settings: of every engine. Raises what keeps models from loading."""
+    service = Service(config, settings)
+    if config.host not in ("127.0.0.1", "localhost", "::1") and config.api_key is None:
+        log.warning("no API key, and bound to %s: all who reach it may use it", config.host)
+    Server(service).run()
+    if service.failure is not None:
+        raise service.failure
