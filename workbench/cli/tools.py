@@ -1,5 +1,5 @@
-"""`workbench run`, `advise`, `serve`, `bench`, `calibrate`, `record`, `train-tiny` and `doctor`: one
-search on the terminal, where to split a memory, a server, benchmarks, and what this machine has.
+"""`run`, `advise`, `serve`, `bench`, `calibrate`, `record`, `train-tiny` and `doctor`: one search
+on the terminal, where to split a memory, a server, benchmarks, and what this machine has.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from typer import Argument, Exit, Option
 
-from workbench.cli.options import FAILED, Set, key_values, option, options_of, terminal
+from workbench.cli.options import FAILED, Set, key_values, option, options_of, table, terminal
 from workbench.config import SweepConfig, format_size
 from workbench.errors import ConfigError, OutOfMemory, WorkbenchError
 
