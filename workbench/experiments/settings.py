@@ -30,6 +30,8 @@ from workbench.kvcache.policies import FirstCome, MarginalValue, PhaseAware, Pol
 HOW_IT_IS_CARRIED_OUT = frozenset(("profile", "shares", "seeds", "order_seed", "warmup_problems",
                                    "sentinel_every", "sentinel_share"))  # fmt: skip
 """Settings of a sweep that do not change what any one run does."""
+LATER = {"stop_when_decided": False}
+"""Settings that older runs lack, as these were made; there they do not enter a fingerprint."""
 MEASURE, SENTINEL, REPLAY = "measure", "sentinel", "replay"
 TIMED, COUNTED = "batch", "blocks"
 ABLATION, DEPTH, QUEUE = "ablation", "depth", "queue"
@@ -145,6 +147,9 @@ class RunSpec:
     def parameters(self) -> dict[str, Any]:
         """Everything the user set that determines this run, one column each of the `runs` table."""
         shared = {k: v for k, v in self.config.to_dict().items() if k not in HOW_IT_IS_CARRIED_OUT}
+        for name, before in LATER.items():
+            if shared[name] == before:
+                del shared[name]
         at: dict[str, Any] = {"llm_share": self.llm_share, "seed": self.seed, "repeat": self.repeat}
         at |= {"total_memory": self.total_bytes, "setting": self.setting}
         return shared | at | dict(self.own)

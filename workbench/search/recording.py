@@ -124,6 +124,7 @@ class RecordedSettings:
     prm_fingerprint: str
     prm_columns: tuple[int, ...]
     switches: Mapping[str, Any] = field(default_factory=dict)
+    stop_when_decided: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,6 +112,7 @@ class Search:
         )
         self._rounds.clock.resume("tokenising")
         kind = ActiveSearch if record is None else RecordingSearch
+        voting = config.voting if config.stop_when_decided else None
         self._searches = [
             kind(
                 problem,
@@ -119,6 +120,7 @@ class Search:
                 strategy,
                 ProblemScores(prm, problem, cache),
                 config.score_shuffle_seed,
+                voting,
             )
             for problem in problems
         ]
