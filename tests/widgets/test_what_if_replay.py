@@ -27,6 +27,17 @@ def test_what_is_not_given_is_as_recorded(info):
     assert info.position(policy="FirstCome", block_size=None).policy == "FirstCome"
 
 
+def test_the_thesis_s_pair_comes_first_and_the_tiny_one_second():
+    """1B + 8B in 40 GiB of an A100 at a share of 0.3, drawn anew where it is replayed."""
+    infos = r.find_recordings()
+    assert list(infos)[:2] == [r.THESIS, r.TINY]
+    position = infos[r.THESIS].position()
+    assert position.total_memory == 40 << 30 and position.llm_share == 0.3
+    assert position.device == "a100-40" and position.parameters["recording"] == r.THESIS
+    assert "LLM llama-3.2-1b, PRM llama-3.1-8b-prm, n = 16" in str(infos[r.THESIS])
+    assert r.recorded(infos[r.THESIS].path).recording == infos[r.THESIS].header
+
+
 @pytest.mark.parametrize(
     ("given", "error", "named"),
     [

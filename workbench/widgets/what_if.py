@@ -290,14 +290,15 @@ def what_if(
 ) -> Any:
     """The widget where one can be shown, else a sentence.
 
-    recordings: names or files, all of the package's by default, the position's is added. position:
-    where it starts. known: replays to start from. price_per_hour: of the device, in any currency.
+    recordings: names or files, by default the thesis's pair and all of the package's; the
+    position's is added. position: where it starts; None: the first one's. known: replays to start
+    from. price_per_hour: of the device, in any currency.
     """
     if not parts.is_live():
         return parts.NOT_LIVE
     infos = what_if_replay.find_recordings(recordings)
     if position is None:
-        usual = infos.get(what_if_replay.DEFAULT_RECORDING, next(iter(infos.values())))
+        usual = infos.get(what_if_replay.THESIS, next(iter(infos.values())))
         position = usual.position()
     if position.recording not in infos:
         infos |= what_if_replay.find_recordings([position.recording])

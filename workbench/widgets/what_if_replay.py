@@ -32,10 +32,13 @@ from workbench.plots.timeline import decimated
 from workbench.replay.answers import Answers
 from workbench.replay.devices import PRESETS, load_device
 from workbench.replay.what_if import what_if
-from workbench.replay.workload import recording_names, recording_path
+from workbench.replay.workload import recording_names, recording_path, thesis_search
 from workbench.search.recording import Recording, read_header, read_recording
 
-DEFAULT_RECORDING, DEFAULT_DEVICE = "tiny-16-n16", "h100"
+THESIS, TINY = "thesis-48", "tiny-16-n16"  # offered first and second
+THESIS_DEPTH = 10  # steps of its beams, so that it is drawn and replayed in about a second
+USUAL = {THESIS: {"device": "a100-40", "total_memory": 40 << 30}}
+DEFAULT_DEVICE = "h100"
 LIMITS = {"block_size": 16, "max_num_seqs": 64, "max_num_batched_tokens": 2048}
 BLOCK_COLUMNS = ("blocks_active", "blocks_cached")
 DRAWN_STEPS = 150  # stretches that a model's blocks are thinned to
@@ -83,10 +86,12 @@ class RecordingInfo(NamedTuple):
         settings = self.header.settings.strategy_settings
         width = f", beam width {settings['beam_width']}" if settings.get("beam_width") else ""
         models = f"LLM {self.header.llm.name}, PRM {self.header.prm.name}"
-        return f"{models}, n = {settings.get('n', 1)}{width}, {len(self.header.problems)} problems"
+        drawn = f", drawn to {THESIS_DEPTH} steps" if self.name == THESIS else ""
+        problems = f"{len(self.header.problems)} problems{drawn}"
+        return f"{models}, n = {settings.get('n', 1)}{width}, {problems}"
 
     def position(self, **given: Any) -> Position:
-        """A position on it: what is None or not given is as recorded, the device an H100.
+        """A position on it: what is None or not given is as recorded or USUAL, the device an H100.
 
         ConfigError for a size that is none.
         """
@@ -101,6 +106,7 @@ class RecordingInfo(NamedTuple):
             "llm_share": min(max(round(llm / max(total, 1), 2), 0.01), 0.99),
             **{k: (self.header.llm.config or {}).get(k, usual) for k, usual in LIMITS.items()},
         }
+        recorded |= USUAL.get(self.name, {})
         found = recorded | {name: value for name, value in given.items() if value is not None}
         return Position(self.name, **found | {"total_memory": parse_size(found["total_memory"])})
 
@@ -133,13 +139,24 @@ class RecordingInfo(NamedTuple):
         return [position.at(shares[round(place)]) for place in places.tolist()]
 
 
+@cache
+def thesis() -> Recording:
+    """The thesis's pair: Llama-3.2-1B and an 8B PRM on 48 problems, n = 16, drawn not recorded."""
+    return thesis_search(48, 16, 4, THESIS_DEPTH)
+
+
 def find_recordings(given: Sequence[str | PathLike[str]] | None = None) -> dict[str, RecordingInfo]:
-    """Recordings by name: files and names given, or all of the package's.
+    """Recordings by name: files and names given, or THESIS and all of the package's.
 
     ConfigError where there is none.
     """
     found = {}
-    for name in map(str, recording_names() if given is None else given):
+    for name in map(
+        str, dict.fromkeys((THESIS, TINY, *recording_names())) if given is None else given
+    ):
+        if name == THESIS:
+            found[name] = RecordingInfo(name, Path(name), thesis())
+            continue
         path = Path(name) if Path(name).suffix == ".parquet" else recording_path(name)
         found[name] = RecordingInfo(name, path, read_header(path))
     if not found:
@@ -182,7 +199,7 @@ class Replay:
 @lru_cache(maxsize=4)
 def recorded(path: Path) -> Answers:
     """A recording prepared for any number of replays."""
-    return Answers(read_recording(path))
+    return Answers(thesis() if path == Path(THESIS) else read_recording(path))
 
 
 def replay(info: RecordingInfo, position: Position) -> Replay:
