@@ -26,8 +26,7 @@ def calls(monkeypatch, tmp_path):
         "experiments.study.run_sweep": swept,
         "experiments.notebooks.run_notebooks": [tmp_path / "02.ipynb"],
         "experiments.study.provenance_of": "measured",
-        "experiments.claims.claims_of": [],
-        "cli.study.stored_ablation_claims": [],
+        "experiments.claims.claims_of_figures": [],
         "experiments.notebooks.write_report": tmp_path / "index.html",
         "experiments.export.replot": [],
     }
@@ -127,9 +126,8 @@ def test_a_replot_runs_nothing_and_takes_no_parameter_of_a_run(calls, monkeypatc
 def test_a_failed_run_is_in_the_report_and_on_the_terminal(broken, monkeypatch, capsys):
     assert completeness(broken) == "3 of 4 runs (failed: split-0.300-seed0)"
     reported, place = [], "workbench.experiments"
-    monkeypatch.setattr(f"{place}.claims.claims_of", lambda *_: [])
     monkeypatch.setattr(f"{place}.notebooks.write_report", lambda *g: reported.append(g[2]))
-    assert report(broken, [], {}, [])
+    assert report(broken, [], {})
     shown = capsys.readouterr().out
     assert "failed: split-0.300-seed0" in shown
     assert "RuntimeError: the cable was [pulled]" in shown

@@ -5,9 +5,8 @@ import pandas as pd
 import pytest
 
 from tests.experiments.fakes import fake_result
-from workbench.cli.study import stored_ablation_claims
 from workbench.experiments import rows as views
-from workbench.experiments.claims import ablation_claims, batching_claim, finishing_claim
+from workbench.experiments.claims import batching_claim, finishing_claim
 from workbench.experiments.execute import one_by_one
 from workbench.experiments.runs import RunResult, compare
 from workbench.experiments.settings import (
@@ -149,12 +148,3 @@ def test_its_slow_settings_disturb_neither_comparison_nor_forecast_and_its_home_
     assert compare(root, root).identical
     assert not preview(CONFIG, root).measured_before
     assert figures_home(study) == profile_figures("quick-changed")
-
-
-def test_the_report_takes_both_claims_from_the_stored_runs(study, root):
-    """The first page judges the very runs that the notebook drew, by its parameters."""
-    parameters = {"num_problems": 4, "in_flight": 2, "depth_limits": [1], "queue_problems": 5}
-    parameters["runs_dir"] = str(root)
-    found = stored_ablation_claims(CONFIG, parameters)
-    assert [claim.key for claim in found] == ["C7", "C8"]
-    assert [c.figure for c in found] == [c.figure for c in ablation_claims(study)]

@@ -137,13 +137,16 @@ def test_a_gap_in_the_record_shows():
     assert (views.accounted(rows) < 0.97).all()
 
 
-def test_claims_are_judged_by_their_rules(sweep, lost, monkeypatch):
-    monkeypatch.setattr(views, "lost_time_rows", lambda sweep: lost)
-    found = {claim.key: claim for claim in claims.claims_of(sweep)}
-    verdicts = dict.fromkeys(("C1", "C2", "C3", "C4", "C5", "C9"), "holds") | {"C6": "depends on"}
-    assert {key: claim.verdict for key, claim in found.items()} == verdicts
-    assert "0.50" in found["C6"].number
-    assert all(claim.number and claim.figure in plots.FIGURES for claim in found.values())
+def test_claims_are_judged_by_their_rules(sweep, lost):
+    split, runs = views.memory_split_rows(sweep), sweep.runs
+    judged = [claims.peak_claim(split), claims.constant_claim(runs), claims.linear_claim(runs)]
+    judged += [claims.eviction_claim(views.rates_of(sweep)["tokens_per_s"], lost)]
+    judged += [claims.hits_claim(views.prefix_hit_rows(sweep))]
+    judged += [claims.sameness_claim(sweep.table("nodes"))]
+    assert {claim.verdict for claim in judged} == {"holds"}
+    thrash = claims.thrash_claim(views.thrashing_rows(sweep))
+    assert thrash.verdict == "depends on" and "0.50" in thrash.number
+    assert all(claim.number and claim.figure in plots.FIGURES for claim in [*judged, thrash])
 
 
 def test_claims_can_fail(sweep):

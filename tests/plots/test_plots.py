@@ -85,7 +85,7 @@ def test_lines_draw_values_and_intervals_in_their_models_look():
     rows = synthetic.split_rows()
     peak = rows[rows["metric"] == "peak_share"]
     same = pd.concat([rows, peak.assign(metric="same_work")])
-    assert trace(plots.memory_split(same), "peak 0.20 to 0.40, equal work (95 %: 0.20 to 0.40)")
+    assert trace(plots.memory_split(same), "peak 0.20-0.40 (95 %: 0.20 to 0.40)")
     whole = rows.assign(low=rows["low"].where(rows["metric"] != "peak_share", 0.05))
     whole["high"] = whole["high"].where(whole["metric"] != "peak_share", 0.9)
     assert trace(plots.memory_split(whole), "no peak can be told")

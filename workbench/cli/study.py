@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,6 @@ from workbench.errors import ConfigError, RunStoreError, nearest
 if TYPE_CHECKING:
     import pandas as pd
 
-    from workbench.experiments.claims import Claim
     from workbench.experiments.runs import RunStore
     from workbench.experiments.study import Preview, Study
 
@@ -80,8 +78,7 @@ def figures(
         raise RunStoreError(f"No run of the sweep finished: {reasons}. There is nothing to draw.")
     executed = notebooks.run_notebooks(names or None, profile, parameters, out)
     if sweep is not None:
-        further = stored_ablation_claims(config, parameters) if ABLATION in stems else []
-        if report(sweep, executed, parameters, further):
+        if report(sweep, executed, parameters):
             raise Exit(options.FAILED)
 
 
@@ -138,28 +135,16 @@ def _print_left(
         terminal().print(f"Together: {count} runs to do, about {time}.")
 
 
-def stored_ablation_claims(config: SweepConfig, parameters: Mapping[str, Any]) -> list[Claim]:
-    """C7 and C8, from the runs that the ablation's notebook has stored."""
-    from workbench.experiments import claims, settings, study
-
-    plan = settings.plan_of(settings.AblationPlan, config.profile, parameters)
-    known = {"compute": False, "stale_ok": parameters.get("stale_ok", False)}
-    found = study.run_ablation(config, plan, parameters.get("runs_dir"), **known)
-    return claims.ablation_claims(found)
-
-
-def report(
-    sweep: Study, executed: list[Path], parameters: Mapping[str, Any], further: list[Claim]
-) -> bool:
+def report(sweep: Study, executed: list[Path], parameters: Mapping[str, Any]) -> bool:
     """Write the first page; print what a reader of the figures must know; whether a run failed."""
-    from workbench.experiments.claims import claims_of
+    from workbench.experiments.claims import claims_of_figures
     from workbench.experiments.notebooks import write_report
     from workbench.experiments.provenance import project_root
     from workbench.experiments.study import figures_home, provenance_of
 
     root = project_root()  # as in a notebook, what is given counts from there
     folder = root / (parameters.get("figures_folder") or figures_home(sweep))
-    claims = sorted([*claims_of(sweep), *further], key=lambda claim: claim.key)
+    claims = claims_of_figures(folder)
     index = write_report(executed, claims, provenance_of(sweep), root / "reports", folder)
     write_claims(folder)
     failed = _print_problems(sweep.all_runs)
@@ -170,15 +155,14 @@ def report(
 
 
 def write_claims(folder: Path) -> None:
-    """The claims as a page, once all figures of the project's own folder are there."""
+    """The claims as a page, of the figures in the project's own folder."""
     from workbench.experiments.claims import claims_page
     from workbench.experiments.export import write_together
     from workbench.experiments.provenance import project_root
 
     if folder == project_root() / "figures":
-        with suppress(FileNotFoundError):
-            page = claims_page(folder, "../figures").encode()
-            write_together(project_root() / "reports", {"claims.md": page})
+        page = claims_page(folder, "../figures").encode()
+        write_together(project_root() / "reports", {"claims.md": page})
 
 
 def _sweep(config: SweepConfig, runs: str | None, how: Mapping[str, Any]) -> Study:

@@ -104,7 +104,7 @@ def memory_split(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
             text = "no peak can be told"
         elif same is not None and same["low"].iloc[0] < same["high"].iloc[0]:
             a, b = same[["low", "high"]].iloc[0]
-            text = f"peak {a:.2f} to {b:.2f}, equal work (95 %: {low:.2f} to {high:.2f})"
+            text = f"peak {a:.2f}-{b:.2f} (95 %: {low:.2f} to {high:.2f})"
         marker = {"symbol": "square", "size": 12, "color": theme.SKY, "opacity": 0.4}
         fig.add_trace(theme.legend_note("legend", text, marker), row=1, col=1)
     frame = Frame(panels=470, right=62, **theme.OVER_SHARES)
