@@ -268,14 +268,26 @@ Measured = Annotated[dict[str, Any], [
     option("minutes", float, "soak: how long (default: the profile's, 20)", min=0),
     option("peers", str, "engine: installed (default), none, or names and commas"),
     option("device", str, "engine, reenact: cpu (default), or a GPU: cuda, cuda:1"),
-    option("part", str, "memory: starts, beams, forks, arena or sharing alone"),
+    option("part", str, "memory: starts, beams, forks, arena or sharing; serve: distinct, shared"),
+    option("clients", str, "serve: at a time (default: 1,4,16,64)"),
+    option("rate", float, "serve: requests a second, arriving by chance", min=0.001),
+    option("url", str, "serve: of a server that runs already"),
 ]]  # fmt: skip
 
 
 def bench(
     given: Measured,
     name: Literal[
-        "engine", "search", "identity", "memory", "kernels", "replay", "reenact", "soak", "stale"
+        "engine",
+        "search",
+        "identity",
+        "memory",
+        "kernels",
+        "replay",
+        "reenact",
+        "serve",
+        "soak",
+        "stale",
     ] = Argument(help="what to measure; stale: records that the code has changed under"),
     json: str = Option(None, help="write the record (machine, versions, commit, rows) here"),
     isa: str = Option(None, help="avx512, avx2, neon: a lesser set than the host's, peers' too"),

@@ -47,6 +47,11 @@ class Event(NamedTuple):
     logprobs: Sequence[Logprobs] = ()
     output: RequestOutput | None = None
 
+    def joined(self, later: Event) -> Event:
+        """Both as one."""
+        tokens, logprobs = [*self.token_ids, *later.token_ids], [*self.logprobs, *later.logprobs]
+        return Event(self.job, tokens, logprobs, later.output)
+
 
 @dataclass(slots=True, eq=False)
 class Job:

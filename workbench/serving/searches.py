@@ -19,7 +19,7 @@ from workbench.search.prm import PRM, known_format
 from workbench.search.problems import Problem
 from workbench.search.result import SearchResult
 from workbench.search.rounds import Progress
-from workbench.search.search import Search
+from workbench.search.search import Search, chat_prompt
 from workbench.serving import protocol
 from workbench.serving.engines import EngineThread, Event, Job, ServedEngine
 from workbench.serving.protocol import ChatRequest, Refused
@@ -146,17 +146,20 @@ class SearchRun:
 
     def play(self, told: Callable[[Progress], None]) -> dict[str, Any]:
         """Every round, in the thread that calls; what a chat completion says of the solution."""
-        llm, prm = (client for client in self._clients)
+        llm: Any  # TokenEngines, which leave most to the engine
+        prm: Any
+        llm, prm = self._clients
         config, self.state["status"] = self._config, "running"
         own = {each.name: getattr(config, each.name) for each in fields(SearchConfig)}
         try:
-            scorer: Any = PRM(prm, own.pop("prm_format"))  # type: ignore[arg-type]
-            engines: dict[str, Any] = {"llm": llm, "prm": scorer}
+            scorer = PRM(prm, own.pop("prm_format"))
             problem, strategy = Problem("asked", self._question), make_strategy(config)
-            search = Search(problem, **engines, strategy=strategy, seed=self._seed, **own)
+            search = Search(problem, llm=llm, prm=scorer, strategy=strategy, seed=self._seed, **own)
             while search.round():
                 told(search.progress)
-            return self._solution(search.result())
+            return self._solution(
+                search.result(), len(chat_prompt(problem, llm, config.system_prompt))
+            )
         except BaseException as error:
             self.state |= {"status": "failed", "error": str(error)}
             raise
@@ -166,7 +169,7 @@ class SearchRun:
         for client in self._clients:
             client.cancel(Refused(503, "The search was given up."))
 
-    def _solution(self, result: SearchResult) -> dict[str, Any]:
+    def _solution(self, result: SearchResult, asked: int) -> dict[str, Any]:
         """The best beam of the voted answer; the tree is kept."""
         row, beams = result.problems.iloc[0], result.candidates
         voted = beams[beams["answer"] == row["predicted"]]

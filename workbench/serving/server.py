@@ -24,15 +24,15 @@ import torch
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response
 from numpy.typing import NDArray
 from prometheus_client import generate_latest
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from workbench.config import EngineConfig, Range, check, format_size, parse_size
-from workbench.core import ScoreParams
-from workbench.engine.memory import block_shape, total_of
+from workbench.core import SamplingParams, ScoreParams
+from workbench.engine.memory import block_shape, peak_on, total_of
 from workbench.errors import ConfigError, PromptError
 from workbench.kvcache.arena import KVArena
 from workbench.kvcache.policies import MarginalValue, StaticSplit
@@ -102,33 +102,42 @@ class Call:
 
     def __init__(self, service: Service, request: Request, undo: Callable[[], None]) -> None:
         self._service, self._undo, self._over = service, undo, False
-        self._news: asyncio.Queue[Any] = asyncio.Queue()
+        self._news, self._arrived = dict[object, Any](), asyncio.Event()
         loop, seconds = asyncio.get_running_loop(), service.config.timeout
         late = Refused(504, f"No answer within {seconds:g} s; the request was aborted.")
         self._timer = loop.call_later(seconds, self.refuse, late)
         self._watch = loop.create_task(self._until_gone(request))
         service.calls.add(self)
-        self.put = self._news.put_nowait  # in the event loop
 
     async def _until_gone(self, request: Request) -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
         self.refuse(Refused(499, "The client closed the connection."))
 
-    def refuse(self, why: Refused) -> None:
-        """End it before its time; later calls are ignored."""
+    def put(self, news: Any) -> None:
+        """In the event loop: what `news` is to yield. Tokens of a job join those not yet taken."""
+        key = news.job if isinstance(news, Event) else object()
+        self._news[key] = self._news[key].joined(news) if key in self._news else news
+        self._arrived.set()
+
+    def refuse(self, why: Refused | None = None) -> None:
+        """End it before its time, for a reason that is told; later calls are ignored."""
         if not self._over:
             self._over = True
             self._undo()
-            self.put(why)
+            if why is not None:
+                self.put(why)
 
     async def news(self) -> AsyncIterator[Any]:
         """What was put, without end. Raises what it was refused for, or an error that was put."""
         while True:
-            found = await self._news.get()
-            if isinstance(found, Exception):
-                raise Refused.by(found) from found
-            yield found
+            while self._news:
+                found = self._news.pop(next(iter(self._news)))
+                if isinstance(found, Exception):
+                    raise Refused.by(found) from found
+                yield found
+            self._arrived.clear()
+            await self._arrived.wait()
 
     async def events(self, jobs: int) -> AsyncIterator[Event]:
         """Until so many jobs have ended. Raises what ended one of them."""
@@ -144,12 +153,35 @@ class Call:
 
     def close(self) -> None:
         """Answered, or refused: nothing of it is left."""
-        if not self._over:
-            self._over = True
-            self._undo()
+        self.refuse()
         self._timer.cancel()
         self._watch.cancel()
         self._service.calls.discard(self)
+
+
+class EventStream(Response):
+    """Server-sent events; what ends them before [DONE] is the last one."""
+
+    def __init__(self, service: Service, call: Call, chunks: AsyncIterator[dict[str, Any]]) -> None:
+        self.background, self._service, self._call, self._chunks = None, service, call, chunks
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI calls it; starlette's own imports another library at the first stream."""
+
+        async def write(data: str, more: bool = True) -> None:
+            body = f"data: {data}\n\n".encode()
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+
+        kind = (b"content-type", b"text/event-stream; charset=utf-8")
+        await send({"type": "http.response.start", "status": 200, "headers": [kind]})
+        try:
+            async for chunk in self._chunks:
+                await write(json.dumps(chunk, ensure_ascii=False))
+            await write("[DONE]", more=False)
+        except Refused as why:
+            await write(json.dumps(self._service.count(why).body), more=False)
+        finally:
+            self._call.close()
 
 
 class Service:
@@ -162,7 +194,12 @@ class Service:
         arena = make_arena(config, EngineConfig.from_dict(settings))
 
         def make() -> dict[str, ServedEngine]:
-            return {n: ServedEngine(n, arena=arena, **settings) for n in arena.models}
+            engines = {n: ServedEngine(n, arena=arena, **settings) for n in arena.models}
+            for engine in engines.values():  # kernels are compiled before the first request
+                engine.score([0], [0], [0])
+                if engine.value_outputs is None:
+                    engine.generate([[0]], SamplingParams(max_tokens=2))
+            return engines
 
         queue = config.max_queue
         self.thread = EngineThread(arena, make, queue, self._notify, self._on_ready)
@@ -319,22 +356,11 @@ class Service:
             self.thread.submit([*choices])
             events = call.events(len(choices))
             if body.stream:  # what is refused before the first token is refused with its status
-                sent = self._sent(call, chunks(await anext(events)))
+                stream = EventStream(self, call, chunks(await anext(events)))
                 afterwards.pop_all()
-                return StreamingResponse(sent, media_type="text/event-stream")
+                return stream
             found = sorted([part(event) async for event in events], key=itemgetter("index"))
         return JSONResponse(head | {"choices": found, "usage": usage()})
-
-    async def _sent(self, call: Call, chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
-        """Server-sent events; what ends them before [DONE] is the last one."""
-        try:
-            async for chunk in chunks:
-                yield f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
-            yield "data: [DONE]\n\n"
-        except Refused as why:
-            yield f"data: {json.dumps(self.count(why).body)}\n\n"
-        finally:
-            call.close()
 
     async def tokenize(self, body: protocol.TokenizeRequest) -> Response:
         """POST /tokenize."""
@@ -384,7 +410,7 @@ class Service:
             done.add_done_callback(lambda done: self._post(ended, done))
             if body.stream:
                 afterwards.pop_all()
-                return StreamingResponse(self._sent(call, chunks()), media_type="text/event-stream")
+                return EventStream(self, call, chunks())
             async for news in call.news():
                 if not isinstance(news, Progress):
                     break
@@ -632,6 +658,8 @@ def serve(config: ServeConfig, settings: Mapping[str, Any]) -> None:
     service = Service(config, settings)
     if config.host not in ("127.0.0.1", "localhost", "::1") and config.api_key is None:
         log.warning("no API key, and bound to %s: all who reach it may use it", config.host)
+    with peak_on(torch.device("cpu")):  # else torch's profiler complains of another thread
+        pass
     Server(service).run()
     if service.failure is not None:
         raise service.failure
