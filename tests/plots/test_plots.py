@@ -202,13 +202,18 @@ def test_a_strategy_is_one_line_in_each_panel_from_few_beams_to_many():
     """One entry of the legend each, told apart by more than colour."""
     fig, rows = drawn("search_strategies"), synthetic.strategy_rows()
     assert len(fig.data) == 2 * rows["strategy"].nunique()
-    assert [list(t.customdata) for t in fig.data] == [[4, 16]] * len(fig.data)
+    assert [[n for n, _ in t.customdata] for t in fig.data] == [[4, 16]] * len(fig.data)
     named = [t for t in fig.data if t.showlegend]
     assert len({t.name for t in named}) == len(named) == rows["strategy"].nunique()
     assert len({(t.marker.symbol, t.line.dash) for t in named}) == len(named)
     own = rows[(rows["strategy"] == "dora") & (rows["levels"] == "levels from 4")]
     (line,) = [t for t in fig.data if t.name == "DORA" and not t.showlegend]
-    assert list(line.x) == list(own["tokens"]) and list(line.y) == list(own["value"])
+    assert [tokens for _, tokens in line.customdata] == list(own["tokens"])
+    assert list(line.y) == list(own["value"])
+    at_n = {t.x[0] for t in named}
+    assert len(at_n) == len(named), "bars do not cover each other"
+    true = rows["tokens"].min(), rows[rows["n"] == 4]["tokens"].max()
+    assert true[0] / 1.3 < min(at_n) and max(at_n) < 1.3 * true[1]
 
 
 def test_one_share_alone_can_be_drawn_and_of_two_too_near_one_has_a_label():
