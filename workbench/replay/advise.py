@@ -76,21 +76,17 @@ class Question:
 
     def __post_init__(self) -> None:
         check(self)
-        if self.beams > MOST_BEAMS:
+        beams = self.n * self.in_flight
+        if beams > MOST_BEAMS:
             raise ConfigError(
-                f"n = {self.n} with {self.in_flight} problems in flight are {self.beams:,} beams; "
+                f"n = {self.n} with {self.in_flight} problems in flight are {beams:,} beams; "
                 f"allowed: at most {MOST_BEAMS:,}. Give less of either."
             )
 
     @property
-    def beams(self) -> int:
-        """Beams in flight at once."""
-        return self.n * self.in_flight
-
-    @property
     def rounds(self) -> int:
         """How many the search is replayed for, a step of all beams each: some seconds."""
-        return max(LEAST_ROUNDS, min(MOST_ROUNDS, NODES // self.beams))
+        return max(LEAST_ROUNDS, min(MOST_ROUNDS, NODES // (self.n * self.in_flight)))
 
     def drawn(self, rounds: int) -> Answers:
         """The search that is replayed; no beam grows deeper in so many rounds."""
@@ -112,11 +108,11 @@ class Need(NamedTuple):
     @classmethod
     def of(cls, model: str, asked: Question) -> Need:
         """With the question's limits. Raises ModelError for a model that is not known."""
-        names = ("block_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens")
+        names = ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "block_size")
         engine = drawn_engine(model, **{name: getattr(asked, name) for name in names})
-        rows = asked.max_num_batched_tokens, asked.max_num_seqs
         weights, block = recorded(engine, "weight_bytes"), recorded(engine, "block_bytes")
-        buffers = spec_of(engine).step_bytes(*rows, DTYPE_BYTES)
+        tokens, rows = asked.max_num_batched_tokens, asked.max_num_seqs
+        buffers = spec_of(engine).step_bytes(tokens, rows, DTYPE_BYTES)
         least = weights + buffers + -(-engine.max_model_len // asked.block_size) * block
         return cls(engine, weights, buffers, block, least)
 
@@ -138,15 +134,9 @@ class Pair:
     answers: the search; drawn where it is not given. Raises as `advise`.
     """
 
-    def __init__(
-        self, asked: Question, answers: Answers | None = None, rounds: int | None = None
-    ) -> None:
-        self.asked, self.rows, self.device = (
-            asked,
-            list[dict[str, Any]](),
-            load_device(asked.device),
-        )
-        self.rounds = rounds or asked.rounds
+    def __init__(self, asked: Question, answers: Answers | None = None) -> None:
+        self.asked, self.rounds, self.rows = asked, asked.rounds, list[dict[str, Any]]()
+        self.device = load_device(asked.device)
         usable = round(USABLE * self.device.memory_bytes)
         self.total = parse_size(asked.total) if asked.total else usable
         self.device.require_room(self.total, "Both models")
@@ -234,12 +224,13 @@ def plateau(seconds: Sequence[float] | Floats, best: float) -> tuple[int, int]:
 class Unlimited(NamedTuple):
     """The search in memory without limit, and what its cache calls tell of less.
 
-    lost_s: a guess of the seconds that each share of the axis loses; enough: tokens of the LLM's
-    and of the PRM's cache that hit ENOUGH.
+    lost_s: a guess of the seconds that each share of the axis loses; spare: how many times its need
+    the shorter of the caches has there; enough: that need in tokens, of the LLM and of the PRM.
     """
 
     seconds: float
     lost_s: Floats
+    spare: Floats
     enough: tuple[int, int]
 
     @classmethod
@@ -251,7 +242,7 @@ class Unlimited(NamedTuple):
         steps = [s for problem in pair.answers.recording.problems for s in problem.steps]
         room = sum(3 + (len(s.tokens) + 32) // size for s in steps) + 65536 // size
         done = pair.run(NO_LIMIT, None, (room, room), log_calls=True)
-        lost_s, enough = np.zeros(len(axis)), []
+        lost_s, spare, enough = np.zeros(len(axis)), np.full(len(axis), np.inf), []
         caches: tuple[Any, ...] = (done.llm.cache, done.prm.cache)
         for need, cache, sizes in zip(pair.needs, caches, zip(*map(pair.blocks, axis))):
             peak = int(miss_ratio(cache.calls, [1])["peak_active"].iloc[0])
@@ -260,15 +251,16 @@ class Unlimited(NamedTuple):
             curve = curve.set_index("num_blocks")
             hits, most = curve["hit_tokens"], curve["hit_tokens"].max()
             enough.append(size * int(curve.index[curve["fits"] & (hits >= ENOUGH * most)][0]))
+            spare = np.minimum(spare, np.array(sizes) * size / enough[-1])
             again = (most - hits.loc[list(sizes)]).to_numpy(np.float64)
             lost_s += again * ModelWork.of(need.engine).flops_of_one[0] / pair.device.flops_per_s
             if need is pair.needs[0]:
                 crowded = np.maximum(peak / np.array(sizes, np.float64), 1) - 1
                 lost_s += done.throughput.llm_busy_s * crowded
-        return cls(done.throughput.wall_s, lost_s, (enough[0], enough[1]))
+        return cls(done.throughput.wall_s, lost_s, spare, (enough[0], enough[1]))
 
     def next_share(self, axis: Sequence[float], found: Mapping[float, float]) -> float | None:
-        """The share to be replayed next: the middle of the plateau as guessed, what promises more
+        """The share to be replayed next: the roomiest of the plateau as guessed, what promises more
         than is known, and the plateau's ends; None: all are known. found: seconds of replays.
 
         The guess is corrected by how many times what it says was lost where a replay is known.
@@ -279,26 +271,27 @@ class Unlimited(NamedTuple):
         likely = self.seconds + self.lost_s * (np.interp(axis, told, ratios) if told else 1.0)
         top = int(likely.argmin())
         low, high = plateau(likely, min(likely[top], best))
-        wanted = [] if any(axis[low] <= s <= axis[high] for s in known) else [(low + high) // 2]
+        roomiest = low + int(self.spare[low : high + 1].argmax())
+        wanted = [] if any(axis[low] <= s <= axis[high] for s in known) else [roomiest]
         wanted += [top] if likely[top] < 0.995 * best else []
         gap = {at: min(abs(axis[at] - share) for share in known) for at in range(len(axis))}
-        wanted += [*sorted((low, high), key=lambda at: -gap[at]), (low + high) // 2]
+        wanted += [*sorted((low, high), key=lambda at: -gap[at]), roomiest]
         least = (axis[-1] - axis[0]) / 60
         return next((axis[at] for at in wanted if gap[at] > least), None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Advice:
-    """The answer. feasible: shares of the LLM that fit both models; plateau: from the lowest to the
-    highest replayed share that loses less than 2 % to the best, as all replayed between them do.
+    """The answer. feasible: shares of the LLM that fit both models; recommended: of the replayed
+    within 0.5 % of the best, the one whose shorter cache has most to spare; plateau: the lowest and
+    the highest replayed that lose less than 2 % to the best, as all replayed between them do.
 
     replays: a row each, in simulated seconds: what, llm_share, tokens_per_s, problems_per_min (of
-    as many tokens as the search's have),
-    against_best (of tokens/s, to the best share) and of each model kv_tokens, lacks_tokens (of
-    cache, to hit 99 % of what one without limit hits), hit_rate, computed_again (tokens evicted or
-    preempted before) and replay_s; then the no-limit row, and settings changed alone at the
-    recommended share. flags: of each engine, the LLM's and the PRM's: model, and OPTIONS; the last
-    of these says the size of the KV cache, in the place of the first.
+    the search's mean length), against_best (tokens/s, to the best share) and of each model
+    kv_tokens, lacks_tokens (of cache, to hit 99 % of what one without limit hits), hit_rate,
+    computed_again (tokens that had been evicted or preempted); replay_s. First without limit, last
+    with settings changed alone at the recommended share. flags: of each engine, the LLM's and the
+    PRM's: model, and OPTIONS, of which the last says the KV's size in the place of the first.
     """
 
     question: Question
@@ -353,8 +346,7 @@ def advise(llm: str, prm: str, **settings: Any) -> Advice:
     shares, best = sorted(found), min(found.values())
     first, last = plateau([found[share] for share in shares], best)
     alike = [share for share in shares[first : last + 1] if found[share] <= 1.005 * best]
-    worse = {axis[0], axis[-1], *shares} - {*alike}
-    recommended = max(alike, key=lambda share: min((abs(share - s) for s in worse), default=0))
+    recommended = max(alike, key=lambda share: free.spare[axis.index(share)])
     notes += _change_each(pair, recommended)
     table = pd.DataFrame(pair.rows)
     rates = table[RATES[0]]
@@ -375,7 +367,8 @@ def _change_each(pair: Pair, share: float) -> list[str]:
             changed = replace(asked, **only)
             answers = changed.drawn(asked.rounds) if name == "n" else pair.answers
             try:
-                other = Pair(changed, answers, pair.rounds)
+                other = Pair(changed, answers)
+                other.rounds = pair.rounds
                 other.at(share, f"{name} {value}")
                 pair.rows += other.rows
             except OutOfMemory as error:
