@@ -156,13 +156,14 @@ def report(sweep: Study, executed: list[Path], parameters: Mapping[str, Any]) ->
 
 def write_claims(folder: Path) -> None:
     """The claims as a page, of the figures in the project's own folder."""
-    from workbench.experiments.claims import claims_page
+    from workbench.experiments.claims import claims_of_figures, claims_page, claims_tex
     from workbench.experiments.export import write_together
     from workbench.experiments.provenance import project_root
 
     if folder == project_root() / "figures":
-        page = claims_page(folder, "../figures").encode()
-        write_together(project_root() / "reports", {"claims.md": page})
+        page, table = claims_page(folder, "../figures"), claims_tex(claims_of_figures(folder))
+        files = {"claims.md": page.encode(), "claims.tex": table.encode()}
+        write_together(project_root() / "reports", files)
 
 
 def _sweep(config: SweepConfig, runs: str | None, how: Mapping[str, Any]) -> Study:

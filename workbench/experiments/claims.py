@@ -16,6 +16,7 @@ from typing import Any
 import pandas as pd
 
 from workbench.experiments import rows as drawn
+from workbench.experiments.export import tex_escaped
 from workbench.experiments.settings import BATCHED, LAST_TWO, THESIS_SHARE, sweep_config
 from workbench.experiments.statistics import Interval, Rates, upper_bound_of_none
 from workbench.experiments.study import Study, rung, rung_of
@@ -388,31 +389,48 @@ def _same_nodes_claim(rows: pd.DataFrame) -> Claim:
 
 
 def claims_page(folder: Path, link: str) -> str:
-    """The claims as Markdown. folder: of the figures; link: how the page's own folder names it."""
-    lines = []
+    """The claims as Markdown, and what was taken for missing values. folder: of the figures; link:
+    how the page's own folder names it.
+    """
+
+    def table(head: str, rows: Sequence[Sequence[str]]) -> list[str]:
+        lines = [f"| {' | '.join(row)} |" for row in rows]
+        return [f"| {head} |", "|---" * (head.count("|") + 1) + "|", *lines, ""]
+
+    judged, open_values = [], missing_values().drop(columns="moves_the_peak")
     for claim in claims_of_figures(folder):
         figure = f"[{claim.figure}]({link}/{claim.figure}.svg)" if claim.figure else ""
         cells = (claim.key, claim.text, f"**{claim.verdict}**", claim.number, figure, claim.rung)
-        lines.append(f"| {' | '.join(cells)} |")
+        judged.append(cells)
     record = json.loads((folder / "memory_split.json").read_text(encoding="utf-8"))
-    measured = record["parameters"]["provenance"].replace("\n", " ")
-    return "\n".join(
-        [
-            "# What the thesis claims, and what was found",
-            "",
-            "Written by `workbench figures` (and `--replot`) from the rows beside each figure; the "
-            "rules stand in `workbench/experiments/claims.py`.",
-            "*Depends on* means that the numbers tell neither: the interval reaches to both sides "
-            "of the rule, or the shares compared do the same work.",
-            "",
-            f"{measured}",
-            "",
-            "| | claim | verdict | number and interval | figure | rung |",
-            "|---|---|---|---|---|---|",
-            *lines,
-            "",
-        ]
-    )
+    lines = [
+        "# What the thesis claims, and what was found",
+        "",
+        "Written by `workbench figures` (and `--replot`) from the rows beside each figure; the "
+        "rules stand in",
+        "`workbench/experiments/claims.py`. *Depends on* means that the numbers tell neither: the "
+        "interval reaches to both sides",
+        "of the rule, or the shares compared do the same work.",
+        "",
+        record["parameters"]["provenance"].replace("\n", " "),
+        "",
+        *table(" | claim | verdict | number and interval | figure | rung", judged),
+        "## What the thesis leaves open, and what is taken instead",
+        "",
+        *table(" | ".join(map(str, open_values.columns)), open_values.to_numpy().tolist()),
+    ]
+    return "\n".join(lines)
+
+
+def claims_tex(claims: Sequence[Claim]) -> str:
+    """The claims as a table of LaTeX, with booktabs."""
+    rows = [
+        " & ".join(map(tex_escaped, (c.key, c.text, c.verdict, c.number, c.rung))) + r" \\"
+        for c in claims
+    ]
+    head = [r"\begin{tabular}{@{}lp{.22\linewidth}lp{.34\linewidth}l@{}}", r"\toprule"]
+    head += [r" & claim & verdict & number and interval & rung \\", r"\midrule"]
+    return "\n".join([*head, *rows, r"\bottomrule", r"\end{tabular}", ""])
 
 
 # -- what the thesis leaves open, what this study takes instead, and why --
