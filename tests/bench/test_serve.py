@@ -1,0 +1,52 @@
+"""The load client against a real server: its fields, both ways of arrival, nothing lost."""
+
+import math
+
+import pytest
+
+from workbench.bench import serve
+from workbench.errors import ConfigError
+
+
+def test_a_load_has_the_fields_of_vllm_bench_serve(monkeypatch) -> None:
+    """A closed loop of two clients: every request is answered, percentiles are in order, the sum of
+    what clients waited for fits the wall time, and in process stands beside.
+    """
+    monkeypatch.setattr(serve, "TOKENS", 8)
+    monkeypatch.setattr(serve, "NEW", 8)
+    rows = {row.name: row for row in serve.run("quick", clients="2", part="distinct")}
+    assert rows["lost_c2"].value == rows["refused_c2"].value == rows["late_c2"].value == 0
+    assert rows["lost_c2"].repeats == 4
+    rate = rows["tokens_per_s_c2"]
+    assert rate.value > 0 and rate.peer == "in process"
+    assert rate.ratio == pytest.approx(rate.value / rate.peer_value)
+    for name in ("ttft", "itl", "e2e", "health"):
+        values = [rows[f"{name}_p{share}_c2"].value for share in serve.SHARES]
+        assert all(map(math.isfinite, values)) and values == sorted(values)
+    assert rows["ttft_p50_c2"].value <= rows["e2e_p99_c2"].value
+    assert rate.value <= 4 * 8 / rows["e2e_p50_c2"].value  # no more than both clients could get
+
+
+def test_what_a_server_refuses_is_counted_and_not_lost() -> None:
+    """503, 504 and a broken connection are counted apart; percentiles are of answers alone."""
+    answers = [serve.Answer(0.0, 200, [0.5, 0.75], 1.0), serve.Answer(0.0, 503, [], 0.1)]
+    answers += [serve.Answer(0.0, 504, [], 4.0), serve.Answer(0.0, 0, [], 0.2)]
+    rows = {row.name: row.value for row in serve.rows_of(answers, [0.01], "c4", 100.0)}
+    assert (rows["refused_c4"], rows["late_c4"], rows["lost_c4"]) == (1, 1, 1)
+    assert rows["tokens_per_s_c4"] == serve.NEW / 4.0
+    assert rows["ttft_p99_c4"] == 0.5 and rows["itl_p50_c4"] == 0.25 and rows["e2e_p50_c4"] == 1
+    assert rows["goodput_c4"] == 0  # its tokens are 0.25 s apart
+
+
+def test_arrivals_and_parts() -> None:
+    """Poisson arrivals against a server that is not there: all lost, in about the time they take;
+    an unknown part is refused.
+    """
+    with serve.given("http://127.0.0.1:9") as place:
+        import asyncio
+
+        answers, _ = asyncio.run(serve.load(place, [{"prompt": [1]}] * 20, 1, 200.0, 0))
+    assert [answer.status for answer in answers] == [0] * 20
+    assert 0.02 < answers[-1].sent - answers[0].sent < 2
+    with pytest.raises(ConfigError, match="part"):
+        next(serve.run("quick", part="other"))
