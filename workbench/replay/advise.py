@@ -85,7 +85,7 @@ class Question:
 
     @property
     def rounds(self) -> int:
-        """How many the search is replayed for, a step of all beams each: some seconds."""
+        """How many the search is replayed for, two a step (sampled, scored): some seconds."""
         return max(LEAST_ROUNDS, min(MOST_ROUNDS, NODES // (self.n * self.in_flight)))
 
     def drawn(self, rounds: int) -> Answers:
@@ -138,7 +138,7 @@ class Pair:
         self.asked, self.rounds, self.rows = asked, asked.rounds, list[dict[str, Any]]()
         self.device = load_device(asked.device)
         usable = round(USABLE * self.device.memory_bytes)
-        self.total = parse_size(asked.total) if asked.total else usable
+        self.total = usable if asked.total == "" else parse_size(asked.total)
         self.device.require_room(self.total, "Both models")
         self.needs = Need.of(asked.llm, asked), Need.of(asked.prm, asked)
         least = [need.least for need in self.needs]
