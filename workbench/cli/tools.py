@@ -128,7 +128,7 @@ def serve(
     memory: str = Option(None, metavar="SIZE", help="of all KV caches together"),
     engine: list[str] = Option(None, "--set", metavar="KEY=VALUE", help="of EngineConfig, for all"),
 ) -> None:
-    """Serve models, and searches with them, over HTTP as OpenAI's clients and vLLM's know it.
+    """Serve models, and searches, to clients of OpenAI or vLLM.
 
     Ends at Ctrl-C or SIGTERM: what is in flight has ten seconds to finish.
     """
