@@ -418,7 +418,7 @@ class Service:
         if name not in self._searches:
             message = f"There is no search {name!r:.60}; the last {KEPT_SEARCHES} are kept."
             raise Refused(404, message, "id")
-        return self._searches[name]
+        return dict(self._searches[name])  # its search may be adding to it
 
     # -- scoring, in vLLM's shapes --
 
