@@ -169,7 +169,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_command(tmp_path, capsys):
         ([str(folder)], "model.safetensors"),
         (["tiny-solver", "tiny-solver"], "give each once"),
         (["tiny-solver=8MiB", "tiny-prm"], "NAME=SIZE"),
-        (["tiny-solver", "--memory", "1MiB"], "one request"),
+        (["tiny-solver", "--memory", "512KiB"], "one request"),
         (["tiny-solver", "--set", "max_seqs=3"], "max_seqs"),
         (["tiny-solver", "--timeout", "0"], "timeout"),
     ):
