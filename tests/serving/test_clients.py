@@ -1,6 +1,7 @@
 """The `openai` client against the server: what it asks for, and its own classes for what fails."""
 
 import json
+import time
 import urllib.request
 
 import numpy as np
@@ -189,7 +190,8 @@ def test_a_search_is_a_model(service, client, stream):
         found = client.chat.completions.create(**asked)
         name, content = found.id, found.choices[0].message.content
         assert found.search["answer"] == wanted.answers["asked"]
-        assert found.usage.completion_tokens == len_of(wanted)
+        assert found.usage.completion_tokens == wanted.problems["tokens"].sum()
+        assert found.usage.prompt_tokens == len(llm.tokenizer.encode_chat(CHAT))
     other.close()
     assert content in set(wanted.candidates["text"])
     tree = json.loads(get(service, f"/search/{name}"))
@@ -197,10 +199,6 @@ def test_a_search_is_a_model(service, client, stream):
     told = [(node["node_id"], node["text"], node["score"]) for node in tree["nodes"]]
     columns = wanted.tree[["node_id", "text", "score"]]
     assert told == [*columns.itertuples(index=False, name=None)]
-
-
-def len_of(result):
-    return int(result.problems["tokens"].sum())
 
 
 def test_a_split_moves_pages_and_changes_no_token(service, client):
@@ -253,7 +251,10 @@ def test_keys_deadlines_and_a_full_queue():
     with running((f"{SOLVER}=16MiB",), timeout=0.3) as service:
         client = openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0)
         step = service.thread.engines[SOLVER].executor.submit
-        service.thread.engines[SOLVER].executor.submit = lambda plan: (until_later(), step(plan))[1]
+        service.thread.engines[SOLVER].executor.submit = lambda plan: (
+            time.sleep(0.05),
+            step(plan),
+        )[1]
         asked = {"model": SOLVER, "prompt": PROBLEM, "max_tokens": 400}
         asked["extra_body"] = {"ignore_eos": True}
         with pytest.raises(openai.InternalServerError) as late:
@@ -262,10 +263,3 @@ def test_keys_deadlines_and_a_full_queue():
         with pytest.raises(openai.APIError, match="No answer within"):
             [*client.completions.create(**asked, stream=True)]
         require_idle(service)
-
-
-def until_later():
-    """A step that takes its time."""
-    import time
-
-    time.sleep(0.05)

@@ -5,6 +5,7 @@ of it is left.
 import asyncio
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,8 +14,10 @@ from collections import Counter
 from functools import partial
 
 from tests.serving.conftest import require_idle, running, until
+from workbench.cli import main
 from workbench.core import SamplingParams
 from workbench.errors import StepError
+from workbench.models.registry import EMBEDDED
 from workbench.serving.engines import Job
 
 REQUESTS, AT_A_TIME, SECONDS = 500, 40, 20.0
@@ -156,6 +159,32 @@ def test_the_command_serves_and_ends_with_a_signal():
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=30) == 0
     assert "Traceback" not in process.stderr.read()
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_command(tmp_path, capsys):
+    """Its error in one block, status 2; a bad choice of models or options likewise, before that."""
+    folder = shutil.copytree(EMBEDDED / "tiny-solver", tmp_path / "broken")
+    (folder / "model.safetensors").write_bytes(b"no weights")
+    for words, said in (
+        ([str(folder)], "model.safetensors"),
+        (["tiny-solver", "tiny-solver"], "give each once"),
+        (["tiny-solver=8MiB", "tiny-prm"], "NAME=SIZE"),
+        (["tiny-solver", "--memory", "512KiB"], "one request"),
+        (["tiny-solver", "--set", "max_seqs=3"], "max_seqs"),
+        (["tiny-solver", "--timeout", "0"], "timeout"),
+    ):
+        assert main(["serve", *words, "--port", "0"]) == 2
+        shown = capsys.readouterr().err
+        assert said in shown and "Traceback" not in shown
+
+
+def test_when_the_engine_thread_dies_nothing_hangs():
+    """A fault outside a step: what is in flight gets 503, and the server ends with the fault."""
+    with running(("tiny-solver",)) as service:
+        port = int(service.url.rpartition(":")[2])
+        service.thread._step = None  # the next call of it fails
+        assert asyncio.run(_one_more(port)) == [503]
+        assert isinstance(service.failure, TypeError)
 
 
 def test_the_queue_goes_by_priority(service):

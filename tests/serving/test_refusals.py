@@ -128,10 +128,14 @@ def test_what_is_no_request_is_refused(service, body, headers, status):
 
 
 def test_paths_and_the_server_afterwards(service):
-    """404 and 405 in the same shape; after all of this the server answers as before."""
+    """404 and 405 in the same shape; after all of this the server answers as before, and the
+    description of its requests is there.
+    """
     for path, body, status in (("/nothing", None, 404), ("/health", b"{}", 405)):
         found, text = ask(service, path, body)
         assert found == status and "message" in json.loads(text)["error"]
+    described = json.loads(ask(service, "/openapi.json", None)[1])
+    assert {COMPLETIONS, CHATS, "/pooling", "/arena/split"} <= described["paths"].keys()
     status, text = ask(service, COMPLETIONS, TEXT | {"frequency_penalty": 0, "suffix": None})
     assert status == 200 and json.loads(text)["choices"][0]["text"]
     require_idle(service)

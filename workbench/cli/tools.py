@@ -227,7 +227,7 @@ def serve(
     memory: str = Option(None, metavar="SIZE", help="of all KV caches together"),
     engine: list[str] = Option(None, "--set", metavar="KEY=VALUE", help="of EngineConfig, for all"),
 ) -> None:
-    """Serve models, and searches with them, behind OpenAI's HTTP API.
+    """Serve models, and searches, to clients of OpenAI or vLLM.
 
     Ends at Ctrl-C or SIGTERM: what is in flight has ten seconds to finish.
     """

@@ -76,7 +76,7 @@ class Job:
 
 class EngineThread:
     """make: loads the engines, in the thread. notify: is handed events, soon after each step, and
-    must not block. on_ready: called once they are loaded, or with what loading raised.
+    must not block. on_ready: called once they are loaded, and with what ends the thread.
     """
 
     def __init__(
@@ -123,11 +123,11 @@ class EngineThread:
             self._changed.notify()
 
     def close(self) -> None:
-        """End with 503 what is left, then the thread."""
+        """End with 503 what is left, then the thread; one that is still loading is not waited for."""
         with self._changed:
             self._closed = True
             self._changed.notify()
-        self._thread.join()
+        self._thread.join(None if self.engines else 0)
 
     def state(self, model: str) -> dict[str, int]:
         """Requests, blocks and pages of a model now."""
@@ -147,30 +147,37 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
-            engines = self.engines = dict(self._make())
-        except BaseException as error:
+            self.engines = dict(self._make())
+            self._on_ready(None)
+            self._serve()
+        except BaseException as error:  # nothing is served any more
             self._on_ready(error)
-            return
-        self._on_ready(None)
+            for job in (job for jobs in self._running.values() for job in jobs.values()):
+                job.sequence = None  # nor is its engine asked for anything
+        with self._changed:
+            self._closed = True
+            for name in self.engines:
+                self._fail(self._running[name].values(), Refused(503, CLOSING))
+                self._fail((job for _, _, job in self._waiting[name]), Refused(503, CLOSING))
+        self._tell()
+
+    def _serve(self) -> None:
+        """Until it is closed: take in and out what changed, step, tell."""
         while True:
             with self._changed:
                 self._changed.wait_for(self._has_work)
                 if self._closed:
-                    break
+                    return
                 for job in self._unwanted:
                     self._abort(job)
                 self._unwanted = []
-                admitted = [job for name in engines for job in self._next(name)]
+                admitted = [job for name in self.engines for job in self._next(name)]
             for job in admitted:
                 self._admit(job)
-            for name, engine in engines.items():
+            for name, engine in self.engines.items():
                 if engine.has_work:
                     self._step(name, engine)
             self._tell()
-        for name in engines:
-            self._fail(self._running[name].values(), Refused(503, CLOSING))
-            self._fail((job for _, _, job in self._waiting[name]), Refused(503, CLOSING))
-        self._tell()
 
     def _has_work(self) -> bool:
         queued = any(self._waiting.values()) or any(self._running.values())

@@ -68,13 +68,10 @@ class Refused(WorkbenchError):
         if found["type"] == "json_invalid":
             return cls(400, f"The body is no valid JSON: {found['ctx']['error']}.", "body")
         # without what names the kinds of a union: str, list[...], constrained-str
-        param = ".".join(
-            p for p in map(str, found["loc"][1:]) if re.fullmatch(r"(?!str$|int$)\w+", p)
-        )
-        given = "" if found["type"] == "missing" else f", given {found.get('input')!r:.80}"
-        return cls(
-            400, f"{param or 'body'}: {found['msg']}{given}.", param or "body", found["type"]
-        )
+        place = [p for p in map(str, found["loc"][1:]) if re.fullmatch(r"(?!str$|int$)\w+", p)]
+        param, given = ".".join(place) or "body", f", given {found.get('input')!r:.80}"
+        message = f"{param}: {found['msg']}{given * (found['type'] != 'missing')}."
+        return cls(400, message, param, found["type"])
 
 
 # -- requests --
@@ -266,14 +263,9 @@ def one_by_one(texts: Any) -> list[str | list[int]]:
 
 def plain(messages: Sequence[Message]) -> list[dict[str, str]]:
     """Messages as a chat template takes them."""
-    return [
-        {"role": m.role, "content": m.content if isinstance(m.content, str) else _joined(m.content)}
-        for m in messages
-    ]
-
-
-def _joined(parts: Sequence[Part]) -> str:
-    return "".join(part.text for part in parts)
+    texts = [[m.content] if isinstance(m.content, str) else [p.text for p in m.content]
+             for m in messages]  # fmt: skip
+    return [{"role": m.role, "content": "".join(text)} for m, text in zip(messages, texts)]
 
 
 # -- answers --
@@ -327,7 +319,7 @@ class Choice:
         self._sent = end
         tokens = [each for each in self._pending if each.begin < end]
         del self._pending[: len(tokens)]
-        shown = (self._chat_logprobs if self._chat else self._completion_logprobs)(tokens)
+        shown = self._probabilities(tokens)
         said: Any = text
         if self._chat:
             role = self._key == "message" or self.num_sampled == len(token_ids)  # once
@@ -349,26 +341,19 @@ class Choice:
         ordered = sorted(token.logprobs.items(), key=lambda item: -item[1])
         return [self._shown(*each) for each in ordered[: self._logprobs]]
 
-    def _chat_logprobs(self, tokens: list[_Token]) -> dict[str, Any] | None:
+    def _probabilities(self, tokens: list[_Token]) -> dict[str, Any] | None:
+        """`logprobs`, in the endpoint's own shape."""
         if self._logprobs is None:
             return None
+        shown = [self._shown(token.id, token.logprobs[token.id]) for token in tokens]
+        tops = [self._likeliest(token) for token in tokens]
+        if self._chat:
+            return {"content": [one | {"top_logprobs": top} for one, top in zip(shown, tops)]}
         return {
-            "content": [
-                self._shown(t.id, t.logprobs[t.id]) | {"top_logprobs": self._likeliest(t)}
-                for t in tokens
-            ]
-        }
-
-    def _completion_logprobs(self, tokens: list[_Token]) -> dict[str, Any] | None:
-        if self._logprobs is None:
-            return None
-        shown = [self._shown(t.id, t.logprobs[t.id]) for t in tokens]
-        tops = [{each["token"]: each["logprob"] for each in self._likeliest(t)} for t in tokens]
-        return {
-            "tokens": [each["token"] for each in shown],
-            "token_logprobs": [each["logprob"] for each in shown],
-            "top_logprobs": tops,
-            "text_offset": [t.offset for t in tokens],
+            "tokens": [one["token"] for one in shown],
+            "token_logprobs": [one["logprob"] for one in shown],
+            "top_logprobs": [{each["token"]: each["logprob"] for each in top} for top in tops],
+            "text_offset": [token.offset for token in tokens],
         }
 
 
@@ -386,9 +371,6 @@ def head(kind: str, prefix: str, model: str) -> dict[str, Any]:
 
 def usage(prompt: int, completion: int = 0, cached: int = 0) -> dict[str, Any]:
     """Tokens of a request."""
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    }
+    told = {"prompt_tokens": prompt, "completion_tokens": completion}
+    total = {"total_tokens": prompt + completion}
+    return told | total | {"prompt_tokens_details": {"cached_tokens": cached}}

@@ -5,6 +5,7 @@ Each search plays its rounds in a thread of its own, over engines that others us
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from itertools import count
@@ -138,7 +139,7 @@ class SearchRun:
         if self._config.n > MOST_BEAMS or self._config.strategy != given["strategy"]:
             message = f"search.n is {MOST_BEAMS} at most, and the model names the strategy."
             raise Refused(400, message, "search")
-        self._seed = protocol.secrets.randbits(63) if body.seed is None else body.seed
+        self._seed = secrets.randbits(63) if body.seed is None else body.seed
         self._clients = [EngineClient(thread, engine, body.priority) for engine in pair]
         self.head = protocol.head("chat.completion", "search", body.model)
         self.state = {"id": self.head["id"], "model": body.model, "status": "waiting"}
@@ -157,9 +158,8 @@ class SearchRun:
             search = Search(problem, llm=llm, prm=scorer, strategy=strategy, seed=self._seed, **own)
             while search.round():
                 told(search.progress)
-            return self._solution(
-                search.result(), len(chat_prompt(problem, llm, config.system_prompt))
-            )
+            prompt = chat_prompt(problem, llm, config.system_prompt)
+            return self._solution(search.result(), len(prompt))
         except BaseException as error:
             self.state |= {"status": "failed", "error": str(error)}
             raise
@@ -182,22 +182,17 @@ class SearchRun:
         reason = "stop" if best["finished"] else "length"
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
         told = {"search": {"id": self.state["id"], "nodes": len(nodes)} | found}
-        return (
-            self.head | {"choices": [choice], "usage": protocol.usage(0, counts["tokens"])} | told
-        )
+        used = protocol.usage(asked, counts["tokens"])
+        return self.head | {"choices": [choice], "usage": used} | told
 
     def chunk(self, news: Any) -> dict[str, Any]:
         """Of a stream: a round as reasoning, or the solution."""
+        choice: dict[str, Any] = {"index": 0, "finish_reason": None}
+        told: dict[str, Any] = {}
         if isinstance(news, Progress):
             text = f"round {news.round}: {news.tokens} tokens, {news.seconds:.1f} s\n"
-            shown = {"index": 0, "delta": {"reasoning_content": text}, "finish_reason": None}
-            told: dict[str, Any] = {"choices": [shown]}
+            choice["delta"] = {"reasoning_content": text}
         else:
-            (choice,) = news["choices"]
-            shown = {
-                "index": 0,
-                "delta": choice["message"],
-                "finish_reason": choice["finish_reason"],
-            }
-            told = {"choices": [shown], "search": news["search"]}
-        return self.head | {"object": "chat.completion.chunk"} | told
+            (whole,), told["search"] = news["choices"], news["search"]
+            choice |= {"delta": whole["message"], "finish_reason": whole["finish_reason"]}
+        return self.head | {"object": "chat.completion.chunk", "choices": [choice]} | told

@@ -265,36 +265,35 @@ class Service:
         message = f"The model {model!r:.100} is not served; served are: {', '.join(self._models)}."
         return Refused(404, message, "model", "model_not_found")
 
-    async def _encoded(
-        self, engine: ServedEngine, given: Any, special: bool, param: str
-    ) -> list[int]:
-        """Token ids of a text, of messages (special: with a generation prompt), or as given; known
-        ones, and so many that there is room for one more.
-        """
-        ids, tokenizer = given, engine.tokenizer
+    async def _encoded(self, engine: ServedEngine, given: Any, special: bool) -> list[int]:
+        """Token ids of a text, of messages (special: with a generation prompt), or as given."""
         if isinstance(given, str):
-            ids = await asyncio.to_thread(tokenizer.encode, given, special)
-        elif param == "messages":
-            try:
-                ids = await asyncio.to_thread(tokenizer.encode_chat, protocol.plain(given), special)
-            except PromptError as error:
-                raise Refused(400, str(error), param) from error
-        most = engine.max_model_len - 1
-        if not 1 <= len(ids) <= most:
-            message = f"{param} has {len(ids)} tokens; allowed: 1 to {most} for {engine.name}."
-            raise Refused(400, message, param, "context_length_exceeded")
-        return _known(ids, engine.spec.vocab, param)
+            return await asyncio.to_thread(engine.tokenizer.encode, given, special)
+        if not given or isinstance(given[0], int):
+            return list(given)
+        chat = protocol.plain(given)
+        try:
+            return await asyncio.to_thread(engine.tokenizer.encode_chat, chat, special)
+        except PromptError as error:
+            raise Refused(400, str(error), "messages") from error
+
+    async def _inputs(
+        self, engine: ServedEngine, body: Any, texts: Any, param: str
+    ) -> list[list[int]]:
+        """Token ids of each text of a field, or of the messages of the body."""
+        if (messages := getattr(body, "messages", None)) is not None:
+            ids = await self._encoded(engine, messages, body.add_generation_prompt)
+            return [_fitting(engine, ids, "messages")]
+        special, given = body.add_special_tokens, protocol.one_by_one(texts)
+        return [_fitting(engine, await self._encoded(engine, t, special), param) for t in given]
 
     # -- generating --
 
     async def completions(self, body: protocol.CompletionRequest, request: Request) -> Response:
         """POST /v1/completions."""
-        engine, special = self._engine(body.model), body.add_special_tokens
-        given = protocol.one_by_one(body.prompt)
-        prompts = [await self._encoded(engine, each, special, "prompt") for each in given]
-        return await self._generate(
-            request, body, engine, prompts, body.max_tokens or 16, body.logprobs
-        )
+        engine, most = self._engine(body.model), body.max_tokens or 16
+        prompts = await self._inputs(engine, body, body.prompt, "prompt")
+        return await self._generate(request, body, engine, prompts, most, body.logprobs)
 
     async def chat(self, body: protocol.ChatRequest, request: Request) -> Response:
         """POST /v1/chat/completions."""
@@ -303,11 +302,10 @@ class Service:
         engine = self._engine(body.model)
         if body.search:
             raise Refused(400, "search is for a model called search/...; leave it out.", "search")
-        asks = body.add_generation_prompt
-        prompt = await self._encoded(engine, body.messages, asks, "messages")
+        prompts = await self._inputs(engine, body, [], "messages")
         most = body.max_completion_tokens or body.max_tokens or engine.max_model_len
         logprobs = body.top_logprobs if body.logprobs else None
-        return await self._generate(request, body, engine, [prompt], most, logprobs)
+        return await self._generate(request, body, engine, prompts, most, logprobs)
 
     async def _generate(
         self,
@@ -365,12 +363,11 @@ class Service:
     async def tokenize(self, body: protocol.TokenizeRequest) -> Response:
         """POST /tokenize."""
         engine = self._engine(body.model)
+        given: Any = body.prompt
+        special = body.add_special_tokens
         if body.messages is not None:
-            chat, asks = protocol.plain(body.messages), body.add_generation_prompt
-            ids = await asyncio.to_thread(engine.tokenizer.encode_chat, chat, asks)
-        else:
-            special = body.add_special_tokens
-            ids = await asyncio.to_thread(engine.tokenizer.encode, body.prompt, special)
+            given, special = body.messages, body.add_generation_prompt
+        ids = await self._encoded(engine, given, special)
         texts = [engine.tokenizer.decode([k]) for k in ids] if body.return_token_strs else None
         longest = engine.max_model_len
         told = {"count": len(ids), "max_model_len": longest, "tokens": ids, "token_strs": texts}
@@ -421,7 +418,7 @@ class Service:
         if name not in self._searches:
             message = f"There is no search {name!r:.60}; the last {KEPT_SEARCHES} are kept."
             raise Refused(404, message, "id")
-        return self._searches[name]
+        return dict(self._searches[name])  # its search may be adding to it
 
     # -- scoring, in vLLM's shapes --
 
@@ -430,15 +427,11 @@ class Service:
         engine = self._engine(body.model)
         outputs = engine.spec.outputs
         labels = _known(body.label_token_ids, outputs, "label_token_ids")
-        tokenizer, special = engine.tokenizer, body.add_special_tokens
-        query, *items = [
-            each if isinstance(each, list)
-            else await asyncio.to_thread(tokenizer.encode, each, special and first)
-            for each, first in [(body.query, not body.item_first)]
-            + [(item, body.item_first) for item in body.items]
-        ]  # fmt: skip
-        joined = [[*item, *query] if body.item_first else [*query, *item] for item in items]
-        inputs = [await self._encoded(engine, ids, False, "items") for ids in joined]
+        special, first = body.add_special_tokens, body.item_first
+        query = await self._encoded(engine, body.query, special and not first)
+        items = [await self._encoded(engine, item, special and first) for item in body.items]
+        joined = [[*item, *query] if first else [*query, *item] for item in items]
+        inputs = [_fitting(engine, ids, "items") for ids in joined]
         columns = labels if body.apply_softmax else range(outputs)
         asked = [(ids, [len(ids) - 1]) for ids in inputs]
         place = 0 if body.apply_softmax else labels[0]
@@ -453,13 +446,8 @@ class Service:
         if format is None:
             message = f"{engine.name} is no reward model of a known format: {', '.join(FORMATS)}."
             raise Refused(400, message, "model")
-        rules, special = FORMATS[format](engine.tokenizer), body.add_special_tokens
-        if body.messages is not None:
-            asks = body.add_generation_prompt
-            inputs = [await self._encoded(engine, body.messages, asks, "messages")]
-        else:
-            given = protocol.one_by_one(body.input)
-            inputs = [await self._encoded(engine, each, special, "input") for each in given]
+        rules = FORMATS[format](engine.tokenizer)
+        inputs = await self._inputs(engine, body, body.input, "input")
         asked = [(ids, _ends_of(list(rules.mark), ids)) for ids in inputs]
         if not all(places for _, places in asked):
             message = f"An input has no mark of a step; {format} reads a verdict after each."
@@ -530,6 +518,15 @@ class Service:
         return {"outcome": answer.outcome, "reason": answer.reason}
 
 
+def _fitting(engine: ServedEngine, ids: list[int], param: str) -> list[int]:
+    """These ids, if all are known and there is room for one more."""
+    most = engine.max_model_len - 1
+    if not 1 <= len(ids) <= most:
+        message = f"{param} has {len(ids)} tokens; allowed: 1 to {most} for {engine.name}."
+        raise Refused(400, message, param, "context_length_exceeded")
+    return _known(ids, engine.spec.vocab, param)
+
+
 def _known(ids: Sequence[int], size: int, param: str) -> list[int]:
     """These ids, if all are below size."""
     if max(ids, default=0) >= size:
@@ -597,9 +594,8 @@ def make_app(service: Service) -> FastAPI:
             return _told(service, Refused(error.status_code, str(error.detail), "path"))
         return _told(service, Refused.by(error))
 
-    handlers: Any = dict.fromkeys(
-        (Refused, RequestValidationError, HTTPException, Exception), refused
-    )
+    kinds = (Refused, RequestValidationError, HTTPException, Exception)
+    handlers: Any = dict.fromkeys(kinds, refused)
     most, lifespan = service.config.max_body, service.lifespan
     app = FastAPI(lifespan=lifespan, exception_handlers=handlers, max_body_size=most)
     app.add_middleware(Guard, service=service)
@@ -628,16 +624,10 @@ class Server(uvicorn.Server):
 
     def __init__(self, service: Service) -> None:
         config = service.config
-        super().__init__(
-            uvicorn.Config(
-                make_app(service),
-                host=config.host,
-                port=config.port,
-                access_log=False,
-                log_config=None,
-                timeout_graceful_shutdown=int(config.grace) + 5,
-            )
-        )
+        where: dict[str, Any] = {"host": config.host, "port": config.port}
+        where |= {"access_log": False, "log_config": None}
+        where["timeout_graceful_shutdown"] = int(config.grace) + 5  # then what is left is cut
+        super().__init__(uvicorn.Config(make_app(service), **where))
         self.service = service
         service.on_failure = self.end
 
