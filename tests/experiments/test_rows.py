@@ -138,8 +138,7 @@ def test_a_gap_in_the_record_shows():
 
 
 def test_claims_are_judged_by_their_rules(sweep, lost):
-    split, runs = views.memory_split_rows(sweep), sweep.runs
-    judged = [claims.peak_claim(split), claims.constant_claim(runs), claims.linear_claim(runs)]
+    judged = [claims.peak_claim(views.memory_split_rows(sweep))]
     judged += [claims.eviction_claim(views.rates_of(sweep)["tokens_per_s"], lost)]
     judged += [claims.hits_claim(views.prefix_hit_rows(sweep))]
     judged += [claims.sameness_claim(sweep.table("nodes"))]
@@ -150,11 +149,6 @@ def test_claims_are_judged_by_their_rules(sweep, lost):
 
 
 def test_claims_can_fail(sweep):
-    runs = sweep.runs
-    moved = runs.assign(llm_weights_bytes=range(1, len(runs) + 1))
-    assert claims.constant_claim(moved).verdict == "fails"
-    bent = runs.assign(prm_blocks=runs["prm_blocks"] + 40 * (runs["llm_share"] > 0.3))
-    assert claims.linear_claim(bent).verdict == "fails"
     nodes = sweep.table("nodes")
     nodes.at[5, "token_ids"] = [9, 9, 9]
     assert claims.sameness_claim(nodes).verdict == "fails"

@@ -367,7 +367,7 @@ class WhatIfWidget(parts.FigureView):
             name: ipywidgets.Dropdown(options=options, value=given[name] or OWN_CACHES)
             for name, options in offered.items()
         }
-        self.menus["recording"].layout.width = "560px"
+        self.menus["recording"].layout = ipywidgets.Layout(flex="1 1 300px", width="auto")
         text = "LLM share of total memory (llm_share)"
         self.sliders = {
             "llm_share": NumberSlider(text, (0.01, 0.99), at.llm_share, "{:.2f}", step=0.01)
