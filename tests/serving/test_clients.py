@@ -119,7 +119,8 @@ def test_logprobs_are_the_engine_s(client, engine):
 def test_models_tokens_and_states(service, client):
     """What is served, /tokenize, /health, and vLLM's names in /metrics."""
     names = [model.id for model in client.models.list()]
-    assert names == [SOLVER, "tiny-prm", "search/beam", "search/best_of_n"]
+    assert names[:4] == [SOLVER, "tiny-prm", "search/beam", "search/best_of_n"]
+    assert "search/dvts" in names
     assert client.models.retrieve("search/beam").id == "search/beam"
     tokenizer = service.thread.engines[SOLVER].tokenizer
     told = post(
@@ -263,3 +264,18 @@ def test_keys_deadlines_and_a_full_queue():
         with pytest.raises(openai.APIError, match="No answer within"):
             [*client.completions.create(**asked, stream=True)]
         require_idle(service)
+
+
+def test_every_strategy_is_a_model(client):
+    """Each answers; what only the search can refuse is the client's fault, not the server's."""
+    names = [model.id for model in client.models.list() if model.id.startswith("search/")]
+    assert len(names) == 9
+    for name in names:
+        asked = {"search": {"n": 4, "beam_width": 2, "max_depth": 3}}
+        found = client.chat.completions.create(model=name, messages=CHAT, seed=0, extra_body=asked)
+        assert found.choices[0].message.content is not None, name
+    for wrong in ({"n": 6, "beam_width": 4}, {"prm_format": "zzz"}):
+        with pytest.raises(openai.BadRequestError):
+            client.chat.completions.create(
+                model="search/dvts", messages=CHAT, extra_body={"search": wrong}
+            )

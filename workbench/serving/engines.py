@@ -123,7 +123,7 @@ class EngineThread:
             self._changed.notify()
 
     def close(self) -> None:
-        """End with 503 what is left, then the thread; one that is still loading is not waited for."""
+        """End with 503 what is left, then the thread, which is not waited for while it loads."""
         with self._changed:
             self._closed = True
             self._changed.notify()

@@ -87,7 +87,7 @@ Id = Annotated[int, Field(ge=0, lt=2**31)]
 Text = Whole | Annotated[list[Id], Field(min_length=1)]
 Texts = Text | Annotated[list[Text], Field(min_length=1, max_length=MOST_CHOICES)]
 Tokens = Annotated[int, Field(ge=1, lt=2**31)]
-StopText = Annotated[Whole, Field(min_length=1, max_length=1000)]
+StopText = Annotated[Whole, Field(min_length=1, max_length=128)]
 
 
 class Strict(BaseModel):

@@ -16,6 +16,7 @@ from workbench.config import SearchConfig, StrategyConfig
 from workbench.core import RequestOutput, SamplingParams, ScoreParams, Tag
 from workbench.errors import ConfigError
 from workbench.experiments.execute import make_strategy
+from workbench.search import variants
 from workbench.search.prm import PRM, known_format
 from workbench.search.problems import Problem
 from workbench.search.result import SearchResult
@@ -25,7 +26,7 @@ from workbench.serving import protocol
 from workbench.serving.engines import EngineThread, Event, Job, ServedEngine
 from workbench.serving.protocol import ChatRequest, Refused
 
-STRATEGIES = {"search/beam": "beam_search", "search/best_of_n": "best_of_n"}
+STRATEGIES = {f"search/{name.removesuffix('_search')}": name for name in variants.STRATEGIES}
 MOST_BEAMS = 256
 TAKEN = {"model", "user", "messages", "temperature", "top_p", "top_k", "min_p", "seed", "search"}
 TAKEN |= {"stream", "stream_options", "priority"}
@@ -162,6 +163,8 @@ class SearchRun:
             return self._solution(search.result(), len(prompt))
         except BaseException as error:
             self.state |= {"status": "failed", "error": str(error)}
+            if isinstance(error, ConfigError):  # of settings that only the search itself checks
+                raise Refused(400, str(error), "search") from error
             raise
 
     def cancel(self) -> None:
