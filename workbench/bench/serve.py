@@ -64,10 +64,9 @@ def run(
     """
     check_choice("part", part, ("distinct", "shared"))
     counts, rounds = [int(each) for each in clients.split(",")], ROUNDS[profile]
-    most = max(counts) * rounds
     engine = Engine(model, max_num_seqs=max(counts), max_num_batched_tokens=2048)
     random = np.random.default_rng(seed)
-    prompts = random.integers(0, engine.tokenizer.vocab_size, (2 * most, TOKENS))
+    prompts = random.integers(0, engine.tokenizer.vocab_size, (sum(counts) * rounds, TOKENS))
     if part == "shared":
         prompts[:, :SHARED] = prompts[0, :SHARED]
     fixed = {
@@ -77,15 +76,15 @@ def run(
         "ignore_eos": True,
         "stream": True,
     }
-    alone = {count: in_process(engine, prompts[most : most + count * rounds], count)
-             for count in counts}  # fmt: skip
+    parts = np.split(prompts, np.cumsum(counts)[:-1] * rounds)  # no prompt is asked twice
+    in_process(engine, random.integers(0, 9, (1, TOKENS)), 1)  # kernels are compiled
+    alone = [in_process(engine, asked, count) for asked, count in zip(parts, counts)]
     del engine
     with running(model, max(counts)) if url is None else given(url) as place:
-        for count in counts:
-            bodies: Bodies = [fixed | {"prompt": p.tolist()} for p in prompts[: count * rounds]]
+        for count, asked, peer in zip(counts, parts, alone):
+            bodies: Bodies = [fixed | {"prompt": prompt.tolist()} for prompt in asked]
             answers, health = asyncio.run(load(place, bodies, count, rate, seed))
-            yield from rows_of(answers, health, f"c{count}", alone[count])
-            prompts = np.roll(prompts, -most // len(counts), axis=0)  # not those cached already
+            yield from rows_of(answers, health, f"c{count}", peer)
 
 
 def in_process(engine: Engine, prompts: np.ndarray, count: int) -> float:
@@ -163,10 +162,13 @@ async def ask(place: tuple[str, int], body: dict[str, object]) -> Answer:
     try:
         reader, writer = await asyncio.open_connection(*place, limit=2**20)
         writer.write((head + text).encode())
-        answer.status = int((await reader.readline()).split()[1])
+        answer.status, whole = int((await reader.readline()).split()[1]), not body
         async for piece in reader:
+            whole |= piece.startswith(b"data: [DONE]")
             if piece.startswith(b"data: {"):  # a token, or several that were ready together
                 answer.chunks.append(time.perf_counter())
+        if answer.status == 200 and not whole:  # an error, or the end, in the midst of a stream
+            answer.status = 0
         writer.close()
     except (OSError, IndexError, ValueError):
         answer.status = 0
