@@ -1,6 +1,7 @@
 """One function for every question: memory, shares, policies, models; and what it refuses."""
 
 import pickle
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +10,7 @@ from workbench.engine.memory import block_shape
 from workbench.errors import ConfigError, OutOfMemory
 from workbench.kvcache.arena import KVArena
 from workbench.models.registry import model_spec
+from workbench.replay.devices import load_device
 from workbench.replay.simulator import POLICIES, events, recorded_strategy
 from workbench.replay.what_if import what_if
 from workbench.search.prm import PRM
@@ -168,3 +170,10 @@ def test_questions_that_make_no_sense_are_refused(measured, settings, error, sai
     """By name, with what is allowed."""
     with pytest.raises(error, match=said):
         what_if(measured.answers, **settings)
+
+
+def test_recorded_memory_must_fit_the_device_too(measured) -> None:
+    """Also where no memory is given, and the recorded split is what is replayed."""
+    small = replace(load_device("rtx-4090"), memory_bytes=1 << 20)
+    with pytest.raises(OutOfMemory, match=r"has 1\.0 MiB"):
+        what_if(measured.answers, device=small)

@@ -197,6 +197,10 @@ def what_if(recording: Source, *, on_round: OnRound | None = None, **settings: A
         if budgets is not None and shared is not None:
             kv = budgets[place]
         memory.append(ModelMemory(model.name, model.weight_bytes or 0, kv, block, kv // block))
+    taken = sum(
+        model.weight_bytes + model.kv_bytes for model in memory
+    )  # as recorded, if not given
+    device.require_room(taken, "Weights and KV of both models")
     return WhatIfResult(found.trace, found.throughput, tuple(memory))
 
 
