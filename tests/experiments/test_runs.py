@@ -30,10 +30,9 @@ from workbench.experiments.runs import (
     model_fingerprint,
     read_config,
     status_of,
-    wilson,
 )
 from workbench.experiments.settings import RunSpec, sweep_config
-from workbench.experiments.statistics import WORK
+from workbench.experiments.statistics import WORK, wilson
 from workbench.trace import write_table
 
 CONFIGURATION = sweep_config("quick", num_problems=3)

@@ -52,6 +52,7 @@ from workbench.experiments.statistics import (
     bootstrap_mean,
     draw_rates,
     noise_of,
+    wilson,
 )
 from workbench.models.registry import DUMMY, find_model
 from workbench.search.problems import Problem, load_problems
@@ -478,7 +479,6 @@ COUNTS = {
     "recomputed_tokens": ("recomputed_tokens", "", 1),
 }
 """Counts of each model: a column of `runs` over another, or the sum; times a number."""
-NORMAL = 1.959964  # of a normal distribution: 95 % lie within so many deviations
 OF_MEMORY = ("llm_share", "total_memory", "seed", "repeat", "setting")
 """Settings that say how much room there is, or which run it is."""
 
@@ -677,14 +677,6 @@ def _accuracy(problems: pd.DataFrame) -> pd.DataFrame:
             row |= {side: found.estimate, f"{side}_low": found.low, f"{side}_high": found.high}
         rows.append(row)
     return pd.DataFrame(rows)
-
-
-def wilson(rate: float, count: int) -> Interval:
-    """Interval of a rate over so many problems (Wilson, 1927); seeds of one make no further one."""
-    share = NORMAL**2 / count
-    middle = rate + share / 2
-    half = NORMAL * math.sqrt((rate * (1 - rate) + share / 4) / count)
-    return Interval(rate, (middle - half) / (1 + share), (middle + half) / (1 + share))
 
 
 def _first_difference(left: pd.DataFrame, right: pd.DataFrame, keys: list[str]) -> str | None:
