@@ -354,6 +354,36 @@ def find_siblings(
     return groups
 
 
+@inlined
+def _take_room(at: int, rows: int, columns: int) -> Any:
+    """A float32 array [rows, columns] at an address, and the address behind it."""
+    return matrix(at, rows, columns), at + rows * columns * FLOAT_BYTES
+
+
+@called
+def _rooms(at: int, head_dim: int) -> Any:
+    """A QueryTile and a Room in memory from an address on, and the address behind them.
+
+    They are no arrays of their own, since each use of such a one counts references, on which the
+    processor waits: some two fifths of a small model's decoding attention.
+    """
+    whole = (head_dim + WIDTH - 1) // WIDTH * WIDTH  # rounded up to vectors
+    each, at = _take_room(at, 8, QUERIES + WIDTH)
+    queries, at = _take_room(at, QUERIES, head_dim)
+    sums, at = _take_room(at, QUERIES, whole)
+    scores, at = _take_room(at, QUERIES, _KEYS)
+    packed_keys, at = _take_room(at, head_dim, _KEYS)
+    packed_values, at = _take_room(at, _KEYS, whole)
+    turned, at = _take_room(at, head_dim, QUERIES)
+    turned_scores, at = _take_room(at, _KEYS, QUERIES)
+    values, keys = integers(at, _KEYS), integers(at + _KEYS * ADDRESS_BYTES, _KEYS // WIDTH)
+    tile = QueryTile(queries, each[0], each[1], each[2], sums)
+    packed = packed_keys, packed_values
+    of_turned = turned, turned_scores, each[5], each[6], each[7]
+    room = Room(scores, each[3], each[4], keys, values, *packed, *of_turned)
+    return tile, room, at + (_KEYS + _KEYS // WIDTH) * ADDRESS_BYTES
+
+
 @kernel
 def attend(arguments: int, counter: int) -> None:
     """`Kernels.attend`; a piece is one key-value head of one group of rows."""
@@ -366,28 +396,8 @@ def attend(arguments: int, counter: int) -> None:
     batch = Batch(qkv, out, positions, sequence, tables, width, base, shape, group)
     bounds, shared = integers(a[15], pieces + 1).copy(), np.empty(pieces, np.int64)
     groups = find_siblings(bounds, positions, sequence, tables, width, block_size, group, shared)
-    whole = (head_dim + WIDTH - 1) // WIDTH * WIDTH  # rounded up to vectors
-    tile = QueryTile(
-        np.empty((QUERIES, head_dim), np.float32),
-        np.empty(QUERIES, np.float32),
-        aligned(QUERIES + WIDTH),
-        np.empty(QUERIES, np.float32),
-        aligned(QUERIES * whole).reshape(QUERIES, whole),
-    )
-    room = Room(
-        aligned(QUERIES * _KEYS).reshape(QUERIES, _KEYS),
-        aligned(QUERIES + WIDTH),
-        aligned(QUERIES + WIDTH),
-        np.empty(_KEYS // WIDTH, np.int64),
-        np.empty(_KEYS, np.int64),
-        aligned(head_dim * _KEYS).reshape(head_dim, _KEYS),
-        aligned(_KEYS * whole).reshape(_KEYS, whole),
-        aligned(head_dim * QUERIES).reshape(head_dim, QUERIES),
-        aligned(_KEYS * QUERIES).reshape(_KEYS, QUERIES),
-        aligned(QUERIES),
-        aligned(QUERIES),
-        aligned(QUERIES),
-    )
+    memory = aligned(_rooms(0, head_dim)[2] // FLOAT_BYTES)
+    tile, room, _ = _rooms(memory.ctypes.data, head_dim)
     for zeros in (room.packed_values, room.turned):
         zeros[:] = 0
     for zeros in (room.limit, room.top, room.total):
@@ -415,3 +425,4 @@ def attend(arguments: int, counter: int) -> None:
                 _attend_tile(batch, tile, 0, count, table, head, 0, until, room)
                 _finish(batch, tile, head, begin, first, count)
         number = take(counter)
+    memory[0] = 0  # it lives until here
