@@ -79,6 +79,11 @@ def test_block_sizes_are_timed_beside_one_block_for_each_sequence(plan) -> None:
     rows = g.block_rows(plan)
     ratios = rows[rows["metric"] == "ratio"].set_index("block_size")
     assert list(ratios.index) == [1, 16, 64]
+    for size in ratios.index:
+        engine = g._engine(plan, 2, plan.longest, block_size=int(size))
+        g._add(engine, [(20, 20)] * 2, 0)
+        engine.step()
+        assert engine.scheduler.counts.running == 2, "all of a batch run from the first step"
     assert (ratios.loc[64, "kind"], ratios.loc[64, "value"]) == ("contiguous", 1.0)
     alone = rows[rows["metric"] == "attention"]
     assert (alone["value"] > 0).all() and len(alone) == 1

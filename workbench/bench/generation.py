@@ -167,6 +167,7 @@ def _engine(
         max_num_batched_tokens=max(_STEP_TOKENS, batch, longest),
         max_model_len=longest,
         enable_prefix_caching=False,
+        watermark=0.0,  # else the last of a batch waits for blocks that nothing needs
         weights=weights,
         **settings,
     )
@@ -334,6 +335,7 @@ def held(plan: GenerationPlan, batch: int, block_size: int = BLOCK_SIZE) -> pd.D
         max_num_seqs=batch,
         max_num_batched_tokens=max(_STEP_TOKENS, batch),
         max_model_len=plan.longest,
+        watermark=0.0,
         stops=StopChecker([b""], ()),
     )
     for number, (prompt, new) in enumerate(plan.requests(max(4, 2 * batch))):
