@@ -59,7 +59,7 @@ def memory_rows() -> pd.DataFrame:
 
 def test_a_line_for_each_prompt_and_cache_and_the_ratio_below() -> None:
     fig, rows = plots.engine_cache(cache_rows()), cache_rows()
-    assert len(fig.data) == 2 * 3
+    assert len(fig.data) == 2 * 3 + 2, "and two entries of the legend"
     line = next(t for t in fig.data if t.name == "without, prompt of 64")
     own = rows.query("metric == 'seconds' and not kv_cache and prompt_tokens == 64")
     np.testing.assert_allclose(line.y, own["value"])

@@ -61,15 +61,20 @@ def engine_cache(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         for cached, style in CACHED.items():
             line = own[(own["metric"] == "seconds") & (own["kv_cache"] == cached)]
             named = Style(f"{style.label}, prompt of {prompt}", style.colour, **look)
-            fig.add_trace(series(line, "new_tokens", named, hover + " s"), row=1, col=1)
+            fig.add_trace(
+                series(line, "new_tokens", named, hover + " s", showlegend=False), row=1, col=1
+            )
         named = Style(f"prompt of {prompt}", theme.BLACK, **look)
         line = series(own[own["metric"] == "ratio"], "new_tokens", named, hover + " times")
-        fig.add_trace(line.update(showlegend=False), row=2, col=1)
-    fig.update_yaxes(type="log", title_text="seconds until there", row=1, col=1)
+        fig.add_trace(line, row=2, col=1)
+    for style in CACHED.values():
+        marker = {"symbol": "square", "color": style.colour}
+        fig.add_trace(theme.legend_note("legend", style.label, marker), row=1, col=1)
+    fig.update_yaxes(type="log", dtick="D2", title_text="seconds until there", row=1, col=1)
     fig.update_yaxes(rangemode="tozero", title_text="time without over with", row=2, col=1)
     for row in (1, 2):
         fig.update_xaxes(title_text="tokens generated", rangemode="tozero", row=row, col=1)
-    frame = Frame(panels=520, top=112)
+    frame = Frame(panels=520, top=84)
     return finish(fig, "What a KV cache gains", _CACHE_CAPTION, provenance, frame)
 
 
@@ -97,7 +102,8 @@ def engine_batch(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     names = [f"{batch:,}" for batch in sorted(shares["batch"].unique())]
     for part, (label, colour, shape) in PARTS.items():
         own = shares[shares["part"] == part].sort_values("batch")
-        look = {"color": colour, "pattern": {"shape": shape, "fgcolor": "white", "solidity": 0.2}}
+        lines = {"shape": shape, "bgcolor": colour, "fgcolor": "white", "solidity": 0.2}
+        look = {"color": colour, "pattern": lines if shape else None}
         bars = go.Bar(x=names, y=own["value"], name=label, marker=look, legend="legend2")
         bars.hovertemplate = "%{x} sequences: %{y:.1f} %<extra>" + label + "</extra>"
         fig.add_trace(bars, row=2, col=1)
@@ -147,7 +153,7 @@ def engine_memory(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     held = " and ".join(f"{int(room.loc[kind, 'batch']):,} {kind}" for kind in room.index)
     say(fig, f"the memory holds {held} sequences", 0, 1, yshift=4)
     fig.update_xaxes(title_text="sequences", **theme.log_axis(batches, 0.08), row=1, col=1)
-    fig.update_yaxes(type="log", title_text=f"KV ({name})", row=1, col=1)
+    fig.update_yaxes(type="log", dtick=1, title_text=f"KV ({name})", row=1, col=1)
     for column, wanted in ((1, "waste"), (2, "ratio")):
         sizes = sorted(rows.loc[metric == wanted, "block_size"].unique())
         kept = [sizes[i] for i in theme.thinned(np.log10(sizes).tolist(), 0.16)]
