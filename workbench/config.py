@@ -200,6 +200,8 @@ class EngineConfig(_Settings):
     watermark: Annotated[float, Range(0, 1)] = 0.01  # blocks kept free when a request is admitted
     # static: whole padded batches
     batching: Annotated[str, ("continuous", "static")] = "continuous"
+    # False, for comparison only: each token computes its whole sequence again; the same tokens
+    use_kv_cache: bool = True
 
     def __post_init__(self) -> None:
         check(self)
@@ -221,6 +223,8 @@ class EngineConfig(_Settings):
         self._require("enable_prefix_caching", not (padded and caching), allowed)
         allowed = "False with enable_prefix_caching=False: full blocks lead to partial ones"
         self._require("reuse_partial_blocks", caching or not self.reuse_partial_blocks, allowed)
+        allowed = "True unless batching='continuous' and enable_prefix_caching=False"
+        self._require("use_kv_cache", self.use_kv_cache or not (caching or padded), allowed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ from jinja2 import TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, pre_tokenizers
+from tokenizers.models import BPE
 
 from workbench.errors import ModelError, PromptError
 
@@ -41,14 +43,18 @@ class Tokenizer:
     def from_folder(cls, folder: str | Path) -> Tokenizer:
         """Read the tokenizer's files, and the end-of-sequence ids of (generation_)config.json."""
         folder = Path(folder)
-        if not (folder / "tokenizer.json").is_file():
+        file, older = folder / "tokenizer.json", folder / "vocab.json"
+        if not file.is_file() and _read_json(folder / "config.json").get("model_type") == "gpt2":
+            file = older
+        if not file.is_file():
             raise ModelError(
-                f"{folder} has no tokenizer.json; a model folder needs one (fast tokenizer format)."
+                f"{folder} has no tokenizer.json; a model folder needs one (fast tokenizer "
+                "format), a GPT-2's that or vocab.json and merges.txt."
             )
         try:
-            backend = Backend.from_file(str(folder / "tokenizer.json"))
+            backend = _byte_level(older) if file == older else Backend.from_file(str(file))
         except Exception as error:  # tokenizers raises bare Exception
-            raise ModelError(f"{folder / 'tokenizer.json'} cannot be read: {error}") from error
+            raise ModelError(f"{file} cannot be read: {error}") from error
         backend.no_padding()
         backend.no_truncation()
         config = _read_json(folder / "tokenizer_config.json")
@@ -136,6 +142,16 @@ class Tokenizer:
     def _special_id(self, name: str) -> int | None:
         text = self._config.get(name)
         return None if text is None else self._backend.token_to_id(_token_text(text))
+
+
+def _byte_level(vocabulary: Path) -> Backend:
+    """GPT-2's byte-level BPE, of the two files that its older folders keep it in."""
+    merges = vocabulary.with_name("merges.txt")
+    backend = Backend(BPE.from_file(str(vocabulary), str(merges)))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<|endoftext|>"])
+    return backend
 
 
 def _token_text(token: str | dict[str, Any]) -> str:

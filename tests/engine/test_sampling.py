@@ -308,6 +308,13 @@ def test_suspects_are_the_tokens_that_can_complete_a_stop(tokens: list[bytes], s
             checker.remove(other)
 
 
+def test_a_long_stop_takes_as_long_as_a_short_one() -> None:
+    """Of its million ends only those that a token has room for are looked at."""
+    checker = StopChecker([b"b", b"ab", b"a", b"abab", b"cab"], ())
+    checker.add(1, SamplingParams(stop=("ab" * 500_000,)))
+    assert checker.suspects(np.arange(5)).tolist() == [True, True, False, True, False]
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     output=st.lists(st.integers(0, len(PIECES) - 1), min_size=1, max_size=12),

@@ -147,6 +147,26 @@ def test_draw_near_temperature_zero_is_greedy() -> None:
     assert torch.equal(cpu.choose(logits, cold, noise)[0], logits.argmax(1))
 
 
+@pytest.mark.parametrize("width", [16, 37, 72, 768])
+def test_gpt2_s_norm_and_gelu_equal_reference(
+    ours: tuple[Kernels, torch.dtype, torch.device], width: int
+) -> None:
+    """Whatever the width; far from zero a norm takes the mean out, and GELU is flat or straight."""
+    kernels, dtype, device = ours
+    draw = torch.Generator().manual_seed(width)
+    sizes = (19, width), (width,), (width,)
+    x, weight, bias = (torch.randn(*size, generator=draw).to(device, dtype) for size in sizes)
+    far, found = 3 * x + 20, []
+    for each, kind in ((kernels, dtype), (ReferenceKernels(device, torch.float32), torch.float32)):
+        normed, bent = torch.empty(19, width, dtype=kind, device=device), (x * 30).to(kind)
+        each.layer_norm(far.to(kind), weight.to(kind), bias.to(kind), 1e-5, normed)
+        each.gelu(bias.to(kind), bent[:9])
+        small = x.to(kind, copy=True)
+        each.gelu(bias.to(kind), small)
+        found.append((normed.float(), bent.float(), small.float()))
+    torch.testing.assert_close(*found, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+
+
 def test_add_row_adds_to_every_row() -> None:
     """As torch does, for widths that no register divides."""
     out, row = torch.randn(19, 37), torch.randn(37)

@@ -28,6 +28,8 @@ CONFIG = {
     "vocab_size": 300,
     "max_position_embeddings": 64,
 }
+GPT2 = {"architectures": ["GPT2LMHeadModel"], "vocab_size": 300, "n_layer": 2, "n_head": 4}
+GPT2 |= {"n_embd": 64, "n_inner": 96, "n_positions": 64}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
 DRAWN = SamplingParams(temperature=0.8, max_tokens=5, seed=5, ignore_eos=True)
 PROMPTS = [list(range(7, 25)), [9], [3, 200]]  # the largest step has three rows
@@ -63,10 +65,13 @@ def engine(model: str, **settings: Any) -> Engine:
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True], ids=["fast", "invariant"])
+@pytest.mark.parametrize("config", [CONFIG, GPT2], ids=["llama", "gpt2"])
 def test_an_engine_samples_the_same_tokens(
-    model: str, batch_invariant: bool, monkeypatch: pytest.MonkeyPatch
+    config: dict[str, Any], batch_invariant: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prompts in chunks, then decodes of a changing batch, recorded ones too; greedy and drawn."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = f"dummy:{tmp_path}"
     params = [GREEDY, DRAWN, GREEDY]
     expected = [out.token_ids for out in engine(model).generate(PROMPTS, params)]
     interpret(monkeypatch)

@@ -17,18 +17,22 @@ from workbench.models.loading import load_model
 VOCAB = 96
 NAMES = ("vocab_size", "num_hidden_layers", "hidden_size", "num_attention_heads",
          "num_key_value_heads", "head_dim", "intermediate_size")  # fmt: skip
+GPT2 = {"architectures": ["GPT2LMHeadModel"], "vocab_size": VOCAB, "n_layer": 2, "n_head": 3}
+GPT2 |= {"n_embd": 72, "n_inner": 100, "n_positions": 512}
 SHAPES = {
     "solver": (VOCAB, 2, 128, 8, 1, 16, 544),
     "prm": (VOCAB, 1, 320, 5, 1, 64, 1280),
     "awkward": (VOCAB, 2, 72, 3, 3, 24, 100),
+    "gpt2": (),
 }
 
 
 @pytest.fixture(scope="module", params=SHAPES)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LlamaModel:
     """A layer or two of random weights."""
-    sizes = zip(NAMES, SHAPES[request.param], strict=True)
-    config = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 512, **dict(sizes)}
+    config = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 512}
+    config |= dict(zip(NAMES, SHAPES[request.param]))
+    config = GPT2 if request.param == "gpt2" else config
     folder = tmp_path_factory.mktemp(request.param)
     (folder / "config.json").write_text(json.dumps(config))
     return load_model(f"dummy:{folder}")

@@ -105,7 +105,7 @@ def test_the_hub_is_asked_last(hub: list[str], tmp_path: Path) -> None:
 def test_dummies_need_neither_hub_nor_token(hub: list[str]) -> None:
     """Their sizes are in the package: the published numbers of parameters come out.
 
-    The last two are Qwen2.5 7B and 1.5B, whose vocabulary's output gave way to a value head.
+    Two are Qwen2.5 7B and 1.5B, whose vocabulary's output gave way to a value head.
     """
     sizes = {
         "smollm2-135m": 134_515_008,
@@ -114,6 +114,10 @@ def test_dummies_need_neither_hub_nor_token(hub: list[str]) -> None:
         "qwen2.5-1.5b-instruct": 1_543_714_304,
         "qwen2.5-math-prm-7b": 7_615_616_512 - 152_064 * 3584 + 3585 * 3584 + 3585 * 2,
         "skywork-prm-1.5b": 1_543_714_304 + 1536 + 1,
+        "gpt2": 124_439_808,
+        "gpt2-medium": 354_823_168,
+        "gpt2-large": 774_030_080,
+        "gpt2-xl": 1_557_611_200,
     }
     for name, parameters in sizes.items():
         for given in (name, f"dummy:{name}", f"dummy:{REGISTRY[name]}"):

@@ -98,7 +98,7 @@ def test_llama3_scaling_keeps_fast_rotations_and_stretches_slow_ones() -> None:
 
 
 REFUSED: list[tuple[dict[str, object], str]] = [
-    ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel.*supported: LlamaForCausalLM"),
+    ({"architectures": ["OPTForCausalLM"]}, "OPTForCausalLM.*supported: LlamaForCausalLM"),
     ({"architectures": [["a"]]}, rf"\[\['a'\]\]; supported: {', '.join(ARCHITECTURES)}"),
     ({"use_sliding_window": True}, "use_sliding_window = True; supported: False"),
     ({"hidden_act": "gelu"}, "hidden_act = 'gelu'; supported: 'silu'"),

@@ -17,6 +17,9 @@ TINY |= {"llm_share": 0.3, "recording": "tiny-16-n4"}
 TINY |= {"grid_seqs": [4, 16], "grid_tokens": [8, 128], "compared_seqs": [4], "block_sizes": [16]}
 TINY |= {"in_flight": 1, "depth_limits": [2], "budgets": [2.0], "kv_shares": [0.3]}
 TINY |= {"beam_counts": [4]}
+ENGINE = {"model": "tiny-solver", "prompt_tokens": [8], "new_tokens": [8, 24], "stride": 4}
+ENGINE |= {"batches": [1, 2], "counted_batches": [1, 4], "block_sizes": [1, 16], "block_batch": 2}
+ENGINE |= {"lengths": [4, 12], "kv_memory": "8MiB", "repeats": 1}
 TOUR = {"num_problems": 1, "n": 4, "max_depth": 3}
 WHAT_IF = {"recording": "tiny-16-n4", "num_replays": 2, "llm_share": 0.2}
 LIVE = {"num_problems": 1, "n": 4, "max_depth": 4, "every": 4}
@@ -30,6 +33,7 @@ DRAWN = {  # beside each measured figure the replayed one
     "07_modifications": ("modifications",),
     "08_optimisation": ("optimisation",),
     "11_strategies": ("search_strategies",),
+    "13_engine": ("engine_cache", "engine_batch", "engine_memory"),
 }
 
 
@@ -81,7 +85,10 @@ def executed(tmp_path_factory):
     tools = {"00_tour": TOUR, "what_if": WHAT_IF, "live_memory_split": LIVE, "10_explore": stored}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BROWSER_PATH", str(place / "no-browser"))  # figures as HTML alone
-        run_notebooks(list(DRAWN), "quick", TINY | folders, place / "out", progress=False)
+        studies = [name for name in DRAWN if name != "13_engine"]
+        run_notebooks(studies, "quick", TINY | folders, place / "out", progress=False)
+        alone = ENGINE | {"figures_folder": folders["figures_folder"]}
+        run_notebooks(["13_engine"], "quick", alone, place / "out", progress=False)
         for name, given in tools.items():
             run_notebooks([name], None, given, place / "out", progress=False)
     return place
@@ -105,6 +112,10 @@ def test_every_figure_of_the_study_is_written_with_its_rows_and_record(executed,
     for ending in (".html", ".parquet", ".json"):
         assert (figures / f"{name}{ending}").stat().st_size > 0
     record = json.loads((figures / f"{name}.json").read_text())
+    if name in DRAWN["13_engine"]:
+        assert record["parameters"]["batches"] == [1, 2]
+        assert "tiny-solver (its own weights" in record["parameters"]["provenance"]
+        return
     assert record["parameters"]["n"] == 4
     searched = name not in DRAWN["01_memory_requirements"]
     what = "2 problems, 1 seed" if searched else "both engines built at 2 shares"

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.plots import synthetic, test_optimisation, test_requirements
+from tests.plots import synthetic, test_generation, test_optimisation, test_requirements
 from workbench import plots
 from workbench.plots import theme
 from workbench.plots.timeline import BLOCK_COLUMNS, LOST_TIME, decimated
@@ -27,6 +27,9 @@ FIGURES = {
     "modifications": (plots.modifications, test_requirements.rung_rows),
     "optimisation": (plots.optimisation, test_optimisation.rows),
     "search_strategies": (plots.search_strategies, synthetic.strategy_rows),
+    "engine_cache": (plots.engine_cache, test_generation.cache_rows),
+    "engine_batch": (plots.engine_batch, test_generation.batch_rows),
+    "engine_memory": (plots.engine_memory, test_generation.memory_rows),
 }
 UNTITLED = {  # they share another's title
     "optimisation": ("yaxis2", "yaxis6"),

@@ -30,8 +30,7 @@ from workbench.core import (
 from workbench.engine.executor import Executor
 from workbench.engine.memory import ArenaPlace, memory_told, plan_memory
 from workbench.engine.sampling import StopChecker
-from workbench.engine.scheduler import Scheduler
-from workbench.engine.static_batch import StaticScheduler
+from workbench.engine.static_batch import scheduler_of
 from workbench.errors import ConfigError, PromptError, StepError
 from workbench.host import collection_paused
 from workbench.kernels import require_served
@@ -159,8 +158,7 @@ class Engine:
                 max_model_len=longest,
             )
             self.executor.record_steps()
-        kind = StaticScheduler if config.batching == "static" else Scheduler
-        self.scheduler = kind(
+        self.scheduler = scheduler_of(config)(
             self.cache,
             storage.offsets,
             max_model_len=longest,

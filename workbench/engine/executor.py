@@ -198,7 +198,7 @@ class DecodeSteps:
         self._block_offsets[:rows, :blocks] = plan.block_offsets
         self._positions[rows:launched] = -1  # no sequence's
         self._context_len[rows:launched] = 0
-        self._model.embedding(tokens, self._buffers.residual[:rows])
+        self._model.embed(tokens, self._positions[:rows], self._buffers.residual[:rows])
         self._pass(launched)()
         return self._buffers.normed[:rows]
 

@@ -79,6 +79,7 @@ class StopChecker:
         self._text = np.zeros(0, np.uint8)  # all tokens in a row, once there is a stop
         self._ends = np.zeros(0, np.int64)  # of each token in the text
         self._starts = np.zeros(0, np.int64)  # of those that are not empty
+        self._longest = 0  # bytes of a token
         self._params: dict[int, SamplingParams] = {}
         self._users: dict[str | int, int] = {}  # stop string or stop id -> requests that have it
         highest = max((len(token_bytes) - 1, *self._eos))
@@ -159,8 +160,10 @@ class StopChecker:
             lengths = np.fromiter(map(len, self._bytes), np.int64, len(self._bytes))
             self._ends = np.cumsum(lengths)
             self._starts = (self._ends - lengths)[lengths > 0]
+            self._longest = int(lengths.max(initial=0))
         found = [self._holding(stop, np.flatnonzero(self._text == stop[0]))]
-        found += [self._holding(stop[start:], self._starts) for start in range(len(stop))]
+        ends = range(max(0, len(stop) - self._longest), len(stop))  # no token begins with more
+        found += [self._holding(stop[start:], self._starts) for start in ends]
         return np.unique(np.concatenate(found))
 
     def _holding(self, part: bytes, places: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -170,6 +173,8 @@ class StopChecker:
         inside = places + len(part) <= self._ends[owners]
         places, owners = places[inside], owners[inside]
         for i, byte in enumerate(part[1:], 1):
+            if not len(places):
+                break
             same = self._text[places + i] == byte
             places, owners = places[same], owners[same]
         return owners

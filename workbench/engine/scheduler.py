@@ -256,8 +256,7 @@ class Scheduler:
         sequence = self._batch.sequences[row]
         new = self._cache.extend(sequence.request_id, token_ids)
         if new:
-            first = -(-int(self._batch.computed[row]) // self._cache.block_size)
-            self._batch.set_blocks(row, first, new)
+            self._batch.set_blocks(row, int(self._batch.num_blocks[row]), new)
         return new is not None
 
     def _preempt(self, row: int) -> None:

@@ -1,11 +1,12 @@
-"""Static, padded, request-level batching: what continuous batching is measured against.
+"""What continuous batching and the KV cache are measured against: static batches, and no cache.
 
-Requests are taken max_num_seqs at a time and none joins until the slowest of them is done (thesis
-2.2.5). Prompts are padded to the longest: every step of the prefill computes as many rows of each
-member. A member that has ended repeats its last row until the batch ends, and from the start each
-has blocks for the longest of them. All of this is computed, so measured time holds the waste; the
-tokens are those of continuous batching. Prefixes are not shared: rows of one length cannot skip
-different parts. Attention reads a row's own keys only, as a kernel that honours the mask does.
+Static, padded, request-level batching: requests are taken max_num_seqs at a time and none joins
+until the slowest of them is done (thesis 2.2.5). Prompts are padded to the longest: every step of
+the prefill computes as many rows of each member. A member that has ended repeats its last row until
+the batch ends, and from the start each has blocks for the longest of them. All of this is computed,
+so measured time holds the waste; the tokens are those of continuous batching. Prefixes are not
+shared: rows of one length cannot skip different parts. Attention reads a row's own keys only, as a
+kernel that honours the mask does.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from workbench.config import EngineConfig
 from workbench.core import Sequence, StepPlan, StepResult
 from workbench.engine.scheduler import Chunk, Scheduler, StopConditions
 from workbench.errors import ConfigError, OutOfMemory
@@ -151,3 +153,27 @@ class StaticScheduler(Scheduler):
         if sequence.score is not None:
             return sequence.num_to_compute
         return self._length_limit(sequence)
+
+
+class RecomputingScheduler(Scheduler):
+    """A Scheduler that keeps nothing between steps: each token computes its whole sequence again.
+
+    What one step stored the next overwrites, in the same blocks. All rows are prefill_tokens in the
+    trace. The cache must not share prefixes; EngineConfig sees to it.
+    """
+
+    def update(self, plan: StepPlan, result: StepResult) -> list[tuple[Sequence, str]]:
+        """Take in a computed step; what goes on generating has computed nothing."""
+        finished = super().update(plan, result)
+        batch, rows = self._batch, self._decoding_rows()
+        batch.computed[rows], batch.decoding[rows] = 0, False
+        for row in rows.tolist():
+            batch.sequences[row].num_computed = 0
+        return finished
+
+
+def scheduler_of(config: EngineConfig) -> type[Scheduler]:
+    """The scheduler that an engine of these settings has."""
+    if config.batching == "static":
+        return StaticScheduler
+    return Scheduler if config.use_kv_cache else RecomputingScheduler

@@ -153,6 +153,21 @@ class Kernels(ABC):
         """out [T, hidden] = x / rms(x) * weight [hidden] (Zhang and Sennrich 2019)."""
 
     @abstractmethod
+    def layer_norm(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor,
+        epsilon: float,
+        out: torch.Tensor,
+    ) -> None:
+        """out [T, hidden] = (x - mean) / deviation * weight + bias (Ba et al. 2016)."""
+
+    @abstractmethod
+    def gelu(self, row: torch.Tensor, out: torch.Tensor) -> None:
+        """out [T, columns] = GELU(out + row), by its tanh (Hendrycks and Gimpel 2016)."""
+
+    @abstractmethod
     def store_kv(
         self,
         qkv: torch.Tensor,

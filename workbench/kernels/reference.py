@@ -78,6 +78,19 @@ class ReferenceKernels(Kernels):
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
         out.copy_(weight * (wide * scale).to(x.dtype))
 
+    def layer_norm(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor,
+        epsilon: float,
+        out: torch.Tensor,
+    ) -> None:
+        out.copy_(torch.nn.functional.layer_norm(x, x.shape[1:], weight, bias, epsilon))
+
+    def gelu(self, row: torch.Tensor, out: torch.Tensor) -> None:
+        out.copy_(torch.nn.functional.gelu(out + row, approximate="tanh"))
+
     def store_kv(
         self,
         qkv: torch.Tensor,

@@ -53,9 +53,10 @@ class Linear:
             self.kernels.add_row(self.bias, out)
 
     def add_to(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        """out += the product; of a layer without bias."""
-        assert self.bias is None
+        """out += the product."""
         self.kernels.multiply_add(x, self.matrix, out)
+        if self.bias is not None:
+            self.kernels.add_row(self.bias, out)
 
     def gated(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """out = silu(x @ first part) * (x @ second part); of a layer packed so."""
@@ -94,7 +95,7 @@ class Embedding:
 class Layer:
     """One transformer layer's weights."""
 
-    attention_norm: torch.Tensor  # [hidden]
+    attention_norm: torch.Tensor  # what `LlamaModel.norm` takes: [hidden]
     qkv: Linear  # [hidden, (heads + 2 kv_heads) head_dim]
     output: Linear  # [heads head_dim, hidden]
     mlp_norm: torch.Tensor  # [hidden]
@@ -191,9 +192,17 @@ class LlamaModel:
         end with the last layer's keys and values.
         """
         rows = len(tokens)
-        self.embedding(tokens, buffers.residual[:rows])
+        self.embed(tokens, context.positions, buffers.residual[:rows])
         self.run_layers(rows, caches, context, buffers, needed)
         return buffers.normed[: rows if needed is None else len(needed)]
+
+    def embed(self, tokens: torch.Tensor, positions: NDArray[np.int64], out: torch.Tensor) -> None:
+        """out [T, hidden] = what enters the first layer, of tokens at positions, int64 [T] each."""
+        self.embedding(tokens, out)
+
+    def norm(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+        """out [T, hidden] = x, normed as its layers' products take it."""
+        self.kernels.rms_norm(x, weight, self.spec.rms_epsilon, out)
 
     def run_layers(
         self,
@@ -207,11 +216,10 @@ class LlamaModel:
 
         Calls kernels and no more, where all are needed.
         """
-        kernels, epsilon = self.kernels, self.spec.rms_epsilon
-        residual, normed = buffers.residual[:rows], buffers.normed[:rows]
+        kernels, residual, normed = self.kernels, buffers.residual[:rows], buffers.normed[:rows]
         qkv, attended, gated = buffers.qkv[:rows], buffers.attended[:rows], buffers.gated[:rows]
         for layer, cache in zip(self.layers, caches, strict=True):
-            kernels.rms_norm(residual, layer.attention_norm, epsilon, normed)
+            self.norm(residual, layer.attention_norm, normed)
             layer.qkv(normed, qkv)
             kernels.store_kv(qkv, self.cosine, self.sine, cache, context)
             if needed is not None and layer is self.layers[-1]:
@@ -224,10 +232,10 @@ class LlamaModel:
                 attended, gated = buffers.attended[:rows], buffers.gated[:rows]
             kernels.attend(qkv, attended, cache, context)
             layer.output.add_to(attended, residual)
-            kernels.rms_norm(residual, layer.mlp_norm, epsilon, normed)
+            self.norm(residual, layer.mlp_norm, normed)
             layer.gate_up.gated(normed, gated)
             layer.down.add_to(gated, residual)
-        kernels.rms_norm(residual, self.final_norm, epsilon, normed)
+        self.norm(residual, self.final_norm, normed)
 
     def logits(self, hidden: torch.Tensor, rows: torch.Tensor, buffers: Buffers) -> torch.Tensor:
         """Logits of some rows of the hidden states: [rows, outputs], a buffer's view.
@@ -265,8 +273,11 @@ def rotary_frequencies(spec: ModelSpec) -> torch.Tensor:
     """Radians a position of each pair of dimensions: float32 [head_dim / 2].
 
     Su et al. 2021; with `rope_scaling` Llama 3.1's: slow rotations are divided by `factor`, fast
-    ones kept, those between blended, by how often each turns within the original context.
+    ones kept, those between blended, by how often each turns within the original context. None
+    turns in a GPT-2: multiplied by 1, less 0, queries and keys stay bit for bit what they are.
     """
+    if spec.gpt2:
+        return torch.zeros(spec.head_dim // 2)
     exponents = torch.arange(0, spec.head_dim, 2, dtype=torch.int64).float() / spec.head_dim
     frequency = 1.0 / spec.rope_theta**exponents
     scaling = spec.rope_scaling

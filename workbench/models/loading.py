@@ -25,6 +25,7 @@ from workbench.errors import ConfigError, ModelError, OutOfMemory
 from workbench.host import available_memory
 from workbench.kernels import Kernels, Part, Quantised, load_kernels
 from workbench.kernels.quantised import FORMATS
+from workbench.models import gpt2
 from workbench.models.gguf import ROPE_FACTORS, GGUFFile, hub_name
 from workbench.models.llama import Embedding, Layer, Linear, LlamaModel
 from workbench.models.registry import DUMMY, Source, find_model, open_source, read_spec, shards_of
@@ -70,7 +71,7 @@ def load_model(
     else:
         with ThreadPoolExecutor(max_workers=1) as beside:  # reads the file ahead of the packing
             digest = beside.submit(weights.digest)
-            model = _Builder(spec, weights.take, chosen, place, kernels).model()
+            model = _Builder(spec, weights.take, chosen, place, kernels, weights.names).model()
         weights.refuse_leftovers(ARCHITECTURES[spec.architecture].unused)
         origin = digest.result()
     if isinstance(source, GGUFFile):
@@ -153,9 +154,12 @@ class _Builder:
     dtype: torch.dtype
     device: torch.device
     kernels: Kernels
+    names: Collection[str] = ()  # of all tensors, where they are of a file
 
     def model(self) -> LlamaModel:
         spec = self.spec
+        if spec.gpt2:
+            return gpt2.build(spec, self.kernels, self._place, self.names)
         vocabulary = self._place("model.embed_tokens.weight", (spec.vocab, spec.hidden))
         layers = [self._layer(f"model.layers.{i}.") for i in range(spec.layers)]
         final_norm = self._vector("model.norm.weight", spec.hidden)
@@ -248,9 +252,9 @@ class Weights(ABC):
         return stored
 
     def refuse_leftovers(self, unused: Collection[str] = ()) -> None:
-        """ModelError where a file has a tensor that was not taken, nor is among the `unused`."""
-        left = self.left.difference(unused)
-        unknown = sorted(name for name in left if not name.endswith(_IGNORED))
+        """ModelError where a file has a tensor that was not taken, nor ends as the `unused` do."""
+        ends = (*_IGNORED, *unused)
+        unknown = sorted(name for name in self.left if not name.endswith(ends))
         if unknown:
             raise ModelError(
                 f"{self.file_of[unknown[0]]} holds {len(unknown)} tensors that this architecture "

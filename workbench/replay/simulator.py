@@ -17,8 +17,7 @@ import pandas as pd
 
 from workbench.config import EngineConfig, SearchSwitches, check, require_known
 from workbench.core import CacheRoom, RequestOutput, SamplingParams, ScoreParams, Sequence, Tag
-from workbench.engine.scheduler import Scheduler
-from workbench.engine.static_batch import StaticScheduler
+from workbench.engine.static_batch import scheduler_of
 from workbench.errors import ConfigError, RecordingError
 from workbench.host import collection_paused
 from workbench.kvcache.arena import BlockShape, KVArena
@@ -176,8 +175,7 @@ class ReplayEngine:
         self.settings, self.cache, self.clock = settings, cache, clock
         self._answers, self._cost, self._request_s = answers, cost, request_s
         self._executor = RecordedExecutor(answers.tokens)
-        kind = StaticScheduler if settings.batching == "static" else Scheduler
-        self.scheduler = kind(
+        self.scheduler = scheduler_of(settings)(
             cache,
             np.arange(len(cache.pool.blocks), dtype=np.int64),
             max_num_seqs=settings.max_num_seqs,

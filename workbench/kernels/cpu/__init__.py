@@ -90,6 +90,21 @@ class CpuKernels(Kernels):
         where = x.data_ptr(), out.data_ptr(), weight.data_ptr()
         self.pool.run(rows.rms_norm.address, *x.shape, *where, bits)
 
+    def layer_norm(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor,
+        epsilon: float,
+        out: torch.Tensor,
+    ) -> None:
+        bits = int(np.float32(epsilon).view(np.int32))
+        where = x.data_ptr(), out.data_ptr(), weight.data_ptr(), bits, bias.data_ptr()
+        self.pool.run(rows.layer_norm.address, *x.shape, *where)
+
+    def gelu(self, row: torch.Tensor, out: torch.Tensor) -> None:
+        self.pool.run(rows.gelu.address, *out.shape, row.data_ptr(), out.data_ptr())
+
     def store_kv(
         self,
         qkv: torch.Tensor,

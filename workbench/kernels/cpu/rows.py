@@ -23,6 +23,7 @@ from workbench.kernels.cpu.vectors import (
     add,
     at_least,
     called,
+    div,
     doubles,
     exponential,
     floats,
@@ -44,6 +45,7 @@ from workbench.kernels.cpu.vectors import (
 
 _ROWS = 8  # of one piece
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
+_CUBIC, _SLOPE = np.float32(0.044715), np.float32(-2.0 * np.sqrt(2.0 / np.pi))  # of GELU
 _UNBOUNDED = 1 << 60
 _RUN = 256
 _LOG2_E, _LN2_HIGH, _LN2_LOW = 1.4426950408889634, 0.6931471803691238, 1.9082149292705877e-10
@@ -78,6 +80,67 @@ def rms_norm(arguments: int, counter: int) -> None:
     while piece < count:
         for t in range(piece, min(piece + _ROWS, count)):
             _norm(a[2] + t * line, a[4], width, epsilon, a[3] + t * line)
+        piece = take(counter) * _ROWS
+
+
+@inlined
+def _layer_norm(x: int, weight: int, bias: int, width: int, epsilon: Any, out: int) -> None:
+    """Sums are added as in `_norm`: that of the numbers, then that of their squared distances."""
+    sums, row = same(_ZERO), floats(x, width)
+    for i in range(0, width - WIDTH + 1, WIDTH):
+        sums = add(sums, load(x + i * FLOAT_BYTES))
+    mean = total(sums)
+    for i in range(width - width % WIDTH, width):
+        mean += row[i]
+    mean = mean / np.float32(width)
+    middle, squares = same(mean), same(_ZERO)
+    for i in range(0, width - WIDTH + 1, WIDTH):
+        part = sub(load(x + i * FLOAT_BYTES), middle)
+        squares = fma(part, part, squares)
+    square = total(squares)
+    for i in range(width - width % WIDTH, width):
+        square += (row[i] - mean) * (row[i] - mean)
+    scale = same(_ONE / np.sqrt(square / np.float32(width) + epsilon))
+    for i in range(0, width, WIDTH):
+        at = min(i, width - WIDTH) * FLOAT_BYTES
+        normed = mul(sub(load(x + at), middle), scale)
+        store(out + at, fma(normed, load(weight + at), load(bias + at)))
+
+
+@kernel
+def layer_norm(arguments: int, counter: int) -> None:
+    """`Kernels.layer_norm`; arguments: as `rms_norm`'s, then bias."""
+    a = integers(arguments, 7)
+    count, width = a[0], a[1]
+    epsilon, line = floats(arguments + 5 * ADDRESS_BYTES, 1)[0], width * FLOAT_BYTES
+    piece = take(counter) * _ROWS
+    while piece < count:
+        for t in range(piece, min(piece + _ROWS, count)):
+            _layer_norm(a[2] + t * line, a[4], a[6], width, epsilon, a[3] + t * line)
+        piece = take(counter) * _ROWS
+
+
+@inlined
+def _gelu(x: Any) -> Any:
+    """x / (1 + exp(-2 z)), which is x (1 + tanh z) / 2, of z = sqrt(2 / pi) (x + 0.044715 x^3)."""
+    z = fma(mul(mul(x, x), x), same(_CUBIC), x)
+    return div(x, add(same(_ONE), exponential(mul(z, same(_SLOPE)))))
+
+
+@kernel
+def gelu(arguments: int, counter: int) -> None:
+    """`Kernels.gelu`; arguments: rows, columns (16 or more), row, out."""
+    a = integers(arguments, 4)
+    count, width, bias = a[0], a[1], a[2]
+    line, last = width * FLOAT_BYTES, (width - WIDTH) * FLOAT_BYTES
+    piece = take(counter) * _ROWS
+    while piece < count:
+        for t in range(piece, min(piece + _ROWS, count)):
+            out = a[3] + t * line
+            end = _gelu(add(load(out + last), load(bias + last)))  # overlaps: 16 need not divide
+            for at in range(0, last, WIDTH * FLOAT_BYTES):
+                store(out + at, _gelu(add(load(out + at), load(bias + at))))
+            store(out + last, end)
         piece = take(counter) * _ROWS
 
 

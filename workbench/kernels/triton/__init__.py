@@ -135,6 +135,22 @@ class TritonKernels(ReferenceKernels):
             num_warps=8 if size > 2048 else 4,
         )
 
+    def layer_norm(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor,
+        epsilon: float,
+        out: torch.Tensor,
+    ) -> None:
+        rows.layer_norm[(len(x),)](
+            *(x, x.stride(0), (weight, bias), out, out.stride(0), epsilon, x.shape[1])
+        )
+
+    def gelu(self, row: torch.Tensor, out: torch.Tensor) -> None:
+        size = out.shape[1]
+        rows.gelu[(len(out), triton.cdiv(size, rows.OUTPUTS.value))](row, out, out.stride(0), size)
+
     def store_kv(
         self,
         qkv: torch.Tensor,

@@ -43,6 +43,37 @@ def rms_norm(
 
 
 @triton.jit
+def layer_norm(
+    x: tl.tensor, x_stride: tl.tensor, parts: tl.tuple, out: tl.tensor, out_stride: tl.tensor,
+    epsilon: tl.tensor, SIZE: tl.constexpr,
+) -> None:  # fmt: skip
+    """out [T, SIZE] = (x - mean) / deviation * weight + bias; parts: weight, bias; grid: rows."""
+    weight, bias = parts
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, triton.next_power_of_2(SIZE))
+    mask = at < SIZE
+    values = tl.load(x + row * x_stride + at, mask=mask, other=0.0).to(tl.float32)
+    apart = tl.where(mask, values - tl.sum(values, 0) / SIZE, 0.0)
+    scale = 1.0 / tl.sqrt(tl.sum(apart * apart, 0) / SIZE + epsilon)
+    factor = tl.load(weight + at, mask=mask, other=0.0).to(tl.float32)
+    offset = tl.load(bias + at, mask=mask, other=0.0).to(tl.float32)
+    normed = apart * scale * factor + offset
+    tl.store(out + row * out_stride + at, normed.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def gelu(row: tl.tensor, out: tl.tensor, out_stride: tl.tensor, SIZE: tl.constexpr) -> None:
+    """out [T, SIZE] = GELU(out + row), by its tanh; grid: (T, SIZE / OUTPUTS rounded up)."""
+    at = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    mask = at < SIZE
+    place = out + tl.program_id(0).to(tl.int64) * out_stride + at
+    x = tl.load(place, mask=mask, other=0.0).to(tl.float32)
+    x += tl.load(row + at, mask=mask, other=0.0).to(tl.float32)
+    z = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+    tl.store(place, (x / (1.0 + tl.exp(-2.0 * z))).to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def gate(both: tl.tensor, out: tl.tensor, out_stride: tl.tensor, SIZE: tl.constexpr) -> None:
     """out [T, SIZE] = silu(gate) * up, both [T, 2 SIZE]; grid: (T, SIZE / OUTPUTS rounded up)."""
     row = tl.program_id(0).to(tl.int64)

@@ -1,0 +1,92 @@
+"""The figures of one engine draw what their rows say, and what does not fit as a cross."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import numpy as np
+import pandas as pd
+
+from workbench import plots
+
+
+def spread(value: float) -> dict[str, float]:
+    return {"value": value, "low": 0.9 * value, "high": 1.2 * value}
+
+
+def cache_rows() -> pd.DataFrame:
+    rows = []
+    for prompt, new in product((16, 64), (200, 500, 1000)):
+        own, on = {"prompt_tokens": prompt, "new_tokens": new}, new / 100
+        for kept, value in ((True, on), (False, on * (1 + new / 200))):
+            rows.append({**own, "metric": "seconds", "kv_cache": kept, **spread(value)})
+        rows.append({**own, "metric": "ratio", "kv_cache": False, **spread(1 + new / 200)})
+    return pd.DataFrame(rows)
+
+
+def batch_rows() -> pd.DataFrame:
+    rows = []
+    for batch, kind in product((1, 4, 16, 64), ("continuous", "static")):
+        own = {"batch": batch, "kind": kind}
+        if (batch, kind) == (64, "static"):
+            cannot = {"metric": "tokens_per_s", "value": math.nan, "error": "9 GiB of KV"}
+            rows.append({**own, **cannot})
+            continue
+        rows.append({**own, "metric": "tokens_per_s", **spread(90.0 * batch**0.8)})
+        rows.append({**own, "metric": "mfu", **spread(0.01 * batch**0.8)})
+        rows.append({**own, "metric": "padding", **spread(0.4 if kind == "static" else 0.0)})
+        parts = {"forward": 0.8, "sampling": 0.05, "scheduling": 0.1, "other": 0.05}
+        rows += [{**own, "metric": "share", "part": p, **spread(v)} for p, v in parts.items()]
+    return pd.DataFrame(rows)
+
+
+def memory_rows() -> pd.DataFrame:
+    rows = []
+    for batch in (1, 16, 256):
+        for kind, each in (("paged", 8 << 20), ("contiguous", 72 << 20)):
+            rows.append({"metric": "bytes", "kind": kind, "batch": batch, "value": batch * each})
+    for kind, batch in (("paged", 512), ("contiguous", 56)):
+        rows.append({"metric": "most", "kind": kind, "batch": batch, "value": 4 << 30})
+    for size, waste in ((1, 0.0), (16, 0.07), (64, 0.2), (1024, 0.9)):
+        kind = "contiguous" if size == 1024 else "paged"
+        own = {"kind": kind, "block_size": min(size, 256)}
+        rows.append({**own, "block_size": size, "metric": "waste", "value": waste})
+        rows.append({**own, "metric": "ratio", **spread(1.0)})
+    attention = {"metric": "attention", "kind": "paged", "block_size": 16}
+    return pd.DataFrame([*rows, {**attention, **spread(1.1)}])
+
+
+def test_a_line_for_each_prompt_and_cache_and_the_ratio_below() -> None:
+    fig, rows = plots.engine_cache(cache_rows()), cache_rows()
+    assert len(fig.data) == 2 * 3 + 2, "and two entries of the legend"
+    line = next(t for t in fig.data if t.name == "without, prompt of 64")
+    own = rows.query("metric == 'seconds' and not kv_cache and prompt_tokens == 64")
+    np.testing.assert_allclose(line.y, own["value"])
+    np.testing.assert_allclose(line.error_y.array, own["high"] - own["value"])
+    ratio = next(t for t in fig.data if t.name == "prompt of 64")
+    assert (ratio.yaxis, list(ratio.y)) == ("y2", [2.0, 3.5, 6.0])
+
+
+def test_batches_that_do_not_fit_are_crosses_and_the_time_adds_up() -> None:
+    fig = plots.engine_batch(batch_rows())
+    cross = next(t for t in fig.data if "does not fit" in t.name)
+    assert (list(cross.x), list(cross.y), cross.marker.symbol) == ([64], [0], "x")
+    assert cross.customdata.tolist() == [["9 GiB of KV"]]
+    bars = [t for t in fig.data if t.type == "bar"]
+    np.testing.assert_allclose(np.sum([t.y for t in bars], axis=0), 100)
+    assert list(bars[0].x) == ["1", "4", "16", "64"]
+    used = next(t for t in fig.data if t.yaxis == "y3" and t.name == "continuous")
+    np.testing.assert_allclose(used.y, [100 * 0.01 * b**0.8 for b in (1, 4, 16, 64)])
+
+
+def test_bytes_have_the_memory_as_a_line_and_say_what_it_holds() -> None:
+    fig = plots.engine_memory(memory_rows())
+    paged = next(t for t in fig.data if t.name == "paged" and t.yaxis == "y")
+    np.testing.assert_allclose(paged.y, [b * 8 / 1024 for b in (1, 16, 256)])
+    line = next(t for t in fig.data if t.name.startswith("memory"))
+    assert (list(line.y), line.name) == ([4.0, 4.0], "memory: 4 GiB")
+    said = [a.text for a in fig.layout.annotations]
+    assert "the memory holds 512 paged and 56 contiguous sequences" in said
+    waste = next(t for t in fig.data if t.name == "paged" and t.yaxis == "y2")
+    np.testing.assert_allclose(waste.y, [0, 7, 20])

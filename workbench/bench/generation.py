@@ -1,0 +1,435 @@
+"""What generating text costs one engine: with and without a KV cache, in static and in continuous
+batches, in blocks and in one piece a sequence; the rows of notebook 13.
+
+Every request is random tokens, greedy, its end of sequence ignored. Prefixes are not shared, so all
+that is saved is the sequence's own. Contenders take turns, repeat by repeat; a value is the median,
+its bounds the slowest and the fastest.
+
+A contiguous cache reserves the longest sequence for each request. Its bytes are counted; its time
+is that of the same kernels over blocks so long that one of them holds all of a request.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cache, partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+from tqdm.auto import tqdm
+
+from workbench.bench.engine import in_turns
+from workbench.bench.kernels import READ_BYTES, SIDE, KernelBench, Sizes, graph_seconds
+from workbench.bench.record import Ceiling, measure_ceiling
+from workbench.config import AtLeastOne, check, format_size, parse_size
+from workbench.core import SamplingParams, StepResult
+from workbench.core import Sequence as Request
+from workbench.engine.engine import Engine, Weights
+from workbench.engine.sampling import StopChecker
+from workbench.engine.scheduler import Scheduler
+from workbench.errors import OutOfMemory
+from workbench.experiments.provenance import counted, describe, machine_facts
+from workbench.host import available_memory
+from workbench.kvcache.manager import KVCacheManager
+from workbench.models.loading import arithmetic_dtype
+from workbench.models.registry import model_spec
+from workbench.models.spec import ModelSpec
+from workbench.trace import Recorder
+
+STATIC, CONTINUOUS = "static", "continuous"
+PAGED, CONTIGUOUS = "paged", "contiguous"
+PARTS = ("forward", "sampling", "scheduling", "other")
+BLOCK_SIZE = 16
+_STEP_TOKENS = 2048  # of one step, at least one a sequence
+_WARM_UP = 8  # new tokens before the first that is timed
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationPlan:
+    """What is measured, of one model; lengths in tokens.
+
+    stride: without a cache a step's time follows from its length, and every so-manieth length is
+    measured, those between are interpolated; 1: the whole generation is run. lengths: shortest and
+    longest prompt, and as many new tokens, of a request in a batch, each drawn evenly.
+    """
+
+    model: str = "dummy:gpt2"
+    device: str = "cpu"
+    prompt_tokens: tuple[int, ...] = (16, 64, 256, 512)
+    new_tokens: tuple[int, ...] = (200, 500, 1000)
+    stride: AtLeastOne = 50
+    batches: tuple[int, ...] = (1, 4, 16, 64)
+    counted_batches: tuple[int, ...] = (1, 4, 16, 64, 256, 512)
+    block_sizes: tuple[int, ...] = (1, 4, 16, 64, 128)
+    block_batch: AtLeastOne = 16  # of the engines whose blocks are timed
+    lengths: tuple[int, ...] = (16, 96)
+    kv_memory: int | str = "4GiB"  # in which sequences are counted until it is full
+    repeats: AtLeastOne = 3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check(self)
+        parse_size(self.kv_memory)
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model's shapes."""
+        return model_spec(self.model)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number in the cache."""
+        return arithmetic_dtype("auto", self.device, self.spec).itemsize
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request of a batch."""
+        return 2 * max(self.lengths)
+
+    def requests(self, count: int) -> list[tuple[int, int]]:
+        """(prompt, new) tokens of each request: the first of more are those of fewer."""
+        ends = min(self.lengths), max(self.lengths) + 1
+        drawn = np.random.default_rng(self.seed).integers(*ends, (count, 2)).tolist()
+        return [(prompt, new) for prompt, new in drawn]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the record of a figure."""
+        return asdict(self)
+
+
+PROFILES = {
+    "quick": GenerationPlan("tiny-solver", stride=1, kv_memory="64MiB", batches=(1, 4, 16)),
+    "default": GenerationPlan(),
+    "full": GenerationPlan(stride=1, batches=(1, 4, 16, 64, 128, 256, 512), repeats=5),
+}
+PROFILES["thesis"] = replace(PROFILES["full"], device="cuda")
+
+
+def plan_of(profile: str, **changes: Any) -> GenerationPlan:
+    """The profile's plan; what is given and not None is changed. Raises ConfigError."""
+    known = {field.name for field in fields(GenerationPlan)}
+    assert known.issuperset(changes), changes
+    return replace(PROFILES[profile], **{k: v for k, v in changes.items() if v is not None})
+
+
+def provenance(plan: GenerationPlan, *notes: str) -> str:
+    """What a figure says was measured."""
+    spec, machine = plan.spec, describe(machine_facts())
+    kind = "random weights" if plan.model.startswith("dummy:") else "its own weights"
+    name = plan.model.removeprefix("dummy:")
+    told = f"{name} ({kind}, {spec.parameters() / 1e6:,.1f} M parameters), {plan.device}; "
+    told += f"{counted(plan.repeats, 'repeat')}, seed {plan.seed}; {machine}."
+    return "\n".join([told, *notes])
+
+
+def ceiling_of(plan: GenerationPlan) -> Ceiling:
+    """Operations and bytes a second that the device reaches, measured now; float32 on a CPU."""
+    if plan.device == "cpu":
+        from workbench.bench import ceilings  # noqa: PLC0415 - needs numba, a GPU does not
+
+        return ceilings.multiply_add_ceiling()
+    dtype = arithmetic_dtype("auto", plan.device, plan.spec)
+    return measure_ceiling(plan.device, dtype, graph_seconds, 10, SIDE, READ_BYTES)
+
+
+def _params(new_tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
+
+
+def _engine(
+    plan: GenerationPlan,
+    batch: int,
+    longest: int,
+    weights: Weights | None = None,
+    block_size: int = BLOCK_SIZE,
+    **settings: Any,
+) -> Engine:
+    """One with room for a batch of the longest requests; OutOfMemory where there is none."""
+    num_blocks = batch * -(-longest // block_size)
+    if plan.device == "cpu":  # a system promises more memory than it has
+        needed, room = num_blocks * plan.spec.block_bytes(block_size, 4), available_memory()
+        if needed > room:
+            told = f"{format_size(needed)} of KV for {batch} sequences"
+            raise OutOfMemory(f"{told}; {format_size(room)} are available.")
+    return Engine(
+        plan.model,
+        device=plan.device,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_num_seqs=batch,
+        max_num_batched_tokens=max(_STEP_TOKENS, batch, longest),
+        max_model_len=longest,
+        enable_prefix_caching=False,
+        watermark=0.0,  # else the last of a batch waits for blocks that nothing needs
+        weights=weights,
+        **settings,
+    )
+
+
+def _add(engine: Engine, requests: Sequence[tuple[int, int]], seed: int) -> None:
+    """Queue random prompts, the same for the same seed."""
+    draw = np.random.default_rng(seed)
+    for prompt, new in requests:
+        engine.add(draw.integers(0, engine.spec.vocab, prompt).tolist(), _params(new))
+
+
+def _seconds(engine: Engine) -> float:
+    """Of all that it has to do."""
+    start = time.perf_counter()
+    while engine.has_work:
+        engine.step()
+    return time.perf_counter() - start
+
+
+def _in_turn(names: Iterable[Any], repeat: int) -> list[Any]:
+    """The contenders in this repeat's order."""
+    return list(names)[:: -1 if repeat % 2 else 1]
+
+
+def _spread(values: ArrayLike) -> dict[str, float]:
+    found = np.asarray(values, np.float64)
+    ends = {"low": float(found.min()), "high": float(found.max())}
+    return {"value": float(np.median(found)), **ends}
+
+
+# -- a KV cache, on and off --
+
+
+def cache_rows(plan: GenerationPlan) -> pd.DataFrame:
+    """Seconds until so many tokens of one request alone, with and without a KV cache.
+
+    Columns prompt_tokens, new_tokens, metric (seconds | ratio: without over with), kv_cache,
+    computed_tokens, value, low, high. What the model has no positions for is left out.
+    """
+    pairs = [(p, n) for p, n in product(plan.prompt_tokens, plan.new_tokens)
+             if p + n <= plan.spec.max_model_len]  # fmt: skip
+    longest, rows = max(map(sum, pairs)), []
+    kept = _engine(plan, 1, longest)
+    anew = _engine(plan, 1, longest, kept.weights, use_kv_cache=False)
+    for prompt in dict(pairs):
+        lengths = [new for p, new in pairs if p == prompt]
+        found: dict[bool, list[NDArray[np.float64]]] = {True: [], False: []}
+        for repeat in tqdm(range(plan.repeats), desc=f"prompt of {prompt}", leave=False):
+            for cached in _in_turn(found, repeat):
+                work = prompt, max(lengths), plan.seed + repeat
+                stride = 1 if cached else plan.stride
+                found[cached].append(_stamps(kept if cached else anew, *work, stride))
+        for new in lengths:
+            on, off = ([stamps[new - 1] for stamps in found[cached]] for cached in found)
+            own = {"prompt_tokens": prompt, "new_tokens": new}
+            whole = {"metric": "seconds", "kv_cache": True, "computed_tokens": prompt + new - 1}
+            rows.append({**own, **whole, **_spread(on)})
+            whole |= {"kv_cache": False, "computed_tokens": new * prompt + new * (new - 1) // 2}
+            rows.append({**own, **whole, **_spread(off)})
+            rows.append({**own, **whole, "metric": "ratio", **_spread(np.divide(off, on))})
+    return pd.DataFrame(rows)
+
+
+def _stamps(engine: Engine, prompt: int, new: int, seed: int, stride: int) -> NDArray[np.float64]:
+    """Seconds from the start until each of the new tokens was there, [new].
+
+    stride above 1: without a cache a step computes what a prompt of its length does.
+    """
+    _add(engine, [(prompt, _WARM_UP)], seed)
+    _seconds(engine)
+    gc.collect()
+    if stride == 1:
+        _add(engine, [(prompt, new)], seed)
+        start, found = time.perf_counter(), []
+        while engine.has_work:  # a token each step
+            engine.step()
+            found.append(time.perf_counter() - start)
+        return np.array(found)
+    lengths, taken = sorted({*range(prompt, prompt + new, stride), prompt + new - 1}), []
+    for length in lengths:
+        _add(engine, [(length, 1)], seed)
+        taken.append(_seconds(engine))
+    seconds: NDArray[np.float64] = np.interp(np.arange(prompt, prompt + new), lengths, taken)
+    return seconds.cumsum()
+
+
+# -- batches --
+
+
+def batch_rows(plan: GenerationPlan, ceiling: Ceiling) -> pd.DataFrame:
+    """The same requests, queued at once, in continuous and in static batches of so many.
+
+    Columns batch, kind, metric, part, value, low, high, error. metric tokens_per_s: of generated
+    ones; mfu: operations that the requests need, by time and the ceiling; padding: of the tokens
+    computed, those that no request needs; share: of the time, by part. value is NaN and `error`
+    says why where a batch does not fit the memory.
+    """
+    rows: list[dict[str, Any]] = []
+    weights = _engine(plan, 1, plan.longest).weights
+    for batch in tqdm(plan.batches, desc="batches"):
+        engines = {}
+        for kind in (CONTINUOUS, STATIC):
+            try:
+                engines[kind] = _engine(plan, batch, plan.longest, weights, batching=kind)
+            except OutOfMemory as error:
+                cannot = {"metric": "tokens_per_s", "value": math.nan, "error": str(error)}
+                rows.append({"batch": batch, "kind": kind, **cannot})
+        requests = plan.requests(max(4, 2 * batch))
+        found: dict[str, list[dict[str, float]]] = {kind: [] for kind in engines}
+        for repeat in range(plan.repeats):
+            for kind in _in_turn(engines, repeat):
+                _batched(engines[kind], [(prompt, 2) for prompt, _ in requests[:batch]], 0)
+                found[kind].append(_batched(engines[kind], requests, plan.seed + repeat))
+        for kind, repeats in found.items():
+            told = _metrics(plan.spec, requests, repeats, ceiling)
+            rows += [{"batch": batch, "kind": kind, **each} for each in told]
+    return pd.DataFrame(rows)
+
+
+def _batched(engine: Engine, requests: Sequence[tuple[int, int]], seed: int) -> dict[str, float]:
+    """Seconds of all requests, as a whole and by part, and tokens computed."""
+    recorder, before = Recorder("batch"), (engine.forward_s, engine.sampling_s)
+    engine.trace_as(recorder, "batch")
+    _add(engine, requests, seed)
+    gc.collect()
+    seconds, steps = _seconds(engine), recorder.trace().steps
+    told = {"forward": engine.forward_s - before[0], "sampling": engine.sampling_s - before[1]}
+    told["scheduling"] = float(steps["schedule_s"].sum())
+    told["other"] = seconds - sum(told.values())
+    computed = int(steps[["prefill_tokens", "decode_tokens"]].to_numpy().sum())
+    return {**told, "seconds": seconds, "computed": computed}
+
+
+def _metrics(
+    spec: ModelSpec,
+    requests: Sequence[tuple[int, int]],
+    repeats: Sequence[dict[str, float]],
+    ceiling: Ceiling,
+) -> Iterator[dict[str, Any]]:
+    """What `batch_rows` says of one batch."""
+    flops = sum(spec.flops(prompt + new - 1, 0, logits=new) for prompt, new in requests)
+    needed, sampled = sum(map(sum, requests)) - len(requests), sum(new for _, new in requests)
+    seconds = np.array([each["seconds"] for each in repeats])
+    yield {"metric": "tokens_per_s", **_spread(sampled / seconds)}
+    yield {"metric": "mfu", **_spread(flops / seconds / ceiling.flops_per_s)}
+    yield {"metric": "padding", **_spread([1 - needed / each["computed"] for each in repeats])}
+    for part in PARTS:
+        shares = [each[part] for each in repeats] / seconds
+        yield {"metric": "share", "part": part, **_spread(shares)}
+
+
+# -- blocks --
+
+
+def held(plan: GenerationPlan, batch: int, block_size: int = BLOCK_SIZE) -> pd.DataFrame:
+    """Steps of a continuous batch as scheduler and cache manager count them, without a model.
+
+    Columns running, blocks_active, tokens_held.
+    """
+    num_blocks = batch * -(-plan.longest // block_size)
+    scheduler = Scheduler(
+        KVCacheManager(num_blocks, block_size, enable_prefix_caching=False),
+        np.arange(num_blocks),
+        max_num_seqs=batch,
+        max_num_batched_tokens=max(_STEP_TOKENS, batch),
+        max_model_len=plan.longest,
+        watermark=0.0,
+        stops=StopChecker([b""], ()),
+    )
+    for number, (prompt, new) in enumerate(plan.requests(max(4, 2 * batch))):
+        scheduler.add(Request(number, [0] * prompt, prompt, _params(new)))
+    counts = []
+    while (step := scheduler.schedule()) is not None:
+        counts.append(scheduler.counts)
+        scheduler.update(step, StepResult(np.zeros(len(step.sampling), np.int64)))
+    return pd.DataFrame(counts)[["running", "blocks_active", "tokens_held"]]
+
+
+def memory_rows(plan: GenerationPlan) -> pd.DataFrame:
+    """Bytes of KV at the fullest step of each batch, and room wasted; exactly counted.
+
+    Columns metric, kind (paged, in blocks of 16 | contiguous, max_model_len for each), batch,
+    block_size, value. metric bytes: over `batch`; most: the largest batch that kv_memory holds, its
+    value; waste: of the room taken, what holds no token, over all steps of the largest batch.
+    """
+    spec, room = plan.spec, parse_size(plan.kv_memory)
+    whole = spec.kv_bytes_per_token(plan.itemsize) * spec.max_model_len
+
+    @cache
+    def paged(batch: int) -> int:
+        most = int(held(plan, batch)["blocks_active"].max())
+        return most * spec.block_bytes(BLOCK_SIZE, plan.itemsize)
+
+    rows: list[dict[str, Any]] = []
+    for batch in plan.counted_batches:
+        for kind, value in ((PAGED, paged(batch)), (CONTIGUOUS, batch * whole)):
+            rows.append({"metric": "bytes", "kind": kind, "batch": batch, "value": value})
+    fits, fails = 0, 1
+    while paged(fails) <= room:  # what is held is taken to grow with the batch
+        fits, fails = fails, 2 * fails
+    while fails - fits > 1:
+        middle = (fits + fails) // 2
+        fits, fails = (middle, fails) if paged(middle) <= room else (fits, middle)
+    for kind, batch in ((PAGED, fits), (CONTIGUOUS, room // whole)):
+        rows.append({"metric": "most", "kind": kind, "batch": batch, "value": room})
+    largest = max(plan.counted_batches)
+    for size in plan.block_sizes:
+        steps = held(plan, largest, size).sum()
+        taken = {"kind": PAGED, "block_size": size}
+        value = 1 - steps["tokens_held"] / (steps["blocks_active"] * size)
+        rows.append({"metric": "waste", **taken, "value": value})
+    taken = {"kind": CONTIGUOUS, "block_size": spec.max_model_len}
+    value = 1 - steps["tokens_held"] / (steps["running"] * spec.max_model_len)
+    rows.append({"metric": "waste", **taken, "value": value})
+    return pd.DataFrame(rows)
+
+
+def block_rows(plan: GenerationPlan) -> pd.DataFrame:
+    """Decoding's seconds over the block size, beside those of one block for each sequence.
+
+    Columns metric (seconds | ratio: over contiguous), kind, block_size, value, low, high; of
+    `block_batch` requests, each of the longest prompt and as many new tokens. metric attention, on
+    a CPU: time of all layers' attention alone, in blocks of 16, over that of torch's
+    scaled_dot_product_attention over contiguous keys and values, contexts half grown.
+    """
+    contiguous = 1 << (plan.longest - 1).bit_length()  # a power of two, as GPU kernels want it
+    weights, engines = None, {}
+    for size in (*plan.block_sizes, contiguous):
+        engines[size] = _engine(plan, plan.block_batch, plan.longest, weights, size)
+        weights = engines[size].weights
+    requests = [(plan.longest // 2, plan.longest // 2)] * plan.block_batch
+    found: dict[int, list[float]] = {size: [] for size in engines}
+    for repeat in tqdm(range(-1, plan.repeats), desc="block sizes"):  # the first is not counted
+        for size in _in_turn(engines, repeat):
+            engine = engines[size]
+            _add(engine, requests, plan.seed + max(0, repeat))
+            engine.step()
+            while (counts := engine.scheduler.counts) is not None and counts.prefill_tokens:
+                engine.step()
+            if (seconds := _seconds(engine)) and repeat >= 0:
+                found[size].append(seconds)
+    rows = []
+    for size, times in found.items():
+        own = {"kind": CONTIGUOUS if size == contiguous else PAGED, "block_size": size}
+        rows.append({**own, "metric": "seconds", **_spread(times)})
+        rows.append({**own, "metric": "ratio", **_spread(np.divide(times, found[contiguous]))})
+    if plan.device == "cpu":
+        own = {"metric": "attention", "kind": PAGED, "block_size": BLOCK_SIZE}
+        rows.append({**own, **_spread(_attention_ratios(plan, engines[contiguous]))})
+    return pd.DataFrame(rows)
+
+
+def _attention_ratios(plan: GenerationPlan, engine: Engine) -> list[float]:
+    """Paired, torch's best backend first timed: see `block_rows`."""
+    spec, model, cached = plan.spec, engine.executor.model, plan.longest * 3 // 4
+    sizes = Sizes(spec.heads, spec.kv_heads, spec.head_dim, BLOCK_SIZE)
+    bench = KernelBench(model.device, model.dtype, sizes)
+    step = bench.step([(cached - 1, 1)] * plan.block_batch, spec.layers)
+    read = plan.block_batch, cached
+    peers = bench.torch_attention(read, 1, spec.layers).values()
+    ours = model.kernels.record(partial(step.attend, model.kernels))
+    rates, *others = in_turns([ours, *peers], 1, 9 * plan.repeats)
+    best = max(others, key=lambda each: float(np.median(each)))
+    return [theirs / mine for mine, theirs in zip(rates, best, strict=True)]

@@ -1,0 +1,172 @@
+"""What generating text costs one engine: a KV cache over length, batches, bytes of blocks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from workbench.plots import theme
+from workbench.plots.theme import Frame, Style, finish, legend_at, say, series
+
+CACHED = {True: Style("with a KV cache", theme.BLUE), False: Style("without", theme.VERMILION)}
+KINDS = {
+    "continuous": Style("continuous", theme.BLUE),
+    "static": Style("static, padded", theme.PURPLE, "dash", "triangle-up"),
+    "paged": Style("paged", theme.BLUE),
+    "contiguous": Style("contiguous", theme.PURPLE, "dash", "triangle-up"),
+}
+PARTS = {
+    "forward": ("forward pass", theme.BLUE, ""),
+    "sampling": ("sampling", theme.ORANGE, "/"),
+    "scheduling": ("scheduling", theme.GREEN, "."),
+    "other": ("rest of the step", theme.GREY, ""),
+}
+_DASHES = ("solid", "dash", "dot", "dashdot")
+_FOOT = 0.58  # of the drawing: above it the wide panel, below half of its height two small ones
+_CACHE_CAPTION = (
+    "One request alone, greedy. Above: seconds until so many tokens are generated, with a KV cache "
+    "and where every token computes its whole sequence again, for each length of the prompt. "
+    "Below: how many times as long it takes without; bars reach from the least to the most of the "
+    "paired repeats."
+)
+_BATCH_CAPTION = (
+    "The same requests, all queued at once, in continuous and in static, padded batches of at most "
+    "so many sequences. Above: generated tokens/s; a cross where the batch does not fit the "
+    "memory. Below left: where the time of continuous batching goes. Below right: operations that "
+    "the requests need, over the time, as a share of what the device reaches on registers alone "
+    "(model FLOPs utilisation); padding does not count. Bars reach from the slowest to the fastest "
+    "repeat."
+)
+_MEMORY_CAPTION = (
+    "Above: bytes of keys and values at the fullest step of a continuous batch, in blocks of 16 "
+    "tokens and with one piece of the model's longest sequence for each request, exactly counted; "
+    "the dashed line is the memory given, and the numbers say how many sequences it holds. Below "
+    "left: share of the room taken that holds no token, over the block size, counted. Below right: "
+    "time to decode, over that of the same kernels with one block for each sequence; bars reach "
+    "from the least to the most of the paired repeats."
+)
+
+
+def engine_cache(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
+    """A KV cache on and off over generated length.
+
+    rows: prompt_tokens, new_tokens, metric (seconds | ratio), kv_cache, value, low, high.
+    """
+    fig = make_subplots(rows=2, vertical_spacing=0.16, row_heights=[0.55, 0.45])
+    hover = "%{x:,} new tokens: %{y:,.3g}"
+    for rank, (prompt, own) in enumerate(rows.groupby("prompt_tokens")):
+        look = {"dash": _DASHES[rank % 4], "symbol": theme.SYMBOLS[rank % 7]}
+        for cached, style in CACHED.items():
+            line = own[(own["metric"] == "seconds") & (own["kv_cache"] == cached)]
+            named = Style(f"{style.label}, prompt of {prompt}", style.colour, **look)
+            fig.add_trace(
+                series(line, "new_tokens", named, hover + " s", showlegend=False), row=1, col=1
+            )
+        named = Style(f"prompt of {prompt}", theme.BLACK, **look)
+        line = series(own[own["metric"] == "ratio"], "new_tokens", named, hover + " times")
+        fig.add_trace(line, row=2, col=1)
+    for style in CACHED.values():
+        marker = {"symbol": "square", "color": style.colour}
+        fig.add_trace(theme.legend_note("legend", style.label, marker), row=1, col=1)
+    fig.update_yaxes(type="log", dtick="D2", title_text="seconds until there", row=1, col=1)
+    fig.update_yaxes(rangemode="tozero", title_text="time without over with", row=2, col=1)
+    for row in (1, 2):
+        fig.update_xaxes(title_text="tokens generated", rangemode="tozero", row=row, col=1)
+    frame = Frame(panels=520, top=84)
+    return finish(fig, "What a KV cache gains", _CACHE_CAPTION, provenance, frame)
+
+
+def engine_batch(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
+    """Throughput of continuous and static batches, the parts of a step, and utilisation.
+
+    rows: batch, kind (continuous | static), metric (tokens_per_s | mfu | share), part, value, low,
+    high; error: why a batch has no value.
+    """
+    fig, axis = _three_panels(), theme.log_axis(sorted(rows["batch"].unique()), 0.08)
+    for kind in ("continuous", "static"):
+        own, style = rows[rows["kind"] == kind].sort_values("batch"), KINDS[kind]
+        rates = own[(own["metric"] == "tokens_per_s") & own["value"].notna()]
+        hover = "%{x} sequences: %{y:,.4g}"
+        fig.add_trace(series(rates, "batch", style, hover + " tokens/s"), row=1, col=1)
+        cannot = own[(own["metric"] == "tokens_per_s") & own["value"].isna()].assign(value=0.0)
+        if len(cannot):
+            cross = Style(f"{style.label}: does not fit", style.colour, symbol="x")
+            marks = series(cannot, "batch", cross, "%{x}: %{customdata[0]}", mode="markers")
+            fig.add_trace(marks.update(customdata=cannot[["error"]]), row=1, col=1)
+        used = theme.in_percent(own[own["metric"] == "mfu"])
+        line = series(used, "batch", style, hover + " %", showlegend=False)
+        fig.add_trace(line, row=2, col=2)
+    shares = theme.in_percent(rows[(rows["metric"] == "share") & (rows["kind"] == "continuous")])
+    names = [f"{batch:,}" for batch in sorted(shares["batch"].unique())]
+    for part, (label, colour, shape) in PARTS.items():
+        own = shares[shares["part"] == part].sort_values("batch")
+        lines = {"shape": shape, "bgcolor": colour, "fgcolor": "white", "solidity": 0.2}
+        look = {"color": colour, "pattern": lines if shape else None}
+        bars = go.Bar(x=names, y=own["value"], name=label, marker=look, legend="legend2")
+        bars.hovertemplate = "%{x} sequences: %{y:.1f} %<extra>" + label + "</extra>"
+        fig.add_trace(bars, row=2, col=1)
+    title = "sequences in one step, at most"
+    fig.update_xaxes(title_text=title, **axis, row=1, col=1)
+    fig.update_yaxes(title_text="generated tokens/s", rangemode="tozero", row=1, col=1)
+    fig.update_xaxes(title_text="sequences", type="category", row=2, col=1)
+    fig.update_yaxes(title_text="of the time (%)", range=[0, 100], row=2, col=1)
+    ticks = sorted(rows["batch"].unique())
+    thin = axis | {"tickvals": ticks[:: 1 + len(ticks) // 6]}
+    fig.update_xaxes(title_text="sequences", **thin, row=2, col=2)
+    fig.update_yaxes(title_text="of the ceiling (%)", rangemode="tozero", row=2, col=2)
+    fig.update_layout(barmode="stack", bargap=0.3)
+    legend_at(fig, "legend2", 0.385)
+    frame = Frame(panels=560)
+    return finish(fig, "What batches gain", _BATCH_CAPTION, provenance, frame)
+
+
+def engine_memory(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
+    """Bytes of paged and contiguous caches over batch size; waste and time over block size.
+
+    rows: metric (bytes | most | waste | seconds | ratio), kind (paged | contiguous), batch,
+    block_size, value, low, high.
+    """
+    fig, metric = _three_panels(), rows["metric"]
+    room = rows[metric == "most"].set_index("kind")
+    unit, name = (2**30, "GiB") if room["value"].max() >= 2**30 else (2**20, "MiB")
+    batches = sorted(rows.loc[metric == "bytes", "batch"].unique())
+    for kind in ("paged", "contiguous"):
+        style = KINDS[kind]
+        own = rows[(metric == "bytes") & (rows["kind"] == kind)].sort_values("batch")
+        own = own.assign(value=own["value"] / unit)
+        hover = f"%{{x:,.0f}} sequences: %{{y:,.3g}} {name}"
+        fig.add_trace(series(own, "batch", style, hover), row=1, col=1)
+        waste = theme.in_percent(rows[(metric == "waste") & (rows["kind"] == kind)])
+        waste = waste.sort_values("block_size")
+        fig.add_trace(
+            series(waste, "block_size", style, "blocks of %{x:,.0f}: %{y:.1f} %", showlegend=False),
+            row=2, col=1,
+        )  # fmt: skip
+        times = rows[(metric == "ratio") & (rows["kind"] == kind)].sort_values("block_size")
+        line = series(times, "block_size", style, "blocks of %{x:,.0f}: %{y:.3f} times")
+        fig.add_trace(line.update(showlegend=False), row=2, col=2)
+    given = float(room["value"].iloc[0]) / unit
+    line = theme.capacity(batches[:: len(batches) - 1], [given] * 2, f"memory: {given:,.3g} {name}")
+    fig.add_trace(line, row=1, col=1)
+    held = " and ".join(f"{int(room.loc[kind, 'batch']):,} {kind}" for kind in room.index)
+    say(fig, f"the memory holds {held} sequences", 0, 1, yshift=4)
+    fig.update_xaxes(title_text="sequences", **theme.log_axis(batches, 0.08), row=1, col=1)
+    fig.update_yaxes(type="log", dtick=1, title_text=f"KV ({name})", row=1, col=1)
+    for column, wanted in ((1, "waste"), (2, "ratio")):
+        sizes = sorted(rows.loc[metric == wanted, "block_size"].unique())
+        kept = [sizes[i] for i in theme.thinned(np.log10(sizes).tolist(), 0.16)]
+        axis = theme.log_axis(sizes, 0.1) | {"tickvals": kept}
+        fig.update_xaxes(title_text="block size (tokens)", **axis, row=2, col=column)
+    fig.update_yaxes(title_text="room wasted (%)", range=[0, 100], row=2, col=1)
+    fig.update_yaxes(title_text="time over contiguous", rangemode="tozero", row=2, col=2)
+    frame = Frame(panels=560, top=84, legend=22)
+    return finish(fig, "What blocks gain, and cost", _MEMORY_CAPTION, provenance, frame)
+
+
+def _three_panels() -> go.Figure:
+    """A wide panel above two small ones."""
+    specs = [[{"colspan": 2}, None], [{}, {}]]
+    shape = {"row_heights": [_FOOT, 1 - _FOOT], "vertical_spacing": 0.2, "horizontal_spacing": 0.14}
+    return make_subplots(rows=2, cols=2, specs=specs, **shape)
