@@ -14,6 +14,8 @@ _MODULES = {
     "kvcache.manager": ("KVCacheManager",),
     "kvcache.arena": ("KVArena",),
     "engine.engine": ("Engine",),
+    "engine.foreign": ("TransformersEngine",),
+    "engine.remote": ("RemoteEngine",),
     "engine.memory": ("MemoryProfile",),
     "search.problems": ("Problem", "load_problems"),
     "search.strategies": ("Generate", "Score", "Step", "Beam", "Outcome", "BeamSearch", "BestOfN"),

@@ -189,7 +189,7 @@ class RequestOutput:
     token_ids: tuple[int, ...]  # sampled, stop string's and end-of-sequence tokens included
     text: str
     finish_reason: str
-    num_cached_tokens: int = 0
+    num_cached_tokens: int | None = 0  # None: the engine does not tell
     logprobs: tuple[dict[int, float], ...] | None = None
     logits: NDArray[np.float32] | None = None  # [positions, columns] of a scoring request
     error: Exception | None = None

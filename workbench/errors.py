@@ -51,6 +51,13 @@ class StepError(WorkbenchError, RuntimeError):
         self.rows = tuple(rows)
 
 
+class RemoteError(StepError):
+    """A server that cannot be reached, is too slow, refuses, or answers what it cannot mean.
+
+    The request that asked it ends with this; the engine goes on.
+    """
+
+
 class NotebookError(WorkbenchError, RuntimeError):
     """A notebook stopped at a cell that failed; the cell is named, and what was written by then."""
 

@@ -172,6 +172,16 @@ def test_one_search_prints_problem_tree_answer_and_speed(capsys):
     assert shown.count("├──") + shown.count("└──") >= 4
 
 
+def test_one_search_by_another_engine_prints_the_same_tree(capsys):
+    """`--engine transformers` in place of ours; the speed alone differs."""
+    options, shown = ["--n", "4", "--beam-width", "2", "--max-depth", "3"], []
+    for engine in ([], ["--engine", "transformers"]):
+        assert main(["run", "Compute 3+4-2.", *options, *engine]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        shown.append([line for line in lines if not line.startswith("speed")])
+    assert shown[0] == shown[1] and any("└──" in line for line in shown[0])
+
+
 def test_a_format_that_no_name_tells_is_taken_from_the_option(capsys):
     """As the error that asks for it says."""
     options = ["--prm", "tiny-solver", "--n", "2", "--beam-width", "1", "--max-depth", "1"]

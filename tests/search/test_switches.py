@@ -112,15 +112,10 @@ def test_in_an_arena_the_room_is_the_part_of_the_split():
         assert rooms[0] / sum(rooms) == pytest.approx(share or 0.5, abs=0.05)
 
 
-def test_an_engine_that_does_not_tell_its_room_is_never_too_small(fake_engine):
-    """Adaptive batching over such engines is continuous batching."""
-    seen = {}
-    for batching in ("continuous", "adaptive"):
-        seen[batching] = []
-        pair = fake_engine(), fake_engine()
-        search(*pair, 3, problem_batching=batching, on_round=seen[batching].append)
-    counts = [[(p.answered, p.tokens) for p in rounds] for rounds in seen.values()]
-    assert counts[0] == counts[1]
+def test_adaptive_batching_needs_engines_that_tell_their_room(fake_engine):
+    """It would be continuous batching under another name."""
+    with pytest.raises(ConfigError, match=r"'adaptive' asks how much room.*fake-rlhflow"):
+        search(fake_engine(), fake_engine(), 3, problem_batching="adaptive")
 
 
 # -- in which order --

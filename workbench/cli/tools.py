@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from enum import StrEnum
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -19,8 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from typer import Argument, Exit, Option
 
 from workbench.cli.options import FAILED, Set, key_values, option, options_of, table, terminal
-from workbench.config import SweepConfig, format_size
-from workbench.errors import ConfigError, OutOfMemory, WorkbenchError
+from workbench.config import EngineConfig, SweepConfig, format_size
+from workbench.errors import ConfigError, OutOfMemory, WorkbenchError, nearest
 
 if TYPE_CHECKING:
     from workbench.bench.record import Row
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 EXTRAS = {  # package: (what needs it, how to get it)
     "math-verify": ("answers that are not whole numbers", "pip install math-verify"),
-    "transformers": ("bench engine's peer, train-tiny", "pip install transformers"),
+    "transformers": ("bench engine's peer, train-tiny, run --engine", "pip install transformers"),
+    "httpx": ("run --engine URL", "pip install httpx"),
     "papermill": ("figures", "pip install 'workbench[notebooks]'"),
     "kaleido": ("figures as SVG and PDF", "pip install kaleido"),
     "fastapi": ("serve", "pip install 'workbench[serve]'"),
@@ -57,7 +59,12 @@ def run(
     index: int = Option(None, min=0, help="which of --problems, counted from 0 (default: 0)"),
     level: int = Option(None, help="only problems of this level (1 to 5)"),
     settings: Searched,
-    llm_share: float = Option(0.3, min=0, max=1, help="the LLM's share of the total memory"),
+    llm_share: float = Option(
+        None, min=0, max=1, help="the LLM's share of the total memory (default: 0.3)"
+    ),
+    engine: str = Option(
+        None, metavar="ENGINE", help="in place of ours: transformers, URL, or LLM's URL,PRM's URL"
+    ),
     seed: int = Option(0, help="equal seeds give equal trees"),
     tree_depth: int = Option(6, min=0, help="levels of the tree that are printed; 0: none"),
     more: Set = None,
@@ -82,13 +89,48 @@ def run(
             raise ConfigError(f"--index is {place}; {source} has problems 0 to {len(found) - 1}.")
         chosen = found[place]
     config = SweepConfig.from_dict(settings | key_values(more, "--set"))
-    spec = RunSpec(config, llm_share, seed)
-    room = feasibility(spec)
-    if not room.fits:
-        raise OutOfMemory(f"{room}. {shares_of(config)}.")
-    llm, prm = execute.Pair(spec).engines.values()
+    if engine is None:
+        spec = RunSpec(config, 0.3 if llm_share is None else llm_share, seed)
+        room = feasibility(spec)
+        if not room.fits:
+            raise OutOfMemory(f"{room}. {shares_of(config)}.")
+        llm, prm = execute.Pair(spec).engines.values()
+    else:
+        llm, prm = _foreign_pair(engine, config, llm_share)
     result = execute.make_search([chosen], llm, prm, config, seed).play()
     _show_search(result, chosen, tree_depth)
+
+
+def _foreign_pair(engine: str, config: SweepConfig, llm_share: float | None) -> Any:
+    """Both models by `transformers` or by servers; refuses settings that only our engine has."""
+    of_ours = {each.name for each in fields(EngineConfig)} | {"total_memory"}
+    of_ours -= {"max_model_len"} | ({"dtype", "device"} if engine == "transformers" else set())
+    given = {f.name for f in fields(config) if getattr(config, f.name) != f.default}
+    given |= set() if llm_share is None else {"llm_share"}
+    for name in sorted(given & (of_ours | {"llm_share"})):
+        raise ConfigError(f"--engine {engine} does not take {name}, a setting of our own engine.")
+    models, longest = (config.llm, config.prm), config.max_model_len
+    if engine == "transformers":
+        from workbench.engine.foreign import TransformersEngine
+
+        dtype = "float32" if config.dtype == "auto" else config.dtype
+        how: dict[str, Any] = {"dtype": dtype, "device": config.device, "max_model_len": longest}
+        return [TransformersEngine(model, **how) for model in models]
+    urls = engine.split(",")
+    if len(urls) > 2 or not all(url.startswith("http") for url in urls):
+        hint = nearest(engine, ["transformers"])
+        raise ConfigError(
+            f"--engine is {engine!r}; allowed: transformers, or one or two URLs.{hint}"
+        )
+    try:
+        from workbench.engine.remote import RemoteEngine
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"A server needs {error.name}: pip install httpx.") from error
+    key = os.environ.get("WORKBENCH_API_KEY")
+    return [
+        RemoteEngine(url, model, api_key=key, max_model_len=longest)
+        for url, model in zip([urls[0], urls[-1]], models)
+    ]
 
 
 def _show_search(result: SearchResult, problem: Problem, depth: int) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from operator import index
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from workbench.core import (
 )
 from workbench.engine.executor import Executor
 from workbench.engine.memory import ArenaPlace, memory_told, plan_memory
+from workbench.engine.requests import Prompt, encoded, require_known, score_params
 from workbench.engine.sampling import StopChecker
 from workbench.engine.static_batch import scheduler_of
 from workbench.errors import ConfigError, PromptError, StepError
@@ -43,7 +43,6 @@ from workbench.models.registry import DUMMY, load_tokenizer, model_spec
 from workbench.models.spec import ModelSpec
 from workbench.trace import MOST_ROWS, Recorder, Trace
 
-Prompt = str | SequenceOf[int]
 TokenLines = SequenceOf[SequenceOf[int]]
 NO_TAG = Tag()
 LOADED_WITH = ("model", "dtype", "device", "batch_invariant")
@@ -188,7 +187,7 @@ class Engine:
         tokens or more, when a stop id is unknown, or when the model has a value head and cannot
         generate.
         """
-        return self._queue(self._encode(prompt), params, tag=tag, salt=salt).request_id
+        return self._queue(encoded(self.tokenizer, prompt), params, tag=tag, salt=salt).request_id
 
     def add_score(
         self,
@@ -203,22 +202,8 @@ class Engine:
         p, the given columns (token ids; outputs of a value head). Its output carries .logits
         [positions, columns].
         """
-        found = _whole_numbers(positions, "positions"), _whole_numbers(columns, "columns")
-        score = ScoreParams(tuple(found[0]), tuple(found[1]))
-        return self._queue(self._encode(token_ids), score=score, tag=tag, salt=salt).request_id
-
-    def _encode(self, prompt: Prompt) -> list[int]:
-        """A list of our own of the prompt's token ids."""
-        if isinstance(prompt, str):
-            try:
-                prompt.encode()
-            except UnicodeEncodeError as error:
-                raise PromptError(
-                    f"The prompt has {prompt[error.start]!r} at character {error.start}, half of a "
-                    "surrogate pair; give valid Unicode."
-                ) from None
-            return self.tokenizer.encode(prompt)
-        return _whole_numbers(prompt, "token ids")
+        ids, score = encoded(self.tokenizer, token_ids), score_params(positions, columns)
+        return self._queue(ids, score=score, tag=tag, salt=salt).request_id
 
     def _queue(
         self,
@@ -231,7 +216,7 @@ class Engine:
         tag = NO_TAG if tag is None else tag
         tokens = TokenList(token_ids)
         sequence = Sequence(self._next_id, tokens, len(tokens), params, score, salt, tag)
-        self._require_known(sequence)
+        require_known(sequence, self, self.spec.vocab)
         self.scheduler.require_servable(sequence)
         sequence.arrival_s = time.perf_counter()
         try:
@@ -242,31 +227,6 @@ class Engine:
             self._drop([sequence.request_id])
             raise
         return sequence
-
-    def _require_known(self, sequence: Sequence) -> None:
-        """PromptError unless all of a request is what model, trace and cache can use."""
-        spec, name, params, score = self.spec, self.name, sequence.params, sequence.score
-        if not isinstance(sequence.tag, Tag) or not isinstance(sequence.salt, bytes):
-            raise PromptError(
-                f"tag is {sequence.tag!r:.200} and salt {sequence.salt!r:.200}; allowed: a Tag or "
-                "None, and bytes."
-            )
-        _require_inside("Token id", sequence.token_ids, spec.vocab, f"{name}'s vocabulary")
-        if score is not None:
-            if not score.columns:
-                raise PromptError("The request wants no column of the logits; give at least one.")
-            kind = "vocabulary" if self.value_outputs is None else "value head"
-            _require_inside("Column", score.columns, spec.outputs, f"{name}'s {kind}")
-            return
-        if not isinstance(params, SamplingParams):
-            raise PromptError(f"params is {params!r:.200}; give SamplingParams(...).")
-        if self.value_outputs is not None:
-            raise PromptError(
-                f"{name} ({spec.architecture}) has a value head, {spec.outputs} outputs in place "
-                "of a vocabulary, and cannot generate; use it as a PRM, or ask score() for its "
-                "columns."
-            )
-        _require_inside("Stop id", params.stop_token_ids, spec.vocab, f"{name}'s vocabulary")
 
     def forget(self, lines: TokenLines, kept: TokenLines = ()) -> int:
         """`KVCacheManager.forget`: their cached KV is given up; no token depends on it."""
@@ -476,7 +436,7 @@ class Engine:
         StepError when a forward pass failed.
         """
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        token_ids, ended = self._encode(prompt), list[RequestOutput]()
+        token_ids, ended = encoded(self.tokenizer, prompt), list[RequestOutput]()
         shown = len(token_ids)
         sequence = self._queue(token_ids, params)
         try:
@@ -529,20 +489,6 @@ class Engine:
     def __repr__(self) -> str:
         blocks = f"{self.memory.num_blocks} blocks of {self.config.block_size} tokens"
         return f"Engine({self.name!r}, {blocks}, max_model_len={self.max_model_len})"
-
-
-def _whole_numbers(given: Iterable[int], what: str) -> list[int]:
-    """The numbers as ints; PromptError for one that is not whole. what: "token ids", ..."""
-    try:
-        return [*map(index, given)]
-    except TypeError:
-        raise PromptError(f"The {what} are {given!r:.200}; allowed: whole numbers.") from None
-
-
-def _require_inside(what: str, given: SequenceOf[int], size: int, where: str) -> None:
-    if given and not 0 <= min(given) <= max(given) < size:
-        bad = next(k for k in given if not 0 <= k < size)
-        raise PromptError(f"{what} {bad} is not in {where}; allowed: 0 to {size - 1}.")
 
 
 def _require_kernels(config: EngineConfig) -> None:

@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from operator import add, attrgetter, sub
 from typing import Protocol
 
@@ -32,7 +31,8 @@ from workbench.core import (
     StepResult,
     WantedLogits,
 )
-from workbench.errors import ConfigError, OutOfMemory, PromptError
+from workbench.engine.requests import require_servable
+from workbench.errors import ConfigError, OutOfMemory
 from workbench.kvcache.manager import (
     NOTHING_LOST,
     Allocation,
@@ -134,23 +134,7 @@ class Scheduler:
 
     def require_servable(self, sequence: Sequence) -> None:
         """PromptError if it is empty or too long; a prompt must leave room for one token."""
-        score, num_tokens = sequence.score, len(sequence.token_ids)
-        if not num_tokens or (score is not None and not score.positions):
-            raise PromptError("The request is empty; give a token (and a position to score).")
-        if score is not None:
-            places = score.positions
-            ascending = all(a < b for a, b in pairwise(places))
-            if not ascending or places[0] < 0 or places[-1] >= num_tokens:
-                raise PromptError(
-                    f"Logits are wanted at positions {places}; allowed are ascending ones from 0 "
-                    f"to {num_tokens - 1}, the request's last token."
-                )
-        length, most = sequence.num_to_compute, self._max_model_len - (score is None)
-        if length > most:
-            raise PromptError(
-                f"The request has {length} tokens; allowed are at most {most} "
-                f"(max_model_len={self._max_model_len}). Shorten it, or raise max_model_len."
-            )
+        require_servable(sequence, self._max_model_len)
 
     def abort(self, request_id: int) -> Sequence | None:
         """Drop a request; None if unknown. Its blocks wait for a step that is in flight."""

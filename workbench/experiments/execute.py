@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 
 from workbench.config import SearchConfig, StrategyConfig, SweepConfig
-from workbench.core import RequestOutput, SamplingParams, StepPlan, StepResult
+from workbench.core import RequestOutput, SamplingParams, StepPlan, StepResult, TokenEngine
 from workbench.engine.engine import Engine
 from workbench.engine.executor import StepHandle
 from workbench.engine.memory import block_shape
@@ -185,8 +185,8 @@ def make_strategy(config: StrategyConfig) -> Strategy:
 
 def make_search(
     problems: Sequence[Problem],
-    llm: Engine,
-    prm: Engine,
+    llm: TokenEngine,
+    prm: TokenEngine,
     config: StrategyConfig,
     seed: int,
     record: Path | None = None,

@@ -12,6 +12,7 @@ import importlib.util
 import json
 import re
 from pathlib import Path, PurePath
+from typing import Any
 
 from workbench.errors import ModelError, nearest
 from workbench.models.gguf import GGUFFile, TokenizerReader, read_config
@@ -74,14 +75,19 @@ def open_source(where: Path) -> Source:
 
 def read_spec(source: Source) -> ModelSpec:
     """The ModelSpec of a folder's config.json, or of a .gguf file's metadata."""
+    where = source.path if isinstance(source, GGUFFile) else source / "config.json"
+    return ModelSpec.from_config(hub_config(source), str(where))
+
+
+def hub_config(source: Source) -> dict[str, Any]:
+    """The config of a folder or a .gguf file, by Hugging Face's names."""
     if isinstance(source, GGUFFile):
-        return ModelSpec.from_config(read_config(source), str(source.path))
+        return read_config(source)
     path = source / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
         raise ModelError(f"{path} cannot be read as JSON: {error}.") from error
-    return ModelSpec.from_config(config, str(path))
 
 
 def load_tokenizer(source: Source, *, dummy: bool = False) -> Tokenizer | ByteTokenizer:

@@ -313,7 +313,8 @@ class ScoreCounts:
 
     prm_requests: int = 0
     prm_tokens_asked: int = 0
-    prm_tokens_computed: int = 0  # without what the PRM's prefix cache held
+    # without what the PRM's prefix cache held; NaN: its engine does not tell
+    prm_tokens_computed: float = 0
     prm_tokens_distinct: int = 0  # nodes of the trie of all inputs: the least to be computed
     scores_asked: int = 0
     scores_cached: int = 0  # known from the score cache
@@ -384,7 +385,9 @@ class ProblemScores:
             node.score, node.in_flight = score, False
             if self.cache is not None:
                 self.cache[self.prm.fingerprint, self._problem_id, node.steps] = score
-        self.counts.prm_tokens_computed += len(request.token_ids) - output.num_cached_tokens
+        cached = output.num_cached_tokens
+        computed = math.nan if cached is None else len(request.token_ids) - cached
+        self.counts.prm_tokens_computed += computed
 
     def replies(self, beams: Sequence[Beam]) -> list[tuple[float, ...]]:
         """One score for each step of each beam; every request must have been received."""

@@ -77,17 +77,19 @@ class SearchResult:
         return _mean(pd.Series([pass_at_k(int(n), int(c), k) for n, c in rows], dtype=float))
 
     @property
-    def prm_tokens(self) -> dict[str, int]:
+    def prm_tokens(self) -> dict[str, int | None]:
         """Tokens of the PRM's inputs: asked, computed (again, too, where traced), distinct.
 
-        distinct is the ideal: nodes of the trie of a problem's inputs, summed over problems.
+        computed: None where the PRM's engine does not tell. distinct: the ideal, nodes of the trie
+        of a problem's inputs, summed over problems.
         """
         steps = self.trace.steps
         traced = steps.loc[steps["engine"] == "prm", "prefill_tokens"]
         by_problem = self.problems[
             ["prm_tokens_asked", "prm_tokens_computed", "prm_tokens_distinct"]
         ]
-        asked, computed, distinct = (int(total) for total in by_problem.sum())
+        totals = by_problem.sum(skipna=False)
+        asked, computed, distinct = (None if pd.isna(total) else int(total) for total in totals)
         computed = int(traced.sum()) if len(traced) else computed
         return {"asked": asked, "computed": computed, "distinct": distinct}
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from workbench.config import SearchSwitches
-from workbench.core import CacheRoom, RequestOutput, SamplingParams, Tag, TokenEngine, node_seed
+from workbench.core import RequestOutput, SamplingParams, Tag, TokenEngine, node_seed
 from workbench.errors import ConfigError, StepError
 from workbench.search.answers import aggregate, decided, extract_answer, group_answers
 from workbench.search.prm import PRM, ProblemScores, ScoreRequest
@@ -35,7 +35,6 @@ from workbench.trace import Recorder
 LANE = "search"
 TO_KEEP = 0.75
 """Part of a cache that beams to go on from may fill; the new steps pass through the rest."""
-AMPLE = CacheRoom(2**40, 1)  # of an engine that does not tell its cache
 OnRound = Callable[["Progress"], None]
 
 
@@ -243,6 +242,11 @@ class Rounds:
                     f"forget_pruned needs engines that can forget; the capabilities of "
                     f"{engine.name} are: {able}. Give forget_pruned=False."
                 )
+            if switches.problem_batching == "adaptive" and engine.cache_room is None:
+                raise ConfigError(
+                    f"problem_batching='adaptive' asks how much room a cache has; {engine.name} "
+                    "does not tell (its cache_room is None). Give 'continuous' or 'static'."
+                )
         self._llm_order, self._prm_order = (RequestOrder(switches.request_order) for _ in range(2))
         # Of each request in flight: its search, its beam's slot, and the tokens there is room for.
         self._sampling: dict[int, tuple[ActiveSearch, int, int]] = {}
@@ -438,7 +442,7 @@ def fitting(
     """
     if any(isinstance(search.request, Score) for search in in_flight):
         return []
-    rooms = [engine.cache_room or AMPLE for engine in engines]
+    rooms = [room for engine in engines if (room := engine.cache_room) is not None]
     left = [TO_KEEP * room.blocks for room in rooms]
     admitted: list[ActiveSearch] = []
     for search in in_flight:

@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 from workbench.core import RequestOutput, SamplingParams, ScoreParams
 from workbench.core import Sequence as EngineSequence
 from workbench.engine.engine import Engine
+from workbench.engine.requests import encoded
 from workbench.errors import StepError, WorkbenchError
 from workbench.kvcache.arena import KVArena
 from workbench.serving.protocol import Logprobs, Refused
@@ -36,7 +37,7 @@ class ServedEngine(Engine):
 
     def admit(self, job: Job) -> EngineSequence:
         """Queue a job; its sequence, which grows with every step. Raises PromptError."""
-        return self._queue(self._encode(job.token_ids), job.params, job.score)
+        return self._queue(encoded(self.tokenizer, job.token_ids), job.params, job.score)
 
 
 class Event(NamedTuple):

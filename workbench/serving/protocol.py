@@ -234,6 +234,7 @@ class PoolingRequest(TextRequest):
     input: Texts = ""
     add_generation_prompt: bool = False
     encoding_format: Literal["float"] = "float"
+    task: Literal["token_classify"] = "token_classify"
 
 
 class ScoringRequest(Asked):
@@ -309,7 +310,7 @@ class Choice:
             self._characters += sum(byte & 0xC0 != 0x80 for byte in new)  # that begin one
         self.num_sampled += len(token_ids)
         if output is not None:
-            self.num_cached = output.num_cached_tokens
+            self.num_cached = output.num_cached_tokens or 0
         ended, end = output and output.finish_reason, len(self._text)
         if ended == "stop":
             end = min((p for stop in self._stops if (p := self._text.find(stop)) >= 0), default=end)

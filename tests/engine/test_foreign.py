@@ -1,0 +1,178 @@
+"""TransformersEngine: the same search as ours, and what an engine without our cache cannot do."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tests.models.reward_models import reward_model
+from workbench import PRM, BeamSearch, Engine, SamplingParams, load_problems, run_search
+from workbench.engine.foreign import TransformersEngine
+from workbench.errors import ConfigError, ModelError, PromptError, StepError
+
+pytest.importorskip("transformers")
+
+NEAR_TIE = 1e-4
+SHORT = {"max_model_len": 384}
+PROMPTS = ["Compute 7-3+12.", "Compute 2*(4+5)."]
+
+
+@pytest.fixture(scope="module")
+def ours():
+    return [Engine(f"tiny-{name}", num_blocks=400, **SHORT) for name in ("solver", "prm")]
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    return [TransformersEngine(f"tiny-{name}", **SHORT) for name in ("solver", "prm")]
+
+
+def search(llm, prm, **settings):
+    strategy = BeamSearch(n=4, beam_width=2, max_depth=6)
+    given = {"llm": llm, "prm": PRM(prm), "strategy": strategy, "min_problem_batch": 2}
+    return run_search(load_problems("tiny", 3), **given | settings)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_tree_is_ours(ours, theirs, temperature):
+    """Node by node, greedy and seeded; a node that differs was sampled at a near tie."""
+    mine, other = (search(*pair, temperature=temperature) for pair in (ours, theirs))
+    columns = ["problem_id", "node_id", "token_ids", "finish_reason", "kept"]
+    trees = [found.tree[columns].to_dict("records") for found in (mine, other)]
+    if trees[0] != trees[1]:
+        first, second = next(pair for pair in zip(*trees) if pair[0] != pair[1])
+        assert near_tie(ours[0], mine, first, second), (first, second)
+    else:
+        scores = (found.tree["score"].to_numpy() for found in (mine, other))
+        assert np.abs(np.subtract(*scores)).max() < 1e-4
+        assert mine.answers == other.answers
+
+
+def near_tie(llm, found, first, second):
+    """Whether two nodes part at a token whose best two logits, or shares, are nearly equal."""
+    if first["node_id"] != second["node_id"]:
+        return False
+    tokens = zip(first["token_ids"], second["token_ids"])
+    place = next((k for k, (a, b) in enumerate(tokens) if a != b), None)
+    if place is None:
+        return False
+    problem = found.problems.set_index("problem_id").loc[first["problem_id"], "problem"]
+    by_node = found.tree.set_index(["problem_id", "node_id"])["token_ids"]
+    path = first["node_id"].split("/")[:-1]
+    parents = ["/".join(path[: k + 1]) for k in range(len(path))]
+    line = [token for node in parents for token in by_node[first["problem_id"], node]]
+    ids = llm.tokenizer.encode_chat([{"role": "user", "content": problem}]) + line
+    ids += list(first["token_ids"][:place])
+    both = [first["token_ids"][place], second["token_ids"][place]]
+    logits = llm.score(ids, [len(ids) - 1], both).logits[0]
+    return abs(float(logits[0] - logits[1])) < NEAR_TIE
+
+
+def test_filters_stops_and_log_probabilities_are_ours(ours, theirs):
+    """Requests that use every setting end alike, with the same tokens and reasons."""
+    params = [
+        SamplingParams(temperature=0.9, top_k=20, top_p=0.9, min_p=0.02, seed=2**63 + 5,
+                       max_tokens=30, logprobs=3),
+        SamplingParams(temperature=0.0, stop=("\n\n",), max_tokens=40),
+    ]  # fmt: skip
+    pairs = [*zip(*(pair[0].generate(PROMPTS, params) for pair in (ours, theirs)))]
+    for mine, other in pairs:
+        assert mine.token_ids == other.token_ids
+        assert (mine.text, mine.finish_reason) == (other.text, other.finish_reason)
+    first, second = (output.logprobs for output in pairs[0])
+    assert [sorted(each) for each in first] == [sorted(each) for each in second]
+    assert all(math.isclose(a[k], b[k], abs_tol=1e-4) for a, b in zip(first, second) for k in a)
+
+
+@pytest.mark.parametrize(
+    "architecture", ["LlamaForCausalLM", "Qwen2ForProcessRewardModel", "Qwen2ForPrmModel"]
+)
+def test_scores_are_those_of_the_model_and_its_head(architecture, tmp_path):
+    """Logits at positions and columns, of a vocabulary and of both value heads."""
+    judge = reward_model(tmp_path, architecture, vocab_size=300)
+    make_tokenizer(tmp_path)
+    engine = TransformersEngine(str(tmp_path))
+    ids, places = torch.arange(5, 40).tolist(), [3, 20, 34]
+    columns = [1, 0] if architecture == "Qwen2ForProcessRewardModel" else [0]
+    found = engine.score(ids, places, columns).logits
+    assert np.abs(found - judge(ids)[places][:, columns].numpy()).max() < 1e-4
+    if engine.value_outputs is not None:
+        with pytest.raises(PromptError, match="value head"):
+            engine.add([1], SamplingParams())
+
+
+def test_an_architecture_that_our_engine_does_not_know(tmp_path):
+    """GPT-2 (learned positions, no rotation): greedy tokens are those of its own forward."""
+    import transformers
+
+    torch.manual_seed(0)
+    shape = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64, "vocab_size": 300}
+    peer = transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape)).eval()
+    with torch.no_grad():
+        for weights in peer.parameters():
+            weights += 0.3 * torch.randn_like(weights)
+    peer.save_pretrained(tmp_path)
+    make_tokenizer(tmp_path)
+    with pytest.raises(ModelError):
+        Engine(str(tmp_path), num_blocks=8)
+    engine, ids = TransformersEngine(str(tmp_path)), [5, 6, 7]
+    assert engine.max_model_len == 64
+    (output,) = engine.generate([ids], SamplingParams(temperature=0, max_tokens=12,
+                                                     ignore_eos=True))  # fmt: skip
+    for token in output.token_ids:
+        with torch.inference_mode():
+            logits = peer(torch.tensor([ids])).logits[0, -1]
+        assert logits[token] > logits.max() - NEAR_TIE
+        ids.append(token)
+
+
+def make_tokenizer(folder):
+    """The tiny pair's files, beside whatever model."""
+    from workbench.models.registry import EMBEDDED
+
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((EMBEDDED / "tiny-solver" / name).read_bytes())
+
+
+def test_a_model_that_transformers_would_complete_at_random_is_refused(tmp_path):
+    """Missing tensors are an error, not random numbers."""
+    from safetensors.torch import load_file, save_file
+
+    reward_model(tmp_path, "LlamaForCausalLM", vocab_size=300, tie_word_embeddings=False)
+    make_tokenizer(tmp_path)
+    file = tmp_path / "model.safetensors"
+    save_file({n: w for n, w in load_file(file).items() if "layers.1" not in n}, file)
+    with pytest.raises(ModelError, match=r"lack 9 tensors, first 'model\.layers\.1"):
+        TransformersEngine(str(tmp_path))
+
+
+def test_what_it_lacks_is_refused_by_name(theirs):
+    """What needs our cache; a trace; random weights; more than the model's length."""
+    for setting in ({"forget_pruned": True}, {"problem_batching": "adaptive"}):
+        with pytest.raises(ConfigError, match=f"{next(iter(setting))}.*tiny-solver"):
+            search(*theirs, **setting)
+    with pytest.raises(ConfigError, match="cannot trace; its capabilities: token_identity"):
+        theirs[0].trace_as(None, "llm")
+    for given in ({"model": "dummy:tiny-solver"}, {"dtype": "int8"}, {"max_model_len": 10**6}):
+        with pytest.raises(ConfigError):
+            TransformersEngine(**given)
+    for ids in ([], [10**6], [5] * 384):
+        with pytest.raises(PromptError):
+            theirs[0].add(ids, SamplingParams())
+    assert not theirs[0].has_work
+
+
+def test_a_request_that_fails_leaves_the_others(theirs, monkeypatch):
+    """A forward pass that raises ends its request with a StepError; an abort ends one."""
+    llm = theirs[0]
+    numbers = [llm.add(PROMPTS[0], SamplingParams(max_tokens=2, seed=k)) for k in range(3)]
+    llm.abort(numbers[2])
+    with monkeypatch.context() as patch:
+        patch.setattr(llm, "_model", None)
+        (failed,) = llm.step()
+    assert failed.request_id == numbers[0]
+    assert failed.finish_reason == "error" and isinstance(failed.error, StepError)
+    (fine,) = llm.step()
+    assert fine.request_id == numbers[1] and len(fine.token_ids) == 2
+    assert not llm.has_work and llm.step() == []

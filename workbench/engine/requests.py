@@ -1,0 +1,103 @@
+"""What any engine refuses of a request, and how: the same words, whoever computes. No torch.
+
+PromptError says what was given and what is allowed; nothing is queued by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
+from itertools import pairwise
+from operator import index
+from typing import Any
+
+from workbench.core import SamplingParams, ScoreParams, Sequence, Tag
+from workbench.errors import PromptError
+
+Prompt = str | SequenceOf[int]
+
+
+def encoded(tokenizer: Any, prompt: Prompt) -> list[int]:
+    """A list of its own of the prompt's token ids; a text is tokenised as it is."""
+    if isinstance(prompt, str):
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            raise PromptError(
+                f"The prompt has {prompt[error.start]!r} at character {error.start}, half of a "
+                "surrogate pair; give valid Unicode."
+            ) from None
+        ids: list[int] = tokenizer.encode(prompt)
+        return ids
+    return whole_numbers(prompt, "token ids")
+
+
+def score_params(positions: SequenceOf[int], columns: SequenceOf[int]) -> ScoreParams:
+    """What a scoring request wants."""
+    found = whole_numbers(positions, "positions"), whole_numbers(columns, "columns")
+    return ScoreParams(tuple(found[0]), tuple(found[1]))
+
+
+def whole_numbers(given: Iterable[int], what: str) -> list[int]:
+    """The numbers as ints; PromptError for one that is not whole. what: "token ids", ..."""
+    try:
+        return [*map(index, given)]
+    except TypeError:
+        raise PromptError(f"The {what} are {given!r:.200}; allowed: whole numbers.") from None
+
+
+def require_known(sequence: Sequence, engine: Any, vocab: int) -> None:
+    """PromptError unless all of a request is what the engine's model, trace and cache can use.
+
+    engine: its name, architecture and value_outputs are read. vocab: tokens its model knows.
+    """
+    name, outputs = engine.name, engine.value_outputs
+    params, score = sequence.params, sequence.score
+    if not isinstance(sequence.tag, Tag) or not isinstance(sequence.salt, bytes):
+        raise PromptError(
+            f"tag is {sequence.tag!r:.200} and salt {sequence.salt!r:.200}; allowed: a Tag or "
+            "None, and bytes."
+        )
+    _require_inside("Token id", sequence.token_ids, vocab, f"{name}'s vocabulary")
+    if score is not None:
+        if not score.columns:
+            raise PromptError("The request wants no column of the logits; give at least one.")
+        kind = "vocabulary" if outputs is None else "value head"
+        size = vocab if outputs is None else outputs
+        _require_inside("Column", score.columns, size, f"{name}'s {kind}")
+        return
+    if not isinstance(params, SamplingParams):
+        raise PromptError(f"params is {params!r:.200}; give SamplingParams(...).")
+    if outputs is not None:
+        raise PromptError(
+            f"{name} ({engine.architecture}) has a value head, {outputs} outputs in place of a "
+            "vocabulary, and cannot generate; use it as a PRM, or ask score() for its columns."
+        )
+    _require_inside("Stop id", params.stop_token_ids, vocab, f"{name}'s vocabulary")
+
+
+def _require_inside(what: str, given: SequenceOf[int], size: int, where: str) -> None:
+    if given and not 0 <= min(given) <= max(given) < size:
+        bad = next(k for k in given if not 0 <= k < size)
+        raise PromptError(f"{what} {bad} is not in {where}; allowed: 0 to {size - 1}.")
+
+
+def require_servable(sequence: Sequence, max_model_len: int) -> None:
+    """PromptError if it is empty or too long; a prompt must leave room for one token."""
+    score, num_tokens = sequence.score, len(sequence.token_ids)
+    if not num_tokens or (score is not None and not score.positions):
+        raise PromptError("The request is empty; give a token (and a position to score).")
+    if score is not None:
+        places = score.positions
+        ascending = all(a < b for a, b in pairwise(places))
+        if not ascending or places[0] < 0 or places[-1] >= num_tokens:
+            raise PromptError(
+                f"Logits are wanted at positions {places}; allowed are ascending ones from 0 "
+                f"to {num_tokens - 1}, the request's last token."
+            )
+    length, most = sequence.num_to_compute, max_model_len - (score is None)
+    if length > most:
+        raise PromptError(
+            f"The request has {length} tokens; allowed are at most {most} "
+            f"(max_model_len={max_model_len}). Shorten it, or raise max_model_len."
+        )
