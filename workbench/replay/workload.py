@@ -50,8 +50,8 @@ PROMPT_HEAD, PROMPT_TAIL = 154, 5
 PRM_HEAD, PRM_VERDICT, PRM_BETWEEN, PRM_DROPPED = 30, 5, 6, 1
 """RLHFlow's chat in Llama 3.1's template; a step's last token is its blank line."""
 PLUS, MINUS = 10, 12  # verdict columns: "+" and "-"
-ASK, LEAD = 46, 7
-"""ThinkPRM's instruction and turn after a solution, and its question before a verdict."""
+ASK, LEAD = 45, 6
+"""ThinkPRM's tokens after a solution and before a verdict, as SmolLM2's tokenizer counts them."""
 
 
 # -- what comes with the package --
