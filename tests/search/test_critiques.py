@@ -161,6 +161,18 @@ def test_a_language_model_verifies_and_the_replay_is_the_run(strategy, tmp_path)
     order = ["problem_id", "path"]
     nodes = [t.nodes.drop(columns="run_id").sort_values(order) for t in (result.trace, other)]
     assert nodes[0].reset_index(drop=True).equals(nodes[1].reset_index(drop=True))
+    elsewhere = run_search(
+        load_problems("tiny", 2, levels=[1]),
+        llm=llm,
+        prm=PRM(
+            Engine("tiny-solver", num_blocks=400, max_model_len=768, max_num_seqs=3), "thinkprm"
+        ),
+        strategy=strategy,
+        max_step_tokens=40,
+        min_problem_batch=1,
+        **more,
+    )
+    assert tree(elsewhere) == tree(result)
     lost = [*recording.problems[0].critiques[1:]]
     object.__setattr__(recording.problems[0], "critiques", tuple(lost))
     with pytest.raises(RecordingError, match="no score"):

@@ -23,7 +23,7 @@ from typing import Annotated, Any, TypeAlias
 import numpy as np
 
 from workbench.config import AtLeastOne, Range, check
-from workbench.core import RequestOutput, SamplingParams, TokenEngine
+from workbench.core import RequestOutput, SamplingParams, Tag, TokenEngine
 from workbench.errors import ConfigError, ModelError
 from workbench.search.answers import UNSCORED, check_choice
 from workbench.search.problems import Problem
@@ -358,6 +358,13 @@ class PRM:
     def next_input(self, token_ids: TokenIds, step: str) -> TokenIds:
         """Token ids of the solution `token_ids` with one more step; they are its beginning."""
         return self._inputs.next(token_ids, step.strip())
+
+    def queue(self, request: ScoreRequest, tag: Tag | None = None) -> int:
+        """Ask the engine for verdicts, or for a critique; returns the request id."""
+        if request.params is not None:
+            return self.engine.add(request.token_ids, request.params, tag=tag)
+        places = request.positions
+        return self.engine.add_score(request.token_ids, places, self.columns, tag=tag)
 
     @staticmethod
     def scores(logits: Iterable[Iterable[float]]) -> Iterator[float]:

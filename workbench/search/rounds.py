@@ -385,13 +385,8 @@ class Rounds:
                 self._ask(search, request)
 
     def _ask(self, search: ActiveSearch, request: ScoreRequest) -> None:
-        tag, engine = Tag(search.problem.id, node_id(request.beam.path)), self.prm.engine
-        if request.params is None:
-            columns = self.prm.columns
-            number = engine.add_score(request.token_ids, request.positions, columns, tag=tag)
-        else:
-            number = engine.add(request.token_ids, request.params, tag=tag)
-        self._scoring[number] = (search, request)
+        tag = Tag(search.problem.id, node_id(request.beam.path))
+        self._scoring[self.prm.queue(request, tag)] = (search, request)
 
     def _ask_verdicts(self, outputs: Iterable[RequestOutput]) -> None:
         """Ask for the verdict on each critique that is whole, while its blocks are in the cache."""
