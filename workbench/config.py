@@ -264,6 +264,10 @@ class SearchConfig(SearchSwitches):
     system_prompt: str | None = None  # None: the model template's default
     prm_format: str | None = None  # None: as the PRM was made
     score_shuffle_seed: int | None = None  # the control experiment: scores dealt at random
+    # of a PRM that writes critiques; None: as the PRM was made (search/prm.py: Critiques)
+    critiques: Annotated[int | None, Range(1)] = None
+    critique_tokens: Annotated[int | None, Range(1)] = None
+    critique_temperature: Annotated[float | None, Range(0)] = None
 
 
 @dataclass(frozen=True, slots=True)

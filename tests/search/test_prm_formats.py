@@ -24,6 +24,7 @@ TOKENIZERS = {
     "qwen2.5-math-prm": qwen_like,
     "skywork": qwen_like,
     "math-shepherd": mistral_like,
+    "thinkprm": qwen_like,
 }
 BOS = {"skywork": "<|endoftext|>", "math-shepherd": "<s>"}
 STEPS = ["Step 1: 2 + 3 = 5.\n\n", " Step 2: so it is\n5.", "Step 1: 2 + 3 = 5.", "=-+"]

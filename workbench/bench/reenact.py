@@ -31,7 +31,7 @@ from workbench.replay.answers import Answers, RecordedExecutor
 from workbench.replay.simulator import events, play
 from workbench.replay.what_if import what_if
 from workbench.replay.workload import load_recording, thesis_search
-from workbench.search.recording import RecordedEngine, RecordedStep
+from workbench.search.recording import RecordedCritique, RecordedEngine, RecordedStep
 from workbench.search.result import Throughput
 from workbench.trace import Recorder, Trace
 
@@ -162,14 +162,14 @@ class ReenactedEngine:
         engine.cache.reset()
         self.engine, self._answers = engine, answers
         self.max_model_len = recorded.max_model_len
-        self._steps: dict[int, RecordedStep] = {}
+        self._steps: dict[int, RecordedStep | RecordedCritique] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
 
     def add(self, prompt: Sequence[int], params: SamplingParams, *, tag: Tag) -> int:
         """Queue the node that the tag names; it ends when it has as many tokens as recorded."""
-        step = self._answers.node(tag.problem_id, tag.node_id).step
+        step = self._answers.sampled(params, tag).step
         asked = replace(params, max_tokens=len(step.tokens), stop=(), ignore_eos=True)
         number = self.engine.add(list(prompt), asked, tag=tag)
         self._steps[number] = step

@@ -227,6 +227,7 @@ def run_columns(
         row[f"{role}_steps"] = len(own)
     again = sum(row[f"prm_{name}"] for name in COUNTS if name.startswith("recomputed"))
     new = {"llm": row["sampled_tokens"], "prm": row["prm_prefill_tokens"] - again}
+    new["prm"] += row["prm_decode_tokens"]  # of critiques
     for role in ENGINES:
         row[f"{role}_tokens_per_busy_s"] = new[role] / (row[f"{role}_busy_s"] or float("nan"))
     return row

@@ -14,11 +14,33 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.core import RequestOutput, SamplingParams, Sequence, StepPlan, StepResult, node_seed
+from workbench.core import (
+    RequestOutput,
+    SamplingParams,
+    Sequence,
+    StepPlan,
+    StepResult,
+    Tag,
+    node_seed,
+)
 from workbench.errors import RecordingError
 from workbench.kvcache.manager import extend_chain
-from workbench.search.prm import PRM, ProblemScores, ScoreCache, ScoreRequest, StepNode
-from workbench.search.recording import RecordedProblem, RecordedSolution, RecordedStep, Recording
+from workbench.search.prm import (
+    PRM,
+    Critiques,
+    ProblemScores,
+    ScoreCache,
+    ScoreRequest,
+    StepNode,
+    critique_seed,
+)
+from workbench.search.recording import (
+    RecordedCritique,
+    RecordedProblem,
+    RecordedSolution,
+    RecordedStep,
+    Recording,
+)
 from workbench.search.result import node_id
 from workbench.search.strategies import NodePath
 
@@ -86,10 +108,17 @@ class TriePath:
 
 
 class SampledNode(NamedTuple):
-    """A recorded step and its node in the trie of its problem."""
+    """A recorded step, or critique, and its node in the trie of its problem."""
 
-    step: RecordedStep
+    step: RecordedStep | RecordedCritique
     trie: TokenTrie
+
+
+class ReadCritique(NamedTuple):
+    """A recorded critique, and the trie's node at whose end its verdict is read."""
+
+    sampled: SampledNode
+    verdict: TokenTrie
 
 
 class ScoredSolution(NamedTuple):
@@ -104,6 +133,10 @@ class Answers:
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
+        settings = recording.settings
+        self._critiques: dict[int, SampledNode] = {}  # by seed
+        # by problem, the texts of the steps and its number
+        self.critiques: dict[str, dict[tuple[Any, ...], ReadCritique]] = {}
         self._nodes: dict[tuple[str, str], SampledNode] = {}
         # the PRM's inputs and scores by problem and the texts of the steps
         self.solutions: dict[str, dict[tuple[str, ...], ScoredSolution]] = {}
@@ -117,7 +150,27 @@ class Answers:
             for each in problem.solutions:
                 before = scored[each.steps[:-1]].trie if len(each.steps) > 1 else None
                 scored[each.steps] = ScoredSolution(each, TokenTrie(before, each.tokens))
-        self.tokens = RecordedTokens(recording.settings.seed, self._nodes)
+            read = self.critiques[name] = {}
+            for c in problem.critiques:
+                *steps, number = c.key
+                asked = TokenTrie(scored[tuple(steps)].trie, settings.prm_ask)
+                sampled_node = SampledNode(c, TokenTrie(asked, c.tokens))
+                shown = c.tokens[:-1] if c.finish_reason == "eos" else c.tokens
+                verdict = TokenTrie(TokenTrie(asked, shown), settings.prm_lead)
+                read[c.key] = ReadCritique(sampled_node, verdict)
+                seed = critique_seed(settings.seed, name, tuple(steps), number)
+                self._critiques[seed] = sampled_node
+        by_seed = {
+            node_seed(settings.seed, p, node.step.path): node
+            for (p, _), node in self._nodes.items()
+            if isinstance(node.step, RecordedStep)
+        }
+        assert len(by_seed) == len(self._nodes), "two nodes share a seed"
+        self.tokens = RecordedTokens(by_seed | self._critiques)
+
+    def sampled(self, params: SamplingParams, tag: Tag) -> SampledNode:
+        """What a request sampled: a critique, by its seed, or the node that the tag names."""
+        return self._critiques.get(params.seed) or self.node(tag.problem_id, tag.node_id)
 
     def node(self, problem_id: str, node: str) -> SampledNode:
         """What was sampled for a node; RecordingError if it never was."""
@@ -131,11 +184,10 @@ class Answers:
 
 
 class RecordedTokens:
-    """Every sampled token by its node's seed and its position, as arrays."""
+    """Every sampled token by its node's or critique's seed and its position, as arrays."""
 
-    def __init__(self, run_seed: int, nodes: dict[tuple[str, str], SampledNode]) -> None:
-        found = [(node_seed(run_seed, p, n.step.path), n) for (p, _), n in nodes.items()]
-        found.sort(key=lambda item: item[0])
+    def __init__(self, nodes: dict[int, SampledNode]) -> None:
+        found = sorted(nodes.items(), key=lambda item: item[0])
         own = [node.step.tokens for _, node in found]
         ends = np.cumsum([len(tokens) for tokens in own], dtype=np.int64)
         lengths = np.array([node.trie.length for _, node in found], np.int64)
@@ -145,7 +197,6 @@ class RecordedTokens:
         self.tokens = np.array([token for tokens in own for token in tokens], np.int64)
         self.last = np.zeros(len(self.tokens), bool)
         self.last[ends[ends > 0] - 1] = True
-        assert len(np.unique(self.seeds)) == len(found), "two nodes share a seed"
 
 
 class RecordedExecutor:
@@ -196,10 +247,12 @@ class RecordedPRM(PRM):
     """A PRM that knows its format and columns by name and needs no tokenizer."""
 
     def __init__(self, engine: Any, recording: Recording) -> None:
-        self.engine = engine
-        self.format = recording.settings.prm_format
-        self.fingerprint = recording.settings.prm_fingerprint
-        self.columns = recording.settings.prm_columns
+        settings, self.engine = recording.settings, engine
+        self.format = settings.prm_format
+        self.fingerprint = settings.prm_fingerprint
+        self.columns = settings.prm_columns
+        if settings.prm_critiques is not None:
+            self.critiques = Critiques(**settings.prm_critiques)
 
 
 class RecordedScores(ProblemScores):
@@ -208,8 +261,9 @@ class RecordedScores(ProblemScores):
     def __init__(
         self, prm: PRM, problem: RecordedProblem, answers: Answers, cache: ScoreCache | None
     ) -> None:
-        super().__init__(prm, problem.problem, cache)
+        super().__init__(prm, problem.problem, cache, answers.recording.settings.seed)
         self._scored = answers.solutions[problem.problem.id]
+        self._read = answers.critiques[problem.problem.id]
 
     def entered(self, parent: StepNode, steps: tuple[str, ...]) -> tuple[Any, bool]:
         found = self._scored.get(steps)
@@ -218,15 +272,37 @@ class RecordedScores(ProblemScores):
         solution, trie = found
         return TriePath(trie, trie.length) if solution.fits else None, solution.asks
 
+    def critique_input(self, node: StepNode, number: int) -> Any:
+        sampled = self._critique(node, number).sampled
+        return TriePath(sampled.trie, sampled.trie.length - len(sampled.step.tokens))
+
+    def verdict_input(self, node: StepNode, number: int) -> Any:
+        verdict = self._critique(node, number).verdict
+        return TriePath(verdict, verdict.length)
+
+    def _critique(self, node: StepNode, number: int) -> ReadCritique:
+        found = self._read.get((*node.steps, number))
+        if found is None:
+            raise self._missing(node.steps)
+        return found
+
     def verdicts(self, request: ScoreRequest, output: RequestOutput) -> Iterator[float]:
         for node in request.asked:
             score = self._scored[node.steps].solution.score
+            if self.prm.critiques is not None:
+                critique = self._critique(node, request.critique).sampled.step
+                assert isinstance(critique, RecordedCritique)
+                score = critique.score
             if score is None:
                 raise self._missing(node.steps)
             yield score
 
     def distinct_tokens(self, asked: list[StepNode]) -> int:
-        return sum(len(self._scored[node.steps].solution.tokens) for node in asked)
+        own = sum(len(self._scored[node.steps].solution.tokens) for node in asked)
+        for node in asked:
+            start = self._scored[node.steps].trie.length
+            own += sum(self._critique(node, k).verdict.length - start for k in node.critiques)
+        return own
 
     def _missing(self, steps: tuple[str, ...]) -> RecordingError:
         return RecordingError(

@@ -205,7 +205,7 @@ class ReplayEngine:
     ) -> int:
         """Queue the node that the tag names; RecordingError if it was never sampled."""
         tag = Tag() if tag is None else tag
-        node = self._answers.node(tag.problem_id, tag.node_id)
+        node = self._answers.sampled(params, tag)
         before = node.trie.length - len(node.step.tokens)
         if len(prompt) != before:
             raise RecordingError(

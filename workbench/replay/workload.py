@@ -13,16 +13,17 @@ import csv
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from workbench.config import EngineConfig, Range, check
 from workbench.errors import ConfigError, RecordingError, nearest
 from workbench.models.registry import held_bytes, model_spec
-from workbench.search.prm import SCORE_UNIT
+from workbench.search.prm import SCORE_UNIT, Critiques
 from workbench.search.problems import Problem, pick_uniformly
 from workbench.search.recording import (
+    RecordedCritique,
     RecordedEngine,
     RecordedProblem,
     RecordedSettings,
@@ -49,6 +50,8 @@ PROMPT_HEAD, PROMPT_TAIL = 154, 5
 PRM_HEAD, PRM_VERDICT, PRM_BETWEEN, PRM_DROPPED = 30, 5, 6, 1
 """RLHFlow's chat in Llama 3.1's template; a step's last token is its blank line."""
 PLUS, MINUS = 10, 12  # verdict columns: "+" and "-"
+ASK, LEAD = 45, 6
+"""ThinkPRM's tokens after a solution and before a verdict, as SmolLM2's tokenizer counts them."""
 
 
 # -- what comes with the package --
@@ -316,6 +319,44 @@ class _AssumedSteps:
             text, reason = "/".join(map(str, path)) + STEP_END, "eos" if ends else "stop"
             self._steps[path] = DrawnStep(drawn_tokens(draws, count), text, score, reason)
         return [self._steps[path] for path in paths]
+
+
+def with_critiques(
+    recording: Recording,
+    critiques: Critiques,
+    median: float = 200.0,
+    spread: float = 0.5,
+    seed: int = 0,
+) -> Recording:
+    """The search as if a generative verifier had judged it: each judged solution gets critiques.
+
+    Steps, inputs and scores stay. A critique's tokens are drawn: median and log standard deviation,
+    critiques.tokens at most. The PRM's max_model_len grows by what a critique may take, so that the
+    same solutions fit. Raises ConfigError for a median below 1 or a negative spread.
+    """
+    if not (median >= 1 and spread >= 0):
+        raise ConfigError(f"median {median}, spread {spread}; allowed: median >= 1, spread >= 0.")
+    problems = []
+    for problem in recording.problems:
+        found = []
+        for solution in problem.solutions:
+            for number in range(critiques.count if solution.score is not None else 0):
+                key = (*solution.steps, number)
+                draws = random.Random(f"critique/{seed}/{problem.problem.id}/{key}")
+                count = max(1, round(draws.lognormvariate(math.log(median), spread)))
+                tokens = drawn_tokens(draws, min(count, critiques.tokens))
+                reason = "stop" if count <= critiques.tokens else "length"
+                found.append(RecordedCritique(key, tokens, "", reason, solution.score))
+        problems.append(replace(problem, critiques=tuple(found)))
+    settings = replace(
+        recording.settings,
+        prm_critiques=asdict(critiques),
+        prm_ask=_fixed("ask", ASK),
+        prm_lead=_fixed("lead", LEAD),
+    )
+    longer = recording.prm.max_model_len + ASK + critiques.tokens + LEAD
+    prm = replace(recording.prm, max_model_len=longer)
+    return replace(recording, settings=settings, prm=prm, problems=tuple(problems))
 
 
 # -- from published completions --

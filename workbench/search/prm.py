@@ -5,19 +5,25 @@ name, since a language model's config does not say how it was trained to judge; 
 The law of every format: the input of k + 1 steps, up to step k's position, is the input of k steps,
 so a prefix cache serves a growing solution, and only a new step is ever tokenised, alone. A cached
 position returns no score, so a score cache stands beside the prefix cache.
+
+A generative verifier decodes before it judges: after the input of a solution it is asked for, it
+samples critiques, and each one's verdict is read behind it. A critique's seed comes from the run's
+seed, the problem, the steps and its number, so no batch, order or split of memory enters a score.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 
-from workbench.core import RequestOutput, TokenEngine
+from workbench.config import AtLeastOne, Range, check
+from workbench.core import RequestOutput, SamplingParams, Tag, TokenEngine
 from workbench.errors import ConfigError, ModelError
 from workbench.search.answers import UNSCORED, check_choice
 from workbench.search.problems import Problem
@@ -39,16 +45,19 @@ class Format:
     head, between, mark: tokens before the question, before each later step, and after every step;
     a format's own constructor sets those it has, and head is the begin-of-sequence token if there
     is one.
+    critique_stop: of a generative verifier, the texts that end a critique; None: it writes none.
+    ask, lead: its tokens between a solution and a critique, and between that and the verdict.
     """
 
     value_outputs: int | None = None
+    critique_stop: tuple[str, ...] | None = None
     columns: tuple[int, ...]
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         bos = tokenizer.bos_id
         self.head = array("i", () if bos is None else (bos,))
-        self.between = self.mark = array("i")
+        self.between = self.mark = self.ask = self.lead = array("i")
 
     def first(self, question: str, step: str) -> TokenIds:
         """Token ids of a solution with one step."""
@@ -175,11 +184,59 @@ class MathShepherd(Format):
         return token_ids + ids[1:] + self.mark
 
 
+class ThinkPRM(Format):
+    """A generative verifier: one user message shows question and steps; a critique is the reply.
+
+    The verdict is the softmax over "yes" and "no" after the critique and the question whether the
+    solution is correct. Steps are shown as they are, a line each. What both words begin with, if a
+    tokenizer cuts them so, goes before the verdict. Raises ModelError where the tokenizer cannot
+    write the words or tell them apart. Source: Khalifa et al. 2025, arXiv 2504.16828
+    (mukhal/ThinkPRM, prompt of utils/helper.py, decision of prm/thinkprm_api.py). GenPRM (Zhao et
+    al. 2025, arXiv 2504.00891) reads its score alike and averages it over critiques.
+    """
+
+    critique_stop = ("</think>",)
+    prompt = (
+        "You are given a math problem and a proposed step-by-step solution:\n\n[Math Problem]\n\n"
+        "{}\n\n[Solution]\n\n{}\n\nReview and critique each step in the proposed solution to "
+        "determine whether each step is correct. If the solution is incomplete, only verify the "
+        "provided steps."
+    )
+
+    def __init__(self, tokenizer: Any) -> None:
+        super().__init__(tokenizer)
+        content = self.prompt.format("first marker", "second marker")
+        chat = tokenizer.render_chat([{"role": "user", "content": content}])
+        head, _, rest = chat.partition("first marker")
+        self._middle, found, tail = rest.partition("second marker")
+        if not found:
+            raise ModelError(
+                "The PRM's chat template drops the user's message; ThinkPRM scoring needs it."
+            )
+        good, bad = self.ids(" yes"), self.ids(" no")
+        apart = [k for k, (one, other) in enumerate(zip(good, bad)) if one != other]
+        written = [tokenizer.decode(list(ids)).strip() for ids in (good, bad)]
+        if written != ["yes", "no"] or not apart:
+            raise ModelError(
+                f"The PRM's tokenizer writes ' yes' and ' no' as {list(good)} and {list(bad)}, "
+                f"which say {' and '.join(map(repr, written))}; ThinkPRM scoring needs tokens of "
+                "both words that differ. Give a verifier that has them, or another --prm-format."
+            )
+        self.columns = (good[apart[0]], bad[apart[0]])
+        self.head, self.between = self.ids(head), self.ids("\n")
+        self.ask = self.ids(f"{tail}\nLet's verify step by step:")
+        self.lead = self.ids("\nIs the solution correct?") + good[: apart[0]]
+
+    def first(self, question: str, step: str) -> TokenIds:
+        return self.head + self.ids(question + self._middle) + self.ids(step)
+
+
 FORMATS: dict[str, type[Format]] = {
     "rlhflow": RLHFlow,
     "qwen2.5-math-prm": Qwen25MathPRM,
     "skywork": Skywork,
     "math-shepherd": MathShepherd,
+    "thinkprm": ThinkPRM,
 }
 
 
@@ -197,6 +254,7 @@ NAMES = {
     "llama3.1-8b-prm": "rlhflow",
     "rlhflow": "rlhflow",
     "math-shepherd": "math-shepherd",
+    "thinkprm": "thinkprm",
 }
 """Formats of language models by a part of their names, in lower case."""
 
@@ -212,15 +270,33 @@ def known_format(name: str, architecture: str) -> str | None:
     return next((format for part, format in NAMES.items() if part in end), None)
 
 
+@dataclass(frozen=True, slots=True)
+class Critiques:
+    """How a generative verifier is asked: `count` critiques a step, whose verdicts are averaged."""
+
+    count: AtLeastOne = 1
+    tokens: AtLeastOne = 512  # of one critique, at most
+    temperature: Annotated[float, Range(0)] = 0.7
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
 class PRM:
     """A scoring engine together with its format; shared by any number of searches.
 
-    format: None takes the one that fits the model. Raises ConfigError for a format that is unknown,
-    cannot be told, or is not for this model's head; ModelError where tokenizer or chat template
-    cannot express it.
+    format: None takes the one that fits the model. critiques: of a generative verifier; None: the
+    defaults. Raises ConfigError for a format that is unknown, cannot be told, is not for this
+    model's head, or writes no critiques where some are asked for; ModelError where tokenizer or
+    chat template cannot express it.
     """
 
-    def __init__(self, engine: TokenEngine, format: str | None = None) -> None:
+    critiques: Critiques | None = None  # None: the format writes none
+    stop: tuple[str, ...] = ()
+
+    def __init__(
+        self, engine: TokenEngine, format: str | None = None, critiques: Critiques | None = None
+    ) -> None:
         supported = f"supported: {', '.join(FORMATS)}"
         name = format or known_format(engine.name, engine.architecture)
         if name is None:
@@ -238,8 +314,42 @@ class PRM:
             )
         self.engine, self.format = engine, name
         self.fingerprint = f"{engine.fingerprint}/{name}"
-        self._inputs = FORMATS[name](engine.tokenizer)
-        self.columns = self._inputs.columns
+        self._inputs = inputs = FORMATS[name](engine.tokenizer)
+        self.columns, self.ask, self.lead = inputs.columns, inputs.ask, inputs.lead
+        if inputs.critique_stop is not None:
+            own = self.critiques = critiques or Critiques()
+            self.stop = inputs.critique_stop
+            self.fingerprint += f"/{own.count}x{own.tokens}@{own.temperature}"
+        elif critiques is not None:
+            able = ", ".join(k for k, v in FORMATS.items() if v.critique_stop is not None)
+            raise ConfigError(
+                f"PRM format {name!r} writes no critiques, and {critiques} was given; formats that "
+                f"do: {able}. Give one of them, or no critique settings."
+            )
+
+    def changed(self, format: str | None, **critiques: Any) -> PRM:
+        """The same engine asked in another way; None: as it is. critiques: fields of Critiques."""
+        given = {name: value for name, value in critiques.items() if value is not None}
+        if format is None and not given:
+            return self
+        own = self.critiques if format in (None, self.format) else None
+        asked = replace(own or Critiques(), **given) if given else own
+        return PRM(self.engine, format or self.format, asked)
+
+    @property
+    def reserve(self) -> int:
+        """Tokens that a request may come to have behind the input of its solution."""
+        own = self.critiques
+        return 0 if own is None else len(self.ask) + own.tokens + len(self.lead)
+
+    def require_room(self) -> None:
+        """ConfigError where max_model_len holds no solution and a critique."""
+        if self.reserve >= self.engine.max_model_len:
+            raise ConfigError(
+                f"A critique takes up to {self.reserve} tokens with what surrounds it; "
+                f"{self.engine.name} has max_model_len = {self.engine.max_model_len}. Give less "
+                "critique_tokens, or raise it."
+            )
 
     def first_input(self, question: str, step: str) -> TokenIds:
         """Token ids of a solution with one step; its verdict is read at the last position."""
@@ -248,6 +358,13 @@ class PRM:
     def next_input(self, token_ids: TokenIds, step: str) -> TokenIds:
         """Token ids of the solution `token_ids` with one more step; they are its beginning."""
         return self._inputs.next(token_ids, step.strip())
+
+    def queue(self, request: ScoreRequest, tag: Tag | None = None) -> int:
+        """Ask the engine for verdicts, or for a critique; returns the request id."""
+        if request.params is not None:
+            return self.engine.add(request.token_ids, request.params, tag=tag)
+        places = request.positions
+        return self.engine.add_score(request.token_ids, places, self.columns, tag=tag)
 
     @staticmethod
     def scores(logits: Iterable[Iterable[float]]) -> Iterator[float]:
@@ -275,6 +392,21 @@ class ScoreCache(dict[Key, float]):
     """
 
 
+@dataclass(slots=True)
+class Critique:
+    """One sampled critique. score: the verdict after it, None until it is known."""
+
+    tokens: tuple[int, ...]
+    text: str
+    finish_reason: str
+    score: float | None = None
+
+    @property
+    def read(self) -> tuple[int, ...]:
+        """The tokens before its verdict: no end of sequence is among them."""
+        return self.tokens[:-1] if self.finish_reason == "eos" else self.tokens
+
+
 @dataclass(slots=True, eq=False)
 class StepNode:
     """A solution up to one step. token_ids: its PRM input, empty before any step, None: no room.
@@ -289,26 +421,30 @@ class StepNode:
     lineage: list[StepNode] = field(default_factory=list)
     score: float | None = None
     in_flight: bool = False
+    critiques: dict[int, Critique] = field(default_factory=dict)  # by number
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreRequest:
-    """One request to the PRM engine: the last node's input, with the positions of `asked`."""
+    """One request to the PRM engine: the last node's input, with the positions of `asked`.
+
+    positions: of the last token before each asked step's verdict.
+    params: how to sample a critique of the one asked step, whose verdict is then asked for; None:
+    this request brings verdicts. critique: its number.
+    """
 
     beam: Beam
     token_ids: TokenIds
     asked: tuple[StepNode, ...]
-
-    @property
-    def positions(self) -> tuple[int, ...]:
-        """The last token before each asked step's verdict."""
-        return tuple(len(node.token_ids or ()) - 1 for node in self.asked)
+    positions: tuple[int, ...] = ()
+    params: SamplingParams | None = None
+    critique: int = 0
 
 
 @dataclass(slots=True)
 class ScoreCounts:
-    """What scoring cost, as the problems table has it. prm_tokens_*: of the PRM's inputs;
-    scores_*: one a beam and step.
+    """What scoring cost, as the problems table has it. prm_tokens_*: of the PRM's inputs, critiques
+    among them; scores_*: one a beam and step.
     """
 
     prm_requests: int = 0
@@ -316,16 +452,22 @@ class ScoreCounts:
     # without what the PRM's prefix cache held; NaN: its engine does not tell
     prm_tokens_computed: float = 0
     prm_tokens_distinct: int = 0  # nodes of the trie of all inputs: the least to be computed
+    prm_tokens_sampled: int = 0  # of critiques
     scores_asked: int = 0
     scores_cached: int = 0  # known from the score cache
     scores_shared: int = 0  # an equal beam in flight asks
 
 
 class ProblemScores:
-    """The PRM's view of one problem in one search. It keeps the question, not the answer."""
+    """The PRM's view of one problem in one search. It keeps the question, not the answer.
 
-    def __init__(self, prm: PRM, problem: Problem, cache: ScoreCache | None) -> None:
-        self.prm = prm
+    seed: the run's, from which critiques are sampled.
+    """
+
+    def __init__(self, prm: PRM, problem: Problem, cache: ScoreCache | None, seed: int = 0) -> None:
+        self.prm, self._seed = prm, seed
+        # critiques of another seed give other scores
+        self._judge = f"{prm.fingerprint}/{seed}" if prm.critiques else prm.fingerprint
         self.cache = cache
         self.counts = ScoreCounts()
         self._question = problem.problem
@@ -370,24 +512,70 @@ class ProblemScores:
                 else:
                     node.in_flight = True
                     asked.append(node)
-            if asked:
+            counts.scores_asked += len(asked)
+            if asked and (own := self.prm.critiques) is not None:
+                found += [
+                    self._counted(self._critique_request(beam, node, number))
+                    for node in asked
+                    for number in range(own.count)
+                ]
+            elif asked:
                 token_ids = asked[-1].token_ids
                 assert token_ids
-                counts.prm_requests += 1
-                counts.scores_asked += len(asked)
-                counts.prm_tokens_asked += len(token_ids)
-                found.append(ScoreRequest(beam, token_ids, tuple(asked)))
+                places = tuple(len(node.token_ids or ()) - 1 for node in asked)
+                request = ScoreRequest(beam, token_ids, tuple(asked), places)
+                found.append(self._counted(request))
         return found
 
+    def _critique_request(self, beam: Beam, node: StepNode, number: int) -> ScoreRequest:
+        own = self.prm.critiques
+        assert own is not None
+        params = SamplingParams(
+            temperature=own.temperature,
+            max_tokens=own.tokens,
+            stop=self.prm.stop,
+            seed=critique_seed(self._seed, self._problem_id, node.steps, number),
+        )
+        token_ids = self.critique_input(node, number)
+        return ScoreRequest(beam, token_ids, (node,), params=params, critique=number)
+
+    def _counted(self, request: ScoreRequest) -> ScoreRequest:
+        self.counts.prm_requests += 1
+        self.counts.prm_tokens_asked += len(request.token_ids)
+        return request
+
+    def _count_computed(
+        self, request: ScoreRequest, output: RequestOutput, sampled: int = 0
+    ) -> None:
+        cached = output.num_cached_tokens
+        computed = math.nan if cached is None else len(request.token_ids) - cached + sampled
+        self.counts.prm_tokens_computed += computed
+
+    def verdict_request(self, request: ScoreRequest, output: RequestOutput) -> ScoreRequest:
+        """The request for the verdict on a critique that was just sampled."""
+        (node,), number, sampled = request.asked, request.critique, tuple(output.token_ids)
+        node.critiques[number] = Critique(sampled, output.text, output.finish_reason)
+        self.counts.prm_tokens_sampled += len(sampled)
+        self._count_computed(request, output, len(sampled) - 1)  # the last is not read yet
+        token_ids = self.verdict_input(node, number)
+        places = (len(token_ids) - 1,)
+        return self._counted(ScoreRequest(request.beam, token_ids, (node,), places, None, number))
+
     def receive(self, request: ScoreRequest, output: RequestOutput) -> None:
-        """Keep the scores a finished request brought."""
-        for node, score in zip(request.asked, self.verdicts(request, output), strict=True):
+        """Keep the scores a finished request brought; a step's, once all its critiques have one."""
+        self._count_computed(request, output)
+        scores = list(self.verdicts(request, output))
+        if (own := self.prm.critiques) is not None:
+            critiques = request.asked[0].critiques
+            (critiques[request.critique].score,) = scores
+            known = [each.score for each in critiques.values() if each.score is not None]
+            if len(known) < own.count:
+                return
+            scores = [round(SCORE_UNIT * sum(known) / own.count) / SCORE_UNIT]
+        for node, score in zip(request.asked, scores, strict=True):
             node.score, node.in_flight = score, False
             if self.cache is not None:
-                self.cache[self.prm.fingerprint, self._problem_id, node.steps] = score
-        cached = output.num_cached_tokens
-        computed = math.nan if cached is None else len(request.token_ids) - cached
-        self.counts.prm_tokens_computed += computed
+                self.cache[self._judge, self._problem_id, node.steps] = score
 
     def replies(self, beams: Sequence[Beam]) -> list[tuple[float, ...]]:
         """One score for each step of each beam; every request must have been received."""
@@ -426,7 +614,7 @@ class ProblemScores:
             node = self._nodes[own] = StepNode(own, token_ids, asks)
             node.lineage = [*parent.lineage, node]
             if asks and self.cache is not None:
-                node.score = self.cache.get((self.prm.fingerprint, self._problem_id, own))
+                node.score = self.cache.get((self._judge, self._problem_id, own))
         return node
 
     # -- what a replay reads from a recording --
@@ -439,17 +627,35 @@ class ProblemScores:
             token_ids = self.prm.next_input(parent.token_ids, steps[-1])
         else:
             token_ids = self.prm.first_input(self._question, steps[-1])
-        fits = len(token_ids) < self.prm.engine.max_model_len
+        fits = len(token_ids) + self.prm.reserve < self.prm.engine.max_model_len
         return token_ids if fits else None, fits
 
+    def critique_input(self, node: StepNode, number: int) -> TokenIds:
+        """What a critique of this solution is sampled after."""
+        assert node.token_ids
+        return node.token_ids + self.prm.ask
+
+    def verdict_input(self, node: StepNode, number: int) -> TokenIds:
+        """What the verdict after one of its critiques is read at the end of."""
+        read = array("i", node.critiques[number].read)
+        return self.critique_input(node, number) + read + self.prm.lead
+
     def verdicts(self, request: ScoreRequest, output: RequestOutput) -> Iterable[float]:
-        """The scores of a request's asked steps."""
+        """The scores of a request's asked steps, or of its critique."""
         assert output.logits is not None
         return self.prm.scores(output.logits.tolist())
 
     def distinct_tokens(self, asked: list[StepNode]) -> int:
         """Nodes of the trie of their inputs."""
-        return trie_size(node.token_ids for node in asked if node.token_ids)
+        inputs = [node.token_ids for node in asked if node.token_ids]
+        read = [self.verdict_input(node, number) for node in asked for number in node.critiques]
+        return trie_size([*inputs, *read])
+
+
+def critique_seed(run_seed: int, problem_id: str, steps: tuple[str, ...], number: int) -> int:
+    """64-bit seed of a critique; equal solutions of a problem have equal critiques."""
+    text = "\x1f".join(["critique", str(run_seed), problem_id, str(number), *steps])
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 
 def trie_size(inputs: Iterable[TokenIds]) -> int:

@@ -64,6 +64,25 @@ class RecordedSolution:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedCritique:
+    """One critique of a generative verifier. key: its solution's steps, then its number.
+
+    tokens: those sampled; score: of the verdict after it.
+    """
+
+    key: tuple[Any, ...]
+    tokens: tuple[int, ...]
+    text: str
+    finish_reason: str
+    score: float | None
+
+    @property
+    def request_reason(self) -> str:
+        """How the request ended: as the search was told."""
+        return self.finish_reason
+
+
+@dataclass(frozen=True, slots=True)
 class RecordedProblem:
     """One problem's tries. Parents come before their children; steps are in sampling order."""
 
@@ -71,6 +90,7 @@ class RecordedProblem:
     prompt: tuple[int, ...] = ()
     steps: tuple[RecordedStep, ...] = ()
     solutions: tuple[RecordedSolution, ...] = ()
+    critiques: tuple[RecordedCritique, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +126,8 @@ class RecordedSettings:
     """How the search was run. strategy: its class's name, and its fields.
 
     switches: fields of SearchSwitches; those not named are at their defaults.
+    prm_critiques: fields of Critiques, of a generative verifier; prm_ask, prm_lead: its tokens
+    before and after a critique.
     """
 
     strategy: str
@@ -125,6 +147,9 @@ class RecordedSettings:
     prm_columns: tuple[int, ...]
     switches: Mapping[str, Any] = field(default_factory=dict)
     stop_when_decided: bool = False
+    prm_critiques: Mapping[str, Any] | None = None
+    prm_ask: tuple[int, ...] = ()
+    prm_lead: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +169,7 @@ class RecordingSearch(ActiveSearch):
 
     def finish(self, now_s: float) -> None:
         """As every search; what it lets go is kept here."""
-        solutions = []
+        solutions, critiques = [], []
         for node in self.scores.solutions():  # each after the one it extends
             before = node.lineage[-2].token_ids or () if len(node.lineage) > 1 else ()
             solution = RecordedSolution(
@@ -155,8 +180,16 @@ class RecordingSearch(ActiveSearch):
                 score=node.score,
             )
             solutions.append(solution)
-        prompt = tuple(self.prompt)
-        self.recorded = RecordedProblem(self.problem, prompt, solutions=tuple(solutions))
+            for number, c in sorted(node.critiques.items()):
+                key = (*node.steps, number)
+                kept = RecordedCritique(key, c.tokens, c.text, c.finish_reason, c.score)
+                critiques.append(kept)
+        self.recorded = RecordedProblem(
+            self.problem,
+            tuple(self.prompt),
+            solutions=tuple(solutions),
+            critiques=tuple(critiques),
+        )
         super().finish(now_s)
 
 
@@ -167,27 +200,33 @@ _DIGEST_KEY = b"workbench_recording_sha256"
 _NAME = pa.dictionary(pa.int32(), pa.string())
 SCHEMA = pa.schema(
     {
-        "kind": _NAME,  # prompt | step | solution
+        "kind": _NAME,  # prompt | step | solution | critique
         "problem": pa.int32(),
         "parent": pa.int32(),  # row number; null for a prompt and a solution of one step
         "tokens": pa.list_(pa.int32()),
         "text": _NAME,
-        "ordinal": pa.int32(),  # steps, to round: among their parent's children
+        "ordinal": pa.int32(),  # steps, to round, and critiques: among their parent's children
         "slot": pa.int32(),
         "round": pa.int32(),
         "finish_reason": _NAME,
         "request_reason": _NAME,
         "asks": pa.bool_(),  # solutions, to score
         "fits": pa.bool_(),
-        "score": pa.float64(),
+        "score": pa.float64(),  # of critiques too
     }
 )
 _ENTRIES: dict[str, tuple[type, str]] = {
     "step": (RecordedStep, "ordinal"),
     "solution": (RecordedSolution, "text"),
+    "critique": (RecordedCritique, "ordinal"),
 }
 """Entries of a kind, and the column of their key's last part: of a path, or of texts of steps."""
-_ABOVE = {"prompt": (None,), "step": ("prompt", "step"), "solution": (None, "solution")}
+_ABOVE = {
+    "prompt": (None,),
+    "step": ("prompt", "step"),
+    "solution": (None, "solution"),
+    "critique": ("solution",),
+}
 """Kinds that a row's parent may have."""
 
 
@@ -205,9 +244,11 @@ def write_recording(recording: Recording, path: str | os.PathLike[str]) -> Path:
     for number, problem in enumerate(recording.problems):
         prompt = len(rows)
         rows.append({"kind": "prompt", "problem": number, "tokens": problem.prompt})
-        for kind, entries in (("step", problem.steps), ("solution", problem.solutions)):
-            places: dict[tuple[Any, ...], int | None] = {(): prompt if kind == "step" else None}
-            for entry in entries:
+        places: dict[tuple[Any, ...], int | None] = {(): prompt}
+        for kind in _ENTRIES:
+            if kind == "solution":  # critiques, which come after, have solutions above them
+                places = {(): None}
+            for entry in getattr(problem, f"{kind}s"):
                 (_, key), *own = ((f.name, getattr(entry, f.name)) for f in fields(entry))
                 row = {"kind": kind, "problem": number, "parent": places[key[:-1]], **dict(own)}
                 places[key] = len(rows)
@@ -259,10 +300,10 @@ def read_recording(path: str | os.PathLike[str]) -> Recording:
             keys.append(key)
             kinds.append(kind)
         problems = (
-            replace(each, prompt=prompt, steps=tuple(steps), solutions=tuple(solutions))
-            for each, (prompt,), steps, solutions in zip(
-                header.problems, *found.values(), strict=True
+            replace(
+                each, prompt=prompt, **{f"{kind}s": tuple(own) for kind, own in zip(_ENTRIES, rest)}
             )
+            for each, (prompt,), *rest in zip(header.problems, *found.values(), strict=True)
         )
         return replace(header, problems=tuple(problems))
 
@@ -313,7 +354,8 @@ def _header(path: str | os.PathLike[str], schema: pa.Schema) -> tuple[Recording,
         raise ValueError("its settings are not those that were written")
     written = json.loads(metadata[_SETTINGS_KEY])
     settings = written["settings"]
-    settings["prm_columns"] = tuple(settings["prm_columns"])
+    for name in ("prm_columns", "prm_ask", "prm_lead"):
+        settings[name] = tuple(settings.get(name, ()))
     known, switches = {f.name for f in fields(SearchSwitches)}, settings.get("switches", {})
     for name, value in switches.items():
         if name not in known and value:
@@ -341,7 +383,7 @@ def record_search(
     """Write searches that have their answers."""
     rows = rounds.recorder.request_rows
     # (problem id, node id) -> how the request that sampled it ended.
-    reasons = {(r.problem_id, r.node_id): r.finish_reason for r in rows if r.kind == "generate"}
+    reasons = {(r.problem_id, r.node_id): r.finish_reason for r in rows if r.engine == "llm"}
     problems = []
     for search in searches:
         assert isinstance(search, RecordingSearch)
@@ -371,6 +413,9 @@ def record_search(
         prm_format=rounds.prm.format,
         prm_fingerprint=rounds.prm.fingerprint,
         prm_columns=tuple(rounds.prm.columns),
+        prm_critiques=None if rounds.prm.critiques is None else asdict(rounds.prm.critiques),
+        prm_ask=tuple(rounds.prm.ask),
+        prm_lead=tuple(rounds.prm.lead),
         switches={f.name: getattr(config, f.name) for f in fields(SearchSwitches)},
         **{name: getattr(config, name) for name in names - {"prm_format"}},
     )

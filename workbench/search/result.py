@@ -78,13 +78,14 @@ class SearchResult:
 
     @property
     def prm_tokens(self) -> dict[str, int | None]:
-        """Tokens of the PRM's inputs: asked, computed (again, too, where traced), distinct.
+        """Tokens of the PRM: asked, computed (again, too, where traced), distinct.
 
         computed: None where the PRM's engine does not tell. distinct: the ideal, nodes of the trie
         of a problem's inputs, summed over problems.
         """
         steps = self.trace.steps
-        traced = steps.loc[steps["engine"] == "prm", "prefill_tokens"]
+        own = steps[steps["engine"] == "prm"]
+        traced = own["prefill_tokens"] + own["decode_tokens"]  # which critiques are
         by_problem = self.problems[
             ["prm_tokens_asked", "prm_tokens_computed", "prm_tokens_distinct"]
         ]

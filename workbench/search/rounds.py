@@ -162,17 +162,23 @@ class WorkClock:
             self._paused_at = None
         return self.switch(kind, now)
 
-    def drain(self, engine: TokenEngine) -> tuple[list[RequestOutput], float, range]:
+    def drain(
+        self, engine: TokenEngine, follow: Callable[[list[RequestOutput]], None] | None = None
+    ) -> tuple[list[RequestOutput], float, range]:
         """Step an engine until it has no request: outputs, seconds, and its rows in the trace.
 
-        What it spent outside recorded steps becomes a bookkeeping span.
+        follow: told each step's outputs, upon which it may queue more. What was spent outside
+        recorded steps becomes a bookkeeping span.
         """
         rows = self._recorder.step_rows
         outputs: list[RequestOutput] = []
         self.switch("")
         first, start = len(rows), self._since
         while engine.has_work:
-            outputs += engine.step()
+            finished = engine.step()
+            if follow is not None:
+                follow(finished)
+            outputs += finished
         self.switch("bookkeeping")
         end, steps = self._since, rows[first:]
         if steps:
@@ -275,7 +281,7 @@ class Rounds:
             self.clock.switch("tokenising")  # of the new steps, for the PRM
             self._take_samples(sampled)
             self.clock.switch("bookkeeping")
-            scored, busy_s, steps = self.clock.drain(self.prm.engine)
+            scored, busy_s, steps = self.clock.drain(self.prm.engine, self._ask_verdicts)
             self.prm_busy_s += busy_s
             self._take_scores(scored, steps)
             self._mark(self.clock.switch("bookkeeping"))
@@ -380,11 +386,20 @@ class Rounds:
             self._cache_hits += search.scores.counts.scores_cached - cached
             self.clock.switch("bookkeeping")
             for request in requests:
-                tag = Tag(search.problem.id, node_id(request.beam.path))
-                number = self.prm.engine.add_score(
-                    request.token_ids, request.positions, self.prm.columns, tag=tag
-                )
-                self._scoring[number] = (search, request)
+                self._ask(search, request)
+
+    def _ask(self, search: ActiveSearch, request: ScoreRequest) -> None:
+        tag = Tag(search.problem.id, node_id(request.beam.path))
+        self._scoring[self.prm.queue(request, tag)] = (search, request)
+
+    def _ask_verdicts(self, outputs: Iterable[RequestOutput]) -> None:
+        """Ask for the verdict on each critique that is whole, while its blocks are in the cache."""
+        for output in outputs:
+            search, request = self._scoring.get(output.request_id, (None, None))
+            if search is not None and request is not None and request.params is not None:
+                _require_fine(output)
+                del self._scoring[output.request_id]
+                self._ask(search, search.scores.verdict_request(request, output))
 
     def _take_scores(self, outputs: Iterable[RequestOutput], steps: range) -> None:
         for output in outputs:

@@ -87,8 +87,13 @@ class Search:
         if not isinstance(cache, ScoreCache):
             cache = ScoreCache() if config.score_cache else None
         strategy = of_run(strategy, config.aggregation, seed)
-        if config.prm_format is not None:
-            prm = PRM(prm.engine, config.prm_format)
+        prm = prm.changed(
+            config.prm_format,
+            count=config.critiques,
+            tokens=config.critique_tokens,
+            temperature=config.critique_temperature,
+        )
+        prm.require_room()
         if record is not None:
             require_destination(record)
             if cache:
@@ -118,7 +123,7 @@ class Search:
                 problem,
                 chat_prompt(posed(problem, strategy), llm, config.system_prompt),
                 strategy,
-                ProblemScores(prm, problem, cache),
+                ProblemScores(prm, problem, cache, seed),
                 config.score_shuffle_seed,
                 voting,
             )

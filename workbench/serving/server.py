@@ -447,6 +447,9 @@ class Service:
             message = f"{engine.name} is no reward model of a known format: {', '.join(FORMATS)}."
             raise Refused(400, message, "model")
         rules = FORMATS[format](engine.tokenizer)
+        if rules.critique_stop is not None:
+            message = f"{engine.name} writes critiques before it judges; /pooling reads marks."
+            raise Refused(400, message, "model")
         inputs = await self._inputs(engine, body, body.input, "input")
         asked = [(ids, _ends_of(list(rules.mark), ids)) for ids in inputs]
         if not all(places for _, places in asked):
