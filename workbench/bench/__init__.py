@@ -25,6 +25,7 @@ SOURCES = {
     "kernels": (*_ENGINE, "bench/kernels.py"),
     "search": (*_SEARCH, "experiments/statistics.py"),
     "identity": (*_SEARCH, "bench/identity.py"),
+    "prm": (*_ENGINE, "tokenizer.py", "search", "training/corpus.py", "bench/prm.py"),
     "serve": (*_SEARCH, "serving", "bench/serve.py"),
     "soak": (*_SEARCH, "bench/identity.py", "bench/soak.py"),
     "memory": (*_SEARCH, *_STUDY, "bench/memory.py"),
