@@ -165,7 +165,8 @@ def test_transformers_reads_every_config_of_the_package(folder: Path) -> None:
     transformers = pytest.importorskip("transformers")
     found, spec = transformers.AutoConfig.from_pretrained(folder), read_spec(folder)
     assert (found.num_hidden_layers, found.hidden_size) == (spec.layers, spec.hidden)
-    assert found.rope_parameters["rope_theta"] == spec.rope_theta
+    if not spec.gpt2:  # whose positions are learned
+        assert found.rope_parameters["rope_theta"] == spec.rope_theta
 
 
 def test_rows_say_why_they_have_no_peer(bench, monkeypatch, tmp_path):

@@ -103,12 +103,19 @@ def test_scores_are_those_of_the_model_and_its_head(architecture, tmp_path):
 
 
 def test_an_architecture_that_our_engine_does_not_know(tmp_path):
-    """GPT-2 (learned positions, no rotation): greedy tokens are those of its own forward."""
+    """GPT-NeoX (parallel residual): greedy tokens are those of its own forward."""
     import transformers
 
     torch.manual_seed(0)
-    shape = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64, "vocab_size": 300}
-    peer = transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape)).eval()
+    config = transformers.GPTNeoXConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        vocab_size=300,
+    )
+    peer = transformers.GPTNeoXForCausalLM(config).eval()
     with torch.no_grad():
         for weights in peer.parameters():
             weights += 0.3 * torch.randn_like(weights)
