@@ -164,6 +164,31 @@ def test_every_set_gives_the_same_bits(name: str) -> None:
     assert printed(DIGEST, **environment(name)) == [name, BITS]
 
 
+REGISTERS = """
+from workbench.kernels.cpu.vectors import called, fma, load, store
+@called
+def doubled(address):
+    vector = load(address)
+    store(address, fma(vector, vector, vector))
+doubled.compile("void(int64)")
+print(*(name for name in ("zmm", "ymm") if name in next(iter(doubled.inspect_asm().values()))))
+"""
+
+
+@pytest.mark.parametrize("name", [name for name in host_sets() if name != "neon"])
+def test_numba_compiles_for_the_set(name: str) -> None:
+    """A kernel's vectors are the set's registers, also where kernels are all that is imported."""
+    assert printed(REGISTERS, **environment(name)) == ["zmm" if name == "avx512" else "ymm"]
+
+
+def test_a_set_is_not_taken_after_numba_has_compiled() -> None:
+    """Its code generator would keep the host's features under the lesser set's name."""
+    late = "import numba; numba.njit(lambda: 1); import workbench.kernels.isa"
+    for name in host_sets()[1:]:
+        with pytest.raises(AssertionError, match="WORKBENCH_ISA came too late"):
+            printed(late, **environment(name))
+
+
 @pytest.mark.slow
 def test_a_search_does_not_depend_on_the_host() -> None:
     """Tokens and scores are the same whatever set torch and numpy compute in."""

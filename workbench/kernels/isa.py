@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from llvmlite import binding
 from numba import config
+from numba.core.registry import cpu_target
 
 from workbench.errors import ConfigError
 
@@ -78,8 +79,22 @@ def _choose() -> InstructionSet:
     if not sets:
         return replace(SETS["avx2"], name="baseline")
     if named and named != sets[0]:
-        config.CPU_NAME, config.CPU_FEATURES = SETS[named].processor, ""
+        _compile_for(SETS[named].processor)
     return SETS[named or sets[0]]
+
+
+def _compile_for(processor: str) -> None:
+    """Has numba compile for a processor from here on.
+
+    Raises ConfigError if it has compiled before: its one code generator keeps the host's features,
+    and the set would be another than the one that records and kept kernels name.
+    """
+    config.CPU_NAME, config.CPU_FEATURES = processor, ""
+    if cpu_target.target_context.codegen().magic_tuple()[2] != config.CPU_FEATURES:
+        raise ConfigError(
+            f"{VARIABLE} came too late: numba has compiled for the host already. "
+            "Import workbench before anything else that uses numba."
+        )
 
 
 def environment(name: str) -> dict[str, str]:

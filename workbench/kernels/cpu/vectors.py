@@ -19,6 +19,8 @@ from numba import carray, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
+from workbench.kernels import isa  # noqa: F401 - before numba compiles anything
+
 WIDTH = 16
 FLOAT_BYTES, VECTOR_BYTES, ADDRESS_BYTES = 4, 4 * WIDTH, 8
 FLOAT, INT, LONG = ir.FloatType(), ir.IntType(32), ir.IntType(64)
