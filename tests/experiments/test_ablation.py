@@ -21,7 +21,7 @@ from workbench.experiments.statistics import WORK, Interval
 from workbench.experiments.study import figures_home, preview, profile_figures, run_ablation
 
 CONFIG = sweep_config("quick", n=4, max_depth=2, seeds=(0, 1))
-PLAN = AblationPlan(4, 2, (1,), num_seeds=2, queue_problems=5, queue_in_flight=2)
+PLAN = AblationPlan(4, (1,), num_seeds=2, queue_problems=5)
 SLOWER = dict(zip(MODIFICATIONS, (8.0, 4.0, 2.0, 1.0, 1.0, 3.0)))
 """How many times the seconds of the last each fake takes; the last two do one work."""
 

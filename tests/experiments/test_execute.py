@@ -31,6 +31,7 @@ from workbench.experiments.settings import (
 )
 from workbench.experiments.study import (
     NOTHING_WAS_RUN,
+    provenance,
     provenance_replayed,
     run_policies,
     run_replayed,
@@ -105,17 +106,36 @@ def test_interleaved_searches_bring_what_each_brings_alone(sweep, tmp_path):
 
 def test_a_study_of_policies_measures_the_working_set_first(tmp_path):
     """Two engines in an arena, from W to the rows, with the embedded models."""
-    plan = PolicyPlan(2, 2, 1, (2.0,), (0.3,), 0, repeats=0)
+    plan = PolicyPlan(2, 1, (2.0,), (0.3,), 0, repeats=0)
     study = run_policies(sweep_config("quick", **SMALL), plan, tmp_path, progress=False)
     assert set(study.all_runs["status"]) == {"finished"}
     assert study.runs["llm_final_share"].notna().any()
+
+
+@pytest.mark.parametrize("policy", ["static", "marginal_value"])
+def test_a_sweep_with_a_policy_shares_one_memory_and_changes_no_token(sweep, tmp_path, policy):
+    """Guards `sweep --policy`: the KV memory is what both models' weights leave, the share as asked
+    for where the policy keeps one, and every node as with two caches.
+    """
+    config = sweep_config("quick", **SMALL | {"shares": (0.3,), "policy": policy})
+    shared = run_sweep(config, tmp_path, progress=False)
+    (row,), beside = shared.runs.to_dict("records"), sweep.runs[sweep.runs["llm_share"] == 0.3]
+    weights = row["llm_weights_bytes"] + row["prm_weights_bytes"]
+    page = (row["total_memory"] - weights) / row["kv_pages"]
+    assert round(page) in range(2**15, 2**15 + 2**10)
+    own = beside.iloc[0]
+    kv_share = own["llm_kv_bytes"] / (own["llm_kv_bytes"] + own["prm_kv_bytes"])
+    if policy == "static":
+        assert row["llm_final_share"] == pytest.approx(kv_share, abs=0.01)
+    assert compare(list(shared.runs["folder"]), list(beside["folder"])).identical
+    assert f"shared by the policy {policy}" in provenance(shared.runs)
 
 
 @pytest.mark.parametrize("budget", [0.5, 2.0])
 def test_a_run_records_the_split_that_its_arena_starts_with(budget):
     """Guards the column llm_share of runs whose policy starts from its own split."""
     need = WorkingSet(2**21, 2**23, longest=600)
-    plan = PolicyPlan(3, 2, 1, (budget,), (0.2, 0.3), 0)
+    plan = PolicyPlan(3, 1, (budget,), (0.2, 0.3), 0)
     runs = policy_runs(sweep_config("quick", n=4, max_depth=3), plan, need)
     spec = next(s for s in runs if s.setting == setting_of(budget, ELASTIC, None, "none"))
     arena, kv_bytes = make_arena(spec), spec.get("kv_bytes")

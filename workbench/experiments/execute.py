@@ -137,7 +137,7 @@ class Pair:
     def __init__(
         self, spec: RunSpec, weights: Pair | None = None, kind: type[Engine] = Engine
     ) -> None:
-        self.spec, self.arena = spec, make_arena(spec) if spec.get("policy") else None
+        self.spec, self.arena = spec, make_arena(spec) if spec.config.policy else None
         self.engines: dict[str, Engine] = {}
         for role in ENGINES:
             given = spec.engine(role).to_dict() | {"arena": self.arena, "arena_name": role}
@@ -165,14 +165,21 @@ def _traced(trace: Trace) -> dict[str, pd.DataFrame]:
 
 
 def make_arena(spec: RunSpec) -> KVArena:
-    """The memory of both models. OutOfMemory where a floor cannot be met."""
+    """The memory of both models: what a run gives it, else what both models' weights leave of the
+    total, split as the run's share comes to. OutOfMemory where a floor cannot be met.
+    """
     names, shapes = ("block_size", "max_model_len", "dtype", "device"), []
     for role in ENGINES:
         own = spec.engine(role)
         given = {name: getattr(own, name) for name in names}
         shapes.append(block_shape(own.model, name=role, **given))
-    policy = settings.POLICIES[spec.get("policy")]()
-    return KVArena(spec.get("kv_bytes"), shapes, policy, spec.get("kv_share"))
+    policy = settings.POLICIES[str(spec.config.policy)]()
+    kv_bytes, kv_share = spec.get("kv_bytes"), spec.get("kv_share")
+    if kv_bytes is None:
+        (llm, llm_bytes), (prm, _) = map(feasibility(spec).of, ENGINES)
+        kv_bytes = spec.total_bytes - llm.fixed - prm.fixed
+        kv_share = (llm_bytes - llm.fixed) / kv_bytes if policy.keeps_split else None
+    return KVArena(kv_bytes, shapes, policy, kv_share)
 
 
 def make_strategy(config: StrategyConfig) -> Strategy:
@@ -415,7 +422,6 @@ def replayed_config(profile: str = "default", **overrides: Any) -> SweepConfig:
         "seeds": seeds,
         "shares": settings.sweep_config(profile).shares,
         "activations_in_total": False,
-        "min_problem_batch": workload.IN_FLIGHT,
         "warmup_problems": 0,
         "sentinel_every": 0,
         "profile": profile,
