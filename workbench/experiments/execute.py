@@ -27,6 +27,7 @@ from workbench.core import RequestOutput, SamplingParams, StepPlan, StepResult, 
 from workbench.engine.engine import Engine
 from workbench.engine.executor import StepHandle
 from workbench.engine.memory import block_shape
+from workbench.errors import ConfigError
 from workbench.experiments import settings
 from workbench.experiments.memory import ENGINES, feasibility
 from workbench.experiments.provenance import this_code
@@ -38,11 +39,12 @@ from workbench.replay import workload
 from workbench.replay.answers import Answers
 from workbench.replay.devices import Device
 from workbench.replay.what_if import what_if
+from workbench.replay.workload import load_recording, recording_names, recording_path
 from workbench.search.prm import PRM, trie_size
 from workbench.search.problems import Problem
 from workbench.search.result import SearchResult, Throughput
 from workbench.search.rounds import Progress
-from workbench.search.search import Search
+from workbench.search.search import SYSTEM_PROMPTS, Search
 from workbench.search.strategies import Strategy
 from workbench.search.variants import STRATEGIES
 from workbench.trace import SCHEMA_VERSION, Recorder, Trace
@@ -404,19 +406,51 @@ class Cells:
         return RunResult(measured | counts, {"steps": steps, "requests": recorder.requests})
 
 
-# -- the replayed rung: the thesis's pair at its own size --
+# -- the other rungs: a recorded search of real text, and the thesis's pair at its own size --
 
 REPLAYED = "replayed 1B + 8B"
 DEVICE = "a100-40"
-SIZES = {"quick": (48, (0,)), "default": (24, (0,)), "full": (128, (0, 1, 2))}
-"""Problems and seeds of a profile."""
+SIZES = dict.fromkeys(("full", "thesis"), (128, (0, 1, 2)))
+"""Problems and seeds of a profile, else as many problems as are in flight, and one seed."""
+RECORDING, RECORDED = "smollm2-n16", "replayed SmolLM2"
+RECORDED_MEMORY, RECORDED_LENGTH = "2.25GiB", 2048
+"""The least memory in which a share of 0.08 holds a request of so many tokens; none is as long."""
+REPLAYED_SETTINGS = ("block_size", "max_num_seqs", "max_num_batched_tokens", "min_problem_batch",
+                     "score_cache", "request_order", "problem_batching", "forget_pruned",
+                     "reuse_partial_blocks")  # fmt: skip
+RECORDED_SETTINGS = ("min_problem_batch", "score_cache", "temperature", "top_p", "top_k", "min_p",
+                     "max_step_tokens", "voting", "prm_format")  # fmt: skip
+
+
+def recorded_config(profile: str = "default", **overrides: Any) -> SweepConfig:
+    """The search of RECORDING, as it was recorded, over a profile's shares: to be measured with its
+    own models, or replayed.
+    """
+    found = load_recording(RECORDING)
+    own = {name: getattr(found.settings, name) for name in RECORDED_SETTINGS}
+    own |= {n: found.settings.strategy_settings[n] for n in ("n", "beam_width", "max_depth")}
+    own |= {
+        "llm": found.llm.name,
+        "prm": found.prm.name,
+        "problems": RECORDING,
+        "num_problems": len(found.problems),
+        "seeds": (found.settings.seed,),
+        "shares": settings.sweep_config(profile).shares,
+        "total_memory": RECORDED_MEMORY,
+        "max_model_len": RECORDED_LENGTH,
+        "system_prompt": SYSTEM_PROMPTS["search-and-learn"],
+        "warmup_problems": 0,
+        "sentinel_every": 0,
+        "profile": profile,
+    }
+    return SweepConfig.from_dict(own | settings.overridden(overrides))
 
 
 def replayed_config(profile: str = "default", **overrides: Any) -> SweepConfig:
     """The thesis profile's models and limits, the profile's shares. Activations are outside the
     total, as on the embedded pair's rung.
     """
-    num_problems, seeds = SIZES.get(profile, SIZES["full"])
+    num_problems, seeds = SIZES.get(profile, (workload.IN_FLIGHT, (0,)))
     own = {
         "num_problems": num_problems,
         "seeds": seeds,
@@ -430,41 +464,52 @@ def replayed_config(profile: str = "default", **overrides: Any) -> SweepConfig:
     return SweepConfig.from_dict(thesis | own | settings.overridden(overrides))
 
 
-def replay_identity(device: Device) -> Identity:
-    """What replays depend on beside their settings: lengths, assumptions, code, the device."""
-    lengths = hashlib.sha256(workload.MATH500.read_bytes()).hexdigest()
-    digest = settings.hash_of([lengths, asdict(workload.Assumptions()), asdict(device)])
+def replay_identity(device: Device, config: SweepConfig) -> Identity:
+    """What replays depend on beside their settings: the recording, or lengths and assumptions; the
+    code, the device.
+    """
+    is_recorded = config.problems in recording_names()
+    source = recording_path(config.problems) if is_recorded else workload.MATH500
+    content = hashlib.sha256(source.read_bytes()).hexdigest()
+    digest = settings.hash_of([content, asdict(workload.Assumptions()), asdict(device)])
     code = this_code(replayed=True)["code"]
     return Identity("replayed", "replayed", digest, code, SCHEMA_VERSION)
 
 
 @lru_cache(maxsize=1)  # seeds come one after the other: one is kept
-def thesis_answers(config: SweepConfig, seed: int) -> Answers:
-    """The replayed rung's search, prepared to be replayed."""
+def rung_answers(config: SweepConfig, seed: int) -> Answers:
+    """The search of a replayed rung: recorded, or made of MATH-500's lengths."""
+    if config.problems in recording_names():
+        return Answers(load_recording(config.problems))
     sizes = config.num_problems, config.n, config.beam_width, config.max_depth
     return Answers(workload.thesis_search(*sizes, seed))
 
 
 def replayed_run(device: Device, spec: RunSpec) -> RunResult:
-    """One share of the replayed rung on a device that is a table of numbers: the same search as at
-    every other; stored and read as a measured one.
+    """One share of a replayed rung on a device that is a table of numbers: the same search as at
+    every other; stored and read as a measured one. ConfigError for a setting that no replay has.
     """
-    config, answers = spec.config, thesis_answers(spec.config, spec.seed)
-    limits = ("block_size", "max_num_seqs", "max_num_batched_tokens", "min_problem_batch")
-    found = what_if(
-        answers,
-        device=device,
-        total_memory=spec.total_bytes,
-        llm_share=spec.llm_share,
-        **{name: getattr(config, name) for name in limits},
-    )
+    config, answers = spec.config, rung_answers(spec.config, spec.seed)
+    if config.finish_at_limit:
+        raise ConfigError("A replay samples nothing: replay with finish_at_limit=False.")
+    asked: dict[str, Any] = {name: getattr(config, name) for name in REPLAYED_SETTINGS}
+    for role in ENGINES:
+        own = ((n.removeprefix(f"{role}_"), v) for n, v in spec.own if n.startswith(f"{role}_"))
+        asked[role] = dict(own)
+    if config.policy:
+        asked["policy"] = settings.POLICIES[config.policy].__name__
+    memory = {"total_memory": spec.total_bytes, "llm_share": spec.llm_share}
+    if spec.get("kv_bytes"):
+        memory = {"kv_memory": spec.get("kv_bytes"), "kv_share": spec.get("kv_share")}
+    found = what_if(answers, device=device, **asked, **memory)
     parts = {}
     for role, memory in zip(ENGINES, found.memory, strict=True):
         held = {"weights_bytes": memory.weight_bytes, "kv_bytes": memory.kv_bytes}
         held |= {"block_bytes": memory.block_bytes, "blocks": memory.num_blocks}
         parts[role] = held | {"kv_tokens": memory.num_blocks * config.block_size}
     row = run_columns(found.throughput, found.trace.steps, parts)
-    row |= {"rung": REPLAYED, "machine": f"simulated {device.name}"}
+    row["rung"] = RECORDED if config.problems == RECORDING else REPLAYED
+    row["machine"] = f"simulated {device.name}"
     requests = found.trace.requests
     by_problem = requests.groupby("problem_id")  # its part of wall time goes by its seconds
     seconds = by_problem["finished_s"].max() - by_problem["arrival_s"].min()

@@ -16,7 +16,7 @@ import pandas as pd
 
 from workbench.errors import OutOfMemory, RunStoreError
 from workbench.experiments import settings
-from workbench.experiments.execute import DEVICE, REPLAYED, thesis_answers
+from workbench.experiments.execute import DEVICE, rung_answers
 from workbench.experiments.memory import ENGINES, feasibility
 from workbench.experiments.provenance import counted
 from workbench.experiments.runs import FINISHED, INFEASIBLE
@@ -182,6 +182,7 @@ def thrashing_rows(sweep: Tables) -> pd.DataFrame:
 
 AGAIN = ("recomputed_evicted", "recomputed_preempted", "recomputed_partial")
 PARTS = ("llm_decode", "llm_prefill", "prm_prefill", *AGAIN, "waiting", "bookkeeping")
+SPAN_COLUMNS = ("lane", "kind", "start_s", "duration_s")
 Cost = Callable[[int, int, int], float]
 """Floating-point operations of a forward: (new tokens, tokens in the cache, rows of logits)."""
 
@@ -190,6 +191,8 @@ def lost_time_rows(sweep: Tables, costs: Mapping[str, Cost] | None = None) -> pd
     """Rows of plots.lost_time. costs: of one forward, by engine; default: of the sweep's models."""
     costs = costs or {each: model_spec(str(sweep.runs[each].iloc[0])).flops for each in ENGINES}
     steps, spans = sweep.table("steps"), sweep.table("spans")
+    if "lane" not in spans:  # a replay has steps alone
+        spans = pd.DataFrame(columns=[*steps[["run_id", "llm_share"]], *SPAN_COLUMNS])
     outside = spans[["llm_share", "lane"]].assign(
         part=np.where(spans["kind"] == "waiting", "waiting", "bookkeeping"),
         seconds=spans["duration_s"],
@@ -565,15 +568,9 @@ def pressure_rows(sweep: Any) -> pd.DataFrame:
     return rows[["llm_share", "model", *columns]]
 
 
-def rung_rows(*sweeps: Tables) -> pd.DataFrame:
-    """Rows of plots.rungs: tokens/s of each sweep over its best; seconds do not carry over."""
-    parts = []
-    for sweep in sweeps:
-        rows, name = memory_split_rows(sweep), rung(sweep.runs)
-        own = rows[rows["metric"] == "tokens_per_s"]
-        scaled = own[["value", "low", "high"]] / own["value"].max()
-        where = {"rung": name, "replayed": name == REPLAYED, "llm_share": own["llm_share"]}
-        parts.append(scaled.assign(**where))
+def on_rungs(view: Callable[[Any], pd.DataFrame], sweeps: Sequence[Tables]) -> pd.DataFrame:
+    """Rows of a figure with a panel for each rung: those of each sweep, with a column rung."""
+    parts = [view(sweep).assign(rung=rung(sweep.runs)) for sweep in sweeps]
     return pd.concat(parts, ignore_index=True)
 
 
@@ -597,7 +594,7 @@ def size_rows(sweep: Study, recording: str | None = None, device: str = DEVICE) 
     if recording is not None:
         answers = Answers(load_recording(recording))
     else:
-        answers, replays = thesis_answers(sweep.config, sweep.config.seeds[0]), FEW_REPLAYS
+        answers, replays = rung_answers(sweep.config, sweep.config.seeds[0]), FEW_REPLAYS
         changes = {"min_problem_batch": sweep.config.min_problem_batch}
     room, rows = rooms(sweep), list[Row]()
     marked = room.iloc[[0, len(room) // 2, -1]].to_dict("records")

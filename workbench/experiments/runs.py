@@ -55,6 +55,7 @@ from workbench.experiments.statistics import (
     wilson,
 )
 from workbench.models.registry import DUMMY, find_model
+from workbench.replay.workload import load_recording, recording_names
 from workbench.search.problems import Problem, load_problems
 from workbench.trace import SCHEMA_VERSION, read_table, write_table
 
@@ -81,7 +82,12 @@ def identify(config: SweepConfig) -> Identity:
 
 
 def sweep_problems(config: SweepConfig) -> list[Problem]:
-    """The problems that every run of the sweep searches, in the same order."""
+    """The problems that every run of the sweep searches, in the same order; `problems` may name a
+    recording of the package, whose they then are.
+    """
+    if config.problems in recording_names():
+        recorded = load_recording(config.problems).problems[: config.num_problems]
+        return [each.problem for each in recorded]
     picked = config.num_problems, config.levels or None, config.problem_seed
     return load_problems(config.problems, *picked)
 

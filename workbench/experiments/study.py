@@ -272,14 +272,39 @@ def working_set_of(runs: pd.DataFrame) -> settings.WorkingSet:
 def run_replayed(
     config: SweepConfig, runs_dir: Folder = None, device: str = carry_out.DEVICE, **options: Any
 ) -> Study:
-    """The memory split of a search made of MATH-500's lengths, replayed on a device that is a table
-    of numbers, as load_device takes it.
+    """The memory split of a search that is recorded, or made of MATH-500's lengths, replayed on a
+    device that is a table of numbers, as load_device takes it.
     """
     found, each = load_device(device), product(config.seeds, config.shares)
     specs = [RunSpec(config, share, seed, settings.REPLAY) for seed, share in each]
     options["execute"] = carry_out.one_by_one(partial(carry_out.replayed_run, found))
-    options["identity"] = carry_out.replay_identity(found)
+    options["identity"] = carry_out.replay_identity(found, config)
     return run_study(config, specs, runs_dir, **options)
+
+
+MEASURED_SHARES = (0.08, settings.THESIS_SHARE, 0.5)
+
+
+def run_rungs(
+    profile: str,
+    runs_dir: Folder = None,
+    shares: Sequence[float] | None = None,
+    *,
+    stale_ok: bool = False,
+    **sizes: Any,
+) -> list[Study]:
+    """The rungs beside the embedded pair's: SmolLM2 over its recording, replayed and in the full
+    profile also measured at three shares; the thesis's pair, replayed.
+
+    shares: default the profile's. sizes: settings of the thesis's pair; None: its own.
+    """
+    recorded = carry_out.recorded_config(profile, shares=shares)
+    found = [run_replayed(recorded, runs_dir, stale_ok=stale_ok)]
+    if profile == "full":
+        few = carry_out.recorded_config(profile, shares=MEASURED_SHARES)
+        found.insert(0, run_sweep(few, runs_dir, stale_ok=stale_ok))
+    thesis = carry_out.replayed_config(profile, shares=shares, **sizes)
+    return [*found, run_replayed(thesis, runs_dir, stale_ok=stale_ok)]
 
 
 # -- what a study would do, without doing it --
@@ -375,10 +400,11 @@ def seconds_per_problem(config: SweepConfig, store: RunStore) -> float | None:
 
 # -- what stands on a figure: models, rung, budget, sample, machine; read from the runs drawn --
 
-NOTHING_WAS_RUN = (
-    "Nothing was run: tokens are MATH-500's lengths with stated assumptions, seconds a roofline's, "
-    "a bound from below."
-)
+NOTHING_WAS_RUN = "Nothing was run: {}, seconds a roofline's, a bound from below."
+SEARCHED = {
+    carry_out.REPLAYED: "tokens are MATH-500's lengths with stated assumptions",
+    carry_out.RECORDED: "tokens and scores are a recorded search's",
+}
 RUNGS = {"tiny": "measured tiny", "smollm2": "measured SmolLM2", "dummy:": "dummy weights"}
 """How the names of LLMs begin, and the rung of the study that they stand on."""
 CARRIES_OVER = "Counts carry over at equal ratios of need to room; seconds do not."
@@ -435,10 +461,21 @@ def provenance_here(llm: str, prm: str, what: str, *notes: str) -> str:
 
 
 def provenance_replayed(study: Study) -> str:
-    """Of the replayed rung."""
+    """Of a replayed rung."""
     *lines, _ = provenance(study.runs).splitlines()
     flight = f"{study.config.min_problem_batch} problems in flight"
-    return "\n".join([*lines, f"{completeness(study)}; {flight}. {NOTHING_WAS_RUN}"])
+    said = NOTHING_WAS_RUN.format(SEARCHED[rung(study.runs)])
+    return "\n".join([*lines, f"{completeness(study)}; {flight}. {said}"])
+
+
+def provenance_of_rungs(studies: Sequence[Study], seed: int | None = None) -> str:
+    """Of a figure with a panel for each rung. seed: the only one drawn of the measured ones."""
+    lines = []
+    for study in studies:
+        is_replayed = rung(study.runs) in SEARCHED
+        text = provenance_replayed(study) if is_replayed else provenance_of(study, seed)
+        lines += [line for line in text.splitlines() if line != CARRIES_OVER]
+    return "\n".join([*lines, CARRIES_OVER])
 
 
 def completeness(study: Any) -> str:
