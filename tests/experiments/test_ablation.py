@@ -59,7 +59,7 @@ def rows(study):
 
 def test_gains_are_ratios_of_paired_problems_and_equal_work_is_one(study, rows):
     """The fake's speeds are known, so every gain is."""
-    gains = rows[rows["metric"] == "gain"].set_index("rung")
+    gains = rows[rows["metric"] == "gain"].set_index("setting")
     for key in ("one_runtime", "score_cache", "continuous_problems"):
         assert gains.loc[key, "value"] == pytest.approx(2.0)
         assert gains.loc[key, "low"] < 2.0 < gains.loc[key, "high"]
@@ -72,7 +72,7 @@ def test_gains_are_ratios_of_paired_problems_and_equal_work_is_one(study, rows):
 
 
 def test_rates_are_of_both_seeds_and_problem_batching_of_the_longer_queue(study, rows):
-    rate = rows[(rows["metric"] == "problems_per_min") & (rows["rung"] == "score_cache")].iloc[0]
+    rate = rows[(rows["metric"] == "problems_per_min") & (rows["setting"] == "score_cache")].iloc[0]
     runs = study.runs[study.runs["setting"] == "score_cache"]
     assert len(runs) == 2
     assert rate["value"] == pytest.approx(60 * 8 / runs["wall_s"].sum())

@@ -11,16 +11,19 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from workbench.experiments import rows as drawn
+from workbench.experiments.execute import RECORDED, REPLAYED
 from workbench.experiments.export import tex_escaped
 from workbench.experiments.settings import BATCHED, LAST_TWO, THESIS_SHARE, sweep_config
 from workbench.experiments.statistics import Interval, Rates, upper_bound_of_none
-from workbench.experiments.study import Study, rung, rung_of
+from workbench.experiments.study import SEARCHED, Study, rung, rung_of
 from workbench.models.registry import model_spec
 
 HOLDS, FAILS, DEPENDS, UNTESTED = "holds", "fails", "depends on", "not testable here"
@@ -146,13 +149,16 @@ def thrashing_in_words(rows: pd.DataFrame, lost: pd.DataFrame) -> str:
 
 
 def constant_claim(rows: pd.DataFrame) -> Claim:
-    """C2, of rows of plots.memory_parts. Holds where all but the KV of the engines that were built
-    is the same at every share, to 1 % of noise.
+    """C2, of rows of plots.memory_parts. Holds where all but the KV of the engines that were built,
+    or else of those computed, is the same at every share, to 1 % of noise.
     """
-    fixed = rows[(rows["how"] == "measured") & (rows["part"] != "kv")]
+    is_measured = (rows["how"] == "measured").any()
+    how = "measured" if is_measured else "computed"
+    fixed = rows[(rows["how"] == how) & (rows["part"] != "kv")]
     sizes = fixed.groupby(["model", "part"])["bytes"].agg(["min", "max"])
     change = float(((sizes["max"] - sizes["min"]) / sizes["max"].clip(lower=1)).max())
     number = f"weights and activations change by at most {change:.2%} over the shares"
+    number += "" if is_measured else ", as computed from the models' shapes"
     return _judged("C2", change <= NOISE, True, number)
 
 
@@ -269,16 +275,21 @@ def finishing_claim(pairs: pd.DataFrame, max_depth: int) -> Claim:
     return _judged("C8", holds, fails, f"{number}; hardly means {HARDLY:g}")
 
 
-# -- the same from the rows of figures that are kept, and the page made of them --
+# -- the same from the rows of figures that are kept, for every rung, and the page made of them --
 
-REPLAYED = "replayed 1B + 8B"
-NOT_REPLAYED = {
-    "C2": "memory parts of this pair are computed, not measured",
-    "C3": "its blocks are computed by the formula itself",
-    "C7": "a replay keeps the recorded batching",
-    "C8": "a replay samples nothing",
-    "C9": "a replay samples nothing",
+UNTESTED_BECAUSE = {
+    ("C7", RECORDED): "all 8 problems that were recorded are in flight at once, and none waits",
+    ("C8", RECORDED): "its PRM is no trained one: scores mean nothing, and so does accuracy",
+    ("C8", "measured SmolLM2"): "its PRM is no trained one: scores mean nothing",
+    ("C8", REPLAYED): "a replay samples nothing",
+    ("C9", RECORDED): "a replay samples nothing",
+    ("C9", REPLAYED): "a replay samples nothing",
 }
+NO_ROWS = "the figure has no rows of this rung"
+STRAIGHT = 1.0
+"""Blocks by which a count may lie off a straight line: it is rounded down to whole ones."""
+AGREE = 0.8
+"""Rank correlation from which on two rungs are said to order the shares alike."""
 
 
 def answer_of_figures(folder: Path) -> str:
@@ -287,15 +298,23 @@ def answer_of_figures(folder: Path) -> str:
     """
     names, words = ("memory_split", "thrashing", "lost_time"), []
     files = [folder / f"{name}.parquet" for name in names]
-    if files[0].is_file():
-        words.append(split_in_words(pd.read_parquet(files[0])))
-    if files[1].is_file() and files[2].is_file():
-        words.append(thrashing_in_words(*map(pd.read_parquet, files[1:])))
+    tables = [_first_rung(pd.read_parquet(f)) if f.is_file() else None for f in files]
+    split, thrashing, lost = tables
+    if split is not None:
+        words.append(split_in_words(split))
+    if thrashing is not None and lost is not None:
+        words.append(thrashing_in_words(thrashing, lost))
     return " ".join(words)
 
 
+def _first_rung(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[rows["rung"] == rows["rung"].iloc[0]] if "rung" in rows else rows
+
+
 def claims_of_figures(folder: Path) -> list[Claim]:
-    """Every claim for each rung, as far as the rows of the figures in a folder tell it."""
+    """Every claim for each rung, as far as the rows of the figures in a folder tell it; where they
+    do not, that it was not tested, and why.
+    """
     judges: tuple[tuple[str, str, Callable[..., Claim]], ...] = (
         ("C1", "memory_split", peak_claim),
         ("C2", "memory_parts", constant_claim),
@@ -307,26 +326,97 @@ def claims_of_figures(folder: Path) -> list[Claim]:
         ("C8", "modifications", _accuracy_claim),
         ("C9", "optimisation", _same_nodes_claim),
     )
-    found = []
-    for key, names, judge in judges:
-        files = [folder / f"{name}.parquet" for name in names.split()]
-        if all(file.is_file() for file in files):
-            parameters = json.loads(files[0].with_suffix(".json").read_text())["parameters"]
-            more = [parameters["plan"]["num_problems"]] if key == "C8" else []
+    tables = {
+        name: _told_apart(pd.read_parquet(file), file)
+        for name in dict.fromkeys(name for _, names, _ in judges for name in names.split())
+        if (file := folder / f"{name}.parquet").is_file()
+    }
+    found, rungs = [], dict.fromkeys(at for rows in tables.values() for at in rows["rung"])
+    for (key, names, judge), at in product(judges, rungs):
+        if key == "C3" and at in SEARCHED:  # its blocks are in the rows of the split alone
+            names, judge = "memory_split", straight_claim
+        claim = Claim(key, CLAIMS[key][0], UNTESTED, UNTESTED_BECAUSE.get((key, at), NO_ROWS), "")
+        drawn_in = [tables[name] for name in names.split() if name in tables]
+        own = [rows[rows["rung"] == at] for rows in drawn_in]
+        told = len(own) == len(names.split()) and all(map(len, own))
+        if told and (key, at) not in UNTESTED_BECAUSE:
+            more = [_problems_of(folder / f"{names}.json")] if key == "C8" else []
             with suppress(LookupError):  # what did not run has no rows in a figure
-                claim = judge(*map(pd.read_parquet, files), *more)
-                found.append(replace(claim, rung=rung_of(parameters["llm"])))
-        far = folder / f"{names.split()[0]}_replayed.parquet"
-        if key in NOT_REPLAYED:
-            found.append(Claim(key, CLAIMS[key][0], UNTESTED, NOT_REPLAYED[key], "", REPLAYED))
-        elif far.is_file():
-            found.append(replace(judge(pd.read_parquet(far)), rung=REPLAYED, figure=far.stem))
+                claim = judge(*own, *more)
+        found.append(replace(claim, rung=at))
     return found
+
+
+def _told_apart(rows: pd.DataFrame, file: Path) -> pd.DataFrame:
+    """Rows of a figure with the rung of each: those without one are of the models measured; what
+    memory_parts and kv_blocks compute is the thesis's pair.
+    """
+    if "rung" in rows:
+        return rows
+    measured = rung_of(json.loads(file.with_suffix(".json").read_text())["parameters"]["llm"])
+    computed = rows["how"] == "computed" if "how" in rows else pd.Series(False, rows.index)
+    return rows.assign(rung=computed.map({True: REPLAYED, False: measured}))
+
+
+def _problems_of(record: Path) -> int:
+    return int(json.loads(record.read_text())["parameters"]["plan"]["num_problems"])
+
+
+def straight_claim(split: pd.DataFrame) -> Claim:
+    """C3, of rows of plots.memory_split. Holds where the blocks at every share are within one block
+    of a straight line.
+    """
+    rooms, most = split.drop_duplicates("llm_share").sort_values("llm_share"), 0.0
+    shares = rooms["llm_share"].to_numpy(float)
+    for name in ("llm_kv_tokens", "prm_kv_tokens"):
+        blocks = rooms[name].to_numpy(float) / sweep_config("default").block_size
+        line = np.polyval(np.polyfit(shares, blocks, 1), shares)
+        most = max(most, float(np.abs(blocks - line).max()))
+    number = f"blocks at {len(shares)} shares lie at most {most:.2f} off a straight line"
+    claim = _judged("C3", most <= STRAIGHT, True, number)
+    return replace(claim, figure="memory_split")
+
+
+def rungs_in_words(split: pd.DataFrame) -> str:
+    """Whether the peak and the order of shares agree between the first rung and each other, of rows
+    of plots.memory_split. Shares that do the work of the fastest are of one rank.
+    """
+    rungs, told = list(dict.fromkeys(split["rung"])), []
+    peaks = {r: _ends(split[split["rung"] == r], "peak_share") for r in rungs}
+    for other in rungs[1:]:
+        (a, b), (c, d) = peaks[rungs[0]], peaks[other]
+        order = order_correlation(*(split[split["rung"] == r] for r in (rungs[0], other)))
+        meet = "meet" if max(a, c) <= min(b, d) else "do not meet"
+        alike = "agrees" if order >= AGREE else "does not agree"
+        told.append(
+            f"{other}: the intervals of the peak, {a:.2f} to {b:.2f} and {c:.2f} to {d:.2f}, {meet}"
+            f"; the order of shares {alike} (Spearman's rank correlation {order:.2f})"
+        )
+    return f"Beside {rungs[0]}, {'. '.join(told)}." if told else "There is one rung alone."
+
+
+def order_correlation(one: pd.DataFrame, other: pd.DataFrame) -> float:
+    """Spearman's rank correlation of throughput over the shares that both have; nan where all are
+    of one rank.
+    """
+    ranks = []
+    for rows in (one, other):
+        rate = rows[rows["metric"] == "tokens_per_s"].set_index("llm_share")["value"]
+        low, high = _ends(rows, "same_work")
+        alike = (rate.index >= low) & (rate.index <= high)
+        ranks.append(rate.where(~alike, rate[alike].mean()))
+    both = pd.concat(ranks, axis=1, join="inner").round(6)
+    return float(both.rank().corr().iloc[0, 1])
+
+
+def _ends(rows: pd.DataFrame, metric: str) -> tuple[float, float]:
+    low, high = rows.loc[rows["metric"] == metric, ["low", "high"]].iloc[0]
+    return float(low), float(high)
 
 
 def _slow_down_claim(split: pd.DataFrame, lost: pd.DataFrame | None = None) -> Claim:
     """C4 without the problems: beside every share that does the work of the fastest, so that the
-    range over them is the noise.
+    range over them is the noise; a replay has none.
     """
     same, end = split[split["metric"] == "same_work"].iloc[0], float(split["llm_share"].max())
     if lost is None or end <= same["high"]:
@@ -344,13 +434,14 @@ def _slow_down_claim(split: pd.DataFrame, lost: pd.DataFrame | None = None) -> C
         f"recomputing what was evicted is {again[end] / walls[end]:.0%} of its time there, "
         f"{low:.0%} to {high:.0%} of the slow-down"
     )
-    slower = walls[end] > alike.max() and len(alike) > 1  # one share alone tells no noise
+    exact = "rung" in split and split["rung"].iloc[0] in SEARCHED
+    slower = walls[end] > alike.max() and (exact or len(alike) > 1)  # one share tells no noise
     return _judged("C4", slower and low > 0.5, slower and high < 0.5, number)
 
 
 def _gain_claim(rows: pd.DataFrame) -> Claim:
     """C7, of rows of plots.modifications."""
-    gain = rows[(rows["metric"] == "gain") & (rows["rung"] == BATCHED[1])].iloc[0]
+    gain = rows[(rows["metric"] == "gain") & (rows["setting"] == BATCHED[1])].iloc[0]
     return batching_claim(Interval(gain["value"], gain["low"], gain["high"]))
 
 
@@ -391,6 +482,7 @@ def claims_page(folder: Path, link: str) -> str:
         cells = (claim.key, claim.text, f"**{claim.verdict}**", claim.number, figure, claim.rung)
         judged.append(cells)
     record = json.loads((folder / "memory_split.json").read_text(encoding="utf-8"))
+    split = pd.read_parquet(folder / "memory_split.parquet")
     lines = [
         "# What the thesis claims, and what was found",
         "",
@@ -403,6 +495,7 @@ def claims_page(folder: Path, link: str) -> str:
         record["parameters"]["provenance"].replace("\n", " "),
         "",
         *table(" | claim | verdict | number and interval | figure | rung", judged),
+        *(["## Do the rungs agree?", "", rungs_in_words(split), ""] if "rung" in split else []),
         "## What the thesis leaves open, and what is taken instead",
         "",
         *table(" | ".join(map(str, open_values.columns)), open_values.to_numpy().tolist()),

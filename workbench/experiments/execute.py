@@ -480,7 +480,9 @@ def replay_identity(device: Device, config: SweepConfig) -> Identity:
 def rung_answers(config: SweepConfig, seed: int) -> Answers:
     """The search of a replayed rung: recorded, or made of MATH-500's lengths."""
     if config.problems in recording_names():
-        return Answers(load_recording(config.problems))
+        found, most = load_recording(config.problems), config.max_model_len
+        both = {role: replace(getattr(found, role), max_model_len=most) for role in ENGINES}
+        return Answers(replace(found, **both) if most else found)
     sizes = config.num_problems, config.n, config.beam_width, config.max_depth
     return Answers(workload.thesis_search(*sizes, seed))
 

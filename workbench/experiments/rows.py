@@ -316,24 +316,25 @@ def ablation_rows(study: Study) -> pd.DataFrame:
     noise, problems = study.noise, study.table("problems").assign(sixty=60.0)
     rows: list[Row] = []
 
-    def add(rung: Any, metric: str, found: Interval, limit: Any = study.config.max_depth) -> None:
-        rows.append({"rung": rung, "metric": metric, **found.cells, "max_depth": limit})
+    def add(key: Any, metric: str, found: Interval, limit: Any = study.config.max_depth) -> None:
+        rows.append({"setting": key, "metric": metric, **found.cells, "max_depth": limit})
 
     for key, runs in study.runs.groupby("setting", sort=False):
         own = problems[problems["setting"] == key]
         for metric, top in (("problems_per_min", "sixty"), ("tokens_per_s", "tokens")):
             add(key, metric, draw_rates(own, runs, "setting", top, noise=noise).at(key))
-        add(key, "accuracy", _mean(own, "correct"))
+        if "correct" in own:  # a replay answers nothing
+            add(key, "accuracy", _mean(own, "correct"))
     for before, after in steps_up(study):
         add(after, "gain", gain_of(study, before, after))
     stacked = [key for key in study.runs["setting"].unique() if key != BESIDE]
     add(stacked[-1], "whole", gain_of(study, stacked[0], stacked[-1]))
-    for limit, own in depth_pairs(study).groupby("max_depth"):
+    for limit, own in depth_pairs(study).groupby("max_depth") if "correct" in problems else ():
         for side, key in SIDES.items():
             add(key, side, _mean(own, f"correct_{side}"), limit)
     labels = {key: each.label for key, each in settings.MODIFICATIONS.items()}
     table = pd.DataFrame(rows)
-    return table.assign(label=table["rung"].map(labels))
+    return table.assign(label=table["setting"].map(labels))
 
 
 HARD = 4

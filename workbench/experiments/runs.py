@@ -257,8 +257,9 @@ def held(folder: Path | None, retry_failed: bool = False) -> str | None:
 
 def of_other_code(runs: pd.DataFrame) -> pd.Series:
     """Which stored runs were made by other code than this process has."""
-    told = runs.reindex(columns=["code", "role"])
-    return told["code"] != told["role"].map(lambda role: this_code(role == REPLAY)["code"])
+    told = runs.reindex(columns=["code", "role", "rung"])
+    is_replay = (told["role"] == REPLAY) | told["rung"].notna()  # a failed one has no rung
+    return told["code"] != is_replay.map(lambda replayed: this_code(replayed)["code"])
 
 
 def _flush(path: Path) -> None:

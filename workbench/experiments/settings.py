@@ -353,6 +353,14 @@ PLANS: dict[type[Plan], dict[str, Any]] = {
 }
 
 
+def replayed_ablation(config: SweepConfig) -> AblationPlan:
+    """What is replayed of the ablation: as many problems as are in flight, and twice as many of
+    which the second half waits.
+    """
+    flight = config.min_problem_batch
+    return AblationPlan(flight, (), repeats=0, queue_problems=2 * flight)
+
+
 def plan_of(kind: type[Plan], profile: str, parameters: Mapping[str, Any] | None = None) -> Any:
     """A profile's plan with a notebook's parameters; those that are None or not of the plan are
     ignored.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain, product
 from operator import attrgetter
@@ -280,6 +280,21 @@ def run_replayed(
     options["execute"] = carry_out.one_by_one(partial(carry_out.replayed_run, found))
     options["identity"] = carry_out.replay_identity(found, config)
     return run_study(config, specs, runs_dir, **options)
+
+
+def run_ablation_replayed(
+    config: SweepConfig, plan: settings.AblationPlan, runs_dir: Folder = None, **options: Any
+) -> Study:
+    """The part of the ablation that a replay tells: speed alone, without sampling to the end."""
+    found = load_device(carry_out.DEVICE)
+    specs = [
+        replace(run, config=replace(run.config, finish_at_limit=False))
+        for run in settings.ablation_runs(config, plan)
+        if run.role != settings.DEPTH and run.setting != settings.LAST_TWO[1]
+    ]
+    options["execute"] = carry_out.one_by_one(partial(carry_out.replayed_run, found))
+    options["identity"] = carry_out.replay_identity(found, config)
+    return run_study(config, specs, runs_dir, plan=plan, **options)
 
 
 MEASURED_SHARES = (0.08, settings.THESIS_SHARE, 0.5)

@@ -65,20 +65,22 @@ def memory_split(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     peak_share, drawn as a band low .. high, and one same_work, the shares that do equal work there.
     A panel of a rung (rows with a column rung) leaves the right axis out.
     """
-    specs = [[{"secondary_y": True}], [{}]]
+    in_panel = "rung" in rows
+    specs = [[{"secondary_y": not in_panel}], [{}]]
     fig = make_subplots(rows=2, shared_xaxes=True, vertical_spacing=0.12, specs=specs)
     of = dict(iter(rows.sort_values("llm_share").groupby("metric")))
     hover = "share %{x:.2f}: %{y:,.1f}"
-    in_panel = "rung" in rows
     for metric, style in list(THROUGHPUT.items())[: 1 if in_panel else 2]:
         line = series(of[metric], "llm_share", style, hover, legend="legend", marker_size=7)
-        fig.add_trace(line, row=1, col=1, secondary_y=metric == "problems_per_min")
+        axis = {} if in_panel else {"secondary_y": metric == "problems_per_min"}
+        fig.add_trace(line, row=1, col=1, **axis)
     for metric, model in BUSY.items():
         line = series(of[metric], "llm_share", MODELS[model], hover, legend="legend2")
         fig.add_trace(line, row=2, col=1)
     theme.share_axes(fig, rows, panels=2)
     fig.update_yaxes(rangemode="tozero")
-    fig.update_yaxes(title_text="generated tokens/s", row=1, col=1, secondary_y=False)
+    left = {} if in_panel else {"secondary_y": False}
+    fig.update_yaxes(title_text="generated tokens/s", row=1, col=1, **left)
     fig.update_yaxes(title_text="tokens per busy second", row=2, col=1)
     if not in_panel:
         # both measure the same searches: the right axis reaches higher, or lines would coincide
