@@ -1,19 +1,32 @@
 """Runs carried out with the embedded models: what is stored is what was measured."""
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 
+from workbench.errors import ConfigError
 from workbench.experiments.execute import (
     COUNTS,
+    RECORDED,
     REPLAYED,
     Cells,
     make_arena,
+    recorded_config,
     replay_identity,
     replayed_config,
+    replayed_run,
 )
-from workbench.experiments.memory import starting_share
+from workbench.experiments.memory import feasibility, starting_share
 from workbench.experiments.provenance import PACKAGE, REPLAY_SOURCES, SOURCES, this_code
-from workbench.experiments.runs import compare, load_runs
+from workbench.experiments.rows import (
+    ablation_rows,
+    accounted,
+    lost_time_rows,
+    memory_split_rows,
+    on_rungs,
+)
+from workbench.experiments.runs import compare, load_runs, sweep_problems
 from workbench.experiments.settings import (
     CONTINUOUS,
     COUNTED,
@@ -23,21 +36,25 @@ from workbench.experiments.settings import (
     UNCACHED,
     BatchPlan,
     PolicyPlan,
+    RunSpec,
     WorkingSet,
     batch_runs,
     policy_runs,
+    replayed_ablation,
     setting_of,
     sweep_config,
 )
 from workbench.experiments.study import (
-    NOTHING_WAS_RUN,
     provenance,
+    provenance_of_rungs,
     provenance_replayed,
+    run_ablation_replayed,
     run_policies,
     run_replayed,
     run_sweep,
 )
 from workbench.replay.devices import PRESETS
+from workbench.replay.workload import load_recording
 
 SMALL = {"num_problems": 3, "levels": (1, 2), "n": 4, "beam_width": 2, "max_depth": 5}
 SMALL |= {"shares": (0.08, 0.3), "seeds": (0,), "warmup_problems": 0, "max_num_seqs": 8}
@@ -215,14 +232,51 @@ def test_problems_add_up_to_the_run_and_blocks_are_what_weights_leave(replayed) 
         left = runs[f"{engine}_bytes"] - runs[f"{engine}_weights_bytes"]
         assert (runs[f"{engine}_blocks"] == left // runs[f"{engine}_block_bytes"]).all()
     text = provenance_replayed(replayed)
-    assert REPLAYED in text and NOTHING_WAS_RUN in text and "simulated NVIDIA A100 40 GB" in text
+    assert REPLAYED in text and "Nothing was run: tokens are MATH-500's lengths" in text
+    assert "simulated NVIDIA A100 40 GB" in text
+
+
+def test_a_recording_is_a_rung_with_its_own_problems_settings_and_memory(folder) -> None:
+    """Guards that what is replayed of SmolLM2 is what a measured run of the same settings does."""
+    config = recorded_config("quick", shares=(0.08, 0.3))
+    recording = load_recording(config.problems)
+    assert sweep_problems(config) == [each.problem for each in recording.problems]
+    study = run_replayed(config, folder, progress=False)
+    steps = sum(len(step.tokens) for each in recording.problems for step in each.steps)
+    assert study.runs["sampled_tokens"].tolist() == [steps, steps]
+    fits = [feasibility(RunSpec(config, share, 0)) for share in config.shares]
+    for engine in ("llm", "prm"):
+        assert study.runs[f"{engine}_blocks"].tolist() == [each.blocks(engine) for each in fits]
+    assert study.runs["llm_preempted"].iloc[0] > 0 == study.runs["llm_preempted"].iloc[1]
+    assert study.noise.is_known and study.noise.sigma == 0, "simulated seconds have no noise"
+    rows = on_rungs(memory_split_rows, [study])
+    assert set(rows["rung"]) == {RECORDED}
+    lost = lost_time_rows(study)
+    assert accounted(lost).between(0.999, 1.001).all(), "a replay has steps alone"
+    assert "a recorded search's" in provenance_of_rungs([study])
+
+
+def test_what_a_replay_tells_of_the_ablation_is_its_speed(folder) -> None:
+    """Guards C7 at the thesis's scale: a queue is waited in, and nothing is sampled to an end."""
+    config = replayed_config("quick", **FEW | {"min_problem_batch": 2})
+    study = run_ablation_replayed(config, replayed_ablation(config), folder, progress=False)
+    assert set(study.all_runs["status"]) == {"finished"}
+    rows = ablation_rows(study)
+    assert not set(rows["metric"]) & {"accuracy", "finishes", "stops"}
+    gains = rows[rows["metric"] == "gain"].set_index("setting")["value"]
+    assert gains["one_runtime"] > 1 < gains["score_cache"] and gains["continuous_problems"] >= 1
+    asked = replace(RunSpec(config, 0.3, 0), config=replace(config, finish_at_limit=True))
+    with pytest.raises(ConfigError, match="finish_at_limit=False"):
+        replayed_run(PRESETS["a100-40"], asked)
 
 
 def test_another_device_or_replay_is_another_run() -> None:
     """A changed constant of cost or workload is not taken for runs stored before it."""
-    assert replay_identity(PRESETS["h100"]).code == this_code(replayed=True)["code"]
+    made, recorded = replayed_config("quick"), recorded_config("quick")
+    assert replay_identity(PRESETS["h100"], made).code == this_code(replayed=True)["code"]
     assert {PACKAGE / "replay", *SOURCES} == {*REPLAY_SOURCES}
-    assert replay_identity(PRESETS["h100"]) != replay_identity(PRESETS["a100-40"])
+    others = [(PRESETS["h100"], made), (PRESETS["a100-40"], made), (PRESETS["h100"], recorded)]
+    assert len({replay_identity(*each) for each in others}) == 3
 
 
 def test_runs_are_found_again_and_not_mixed_up(replayed, folder) -> None:
@@ -231,5 +285,5 @@ def test_runs_are_found_again_and_not_mixed_up(replayed, folder) -> None:
     assert again.folders == replayed.folders
     other = run_replayed(replayed_config("quick", **FEW), folder, "h100")
     assert not set(other.folders) & set(replayed.folders)
-    assert len(load_runs(folder)) == 4
+    assert len(load_runs([*again.folders, *other.folders])) == 4
     assert other.runs["wall_s"].max() < replayed.runs["wall_s"].min()

@@ -465,7 +465,7 @@ def provenance_of(
     study: Tables, seed: int | None = None, beside: pd.DataFrame | None = None
 ) -> str:
     """Of a sweep's runs, with how many of its runs there are and how noisy the machine was."""
-    note = f"{completeness(study)}; {noise_of(study.all_runs)}."
+    note = f"{_of_a_sweep(study)}{noise_of(study.all_runs)}."
     return provenance(study.runs, seed, note, beside=beside)
 
 
@@ -480,7 +480,12 @@ def provenance_replayed(study: Study) -> str:
     *lines, _ = provenance(study.runs).splitlines()
     flight = f"{study.config.min_problem_batch} problems in flight"
     said = NOTHING_WAS_RUN.format(SEARCHED[rung(study.runs)])
-    return "\n".join([*lines, f"{completeness(study)}; {flight}. {said}"])
+    return "\n".join([*lines, f"{_of_a_sweep(study)}{flight}. {said}"])
+
+
+def _of_a_sweep(study: Any) -> str:
+    """The completeness of a sweep; of another study nothing."""
+    return f"{completeness(study)}; " if getattr(study, "plan", None) is None else ""
 
 
 def provenance_of_rungs(studies: Sequence[Study], seed: int | None = None) -> str:

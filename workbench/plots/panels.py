@@ -61,14 +61,13 @@ def _side_by_side(figs: Sequence[go.Figure], rungs: Sequence[str], provenance: s
     has_room_axis = any("xaxis9" in each.layout for each in figs)
     for number, (own, rung) in enumerate(zip(figs, rungs, strict=True)):
         place = number * (width + GAP), width
-        content = own.to_plotly_json()
-        layout: dict[str, Any] = content["layout"]
+        layout: dict[str, Any] = own.layout.to_plotly_json()
         for name, axis in layout.items():
             if found := re.fullmatch(r"([xy]axis)(\d*)", name):
                 shown = number == ((len(figs) - 1) // 2 if name[0] == "x" else 0)
                 at = f"{found[1]}{int(found[2] or 1) + APART * number}"
                 fig.layout[at] = _axis(axis, name[0], number, place, shown)
-        for trace in content["data"]:
+        for trace in (each.to_plotly_json() for each in own.data):
             is_note = [*trace.get("x", ())] == [None]
             label = re.sub(r" \([^)]*\)$", "", trace.get("name") or "")
             trace = {"xaxis": "x", "yaxis": "y"} | trace
