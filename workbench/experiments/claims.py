@@ -35,6 +35,7 @@ DRAMATIC = 1.5
 """Times the problems/min from which on a modification is called dramatic."""
 HARDLY = 0.05
 """Accuracy below which a gain is hardly one."""
+FINISHING_DEPENDS = "the depth limit, and on more problems than were searched"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +64,12 @@ CLAIMS = {
 """The claims in words, and the figure where each is seen."""
 
 
-def _judged(key: str, holds: Any, fails: Any, number: str) -> Claim:
-    text, figure = CLAIMS[key]
-    return Claim(key, text, HOLDS if holds else FAILS if fails else DEPENDS, number, figure)
+def _judged(key: str, holds: Any, fails: Any, number: str, on: str = "") -> Claim:
+    """on: what it depends on where it neither holds nor fails."""
+    (text, figure), verdict = CLAIMS[key], HOLDS if holds else FAILS if fails else DEPENDS
+    if verdict == DEPENDS and on:
+        number = f"{number}; it depends on {on}"
+    return Claim(key, text, verdict, number, figure)
 
 
 def claims_table(claims: Sequence[Claim]) -> pd.DataFrame:
@@ -86,7 +90,11 @@ def peak_claim(rows: pd.DataFrame) -> Claim:
     number = f"fastest {_fastest(peak, same)} [{peak['low']:.2f}, {peak['high']:.2f}]"
     if peak["low"] <= shares.min() and shares.max() <= peak["high"]:
         number = f"no peak can be told [{peak['low']:.2f}, {peak['high']:.2f}]"
-    return _judged("C1", covers and inside and narrow, not covers, number)
+    on = "what is called a peak: 0.3 is on a plateau"
+    if not inside:
+        end = shares.max() if peak["high"] >= shares.max() else shares.min()
+        on = f"whether a model is short of room at {end:.2f}, which here is not told"
+    return _judged("C1", covers and inside and narrow, not covers, number, on)
 
 
 def _fastest(peak: pd.Series, same: pd.Series) -> str:
@@ -194,7 +202,9 @@ def eviction_claim(rates: Rates, lost: pd.DataFrame) -> Claim:
         f"{end:.2f}, {told}"
     )
     is_slower = slower.high < 0
-    return _judged("C4", is_slower and part.low > 0.5, is_slower and part.high < 0.5, number)
+    on = "the machine's noise" if rates.plateau(end)[0] > base else f"the PRM's room at {end:.2f}"
+    verdict = is_slower and part.low > 0.5, is_slower and part.high < 0.5
+    return _judged("C4", *verdict, number, on)
 
 
 def hits_claim(rows: pd.DataFrame) -> Claim:
@@ -204,7 +214,9 @@ def hits_claim(rows: pd.DataFrame) -> Claim:
         f"lowest {least['engine'].upper()} at {least['llm_share']:.2f}: {least['value']:.1%} "
         f"[{least['low']:.1%}, {least['high']:.1%}]; high means {HIGH_HIT_RATE:.0%}"
     )
-    return _judged("C5", low >= HIGH_HIT_RATE, high < HIGH_HIT_RATE, number)
+    below = rows["high"] < HIGH_HIT_RATE
+    on = "the share" if below.any() else f"the problems: the interval holds {HIGH_HIT_RATE:.0%}"
+    return _judged("C5", low >= HIGH_HIT_RATE, high < HIGH_HIT_RATE, number, on)
 
 
 def thrash_claim(rows: pd.DataFrame) -> Claim:
@@ -218,7 +230,7 @@ def thrash_claim(rows: pd.DataFrame) -> Claim:
         f"[{most['low']:.1f}, {most['high']:.1f}] per 1,000 look-ups; "
         + (f"not rare at {shares}" if shares else "rare at every share")
     )
-    return _judged("C6", not often.any(), often.all(), number)
+    return _judged("C6", not often.any(), often.all(), number, "the share")
 
 
 def sameness_claim(nodes: pd.DataFrame) -> Claim:
@@ -249,7 +261,8 @@ def batching_claim(gain: Interval) -> Claim:
         f"{gain.estimate:.2f} times the problems/min [{gain.low:.2f}, {gain.high:.2f}]; "
         f"dramatic means {DRAMATIC:g} times"
     )
-    return _judged("C7", gain.low >= DRAMATIC, gain.high < DRAMATIC, number)
+    on = f"the problems: the interval holds {DRAMATIC:g}"
+    return _judged("C7", gain.low >= DRAMATIC, gain.high < DRAMATIC, number, on)
 
 
 def finishing_claim(pairs: pd.DataFrame, max_depth: int) -> Claim:
@@ -272,12 +285,13 @@ def finishing_claim(pairs: pd.DataFrame, max_depth: int) -> Claim:
     for limit, rows in lower.groupby("max_depth"):
         number += f"; {drawn.accuracy_gain(rows).estimate:+.2f} at {limit}"
     holds, fails = reached and gain.high < HARDLY, reached and gain.low > HARDLY
-    return _judged("C8", holds, fails, f"{number}; hardly means {HARDLY:g}")
+    return _judged("C8", holds, fails, f"{number}; hardly means {HARDLY:g}", FINISHING_DEPENDS)
 
 
 # -- the same from the rows of figures that are kept, for every rung, and the page made of them --
 
 UNTESTED_BECAUSE = {
+    ("C2", RECORDED): "a replay builds no engine: weights are as recorded, at every share",
     ("C7", RECORDED): "all 8 problems that were recorded are in flight at once, and none waits",
     ("C8", RECORDED): "its PRM is no trained one: scores mean nothing, and so does accuracy",
     ("C8", "measured SmolLM2"): "its PRM is no trained one: scores mean nothing",
@@ -324,7 +338,7 @@ def claims_of_figures(folder: Path) -> list[Claim]:
         ("C6", "thrashing", thrash_claim),
         ("C7", "modifications", _gain_claim),
         ("C8", "modifications", _accuracy_claim),
-        ("C9", "optimisation", _same_nodes_claim),
+        ("C9", "optimisation modifications", _same_nodes_claim),
     )
     tables = {
         name: _told_apart(pd.read_parquet(file), file)
@@ -422,7 +436,7 @@ def _slow_down_claim(split: pd.DataFrame, lost: pd.DataFrame | None = None) -> C
     if lost is None or end <= same["high"]:
         number = f"from {same['low']:.2f} to {same['high']:.2f} the work is the same"
         number += f", so nothing slows down at {end:.2f}" if end <= same["high"] else ""
-        return _judged("C4", False, False, number)
+        return _judged("C4", False, False, number, f"the PRM's room at {end:.2f}")
     walls = lost.groupby("llm_share")["wall_s"].first()
     again = lost[lost["part"] == "recomputed_evicted"].groupby("llm_share")["seconds"].sum()
     alike = walls[(walls.index >= same["low"]) & (walls.index <= same["high"])]
@@ -436,7 +450,8 @@ def _slow_down_claim(split: pd.DataFrame, lost: pd.DataFrame | None = None) -> C
     )
     exact = "rung" in split and split["rung"].iloc[0] in SEARCHED
     slower = walls[end] > alike.max() and (exact or len(alike) > 1)  # one share tells no noise
-    return _judged("C4", slower and low > 0.5, slower and high < 0.5, number)
+    verdict = slower and low > 0.5, slower and high < 0.5
+    return _judged("C4", *verdict, number, "the machine's noise")
 
 
 def _gain_claim(rows: pd.DataFrame) -> Claim:
@@ -456,14 +471,18 @@ def _accuracy_claim(rows: pd.DataFrame, num_problems: int) -> Claim:
     if gains.iloc[-1] == 0:
         told[-1] += f" [{-bound:.2f}, {bound:.2f}]"
     number = f"accuracy {'; '.join(told)}, over {num_problems} problems; hardly means {HARDLY:g}"
-    return _judged("C8", False, gains.iloc[-1] > HARDLY, number)
+    return _judged("C8", False, gains.iloc[-1] > HARDLY, number, FINISHING_DEPENDS)
 
 
-def _same_nodes_claim(rows: pd.DataFrame) -> Claim:
-    """C9, of rows of plots.optimisation: over every split, policy and technique."""
-    same = rows.loc[rows["metric"] == "same", "value"]
+def _same_nodes_claim(*tables: pd.DataFrame) -> Claim:
+    """C9, of rows of plots.optimisation and plots.modifications: over every split, policy,
+    technique and modification but sampling to the end.
+    """
+    parts = [rows.loc[rows["metric"] == "same", "value"] for rows in tables]
+    same, told = pd.concat(parts), "split, policy and techniques"
+    told += ", and of modifications" if all(map(len, parts)) else ""
     number = f"{same.min():.2%} of nodes are equal under the least equal of {len(same)} settings"
-    claim = _judged("C9", same.min() == 1, True, f"{number} of split, policy and techniques")
+    claim = _judged("C9", same.min() == 1, True, f"{number} of {told}")
     return replace(claim, text="Optimisations leave the output alone", figure="optimisation")
 
 

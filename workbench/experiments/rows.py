@@ -311,7 +311,8 @@ def ablation_rows(study: Study) -> pd.DataFrame:
     """Rows of plots.modifications.
 
     gain: how many times the problems/min of the setting before (of the one beside: of the last);
-    whole: of the first; finishes and stops: accuracy of the last two at a depth limit.
+    whole: of the first; same: part of the nodes that are those of the setting before, or beside;
+    finishes and stops: accuracy of the last two at a depth limit.
     """
     noise, problems = study.noise, study.table("problems").assign(sixty=60.0)
     rows: list[Row] = []
@@ -327,6 +328,9 @@ def ablation_rows(study: Study) -> pd.DataFrame:
             add(key, "accuracy", _mean(own, "correct"))
     for before, after in steps_up(study):
         add(after, "gain", gain_of(study, before, after))
+        if "correct" in problems and after != LAST_TWO[1]:  # which samples less
+            ((differ, total),) = differing_nodes(study, [(before, after)]).values()
+            add(after, "same", Interval(1 - differ / max(total, 1), 0.0, 1.0))
     stacked = [key for key in study.runs["setting"].unique() if key != BESIDE]
     add(stacked[-1], "whole", gain_of(study, stacked[0], stacked[-1]))
     for limit, own in depth_pairs(study).groupby("max_depth") if "correct" in problems else ():

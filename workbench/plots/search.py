@@ -18,8 +18,8 @@ THROUGHPUT = {
 }
 BUSY = {"llm_tokens_per_busy_s": "llm", "prm_tokens_per_busy_s": "prm"}
 _SPLIT_CAPTION = (
-    "Throughput of the search against the LLM's share of total memory: generated tokens per second "
-    "and problems per minute (above), tokens each model processes per second it is busy (below). "
+    "Throughput of the search against the LLM's share of total memory: generated tokens per second"
+    " and problems per minute (above), tokens each model processes per second it is busy (below). "
     "Bars: 95 % bootstrap intervals over problems and seeds, the machine's noise between runs of "
     "equal work included; the band is the interval of the share with the highest throughput, where "
     "shares at which both models do the same work count as one."
@@ -104,7 +104,8 @@ def memory_split(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         marker = {"symbol": "square", "size": 12, "color": theme.SKY, "opacity": 0.4}
         fig.add_trace(theme.legend_note("legend", text, marker), row=1, col=1)
     frame = Frame(panels=470, right=62, **theme.OVER_SHARES)
-    return finish(fig, "Throughput against the memory split", _SPLIT_CAPTION, provenance, frame)
+    caption = _SPLIT_CAPTION.replace(" and problems per minute", "") if in_panel else _SPLIT_CAPTION
+    return finish(fig, "Throughput against the memory split", caption, provenance, frame)
 
 
 def search_strategies(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
