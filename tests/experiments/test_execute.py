@@ -25,6 +25,7 @@ from workbench.experiments.rows import (
     lost_time_rows,
     memory_split_rows,
     on_rungs,
+    optimisation_rows,
 )
 from workbench.experiments.runs import compare, load_runs, sweep_problems
 from workbench.experiments.settings import (
@@ -41,6 +42,7 @@ from workbench.experiments.settings import (
     batch_runs,
     policy_runs,
     replayed_ablation,
+    replayed_policies,
     setting_of,
     sweep_config,
 )
@@ -50,8 +52,10 @@ from workbench.experiments.study import (
     provenance_replayed,
     run_ablation_replayed,
     run_policies,
+    run_policies_replayed,
     run_replayed,
     run_sweep,
+    working_set_of,
 )
 from workbench.replay.devices import PRESETS
 from workbench.replay.workload import load_recording
@@ -268,6 +272,26 @@ def test_what_a_replay_tells_of_the_ablation_is_its_speed(folder) -> None:
     asked = replace(RunSpec(config, 0.3, 0), config=replace(config, finish_at_limit=True))
     with pytest.raises(ConfigError, match="finish_at_limit=False"):
         replayed_run(PRESETS["a100-40"], asked)
+
+
+def test_policies_are_replayed_at_budgets_of_the_rung_s_own_working_set(folder) -> None:
+    """Guards the study of policies at the thesis's scale: W first, every policy, no forgetting;
+    techniques are about speed, and more memory is no slower.
+    """
+    config = replayed_config("quick", **FEW)
+    plan = replayed_policies(config, PolicyPlan(9, 5, (0.5, 2.0), (0.3,)))
+    study = run_policies_replayed(config, plan, folder, progress=False)
+    assert not study.all_runs["forget_pruned"].any()
+    assert not (study.all_runs["technique"] == "forget_pruned").any()
+    need, runs = working_set_of(study.all_runs), study.runs.set_index("setting")
+    assert runs["kv_bytes"][setting_of(2.0, ELASTIC, None, "none")] == 2 * need.total
+    assert need.prm > need.llm > 0
+    rows = optimisation_rows(study)
+    speed = rows[rows["metric"] == "tokens_per_s"].set_index("setting")["value"]
+    for policy, share in (("first_come", None), ("phase_aware", None), (ELASTIC, None)):
+        tight, roomy = (setting_of(budget, policy, share, "none") for budget in (0.5, 2.0))
+        assert speed[tight] <= speed[roomy] * 1.001
+    assert not set(rows["metric"]) & {"same", "accuracy"}, "a replay samples and answers nothing"
 
 
 def test_another_device_or_replay_is_another_run() -> None:

@@ -31,7 +31,7 @@ DRAWN = {
     "05_prefix_cache": ("prefix_hits",),
     "06_cache_thrashing": ("thrashing", "lost_time", "miss_ratio", "miss_ratio_replayed"),
     "07_modifications": ("modifications",),
-    "08_optimisation": ("optimisation",),
+    "08_optimisation": ("optimisation", "optimisation_replayed"),
     "11_strategies": ("search_strategies",),
     "13_engine": ("engine_cache", "engine_batch", "engine_memory"),
 }

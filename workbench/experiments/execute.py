@@ -252,20 +252,25 @@ def memory_parts(engine: Engine) -> dict[str, Any]:
 
 
 def _arena_columns(trace: Trace, arena: KVArena) -> dict[str, Any]:
-    """The working set, and what of the memory each model ended with.
-
-    *_active_bytes: the highest at any step. *_final_share: of a policy that keeps a split. longest:
-    tokens of the longest sequence.
+    """The working set, and what of the memory each model ended with: *_final_share, of a policy
+    that keeps a split.
     """
-    requests, most = trace.requests, trace.steps.groupby("engine")["blocks_active"].max()
-    longest = (requests["prompt_tokens"] + requests["output_tokens"]).max()
-    cells: dict[str, Any] = {"longest": int(longest), "kv_pages": arena.num_pages}
+    shapes = {name: arena.packing(name).shape for name in ENGINES}
+    cells = _working_set(trace, {n: shape.layers * shape.cell_bytes for n, shape in shapes.items()})
+    cells["kv_pages"] = arena.num_pages
     for name, pages in arena.target.items():
-        shape = arena.packing(name).shape
-        cells[f"{name}_active_bytes"] = int(most[name]) * shape.layers * shape.cell_bytes
         share = pages / arena.num_pages if arena.policy.keeps_split else None
         cells[f"{name}_final_share"] = share
     return cells
+
+
+def _working_set(trace: Trace, block_bytes: Mapping[str, int]) -> dict[str, Any]:
+    """*_active_bytes: the highest at any step. longest: tokens of the longest sequence."""
+    requests, most = trace.requests, trace.steps.groupby("engine")["blocks_active"].max()
+    longest = (requests["prompt_tokens"] + requests["output_tokens"]).max()
+    return {"longest": int(longest)} | {
+        f"{name}_active_bytes": int(most[name]) * size for name, size in block_bytes.items()
+    }
 
 
 # -- cells of batch limits: the requests of one recorded search, asked again of one model alone --
@@ -415,9 +420,9 @@ SIZES = dict.fromkeys(("full", "thesis"), (128, (0, 1, 2)))
 RECORDING, RECORDED = "smollm2-n16", "replayed SmolLM2"
 RECORDED_MEMORY, RECORDED_LENGTH = "2.25GiB", 2048
 """The least memory in which a share of 0.08 holds a request of so many tokens; none is as long."""
-REPLAYED_SETTINGS = ("block_size", "max_num_seqs", "max_num_batched_tokens", "min_problem_batch",
-                     "score_cache", "request_order", "problem_batching", "forget_pruned",
-                     "reuse_partial_blocks")  # fmt: skip
+REPLAYED_SETTINGS = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len",
+                     "min_problem_batch", "score_cache", "request_order", "problem_batching",
+                     "forget_pruned", "reuse_partial_blocks")  # fmt: skip
 RECORDED_SETTINGS = ("min_problem_batch", "score_cache", "temperature", "top_p", "top_k", "min_p",
                      "max_step_tokens", "voting", "prm_format")  # fmt: skip
 
@@ -476,15 +481,16 @@ def replay_identity(device: Device, config: SweepConfig) -> Identity:
     return Identity("replayed", "replayed", digest, code, SCHEMA_VERSION)
 
 
-@lru_cache(maxsize=1)  # seeds come one after the other: one is kept
 def rung_answers(config: SweepConfig, seed: int) -> Answers:
     """The search of a replayed rung: recorded, or made of MATH-500's lengths."""
-    if config.problems in recording_names():
-        found, most = load_recording(config.problems), config.max_model_len
-        both = {role: replace(getattr(found, role), max_model_len=most) for role in ENGINES}
-        return Answers(replace(found, **both) if most else found)
     sizes = config.num_problems, config.n, config.beam_width, config.max_depth
-    return Answers(workload.thesis_search(*sizes, seed))
+    return _answers(config.problems, *sizes, seed)
+
+
+@lru_cache(maxsize=1)  # seeds come one after the other: one is kept
+def _answers(problems: str, *sizes: int) -> Answers:
+    is_recorded = problems in recording_names()
+    return Answers(load_recording(problems) if is_recorded else workload.thesis_search(*sizes))
 
 
 def replayed_run(device: Device, spec: RunSpec) -> RunResult:
@@ -510,6 +516,8 @@ def replayed_run(device: Device, spec: RunSpec) -> RunResult:
         held |= {"block_bytes": memory.block_bytes, "blocks": memory.num_blocks}
         parts[role] = held | {"kv_tokens": memory.num_blocks * config.block_size}
     row = run_columns(found.throughput, found.trace.steps, parts)
+    if config.policy:
+        row |= _working_set(found.trace, {r: parts[r]["block_bytes"] for r in ENGINES})
     row["rung"] = RECORDED if config.problems == RECORDING else REPLAYED
     row["machine"] = f"simulated {device.name}"
     requests = found.trace.requests

@@ -450,7 +450,9 @@ def optimisation_rows(study: Study) -> pd.DataFrame:
     """
     runs, problems = study.runs, study.table("problems")
     done = [setting for setting in runs["setting"].unique() if study.has(setting)]
-    differing = differing_nodes(study, [(UNCAPPED_SETTING, setting) for setting in done])
+    answered, differing = "correct" in problems, dict[str, tuple[int, int]]()
+    if answered:  # a replay has neither nodes nor answers of its own
+        differing = differing_nodes(study, [(UNCAPPED_SETTING, setting) for setting in done])
     again = [f"{e}_recomputed_tokens_{why}" for e in ENGINES for why in ("evicted", "preempted")]
     rows: list[Row] = []
     for setting in done:
@@ -461,14 +463,13 @@ def optimisation_rows(study: Study) -> pd.DataFrame:
         if study.has(elastic):
             ratio = speed_up(study, elastic, setting)
             rate = {name: v * rate["value"] / ratio.estimate for name, v in ratio.cells.items()}
-        differ, total = differing[setting]
-        for metric, found in (
-            ("tokens_per_s", rate),
-            ("accuracy", _mean(its, "correct").cells),
-            ("same", {"value": 1 - differ / max(total, 1)}),
-            ("recomputed", {"value": float(own[again].sum(axis=1).mean())}),
-        ):
-            rows.append(cells | {"metric": metric, **found})
+        found = {"tokens_per_s": rate}
+        if answered:
+            differ, total = differing[setting]
+            found |= {"accuracy": _mean(its, "correct").cells}
+            found |= {"same": {"value": 1 - differ / max(total, 1)}}
+        found |= {"recomputed": {"value": float(own[again].sum(axis=1).mean())}}
+        rows += [cells | {"metric": metric, **each} for metric, each in found.items()]
     bad = study.all_runs[study.all_runs["status"] == INFEASIBLE].drop_duplicates("setting")
     frames = [pd.DataFrame(rows), bad[PARTS_OF_SETTING].assign(metric="infeasible")]
     table = pd.concat([*frames, *_memory_rows(study, done)], ignore_index=True)

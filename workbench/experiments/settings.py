@@ -354,11 +354,18 @@ PLANS: dict[type[Plan], dict[str, Any]] = {
 
 
 def replayed_ablation(config: SweepConfig) -> AblationPlan:
-    """What is replayed of the ablation: as many problems as are in flight, and twice as many of
-    which the second half waits.
+    """What is replayed of the ablation: the problems of a replayed rung, and twice as many of which
+    the second half waits.
     """
-    flight = config.min_problem_batch
-    return AblationPlan(flight, (), repeats=0, queue_problems=2 * flight)
+    count = config.num_problems
+    return AblationPlan(count, (), repeats=0, queue_problems=2 * count)
+
+
+def replayed_policies(config: SweepConfig, plan: PolicyPlan) -> PolicyPlan:
+    """What is replayed of the study of policies: one seed of the rung's own problems, and nothing
+    again, since simulated seconds have no noise.
+    """
+    return replace(plan, num_problems=config.num_problems, num_seeds=1, repeats=0)
 
 
 def plan_of(kind: type[Plan], profile: str, parameters: Mapping[str, Any] | None = None) -> Any:
@@ -495,7 +502,8 @@ def ablation_runs(config: SweepConfig, plan: AblationPlan) -> list[RunSpec]:
 
 # -- policies and techniques: two engines in one arena, at tight budgets of KV --
 
-UNCAPPED = "256MiB"
+UNCAPPED = 4
+"""Times the sweep's total memory: KV that no search fills."""
 STATIC, ELASTIC = "static", "marginal_value"
 KINDS_OF_POLICY = (StaticSplit, FirstCome, PhaseAware, MarginalValue)
 POLICIES: dict[str, type[Policy]] = dict(zip(POLICY_NAMES, KINDS_OF_POLICY, strict=True))
@@ -588,7 +596,7 @@ def _policy_run(
     """own: budget and kv_bytes, or beside. llm_share: what the split comes to; of a policy without
     a share, what it starts from.
     """
-    own = {"kv_bytes": parse_size(UNCAPPED)} | own
+    own = {"kv_bytes": UNCAPPED * parse_size(config.total_memory)} | own
     own["num_problems"] = plan.num_problems
     fixed, kv_bytes = shares_of(config, total="1TiB"), own["kv_bytes"]
     share = kv_share if kv_share is not None else starting_share(config, kv_bytes)

@@ -46,7 +46,7 @@ from workbench.experiments.settings import (
     RunSpec,
 )
 from workbench.experiments.statistics import Noise, Tables, noise_of, sentinel_drift
-from workbench.replay.devices import load_device
+from workbench.replay.devices import Device, load_device
 from workbench.search.rounds import Progress
 
 Folder = str | Path | None
@@ -275,26 +275,46 @@ def run_replayed(
     """The memory split of a search that is recorded, or made of MATH-500's lengths, replayed on a
     device that is a table of numbers, as load_device takes it.
     """
-    found, each = load_device(device), product(config.seeds, config.shares)
+    each = product(config.seeds, config.shares)
     specs = [RunSpec(config, share, seed, settings.REPLAY) for seed, share in each]
-    options["execute"] = carry_out.one_by_one(partial(carry_out.replayed_run, found))
-    options["identity"] = carry_out.replay_identity(found, config)
-    return run_study(config, specs, runs_dir, **options)
+    return run_study(config, specs, runs_dir, **_replays(config, load_device(device)) | options)
+
+
+def _replays(config: SweepConfig, device: Device) -> dict[str, Any]:
+    """Options of run_study that have its runs replayed."""
+    execute = carry_out.one_by_one(partial(carry_out.replayed_run, device))
+    return {"execute": execute, "identity": carry_out.replay_identity(device, config)}
 
 
 def run_ablation_replayed(
     config: SweepConfig, plan: settings.AblationPlan, runs_dir: Folder = None, **options: Any
 ) -> Study:
     """The part of the ablation that a replay tells: speed alone, without sampling to the end."""
-    found = load_device(carry_out.DEVICE)
     specs = [
         replace(run, config=replace(run.config, finish_at_limit=False))
         for run in settings.ablation_runs(config, plan)
         if run.role != settings.DEPTH and run.setting != settings.LAST_TWO[1]
     ]
-    options["execute"] = carry_out.one_by_one(partial(carry_out.replayed_run, found))
-    options["identity"] = carry_out.replay_identity(found, config)
+    options |= _replays(config, load_device(carry_out.DEVICE))
     return run_study(config, specs, runs_dir, plan=plan, **options)
+
+
+def run_policies_replayed(
+    config: SweepConfig, plan: settings.PolicyPlan, runs_dir: Folder = None, **options: Any
+) -> Study:
+    """The study of policies as a replay tells it: pruned beams are not forgotten, since a recording
+    does not say what a cache then forgets. The uncapped search has a device of any size.
+    """
+    device = replace(load_device(carry_out.DEVICE), memory_bytes=1 << 50)
+    options |= _replays(config, device) | {"plan": plan}
+    first = settings.reference_runs(config, plan)
+    need = working_set_of(run_study(config, first, runs_dir, **options).all_runs)
+    specs = [
+        replace(run, config=replace(run.config, forget_pruned=False))
+        for run in (*first, *settings.policy_runs(config, plan, need))
+        if not run.config.forget_pruned or run.get("technique") == settings.ALL
+    ]
+    return run_study(config, specs, runs_dir, **options)
 
 
 MEASURED_SHARES = (0.08, settings.THESIS_SHARE, 0.5)

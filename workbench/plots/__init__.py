@@ -35,6 +35,7 @@ FIGURES: dict[str, Callable[..., go.Figure]] = {
     "miss_ratio_replayed": by_rung(miss_ratio),
     "modifications": modifications,
     "optimisation": optimisation,
+    "optimisation_replayed": by_rung(optimisation),
     "search_strategies": search_strategies,
     "engine_cache": engine_cache,
     "engine_batch": engine_batch,
