@@ -57,7 +57,9 @@ from workbench.experiments.study import (
     run_sweep,
     working_set_of,
 )
+from workbench.replay.answers import Answers
 from workbench.replay.devices import PRESETS
+from workbench.replay.what_if import what_if
 from workbench.replay.workload import load_recording
 
 SMALL = {"num_problems": 3, "levels": (1, 2), "n": 4, "beam_width": 2, "max_depth": 5}
@@ -292,6 +294,21 @@ def test_policies_are_replayed_at_budgets_of_the_rung_s_own_working_set(folder) 
         tight, roomy = (setting_of(budget, policy, share, "none") for budget in (0.5, 2.0))
         assert speed[tight] <= speed[roomy] * 1.001
     assert not set(rows["metric"]) & {"same", "accuracy"}, "a replay samples and answers nothing"
+
+
+def test_the_smallest_profile_leaves_a_model_short_of_room_at_either_end_and_none_at_0_3() -> None:
+    """Guards quick's story: with fewer problems than are in flight elsewhere the PRM has room."""
+    config, recording = sweep_config("quick"), load_recording("tiny-16-n16")
+    answers = Answers(replace(recording, problems=recording.problems[: config.num_problems]))
+    how = {"device": "a100-40", "total_memory": config.total_memory}
+    how |= {"min_problem_batch": config.min_problem_batch}
+    lost, columns = {}, ["preempted", "recomputed_tokens_evicted"]
+    for share in (0.08, 0.3, 0.5):
+        steps = what_if(answers, llm_share=share, **how).trace.steps
+        lost[share] = steps.groupby("engine")[columns].sum().sum(axis=1)
+    assert lost[0.08]["llm"] > 0 == lost[0.08]["prm"]
+    assert lost[0.5]["prm"] > 0 == lost[0.5]["llm"]
+    assert not lost[0.3].any()
 
 
 def test_another_device_or_replay_is_another_run() -> None:
