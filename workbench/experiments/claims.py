@@ -425,7 +425,7 @@ def order_correlation(one: pd.DataFrame, other: pd.DataFrame) -> float:
 
 
 def _ends(rows: pd.DataFrame, metric: str) -> tuple[float, float]:
-    low, high = rows.loc[rows["metric"] == metric, ["low", "high"]].iloc[0]
+    low, high = rows.loc[rows["metric"] == metric, ["low", "high"]].to_numpy(float)[0]
     return float(low), float(high)
 
 
@@ -442,7 +442,7 @@ def _slow_down_claim(split: pd.DataFrame, lost: pd.DataFrame | None = None) -> C
     again = lost[lost["part"] == "recomputed_evicted"].groupby("llm_share")["seconds"].sum()
     alike = walls[(walls.index >= same["low"]) & (walls.index <= same["high"])]
     low, high = (float(again[end] / (walls[end] - wall)) for wall in (alike.min(), alike.max()))
-    more = [walls[end] / wall - 1 for wall in (alike.max(), alike.min())]
+    more = walls[end] / alike.max() - 1, walls[end] / alike.min() - 1
     number = (
         f"a search takes {_reach(*more, '+.0%')} at {end:.2f} beside "
         f"{same['low']:.2f} to {same['high']:.2f}, which do the same work; "

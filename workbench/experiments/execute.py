@@ -483,12 +483,12 @@ def replay_identity(device: Device, config: SweepConfig) -> Identity:
 
 def rung_answers(config: SweepConfig, seed: int) -> Answers:
     """The search of a replayed rung: recorded, or made of MATH-500's lengths."""
-    sizes = config.num_problems, config.n, config.beam_width, config.max_depth
-    return _answers(config.problems, *sizes, seed)
+    sizes = config.num_problems, config.n, config.beam_width, config.max_depth, seed
+    return _answers(config.problems, sizes)
 
 
 @lru_cache(maxsize=1)  # seeds come one after the other: one is kept
-def _answers(problems: str, *sizes: int) -> Answers:
+def _answers(problems: str, sizes: tuple[int, int, int, int, int]) -> Answers:
     is_recorded = problems in recording_names()
     return Answers(load_recording(problems) if is_recorded else workload.thesis_search(*sizes))
 
@@ -506,10 +506,11 @@ def replayed_run(device: Device, spec: RunSpec) -> RunResult:
         asked[role] = dict(own)
     if config.policy:
         asked["policy"] = settings.POLICIES[config.policy].__name__
-    memory = {"total_memory": spec.total_bytes, "llm_share": spec.llm_share}
     if spec.get("kv_bytes"):
-        memory = {"kv_memory": spec.get("kv_bytes"), "kv_share": spec.get("kv_share")}
-    found = what_if(answers, device=device, **asked, **memory)
+        asked |= {"kv_memory": spec.get("kv_bytes"), "kv_share": spec.get("kv_share")}
+    else:
+        asked |= {"total_memory": spec.total_bytes, "llm_share": spec.llm_share}
+    found = what_if(answers, device=device, **asked)
     parts = {}
     for role, memory in zip(ENGINES, found.memory, strict=True):
         held = {"weights_bytes": memory.weight_bytes, "kv_bytes": memory.kv_bytes}

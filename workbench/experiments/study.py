@@ -454,7 +454,7 @@ def provenance(
     """
     first, seeds = runs.iloc[0], counted(runs["seed"].nunique(), "seed")
     outside = "" if first["activations_in_total"] else ", activations outside it"
-    policies = runs["policy"].dropna().unique() if "policy" in runs else ()
+    policies = list(runs["policy"].dropna().unique()) if "policy" in runs else []
     policy = f", shared by the policy {policies[0]}" if len(policies) == 1 else ""
     drawn = seeds if seed is None or seeds == "1 seed" else f"seed {seed} of {seeds}"
     profile, machine = (" and ".join(runs[n].astype(str).unique()) for n in ("profile", "machine"))

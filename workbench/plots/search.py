@@ -72,20 +72,20 @@ def memory_split(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     hover = "share %{x:.2f}: %{y:,.1f}"
     for metric, style in list(THROUGHPUT.items())[: 1 if in_panel else 2]:
         line = series(of[metric], "llm_share", style, hover, legend="legend", marker_size=7)
-        axis = {} if in_panel else {"secondary_y": metric == "problems_per_min"}
-        fig.add_trace(line, row=1, col=1, **axis)
+        right = None if in_panel else metric == "problems_per_min"
+        fig.add_trace(line, row=1, col=1, secondary_y=right)
     for metric, model in BUSY.items():
         line = series(of[metric], "llm_share", MODELS[model], hover, legend="legend2")
         fig.add_trace(line, row=2, col=1)
     theme.share_axes(fig, rows, panels=2)
     fig.update_yaxes(rangemode="tozero")
-    left = {} if in_panel else {"secondary_y": False}
-    fig.update_yaxes(title_text="generated tokens/s", row=1, col=1, **left)
+    left = None if in_panel else False
+    fig.update_yaxes(title_text="generated tokens/s", row=1, col=1, secondary_y=left)
     fig.update_yaxes(title_text="tokens per busy second", row=2, col=1)
     if not in_panel:
         # both measure the same searches: the right axis reaches higher, or lines would coincide
-        right = of["problems_per_min"]
-        reach = max(1.45 * float(right["value"].max()), 1.25 * theme.highest(right))
+        rate = of["problems_per_min"]
+        reach = max(1.45 * float(rate["value"].max()), 1.25 * theme.highest(rate))
         axis = {"title_text": "problems/min", "showgrid": False, "tickmode": "auto"}
         fig.update_yaxes(**axis, range=[0, reach], row=1, col=1, secondary_y=True)
     legend_at(fig, "legend2", 0.445)
