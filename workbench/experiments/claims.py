@@ -421,7 +421,7 @@ def order_correlation(one: pd.DataFrame, other: pd.DataFrame) -> float:
         alike = (rate.index >= low) & (rate.index <= high)
         ranks.append(rate.where(~alike, rate[alike].mean()))
     both = pd.concat(ranks, axis=1, join="inner").round(6)
-    return float(both.rank().corr().iloc[0, 1])
+    return float(both.rank().corr().to_numpy()[0, 1])
 
 
 def _ends(rows: pd.DataFrame, metric: str) -> tuple[float, float]:
