@@ -270,7 +270,8 @@ def test_what_a_replay_tells_of_the_ablation_is_its_speed(folder) -> None:
     rows = ablation_rows(study)
     assert not set(rows["metric"]) & {"accuracy", "finishes", "stops"}
     gains = rows[rows["metric"] == "gain"].set_index("setting")["value"]
-    assert gains["one_runtime"] > 1 < gains["score_cache"] and gains["continuous_problems"] >= 1
+    assert gains["one_runtime"] > 1 < gains["score_cache"]
+    assert gains["continuous_problems"] != 1, "problems wait in the queue"
     asked = replace(RunSpec(config, 0.3, 0), config=replace(config, finish_at_limit=True))
     with pytest.raises(ConfigError, match="finish_at_limit=False"):
         replayed_run(PRESETS["a100-40"], asked)

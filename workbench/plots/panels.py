@@ -79,6 +79,10 @@ def _side_by_side(figs: Sequence[go.Figure], rungs: Sequence[str], provenance: s
                 trace["stackgroup"] += f" of {rung}"
             fig.add_trace(_moved(trace, number))
             notes += is_note
+        if is_replayed(rung):  # first, so that bands lie upon it
+            ends = {"x0": place[0], "x1": sum(place), "y0": 0, "y1": 1}
+            look = {"fillcolor": GROUND, "line_width": 0, "layer": "below"}
+            fig.add_shape(type="rect", xref="paper", yref="paper", **ends, **look)
         for note in layout.get("annotations", ()):
             if note.get("name") != theme.PROVENANCE:
                 fig.add_annotation(_placed(note, ("x",), number, place))
@@ -86,10 +90,6 @@ def _side_by_side(figs: Sequence[go.Figure], rungs: Sequence[str], provenance: s
             fig.add_shape(_placed(shape, ("x0", "x1"), number, place))
         middle = {"xanchor": "center", "yshift": 54 if has_room_axis else 6}
         say(fig, f"<b>{rung}</b>", place[0] + width / 2, 1, **middle)
-        if is_replayed(rung):
-            ends = {"x0": place[0], "x1": sum(place), "y0": 0, "y1": 1}
-            look = {"fillcolor": GROUND, "line_width": 0, "layer": "below"}
-            fig.add_shape(type="rect", xref="paper", yref="paper", **ends, **look)
     for name, legend in legends.items():
         fig.layout[name] = legend
     fig.layout.legend.y += LINE_PX / panels
