@@ -282,7 +282,7 @@ def test_policies_are_replayed_at_budgets_of_the_rung_s_own_working_set(folder) 
     techniques are about speed, and more memory is no slower.
     """
     config = replayed_config("quick", **FEW)
-    plan = replayed_policies(config, PolicyPlan(9, 5, (0.5, 2.0), (0.3,)))
+    plan = replayed_policies(config, PolicyPlan(9, 5, (2.0, 4.0), (0.3,)))
     study = run_policies_replayed(config, plan, folder, progress=False)
     assert not study.all_runs["forget_pruned"].any()
     assert not (study.all_runs["technique"] == "forget_pruned").any()
@@ -292,7 +292,7 @@ def test_policies_are_replayed_at_budgets_of_the_rung_s_own_working_set(folder) 
     rows = optimisation_rows(study)
     speed = rows[rows["metric"] == "tokens_per_s"].set_index("setting")["value"]
     for policy, share in (("first_come", None), ("phase_aware", None), (ELASTIC, None)):
-        tight, roomy = (setting_of(budget, policy, share, "none") for budget in (0.5, 2.0))
+        tight, roomy = (setting_of(budget, policy, share, "none") for budget in (2.0, 4.0))
         assert speed[tight] <= speed[roomy] * 1.001
     assert not set(rows["metric"]) & {"same", "accuracy"}, "a replay samples and answers nothing"
 
