@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 
 from workbench.bench import doubts
+from workbench.experiments.claims import split_in_words
 from workbench.experiments.provenance import counted, git
 
 ROOT = Path(__file__).parent.parent
@@ -153,12 +154,15 @@ def records() -> dict[str, dict[str, Any]]:
     return {name: json.loads(content) for name, content in found.items() if content}
 
 
-def figure_rows(name: str, **wanted: str) -> pd.DataFrame:
-    """The stored rows of a committed figure that have these values, by share."""
+MEASURED = "measured tiny"
+
+
+def figure_rows(name: str, rung: str = MEASURED, **wanted: str) -> pd.DataFrame:
+    """The stored rows of a committed figure, of one rung, that have these values, by share."""
     content = committed(f"figures/{name}.parquet")
     assert content is not None, name
     rows = pd.read_parquet(io.BytesIO(content))
-    for column, value in wanted.items():
+    for column, value in {"rung": rung, **wanted}.items():
         rows = rows[rows[column] == value]
     return rows.set_index("llm_share").sort_index()
 
@@ -286,16 +290,15 @@ def split() -> list[str]:
     file = committed("figures/memory_split.json")
     if file is None:
         return []
-    speed, peak, same = (
-        figure_rows("memory_split", metric=metric)
-        for metric in ("tokens_per_s", "peak_share", "same_work")
-    )
+    speed = figure_rows("memory_split", metric="tokens_per_s")
     per_1000 = {"metric": "events_per_1000"}
     hits = [figure_rows("prefix_hits", engine=name)["value"] for name in ("llm", "prm")]
     thrash = [figure_rows("thrashing", engine=e, **per_1000)["value"] for e in ("llm", "prm")]
     told = json.loads(file)["parameters"]
-    provenance = " ".join((told.get("provenance") or told["face"]).split())
-    lines = [f"The memory split: {provenance}", ""]
+    *said, last = told["provenance"].splitlines()
+    models = [line for line in said if line.startswith("LLM ")]  # each rung's first line
+    own = said[: said.index(models[1])]
+    lines = [f"The memory split: {' '.join([*own, last])}", ""]
     heads = ("LLM's share", "KV tokens LLM / PRM", "generated tokens/s (95 % interval)")
     heads += ("prefix hits LLM / PRM", "thrash events per 1,000 look-ups LLM / PRM")
     lines += ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
@@ -308,28 +311,10 @@ def split() -> list[str]:
             " / ".join(f"{found[share]:.3g}" for found in thrash),
         )
         lines.append("| " + " | ".join(cells) + " |")
-    return [*lines, "", _peak(speed["value"], peak.iloc[0], same.iloc[0]), ""]
-
-
-def _peak(rate: pd.Series, peak: pd.Series, same: pd.Series) -> str:
-    """Where throughput peaks, how sure that is, and what the ends cost."""
-    best, ends = rate[peak["value"]], (rate.index[0], rate.index[-1])
-    low, high = (f"{rate[end]:,.0f} ({rate[end] / best - 1:+.1%})" for end in ends)
-    found = (
-        f"Throughput is highest at an LLM share of **{peak['value']:.2f}** (95 %: "
-        f"{peak['low']:.2f} to {peak['high']:.2f}) with **{best:,.0f}** generated tokens/s; at "
-        f"{ends[0]:.2f} it is {low} and at {ends[1]:.2f} {high}."
-    )
-    if same["low"] >= same["high"]:
-        return found
-    among = rate.loc[same["low"] : same["high"]]
-    differ = "their rates are equal"
-    if among.min() < among.max():
-        differ = "what rates differ by between these shares is the machine's noise"
-    return (
-        f"{found} From {same['low']:.2f} to {same['high']:.2f} both models do exactly the same "
-        f"work, so {differ}."
-    )
+    for rung in (MEASURED, "replayed SmolLM2", "replayed 1B + 8B"):
+        name = "" if rung == MEASURED else f"{rung[0].upper()}{rung[1:]}. "
+        lines += ["", name + split_in_words(figure_rows("memory_split", rung).reset_index())]
+    return [*lines, ""]
 
 
 def results() -> str:
