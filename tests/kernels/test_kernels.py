@@ -74,8 +74,8 @@ def test_store_kv_equals_reference(
     twin, found = ReferenceKernels(device, torch.float32, kernels.keys_by_position), []
     for each, kind in ((kernels, dtype), (twin, torch.float32)):
         qkv, data, turned = (tensor.to(kind, copy=True) for tensor in given)
-        cosine, sine = (table.to(dtype).to(kind) for table in (turned.cos(), turned.sin()))
-        each.store_kv(qkv, cosine, sine, replace(step.cache, data=data), step.context)
+        tables = tuple(table.to(dtype).to(kind) for table in (turned.cos(), turned.sin()))
+        each.store_kv(qkv, tables, replace(step.cache, data=data), step.context)
         found.append((qkv.float(), data.float()))
     close = {"rtol": TOLERANCES[dtype], "atol": TOLERANCES[dtype]}
     torch.testing.assert_close(*found, **close, equal_nan=True)
@@ -159,7 +159,7 @@ def test_gpt2_s_norm_and_gelu_equal_reference(
     far, found = 3 * x + 20, []
     for each, kind in ((kernels, dtype), (ReferenceKernels(device, torch.float32), torch.float32)):
         normed, bent = torch.empty(19, width, dtype=kind, device=device), (x * 30).to(kind)
-        each.layer_norm(far.to(kind), weight.to(kind), bias.to(kind), 1e-5, normed)
+        each.layer_norm(far.to(kind), torch.stack([weight, bias]).to(kind), 1e-5, normed)
         each.gelu(bias.to(kind), bent[:9])
         small = x.to(kind, copy=True)
         each.gelu(bias.to(kind), small)
@@ -189,4 +189,7 @@ def test_a_masked_key_of_the_same_tile_adds_nothing() -> None:
 def test_kernels_are_chosen_by_device_and_dtype() -> None:
     """float32 on a CPU is compiled and invariant; other dtypes take the reference."""
     assert load_kernels(torch.device("cpu"), torch.float32).batch_invariant
-    assert load_kernels(torch.device("cpu"), torch.bfloat16).name == "reference"
+    with pytest.raises(ConfigError, match="batch_invariant=False"):
+        load_kernels(torch.device("cpu"), torch.bfloat16)
+    found = load_kernels(torch.device("cpu"), torch.bfloat16, batch_invariant=False)
+    assert (found.name, found.batch_invariant) == ("reference", False)

@@ -142,8 +142,9 @@ def test_offsets_pass_two_to_the_thirty_one() -> None:
         replace(step.context, block_offsets=offsets),
     )
     ones = torch.ones(8, 8, dtype=torch.float16, device=DEVICE)
+    angles = ones, 0 * ones
     for each in (step, moved):
         each.qkv.copy_(step.qkv)
-        kernels(torch.float16, SMALL).store_kv(each.qkv, ones, 0 * ones, each.cache, each.context)
+        kernels(torch.float16, SMALL).store_kv(each.qkv, angles, each.cache, each.context)
     assert torch.equal(attended(moved, SMALL), attended(step, SMALL))
     assert torch.equal(data[far:].nan_to_num(7), step.cache.data.nan_to_num(7))

@@ -61,21 +61,11 @@ class Executor:
         model: LlamaModel,
         storage: BlockStorage,
         *,
-        batch_invariant: bool = True,
         max_num_batched_tokens: int = 2048,
         max_num_seqs: int = 64,
         max_model_len: int | None = None,
     ) -> None:
-        """Raises ConfigError when batch_invariant is asked of kernels that are not.
-
-        max_model_len: the longest context of a step; the model's own if not given.
-        """
-        if batch_invariant and not model.kernels.batch_invariant:
-            raise ConfigError(
-                f"batch_invariant=True, but the {model.kernels.name!r} kernels, used for "
-                f"{model.dtype} on {model.device}, are not; use float32 on a CPU, triton on a GPU, "
-                "or batch_invariant=False."
-            )
+        """max_model_len: the longest context of a step; the model's own if not given."""
         self.model, self.storage = model, storage
         self.buffers = model.buffers(max_num_batched_tokens, max_num_seqs)
         shape = storage.block_size, storage.kv_heads, storage.head_dim

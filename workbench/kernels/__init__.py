@@ -30,11 +30,11 @@ __all__ = [
     "LayerCache",
     "Quantised",
     "load_kernels",
-    "require_served",
 ]
 
 _PIECE = 32  # rows that one thread attends with at a time
 Part = torch.Tensor | Quantised  # some rows of a weight matrix, [outputs, inputs] as files have it
+Angles = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, [positions, head_dim / 2] each
 
 
 @dataclass(frozen=True)
@@ -154,14 +154,12 @@ class Kernels(ABC):
 
     @abstractmethod
     def layer_norm(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor,
-        epsilon: float,
-        out: torch.Tensor,
+        self, x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor
     ) -> None:
-        """out [T, hidden] = (x - mean) / deviation * weight + bias (Ba et al. 2016)."""
+        """out [T, hidden] = (x - mean) / deviation * weight + bias (Ba et al. 2016).
+
+        weight: [2, hidden], its bias included.
+        """
 
     @abstractmethod
     def gelu(self, row: torch.Tensor, out: torch.Tensor) -> None:
@@ -169,16 +167,11 @@ class Kernels(ABC):
 
     @abstractmethod
     def store_kv(
-        self,
-        qkv: torch.Tensor,
-        cosine: torch.Tensor,
-        sine: torch.Tensor,
-        cache: LayerCache,
-        context: ForwardContext,
+        self, qkv: torch.Tensor, angles: Angles, cache: LayerCache, context: ForwardContext
     ) -> None:
         """Rotates queries and keys in place by their positions, writes keys and values to blocks.
 
-        qkv: [T, (heads + 2 kv_heads) head_dim]; cosine, sine: [positions, head_dim / 2].
+        qkv: [T, (heads + 2 kv_heads) head_dim].
         """
 
     @abstractmethod
@@ -274,14 +267,16 @@ def load_kernels(
 ) -> Kernels:
     """The kernels for `dtype` on `device`: numba for float32 on a CPU, Triton for a GPU.
 
-    Plain torch for other types of a CPU, and where Triton cannot serve a GPU, a head size or a
-    block size: a warning says why. threads: of the CPU kernels; as many as torch has if not given.
-    batch_invariant: False takes the fastest where they differ, as they do on a GPU.
+    ConfigError, with the cause, where these do not serve the type, the GPU, a head size or a block
+    size: in plain torch a row's bits depend on its batch. With batch_invariant=False plain torch
+    computes there, and a warning says why on a GPU; elsewhere it takes the fastest where kernels
+    differ, as they do on a GPU. threads: of the CPU kernels; as many as torch has if not given.
     """
     if device.type == "cpu" and dtype == torch.float32:
         from workbench.kernels.cpu import CpuKernels  # noqa: PLC0415 - compiles: only where it runs
 
         return CpuKernels(threads or torch.get_num_threads())
+    cause = f"Plain torch alone computes {dtype} on a CPU; kernels there take float32."
     if device.type == "cuda":
         try:
             from workbench.kernels import triton  # noqa: PLC0415 - an extra
@@ -289,38 +284,14 @@ def load_kernels(
             triton.require_served(device, dtype, head_dim, block_size)
             return triton.TritonKernels(device, dtype, batch_invariant=batch_invariant)
         except ConfigError as problem:
-            warnings.warn(f"{problem} Plain torch computes instead.", RuntimeWarning, stacklevel=2)
+            cause = str(problem)
+    if batch_invariant:
+        raise ConfigError(
+            f"{cause} In plain torch a row's bits depend on its batch: with batch_invariant=False "
+            "it computes instead."
+        )
+    if device.type == "cuda":
+        warnings.warn(f"{cause} Plain torch computes instead.", RuntimeWarning, stacklevel=2)
     from workbench.kernels.reference import ReferenceKernels  # noqa: PLC0415
 
     return ReferenceKernels(device, dtype)
-
-
-def require_served(
-    device: torch.device,
-    dtype: torch.dtype,
-    *,
-    head_dim: int,
-    block_size: int,
-    batch_invariant: bool,
-) -> None:
-    """ConfigError, with the cause, for an engine that no kernels here serve: before it is loaded.
-
-    Plain torch serves what `load_kernels` gives it, but not with rows whose bits are their own.
-    """
-    if device.type == "cpu" and dtype != torch.float32 and batch_invariant:
-        raise ConfigError(
-            f"Plain torch computes {dtype} on a CPU, and there a row's bits depend on its batch: "
-            "take float32, or batch_invariant=False."
-        )
-    if device.type != "cuda":
-        return
-    try:
-        from workbench.kernels import triton  # noqa: PLC0415 - an extra
-
-        triton.require_served(device, dtype, head_dim, block_size)
-    except ConfigError as problem:
-        if batch_invariant:
-            raise ConfigError(
-                f"{problem} They alone give a row the same bits in every batch: with "
-                "batch_invariant=False plain torch computes instead."
-            ) from problem

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from workbench.kernels import ForwardContext, Kernels, LayerCache, Part, Quantised
+from workbench.kernels import Angles, ForwardContext, Kernels, LayerCache, Part, Quantised
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,30 +79,20 @@ class ReferenceKernels(Kernels):
         out.copy_(weight * (wide * scale).to(x.dtype))
 
     def layer_norm(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor,
-        epsilon: float,
-        out: torch.Tensor,
+        self, x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor
     ) -> None:
-        out.copy_(torch.nn.functional.layer_norm(x, x.shape[1:], weight, bias, epsilon))
+        out.copy_(torch.nn.functional.layer_norm(x, x.shape[1:], weight[0], weight[1], epsilon))
 
     def gelu(self, row: torch.Tensor, out: torch.Tensor) -> None:
         out.copy_(torch.nn.functional.gelu(out + row, approximate="tanh"))
 
     def store_kv(
-        self,
-        qkv: torch.Tensor,
-        cosine: torch.Tensor,
-        sine: torch.Tensor,
-        cache: LayerCache,
-        context: ForwardContext,
+        self, qkv: torch.Tensor, angles: Angles, cache: LayerCache, context: ForwardContext
     ) -> None:
         """Rotates queries and keys in place, then writes keys and values to the cache."""
         heads = qkv.view(len(qkv), -1, cache.head_dim)
-        positions = torch.from_numpy(context.positions).to(cosine.device)
-        cosine, sine = cosine[positions, None], sine[positions, None]
+        positions = torch.from_numpy(context.positions).to(qkv.device)
+        cosine, sine = (table[positions, None] for table in angles)
         turned = heads[:, : -cache.kv_heads]
         first, second = turned.chunk(2, dim=-1)
         rotated = first * cosine - second * sine, second * cosine + first * sine

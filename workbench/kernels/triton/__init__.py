@@ -30,7 +30,7 @@ except ImportError as error:
         "pip install 'workbench[gpu]'."
     ) from error
 
-from workbench.kernels import ForwardContext, LayerCache, Part
+from workbench.kernels import Angles, ForwardContext, LayerCache, Part
 from workbench.kernels.reference import Dense, ReferenceKernels, leave_out
 from workbench.kernels.triton import attention, products, rows
 from workbench.kernels.triton.attention import SMALLEST, Shape, Tiles, attend
@@ -136,15 +136,10 @@ class TritonKernels(ReferenceKernels):
         )
 
     def layer_norm(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor,
-        epsilon: float,
-        out: torch.Tensor,
+        self, x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor
     ) -> None:
         rows.layer_norm[(len(x),)](
-            *(x, x.stride(0), (weight, bias), out, out.stride(0), epsilon, x.shape[1])
+            *(x, x.stride(0), weight, out, out.stride(0), epsilon, x.shape[1])
         )
 
     def gelu(self, row: torch.Tensor, out: torch.Tensor) -> None:
@@ -152,19 +147,14 @@ class TritonKernels(ReferenceKernels):
         rows.gelu[(len(out), triton.cdiv(size, rows.OUTPUTS.value))](row, out, out.stride(0), size)
 
     def store_kv(
-        self,
-        qkv: torch.Tensor,
-        cosine: torch.Tensor,
-        sine: torch.Tensor,
-        cache: LayerCache,
-        context: ForwardContext,
+        self, qkv: torch.Tensor, angles: Angles, cache: LayerCache, context: ForwardContext
     ) -> None:
         """One kernel rotates and stores."""
         heads = qkv.shape[1] // cache.head_dim - 2 * cache.kv_heads
         work = self._work(context, cache, heads)
         at_once = rows.HEADS_AT_ONCE.value
         rows.rotate_and_store[(len(qkv), triton.cdiv(heads + cache.kv_heads, at_once))](
-            *(qkv, qkv.stride(0), (cosine, sine), (work.positions, work.sequence, work.tables)),
+            *(qkv, qkv.stride(0), angles, (work.positions, work.sequence, work.tables)),
             *(work.tables.shape[1], cache.data[cache.base :], work.shape),
         )
 
