@@ -43,6 +43,7 @@ class CpuKernels(Kernels):
     name, batch_invariant = "cpu", True
 
     def __init__(self, threads: int) -> None:
+        super().__init__(torch.device("cpu"), torch.float32)
         pool = _POOLS.get(threads) or ThreadPool(threads)
         self.pool = _POOLS[threads] = pool
 
@@ -152,4 +153,4 @@ class CpuKernels(Kernels):
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """Launches without Python in between."""
-        return self.pool.record(work).run
+        return self.pool.record(work)

@@ -1,4 +1,4 @@
-"""The GPU's kernels, in Triton; `Kernels` says what they mean, `reference` is their twin.
+"""The GPU's kernels, in Triton; `Kernels` says what they mean and is their twin.
 
 Products are torch's, or in fixed tiles where bits must not depend on the batch; in attention they
 never do. What is not written in Triton is the reference's. Float32, float16 and bfloat16. Every
@@ -31,7 +31,7 @@ except ImportError as error:
     ) from error
 
 from workbench.kernels import Angles, ForwardContext, LayerCache, Part
-from workbench.kernels.reference import Dense, ReferenceKernels, leave_out
+from workbench.kernels.reference import Dense, Kernels, leave_out
 from workbench.kernels.triton import attention, products, rows
 from workbench.kernels.triton.attention import SMALLEST, Shape, Tiles, attend
 from workbench.kernels.triton.graphs import (
@@ -58,7 +58,7 @@ OLDEST = (8, 0)  # compute capability: tensor cores that take bfloat16
 _FEW_ROWS = 8
 
 
-class TritonKernels(ReferenceKernels):
+class TritonKernels(Kernels):
     """One GPU's kernels for one floating point type.
 
     batch_invariant: products in fixed tiles. share: what siblings have in common is worked on once.
