@@ -5,12 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.fake_executor import FakeStops, Rig, expected_logits, expected_tokens
+from tests.engine.fake_executor import Rig, expected_logits, expected_tokens
 from workbench.core import SamplingParams
 from workbench.engine.engine import Engine
 from workbench.engine.static_batch import RecomputingScheduler, StaticScheduler
 from workbench.errors import ConfigError, OutOfMemory
-from workbench.kvcache.manager import KVCacheManager
 
 
 class Padded(Rig):
@@ -73,9 +72,6 @@ def test_a_request_whose_padded_batch_cannot_fit_is_refused_with_the_numbers() -
 def test_prefix_caching_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="enable_prefix_caching"):
         Engine("tiny-solver", batching="static")
-    sizes = {"max_num_seqs": 1, "max_num_batched_tokens": 8, "max_model_len": 8}
-    with pytest.raises(ConfigError, match="enable_prefix_caching=False"):
-        StaticScheduler(KVCacheManager(8, 4), np.arange(8), stops=FakeStops(), **sizes)
     with pytest.raises(ConfigError, match=r"'statik'.*Did you mean 'static'"):
         Engine("tiny-solver", batching="statik")
 
