@@ -21,6 +21,7 @@ from workbench.core import StepPlan
 from workbench.kernels.quantised import Quantised
 
 _PIECE = 32  # rows that one thread attends with at a time
+_MOST_SELECTED = 8  # sets of outputs whose matrices are kept
 Part = torch.Tensor | Quantised  # some rows of a weight matrix, [outputs, inputs] as files have it
 Angles = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, [positions, head_dim / 2] each
 
@@ -99,6 +100,7 @@ class Dense:
 
     @property
     def shape(self) -> tuple[int, int]:
+        """Inputs and outputs."""
         inputs, outputs = self.weight.shape
         return inputs, outputs // (2 if self.gated else 1)
 
@@ -115,18 +117,16 @@ class Kernels:
     batch_invariant: whether each row's result is bit for bit the same in whatever batch.
     keys_by_position: whether a block's keys are [kv_heads, block_size, head_dim], as its values
     are, and not as `LayerCache` draws them.
-    selects: whether outputs stay where they are made, and only what `choose` and `selected_logits`
-    return is copied from there.
     """
 
     name: str = "reference"
     batch_invariant: bool = False
-    selects: bool = False
 
     def __init__(
         self, device: torch.device, dtype: torch.dtype, keys_by_position: bool = False
     ) -> None:
         self.device, self.dtype, self.keys_by_position = device, dtype, keys_by_position
+        self._selected: dict[tuple[int, bytes], tuple[Any, Any]] = {}  # matrix, and its outputs
 
     def pack(self, parts: Sequence[Part], gated: bool = False) -> Any:
         """The matrix whose outputs are the parts' rows one after the other.
@@ -283,10 +283,20 @@ class Kernels:
         numbers: torch.Tensor,
         out: torch.Tensor,
     ) -> None:
-        """out [R, C] = hidden[rows] @ the outputs `numbers` of matrix; both int64, not gated."""
-        weight = hidden.new_empty(len(numbers), hidden.shape[1])
-        self.columns(matrix, numbers, weight)
-        self.multiply(hidden.index_select(0, rows), self.pack([weight]), out)
+        """out [R, C] = hidden[rows] @ the outputs `numbers` of matrix; both int64, not gated.
+
+        Outputs that were asked for last are kept: a PRM asks for the same ones all the time.
+        """
+        key = id(matrix), numbers.cpu().numpy().tobytes()
+        kept = self._selected.pop(key, None)
+        if kept is None:
+            weight = hidden.new_empty(len(numbers), hidden.shape[1])
+            self.columns(matrix, numbers, weight)
+            kept = matrix, self.pack([weight])
+        self._selected[key] = kept
+        if len(self._selected) > _MOST_SELECTED:
+            self._selected.pop(next(iter(self._selected)), None)
+        self.multiply(hidden.index_select(0, rows), kept[1], out)
 
     def rows_launched(self, rows: int, most: int) -> int:
         """How many rows, of at most `most`, a decoding step of so many is launched for.

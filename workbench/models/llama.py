@@ -56,12 +56,6 @@ class Linear:
         """out = silu(x @ first part) * (x @ second part); of a layer packed so."""
         self.kernels.multiply_gated(x, self.matrix, out)
 
-    def columns(self, numbers: torch.Tensor, like: torch.Tensor) -> Linear:
-        """The product for some outputs only, int64 [C]; like: a tensor of the weights' dtype."""
-        weight = like.new_empty(len(numbers), self.matrix.shape[0])
-        self.kernels.columns(self.matrix, numbers, weight)
-        return Linear(self.kernels, [weight], None if self.bias is None else self.bias[numbers])
-
 
 class Embedding:
     """Rows of a matrix [vocab, hidden] by token: as the file has it, or out of a tied output."""
@@ -246,7 +240,7 @@ class LlamaModel:
     def selected_logits(
         self, hidden: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, out: torch.Tensor
     ) -> None:
-        """out [R, C] = logits of some rows and outputs, both int64; for kernels that `selects`."""
+        """out [R, C] = logits of some rows and outputs, both int64; of the rows' hidden states."""
         if self.inner:
             hidden = self.head_inputs(hidden.index_select(0, rows))
             rows = torch.arange(len(rows), device=rows.device)

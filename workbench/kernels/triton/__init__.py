@@ -67,7 +67,7 @@ class TritonKernels(Kernels):
     two bytes.
     """
 
-    name, selects = "triton", True
+    name = "triton"
 
     def __init__(
         self,
