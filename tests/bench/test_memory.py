@@ -26,7 +26,7 @@ from workbench.errors import WorkbenchError
 from workbench.experiments.settings import PolicyPlan
 from workbench.experiments.study import run_policies
 
-PLAN = PolicyPlan(3, 2, 2, (0.5, 2.0), (0.08, 0.2, 0.3), 0, repeats=0)
+PLAN = PolicyPlan(3, 2, (0.5, 2.0), (0.08, 0.2, 0.3), 0, repeats=0)
 
 
 @pytest.fixture(scope="module")

@@ -179,6 +179,7 @@ OfProfile = Annotated[dict[str, Any], options.options_of(SweepConfig, {
     "seeds": "one run a share and seed",
     "num_problems": "problems of a run",
     "total_memory": "of both models together, e.g. 64MiB",
+    "policy": "how both models share one memory (default: each has its own)",
 }, defaults=False)]  # fmt: skip
 
 
