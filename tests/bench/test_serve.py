@@ -1,5 +1,6 @@
 """The load client against a real server: its fields, both ways of arrival, nothing lost."""
 
+import asyncio
 import math
 
 import pytest
@@ -42,10 +43,8 @@ def test_arrivals_and_parts() -> None:
     """Poisson arrivals against a server that is not there: all lost, in about the time they take;
     an unknown part is refused.
     """
-    with serve.given("http://127.0.0.1:9") as place:
-        import asyncio
-
-        answers, _ = asyncio.run(serve.load(place, [{"prompt": [1]}] * 20, 1, 200.0, 0))
+    place = serve.placed("http://127.0.0.1:9")
+    answers, _ = asyncio.run(serve.load(place, [{"prompt": [1]}] * 20, 1, 200.0, 0))
     assert [answer.status for answer in answers] == [0] * 20
     assert 0.02 < answers[-1].sent - answers[0].sent < 2
     with pytest.raises(ConfigError, match="part"):

@@ -175,6 +175,7 @@ def test_a_search_is_a_model(service, client, stream):
     wanted = run_search(
         Problem("asked", PROBLEM), llm=llm, prm=PRM(prm), strategy=BeamSearch(n=8), seed=5
     )
+    total = wanted.problems["tokens"].sum()
     asked = {
         "model": "search/beam",
         "messages": CHAT,
@@ -183,7 +184,10 @@ def test_a_search_is_a_model(service, client, stream):
     }
     other = client.chat.completions.create(model=SOLVER, messages=CHAT, stream=True)
     if stream:
-        chunks = [*client.chat.completions.create(**asked, stream=True)]
+        asked["stream_options"] = {"include_usage": True}
+        *chunks, last = client.chat.completions.create(**asked, stream=True)
+        assert {chunk.object for chunk in (*chunks, last)} == {"chat.completion.chunk"}
+        assert last.choices == [] and last.usage.completion_tokens == total
         name, content = chunks[0].id, chunks[-1].choices[0].delta.content
         rounds = [c.choices[0].delta.reasoning_content for c in chunks[:-1]]
         assert len(rounds) > 2 and all(text.startswith("round ") for text in rounds)
@@ -191,7 +195,7 @@ def test_a_search_is_a_model(service, client, stream):
         found = client.chat.completions.create(**asked)
         name, content = found.id, found.choices[0].message.content
         assert found.search["answer"] == wanted.answers["asked"]
-        assert found.usage.completion_tokens == wanted.problems["tokens"].sum()
+        assert found.usage.completion_tokens == total
         assert found.usage.prompt_tokens == len(llm.tokenizer.encode_chat(CHAT))
     other.close()
     assert content in set(wanted.candidates["text"])
@@ -241,14 +245,19 @@ def test_keys_deadlines_and_a_full_queue():
     """401 without the key, 504 with the blocks freed after the deadline, 503 when no place is left;
     a stream that is late ends with an error of the client's.
     """
-    with running((SOLVER,), api_key="secret", timeout=0.3, max_queue=0) as service:
+    with running((SOLVER,), api_key="secret", max_queue=0) as service:
         url = f"{service.url}/v1"
         with pytest.raises(openai.AuthenticationError):
             openai.OpenAI(base_url=url, api_key="wrong", max_retries=0).models.list()
         client = openai.OpenAI(base_url=url, api_key="secret", max_retries=0)
+        asked = {"model": SOLVER, "prompt": PROBLEM, "extra_body": {"ignore_eos": True}}
+        places = service.thread.engines[SOLVER].config.max_num_seqs
+        busy = client.completions.create(**asked, n=places, max_tokens=400, stream=True)
+        next(busy)  # none waits, and the engine had a place
         with pytest.raises(openai.InternalServerError) as full:
-            client.completions.create(model=SOLVER, prompt=PROBLEM)
+            client.completions.create(**asked)
         assert full.value.status_code == 503 and full.value.response.headers["retry-after"] == "1"
+        busy.close()
     with running((f"{SOLVER}=16MiB",), timeout=0.3) as service:
         client = openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0)
         step = service.thread.engines[SOLVER].executor.submit
