@@ -2,6 +2,9 @@
 
 import asyncio
 import math
+import os
+import sys
+from dataclasses import replace
 
 import pytest
 
@@ -15,7 +18,19 @@ def test_a_load_has_the_fields_of_vllm_bench_serve(monkeypatch) -> None:
     """
     monkeypatch.setattr(serve, "TOKENS", 8)
     monkeypatch.setattr(serve, "NEW", 8)
-    rows = {row.name: row for row in serve.run("quick", clients="2", part="distinct")}
+    broken = serve.Command("", [sys.executable, "-c", "raise SystemExit('no model')"], os.environ)
+    twin = replace(serve.ours(["tiny-solver"], 2), label="our twin")
+    peers = {"twin": twin, "broken": broken}
+    monkeypatch.setattr(serve, "peer_commands", lambda *_: peers)
+    with pytest.warns(UserWarning, match="no broken: .*no model"):
+        found = [*serve.run("quick", clients="1,2", part="distinct")]
+    rows = {row.name: row for row in found}
+    assert len(rows) == len(found)
+    beside = rows["tokens_per_s_c2@twin"]
+    assert beside.peer == "our twin" and beside.ratio == beside.value / beside.peer_value
+    assert rows["ttft_p95_c2@twin"].peer_value > 0 == rows["lost_c2@twin"].peer_value
+    gain = rows["over_sequential_c2"]
+    assert gain.value == rows["tokens_per_s_c2"].value / rows["tokens_per_s_c1"].value
     assert rows["lost_c2"].value == rows["refused_c2"].value == rows["late_c2"].value == 0
     assert rows["lost_c2"].repeats == 4
     rate = rows["tokens_per_s_c2"]

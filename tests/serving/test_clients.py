@@ -3,6 +3,7 @@
 import json
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import openai
@@ -207,21 +208,33 @@ def test_a_search_is_a_model(service, client, stream):
 
 
 def test_a_split_moves_pages_and_changes_no_token(service, client):
-    """POST /arena/split while requests are served: tokens are as before, the target is the new."""
-    asked = {"model": SOLVER, "messages": CHAT, "seed": 3, "max_tokens": 60}
-    before = client.chat.completions.create(**asked).choices[0].message.content
-    stream = client.chat.completions.create(**asked, stream=True)
-    said = [next(stream).choices[0].delta.content]
-    shares = {"tiny-solver": 0.75, "tiny-prm": 0.25}
-    assert post(service, "/arena/split", {"shares": shares})["outcome"] == "reached"
-    said += [chunk.choices[0].delta.content for chunk in stream]
-    assert (
-        "".join(said)
-        == before
-        == client.chat.completions.create(**asked).choices[0].message.content
-    )
-    state = json.loads(get(service, "/arena"))
-    until(lambda: service.thread.arena.target[SOLVER] == round(0.75 * state["pages"]))
+    """POST /arena/split again and again while both models are asked: tokens and verdicts are as
+    before, the target is the last one.
+    """
+    shares = [{"tiny-solver": part, "tiny-prm": 1 - part} for part in (0.75, 0.3, 0.6)]
+    steps = service.thread.engines[SOLVER].tokenizer.encode(PROBLEM) * 20
+    prm = PRM(service.thread.engines["tiny-prm"])
+    judged = [*prm.next_input(prm.first_input(PROBLEM, "do 7-3=4"), "do 4+12=16")]
+
+    def answers(seed):
+        asked = {"model": SOLVER, "prompt": steps, "seed": seed, "max_tokens": 60}
+        asked |= {"ignore_eos": True, "return_token_ids": True}
+        found = post(service, "/v1/completions", asked)["choices"][0]["token_ids"]
+        return found, post(service, "/pooling", {"model": "tiny-prm", "input": judged})["data"]
+
+    seeds = range(6)
+    before = [answers(seed) for seed in seeds]
+    with ThreadPoolExecutor(len(seeds)) as clients:
+        running = [clients.submit(answers, seed) for seed in [*seeds] * 3]
+        splits = 0
+        while splits < 3 or not all(each.done() for each in running):
+            moved = post(service, "/arena/split", {"shares": shares[splits % 3]})
+            assert moved["outcome"] in ("reached", "later")
+            splits += 1
+        assert [each.result() for each in running] == before * 3
+    post(service, "/arena/split", {"shares": shares[0]})
+    pages = json.loads(get(service, "/arena"))["pages"]
+    until(lambda: service.thread.arena.target[SOLVER] == round(0.75 * pages))
 
 
 def test_errors_are_the_client_s_own_classes(service, client):

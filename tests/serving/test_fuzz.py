@@ -79,7 +79,7 @@ def test_whatever_is_sent_the_server_answers_or_refuses(service, described, data
         body |= {name: 3 for name in LENGTHS if body.get(name) is not None}  # ends soon
         if path.startswith("/v1/") and not str(body.get("model")).startswith("search"):
             body["max_tokens"] = 3
-    status, text = ask(service, path, body)
+    status, text = ask(service, path, json.dumps(body).encode())
     assert status in (200, 400, 404, 409, 503, 504), (status, text)
     if status != 200:
         error = json.loads(text)["error"]

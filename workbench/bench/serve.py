@@ -26,7 +26,7 @@ import time
 import urllib.request
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -108,19 +108,22 @@ def run(
     check_choice("part", part, ("distinct", "shared"))
     counts, rounds = [int(each) for each in clients.split(",")], ROUNDS[profile]
     chosen, most = [n for n in chosen_peers(peers) if n != TRANSFORMERS], max(counts)
-    blocks = most * -(-(TOKENS + NEW) // 16)
-    engine = Engine(model, max_num_seqs=most, max_num_batched_tokens=2048, num_blocks=blocks)
+    engine = Engine(model, max_num_seqs=most, max_num_batched_tokens=2048)
     random = np.random.default_rng(seed)
-    prompts = random.integers(0, engine.tokenizer.vocab_size, (sum(counts) * rounds, TOKENS))
+    vocab, number = engine.tokenizer.vocab_size, sum(counts) * rounds
+    prompts = random.integers(0, vocab, (number, TOKENS))
     if part == "shared":
         prompts[:, :SHARED] = prompts[0, :SHARED]
     fixed = {"model": model, "max_tokens": NEW, "temperature": 0}
     fixed |= {"ignore_eos": True, "stream": True}
     parts = np.split(prompts, np.cumsum(counts)[:-1] * rounds)  # no prompt is asked twice
-    in_process(engine, random.integers(0, 9, (1, TOKENS)), 1)  # kernels are compiled
+    first = random.integers(0, vocab, (1, TOKENS))
+    in_process(engine, first, 1)  # kernels are compiled
+    warm_up: Bodies = [fixed | {"prompt": first[0].tolist()}]
     sequential: tuple[float, float] | None = None
     with ExitStack() as running:
-        places = {"": running.enter_context(ours(model, most)) if url is None else placed(url)}
+        own = served(ours([model], most)) if url is None else nullcontext(placed(url))
+        places = {"": running.enter_context(own)}
         commands = peer_commands(model, most, chosen)
         for name, command in commands.items():
             try:
@@ -131,7 +134,7 @@ def run(
             bodies: Bodies = [fixed | {"prompt": prompt.tolist()} for prompt in asked]
             alone, found = in_process(engine, asked, count), dict[str, dict[str, Row]]()
             for name, place in places.items():
-                asyncio.run(load(place, bodies[:1], 1, None, seed))
+                asyncio.run(load(place, warm_up, 1, None, seed))
                 answers, health = asyncio.run(load(place, bodies, count, rate, seed))
                 found[name] = {r.name: r for r in rows_of(answers, health, f"c{count}", alone)}
             mine = found.pop("")
@@ -173,10 +176,10 @@ def compared(
 # -- servers --
 
 
-def ours(model: str, most: int) -> Any:
-    """A server of the model as `workbench serve` has it."""
-    words = ["serve", model, "--max-queue", "1024", "--set", f"max_num_seqs={most}", "--port"]
-    return served(Command("", [sys.executable, "-P", "-c", OURS, *words], os.environ))
+def ours(models: Sequence[str], most: int, *words: str) -> Command:
+    """`workbench serve`; words: further options."""
+    words = ("serve", *models, *words, "--max-queue", "1024", "--set", f"max_num_seqs={most}")
+    return Command("", [sys.executable, "-P", "-c", OURS, *words, "--port"], os.environ)
 
 
 def peer_commands(model: str, most: int, chosen: Sequence[str]) -> dict[str, Command]:

@@ -16,6 +16,7 @@ from workbench.plots.modifications import modifications
 from workbench.plots.optimisation import optimisation
 from workbench.plots.search import as_replayed, memory_split, rungs, search_strategies
 from workbench.plots.search import search_tree as search_tree
+from workbench.plots.serving import serving_load, serving_split
 from workbench.plots.timeline import lost_time, prm_blocks
 
 FIGURES: dict[str, Callable[..., go.Figure]] = {
@@ -38,6 +39,8 @@ FIGURES: dict[str, Callable[..., go.Figure]] = {
     "engine_cache": engine_cache,
     "engine_batch": engine_batch,
     "engine_memory": engine_memory,
+    "serving_load": serving_load,
+    "serving_split": serving_split,
 }
 _REPLAYED = ("memory_split", "prm_blocks_030", "prm_blocks_050", "prefix_hits", "thrashing")
 FIGURES |= {f"{n}_replayed": as_replayed(FIGURES[n]) for n in (*_REPLAYED, "miss_ratio")}

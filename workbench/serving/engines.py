@@ -120,7 +120,8 @@ class EngineThread:
                 raise Refused(503, CLOSING)
             waiting = self._waiting[name]
             turns = [turn for _, turn, _, job in waiting if job.inner is inner]
-            if not inner and len(turns) >= self._max_queue + max(0, self._places(name)):
+            at_once = max(0, self._places(name) - (len(waiting) - len(turns)))
+            if not inner and len(turns) >= self._max_queue + at_once:
                 full = f"{len(turns)} requests wait for {name}, the most allowed"
                 raise Refused(503, f"{full}; try again.", code="queue_full")
             last = max(turns, default=self._turn[name])  # of its kind: then the k-th waits for k

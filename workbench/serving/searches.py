@@ -33,7 +33,7 @@ from workbench.serving.protocol import ChatRequest, Refused
 
 STRATEGIES = {f"search/{name.removesuffix('_search')}": name for name in variants.STRATEGIES}
 MOST_BEAMS = 256
-PROOF_SECONDS, START_SECONDS = 3.0, 60.0  # of one comparison; of the process that makes them
+PROOF_SECONDS = 3.0  # of one comparison
 TAKEN = {"model", "user", "messages", "temperature", "top_p", "top_k", "min_p", "seed", "search"}
 TAKEN |= {"stream", "stream_options", "priority"}
 ENDED = ("finished", "failed")
@@ -122,35 +122,28 @@ class Proofs:
 
     def __init__(self) -> None:
         self._pool: Pool | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def __call__(self, reference: str, given: str) -> bool:
         """Whether they are equal, as far as can be told in time."""
         with self._lock:
+            if self._pool is None:
+                ignored = signal.SIGINT, signal.SIG_IGN  # as it is the server's to end
+                self._pool = multiprocessing.get_context("spawn").Pool(1, signal.signal, ignored)
+                self._pool.apply(equal_mathematics, ("1", "1"))  # it has started
             try:
-                if self._pool is None:
-                    ignored = signal.SIGINT, signal.SIG_IGN  # as it is the server's to end
-                    spawn = multiprocessing.get_context("spawn")
-                    self._pool = spawn.Pool(1, signal.signal, ignored)
-                    self._ask("1", "1", START_SECONDS)
-                return self._ask(reference, given, PROOF_SECONDS)
+                found = self._pool.apply_async(equal_mathematics, (reference, given))
+                return found.get(PROOF_SECONDS)
             except multiprocessing.TimeoutError:
-                self._end()
+                self.close()
                 return False
-
-    def _ask(self, reference: str, given: str, seconds: float) -> bool:
-        assert self._pool is not None
-        return self._pool.apply_async(equal_mathematics, (reference, given)).get(seconds)
-
-    def _end(self) -> None:
-        if self._pool is not None:
-            self._pool.terminate()
-            self._pool = None
 
     def close(self) -> None:
         """End the process."""
         with self._lock:
-            self._end()
+            if self._pool is not None:
+                self._pool.terminate()
+                self._pool = None
 
 
 Pair = tuple[ServedEngine, ServedEngine]

@@ -27,7 +27,7 @@ from fastapi.responses import JSONResponse, Response
 from numpy.typing import NDArray
 from prometheus_client import generate_latest
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from workbench.config import EngineConfig, Range, check, format_size, parse_size
 from workbench.core import SamplingParams, ScoreParams
@@ -44,6 +44,8 @@ from workbench.serving.protocol import Choice, Refused
 log = logging.getLogger(__name__)
 MOST_SEARCHES = 4  # at a time; others wait
 KEPT_SEARCHES = 64  # of which the tree can be asked for
+Told = dict[str, Any]
+Chunks = AsyncIterator[Told]
 ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
 
 
@@ -165,13 +167,7 @@ class EventStream(Response):
     [DONE] is the last one.
     """
 
-    def __init__(
-        self,
-        service: Service,
-        call: Call,
-        head: dict[str, Any],
-        chunks: AsyncIterator[dict[str, Any]],
-    ) -> None:
+    def __init__(self, service: Service, call: Call, head: Told, chunks: Chunks) -> None:
         self.background, self._service, self._call, self._chunks = None, service, call, chunks
         self._head = f"{ENCODE(head)[:-1]},"
 
@@ -346,15 +342,15 @@ class Service:
         kind, prefix = ("chat.completion", "chatcmpl") if is_chat else ("text_completion", "cmpl")
         head = protocol.head(kind + ".chunk" * (is_chat and body.stream), prefix, engine.name)
 
-        def part(event: Event) -> dict[str, Any]:
+        def part(event: Event) -> Told:
             return choices[event.job].add(event.token_ids, event.logprobs, event.output)
 
-        def usage() -> dict[str, Any]:
+        def usage() -> Told:
             asked, every = sum(map(len, prompts)), [*choices.values()]
             cached = sum(choice.num_cached for choice in every[:: body.n])
             return protocol.usage(asked, sum(choice.num_sampled for choice in every), cached)
 
-        async def chunks(event: Event | None) -> AsyncIterator[dict[str, Any]]:
+        async def chunks(event: Event | None) -> Chunks:
             while event is not None:
                 yield {"choices": [part(event)]}
                 event = await anext(events, None)
@@ -371,7 +367,7 @@ class Service:
                 return stream
             ended = [event async for event in events]
 
-        def whole() -> dict[str, Any]:
+        def whole() -> Told:
             found = sorted(map(part, ended), key=itemgetter("index"))
             return head | {"choices": found, "usage": usage()}
 
@@ -401,8 +397,8 @@ class Service:
         run = searches.SearchRun(body, self.thread, pair, self._proofs)
         if self._num_searches >= MOST_SEARCHES + self.config.max_queue:
             raise Refused(503, "Too many searches wait; try again.", code="queue_full")
-        ended = [k for k, state in self._searches.items() if state["status"] in searches.ENDED]
-        for name in ended[: max(0, len(ended) + 1 - KEPT_SEARCHES)]:
+        over = [k for k, state in self._searches.items() if state["status"] in searches.ENDED]
+        for name in over[: max(0, len(over) + 1 - KEPT_SEARCHES)]:
             del self._searches[name]
         self._searches[run.head["id"]] = run.state
         call = Call(self, request, run.cancel)
@@ -411,7 +407,7 @@ class Service:
             self._num_searches -= 1
             call.put(done.exception() or done.result())
 
-        async def chunks() -> AsyncIterator[dict[str, Any]]:
+        async def chunks() -> Chunks:
             async for news in call.news():
                 yield run.chunk(news)
                 if not isinstance(news, Progress):
@@ -458,7 +454,7 @@ class Service:
         place = 0 if body.apply_softmax else labels[0]
         rows = await self._scored(request, engine, asked, columns)
 
-        def score(row: NDArray[np.float64]) -> dict[str, Any]:
+        def score(row: NDArray[np.float64]) -> Told:
             return {"object": "score", "score": _softmax(row[0])[place]}
 
         return await _listed("generative-scoring", engine, inputs, rows, score)
@@ -482,7 +478,7 @@ class Service:
             raise Refused(400, message, "input")
         rows = await self._scored(request, engine, asked, rules.columns)
 
-        def verdicts(each: NDArray[np.float64]) -> dict[str, Any]:
+        def verdicts(each: NDArray[np.float64]) -> Told:
             return {"object": "pooling", "data": [_verdict(row) for row in each]}
 
         return await _listed("pool", engine, inputs, rows, verdicts)
@@ -519,11 +515,11 @@ class Service:
         text = await asyncio.to_thread(generate_latest, self.thread.metrics.registry)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def models(self) -> dict[str, Any]:
+    async def models(self) -> Told:
         """GET /v1/models."""
         return {"object": "list", "data": [await self.model(name) for name in self._models]}
 
-    async def model(self, name: str) -> dict[str, Any]:
+    async def model(self, name: str) -> Told:
         """GET /v1/models/{name}."""
         if name not in self._models:
             raise self._unknown(name)
@@ -532,13 +528,13 @@ class Service:
         told = {"id": name, "object": "model", "created": 0, "owned_by": "workbench"}
         return told | {"max_model_len": longest}
 
-    async def arena(self) -> dict[str, Any]:
+    async def arena(self) -> Told:
         """GET /arena: pages and blocks."""
         thread = self.thread
         states = {n: await asyncio.to_thread(thread.state, n) for n in thread.engines}
         return {"pages": thread.arena.num_pages, "models": states}
 
-    async def split(self, body: protocol.SplitRequest) -> dict[str, Any]:
+    async def split(self, body: protocol.SplitRequest) -> Told:
         """POST /arena/split, taken over between steps."""
         try:
             answer = await asyncio.to_thread(self.thread.arena.resplit, body.shares)
@@ -601,14 +597,23 @@ def _verdict(row: NDArray[np.float64]) -> list[float]:
 
 
 class Guard:
-    """What is refused before a request is read: a wrong key, and one that is early."""
+    """What is refused before a request is parsed: a wrong key, one that is early or too large."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app, self._service = app, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI calls it."""
-        service, why = self._service, None
+        service, why, size = self._service, None, 0
+
+        async def within() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > service.config.max_body:
+                raise HTTPException(413, f"A body of more than {service.config.max_body} bytes.")
+            return message
+
         if scope["type"] == "http" and scope["path"] != "/health":
             key = service.config.api_key
             given = dict(scope["headers"]).get(b"authorization", b"")
@@ -616,7 +621,7 @@ class Guard:
                 why = Refused(401, "No valid API key; send it as `Authorization: Bearer KEY`.")
             elif not service.ready:
                 why = Refused(503, "The models are being loaded; try again.")
-        await (self._app if why is None else _told(service, why))(scope, receive, send)
+        await (self._app if why is None else _told(service, why))(scope, within, send)
 
 
 def _told(service: Service, why: Refused) -> Response:
@@ -639,8 +644,7 @@ def make_app(service: Service) -> FastAPI:
 
     kinds = (Refused, RequestValidationError, HTTPException, Exception)
     handlers: Any = dict.fromkeys(kinds, refused)
-    most, lifespan = service.config.max_body, service.lifespan
-    app = FastAPI(lifespan=lifespan, exception_handlers=handlers, max_body_size=most)
+    app = FastAPI(lifespan=service.lifespan, exception_handlers=handlers)
     app.add_middleware(Guard, service=service)
     endpoints: dict[str, Callable[..., Any]] = {
         "GET /health": service.health,
