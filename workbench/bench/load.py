@@ -22,14 +22,12 @@ import numpy as np
 import pandas as pd
 from tqdm.auto import tqdm
 
-from workbench.bench.serve import Answer, Bodies, Place, load, ours, served
+from workbench.bench.serve import Answer, Bodies, Place, load, ours, served, summary
 from workbench.config import AtLeastOne, check
 from workbench.experiments.provenance import describe, machine_facts
 from workbench.models.registry import DUMMY, model_spec
 
 BLOCK_SIZE = 16
-SHARES = (50, 95)  # percentiles
-SECONDS = {"ttft": lambda a: a.chunks[0] - a.sent, "e2e": lambda a: a.ended - a.sent}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +99,8 @@ def provenance(plan: LoadPlan, *models: str) -> str:
 def load_rows(plan: LoadPlan) -> pd.DataFrame:
     """One model: clients at a time, then requests that arrive by chance.
 
-    Columns arrivals (closed | poisson), clients, offered and served (requests/s), tokens_per_s,
-    ttft_p50, ttft_p95, e2e_p50, e2e_p95 (s), inside (requests in the server, the mean of samples),
-    little (served times the mean of e2e), refused.
+    Columns arrivals (closed | poisson), clients, offered (requests/s), inside (requests in the
+    server, the mean of samples), tokens_per_s, and those of `summary`.
     """
     rows: list[dict[str, Any]] = []
     most = max(plan.clients)
@@ -124,8 +121,7 @@ def load_rows(plan: LoadPlan) -> pd.DataFrame:
 def split_rows(plan: LoadPlan) -> pd.DataFrame:
     """Two models at once, under each split of one memory by POST /arena/split.
 
-    Columns share (the first model's), model, clients, and of those of load_rows all that clients
-    see.
+    Columns share (the first model's), model, clients, tokens_per_s, and those of `summary`.
     """
     rows: list[dict[str, Any]] = []
     models, blocks = (plan.model, plan.second), -(-plan.longest // BLOCK_SIZE)
@@ -147,7 +143,7 @@ def split_rows(plan: LoadPlan) -> pd.DataFrame:
             for model, count, found in zip(
                 models, plan.split_clients, asyncio.run(_both(place, asked, plan.split_clients))
             ):
-                rows.append({"share": share, "model": model, "clients": count} | _told(found))
+                rows.append({"share": share, "model": model, "clients": count} | summary(found))
     return pd.DataFrame(rows).assign(tokens_per_s=lambda own: own["served"] * plan.new_tokens)
 
 
@@ -165,20 +161,7 @@ def _asked(
     """What a load comes to, and the requests inside while it lasts."""
     with _sampled(place) as samples:
         answers, _ = asyncio.run(load(place, bodies, clients, rate, seed))
-    return _told(answers) | {"inside": float(np.mean(samples))}
-
-
-def _told(answers: Sequence[Answer]) -> dict[str, Any]:
-    good = [a for a in answers if a.status == 200 and a.chunks]
-    wall = max(a.ended for a in answers) - min(a.sent for a in answers)
-    found = {
-        f"{name}_p{share}": float(np.percentile([seconds(a) for a in good], share))
-        for name, seconds in SECONDS.items()
-        for share in SHARES
-    }
-    served = len(good) / wall
-    inside = served * float(np.mean([a.ended - a.sent for a in good]))
-    return found | {"served": served, "little": inside, "refused": len(answers) - len(good)}
+    return summary(answers) | {"inside": float(np.mean(samples))}
 
 
 @contextmanager

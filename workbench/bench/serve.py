@@ -55,6 +55,7 @@ TOKENS, SHARED, NEW = 128, 96, 64
 SLO = {"ttft": 1.0, "itl": 0.1}  # seconds; of a request's mean itl
 MODE = {"prompt_tokens": TOKENS, "new_tokens": NEW, "slo_s": SLO, "batch_invariant": True}
 SHARES = (50, 95, 99)  # percentiles
+REFUSALS = {"refused": 503, "late": 504}
 COMPARED = {"tokens_per_s": True, "ttft_p95": False, "itl_p95": False}  # with peers: more is better
 START_SECONDS = 900.0  # until a server is ready: vLLM compiles
 OURS = "import sys; from workbench.cli import main; sys.exit(main())"
@@ -168,7 +169,7 @@ def compared(
         ratio = row.value / other if more else other / row.value
         values = {"peer": label, "peer_value": other, "ratio": ratio, "repeats": row.repeats}
         yield Row(f"{row.name}@{name}", row.value, row.unit, **values)  # type: ignore[arg-type]
-    for each in ("refused", "late", "lost"):
+    for each in (*REFUSALS, "lost"):
         row, other = mine[f"{each}_{suffix}"], theirs[f"{each}_{suffix}"].value
         yield Row(f"{row.name}@{name}", row.value, row.unit, peer=label, peer_value=other)
 
@@ -349,32 +350,48 @@ async def watched(place: Place, seconds: list[float]) -> None:
         await asyncio.sleep(0.02)
 
 
+def summary(answers: Sequence[Answer]) -> dict[str, float]:
+    """What clients see of a load: percentiles of seconds, answers and good ones a second (served,
+    goodput), requests inside by Little's law, and how many got no answer, by the reason.
+    """
+    good = [a for a in answers if a.status == 200 and a.chunks]
+    wall = max(a.ended for a in answers) - min(a.sent for a in answers)
+    gaps = [[late - early for early, late in pairwise(a.chunks)] for a in good]
+    seconds = {
+        "ttft": [a.chunks[0] - a.sent for a in good],
+        "itl": [gap for each in gaps for gap in each],
+        "e2e": [a.ended - a.sent for a in good],
+    }
+    found = percentiles(seconds)
+    waits = zip(seconds["ttft"], (float(np.mean(each or [0])) for each in gaps))
+    kept = sum(first <= SLO["ttft"] and between <= SLO["itl"] for first, between in waits)
+    found |= {
+        "served": len(good) / wall,
+        "goodput": kept / wall,
+        "little": sum(seconds["e2e"]) / wall,
+    }
+    found |= {n: sum(a.status == status for a in answers) for n, status in REFUSALS.items()}
+    return found | {"lost": sum(a.status not in (200, *REFUSALS.values()) for a in answers)}
+
+
+def percentiles(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """NAME_pSHARE; NaN of none."""
+    return {
+        f"{name}_p{share}": float(np.percentile(values, share)) if values else float("nan")
+        for name, values in seconds.items()
+        for share in SHARES
+    }
+
+
 def rows_of(
     answers: Sequence[Answer], health: Sequence[float], suffix: str, alone: float
 ) -> Iterator[Row]:
     """What a load comes to; the peer is `alone`, tokens a second in process."""
-    good = [a for a in answers if a.status == 200 and a.chunks]
-    wall = max(a.ended for a in answers) - min(a.sent for a in answers)
-    tokens, number = len(good) * NEW / wall, len(good)
+    found, number = summary(answers) | percentiles({"health": health}), len(answers)
+    tokens = found.pop("served") * NEW
     peer = {"peer": "in process", "peer_value": alone, "ratio": tokens / alone}
     yield Row(f"tokens_per_s_{suffix}", tokens, "tokens/s", **peer, repeats=number)  # type: ignore[arg-type]
-    gaps = {id(a): [late - early for early, late in pairwise(a.chunks)] for a in good}
-    seconds = {
-        "ttft": [a.chunks[0] - a.sent for a in good],
-        "itl": [gap for each in gaps.values() for gap in each],
-        "e2e": [a.ended - a.sent for a in good],
-        "health": [*health],
-    }
-    for name, values in seconds.items():
-        for share in SHARES:
-            value = float(np.percentile(values, share)) if values else float("nan")
-            yield Row(f"{name}_p{share}_{suffix}", value, "s", repeats=len(values))
-    kept = sum(
-        a.chunks[0] - a.sent <= SLO["ttft"] and float(np.mean(gaps[id(a)] or [0])) <= SLO["itl"]
-        for a in good
-    )
-    yield Row(f"goodput_{suffix}", kept / wall, "requests/s", repeats=number)
-    for name, statuses in {"refused": (503,), "late": (504,)}.items():
-        yield Row(f"{name}_{suffix}", sum(a.status in statuses for a in answers), "requests")
-    lost = sum(a.status not in (200, 503, 504) for a in answers)
-    yield Row(f"lost_{suffix}", lost, "requests", repeats=len(answers))
+    del found["little"]
+    for name, value in found.items():
+        unit = "s" if "_p" in name else "requests/s" if name == "goodput" else "requests"
+        yield Row(f"{name}_{suffix}", value, unit, repeats=number)
