@@ -207,34 +207,35 @@ def test_a_search_is_a_model(service, client, stream):
     assert told == [*columns.itertuples(index=False, name=None)]
 
 
-def test_a_split_moves_pages_and_changes_no_token(service, client):
+def test_a_split_moves_pages_and_changes_no_token():
     """POST /arena/split again and again while both models are asked: tokens and verdicts are as
     before, the target is the last one.
     """
-    shares = [{"tiny-solver": part, "tiny-prm": 1 - part} for part in (0.75, 0.3, 0.6)]
-    steps = service.thread.engines[SOLVER].tokenizer.encode(PROBLEM) * 20
-    prm = PRM(service.thread.engines["tiny-prm"])
-    judged = [*prm.next_input(prm.first_input(PROBLEM, "do 7-3=4"), "do 4+12=16")]
+    shares = [{SOLVER: part, "tiny-prm": 1 - part} for part in (0.7, 0.3, 0.6)]
+    seeds, splits = range(6), 0
+    with running((f"{SOLVER}=16MiB", "tiny-prm=16MiB")) as service:
+        steps = service.thread.engines[SOLVER].tokenizer.encode(PROBLEM) * 20
+        prm = PRM(service.thread.engines["tiny-prm"])
+        judged = [*prm.next_input(prm.first_input(PROBLEM, "do 7-3=4"), "do 4+12=16")]
 
-    def answers(seed):
-        asked = {"model": SOLVER, "prompt": steps, "seed": seed, "max_tokens": 60}
-        asked |= {"ignore_eos": True, "return_token_ids": True}
-        found = post(service, "/v1/completions", asked)["choices"][0]["token_ids"]
-        return found, post(service, "/pooling", {"model": "tiny-prm", "input": judged})["data"]
+        def answers(seed):
+            asked = {"model": SOLVER, "prompt": steps, "seed": seed, "max_tokens": 60}
+            asked |= {"ignore_eos": True, "return_token_ids": True}
+            found = post(service, "/v1/completions", asked)["choices"][0]["token_ids"]
+            return found, post(service, "/pooling", {"model": "tiny-prm", "input": judged})["data"]
 
-    seeds = range(6)
-    before = [answers(seed) for seed in seeds]
-    with ThreadPoolExecutor(len(seeds)) as clients:
-        running = [clients.submit(answers, seed) for seed in [*seeds] * 3]
-        splits = 0
-        while splits < 3 or not all(each.done() for each in running):
-            moved = post(service, "/arena/split", {"shares": shares[splits % 3]})
-            assert moved["outcome"] in ("reached", "later")
-            splits += 1
-        assert [each.result() for each in running] == before * 3
-    post(service, "/arena/split", {"shares": shares[0]})
-    pages = json.loads(get(service, "/arena"))["pages"]
-    until(lambda: service.thread.arena.target[SOLVER] == round(0.75 * pages))
+        before = [answers(seed) for seed in seeds]
+        with ThreadPoolExecutor(len(seeds)) as clients:
+            asked = [clients.submit(answers, seed) for seed in [*seeds] * 3]
+            while splits < 3 or not all(each.done() for each in asked):
+                split = shares[splits % 3]
+                moved = post(service, "/arena/split", {"shares": split})
+                assert moved["outcome"] in ("reached", "later")
+                splits += 1
+            assert [each.result() for each in asked] == before * 3
+        pages = json.loads(get(service, "/arena"))["pages"]
+        assert answers(0) == before[0]  # a split is taken over with the next step
+        assert abs(service.thread.arena.target[SOLVER] - split[SOLVER] * pages) <= 1
 
 
 def test_errors_are_the_client_s_own_classes(service, client):

@@ -238,7 +238,7 @@ def test_requests_and_searches_wait_in_turn():
 def test_a_search_that_runs_is_kept(service, monkeypatch):
     """However many begin after it, its tree can be asked for."""
     monkeypatch.setattr(server, "KEPT_SEARCHES", 1)
-    body = {"model": "search/best_of_n", "search": {"n": 2}, "messages": CHAT["messages"]}
+    body = CHAT | {"model": "search/best_of_n", "search": {"n": 4}}
     held, names, play = threading.Event(), list[str](), SearchRun.play
 
     def waiting(run, told):
