@@ -9,7 +9,7 @@ import numpy as np
 import openai
 import pytest
 
-from tests.serving.conftest import require_idle, running, until
+from tests.serving.conftest import require_idle, running
 from workbench import PRM, BeamSearch, Engine, Problem, SamplingParams, run_search
 
 SOLVER, PROBLEM = "tiny-solver", "Compute 7-3+12."

@@ -13,7 +13,8 @@ import json
 import re
 import threading
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -141,7 +142,7 @@ def split_rows(plan: LoadPlan) -> pd.DataFrame:
                 for k, (m, count) in enumerate(zip(models, plan.split_clients))
             ]
             for model, count, found in zip(
-                models, plan.split_clients, asyncio.run(_both(place, asked, plan.split_clients))
+                models, plan.split_clients, _done(_both(place, asked, plan.split_clients))
             ):
                 rows.append({"share": share, "model": model, "clients": count} | summary(found))
     return pd.DataFrame(rows).assign(tokens_per_s=lambda own: own["served"] * plan.new_tokens)
@@ -160,8 +161,14 @@ def _asked(
 ) -> dict[str, Any]:
     """What a load comes to, and the requests inside while it lasts."""
     with _sampled(place) as samples:
-        answers, _ = asyncio.run(load(place, bodies, clients, rate, seed))
+        answers, _ = _done(load(place, bodies, clients, rate, seed))
     return summary(answers) | {"inside": float(np.mean(samples))}
+
+
+def _done(work: Coroutine[Any, Any, Any]) -> Any:
+    """Its result, in an event loop of its own: a notebook runs one already."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
 
 
 @contextmanager

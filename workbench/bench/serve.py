@@ -300,7 +300,7 @@ async def load(
     return answers, health
 
 
-class Client(asyncio.Protocol):
+class _Client(asyncio.Protocol):
     """One request and its answer; reading it costs little, as servers have the same cores."""
 
     def __init__(self, answer: Answer, request: bytes) -> None:
@@ -334,7 +334,7 @@ async def ask(place: Place, body: dict[str, object]) -> Answer:
     loop = asyncio.get_running_loop()
     try:
         _, client = await loop.create_connection(
-            lambda: Client(answer, (head + text).encode()), *place
+            lambda: _Client(answer, (head + text).encode()), *place
         )
         await client.ended
     except OSError:
