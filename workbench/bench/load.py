@@ -2,8 +2,8 @@
 served models; the rows of notebook 12.
 
 Each server is started here, in a process of its own, and asked by the client of `bench serve`.
-While it is, /metrics is read about ten times a second: the requests inside, running or waiting, as
-the server counts them, are one side of Little's law; the other is what the clients see.
+While it is, /metrics is read about twenty times a second: the requests inside, running or waiting,
+as the server counts them, are one side of Little's law; the other is what the clients see.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LoadPlan:
     prompt_tokens: AtLeastOne = 128
     new_tokens: AtLeastOne = 64
     clients: tuple[int, ...] = (1, 4, 16, 64)
-    rounds: AtLeastOne = 2  # requests a client
+    rounds: AtLeastOne = 4  # requests a client, of at least 8
     offered: tuple[float, ...] = (0.3, 0.6, 0.9)
     requests: AtLeastOne = 64  # of those that arrive by chance
     shares: tuple[float, ...] = (0.25, 0.5, 0.75)
@@ -79,7 +79,7 @@ TINY = LoadPlan("tiny-solver", f"{DUMMY}tiny-solver")
 PROFILES = {
     "quick": replace(TINY, clients=(1, 4, 16)),
     "default": TINY,
-    "full": LoadPlan(clients=(1, 4, 16, 64, 128), rounds=4, requests=256),
+    "full": LoadPlan(clients=(1, 4, 16, 64, 128), requests=256),
 }
 PROFILES["thesis"] = PROFILES["full"]
 
@@ -108,7 +108,7 @@ def load_rows(plan: LoadPlan) -> pd.DataFrame:
     limits = "--set", f"max_model_len={plan.longest}"
     with served(ours([plan.model], most, *limits)) as place:
         for step, count in enumerate(tqdm(plan.clients, desc="clients")):
-            bodies = plan.bodies(plan.model, count * plan.rounds, step)
+            bodies = plan.bodies(plan.model, max(8, count) * plan.rounds, step)
             rows.append({"arrivals": "closed", "clients": count} | _asked(place, bodies, count))
         full = max(row["served"] for row in rows)
         for step, share in enumerate(tqdm(plan.offered, desc="arriving by chance")):
@@ -173,7 +173,7 @@ def _done(work: Coroutine[Any, Any, Any]) -> Any:
 
 @contextmanager
 def _sampled(place: Place) -> Iterator[list[float]]:
-    """Requests inside the server, about ten times a second until the end."""
+    """Requests inside the server, about twenty times a second until the end."""
     samples, over = list[float](), threading.Event()
 
     def sample() -> None:
@@ -182,7 +182,7 @@ def _sampled(place: Place) -> Iterator[list[float]]:
                 text = answer.read().decode()
             found = re.findall(r"^vllm:num_requests_\w+\{[^}]*\} (\S+)$", text, re.MULTILINE)
             samples.append(sum(map(float, found)))
-            if over.wait(0.1):
+            if over.wait(0.05):
                 return
 
     thread = threading.Thread(target=sample)
