@@ -32,6 +32,26 @@ class PeerError(RuntimeError):
     """A peer that is not installed, cannot load the model, or failed while it was measured."""
 
 
+def peer_environment(name: str, folder: Path, threads: int) -> dict[str, str]:
+    """The variables of a peer's processes."""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    environment["OMP_NUM_THREADS"] = str(threads)
+    openmp = folder / name / "lib" / "libiomp5.so"  # Intel's: what vLLM asks for on a CPU
+    if openmp.is_file():
+        environment["LD_PRELOAD"] = str(openmp.absolute())
+    if name == "vllm":
+        cores = sorted(os.sched_getaffinity(0))[:threads]
+        environment |= {
+            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+            "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_USE_AOT_COMPILE": "0",  # 0.32 cannot load what it saves: compiles anew
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
+    return environment
+
+
 class PeerProcess:
     """A worker with one model loaded; a Contender of the engine benchmark. Close it when done."""
 
@@ -44,11 +64,6 @@ class PeerProcess:
             )
         self.name = name
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
-        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-        environment["OMP_NUM_THREADS"] = str(settings["threads"])
-        openmp = folder / name / "lib" / "libiomp5.so"  # Intel's: what vLLM asks for on a CPU
-        if openmp.is_file():
-            environment["LD_PRELOAD"] = str(openmp.absolute())
         self._pipe, there = Pipe()
         with there:
             self._process = subprocess.Popen(
@@ -57,7 +72,7 @@ class PeerProcess:
                 stdout=self._log,
                 stderr=self._log,
                 pass_fds=[there.fileno()],
-                env=environment,
+                env=peer_environment(name, folder, settings["threads"]),
             )
         try:
             self.version = self._ask(settings)["version"]
@@ -184,16 +199,7 @@ class Vllm:
     """
 
     def __init__(self, model: str, threads: int, dtype: str = "float32", **limits: int) -> None:
-        cores = sorted(os.sched_getaffinity(0))[:threads]
-        os.environ |= {
-            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
-            "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "VLLM_USE_AOT_COMPILE": "0",  # 0.32 cannot load what it saves: compiles anew
-            "VLLM_NO_USAGE_STATS": "1",
-            "HF_HUB_OFFLINE": "1",
-        }
-        import vllm  # noqa: PLC0415 - reads the environment when it is imported
+        import vllm  # noqa: PLC0415 - of the worker's environment
 
         told = f"{dtype}, {threads} threads, attention and torch.compile by default"
         self.version = f"{vllm.__version__} ({told})"

@@ -17,6 +17,7 @@ from workbench.plots.optimisation import optimisation
 from workbench.plots.panels import by_rung
 from workbench.plots.search import memory_split, search_strategies
 from workbench.plots.search import search_tree as search_tree
+from workbench.plots.serving import serving_load, serving_split
 from workbench.plots.timeline import lost_time, prm_blocks
 
 FIGURES: dict[str, Callable[..., go.Figure]] = {
@@ -40,4 +41,6 @@ FIGURES: dict[str, Callable[..., go.Figure]] = {
     "engine_cache": engine_cache,
     "engine_batch": engine_batch,
     "engine_memory": engine_memory,
+    "serving_load": serving_load,
+    "serving_split": serving_split,
 }
