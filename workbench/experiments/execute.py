@@ -34,11 +34,12 @@ from workbench.experiments.runs import Outcome, RunResult, sweep_problems
 from workbench.experiments.settings import Identity, RunSpec
 from workbench.host import total_memory
 from workbench.kvcache.arena import KVArena
+from workbench.models.registry import model_spec
 from workbench.replay import workload
 from workbench.replay.answers import Answers
 from workbench.replay.devices import Device
 from workbench.replay.what_if import what_if
-from workbench.search.prm import PRM, trie_size
+from workbench.search.prm import PRM, Critiques, trie_size
 from workbench.search.problems import Problem
 from workbench.search.result import SearchResult, Throughput
 from workbench.search.rounds import Progress
@@ -436,21 +437,32 @@ def replay_identity(device: Device) -> Identity:
 def thesis_answers(config: SweepConfig, seed: int) -> Answers:
     """The replayed rung's search, prepared to be replayed."""
     sizes = config.num_problems, config.n, config.beam_width, config.max_depth
-    return Answers(workload.thesis_search(*sizes, seed))
+    found = workload.thesis_search(*sizes, seed)
+    if config.prm_format is not None:  # of a PRM that writes
+        asked = {"count": config.critiques, "tokens": config.critique_tokens}
+        given = {name: value for name, value in asked.items() if value is not None}
+        found = workload.with_critiques(found, Critiques(**given), seed=seed)
+    return Answers(found)
 
 
 def replayed_run(device: Device, spec: RunSpec) -> RunResult:
     """One share of the replayed rung on a device that is a table of numbers: the same search as at
-    every other; stored and read as a measured one.
+    every other; stored and read as a measured one. Another PRM than the thesis's is one of its own
+    shape that gives the same scores.
     """
     config, answers = spec.config, thesis_answers(spec.config, spec.seed)
     limits = ("block_size", "max_num_seqs", "max_num_batched_tokens", "min_problem_batch")
+    other, rung = dict[str, Any](), REPLAYED
+    if config.prm != workload.PRM:
+        other = {"prm_spec": model_spec(config.prm), "prm_name": config.prm}
+        rung = f"replayed {config.llm} + {config.prm}"
     found = what_if(
         answers,
         device=device,
         total_memory=spec.total_bytes,
         llm_share=spec.llm_share,
         **{name: getattr(config, name) for name in limits},
+        **other,
     )
     parts = {}
     for role, memory in zip(ENGINES, found.memory, strict=True):
@@ -458,7 +470,7 @@ def replayed_run(device: Device, spec: RunSpec) -> RunResult:
         held |= {"block_bytes": memory.block_bytes, "blocks": memory.num_blocks}
         parts[role] = held | {"kv_tokens": memory.num_blocks * config.block_size}
     row = run_columns(found.throughput, found.trace.steps, parts)
-    row |= {"rung": REPLAYED, "machine": f"simulated {device.name}"}
+    row |= {"rung": rung, "machine": f"simulated {device.name}"}
     requests = found.trace.requests
     by_problem = requests.groupby("problem_id")  # its part of wall time goes by its seconds
     seconds = by_problem["finished_s"].max() - by_problem["arrival_s"].min()

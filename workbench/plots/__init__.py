@@ -14,7 +14,13 @@ from workbench.plots.generation import engine_batch, engine_cache, engine_memory
 from workbench.plots.memory import kv_blocks, memory_parts
 from workbench.plots.modifications import modifications
 from workbench.plots.optimisation import optimisation
-from workbench.plots.search import as_replayed, memory_split, rungs, search_strategies
+from workbench.plots.search import (
+    as_replayed,
+    critiques,
+    memory_split,
+    rungs,
+    search_strategies,
+)
 from workbench.plots.search import search_tree as search_tree
 from workbench.plots.timeline import lost_time, prm_blocks
 
@@ -41,3 +47,4 @@ FIGURES: dict[str, Callable[..., go.Figure]] = {
 }
 _REPLAYED = ("memory_split", "prm_blocks_030", "prm_blocks_050", "prefix_hits", "thrashing")
 FIGURES |= {f"{n}_replayed": as_replayed(FIGURES[n]) for n in (*_REPLAYED, "miss_ratio")}
+FIGURES["critiques_replayed"] = as_replayed(critiques, "replayed 1B + 1.5B")
