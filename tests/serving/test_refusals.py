@@ -2,11 +2,13 @@
 
 import http.client
 import json
+from shutil import copytree
 from urllib.parse import urlsplit
 
 import pytest
 
-from tests.serving.conftest import require_idle
+from tests.serving.conftest import require_idle, running
+from workbench.models.registry import find_model
 
 LONG = "9" * 90_000
 CHAT = {"model": "tiny-solver", "messages": [{"role": "user", "content": "Compute 1+1."}]}
@@ -92,6 +94,17 @@ def ask(service, path, body, headers=()):
     found = answer.status, answer.read()
     connection.close()
     return found
+
+
+def test_a_verifier_that_writes_has_no_verdicts_to_pool(tmp_path):
+    """Guards that no mark is read of a model whose verdict follows a critique."""
+    verifier = tmp_path / "thinkprm-tiny"
+    copytree(find_model("tiny-solver"), verifier)
+    with running((str(verifier),)) as service:
+        status, text = ask(service, "/pooling", POOL | {"model": service.models[0]})
+    error = json.loads(text)["error"]
+    assert (status, error["param"]) == (400, "model")
+    assert "writes critiques before it judges" in error["message"]
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def load_rows(plan: LoadPlan) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     most = max(plan.clients)
     limits = "--set", f"max_model_len={plan.longest}"
-    with served(ours([plan.model], most, *limits)) as place:
+    with served(ours([plan.model], most, *limits)) as (place, _):
         for step, count in enumerate(tqdm(plan.clients, desc="clients")):
             bodies = plan.bodies(plan.model, max(8, count) * plan.rounds, step)
             rows.append({"arrivals": "closed", "clients": count} | _asked(place, bodies, count))
@@ -131,7 +131,7 @@ def split_rows(plan: LoadPlan) -> pd.DataFrame:
     size = held * blocks * spec.block_bytes(BLOCK_SIZE, 4) // len(models)
     limits = "--set", f"max_model_len={plan.longest}", "--set", f"block_size={BLOCK_SIZE}"
     command = ours([f"{m}={size}" for m in models], max(plan.split_clients), *limits)
-    with served(command) as place:
+    with served(command) as (place, _):
         for step, share in enumerate(tqdm(plan.shares, desc="splits")):
             split = json.dumps({"shares": {models[0]: share, models[1]: 1 - share}}).encode()
             where = f"http://{place[0]}:{place[1]}/arena/split"

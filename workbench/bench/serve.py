@@ -43,7 +43,7 @@ from workbench.bench.engine import (
     chosen_peers,
     peer_files,
 )
-from workbench.bench.peers import PeerError, peer_environment
+from workbench.bench.peers import PeerError, interpreter, last_words
 from workbench.bench.record import Row
 from workbench.core import SamplingParams
 from workbench.engine.engine import Engine
@@ -123,12 +123,12 @@ def run(
     warm_up: Bodies = [fixed | {"prompt": first[0].tolist()}]
     sequential: tuple[float, float] | None = None
     with ExitStack() as running:
-        own = served(ours([model], most)) if url is None else nullcontext(placed(url))
-        places = {"": running.enter_context(own)}
+        own = served(ours([model], most)) if url is None else nullcontext((placed(url), 0))
+        places = {"": running.enter_context(own)[0]}
         commands = peer_commands(model, most, chosen)
         for name, command in commands.items():
             try:
-                places[name] = running.enter_context(served(command))
+                places[name], _ = running.enter_context(served(command))
             except PeerError as error:
                 warnings.warn(f"Rows have no {name}: {error}", stacklevel=2)
         for count, asked in zip(counts, parts):
@@ -191,8 +191,11 @@ def peer_commands(model: str, most: int, chosen: Sequence[str]) -> dict[str, Com
     (folder, gguf), threads = peer_files(model, PEERS_FOLDER / "models"), torch.get_num_threads()
     longest, settings = TOKENS + NEW, f"{threads} threads, {most} sequences, 2048 tokens a step"
     for name in chosen:
-        python = str(PEERS_FOLDER.absolute() / name / "bin" / "python")
-        environment = peer_environment(name, PEERS_FOLDER, threads)
+        try:
+            python, environment = interpreter(name, PEERS_FOLDER.absolute(), threads)
+        except PeerError as error:
+            warnings.warn(f"Rows have no {name}: {error}", stacklevel=2)
+            continue
         if name == "llama.cpp":
             if gguf is None:
                 warnings.warn(f"Rows have no {name}: {model} is no .gguf file", stacklevel=2)
@@ -200,7 +203,7 @@ def peer_commands(model: str, most: int, chosen: Sequence[str]) -> dict[str, Com
             given = {"model": str(gguf.absolute()), "threads": threads, "n_parallel": most}
             given |= {"n_ctx": most * (longest + 16), "n_batch": 2048}
             told = f"xllamacpp{version(name, 'xllamacpp')} (llama.cpp's server, {gguf.name}, "
-            words = [python, "-c", LLAMA_CPP, json.dumps(given)]
+            words = [str(python), "-c", LLAMA_CPP, json.dumps(given)]
             found[name] = Command(f"{told}{settings})", words, environment)
             continue
         if gguf is not None and not (folder / "tokenizer.json").is_file():
@@ -208,14 +211,16 @@ def peer_commands(model: str, most: int, chosen: Sequence[str]) -> dict[str, Com
 
             read = transformers.AutoTokenizer.from_pretrained
             read(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
-        words = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
+        words = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
         words += ["--served-model-name", model, "--max-num-seqs", str(most)]
         words += ["--max-model-len", str(longest), "--max-num-batched-tokens", "2048"]
         words += ["--disable-log-stats", "--host", "127.0.0.1"]
         kinds = ("float32", "bfloat16")[: 1 + bool(BFLOAT16.intersection(cpu_features()))]
         for dtype, label in zip(kinds, (name, f"{name}-bfloat16")):
             told = f"vllm serve{version(name, 'vllm')} ({dtype}, {settings})"
-            found[label] = Command(told, [python, *words, "--dtype", dtype, "--port"], environment)
+            found[label] = Command(
+                told, [str(python), *words, "--dtype", dtype, "--port"], environment
+            )
     return found
 
 
@@ -226,9 +231,9 @@ def version(peer: str, package: str) -> str:
 
 
 @contextmanager
-def served(command: Command) -> Iterator[Place]:
-    """A server in a process of its own; its place, once it is ready. Raises PeerError with what it
-    said where it does not start.
+def served(command: Command) -> Iterator[tuple[Place, int]]:
+    """A server in a process of its own; its place and process id, once it is ready. Raises
+    PeerError with what it said where it does not start.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -244,11 +249,9 @@ def served(command: Command) -> Iterator[Place]:
             end = time.monotonic() + START_SECONDS
             while not is_ready(port):
                 if server.poll() is not None or time.monotonic() > end:
-                    said.seek(0)
-                    last = " ".join(said.read()[-400:].split())
-                    raise PeerError(f"the server did not start: {last or 'it said nothing'}")
+                    raise PeerError(f"the server did not start: {last_words(said)}")
                 time.sleep(0.2)
-            yield "127.0.0.1", port
+            yield ("127.0.0.1", port), server.pid
         finally:
             server.terminate()
             try:

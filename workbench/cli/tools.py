@@ -313,6 +313,8 @@ Measured = Annotated[dict[str, Any], [
     option("repeats", int, "engine, memory, kernels, replay: how many", min=1),
     option("minutes", float, "soak: how long (default: the profile's, 20)", min=0),
     option("peers", str, "engine: installed (default), none, or names and commas"),
+    option("peer", str, "search: vllm-both, search-and-learn[=CHECKOUT], or both and a comma"),
+    option("strategy", str, "search --peer: beam_search (default), best_of_n, dvts"),
     option("device", str, "engine, reenact: cpu (default), or a GPU: cuda, cuda:1"),
     option("part", str, "memory: starts, beams, forks, arena or sharing; serve: distinct, shared"),
     option("clients", str, "serve: at a time (default: 1,4,16,64)"),
