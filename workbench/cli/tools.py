@@ -312,7 +312,7 @@ Measured = Annotated[dict[str, Any], [
     option("seeds", int, "search, memory: how many, not the profile's number", min=1),
     option("repeats", int, "engine, memory, kernels, replay: how many", min=1),
     option("minutes", float, "soak: how long (default: the profile's, 20)", min=0),
-    option("peers", str, "engine: installed (default), none, or names and commas"),
+    option("peers", str, "installed (engine's default), none (serve's), or names and commas"),
     option("device", str, "engine, reenact: cpu (default), or a GPU: cuda, cuda:1"),
     option("part", str, "memory: starts, beams, forks, arena or sharing; serve: distinct, shared"),
     option("clients", str, "serve: at a time (default: 1,4,16,64)"),
