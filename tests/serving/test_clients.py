@@ -1,6 +1,7 @@
 """The `openai` client against the server: what it asks for, and its own classes for what fails."""
 
 import json
+import threading
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ import pytest
 
 from tests.serving.conftest import require_idle, running
 from workbench import PRM, BeamSearch, Engine, Problem, SamplingParams, run_search
+from workbench.serving.protocol import Choice
 
 SOLVER, PROBLEM = "tiny-solver", "Compute 7-3+12."
 CHAT = [{"role": "user", "content": PROBLEM}]
@@ -236,6 +238,25 @@ def test_a_split_moves_pages_and_changes_no_token():
         pages = json.loads(get(service, "/arena"))["pages"]
         assert answers(0) == before[0]  # a split is taken over with the next step
         assert abs(service.thread.arena.target[SOLVER] - split[SOLVER] * pages) <= 1
+
+
+def test_heavy_work_is_not_the_event_loop_s(service, monkeypatch):
+    """Texts are tokenised and decoded, and whole answers put together, in worker threads."""
+    seen, tokenizer = dict[str, str](), service.thread.engines[SOLVER].tokenizer
+
+    def noted(name, work):
+        def call(*given, **more):
+            seen[name] = threading.current_thread().name
+            return work(*given, **more)
+
+        return call
+
+    for place, name in ((tokenizer, "encode"), (tokenizer, "decode"), (Choice, "add")):
+        monkeypatch.setattr(place, name, noted(name, getattr(place, name)))
+    post(service, "/tokenize", {"model": SOLVER, "prompt": PROBLEM, "return_token_strs": True})
+    post(service, "/v1/completions", {"model": SOLVER, "prompt": PROBLEM, "max_tokens": 3})
+    assert seen.keys() == {"encode", "decode", "add"}
+    assert all(name.startswith("asyncio_") for name in seen.values()), seen
 
 
 def test_errors_are_the_client_s_own_classes(service, client):

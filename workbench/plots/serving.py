@@ -36,7 +36,7 @@ def serving_load(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     inside, little.
     """
     specs = [[{"colspan": 2}, None], [{}, {}]]
-    shape = {"row_heights": [0.45, 0.55], "vertical_spacing": 0.22, "horizontal_spacing": 0.14}
+    shape = {"row_heights": [0.45, 0.55], "vertical_spacing": 0.25, "horizontal_spacing": 0.14}
     fig = make_subplots(rows=2, cols=2, specs=specs, **shape)
     closed = rows[rows["arrivals"] == "closed"].sort_values("clients")
     rate, style = closed.assign(value=closed["tokens_per_s"]), ARRIVALS["closed"]
@@ -64,10 +64,9 @@ def serving_load(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     fig.update_yaxes(type="log", dtick="D2", title_text="seconds", row=2, col=1)
     fig.update_xaxes(type="log", dtick=1, title_text="rate times time inside", row=2, col=2)
     fig.update_yaxes(type="log", dtick=1, title_text="requests inside", row=2, col=2)
-    legend_at(fig, "legend", 0.45)
-    fig.update_layout(legend={"font": {"size": 10}, "entrywidth": 125})
-    legend_at(fig, "legend2", 0.45)
-    fig.update_layout(legend2={"font": {"size": 10}, "x": 0.57})
+    for name, x in (("legend", 0), ("legend2", 0.57)):
+        legend_at(fig, name, 0.42)
+        fig.update_layout({name: {"orientation": "v", "x": x, "font": {"size": 10}}})
     frame = Frame(panels=560, top=40)
     return finish(fig, "What clients wait for", _LOAD_CAPTION, provenance, frame)
 
