@@ -22,6 +22,7 @@ from workbench.experiments.provenance import PACKAGE, REPLAY_SOURCES, SOURCES, t
 from workbench.experiments.rows import (
     ablation_rows,
     accounted,
+    critique_rows,
     lost_time_rows,
     memory_split_rows,
     on_rungs,
@@ -310,6 +311,29 @@ def test_the_smallest_profile_leaves_a_model_short_of_room_at_either_end_and_non
     assert lost[0.08]["llm"] > 0 == lost[0.08]["prm"]
     assert lost[0.5]["prm"] > 0 == lost[0.5]["llm"]
     assert not lost[0.3].any()
+
+
+def test_a_prm_that_writes_is_replayed_beside_one_that_scores(tmp_path) -> None:
+    """Another PRM's shape, the same search: critiques cost the PRM time and change no token."""
+    own = {**FEW, "shares": [0.5], "prm": "qwen2.5-1.5b-instruct", "total_memory": "8GiB"}
+    writes = {"prm_format": "thinkprm", "critiques": 2, "critique_tokens": 40}
+    plain, writing = (
+        run_replayed(replayed_config("quick", **own, **more), tmp_path) for more in ({}, writes)
+    )
+    before, after = plain.runs.iloc[0], writing.runs.iloc[0]
+    assert "qwen2.5-1.5b-instruct" in after["rung"] and after["rung"] != REPLAYED
+    assert before["sampled_tokens"] == after["sampled_tokens"]
+    assert before["prm_decode_tokens"] == 0
+    assert before["llm_busy_s"] == pytest.approx(after["llm_busy_s"])  # added up otherwise
+    assert after["prm_decode_tokens"] > 0 and after["prm_busy_s"] > 5 * before["prm_busy_s"]
+    rows = critique_rows(plain, writing)
+    rates = rows[rows["metric"] == "problems_per_min"].set_index("kind")["value"]
+    assert rates.to_dict() == pytest.approx(
+        {"scores": before["problems_per_min"], "critiques": after["problems_per_min"]}
+    )
+    again = rows[rows["metric"] == "again"].groupby(["kind", "engine"])["value"].sum()
+    evicted = after["prm_recomputed_tokens_evicted"] + after["prm_recomputed_tokens_preempted"]
+    assert again["critiques", "prm"] == evicted / FEW["num_problems"]
 
 
 def test_another_device_or_replay_is_another_run() -> None:

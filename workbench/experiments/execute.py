@@ -35,12 +35,13 @@ from workbench.experiments.runs import Outcome, RunResult, sweep_problems
 from workbench.experiments.settings import Identity, RunSpec
 from workbench.host import total_memory
 from workbench.kvcache.arena import KVArena
+from workbench.models.registry import model_spec
 from workbench.replay import workload
 from workbench.replay.answers import Answers
 from workbench.replay.devices import Device
 from workbench.replay.what_if import what_if
 from workbench.replay.workload import load_recording, recording_names, recording_path
-from workbench.search.prm import PRM, trie_size
+from workbench.search.prm import PRM, Critiques, trie_size
 from workbench.search.problems import Problem
 from workbench.search.result import SearchResult, Throughput
 from workbench.search.rounds import Progress
@@ -482,20 +483,30 @@ def replay_identity(device: Device, config: SweepConfig) -> Identity:
 
 
 def rung_answers(config: SweepConfig, seed: int) -> Answers:
-    """The search of a replayed rung: recorded, or made of MATH-500's lengths."""
+    """The search of a replayed rung: recorded, or made of MATH-500's lengths; with critiques where
+    the PRM writes them.
+    """
     sizes = config.num_problems, config.n, config.beam_width, config.max_depth, seed
-    return _answers(config.problems, sizes)
+    writes = None
+    if config.prm_format == "thinkprm":
+        asked = {"count": config.critiques, "tokens": config.critique_tokens}
+        writes = Critiques(**{name: value for name, value in asked.items() if value is not None})
+    return _answers(config.problems, sizes, writes)
 
 
 @lru_cache(maxsize=1)  # seeds come one after the other: one is kept
-def _answers(problems: str, sizes: tuple[int, int, int, int, int]) -> Answers:
+def _answers(
+    problems: str, sizes: tuple[int, int, int, int, int], writes: Critiques | None
+) -> Answers:
     is_recorded = problems in recording_names()
-    return Answers(load_recording(problems) if is_recorded else workload.thesis_search(*sizes))
+    found = load_recording(problems) if is_recorded else workload.thesis_search(*sizes)
+    return Answers(workload.with_critiques(found, writes, seed=sizes[-1]) if writes else found)
 
 
 def replayed_run(device: Device, spec: RunSpec) -> RunResult:
     """One share of a replayed rung on a device that is a table of numbers: the same search as at
-    every other; stored and read as a measured one. ConfigError for a setting that no replay has.
+    every other; stored and read as a measured one. Another PRM than the recording's is one of its
+    own shape that gives the same scores. ConfigError for a setting that no replay has.
     """
     config, answers = spec.config, rung_answers(spec.config, spec.seed)
     if config.finish_at_limit:
@@ -510,6 +521,10 @@ def replayed_run(device: Device, spec: RunSpec) -> RunResult:
         asked |= {"kv_memory": spec.get("kv_bytes"), "kv_share": spec.get("kv_share")}
     else:
         asked |= {"total_memory": spec.total_bytes, "llm_share": spec.llm_share}
+    rung = RECORDED if config.problems == RECORDING else REPLAYED
+    if config.prm != answers.recording.prm.name:
+        asked |= {"prm_spec": model_spec(config.prm), "prm_name": config.prm}
+        rung = f"replayed {config.llm} + {config.prm}"
     found = what_if(answers, device=device, **asked)
     parts = {}
     for role, memory in zip(ENGINES, found.memory, strict=True):
@@ -519,8 +534,7 @@ def replayed_run(device: Device, spec: RunSpec) -> RunResult:
     row = run_columns(found.throughput, found.trace.steps, parts)
     if config.policy:
         row |= _working_set(found.trace, {r: parts[r]["block_bytes"] for r in ENGINES})
-    row["rung"] = RECORDED if config.problems == RECORDING else REPLAYED
-    row["machine"] = f"simulated {device.name}"
+    row |= {"rung": rung, "machine": f"simulated {device.name}"}
     requests = found.trace.requests
     by_problem = requests.groupby("problem_id")  # its part of wall time goes by its seconds
     seconds = by_problem["finished_s"].max() - by_problem["arrival_s"].min()

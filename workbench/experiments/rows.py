@@ -74,6 +74,26 @@ def memory_split_rows(sweep: Tables) -> pd.DataFrame:
     return with_rooms(parts, sweep)
 
 
+def critique_rows(plain: Tables, critiques: Tables) -> pd.DataFrame:
+    """Rows of plots.critiques: problems/min, and the tokens that each model computes again for a
+    problem, of a sweep whose PRM scores at once and of one whose PRM writes critiques first.
+    """
+    parts, rung = [], critiques.runs["rung"].iloc[0]
+    for kind, sweep in (("scores", plain), ("critiques", critiques)):
+        rates = rates_of(sweep)["problems_per_min"]
+        for share in rates.settings:
+            where = {"rung": rung, "kind": kind, "llm_share": share}
+            parts.append(where | {"metric": "problems_per_min", **rates.at(share).cells})
+            runs = sweep.runs[sweep.runs["llm_share"] == share]
+            for engine in ENGINES:
+                again = runs.filter(regex=f"^{engine}_recomputed_tokens_(evicted|preempted)").sum(
+                    axis=1
+                )
+                value = float((again / runs["answered_problems"]).mean())
+                parts.append(where | {"metric": "again", "engine": engine, "value": value})
+    return with_rooms(parts, critiques)
+
+
 def rates_of(sweep: Tables) -> dict[str, Rates]:
     """Rates over the split, drawn with the sweep's noise: generated tokens, problems, and the
     tokens of each model by the seconds in which it works.

@@ -499,7 +499,8 @@ def provenance_replayed(study: Study) -> str:
     """Of a replayed rung."""
     *lines, _ = provenance(study.runs).splitlines()
     flight = f"{study.config.min_problem_batch} problems in flight"
-    said = NOTHING_WAS_RUN.format(SEARCHED[rung(study.runs)])
+    searched = SEARCHED.get(rung(study.runs), SEARCHED[carry_out.REPLAYED])
+    said = NOTHING_WAS_RUN.format(searched)
     return "\n".join([*lines, f"{_of_a_sweep(study)}{flight}. {said}"])
 
 

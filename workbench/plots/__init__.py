@@ -15,8 +15,9 @@ from workbench.plots.memory import kv_blocks, memory_parts
 from workbench.plots.modifications import modifications
 from workbench.plots.optimisation import optimisation
 from workbench.plots.panels import by_rung
-from workbench.plots.search import memory_split, search_strategies
+from workbench.plots.search import critiques, memory_split, search_strategies
 from workbench.plots.search import search_tree as search_tree
+from workbench.plots.serving import serving_load, serving_split
 from workbench.plots.timeline import lost_time, prm_blocks
 
 FIGURES: dict[str, Callable[..., go.Figure]] = {
@@ -40,4 +41,7 @@ FIGURES: dict[str, Callable[..., go.Figure]] = {
     "engine_cache": engine_cache,
     "engine_batch": engine_batch,
     "engine_memory": engine_memory,
+    "critiques_replayed": by_rung(critiques),
+    "serving_load": serving_load,
+    "serving_split": serving_split,
 }

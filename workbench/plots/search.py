@@ -24,6 +24,17 @@ _SPLIT_CAPTION = (
     "equal work included; the band is the interval of the share with the highest throughput, where "
     "shares at which both models do the same work count as one."
 )
+VERIFIERS = {
+    "scores": Style("PRM scores at once", theme.BLACK, "dash", "square"),
+    "critiques": Style("PRM writes critiques first", theme.VERMILION, "solid", "diamond"),
+}
+_CRITIQUES_CAPTION = (
+    "A PRM that scores a step at once beside one that writes a critique of it first, the same "
+    "search and memory. Above: problems a minute against the LLM's share of total memory, each as "
+    "a share of its own best; bars: 95 % intervals over problems. Below: tokens that a model "
+    "computes again for a problem, after eviction or preemption; open markers: where the PRM "
+    "scores at once."
+)
 STRATEGIES = {
     "beam_search": Style("beam search", theme.BLUE),
     "best_of_n": Style("best of n", theme.BLACK, "dash", "square"),
@@ -106,6 +117,36 @@ def memory_split(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     frame = Frame(panels=470, right=62, **theme.OVER_SHARES)
     caption = _SPLIT_CAPTION.replace(" and problems per minute", "") if in_panel else _SPLIT_CAPTION
     return finish(fig, "Throughput against the memory split", caption, provenance, frame)
+
+
+def critiques(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
+    """Problems a minute over the split, over each kind's best, and tokens computed again.
+
+    rows: kind (scores | critiques), llm_share, llm_kv_tokens, prm_kv_tokens, metric
+    (problems_per_min | again), engine (of the latter), value, low, high.
+    """
+    fig = make_subplots(rows=2, shared_xaxes=True, vertical_spacing=0.12)
+    for kind, style in VERIFIERS.items():
+        own = rows[rows["kind"] == kind].sort_values("llm_share")
+        rate = own[own["metric"] == "problems_per_min"]
+        scaled = rate[["value", "low", "high"]] * (100 / rate["value"].max())
+        best, told = f"{style.label}: {rate['value'].max():.2f}/min", rate["value"]
+        hover = "share %{x:.2f}: %{y:.1f} % of its best, %{customdata:.2f} problems/min"
+        line = series(rate.assign(**scaled), "llm_share", style, hover, customdata=told)
+        fig.add_trace(line.update(name=best, legend="legend"), row=1, col=1)
+        for model, look in MODELS.items():
+            again = own[own["engine"] == model]
+            line = series(again, "llm_share", look, "share %{x:.2f}: %{y:,.0f} tokens")
+            if kind == "scores":
+                line.update(marker_symbol=f"{look.symbol}-open", line_width=1)
+            fig.add_trace(line.update(legend="legend2", showlegend=kind != "scores"), row=2, col=1)
+    theme.share_axes(fig, rows, panels=2)
+    fig.update_yaxes(rangemode="tozero")
+    fig.update_yaxes(title_text="problems/min over the best (%)", row=1, col=1)
+    fig.update_yaxes(title_text="tokens computed again a problem", row=2, col=1)
+    legend_at(fig, "legend2", 0.445)
+    title, frame = "A PRM that writes before it judges", Frame(panels=470, **theme.OVER_SHARES)
+    return finish(fig, title, _CRITIQUES_CAPTION, provenance, frame)
 
 
 def search_strategies(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
