@@ -28,7 +28,7 @@ WHAT_IF = {"recording": "tiny-16-n4", "num_replays": 2, "llm_share": 0.2}
 LIVE = {"num_problems": 1, "n": 4, "max_depth": 4, "every": 4}
 DRAWN = {
     "01_memory_requirements": ("memory_parts", "kv_blocks"),
-    "02_memory_split": ("memory_split",),
+    "02_memory_split": ("memory_split", "critiques_replayed"),
     "03_block_occupancy": ("prm_blocks_030", "prm_blocks_050"),
     "04_batching": ("llm_batch", "prm_batch", "balance"),
     "05_prefix_cache": ("prefix_hits",),
