@@ -30,8 +30,7 @@ from workbench.kvcache.policies import FirstCome, MarginalValue, PhaseAware, Pol
 HOW_IT_IS_CARRIED_OUT = frozenset(("profile", "shares", "seeds", "order_seed", "warmup_problems",
                                    "sentinel_every", "sentinel_share"))  # fmt: skip
 """Settings of a sweep that do not change what any one run does."""
-LATER = {"stop_when_decided": False, "critiques": None, "critique_tokens": None,
-         "critique_temperature": None}  # fmt: skip
+LATER = {"critiques": None, "critique_tokens": None, "critique_temperature": None}
 """Settings that older runs lack, as these were made; there they do not enter a fingerprint."""
 MEASURE, SENTINEL, REPLAY = "measure", "sentinel", "replay"
 TIMED, COUNTED = "batch", "blocks"

@@ -117,7 +117,6 @@ class Search:
         )
         self._rounds.clock.resume("tokenising")
         kind = ActiveSearch if record is None else RecordingSearch
-        voting = config.voting if config.stop_when_decided else None
         self._searches = [
             kind(
                 problem,
@@ -125,7 +124,6 @@ class Search:
                 strategy,
                 ProblemScores(prm, problem, cache, seed),
                 config.score_shuffle_seed,
-                voting,
             )
             for problem in problems
         ]
