@@ -32,7 +32,7 @@ from workbench.engine.engine import Engine
 from workbench.engine.remote import RemoteEngine
 from workbench.errors import ConfigError, RemoteError
 from workbench.experiments.provenance import cpu_features
-from workbench.models.registry import find_model, load_tokenizer, open_source
+from workbench.models.gguf import GGUFFile, TokenizerReader
 from workbench.search.answers import check_choice
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 VLLM_BOTH, SEARCH_AND_LEARN = SYSTEMS = ("vllm-both", "search-and-learn")
 APPROACHES = ("beam_search", "best_of_n", "dvts")
-WARM_UP = {"max_depth": 1, "max_step_tokens": 4}
+WARM_UP: dict[str, Any] = {"max_depth": 1, "max_step_tokens": 4}
 START_S = 600.0  # that a server may take to start, since it compiles, and to answer
 RATES = ("problems_per_min", "tokens_per_s")  # of which more is better; of the rest less
 UNITS = dict(zip(RATES, ("problems/min", "tokens/s")))
@@ -141,7 +141,7 @@ def searchable(model: str) -> Path:
     """The model as a folder that other systems read, its tokenizer and chat template in it."""
     folder, gguf = peer_files(model, PEERS_FOLDER / "models")
     if gguf is not None and not (folder / "tokenizer_config.json").is_file():
-        load_tokenizer(open_source(find_model(model))).save(folder)
+        TokenizerReader(GGUFFile(gguf)).read().save(folder)
     return folder
 
 
@@ -152,7 +152,7 @@ def peer_dtype() -> str:
 
 def measured_here(workload: Workload, kv_memory: str, seed: int) -> Measured:
     """Our engines, partly filled blocks reused."""
-    how = {"kv_memory": kv_memory, "reuse_partial_blocks": True}
+    how: dict[str, Any] = {"kv_memory": kv_memory, "reuse_partial_blocks": True}
     llm, prm = Engine(workload.llm, **how), Engine(workload.prm, **how)
     replace(workload, problems=workload.problems[:1]).search(llm, prm, seed, **WARM_UP)
     for engine in (llm, prm):
@@ -209,13 +209,17 @@ def vllm_server(folder: Path, **limits: Any) -> Iterator[tuple[str, int]]:
     with socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    given = {"model": folder, "served_model_name": folder.name, "dtype": peer_dtype()}
+    given: dict[str, Any] = {
+        "model": folder,
+        "served_model_name": folder.name,
+        "dtype": peer_dtype(),
+    }
     given |= {"host": "127.0.0.1", "port": port, "max_num_seqs": 256, **limits}
     words = [word for k, v in given.items() for word in (f"--{k.replace('_', '-')}", str(v))]
     environment |= {"VLLM_SERVER_DEV_MODE": "1"}  # without which its cache cannot be emptied
     url, late = f"http://127.0.0.1:{port}", time.monotonic() + START_S
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
-        command = [python, "-m", "vllm.entrypoints.openai.api_server", *words]
+        command = [str(python), "-m", "vllm.entrypoints.openai.api_server", *words]
         server = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
         )
@@ -282,12 +286,20 @@ def by_search_and_learn(
     source = Path(checkout or home / "source")
     if not (source / "src" / "sal").is_dir():
         raise PeerError(f"there is no {source}; `make bench-peers PEERS={SEARCH_AND_LEARN}`")
-    sizes = {"n": config.n, "beam_width": config.beam_width, "temperature": config.temperature}
+    sizes: dict[str, Any] = {
+        "n": config.n,
+        "beam_width": config.beam_width,
+        "temperature": config.temperature,
+    }
     sizes |= {"top_p": config.top_p, "approach": config.strategy, "seed": seed}
     sizes |= {"num_iterations": config.max_depth, "max_tokens": config.max_step_tokens}
     sizes |= {"search_batch_size": 1} if config.strategy == "beam_search" else {}
     sizes |= {"system_prompt": config.system_prompt} if config.system_prompt else {}
-    settings = {"checkout": str(source), "packages": str(home / "packages"), "config": sizes}
+    settings: dict[str, Any] = {
+        "checkout": str(source),
+        "packages": str(home / "packages"),
+        "config": sizes,
+    }
     settings |= {"model": str(folder), "prm": str(folder), "dtype": peer_dtype()}
     settings |= {"threads": torch.get_num_threads(), "max_num_seqs": 256}
     texts = [problem.problem for problem in workload.problems]
