@@ -15,24 +15,28 @@ NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 TINY = {"shares": [0.3, 0.5], "num_problems": 2, "seeds": [0], "n": 4, "max_depth": 3}
 TINY |= {"llm_share": 0.3, "recording": "tiny-16-n4"}
 TINY |= {"grid_seqs": [4, 16], "grid_tokens": [8, 128], "compared_seqs": [4], "block_sizes": [16]}
-TINY |= {"in_flight": 1, "depth_limits": [2], "budgets": [2.0], "kv_shares": [0.3]}
+TINY |= {"queue_problems": 0, "depth_limits": [2], "budgets": [2.0], "kv_shares": [0.3]}
 TINY |= {"beam_counts": [4], "writing_shares": [0.44], "writing_problems": 2}
 ENGINE = {"model": "tiny-solver", "prompt_tokens": [8], "new_tokens": [8, 24], "stride": 4}
 ENGINE |= {"batches": [1, 2], "counted_batches": [1, 4], "block_sizes": [1, 16], "block_batch": 2}
 ENGINE |= {"lengths": [4, 12], "kv_memory": "8MiB", "repeats": 1}
+LOAD = {"model": "tiny-solver", "second": "dummy:tiny-solver", "prompt_tokens": 8, "rounds": 1}
+LOAD |= {"new_tokens": 8, "clients": [1, 2], "offered": [0.5], "requests": 4, "shares": [0.4, 0.6]}
+LOAD |= {"split_clients": [3, 1]}
 TOUR = {"num_problems": 1, "n": 4, "max_depth": 3}
 WHAT_IF = {"recording": "tiny-16-n4", "num_replays": 2, "llm_share": 0.2}
 LIVE = {"num_problems": 1, "n": 4, "max_depth": 4, "every": 4}
-DRAWN = {  # beside each measured figure the replayed one
+DRAWN = {
     "01_memory_requirements": ("memory_parts", "kv_blocks"),
-    "02_memory_split": ("memory_split", "rungs"),
+    "02_memory_split": ("memory_split", "critiques_replayed"),
     "03_block_occupancy": ("prm_blocks_030", "prm_blocks_050"),
     "04_batching": ("llm_batch", "prm_batch", "balance"),
     "05_prefix_cache": ("prefix_hits",),
-    "06_cache_thrashing": ("thrashing", "lost_time", "miss_ratio"),
+    "06_cache_thrashing": ("thrashing", "lost_time", "miss_ratio", "miss_ratio_replayed"),
     "07_modifications": ("modifications",),
-    "08_optimisation": ("optimisation",),
+    "08_optimisation": ("optimisation", "optimisation_replayed"),
     "11_strategies": ("search_strategies",),
+    "12_serving": ("serving_load", "serving_split"),
     "13_engine": ("engine_cache", "engine_batch", "engine_memory"),
 }
 
@@ -43,8 +47,7 @@ def code_cells(file):
 
 def test_the_notebooks_of_the_study_are_there():
     assert {"00_tour", *DRAWN} <= {file.stem for file in NOTEBOOKS}
-    measured = {name for name in FIGURES if not name.endswith("_replayed")}
-    assert {name for names in DRAWN.values() for name in names} == measured
+    assert {name for names in DRAWN.values() for name in names} == set(FIGURES)
 
 
 @pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda f: f.stem)
@@ -85,10 +88,12 @@ def executed(tmp_path_factory):
     tools = {"00_tour": TOUR, "what_if": WHAT_IF, "live_memory_split": LIVE, "10_explore": stored}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BROWSER_PATH", str(place / "no-browser"))  # figures as HTML alone
-        studies = [name for name in DRAWN if name != "13_engine"]
+        alone = {"12_serving": LOAD, "13_engine": ENGINE}
+        studies = [name for name in DRAWN if name not in alone]
         run_notebooks(studies, "quick", TINY | folders, place / "out", progress=False)
-        alone = ENGINE | {"figures_folder": folders["figures_folder"]}
-        run_notebooks(["13_engine"], "quick", alone, place / "out", progress=False)
+        for name, given in alone.items():
+            given = given | {"figures_folder": folders["figures_folder"]}
+            run_notebooks([name], "quick", given, place / "out", progress=False)
         for name, given in tools.items():
             run_notebooks([name], None, given, place / "out", progress=False)
     return place
@@ -115,6 +120,10 @@ def test_every_figure_of_the_study_is_written_with_its_rows_and_record(executed,
     if name in DRAWN["13_engine"]:
         assert record["parameters"]["batches"] == [1, 2]
         assert "tiny-solver (its own weights" in record["parameters"]["provenance"]
+        return
+    if name in DRAWN["12_serving"]:
+        assert record["parameters"]["new_tokens"] == 8
+        assert "greedy, streamed" in record["parameters"]["provenance"]
         return
     assert record["parameters"]["n"] == 4
     searched = name not in DRAWN["01_memory_requirements"]

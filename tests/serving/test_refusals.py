@@ -117,38 +117,51 @@ def test_what_is_wrong_is_refused_by_name(service, path, body, field):
     status, text = ask(service, path, body)
     error = json.loads(text)["error"]
     assert 400 <= status < 500, text
+    assert error.keys() == {"message", "type", "param", "code"}
     assert error["param"].split(".")[0] == field
     assert error["message"] and "Traceback" not in error["message"]
 
 
 @pytest.mark.parametrize(
-    ("body", "headers", "status"),
+    ("body", "headers", "status", "param"),
     [
-        (b"", (), 400),
-        (b"{", (), 400),
-        (b"[]", (), 400),
-        (b"null", (), 400),
-        (b"\xff\xfe", (), 400),
-        (b"[" * 90_000, (), 400),
-        (b'{"model": "tiny-solver", "prompt": "\\ud800"}', (), 400),
-        (b'{"model": "a"}', [("Content-Type", "text/plain")], 400),
-        (b"1" * 200_000, (), 413),
-        (b"1" * 200_000, [("Transfer-Encoding", "chunked")], 413),
-        (b"{}", [("Content-Length", "-1")], 400),
+        (b"", (), 400, "body"),
+        (b"{", (), 400, "body"),
+        (b"[]", (), 400, "body"),
+        (b"null", (), 400, "body"),
+        (b"\xff\xfe", (), 400, "body"),
+        (b"[" * 90_000, (), 400, "body"),
+        (b'{"model": "tiny-solver", "prompt": "\\ud800"}', (), 400, "prompt"),
+        (b'{"model": "a\x01"}', (), 400, "body"),
+        (b'{"model": "a", "model": "a"}', (), 400, "prompt"),
+        (b'{"model": "a"}', [("Content-Type", "text/plain")], 400, "body"),
+        (b"1" * 200_000, (), 413, "body"),
+        (b"1" * 200_000, [("Transfer-Encoding", "chunked")], 413, "body"),
     ],
 )
-def test_what_is_no_request_is_refused(service, body, headers, status):
-    """Broken JSON, broken text, another type, too much: a 4xx."""
-    assert ask(service, COMPLETIONS, body, headers)[0] == status
+def test_what_is_no_request_is_refused(service, body, headers, status, param):
+    """Broken JSON, broken text, another type, too much: a 4xx in OpenAI's shape."""
+    found, text = ask(service, COMPLETIONS, body, headers)
+    error = json.loads(text)["error"]
+    assert found == status and error.keys() == {"message", "type", "param", "code"}
+    assert error["param"] == param and error["type"] == "invalid_request_error"
+
+
+def test_what_is_no_http_is_refused(service):
+    """By the HTTP library, before there is a body."""
+    assert ask(service, COMPLETIONS, b"{}", [("Content-Length", "-1")])[0] == 400
 
 
 def test_paths_and_the_server_afterwards(service):
     """404 and 405 in the same shape; after all of this the server answers as before, and the
     description of its requests is there.
     """
-    for path, body, status in (("/nothing", None, 404), ("/health", b"{}", 405)):
+    for path, body, status, param in (
+        ("/nothing", None, 404, "path"),
+        ("/health", b"{}", 405, "method"),
+    ):
         found, text = ask(service, path, body)
-        assert found == status and "message" in json.loads(text)["error"]
+        assert found == status and json.loads(text)["error"]["param"] == param
     described = json.loads(ask(service, "/openapi.json", None)[1])
     assert {COMPLETIONS, CHATS, "/pooling", "/arena/split"} <= described["paths"].keys()
     status, text = ask(service, COMPLETIONS, TEXT | {"frequency_penalty": 0, "suffix": None})

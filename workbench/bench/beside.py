@@ -12,22 +12,19 @@ end of a solution, ours goes on from there: so problems a minute stand beside to
 from __future__ import annotations
 
 import re
-import subprocess
-import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from socket import socket
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import torch
 
 from workbench.bench.engine import BFLOAT16, PEERS_FOLDER, peer_files
-from workbench.bench.peers import PeerError, PeerProcess, interpreter, last_words
+from workbench.bench.peers import PeerError, PeerProcess, interpreter
 from workbench.bench.record import Row
+from workbench.bench.serve import Command, served
 from workbench.engine.engine import Engine
 from workbench.engine.remote import RemoteEngine
 from workbench.errors import ConfigError, RemoteError
@@ -41,7 +38,7 @@ if TYPE_CHECKING:
 VLLM_BOTH, SEARCH_AND_LEARN = SYSTEMS = ("vllm-both", "search-and-learn")
 APPROACHES = ("beam_search", "best_of_n", "dvts")
 WARM_UP: dict[str, Any] = {"max_depth": 1, "max_step_tokens": 4}
-START_S = 600.0  # that a server may take to start, since it compiles, and to answer
+ANSWER_S = 600.0  # that a server may take to one request
 RATES = ("problems_per_min", "tokens_per_s")  # of which more is better; of the rest less
 UNITS = dict(zip(RATES, ("problems/min", "tokens/s")))
 UNITS |= dict.fromkeys(("llm_s", "prm_s", "rest_s"), "s/problem")
@@ -173,7 +170,7 @@ def measured_here(workload: Workload, kv_memory: str, seed: int) -> Measured:
 
 def over_servers(workload: Workload, folder: Path, seed: int) -> Measured:
     """Both models from vLLM, each in a server of its own on all cores."""
-    how: dict[str, Any] = {"files": workload.llm, "timeout": START_S}
+    how: dict[str, Any] = {"files": workload.llm, "timeout": ANSWER_S}
     with ExitStack() as stack:
         servers = [stack.enter_context(vllm_server(folder)) for _ in range(2)]
         llm, prm = (
@@ -202,48 +199,20 @@ def over_servers(workload: Workload, folder: Path, seed: int) -> Measured:
 def vllm_server(folder: Path, **limits: Any) -> Iterator[tuple[str, int]]:
     """vLLM's own server of a model's folder, by the folder's name; its url and process id.
 
-    limits: of its command line. Raises PeerError when it ends, or takes more than START_S to load.
+    limits: of its command line. Raises PeerError where it does not start.
     """
-    threads = torch.get_num_threads()
-    python, environment = interpreter("vllm", PEERS_FOLDER, threads)
-    with socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    python, environment = interpreter("vllm", PEERS_FOLDER, torch.get_num_threads())
     given: dict[str, Any] = {
         "model": folder,
         "served_model_name": folder.name,
         "dtype": peer_dtype(),
     }
-    given |= {"host": "127.0.0.1", "port": port, "max_num_seqs": 256, **limits}
+    given |= {"host": "127.0.0.1", "max_num_seqs": 256, **limits}
     words = [word for k, v in given.items() for word in (f"--{k.replace('_', '-')}", str(v))]
     environment |= {"VLLM_SERVER_DEV_MODE": "1"}  # without which its cache cannot be emptied
-    url, late = f"http://127.0.0.1:{port}", time.monotonic() + START_S
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
-        command = [str(python), "-m", "vllm.entrypoints.openai.api_server", *words]
-        server = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
-        )
-        try:
-            while not healthy(url):
-                if server.poll() is not None or time.monotonic() > late:
-                    raise PeerError(f"vllm's server did not start: {last_words(log)}")
-                time.sleep(0.5)
-            yield url, server.pid
-        finally:
-            server.terminate()
-            try:
-                server.wait(timeout=30)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
-
-
-def healthy(url: str) -> bool:
-    """Whether the server says that it can be asked."""
-    try:
-        return httpx.get(f"{url}/health", timeout=5).status_code == 200
-    except httpx.TransportError:
-        return False
+    words = [str(python), "-m", "vllm.entrypoints.openai.api_server", *words, "--port"]
+    with served(Command("vllm", words, environment)) as ((host, port), process):
+        yield f"http://{host}:{port}", process
 
 
 def emptied(url: str) -> None:

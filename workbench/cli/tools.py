@@ -312,7 +312,7 @@ Measured = Annotated[dict[str, Any], [
     option("seeds", int, "search, memory: how many, not the profile's number", min=1),
     option("repeats", int, "engine, memory, kernels, replay: how many", min=1),
     option("minutes", float, "soak: how long (default: the profile's, 20)", min=0),
-    option("peers", str, "engine: installed (default), none, or names and commas"),
+    option("peers", str, "installed (engine's default), none (serve's), or names and commas"),
     option("peer", str, "search: vllm-both, search-and-learn[=CHECKOUT], or both and a comma"),
     option("strategy", str, "search --peer: beam_search (default), best_of_n, dvts"),
     option("device", str, "engine, reenact: cpu (default), or a GPU: cuda, cuda:1"),
