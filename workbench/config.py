@@ -261,8 +261,6 @@ class SearchConfig(SearchSwitches):
     # None: the strategy's own
     aggregation: Annotated[str | None, AGGREGATIONS] = None
     voting: Annotated[str, VOTINGS] = "weighted"
-    # a search ends when no vote can change its answer; naive votes always can
-    stop_when_decided: bool = False
     system_prompt: str | None = None  # None: the model template's default
     prm_format: str | None = None  # None: as the PRM was made
     score_shuffle_seed: int | None = None  # the control experiment: scores dealt at random

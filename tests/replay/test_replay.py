@@ -85,7 +85,6 @@ def test_other_searches_replay(level, strategy, limits, tmp_path) -> None:
         prm=PRM(Engine("tiny-prm", max_model_len=256, **limits)),
         strategy=strategy,
         max_step_tokens=40,
-        stop_when_decided=True,
         record=path,
     )
     replayed = replay(read_recording(path), free_of_charge()).trace

@@ -22,7 +22,6 @@ from workbench.core import node_seed
 from workbench.errors import ConfigError
 from workbench.search.prm import PRM
 from workbench.search.problems import Problem, load_problems
-from workbench.search.recording import read_recording
 from workbench.search.search import run_search
 from workbench.search.strategies import Step
 from workbench.search.variants import (
@@ -371,29 +370,6 @@ def test_no_token_depends_on_batches_or_problems_in_flight(name, fake_engine):
     per_problem = first.tree.groupby("problem_id", sort=False)["step_tokens"].sum()
     assert per_problem.tolist() == first.problems["tokens"].tolist()
     assert first.throughput.tokens == per_problem.sum()
-
-
-@pytest.mark.parametrize("voting", ["weighted", "naive"])
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_a_search_that_ends_when_its_vote_is_decided_gives_the_same_answers(
-    name, voting, fake_engine, tmp_path
-):
-    """Fewer tokens, a part of the same tree, no other answer; and it is recorded as it was."""
-
-    def found(stops, **more):
-        strategy = STRATEGIES[name](n=16, **({"beam_width": 1} if name == "dvts" else {}))
-        engines = {"llm": fake_engine(), "prm": PRM(fake_engine())}
-        more |= {"voting": voting, "stop_when_decided": stops, "max_step_tokens": 40}
-        return run_search(load_problems("tiny", limit=3), strategy=strategy, **engines, **more)
-
-    whole, stopped = found(False), found(True, record=tmp_path / "search.parquet")
-    assert stopped.answers == whole.answers
-    nodes = [set(zip(r.tree["problem_id"], r.tree["node_id"])) for r in (whole, stopped)]
-    assert nodes[1] <= nodes[0]
-    in_steps = name not in ("best_of_n", "self_consistency", "particle_filter")
-    assert (nodes[1] < nodes[0]) == (in_steps and voting != "naive")
-    assert stopped.throughput.tokens == stopped.tree["step_tokens"].sum()
-    assert read_recording(tmp_path / "search.parquet").settings.stop_when_decided
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,9 @@ def test_a_verifier_that_writes_has_no_verdicts_to_pool(tmp_path):
     verifier = tmp_path / "thinkprm-tiny"
     copytree(find_model("tiny-solver"), verifier)
     with running((str(verifier),)) as service:
-        status, text = ask(service, "/pooling", POOL | {"model": service.models[0]})
+        status, text = ask(
+            service, "/pooling", POOL | {"model": next(iter(service.thread.engines))}
+        )
     error = json.loads(text)["error"]
     assert (status, error["param"]) == (400, "model")
     assert "writes critiques before it judges" in error["message"]

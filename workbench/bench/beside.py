@@ -5,7 +5,8 @@ told apart. search-and-learn: huggingface/search-and-learn's own code (bench/pee
 the values of our file as bfloat16 where the processor multiplies it, its own choice and its
 fastest, else as float32. Each begins with empty caches, after one short search that is not counted.
 What a system holds at its peak is resident memory of its processes, weights, libraries and
-interpreters included.
+interpreters included. search-and-learn's beam search takes a step that used up its tokens for the
+end of a solution, ours goes on from there: so problems a minute stand beside tokens a problem.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from workbench.bench.record import Row
 from workbench.bench.serve import Command, served
 from workbench.engine.engine import Engine
 from workbench.engine.remote import RemoteEngine
-from workbench.errors import ConfigError
+from workbench.errors import ConfigError, RemoteError
 from workbench.experiments.provenance import cpu_features
-from workbench.models.registry import find_model, load_tokenizer, open_source
+from workbench.models.gguf import GGUFFile, TokenizerReader
 from workbench.search.answers import check_choice
 
 if TYPE_CHECKING:
@@ -36,7 +37,12 @@ if TYPE_CHECKING:
 
 VLLM_BOTH, SEARCH_AND_LEARN = SYSTEMS = ("vllm-both", "search-and-learn")
 APPROACHES = ("beam_search", "best_of_n", "dvts")
-WARM_UP = {"max_depth": 1, "max_step_tokens": 4}
+WARM_UP: dict[str, Any] = {"max_depth": 1, "max_step_tokens": 4}
+ANSWER_S = 600.0  # that a server may take to one request
+RATES = ("problems_per_min", "tokens_per_s")  # of which more is better; of the rest less
+UNITS = dict(zip(RATES, ("problems/min", "tokens/s")))
+UNITS |= dict.fromkeys(("llm_s", "prm_s", "rest_s"), "s/problem")
+UNITS |= {"prm_over_ideal": "x", "peak_memory": "bytes"}
 HITS = {  # of vLLM's metrics, and what a request asks for
     "hits": "vllm:prefix_cache_hits_total",
     "queries": "vllm:prefix_cache_queries_total",
@@ -83,20 +89,19 @@ def rows_beside(
     workload: Workload, peers: Mapping[str, str | None], kv_memory: str, seed: int = 0
 ) -> Iterator[Row]:
     """Each peer's rows, ours first in every one; a peer that fails is one row that says so."""
-    folder = searchable(workload.llm)
     if workload.prm != workload.llm or workload.config.strategy not in APPROACHES:
         raise ConfigError(
             f"--peer got prm {workload.prm!r} and strategy {workload.config.strategy!r}; it takes "
             f"one model in both roles and {', '.join(APPROACHES)}."
         )
-    ours = measured_here(workload, kv_memory, seed)
+    folder, ours = searchable(workload.llm), measured_here(workload, kv_memory, seed)
     for name, checkout in peers.items():
         try:
             if name == VLLM_BOTH:
                 theirs = over_servers(workload, folder, seed)
             else:
                 theirs = by_search_and_learn(workload, folder, checkout, seed)
-        except PeerError as error:
+        except (PeerError, RemoteError, httpx.HTTPError) as error:
             yield Row(f"problems_per_min@{name}", float("nan"), f"failed: {error}")
             continue
         yield from compared(name, len(workload.problems), ours, theirs)
@@ -106,35 +111,34 @@ def compared(name: str, problems: int, ours: Measured, theirs: Measured) -> Iter
     """Rates, seconds a problem by where they went, PRM work and memory; a ratio above 1: ours is
     better.
     """
-    both = (ours, theirs)
-    rates = {
-        "problems_per_min": ("problems/min", [60 * problems / each.wall_s for each in both]),
-        "tokens_per_s": ("tokens/s", [each.tokens / each.wall_s for each in both]),
-    }
-    costs = {
-        "llm_s": ("s/problem", [each.llm_s / problems for each in both]),
-        "prm_s": ("s/problem", [each.prm_s / problems for each in both]),
-        "rest_s": (
-            "s/problem",
-            [(each.wall_s - each.llm_s - each.prm_s) / problems for each in both],
-        ),
-        "prm_over_ideal": ("x", [each.prm_computed / each.prm_distinct for each in both]),
-        "peak_memory": ("bytes", [float(each.peak_bytes) for each in both]),
-    }
+    mine, other = (
+        {
+            "problems_per_min": 60 * problems / each.wall_s,
+            "tokens_per_s": each.tokens / each.wall_s,
+            "llm_s": each.llm_s / problems,
+            "prm_s": each.prm_s / problems,
+            "rest_s": (each.wall_s - each.llm_s - each.prm_s) / problems,
+            "prm_over_ideal": each.prm_computed / each.prm_distinct,
+            "peak_memory": float(each.peak_bytes),
+        }
+        for each in (ours, theirs)
+    )
     label = f"{name} ({theirs.version})"
-    for row, (unit, (mine, other)) in (rates | costs).items():
-        ratio = mine / other if row in rates else other / mine
-        yield Row(f"{row}@{name}", mine, unit, label, other, ratio, repeats=1)
+    for row, unit in UNITS.items():
+        ratio = mine[row] / other[row] if row in RATES else other[row] / mine[row]
+        yield Row(f"{row}@{name}", mine[row], unit, label, other[row], ratio, repeats=1)
+    used = (ours.tokens / problems, theirs.tokens / problems)
+    yield Row(f"tokens@{name}", used[0], "tokens/problem", label, used[1], repeats=1)
     if ours.hits and theirs.hits:
-        for model, mine, other in zip(("llm", "prm"), ours.hits, theirs.hits, strict=True):
-            yield Row(f"{model}_hits@{name}", mine, "fraction", label, other, repeats=1)
+        for model, here, there in zip(("llm", "prm"), ours.hits, theirs.hits, strict=True):
+            yield Row(f"{model}_hits@{name}", here, "fraction", label, there, repeats=1)
 
 
 def searchable(model: str) -> Path:
     """The model as a folder that other systems read, its tokenizer and chat template in it."""
     folder, gguf = peer_files(model, PEERS_FOLDER / "models")
     if gguf is not None and not (folder / "tokenizer_config.json").is_file():
-        load_tokenizer(open_source(find_model(model))).save(folder)
+        TokenizerReader(GGUFFile(gguf)).read().save(folder)
     return folder
 
 
@@ -145,7 +149,7 @@ def peer_dtype() -> str:
 
 def measured_here(workload: Workload, kv_memory: str, seed: int) -> Measured:
     """Our engines, partly filled blocks reused."""
-    how = {"kv_memory": kv_memory, "reuse_partial_blocks": True}
+    how: dict[str, Any] = {"kv_memory": kv_memory, "reuse_partial_blocks": True}
     llm, prm = Engine(workload.llm, **how), Engine(workload.prm, **how)
     replace(workload, problems=workload.problems[:1]).search(llm, prm, seed, **WARM_UP)
     for engine in (llm, prm):
@@ -166,10 +170,11 @@ def measured_here(workload: Workload, kv_memory: str, seed: int) -> Measured:
 
 def over_servers(workload: Workload, folder: Path, seed: int) -> Measured:
     """Both models from vLLM, each in a server of its own on all cores."""
+    how: dict[str, Any] = {"files": workload.llm, "timeout": ANSWER_S}
     with ExitStack() as stack:
         servers = [stack.enter_context(vllm_server(folder)) for _ in range(2)]
         llm, prm = (
-            stack.enter_context(closing(RemoteEngine(url, folder.name, files=workload.llm)))
+            stack.enter_context(closing(RemoteEngine(url, folder.name, **how)))
             for url, _ in servers
         )
         replace(workload, problems=workload.problems[:1]).search(llm, prm, seed, **WARM_UP)
@@ -197,7 +202,11 @@ def vllm_server(folder: Path, **limits: Any) -> Iterator[tuple[str, int]]:
     limits: of its command line. Raises PeerError where it does not start.
     """
     python, environment = interpreter("vllm", PEERS_FOLDER, torch.get_num_threads())
-    given = {"model": folder, "served_model_name": folder.name, "dtype": peer_dtype()}
+    given: dict[str, Any] = {
+        "model": folder,
+        "served_model_name": folder.name,
+        "dtype": peer_dtype(),
+    }
     given |= {"host": "127.0.0.1", "max_num_seqs": 256, **limits}
     words = [word for k, v in given.items() for word in (f"--{k.replace('_', '-')}", str(v))]
     environment |= {"VLLM_SERVER_DEV_MODE": "1"}  # without which its cache cannot be emptied
@@ -246,12 +255,20 @@ def by_search_and_learn(
     source = Path(checkout or home / "source")
     if not (source / "src" / "sal").is_dir():
         raise PeerError(f"there is no {source}; `make bench-peers PEERS={SEARCH_AND_LEARN}`")
-    sizes = {"n": config.n, "beam_width": config.beam_width, "temperature": config.temperature}
+    sizes: dict[str, Any] = {
+        "n": config.n,
+        "beam_width": config.beam_width,
+        "temperature": config.temperature,
+    }
     sizes |= {"top_p": config.top_p, "approach": config.strategy, "seed": seed}
     sizes |= {"num_iterations": config.max_depth, "max_tokens": config.max_step_tokens}
     sizes |= {"search_batch_size": 1} if config.strategy == "beam_search" else {}
     sizes |= {"system_prompt": config.system_prompt} if config.system_prompt else {}
-    settings = {"checkout": str(source), "packages": str(home / "packages"), "config": sizes}
+    settings: dict[str, Any] = {
+        "checkout": str(source),
+        "packages": str(home / "packages"),
+        "config": sizes,
+    }
     settings |= {"model": str(folder), "prm": str(folder), "dtype": peer_dtype()}
     settings |= {"threads": torch.get_num_threads(), "max_num_seqs": 256}
     texts = [problem.problem for problem in workload.problems]

@@ -82,7 +82,6 @@ class PeerProcess:
             self._pipe.send(request)
             found: dict[str, Any] = self._pipe.recv()
         except (EOFError, OSError):
-            self._log.seek(0)
             raise PeerError(f"{self.name} ended at {doing!r}: {last_words(self._log)}") from None
         if "error" in found:
             raise PeerError(f"{self.name} failed at {doing!r}: {found['error']}")
@@ -105,9 +104,9 @@ def interpreter(name: str, folder: Path, threads: int) -> tuple[Path, dict[str, 
 
 def on_a_cpu(threads: int) -> dict[str, str]:
     """What vLLM reads of its environment."""
-    cores = sorted(os.sched_getaffinity(0))[:threads]
+    affinity = getattr(os, "sched_getaffinity", lambda process: range(threads))
     return {
-        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(affinity(0))[:threads])),
         "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
         "VLLM_USE_AOT_COMPILE": "0",  # 0.32 cannot load what it saves: compiles anew
         "VLLM_NO_USAGE_STATS": "1",

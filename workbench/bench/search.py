@@ -26,6 +26,7 @@ from tqdm.auto import tqdm
 from workbench.bench.beside import chosen_systems, rows_beside
 from workbench.bench.record import Row
 from workbench.config import StrategyConfig
+from workbench.core import TokenEngine
 from workbench.engine.engine import Engine
 from workbench.errors import RecordingError, nearest
 from workbench.experiments.execute import make_search, with_wall_part
@@ -67,7 +68,12 @@ class Workload:
         return own | told | ({"system_prompt": PROMPT} if self.config.system_prompt else {})
 
     def search(
-        self, llm: Engine, prm: Engine, seed: int = 0, record: Path | None = None, **changes: Any
+        self,
+        llm: TokenEngine,
+        prm: TokenEngine,
+        seed: int = 0,
+        record: Path | None = None,
+        **changes: Any,
     ) -> SearchResult:
         """All problems searched; changes: of the configuration."""
         config = replace(self.config, **changes)

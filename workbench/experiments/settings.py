@@ -32,7 +32,7 @@ from workbench.replay.workload import IN_FLIGHT
 HOW_IT_IS_CARRIED_OUT = frozenset(("profile", "shares", "seeds", "order_seed", "warmup_problems",
                                    "sentinel_every", "sentinel_share"))  # fmt: skip
 """Settings of a sweep that do not change what any one run does."""
-LATER = {"stop_when_decided": False, "policy": None, "critiques": None, "critique_tokens": None,
+LATER = {"policy": None, "critiques": None, "critique_tokens": None,
          "critique_temperature": None}  # fmt: skip
 """Settings that older runs lack, as these were made; there they do not enter a fingerprint."""
 MEASURE, SENTINEL, REPLAY = "measure", "sentinel", "replay"

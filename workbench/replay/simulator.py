@@ -396,12 +396,9 @@ def play(
         switches=used_switches,
     )
     searches, shuffle = [], settings.score_shuffle_seed
-    voting = settings.voting if settings.stop_when_decided else None
     for each in recording.problems:
         scores = RecordedScores(scorer, each, answers, cache)
-        searches.append(
-            ActiveSearch(each.problem, list(each.prompt), used, scores, shuffle, voting)
-        )
+        searches.append(ActiveSearch(each.problem, list(each.prompt), used, scores, shuffle))
     rounds.queue.extend(searches)
     while rounds.play_round(on_round) and rounds.round != max_rounds:
         pass

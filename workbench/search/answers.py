@@ -139,25 +139,6 @@ def vote(
     answers, scores, groups: one entry a beam, in the order seen; beams whose answers are equal
     share a group number. majority counts, weighted sums scores, naive takes the best score.
     """
-    totals = votes(answers, scores, groups, voting)
-    # max: first of equals
-    return list(groups).index(max(totals, key=totals.__getitem__)) if totals else None
-
-
-def decided(
-    answers: Sequence[str], scores: Sequence[float], groups: Sequence[int], voting: str, left: int
-) -> bool:
-    """Whether `left` more beams cannot change the vote, whatever they answer: the winner's lead is
-    more than they can add, 1 each, as no score is larger. A naive vote is never decided.
-    """
-    totals = sorted([0.0, *votes(answers, scores, groups, voting).values()], reverse=True)
-    return voting != "naive" and len(totals) > 1 and totals[0] - totals[1] > left
-
-
-def votes(
-    answers: Sequence[str], scores: Sequence[float], groups: Sequence[int], voting: str
-) -> dict[int, float]:
-    """What each group has, in the order seen."""
     totals: dict[int, float] = {}
     for answer, score, group in zip(answers, scores, groups, strict=True):
         if not answer:
@@ -166,7 +147,8 @@ def votes(
             totals[group] = max(totals.get(group, score), score)
         else:
             totals[group] = totals.get(group, 0.0) + (1 if voting == "majority" else score)
-    return totals
+    # max: first of equals
+    return list(groups).index(max(totals, key=totals.__getitem__)) if totals else None
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:

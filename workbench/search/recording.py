@@ -146,7 +146,6 @@ class RecordedSettings:
     prm_fingerprint: str
     prm_columns: tuple[int, ...]
     switches: Mapping[str, Any] = field(default_factory=dict)
-    stop_when_decided: bool = False
     prm_critiques: Mapping[str, Any] | None = None
     prm_ask: tuple[int, ...] = ()
     prm_lead: tuple[int, ...] = ()
@@ -357,6 +356,7 @@ def _header(path: str | os.PathLike[str], schema: pa.Schema) -> tuple[Recording,
     for name in ("prm_columns", "prm_ask", "prm_lead"):
         settings[name] = tuple(settings.get(name, ()))
     known, switches = {f.name for f in fields(SearchSwitches)}, settings.get("switches", {})
+    switches["stop_when_decided"] = settings.pop("stop_when_decided", False)
     for name, value in switches.items():
         if name not in known and value:
             raise RecordingError(

@@ -25,11 +25,10 @@ from typing import Any
 from workbench.config import SearchSwitches
 from workbench.core import RequestOutput, SamplingParams, Tag, TokenEngine, node_seed
 from workbench.errors import ConfigError, StepError
-from workbench.search.answers import aggregate, decided, extract_answer, group_answers, same_answer
 from workbench.search.prm import PRM, ProblemScores, ScoreRequest
 from workbench.search.problems import Problem
 from workbench.search.result import Mark, Tree, node_id
-from workbench.search.strategies import Beam, Generate, Outcome, Score, Step, Strategy, outcome
+from workbench.search.strategies import Beam, Generate, Outcome, Score, Step, Strategy
 from workbench.trace import Recorder
 
 LANE = "search"
@@ -56,7 +55,6 @@ class ActiveSearch:
     It knows no engine. Once `outcome` is set nothing more is asked. shuffle_seed: the control
     experiment, in which the beams of each Score get each other's scores, seeded by problem;
     whatever accuracy is left then is not the PRM's doing. The tree records what the PRM said.
-    voting: the search ends once beams that the outcome will hold decide this vote; None: never.
     """
 
     def __init__(
@@ -66,8 +64,6 @@ class ActiveSearch:
         strategy: Strategy,
         scores: ProblemScores,
         shuffle_seed: int | None = None,
-        voting: str | None = None,
-        same: Callable[[str, str], bool] = same_answer,
     ) -> None:
         self.problem = problem
         self.prompt = prompt
@@ -79,7 +75,7 @@ class ActiveSearch:
         self.request: Generate | Score | None = None
         self.steps: list[Step | None] = []
         self.served = True  # by the engine that `request` is for; False until it is queued
-        self._aggregation, self._voting, self._same = strategy.aggregation, voting, same
+        self._aggregation = strategy.aggregation
         self._round = 0  # in which `request` was made
         self._dealer: random.Random | None = None
         if shuffle_seed is not None:
@@ -102,25 +98,12 @@ class ActiveSearch:
         try:
             self.request, self._round = self._search.send(reply), round
         except StopIteration as end:
-            self._end(end.value)
-        if isinstance(self.request, Generate) and self._decided_by(self.request):
-            self._search.close()
-            self._end(outcome(list(self.request.settled), self._aggregation))
+            self.request, self.outcome = None, end.value
+            self.tree.keep(beam.path for beam in end.value.beams)
+            return
         if isinstance(self.request, Generate):
             self.tree.keep(beam.path[:-1] for beam in self.request.beams)
             self.steps = [None] * len(self.request.beams)
-
-    def _end(self, outcome: Outcome) -> None:
-        self.request, self.outcome = None, outcome
-        self.tree.keep(beam.path for beam in outcome.beams)
-
-    def _decided_by(self, asked: Generate) -> bool:
-        if self._voting is None or not asked.settled:
-            return False
-        answers = [extract_answer(beam.text) for beam in asked.settled]
-        scores = [aggregate(beam.step_scores, self._aggregation) for beam in asked.settled]
-        left = len(asked.beams) if asked.left is None else asked.left
-        return decided(answers, scores, group_answers(answers, self._same), self._voting, left)
 
     def finish(self, now_s: float) -> None:
         """Note the time of the answer, count, and let everything large but the tree go."""

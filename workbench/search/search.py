@@ -119,7 +119,6 @@ class Search:
         )
         self._rounds.clock.resume("tokenising")
         kind = ActiveSearch if record is None else RecordingSearch
-        voting = config.voting if config.stop_when_decided else None
         self._searches = [
             kind(
                 problem,
@@ -127,8 +126,6 @@ class Search:
                 strategy,
                 ProblemScores(prm, problem, cache, seed),
                 config.score_shuffle_seed,
-                voting,
-                same,
             )
             for problem in problems
         ]

@@ -78,17 +78,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """Please sample one step for each beam. max_tokens None is the run's max_step_tokens.
-
-    settled: scored beams that the outcome will hold whatever comes; left: how many more it may
-    hold at most, None: as many as beams are asked for.
-    """
+    """Please sample one step for each beam. max_tokens None is the run's max_step_tokens."""
 
     beams: tuple[Beam, ...]
     stop: tuple[str, ...] = (STEP_END,)
     max_tokens: int | None = None
-    settled: tuple[Beam, ...] = ()
-    left: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +150,10 @@ class BeamSearch:
         survivors = [Beam()]
         for depth in range(1, self.max_depth + 1):
             active = refill(survivors, self.n - len(done))
-            settled = tuple(done)
             if self.finish_at_limit and depth == self.max_depth:
-                steps = yield Generate(active, (), self.limit_tokens, settled)
+                steps = yield Generate(active, stop=(), max_tokens=self.limit_tokens)
             else:
-                steps = yield Generate(active, settled=settled)
+                steps = yield Generate(active)
             beams = tuple(node.grown(step) for node, step in zip(active, steps))
             scores = yield Score(beams)
             scored = [beam.scored(row) for beam, row in zip(beams, scores)]

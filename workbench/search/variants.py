@@ -92,7 +92,7 @@ class DVTS:
         done: list[Beam] = []
         nodes = children([Beam()], [self.n])
         for _ in range(self.max_depth):
-            beams = yield from extended(nodes, done)
+            beams = yield from extended(nodes)
             kept = []
             for first in range(0, len(beams), self.beam_width):
                 siblings = beams[first : first + self.beam_width]
@@ -130,12 +130,11 @@ class Lookahead:
         done: list[Beam] = []
         survivors = [Beam()]
         for depth in range(1, self.max_depth + 1):
-            left = self.n - len(done)
-            beams = yield from sampled(refill(survivors, left), known, done, left)
+            beams = yield from sampled(refill(survivors, self.n - len(done)), known)
             ahead = beams
             for _ in range(min(self.lookahead, self.max_depth - depth)):
                 further = [beam.child(0) if beam.can_grow else beam for beam in ahead]
-                ahead = yield from sampled(further, known, done, left)
+                ahead = yield from sampled(further, known)
             asked = {beam.path: beam for beam in (*beams, *ahead)}
             rows = dict(zip(asked, (yield Score(tuple(asked.values())))))
             beams = [beam.scored(rows[beam.path]) for beam in beams]
@@ -170,7 +169,7 @@ class REBASE:
         done: list[Beam] = []
         nodes = children([Beam()], [self.n])
         for _ in range(self.max_depth):
-            beams = yield from extended(nodes, done)
+            beams = yield from extended(nodes)
             done += [beam for beam in beams if not beam.can_grow]
             growing = [beam for beam in beams if beam.can_grow]
             if not growing:
@@ -319,23 +318,21 @@ STRATEGIES: dict[str, type[Any]] = {
 # -- what strategies have in common --
 
 
-def extended(
-    nodes: Sequence[Beam], settled: Sequence[Beam] = ()
-) -> Generator[Generate | Score, Any, list[Beam]]:
+def extended(nodes: Sequence[Beam]) -> Generator[Generate | Score, Any, list[Beam]]:
     """These nodes with one more step each, scored."""
-    steps = yield Generate(tuple(nodes), settled=tuple(settled))
+    steps = yield Generate(tuple(nodes))
     beams = tuple(node.grown(step) for node, step in zip(nodes, steps))
     scores = yield Score(beams)
     return [beam.scored(row) for beam, row in zip(beams, scores)]
 
 
 def sampled(
-    nodes: Sequence[Beam], known: dict[NodePath, Beam], settled: Sequence[Beam], left: int
+    nodes: Sequence[Beam], known: dict[NodePath, Beam]
 ) -> Generator[Generate, Any, list[Beam]]:
     """These nodes with their step, not scored; each is sampled once and then `known`."""
     new = tuple(node for node in nodes if node.path not in known)
     if new:
-        steps = yield Generate(new, settled=tuple(settled), left=left)
+        steps = yield Generate(new)
         known |= {node.path: node.grown(step) for node, step in zip(new, steps)}
     return [known[node.path] for node in nodes]
 
