@@ -20,6 +20,8 @@ TINY |= {"beam_counts": [4]}
 ENGINE = {"model": "tiny-solver", "prompt_tokens": [8], "new_tokens": [8, 24], "stride": 4}
 ENGINE |= {"batches": [1, 2], "counted_batches": [1, 4], "block_sizes": [1, 16], "block_batch": 2}
 ENGINE |= {"lengths": [4, 12], "kv_memory": "8MiB", "repeats": 1}
+MISSING = {"values": ["block size", "preempted requests"], "rounds": 4, "replays": 3}
+MISSING |= {"asked": {"n": 4, "in_flight": 2, "max_num_seqs": 16}}
 TOUR = {"num_problems": 1, "n": 4, "max_depth": 3}
 WHAT_IF = {"recording": "tiny-16-n4", "num_replays": 2, "llm_share": 0.2}
 LIVE = {"num_problems": 1, "n": 4, "max_depth": 4, "every": 4}
@@ -32,6 +34,7 @@ DRAWN = {  # beside each measured figure the replayed one
     "06_cache_thrashing": ("thrashing", "lost_time", "miss_ratio"),
     "07_modifications": ("modifications",),
     "08_optimisation": ("optimisation",),
+    "09_missing_values": ("sensitivity",),
     "11_strategies": ("search_strategies",),
     "13_engine": ("engine_cache", "engine_batch", "engine_memory"),
 }
@@ -85,10 +88,12 @@ def executed(tmp_path_factory):
     tools = {"00_tour": TOUR, "what_if": WHAT_IF, "live_memory_split": LIVE, "10_explore": stored}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BROWSER_PATH", str(place / "no-browser"))  # figures as HTML alone
-        studies = [name for name in DRAWN if name != "13_engine"]
+        alone = {"13_engine": ENGINE, "09_missing_values": MISSING}
+        studies = [name for name in DRAWN if name not in alone]
         run_notebooks(studies, "quick", TINY | folders, place / "out", progress=False)
-        alone = ENGINE | {"figures_folder": folders["figures_folder"]}
-        run_notebooks(["13_engine"], "quick", alone, place / "out", progress=False)
+        for name, given in alone.items():
+            given = given | {"figures_folder": folders["figures_folder"]}
+            run_notebooks([name], "quick", given, place / "out", progress=False)
         for name, given in tools.items():
             run_notebooks([name], None, given, place / "out", progress=False)
     return place
@@ -115,6 +120,9 @@ def test_every_figure_of_the_study_is_written_with_its_rows_and_record(executed,
     if name in DRAWN["13_engine"]:
         assert record["parameters"]["batches"] == [1, 2]
         assert "tiny-solver (its own weights" in record["parameters"]["provenance"]
+        return
+    if name == "sensitivity":
+        assert record["parameters"]["asked"]["n"] == 4 and record["parameters"]["rounds"] == 4
         return
     assert record["parameters"]["n"] == 4
     searched = name not in DRAWN["01_memory_requirements"]

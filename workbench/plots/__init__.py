@@ -16,6 +16,7 @@ from workbench.plots.modifications import modifications
 from workbench.plots.optimisation import optimisation
 from workbench.plots.search import as_replayed, memory_split, rungs, search_strategies
 from workbench.plots.search import search_tree as search_tree
+from workbench.plots.sensitivity import sensitivity
 from workbench.plots.timeline import lost_time, prm_blocks
 
 FIGURES: dict[str, Callable[..., go.Figure]] = {
@@ -32,6 +33,7 @@ FIGURES: dict[str, Callable[..., go.Figure]] = {
     "lost_time": lost_time,
     "miss_ratio": miss_ratio,
     "rungs": rungs,
+    "sensitivity": sensitivity,
     "modifications": modifications,
     "optimisation": optimisation,
     "search_strategies": search_strategies,
