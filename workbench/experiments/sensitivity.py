@@ -120,8 +120,7 @@ def values() -> tuple[Value, ...]:
               "with n = 4 one survivor is left and there is no tree", asks("n", 4)),
         Value("beam width", "four", both("beam_width"), "the thesis's", asks("beam_width", 2)),
         Value("temperature, top_p", "not stated", f"{tiny.temperature}, {tiny.top_p}",
-              "search-and-learn's defaults; hot or cold they change how far steps and solutions "
-              "differ in length, and how many siblings are equal",
+              "search-and-learn's defaults; replayed by how far steps differ in length",
               (Setting("step spread 1", assumed={"step_spread": 1.0}),)),
         Value("tokens per step", "not stated",
               f"at most {both('max_step_tokens')}; median {assumed.step_tokens:g} (thesis scale)",
