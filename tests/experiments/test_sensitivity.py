@@ -27,7 +27,7 @@ def test_every_setting_is_asked_the_same_and_its_row_is_what_its_replays_come_to
     own = small[small["kind"] == "setting"].set_index("setting")
     assert list(own.index[:3]) == ["taken", "32", "h100, 40 GiB"]
     (none,) = SMALL.replayed("GPU", Setting("16 GiB", {"total": "16GiB"})).to_dict("records")
-    assert "lack 1.9 GiB" in none["lacks"] and "best" not in none
+    assert "lack 2.7 GiB" in none["lacks"] and "best" not in none
     replays = small[small["what"] == sensitivity.SHARE]
     for setting, rows in replays.groupby("setting"):
         row = own.loc[setting]
