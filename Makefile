@@ -6,7 +6,7 @@
 #   make test        the tests                                   TESTS=tests/kvcache  WORKERS=1
 #   make lab         JupyterLab on the notebooks
 #   make bench       the benchmarks, into build/bench            BENCH="engine search identity memory"
-#   make bench-peers vLLM and llama.cpp, to bench against        PEERS="vllm llama.cpp"
+#   make bench-peers vLLM and llama.cpp, to bench against        PEERS="vllm llama.cpp search-and-learn"
 #   make clean       everything that can be made again; measured runs (reports/runs) stay
 #
 # TORCH_INDEX=URL chooses where torch comes from, PYTHON=python3.12 the interpreter, NO_BROWSER=1 leaves apt alone.

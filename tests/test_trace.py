@@ -10,7 +10,7 @@ import pytest
 
 from workbench.core import SamplingParams, ScoreParams, Sequence, Tag
 from workbench.errors import RunStoreError
-from workbench.trace import NodeRow, Recorder, StepCounts, Trace, read_table, write_table
+from workbench.trace import NodeRow, Recorder, StepCounts, read_table, write_table
 
 COLUMNS = {
     "steps": """run_id engine step start_s duration_s schedule_s prefill_tokens decode_tokens
@@ -74,7 +74,7 @@ def test_rows_say_what_was_given_and_times_count_from_the_run_s_origin() -> None
 
 
 def test_a_bounded_trace_keeps_the_last_rows_and_says_how_many_it_lacks(tmp_path: Path) -> None:
-    """In memory and in its files; a recorder without a bound keeps all of them."""
+    """In memory and in its files' `dropped_rows`; without a bound all are kept."""
     bounded, whole = Recorder(most_rows=10), Recorder()
     for number in range(95):
         for recorder in (bounded, whole):
@@ -82,20 +82,20 @@ def test_a_bounded_trace_keeps_the_last_rows_and_says_how_many_it_lacks(tmp_path
             recorder.span("llm", "waiting", number, 0.0)
         kept = len(bounded.step_rows)
         assert min(number + 1, 10) <= kept <= 20
-    bounded.trace().to_parquet(tmp_path)
-    for trace in (bounded.trace(), Trace.read(tmp_path)):
-        assert trace.steps["step"].tolist() == [*range(95 - kept, 95)]
-        assert trace.dropped == {"steps": 95 - kept, "requests": 0, "nodes": 0, "spans": 95 - kept}
+    trace = bounded.trace()
+    assert trace.dropped == {"steps": 95 - kept, "requests": 0, "nodes": 0, "spans": 95 - kept}
+    read = read_table(write_table(trace.steps, tmp_path / "steps.parquet"))
+    for steps in (trace.steps, read):
+        assert steps["step"].tolist() == [*range(95 - kept, 95)]
+        assert steps.attrs == {"dropped_rows": 95 - kept}
     assert whole.trace().steps["step"].tolist() == [*range(95)]
     assert not any(whole.trace().dropped.values())
 
 
 def test_what_is_written_is_read_back_the_same(tmp_path: Path) -> None:
-    trace = recorded().trace()
-    trace.to_parquet(tmp_path / "run")
-    read = Trace.read(tmp_path / "run")
     for table in COLUMNS:
-        one, other = getattr(trace, table), getattr(read, table)
+        one = getattr(recorded().trace(), table)
+        other = read_table(write_table(one, tmp_path / f"{table}.parquet"))
         assert one.dtypes.astype(str).tolist() == other.dtypes.astype(str).tolist()
         lists = [c for c in ("path", "token_ids") if c in one]
         one, other = (each.assign(**each[lists].map(list)) for each in (one, other))

@@ -48,6 +48,8 @@ VOTINGS = ("weighted", "majority", "naive")
 STRATEGIES = ("beam_search", "best_of_n", "self_consistency", "dvts", "lookahead", "rebase", "ets",
               "dora", "particle_filter")  # fmt: skip
 """As search/variants.py has their classes."""
+POLICIES = ("static", "first_come", "phase_aware", "marginal_value")
+"""Who gets the pages of one memory for both models; kvcache/policies.py has their classes."""
 _ONE = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 _MANY = {int: "whole numbers", float: "numbers", bool: "truth values", str: "texts"}
 
@@ -293,14 +295,17 @@ class StrategyConfig(SearchConfig):
 class SweepConfig(StrategyConfig):
     """A memory-split sweep: `llm_share` of `total_memory` to the LLM, the rest to the PRM.
 
-    Settings called as EngineConfig's are those of both engines. The ones from `profile` on say how
-    the sweep is carried out; they do not enter a run's fingerprint.
+    policy: both models lease the KV memory from one arena, and the share is what it starts from;
+    None: each has a cache of its own. Settings called as EngineConfig's are those of both engines.
+    The ones from `profile` on say how the sweep is carried out; they do not enter a run's
+    fingerprint.
     """
 
     llm: str = "tiny-solver"
     prm: str = "tiny-prm"
     total_memory: int | str = "64MiB"
     shares: tuple[float, ...] = (0.08, 0.15, 0.2, 0.3, 0.4, 0.45, 0.5)
+    policy: Annotated[str | None, POLICIES] = None
     problems: str = "tiny"
     num_problems: AtLeastOne = 16
     levels: tuple[int, ...] = ()  # empty: all, uniformly

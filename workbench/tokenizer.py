@@ -66,6 +66,12 @@ class Tokenizer:
             eos_ids += given if isinstance(given, list) else [] if given is None else [given]
         return cls(backend, config, eos_ids)
 
+    def save(self, folder: str | Path) -> None:
+        """Write the files that `from_folder`, transformers and vLLM read it from."""
+        self._backend.save(str(Path(folder, "tokenizer.json")))
+        config = {"tokenizer_class": "PreTrainedTokenizerFast"} | self._config
+        Path(folder, "tokenizer_config.json").write_text(json.dumps(config, indent=1))
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; special tokens written out in it are recognised."""
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids

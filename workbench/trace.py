@@ -270,17 +270,6 @@ class Trace:
         """Of each table the earlier rows that it lacks; in a frame's or a file's `dropped_rows`."""
         return {table: getattr(self, table).attrs.get(_DROPPED, 0) for table in ROW_TYPES}
 
-    def to_parquet(self, folder: str | os.PathLike[str]) -> Path:
-        """Write steps, requests, nodes and spans .parquet into the folder; returns it."""
-        for table in ROW_TYPES:
-            write_table(getattr(self, table), Path(folder) / f"{table}.parquet")
-        return Path(folder)
-
-    @classmethod
-    def read(cls, folder: str | os.PathLike[str]) -> Trace:
-        """The trace that `to_parquet` wrote; RunStoreError as read_table."""
-        return cls(**{t: read_table(Path(folder) / f"{t}.parquet") for t in ROW_TYPES})
-
 
 def frame(table: str, rows: SequenceOf[NamedTuple]) -> pd.DataFrame:
     """A trace table with exactly its columns and types, also when there are no rows."""

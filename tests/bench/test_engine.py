@@ -141,12 +141,6 @@ def test_a_ceiling_is_of_weights_and_contexts_or_of_operations(bench):
     assert rows % 4 == 0 and seconds > 0
 
 
-def test_transformers_continuous_batching_is_no_peer():
-    """It was timed with its start-up; `transformers` itself is timed between two tokens."""
-    with pytest.raises(ConfigError, match=r"peers is 'transformers_cb'; allowed: .*transformers"):
-        engine.chosen_peers("transformers_cb")
-
-
 def test_without_a_gpu_it_is_refused_before_anything_is_measured(monkeypatch):
     """By name, with what to do instead; the record would say which type was used."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tests.models.gguf_making import random_tensors, write_gguf
 from workbench.bench import engine, peers
 from workbench.bench.engine import TRANSFORMERS, EngineBench, Work, chosen_peers, peer_files
-from workbench.bench.peers import PEERS, PeerError, PeerProcess
+from workbench.bench.peers import PEERS, SYSTEMS, PeerError, PeerProcess
 from workbench.errors import ConfigError
 
 FAKE = '''
@@ -163,7 +163,9 @@ def test_peers_are_chosen_by_name_and_an_unknown_one_is_refused():
     with pytest.raises(ConfigError, match=r"peers is 'vlm'.*Did you mean 'vllm'"):
         chosen_peers("vlm")
     lists = Path(__file__).parents[2] / ".ci"
-    assert {path.name for path in lists.glob("peers.*.txt")} == {f"peers.{n}.txt" for n in PEERS}
+    assert {path.name for path in lists.glob("peers.*.txt")} == {
+        f"peers.{name}.txt" for name in (*PEERS, *SYSTEMS)
+    }
 
 
 def test_a_gguf_model_becomes_a_folder_with_the_same_values_once(tmp_path):

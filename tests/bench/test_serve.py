@@ -1,6 +1,10 @@
 """The load client against a real server: its fields, both ways of arrival, nothing lost."""
 
+import asyncio
 import math
+import os
+import sys
+from dataclasses import replace
 
 import pytest
 
@@ -14,7 +18,19 @@ def test_a_load_has_the_fields_of_vllm_bench_serve(monkeypatch) -> None:
     """
     monkeypatch.setattr(serve, "TOKENS", 8)
     monkeypatch.setattr(serve, "NEW", 8)
-    rows = {row.name: row for row in serve.run("quick", clients="2", part="distinct")}
+    broken = serve.Command("", [sys.executable, "-c", "raise SystemExit('no model')"], os.environ)
+    twin = replace(serve.ours(["tiny-solver"], 2), label="our twin")
+    peers = {"twin": twin, "broken": broken}
+    monkeypatch.setattr(serve, "peer_commands", lambda *_: peers)
+    with pytest.warns(UserWarning, match="no broken: .*no model"):
+        found = [*serve.run("quick", clients="1,2", part="distinct")]
+    rows = {row.name: row for row in found}
+    assert len(rows) == len(found)
+    beside = rows["tokens_per_s_c2@twin"]
+    assert beside.peer == "our twin" and beside.ratio == beside.value / beside.peer_value
+    assert rows["ttft_p95_c2@twin"].peer_value > 0 == rows["lost_c2@twin"].peer_value
+    gain = rows["over_sequential_c2"]
+    assert gain.value == rows["tokens_per_s_c2"].value / rows["tokens_per_s_c1"].value
     assert rows["lost_c2"].value == rows["refused_c2"].value == rows["late_c2"].value == 0
     assert rows["lost_c2"].repeats == 4
     rate = rows["tokens_per_s_c2"]
@@ -42,10 +58,8 @@ def test_arrivals_and_parts() -> None:
     """Poisson arrivals against a server that is not there: all lost, in about the time they take;
     an unknown part is refused.
     """
-    with serve.given("http://127.0.0.1:9") as place:
-        import asyncio
-
-        answers, _ = asyncio.run(serve.load(place, [{"prompt": [1]}] * 20, 1, 200.0, 0))
+    place = serve.placed("http://127.0.0.1:9")
+    answers, _ = asyncio.run(serve.load(place, [{"prompt": [1]}] * 20, 1, 200.0, 0))
     assert [answer.status for answer in answers] == [0] * 20
     assert 0.02 < answers[-1].sent - answers[0].sent < 2
     with pytest.raises(ConfigError, match="part"):

@@ -40,6 +40,7 @@ ONE = ["run", "Compute 1+1."]
         (["sweep", "--dry-run", "--seeds", "0.5"], "seeds is (0.5,); allowed: a list of whole"),
         (["sweep", "--dry-run", "--set", "shares=[a]"], "shares is '[a]'; allowed: a list of num"),
         (["sweep", "--dry-run", "--set", "tempature=1"], "Did you mean 'temperature'"),
+        (["sweep", "--dry-run", "--policy", "marginal"], "Did you mean 'marginal_value'"),
         (["sweep", "--dry-run", "--config", "none.json"], "none.json cannot be read as JSON"),
     ],
 )

@@ -91,29 +91,6 @@ def test_the_trace_has_a_row_a_step_and_a_row_a_request(prompt):
 
 
 @pytest.mark.parametrize(
-    ("raised", "seen"), [(FloatingPointError, StepError), (KeyboardInterrupt, None)]
-)
-def test_a_failed_step_ends_its_requests_and_nothing_else(engine, prompt, raised, seen):
-    """An error of the forward pass, or an interrupt of the user: the engine goes on."""
-    expected = engine.generate([prompt], GREEDY)[0].token_ids
-
-    def broken(*arguments):
-        raise raised
-
-    with pytest.MonkeyPatch.context() as patch:
-        if seen:
-            patch.setattr(engine.executor.model, "forward", broken)
-        else:
-            patch.setattr(engine.executor, "submit", broken)
-        with pytest.raises(seen or KeyboardInterrupt):
-            engine.generate([prompt[::-1]] * 3, GREEDY)
-    engine.cache.check()
-    assert not engine.has_work and engine.cache.num_active == 0
-    assert engine.cache.match(prompt[::-1]) == 0
-    assert engine.generate([prompt], GREEDY)[0].token_ids == expected
-
-
-@pytest.mark.parametrize(
     ("settings", "error", "complaint"),
     [
         ({"model": "tiny-solvr"}, ModelError, "tiny-solver"),

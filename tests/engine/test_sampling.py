@@ -18,7 +18,6 @@ from workbench.engine.sampling import StopChecker, mix, uniform
 from workbench.errors import StepError
 from workbench.kernels import Kernels
 from workbench.kernels.cpu import CpuKernels
-from workbench.kernels.reference import ReferenceKernels
 
 # -- noise: a fixed function of seed and position, even and without visible pattern --
 
@@ -75,7 +74,7 @@ def take(rows: SamplingRows, at: NDArray[np.int64]) -> SamplingRows:
     return SamplingRows(**{f.name: getattr(rows, f.name)[at] for f in fields(rows)})
 
 
-BOTH = (CpuKernels(2), ReferenceKernels(torch.device("cpu"), torch.float32))
+BOTH = (CpuKernels(2), Kernels(torch.device("cpu"), torch.float32))
 
 
 def sample(

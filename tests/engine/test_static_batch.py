@@ -1,16 +1,15 @@
-"""Static padded batches: their rules, that padding is computed, and that tokens do not change."""
+"""The schedulers that are compared with: static padded batches, and none of it kept in a cache."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.fake_executor import FakeStops, Rig, expected_logits, expected_tokens
+from tests.engine.fake_executor import Rig, expected_logits, expected_tokens
 from workbench.core import SamplingParams
 from workbench.engine.engine import Engine
-from workbench.engine.static_batch import StaticScheduler
+from workbench.engine.static_batch import RecomputingScheduler, StaticScheduler
 from workbench.errors import ConfigError, OutOfMemory
-from workbench.kvcache.manager import KVCacheManager
 
 
 class Padded(Rig):
@@ -23,15 +22,11 @@ class Padded(Rig):
         super().__init__(num_blocks, **sizes | limits)
 
 
-def rows(plan) -> list[int]:
-    return np.diff(plan.query_start).tolist()
-
-
 def test_prompts_are_padded_to_the_longest_and_the_padding_is_computed() -> None:
     rig = Padded()
     short, long = rig.add(3), rig.add(10)
     plan = rig.step()
-    assert rows(plan) == [10, 10]
+    assert rig.rows(plan) == [10, 10]
     assert plan.sampling.rows.tolist() == [2, 19], "the last token of each prompt, not padding"
     assert (short.num_computed, long.num_computed) == (3, 10)
     assert rig.plans[0][1].blocks_active == 2 * 15, "each has blocks for the longest"
@@ -44,7 +39,7 @@ def test_a_token_budget_cuts_the_padded_prompts_into_columns() -> None:
     rig.add(2)
     rig.add(10)
     plans = [rig.step() for _ in range(4)]
-    assert [rows(plan) for plan in plans] == [[4, 4], [4, 4], [2, 2], [1, 1]]
+    assert [rig.rows(plan) for plan in plans] == [[4, 4], [4, 4], [2, 2], [1, 1]]
     assert [len(plan.sampling) for plan in plans] == [1, 0, 1, 2]
 
 
@@ -54,12 +49,12 @@ def test_nobody_joins_before_the_slowest_is_done_and_who_ended_keeps_its_row() -
     rig.add(4, max_tokens=5)
     rig.add(4, max_tokens=1)
     for _ in range(4):
-        assert rows(rig.step()) in ([4, 4], [1, 1])
+        assert rig.rows(rig.step()) in ([4, 4], [1, 1])
         assert not rig.finished
     rig.step()
     assert rig.finished == {1: "length", 2: "length"}, "a batch returns as a whole"
     assert rig.cache.num_active == 0
-    assert rows(rig.step()) == [4]
+    assert rig.rows(rig.step()) == [4]
     assert rig.finished[3] == "length"
 
 
@@ -77,9 +72,6 @@ def test_a_request_whose_padded_batch_cannot_fit_is_refused_with_the_numbers() -
 def test_prefix_caching_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="enable_prefix_caching"):
         Engine("tiny-solver", batching="static")
-    sizes = {"max_num_seqs": 1, "max_num_batched_tokens": 8, "max_model_len": 8}
-    with pytest.raises(ConfigError, match="enable_prefix_caching=False"):
-        StaticScheduler(KVCacheManager(8, 4), np.arange(8), stops=FakeStops(), **sizes)
     with pytest.raises(ConfigError, match=r"'statik'.*Did you mean 'static'"):
         Engine("tiny-solver", batching="statik")
 
@@ -95,21 +87,45 @@ def test_a_failed_step_ends_its_batch_and_what_waits_goes_on() -> None:
     assert rig.finished == {waiting.request_id: "length"}
 
 
+# -- without a KV cache: every sequence anew at each step --
+
+
+class Recomputing(Rig):
+    """It over blocks of 4."""
+
+    kind, caching = RecomputingScheduler, False
+
+
+def test_each_token_computes_its_whole_sequence() -> None:
+    """With memory that holds nothing from one step to the next."""
+    rig = Recomputing()
+    rig.add(5, max_tokens=4)
+    rig.add(2, max_tokens=2)
+    while rig.scheduler.has_work:
+        rig.executor.memory.clear()
+        rig.step()
+    assert [rig.rows(plan) for plan, _ in rig.plans] == [[5, 2], [6, 3], [7], [8]]
+    assert rig.finished == {1: "length", 2: "length"}
+
+
+def test_a_sequence_longer_than_a_step_goes_on_in_the_next() -> None:
+    """What a token computes of its own sequence, in two chunks, it does not compute twice."""
+    rig = Recomputing(max_num_batched_tokens=8)
+    rig.add(10, max_tokens=2)
+    rig.run()
+    assert [rig.rows(plan) for plan, _ in rig.plans] == [[8], [2], [8], [3]]
+
+
+# -- both: tokens and logits are those of each request alone --
+
 PROMPT = st.lists(st.integers(0, 2), min_size=1, max_size=12)
+REQUESTS = st.lists(st.tuples(PROMPT, st.integers(0, 6), st.booleans()), min_size=1, max_size=9)
+"""Tokens, max_tokens (0 stands for a scoring request of the prompt) and ignore_eos."""
+MANY = settings(max_examples=150, deadline=None)
 
 
-@settings(max_examples=150, deadline=None)
-@given(
-    requests=st.lists(st.tuples(PROMPT, st.integers(0, 6), st.booleans()), min_size=1, max_size=9),
-    seqs=st.integers(1, 4),
-    extra=st.integers(0, 20),
-    aborted=st.sets(st.tuples(st.integers(0, 8), st.integers(0, 12)), max_size=2),
-)
-def test_tokens_logits_and_counts_are_those_of_each_request_alone(
-    requests, seqs, extra, aborted
-) -> None:
-    """max_tokens 0 stands for a scoring request of the prompt; aborted: (step, request id)."""
-    rig = Padded(max_num_seqs=seqs, max_num_batched_tokens=seqs + extra)
+def check_answers(rig: Rig, requests, aborted=()) -> None:
+    """Run the requests to their end; aborted: (step, request id)."""
     sequences, step, gone = [], 0, set()
     for tokens, max_tokens, ignore_eos in requests:
         if max_tokens:
@@ -133,10 +149,36 @@ def test_tokens_logits_and_counts_are_those_of_each_request_alone(
             wanted = expected_logits(tokens, sequence.score.positions, (1, 2))
             assert {p: list(v) for p, v in sequence.score_rows.items()} == wanted
     assert rig.cache.num_active == 0
+
+
+@MANY
+@given(
+    requests=REQUESTS,
+    seqs=st.integers(1, 4),
+    extra=st.integers(0, 20),
+    aborted=st.sets(st.tuples(st.integers(0, 8), st.integers(0, 12)), max_size=2),
+)
+def test_padding_changes_no_answer(requests, seqs, extra, aborted) -> None:
+    """Every row of a step counts, and a step is a rectangle."""
+    rig = Padded(max_num_seqs=seqs, max_num_batched_tokens=seqs + extra)
+    check_answers(rig, requests, aborted)
     for plan, counts in rig.plans:
         assert counts.prefill_tokens + counts.decode_tokens == plan.num_tokens
         assert plan.num_tokens <= seqs + extra
-        assert len(set(rows(plan))) == 1, "a step is a rectangle"
+        assert len(set(rig.rows(plan))) == 1
+
+
+@MANY
+@given(
+    requests=REQUESTS,
+    blocks=st.integers(5, 40),
+    seqs=st.integers(1, 4),
+    extra=st.integers(0, 20),
+)
+def test_recomputing_changes_no_answer(requests, blocks, seqs, extra) -> None:
+    """Few blocks preempt."""
+    limits = {"max_num_seqs": seqs, "max_num_batched_tokens": seqs + extra}
+    check_answers(Recomputing(blocks, max_model_len=20, **limits), requests)
 
 
 def test_a_real_model_samples_and_scores_the_same_in_static_and_continuous_batches() -> None:

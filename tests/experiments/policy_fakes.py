@@ -10,7 +10,7 @@ from workbench.experiments.settings import ALL, NONE, PolicyPlan, RunSpec, sweep
 
 BLOCK = {"llm": 8192, "prm": 32768}
 PEAK = {"llm": 2**21, "prm": 2**23}  # bytes of active blocks
-PLAN = PolicyPlan(3, 2, 2, (0.5, 2.0), (0.08, 0.2, 0.3), 1, (0.2,), repeats=0)
+PLAN = PolicyPlan(3, 2, (0.5, 2.0), (0.08, 0.2, 0.3), 1, (0.2,), repeats=0)
 CONFIG = sweep_config("quick", n=4, max_depth=3, seeds=(0, 1), warmup_problems=0)
 
 

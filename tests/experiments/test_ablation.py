@@ -21,7 +21,7 @@ from workbench.experiments.statistics import WORK, Interval
 from workbench.experiments.study import figures_home, preview, profile_figures, run_ablation
 
 CONFIG = sweep_config("quick", n=4, max_depth=2, seeds=(0, 1))
-PLAN = AblationPlan(4, 2, (1,), num_seeds=2, queue_problems=5, queue_in_flight=2)
+PLAN = AblationPlan(4, (1,), num_seeds=2, queue_problems=5)
 SLOWER = dict(zip(MODIFICATIONS, (8.0, 4.0, 2.0, 1.0, 1.0, 3.0)))
 """How many times the seconds of the last each fake takes; the last two do one work."""
 
@@ -59,7 +59,7 @@ def rows(study):
 
 def test_gains_are_ratios_of_paired_problems_and_equal_work_is_one(study, rows):
     """The fake's speeds are known, so every gain is."""
-    gains = rows[rows["metric"] == "gain"].set_index("rung")
+    gains = rows[rows["metric"] == "gain"].set_index("setting")
     for key in ("one_runtime", "score_cache", "continuous_problems"):
         assert gains.loc[key, "value"] == pytest.approx(2.0)
         assert gains.loc[key, "low"] < 2.0 < gains.loc[key, "high"]
@@ -72,7 +72,7 @@ def test_gains_are_ratios_of_paired_problems_and_equal_work_is_one(study, rows):
 
 
 def test_rates_are_of_both_seeds_and_problem_batching_of_the_longer_queue(study, rows):
-    rate = rows[(rows["metric"] == "problems_per_min") & (rows["rung"] == "score_cache")].iloc[0]
+    rate = rows[(rows["metric"] == "problems_per_min") & (rows["setting"] == "score_cache")].iloc[0]
     runs = study.runs[study.runs["setting"] == "score_cache"]
     assert len(runs) == 2
     assert rate["value"] == pytest.approx(60 * 8 / runs["wall_s"].sum())

@@ -1,19 +1,34 @@
 """Runs carried out with the embedded models: what is stored is what was measured."""
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 
+from workbench.errors import ConfigError
 from workbench.experiments.execute import (
     COUNTS,
+    RECORDED,
     REPLAYED,
     Cells,
     make_arena,
+    recorded_config,
     replay_identity,
     replayed_config,
+    replayed_run,
 )
-from workbench.experiments.memory import starting_share
+from workbench.experiments.memory import feasibility, starting_share
 from workbench.experiments.provenance import PACKAGE, REPLAY_SOURCES, SOURCES, this_code
-from workbench.experiments.runs import compare, load_runs
+from workbench.experiments.rows import (
+    ablation_rows,
+    accounted,
+    critique_rows,
+    lost_time_rows,
+    memory_split_rows,
+    on_rungs,
+    optimisation_rows,
+)
+from workbench.experiments.runs import compare, load_runs, sweep_problems
 from workbench.experiments.settings import (
     CONTINUOUS,
     COUNTED,
@@ -23,20 +38,30 @@ from workbench.experiments.settings import (
     UNCACHED,
     BatchPlan,
     PolicyPlan,
+    RunSpec,
     WorkingSet,
     batch_runs,
     policy_runs,
+    replayed_ablation,
+    replayed_policies,
     setting_of,
     sweep_config,
 )
 from workbench.experiments.study import (
-    NOTHING_WAS_RUN,
+    provenance,
+    provenance_of_rungs,
     provenance_replayed,
+    run_ablation_replayed,
     run_policies,
+    run_policies_replayed,
     run_replayed,
     run_sweep,
+    working_set_of,
 )
+from workbench.replay.answers import Answers
 from workbench.replay.devices import PRESETS
+from workbench.replay.what_if import what_if
+from workbench.replay.workload import load_recording
 
 SMALL = {"num_problems": 3, "levels": (1, 2), "n": 4, "beam_width": 2, "max_depth": 5}
 SMALL |= {"shares": (0.08, 0.3), "seeds": (0,), "warmup_problems": 0, "max_num_seqs": 8}
@@ -105,17 +130,36 @@ def test_interleaved_searches_bring_what_each_brings_alone(sweep, tmp_path):
 
 def test_a_study_of_policies_measures_the_working_set_first(tmp_path):
     """Two engines in an arena, from W to the rows, with the embedded models."""
-    plan = PolicyPlan(2, 2, 1, (2.0,), (0.3,), 0, repeats=0)
+    plan = PolicyPlan(2, 1, (2.0,), (0.3,), 0, repeats=0)
     study = run_policies(sweep_config("quick", **SMALL), plan, tmp_path, progress=False)
     assert set(study.all_runs["status"]) == {"finished"}
     assert study.runs["llm_final_share"].notna().any()
+
+
+@pytest.mark.parametrize("policy", ["static", "marginal_value"])
+def test_a_sweep_with_a_policy_shares_one_memory_and_changes_no_token(sweep, tmp_path, policy):
+    """Guards `sweep --policy`: the KV memory is what both models' weights leave, the share as asked
+    for where the policy keeps one, and every node as with two caches.
+    """
+    config = sweep_config("quick", **SMALL | {"shares": (0.3,), "policy": policy})
+    shared = run_sweep(config, tmp_path, progress=False)
+    (row,), beside = shared.runs.to_dict("records"), sweep.runs[sweep.runs["llm_share"] == 0.3]
+    weights = row["llm_weights_bytes"] + row["prm_weights_bytes"]
+    page = (row["total_memory"] - weights) / row["kv_pages"]
+    assert round(page) in range(2**15, 2**15 + 2**10)
+    own = beside.iloc[0]
+    kv_share = own["llm_kv_bytes"] / (own["llm_kv_bytes"] + own["prm_kv_bytes"])
+    if policy == "static":
+        assert row["llm_final_share"] == pytest.approx(kv_share, abs=0.01)
+    assert compare(list(shared.runs["folder"]), list(beside["folder"])).identical
+    assert f"shared by the policy {policy}" in provenance(shared.runs)
 
 
 @pytest.mark.parametrize("budget", [0.5, 2.0])
 def test_a_run_records_the_split_that_its_arena_starts_with(budget):
     """Guards the column llm_share of runs whose policy starts from its own split."""
     need = WorkingSet(2**21, 2**23, longest=600)
-    plan = PolicyPlan(3, 2, 1, (budget,), (0.2, 0.3), 0)
+    plan = PolicyPlan(3, 1, (budget,), (0.2, 0.3), 0)
     runs = policy_runs(sweep_config("quick", n=4, max_depth=3), plan, need)
     spec = next(s for s in runs if s.setting == setting_of(budget, ELASTIC, None, "none"))
     arena, kv_bytes = make_arena(spec), spec.get("kv_bytes")
@@ -195,14 +239,110 @@ def test_problems_add_up_to_the_run_and_blocks_are_what_weights_leave(replayed) 
         left = runs[f"{engine}_bytes"] - runs[f"{engine}_weights_bytes"]
         assert (runs[f"{engine}_blocks"] == left // runs[f"{engine}_block_bytes"]).all()
     text = provenance_replayed(replayed)
-    assert REPLAYED in text and NOTHING_WAS_RUN in text and "simulated NVIDIA A100 40 GB" in text
+    assert REPLAYED in text and "Nothing was run: tokens are MATH-500's lengths" in text
+    assert "simulated NVIDIA A100 40 GB" in text
+
+
+def test_a_recording_is_a_rung_with_its_own_problems_settings_and_memory(folder) -> None:
+    """Guards that what is replayed of SmolLM2 is what a measured run of the same settings does."""
+    config = recorded_config("quick", shares=(0.08, 0.3))
+    recording = load_recording(config.problems)
+    assert sweep_problems(config) == [each.problem for each in recording.problems]
+    study = run_replayed(config, folder, progress=False)
+    steps = sum(len(step.tokens) for each in recording.problems for step in each.steps)
+    assert study.runs["sampled_tokens"].tolist() == [steps, steps]
+    fits = [feasibility(RunSpec(config, share, 0)) for share in config.shares]
+    for engine in ("llm", "prm"):
+        assert study.runs[f"{engine}_blocks"].tolist() == [each.blocks(engine) for each in fits]
+    assert study.runs["llm_preempted"].iloc[0] > 0 == study.runs["llm_preempted"].iloc[1]
+    assert study.noise.is_known and study.noise.sigma == 0, "simulated seconds have no noise"
+    rows = on_rungs(memory_split_rows, [study])
+    assert set(rows["rung"]) == {RECORDED}
+    lost = lost_time_rows(study)
+    assert accounted(lost).between(0.999, 1.001).all(), "a replay has steps alone"
+    assert "a recorded search's" in provenance_of_rungs([study])
+
+
+def test_what_a_replay_tells_of_the_ablation_is_its_speed(folder) -> None:
+    """Guards C7 at the thesis's scale: a queue is waited in, and nothing is sampled to an end."""
+    config = replayed_config("quick", **FEW | {"min_problem_batch": 2})
+    study = run_ablation_replayed(config, replayed_ablation(config), folder, progress=False)
+    assert set(study.all_runs["status"]) == {"finished"}
+    rows = ablation_rows(study)
+    assert not set(rows["metric"]) & {"accuracy", "finishes", "stops"}
+    gains = rows[rows["metric"] == "gain"].set_index("setting")["value"]
+    assert gains["one_runtime"] > 1 < gains["score_cache"]
+    assert gains["continuous_problems"] != 1, "problems wait in the queue"
+    asked = replace(RunSpec(config, 0.3, 0), config=replace(config, finish_at_limit=True))
+    with pytest.raises(ConfigError, match="finish_at_limit=False"):
+        replayed_run(PRESETS["a100-40"], asked)
+
+
+def test_policies_are_replayed_at_budgets_of_the_rung_s_own_working_set(folder) -> None:
+    """Guards the study of policies at the thesis's scale: W first, every policy, no forgetting;
+    techniques are about speed, and more memory is no slower.
+    """
+    config = replayed_config("quick", **FEW)
+    plan = replayed_policies(config, PolicyPlan(9, 5, (2.0, 4.0), (0.3,)))
+    study = run_policies_replayed(config, plan, folder, progress=False)
+    assert not study.all_runs["forget_pruned"].any()
+    assert not (study.all_runs["technique"] == "forget_pruned").any()
+    need, runs = working_set_of(study.all_runs), study.runs.set_index("setting")
+    assert runs["kv_bytes"][setting_of(2.0, ELASTIC, None, "none")] == 2 * need.total
+    assert need.prm > need.llm > 0
+    rows = optimisation_rows(study)
+    speed = rows[rows["metric"] == "tokens_per_s"].set_index("setting")["value"]
+    for policy, share in (("first_come", None), ("phase_aware", None), (ELASTIC, None)):
+        tight, roomy = (setting_of(budget, policy, share, "none") for budget in (2.0, 4.0))
+        assert speed[tight] <= speed[roomy] * 1.001
+    assert not set(rows["metric"]) & {"same", "accuracy"}, "a replay samples and answers nothing"
+
+
+def test_the_smallest_profile_leaves_a_model_short_of_room_at_either_end_and_none_at_0_3() -> None:
+    """Guards quick's story: with fewer problems than are in flight elsewhere the PRM has room."""
+    config, recording = sweep_config("quick"), load_recording("tiny-16-n16")
+    answers = Answers(replace(recording, problems=recording.problems[: config.num_problems]))
+    how = {"device": "a100-40", "total_memory": config.total_memory}
+    how |= {"min_problem_batch": config.min_problem_batch}
+    lost, columns = {}, ["preempted", "recomputed_tokens_evicted"]
+    for share in (0.08, 0.3, 0.5):
+        steps = what_if(answers, llm_share=share, **how).trace.steps
+        lost[share] = steps.groupby("engine")[columns].sum().sum(axis=1)
+    assert lost[0.08]["llm"] > 0 == lost[0.08]["prm"]
+    assert lost[0.5]["prm"] > 0 == lost[0.5]["llm"]
+    assert not lost[0.3].any()
+
+
+def test_a_prm_that_writes_is_replayed_beside_one_that_scores(tmp_path) -> None:
+    """Another PRM's shape, the same search: critiques cost the PRM time and change no token."""
+    own = {**FEW, "shares": [0.5], "prm": "qwen2.5-1.5b-instruct", "total_memory": "8GiB"}
+    writes = {"prm_format": "thinkprm", "critiques": 2, "critique_tokens": 40}
+    plain, writing = (
+        run_replayed(replayed_config("quick", **own, **more), tmp_path) for more in ({}, writes)
+    )
+    before, after = plain.runs.iloc[0], writing.runs.iloc[0]
+    assert "qwen2.5-1.5b-instruct" in after["rung"] and after["rung"] != REPLAYED
+    assert before["sampled_tokens"] == after["sampled_tokens"]
+    assert before["prm_decode_tokens"] == 0
+    assert before["llm_busy_s"] == pytest.approx(after["llm_busy_s"])  # added up otherwise
+    assert after["prm_decode_tokens"] > 0 and after["prm_busy_s"] > 5 * before["prm_busy_s"]
+    rows = critique_rows(plain, writing)
+    rates = rows[rows["metric"] == "problems_per_min"].set_index("kind")["value"]
+    assert rates.to_dict() == pytest.approx(
+        {"scores": before["problems_per_min"], "critiques": after["problems_per_min"]}
+    )
+    again = rows[rows["metric"] == "again"].groupby(["kind", "engine"])["value"].sum()
+    evicted = after["prm_recomputed_tokens_evicted"] + after["prm_recomputed_tokens_preempted"]
+    assert again["critiques", "prm"] == evicted / FEW["num_problems"]
 
 
 def test_another_device_or_replay_is_another_run() -> None:
     """A changed constant of cost or workload is not taken for runs stored before it."""
-    assert replay_identity(PRESETS["h100"]).code == this_code(replayed=True)["code"]
+    made, recorded = replayed_config("quick"), recorded_config("quick")
+    assert replay_identity(PRESETS["h100"], made).code == this_code(replayed=True)["code"]
     assert {PACKAGE / "replay", *SOURCES} == {*REPLAY_SOURCES}
-    assert replay_identity(PRESETS["h100"]) != replay_identity(PRESETS["a100-40"])
+    others = [(PRESETS["h100"], made), (PRESETS["a100-40"], made), (PRESETS["h100"], recorded)]
+    assert len({replay_identity(*each) for each in others}) == 3
 
 
 def test_runs_are_found_again_and_not_mixed_up(replayed, folder) -> None:
@@ -211,5 +351,5 @@ def test_runs_are_found_again_and_not_mixed_up(replayed, folder) -> None:
     assert again.folders == replayed.folders
     other = run_replayed(replayed_config("quick", **FEW), folder, "h100")
     assert not set(other.folders) & set(replayed.folders)
-    assert len(load_runs(folder)) == 4
+    assert len(load_runs([*again.folders, *other.folders])) == 4
     assert other.runs["wall_s"].max() < replayed.runs["wall_s"].min()

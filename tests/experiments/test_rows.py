@@ -1,6 +1,7 @@
 """The rows figures draw, counted again by hand on a small sweep without models."""
 
 import re
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
@@ -182,7 +183,9 @@ def test_shares_of_equal_work_are_not_ranked_and_no_peak_is_claimed_where_none_i
     assert "highest at 0.30 (95 %" in told(0.2, 0.5, (0.3, 0.3))[0]
     words, claim = told(0.08, 0.5, (0.3, 0.3))
     assert words.endswith("its interval is the whole axis: 80 to 102 generated tokens/s.")
-    assert claim.number == "no peak can be told [0.08, 0.50]"
+    assert claim.number.startswith(
+        "no peak can be told [0.08, 0.50]; it depends on whether a model"
+    )
     words, _ = told(0.08, 0.5, (0.08, 0.5))
     assert words == "No peak can be told: every share from 0.08 to 0.50 does the same work."
 
@@ -198,18 +201,47 @@ def test_what_thrashing_costs_is_one_sentence(sweep, lost):
 
 
 def test_the_page_of_claims_is_what_the_committed_rows_say():
-    """Nine claims on both rungs, each with a verdict, and figures that are there."""
+    """Nine claims on three rungs, each with a verdict, and figures that are there."""
     page = (ROOT / "reports" / "claims.md").read_text()
     assert page == claims.claims_page(ROOT / "figures", "../figures")
     table = claims.claims_tex(claims.claims_of_figures(ROOT / "figures"))
-    assert (ROOT / "reports" / "claims.tex").read_text() == table and table.count(r"\\") == 19
+    assert (ROOT / "reports" / "claims.tex").read_text() == table and table.count(r"\\") == 28
     assert "100.00\\% of nodes" in table and "| block size | 16 (vLLM) | 16 |" in page
     cells = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| C")]
-    assert [key for key, *_ in cells] == sorted(2 * list(claims.CLAIMS))
+    rungs = list(dict.fromkeys(cell[-1] for cell in cells))
+    assert [(key, at) for key, *_, at in cells] == [*product(claims.CLAIMS, rungs)]
+    assert len(rungs) == 3 and rungs[0] == "measured tiny"
     verdicts = {claims.HOLDS, claims.FAILS, claims.DEPENDS, claims.UNTESTED}
     assert {cell[2].strip("*") for cell in cells} <= verdicts
+    for _, _, verdict, number, *_ in cells:
+        assert ("depends on" in number) is (claims.DEPENDS in verdict), "of what, with the number"
+        assert number != claims.NO_ROWS, "why a claim was not tested is said"
     for file in re.findall(r"\(\.\./(figures/\w+\.svg)\)", page):
         assert (ROOT / file).is_file()
+
+
+def test_peaks_and_orders_of_shares_agree_between_the_rungs_or_it_is_said():
+    """Of the committed rows: counted again without the code that writes the sentence."""
+    split = pd.read_parquet(ROOT / "figures" / "memory_split.parquet")
+    said = claims.rungs_in_words(split)
+    assert said in (ROOT / "reports" / "claims.md").read_text()
+    rate = split[split["metric"] == "tokens_per_s"].pivot(
+        index="llm_share", columns="rung", values="value"
+    )
+    assert len(rate) >= 7 and rate.notna().all(axis=None)
+    ends = split.set_index("rung")
+    peaks, alike = (ends[ends["metric"] == name] for name in ("peak_share", "same_work"))
+    for rung in rate:
+        on_plateau = rate.index.to_series().between(*alike.loc[rung, ["low", "high"]])
+        rate.loc[on_plateau, rung] = rate.loc[on_plateau, rung].mean()
+    orders = rate.rank().corr()["measured tiny"]
+    assert orders["replayed 1B + 8B"] > claims.AGREE > orders["replayed SmolLM2"]
+    tiny = peaks.loc["measured tiny"]
+    for rung, does in (("replayed SmolLM2", "does not agree"), ("replayed 1B + 8B", "agrees")):
+        own = said.partition(f"{rung}: ")[2].partition(")")[0]
+        assert own.endswith(f"{does} (Spearman's rank correlation {orders[rung]:.2f}")
+        assert ", meet; " in own
+        assert peaks.loc[rung, "low"] <= tiny["high"] and tiny["low"] <= peaks.loc[rung, "high"]
 
 
 def test_working_sets_and_rooms_of_both_scales_stand_side_by_side():

@@ -18,17 +18,19 @@ from workbench.experiments.settings import (
     BatchPlan,
     PolicyPlan,
     RunSpec,
+    StrategyPlan,
     ablation_runs,
     batch_runs,
     plan_of,
     policy_runs,
+    reference_runs,
     split_runs,
     sweep_config,
 )
 
 CONFIG = sweep_config("quick", n=4, max_depth=2, seeds=(0, 1))
-SMALL = AblationPlan(4, 2, (1,), num_seeds=2, queue_problems=5, queue_in_flight=2)
-POLICY = PolicyPlan(3, 2, 2, (0.5, 2.0), (0.08, 0.2, 0.3), 1, (0.3,), 1)
+SMALL = AblationPlan(4, (1,), num_seeds=2, queue_problems=5)
+POLICY = PolicyPlan(3, 2, (0.5, 2.0), (0.08, 0.2, 0.3), 1, (0.3,), 1)
 NEED = settings.WorkingSet(2**21, 2**23, 600)
 
 
@@ -93,7 +95,7 @@ def test_every_run_of_every_study_has_its_own_fingerprint(profile):
     config = sweep_config(profile)
     batch, ablation, policy = (plan_of(p, profile) for p in (BatchPlan, AblationPlan, PolicyPlan))
     runs = [*split_runs(config), *batch_runs(config, batch), *ablation_runs(config, ablation)]
-    runs += [*settings.reference_runs(config, policy), *policy_runs(config, policy, NEED)]
+    runs += [*reference_runs(config, policy), *policy_runs(config, policy, NEED)]
     assert len({run.fingerprint(IDENTITY) for run in runs}) == len(runs)
 
 
@@ -118,12 +120,21 @@ def test_a_plan_refuses_nonsense(kind, wrong, said):
         replace(PLANS[kind]["default"], **wrong)
 
 
-def test_one_number_of_problems_in_flight_and_the_thesis_share_are_in_every_profile():
-    """A headline and the figure of the same technique must show the same number."""
-    plan, config = plan_of(PolicyPlan, "default"), sweep_config("default")
-    assert plan.num_problems == config.num_problems
-    assert plan.policies_in_flight == config.min_problem_batch
-    assert all(settings.THESIS_SHARE in plan.kv_shares for plan in PLANS[PolicyPlan].values())
+def test_problems_in_flight_are_the_same_in_every_profile_and_study_of_a_pair():
+    """Need and room keep their ratio: a smaller profile must not tell another story, and a headline
+    and the figure of the same technique show the same number.
+    """
+    for profile in PROFILES:
+        config, tight = sweep_config(profile), plan_of(PolicyPlan, profile)
+        flight = sweep_config("thesis" if profile == "thesis" else "full").min_problem_batch
+        plans = [plan_of(kind, profile) for kind in (AblationPlan, PolicyPlan, StrategyPlan)]
+        runs = [*split_runs(config), *ablation_runs(config, plans[0])]
+        runs += [*reference_runs(config, tight), *policy_runs(config, tight, NEED)]
+        assert {run.config.min_problem_batch for run in runs} == {flight}
+        assert min(config.num_problems, *(plan.num_problems for plan in plans)) >= flight
+        assert settings.THESIS_SHARE in tight.kv_shares
+        queued = [run for run in runs if run.role == settings.QUEUE]
+        assert all(run.config.num_problems > flight for run in queued), "a queue to be filled from"
 
 
 def test_cells_take_the_limits_an_engine_accepts_and_differ_in_them_only():

@@ -11,10 +11,9 @@ import torch
 from tests.kernels.synthetic import KINDS, TOLERANCES, Step, random_step
 from workbench.errors import ConfigError
 from workbench.kernels import Kernels, load_kernels
-from workbench.kernels.reference import ReferenceKernels
 
 cpu = load_kernels(torch.device("cpu"), torch.float32, threads=2)
-reference = ReferenceKernels(torch.device("cpu"), torch.float32)
+reference = Kernels(torch.device("cpu"), torch.float32)
 GPU = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # there interpreted
 HEADS = {
     "mha": (4, 4, 16),
@@ -71,11 +70,11 @@ def test_store_kv_equals_reference(
     step = random_step(HEADS[shape], BATCHES["mixed"], block_size, kernels.keys_by_position)
     angles = torch.rand(128, HEADS[shape][2] // 2, generator=torch.Generator().manual_seed(1)) * 6
     given = [each.to(device, dtype) for each in (step.qkv, step.cache.data, angles)]
-    twin, found = ReferenceKernels(device, torch.float32, kernels.keys_by_position), []
+    twin, found = Kernels(device, torch.float32, kernels.keys_by_position), []
     for each, kind in ((kernels, dtype), (twin, torch.float32)):
         qkv, data, turned = (tensor.to(kind, copy=True) for tensor in given)
-        cosine, sine = (table.to(dtype).to(kind) for table in (turned.cos(), turned.sin()))
-        each.store_kv(qkv, cosine, sine, replace(step.cache, data=data), step.context)
+        tables = tuple(table.to(dtype).to(kind) for table in (turned.cos(), turned.sin()))
+        each.store_kv(qkv, tables, replace(step.cache, data=data), step.context)
         found.append((qkv.float(), data.float()))
     close = {"rtol": TOLERANCES[dtype], "atol": TOLERANCES[dtype]}
     torch.testing.assert_close(*found, **close, equal_nan=True)
@@ -92,7 +91,7 @@ def test_norm_gate_and_logits_equal_reference(
     x, weight, *parts = (torch.randn(*size, generator=draw).to(device, dtype) for size in sizes)
     rows, numbers = torch.tensor([2, 0], device=device), torch.tensor([5, 1, 11], device=device)
     found = []
-    for each, kind in ((kernels, dtype), (ReferenceKernels(device, torch.float32), torch.float32)):
+    for each, kind in ((kernels, dtype), (Kernels(device, torch.float32), torch.float32)):
         inputs, matrices = x.to(kind), [part.to(kind) / width**0.5 for part in parts]
         normed, gated, logits = (torch.empty(3, size, dtype=kind, device=device)
                                  for size in (width, width, 3))  # fmt: skip
@@ -157,9 +156,9 @@ def test_gpt2_s_norm_and_gelu_equal_reference(
     sizes = (19, width), (width,), (width,)
     x, weight, bias = (torch.randn(*size, generator=draw).to(device, dtype) for size in sizes)
     far, found = 3 * x + 20, []
-    for each, kind in ((kernels, dtype), (ReferenceKernels(device, torch.float32), torch.float32)):
+    for each, kind in ((kernels, dtype), (Kernels(device, torch.float32), torch.float32)):
         normed, bent = torch.empty(19, width, dtype=kind, device=device), (x * 30).to(kind)
-        each.layer_norm(far.to(kind), weight.to(kind), bias.to(kind), 1e-5, normed)
+        each.layer_norm(far.to(kind), torch.stack([weight, bias]).to(kind), 1e-5, normed)
         each.gelu(bias.to(kind), bent[:9])
         small = x.to(kind, copy=True)
         each.gelu(bias.to(kind), small)
@@ -189,4 +188,7 @@ def test_a_masked_key_of_the_same_tile_adds_nothing() -> None:
 def test_kernels_are_chosen_by_device_and_dtype() -> None:
     """float32 on a CPU is compiled and invariant; other dtypes take the reference."""
     assert load_kernels(torch.device("cpu"), torch.float32).batch_invariant
-    assert load_kernels(torch.device("cpu"), torch.bfloat16).name == "reference"
+    with pytest.raises(ConfigError, match="batch_invariant=False"):
+        load_kernels(torch.device("cpu"), torch.bfloat16)
+    found = load_kernels(torch.device("cpu"), torch.bfloat16, batch_invariant=False)
+    assert (found.name, found.batch_invariant) == ("reference", False)

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from workbench.kernels import Quantised, load_kernels
+from workbench.kernels import Kernels, Quantised, load_kernels
 from workbench.kernels.cpu import CpuKernels
 from workbench.kernels.cpu.products import Beside, Panels
 from workbench.kernels.quantised import FORMATS
-from workbench.kernels.reference import ReferenceKernels
 
 CPU = torch.device("cpu")
 KINDS = sorted(FORMATS)
@@ -49,7 +48,7 @@ def test_products_equal_reference(
 ) -> None:
     """Odd widths and depths, one row to more than a piece: as torch has it, up to rounding."""
     inputs, outputs = shape
-    reference, parts = ReferenceKernels(CPU, torch.float32), random_parts(operation, *shape[::-1])
+    reference, parts = Kernels(CPU, torch.float32), random_parts(operation, *shape[::-1])
     ours, theirs = (each.pack(parts, len(parts) == 2) for each in (kernels, reference))
     assert ours.shape == theirs.shape == shape
     for rows in (1, 3, 14, 15, 29, 257):

@@ -68,7 +68,7 @@ def test_recorded_launches_run_again_and_only_then() -> None:
     program = pool.record(work)
     assert not cells.any()
     for _ in range(20):
-        program.run()
+        program()
     assert (cells == [[40], [20]]).all()
     work()
     assert (cells == [[42], [21]]).all()

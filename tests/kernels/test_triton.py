@@ -10,8 +10,7 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed (it exists for Linux)")
 
 from tests.kernels.synthetic import KINDS, TOLERANCES, Step, check_same, context_of, random_step
-from workbench.kernels import LayerCache
-from workbench.kernels.reference import ReferenceKernels
+from workbench.kernels import Kernels, LayerCache
 from workbench.kernels.triton import INTERPRETED, TritonKernels
 from workbench.kernels.triton.attention import Tiles
 
@@ -52,7 +51,7 @@ def expected(step: Step) -> torch.Tensor:
     """The twin's, in float32 of the same numbers."""
     wide = step.to(torch.float32, DEVICE)
     out = wide.room()
-    twin = ReferenceKernels(torch.device(DEVICE), torch.float32, keys_by_position=True)
+    twin = Kernels(torch.device(DEVICE), torch.float32, keys_by_position=True)
     twin.attend(wide.qkv, out, wide.cache, wide.context)
     return out
 
@@ -142,8 +141,9 @@ def test_offsets_pass_two_to_the_thirty_one() -> None:
         replace(step.context, block_offsets=offsets),
     )
     ones = torch.ones(8, 8, dtype=torch.float16, device=DEVICE)
+    angles = ones, 0 * ones
     for each in (step, moved):
         each.qkv.copy_(step.qkv)
-        kernels(torch.float16, SMALL).store_kv(each.qkv, ones, 0 * ones, each.cache, each.context)
+        kernels(torch.float16, SMALL).store_kv(each.qkv, angles, each.cache, each.context)
     assert torch.equal(attended(moved, SMALL), attended(step, SMALL))
     assert torch.equal(data[far:].nan_to_num(7), step.cache.data.nan_to_num(7))

@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed (it exists for Linux)")
 
 from tests.kernels.synthetic import KINDS
-from workbench.kernels.reference import ReferenceKernels, leave_out
+from workbench.kernels.reference import Kernels, leave_out
 from workbench.kernels.triton import rows
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -36,7 +36,7 @@ def test_tokens_are_the_sampler_s(vocab: int, dtype: torch.dtype) -> None:
     temperature = [0.0, 0.8, 1.0, 0.5, 0.0, 2.0, 1.0, 1.0]
     noise = [0.5, *random.random(5).tolist(), 0.0, np.nextafter(1.0, 0.0)]
     tokens, finite = rows.choose(*given(logits, temperature, noise, dtype)).cpu().numpy()
-    twin = ReferenceKernels(DEVICE, torch.float32)
+    twin = Kernels(DEVICE, torch.float32)
     expected = twin.choose(*given(logits, temperature, noise, dtype)).tolist()
     assert [tokens.tolist(), finite.tolist()] == expected
     assert expected[1] == [1] * 8

@@ -94,7 +94,7 @@ if CAPABILITY == 90:
 attended(128, "fp32")
 ptx(rows.rms_norm, [X, STRIDE, X, X, STRIDE, "fp32"], [2048])
 ptx(rows.gate, [X, X, STRIDE], [8192])
-ptx(rows.layer_norm, [X, STRIDE, (X, X), X, STRIDE, "fp32"], [1600])
+ptx(rows.layer_norm, [X, STRIDE, X, X, STRIDE, "fp32"], [1600])
 ptx(rows.gelu, [X, X, STRIDE], [6400])
 ptx(rows.rotate_and_store, [X, STRIDE, (X, X), (LIST,) * 3, COUNT, X], [Shape(8, 4, 128, 16, True)])
 for count, columns in ((2, 2), (40, 16)):

@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed (it exists for Linux)")
 
 from tests.kernels.synthetic import TOLERANCES, check_same
-from workbench.kernels.reference import ReferenceKernels
+from workbench.kernels import Kernels
 from workbench.kernels.triton import INTERPRETED, TritonKernels
 from workbench.kernels.triton.products import FixedTiles
 
@@ -29,7 +29,7 @@ def random(*size: int, dtype: torch.dtype) -> torch.Tensor:
 
 def compare(rows: int, inputs: int, outputs: int, dtype: torch.dtype, tiles: FixedTiles | None):
     """Plain, added and gated, against the twin in float32 of the same numbers."""
-    ours, twin = kernels(dtype, tiles), ReferenceKernels(DEVICE, torch.float32)
+    ours, twin = kernels(dtype, tiles), Kernels(DEVICE, torch.float32)
     x, first = random(rows, inputs, dtype=dtype), random(outputs, inputs, dtype=dtype)
     second = random(outputs, inputs, dtype=dtype).flip(0)
     close = {"rtol": TOLERANCES[dtype], "atol": TOLERANCES[dtype]}

@@ -124,16 +124,17 @@ def test_rows_beyond_a_step_s_own_belong_to_nobody() -> None:
     """They store nothing, see nothing, and change no bit of the others."""
     alone = random_step((4, 2, 16), [(33, 1), (7, 1), (70, 1)], 8).to(torch.float32, DEVICE)
     ours = kernels(torch.float32, SMALL)
-    own, angles = alone.room(), torch.ones(80, 8, device=DEVICE)
+    own, ones = alone.room(), torch.ones(80, 8, device=DEVICE)
+    angles = ones, 0 * ones
     kept = alone.cache.data.clone()
-    ours.store_kv(alone.qkv, angles, 0 * angles, alone.cache, alone.context)
+    ours.store_kv(alone.qkv, angles, alone.cache, alone.context)
     ours.attend(alone.qkv, own, alone.cache, alone.context)
     wider = torch.cat([alone.qkv, torch.full_like(alone.qkv[:1], 9.0)])
     tables = alone.context.block_offsets
     beyond = context_of([(33, 1), (7, 1), (70, 1), (-1, 1)], [*tables, tables[0]])
     cache = replace(alone.cache, data=kept)
     out = torch.full((4, own.shape[1]), torch.nan, device=DEVICE)
-    ours.store_kv(wider, angles, 0 * angles, cache, beyond)
+    ours.store_kv(wider, angles, cache, beyond)
     ours.attend(wider, out, cache, beyond)
     assert torch.equal(out[:3], own)
     assert torch.equal(cache.data.nan_to_num(7), alone.cache.data.nan_to_num(7))

@@ -42,7 +42,8 @@ def folder(tmp_path: Path, tensors: Tensors) -> Path:
 
 def weights(product: Linear) -> torch.Tensor:
     """[outputs, inputs] of a product that is not gated."""
-    out = torch.empty(product.shape[1], product.shape[0])
+    inputs, outputs = product.matrix.shape
+    out = torch.empty(outputs, inputs)
     product.kernels.columns(product.matrix, torch.arange(len(out)), out)
     return out
 
@@ -132,7 +133,8 @@ def test_half_precision_files_compute_in_float32(tmp_path: Path, tensors: Tensor
     model = load_model(name)
     assert model.dtype == torch.float32
     assert torch.equal(weights(model.head), tensors["lm_head.weight"].bfloat16().float())
-    assert load_model(name, dtype="bfloat16").dtype == torch.bfloat16
+    half = load_model(name, dtype="bfloat16", batch_invariant=False)
+    assert half.dtype == torch.bfloat16
     with pytest.raises(ConfigError, match="dtype is 'int8'; allowed: 'auto', 'float32'"):
         load_model(name, dtype="int8")
 
@@ -144,9 +146,9 @@ def test_fingerprints_follow_the_weights_and_a_dummy_needs_only_the_config(
     assert load_model(str(folder)).fingerprint == before
     assert load_model(save(folder, tensors | {MIDDLE: 2 * tensors[MIDDLE]})).fingerprint != before
     (folder / "model.safetensors").unlink()
-    one, two = (load_model(f"dummy:{folder}", seed=seed) for seed in (1, 1))
+    one, two = (load_model(f"dummy:{folder}") for _ in range(2))
     assert torch.equal(weights(one.head), weights(two.head))
-    assert one.fingerprint == two.fingerprint != load_model(f"dummy:{folder}", seed=2).fingerprint
+    assert one.fingerprint == two.fingerprint != before
 
 
 def test_tied_weights_are_held_once(folder: Path, tmp_path: Path, tensors: Tensors) -> None:
@@ -174,4 +176,4 @@ def test_a_model_larger_than_memory_is_refused(
     monkeypatch.setattr("workbench.models.loading.available_memory", lambda: 10 * 2**30)
     for dtype, size in (("float32", "30.0"), ("bfloat16", "15.0")):  # the thesis's PRM
         with pytest.raises(OutOfMemory, match=rf"take {size} GiB \(torch.{dtype}.*Take a smaller"):
-            load_model("dummy:llama-3.1-8b-prm", dtype=dtype)
+            load_model("dummy:llama-3.1-8b-prm", dtype=dtype, batch_invariant=False)

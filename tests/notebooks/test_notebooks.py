@@ -15,27 +15,31 @@ NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 TINY = {"shares": [0.3, 0.5], "num_problems": 2, "seeds": [0], "n": 4, "max_depth": 3}
 TINY |= {"llm_share": 0.3, "recording": "tiny-16-n4"}
 TINY |= {"grid_seqs": [4, 16], "grid_tokens": [8, 128], "compared_seqs": [4], "block_sizes": [16]}
-TINY |= {"in_flight": 1, "depth_limits": [2], "budgets": [2.0], "kv_shares": [0.3]}
-TINY |= {"beam_counts": [4]}
+TINY |= {"queue_problems": 0, "depth_limits": [2], "budgets": [2.0], "kv_shares": [0.3]}
+TINY |= {"beam_counts": [4], "writing_shares": [0.44], "writing_problems": 2}
 ENGINE = {"model": "tiny-solver", "prompt_tokens": [8], "new_tokens": [8, 24], "stride": 4}
 ENGINE |= {"batches": [1, 2], "counted_batches": [1, 4], "block_sizes": [1, 16], "block_batch": 2}
 ENGINE |= {"lengths": [4, 12], "kv_memory": "8MiB", "repeats": 1}
 MISSING = {"values": ["block size", "preempted requests"], "rounds": 4, "replays": 3}
 MISSING |= {"asked": {"n": 4, "in_flight": 2, "max_num_seqs": 16}}
+LOAD = {"model": "tiny-solver", "second": "dummy:tiny-solver", "prompt_tokens": 8, "rounds": 1}
+LOAD |= {"new_tokens": 8, "clients": [1, 2], "offered": [0.5], "requests": 4, "shares": [0.4, 0.6]}
+LOAD |= {"split_clients": [3, 1]}
 TOUR = {"num_problems": 1, "n": 4, "max_depth": 3}
 WHAT_IF = {"recording": "tiny-16-n4", "num_replays": 2, "llm_share": 0.2}
 LIVE = {"num_problems": 1, "n": 4, "max_depth": 4, "every": 4}
-DRAWN = {  # beside each measured figure the replayed one
+DRAWN = {
     "01_memory_requirements": ("memory_parts", "kv_blocks"),
-    "02_memory_split": ("memory_split", "rungs"),
+    "02_memory_split": ("memory_split",),
     "03_block_occupancy": ("prm_blocks_030", "prm_blocks_050"),
     "04_batching": ("llm_batch", "prm_batch", "balance"),
     "05_prefix_cache": ("prefix_hits",),
-    "06_cache_thrashing": ("thrashing", "lost_time", "miss_ratio"),
+    "06_cache_thrashing": ("thrashing", "lost_time", "miss_ratio", "miss_ratio_replayed"),
     "07_modifications": ("modifications",),
-    "08_optimisation": ("optimisation",),
+    "08_optimisation": ("optimisation", "optimisation_replayed"),
     "09_missing_values": ("sensitivity",),
     "11_strategies": ("search_strategies",),
+    "12_serving": ("serving_load", "serving_split"),
     "13_engine": ("engine_cache", "engine_batch", "engine_memory"),
 }
 
@@ -46,8 +50,7 @@ def code_cells(file):
 
 def test_the_notebooks_of_the_study_are_there():
     assert {"00_tour", *DRAWN} <= {file.stem for file in NOTEBOOKS}
-    measured = {name for name in FIGURES if not name.endswith("_replayed")}
-    assert {name for names in DRAWN.values() for name in names} == measured
+    assert {name for names in DRAWN.values() for name in names} == set(FIGURES)
 
 
 @pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda f: f.stem)
@@ -88,7 +91,7 @@ def executed(tmp_path_factory):
     tools = {"00_tour": TOUR, "what_if": WHAT_IF, "live_memory_split": LIVE, "10_explore": stored}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BROWSER_PATH", str(place / "no-browser"))  # figures as HTML alone
-        alone = {"13_engine": ENGINE, "09_missing_values": MISSING}
+        alone = {"12_serving": LOAD, "13_engine": ENGINE, "09_missing_values": MISSING}
         studies = [name for name in DRAWN if name not in alone]
         run_notebooks(studies, "quick", TINY | folders, place / "out", progress=False)
         for name, given in alone.items():
@@ -123,6 +126,10 @@ def test_every_figure_of_the_study_is_written_with_its_rows_and_record(executed,
         return
     if name == "sensitivity":
         assert record["parameters"]["asked"]["n"] == 4 and record["parameters"]["rounds"] == 4
+        return
+    if name in DRAWN["12_serving"]:
+        assert record["parameters"]["new_tokens"] == 8
+        assert "greedy, streamed" in record["parameters"]["provenance"]
         return
     assert record["parameters"]["n"] == 4
     searched = name not in DRAWN["01_memory_requirements"]

@@ -45,6 +45,19 @@ def split_rows(shares=SHARES):
     return pd.concat([*parts, peak], ignore_index=True)
 
 
+def critique_rows(shares=SHARES):
+    """Rates with a peak at 0.3, and what is computed again towards both ends; critiques cost 5x."""
+    share, parts = np.asarray(shares), []
+    hump = 30 * (1 - 4 * (share - 0.3) ** 2)
+    for kind, rate in (("scores", hump), ("critiques", hump / 5)):
+        own = rooms(shares).assign(kind=kind)
+        low, high = 0.9 * rate, 1.1 * rate
+        parts.append(own.assign(metric="problems_per_min", value=rate, low=low, high=high))
+        for engine, again in (("llm", 500 * (0.5 - share)), ("prm", 900 * share)):
+            parts.append(own.assign(metric="again", engine=engine, value=again))
+    return pd.concat(parts, ignore_index=True)
+
+
 def block_rows(steps=1500, total=320, share=0.5, seed=0):
     """A trace of one engine: demand swings, what is freed stays cached until its room is needed."""
     rng = np.random.default_rng(seed)

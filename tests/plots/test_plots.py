@@ -7,7 +7,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.plots import synthetic, test_generation, test_optimisation, test_requirements
+from tests.plots import (
+    synthetic,
+    test_generation,
+    test_optimisation,
+    test_requirements,
+    test_serving,
+)
 from workbench import plots
 from workbench.plots import theme
 from workbench.plots.timeline import BLOCK_COLUMNS, LOST_TIME, decimated
@@ -15,6 +21,7 @@ from workbench.plots.timeline import BLOCK_COLUMNS, LOST_TIME, decimated
 ROOT = Path(__file__).parents[2]
 FIGURES = {
     "memory_split": (plots.memory_split, synthetic.split_rows),
+    "critiques": (plots.critiques, synthetic.critique_rows),
     "prm_blocks": (plots.prm_blocks, synthetic.block_rows),
     "prefix_hits": (plots.prefix_hits, synthetic.hit_rows),
     "thrashing": (plots.thrashing, synthetic.thrash_rows),
@@ -31,13 +38,15 @@ FIGURES = {
     "engine_cache": (plots.engine_cache, test_generation.cache_rows),
     "engine_batch": (plots.engine_batch, test_generation.batch_rows),
     "engine_memory": (plots.engine_memory, test_generation.memory_rows),
+    "serving_load": (plots.serving_load, test_serving.load_rows),
+    "serving_split": (plots.serving_split, test_serving.split_rows),
 }
 UNTITLED = {  # they share another's title
     "optimisation": ("yaxis2", "yaxis6"),
     "sensitivity": ("yaxis2",),
-    **dict.fromkeys(("thrashing", "memory_split", "prm_blocks"), ("xaxis",)),
+    **dict.fromkeys(("thrashing", "memory_split", "prm_blocks", "critiques"), ("xaxis",)),
 }
-OVER_SHARES = ("memory_split", "prefix_hits", "thrashing", "lost_time", "balance")
+OVER_SHARES = ("memory_split", "prefix_hits", "thrashing", "lost_time", "balance", "critiques")
 
 
 def drawn(name):
@@ -219,6 +228,18 @@ def test_a_strategy_is_one_line_in_each_panel_from_few_beams_to_many():
     assert len(at_n) == len(named), "bars do not cover each other"
     true = rows["tokens"].min(), rows[rows["n"] == 4]["tokens"].max()
     assert true[0] / 1.3 < min(at_n) and max(at_n) < 1.3 * true[1]
+
+
+def test_a_writing_prm_stands_beside_one_that_scores_at_once_each_over_its_own_best():
+    """Guards that two rates five times apart can be compared by their shape, and say their size."""
+    fig, rows = drawn("critiques"), synthetic.critique_rows()
+    for text, best in (("scores at once", 30.0), ("writes critiques", 6.0)):
+        line = trace(fig, text)
+        assert max(line.y) == pytest.approx(100) and f"{best:.2f}/min" in line.name
+    below = [t for t in fig.data if t.yaxis == "y2"]
+    assert [t.showlegend for t in below] == [False, False, True, True]
+    again = rows[(rows["kind"] == "critiques") & (rows["engine"] == "prm")]
+    assert list(below[-1].y) == again["value"].tolist()
 
 
 def test_one_share_alone_can_be_drawn_and_of_two_too_near_one_has_a_label():

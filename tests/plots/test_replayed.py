@@ -1,11 +1,13 @@
-"""Figures of the replayed rung and over sizes: told apart at a glance, and true to their rows."""
+"""Figures of several rungs and over sizes: told apart at a glance, and true to their rows."""
+
+from itertools import pairwise
 
 import pandas as pd
 import pytest
 
 from tests.plots import synthetic
 from workbench import plots
-from workbench.plots.search import GROUND, as_replayed, rungs
+from workbench.plots.panels import APART, GROUND, by_rung
 
 PAIRS = {
     "memory_split": synthetic.split_rows,
@@ -15,33 +17,49 @@ PAIRS = {
 }
 
 
+RUNGS = ("measured tiny", "replayed SmolLM2", "replayed 1B + 8B")
+
+
+def on_rungs(name) -> pd.DataFrame:
+    """The same rows for three rungs, each twice as high as the one before."""
+    rows = PAIRS[name]().copy()
+    parts = []
+    for number, rung in enumerate(RUNGS):
+        higher = {c: rows[c] * 2**number for c in ("value", "low", "high") if c in rows}
+        parts.append(rows.assign(**higher, rung=rung))
+    return pd.concat(parts, ignore_index=True)
+
+
 @pytest.mark.parametrize("name", PAIRS)
-def test_a_replayed_figure_is_told_apart(name) -> None:
-    """Ground, badge, title, caption and dashes differ; the data do not."""
-    draw, rows = getattr(plots, name), PAIRS[name]()
-    measured, replayed = (how(rows, synthetic.PROVENANCE) for how in (draw, as_replayed(draw)))
-    assert replayed.layout.plot_bgcolor == GROUND != measured.layout.plot_bgcolor
-    assert "replayed 1B + 8B" in replayed.layout.title.text
-    (badge,) = (a for a in replayed.layout.annotations if "REPLAYED" in (a.text or ""))
-    top = replayed.layout.meta["on_paper"]["margin"]["t"]
-    assert badge.yshift + 18 <= top, "the badge is inside the page on paper too"
-    assert replayed.layout.meta["caption"].startswith("Replayed 1B + 8B, not measured.")
-    for before, after in zip(measured.data, replayed.data, strict=True):
-        assert list(before.y) == pytest.approx(list(after.y), nan_ok=True)
-        if "lines" in (before.mode or "") and not (before.stackgroup or before.fill):
-            assert (before.line.dash or "solid") != after.line.dash
+def test_rungs_are_panels_of_one_figure_side_by_side(name) -> None:
+    """Guards that no panel covers another, and that each draws its own rows on its own axes."""
+    draw, rows = by_rung(getattr(plots, name)), on_rungs(name)
+    fig = draw(rows, synthetic.PROVENANCE)
+    titles = [a for a in fig.layout.annotations if (a.text or "").strip("</b>") in RUNGS]
+    assert [a.text.strip("</b>") for a in titles] == list(RUNGS)
+    axes = {n: fig.layout[n] for n in fig.layout if n.startswith("xaxis")}
+    reaches = sorted({tuple(axis.domain) for axis in axes.values() if axis.domain})
+    assert len(reaches) == len(RUNGS)
+    assert all(a[1] < b[0] for a, b in pairwise(reaches))
+    alone = draw(rows[rows["rung"] == RUNGS[2]], synthetic.PROVENANCE)
+    drawn = [t for t in fig.data if int(t.xaxis.removeprefix("x") or 1) > 2 * APART]
+    for own, single in zip(drawn, alone.data, strict=True):
+        assert list(own.y) == pytest.approx(list(single.y), nan_ok=True)
+    names = [t.name for t in fig.data if t.showlegend is not False]
+    assert len(names) == len(set(names)), "a legend says each thing once"
 
 
-def test_rungs_are_drawn_over_their_own_best() -> None:
-    """One line a rung, in per cent; the replayed one dotted with open markers."""
-    cells = [("measured tiny", False, 0.3, 1.0), ("measured tiny", False, 0.5, 0.7)]
-    cells += [("replayed 1B + 8B", True, 0.3, 1.0), ("replayed 1B + 8B", True, 0.5, 0.5)]
-    rows = pd.DataFrame(cells, columns=["rung", "replayed", "llm_share", "value"])
-    rows = rows.assign(low=rows["value"] - 0.1, high=rows["value"] + 0.1)
-    measured, replayed = rungs(rows, synthetic.PROVENANCE).data
-    assert list(replayed.y) == [100, 50]
-    assert (measured.line.dash, replayed.line.dash) == ("solid", "dot")
-    assert replayed.marker.symbol.endswith("-open")
+def test_what_was_replayed_has_another_ground() -> None:
+    """A panel by a rectangle behind it, a figure of one rung by its ground and its title."""
+    fig = by_rung(plots.prefix_hits)(on_rungs("prefix_hits"), synthetic.PROVENANCE)
+    tinted = [s for s in fig.layout.shapes if s.fillcolor == GROUND]
+    assert len(tinted) == 2 and min(s.x0 for s in tinted) > 0.3
+    assert "tinted: replayed" in fig.layout.meta["caption"]
+    rows = on_rungs("prefix_hits")
+    for rung, ground in ((RUNGS[0], None), (RUNGS[2], GROUND)):
+        fig = by_rung(plots.prefix_hits)(rows[rows["rung"] == rung], synthetic.PROVENANCE)
+        assert fig.layout.plot_bgcolor == ground
+        assert (rung in fig.layout.title.text) is (ground is not None)
 
 
 def size_rows() -> pd.DataFrame:

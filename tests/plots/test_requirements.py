@@ -57,8 +57,8 @@ def rung_rows():
     rows += [("third", "whole", 4.0, 3.0, 5.0, 40), ("third", "gain", 2.0, -np.inf, np.inf, 40)]
     rows += [("third", "stops", v, v - 0.1, v + 0.1, d) for d, v in ((4, 0.2), (40, 0.5))]
     rows += [("second", "finishes", v, v - 0.1, v + 0.1, d) for d, v in ((4, 0.6), (40, 0.5))]
-    frame = pd.DataFrame(rows, columns=["rung", "metric", "value", "low", "high", "max_depth"])
-    return frame.assign(label=frame["rung"].str.upper())
+    frame = pd.DataFrame(rows, columns=["setting", "metric", "value", "low", "high", "max_depth"])
+    return frame.assign(label=frame["setting"].str.upper())
 
 
 def panel(fig, row, col, kind="bar"):

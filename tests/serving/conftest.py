@@ -22,7 +22,7 @@ def running(models: tuple[str, ...] = ("tiny-solver", "tiny-prm"), **config: Any
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        until(lambda: service.ready and server.started)
+        until(lambda: service.ready and server.started, 300)  # kernels are compiled
         port = server.servers[0].sockets[0].getsockname()[1]
         service.url = f"http://127.0.0.1:{port}"
         yield service

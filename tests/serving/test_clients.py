@@ -1,15 +1,18 @@
 """The `openai` client against the server: what it asks for, and its own classes for what fails."""
 
 import json
+import threading
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import openai
 import pytest
 
-from tests.serving.conftest import require_idle, running, until
+from tests.serving.conftest import require_idle, running
 from workbench import PRM, BeamSearch, Engine, Problem, SamplingParams, run_search
+from workbench.serving.protocol import Choice
 
 SOLVER, PROBLEM = "tiny-solver", "Compute 7-3+12."
 CHAT = [{"role": "user", "content": PROBLEM}]
@@ -175,6 +178,7 @@ def test_a_search_is_a_model(service, client, stream):
     wanted = run_search(
         Problem("asked", PROBLEM), llm=llm, prm=PRM(prm), strategy=BeamSearch(n=8), seed=5
     )
+    total = wanted.problems["tokens"].sum()
     asked = {
         "model": "search/beam",
         "messages": CHAT,
@@ -183,7 +187,10 @@ def test_a_search_is_a_model(service, client, stream):
     }
     other = client.chat.completions.create(model=SOLVER, messages=CHAT, stream=True)
     if stream:
-        chunks = [*client.chat.completions.create(**asked, stream=True)]
+        asked["stream_options"] = {"include_usage": True}
+        *chunks, last = client.chat.completions.create(**asked, stream=True)
+        assert {chunk.object for chunk in (*chunks, last)} == {"chat.completion.chunk"}
+        assert last.choices == [] and last.usage.completion_tokens == total
         name, content = chunks[0].id, chunks[-1].choices[0].delta.content
         rounds = [c.choices[0].delta.reasoning_content for c in chunks[:-1]]
         assert len(rounds) > 2 and all(text.startswith("round ") for text in rounds)
@@ -191,7 +198,7 @@ def test_a_search_is_a_model(service, client, stream):
         found = client.chat.completions.create(**asked)
         name, content = found.id, found.choices[0].message.content
         assert found.search["answer"] == wanted.answers["asked"]
-        assert found.usage.completion_tokens == wanted.problems["tokens"].sum()
+        assert found.usage.completion_tokens == total
         assert found.usage.prompt_tokens == len(llm.tokenizer.encode_chat(CHAT))
     other.close()
     assert content in set(wanted.candidates["text"])
@@ -202,22 +209,54 @@ def test_a_search_is_a_model(service, client, stream):
     assert told == [*columns.itertuples(index=False, name=None)]
 
 
-def test_a_split_moves_pages_and_changes_no_token(service, client):
-    """POST /arena/split while requests are served: tokens are as before, the target is the new."""
-    asked = {"model": SOLVER, "messages": CHAT, "seed": 3, "max_tokens": 60}
-    before = client.chat.completions.create(**asked).choices[0].message.content
-    stream = client.chat.completions.create(**asked, stream=True)
-    said = [next(stream).choices[0].delta.content]
-    shares = {"tiny-solver": 0.75, "tiny-prm": 0.25}
-    assert post(service, "/arena/split", {"shares": shares})["outcome"] == "reached"
-    said += [chunk.choices[0].delta.content for chunk in stream]
-    assert (
-        "".join(said)
-        == before
-        == client.chat.completions.create(**asked).choices[0].message.content
-    )
-    state = json.loads(get(service, "/arena"))
-    until(lambda: service.thread.arena.target[SOLVER] == round(0.75 * state["pages"]))
+def test_a_split_moves_pages_and_changes_no_token():
+    """POST /arena/split again and again while both models are asked: tokens and verdicts are as
+    before, the target is the last one.
+    """
+    shares = [{SOLVER: part, "tiny-prm": 1 - part} for part in (0.7, 0.3, 0.6)]
+    seeds, splits = range(6), 0
+    with running((f"{SOLVER}=16MiB", "tiny-prm=16MiB")) as service:
+        steps = service.thread.engines[SOLVER].tokenizer.encode(PROBLEM) * 20
+        prm = PRM(service.thread.engines["tiny-prm"])
+        judged = [*prm.next_input(prm.first_input(PROBLEM, "do 7-3=4"), "do 4+12=16")]
+
+        def answers(seed):
+            asked = {"model": SOLVER, "prompt": steps, "seed": seed, "max_tokens": 60}
+            asked |= {"ignore_eos": True, "return_token_ids": True}
+            found = post(service, "/v1/completions", asked)["choices"][0]["token_ids"]
+            return found, post(service, "/pooling", {"model": "tiny-prm", "input": judged})["data"]
+
+        before = [answers(seed) for seed in seeds]
+        with ThreadPoolExecutor(len(seeds)) as clients:
+            asked = [clients.submit(answers, seed) for seed in [*seeds] * 3]
+            while splits < 3 or not all(each.done() for each in asked):
+                split = shares[splits % 3]
+                moved = post(service, "/arena/split", {"shares": split})
+                assert moved["outcome"] in ("reached", "later")
+                splits += 1
+            assert [each.result() for each in asked] == before * 3
+        pages = json.loads(get(service, "/arena"))["pages"]
+        assert answers(0) == before[0]  # a split is taken over with the next step
+        assert abs(service.thread.arena.target[SOLVER] - split[SOLVER] * pages) <= 1
+
+
+def test_heavy_work_is_not_the_event_loop_s(service, monkeypatch):
+    """Texts are tokenised and decoded, and whole answers put together, in worker threads."""
+    seen, tokenizer = dict[str, str](), service.thread.engines[SOLVER].tokenizer
+
+    def noted(name, work):
+        def call(*given, **more):
+            seen[name] = threading.current_thread().name
+            return work(*given, **more)
+
+        return call
+
+    for place, name in ((tokenizer, "encode"), (tokenizer, "decode"), (Choice, "add")):
+        monkeypatch.setattr(place, name, noted(name, getattr(place, name)))
+    post(service, "/tokenize", {"model": SOLVER, "prompt": PROBLEM, "return_token_strs": True})
+    post(service, "/v1/completions", {"model": SOLVER, "prompt": PROBLEM, "max_tokens": 3})
+    assert seen.keys() == {"encode", "decode", "add"}
+    assert all(name.startswith("asyncio_") for name in seen.values()), seen
 
 
 def test_errors_are_the_client_s_own_classes(service, client):
@@ -241,14 +280,19 @@ def test_keys_deadlines_and_a_full_queue():
     """401 without the key, 504 with the blocks freed after the deadline, 503 when no place is left;
     a stream that is late ends with an error of the client's.
     """
-    with running((SOLVER,), api_key="secret", timeout=0.3, max_queue=0) as service:
+    with running((SOLVER,), api_key="secret", max_queue=0) as service:
         url = f"{service.url}/v1"
         with pytest.raises(openai.AuthenticationError):
             openai.OpenAI(base_url=url, api_key="wrong", max_retries=0).models.list()
         client = openai.OpenAI(base_url=url, api_key="secret", max_retries=0)
+        asked = {"model": SOLVER, "prompt": PROBLEM, "extra_body": {"ignore_eos": True}}
+        places = service.thread.engines[SOLVER].config.max_num_seqs
+        busy = client.completions.create(**asked, n=places, max_tokens=400, stream=True)
+        next(busy)  # none waits, and the engine had a place
         with pytest.raises(openai.InternalServerError) as full:
-            client.completions.create(model=SOLVER, prompt=PROBLEM)
+            client.completions.create(**asked)
         assert full.value.status_code == 503 and full.value.response.headers["retry-after"] == "1"
+        busy.close()
     with running((f"{SOLVER}=16MiB",), timeout=0.3) as service:
         client = openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0)
         step = service.thread.engines[SOLVER].executor.submit

@@ -9,16 +9,23 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from functools import partial
 
+import pytest
+
 from tests.serving.conftest import require_idle, running, until
+from tests.serving.test_refusals import CHAT, ask
 from workbench.cli import main
 from workbench.core import SamplingParams
 from workbench.errors import StepError
 from workbench.models.registry import EMBEDDED
+from workbench.serving import searches, server
 from workbench.serving.engines import Job
+from workbench.serving.protocol import Refused
+from workbench.serving.searches import SearchRun
 
 REQUESTS, AT_A_TIME, SECONDS = 500, 40, 20.0
 
@@ -109,11 +116,13 @@ def test_every_request_ends_once_and_leaves_nothing():
         endings = Counter(asyncio.run(load()))
         require_idle(service)
         assert endings.total() == REQUESTS
-        assert {200, 400, 500, 503, 504, "done", "error", "gone"} <= endings.keys(), endings
-        for engine in service.thread.engines.values():
-            del engine.executor.submit, engine.step
-        (found,) = asyncio.run(_one_more(port))
-        assert found == 200
+        assert {200, 400, 503, 504, "done", "error", "gone"} <= endings.keys(), endings
+        for broken, wanted in ((True, 500), (False, 200)):
+            for engine in service.thread.engines.values():
+                engine.executor.submit = None  # a step that cannot but raise
+                if not broken:
+                    del engine.executor.submit, engine.step
+            assert asyncio.run(_one_more(port)) == [wanted]
 
 
 async def _one_more(port):
@@ -203,3 +212,62 @@ def test_the_queue_goes_by_priority(service):
     service.thread.submit([*low, *high])
     until(lambda: len(ended) == len(first) * 3)
     assert ended == [0] * len(first) + [-1] * len(high) + [5] * len(low)
+
+
+def test_requests_and_searches_wait_in_turn():
+    """What a search asks for fills no queue of requests, and neither starves the other."""
+    ended, inner = list[str](), 200
+    with running(("tiny-solver",), max_queue=4) as service:
+        params = SamplingParams(max_tokens=8, ignore_eos=True)
+
+        def job(kind):
+            return Job("tiny-solver", [5], lambda event: ended.append(kind), params,
+                       inner=kind == "inner")  # fmt: skip
+
+        engine, full = service.thread.engines["tiny-solver"], threading.Event()
+        step, places = engine.executor.submit, engine.config.max_num_seqs
+        engine.executor.submit = lambda plan: full.wait(30) and step(plan)
+        for kind in ["inner"] * inner + ["own"] * 4:
+            service.thread.submit([job(kind)])
+        with pytest.raises(Refused, match="4 requests wait"):
+            service.thread.submit([job("own")])
+        full.set()
+        until(lambda: len(ended) == inner + 4)
+    last = len(ended) - 1 - ended[::-1].index("own")
+    assert ended.index("own") < 2 * places and last < 3 * places  # among those that wait first
+
+
+def test_a_search_that_runs_is_kept(service, monkeypatch):
+    """However many begin after it, its tree can be asked for."""
+    monkeypatch.setattr(server, "KEPT_SEARCHES", 1)
+    body = CHAT | {"model": "search/best_of_n", "search": {"n": 4}}
+    held, names, play = threading.Event(), list[str](), SearchRun.play
+
+    def waiting(run, told):
+        names.append(run.head["id"])
+        assert len(names) > 1 or held.wait(30)
+        return play(run, told)
+
+    monkeypatch.setattr(SearchRun, "play", waiting)
+    first = threading.Thread(target=ask, args=(service, "/v1/chat/completions", body))
+    first.start()
+    until(lambda: names)
+    for _ in range(3):
+        assert ask(service, "/v1/chat/completions", body)[0] == 200
+    assert ask(service, f"/search/{names[0]}", None)[0] == 200
+    assert ask(service, f"/search/{names[1]}", None)[0] == 404
+    held.set()
+    first.join(timeout=30)
+    assert ask(service, f"/search/{names[0]}", None)[0] == 200
+
+
+def test_proofs_have_a_time_limit(monkeypatch):
+    """A pair on which sympy computes for ever is told apart in time, and the next is compared."""
+    monkeypatch.setattr(searches, "PROOF_SECONDS", 3.0)
+    proofs = searches.Proofs()
+    assert proofs("x+1", "1+x+0")
+    began = time.monotonic()
+    assert not proofs("(x+y+z+w)^{400}", "(w+z+y+x)^{400}+\\sin(x)")
+    assert time.monotonic() - began < 10
+    assert proofs("x+1", "1+x+0")
+    proofs.close()

@@ -2,11 +2,13 @@
 
 import http.client
 import json
+from shutil import copytree
 from urllib.parse import urlsplit
 
 import pytest
 
-from tests.serving.conftest import require_idle
+from tests.serving.conftest import require_idle, running
+from workbench.models.registry import find_model
 
 LONG = "9" * 90_000
 CHAT = {"model": "tiny-solver", "messages": [{"role": "user", "content": "Compute 1+1."}]}
@@ -94,6 +96,17 @@ def ask(service, path, body, headers=()):
     return found
 
 
+def test_a_verifier_that_writes_has_no_verdicts_to_pool(tmp_path):
+    """Guards that no mark is read of a model whose verdict follows a critique."""
+    verifier = tmp_path / "thinkprm-tiny"
+    copytree(find_model("tiny-solver"), verifier)
+    with running((str(verifier),)) as service:
+        status, text = ask(service, "/pooling", POOL | {"model": service.models[0]})
+    error = json.loads(text)["error"]
+    assert (status, error["param"]) == (400, "model")
+    assert "writes critiques before it judges" in error["message"]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "field"), CASES, ids=[f"{k}-{case[2]}" for k, case in enumerate(CASES)]
 )
@@ -102,38 +115,51 @@ def test_what_is_wrong_is_refused_by_name(service, path, body, field):
     status, text = ask(service, path, body)
     error = json.loads(text)["error"]
     assert 400 <= status < 500, text
+    assert error.keys() == {"message", "type", "param", "code"}
     assert error["param"].split(".")[0] == field
     assert error["message"] and "Traceback" not in error["message"]
 
 
 @pytest.mark.parametrize(
-    ("body", "headers", "status"),
+    ("body", "headers", "status", "param"),
     [
-        (b"", (), 400),
-        (b"{", (), 400),
-        (b"[]", (), 400),
-        (b"null", (), 400),
-        (b"\xff\xfe", (), 400),
-        (b"[" * 90_000, (), 400),
-        (b'{"model": "tiny-solver", "prompt": "\\ud800"}', (), 400),
-        (b'{"model": "a"}', [("Content-Type", "text/plain")], 400),
-        (b"1" * 200_000, (), 413),
-        (b"1" * 200_000, [("Transfer-Encoding", "chunked")], 413),
-        (b"{}", [("Content-Length", "-1")], 400),
+        (b"", (), 400, "body"),
+        (b"{", (), 400, "body"),
+        (b"[]", (), 400, "body"),
+        (b"null", (), 400, "body"),
+        (b"\xff\xfe", (), 400, "body"),
+        (b"[" * 90_000, (), 400, "body"),
+        (b'{"model": "tiny-solver", "prompt": "\\ud800"}', (), 400, "prompt"),
+        (b'{"model": "a\x01"}', (), 400, "body"),
+        (b'{"model": "a", "model": "a"}', (), 400, "prompt"),
+        (b'{"model": "a"}', [("Content-Type", "text/plain")], 400, "body"),
+        (b"1" * 200_000, (), 413, "body"),
+        (b"1" * 200_000, [("Transfer-Encoding", "chunked")], 413, "body"),
     ],
 )
-def test_what_is_no_request_is_refused(service, body, headers, status):
-    """Broken JSON, broken text, another type, too much: a 4xx."""
-    assert ask(service, COMPLETIONS, body, headers)[0] == status
+def test_what_is_no_request_is_refused(service, body, headers, status, param):
+    """Broken JSON, broken text, another type, too much: a 4xx in OpenAI's shape."""
+    found, text = ask(service, COMPLETIONS, body, headers)
+    error = json.loads(text)["error"]
+    assert found == status and error.keys() == {"message", "type", "param", "code"}
+    assert error["param"] == param and error["type"] == "invalid_request_error"
+
+
+def test_what_is_no_http_is_refused(service):
+    """By the HTTP library, before there is a body."""
+    assert ask(service, COMPLETIONS, b"{}", [("Content-Length", "-1")])[0] == 400
 
 
 def test_paths_and_the_server_afterwards(service):
     """404 and 405 in the same shape; after all of this the server answers as before, and the
     description of its requests is there.
     """
-    for path, body, status in (("/nothing", None, 404), ("/health", b"{}", 405)):
+    for path, body, status, param in (
+        ("/nothing", None, 404, "path"),
+        ("/health", b"{}", 405, "method"),
+    ):
         found, text = ask(service, path, body)
-        assert found == status and "message" in json.loads(text)["error"]
+        assert found == status and json.loads(text)["error"]["param"] == param
     described = json.loads(ask(service, "/openapi.json", None)[1])
     assert {COMPLETIONS, CHATS, "/pooling", "/arena/split"} <= described["paths"].keys()
     status, text = ask(service, COMPLETIONS, TEXT | {"frequency_penalty": 0, "suffix": None})

@@ -23,7 +23,7 @@ _STUDY = ("experiments/study.py", "experiments/rows.py", "experiments/statistics
 SOURCES = {
     "engine": (*_ENGINE, *(f"bench/{n}.py" for n in ("engine", "kernels", "ceilings", "peers"))),
     "kernels": (*_ENGINE, "bench/kernels.py"),
-    "search": (*_SEARCH, "experiments/statistics.py"),
+    "search": (*_SEARCH, "experiments/statistics.py", "bench/beside.py", "bench/peers.py"),
     "identity": (*_SEARCH, "bench/identity.py"),
     "prm": (*_ENGINE, "tokenizer.py", "search", "training/corpus.py", "bench/prm.py"),
     "serve": (*_SEARCH, "serving", "bench/serve.py"),

@@ -197,7 +197,7 @@ def engine_rows(bench: EngineBench, measured: Callable[..., Ceiling]) -> Iterato
 
 def sampling_rows(device: torch.device, repeats: int) -> Iterator[Row]:
     """Rows drawn with a filter, or with log probabilities, beside the same rows without."""
-    kernels, count = load_kernels(device, torch.float32), 64
+    kernels, count = load_kernels(device, torch.float32, batch_invariant=False), 64
     none = np.zeros(count, np.int64)
     plain = SamplingRows(
         rows=np.arange(count),

@@ -81,9 +81,9 @@ BLOCK_SIZE = 16
 PARTS = ("starts", "beams", "forks", "arena", "sharing")
 BUDGETS, SHARES = (0.5, 1.0, 2.0), (0.08, 0.2, THESIS_SHARE, 0.5)
 PLANS = {  # of sharing, and how often it is carried out
-    "quick": (settings.PolicyPlan(3, 2, 1, BUDGETS, SHARES, 0, repeats=0), 1),
-    "default": (settings.PolicyPlan(16, 12, 2, BUDGETS, SHARES, 0, repeats=0), 2),
-    "full": (settings.PolicyPlan(128, 12, 3, BUDGETS, SHARES, 0, repeats=0), 3),
+    "quick": (settings.PolicyPlan(3, 1, BUDGETS, SHARES, 0, repeats=0), 1),
+    "default": (settings.PolicyPlan(16, 2, BUDGETS, SHARES, 0, repeats=0), 2),
+    "full": (settings.PolicyPlan(128, 3, BUDGETS, SHARES, 0, repeats=0), 3),
 }
 
 
@@ -135,7 +135,7 @@ def mode_of(given: dict[str, Any]) -> dict[str, Any]:
         "kv_shares": SHARES,
         "baseline": "thesis 5.3 modifications on, static kv_share 0.3",
         "shared_problems": plan.num_problems,
-        "shared_in_flight": plan.policies_in_flight,
+        "shared_in_flight": settings.sweep_config(given["profile"]).min_problem_batch,
         "shared_seeds": given["seeds"] or plan.num_seeds,
     }
 

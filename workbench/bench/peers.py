@@ -1,27 +1,31 @@
-"""Other engines as peers, each in a process and environment of its own: both ends of the pipe.
+"""Other systems as peers, each in a process and environment of its own: both ends of the pipe.
 
 `make bench-peers` makes the environments under build/peers. A worker is this file, run by the
 peer's interpreter, which has no workbench: so nothing of it is imported here. A request is a
 mapping, and so is its reply; what goes wrong is {"error": text}. The first loads the model: keyword
-arguments of a class below -> {"version": text}. All others are of `timed`, {"prompts": [[id]],
-"new_tokens": n} -> {"tokens": n, "seconds": s}: of what comes after every sequence's first token;
-with one new token, of the prompts until it. A worker blocks between requests, so one process
-computes at a time.
+arguments of a class below -> {"version": text}. All others are of an engine's `timed`, {"prompts":
+[[id]], "new_tokens": n} -> {"tokens": n, "seconds": s}: of what comes after every sequence's first
+token; with one new token, of the prompts until it; or of a search system's `search`. A worker
+blocks between requests, so one process computes at a time.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import replace
+from itertools import accumulate
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import IO, Any
 
 SETTLE_SECONDS = 0.3  # OpenMP threads spin for up to 0.2 s after their last work
 SHOWN = 400  # characters of a failed worker's last words
@@ -37,18 +41,9 @@ class PeerProcess:
 
     def __init__(self, name: str, folder: Path, settings: Mapping[str, Any]) -> None:
         """Starts the worker and loads the model. Raises PeerError with the reason."""
-        python = folder / name / "bin" / "python"
-        if not python.exists():
-            raise PeerError(
-                f"{name} is not installed: there is no {python}; run `make bench-peers`."
-            )
+        python, environment = interpreter(name, folder, settings["threads"])
         self.name = name
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
-        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-        environment["OMP_NUM_THREADS"] = str(settings["threads"])
-        openmp = folder / name / "lib" / "libiomp5.so"  # Intel's: what vLLM asks for on a CPU
-        if openmp.is_file():
-            environment["LD_PRELOAD"] = str(openmp.absolute())
         self._pipe, there = Pipe()
         with there:
             self._process = subprocess.Popen(
@@ -60,14 +55,14 @@ class PeerProcess:
                 env=environment,
             )
         try:
-            self.version = self._ask(settings)["version"]
+            self.version = self.ask(settings, "load")["version"]
         except PeerError:
             self.close()
             raise
 
     def timed(self, prompts: Any, new_tokens: int) -> tuple[int, float]:
         """Tokens, and seconds by the worker's clock."""
-        found = self._ask({"prompts": prompts.tolist(), "new_tokens": new_tokens})
+        found = self.ask({"prompts": prompts.tolist(), "new_tokens": new_tokens}, "timed")
         time.sleep(SETTLE_SECONDS)
         return found["tokens"], found["seconds"]
 
@@ -81,18 +76,49 @@ class PeerProcess:
             self._process.wait()
         self._log.close()
 
-    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        doing = "timed" if "prompts" in request else "load"
+    def ask(self, request: Mapping[str, Any], doing: str) -> dict[str, Any]:
+        """The worker's reply. doing: what a PeerError calls the request."""
         try:
             self._pipe.send(request)
             found: dict[str, Any] = self._pipe.recv()
         except (EOFError, OSError):
             self._log.seek(0)
-            said = " ".join(self._log.read()[-SHOWN:].split()) or "it said nothing"
-            raise PeerError(f"{self.name} ended at {doing!r}: {said}") from None
+            raise PeerError(f"{self.name} ended at {doing!r}: {last_words(self._log)}") from None
         if "error" in found:
             raise PeerError(f"{self.name} failed at {doing!r}: {found['error']}")
         return found
+
+
+def interpreter(name: str, folder: Path, threads: int) -> tuple[Path, dict[str, str]]:
+    """The Python of a peer's environment and what it runs with; PeerError where there is none."""
+    home = folder / HOMES.get(name, name)
+    python = home / "bin" / "python"
+    if not python.exists():
+        raise PeerError(f"{name} is not installed: there is no {python}; run `make bench-peers`.")
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    environment |= {"OMP_NUM_THREADS": str(threads), **on_a_cpu(threads)}
+    openmp = home / "lib" / "libiomp5.so"  # Intel's: what vLLM asks for on a CPU
+    if openmp.is_file():
+        environment["LD_PRELOAD"] = str(openmp.absolute())
+    return python, environment
+
+
+def on_a_cpu(threads: int) -> dict[str, str]:
+    """What vLLM reads of its environment."""
+    cores = sorted(os.sched_getaffinity(0))[:threads]
+    return {
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+        "VLLM_USE_AOT_COMPILE": "0",  # 0.32 cannot load what it saves: compiles anew
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def last_words(log: IO[str]) -> str:
+    """The end of what a process wrote."""
+    log.seek(0)
+    return " ".join(log.read()[-SHOWN:].split()) or "it said nothing"
 
 
 class LlamaCpp:
@@ -184,15 +210,7 @@ class Vllm:
     """
 
     def __init__(self, model: str, threads: int, dtype: str = "float32", **limits: int) -> None:
-        cores = sorted(os.sched_getaffinity(0))[:threads]
-        os.environ |= {
-            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
-            "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "VLLM_USE_AOT_COMPILE": "0",  # 0.32 cannot load what it saves: compiles anew
-            "VLLM_NO_USAGE_STATS": "1",
-            "HF_HUB_OFFLINE": "1",
-        }
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         import vllm  # noqa: PLC0415 - reads the environment when it is imported
 
         told = f"{dtype}, {threads} threads, attention and torch.compile by default"
@@ -227,7 +245,149 @@ class Vllm:
         return sum(lengths.values()) - before, seconds
 
 
-PEERS: dict[str, Any] = {"vllm": Vllm, "llama.cpp": LlamaCpp}  # by the name in the rows
+class SearchAndLearn:
+    """huggingface/search-and-learn's own searches: strategies and reward model of a checkout.
+
+    Both models are handed to its functions as its script does (scripts/test_time_compute.py): vLLM
+    with its prefix cache, in this process, and its PRM class in RLHFlow's form over transformers,
+    in batches of its own size. Its chat template is Llama's: here it is the model's own.
+    packages: what it imports and vLLM's environment lacks. config: fields of its Config.
+    """
+
+    def __init__(
+        self,
+        checkout: str,
+        packages: str,
+        model: str,
+        prm: str,
+        threads: int,
+        dtype: str,
+        config: dict[str, Any],
+        **limits: int,
+    ) -> None:
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        sys.path += [os.path.join(checkout, "src"), packages]
+        import torch  # noqa: PLC0415 - of the worker's environment, all of these
+        import transformers  # noqa: PLC0415
+        import vllm  # noqa: PLC0415
+        from sal import search  # noqa: PLC0415
+        from sal.config import Config  # noqa: PLC0415
+        from sal.models.reward_models import RLHFFlow  # noqa: PLC0415
+
+        class Judge(RLHFFlow):  # type: ignore[misc]
+            """Theirs, but of the model that is given; its seconds and rows are kept."""
+
+            def load_model_and_tokenizer(self, **_: Any) -> tuple[Any, Any]:
+                tokenizer = transformers.AutoTokenizer.from_pretrained(prm, padding_side="right")
+                tokenizer.pad_token = tokenizer.eos_token
+                loaded = transformers.AutoModelForCausalLM.from_pretrained(
+                    prm, dtype=getattr(torch, dtype)
+                )
+                self.candidate_tokens = [tokenizer.encode(verdict)[-1] for verdict in "+-"]
+                model = Watched(loaded.eval(), tokenizer.pad_token_id)
+                return model, LikeLlamas(tokenizer, torch)
+
+            def score(self, *given: Any, **more: Any) -> Any:
+                start = time.perf_counter()
+                found = super().score(*given, **more)
+                self.seconds += time.perf_counter() - start
+                return found
+
+        torch.set_num_threads(threads)
+        self._searches = {k: getattr(search, k) for k in ("beam_search", "best_of_n", "dvts")}
+        self._config = Config(custom_chat_template=None, **config)
+        self._prm = Judge(self._config)
+        self._llm = CountedLLM(
+            vllm.LLM(
+                model, dtype=dtype, enable_prefix_caching=True, seed=self._config.seed, **limits
+            )
+        )
+        told = f"{dtype}, {threads} threads, vllm {vllm.__version__}, "
+        self.version = f"{told}transformers {transformers.__version__}"
+
+    def search(self, problems: list[str], **changes: Any) -> dict[str, Any]:
+        """Seconds, tokens and memory of a search over the problems, from an empty prefix cache, in
+        batches of Config.search_batch_size. changes: of Config.
+        """
+        config, prm, llm = replace(self._config, **changes), self._prm, self._llm
+        prm.search_config, prm.seconds = config, 0.0
+        llm.begin(config.max_tokens)
+        found = dict.fromkeys(("wall_s", "prm_computed", "prm_distinct"), 0.0)
+        each = config.search_batch_size
+        for batch in (problems[k : k + each] for k in range(0, len(problems), each)):
+            prm.model.rows.clear()
+            start = time.perf_counter()
+            self._searches[config.approach]({"problem": batch}, config=config, llm=llm, prm=prm)
+            found["wall_s"] += time.perf_counter() - start
+            found["prm_computed"] += sum(map(len, prm.model.rows))
+            beginnings = set[int]()  # nodes of the trie, by the hash of their tokens
+            for row in prm.model.rows:
+                beginnings.update(accumulate(row, lambda *pair: hash(pair)))
+            found["prm_distinct"] += len(beginnings)
+        peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        counts = {"llm_s": llm.seconds, "prm_s": prm.seconds, "tokens": llm.tokens}
+        return found | counts | {"peak_bytes": peak}
+
+
+class CountedLLM:
+    """vllm.LLM as its searches call it, which counts. Its DVTS asks for 2,048 tokens a step
+    whatever its Config says: no request gets more than Config.max_tokens.
+    """
+
+    def __init__(self, llm: Any) -> None:
+        self._llm, self.get_tokenizer = llm, llm.get_tokenizer
+
+    def begin(self, most: int) -> None:
+        """Count from nothing, with nothing cached."""
+        self._llm.reset_prefix_cache()
+        self._most, self.tokens, self.seconds = most, 0, 0.0
+
+    def generate(self, prompts: Any, sampling_params: Any, use_tqdm: bool = False) -> Any:
+        """Their outputs."""
+        start = time.perf_counter()
+        sampling_params.max_tokens = min(sampling_params.max_tokens, self._most)
+        outputs = self._llm.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        self.tokens += sum(len(output.outputs[0].token_ids) for output in outputs)
+        self.seconds += time.perf_counter() - start
+        return outputs
+
+
+class Watched:
+    """A reward model that keeps the rows it computes, their padding left out."""
+
+    def __init__(self, model: Any, padding: int) -> None:
+        self._model, self._padding, self.device = model, padding, model.device
+        self.rows: list[tuple[int, ...]] = []
+
+    def __call__(self, input_ids: Any) -> Any:
+        for row in input_ids.tolist():
+            while row[-1] == self._padding:
+                row.pop()
+            self.rows.append(tuple(row))
+        return self._model(input_ids)
+
+
+class LikeLlamas:
+    """A tokenizer as its RLHFlow class reads one: a begin-of-sequence token before a text, "ки" as
+    one token (whose id no model is shown), and chats as transformers 4 returned them.
+    """
+
+    def __init__(self, tokenizer: Any, torch: Any) -> None:
+        self._tokenizer, self._torch = tokenizer, torch
+        tokenizer.add_tokens(["ки"], special_tokens=True)
+
+    def __call__(self, text: str, **how: Any) -> Any:
+        ids = self._tokenizer(text, **how).input_ids
+        return SimpleNamespace(input_ids=self._torch.nn.functional.pad(ids, (1, 0)))
+
+    def apply_chat_template(self, chats: Any, **how: Any) -> Any:
+        """Token ids, a tensor."""
+        return self._tokenizer.apply_chat_template(chats, return_dict=False, **how)
+
+
+PEERS: dict[str, Any] = {"vllm": Vllm, "llama.cpp": LlamaCpp}  # engines, by the name in the rows
+SYSTEMS: dict[str, Any] = {"search-and-learn": SearchAndLearn}
+HOMES = {"search-and-learn": "vllm"}  # peers that run in another's environment
 
 
 def serve(engine: Any, pipe: Connection) -> None:
@@ -243,6 +403,8 @@ def serve(engine: Any, pipe: Connection) -> None:
             if peer is None:
                 peer = engine(**request)
                 reply = {"version": peer.version}
+            elif "problems" in request:
+                reply = peer.search(**request)
             else:
                 tokens, seconds = peer.timed(**request)
                 reply = {"tokens": tokens, "seconds": seconds}
@@ -253,4 +415,4 @@ def serve(engine: Any, pipe: Connection) -> None:
 
 if __name__ == "__main__":
     del sys.path[0]  # this file's folder, whose modules must not hide the peer's own
-    serve(PEERS[sys.argv[1]], Connection(int(sys.argv[2])))
+    serve((PEERS | SYSTEMS)[sys.argv[1]], Connection(int(sys.argv[2])))

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 from tqdm.auto import tqdm
 
+from workbench.bench.beside import chosen_systems, rows_beside
 from workbench.bench.record import Row
 from workbench.config import StrategyConfig
 from workbench.engine.engine import Engine
@@ -37,6 +38,7 @@ from workbench.search.search import SYSTEM_PROMPTS
 
 PROFILES = {"quick": (8, 1), "default": (32, 2), "full": (128, 5)}  # problems, seeds
 REAL_PROBLEMS = {"quick": 2, "default": 8, "full": 8}  # of a generator of true size
+PEER_PROBLEMS, EASY = {"quick": 1, "default": 3, "full": 3}, (1, 2)  # levels
 UNCACHED_PROBLEMS = 16  # searched without caches: the slowest search of all
 TINY, TINY_PRM = "tiny-solver", "tiny-prm"
 BATCH = 32  # problems in flight on the tiny pair
@@ -73,11 +75,16 @@ class Workload:
 
 
 def make_workload(
-    llm: str, prm: str | None = None, source: str | None = None, limit: int = 0, **sizes: Any
+    llm: str,
+    prm: str | None = None,
+    source: str | None = None,
+    limit: int = 0,
+    levels: tuple[int, ...] | None = None,
+    **sizes: Any,
 ) -> Workload:
     """The first `limit` problems of a source (None: the tiny family, or MATH-500, which is asked as
-    the field asks). prm: None is tiny-prm beside tiny-solver, else the generator itself. sizes: of
-    the configuration.
+    the field asks). prm: None is tiny-prm beside tiny-solver, else the generator itself. levels:
+    None is all. sizes: of the configuration.
     """
     tiny = llm == TINY
     prm = prm or (TINY_PRM if tiny else llm)
@@ -85,7 +92,8 @@ def make_workload(
         prompt = SYSTEM_PROMPTS[PROMPT]
         sizes = {"max_depth": 10, "max_step_tokens": 128, "system_prompt": prompt} | sizes
     config = StrategyConfig(prm_format="rlhflow" if prm == llm else None, **sizes)
-    problems = load_problems(source or ("tiny" if tiny else "math500"), limit) if limit else []
+    source = source or ("tiny" if tiny else "math500")
+    problems = load_problems(source, limit, levels) if limit else []
     return Workload(llm, prm, tuple(problems), config)
 
 
@@ -100,12 +108,20 @@ def run(
     prm: str | None = None,
     seeds: int | None = None,
     problems: str | None = None,
+    peer: str | None = None,
+    strategy: str = "beam_search",
 ) -> Iterator[Row]:
     """The rows of `workbench bench search`.
 
     prm: None is tiny-prm beside tiny-solver, else the generator itself. seeds: as many as these
-    instead of the profile's, on the tiny pair. problems: a file of them.
+    instead of the profile's, on the tiny pair. problems: a file of them. peer: whole systems beside
+    ours (bench/beside.py) on easy MATH problems, and nothing else; strategy: what all of them play.
     """
+    if peer is not None:
+        systems, limit = chosen_systems(peer), PEER_PROBLEMS[profile]
+        workload = make_workload(llm, prm, problems, limit, EASY, strategy=strategy)
+        yield from rows_beside(workload, systems, KV_MEMORY)
+        return
     if llm != TINY:
         yield from real_rows(make_workload(llm, prm, problems, REAL_PROBLEMS[profile]))
         return
@@ -117,6 +133,10 @@ def run(
 def mode_of(settings: dict[str, Any]) -> dict[str, Any]:
     """What the record says of a run with these settings."""
     llm, prm = settings["llm"], settings["prm"]
+    if settings["peer"] is not None:
+        workload = make_workload(llm, prm, strategy=settings["strategy"])
+        told = {"peer": ",".join(chosen_systems(settings["peer"])), "kv_memory": KV_MEMORY}
+        return told | workload.mode | {"problems": PEER_PROBLEMS[settings["profile"]]}
     if llm != TINY:
         return {"batch_invariant": True, "kv_memory": KV_MEMORY} | make_workload(llm, prm).mode
     limit, seeds = PROFILES[settings["profile"]]

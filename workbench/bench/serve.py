@@ -5,30 +5,49 @@ Poisson process, answered or not. Prompts of 128 random tokens (--part shared: t
 same), 64 new ones, greedy, end of sequence ignored, streamed. The fields are those of `vllm bench
 serve`: ttft, to the first token; itl, between tokens; e2e, to the end; goodput, requests a second
 that keep SLO. The peer of tokens_per_s is the same engine in this process, which generates for as
-many prompts at a time; it runs before the server starts. health_p99 is what /health takes
-meanwhile: how long the event loop lets a request wait. The client shares the server's cores.
+many prompts at a time. `@PEER`: the servers of `make bench-peers`, on the same weights, threads and
+prompts, vLLM's in float32 and, where the processor multiplies it, bfloat16. All take the same load
+in turn, one at a time, number after number of clients. over_sequential: tokens_per_s over that of
+one client, beside what decoding and prefill gain in process. health_p99 is what /health takes
+meanwhile: how long the event loop lets a request wait. The client shares the servers' cores.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import re
+import os
+import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import urllib.request
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
+from urllib.error import URLError
 from urllib.parse import urlsplit
 
 import numpy as np
+import torch
 
+from workbench.bench.engine import (
+    BFLOAT16,
+    PEERS_FOLDER,
+    TRANSFORMERS,
+    chosen_peers,
+    peer_files,
+)
+from workbench.bench.peers import PeerError, interpreter, last_words
 from workbench.bench.record import Row
 from workbench.core import SamplingParams
 from workbench.engine.engine import Engine
-from workbench.errors import WorkbenchError
+from workbench.experiments.provenance import cpu_features
 from workbench.search.answers import check_choice
 
 ROUNDS = {"quick": 2, "default": 4, "full": 12}  # requests a client
@@ -36,8 +55,23 @@ TOKENS, SHARED, NEW = 128, 96, 64
 SLO = {"ttft": 1.0, "itl": 0.1}  # seconds; of a request's mean itl
 MODE = {"prompt_tokens": TOKENS, "new_tokens": NEW, "slo_s": SLO, "batch_invariant": True}
 SHARES = (50, 95, 99)  # percentiles
-CALL = "import sys; from workbench.cli import main; sys.exit(main())"
+REFUSALS = {"refused": 503, "late": 504}
+COMPARED = {"tokens_per_s": True, "ttft_p95": False, "itl_p95": False}  # with peers: more is better
+START_SECONDS = 900.0  # until a server is ready: vLLM compiles
+OURS = "import sys; from workbench.cli import main; sys.exit(main())"
+LLAMA_CPP = """
+import json, sys, time, xllamacpp
+params, given = xllamacpp.CommonParams(), json.loads(sys.argv[1])
+params.model.path = given.pop("model")
+params.cpuparams.n_threads = params.cpuparams_batch.n_threads = given.pop("threads")
+for name, value in given.items():
+    setattr(params, name, value)
+params.port = int(sys.argv[2])
+server = xllamacpp.Server(params)
+time.sleep(1e9)
+"""
 Bodies = list[dict[str, object]]
+Place = tuple[str, int]  # host and port
 
 
 @dataclass(slots=True)
@@ -50,6 +84,15 @@ class Answer:
     ended: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Command:
+    """Starts a server; the port comes as the last word. label: what the rows call it."""
+
+    label: str
+    words: Sequence[str]
+    environment: Mapping[str, str]
+
+
 def run(
     profile: str = "default",
     model: str = "tiny-solver",
@@ -57,80 +100,187 @@ def run(
     rate: float | None = None,
     url: str | None = None,
     part: str = "distinct",
+    peers: str = "none",
     seed: int = 0,
 ) -> Iterator[Row]:
     """The rows of `workbench bench serve`. url: of a server that runs already, to be asked for
-    `model`; rate: requests a second, in place of a closed loop.
+    `model`; rate: requests a second, in place of a closed loop; peers: as of `bench engine`.
     """
     check_choice("part", part, ("distinct", "shared"))
     counts, rounds = [int(each) for each in clients.split(",")], ROUNDS[profile]
-    engine = Engine(model, max_num_seqs=max(counts), max_num_batched_tokens=2048)
+    chosen, most = [n for n in chosen_peers(peers) if n != TRANSFORMERS], max(counts)
+    engine = Engine(model, max_num_seqs=most, max_num_batched_tokens=2048)
     random = np.random.default_rng(seed)
-    prompts = random.integers(0, engine.tokenizer.vocab_size, (sum(counts) * rounds, TOKENS))
+    vocab, number = engine.tokenizer.vocab_size, sum(counts) * rounds
+    prompts = random.integers(0, vocab, (number, TOKENS))
     if part == "shared":
         prompts[:, :SHARED] = prompts[0, :SHARED]
-    fixed = {
-        "model": model,
-        "max_tokens": NEW,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-    }
+    fixed = {"model": model, "max_tokens": NEW, "temperature": 0}
+    fixed |= {"ignore_eos": True, "stream": True}
     parts = np.split(prompts, np.cumsum(counts)[:-1] * rounds)  # no prompt is asked twice
-    in_process(engine, random.integers(0, 9, (1, TOKENS)), 1)  # kernels are compiled
-    alone = [in_process(engine, asked, count) for asked, count in zip(parts, counts)]
-    del engine
-    with running(model, max(counts)) if url is None else given(url) as place:
-        for count, asked, peer in zip(counts, parts, alone):
+    first = random.integers(0, vocab, (1, TOKENS))
+    in_process(engine, first, 1)  # kernels are compiled
+    warm_up: Bodies = [fixed | {"prompt": first[0].tolist()}]
+    sequential: tuple[float, float] | None = None
+    with ExitStack() as running:
+        own = served(ours([model], most)) if url is None else nullcontext((placed(url), 0))
+        places = {"": running.enter_context(own)[0]}
+        commands = peer_commands(model, most, chosen)
+        for name, command in commands.items():
+            try:
+                places[name], _ = running.enter_context(served(command))
+            except PeerError as error:
+                warnings.warn(f"Rows have no {name}: {error}", stacklevel=2)
+        for count, asked in zip(counts, parts):
             bodies: Bodies = [fixed | {"prompt": prompt.tolist()} for prompt in asked]
-            answers, health = asyncio.run(load(place, bodies, count, rate, seed))
-            yield from rows_of(answers, health, f"c{count}", peer)
+            alone, found = in_process(engine, asked, count), dict[str, dict[str, Row]]()
+            for name, place in places.items():
+                asyncio.run(load(place, warm_up, 1, None, seed))
+                answers, health = asyncio.run(load(place, bodies, count, rate, seed))
+                found[name] = {r.name: r for r in rows_of(answers, health, f"c{count}", alone)}
+            mine = found.pop("")
+            yield from mine.values()
+            for name, theirs in found.items():
+                yield from compared(mine, theirs, name, commands[name].label, f"c{count}")
+            rates = mine[f"tokens_per_s_c{count}"].value, alone
+            if count == 1:
+                sequential = rates
+            elif sequential is not None:
+                gain, bound = (now / then for now, then in zip(rates, sequential))
+                peer = {"peer": "in process", "peer_value": bound, "ratio": gain / bound}
+                yield Row(f"over_sequential_c{count}", gain, "ratio", **peer)  # type: ignore[arg-type]
 
 
 def in_process(engine: Engine, prompts: np.ndarray, count: int) -> float:
     """Tokens a second of the engine alone, so many prompts at a time."""
-    params, start = (
-        SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True),
-        time.perf_counter(),
-    )
+    params = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True)
+    start = time.perf_counter()
     for first in range(0, len(prompts), count):
         engine.generate(prompts[first : first + count].tolist(), params)
     return len(prompts) * NEW / (time.perf_counter() - start)
 
 
+def compared(
+    mine: Mapping[str, Row], theirs: Mapping[str, Row], name: str, label: str, suffix: str
+) -> Iterator[Row]:
+    """Our rows against a peer's; and how many of its requests it refused or lost."""
+    for each, more in COMPARED.items():
+        row, other = mine[f"{each}_{suffix}"], theirs[f"{each}_{suffix}"].value
+        ratio = row.value / other if more else other / row.value
+        values = {"peer": label, "peer_value": other, "ratio": ratio, "repeats": row.repeats}
+        yield Row(f"{row.name}@{name}", row.value, row.unit, **values)  # type: ignore[arg-type]
+    for each in (*REFUSALS, "lost"):
+        row, other = mine[f"{each}_{suffix}"], theirs[f"{each}_{suffix}"].value
+        yield Row(f"{row.name}@{name}", row.value, row.unit, peer=label, peer_value=other)
+
+
+# -- servers --
+
+
+def ours(models: Sequence[str], most: int, *words: str) -> Command:
+    """`workbench serve`; words: further options."""
+    words = ("serve", *models, *words, "--max-queue", "1024", "--set", f"max_num_seqs={most}")
+    return Command("", [sys.executable, "-P", "-c", OURS, *words, "--port"], os.environ)
+
+
+def peer_commands(model: str, most: int, chosen: Sequence[str]) -> dict[str, Command]:
+    """The peers' servers, by the names in the rows."""
+    if not chosen:
+        return {}
+    found = dict[str, Command]()
+    (folder, gguf), threads = peer_files(model, PEERS_FOLDER / "models"), torch.get_num_threads()
+    longest, settings = TOKENS + NEW, f"{threads} threads, {most} sequences, 2048 tokens a step"
+    for name in chosen:
+        try:
+            python, environment = interpreter(name, PEERS_FOLDER.absolute(), threads)
+        except PeerError as error:
+            warnings.warn(f"Rows have no {name}: {error}", stacklevel=2)
+            continue
+        if name == "llama.cpp":
+            if gguf is None:
+                warnings.warn(f"Rows have no {name}: {model} is no .gguf file", stacklevel=2)
+                continue
+            given = {"model": str(gguf.absolute()), "threads": threads, "n_parallel": most}
+            given |= {"n_ctx": most * (longest + 16), "n_batch": 2048}
+            told = f"xllamacpp{version(name, 'xllamacpp')} (llama.cpp's server, {gguf.name}, "
+            words = [str(python), "-c", LLAMA_CPP, json.dumps(given)]
+            found[name] = Command(f"{told}{settings})", words, environment)
+            continue
+        if gguf is not None and not (folder / "tokenizer.json").is_file():
+            import transformers  # noqa: PLC0415 - an optional extra
+
+            read = transformers.AutoTokenizer.from_pretrained
+            read(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+        words = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
+        words += ["--served-model-name", model, "--max-num-seqs", str(most)]
+        words += ["--max-model-len", str(longest), "--max-num-batched-tokens", "2048"]
+        words += ["--disable-log-stats", "--host", "127.0.0.1"]
+        kinds = ("float32", "bfloat16")[: 1 + bool(BFLOAT16.intersection(cpu_features()))]
+        for dtype, label in zip(kinds, (name, f"{name}-bfloat16")):
+            told = f"vllm serve{version(name, 'vllm')} ({dtype}, {settings})"
+            found[label] = Command(
+                told, [str(python), *words, "--dtype", dtype, "--port"], environment
+            )
+    return found
+
+
+def version(peer: str, package: str) -> str:
+    """Of what is installed in a peer's environment, after a space; "" where it is not."""
+    found = (PEERS_FOLDER / peer).glob(f"lib/python*/site-packages/{package}*.dist-info")
+    return "".join(f" {each.stem.rpartition('-')[2]}" for each in found)
+
+
 @contextmanager
-def running(model: str, most: int) -> Iterator[tuple[str, int]]:
-    """A server of the model in a process of its own; host and port, once it is ready."""
-    words = ["serve", model, "--port", "0", "--max-queue", "1024", "--set", f"max_num_seqs={most}"]
-    server = subprocess.Popen(
-        [sys.executable, "-P", "-c", CALL, *words], stderr=subprocess.PIPE, text=True
-    )
-    assert server.stderr is not None
-    said = ""
+def served(command: Command) -> Iterator[tuple[Place, int]]:
+    """A server in a process of its own; its place and process id, once it is ready. Raises
+    PeerError with what it said where it does not start.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with tempfile.TemporaryFile("w+", errors="replace") as said:
+        try:
+            server = subprocess.Popen(
+                [*command.words, str(port)], stdin=subprocess.DEVNULL, stdout=said, stderr=said,
+                env=command.environment, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise PeerError(f"{error}; run `make bench-peers`") from error
+        try:
+            end = time.monotonic() + START_SECONDS
+            while not is_ready(port):
+                if server.poll() is not None or time.monotonic() > end:
+                    raise PeerError(f"the server did not start: {last_words(said)}")
+                time.sleep(0.2)
+            yield ("127.0.0.1", port), server.pid
+        finally:
+            server.terminate()
+            try:
+                server.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                os.killpg(server.pid, signal.SIGKILL)  # and its own processes
+                server.wait()
+
+
+def is_ready(port: int) -> bool:
+    """Whether /health says so."""
     try:
-        while "ready: " not in said:
-            line = server.stderr.readline()
-            said += line
-            if not line:
-                raise WorkbenchError(f"The server did not start: {said.strip()[-500:]}")
-        found = re.search(r"http://(\S+):(\d+)", said)
-        assert found is not None
-        yield found[1], int(found[2])
-    finally:
-        server.terminate()
-        server.wait()
-        server.stderr.close()
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (URLError, OSError):
+        return False
 
 
-@contextmanager
-def given(url: str) -> Iterator[tuple[str, int]]:
-    """Host and port of a server that runs already."""
+def placed(url: str) -> Place:
+    """Of a server that runs already."""
     parts = urlsplit(url)
-    yield parts.hostname or "127.0.0.1", parts.port or 80
+    return parts.hostname or "127.0.0.1", parts.port or 80
+
+
+# -- the client --
 
 
 async def load(
-    place: tuple[str, int], bodies: Bodies, clients: int, rate: float | None, seed: int
+    place: Place, bodies: Bodies, clients: int, rate: float | None, seed: int
 ) -> tuple[list[Answer], list[float]]:
     """The answers to all requests, and seconds that /health took meanwhile."""
     health: list[float] = []
@@ -153,30 +303,49 @@ async def load(
     return answers, health
 
 
-async def ask(place: tuple[str, int], body: dict[str, object]) -> Answer:
+class _Client(asyncio.Protocol):
+    """One request and its answer; reading it costs little, as servers have the same cores."""
+
+    def __init__(self, answer: Answer, request: bytes) -> None:
+        self.answer, self.ended = answer, asyncio.get_running_loop().create_future()
+        self._request, self._last = request, b""
+
+    def connection_made(self, transport: Any) -> None:
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        if not self.answer.status:
+            self.answer.status = int((data.split(maxsplit=2)[1:2] or [b"0"])[0])
+        if b"data: {" in data:  # a token, or several that came together
+            self.answer.chunks.append(time.perf_counter())
+        self._last = (self._last + data)[-64:]
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.answer.ended = time.perf_counter()
+        whole = self._request.startswith(b"GET") or b"data: [DONE]" in self._last
+        if error is not None or (self.answer.status == 200 and not whole):
+            self.answer.status = 0  # an error, or the end, in the midst of a stream
+        self.ended.set_result(None)
+
+
+async def ask(place: Place, body: dict[str, object]) -> Answer:
     """One streamed completion, or GET /health where the body is empty."""
     answer, text = Answer(time.perf_counter()), json.dumps(body) if body else ""
     line = "POST /v1/completions" if body else "GET /health"
     head = f"{line} HTTP/1.1\r\nHost: {place[0]}\r\nConnection: close\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n"
+    loop = asyncio.get_running_loop()
     try:
-        reader, writer = await asyncio.open_connection(*place, limit=2**20)
-        writer.write((head + text).encode())
-        answer.status, whole = int((await reader.readline()).split()[1]), not body
-        async for piece in reader:
-            whole |= piece.startswith(b"data: [DONE]")
-            if piece.startswith(b"data: {"):  # a token, or several that were ready together
-                answer.chunks.append(time.perf_counter())
-        if answer.status == 200 and not whole:  # an error, or the end, in the midst of a stream
-            answer.status = 0
-        writer.close()
-    except (OSError, IndexError, ValueError):
-        answer.status = 0
-    answer.ended = time.perf_counter()
+        _, client = await loop.create_connection(
+            lambda: _Client(answer, (head + text).encode()), *place
+        )
+        await client.ended
+    except OSError:
+        answer.ended = time.perf_counter()
     return answer
 
 
-async def watched(place: tuple[str, int], seconds: list[float]) -> None:
+async def watched(place: Place, seconds: list[float]) -> None:
     """Ask /health again and again."""
     while True:
         answer = await ask(place, {})
@@ -184,32 +353,48 @@ async def watched(place: tuple[str, int], seconds: list[float]) -> None:
         await asyncio.sleep(0.02)
 
 
+def summary(answers: Sequence[Answer]) -> dict[str, float]:
+    """What clients see of a load: percentiles of seconds, answers and good ones a second (served,
+    goodput), requests inside by Little's law, and how many got no answer, by the reason.
+    """
+    good = [a for a in answers if a.status == 200 and a.chunks]
+    wall = max(a.ended for a in answers) - min(a.sent for a in answers)
+    gaps = [[late - early for early, late in pairwise(a.chunks)] for a in good]
+    seconds = {
+        "ttft": [a.chunks[0] - a.sent for a in good],
+        "itl": [gap for each in gaps for gap in each],
+        "e2e": [a.ended - a.sent for a in good],
+    }
+    found = percentiles(seconds)
+    waits = zip(seconds["ttft"], (float(np.mean(each or [0])) for each in gaps))
+    kept = sum(first <= SLO["ttft"] and between <= SLO["itl"] for first, between in waits)
+    found |= {
+        "served": len(good) / wall,
+        "goodput": kept / wall,
+        "little": sum(seconds["e2e"]) / wall,
+    }
+    found |= {n: sum(a.status == status for a in answers) for n, status in REFUSALS.items()}
+    return found | {"lost": sum(a.status not in (200, *REFUSALS.values()) for a in answers)}
+
+
+def percentiles(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """NAME_pSHARE; NaN of none."""
+    return {
+        f"{name}_p{share}": float(np.percentile(values, share)) if values else float("nan")
+        for name, values in seconds.items()
+        for share in SHARES
+    }
+
+
 def rows_of(
     answers: Sequence[Answer], health: Sequence[float], suffix: str, alone: float
 ) -> Iterator[Row]:
     """What a load comes to; the peer is `alone`, tokens a second in process."""
-    good = [a for a in answers if a.status == 200 and a.chunks]
-    wall = max(a.ended for a in answers) - min(a.sent for a in answers)
-    tokens, number = len(good) * NEW / wall, len(good)
+    found, number = summary(answers) | percentiles({"health": health}), len(answers)
+    tokens = found.pop("served") * NEW
     peer = {"peer": "in process", "peer_value": alone, "ratio": tokens / alone}
     yield Row(f"tokens_per_s_{suffix}", tokens, "tokens/s", **peer, repeats=number)  # type: ignore[arg-type]
-    gaps = {id(a): [late - early for early, late in pairwise(a.chunks)] for a in good}
-    seconds = {
-        "ttft": [a.chunks[0] - a.sent for a in good],
-        "itl": [gap for each in gaps.values() for gap in each],
-        "e2e": [a.ended - a.sent for a in good],
-        "health": [*health],
-    }
-    for name, values in seconds.items():
-        for share in SHARES:
-            value = float(np.percentile(values, share)) if values else float("nan")
-            yield Row(f"{name}_p{share}_{suffix}", value, "s", repeats=len(values))
-    kept = sum(
-        a.chunks[0] - a.sent <= SLO["ttft"] and float(np.mean(gaps[id(a)] or [0])) <= SLO["itl"]
-        for a in good
-    )
-    yield Row(f"goodput_{suffix}", kept / wall, "requests/s", repeats=number)
-    for name, statuses in {"refused": (503,), "late": (504,)}.items():
-        yield Row(f"{name}_{suffix}", sum(a.status in statuses for a in answers), "requests")
-    lost = sum(a.status not in (200, 503, 504) for a in answers)
-    yield Row(f"lost_{suffix}", lost, "requests", repeats=len(answers))
+    del found["little"]
+    for name, value in found.items():
+        unit = "s" if "_p" in name else "requests/s" if name == "goodput" else "requests"
+        yield Row(f"{name}_{suffix}", value, unit, repeats=number)

@@ -30,7 +30,7 @@ RUN_COLUMNS = ("run_id", "status", "llm_share", "seed", "num_problems", "tokens_
 BATCHING, ABLATION, OPTIMISATION = "04_batching", "07_modifications", "08_optimisation"
 COMPARED = "11_strategies"
 OWN_RUNS = ("01_memory_requirements", ABLATION, OPTIMISATION, "09_missing_values", COMPARED,
-            "13_engine")  # fmt: skip
+            "12_serving", "13_engine")  # fmt: skip
 """Notebooks of a profile that build or run what they draw themselves, and read no sweep."""
 
 
@@ -169,6 +169,7 @@ OfProfile = Annotated[dict[str, Any], options.options_of(SweepConfig, {
     "seeds": "one run a share and seed",
     "num_problems": "problems of a run",
     "total_memory": "of both models together, e.g. 64MiB",
+    "policy": "how both models share one memory (default: each has its own)",
 }, defaults=False)]  # fmt: skip
 
 

@@ -33,13 +33,12 @@ from workbench.engine.sampling import StopChecker
 from workbench.engine.static_batch import scheduler_of
 from workbench.errors import ConfigError, PromptError, StepError
 from workbench.host import collection_paused
-from workbench.kernels import require_served
 from workbench.kvcache.arena import KVArena
 from workbench.kvcache.manager import KVCacheManager, TokenList
 from workbench.kvcache.storage import BlockStorage, KVStorage
 from workbench.models.llama import LlamaModel
-from workbench.models.loading import arithmetic_dtype, load_model, require_device
-from workbench.models.registry import DUMMY, load_tokenizer, model_spec
+from workbench.models.loading import load_model
+from workbench.models.registry import DUMMY, load_tokenizer
 from workbench.models.spec import ModelSpec
 from workbench.trace import MOST_ROWS, Recorder, Trace
 
@@ -93,7 +92,6 @@ class Engine:
         **settings: object,
     ) -> None:
         self.config = config = EngineConfig.from_dict({"model": model, **settings})
-        _require_kernels(config)
         if weights is None:
             loaded = load_model(
                 config.model,
@@ -151,7 +149,6 @@ class Engine:
             self.executor = Executor(
                 model,
                 storage,
-                batch_invariant=config.batch_invariant,
                 max_num_batched_tokens=tokens,
                 max_num_seqs=seqs,
                 max_model_len=longest,
@@ -489,21 +486,6 @@ class Engine:
     def __repr__(self) -> str:
         blocks = f"{self.memory.num_blocks} blocks of {self.config.block_size} tokens"
         return f"Engine({self.name!r}, {blocks}, max_model_len={self.max_model_len})"
-
-
-def _require_kernels(config: EngineConfig) -> None:
-    """Refuse what no kernels serve before weights are loaded; float32 on a CPU always is."""
-    device = require_device(config.device)
-    if device.type == "cpu" and config.dtype in ("auto", "float32"):
-        return
-    spec = model_spec(config.model)
-    require_served(
-        device,
-        arithmetic_dtype(config.dtype, config.device, spec),
-        head_dim=spec.head_dim,
-        block_size=config.block_size,
-        batch_invariant=config.batch_invariant,
-    )
 
 
 def _longest_request(config: EngineConfig, spec: ModelSpec) -> int:

@@ -28,9 +28,7 @@ from workbench.engine.sampling import (
 from workbench.errors import ConfigError, StepError
 from workbench.kernels import ForwardContext, Kernels, LayerCache
 from workbench.kvcache.storage import BlockStorage
-from workbench.models.llama import Buffers, Linear, LlamaModel
-
-MOST_COLUMNS = 8  # sets of columns whose output matrices are kept; a PRM asks for one
+from workbench.models.llama import Buffers, LlamaModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +59,11 @@ class Executor:
         model: LlamaModel,
         storage: BlockStorage,
         *,
-        batch_invariant: bool = True,
         max_num_batched_tokens: int = 2048,
         max_num_seqs: int = 64,
         max_model_len: int | None = None,
     ) -> None:
-        """Raises ConfigError when batch_invariant is asked of kernels that are not.
-
-        max_model_len: the longest context of a step; the model's own if not given.
-        """
-        if batch_invariant and not model.kernels.batch_invariant:
-            raise ConfigError(
-                f"batch_invariant=True, but the {model.kernels.name!r} kernels, used for "
-                f"{model.dtype} on {model.device}, are not; use float32 on a CPU, triton on a GPU, "
-                "or batch_invariant=False."
-            )
+        """max_model_len: the longest context of a step; the model's own if not given."""
         self.model, self.storage = model, storage
         self.buffers = model.buffers(max_num_batched_tokens, max_num_seqs)
         shape = storage.block_size, storage.kv_heads, storage.head_dim
@@ -85,7 +73,6 @@ class Executor:
         ]
         longest = max_model_len or model.spec.max_model_len
         self._decode_steps = DecodeSteps(model, self._caches, self.buffers, longest)
-        self._columns: dict[bytes, Linear] = {}  # output matrices of what scoring asks for
 
     def submit(self, plan: StepPlan) -> StepHandle:
         """Start a step. Its errors are raised by the handle, not here."""
@@ -147,28 +134,11 @@ class Executor:
         rows: where the plan's rows stand in the hidden states.
         """
         out = hidden.new_empty(len(wanted.rows), len(wanted.columns))
-        if self.model.kernels.selects:
-            columns = staged(wanted.columns, np.int64, hidden.device)
-            self.model.selected_logits(hidden, rows, columns, out)
-        else:
-            inputs = self.model.head_inputs(hidden.index_select(0, rows))
-            self._head_of(wanted.columns)(inputs, out)
+        columns = staged(wanted.columns, np.int64, hidden.device)
+        self.model.selected_logits(hidden, rows, columns, out)
         logits: NDArray[np.float32] = out.float().cpu().numpy()
         require_finite(logits, wanted.rows)
         return logits
-
-    def _head_of(self, columns: NDArray[np.int64]) -> Linear:
-        """The output matrix of some columns; those asked for last are kept."""
-        key = np.ascontiguousarray(columns, np.int64).tobytes()
-        head = self._columns.pop(key, None)
-        if head is None:
-            chosen = torch.from_numpy(np.require(columns, np.int64, ("C", "W")))
-            model = self.model
-            head = model.head.columns(chosen.to(model.device), model.final_norm)
-        self._columns[key] = head
-        if len(self._columns) > MOST_COLUMNS:
-            del self._columns[next(iter(self._columns))]
-        return head
 
 
 class DecodeSteps:

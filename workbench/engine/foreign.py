@@ -24,7 +24,7 @@ from workbench.engine.executor import sample
 from workbench.engine.requests import Prompt
 from workbench.engine.sampling import StopChecker, require_finite
 from workbench.errors import ConfigError, ModelError, PromptError, StepError
-from workbench.kernels.reference import ReferenceKernels
+from workbench.kernels import Kernels
 from workbench.models import registry
 from workbench.models.gguf import GGUFFile
 from workbench.models.loading import open_weights, require_device
@@ -239,7 +239,7 @@ class TransformersEngine(ForeignEngine):
             raise ConfigError(f"max_model_len is {max_model_len}; allowed: 2 to {longest}.")
         self._head = self._value_head(source, kinds[dtype]) if has_head else []
         self._keeps = "logits_to_keep" in inspect.signature(loaded.forward).parameters
-        self._kernels = ReferenceKernels(self._device, torch.float32)
+        self._kernels = Kernels(self._device, torch.float32)
         told = f"{open_weights(source).digest()} {self.tokenizer.fingerprint} {dtype} {device}"
         told += f" {transformers.__version__} {torch.__version__} {torch.get_num_threads()}"
         self.fingerprint = f"transformers/{hashlib.sha256(told.encode()).hexdigest()[:16]}"

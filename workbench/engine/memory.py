@@ -205,7 +205,6 @@ def measure_activations(
     executor = Executor(
         some,
         storage,
-        batch_invariant=False,
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,

@@ -8,9 +8,9 @@ takes temperature, then top_k, top_p, min_p, as vLLM and transformers do.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +65,7 @@ def filters_of(rows: SamplingRows, vocab: int) -> NDArray[np.float64] | None:
     return np.stack([rows.top_k, rows.top_p, rows.min_p], axis=1) if some.any() else None
 
 
-UNUSED_STOPS = 8  # stop strings whose tokens are remembered though no request has them
+UNUSED_STOPS = 8  # stop strings whose tokens are remembered when no request has them
 
 
 class StopChecker:
@@ -75,7 +75,7 @@ class StopChecker:
         self._bytes = token_bytes
         self._eos = frozenset(eos_ids)
         self._able: dict[str, NDArray[np.int64]] = {}  # ids that may complete a stop string
-        self._unused: OrderedDict[str, NDArray[np.int64]] = OrderedDict()  # the last used is last
+        self._completing = lru_cache(UNUSED_STOPS)(self._find_completing)
         self._text = np.zeros(0, np.uint8)  # all tokens in a row, once there is a stop
         self._ends = np.zeros(0, np.int64)  # of each token in the text
         self._starts = np.zeros(0, np.int64)  # of those that are not empty
@@ -145,15 +145,12 @@ class StopChecker:
             self._reasons[condition] += change
             return
         if change > 0:
-            known = self._unused.pop(condition, None)
-            self._able[condition] = self._completing(condition.encode()) if known is None else known
+            self._able[condition] = self._completing(condition.encode())
         self._reasons[self._able[condition]] += change
         if change < 0:
-            self._unused[condition] = self._able.pop(condition)
-            if len(self._unused) > UNUSED_STOPS:
-                self._unused.popitem(last=False)
+            del self._able[condition]
 
-    def _completing(self, stop: bytes) -> NDArray[np.int64]:
+    def _find_completing(self, stop: bytes) -> NDArray[np.int64]:
         """Ids of the tokens that can complete it: they hold it, or begin with an end of it."""
         if not len(self._text):
             self._text = np.frombuffer(b"".join(self._bytes), np.uint8)

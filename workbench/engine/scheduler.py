@@ -32,7 +32,7 @@ from workbench.core import (
     WantedLogits,
 )
 from workbench.engine.requests import require_servable
-from workbench.errors import ConfigError, OutOfMemory
+from workbench.errors import OutOfMemory
 from workbench.kvcache.manager import (
     NOTHING_LOST,
     Allocation,
@@ -71,8 +71,7 @@ class StopConditions(Protocol):
 class Scheduler:
     """The queues of one engine. offsets: int64 element offset of each block id.
 
-    Raises ConfigError when a step could not hold one token of each sequence, and OutOfMemory when
-    the cache has fewer blocks than one request of max_model_len needs.
+    Raises OutOfMemory when the cache has fewer blocks than one request of max_model_len needs.
     """
 
     def __init__(
@@ -87,12 +86,7 @@ class Scheduler:
         watermark: float = 0.01,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        if not 1 <= max_num_seqs <= max_num_batched_tokens:
-            raise ConfigError(
-                f"max_num_seqs={max_num_seqs} and max_num_batched_tokens={max_num_batched_tokens}; "
-                "allowed: 1 <= max_num_seqs <= max_num_batched_tokens (all running sequences "
-                "decode every step)."
-            )
+        assert 1 <= max_num_seqs <= max_num_batched_tokens, "all running sequences decode each step"
         most_blocks = -(-max_model_len // cache.block_size)
         if cache.num_blocks < most_blocks:
             raise OutOfMemory(

@@ -20,23 +20,19 @@ from numpy.typing import NDArray
 from workbench.config import EngineConfig
 from workbench.core import Sequence, StepPlan, StepResult
 from workbench.engine.scheduler import Chunk, Scheduler, StopConditions
-from workbench.errors import ConfigError, OutOfMemory
+from workbench.errors import OutOfMemory
 from workbench.kvcache.manager import KVCacheManager, TokenList
 
 
 class StaticScheduler(Scheduler):
-    """A Scheduler of whole batches. The cache must not share prefixes (ConfigError).
+    """A Scheduler of whole batches, over a cache that shares no prefixes.
 
     In the trace prefill_tokens and decode_tokens are rows computed, padding included; what they
     exceed the requests' own tokens by is padding.
     """
 
     def __init__(self, cache: KVCacheManager, offsets: NDArray[np.int64], **limits: Any) -> None:
-        if cache.enable_prefix_caching:
-            raise ConfigError(
-                "Static batching pads all prompts of a batch to one length and cannot skip a "
-                "cached part of some; give enable_prefix_caching=False with it."
-            )
+        assert not cache.enable_prefix_caching, "no cached part of a padded prompt is skipped"
         super().__init__(cache, offsets, **limits)
         self._over: dict[int, str] = {}  # request id of a member that waits for the slowest: why
         self._columns_left = 0  # of the padded prompts, still to be computed

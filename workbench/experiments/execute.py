@@ -27,6 +27,7 @@ from workbench.core import RequestOutput, SamplingParams, StepPlan, StepResult, 
 from workbench.engine.engine import Engine
 from workbench.engine.executor import StepHandle
 from workbench.engine.memory import block_shape
+from workbench.errors import ConfigError
 from workbench.experiments import settings
 from workbench.experiments.memory import ENGINES, feasibility
 from workbench.experiments.provenance import this_code
@@ -34,15 +35,17 @@ from workbench.experiments.runs import Outcome, RunResult, sweep_problems
 from workbench.experiments.settings import Identity, RunSpec
 from workbench.host import total_memory
 from workbench.kvcache.arena import KVArena
+from workbench.models.registry import model_spec
 from workbench.replay import workload
 from workbench.replay.answers import Answers
 from workbench.replay.devices import Device
 from workbench.replay.what_if import what_if
-from workbench.search.prm import PRM, trie_size
+from workbench.replay.workload import load_recording, recording_names, recording_path
+from workbench.search.prm import PRM, Critiques, trie_size
 from workbench.search.problems import Problem
 from workbench.search.result import SearchResult, Throughput
 from workbench.search.rounds import Progress
-from workbench.search.search import Search
+from workbench.search.search import SYSTEM_PROMPTS, Search
 from workbench.search.strategies import Strategy
 from workbench.search.variants import STRATEGIES
 from workbench.trace import SCHEMA_VERSION, Recorder, Trace
@@ -137,7 +140,7 @@ class Pair:
     def __init__(
         self, spec: RunSpec, weights: Pair | None = None, kind: type[Engine] = Engine
     ) -> None:
-        self.spec, self.arena = spec, make_arena(spec) if spec.get("policy") else None
+        self.spec, self.arena = spec, make_arena(spec) if spec.config.policy else None
         self.engines: dict[str, Engine] = {}
         for role in ENGINES:
             given = spec.engine(role).to_dict() | {"arena": self.arena, "arena_name": role}
@@ -165,14 +168,21 @@ def _traced(trace: Trace) -> dict[str, pd.DataFrame]:
 
 
 def make_arena(spec: RunSpec) -> KVArena:
-    """The memory of both models. OutOfMemory where a floor cannot be met."""
+    """The memory of both models: what a run gives it, else what both models' weights leave of the
+    total, split as the run's share comes to. OutOfMemory where a floor cannot be met.
+    """
     names, shapes = ("block_size", "max_model_len", "dtype", "device"), []
     for role in ENGINES:
         own = spec.engine(role)
         given = {name: getattr(own, name) for name in names}
         shapes.append(block_shape(own.model, name=role, **given))
-    policy = settings.POLICIES[spec.get("policy")]()
-    return KVArena(spec.get("kv_bytes"), shapes, policy, spec.get("kv_share"))
+    policy = settings.POLICIES[str(spec.config.policy)]()
+    kv_bytes, kv_share = spec.get("kv_bytes"), spec.get("kv_share")
+    if kv_bytes is None:
+        (llm, llm_bytes), (prm, _) = map(feasibility(spec).of, ENGINES)
+        kv_bytes = spec.total_bytes - llm.fixed - prm.fixed
+        kv_share = (llm_bytes - llm.fixed) / kv_bytes if policy.keeps_split else None
+    return KVArena(kv_bytes, shapes, policy, kv_share)
 
 
 def make_strategy(config: StrategyConfig) -> Strategy:
@@ -243,20 +253,25 @@ def memory_parts(engine: Engine) -> dict[str, Any]:
 
 
 def _arena_columns(trace: Trace, arena: KVArena) -> dict[str, Any]:
-    """The working set, and what of the memory each model ended with.
-
-    *_active_bytes: the highest at any step. *_final_share: of a policy that keeps a split. longest:
-    tokens of the longest sequence.
+    """The working set, and what of the memory each model ended with: *_final_share, of a policy
+    that keeps a split.
     """
-    requests, most = trace.requests, trace.steps.groupby("engine")["blocks_active"].max()
-    longest = (requests["prompt_tokens"] + requests["output_tokens"]).max()
-    cells: dict[str, Any] = {"longest": int(longest), "kv_pages": arena.num_pages}
+    shapes = {name: arena.packing(name).shape for name in ENGINES}
+    cells = _working_set(trace, {n: shape.layers * shape.cell_bytes for n, shape in shapes.items()})
+    cells["kv_pages"] = arena.num_pages
     for name, pages in arena.target.items():
-        shape = arena.packing(name).shape
-        cells[f"{name}_active_bytes"] = int(most[name]) * shape.layers * shape.cell_bytes
         share = pages / arena.num_pages if arena.policy.keeps_split else None
         cells[f"{name}_final_share"] = share
     return cells
+
+
+def _working_set(trace: Trace, block_bytes: Mapping[str, int]) -> dict[str, Any]:
+    """*_active_bytes: the highest at any step. longest: tokens of the longest sequence."""
+    requests, most = trace.requests, trace.steps.groupby("engine")["blocks_active"].max()
+    longest = (requests["prompt_tokens"] + requests["output_tokens"]).max()
+    return {"longest": int(longest)} | {
+        f"{name}_active_bytes": int(most[name]) * size for name, size in block_bytes.items()
+    }
 
 
 # -- cells of batch limits: the requests of one recorded search, asked again of one model alone --
@@ -397,25 +412,56 @@ class Cells:
         return RunResult(measured | counts, {"steps": steps, "requests": recorder.requests})
 
 
-# -- the replayed rung: the thesis's pair at its own size --
+# -- the other rungs: a recorded search of real text, and the thesis's pair at its own size --
 
 REPLAYED = "replayed 1B + 8B"
 DEVICE = "a100-40"
-SIZES = {"quick": (48, (0,)), "default": (24, (0,)), "full": (128, (0, 1, 2))}
-"""Problems and seeds of a profile."""
+SIZES = dict.fromkeys(("full", "thesis"), (128, (0, 1, 2)))
+"""Problems and seeds of a profile, else as many problems as are in flight, and one seed."""
+RECORDING, RECORDED = "smollm2-n16", "replayed SmolLM2"
+RECORDED_MEMORY, RECORDED_LENGTH = "2.25GiB", 2048
+"""The least memory in which a share of 0.08 holds a request of so many tokens; none is as long."""
+REPLAYED_SETTINGS = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len",
+                     "min_problem_batch", "score_cache", "request_order", "problem_batching",
+                     "forget_pruned", "reuse_partial_blocks")  # fmt: skip
+RECORDED_SETTINGS = ("min_problem_batch", "score_cache", "temperature", "top_p", "top_k", "min_p",
+                     "max_step_tokens", "voting", "prm_format")  # fmt: skip
+
+
+def recorded_config(profile: str = "default", **overrides: Any) -> SweepConfig:
+    """The search of RECORDING, as it was recorded, over a profile's shares: to be measured with its
+    own models, or replayed.
+    """
+    found = load_recording(RECORDING)
+    own = {name: getattr(found.settings, name) for name in RECORDED_SETTINGS}
+    own |= {n: found.settings.strategy_settings[n] for n in ("n", "beam_width", "max_depth")}
+    own |= {
+        "llm": found.llm.name,
+        "prm": found.prm.name,
+        "problems": RECORDING,
+        "num_problems": len(found.problems),
+        "seeds": (found.settings.seed,),
+        "shares": settings.sweep_config(profile).shares,
+        "total_memory": RECORDED_MEMORY,
+        "max_model_len": RECORDED_LENGTH,
+        "system_prompt": SYSTEM_PROMPTS["search-and-learn"],
+        "warmup_problems": 0,
+        "sentinel_every": 0,
+        "profile": profile,
+    }
+    return SweepConfig.from_dict(own | settings.overridden(overrides))
 
 
 def replayed_config(profile: str = "default", **overrides: Any) -> SweepConfig:
     """The thesis profile's models and limits, the profile's shares. Activations are outside the
     total, as on the embedded pair's rung.
     """
-    num_problems, seeds = SIZES.get(profile, SIZES["full"])
+    num_problems, seeds = SIZES.get(profile, (workload.IN_FLIGHT, (0,)))
     own = {
         "num_problems": num_problems,
         "seeds": seeds,
         "shares": settings.sweep_config(profile).shares,
         "activations_in_total": False,
-        "min_problem_batch": workload.IN_FLIGHT,
         "warmup_problems": 0,
         "sentinel_every": 0,
         "profile": profile,
@@ -424,41 +470,71 @@ def replayed_config(profile: str = "default", **overrides: Any) -> SweepConfig:
     return SweepConfig.from_dict(thesis | own | settings.overridden(overrides))
 
 
-def replay_identity(device: Device) -> Identity:
-    """What replays depend on beside their settings: lengths, assumptions, code, the device."""
-    lengths = hashlib.sha256(workload.MATH500.read_bytes()).hexdigest()
-    digest = settings.hash_of([lengths, asdict(workload.Assumptions()), asdict(device)])
+def replay_identity(device: Device, config: SweepConfig) -> Identity:
+    """What replays depend on beside their settings: the recording, or lengths and assumptions; the
+    code, the device.
+    """
+    is_recorded = config.problems in recording_names()
+    source = recording_path(config.problems) if is_recorded else workload.MATH500
+    content = hashlib.sha256(source.read_bytes()).hexdigest()
+    digest = settings.hash_of([content, asdict(workload.Assumptions()), asdict(device)])
     code = this_code(replayed=True)["code"]
     return Identity("replayed", "replayed", digest, code, SCHEMA_VERSION)
 
 
+def rung_answers(config: SweepConfig, seed: int) -> Answers:
+    """The search of a replayed rung: recorded, or made of MATH-500's lengths; with critiques where
+    the PRM writes them.
+    """
+    sizes = config.num_problems, config.n, config.beam_width, config.max_depth, seed
+    writes = None
+    if config.prm_format == "thinkprm":
+        asked = {"count": config.critiques, "tokens": config.critique_tokens}
+        writes = Critiques(**{name: value for name, value in asked.items() if value is not None})
+    return _answers(config.problems, sizes, writes)
+
+
 @lru_cache(maxsize=1)  # seeds come one after the other: one is kept
-def thesis_answers(config: SweepConfig, seed: int) -> Answers:
-    """The replayed rung's search, prepared to be replayed."""
-    sizes = config.num_problems, config.n, config.beam_width, config.max_depth
-    return Answers(workload.thesis_search(*sizes, seed))
+def _answers(
+    problems: str, sizes: tuple[int, int, int, int, int], writes: Critiques | None
+) -> Answers:
+    is_recorded = problems in recording_names()
+    found = load_recording(problems) if is_recorded else workload.thesis_search(*sizes)
+    return Answers(workload.with_critiques(found, writes, seed=sizes[-1]) if writes else found)
 
 
 def replayed_run(device: Device, spec: RunSpec) -> RunResult:
-    """One share of the replayed rung on a device that is a table of numbers: the same search as at
-    every other; stored and read as a measured one.
+    """One share of a replayed rung on a device that is a table of numbers: the same search as at
+    every other; stored and read as a measured one. Another PRM than the recording's is one of its
+    own shape that gives the same scores. ConfigError for a setting that no replay has.
     """
-    config, answers = spec.config, thesis_answers(spec.config, spec.seed)
-    limits = ("block_size", "max_num_seqs", "max_num_batched_tokens", "min_problem_batch")
-    found = what_if(
-        answers,
-        device=device,
-        total_memory=spec.total_bytes,
-        llm_share=spec.llm_share,
-        **{name: getattr(config, name) for name in limits},
-    )
+    config, answers = spec.config, rung_answers(spec.config, spec.seed)
+    if config.finish_at_limit:
+        raise ConfigError("A replay samples nothing: replay with finish_at_limit=False.")
+    asked: dict[str, Any] = {name: getattr(config, name) for name in REPLAYED_SETTINGS}
+    for role in ENGINES:
+        own = ((n.removeprefix(f"{role}_"), v) for n, v in spec.own if n.startswith(f"{role}_"))
+        asked[role] = dict(own)
+    if config.policy:
+        asked["policy"] = settings.POLICIES[config.policy].__name__
+    if spec.get("kv_bytes"):
+        asked |= {"kv_memory": spec.get("kv_bytes"), "kv_share": spec.get("kv_share")}
+    else:
+        asked |= {"total_memory": spec.total_bytes, "llm_share": spec.llm_share}
+    rung = RECORDED if config.problems == RECORDING else REPLAYED
+    if config.prm != answers.recording.prm.name:
+        asked |= {"prm_spec": model_spec(config.prm), "prm_name": config.prm}
+        rung = f"replayed {config.llm} + {config.prm}"
+    found = what_if(answers, device=device, **asked)
     parts = {}
     for role, memory in zip(ENGINES, found.memory, strict=True):
         held = {"weights_bytes": memory.weight_bytes, "kv_bytes": memory.kv_bytes}
         held |= {"block_bytes": memory.block_bytes, "blocks": memory.num_blocks}
         parts[role] = held | {"kv_tokens": memory.num_blocks * config.block_size}
     row = run_columns(found.throughput, found.trace.steps, parts)
-    row |= {"rung": REPLAYED, "machine": f"simulated {device.name}"}
+    if config.policy:
+        row |= _working_set(found.trace, {r: parts[r]["block_bytes"] for r in ENGINES})
+    row |= {"rung": rung, "machine": f"simulated {device.name}"}
     requests = found.trace.requests
     by_problem = requests.groupby("problem_id")  # its part of wall time goes by its seconds
     seconds = by_problem["finished_s"].max() - by_problem["arrival_s"].min()

@@ -252,7 +252,7 @@ def ablation_numbers(drawn: Drawn) -> Named:
     rows, plan = drawn.rows("modifications"), drawn.parameters("modifications")["plan"]
     found = {"ablationProblems": f"{plan['num_problems']}"}
     gains = rows[rows["metric"].isin(["gain", "whole"])]
-    gains = gains.set_index("setting" if "setting" in gains else "rung")
+    gains = gains.set_index("setting")
     for name, key, metric in (("oneRuntime", "one_runtime", "gain"),
                               ("scoreCache", BATCHED[0], "gain"),
                               ("problemBatching", BATCHED[1], "gain"),
@@ -307,13 +307,13 @@ def missing_numbers(drawn: Drawn) -> Named:
 
 
 def claim_numbers(drawn: Drawn) -> Named:
-    """How the claims of the measured rung were judged."""
+    """How the claims of the measured rung were judged, and whether the others agree."""
     own = [c.verdict for c in judged.claims_of_figures(drawn.folder) if c.rung == TINY]
     names = {"Holds": judged.HOLDS, "Fails": judged.FAILS, "Depends": judged.DEPENDS}
-    return {
-        f"claims{name}": f"{sum(verdict.startswith(start) for verdict in own)}"
-        for name, start in names.items()
-    }
+    found = {name: f"{sum(v.startswith(start) for v in own)}" for name, start in names.items()}
+    split = pd.read_parquet(drawn.folder / "memory_split.parquet")
+    agree = judged.rungs_in_words(split) if "rung" in split else "There is one rung alone."
+    return {f"claims{name}": count for name, count in found.items()} | {"rungsAgree": agree}
 
 
 PARTS: dict[str, tuple[Callable[[Drawn], Named], tuple[str, ...]]] = {

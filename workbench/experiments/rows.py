@@ -16,7 +16,7 @@ import pandas as pd
 
 from workbench.errors import OutOfMemory, RunStoreError
 from workbench.experiments import settings
-from workbench.experiments.execute import DEVICE, REPLAYED, thesis_answers
+from workbench.experiments.execute import DEVICE, rung_answers
 from workbench.experiments.memory import ENGINES, feasibility
 from workbench.experiments.provenance import counted
 from workbench.experiments.runs import FINISHED, INFEASIBLE
@@ -72,6 +72,26 @@ def memory_split_rows(sweep: Tables) -> pd.DataFrame:
     for metric, each in (("peak_share", peak), ("same_work", same)):
         parts.append({"llm_share": peak.estimate, "metric": metric, **each.cells})
     return with_rooms(parts, sweep)
+
+
+def critique_rows(plain: Tables, critiques: Tables) -> pd.DataFrame:
+    """Rows of plots.critiques: problems/min, and the tokens that each model computes again for a
+    problem, of a sweep whose PRM scores at once and of one whose PRM writes critiques first.
+    """
+    parts, rung = [], critiques.runs["rung"].iloc[0]
+    for kind, sweep in (("scores", plain), ("critiques", critiques)):
+        rates = rates_of(sweep)["problems_per_min"]
+        for share in rates.settings:
+            where = {"rung": rung, "kind": kind, "llm_share": share}
+            parts.append(where | {"metric": "problems_per_min", **rates.at(share).cells})
+            runs = sweep.runs[sweep.runs["llm_share"] == share]
+            for engine in ENGINES:
+                again = runs.filter(regex=f"^{engine}_recomputed_tokens_(evicted|preempted)").sum(
+                    axis=1
+                )
+                value = float((again / runs["answered_problems"]).mean())
+                parts.append(where | {"metric": "again", "engine": engine, "value": value})
+    return with_rooms(parts, critiques)
 
 
 def rates_of(sweep: Tables) -> dict[str, Rates]:
@@ -182,6 +202,7 @@ def thrashing_rows(sweep: Tables) -> pd.DataFrame:
 
 AGAIN = ("recomputed_evicted", "recomputed_preempted", "recomputed_partial")
 PARTS = ("llm_decode", "llm_prefill", "prm_prefill", *AGAIN, "waiting", "bookkeeping")
+SPAN_COLUMNS = ("lane", "kind", "start_s", "duration_s")
 Cost = Callable[[int, int, int], float]
 """Floating-point operations of a forward: (new tokens, tokens in the cache, rows of logits)."""
 
@@ -190,6 +211,8 @@ def lost_time_rows(sweep: Tables, costs: Mapping[str, Cost] | None = None) -> pd
     """Rows of plots.lost_time. costs: of one forward, by engine; default: of the sweep's models."""
     costs = costs or {each: model_spec(str(sweep.runs[each].iloc[0])).flops for each in ENGINES}
     steps, spans = sweep.table("steps"), sweep.table("spans")
+    if "lane" not in spans:  # a replay has steps alone
+        spans = pd.DataFrame(columns=[*steps[["run_id", "llm_share"]], *SPAN_COLUMNS])
     outside = spans[["llm_share", "lane"]].assign(
         part=np.where(spans["kind"] == "waiting", "waiting", "bookkeeping"),
         seconds=spans["duration_s"],
@@ -308,29 +331,34 @@ def ablation_rows(study: Study) -> pd.DataFrame:
     """Rows of plots.modifications.
 
     gain: how many times the problems/min of the setting before (of the one beside: of the last);
-    whole: of the first; finishes and stops: accuracy of the last two at a depth limit.
+    whole: of the first; same: part of the nodes that are those of the setting before, or beside;
+    finishes and stops: accuracy of the last two at a depth limit.
     """
     noise, problems = study.noise, study.table("problems").assign(sixty=60.0)
     rows: list[Row] = []
 
-    def add(rung: Any, metric: str, found: Interval, limit: Any = study.config.max_depth) -> None:
-        rows.append({"rung": rung, "metric": metric, **found.cells, "max_depth": limit})
+    def add(key: Any, metric: str, found: Interval, limit: Any = study.config.max_depth) -> None:
+        rows.append({"setting": key, "metric": metric, **found.cells, "max_depth": limit})
 
     for key, runs in study.runs.groupby("setting", sort=False):
         own = problems[problems["setting"] == key]
         for metric, top in (("problems_per_min", "sixty"), ("tokens_per_s", "tokens")):
             add(key, metric, draw_rates(own, runs, "setting", top, noise=noise).at(key))
-        add(key, "accuracy", _mean(own, "correct"))
+        if "correct" in own:  # a replay answers nothing
+            add(key, "accuracy", _mean(own, "correct"))
     for before, after in steps_up(study):
         add(after, "gain", gain_of(study, before, after))
+        if "correct" in problems and after != LAST_TWO[1]:  # which samples less
+            ((differ, total),) = differing_nodes(study, [(before, after)]).values()
+            add(after, "same", Interval(1 - differ / max(total, 1), 0.0, 1.0))
     stacked = [key for key in study.runs["setting"].unique() if key != BESIDE]
     add(stacked[-1], "whole", gain_of(study, stacked[0], stacked[-1]))
-    for limit, own in depth_pairs(study).groupby("max_depth"):
+    for limit, own in depth_pairs(study).groupby("max_depth") if "correct" in problems else ():
         for side, key in SIDES.items():
             add(key, side, _mean(own, f"correct_{side}"), limit)
     labels = {key: each.label for key, each in settings.MODIFICATIONS.items()}
     table = pd.DataFrame(rows)
-    return table.assign(label=table["rung"].map(labels))
+    return table.assign(label=table["setting"].map(labels))
 
 
 HARD = 4
@@ -442,7 +470,9 @@ def optimisation_rows(study: Study) -> pd.DataFrame:
     """
     runs, problems = study.runs, study.table("problems")
     done = [setting for setting in runs["setting"].unique() if study.has(setting)]
-    differing = differing_nodes(study, [(UNCAPPED_SETTING, setting) for setting in done])
+    answered, differing = "correct" in problems, dict[str, tuple[int, int]]()
+    if answered:  # a replay has neither nodes nor answers of its own
+        differing = differing_nodes(study, [(UNCAPPED_SETTING, setting) for setting in done])
     again = [f"{e}_recomputed_tokens_{why}" for e in ENGINES for why in ("evicted", "preempted")]
     rows: list[Row] = []
     for setting in done:
@@ -453,14 +483,13 @@ def optimisation_rows(study: Study) -> pd.DataFrame:
         if study.has(elastic):
             ratio = speed_up(study, elastic, setting)
             rate = {name: v * rate["value"] / ratio.estimate for name, v in ratio.cells.items()}
-        differ, total = differing[setting]
-        for metric, found in (
-            ("tokens_per_s", rate),
-            ("accuracy", _mean(its, "correct").cells),
-            ("same", {"value": 1 - differ / max(total, 1)}),
-            ("recomputed", {"value": float(own[again].sum(axis=1).mean())}),
-        ):
-            rows.append(cells | {"metric": metric, **found})
+        found = {"tokens_per_s": rate}
+        if answered:
+            differ, total = differing[setting]
+            found |= {"accuracy": _mean(its, "correct").cells}
+            found |= {"same": {"value": 1 - differ / max(total, 1)}}
+        found |= {"recomputed": {"value": float(own[again].sum(axis=1).mean())}}
+        rows += [cells | {"metric": metric, **each} for metric, each in found.items()]
     bad = study.all_runs[study.all_runs["status"] == INFEASIBLE].drop_duplicates("setting")
     frames = [pd.DataFrame(rows), bad[PARTS_OF_SETTING].assign(metric="infeasible")]
     table = pd.concat([*frames, *_memory_rows(study, done)], ignore_index=True)
@@ -565,15 +594,9 @@ def pressure_rows(sweep: Any) -> pd.DataFrame:
     return rows[["llm_share", "model", *columns]]
 
 
-def rung_rows(*sweeps: Tables) -> pd.DataFrame:
-    """Rows of plots.rungs: tokens/s of each sweep over its best; seconds do not carry over."""
-    parts = []
-    for sweep in sweeps:
-        rows, name = memory_split_rows(sweep), rung(sweep.runs)
-        own = rows[rows["metric"] == "tokens_per_s"]
-        scaled = own[["value", "low", "high"]] / own["value"].max()
-        where = {"rung": name, "replayed": name == REPLAYED, "llm_share": own["llm_share"]}
-        parts.append(scaled.assign(**where))
+def on_rungs(view: Callable[[Any], pd.DataFrame], sweeps: Sequence[Tables]) -> pd.DataFrame:
+    """Rows of a figure with a panel for each rung: those of each sweep, with a column rung."""
+    parts = [view(sweep).assign(rung=rung(sweep.runs)) for sweep in sweeps]
     return pd.concat(parts, ignore_index=True)
 
 
@@ -597,7 +620,7 @@ def size_rows(sweep: Study, recording: str | None = None, device: str = DEVICE) 
     if recording is not None:
         answers = Answers(load_recording(recording))
     else:
-        answers, replays = thesis_answers(sweep.config, sweep.config.seeds[0]), FEW_REPLAYS
+        answers, replays = rung_answers(sweep.config, sweep.config.seeds[0]), FEW_REPLAYS
         changes = {"min_problem_batch": sweep.config.min_problem_batch}
     room, rows = rooms(sweep), list[Row]()
     marked = room.iloc[[0, len(room) // 2, -1]].to_dict("records")

@@ -55,6 +55,7 @@ from workbench.experiments.statistics import (
     wilson,
 )
 from workbench.models.registry import DUMMY, find_model
+from workbench.replay.workload import load_recording, recording_names
 from workbench.search.problems import Problem, load_problems
 from workbench.trace import SCHEMA_VERSION, read_table, write_table
 
@@ -81,7 +82,12 @@ def identify(config: SweepConfig) -> Identity:
 
 
 def sweep_problems(config: SweepConfig) -> list[Problem]:
-    """The problems that every run of the sweep searches, in the same order."""
+    """The problems that every run of the sweep searches, in the same order; `problems` may name a
+    recording of the package, whose they then are.
+    """
+    if config.problems in recording_names():
+        recorded = load_recording(config.problems).problems[: config.num_problems]
+        return [each.problem for each in recorded]
     picked = config.num_problems, config.levels or None, config.problem_seed
     return load_problems(config.problems, *picked)
 
@@ -251,8 +257,9 @@ def held(folder: Path | None, retry_failed: bool = False) -> str | None:
 
 def of_other_code(runs: pd.DataFrame) -> pd.Series:
     """Which stored runs were made by other code than this process has."""
-    told = runs.reindex(columns=["code", "role"])
-    return told["code"] != told["role"].map(lambda role: this_code(role == REPLAY)["code"])
+    told = runs.reindex(columns=["code", "role", "rung"])
+    is_replay = (told["role"] == REPLAY) | told["rung"].notna()  # a failed one has no rung
+    return told["code"] != is_replay.map(lambda replayed: this_code(replayed)["code"])
 
 
 def _flush(path: Path) -> None:

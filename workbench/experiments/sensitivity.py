@@ -23,7 +23,7 @@ from workbench.errors import OutOfMemory, RunStoreError
 from workbench.experiments.execute import REPLAYED
 from workbench.experiments.provenance import project_root
 from workbench.experiments.settings import EVERY_SHARE, THESIS_SHARE, sweep_config
-from workbench.experiments.study import NOTHING_WAS_RUN
+from workbench.experiments.study import NOTHING_WAS_RUN, SEARCHED
 from workbench.models.registry import model_spec
 from workbench.replay.advise import (
     LEAST_PROBLEMS,
@@ -94,16 +94,15 @@ def values() -> tuple[Value, ...]:
     longest = min(model_spec(model).max_model_len for model in (tiny.llm, tiny.prm))
     means = {None: longest, "auto": "float32"}  # what both can read; what a CPU computes in
 
-    def both(name: str, there: Any = None) -> str:
-        """One value where both scales take the same. there: what is replayed, if no profile's."""
+    def both(name: str) -> str:
+        """One value where both scales take the same."""
         ends = [means.get(end, end) for end in (getattr(tiny, name), getattr(thesis, name))]
-        ends[1] = there or ends[1]
         texts = [f"{end:,}" if isinstance(end, int) else str(end) for end in ends]
         return texts[0] if len(set(texts)) == 1 else f"{texts[0]} (tiny), {texts[1]} (thesis scale)"
 
     return (
         Value("problems in flight", "a minimum batch, no number",
-              both("min_problem_batch", asked.in_flight), "demand over room alike on both scales",
+              both("min_problem_batch"), "demand over room alike on both scales",
               asks("in_flight", 12, 24)),
         Value("GPU", "not named", "this machine (tiny), an A100's 40 GiB (thesis scale)",
               "0.08 to 0.5 is feasible in 40 to 48 GiB",
@@ -253,7 +252,7 @@ class Base:
             f"LLM {a.llm}, PRM {a.prm} ({REPLAYED}); total memory {a.total}, activations in it.\n"
             f"The first {self.rounds // 2} steps of {problems} problems, 1 seed, n = {a.n}, beam "
             f"width {a.beam_width}, {a.in_flight} in flight; simulated {device.name}. "
-            f"{NOTHING_WAS_RUN}"
+            f"{NOTHING_WAS_RUN.format(SEARCHED[REPLAYED])}"
         )
 
 

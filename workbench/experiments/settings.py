@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
 from typing import Any, NamedTuple
 
+from workbench.config import POLICIES as POLICY_NAMES
 from workbench.config import (
     STRATEGIES,
     EngineConfig,
@@ -26,11 +27,12 @@ from workbench.config import (
 )
 from workbench.experiments.memory import ENGINES, feasibility, shares_of, starting_share
 from workbench.kvcache.policies import FirstCome, MarginalValue, PhaseAware, Policy, StaticSplit
+from workbench.replay.workload import IN_FLIGHT
 
 HOW_IT_IS_CARRIED_OUT = frozenset(("profile", "shares", "seeds", "order_seed", "warmup_problems",
                                    "sentinel_every", "sentinel_share"))  # fmt: skip
 """Settings of a sweep that do not change what any one run does."""
-LATER = {"stop_when_decided": False, "critiques": None, "critique_tokens": None,
+LATER = {"stop_when_decided": False, "policy": None, "critiques": None, "critique_tokens": None,
          "critique_temperature": None}  # fmt: skip
 """Settings that older runs lack, as these were made; there they do not enter a fingerprint."""
 MEASURE, SENTINEL, REPLAY = "measure", "sentinel", "replay"
@@ -49,7 +51,7 @@ THESIS_SHARE = 0.3
 
 EVERY_SHARE = (0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
 PROFILES: dict[str, dict[str, Any]] = {
-    "quick": {"num_problems": 8, "seeds": (0,), "shares": (0.08, 0.2, 0.3, 0.5)},
+    "quick": {"num_problems": 12, "seeds": (0,), "shares": (0.08, 0.2, 0.3, 0.5)},
     "default": {"sentinel_every": 16},
     "full": {"num_problems": 128, "seeds": (0, 1, 2, 3, 4), "shares": EVERY_SHARE},
     "thesis": {
@@ -67,10 +69,12 @@ PROFILES: dict[str, dict[str, Any]] = {
         "max_step_tokens": 2048,
         "max_num_seqs": 256,
         "max_num_batched_tokens": 8192,
-        "min_problem_batch": 16,
+        "min_problem_batch": IN_FLIGHT,
     },
 }
-"""Settings that differ from SweepConfig's own."""
+"""Settings that differ from SweepConfig's own. Problems in flight are the same for every study of a
+pair, and no profile has fewer problems: need and room keep their ratio.
+"""
 SECONDS_PER_PROBLEM = {"tiny": 1.5, "math500": 60.0}
 """Rough cost of one problem of a family, until this machine has finished a run."""
 
@@ -120,8 +124,8 @@ def hash_of(content: Any) -> str:
 class RunSpec:
     """One run. setting: what its study calls it; repeat: which of its repetitions it is.
 
-    own: settings that no sweep has: llm_NAME and prm_NAME are those of one engine; kv_bytes, policy
-    and kv_share put both engines into one arena; the others say what is studied.
+    own: settings that no sweep has: llm_NAME and prm_NAME are those of one engine; kv_bytes and
+    kv_share are the arena's that a policy divides; the others say what is studied.
     """
 
     config: SweepConfig
@@ -133,13 +137,16 @@ class RunSpec:
     own: tuple[tuple[str, Any], ...] = ()
 
     def get(self, name: str) -> Any:
-        """One of the run's own settings; None where it has none of this name."""
-        return dict(self.own).get(name)
+        """One of the run's own settings, or of its sweep's; None where there is none such."""
+        return dict(self.own).get(name, getattr(self.config, name, None))
 
     @property
     def name(self) -> str:
         """Readable half of the run folder's name."""
-        what = self.setting.replace("/", "-") or f"split-{self.llm_share:.3f}"
+        what = (
+            self.setting.replace("/", "-")
+            or f"{self.config.policy or 'split'}-{self.llm_share:.3f}"
+        )
         sizes = {DEPTH: f"-{self.config.max_depth}", QUEUE: f"-{self.config.num_problems}"}
         role = "" if self.role == MEASURE else f"{self.role}{self.repeat or ''}-"
         return f"{role}{what}{sizes.get(self.role, '')}-seed{self.seed}"
@@ -187,7 +194,7 @@ class RunSpec:
         settings = {n: getattr(self.config, n) for n in names if hasattr(self.config, n)}
         memory = self.llm_bytes if role == "llm" else self.prm_bytes
         settings["model"] = getattr(self.config, role)
-        settings["memory"] = None if self.get("policy") else memory
+        settings["memory"] = None if self.config.policy else memory
         own = {k.removeprefix(f"{role}_"): v for k, v in self.own if k.startswith(f"{role}_")}
         return EngineConfig(**settings | own)
 
@@ -211,7 +218,13 @@ def make_run(
 
 
 def split_runs(config: SweepConfig) -> list[RunSpec]:
-    """Every share with every seed in shuffled order; the sentinel first and after every so many."""
+    """Every share with every seed in shuffled order; the sentinel first and after every so many.
+
+    ConfigError for a policy where the total pays for activations: the arena is made before they are
+    measured.
+    """
+    if config.policy and config.activations_in_total:
+        raise refused(SweepConfig, "policy", config.policy, "None with activations_in_total=True")
     planned = [RunSpec(config, *each) for each in product(config.shares, config.seeds)]
     random.Random(config.order_seed).shuffle(planned)
     if config.sentinel_every and len(planned) > SENTINELS_FROM:
@@ -267,20 +280,18 @@ class BatchPlan(Plan):
 class AblationPlan(Plan):
     """How much of the ablation is run.
 
-    in_flight: problems at once, fewer than there are. depth_limits: beside the profile's own.
+    depth_limits: beside the profile's own.
     num_seeds: of the profile's, the first so many; dear_seeds: of settings without a score cache,
     of lower depth limits and of the longer queue. repeats: of the last setting, for the machine's
     noise. queue_problems: of the longer queue over which problem batching is measured; 0: none.
     """
 
-    num_problems: int = 5
-    in_flight: int = 2
+    num_problems: int = 12
     depth_limits: tuple[int, ...] = (4, 16)
     num_seeds: int = 1
     dear_seeds: int = 1
     repeats: int = 1
-    queue_problems: int = 8
-    queue_in_flight: int = 4
+    queue_problems: int = 24
     ablation_share: float = THESIS_SHARE
 
 
@@ -294,7 +305,6 @@ class PolicyPlan(Plan):
     """
 
     num_problems: int = 16
-    policies_in_flight: int = 12
     num_seeds: int = 1
     budgets: tuple[float, ...] = (0.5,)
     kv_shares: tuple[float, ...] = (0.2, 0.3, 0.5)
@@ -315,7 +325,7 @@ class StrategyPlan(Plan):
 _POWERS = tuple(2**k for k in range(15))
 _GRID = BatchPlan(_POWERS[3:10], _POWERS[8:], _POWERS[3:10], 1, _POWERS[:7], 16, cells=3)
 _FIVE = (0.08, 0.2, 0.3, 0.4, 0.5)
-_POLICIES = PolicyPlan(128, 12, 5, (0.5, 1.0, 2.0), _FIVE, 2, _FIVE, 2)
+_POLICIES = PolicyPlan(128, 5, (0.5, 1.0, 2.0), _FIVE, 2, _FIVE, 2)
 PLANS: dict[type[Plan], dict[str, Any]] = {
     BatchPlan: {
         "quick": BatchPlan((8, 64), (256, 2048), (8, 16), 4, (4, 16, 64), 2),
@@ -324,23 +334,38 @@ PLANS: dict[type[Plan], dict[str, Any]] = {
         "thesis": _GRID,
     },
     AblationPlan: {
-        "quick": AblationPlan(4, 2, (4, 8), queue_problems=8, queue_in_flight=2),
+        "quick": AblationPlan(depth_limits=(4,), queue_problems=18),
         "default": AblationPlan(),
-        "full": AblationPlan(128, 12, (4, 8, 16, 24, 32), 5, 2, 3, queue_problems=0),
-        "thesis": AblationPlan(128, 16, num_seeds=5, queue_problems=0),
+        "full": AblationPlan(128, (4, 8, 16, 24, 32), 5, 2, 3, queue_problems=0),
+        "thesis": AblationPlan(128, num_seeds=5, queue_problems=0),
     },
     PolicyPlan: {
-        "quick": PolicyPlan(4, 2, 1, (0.5, 1.0), (0.2, 0.3, 0.5)),
+        "quick": PolicyPlan(12),
         "default": PolicyPlan(),
         "full": _POLICIES,
         "thesis": _POLICIES,
     },
     StrategyPlan: {
-        "quick": StrategyPlan(8, num_seeds=1),
+        "quick": StrategyPlan(12, num_seeds=1),
         "default": StrategyPlan(),
         **dict.fromkeys(("full", "thesis"), StrategyPlan(128, (4, 16, 64), 5)),
     },
 }
+
+
+def replayed_ablation(config: SweepConfig) -> AblationPlan:
+    """What is replayed of the ablation: the problems of a replayed rung, and twice as many of which
+    the second half waits.
+    """
+    count = config.num_problems
+    return AblationPlan(count, (), repeats=0, queue_problems=2 * count)
+
+
+def replayed_policies(config: SweepConfig, plan: PolicyPlan) -> PolicyPlan:
+    """What is replayed of the study of policies: one seed of the rung's own problems, and nothing
+    again, since simulated seconds have no noise.
+    """
+    return replace(plan, num_problems=config.num_problems, num_seeds=1, repeats=0)
 
 
 def plan_of(kind: type[Plan], profile: str, parameters: Mapping[str, Any] | None = None) -> Any:
@@ -450,7 +475,7 @@ COST = {"two_runtimes": 8.0, "one_runtime": 5.0, BESIDE: 2.0}
 
 def ablation_runs(config: SweepConfig, plan: AblationPlan) -> list[RunSpec]:
     """All settings seed by seed, LAST_TWO at lower depth limits, BATCHED over a longer queue."""
-    own = replace(config, num_problems=plan.num_problems, min_problem_batch=plan.in_flight)
+    own = replace(config, num_problems=plan.num_problems)
     share = plan.ablation_share
     room = feasibility(RunSpec(own, share, config.seeds[0]))
     most = min(config.max_num_seqs, max(1, room.blocks("llm") // room.llm.blocks))
@@ -469,21 +494,19 @@ def ablation_runs(config: SweepConfig, plan: AblationPlan) -> list[RunSpec]:
         runs += [run(seed, LAST_TWO[1], repeat=k + 1) for k in range(plan.repeats) if not number]
         limits = [each for each in plan.depth_limits if dear and each < config.max_depth]
         runs += [run(seed, k, DEPTH, max_depth=limit) for limit in limits for k in LAST_TWO]
-    queue = {"num_problems": plan.queue_problems, "min_problem_batch": plan.queue_in_flight}
     seeds = config.seeds[: plan.dear_seeds] if plan.queue_problems else ()
-    return runs + [run(seed, key, QUEUE, **queue) for seed in seeds for key in BATCHED]
+    return runs + [
+        run(seed, key, QUEUE, num_problems=plan.queue_problems) for seed in seeds for key in BATCHED
+    ]
 
 
 # -- policies and techniques: two engines in one arena, at tight budgets of KV --
 
-UNCAPPED = "256MiB"
+UNCAPPED = 4
+"""Times the sweep's total memory: KV that no search fills."""
 STATIC, ELASTIC = "static", "marginal_value"
-POLICIES: dict[str, type[Policy]] = {
-    STATIC: StaticSplit,
-    "first_come": FirstCome,
-    "phase_aware": PhaseAware,
-    ELASTIC: MarginalValue,
-}
+KINDS_OF_POLICY = (StaticSplit, FirstCome, PhaseAware, MarginalValue)
+POLICIES: dict[str, type[Policy]] = dict(zip(POLICY_NAMES, KINDS_OF_POLICY, strict=True))
 NONE, ALL = "none", "all"
 _ALONE = {
     "partial_blocks": Named("partial blocks reused", "reuse of partial blocks",
@@ -573,8 +596,8 @@ def _policy_run(
     """own: budget and kv_bytes, or beside. llm_share: what the split comes to; of a policy without
     a share, what it starts from.
     """
-    own = {"kv_bytes": parse_size(UNCAPPED)} | own
-    own |= {"num_problems": plan.num_problems, "min_problem_batch": plan.policies_in_flight}
+    own = {"kv_bytes": UNCAPPED * parse_size(config.total_memory)} | own
+    own["num_problems"] = plan.num_problems
     fixed, kv_bytes = shares_of(config, total="1TiB"), own["kv_bytes"]
     share = kv_share if kv_share is not None else starting_share(config, kv_bytes)
     total = kv_bytes + fixed.llm.fixed + fixed.prm.fixed

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain, product
 from operator import attrgetter
@@ -46,7 +46,7 @@ from workbench.experiments.settings import (
     RunSpec,
 )
 from workbench.experiments.statistics import Noise, Tables, noise_of, sentinel_drift
-from workbench.replay.devices import load_device
+from workbench.replay.devices import Device, load_device
 from workbench.search.rounds import Progress
 
 Folder = str | Path | None
@@ -272,14 +272,74 @@ def working_set_of(runs: pd.DataFrame) -> settings.WorkingSet:
 def run_replayed(
     config: SweepConfig, runs_dir: Folder = None, device: str = carry_out.DEVICE, **options: Any
 ) -> Study:
-    """The memory split of a search made of MATH-500's lengths, replayed on a device that is a table
-    of numbers, as load_device takes it.
+    """The memory split of a search that is recorded, or made of MATH-500's lengths, replayed on a
+    device that is a table of numbers, as load_device takes it.
     """
-    found, each = load_device(device), product(config.seeds, config.shares)
+    each = product(config.seeds, config.shares)
     specs = [RunSpec(config, share, seed, settings.REPLAY) for seed, share in each]
-    options["execute"] = carry_out.one_by_one(partial(carry_out.replayed_run, found))
-    options["identity"] = carry_out.replay_identity(found)
+    return run_study(config, specs, runs_dir, **_replays(config, load_device(device)) | options)
+
+
+def _replays(config: SweepConfig, device: Device) -> dict[str, Any]:
+    """Options of run_study that have its runs replayed."""
+    execute = carry_out.one_by_one(partial(carry_out.replayed_run, device))
+    return {"execute": execute, "identity": carry_out.replay_identity(device, config)}
+
+
+def run_ablation_replayed(
+    config: SweepConfig, plan: settings.AblationPlan, runs_dir: Folder = None, **options: Any
+) -> Study:
+    """The part of the ablation that a replay tells: speed alone, without sampling to the end."""
+    specs = [
+        replace(run, config=replace(run.config, finish_at_limit=False))
+        for run in settings.ablation_runs(config, plan)
+        if run.role != settings.DEPTH and run.setting != settings.LAST_TWO[1]
+    ]
+    options |= _replays(config, load_device(carry_out.DEVICE))
+    return run_study(config, specs, runs_dir, plan=plan, **options)
+
+
+def run_policies_replayed(
+    config: SweepConfig, plan: settings.PolicyPlan, runs_dir: Folder = None, **options: Any
+) -> Study:
+    """The study of policies as a replay tells it: pruned beams are not forgotten, since a recording
+    does not say what a cache then forgets. The uncapped search has a device of any size.
+    """
+    device = replace(load_device(carry_out.DEVICE), memory_bytes=1 << 50)
+    options |= _replays(config, device) | {"plan": plan}
+    first = settings.reference_runs(config, plan)
+    need = working_set_of(run_study(config, first, runs_dir, **options).all_runs)
+    specs = [
+        replace(run, config=replace(run.config, forget_pruned=False))
+        for run in (*first, *settings.policy_runs(config, plan, need))
+        if not run.config.forget_pruned or run.get("technique") == settings.ALL
+    ]
     return run_study(config, specs, runs_dir, **options)
+
+
+MEASURED_SHARES = (0.08, settings.THESIS_SHARE, 0.5)
+
+
+def run_rungs(
+    profile: str,
+    runs_dir: Folder = None,
+    shares: Sequence[float] | None = None,
+    *,
+    stale_ok: bool = False,
+    **sizes: Any,
+) -> list[Study]:
+    """The rungs beside the embedded pair's: SmolLM2 over its recording, replayed and in the full
+    profile also measured at three shares; the thesis's pair, replayed.
+
+    shares: default the profile's. sizes: settings of the thesis's pair; None: its own.
+    """
+    recorded = carry_out.recorded_config(profile, shares=shares)
+    found = [run_replayed(recorded, runs_dir, stale_ok=stale_ok)]
+    if profile == "full":
+        few = carry_out.recorded_config(profile, shares=MEASURED_SHARES)
+        found.insert(0, run_sweep(few, runs_dir, stale_ok=stale_ok))
+    thesis = carry_out.replayed_config(profile, shares=shares, **sizes)
+    return [*found, run_replayed(thesis, runs_dir, stale_ok=stale_ok)]
 
 
 # -- what a study would do, without doing it --
@@ -375,10 +435,11 @@ def seconds_per_problem(config: SweepConfig, store: RunStore) -> float | None:
 
 # -- what stands on a figure: models, rung, budget, sample, machine; read from the runs drawn --
 
-NOTHING_WAS_RUN = (
-    "Nothing was run: tokens are MATH-500's lengths with stated assumptions, seconds a roofline's, "
-    "a bound from below."
-)
+NOTHING_WAS_RUN = "Nothing was run: {}, seconds a roofline's, a bound from below."
+SEARCHED = {
+    carry_out.REPLAYED: "tokens are MATH-500's lengths with stated assumptions",
+    carry_out.RECORDED: "tokens and scores are a recorded search's",
+}
 RUNGS = {"tiny": "measured tiny", "smollm2": "measured SmolLM2", "dummy:": "dummy weights"}
 """How the names of LLMs begin, and the rung of the study that they stand on."""
 CARRIES_OVER = "Counts carry over at equal ratios of need to room; seconds do not."
@@ -393,11 +454,13 @@ def provenance(
     """
     first, seeds = runs.iloc[0], counted(runs["seed"].nunique(), "seed")
     outside = "" if first["activations_in_total"] else ", activations outside it"
+    policies = list(runs["policy"].dropna().unique()) if "policy" in runs else []
+    policy = f", shared by the policy {policies[0]}" if len(policies) == 1 else ""
     drawn = seeds if seed is None or seeds == "1 seed" else f"seed {seed} of {seeds}"
     profile, machine = (" and ".join(runs[n].astype(str).unique()) for n in ("profile", "machine"))
     models = (
         f"LLM {first['llm']}, PRM {first['prm']} ({rung(runs)}); total memory "
-        f"{format_size(int(first['total_memory']))}{outside}."
+        f"{format_size(int(first['total_memory']))}{outside}{policy}."
     )
     searched = (
         f"Profile {profile}: {first['num_problems']} problems, {drawn}, n = {first['n']}, beam "
@@ -422,7 +485,7 @@ def provenance_of(
     study: Tables, seed: int | None = None, beside: pd.DataFrame | None = None
 ) -> str:
     """Of a sweep's runs, with how many of its runs there are and how noisy the machine was."""
-    note = f"{completeness(study)}; {noise_of(study.all_runs)}."
+    note = f"{_of_a_sweep(study)}{noise_of(study.all_runs)}."
     return provenance(study.runs, seed, note, beside=beside)
 
 
@@ -433,10 +496,27 @@ def provenance_here(llm: str, prm: str, what: str, *notes: str) -> str:
 
 
 def provenance_replayed(study: Study) -> str:
-    """Of the replayed rung."""
+    """Of a replayed rung."""
     *lines, _ = provenance(study.runs).splitlines()
     flight = f"{study.config.min_problem_batch} problems in flight"
-    return "\n".join([*lines, f"{completeness(study)}; {flight}. {NOTHING_WAS_RUN}"])
+    searched = SEARCHED.get(rung(study.runs), SEARCHED[carry_out.REPLAYED])
+    said = NOTHING_WAS_RUN.format(searched)
+    return "\n".join([*lines, f"{_of_a_sweep(study)}{flight}. {said}"])
+
+
+def _of_a_sweep(study: Any) -> str:
+    """The completeness of a sweep; of another study nothing."""
+    return f"{completeness(study)}; " if getattr(study, "plan", None) is None else ""
+
+
+def provenance_of_rungs(studies: Sequence[Study], seed: int | None = None) -> str:
+    """Of a figure with a panel for each rung. seed: the only one drawn of the measured ones."""
+    lines = []
+    for study in studies:
+        is_replayed = rung(study.runs) in SEARCHED
+        text = provenance_replayed(study) if is_replayed else provenance_of(study, seed)
+        lines += [line for line in text.splitlines() if line != CARRIES_OVER]
+    return "\n".join([*lines, CARRIES_OVER])
 
 
 def completeness(study: Any) -> str:

@@ -49,16 +49,11 @@ class BlockStorage:
         at = np.concatenate([layer_base, offsets, [self.block_elements]])
         self._unit = int(np.gcd.reduce(at))  # blocks are copied in pieces of so many elements
         self._arena = arena
-        self.bytes_copied = 0
 
     @property
     def block_elements(self) -> int:
         """Elements of one block in one layer, keys and values."""
         return 2 * self.block_size * self.kv_heads * self.head_dim
-
-    @property
-    def nbytes(self) -> int:
-        return self.data.numel() * self.data.element_size()
 
     def settle(self, cache: KVCacheManager) -> None:
         """Copy what the cache has to copy; in an arena copy and zero for all of its models.
@@ -84,7 +79,6 @@ class BlockStorage:
         destinations = self._pieces_of([destination for _, destination in moves])
         for pieces, content in zip(destinations, contents, strict=True):
             self.data.view(-1, self._unit).index_copy_(0, pieces, content)
-            self.bytes_copied += content.numel() * content.element_size()
 
     def _pieces_of(self, blocks: list[int]) -> Iterator[torch.Tensor]:
         """Of each layer the pieces that these blocks are made of, on the device."""
@@ -153,11 +147,6 @@ class ArenaStorage:
         view = BlockStorage(self.bytes.view(dtype), *places, *sizes, arena=self)
         self._models[name] = view
         return view
-
-    @property
-    def bytes_copied(self) -> int:
-        """Since creation, of all models."""
-        return sum(view.bytes_copied for view in self._models.values())
 
     def settle(self) -> None:
         """Carry out the moves of all models and zero pages that changed hands.

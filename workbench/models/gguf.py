@@ -39,8 +39,8 @@ KINDS = {
     14: ("Q6_K", 256, 210),
 }
 PLAIN = ("F32", "F16", "BF16")  # numbers, each by itself
-# Bytes of 32 weights in the panels of a CPU's kernels, for kinds that take more there than in a
-# file: scales and offsets that float16 does not hold exactly become float32 (kernels/panels.py).
+# Bytes of 32 weights as a CPU's kernels hold them, of kinds that take more there than in a file:
+# scales and offsets that float16 does not hold exactly become float32 (kernels/cpu/products.py).
 _WIDENED = {"Q4_0": 20, "Q4_K": 24, "Q6_K": 40}
 # Kinds that are not read, for the error to name.
 _OTHERS = {6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 13: "Q5_K", 15: "Q8_K"}

@@ -58,7 +58,7 @@ class GPT2Model(LlamaModel):
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
         """A LayerNorm; weight: [2, hidden], its bias included."""
-        self.kernels.layer_norm(x, weight[0], weight[1], self.spec.rms_epsilon, out)
+        self.kernels.layer_norm(x, weight, self.spec.rms_epsilon, out)
 
 
 def build(

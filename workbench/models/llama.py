@@ -37,12 +37,6 @@ class Linear:
         self.matrix: Any = kernels.pack(parts, gated)
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """Inputs and outputs."""
-        shape: tuple[int, int] = self.matrix.shape
-        return shape
-
-    @property
     def nbytes(self) -> int:
         """Bytes of weights held."""
         return int(self.matrix.nbytes) + (0 if self.bias is None else self.bias.nbytes)
@@ -61,12 +55,6 @@ class Linear:
     def gated(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """out = silu(x @ first part) * (x @ second part); of a layer packed so."""
         self.kernels.multiply_gated(x, self.matrix, out)
-
-    def columns(self, numbers: torch.Tensor, like: torch.Tensor) -> Linear:
-        """The product for some outputs only, int64 [C]; like: a tensor of the weights' dtype."""
-        weight = like.new_empty(len(numbers), self.shape[0])
-        self.kernels.columns(self.matrix, numbers, weight)
-        return Linear(self.kernels, [weight], None if self.bias is None else self.bias[numbers])
 
 
 class Embedding:
@@ -152,8 +140,8 @@ class LlamaModel:
         self.source: Path | GGUFFile = Path()
         self.fingerprint = ""
         self.device, self.dtype = final_norm.device, final_norm.dtype
-        angles = torch.arange(spec.max_model_len).float()[:, None] * rotary_frequencies(spec)
-        self.cosine, self.sine = (table.to(final_norm) for table in (angles.cos(), angles.sin()))
+        radians = torch.arange(spec.max_model_len).float()[:, None] * rotary_frequencies(spec)
+        self.angles = radians.cos().to(final_norm), radians.sin().to(final_norm)
 
     @property
     def products(self) -> tuple[Linear, ...]:
@@ -164,7 +152,7 @@ class LlamaModel:
     def weight_bytes(self) -> int:
         """Bytes of all weights and tables held, each counted once."""
         norms = [norm for layer in self.layers for norm in (layer.attention_norm, layer.mlp_norm)]
-        tensors = (self.final_norm, self.cosine, self.sine, *norms)
+        tensors = (self.final_norm, *self.angles, *norms)
         packed = self.embedding.nbytes + sum(product.nbytes for product in self.products)
         return packed + sum(tensor.nbytes for tensor in tensors)
 
@@ -221,7 +209,7 @@ class LlamaModel:
         for layer, cache in zip(self.layers, caches, strict=True):
             self.norm(residual, layer.attention_norm, normed)
             layer.qkv(normed, qkv)
-            kernels.store_kv(qkv, self.cosine, self.sine, cache, context)
+            kernels.store_kv(qkv, self.angles, cache, context)
             if needed is not None and layer is self.layers[-1]:
                 if not len(needed):
                     return
@@ -252,7 +240,7 @@ class LlamaModel:
     def selected_logits(
         self, hidden: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, out: torch.Tensor
     ) -> None:
-        """out [R, C] = logits of some rows and outputs, both int64; for kernels that `selects`."""
+        """out [R, C] = logits of some rows and outputs, both int64; of the rows' hidden states."""
         if self.inner:
             hidden = self.head_inputs(hidden.index_select(0, rows))
             rows = torch.arange(len(rows), device=rows.device)

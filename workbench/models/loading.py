@@ -42,32 +42,35 @@ def load_model(
     *,
     dtype: str = "auto",
     device: str = "cpu",
-    seed: int = 0,
     batch_invariant: bool = True,
     block_size: int | None = None,
 ) -> LlamaModel:
     """The model of a short name, a folder, a .gguf file, a hub id, or `dummy:` and one of them.
 
-    A dummy has random weights, from `seed`. Quantised matrices of a file stay so under the float32
-    kernels of a CPU; others widen them.
+    A dummy has random weights, always the same. Quantised matrices of a file stay so under the
+    float32 kernels of a CPU; others widen them.
 
     dtype: of the weights and of all arithmetic; "auto" is float32 on a CPU, else the config's.
     batch_invariant: False takes the fastest kernels of a device that has several. block_size: of
     the cache that the kernels will read, where it is known.
-    Raises ModelError (unknown, incomplete, corrupt or unsupported model), ConfigError (dtype, a
-    device that is not there) or OutOfMemory (weights larger than the memory available).
+    Raises ModelError (unknown, incomplete, corrupt or unsupported model), ConfigError (dtype,
+    device, what no kernels serve) or OutOfMemory (weights larger than the memory available).
     """
     dummy, place = name.startswith(DUMMY), require_device(device)
-    source = open_source(find_model(name.removeprefix(DUMMY), weights=not dummy))
+    described = find_model(name.removeprefix(DUMMY), weights=False)
+    source = open_source(described)
     spec = read_spec(source)
     chosen = arithmetic_dtype(dtype, device, spec)
-    weights = None if dummy else open_weights(source)
-    _require_room(name, spec, None if dummy else source, chosen, place)
     mode: dict[str, Any] = {"batch_invariant": batch_invariant, "block_size": block_size}
     kernels = load_kernels(place, chosen, head_dim=spec.head_dim, **mode)
+    if not dummy and (whole := find_model(name)) != described:  # fetched once they can be used
+        source = open_source(whole)
+        spec = read_spec(source)
+    weights = None if dummy else open_weights(source)
+    _require_room(name, spec, None if dummy else source, chosen, place)
     if weights is None:
-        model = _Builder(spec, _random(seed, place), chosen, place, kernels).model()
-        origin = f"dummy {seed}"
+        model = _Builder(spec, _random(place), chosen, place, kernels).model()
+        origin = "dummy 0"
     else:
         with ThreadPoolExecutor(max_workers=1) as beside:  # reads the file ahead of the packing
             digest = beside.submit(weights.digest)
@@ -129,12 +132,12 @@ def _require_room(
         )
 
 
-def _random(seed: int, device: torch.device) -> Take:
+def _random(device: torch.device) -> Take:
     """Gaussian matrices that keep activations near 1, norms of ones, biases of zeros.
 
     The device draws them itself: a CPU would take minutes over eight billion.
     """
-    generator = torch.Generator(device).manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(0)
 
     def take(name: str, shape: tuple[int, ...]) -> torch.Tensor:
         if len(shape) == 1:

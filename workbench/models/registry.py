@@ -202,11 +202,11 @@ def from_hub(hub_id: str, files: tuple[str, ...]) -> Path:
     except Exception as error:  # whatever the hub's library, the network or the disk raised
         failed = error
     page, tokens = f"https://huggingface.co/{hub_id}", "https://huggingface.co/settings/tokens"
-    said, causes, cause = f"{type(failed).__name__}: {failed}", [], failed.__cause__
-    while cause is not None:
-        causes.append(cause)
-        cause = cause.__cause__
-    responses = [getattr(each, "response", None) for each in (failed, *causes)]
+    said = f"{type(failed).__name__}: {failed}"
+    chain: list[BaseException | None] = [failed]
+    while chain[-1] is not None:
+        chain.append(chain[-1].__cause__)
+    responses = [getattr(each, "response", None) for each in chain]
     told = re.search(r"\(os error (\d+)\)", str(failed))  # all that a compiled downloader says
     number = int(told[1]) if told else getattr(failed, "errno", None)
     if isinstance(failed, GatedRepoError):

@@ -14,32 +14,36 @@ from workbench.plots.generation import engine_batch, engine_cache, engine_memory
 from workbench.plots.memory import kv_blocks, memory_parts
 from workbench.plots.modifications import modifications
 from workbench.plots.optimisation import optimisation
-from workbench.plots.search import as_replayed, memory_split, rungs, search_strategies
+from workbench.plots.panels import by_rung
+from workbench.plots.search import critiques, memory_split, search_strategies
 from workbench.plots.search import search_tree as search_tree
 from workbench.plots.sensitivity import sensitivity
+from workbench.plots.serving import serving_load, serving_split
 from workbench.plots.timeline import lost_time, prm_blocks
 
 FIGURES: dict[str, Callable[..., go.Figure]] = {
     "memory_parts": memory_parts,
     "kv_blocks": kv_blocks,
-    "memory_split": memory_split,
-    "prm_blocks_030": prm_blocks,
-    "prm_blocks_050": prm_blocks,
+    "memory_split": by_rung(memory_split),
+    "prm_blocks_030": by_rung(prm_blocks),
+    "prm_blocks_050": by_rung(prm_blocks),
     "prm_batch": batch_limits,
     "llm_batch": batch_limits,
     "balance": balance,
-    "prefix_hits": prefix_hits,
-    "thrashing": thrashing,
-    "lost_time": lost_time,
+    "prefix_hits": by_rung(prefix_hits),
+    "thrashing": by_rung(thrashing),
+    "lost_time": by_rung(lost_time),
     "miss_ratio": miss_ratio,
-    "rungs": rungs,
     "sensitivity": sensitivity,
+    "miss_ratio_replayed": by_rung(miss_ratio),
     "modifications": modifications,
     "optimisation": optimisation,
+    "optimisation_replayed": by_rung(optimisation),
     "search_strategies": search_strategies,
     "engine_cache": engine_cache,
     "engine_batch": engine_batch,
     "engine_memory": engine_memory,
+    "critiques_replayed": by_rung(critiques),
+    "serving_load": serving_load,
+    "serving_split": serving_split,
 }
-_REPLAYED = ("memory_split", "prm_blocks_030", "prm_blocks_050", "prefix_hits", "thrashing")
-FIGURES |= {f"{n}_replayed": as_replayed(FIGURES[n]) for n in (*_REPLAYED, "miss_ratio")}

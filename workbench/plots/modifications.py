@@ -43,26 +43,31 @@ _CAPTION = (
 def modifications(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     """Gain, problems/min, tokens/s and accuracy of every rung; accuracy over the depth limit below.
 
-    rows: rung, label, metric (those of PANELS and of FINISHING), value, low, high, max_depth.
+    rows: setting, label, metric (those of PANELS and of FINISHING), value, low, high, max_depth;
+    with a column rung the gains of every rung, and of the first all else.
     """
+    gains = rows[rows["metric"] == GAIN]
+    if "rung" in rows:
+        rows = rows[rows["rung"] == rows["rung"].iloc[0]]
     specs = [[{}, {}, {}, {}], [{"colspan": 4}, None, None, None]]
     fig = make_subplots(2, 4, specs=specs, shared_yaxes=True, column_widths=[0.38, 0.22, 0.2, 0.2],
                         horizontal_spacing=0.05)  # fmt: skip
-    labels = rows[rows["metric"] == "problems_per_min"].set_index("rung")["label"]
+    labels = rows[rows["metric"] == "problems_per_min"].set_index("setting")["label"]
     order = list(labels.index)
     for column, metric in enumerate(PANELS, start=1):
-        own = rows[(rows["metric"] == metric) & rows["rung"].isin(order)]
-        places = [order.index(rung) for rung in own["rung"]]
+        wanted = gains if metric == GAIN else rows[rows["metric"] == metric]
+        own = wanted[wanted["setting"].isin(order)]
+        own = own.assign(place=own["setting"].map(order.index))
         if metric == GAIN:
-            _gains(fig, own, places)
+            _gains(fig, own)
         else:
-            _bars(fig, own, places, metric, column)
+            _bars(fig, own, metric, column)
         title = PANELS[metric][0]
         fig.update_xaxes(title={"text": title, "standoff": 6}, nticks=3, row=1, col=column)
         ticks = {"tickmode": "array", "tickvals": list(range(len(order))), "showgrid": False}
         reach = [len(order) - 0.5, -0.5]
         fig.update_yaxes(**ticks, range=reach, domain=[_FOOT, 1], row=1, col=column)
-    fig.update_yaxes(ticktext=[labels[rung] for rung in order], row=1, col=1)
+    fig.update_yaxes(ticktext=[labels[setting] for setting in order], row=1, col=1)
     ends = rows[rows["metric"].isin(FINISHING)]
     limits = sorted(ends["max_depth"].unique())
     for shift, (metric, style) in zip((-0.04, 0.04), FINISHING.items()):  # bars do not cover
@@ -74,26 +79,36 @@ def modifications(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     fig.update_xaxes(title_text=title, range=reach, **ticks, row=2, col=1)
     fig.update_yaxes(title_text="accuracy", range=[0, 1.05], domain=[0, _HEAD], row=2, col=1)
     legend_at(fig, "legend", _HEAD + 0.01)
-    title, frame = "Modifications of the baseline, one after another", Frame(620, left=182, top=44)
+    title, frame = "Modifications of the baseline, one after another", Frame(620, left=182, top=66)
     return finish(fig, title, _CAPTION, provenance, frame)
 
 
-def _gains(fig: go.Figure, rows: pd.DataFrame, places: list[int]) -> None:
-    """The paired factor of every rung on a logarithmic axis, 1 as an upright, its number above."""
-    colour, longer = PANELS[GAIN][1], rows["rung"] == QUEUED
-    points = go.Scatter(
-        x=rows["value"],
-        y=places,
-        error_x=theme.interval(rows, colour),
-        mode="markers+text",
-        text=np.where(longer, "longer queue:<br>", "") + rows["value"].map("×{:.2f}".format),
-        textposition="top center",
-        marker={"symbol": np.where(longer, "diamond-open", "diamond"), "size": 9, "color": colour},
-        name="gain",
-        showlegend=False,
-        hovertemplate="×%{x:.2f}<extra></extra>",
-    )
-    fig.add_trace(points, row=1, col=1)
+def _gains(fig: go.Figure, rows: pd.DataFrame) -> None:
+    """The paired factor of every setting on a logarithmic axis, 1 as an upright; those of the first
+    rung with their numbers above, those of others below them.
+    """
+    several = rows.get("rung", pd.Series("", rows.index))
+    for number, (rung, own) in enumerate(rows.groupby(several, sort=False)):
+        colour = (PANELS[GAIN][1], theme.BLUE, theme.PURPLE)[number % 3]
+        longer, shape = own["setting"] == QUEUED, ("diamond", "square", "circle")[number % 3]
+        shapes = [shape + "-open" * each for each in longer]
+        text = np.where(longer, "longer queue:<br>", "") + own["value"].map("×{:.2f}".format)
+        points = go.Scatter(
+            x=own["value"],
+            y=own["place"] + 0.22 * number,
+            error_x=theme.interval(own, colour),
+            mode="markers" if number else "markers+text",
+            text=text,
+            textposition="top center",
+            marker={"symbol": shapes, "size": 9, "color": colour},
+            name=str(rung) or "gain",
+            showlegend=several.nunique() > 1,
+            legend="legend2",
+            hovertemplate="×%{x:.2f}<extra></extra>",
+        )
+        fig.add_trace(points, row=1, col=1)
+    if several.nunique() > 1:
+        legend_at(fig, "legend2", 1.01)
     fig.add_vline(1, line={"color": theme.GREY, "dash": "dot", "width": 1}, row=1, col=1)
     known = rows[["value", "low", "high"]].replace([np.inf, -np.inf], np.nan)
     ends = [min(0.5, 0.6 * known.min().min()), max(2.0, 1.4 * known.max().max())]
@@ -102,13 +117,13 @@ def _gains(fig: go.Figure, rows: pd.DataFrame, places: list[int]) -> None:
     fig.update_xaxes(tickvals=ticks, ticktext=[f"{tick:g}" for tick in ticks], row=1, col=1)
 
 
-def _bars(fig: go.Figure, rows: pd.DataFrame, places: list[int], metric: str, column: int) -> None:
+def _bars(fig: go.Figure, rows: pd.DataFrame, metric: str, column: int) -> None:
     title, colour = PANELS[metric]
     name = title.replace("<br>", " " if metric == "tokens_per_s" else "")
-    patterns = ["/" if rung == BESIDE else "" for rung in rows["rung"]]
+    patterns = ["/" if setting == BESIDE else "" for setting in rows["setting"]]
     bar = go.Bar(
         x=rows["value"],
-        y=places,
+        y=rows["place"],
         error_x=theme.interval(rows, theme.BLACK if colour != theme.BLACK else theme.GREY),
         orientation="h",
         width=0.5,

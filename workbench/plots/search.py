@@ -1,10 +1,7 @@
-"""A search's throughput over the memory split, measured and replayed, and one search as a tree
-(thesis, figure 6.1).
-"""
+"""A search's throughput over the memory split (thesis, figure 6.1), and one search as a tree."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,27 +10,30 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.plots import theme
-from workbench.plots.theme import MODELS, Frame, Style, finish, legend_at, say, series
+from workbench.plots.theme import MODELS, Frame, Style, finish, legend_at, series
 
-Draw = Callable[..., go.Figure]
 THROUGHPUT = {
     "tokens_per_s": Style("generated tokens/s (left axis)", theme.BLACK),
     "problems_per_min": Style("problems/min (right axis)", theme.GREEN, "dot", "diamond"),
 }
 BUSY = {"llm_tokens_per_busy_s": "llm", "prm_tokens_per_busy_s": "prm"}
-GROUND = "#F3EFE4"
-DASHES = {"solid": "dot", "dash": "dashdot", "dot": "longdashdot", None: "dot"}
 _SPLIT_CAPTION = (
-    "Throughput of the search against the LLM's share of total memory: generated tokens per second "
-    "and problems per minute (above), tokens each model processes per second it is busy (below). "
+    "Throughput of the search against the LLM's share of total memory: generated tokens per second"
+    " and problems per minute (above), tokens each model processes per second it is busy (below). "
     "Bars: 95 % bootstrap intervals over problems and seeds, the machine's noise between runs of "
     "equal work included; the band is the interval of the share with the highest throughput, where "
     "shares at which both models do the same work count as one."
 )
-_RUNGS_CAPTION = (
-    "Generated tokens a second against the LLM's share of total memory, each rung as a share of "
-    "its own best. Bars: 95 % intervals of the rate over problems. Shares of a rung that differ by "
-    "less than its intervals are of one rank."
+VERIFIERS = {
+    "scores": Style("PRM scores at once", theme.BLACK, "dash", "square"),
+    "critiques": Style("PRM writes critiques first", theme.VERMILION, "solid", "diamond"),
+}
+_CRITIQUES_CAPTION = (
+    "A PRM that scores a step at once beside one that writes a critique of it first, the same "
+    "search and memory. Above: problems a minute against the LLM's share of total memory, each as "
+    "a share of its own best; bars: 95 % intervals over problems. Below: tokens that a model "
+    "computes again for a problem, after eviction or preemption; open markers: where the PRM "
+    "scores at once."
 )
 STRATEGIES = {
     "beam_search": Style("beam search", theme.BLUE),
@@ -74,26 +74,31 @@ def memory_split(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     rows: llm_share, llm_kv_tokens, prm_kv_tokens, metric, value, low, high; metrics tokens_per_s,
     problems_per_min, llm_tokens_per_busy_s, prm_tokens_per_busy_s, and optionally one row
     peak_share, drawn as a band low .. high, and one same_work, the shares that do equal work there.
+    A panel of a rung (rows with a column rung) leaves the right axis out.
     """
-    specs = [[{"secondary_y": True}], [{}]]
+    in_panel = "rung" in rows
+    specs = [[{"secondary_y": not in_panel}], [{}]]
     fig = make_subplots(rows=2, shared_xaxes=True, vertical_spacing=0.12, specs=specs)
     of = dict(iter(rows.sort_values("llm_share").groupby("metric")))
     hover = "share %{x:.2f}: %{y:,.1f}"
-    for metric, style in THROUGHPUT.items():
+    for metric, style in list(THROUGHPUT.items())[: 1 if in_panel else 2]:
         line = series(of[metric], "llm_share", style, hover, legend="legend", marker_size=7)
-        fig.add_trace(line, row=1, col=1, secondary_y=metric == "problems_per_min")
+        right = None if in_panel else metric == "problems_per_min"
+        fig.add_trace(line, row=1, col=1, secondary_y=right)
     for metric, model in BUSY.items():
         line = series(of[metric], "llm_share", MODELS[model], hover, legend="legend2")
         fig.add_trace(line, row=2, col=1)
     theme.share_axes(fig, rows, panels=2)
     fig.update_yaxes(rangemode="tozero")
-    fig.update_yaxes(title_text="generated tokens/s", row=1, col=1, secondary_y=False)
+    left = None if in_panel else False
+    fig.update_yaxes(title_text="generated tokens/s", row=1, col=1, secondary_y=left)
     fig.update_yaxes(title_text="tokens per busy second", row=2, col=1)
-    # both measure the same searches, so their lines would coincide: the right axis reaches higher
-    right = of["problems_per_min"]
-    reach = max(1.45 * float(right["value"].max()), 1.25 * theme.highest(right))
-    axis = {"title_text": "problems/min", "showgrid": False, "tickmode": "auto"}
-    fig.update_yaxes(**axis, range=[0, reach], row=1, col=1, secondary_y=True)
+    if not in_panel:
+        # both measure the same searches: the right axis reaches higher, or lines would coincide
+        rate = of["problems_per_min"]
+        reach = max(1.45 * float(rate["value"].max()), 1.25 * theme.highest(rate))
+        axis = {"title_text": "problems/min", "showgrid": False, "tickmode": "auto"}
+        fig.update_yaxes(**axis, range=[0, reach], row=1, col=1, secondary_y=True)
     legend_at(fig, "legend2", 0.445)
     if "peak_share" in of:
         value, low, high = of["peak_share"][["value", "low", "high"]].to_numpy(float)[0]
@@ -110,25 +115,38 @@ def memory_split(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         marker = {"symbol": "square", "size": 12, "color": theme.SKY, "opacity": 0.4}
         fig.add_trace(theme.legend_note("legend", text, marker), row=1, col=1)
     frame = Frame(panels=470, right=62, **theme.OVER_SHARES)
-    return finish(fig, "Throughput against the memory split", _SPLIT_CAPTION, provenance, frame)
+    caption = _SPLIT_CAPTION.replace(" and problems per minute", "") if in_panel else _SPLIT_CAPTION
+    return finish(fig, "Throughput against the memory split", caption, provenance, frame)
 
 
-def rungs(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
-    """Throughput over the split on several rungs, each over its own best.
+def critiques(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
+    """Problems a minute over the split, over each kind's best, and tokens computed again.
 
-    rows: rung, replayed (not measured), llm_share, value, low, high; 1 is the best.
+    rows: kind (scores | critiques), llm_share, llm_kv_tokens, prm_kv_tokens, metric
+    (problems_per_min | again), engine (of the latter), value, low, high.
     """
-    fig = go.Figure()
-    for name, own in theme.in_percent(rows).sort_values("llm_share").groupby("rung", sort=False):
-        style = Style(str(name), theme.BLACK)
-        if own["replayed"].iloc[0]:
-            style = Style(str(name), theme.VERMILION, "dot", "diamond-open")
-        hover = "share %{x:.2f}: %{y:.1f} % of the best"
-        fig.add_trace(series(own, "llm_share", style, hover, marker_size=9))
-    fig.update_xaxes(title_text=theme.SHARE_TITLE)
-    fig.update_yaxes(title_text="tokens/s over the rung's best (%)", rangemode="tozero")
-    title, frame = "Do the rungs agree on the split?", Frame(panels=300)
-    return finish(fig, title, _RUNGS_CAPTION, provenance, frame)
+    fig = make_subplots(rows=2, shared_xaxes=True, vertical_spacing=0.12)
+    for kind, style in VERIFIERS.items():
+        own = rows[rows["kind"] == kind].sort_values("llm_share")
+        rate = own[own["metric"] == "problems_per_min"]
+        scaled = rate[["value", "low", "high"]] * (100 / rate["value"].max())
+        best, told = f"{style.label}: {rate['value'].max():.2f}/min", rate["value"]
+        hover = "share %{x:.2f}: %{y:.1f} % of its best, %{customdata:.2f} problems/min"
+        line = series(rate.assign(**scaled), "llm_share", style, hover, customdata=told)
+        fig.add_trace(line.update(name=best, legend="legend"), row=1, col=1)
+        for model, look in MODELS.items():
+            again = own[own["engine"] == model]
+            line = series(again, "llm_share", look, "share %{x:.2f}: %{y:,.0f} tokens")
+            if kind == "scores":
+                line.update(marker_symbol=f"{look.symbol}-open", line_width=1)
+            fig.add_trace(line.update(legend="legend2", showlegend=kind != "scores"), row=2, col=1)
+    theme.share_axes(fig, rows, panels=2)
+    fig.update_yaxes(rangemode="tozero")
+    fig.update_yaxes(title_text="problems/min over the best (%)", row=1, col=1)
+    fig.update_yaxes(title_text="tokens computed again a problem", row=2, col=1)
+    legend_at(fig, "legend2", 0.445)
+    title, frame = "A PRM that writes before it judges", Frame(panels=470, **theme.OVER_SHARES)
+    return finish(fig, title, _CRITIQUES_CAPTION, provenance, frame)
 
 
 def search_strategies(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
@@ -156,30 +174,6 @@ def search_strategies(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     frame = Frame(panels=330, top=132, legend=26)
     title = "Search strategies: accuracy against tokens"
     return finish(fig, title, _STRATEGIES_CAPTION, provenance, frame)
-
-
-def as_replayed(draw: Draw, rung: str = "replayed 1B + 8B") -> Draw:
-    """The same figure for rows of a replayed rung: another ground, a badge, other dashes."""
-
-    def drawn(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
-        fig = draw(rows, provenance)
-        meta = dict(fig.layout.meta)
-        meta["caption"] = f"{rung[0].upper()}{rung[1:]}, not measured. {meta['caption']}"
-        paper = meta["on_paper"]  # the badge stands where the title is on a screen: it keeps that
-        margin = paper["margin"] | {"t": paper["margin"]["t"] + theme.TITLE_PX}
-        meta["on_paper"] = paper | {"height": paper["height"] + theme.TITLE_PX, "margin": margin}
-        title = fig.layout.title.text.replace("</b>", f"</b> ({rung})")
-        fig.update_layout(plot_bgcolor=GROUND, title_text=title, meta=meta)
-        for trace in fig.data:
-            is_area = trace.type != "scatter" or trace.stackgroup or trace.fill
-            if not is_area and "lines" in (trace.mode or ""):
-                trace.line.dash = DASHES.get(trace.line.dash, "dot")
-        look = {"bgcolor": GROUND, "bordercolor": theme.GREY, "font": {"size": 11}}
-        place = {"xanchor": "right", "yshift": fig.layout.margin.t - 27}
-        say(fig, "<b>REPLAYED, not measured</b>", 1, 1, **look, **place)
-        return fig
-
-    return drawn
 
 
 def tree_places(nodes: pd.DataFrame) -> pd.DataFrame:

@@ -50,9 +50,10 @@ class WhatIf:
     shapes, whose weights and KV have dtype_bytes; llm_name, prm_name: what the device's fitted
     terms call them. Memory is one of total_memory (weights and KV of both models; divided by
     llm_share) and kv_memory (divided by kv_share), or the recorded one; a share that is not given
-    is the recorded one. policy: None gives each model a cache of its own, else the name of an
-    arena's (simulator.POLICIES). llm, prm: simulator.CHANGEABLE settings of one model alone.
-    request_order, problem_batching, forget_pruned (which may be False only): of SearchSwitches.
+    is the recorded one. max_model_len: of both models, at most what was recorded. policy: None
+    gives each model a cache of its own, else the name of an arena's (simulator.POLICIES). llm, prm:
+    simulator.CHANGEABLE settings of one model alone. request_order, problem_batching, forget_pruned
+    (which may be False only): of SearchSwitches.
     """
 
     device: Device | str
@@ -66,6 +67,7 @@ class WhatIf:
     llm_share: float | None = None
     kv_share: float | None = None
     policy: str | None = None
+    max_model_len: int | None = None
     block_size: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
@@ -167,8 +169,8 @@ def what_if(recording: Source, *, on_round: OnRound | None = None, **settings: A
         recording = read_recording(recording)
     answers = recording if isinstance(recording, Answers) else Answers(recording)
     models = (
-        _other(answers.recording.llm, asked.llm_spec, asked.llm_name, asked.dtype_bytes),
-        _other(answers.recording.prm, asked.prm_spec, asked.prm_name, asked.dtype_bytes),
+        _other(answers.recording.llm, asked.llm_spec, asked.llm_name, asked),
+        _other(answers.recording.prm, asked.prm_spec, asked.prm_name, asked),
     )
     device = load_device(asked.device) if isinstance(asked.device, str) else asked.device
     changes = [asked.given(CHANGEABLE) | dict(own) for own in (asked.llm, asked.prm)]
@@ -205,9 +207,11 @@ def what_if(recording: Source, *, on_round: OnRound | None = None, **settings: A
 
 
 def _other(
-    engine: RecordedEngine, spec: ModelSpec | None, name: str | None, dtype_bytes: int
+    engine: RecordedEngine, spec: ModelSpec | None, name: str | None, asked: WhatIf
 ) -> RecordedEngine:
-    """The engine with another model's shapes; its limits, prompts and tokens stay."""
+    """The engine with another model's shapes; its prompts, tokens and other limits stay."""
+    dtype_bytes, most = asked.dtype_bytes, engine.max_model_len
+    engine = replace(engine, max_model_len=min(asked.max_model_len or most, most))
     if spec is None:
         return engine if name is None else replace(engine, name=name)
     return replace(

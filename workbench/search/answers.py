@@ -40,10 +40,13 @@ def extract_answer(text: str) -> str:
     return ""
 
 
-def same_answer(reference: str, given: str) -> bool:
+def same_answer(
+    reference: str, given: str, prove: Callable[[str, str], bool] | None = None
+) -> bool:
     """Whether two answers mean the same. An empty answer equals nothing.
 
-    Raises WorkbenchError when the two need `math-verify` and it is not installed.
+    prove: compares what needs mathematics; equal_mathematics, where none is given. Raises
+    WorkbenchError when the two need `math-verify` and it is not installed.
     """
     reference, given = _plain(reference), _plain(given)
     if not reference or not given:
@@ -54,7 +57,7 @@ def same_answer(reference: str, given: str) -> bool:
         return int(reference) == int(given)
     if not (_can_be_evaluated(reference) and _can_be_evaluated(given)):
         return False
-    return _equal_mathematics(reference, given)
+    return (prove or equal_mathematics)(reference, given)
 
 
 def _can_be_evaluated(answer: str) -> bool:
@@ -70,14 +73,16 @@ def _can_be_evaluated(answer: str) -> bool:
     return of_brackets * largest <= LARGEST_POWER
 
 
-def group_answers(answers: Sequence[str]) -> list[int]:
+def group_answers(
+    answers: Sequence[str], same: Callable[[str, str], bool] = same_answer
+) -> list[int]:
     """A group number for each answer: equal answers share one, "" gets a group of its own."""
     firsts: list[str] = []
     known: dict[str, int] = {}
     for answer in answers:
         if answer not in known:
-            same = (group for group, first in enumerate(firsts) if same_answer(first, answer))
-            known[answer] = next(same, len(firsts))
+            equal = (group for group, first in enumerate(firsts) if same(first, answer))
+            known[answer] = next(equal, len(firsts))
             if known[answer] == len(firsts):
                 firsts.append(answer)
     return [known[answer] for answer in answers]
@@ -88,7 +93,7 @@ def _plain(answer: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _equal_mathematics(reference: str, given: str) -> bool:
+def equal_mathematics(reference: str, given: str) -> bool:
     """math-verify's verdict; without its time limits, which use signals and fail in threads."""
     try:
         import math_verify  # noqa: PLC0415 - an optional extra

@@ -25,7 +25,7 @@ from typing import Any
 from workbench.config import SearchSwitches
 from workbench.core import RequestOutput, SamplingParams, Tag, TokenEngine, node_seed
 from workbench.errors import ConfigError, StepError
-from workbench.search.answers import aggregate, decided, extract_answer, group_answers
+from workbench.search.answers import aggregate, decided, extract_answer, group_answers, same_answer
 from workbench.search.prm import PRM, ProblemScores, ScoreRequest
 from workbench.search.problems import Problem
 from workbench.search.result import Mark, Tree, node_id
@@ -67,6 +67,7 @@ class ActiveSearch:
         scores: ProblemScores,
         shuffle_seed: int | None = None,
         voting: str | None = None,
+        same: Callable[[str, str], bool] = same_answer,
     ) -> None:
         self.problem = problem
         self.prompt = prompt
@@ -78,7 +79,7 @@ class ActiveSearch:
         self.request: Generate | Score | None = None
         self.steps: list[Step | None] = []
         self.served = True  # by the engine that `request` is for; False until it is queued
-        self._aggregation, self._voting = strategy.aggregation, voting
+        self._aggregation, self._voting, self._same = strategy.aggregation, voting, same
         self._round = 0  # in which `request` was made
         self._dealer: random.Random | None = None
         if shuffle_seed is not None:
@@ -119,7 +120,7 @@ class ActiveSearch:
         answers = [extract_answer(beam.text) for beam in asked.settled]
         scores = [aggregate(beam.step_scores, self._aggregation) for beam in asked.settled]
         left = len(asked.beams) if asked.left is None else asked.left
-        return decided(answers, scores, group_answers(answers), self._voting, left)
+        return decided(answers, scores, group_answers(answers, self._same), self._voting, left)
 
     def finish(self, now_s: float) -> None:
         """Note the time of the answer, count, and let everything large but the tree go."""

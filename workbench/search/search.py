@@ -7,7 +7,7 @@ of a problem is read when the result is collected and at no other time.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import Any
@@ -50,6 +50,7 @@ class Search:
     settings: fields of SearchConfig; score_cache may also be a ScoreCache shared with other runs.
     record: a Parquet file to be written at the end, from which the search can be replayed.
     on_round: called with its Progress at the end of each round; may raise to stop the search.
+    same: whether two answers mean the same; a server's has a time limit.
     Seconds count inside `round` only, so two searches of one process can take rounds in turn, each
     as if it were alone. Raises ConfigError or PromptError before anything runs.
     """
@@ -64,6 +65,7 @@ class Search:
         seed: int = 0,
         record: str | os.PathLike[str] | None = None,
         on_round: OnRound | None = None,
+        same: Callable[[str, str], bool] = same_answer,
         **settings: Any,
     ) -> None:
         problems = as_problems(problems)
@@ -102,7 +104,7 @@ class Search:
                     f"record={str(record)!r} would lack their requests; give score_cache=True or "
                     "False to record a search."
                 )
-        self._strategy, self._record, self._on_round = strategy, record, on_round
+        self._strategy, self._record, self._on_round, self._same = strategy, record, on_round, same
         self._recorder = Recorder("search")
         names = ("temperature", "top_p", "top_k", "min_p")
         sampling = {name: getattr(config, name) for name in names}
@@ -126,6 +128,7 @@ class Search:
                 ProblemScores(prm, problem, cache, seed),
                 config.score_shuffle_seed,
                 voting,
+                same,
             )
             for problem in problems
         ]
@@ -179,11 +182,11 @@ class Search:
             assert search.outcome is not None
             beams, problem = search.outcome.beams, search.problem
             answers = [extract_answer(beam.text) for beam in beams]
-            groups = group_answers(answers)  # each is compared once with the reference
+            groups = group_answers(answers, self._same)  # each is compared once with the reference
             first = dict(reversed(list(zip(groups, answers, strict=True))))
             reference = problem.answer  # looked at here alone
             right = {
-                g: reference is not None and same_answer(reference, a) for g, a in first.items()
+                g: reference is not None and self._same(reference, a) for g, a in first.items()
             }
             scores = [aggregate(b.step_scores, self._strategy.aggregation) for b in beams]
             candidates += [

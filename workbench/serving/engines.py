@@ -1,8 +1,9 @@
 """The thread in which all engines of a server step, how requests get in and out; metrics.
 
 Requests wait in a bounded queue of each model, ordered by priority, until its engine has a place
-for them. Engines take a step in turn; a lock guards the queues only, so nothing that submits or
-aborts waits for a step. Every job that is not aborted gets exactly one last event.
+for them. What a search asks for waits there too, unbounded but in turn with requests, so that
+neither starves the other. Engines take a step in turn; a lock guards the queues only, so nothing
+that submits or aborts waits for a step. Every job that is not aborted gets exactly one last event.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class Event(NamedTuple):
 class Job:
     """One sequence asked of one model. sink: is handed its events.
 
-    streams: it is told of tokens as they come; otherwise of its end alone.
+    streams: it is told of tokens as they come; otherwise of its end alone. inner: asked for by a
+    search, which was admitted as a whole.
     """
 
     model: str
@@ -68,6 +70,7 @@ class Job:
     score: ScoreParams | None = None
     streams: bool = False
     priority: int = 0
+    inner: bool = False
     arrived: float = field(default_factory=time.perf_counter)
     sequence: EngineSequence | None = None  # once its engine has it
     seen: int = 0  # of its tokens, prompt included: those counted
@@ -92,29 +95,38 @@ class EngineThread:
         self.metrics = Metrics(self)
         self._make, self._max_queue = make, max_queue
         self._notify, self._on_ready = notify, on_ready
-        self._changed = threading.Condition()  # guards the next four
-        self._waiting = {name: list[tuple[int, int, Job]]() for name in arena.models}  # heaps
+        self._changed = threading.Condition()  # guards the next five
+        # Heaps of (priority, turn, number, job): fair queueing of requests against searches.
+        self._waiting = {name: list[tuple[int, int, int, Job]]() for name in arena.models}
+        self._turn = dict.fromkeys(arena.models, 0)  # of the last job that left the queue
         self._unwanted: list[Job] = []
         self._closed = False
         self._numbers = count()
-        self._running = {name: dict[int, Job]() for name in arena.models}  # the thread's alone
+        self._running = {name: dict[Job, None]() for name in arena.models}  # the thread's to change
         self._events: list[Event] = []
         self._thread = threading.Thread(target=self._run, name="engines", daemon=True)
         self.start = self._thread.start
 
     # -- from any thread --
 
-    def submit(self, jobs: Sequence[Job], *, bounded: bool = True) -> None:
-        """Queue jobs of one model, all or none. Refused where its queue is full already."""
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Queue jobs of one model and kind, all or none.
+
+        Refused where max_queue requests wait already, or none may and the engine has no place.
+        """
+        name, inner = jobs[0].model, jobs[0].inner
         with self._changed:
             if self._closed:
                 raise Refused(503, CLOSING)
-            waiting = self._waiting[jobs[0].model]
-            if bounded and len(waiting) >= self._max_queue:
-                full = f"{len(waiting)} requests wait for {jobs[0].model}, the most allowed"
+            waiting = self._waiting[name]
+            turns = [turn for _, turn, _, job in waiting if job.inner is inner]
+            at_once = max(0, self._places(name) - (len(waiting) - len(turns)))
+            if not inner and len(turns) >= self._max_queue + at_once:
+                full = f"{len(turns)} requests wait for {name}, the most allowed"
                 raise Refused(503, f"{full}; try again.", code="queue_full")
-            for job in jobs:
-                heapq.heappush(waiting, (job.priority, next(self._numbers), job))
+            last = max(turns, default=self._turn[name])  # of its kind: then the k-th waits for k
+            for turn, job in enumerate(jobs, last + 1):  # of the other kind at most
+                heapq.heappush(waiting, (job.priority, turn, next(self._numbers), job))
             self._changed.notify()
 
     def abort(self, jobs: Sequence[Job]) -> None:
@@ -132,7 +144,7 @@ class EngineThread:
 
     def state(self, model: str) -> dict[str, int]:
         """Requests, blocks and pages of a model now."""
-        jobs, cache = list(self._running[model].values()), self.engines[model].cache
+        jobs, cache = list(self._running[model]), self.engines[model].cache
         sequences = (job.sequence for job in jobs)
         running = sum(s is not None and s.scheduled_s is not None for s in sequences)
         waiting = len(jobs) - running + len(self._waiting[model])
@@ -153,13 +165,13 @@ class EngineThread:
             self._serve()
         except BaseException as error:  # nothing is served any more
             self._on_ready(error)
-            for job in (job for jobs in self._running.values() for job in jobs.values()):
+            for job in (job for jobs in self._running.values() for job in jobs):
                 job.sequence = None  # nor is its engine asked for anything
         with self._changed:
             self._closed = True
             for name in self.engines:
-                self._fail(self._running[name].values(), Refused(503, CLOSING))
-                self._fail((job for _, _, job in self._waiting[name]), Refused(503, CLOSING))
+                self._fail(self._running[name], Refused(503, CLOSING))
+                self._fail([entry[-1] for entry in self._waiting[name]], Refused(503, CLOSING))
         self._tell()
 
     def _serve(self) -> None:
@@ -189,36 +201,44 @@ class EngineThread:
             self._notify(self._events)
             self._events = []
 
+    def _places(self, name: str) -> int:
+        """Requests that the engine has room for beside those it has."""
+        return self.engines[name].config.max_num_seqs - len(self._running[name])
+
     def _next(self, name: str) -> list[Job]:
-        """As many of those that wait as the engine has places for."""
-        waiting = self._waiting[name]
-        places = self.engines[name].config.max_num_seqs - len(self._running[name])
-        return [heapq.heappop(waiting)[2] for _ in range(min(len(waiting), places))]
+        """As many of those that wait as the engine has places for; they take them."""
+        waiting, found = self._waiting[name], list[Job]()
+        for _ in range(min(len(waiting), self._places(name))):
+            _, turn, _, job = heapq.heappop(waiting)
+            self._turn[name] = max(turn, self._turn[name])
+            found.append(job)
+        self._running[name] |= dict.fromkeys(found)
+        return found
 
     def _admit(self, job: Job) -> None:
         try:
-            job.sequence = sequence = self.engines[job.model].admit(job)
+            job.sequence = self.engines[job.model].admit(job)
         except WorkbenchError as error:
             self._fail([job], error)
             return
-        job.seen = job.told = sequence.num_prompt_tokens
-        self._running[job.model][sequence.request_id] = job
+        job.seen = job.told = job.sequence.num_prompt_tokens
 
     def _abort(self, job: Job) -> None:
-        """Take it from where it is; under the lock."""
+        """Take it from where it is."""
         if job.sequence is not None:
-            self._running[job.model].pop(job.sequence.request_id, None)
             self.engines[job.model].abort(job.sequence.request_id)
-        else:
-            waiting = self._waiting[job.model]
-            waiting[:] = (entry for entry in waiting if entry[2] is not job)
-            heapq.heapify(waiting)
+        with self._changed:
+            if job in self._running[job.model]:
+                del self._running[job.model][job]
+            else:
+                waiting = self._waiting[job.model]
+                waiting[:] = (entry for entry in waiting if entry[-1] is not job)
+                heapq.heapify(waiting)
 
     def _fail(self, jobs: Iterable[Job], error: Exception) -> None:
         """Give jobs up with an error."""
         for job in list(jobs):
-            if job.sequence is not None:
-                self._abort(job)
+            self._abort(job)
             output = RequestOutput(-1, (), "", "error", error=error)
             self._events.append(Event(job, output=output))
 
@@ -229,23 +249,23 @@ class EngineThread:
             outputs = engine.step()
         except Exception as error:  # a fault of ours: its requests fail, the server goes on
             log.exception("a step of %s failed", name)
-            self._fail(running.values(), StepError(f"A step failed: {type(error).__name__}."))
+            self._fail(running, StepError(f"A step failed: {type(error).__name__}."))
             return
         now, ended = time.perf_counter(), {output.request_id: output for output in outputs}
         first, further = (metrics.seconds[n].labels(name) for n in (FIRST_TOKEN, INTER_TOKEN))
-        for number, job in running.items():
+        for job in list(running):
             sequence = job.sequence
-            if sequence is None or job.params is None or sequence.num_tokens == job.seen:
-                continue
-            since, told = (job.last_token_s, further) if job.last_token_s else (job.arrived, first)
-            told.observe(now - since)
-            job.seen, job.last_token_s = sequence.num_tokens, now
-            if job.streams and number not in ended:
-                self._report(job, sequence, None)
-        for number, output in ended.items():
-            if (done := running.pop(number, None)) is not None and done.sequence is not None:
-                metrics.ended(done, done.sequence, output, now)
-                self._report(done, done.sequence, output)
+            assert sequence is not None
+            output, is_new = ended.get(sequence.request_id), sequence.num_tokens > job.seen
+            if is_new and job.params is not None:
+                since = job.last_token_s or job.arrived
+                (further if job.last_token_s else first).observe(now - since)
+                job.seen, job.last_token_s = sequence.num_tokens, now
+            if output is not None:
+                del running[job]
+                metrics.ended(job, sequence, output, now)
+            if output is not None or (is_new and job.streams):
+                self._report(job, sequence, output)
 
     def _report(self, job: Job, sequence: EngineSequence, output: RequestOutput | None) -> None:
         """The tokens that its sink was not handed yet."""

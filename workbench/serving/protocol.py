@@ -43,11 +43,12 @@ class Refused(WorkbenchError):
     def __init__(
         self, status: int, message: str, param: str | None = None, code: str | None = None
     ) -> None:
+        message, where = (t.encode(errors="replace").decode() for t in (message, param or ""))
         super().__init__(message)
         self.status = status
-        kind = "invalid_request_error" if status < 500 else "server_error"
-        param = param and param.encode(errors="replace").decode()
-        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+        told = {"message": message, "param": where or None, "code": code}
+        told["type"] = "invalid_request_error" if status < 500 else "server_error"
+        self.body = {"error": told}
         self.headers = {"Retry-After": "1"} if status == 503 else {}
 
     @classmethod
@@ -84,8 +85,9 @@ def _whole(text: str) -> str:
 
 Whole = Annotated[str, AfterValidator(_whole)]
 Id = Annotated[int, Field(ge=0, lt=2**31)]
-Text = Whole | Annotated[list[Id], Field(min_length=1)]
-Texts = Text | Annotated[list[Text], Field(min_length=1, max_length=MOST_CHOICES)]
+Ids = Annotated[list[Id], Field(min_length=1, fail_fast=True)]  # else a mistake in each is told
+Text = Whole | Ids
+Texts = Text | Annotated[list[Text], Field(min_length=1, max_length=MOST_CHOICES, fail_fast=True)]
 Tokens = Annotated[int, Field(ge=1, lt=2**31)]
 StopText = Annotated[Whole, Field(min_length=1, max_length=128)]
 
@@ -135,8 +137,8 @@ class Sampled(Asked):
     min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
     max_tokens: Tokens | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: Annotated[list[StopText], Field(max_length=16)] = []
-    stop_token_ids: Annotated[list[Id], Field(max_length=64)] = []
+    stop: Annotated[list[StopText], Field(max_length=16, fail_fast=True)] = []
+    stop_token_ids: Annotated[list[Id], Field(max_length=64, fail_fast=True)] = []
     ignore_eos: bool = False
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
@@ -182,10 +184,10 @@ class Message(Strict):
     """One turn of a chat."""
 
     role: Literal["system", "user", "assistant"]
-    content: Whole | list[Part]
+    content: Whole | Annotated[list[Part], Field(max_length=256, fail_fast=True)]
 
 
-Messages = Annotated[list[Message], Field(min_length=1, max_length=4096)]
+Messages = Annotated[list[Message], Field(min_length=1, max_length=4096, fail_fast=True)]
 
 
 class ChatRequest(Sampled):
@@ -243,9 +245,9 @@ class ScoringRequest(Asked):
     apply_softmax: among the labels; otherwise in the vocabulary.
     """
 
-    query: Whole | list[Id]
-    items: Annotated[list[Text], Field(min_length=1, max_length=MOST_CHOICES)]
-    label_token_ids: Annotated[list[Id], Field(min_length=1, max_length=64)]
+    query: Whole | Annotated[list[Id], Field(fail_fast=True)]
+    items: Annotated[list[Text], Field(min_length=1, max_length=MOST_CHOICES, fail_fast=True)]
+    label_token_ids: Annotated[list[Id], Field(min_length=1, max_length=64, fail_fast=True)]
     apply_softmax: bool = True
     item_first: bool = False
     add_special_tokens: bool = True
@@ -254,7 +256,7 @@ class ScoringRequest(Asked):
 class SplitRequest(Strict):
     """POST /arena/split: each model's share of the pages."""
 
-    shares: dict[str, float]
+    shares: Annotated[dict[str, float], Field(max_length=64)]
 
 
 def one_by_one(texts: Any) -> list[str | list[int]]:
@@ -304,10 +306,12 @@ class Choice:
     ) -> dict[str, Any]:
         """New tokens, as the choice of an answer or of a chunk. output: of one that has ended."""
         for place, token in enumerate(token_ids):
-            found, new = logprobs[place] if logprobs else {}, self._bytes(token)
-            self._pending.append(_Token(len(self._text), self._characters, token, found))
+            new = self._bytes(token)
+            if self._logprobs is not None:
+                found = _Token(len(self._text), self._characters, token, logprobs[place])
+                self._pending.append(found)
+                self._characters += sum(byte & 0xC0 != 0x80 for byte in new)  # that begin one
             self._text += new
-            self._characters += sum(byte & 0xC0 != 0x80 for byte in new)  # that begin one
         self.num_sampled += len(token_ids)
         if output is not None:
             self.num_cached = output.num_cached_tokens or 0
@@ -331,7 +335,8 @@ class Choice:
 
     def _bytes(self, token: int) -> bytes:
         known = self._tokenizer.token_bytes
-        return bytes(known[token]) if token < len(known) else b""
+        found: bytes = known[token] if token < len(known) else b""
+        return found
 
     def _shown(self, token: int, logprob: float) -> dict[str, Any]:
         known = self._bytes(token)  # none: a special token, shown by its name

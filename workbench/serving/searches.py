@@ -5,10 +5,14 @@ Each search plays its rounds in a thread of its own, over engines that others us
 
 from __future__ import annotations
 
+import multiprocessing
 import secrets
+import signal
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from itertools import count
+from multiprocessing.pool import Pool
 from queue import SimpleQueue
 from typing import Any
 
@@ -17,6 +21,7 @@ from workbench.core import RequestOutput, SamplingParams, ScoreParams, Tag
 from workbench.errors import ConfigError
 from workbench.experiments.execute import make_strategy
 from workbench.search import variants
+from workbench.search.answers import equal_mathematics, same_answer
 from workbench.search.prm import PRM, known_format
 from workbench.search.problems import Problem
 from workbench.search.result import SearchResult
@@ -28,8 +33,11 @@ from workbench.serving.protocol import ChatRequest, Refused
 
 STRATEGIES = {f"search/{name.removesuffix('_search')}": name for name in variants.STRATEGIES}
 MOST_BEAMS = 256
+PROOF_SECONDS = 3.0  # of one comparison
 TAKEN = {"model", "user", "messages", "temperature", "top_p", "top_k", "min_p", "seed", "search"}
 TAKEN |= {"stream", "stream_options", "priority"}
+ENDED = ("finished", "failed")
+GIVEN_UP = "The search was given up."
 SHOWN = ["node_id", "parent_id", "depth", "step_tokens", "score", "kept", "finished", "text"]
 
 
@@ -73,8 +81,9 @@ class EngineClient:
                 self._inbox.put((number, event.output))
 
         name, priority = self._engine.name, self._priority
-        self._jobs[number] = job = Job(name, token_ids, receive, priority=priority, **how)
-        self._thread.submit([job], bounded=False)  # the search itself was admitted
+        job = Job(name, token_ids, receive, priority=priority, inner=True, **how)
+        self._jobs[number] = job
+        self._thread.submit([job])
         return number
 
     def step(self) -> list[RequestOutput]:
@@ -104,6 +113,39 @@ class EngineClient:
         return bool(self._jobs)
 
 
+class Proofs:
+    """Answers compared as mathematics, in a process of its own, each pair within PROOF_SECONDS.
+
+    sympy may compute for ever on what a model writes, and hold the interpreter meanwhile. A pair
+    that takes longer is told apart.
+    """
+
+    def __init__(self) -> None:
+        self._pool: Pool | None = None
+        self._lock = threading.RLock()
+
+    def __call__(self, reference: str, given: str) -> bool:
+        """Whether they are equal, as far as can be told in time."""
+        with self._lock:
+            if self._pool is None:
+                ignored = signal.SIGINT, signal.SIG_IGN  # as it is the server's to end
+                self._pool = multiprocessing.get_context("spawn").Pool(1, signal.signal, ignored)
+                self._pool.apply(equal_mathematics, ("1", "1"))  # it has started
+            try:
+                found = self._pool.apply_async(equal_mathematics, (reference, given))
+                return found.get(PROOF_SECONDS)
+            except multiprocessing.TimeoutError:
+                self.close()
+                return False
+
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            if self._pool is not None:
+                self._pool.terminate()
+                self._pool = None
+
+
 Pair = tuple[ServedEngine, ServedEngine]
 
 
@@ -120,7 +162,7 @@ class SearchRun:
     state: what /search/{id} returns.
     """
 
-    def __init__(self, body: ChatRequest, thread: EngineThread, pair: Pair) -> None:
+    def __init__(self, body: ChatRequest, thread: EngineThread, pair: Pair, proofs: Proofs) -> None:
         for name in body.model_fields_set - TAKEN:
             message = f"{name} is no setting of {body.model}; its own are fields of `search`."
             raise Refused(400, message, name)
@@ -142,6 +184,7 @@ class SearchRun:
             raise Refused(400, message, "search")
         self._seed = secrets.randbits(63) if body.seed is None else body.seed
         self._clients = [EngineClient(thread, engine, body.priority) for engine in pair]
+        self._proofs, self._given_up = proofs, False
         self.head = protocol.head("chat.completion", "search", body.model)
         self.state = {"id": self.head["id"], "model": body.model, "status": "waiting"}
         self.state["problem"] = self._question
@@ -156,7 +199,8 @@ class SearchRun:
         try:
             scorer = PRM(prm, own.pop("prm_format"))
             problem, strategy = Problem("asked", self._question), make_strategy(config)
-            search = Search(problem, llm=llm, prm=scorer, strategy=strategy, seed=self._seed, **own)
+            own |= {"strategy": strategy, "seed": self._seed, "same": self._same}
+            search = Search(problem, llm=llm, prm=scorer, **own)
             while search.round():
                 told(search.progress)
             prompt = chat_prompt(problem, llm, config.system_prompt)
@@ -169,8 +213,14 @@ class SearchRun:
 
     def cancel(self) -> None:
         """From any thread: it ends, and what it asked for is aborted."""
+        self._given_up = True
         for client in self._clients:
-            client.cancel(Refused(503, "The search was given up."))
+            client.cancel(Refused(503, GIVEN_UP))
+
+    def _same(self, reference: str, given: str) -> bool:
+        if self._given_up:
+            raise Refused(503, GIVEN_UP)
+        return same_answer(reference, given, self._proofs)
 
     def _solution(self, result: SearchResult, asked: int) -> dict[str, Any]:
         """The best beam of the voted answer; the tree is kept."""
@@ -198,4 +248,4 @@ class SearchRun:
         else:
             (whole,), told["search"] = news["choices"], news["search"]
             choice |= {"delta": whole["message"], "finish_reason": whole["finish_reason"]}
-        return self.head | {"object": "chat.completion.chunk", "choices": [choice]} | told
+        return {"choices": [choice]} | told

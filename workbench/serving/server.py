@@ -1,7 +1,7 @@
 """The HTTP server: admission, deadlines, endpoints, and an orderly end.
 
-The event loop parses, queues and writes; tokenising is done by worker threads, steps by the engine
-thread.
+The event loop parses, queues and writes streams; worker threads tokenise and render whole answers,
+the engine thread takes steps.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 import hmac
 import json
 import logging
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, suppress
@@ -28,7 +27,7 @@ from fastapi.responses import JSONResponse, Response
 from numpy.typing import NDArray
 from prometheus_client import generate_latest
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from workbench.config import EngineConfig, Range, check, format_size, parse_size
 from workbench.core import SamplingParams, ScoreParams
@@ -45,14 +44,18 @@ from workbench.serving.protocol import Choice, Refused
 log = logging.getLogger(__name__)
 MOST_SEARCHES = 4  # at a time; others wait
 KEPT_SEARCHES = 64  # of which the tree can be asked for
+Told = dict[str, Any]
+Chunks = AsyncIterator[Told]
+ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
 
 
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
     """One server. models: names, or all of them NAME=SIZE of KV cache; memory: of all KV caches.
 
-    max_queue: requests of a model that may wait; timeout: seconds to an answer; grace: seconds for
-    those in flight when the server is to end; max_body: bytes of a request.
+    max_queue: requests of a model that may wait, 0: each is taken at once or refused; timeout:
+    seconds to an answer; grace: seconds for those in flight when the server is to end; max_body:
+    bytes of a request.
     """
 
     models: tuple[str, ...]
@@ -61,7 +64,7 @@ class ServeConfig:
     max_queue: Annotated[int, Range(0)] = 256
     timeout: Annotated[float, Range(0, ends="()")] = 600.0
     grace: Annotated[float, Range(0)] = 10.0
-    max_body: Annotated[int, Range(1)] = 2**21
+    max_body: Annotated[int, Range(1)] = 2**20
     api_key: str | None = None
     memory: str | None = None
 
@@ -160,10 +163,13 @@ class Call:
 
 
 class EventStream(Response):
-    """Server-sent events; what ends them before [DONE] is the last one."""
+    """Server-sent events, what all chunks begin with and what each adds; what ends them before
+    [DONE] is the last one.
+    """
 
-    def __init__(self, service: Service, call: Call, chunks: AsyncIterator[dict[str, Any]]) -> None:
+    def __init__(self, service: Service, call: Call, head: Told, chunks: Chunks) -> None:
         self.background, self._service, self._call, self._chunks = None, service, call, chunks
+        self._head = f"{ENCODE(head)[:-1]},"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI calls it; starlette's own imports another library at the first stream."""
@@ -176,10 +182,10 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": 200, "headers": [kind]})
         try:
             async for chunk in self._chunks:
-                await write(json.dumps(chunk, ensure_ascii=False))
+                await write(self._head + ENCODE(chunk)[1:])
             await write("[DONE]", more=False)
         except Refused as why:
-            await write(json.dumps(self._service.count(why).body), more=False)
+            await write(ENCODE(self._service.count(why).body), more=False)
         finally:
             self._call.close()
 
@@ -205,7 +211,8 @@ class Service:
         self.thread = EngineThread(arena, make, queue, self._notify, self._on_ready)
         self._searchers = ThreadPoolExecutor(MOST_SEARCHES, "search")
         self._num_searches = 0
-        self._searches: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._proofs = searches.Proofs()
+        self._searches = dict[str, dict[str, Any]]()
 
     # -- its life --
 
@@ -218,6 +225,7 @@ class Service:
         self.refuse_all()
         await asyncio.to_thread(self.thread.close)
         await asyncio.to_thread(self._searchers.shutdown)
+        self._proofs.close()
 
     def refuse_all(self) -> None:
         """The server ends: every call that is left is told."""
@@ -334,31 +342,36 @@ class Service:
         kind, prefix = ("chat.completion", "chatcmpl") if is_chat else ("text_completion", "cmpl")
         head = protocol.head(kind + ".chunk" * (is_chat and body.stream), prefix, engine.name)
 
-        def part(event: Event) -> dict[str, Any]:
+        def part(event: Event) -> Told:
             return choices[event.job].add(event.token_ids, event.logprobs, event.output)
 
-        def usage() -> dict[str, Any]:
+        def usage() -> Told:
             asked, every = sum(map(len, prompts)), [*choices.values()]
             cached = sum(choice.num_cached for choice in every[:: body.n])
             return protocol.usage(asked, sum(choice.num_sampled for choice in every), cached)
 
-        async def chunks(event: Event | None) -> AsyncIterator[dict[str, Any]]:
+        async def chunks(event: Event | None) -> Chunks:
             while event is not None:
-                yield head | {"choices": [part(event)]}
+                yield {"choices": [part(event)]}
                 event = await anext(events, None)
             if body.stream_options.include_usage:
-                yield head | {"choices": [], "usage": usage()}
+                yield {"choices": [], "usage": usage()}
 
         with ExitStack() as afterwards:
             afterwards.callback(call.close)
             self.thread.submit([*choices])
             events = call.events(len(choices))
             if body.stream:  # what is refused before the first token is refused with its status
-                stream = EventStream(self, call, chunks(await anext(events)))
+                stream = EventStream(self, call, head, chunks(await anext(events)))
                 afterwards.pop_all()
                 return stream
-            found = sorted([part(event) async for event in events], key=itemgetter("index"))
-        return JSONResponse(head | {"choices": found, "usage": usage()})
+            ended = [event async for event in events]
+
+        def whole() -> Told:
+            found = sorted(map(part, ended), key=itemgetter("index"))
+            return head | {"choices": found, "usage": usage()}
+
+        return await _rendered(whole)
 
     async def tokenize(self, body: protocol.TokenizeRequest) -> Response:
         """POST /tokenize."""
@@ -368,10 +381,11 @@ class Service:
         if body.messages is not None:
             given, special = body.messages, body.add_generation_prompt
         ids = await self._encoded(engine, given, special)
-        texts = [engine.tokenizer.decode([k]) for k in ids] if body.return_token_strs else None
-        longest = engine.max_model_len
-        told = {"count": len(ids), "max_model_len": longest, "tokens": ids, "token_strs": texts}
-        return JSONResponse(told)
+        decode, wanted = engine.tokenizer.decode, body.return_token_strs
+        told = {"count": len(ids), "max_model_len": engine.max_model_len, "tokens": ids}
+        return await _rendered(
+            lambda: told | {"token_strs": [decode([k]) for k in ids] if wanted else None}
+        )
 
     # -- searches --
 
@@ -380,25 +394,26 @@ class Service:
         pair = searches.pair_of([*self.thread.engines.values()])
         if pair is None:
             raise self._unknown(body.model)
-        run = searches.SearchRun(body, self.thread, pair)
+        run = searches.SearchRun(body, self.thread, pair, self._proofs)
         if self._num_searches >= MOST_SEARCHES + self.config.max_queue:
             raise Refused(503, "Too many searches wait; try again.", code="queue_full")
+        over = [k for k, state in self._searches.items() if state["status"] in searches.ENDED]
+        for name in over[: max(0, len(over) + 1 - KEPT_SEARCHES)]:
+            del self._searches[name]
         self._searches[run.head["id"]] = run.state
-        while len(self._searches) > KEPT_SEARCHES:
-            self._searches.popitem(last=False)
         call = Call(self, request, run.cancel)
 
         def ended(done: Future[Any]) -> None:
             self._num_searches -= 1
             call.put(done.exception() or done.result())
 
-        async def chunks() -> AsyncIterator[dict[str, Any]]:
+        async def chunks() -> Chunks:
             async for news in call.news():
                 yield run.chunk(news)
                 if not isinstance(news, Progress):
                     break
             if body.stream_options.include_usage:
-                yield run.head | {"choices": [], "usage": news["usage"]}
+                yield {"choices": [], "usage": news["usage"]}
 
         with ExitStack() as afterwards:
             afterwards.callback(call.close)
@@ -407,18 +422,20 @@ class Service:
             done.add_done_callback(lambda done: self._post(ended, done))
             if body.stream:
                 afterwards.pop_all()
-                return EventStream(self, call, chunks())
+                kind = {"object": "chat.completion.chunk"}
+                return EventStream(self, call, run.head | kind, chunks())
             async for news in call.news():
                 if not isinstance(news, Progress):
                     break
-        return JSONResponse(news)
+        return await _rendered(lambda: news)
 
-    async def tree(self, name: str) -> dict[str, Any]:
+    async def tree(self, name: str) -> Response:
         """GET /search/{name}."""
         if name not in self._searches:
             message = f"There is no search {name!r:.60}; the last {KEPT_SEARCHES} are kept."
             raise Refused(404, message, "id")
-        return dict(self._searches[name])  # its search may be adding to it
+        state = dict(self._searches[name])  # its search may be adding to it
+        return await _rendered(lambda: state)
 
     # -- scoring, in vLLM's shapes --
 
@@ -432,12 +449,15 @@ class Service:
         items = [await self._encoded(engine, item, special and first) for item in body.items]
         joined = [[*item, *query] if first else [*query, *item] for item in items]
         inputs = [_fitting(engine, ids, "items") for ids in joined]
-        columns = labels if body.apply_softmax else range(outputs)
+        columns = tuple(labels if body.apply_softmax else range(outputs))
         asked = [(ids, [len(ids) - 1]) for ids in inputs]
         place = 0 if body.apply_softmax else labels[0]
         rows = await self._scored(request, engine, asked, columns)
-        scores = [{"object": "score", "score": _softmax(row[0])[place]} for row in rows]
-        return _listed("generative-scoring", engine, inputs, scores)
+
+        def score(row: NDArray[np.float64]) -> Told:
+            return {"object": "score", "score": _softmax(row[0])[place]}
+
+        return await _listed("generative-scoring", engine, inputs, rows, score)
 
     async def pooling(self, body: protocol.PoolingRequest, request: Request) -> Response:
         """POST /pooling: of each input [bad, good] after every step, or the lone value there."""
@@ -451,26 +471,30 @@ class Service:
             message = f"{engine.name} writes critiques before it judges; /pooling reads marks."
             raise Refused(400, message, "model")
         inputs = await self._inputs(engine, body, body.input, "input")
-        asked = [(ids, _ends_of(list(rules.mark), ids)) for ids in inputs]
+        mark = list(rules.mark)
+        asked = await asyncio.to_thread(lambda: [(ids, _ends_of(mark, ids)) for ids in inputs])
         if not all(places for _, places in asked):
             message = f"An input has no mark of a step; {format} reads a verdict after each."
             raise Refused(400, message, "input")
         rows = await self._scored(request, engine, asked, rules.columns)
-        found = [{"object": "pooling", "data": [_verdict(row) for row in each]} for each in rows]
-        return _listed("pool", engine, inputs, found)
+
+        def verdicts(each: NDArray[np.float64]) -> Told:
+            return {"object": "pooling", "data": [_verdict(row) for row in each]}
+
+        return await _listed("pool", engine, inputs, rows, verdicts)
 
     async def _scored(
         self,
         request: Request,
         engine: ServedEngine,
         asked: Sequence[tuple[Sequence[int], Sequence[int]]],
-        columns: Sequence[int],
+        columns: tuple[int, ...],
     ) -> list[NDArray[np.float64]]:
         """Logits [positions, columns] of each pair of token ids and positions."""
         jobs: list[Job] = []
         call = Call(self, request, lambda: self.thread.abort(jobs))
         for ids, places in asked:
-            score = ScoreParams(tuple(places), tuple(columns))
+            score = ScoreParams(tuple(places), columns)
             jobs.append(Job(engine.name, ids, call.put, score=score))
         with ExitStack() as afterwards:
             afterwards.callback(call.close)
@@ -491,11 +515,11 @@ class Service:
         text = await asyncio.to_thread(generate_latest, self.thread.metrics.registry)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def models(self) -> dict[str, Any]:
+    async def models(self) -> Told:
         """GET /v1/models."""
         return {"object": "list", "data": [await self.model(name) for name in self._models]}
 
-    async def model(self, name: str) -> dict[str, Any]:
+    async def model(self, name: str) -> Told:
         """GET /v1/models/{name}."""
         if name not in self._models:
             raise self._unknown(name)
@@ -504,13 +528,13 @@ class Service:
         told = {"id": name, "object": "model", "created": 0, "owned_by": "workbench"}
         return told | {"max_model_len": longest}
 
-    async def arena(self) -> dict[str, Any]:
+    async def arena(self) -> Told:
         """GET /arena: pages and blocks."""
         thread = self.thread
         states = {n: await asyncio.to_thread(thread.state, n) for n in thread.engines}
         return {"pages": thread.arena.num_pages, "models": states}
 
-    async def split(self, body: protocol.SplitRequest) -> dict[str, Any]:
+    async def split(self, body: protocol.SplitRequest) -> Told:
         """POST /arena/split, taken over between steps."""
         try:
             answer = await asyncio.to_thread(self.thread.arena.resplit, body.shares)
@@ -537,11 +561,20 @@ def _known(ids: Sequence[int], size: int, param: str) -> list[int]:
     return [*ids]
 
 
-def _listed(prefix: str, engine: ServedEngine, inputs: Any, found: list[Any]) -> Response:
-    """A list of scores, as vLLM answers."""
-    data = [{"index": k} | each for k, each in enumerate(found)]
-    used = protocol.usage(sum(map(len, inputs)))
-    return JSONResponse(protocol.head("list", prefix, engine.name) | {"data": data, "usage": used})
+async def _rendered(make: Callable[[], Any]) -> Response:
+    """What `make` returns as JSON, in a worker thread: it may be large."""
+    return await asyncio.to_thread(lambda: JSONResponse(make()))
+
+
+async def _listed(
+    prefix: str, engine: ServedEngine, inputs: Any, rows: list[Any], told: Callable[[Any], Any]
+) -> Response:
+    """A list of scores, as vLLM answers; what is told of each input's logits."""
+    head = protocol.head("list", prefix, engine.name)
+    head["usage"] = protocol.usage(sum(map(len, inputs)))
+    return await _rendered(
+        lambda: head | {"data": [{"index": k} | told(each) for k, each in enumerate(rows)]}
+    )
 
 
 def _ends_of(mark: list[int], ids: list[int]) -> list[int]:
@@ -564,14 +597,23 @@ def _verdict(row: NDArray[np.float64]) -> list[float]:
 
 
 class Guard:
-    """What is refused before a request is read: a wrong key, and one that is early."""
+    """What is refused before a request is parsed: a wrong key, one that is early or too large."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app, self._service = app, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI calls it."""
-        service, why = self._service, None
+        service, why, size = self._service, None, 0
+
+        async def within() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > service.config.max_body:
+                raise HTTPException(413, f"A body of more than {service.config.max_body} bytes.")
+            return message
+
         if scope["type"] == "http" and scope["path"] != "/health":
             key = service.config.api_key
             given = dict(scope["headers"]).get(b"authorization", b"")
@@ -579,7 +621,7 @@ class Guard:
                 why = Refused(401, "No valid API key; send it as `Authorization: Bearer KEY`.")
             elif not service.ready:
                 why = Refused(503, "The models are being loaded; try again.")
-        await (self._app if why is None else _told(service, why))(scope, receive, send)
+        await (self._app if why is None else _told(service, why))(scope, within, send)
 
 
 def _told(service: Service, why: Refused) -> Response:
@@ -594,13 +636,15 @@ def make_app(service: Service) -> FastAPI:
         if isinstance(error, RequestValidationError):
             return _told(service, Refused.of(error.errors()[0]))
         if isinstance(error, HTTPException):
-            return _told(service, Refused(error.status_code, str(error.detail), "path"))
+            status, wrong = error.status_code, {404: "path", 405: "method"}
+            why = Refused(status, str(error.detail), wrong.get(status, "body"))
+            why.headers |= error.headers or {}  # of 405: what is allowed
+            return _told(service, why)
         return _told(service, Refused.by(error))
 
     kinds = (Refused, RequestValidationError, HTTPException, Exception)
     handlers: Any = dict.fromkeys(kinds, refused)
-    most, lifespan = service.config.max_body, service.lifespan
-    app = FastAPI(lifespan=lifespan, exception_handlers=handlers, max_body_size=most)
+    app = FastAPI(lifespan=service.lifespan, exception_handlers=handlers)
     app.add_middleware(Guard, service=service)
     endpoints: dict[str, Callable[..., Any]] = {
         "GET /health": service.health,

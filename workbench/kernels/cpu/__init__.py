@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 
-from workbench.kernels import ForwardContext, Kernels, LayerCache, Part, Quantised
+from workbench.kernels import Angles, ForwardContext, Kernels, LayerCache, Part, Quantised
 from workbench.kernels.cpu import attention, products, rows
 from workbench.kernels.cpu.products import ADD, GATED, PLAIN, Beside, Panels
 from workbench.kernels.cpu.thread_pool import ThreadPool
@@ -43,6 +43,7 @@ class CpuKernels(Kernels):
     name, batch_invariant = "cpu", True
 
     def __init__(self, threads: int) -> None:
+        super().__init__(torch.device("cpu"), torch.float32)
         pool = _POOLS.get(threads) or ThreadPool(threads)
         self.pool = _POOLS[threads] = pool
 
@@ -91,36 +92,26 @@ class CpuKernels(Kernels):
         self.pool.run(rows.rms_norm.address, *x.shape, *where, bits)
 
     def layer_norm(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor,
-        epsilon: float,
-        out: torch.Tensor,
+        self, x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor
     ) -> None:
         bits = int(np.float32(epsilon).view(np.int32))
-        where = x.data_ptr(), out.data_ptr(), weight.data_ptr(), bits, bias.data_ptr()
+        where = x.data_ptr(), out.data_ptr(), weight.data_ptr(), bits
         self.pool.run(rows.layer_norm.address, *x.shape, *where)
 
     def gelu(self, row: torch.Tensor, out: torch.Tensor) -> None:
         self.pool.run(rows.gelu.address, *out.shape, row.data_ptr(), out.data_ptr())
 
     def store_kv(
-        self,
-        qkv: torch.Tensor,
-        cosine: torch.Tensor,
-        sine: torch.Tensor,
-        cache: LayerCache,
-        context: ForwardContext,
+        self, qkv: torch.Tensor, angles: Angles, cache: LayerCache, context: ForwardContext
     ) -> None:
-        table = context.block_offsets
+        blocks = context.block_offsets
         self.pool.run(
             rows.store_kv.address,
             *(*qkv.shape, cache.head_dim, cache.kv_heads, cache.block_size),
             *(qkv.data_ptr(), cache.data.data_ptr(), cache.base),
-            *(cosine.data_ptr(), sine.data_ptr()),
+            *(table.data_ptr() for table in angles),
             *(context.positions.ctypes.data, context.sequence.ctypes.data),
-            *(table.ctypes.data, table.shape[1], len(cosine)),
+            *(blocks.ctypes.data, blocks.shape[1], len(angles[0])),
         )
 
     def attend(
@@ -162,4 +153,4 @@ class CpuKernels(Kernels):
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """Launches without Python in between."""
-        return self.pool.record(work).run
+        return self.pool.record(work)

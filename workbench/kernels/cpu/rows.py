@@ -109,14 +109,14 @@ def _layer_norm(x: int, weight: int, bias: int, width: int, epsilon: Any, out: i
 
 @kernel
 def layer_norm(arguments: int, counter: int) -> None:
-    """`Kernels.layer_norm`; arguments: as `rms_norm`'s, then bias."""
-    a = integers(arguments, 7)
-    count, width = a[0], a[1]
+    """`Kernels.layer_norm`; arguments: as `rms_norm`'s, the bias behind the weight."""
+    a = integers(arguments, 6)
+    count, width, bias = a[0], a[1], a[4] + a[1] * FLOAT_BYTES
     epsilon, line = floats(arguments + 5 * ADDRESS_BYTES, 1)[0], width * FLOAT_BYTES
     piece = take(counter) * _ROWS
     while piece < count:
         for t in range(piece, min(piece + _ROWS, count)):
-            _layer_norm(a[2] + t * line, a[4], a[6], width, epsilon, a[3] + t * line)
+            _layer_norm(a[2] + t * line, a[4], bias, width, epsilon, a[3] + t * line)
         piece = take(counter) * _ROWS
 
 

@@ -27,6 +27,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from functools import cache
+from multiprocessing import Pipe
 from pathlib import Path
 from struct import Struct
 from typing import Any
@@ -179,36 +180,8 @@ def _help(box: int, bell: int) -> None:
             pause()
 
 
-class _Bell:
-    """A pipe that is closed when no thread holds it any more."""
-
-    def __init__(self) -> None:
-        self.listen, self.ring = os.pipe()
-
-    def __del__(self) -> None:
-        os.close(self.listen)
-        os.close(self.ring)
-
-
 def _address(buffer: bytearray) -> int:
     return int(np.frombuffer(buffer, np.uint8).ctypes.data)
-
-
-class LaunchGraph:
-    """Launches that were recorded: `run` does them again, without Python in between.
-
-    Addresses are as they were, what lies there may have changed.
-    """
-
-    def __init__(self, pool: ThreadPool, launches: bytearray, work: Callable[[], None]) -> None:
-        self._pool, self._launches = pool, launches
-        self._count = len(launches) // _ROW
-        self._work = work  # keeps alive what lies at the addresses
-
-    def run(self) -> None:
-        """All of them, in their order, each to its end."""
-        if self._count:
-            self._pool.launch(_address(self._launches), self._count)
 
 
 class ThreadPool:
@@ -217,17 +190,17 @@ class ThreadPool:
     def __init__(self, threads: int) -> None:
         self.threads = threads
         self._lock = threading.RLock()
-        box, bell = np.zeros(_LINE, np.int64), _Bell()
+        box, (listen, ring) = np.zeros(_LINE, np.int64), Pipe(duplex=False)
         self._one = bytearray(_ROW)
-        self._addresses = box.ctypes.data, bell.ring, _address(self._one)
+        self._addresses = box.ctypes.data, ring.fileno(), _address(self._one)
         self._recorded: bytearray | None = None
 
         def live() -> None:  # a helper's, which holds on to what it reads from
-            _help(box.ctypes.data, bell.listen)
+            _help(box.ctypes.data, listen.fileno())
 
         def dismiss() -> None:
             box[STOP // 8] = 1
-            os.write(bell.ring, bytes(threads - 1))
+            os.write(ring.fileno(), bytes(threads - 1))
 
         weakref.finalize(self, dismiss)
         for number in range(1, threads):
@@ -243,19 +216,23 @@ class ThreadPool:
             else:
                 self._recorded += self._one
 
-    def launch(self, launches: int, count: int) -> None:
-        """Runs so many launches that lie at an address (see `LaunchGraph`)."""
-        box, bell, _ = self._addresses
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """The launches that `work` asks for, none of them run: what is returned does them all, each
+        to its end, without Python in between. Addresses are as they were, what lies there may have
+        changed.
+        """
+        launches = bytearray()
         with self._lock:
-            _launch(box, bell, launches, count)
-
-    def record(self, work: Callable[[], None]) -> LaunchGraph:
-        """The launches that `work` asks for, none of them run."""
-        with self._lock:
-            launches = bytearray()
             try:
                 self._recorded = launches
                 work()
             finally:
                 self._recorded = None
-        return LaunchGraph(self, launches, work)
+        box, bell, _ = self._addresses
+        at, count = _address(launches), len(launches) // _ROW
+
+        def again(_: object = (launches, work)) -> None:  # alive, and with it what is read
+            with self._lock:
+                _launch(box, bell, at, count)
+
+        return again

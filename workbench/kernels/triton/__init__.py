@@ -1,4 +1,4 @@
-"""The GPU's kernels, in Triton; `Kernels` says what they mean, `reference` is their twin.
+"""The GPU's kernels, in Triton; `Kernels` says what they mean and is their twin.
 
 Products are torch's, or in fixed tiles where bits must not depend on the batch; in attention they
 never do. What is not written in Triton is the reference's. Float32, float16 and bfloat16. Every
@@ -30,8 +30,8 @@ except ImportError as error:
         "pip install 'workbench[gpu]'."
     ) from error
 
-from workbench.kernels import ForwardContext, LayerCache, Part
-from workbench.kernels.reference import Dense, ReferenceKernels, leave_out
+from workbench.kernels import Angles, ForwardContext, LayerCache, Part
+from workbench.kernels.reference import Dense, Kernels, leave_out
 from workbench.kernels.triton import attention, products, rows
 from workbench.kernels.triton.attention import SMALLEST, Shape, Tiles, attend
 from workbench.kernels.triton.graphs import (
@@ -58,7 +58,7 @@ OLDEST = (8, 0)  # compute capability: tensor cores that take bfloat16
 _FEW_ROWS = 8
 
 
-class TritonKernels(ReferenceKernels):
+class TritonKernels(Kernels):
     """One GPU's kernels for one floating point type.
 
     batch_invariant: products in fixed tiles. share: what siblings have in common is worked on once.
@@ -67,7 +67,7 @@ class TritonKernels(ReferenceKernels):
     two bytes.
     """
 
-    name, selects = "triton", True
+    name = "triton"
 
     def __init__(
         self,
@@ -136,15 +136,10 @@ class TritonKernels(ReferenceKernels):
         )
 
     def layer_norm(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor,
-        epsilon: float,
-        out: torch.Tensor,
+        self, x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor
     ) -> None:
         rows.layer_norm[(len(x),)](
-            *(x, x.stride(0), (weight, bias), out, out.stride(0), epsilon, x.shape[1])
+            *(x, x.stride(0), weight, out, out.stride(0), epsilon, x.shape[1])
         )
 
     def gelu(self, row: torch.Tensor, out: torch.Tensor) -> None:
@@ -152,19 +147,14 @@ class TritonKernels(ReferenceKernels):
         rows.gelu[(len(out), triton.cdiv(size, rows.OUTPUTS.value))](row, out, out.stride(0), size)
 
     def store_kv(
-        self,
-        qkv: torch.Tensor,
-        cosine: torch.Tensor,
-        sine: torch.Tensor,
-        cache: LayerCache,
-        context: ForwardContext,
+        self, qkv: torch.Tensor, angles: Angles, cache: LayerCache, context: ForwardContext
     ) -> None:
         """One kernel rotates and stores."""
         heads = qkv.shape[1] // cache.head_dim - 2 * cache.kv_heads
         work = self._work(context, cache, heads)
         at_once = rows.HEADS_AT_ONCE.value
         rows.rotate_and_store[(len(qkv), triton.cdiv(heads + cache.kv_heads, at_once))](
-            *(qkv, qkv.stride(0), (cosine, sine), (work.positions, work.sequence, work.tables)),
+            *(qkv, qkv.stride(0), angles, (work.positions, work.sequence, work.tables)),
             *(work.tables.shape[1], cache.data[cache.base :], work.shape),
         )
 

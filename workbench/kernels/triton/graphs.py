@@ -61,30 +61,47 @@ class StepWork:
 
 def plan_work(context: ForwardContext, shape: Shape, tiles: Tiles, share: bool = True) -> StepWork:
     """Cut a step up; share: find shared spans."""
-    group, span = shape.group, tiles.span
+    span, at_once = tiles.span, tiles.queries // shape.group
     rows = np.diff(context.query_start).astype(np.int64)
-    few = rows * group <= tiles.queries
+    few = rows * shape.group <= tiles.queries
     decoded, prefilled = np.flatnonzero(few & (rows > 0)), np.flatnonzero(~few)
     first = context.query_start[:-1].astype(np.int64)
     slots = _runs(first[decoded], rows[decoded])
     begins = np.cumsum(rows[decoded]) - rows[decoded]  # of each decoded sequence's slots
+
     groups = shared_spans(context, decoded.tolist() if share else [], shape.block_size, span)
     depth = np.zeros(len(rows), np.int64)  # of each sequence, spans that it shares
+    shared: list[tuple[int, ...]] = []
+    joint: list[int] = []  # members, numbered behind the slots
+    counts = zip(decoded.tolist(), begins.tolist(), rows[decoded].tolist()) if groups else ()
+    slots_of = {s: range(begin, begin + count) for s, begin, count in counts}
     for sequences, number in groups:
         depth[sequences] = number + 1
-    shared, joint = np.empty((0, 5), np.int64), np.empty(0, np.int64)
-    if groups:
-        counts = zip(decoded.tolist(), begins.tolist(), rows[decoded].tolist())
-        slots_of = {s: range(begin, begin + count) for s, begin, count in counts}
-        shared, joint = _shared_items(groups, slots_of, tiles.queries // group, len(slots), span)
+        members = [slot for s in sequences for slot in slots_of[s]]
+        for i in range(0, len(members), at_once):
+            run, bounds = members[i : i + at_once], (number * span, (number + 1) * span)
+            shared.append((len(slots) + len(joint), len(run), sequences[0], *bounds))
+            joint += run
+
     ends = context.context_len[decoded].astype(np.int64)
     owner, begin = _cut(depth[decoded], -(-ends // span), span)
     end = np.minimum(begin + span, ends[owner])
     own = np.stack([begins[owner], rows[decoded][owner], decoded[owner], begin, end], axis=1)
+
+    prefill = np.empty((0, 5), np.int64)
+    if len(prefilled):  # the longest first: what starts last should not end last
+        counted = -(-rows[prefilled] // at_once)
+        owner, start = _cut(np.zeros_like(counted), counted, at_once)
+        owner = prefilled[owner]
+        number_of = np.minimum(at_once, rows[owner] - start)
+        begin = first[owner] + start
+        end = context.positions[begin + number_of - 1] + 1
+        prefill = np.stack([begin, number_of, owner, np.zeros_like(end), end], axis=1)
+        prefill = prefill[np.argsort(-end, kind="stable")]
     return StepWork(
-        prefill=_prefill_items(context, prefilled, first, rows, tiles.queries // group),
-        decoded=np.concatenate([shared, own]),
-        members=np.concatenate([np.arange(len(slots)), joint]),
+        prefill=prefill,
+        decoded=np.concatenate([np.array(shared, np.int64).reshape(-1, 5), own]),
+        members=np.concatenate([np.arange(len(slots)), np.array(joint, np.int64)]),
         slots=slots,
         spans=int(-(-ends.max(initial=1) // span)),
     )
@@ -120,42 +137,6 @@ def _bytes(table: Integers) -> list[bytes]:
         return []
     rows: list[bytes] = np.ascontiguousarray(table).view(f"V{size}").ravel().tolist()
     return rows
-
-
-def _shared_items(
-    groups: list[tuple[list[int], int]],
-    slots_of: dict[int, range],
-    at_once: int,
-    first: int,
-    span: int,
-) -> tuple[Integers, Integers]:
-    """(items, members); members are numbered from `first` on."""
-    items: list[tuple[int, ...]] = []
-    members: list[int] = []
-    for sequences, number in groups:
-        slots = [slot for s in sequences for slot in slots_of[s]]
-        for i in range(0, len(slots), at_once):
-            run = slots[i : i + at_once]
-            bounds = (number * span, (number + 1) * span)
-            items.append((first + len(members), len(run), sequences[0], *bounds))
-            members.extend(run)
-    return np.array(items, np.int64), np.array(members, np.int64)
-
-
-def _prefill_items(
-    context: ForwardContext, sequences: Integers, first: Integers, rows: Integers, at_once: int
-) -> Integers:
-    """Tiles of rows, the longest first: what starts last should not end last."""
-    if len(sequences) == 0:
-        return np.empty((0, 5), np.int64)
-    counts = -(-rows[sequences] // at_once)
-    owner, start = _cut(np.zeros_like(counts), counts, at_once)
-    owner = sequences[owner]
-    number = np.minimum(at_once, rows[owner] - start)
-    begin = first[owner] + start
-    end = context.positions[begin + number - 1] + 1
-    items = np.stack([begin, number, owner, np.zeros_like(end), end], axis=1)
-    return items[np.argsort(-end, kind="stable")]
 
 
 def _cut(first: Integers, last: Integers, size: int) -> tuple[Integers, Integers]:

@@ -44,11 +44,10 @@ def rms_norm(
 
 @triton.jit
 def layer_norm(
-    x: tl.tensor, x_stride: tl.tensor, parts: tl.tuple, out: tl.tensor, out_stride: tl.tensor,
+    x: tl.tensor, x_stride: tl.tensor, weight: tl.tensor, out: tl.tensor, out_stride: tl.tensor,
     epsilon: tl.tensor, SIZE: tl.constexpr,
 ) -> None:  # fmt: skip
-    """out [T, SIZE] = (x - mean) / deviation * weight + bias; parts: weight, bias; grid: rows."""
-    weight, bias = parts
+    """out [T, SIZE] = (x - mean) / deviation * weight + bias, of weight [2, SIZE]; grid: rows."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, triton.next_power_of_2(SIZE))
     mask = at < SIZE
@@ -56,7 +55,7 @@ def layer_norm(
     apart = tl.where(mask, values - tl.sum(values, 0) / SIZE, 0.0)
     scale = 1.0 / tl.sqrt(tl.sum(apart * apart, 0) / SIZE + epsilon)
     factor = tl.load(weight + at, mask=mask, other=0.0).to(tl.float32)
-    offset = tl.load(bias + at, mask=mask, other=0.0).to(tl.float32)
+    offset = tl.load(weight + SIZE + at, mask=mask, other=0.0).to(tl.float32)
     normed = apart * scale * factor + offset
     tl.store(out + row * out_stride + at, normed.to(out.dtype.element_ty), mask=mask)
 

@@ -1,0 +1,202 @@
+"""Whole systems beside ours: who is named, what is counted in a peer's own code, what rows say."""
+
+import os
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from tests.serving.conftest import running
+from workbench.bench import beside
+from workbench.bench.beside import Measured, chosen_systems, compared, counters, rows_beside
+from workbench.bench.peers import PeerError, PeerProcess
+from workbench.bench.search import make_workload
+from workbench.errors import ConfigError
+from workbench.models.registry import find_model
+
+VLLM = '''
+"""vLLM as search-and-learn calls it: as many tokens as are asked for, and a stop."""
+import transformers
+from types import SimpleNamespace as Made
+
+__version__ = "1.2"
+
+
+class LLM:
+    emptied = 0
+
+    def __init__(self, model, **settings):
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+
+    def get_tokenizer(self):
+        return self.tokenizer
+
+    def reset_prefix_cache(self):
+        LLM.emptied += 1
+
+    def generate(self, prompts, params, use_tqdm):
+        ids = list(range(params.max_tokens))
+        return [Made(outputs=[Made(text="3+4\\n\\n", token_ids=ids)]) for _ in prompts]
+'''
+SAL = {
+    "config.py": '''
+from dataclasses import dataclass
+
+
+@dataclass
+class Config:
+    """Some of theirs, and a batch of two problems."""
+
+    approach: str = "best_of_n"
+    n: int = 4
+    max_tokens: int = 2048
+    num_iterations: int = 40
+    search_batch_size: int = 2
+    seed: int = 42
+    custom_chat_template: str = "Llama's"
+''',
+    "models/reward_models.py": '''
+class RLHFFlow:
+    """How theirs uses model and tokenizer, in two lines."""
+
+    def __init__(self, config):
+        self.search_config = config
+        self.model, self.tokenizer = self.load_model_and_tokenizer()
+
+    def score(self, questions, outputs):
+        mark = self.tokenizer("ки", return_tensors="pt").input_ids[0, 1]
+        chats = [[[{"role": "user", "content": q + o}, {"role": "assistant", "content": v}]
+                  for q, each in zip(questions, outputs) for o in each] for v in ("+", "ки")]
+        shown, marked = (self.tokenizer.apply_chat_template(c, padding=True, return_tensors="pt")
+                         for c in chats)
+        assert shown.shape == marked.shape and (marked == mark).sum() == len(chats[0])
+        return self.model(shown).logits[:, :, self.candidate_tokens]
+''',
+    "search/__init__.py": '''
+from types import SimpleNamespace as Made
+
+
+def searched(x, config, llm, prm):
+    """n completions a problem in two calls, each scored twice."""
+    assert config.custom_chat_template is None and len(x["problem"]) <= 2
+    for most in (2048, 7):
+        params = Made(max_tokens=most)
+        found = llm.generate(x["problem"] * config.n, sampling_params=params, use_tqdm=False)
+    texts = [[output.outputs[0].text] for output in found]
+    for _ in range(2):
+        prm.score(x["problem"] * config.n, texts)
+
+
+beam_search = best_of_n = dvts = searched
+''',
+}
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A checkout that is not theirs: the names that the worker uses of it."""
+    for name, text in SAL.items():
+        file = tmp_path / "checkout" / "src" / "sal" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return tmp_path / "checkout"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """An environment whose interpreter has that vLLM."""
+    (tmp_path / "vllm.py").write_text(VLLM)
+    python = tmp_path / "vllm" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    return tmp_path
+
+
+def test_what_a_peers_own_searches_cost_is_counted(checkout, folder):
+    """Its tokens, at most what was asked for a step; its reward model's rows without padding; each
+    problem's distinct tokens; its version and what it ran with.
+    """
+    model = str(find_model("tiny-solver"))
+    settings = {"checkout": str(checkout), "packages": "", "model": model, "prm": model}
+    settings |= {"threads": 1, "dtype": "float32", "config": {"n": 3, "max_tokens": 9}}
+    peer = PeerProcess("search-and-learn", folder, settings)
+    try:
+        found = peer.ask({"problems": ["1+1", "2+2+2", "1+1"]}, "search")
+        again = peer.ask({"problems": ["1+1"], "max_tokens": 5}, "search")
+    finally:
+        peer.close()
+    assert peer.version.startswith("float32, 1 threads, vllm 1.2, transformers ")
+    assert found["tokens"] == 3 * 3 * (9 + 7)  # a call of 2,048 has the limit, one of 7 its own
+    assert again["tokens"] == 3 * (5 + 5)
+    # each of three completions is scored twice; the batch's rows repeat each other
+    assert again["prm_computed"] == 6 * again["prm_distinct"]
+    assert found["prm_distinct"] > again["prm_distinct"]
+    assert found["wall_s"] >= found["llm_s"] + found["prm_s"] > 0
+    assert found["peak_bytes"] > 10**7
+
+
+def test_a_checkout_without_its_code_says_so(folder, tmp_path):
+    """Guards the reason's way from an import that fails in the peer's environment."""
+    given = {"checkout": str(tmp_path), "packages": "", "model": "", "prm": "", "threads": 1}
+    with pytest.raises(PeerError, match=r"and-learn failed at 'load': ModuleNotFound.*'sal'"):
+        PeerProcess("search-and-learn", folder, given | {"dtype": "float32", "config": {}})
+
+
+def test_systems_are_chosen_by_name_and_path(checkout, tmp_path):
+    """Guards --peer: two at a time, a checkout of one's own, and clear refusals."""
+    assert chosen_systems("vllm-both") == {"vllm-both": None}
+    both = chosen_systems(f"search-and-learn={checkout}, vllm-both")
+    assert both == {"search-and-learn": str(checkout), "vllm-both": None}
+    with pytest.raises(ConfigError, match=r"peer is 'vllm-bth'.*Did you mean 'vllm-both'"):
+        chosen_systems("vllm-bth")
+    for wrong in (f"search-and-learn={tmp_path}", f"vllm-both={checkout}"):
+        with pytest.raises(ConfigError, match=r"src/sal.*make bench-peers"):
+            chosen_systems(wrong)
+
+
+def test_rows_say_where_the_time_went_and_who_is_better():
+    """Guards the direction of every ratio: above 1 ours is better, of rates and of costs."""
+    ours = Measured("", 10.0, 6.0, 3.0, 1000, 110.0, 100.0, 10**9, (0.9, 0.8))
+    theirs = Measured("v1", 40.0, 10.0, 29.0, 2000, 900.0, 100.0, 4 * 10**9, (0.5, 0.4))
+    rows = {row.name: row for row in compared("vllm-both", 2, ours, theirs)}
+    told = {
+        name.split("@")[0]: (row.value, row.peer_value, row.ratio) for name, row in rows.items()
+    }
+    assert told["problems_per_min"] == (12.0, 3.0, 4.0)
+    assert told["tokens_per_s"] == (100.0, 50.0, 2.0)
+    assert told["prm_s"] == (1.5, 14.5, pytest.approx(29 / 3))
+    assert told["rest_s"] == (0.5, 0.5, 1.0)
+    assert told["prm_over_ideal"] == (1.1, 9.0, pytest.approx(9 / 1.1))
+    assert told["peak_memory"][2] == 4.0
+    assert told["prm_hits"] == (0.8, 0.4, None)
+    assert all(row.peer == "vllm-both (v1)" for row in rows.values())
+
+
+def test_our_rounds_over_servers_are_measured(monkeypatch):
+    """Our own server in vLLM's place: rates, hits from the names of its metrics, and PRM tokens."""
+    workload = make_workload("tiny-solver", "tiny-solver", limit=1, n=4, max_depth=3)
+    with running(("tiny-solver",)) as service:
+        served = nullcontext((service.url, os.getpid()))
+        monkeypatch.setattr(beside, "vllm_server", lambda folder: served)
+        monkeypatch.setattr(beside, "emptied", lambda url: None)
+        monkeypatch.setattr(beside, "version_of", lambda url: "9")
+        before = counters(service.url)
+        found = beside.over_servers(workload, Path("tiny-solver"), 0)
+        assert counters(service.url)["queries"] > before["queries"] >= 0
+    assert found.version.startswith("vllm 9, ")
+    assert found.tokens > 0 and found.wall_s > found.llm_s + found.prm_s > 0
+    assert 0 < found.hits[0] < 1 and found.prm_distinct > 0
+
+
+def test_a_peer_that_is_missing_is_a_failed_row(monkeypatch, tmp_path):
+    """Guards that our own measurement is kept, and the exit status of the command."""
+    monkeypatch.chdir(tmp_path)
+    workload = make_workload("tiny-solver", "tiny-solver", limit=1, n=4, max_depth=2)
+    rows = list(rows_beside(workload, chosen_systems("search-and-learn,vllm-both"), "16MiB"))
+    assert [row.name for row in rows] == [f"problems_per_min@{name}" for name in (
+        "search-and-learn", "vllm-both")]  # fmt: skip
+    assert all(row.failed and "make bench-peers" in row.unit for row in rows)
+    with pytest.raises(ConfigError, match="prm 'tiny-prm'"):
+        next(rows_beside(make_workload("tiny-solver", limit=1), {}, "16MiB"))

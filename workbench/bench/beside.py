@@ -1,0 +1,261 @@
+"""Whole search systems beside ours: the same weights, problems and sizes, one after the other.
+
+vllm-both: our rounds over two servers of vLLM, prefix caches on, so that engine and algorithm are
+told apart. search-and-learn: huggingface/search-and-learn's own code (bench/peers.py). A peer has
+the values of our file as bfloat16 where the processor multiplies it, its own choice and its
+fastest, else as float32. Each begins with empty caches, after one short search that is not counted.
+What a system holds at its peak is resident memory of its processes, weights, libraries and
+interpreters included.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import torch
+
+from workbench.bench.engine import BFLOAT16, PEERS_FOLDER, peer_files
+from workbench.bench.peers import PeerError, PeerProcess, interpreter
+from workbench.bench.record import Row
+from workbench.bench.serve import Command, served
+from workbench.engine.engine import Engine
+from workbench.engine.remote import RemoteEngine
+from workbench.errors import ConfigError
+from workbench.experiments.provenance import cpu_features
+from workbench.models.registry import find_model, load_tokenizer, open_source
+from workbench.search.answers import check_choice
+
+if TYPE_CHECKING:
+    from workbench.bench.search import Workload
+
+VLLM_BOTH, SEARCH_AND_LEARN = SYSTEMS = ("vllm-both", "search-and-learn")
+APPROACHES = ("beam_search", "best_of_n", "dvts")
+WARM_UP = {"max_depth": 1, "max_step_tokens": 4}
+HITS = {  # of vLLM's metrics, and what a request asks for
+    "hits": "vllm:prefix_cache_hits_total",
+    "queries": "vllm:prefix_cache_queries_total",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One system's search of all problems; PRM tokens are those of its inputs.
+
+    hits: parts of the prompt tokens that were found cached, by model; None where there is no cache.
+    """
+
+    version: str
+    wall_s: float
+    llm_s: float
+    prm_s: float
+    tokens: int
+    prm_computed: float
+    prm_distinct: float
+    peak_bytes: int
+    hits: tuple[float, float] | None = None
+
+
+def chosen_systems(peer: str) -> dict[str, str | None]:
+    """Peers by name, each with the checkout that was given: "vllm-both,search-and-learn=PATH".
+
+    ConfigError for another name, and for a checkout that is none.
+    """
+    found = dict[str, str | None]()
+    for each in peer.split(","):
+        name, given, path = each.strip().partition("=")
+        check_choice("peer", name, SYSTEMS)
+        if given and (name != SEARCH_AND_LEARN or not Path(path, "src", "sal").is_dir()):
+            raise ConfigError(
+                f"peer is {each!r}; a path is that of a checkout of {SEARCH_AND_LEARN}, with "
+                f"src/sal in it; `make bench-peers PEERS={SEARCH_AND_LEARN}` brings one."
+            )
+        found[name] = path or None
+    return found
+
+
+def rows_beside(
+    workload: Workload, peers: Mapping[str, str | None], kv_memory: str, seed: int = 0
+) -> Iterator[Row]:
+    """Each peer's rows, ours first in every one; a peer that fails is one row that says so."""
+    folder = searchable(workload.llm)
+    if workload.prm != workload.llm or workload.config.strategy not in APPROACHES:
+        raise ConfigError(
+            f"--peer got prm {workload.prm!r} and strategy {workload.config.strategy!r}; it takes "
+            f"one model in both roles and {', '.join(APPROACHES)}."
+        )
+    ours = measured_here(workload, kv_memory, seed)
+    for name, checkout in peers.items():
+        try:
+            if name == VLLM_BOTH:
+                theirs = over_servers(workload, folder, seed)
+            else:
+                theirs = by_search_and_learn(workload, folder, checkout, seed)
+        except PeerError as error:
+            yield Row(f"problems_per_min@{name}", float("nan"), f"failed: {error}")
+            continue
+        yield from compared(name, len(workload.problems), ours, theirs)
+
+
+def compared(name: str, problems: int, ours: Measured, theirs: Measured) -> Iterator[Row]:
+    """Rates, seconds a problem by where they went, PRM work and memory; a ratio above 1: ours is
+    better.
+    """
+    both = (ours, theirs)
+    rates = {
+        "problems_per_min": ("problems/min", [60 * problems / each.wall_s for each in both]),
+        "tokens_per_s": ("tokens/s", [each.tokens / each.wall_s for each in both]),
+    }
+    costs = {
+        "llm_s": ("s/problem", [each.llm_s / problems for each in both]),
+        "prm_s": ("s/problem", [each.prm_s / problems for each in both]),
+        "rest_s": (
+            "s/problem",
+            [(each.wall_s - each.llm_s - each.prm_s) / problems for each in both],
+        ),
+        "prm_over_ideal": ("x", [each.prm_computed / each.prm_distinct for each in both]),
+        "peak_memory": ("bytes", [float(each.peak_bytes) for each in both]),
+    }
+    label = f"{name} ({theirs.version})"
+    for row, (unit, (mine, other)) in (rates | costs).items():
+        ratio = mine / other if row in rates else other / mine
+        yield Row(f"{row}@{name}", mine, unit, label, other, ratio, repeats=1)
+    if ours.hits and theirs.hits:
+        for model, mine, other in zip(("llm", "prm"), ours.hits, theirs.hits, strict=True):
+            yield Row(f"{model}_hits@{name}", mine, "fraction", label, other, repeats=1)
+
+
+def searchable(model: str) -> Path:
+    """The model as a folder that other systems read, its tokenizer and chat template in it."""
+    folder, gguf = peer_files(model, PEERS_FOLDER / "models")
+    if gguf is not None and not (folder / "tokenizer_config.json").is_file():
+        load_tokenizer(open_source(find_model(model))).save(folder)
+    return folder
+
+
+def peer_dtype() -> str:
+    """What peers compute in."""
+    return "bfloat16" if BFLOAT16.intersection(cpu_features()) else "float32"
+
+
+def measured_here(workload: Workload, kv_memory: str, seed: int) -> Measured:
+    """Our engines, partly filled blocks reused."""
+    how = {"kv_memory": kv_memory, "reuse_partial_blocks": True}
+    llm, prm = Engine(workload.llm, **how), Engine(workload.prm, **how)
+    replace(workload, problems=workload.problems[:1]).search(llm, prm, seed, **WARM_UP)
+    for engine in (llm, prm):
+        engine.cache.reset()
+    found = workload.search(llm, prm, seed)
+    sums = found.trace.steps.groupby("engine")[["hit_tokens", "query_tokens"]].sum()
+    hits = sums["hit_tokens"] / sums["query_tokens"]
+    speed, prm_tokens = found.throughput, found.problems["prm_tokens_computed"].sum()
+    return Measured(
+        "", speed.wall_s, speed.llm_busy_s, speed.prm_busy_s, speed.tokens, float(prm_tokens),
+        float(found.problems["prm_tokens_distinct"].sum()), peak_memory("self"),
+        (hits["llm"], hits["prm"]),
+    )  # fmt: skip
+
+
+# -- our rounds over two servers --
+
+
+def over_servers(workload: Workload, folder: Path, seed: int) -> Measured:
+    """Both models from vLLM, each in a server of its own on all cores."""
+    with ExitStack() as stack:
+        servers = [stack.enter_context(vllm_server(folder)) for _ in range(2)]
+        llm, prm = (
+            stack.enter_context(closing(RemoteEngine(url, folder.name, files=workload.llm)))
+            for url, _ in servers
+        )
+        replace(workload, problems=workload.problems[:1]).search(llm, prm, seed, **WARM_UP)
+        for url, _ in servers:
+            emptied(url)
+        before = [counters(url) for url, _ in servers]
+        found = workload.search(llm, prm, seed)
+        after = [counters(url) for url, _ in servers]
+        version = version_of(servers[0][0])
+        peak = sum(peak_memory(str(process)) for _, process in servers) + peak_memory("self")
+    counted = [{name: new[name] - old[name] for name in new} for old, new in zip(before, after)]
+    speed, told = found.throughput, f"vllm {version}, {peer_dtype()}, prefix cache on"
+    return Measured(
+        told, speed.wall_s, speed.llm_busy_s, speed.prm_busy_s, speed.tokens,
+        counted[1]["queries"] - counted[1]["hits"],
+        float(found.problems["prm_tokens_distinct"].sum()), peak,
+        (counted[0]["hits"] / counted[0]["queries"], counted[1]["hits"] / counted[1]["queries"]),
+    )  # fmt: skip
+
+
+@contextmanager
+def vllm_server(folder: Path, **limits: Any) -> Iterator[tuple[str, int]]:
+    """vLLM's own server of a model's folder, by the folder's name; its url and process id.
+
+    limits: of its command line. Raises PeerError where it does not start.
+    """
+    python, environment = interpreter("vllm", PEERS_FOLDER, torch.get_num_threads())
+    given = {"model": folder, "served_model_name": folder.name, "dtype": peer_dtype()}
+    given |= {"host": "127.0.0.1", "max_num_seqs": 256, **limits}
+    words = [word for k, v in given.items() for word in (f"--{k.replace('_', '-')}", str(v))]
+    environment |= {"VLLM_SERVER_DEV_MODE": "1"}  # without which its cache cannot be emptied
+    words = [str(python), "-m", "vllm.entrypoints.openai.api_server", *words, "--port"]
+    with served(Command("vllm", words, environment)) as ((host, port), process):
+        yield f"http://{host}:{port}", process
+
+
+def emptied(url: str) -> None:
+    """Forget what a server has cached; it takes this only as its developers start it."""
+    httpx.post(f"{url}/reset_prefix_cache").raise_for_status()
+
+
+def version_of(url: str) -> str:
+    """As the server tells it."""
+    return str(httpx.get(f"{url}/version").json()["version"])
+
+
+def counters(url: str) -> dict[str, float]:
+    """Prompt tokens that a server's prefix cache was asked for, and had, since its start."""
+    text, found = httpx.get(f"{url}/metrics").text, dict[str, float]()
+    for name, metric in HITS.items():
+        values = re.findall(rf"^{metric}(?:{{.*}})? (\S+)$", text, re.MULTILINE)
+        found[name] = sum(map(float, values))
+    return found
+
+
+def peak_memory(process: str) -> int:
+    """Bytes that a process and its children held at most, each at its own time ("self": this one,
+    without children).
+    """
+    own = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())
+    children = [] if process == "self" else Path(f"/proc/{process}/task").glob("*/children")
+    below = [child for each in children for child in each.read_text().split()]
+    return 1024 * int(own[1] if own else 0) + sum(map(peak_memory, below))
+
+
+# -- the system that the thesis starts from --
+
+
+def by_search_and_learn(
+    workload: Workload, folder: Path, checkout: str | None, seed: int
+) -> Measured:
+    """Its own code on the same problems and sizes; its beam search takes one problem at a time."""
+    home, config = PEERS_FOLDER / SEARCH_AND_LEARN, workload.config
+    source = Path(checkout or home / "source")
+    if not (source / "src" / "sal").is_dir():
+        raise PeerError(f"there is no {source}; `make bench-peers PEERS={SEARCH_AND_LEARN}`")
+    sizes = {"n": config.n, "beam_width": config.beam_width, "temperature": config.temperature}
+    sizes |= {"top_p": config.top_p, "approach": config.strategy, "seed": seed}
+    sizes |= {"num_iterations": config.max_depth, "max_tokens": config.max_step_tokens}
+    sizes |= {"search_batch_size": 1} if config.strategy == "beam_search" else {}
+    sizes |= {"system_prompt": config.system_prompt} if config.system_prompt else {}
+    settings = {"checkout": str(source), "packages": str(home / "packages"), "config": sizes}
+    settings |= {"model": str(folder), "prm": str(folder), "dtype": peer_dtype()}
+    settings |= {"threads": torch.get_num_threads(), "max_num_seqs": 256}
+    texts = [problem.problem for problem in workload.problems]
+    with closing(PeerProcess(SEARCH_AND_LEARN, PEERS_FOLDER, settings)) as peer:
+        short = {"num_iterations": WARM_UP["max_depth"], "max_tokens": WARM_UP["max_step_tokens"]}
+        peer.ask({"problems": texts[:1], **short}, "search")
+        return Measured(peer.version, **peer.ask({"problems": texts}, "search"))

@@ -1,0 +1,194 @@
+"""What clients of a server wait for, over their number and over the split of memory between two
+served models; the rows of notebook 12.
+
+Each server is started here, in a process of its own, and asked by the client of `bench serve`.
+While it is, /metrics is read about twenty times a second: the requests inside, running or waiting,
+as the server counts them, are one side of Little's law; the other is what the clients see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+import urllib.request
+from collections.abc import Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from tqdm.auto import tqdm
+
+from workbench.bench.serve import Answer, Bodies, Place, load, ours, served, summary
+from workbench.config import AtLeastOne, check
+from workbench.experiments.provenance import describe, machine_facts
+from workbench.models.registry import DUMMY, model_spec
+
+BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """What servers are asked; lengths in tokens.
+
+    clients: at a time, each asking anew once it has its answer. offered: requests that arrive by
+    chance, as shares of the rate at which the most clients are served. second: the other of two
+    models that share memory; shares: the first one's; split_clients: of each. held: sequences that
+    the memory of both holds, as a share of all clients'.
+    """
+
+    model: str = "smollm2-135m"
+    second: str = f"{DUMMY}smollm2-135m"
+    prompt_tokens: AtLeastOne = 128
+    new_tokens: AtLeastOne = 64
+    clients: tuple[int, ...] = (1, 4, 16, 64)
+    rounds: AtLeastOne = 4  # requests a client, of at least 8
+    offered: tuple[float, ...] = (0.3, 0.6, 0.9)
+    requests: AtLeastOne = 64  # of those that arrive by chance
+    shares: tuple[float, ...] = (0.25, 0.5, 0.75)
+    split_clients: tuple[int, int] = (24, 8)
+    held: float = 0.6
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a request."""
+        return self.prompt_tokens + self.new_tokens
+
+    def bodies(self, model: str, count: int, stream: int) -> Bodies:
+        """Requests of random tokens, others for another stream."""
+        random = np.random.default_rng([self.seed, stream])
+        prompts = random.integers(0, model_spec(model).vocab, (count, self.prompt_tokens))
+        same = {"model": model, "max_tokens": self.new_tokens, "temperature": 0}
+        same |= {"ignore_eos": True, "stream": True}
+        return [same | {"prompt": prompt} for prompt in prompts.tolist()]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the record of a figure."""
+        return asdict(self)
+
+
+TINY = LoadPlan("tiny-solver", f"{DUMMY}tiny-solver")
+PROFILES = {
+    "quick": replace(TINY, clients=(1, 4, 16)),
+    "default": TINY,
+    "full": LoadPlan(clients=(1, 4, 16, 64, 128), requests=256),
+}
+PROFILES["thesis"] = PROFILES["full"]
+
+
+def plan_of(profile: str, **changes: Any) -> LoadPlan:
+    """The profile's plan; what is given and not None is changed. Raises ConfigError."""
+    assert {field.name for field in fields(LoadPlan)}.issuperset(changes), changes
+    return replace(PROFILES[profile], **{k: v for k, v in changes.items() if v is not None})
+
+
+def provenance(plan: LoadPlan, *models: str) -> str:
+    """What a figure says was measured."""
+    told = ", ".join(models).replace(DUMMY, "random weights of ")
+    lengths = f"{plan.prompt_tokens} random tokens, {plan.new_tokens} new ones, greedy, streamed"
+    return f"{told}; {lengths}; seed {plan.seed}; {describe(machine_facts())}."
+
+
+def load_rows(plan: LoadPlan) -> pd.DataFrame:
+    """One model: clients at a time, then requests that arrive by chance.
+
+    Columns arrivals (closed | poisson), clients, offered (requests/s), inside (requests in the
+    server, the mean of samples), tokens_per_s, and those of `summary`.
+    """
+    rows: list[dict[str, Any]] = []
+    most = max(plan.clients)
+    limits = "--set", f"max_model_len={plan.longest}"
+    with served(ours([plan.model], most, *limits)) as (place, _):
+        for step, count in enumerate(tqdm(plan.clients, desc="clients")):
+            bodies = plan.bodies(plan.model, max(8, count) * plan.rounds, step)
+            rows.append({"arrivals": "closed", "clients": count} | _asked(place, bodies, count))
+        full = max(row["served"] for row in rows)
+        for step, share in enumerate(tqdm(plan.offered, desc="arriving by chance")):
+            bodies = plan.bodies(plan.model, plan.requests, 100 + step)
+            rate = share * full
+            found = _asked(place, bodies, 1, rate, plan.seed)
+            rows.append({"arrivals": "poisson", "offered": rate} | found)
+    return pd.DataFrame(rows).assign(tokens_per_s=lambda own: own["served"] * plan.new_tokens)
+
+
+def split_rows(plan: LoadPlan) -> pd.DataFrame:
+    """Two models at once, under each split of one memory by POST /arena/split.
+
+    Columns share (the first model's), model, clients, tokens_per_s, and those of `summary`.
+    """
+    rows: list[dict[str, Any]] = []
+    models, blocks = (plan.model, plan.second), -(-plan.longest // BLOCK_SIZE)
+    spec = model_spec(plan.model)
+    held = max(2 * len(models), round(plan.held * sum(plan.split_clients)))
+    size = held * blocks * spec.block_bytes(BLOCK_SIZE, 4) // len(models)
+    limits = "--set", f"max_model_len={plan.longest}", "--set", f"block_size={BLOCK_SIZE}"
+    command = ours([f"{m}={size}" for m in models], max(plan.split_clients), *limits)
+    with served(command) as (place, _):
+        for step, share in enumerate(tqdm(plan.shares, desc="splits")):
+            split = json.dumps({"shares": {models[0]: share, models[1]: 1 - share}}).encode()
+            where = f"http://{place[0]}:{place[1]}/arena/split"
+            kind = {"Content-Type": "application/json"}
+            urllib.request.urlopen(urllib.request.Request(where, split, kind)).close()
+            asked = [
+                plan.bodies(m, count * plan.rounds, 10 * step + k)
+                for k, (m, count) in enumerate(zip(models, plan.split_clients))
+            ]
+            for model, count, found in zip(
+                models, plan.split_clients, _done(_both(place, asked, plan.split_clients))
+            ):
+                rows.append({"share": share, "model": model, "clients": count} | summary(found))
+    return pd.DataFrame(rows).assign(tokens_per_s=lambda own: own["served"] * plan.new_tokens)
+
+
+async def _both(
+    place: Place, asked: Sequence[Bodies], clients: Sequence[int]
+) -> list[list[Answer]]:
+    """Each model's answers, all asked at once."""
+    loads = [load(place, bodies, count, None, 0) for bodies, count in zip(asked, clients)]
+    return [answers for answers, _ in await asyncio.gather(*loads)]
+
+
+def _asked(
+    place: Place, bodies: Bodies, clients: int, rate: float | None = None, seed: int = 0
+) -> dict[str, Any]:
+    """What a load comes to, and the requests inside while it lasts."""
+    with _sampled(place) as samples:
+        answers, _ = _done(load(place, bodies, clients, rate, seed))
+    return summary(answers) | {"inside": float(np.mean(samples))}
+
+
+def _done(work: Coroutine[Any, Any, Any]) -> Any:
+    """Its result, in an event loop of its own: a notebook runs one already."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
+
+
+@contextmanager
+def _sampled(place: Place) -> Iterator[list[float]]:
+    """Requests inside the server, about twenty times a second until the end."""
+    samples, over = list[float](), threading.Event()
+
+    def sample() -> None:
+        while True:
+            with urllib.request.urlopen(f"http://{place[0]}:{place[1]}/metrics") as answer:
+                text = answer.read().decode()
+            found = re.findall(r"^vllm:num_requests_\w+\{[^}]*\} (\S+)$", text, re.MULTILINE)
+            samples.append(sum(map(float, found)))
+            if over.wait(0.05):
+                return
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        over.set()
+        thread.join()

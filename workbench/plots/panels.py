@@ -1,0 +1,138 @@
+"""Figures of several rungs of the study: a panel for each, side by side, each with its own axes.
+
+A rung is a pair of models at its own size, measured or replayed. Counts compare between rungs,
+rates do not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from workbench.plots import theme
+from workbench.plots.theme import Frame, finish, say
+
+Draw = Callable[..., go.Figure]
+GROUND = "#F3EFE4"  # of what was replayed and not measured
+GAP, TICK_GAP = 0.1, 0.3  # between panels, of the width; between two ticks, of a panel's axis
+LINE_PX, RIGHT_PX = 18, 18
+APART = 20  # numbers of axes from one panel to the next: more than a figure has
+REFERENCES = ("anchor", "overlaying", "matches", "xref", "yref", "xaxis", "yaxis")
+
+
+def by_rung(draw: Draw) -> Draw:
+    """The same figure for rows of several rungs, a column `rung`: their panels side by side.
+
+    Rows of one rung, or of none, are drawn as they are. What was replayed has another ground.
+    """
+
+    def drawn(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
+        rungs = list(dict.fromkeys(rows["rung"])) if "rung" in rows else []
+        if len(rungs) > 1:
+            figs = [draw(rows[rows["rung"] == rung]) for rung in rungs]
+            return _side_by_side(figs, rungs, provenance)
+        fig = draw(rows, provenance)
+        if rungs and is_replayed(rungs[0]):
+            title = fig.layout.title.text.replace("</b>", f"</b> ({rungs[0]})")
+            fig.update_layout(plot_bgcolor=GROUND, title_text=title)
+        return fig
+
+    return drawn
+
+
+def is_replayed(rung: str) -> bool:
+    """Whether a rung, by its name, was replayed and not measured."""
+    return rung.startswith("replayed")
+
+
+def _side_by_side(figs: Sequence[go.Figure], rungs: Sequence[str], provenance: str) -> go.Figure:
+    """One figure. Axis titles and legends stand once; what a legend says of one panel alone, such
+    as where its peak is, stands there with the name of its rung.
+    """
+    first, notes = figs[0].layout, 0
+    width = (1 - GAP * (len(figs) - 1)) / len(figs)
+    fig = go.Figure(layout={"barmode": first.barmode or "group"})
+    legends = {name: first[name] for name in first if re.fullmatch(r"legend\d*", name)}
+    panels = int(first.height - first.margin.t - first.margin.b)
+    has_room_axis = any("xaxis9" in each.layout for each in figs)
+    for number, (own, rung) in enumerate(zip(figs, rungs, strict=True)):
+        place = number * (width + GAP), width
+        layout: dict[str, Any] = own.layout.to_plotly_json()
+        for name, axis in layout.items():
+            if found := re.fullmatch(r"([xy]axis)(\d*)", name):
+                shown = number == ((len(figs) - 1) // 2 if name[0] == "x" else 0)
+                at = f"{found[1]}{int(found[2] or 1) + APART * number}"
+                fig.layout[at] = _axis(axis, name[0], number, place, shown)
+        for trace in (each.to_plotly_json() for each in own.data):
+            is_note = [*trace.get("x", ())] == [None]
+            label = re.sub(r" \([^)]*\)$", "", trace.get("name") or "")
+            trace = {"xaxis": "x", "yaxis": "y"} | trace
+            trace["name"] = f"{rung}: {trace['name']}" if is_note else label
+            if not is_note:
+                trace["legendgroup"] = label
+                trace["showlegend"] = trace.get("showlegend", True) and number == 0
+            if trace.get("stackgroup"):
+                trace["stackgroup"] += f" of {rung}"
+            fig.add_trace(_moved(trace, number))
+            notes += is_note
+        if is_replayed(rung):  # first, so that bands lie upon it
+            ends = {"x0": place[0], "x1": sum(place), "y0": 0, "y1": 1}
+            look = {"fillcolor": GROUND, "line_width": 0, "layer": "below"}
+            fig.add_shape(type="rect", xref="paper", yref="paper", **ends, **look)
+        for note in layout.get("annotations", ()):
+            if note.get("name") != theme.PROVENANCE:
+                fig.add_annotation(_placed(note, ("x",), number, place))
+        for shape in layout.get("shapes", ()):
+            fig.add_shape(_placed(shape, ("x0", "x1"), number, place))
+        middle = {"xanchor": "center", "yshift": 54 if has_room_axis else 6}
+        say(fig, f"<b>{rung}</b>", place[0] + width / 2, 1, **middle)
+    for name, legend in legends.items():
+        fig.layout[name] = legend
+    fig.layout.legend.y += LINE_PX / panels
+    bottom, top = int(first.margin.b) - 10, int(first.margin.t) + LINE_PX * (1 + notes)
+    frame = Frame(panels, top, bottom, int(first.margin.l), RIGHT_PX)
+    caption = f"{first.meta['caption']} One panel a rung; tinted: replayed, not measured."
+    return finish(fig, re.sub(r"</?b>", "", first.title.text), caption, provenance, frame)
+
+
+def _axis(
+    axis: dict[str, Any], letter: str, number: int, place: tuple[float, float], shown: bool
+) -> dict[str, Any]:
+    """An axis of one panel; shown: its title. Ticks that were chosen are fewer in a panel."""
+    found = _moved(axis, number)
+    if not shown:
+        found.pop("title", None)
+    if letter == "x":
+        ends = axis.get("domain", (0.0, 1.0))
+        found |= {"domain": [place[0] + place[1] * end for end in ends], "nticks": 4}
+        if axis.get("tickmode") == "array":
+            kept = theme.thinned(axis["tickvals"], TICK_GAP)
+            for name in ("tickvals", "ticktext"):
+                found[name] = [axis[name][i] for i in kept]
+    return found
+
+
+def _moved(part: dict[str, Any], number: int) -> dict[str, Any]:
+    """A trace, an axis, a note or a shape with the axes it names, as the panel numbers them."""
+
+    def renamed(text: Any) -> Any:
+        found = re.fullmatch(r"([xy])(\d*)( domain)?", text) if isinstance(text, str) else None
+        if found is None or not number:
+            return text
+        return f"{found[1]}{int(found[2] or 1) + APART * number}{found[3] or ''}"
+
+    return part | {name: renamed(part[name]) for name in REFERENCES if name in part}
+
+
+def _placed(
+    part: dict[str, Any], names: Sequence[str], number: int, place: tuple[float, float]
+) -> dict[str, Any]:
+    """A note or a shape in its panel; on the paper, its x is of the panel's width."""
+    found = _moved(part, number)
+    if part.get("xref", "paper") == "paper":
+        found |= {name: place[0] + place[1] * part[name] for name in names}
+    return found
