@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -154,10 +155,14 @@ def records() -> dict[str, dict[str, Any]]:
 
 
 def figure_rows(name: str, **wanted: str) -> pd.DataFrame:
-    """The stored rows of a committed figure that have these values, by share."""
+    """The stored rows of a committed figure that have these values, by share; of the measured
+    embedded pair where it has several rungs.
+    """
     content = committed(f"figures/{name}.parquet")
     assert content is not None, name
     rows = pd.read_parquet(io.BytesIO(content))
+    if "rung" in rows:
+        rows = rows[rows["rung"] == "measured tiny"]
     for column, value in wanted.items():
         rows = rows[rows[column] == value]
     return rows.set_index("llm_share").sort_index()
@@ -294,8 +299,9 @@ def split() -> list[str]:
     hits = [figure_rows("prefix_hits", engine=name)["value"] for name in ("llm", "prm")]
     thrash = [figure_rows("thrashing", engine=e, **per_1000)["value"] for e in ("llm", "prm")]
     told = json.loads(file)["parameters"]
-    provenance = " ".join((told.get("provenance") or told["face"]).split())
-    lines = [f"The memory split: {provenance}", ""]
+    first, *said, last = (told.get("provenance") or told["face"]).splitlines()
+    said = list(takewhile(lambda line: not line.startswith("LLM "), said))  # of its first rung
+    lines = [f"The memory split: {' '.join([first, *said, last])}", ""]
     heads = ("LLM's share", "KV tokens LLM / PRM", "generated tokens/s (95 % interval)")
     heads += ("prefix hits LLM / PRM", "thrash events per 1,000 look-ups LLM / PRM")
     lines += ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]

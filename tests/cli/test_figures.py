@@ -144,7 +144,9 @@ def test_stale_ok_reaches_the_sweep_and_every_notebook(calls, tmp_path):
     assert calls[2][1][2] == {"runs_dir": str(tmp_path), "stale_ok": True}
     for file in notebook_files():
         text = file.read_text()
-        kinds = "sweep|rungs|batches|ablation|ablation_replayed|policies|strategies"
+        kinds = (
+            "sweep|rungs|batches|strategies|(?:(?:ablation_|policies_)?replayed)|ablation|policies"
+        )
         studies = re.findall(rf" \*?run_(?:{kinds})\(", text)
         assert text.count("stale_ok=stale_ok") == len(studies), file.name
 

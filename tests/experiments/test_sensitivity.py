@@ -31,10 +31,11 @@ def test_every_setting_is_asked_the_same_and_its_row_is_what_its_replays_come_to
     replays = small[small["what"] == sensitivity.SHARE]
     for setting, rows in replays.groupby("setting"):
         row = own.loc[setting]
-        assert {0.08, 0.3, 0.5} <= set(rows["llm_share"]) and len(rows) == 3
+        assert {row["low"], 0.3, row["high"]} == set(rows["llm_share"])
         rate = rows.set_index("llm_share")["tokens_per_s"]
-        assert row["loss_high"] == pytest.approx(1 - rate[0.5] / rate.max())
+        assert row["loss_high"] == pytest.approx(1 - rate[row["high"]] / rate.max())
         assert row["plateau_low"] <= row["best"] <= row["plateau_high"]
+    assert set(own.loc["taken", ["low", "high"]]) == {0.08, 0.5}
     assert own.loc["rtx-4090, 24 GiB", "feasible_high"] < own.loc["taken", "feasible_high"]
 
 
