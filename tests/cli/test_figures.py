@@ -13,7 +13,7 @@ from workbench.experiments.execute import one_by_one
 from workbench.experiments.notebooks import notebook_files
 from workbench.experiments.provenance import project_root
 from workbench.experiments.settings import PLANS, BatchPlan, RunSpec, sweep_config
-from workbench.experiments.study import Study, completeness, figures_home, run_sweep
+from workbench.experiments.study import Study, completeness, figures_home, provenance_of, run_sweep
 
 
 @pytest.fixture
@@ -25,9 +25,8 @@ def calls(monkeypatch, tmp_path):
     results = {
         "experiments.study.run_sweep": swept,
         "experiments.notebooks.run_notebooks": [tmp_path / "02.ipynb"],
-        "experiments.study.provenance_of": "measured",
-        "experiments.claims.claims_of_figures": [],
-        "experiments.notebooks.write_report": tmp_path / "index.html",
+        "experiments.notebooks.write_page": tmp_path / "02.html",
+        "experiments.report.write_report": tmp_path / "study.html",
         "experiments.export.replot": [],
     }
 
@@ -61,7 +60,7 @@ def test_figures_sweeps_executes_and_reports(calls, tmp_path, capsys):
     options = ["--profile", "quick", "-p", "num_problems=2", "--runs", str(tmp_path)]
     assert main(["figures", *options]) == 0
     assert [name for name, _ in calls if name[:4] in ("run_", "writ")] == [
-        "run_sweep", "run_notebooks", "write_report",
+        "run_sweep", "run_notebooks", "write_page", "write_report",
     ]  # fmt: skip
     swept, executed = calls[0][1], calls[1][1]
     assert (swept[0].profile, swept[0].num_problems, swept[1]) == ("quick", 2, str(tmp_path))
@@ -123,16 +122,17 @@ def test_a_replot_runs_nothing_and_takes_no_parameter_of_a_run(calls, monkeypatc
     assert "takes no -p n" in capsys.readouterr().err
 
 
-def test_a_failed_run_is_in_the_report_and_on_the_terminal(broken, monkeypatch, capsys):
+def test_a_failed_run_is_on_the_figures_and_on_the_terminal(broken, monkeypatch, capsys):
     assert completeness(broken) == "3 of 4 runs (failed: split-0.300-seed0)"
-    reported, place = [], "workbench.experiments"
-    monkeypatch.setattr(f"{place}.notebooks.write_report", lambda *g: reported.append(g[2]))
+    reported = []
+    monkeypatch.setattr("workbench.experiments.report.write_report", reported.append)
     assert report(broken, [], {})
     shown = capsys.readouterr().out
     assert "failed: split-0.300-seed0" in shown
     assert "RuntimeError: the cable was [pulled]" in shown
     assert "--retry-failed" in shown
-    assert "3 of 4 runs (failed: split-0.300-seed0)" in reported[0]
+    assert reported == [figures_home(broken)]
+    assert "3 of 4 runs (failed: split-0.300-seed0)" in provenance_of(broken)
 
 
 def test_stale_ok_reaches_the_sweep_and_every_notebook(calls, tmp_path):

@@ -7,19 +7,17 @@ import subprocess
 import sys
 
 import nbformat
-import pandas as pd
 import plotly.io as pio
 import pytest
 
 from tests.plots import synthetic
 from workbench.errors import ConfigError, NotebookError
-from workbench.experiments.claims import Claim
 from workbench.experiments.notebooks import (
     FIGURE,
     check_parameters,
     notebook_files,
     run_notebooks,
-    write_report,
+    write_page,
 )
 from workbench.plots import prefix_hits
 
@@ -105,17 +103,11 @@ def test_cells_are_checked_only_where_papermill_put_one():
         check_parameters(["", "a = 1", "# Parameters\nb = 2\n"])
 
 
-# -- the report --
-
-FACE = "measured tiny\non a CPU"
-CLAIMS = [
-    Claim("C5", "Hit rates are <high>", "depends on", "81 % [79, 83]", "prefix_hits"),
-    Claim("C6", "Thrashing is rare", "fails", "176 per 1,000", "thrashing"),
-]
+# -- pages --
 
 
-def test_the_report_judges_the_claims_and_draws_its_figures_without_a_network(tmp_path):
-    """An executed notebook with one figure, reported."""
+def test_a_page_draws_its_figures_without_a_network(tmp_path):
+    """An executed notebook with one figure; its progress bars are left out."""
     figure = prefix_hits(synthetic.hit_rows(), synthetic.PROVENANCE).to_plotly_json()
     notebook = nbformat.v4.new_notebook()
     cell = nbformat.v4.new_code_cell("fig", execution_count=1)
@@ -123,29 +115,10 @@ def test_the_report_judges_the_claims_and_draws_its_figures_without_a_network(tm
     cell.outputs = [nbformat.v4.new_output("display_data", data)]
     cell.outputs.append(nbformat.v4.new_output("stream", name="stderr", text="14 runs:  50%"))
     notebook.cells = [nbformat.v4.new_markdown_cell("# What is <hit>?\n\nText."), cell]
-    folder = tmp_path / "notebooks" / "quick"
-    folder.mkdir(parents=True)
-    nbformat.write(notebook, folder / "05_prefix_cache.ipynb")
-    (tmp_path / "figures").mkdir()
-    (tmp_path / "figures" / "memory_split.svg").write_text("<svg/>")
-    split = synthetic.split_rows()
-    same = split[split["metric"] == "peak_share"].assign(metric="same_work", low=0.3, high=0.3)
-    drawn = {"thrashing": synthetic.thrash_rows(), "lost_time": synthetic.lost_rows()}
-    for name, rows in {**drawn, "memory_split": pd.concat([split, same])}.items():
-        rows.to_parquet(tmp_path / "figures" / f"{name}.parquet")
-    write_report([folder / "05_prefix_cache.ipynb"], CLAIMS, FACE, tmp_path, tmp_path / "figures")
-    index = (tmp_path / "index.html").read_text()
-    assert '<a href="notebooks/quick/05_prefix_cache.html">What is &lt;hit&gt;?</a>' in index
-    assert "<p class='answer'>Throughput is highest at 0.30 (95 %: 0.20 to 0.40)" in index
-    assert "Thrashing is rare at" in index and "src='data:image/svg+xml;base64," in index
-    assert '<h2 id="missing">' in index and "max_num_seqs" in index
-    assert "Hit rates are &lt;high&gt;" in index
-    assert "class='verdict depends'>depends on" in index
-    assert 'href="figures/thrashing.html"' in index, "where this profile's figures lie"
-    assert "measured tiny<br>on a CPU" in index
-    page = (folder / "05_prefix_cache.html").read_text()
-    assert (folder / "plotly.min.js").is_file()
+    nbformat.write(notebook, tmp_path / "05_prefix_cache.ipynb")
+    page = write_page(tmp_path / "05_prefix_cache.ipynb").read_text()
+    assert (tmp_path / "plotly.min.js").is_file()
+    assert "<title>What is &lt;hit&gt;?</title>" in page
     assert "Plotly.newPlot" in page and "14 runs" not in page
     assert re.findall('<script[^>]* src="([^"]*)"', page) == ["plotly.min.js"]
     assert '"remove":["sendChartToCloud"]' in page
-    assert page.count("<figcaption>Share of queried prompt tokens") == 1

@@ -265,15 +265,6 @@ def test_working_sets_and_rooms_of_both_scales_stand_side_by_side():
     assert llm["thesis_room"][0.08] == pytest.approx(least, rel=0.02)
 
 
-def test_what_is_taken_for_missing_values_is_what_the_profiles_set():
-    taken = claims.missing_values().set_index("value")["taken"]
-    tiny = sweep_config("default")
-    assert taken["batch size, max_num_seqs"].startswith(f"{tiny.max_num_seqs} (tiny)")
-    assert taken["n"] == str(tiny.n)
-    assert taken["max_model_len"] == "2,048 (tiny), 4,096 (thesis scale)"
-    assert taken["dtype"] == "float32 (tiny), bfloat16 (thesis scale)"
-
-
 # -- sizes of a cache --
 
 

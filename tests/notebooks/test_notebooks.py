@@ -20,6 +20,8 @@ TINY |= {"beam_counts": [4], "writing_shares": [0.44], "writing_problems": 2}
 ENGINE = {"model": "tiny-solver", "prompt_tokens": [8], "new_tokens": [8, 24], "stride": 4}
 ENGINE |= {"batches": [1, 2], "counted_batches": [1, 4], "block_sizes": [1, 16], "block_batch": 2}
 ENGINE |= {"lengths": [4, 12], "kv_memory": "8MiB", "repeats": 1}
+MISSING = {"values": ["block size", "preempted requests"], "rounds": 4, "replays": 3}
+MISSING |= {"asked": {"n": 4, "in_flight": 2, "max_num_seqs": 16}}
 LOAD = {"model": "tiny-solver", "second": "dummy:tiny-solver", "prompt_tokens": 8, "rounds": 1}
 LOAD |= {"new_tokens": 8, "clients": [1, 2], "offered": [0.5], "requests": 4, "shares": [0.4, 0.6]}
 LOAD |= {"split_clients": [3, 1]}
@@ -35,6 +37,7 @@ DRAWN = {
     "06_cache_thrashing": ("thrashing", "lost_time", "miss_ratio", "miss_ratio_replayed"),
     "07_modifications": ("modifications",),
     "08_optimisation": ("optimisation", "optimisation_replayed"),
+    "09_missing_values": ("sensitivity",),
     "11_strategies": ("search_strategies",),
     "12_serving": ("serving_load", "serving_split"),
     "13_engine": ("engine_cache", "engine_batch", "engine_memory"),
@@ -88,7 +91,7 @@ def executed(tmp_path_factory):
     tools = {"00_tour": TOUR, "what_if": WHAT_IF, "live_memory_split": LIVE, "10_explore": stored}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BROWSER_PATH", str(place / "no-browser"))  # figures as HTML alone
-        alone = {"12_serving": LOAD, "13_engine": ENGINE}
+        alone = {"12_serving": LOAD, "13_engine": ENGINE, "09_missing_values": MISSING}
         studies = [name for name in DRAWN if name not in alone]
         run_notebooks(studies, "quick", TINY | folders, place / "out", progress=False)
         for name, given in alone.items():
@@ -120,6 +123,9 @@ def test_every_figure_of_the_study_is_written_with_its_rows_and_record(executed,
     if name in DRAWN["13_engine"]:
         assert record["parameters"]["batches"] == [1, 2]
         assert "tiny-solver (its own weights" in record["parameters"]["provenance"]
+        return
+    if name == "sensitivity":
+        assert record["parameters"]["asked"]["n"] == 4 and record["parameters"]["rounds"] == 4
         return
     if name in DRAWN["12_serving"]:
         assert record["parameters"]["new_tokens"] == 8

@@ -177,3 +177,15 @@ def balance_rows(shares=SHARES):
     waste += [("static, padded", model, 16, 8, 0.5) for model in ("llm", "prm")]
     names = ["kind", "model", "block_size", "max_num_seqs", "value"]
     return pd.concat([*busy, pd.DataFrame(waste, columns=names).assign(metric="waste")])
+
+
+def sensitivity_rows():
+    """What is taken and four settings; one does not fit, one has no fall at its upper end."""
+    cells = [("taken", "taken", 0.42, 0.29), ("seeds", "seed 1", 0.4, 0.3)]
+    cells += [("n", "4", 0.5, 0.0), ("n", "64", 0.35, 0.4), ("dtype", "float32", None, None)]
+    rows = pd.DataFrame(cells, columns=["value", "setting", "plateau_high", "loss_high"])
+    fits = rows["loss_high"].notna()
+    rest = {"plateau_low": 0.1, "best": 0.3, "low": 0.08, "high": 0.5, "loss_low": 0.05}
+    rest |= {"loss_mid": 0.0}
+    columns = {name: np.where(fits, value, np.nan) for name, value in rest.items()}
+    return rows.assign(kind="setting", **columns)

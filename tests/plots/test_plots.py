@@ -33,6 +33,7 @@ FIGURES = {
     "kv_blocks": (plots.kv_blocks, test_requirements.block_rows),
     "modifications": (plots.modifications, test_requirements.rung_rows),
     "optimisation": (plots.optimisation, test_optimisation.rows),
+    "sensitivity": (plots.sensitivity, synthetic.sensitivity_rows),
     "search_strategies": (plots.search_strategies, synthetic.strategy_rows),
     "engine_cache": (plots.engine_cache, test_generation.cache_rows),
     "engine_batch": (plots.engine_batch, test_generation.batch_rows),
@@ -42,6 +43,7 @@ FIGURES = {
 }
 UNTITLED = {  # they share another's title
     "optimisation": ("yaxis2", "yaxis6"),
+    "sensitivity": ("yaxis2",),
     **dict.fromkeys(("thrashing", "memory_split", "prm_blocks", "critiques"), ("xaxis",)),
 }
 OVER_SHARES = ("memory_split", "prefix_hits", "thrashing", "lost_time", "balance", "critiques")
@@ -258,3 +260,16 @@ def test_every_figure_of_the_study_fits_a_page(file):
     paper = fig.layout.meta["on_paper"]
     assert paper["width"] <= 150 / 25.4 * 96 + 1
     assert paper["height"] <= 200 / 25.4 * 96
+
+
+def test_settings_stand_by_effect_below_what_is_taken_and_one_that_does_not_fit_is_told():
+    """The value whose losses move most comes first; bars are plateaus, in the order of labels."""
+    fig = drawn("sensitivity")
+    assert list(fig.layout.yaxis.ticktext) == [
+        "<b>taken</b>", "n: 4", "n: 64", "seeds: seed 1", "dtype: float32",
+    ]  # fmt: skip
+    bars = trace(fig, "plateau")
+    assert list(bars.x[:2]) == [0.1, 0.42] and list(bars.y[:2]) == [0, 0]
+    upper = trace(fig, "loss at the upper end")
+    assert list(upper.x) == pytest.approx([29, 0, 40, 30])
+    assert [a.text for a in fig.layout.annotations if a.y == -4] == ["does not fit"]

@@ -29,8 +29,8 @@ RUN_COLUMNS = ("run_id", "status", "llm_share", "seed", "num_problems", "tokens_
                "written_at")  # fmt: skip
 BATCHING, ABLATION, OPTIMISATION = "04_batching", "07_modifications", "08_optimisation"
 COMPARED = "11_strategies"
-OWN_RUNS = ("01_memory_requirements", ABLATION, OPTIMISATION, COMPARED, "12_serving",
-            "13_engine")  # fmt: skip
+OWN_RUNS = ("01_memory_requirements", ABLATION, OPTIMISATION, "09_missing_values", COMPARED,
+            "12_serving", "13_engine")  # fmt: skip
 """Notebooks of a profile that build or run what they draw themselves, and read no sweep."""
 
 
@@ -89,6 +89,7 @@ def redraw(names: list[str] | None, profile: str, parameters: dict[str, Any]) ->
     """
     from workbench.experiments.export import replot
     from workbench.experiments.provenance import project_root
+    from workbench.experiments.report import write_report
     from workbench.experiments.study import profile_figures
     from workbench.plots import FIGURES
 
@@ -103,7 +104,7 @@ def redraw(names: list[str] | None, profile: str, parameters: dict[str, Any]) ->
     for each in saved:
         terminal().print(repr(each))
     if saved:
-        write_claims(folder)
+        terminal().print(f"report: {write_report(folder)}")
 
 
 def _print_left(
@@ -137,34 +138,22 @@ def _print_left(
 
 
 def report(sweep: Study, executed: list[Path], parameters: Mapping[str, Any]) -> bool:
-    """Write the first page; print what a reader of the figures must know; whether a run failed."""
-    from workbench.experiments.claims import claims_of_figures
-    from workbench.experiments.notebooks import write_report
+    """Write pages and report; print what readers of the figures must know; whether a run failed."""
+    from workbench.experiments.notebooks import write_page
     from workbench.experiments.provenance import project_root
-    from workbench.experiments.study import figures_home, provenance_of
+    from workbench.experiments.report import write_report
+    from workbench.experiments.study import figures_home
 
+    for notebook in executed:
+        write_page(notebook)
     root = project_root()  # as in a notebook, what is given counts from there
     folder = root / (parameters.get("figures_folder") or figures_home(sweep))
-    claims = claims_of_figures(folder)
-    index = write_report(executed, claims, provenance_of(sweep), root / "reports", folder)
-    write_claims(folder)
+    page = write_report(folder)
     failed = _print_problems(sweep.all_runs)
-    terminal().print(f"figures: {folder}\nreport:  {index}")
+    terminal().print(f"figures: {folder}\nreport:  {page}")
     if failed:
         terminal().print("`workbench figures --retry-failed` repeats what failed.", style="yellow")
     return failed
-
-
-def write_claims(folder: Path) -> None:
-    """The claims as a page, of the figures in the project's own folder."""
-    from workbench.experiments.claims import claims_of_figures, claims_page, claims_tex
-    from workbench.experiments.export import write_together
-    from workbench.experiments.provenance import project_root
-
-    if folder == project_root() / "figures":
-        page, table = claims_page(folder, "../figures"), claims_tex(claims_of_figures(folder))
-        files = {"claims.md": page.encode(), "claims.tex": table.encode()}
-        write_together(project_root() / "reports", files)
 
 
 def _sweep(config: SweepConfig, runs: str | None, how: Mapping[str, Any]) -> Study:

@@ -1,20 +1,17 @@
-"""Notebooks run from top to bottom by papermill, and the report made of them.
+"""Notebooks run from top to bottom by papermill, and as pages.
 
 A notebook that fails is an error that names it and where it stopped; what it had written is kept as
-NAME.failed.ipynb, never under the name of a finished one. The report (reports/) needs no network:
-executed notebooks as pages with one plotly.js beside them, and an index with the claims.
+NAME.failed.ipynb, never under the name of a finished one. A page needs no network: one plotly.js
+stands beside all of a folder.
 """
 
 from __future__ import annotations
 
 import ast
-import base64
-import html
 import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,8 +20,7 @@ import plotly.graph_objects as go
 
 from workbench.config import require_known
 from workbench.errors import ConfigError, NotebookError
-from workbench.experiments.claims import Claim, answer_of_figures, missing_values
-from workbench.experiments.export import document, drawing, share_plotly_js, write_together
+from workbench.experiments.export import drawing, share_plotly_js, write_together
 from workbench.experiments.provenance import project_root
 
 INJECTED = "# Parameters"  # the first line of the cell papermill inserts
@@ -150,77 +146,14 @@ def _run(notebook: Path, parameters: dict[str, Any], place: Path, progress: bool
     return partial.replace(done)
 
 
-# -- the report --
+# -- pages --
 
 FIGURE = "application/vnd.plotly.v1+json"
-STYLE = """
-body { font-family: Arial, sans-serif; max-width: 1000px; margin: 2em auto; padding: 0 1em; }
-table { border-collapse: collapse; } tr { border-bottom: 1px solid #ddd; }
-th, td { text-align: left; padding: .3em .8em; vertical-align: top; }
-.answer { font-size: 1.15em; } img { max-width: 100%; }
-.verdict { font-weight: bold; white-space: nowrap; }
-.holds { color: #006b4e; } .fails { color: #a33f00; }
-"""
 
 
-def write_report(
-    executed: Sequence[Path], claims: Sequence[Claim], provenance: str, reports: Path, figures: Path
-) -> Path:
-    """Pages beside the executed notebooks, and `reports`/index.html with the answer, its picture,
-    the claims, what was taken for missing values, and links to them; returns the index. figures:
-    the folder that the claims' figures were written to.
-    """
-
-    def link(place: Path, name: str, text: str) -> str:
-        folder = html.escape(Path(os.path.relpath(place, reports)).as_posix())
-        return f'<a href="{folder}/{name}.html">{text}</a>'
-
-    links = "\n".join(
-        f"<li>{link(page.parent, page.stem, html.escape(title))}</li>"
-        for page, title in map(_write_page, executed)
-    )
-    answer = html.escape(answer_of_figures(figures))
-    picture, drawn = figures / "memory_split.svg", ""
-    if picture.is_file():  # within the page, so that the page is whole by itself
-        code = base64.b64encode(picture.read_bytes()).decode()
-        drawn = f"<img alt='Throughput over the split' src='data:image/svg+xml;base64,{code}'>"
-    missing = missing_values().to_html(index=False, border=0)
-    measured = "<br>".join(html.escape(line) for line in provenance.splitlines())
-    written = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    titles = ("", "claim", "verdict", "number", "figure", "rung")
-    head = "".join(f"<th scope='col'>{title}</th>" for title in titles)
-    rows = "\n".join(
-        f"<tr><th scope='row'>{claim.key}</th><td>{html.escape(claim.text)}</td>"
-        f"<td class='verdict {claim.verdict.split()[0]}'>{claim.verdict}</td>"
-        f"<td>{html.escape(claim.number)}</td><td>{link(figures, claim.figure, claim.figure)}</td>"
-        f"<td>{html.escape(claim.rung)}</td></tr>"
-        for claim in claims
-    )
-    content = f"""<h1>How should two models that search together share one memory?</h1>
-<p class='answer'>{answer}</p>
-{drawn}
-<p>{measured}</p>
-<h2>Claims</h2>
-<table>
-<tr>{head}</tr>
-{rows}
-</table>
-<p>What the thesis leaves open, and what was taken instead: <a href="#missing">below</a>.</p>
-<h2>Notebooks</h2>
-<ul>
-{links}
-</ul>
-<h2 id="missing">Missing values</h2>
-{missing}
-<p>Written {written}.</p>"""
-    index = document("The memory study", f"<style>{STYLE}</style>", content)
-    write_together(reports, {"index.html": index.encode()})
-    return reports / "index.html"
-
-
-def _write_page(notebook: Path) -> tuple[Path, str]:
-    """The executed notebook as a page beside it, its figures drawn by the folder's plotly.js and
-    without its progress bars; and its title.
+def write_page(notebook: Path) -> Path:
+    """An executed notebook as a page beside it, its figures drawn by the folder's plotly.js and
+    without its progress bars; returns the page.
     """
     import nbconvert  # noqa: PLC0415  an optional extra
     import nbformat  # noqa: PLC0415
@@ -246,4 +179,4 @@ def _write_page(notebook: Path) -> tuple[Path, str]:
     head = f'<head>\n<script src="{script}"></script>\n<style>{style}</style>'
     page = body.replace("<head>", head, 1)
     write_together(notebook.parent, {f"{notebook.stem}.html": page.encode()})
-    return notebook.with_suffix(".html"), title
+    return notebook.with_suffix(".html")

@@ -17,6 +17,7 @@ from workbench.plots.optimisation import optimisation
 from workbench.plots.panels import by_rung
 from workbench.plots.search import critiques, memory_split, search_strategies
 from workbench.plots.search import search_tree as search_tree
+from workbench.plots.sensitivity import sensitivity
 from workbench.plots.serving import serving_load, serving_split
 from workbench.plots.timeline import lost_time, prm_blocks
 
@@ -33,6 +34,7 @@ FIGURES: dict[str, Callable[..., go.Figure]] = {
     "thrashing": by_rung(thrashing),
     "lost_time": by_rung(lost_time),
     "miss_ratio": miss_ratio,
+    "sensitivity": sensitivity,
     "miss_ratio_replayed": by_rung(miss_ratio),
     "modifications": modifications,
     "optimisation": optimisation,

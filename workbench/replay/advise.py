@@ -106,13 +106,17 @@ class Need(NamedTuple):
     least: int
 
     @classmethod
-    def of(cls, model: str, asked: Question) -> Need:
-        """With the question's limits. Raises ModelError for a model that is not known."""
+    def of(
+        cls, model: str, asked: Question, width: int = DTYPE_BYTES, activations: bool = True
+    ) -> Need:
+        """With the question's limits. width: bytes of a number; activations=False: their memory is
+        none of the total. Raises ModelError for a model that is not known.
+        """
         names = ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "block_size")
-        engine = drawn_engine(model, **{name: getattr(asked, name) for name in names})
+        engine = drawn_engine(model, width=width, **{name: getattr(asked, name) for name in names})
         weights, block = recorded(engine, "weight_bytes"), recorded(engine, "block_bytes")
         tokens, rows = asked.max_num_batched_tokens, asked.max_num_seqs
-        buffers = spec_of(engine).step_bytes(tokens, rows, DTYPE_BYTES)
+        buffers = spec_of(engine).step_bytes(tokens, rows, width) if activations else 0
         least = weights + buffers + -(-engine.max_model_len // asked.block_size) * block
         return cls(engine, weights, buffers, block, least)
 
@@ -131,16 +135,16 @@ def _longest(answers: Answers) -> int:
 class Pair:
     """Two models in one memory, and the replays of them so far: `rows`.
 
-    answers: the search; drawn where it is not given. Raises as `advise`.
+    answers: the search; drawn where it is not given. need: of Need.of. Raises as `advise`.
     """
 
-    def __init__(self, asked: Question, answers: Answers | None = None) -> None:
+    def __init__(self, asked: Question, answers: Answers | None = None, **need: Any) -> None:
         self.asked, self.rounds, self.rows = asked, asked.rounds, list[dict[str, Any]]()
         self.device = load_device(asked.device)
         usable = round(USABLE * self.device.memory_bytes)
         self.total = usable if asked.total == "" else parse_size(asked.total)
         self.device.require_room(self.total, "Both models")
-        self.needs = Need.of(asked.llm, asked), Need.of(asked.prm, asked)
+        self.needs = Need.of(asked.llm, asked, **need), Need.of(asked.prm, asked, **need)
         least = [need.least for need in self.needs]
         if sum(least) > self.total:
             parts = " and ".join(map(format_size, least))
@@ -280,11 +284,31 @@ class Unlimited(NamedTuple):
         return next((axis[at] for at in wanted if gap[at] > least), None)
 
 
+class Explored(NamedTuple):
+    """An axis of which some shares were replayed, in seconds. plateau: the lowest and the highest
+    of those that lose less than 2 % to the best, as all replayed between them do.
+    """
+
+    free: Unlimited
+    seconds: dict[float, float]
+    plateau: tuple[float, float]
+
+    @classmethod
+    def of(cls, pair: Pair, axis: list[float], first: set[float], most: int = REPLAYS) -> Explored:
+        """first: shares replayed whatever they promise; most: replays, of these and of others."""
+        free = Unlimited.of(pair, axis)
+        found = {share: pair.at(share) for share in sorted(first)}
+        while len(found) < most and (share := free.next_share(axis, found)) is not None:
+            found[share] = pair.at(share)
+        shares = sorted(found)
+        low, high = plateau([found[share] for share in shares], min(found.values()))
+        return cls(free, found, (shares[low], shares[high]))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Advice:
     """The answer. feasible: shares of the LLM that fit both models; recommended: of the replayed
-    within 0.5 % of the best, the one whose shorter cache has most to spare; plateau: the lowest and
-    the highest replayed that lose less than 2 % to the best, as all replayed between them do.
+    within 0.5 % of the best, the one whose shorter cache has most to spare; plateau: Explored's.
 
     replays: a row each, in simulated seconds: what, llm_share, tokens_per_s, problems_per_min (of
     the search's mean length), against_best (tokens/s, to the best share) and of each model
@@ -339,13 +363,9 @@ def advise(llm: str, prm: str, **settings: Any) -> Advice:
         if asked.llm_share is not None:
             raise
         axis, notes = pair.axis, [str(error)]
-    free = Unlimited.of(pair, axis)
-    found = {share: pair.at(share) for share in sorted({axis[0], present, axis[-1]} & {*axis})}
-    while len(found) < REPLAYS and (share := free.next_share(axis, found)) is not None:
-        found[share] = pair.at(share)
-    shares, best = sorted(found), min(found.values())
-    first, last = plateau([found[share] for share in shares], best)
-    alike = [share for share in shares[first : last + 1] if found[share] <= 1.005 * best]
+    free, found, ends = Explored.of(pair, axis, {axis[0], present, axis[-1]} & {*axis})
+    best = 1.005 * min(found.values())
+    alike = [s for s in sorted(found) if ends[0] <= s <= ends[1] and found[s] <= best]
     recommended = max(alike, key=lambda share: free.spare[axis.index(share)])
     notes += _change_each(pair, recommended)
     table = pd.DataFrame(pair.rows)
@@ -354,7 +374,7 @@ def advise(llm: str, prm: str, **settings: Any) -> Advice:
     for role, enough in zip(ROLES, free.enough):
         table[f"{role}_lacks_tokens"] = (enough - table[f"{role}_kv_tokens"]).clip(lower=0)
     notes += _notes(pair)
-    ends, flags = (shares[first], shares[last]), start_up(pair, recommended)
+    flags = start_up(pair, recommended)
     return Advice(asked, pair.total, pair.feasible, recommended, ends, table, flags, notes)
 
 

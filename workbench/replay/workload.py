@@ -180,9 +180,12 @@ def _grown(problem: Problem, own: Tokens, strategy: BeamSearch, draw: Draw) -> R
         return RecordedProblem(problem, prompt, tuple(steps), tuple(solutions.values()))
 
 
-def drawn_engine(model: str, num_blocks: int | None = None, **limits: Any) -> RecordedEngine:
-    """What a 16-bit engine would tell about itself; limits: of EngineConfig, else the thesis
-    profile's. A model that reads less than max_model_len keeps its own.
+def drawn_engine(
+    model: str, num_blocks: int | None = None, width: int = DTYPE_BYTES, **limits: Any
+) -> RecordedEngine:
+    """What an engine would tell about itself. width: bytes of a number, in weights and KV; limits:
+    of EngineConfig, else the thesis profile's. A model that reads less than max_model_len keeps its
+    own.
     """
     usual = {"max_model_len": MAX_MODEL_LEN, "max_num_seqs": 256, "max_num_batched_tokens": 8192}
     config = EngineConfig(model, num_blocks=num_blocks, dtype="bfloat16", **usual | limits)
@@ -196,8 +199,8 @@ def drawn_engine(model: str, num_blocks: int | None = None, **limits: Any) -> Re
         config=config.to_dict(),
         spec=asdict(spec),
         num_blocks=num_blocks,
-        weight_bytes=held_bytes(model, DTYPE_BYTES) + spec.table_bytes(DTYPE_BYTES),
-        block_bytes=spec.block_bytes(config.block_size, DTYPE_BYTES),
+        weight_bytes=held_bytes(model, width) + spec.table_bytes(width),
+        block_bytes=spec.block_bytes(config.block_size, width),
     )
 
 

@@ -1,0 +1,108 @@
+"""Missing values, each set otherwise: replays, what they come to, what the table says of them."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from workbench.errors import ConfigError
+from workbench.experiments import sensitivity
+from workbench.experiments.sensitivity import DEPENDS, SURVIVES, Base, Setting, missing_values
+from workbench.experiments.settings import sweep_config
+
+SMALL = replace(
+    Base(), asked=replace(Base().asked, n=4, in_flight=2, max_num_seqs=16), rounds=4, replays=3
+)
+
+
+@pytest.fixture(scope="module")
+def small() -> pd.DataFrame:
+    """Of a search of seconds, in memory that is tight for neither model."""
+    return SMALL.rows(["block size", "GPU", sensitivity.SWAP])
+
+
+def test_every_setting_is_asked_the_same_and_its_row_is_what_its_replays_come_to(small) -> None:
+    """Both ends and 0.3 are replayed; what is lost is against the best of them."""
+    own = small[small["kind"] == "setting"].set_index("setting")
+    assert list(own.index[:3]) == ["taken", "32", "h100, 40 GiB"]
+    (none,) = SMALL.replayed("GPU", Setting("16 GiB", {"total": "16GiB"})).to_dict("records")
+    assert "lack 2.7 GiB" in none["lacks"] and "best" not in none
+    replays = small[small["what"] == sensitivity.SHARE]
+    for setting, rows in replays.groupby("setting"):
+        row = own.loc[setting]
+        assert {row["low"], 0.3, row["high"]} == set(rows["llm_share"])
+        rate = rows.set_index("llm_share")["tokens_per_s"]
+        assert row["loss_high"] == pytest.approx(1 - rate[row["high"]] / rate.max())
+        assert row["plateau_low"] <= row["best"] <= row["plateau_high"]
+    assert set(own.loc["taken", ["low", "high"]]) == {0.08, 0.5}
+    assert own.loc["rtx-4090, 24 GiB", "feasible_high"] < own.loc["taken", "feasible_high"]
+
+
+def test_swapping_takes_back_what_computing_again_cost_and_no_more() -> None:
+    """Of a token's seconds: those to compute it, and those to move it there and back."""
+    taken = pd.DataFrame({"what": "share", "llm_share": [0.08, 0.3, 0.5], "tokens_per_s": 100.0})
+    again = {"llm_computed_again": [0, 0, 0], "prm_computed_again": [0, 0, 10_000]}
+    found = SMALL.swapped(taken.assign(**again)).iloc[0]
+    steps = [s for p in SMALL.pair(Setting("")).answers.recording.problems for s in p.steps]
+    tokens = sum(len(step.tokens) for step in steps)
+    times = sensitivity.token_times(SMALL.asked).set_index(["model", "device"])
+    saved = 1e4 * -np.diff(times.loc[("prm", "a100-40")][["recompute_us", "swap_us"]])[0] / 1e6
+    faster = tokens / (tokens / 100.0 - saved)
+    assert saved > 0 and found["loss_low"] == pytest.approx(1 - 100.0 / faster)
+    assert found["best"] == 0.5
+
+
+def test_a_conclusion_depends_on_a_value_where_a_setting_breaks_one_of_its_three_parts() -> None:
+    """0.3 on the plateau, and both ends below it; a pair that does not fit breaks none."""
+    good = {"best": 0.3, "low": 0.08, "high": 0.5, "plateau_low": 0.2, "plateau_high": 0.4}
+    good |= {"loss_low": 0.05, "loss_mid": 0.0, "loss_high": 0.3, "kind": "setting"}
+    good |= {"feasible_low": 0.07, "feasible_high": 0.6, "lacks": ""}
+    cells = [
+        {"value": "taken", "setting": "taken"},
+        {"value": "n", "setting": "4", "loss_high": 0.001},
+        {"value": "n", "setting": "64"},
+        {"value": "seeds", "setting": "seed 1", "loss_low": 0.07},
+        {"value": "beam width", "setting": "2", "loss_mid": 0.1},
+        {"value": "dtype", "setting": "float32", "best": None, "lacks": "lack 4.0 GiB"},
+    ]
+    table = missing_values(pd.DataFrame([good | each for each in cells])).set_index("value")
+    found = table["conclusion"].to_dict()
+    assert found == {
+        "n": DEPENDS, "seeds": SURVIVES, "beam width": DEPENDS, "dtype": SURVIVES,
+        sensitivity.WHOSE: SURVIVES,
+    }  # fmt: skip
+    assert table["told"]["n"].startswith("with 4 only 0.1% at 0.50 is lost; plateau 0.20")
+    assert table["told"]["beam width"].startswith("with 2 10% is lost at 0.3;")
+    assert "0.40 to 0.50 of 0.08 to 0.5" in table["told"][sensitivity.WHOSE]
+
+
+def test_every_missing_value_has_a_conclusion_with_its_numbers_and_none_is_open() -> None:
+    """Of the committed rows; what is taken is what the profiles set."""
+    table = missing_values(sensitivity.stored()[0])
+    assert list(table["value"]) == [value.name for value in sensitivity.values()]
+    assert set(table["conclusion"]) <= {SURVIVES, DEPENDS}
+    assert table["told"].str.contains(r"\d").all()
+    assert not table.map(lambda cell: "open" in cell.lower().split()).any(axis=None)
+    taken, tiny = table.set_index("value")["taken"], sweep_config("default")
+    assert taken["max_num_seqs"].startswith(f"{tiny.max_num_seqs} (tiny)")
+    assert taken["n"] == str(tiny.n)
+    assert taken["max_model_len"] == "2,048 (tiny), 4,096 (thesis scale)"
+    assert taken["dtype"] == "float32 (tiny), bfloat16 (thesis scale)"
+
+
+def test_the_committed_rows_are_what_a_replay_says() -> None:
+    """Of the cheapest setting, at two shares."""
+    rows = sensitivity.stored()[0]
+    own = rows[(rows["value"] == "n") & (rows["setting"] == "4") & (rows["what"] == "share")]
+    pair = Base().pair(Setting("", {"n": 4}))
+    for share in (0.08, 0.5):
+        pair.at(share)
+        expected = own[own["llm_share"] == share].iloc[0]
+        for column in ("tokens_per_s", "llm_computed_again", "prm_computed_again"):
+            assert pair.rows[-1][column] == pytest.approx(expected[column])
+
+
+def test_a_value_that_the_thesis_does_not_leave_open_is_refused() -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'beam width'"):
+        SMALL.rows(["beam widht"])

@@ -1,0 +1,505 @@
+"""The report: one page that needs nothing beside it, and its numbers and tables for LaTeX.
+
+The prose stands in report.html, a Jinja template, and quotes numbers by name. `named_numbers` reads
+each of them from the rows beside the figures; the page and numbers.tex are made of the same ones.
+A part whose figures are not drawn, or lack what it tells, is left out.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.meta
+import pandas as pd
+
+from workbench.config import format_size, parse_size
+from workbench.experiments import claims as judged
+from workbench.experiments import sensitivity
+from workbench.experiments.export import tex_escaped, write_together
+from workbench.experiments.provenance import counted, project_root
+from workbench.experiments.settings import (
+    ALL,
+    BATCHED,
+    BESIDE,
+    CONTINUOUS,
+    ELASTIC,
+    NONE,
+    STATIC,
+    STATIC_BATCH,
+    THESIS_SHARE,
+    UNCACHED,
+    sweep_config,
+)
+from workbench.models.registry import model_spec
+
+TEMPLATE = Path(__file__).with_name("report.html")
+BENCH = "reports/bench/memory.json"
+MACRO = "wb"  # how every macro of numbers.tex begins
+TINY = "measured tiny"
+GIVEN = {"told", "figure", "table", "verdict", "provenance"}  # of the template, beside numbers
+Named = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The figures of a folder: their rows, records, images and captions."""
+
+    folder: Path
+
+    def has(self, *names: str) -> bool:
+        """Whether the rows of these figures are there."""
+        return all((self.folder / f"{name}.parquet").is_file() for name in names)
+
+    def rows(self, name: str) -> pd.DataFrame:
+        """Of a figure; where it has panels of several rungs, of the measured embedded pair."""
+        rows = pd.read_parquet(self.folder / f"{name}.parquet")
+        return rows[rows["rung"] == TINY] if TINY in set(rows.get("rung", ())) else rows
+
+    def parameters(self, name: str) -> dict[str, Any]:
+        """What a figure was made with."""
+        record = json.loads((self.folder / f"{name}.json").read_text(encoding="utf-8"))
+        found: dict[str, Any] = record["parameters"]
+        return found
+
+    @cached_property
+    def sweep(self) -> dict[str, Any]:
+        """The settings of the memory split."""
+        return self.parameters("memory_split")
+
+    def image(self, name: str) -> str:
+        """A figure as a piece of the page, with its caption; empty where it has no image."""
+        picture, page = (self.folder / f"{name}{ending}" for ending in (".svg", ".html"))
+        if not picture.is_file():
+            return ""
+        found = re.search(r"<figcaption>(.*?)</figcaption>", page.read_text(encoding="utf-8"))
+        caption, code = found[1] if found else name, base64.b64encode(picture.read_bytes()).decode()
+        return (
+            f'<figure id="{name}"><img alt="{caption}" src="data:image/svg+xml;base64,{code}">\n'
+            f"<figcaption><b>{name}</b>. {caption}</figcaption></figure>"
+        )
+
+
+# -- numbers, by name: each function's are told in one part of the page --
+
+
+def percent(value: float, digits: int = 0) -> str:
+    """A fraction as text: 17 %."""
+    return f"{100 * value:.{digits}f} %"
+
+
+def _at(rows: pd.DataFrame, share: float) -> Any:
+    """The row at a share, the nearest one."""
+    return rows.iloc[int((rows["llm_share"] - share).abs().to_numpy().argmin())]
+
+
+def _interval(row: Any, digits: int = 2, scale: float = 1.0) -> str:
+    low, high = scale * row["low"], scale * row["high"]
+    return f"{low:,.{digits}f} to {high:,.{digits}f}"
+
+
+def setting_numbers(drawn: Drawn) -> Named:
+    """What was searched, from the record of the memory split."""
+    told, split = drawn.sweep, drawn.rows("memory_split")
+    return {
+        "profile": told["profile"],
+        "problems": f"{told['num_problems']}",
+        "seeds": counted(len(told["seeds"]), "seed"),
+        "beams": f"{told['n']}",
+        "width": f"{told['beam_width']}",
+        "inFlight": f"{told['min_problem_batch']}",
+        "totalMemory": format_size(parse_size(told["total_memory"])),
+        "lowEnd": f"{split['llm_share'].min():.2f}",
+        "highEnd": f"{split['llm_share'].max():.2f}",
+    }
+
+
+def memory_numbers(drawn: Drawn) -> Named:
+    """What fits, on both scales."""
+    blocks, parts, found = drawn.rows("kv_blocks"), drawn.rows("memory_parts"), Named()
+    for how, name in (("measured", "tiny"), ("computed", "thesis")):
+        first = blocks[blocks["how"] == how].iloc[0]
+        found[f"{name}FeasibleLow"] = f"{first['low_end']:.3f}"
+        found[f"{name}FeasibleHigh"] = f"{first['high_end']:.3f}"
+        own = parts[(parts["how"] == how) & (parts["part"] == "weights")]
+        for model, rows in own.groupby("model"):
+            found[f"{name}{str(model).capitalize()}Weights"] = format_size(rows["bytes"].iloc[0])
+    room = _at(parts[parts["how"] == "computed"], THESIS_SHARE)
+    for model in ("llm", "prm"):
+        found[f"thesis{model.capitalize()}Tokens"] = f"{room[f'{model}_kv_tokens']:,.0f}"
+    return found
+
+
+def split_numbers(drawn: Drawn) -> Named:
+    """Where throughput is highest on the measured rung, how sure that is, what the ends lose."""
+    rows, lost = drawn.rows("memory_split"), drawn.rows("lost_time")
+    peak, same = (rows[rows["metric"] == m].iloc[0] for m in ("peak_share", "same_work"))
+    rate = rows[rows["metric"] == "tokens_per_s"].sort_values("llm_share")
+    alike = rate[(rate["llm_share"] >= same["low"]) & (rate["llm_share"] <= same["high"])]
+    best, shares = float(alike["value"].mean()), list(rate["llm_share"])
+    walls = lost.groupby("llm_share")["wall_s"].first()
+    again = lost[lost["part"].isin(["recomputed_evicted", "recomputed_preempted"])]
+    part = (again.groupby("llm_share")["seconds"].sum() / walls).fillna(0.0)
+    again = part.rename("part").reset_index()
+    found = {
+        "plateauLow": f"{same['low']:.2f}",
+        "plateauHigh": f"{same['high']:.2f}",
+        "peakLow": f"{peak['low']:.2f}",
+        "peakHigh": f"{peak['high']:.2f}",
+        "bestRate": f"{best:,.0f}",
+        "machineNoise": percent(float(alike["value"].max() / alike["value"].min()) - 1, 1),
+        "spread": percent((rate["high"] - rate["low"]).mean() / 2 / best),
+    }
+    for end, share in (("low", shares[0]), ("high", shares[-1])):
+        row = _at(rate, share)
+        found[f"{end}Loss"] = percent(1 - row["value"] / best)
+        found[f"{end}Again"] = percent(_at(again, share)["part"])
+        model = "llm" if end == "low" else "prm"  # the one that is short of room there
+        found[f"{end}{model.capitalize()}Tokens"] = f"{row[f'{model}_kv_tokens']:,.0f}"
+    found["midPrmTokens"] = f"{_at(rate, THESIS_SHARE)['prm_kv_tokens']:,.0f}"
+    found["midAgain"] = percent(_at(again, THESIS_SHARE)["part"])
+    return found
+
+
+def replayed_numbers(drawn: Drawn) -> Named:
+    """The split of the thesis's own pair: what is taken for the missing values, and a whole search
+    in its place.
+    """
+    rows = drawn.rows(sensitivity.FIGURE)
+    own = rows[rows["kind"] == "setting"]
+    base = drawn.parameters(sensitivity.FIGURE)
+    found = {
+        "farInFlight": f"{base['asked']['in_flight']}",
+        "farSteps": f"{base['rounds'] // 2}",
+        "farMemory": format_size(parse_size(base["asked"]["total"])),
+    }
+    for name, row in (("far", own[own["value"] == sensitivity.TAKEN].iloc[0]),
+                      ("deep", own[own["value"] == "depth of the search"].iloc[0])):  # fmt: skip
+        found[f"{name}PlateauLow"] = f"{row['plateau_low']:.2f}"
+        found[f"{name}PlateauHigh"] = f"{row['plateau_high']:.2f}"
+        found[f"{name}LowLoss"] = percent(row["loss_low"])
+        found[f"{name}HighLoss"] = percent(row["loss_high"])
+    taken = rows[(rows["value"] == sensitivity.TAKEN) & (rows["kind"] == "replay")]
+    taken = taken[taken["what"] == "share"]
+    for end, model, share in (("Low", "llm", 0.08), ("High", "prm", 0.5)):
+        row = _at(taken, share)
+        found[f"far{end}Lacks"] = f"{row[f'{model}_lacks_tokens']:,.0f}"
+        found[f"far{end}Again"] = f"{row[f'{model}_computed_again']:,.0f}"
+    return found
+
+
+def cache_numbers(drawn: Drawn) -> Named:
+    """Hits, thrashing and its cost, and whether the policy is to blame."""
+    hits, rows = drawn.rows("prefix_hits"), drawn.rows("thrashing")
+    events = rows[rows["metric"] == "events_per_1000"]
+    rare = events.groupby("llm_share")["value"].max() < judged.RARE_EVENTS
+    found = {
+        "rareCount": f"{rare.sum()}",
+        "shareCount": f"{len(rare)}",
+        "rareShares": ", ".join(f"{share:.2f}" for share in rare.index[rare]) or "none",
+    }
+    for model, own in hits.groupby("engine"):
+        worst = own.sort_values("value").iloc[0]
+        name = str(model).capitalize()
+        found[f"least{name}Hits"] = percent(worst["value"], 1)
+        found[f"least{name}HitsInterval"] = _interval(worst, 1, 100) + " %"
+        found[f"least{name}HitsShare"] = f"{worst['llm_share']:.2f}"
+        most = events[events["engine"] == model].sort_values("value").iloc[-1]
+        found[f"most{name}Thrash"] = f"{most['value']:,.0f}"
+        found[f"most{name}ThrashInterval"] = _interval(most, 0)
+        found[f"most{name}ThrashShare"] = f"{most['llm_share']:.2f}"
+    sizes = drawn.rows("miss_ratio")
+    lru, best = (sizes[sizes["kind"] == kind] for kind in ("lru", "optimum"))
+    both = lru.merge(best, on=["engine", "num_blocks"], suffixes=("", "_best"))
+    gap = both["hit_ratio_best"] - both["hit_ratio"]
+    found["policyGap"] = f"{100 * gap.max():.1f}"
+    return found
+
+
+def batch_numbers(drawn: Drawn) -> Named:
+    """What the limits of a batch gain each model, and batching that never waits."""
+    found = Named()
+    for model in ("llm", "prm"):
+        rows = drawn.rows(f"{model}_batch")
+        done = rows[rows["status"] == "finished"]
+        whole = done[done["kind"] == CONTINUOUS]
+        ends = whole.groupby("max_num_seqs")["steps_per_s"].max()
+        found[f"{model}SeqsGain"] = f"{ends.iloc[-1] / ends.iloc[0]:.1f}"
+        found[f"{model}FewSeqs"], found[f"{model}ManySeqs"] = map(str, ends.index[[0, -1]])
+        kinds = {kind: done[done["kind"] == kind] for kind in (UNCACHED, STATIC_BATCH)}
+        pair = kinds[UNCACHED].merge(kinds[STATIC_BATCH], on="max_num_seqs", suffixes=("", "_pad"))
+        gain = pair["steps_per_s"] / pair["steps_per_s_pad"]
+        found[f"{model}PaddedLeast"] = f"{gain.min():.2f}"
+        found[f"{model}PaddedMost"] = f"{gain.max():.2f}"
+    rows = drawn.rows("balance")
+    busy = rows[rows["metric"] == "steps_per_busy_s"]
+    for name, share in (("mid", THESIS_SHARE), ("high", float(busy["llm_share"].max()))):
+        for role, own in busy.groupby("model"):
+            found[f"{name}{str(role).capitalize()}Steps"] = f"{_at(own, share)['value']:,.0f}"
+    return found
+
+
+def ablation_numbers(drawn: Drawn) -> Named:
+    """What each of the thesis's modifications gains."""
+    rows, plan = drawn.rows("modifications"), drawn.parameters("modifications")["plan"]
+    found = {"ablationProblems": f"{plan['num_problems']}"}
+    gains = rows[rows["metric"].isin(["gain", "whole"])]
+    gains = gains.set_index("setting")
+    for name, key, metric in (("oneRuntime", "one_runtime", "gain"),
+                              ("scoreCache", BATCHED[0], "gain"),
+                              ("problemBatching", BATCHED[1], "gain"),
+                              ("padded", BESIDE, "gain"),
+                              ("whole", "stop_at_limit", "whole")):  # fmt: skip
+        row = gains[gains["metric"] == metric].loc[key]
+        found[f"{name}Gain"], found[f"{name}Interval"] = f"{row['value']:.2f}", _interval(row)
+    return found
+
+
+def policy_numbers(drawn: Drawn) -> Named:
+    """What the policies and techniques compute again at the smallest budget, of the figure."""
+    rows = drawn.rows("optimisation")
+    again = rows[rows["metric"] == "recomputed"]
+    again = again[again["budget"] == again["budget"].min()].sort_values("value")
+    best = again[(again["policy"] == STATIC) & (again["technique"] == NONE)].iloc[0]
+    everything = again[(again["policy"] == ELASTIC) & (again["technique"] == ALL)].iloc[0]
+    same = rows.loc[rows["metric"] == "same", "value"]
+    return {
+        "budget": f"{best['budget']:g}",
+        "leastStaticShare": f"{best['kv_share']:g}",
+        "againBefore": f"{best['value']:,.0f}",
+        "againAfter": f"{everything['value']:,.0f}",
+        "sameSettings": f"{int((same == 1).sum())}",
+        "allSettings": f"{len(same)}",
+    }
+
+
+def gain_numbers(drawn: Drawn) -> Named:
+    """What they gain, of `workbench bench memory`, in which both sides take turns: the mean ratio,
+    and the least and the most over seeds.
+    """
+    record = json.loads((project_root() / BENCH).read_text(encoding="utf-8"))
+    rows, found = {row["name"]: row for row in record["rows"]}, Named()
+    for name, row in (("elastic", "elastic_vs_best_static"), ("all", "all_vs_baseline")):
+        for budget, said in (("0.5", "Half"), ("1", "One"), ("2", "Two")):
+            own = rows[f"{row}@{budget}W"]
+            low, high = own["spread"]
+            found[f"{name}{said}"] = f"{own['ratio']:.2f}"
+            found[f"{name}{said}Range"] = f"{low:.2f} to {high:.2f}"
+    return found
+
+
+def missing_numbers(drawn: Drawn) -> Named:
+    """How many of the missing values leave the conclusion standing."""
+    table = sensitivity.missing_values(drawn.rows(sensitivity.FIGURE))
+    kept = table["conclusion"] == sensitivity.SURVIVES
+    others = table[~kept]
+    first = others["value"] + " (" + others["told"].str.partition(";")[0] + ")"
+    return {"missingCount": f"{len(table)}", "missingKept": f"{kept.sum()}",
+            "missingNames": "; ".join(first) or "none"}  # fmt: skip
+
+
+def claim_numbers(drawn: Drawn) -> Named:
+    """How the claims of the measured rung were judged, and whether the others agree."""
+    own = [c.verdict for c in judged.claims_of_figures(drawn.folder) if c.rung == TINY]
+    names = {"Holds": judged.HOLDS, "Fails": judged.FAILS, "Depends": judged.DEPENDS}
+    found = {name: f"{sum(v.startswith(start) for v in own)}" for name, start in names.items()}
+    split = pd.read_parquet(drawn.folder / "memory_split.parquet")
+    agree = judged.rungs_in_words(split) if "rung" in split else "There is one rung alone."
+    return {f"claims{name}": count for name, count in found.items()} | {"rungsAgree": agree}
+
+
+PARTS: dict[str, tuple[Callable[[Drawn], Named], tuple[str, ...]]] = {
+    "setting": (setting_numbers, ("memory_split",)),
+    "memory": (memory_numbers, ("kv_blocks", "memory_parts")),
+    "split": (split_numbers, ("memory_split", "lost_time")),
+    "replayed": (replayed_numbers, ("sensitivity",)),
+    "caches": (cache_numbers, ("prefix_hits", "thrashing", "miss_ratio")),
+    "batches": (batch_numbers, ("llm_batch", "prm_batch", "balance")),
+    "ablation": (ablation_numbers, ("modifications",)),
+    "policies": (policy_numbers, ("optimisation",)),
+    "gains": (gain_numbers, ("optimisation",)),
+    "missing": (missing_numbers, ("sensitivity",)),
+    "claims": (claim_numbers, ("memory_split",)),
+}
+"""Parts of the page: what reads the numbers that are told there, and of which figures."""
+
+
+def named_numbers(drawn: Drawn) -> dict[str, Named]:
+    """The numbers by part and name. A part is left out whose figures are not drawn, or whose runs
+    did not all finish.
+    """
+    found = {}
+    for part, (read, figures) in PARTS.items():
+        if drawn.has(*figures):
+            try:
+                found[part] = read(drawn)
+            except (LookupError, FileNotFoundError):  # what did not run has no rows in a figure
+                continue
+    return found
+
+
+# -- tables, for the page and for LaTeX --
+
+
+def models_table() -> pd.DataFrame:
+    """The models of both scales by their shapes."""
+    tiny, thesis, rows = sweep_config("default"), sweep_config("thesis"), []
+    for config, width in ((tiny, 4), (thesis, 2)):
+        for role, name in (("LLM", config.llm), ("PRM", config.prm)):
+            spec = model_spec(name)
+            rows.append({
+                "model": name, "role": role, "layers": f"{spec.layers}",
+                "hidden": f"{spec.hidden:,}", "KV heads": f"{spec.kv_heads}",
+                "weights": format_size(spec.weight_bytes(width)),
+                "KV a token": format_size(spec.block_bytes(1, width)),
+            })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+SETTINGS = {
+    "total_memory": "total memory", "activations_in_total": "activations in the total",
+    "problems": "problems", "num_problems": "number of problems", "n": "n",
+    "beam_width": "beam width", "max_depth": "steps at most", "temperature": "temperature",
+    "top_p": "top_p", "max_step_tokens": "tokens per step at most",
+    "min_problem_batch": "problems in flight", "max_num_seqs": "max_num_seqs",
+    "max_num_batched_tokens": "max_num_batched_tokens", "block_size": "block size",
+    "voting": "voting",
+}  # fmt: skip
+
+
+def setting_table(drawn: Drawn) -> pd.DataFrame:
+    """What was drawn beside the thesis profile."""
+    thesis = sweep_config("thesis").to_dict()
+    pairs = [(label, drawn.sweep.get(name), thesis[name]) for name, label in SETTINGS.items()]
+    cells = [
+        [label, *(f"{v:,}" if type(v) is int else str(v) for v in own)] for label, *own in pairs
+    ]
+    return pd.DataFrame(cells, columns=["setting", "measured", "thesis profile"])
+
+
+def memory_table(drawn: Drawn) -> pd.DataFrame:
+    """Parts of the memory of each model at the thesis's share."""
+    rows = drawn.rows("memory_parts")
+    near = _at(rows, THESIS_SHARE)["llm_share"]
+    own = rows[rows["llm_share"] == near].assign(size=rows["bytes"].map(format_size))
+    own = own.assign(name=own["name"].str.removeprefix("dummy:"))
+    wide = own.pivot(index=["how", "model", "name"], columns="part", values="size")
+    names = {"weights": "weights", "activations_longest": "activations, longest request",
+             "activations_limits": "activations, batch limits", "kv": "KV"}  # fmt: skip
+    wide = wide[list(names)].rename(columns=names).rename_axis(columns=None).reset_index()
+    wide = wide.drop(columns="model")
+    return wide.sort_values("how", ascending=False, kind="stable").rename(columns={"name": "model"})
+
+
+def ablation_table(drawn: Drawn) -> pd.DataFrame:
+    """What each modification gains over the setting before."""
+    rows = drawn.rows("modifications")
+    gains = rows[rows["metric"] == "gain"]
+    labels = gains["label"].str.replace("<br>", " ")
+    low, high = (gains[name].map("{:.2f}".format) for name in ("low", "high"))
+    columns = {
+        "modification": labels,
+        "times the problems/min": gains["value"].map("{:.2f}".format),
+    }
+    return pd.DataFrame(columns | {"95 % interval": low + " to " + high})
+
+
+def missing_table(drawn: Drawn) -> pd.DataFrame:
+    """The missing values."""
+    rows = sensitivity.missing_values(sensitivity.stored(drawn.folder)[0])
+    return rows.rename(columns={"told": "numbers"})
+
+
+def tables(drawn: Drawn) -> dict[str, pd.DataFrame]:
+    """Those whose figures are drawn, by the names of their files."""
+    makers: dict[str, tuple[Callable[[Drawn], pd.DataFrame], str]] = {
+        "setting": (setting_table, "memory_split"),
+        "memory_parts": (memory_table, "memory_parts"),
+        "ablation": (ablation_table, "modifications"),
+        "missing_values": (missing_table, "memory_split"),
+    }
+    found = {name: make(drawn) for name, (make, of) in makers.items() if drawn.has(of)}
+    return {"models": models_table(), **found}
+
+
+WIDE = {"missing_values": "@{}p{.13\\linewidth}*{3}{p{.12\\linewidth}}p{.13\\linewidth}"
+                          "p{.09\\linewidth}p{.25\\linewidth}@{}"}  # fmt: skip
+"""Columns of tables whose texts are longer than a line."""
+
+
+def booktabs(name: str, table: pd.DataFrame) -> str:
+    """A table for LaTeX, which needs the package booktabs."""
+    escaped = table.rename(columns=tex_escaped).map(tex_escaped)
+    columns = WIDE.get(name, f"@{{}}{'l' * len(table.columns)}@{{}}")
+    text: str = escaped.to_latex(index=False, escape=False, column_format=columns)
+    return text
+
+
+# -- the page --
+
+
+def numbers_tex(numbers: Mapping[str, Named]) -> str:
+    """One macro for every number of the prose: \\wbBestRate, ..."""
+    lines = [f"% {part}\n" + "\n".join(
+        f"\\newcommand{{\\{macro(name)}}}{{{tex_escaped(text)}}}" for name, text in own.items()
+    ) for part, own in numbers.items()]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def macro(name: str) -> str:
+    """What a number is called in LaTeX."""
+    return f"{MACRO}{name[0].upper()}{name[1:]}"
+
+
+def page(drawn: Drawn, numbers: Mapping[str, Named]) -> str:
+    """The report as one HTML page: images within it, nothing loaded."""
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined)
+    shown = {
+        name: table.to_html(index=False, border=0, classes="data")
+        for name, table in tables(drawn).items()
+    }
+    told = judged.claims_of_figures(drawn.folder)
+    cells = [(c.key, c.text, c.verdict, c.number, c.figure, c.rung) for c in told]
+    columns = ["", "claim", "verdict", "number and interval", "figure", "rung"]
+    claims = pd.DataFrame(cells, columns=columns)
+    shown["claims"] = claims.to_html(index=False, border=0, classes="data")
+    quoted = {n: html.escape(text) for own in numbers.values() for n, text in own.items()}
+    said = drawn.sweep["provenance"] if drawn.has("memory_split") else ""
+    provenance = html.escape(said).splitlines()
+    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    verdict = dict.fromkeys(judged.CLAIMS, "")
+    verdict |= {c.key: c.verdict for c in reversed(told)}  # of the first rung
+    more = {"told": numbers, "figure": drawn.image, "table": shown, "verdict": verdict}
+    return template.render(quoted, provenance=provenance, **more)
+
+
+def quoted_names() -> set[str]:
+    """The names of numbers that the prose quotes."""
+    parsed = jinja2.Environment().parse(TEMPLATE.read_text(encoding="utf-8"))
+    return jinja2.meta.find_undeclared_variables(parsed) - GIVEN
+
+
+def write_report(figures: Path) -> Path:
+    """The page of a folder's figures, beside them; of the project's own in reports/, with the
+    claims, the numbers and the tables. Returns the page.
+    """
+    drawn, root = Drawn(figures), project_root()
+    numbers = named_numbers(drawn)
+    content = {"study.html": page(drawn, numbers).encode()}
+    if figures != root / "figures":
+        write_together(figures, content)
+        return figures / "study.html"
+    texts = {f"{name}.tex": booktabs(name, table) for name, table in tables(drawn).items()}
+    texts["claims.md"] = judged.claims_page(figures, "../figures")
+    texts["claims.tex"] = judged.claims_tex(judged.claims_of_figures(figures))
+    texts["numbers.tex"] = numbers_tex(numbers)
+    write_together(root / "reports", content | {n: text.encode() for n, text in texts.items()})
+    return root / "reports" / "study.html"

@@ -1,0 +1,368 @@
+"""What the thesis leaves open, one value at a time: what is taken, why, and what others would do.
+
+Each other setting of a value is a search of the thesis's pair replayed at some shares of one
+memory, all else as taken. Of each the same is asked: where its plateau lies (shares within 2 % of
+its best), and what it loses at 0.08, at the thesis's 0.3 and at 0.5. Swapping to the host is no
+replay but arithmetic over those of what is taken.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from workbench.config import require_known
+from workbench.errors import OutOfMemory, RunStoreError
+from workbench.experiments.execute import REPLAYED
+from workbench.experiments.provenance import project_root
+from workbench.experiments.settings import EVERY_SHARE, THESIS_SHARE, sweep_config
+from workbench.experiments.study import NOTHING_WAS_RUN, SEARCHED
+from workbench.models.registry import model_spec
+from workbench.replay.advise import (
+    LEAST_PROBLEMS,
+    NEAR,
+    PROBLEMS,
+    ROLES,
+    SHARE,
+    Explored,
+    Pair,
+    Question,
+    plateau,
+)
+from workbench.replay.answers import Answers
+from workbench.replay.cost import ModelWork
+from workbench.replay.devices import PRESETS, load_device
+from workbench.replay.workload import Assumptions, drawn_engine, thesis_search
+
+LOW, HIGH = EVERY_SHARE[0], EVERY_SHARE[-1]
+ASKED = Question(total="40GiB")
+FIGURE, TAKEN = "sensitivity", "taken"
+SURVIVES, DEPENDS = "survives", "depends on it"
+PCIE_BYTES_PER_S = {"a100-40": 32e9, "a100-80": 32e9, "h100": 64e9, "h200": 64e9, "l40s": 32e9,
+                    "rtx-4090": 32e9}  # fmt: skip
+"""To the host, one way, nominal: PCIe 4.0 or 5.0 with 16 lanes, as NVIDIA's data sheets have it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One way to set a value; what is not named is as taken.
+
+    asked: fields of Question; assumed: of Assumptions; seed: of the drawn search; need: width and
+    activations, as Need.of takes them; prm_is_fixed: to a half, whatever the LLM has; rounds: of
+    the search.
+    """
+
+    label: str
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    assumed: Mapping[str, float] = field(default_factory=dict)
+    seed: int = 0
+    need: Mapping[str, Any] = field(default_factory=dict)
+    prm_is_fixed: bool = False
+    rounds: int | None = None
+
+
+class Value(NamedTuple):
+    """A missing value of the thesis. thesis: what it says; tried: other settings, each replayed."""
+
+    name: str
+    thesis: str
+    taken: str
+    why: str
+    tried: tuple[Setting, ...] = ()
+
+
+def asks(name: str, *others: Any, of: str = "") -> tuple[Setting, ...]:
+    """Settings of one field of Question, each labelled with its value."""
+    labels = (f"{each:,}" if isinstance(each, int) else str(each) for each in others)
+    return tuple(Setting(f"{label}{of}", {name: each}) for label, each in zip(labels, others))
+
+
+SWAP, WHOSE = "preempted requests", "whose share"
+
+
+def values() -> tuple[Value, ...]:
+    """Every missing value; what is taken is read from the profiles where these set it."""
+    tiny, thesis, full = map(sweep_config, ("default", "thesis", "full"))
+    asked, assumed = ASKED, Assumptions()
+    longest = min(model_spec(model).max_model_len for model in (tiny.llm, tiny.prm))
+    means = {None: longest, "auto": "float32"}  # what both can read; what a CPU computes in
+
+    def both(name: str) -> str:
+        """One value where both scales take the same."""
+        ends = [means.get(end, end) for end in (getattr(tiny, name), getattr(thesis, name))]
+        texts = [f"{end:,}" if isinstance(end, int) else str(end) for end in ends]
+        return texts[0] if len(set(texts)) == 1 else f"{texts[0]} (tiny), {texts[1]} (thesis scale)"
+
+    return (
+        Value("problems in flight", "a minimum batch, no number",
+              both("min_problem_batch"), "demand over room alike on both scales",
+              asks("in_flight", 12, 24)),
+        Value("GPU", "not named", "this machine (tiny), an A100's 40 GiB (thesis scale)",
+              "0.08 to 0.5 is feasible in 40 to 48 GiB",
+              (*asks("device", "h100", of=", 40 GiB"),
+               Setting("l40s, 48 GiB", {"device": "l40s", "total": "48GiB"}),
+               Setting("h100, 72 GiB", {"device": "h100", "total": "72GiB"}),
+               Setting("rtx-4090, 24 GiB", {"device": "rtx-4090", "total": "24GiB"}))),
+        Value(WHOSE, "gpu_model_utilization", "the LLM's part of total memory",
+              "8B weights cannot fit in 0.08"),
+        Value("the PRM's remainder", "not stated", "all the LLM does not have",
+              "nothing else runs on the device",
+              (Setting("always 0.5", prm_is_fixed=True),)),
+        Value("n", "beam width of four only", both("n"),
+              "with n = 4 one survivor is left and there is no tree", asks("n", 4)),
+        Value("beam width", "four", both("beam_width"), "the thesis's", asks("beam_width", 2)),
+        Value("temperature, top_p", "not stated", f"{tiny.temperature}, {tiny.top_p}",
+              "search-and-learn's defaults; replayed by how far steps differ in length",
+              (Setting("step spread 1", assumed={"step_spread": 1.0}),)),
+        Value("tokens per step", "not stated",
+              f"at most {both('max_step_tokens')}; median {assumed.step_tokens:g} (thesis scale)",
+              "no step may be cut by the limit; SmolLM2's median on MATH-500",
+              (Setting("median 20", assumed={"step_tokens": 20.0}),)),
+        Value("solution length", "not stated", f"{assumed.length_ratio:g} times the reference's",
+              "a small model writes out small steps",
+              (Setting("the reference's", assumed={"length_ratio": 1.0}),)),
+        Value("max_num_seqs", "not stated", both("max_num_seqs"),
+              f"{asked.max_num_seqs // asked.n} problems of n = {asked.n} decode together",
+              asks("max_num_seqs", 64, 512)),
+        Value("max_num_batched_tokens", "not stated", both("max_num_batched_tokens"),
+              "vLLM's order of magnitude; decodes never wait",
+              asks("max_num_batched_tokens", 2048)),
+        Value("block size", "16 (vLLM)", both("block_size"), "vLLM's default",
+              asks("block_size", 32)),
+        Value("max_model_len", "not stated", both("max_model_len"), "the longest solution fits",
+              asks("max_model_len", 8192)),
+        Value("dtype", "not stated", both("dtype"), "bf16 has no exact kernels on a CPU",
+              (Setting("8 bit, products in 16", need={"width": 1}),
+               Setting("float32", need={"width": 4}))),
+        Value("activations", "in the total", "outside it (tiny), in it (thesis scale)",
+              "they do not shrink as the embedded weights do",
+              (Setting("outside the total", need={"activations": False}),)),
+        Value("seeds", "not stated", f"{len(tiny.seeds)} (default), {len(full.seeds)} (full)",
+              "a run's seed fixes every token",
+              (Setting("seed 1", seed=1),)),
+        Value("depth of the search", "40 steps", "the first 8",
+              "a replay of seconds; deeper beams need more cache",
+              (Setting("all 40 steps", rounds=80),)),
+        Value(SWAP, "not stated", "recompute", "no second memory to swap to"),
+    )  # fmt: skip
+
+
+# -- rows: one a replay, and one a setting --
+
+
+class FixedPRM(Pair):
+    """A pair whose PRM has a share of its own, whatever the LLM's is."""
+
+    prm_share = 0.5
+
+    def blocks(self, share: float) -> tuple[int, int]:
+        """The LLM's at its share, the PRM's at its own."""
+        return super().blocks(share)[0], super().blocks(1 - self.prm_share)[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What all settings are compared with. rounds: replayed of a search, two a step; replays:
+    shares of a setting, at least three.
+    """
+
+    asked: Question = ASKED
+    rounds: int = 16
+    replays: int = 6
+
+    def pair(self, setting: Setting) -> Pair:
+        """What a setting is replayed with, its search drawn. Raises as `advise`."""
+        asked = replace(self.asked, **setting.asked)
+        rounds = setting.rounds or self.rounds
+        problems = max(PROBLEMS * asked.in_flight, LEAST_PROBLEMS)
+        assumed = Assumptions(**setting.assumed)
+        drawn = problems, asked.n, asked.beam_width, rounds // 2, setting.seed, assumed
+        kind = FixedPRM if setting.prm_is_fixed else Pair
+        pair = kind(asked, Answers(thesis_search(*drawn)), **setting.need)
+        pair.rounds = rounds
+        return pair
+
+    def replayed(self, value: str, setting: Setting) -> pd.DataFrame:
+        """Rows of one setting: its replays (kind replay), and what they come to (kind setting).
+
+        Shares at both ends of the interval, or of what is feasible of it, and at 0.3 are replayed,
+        then those that the miss-ratio curves choose. A pair that does not fit has one row, whose
+        `lacks` says what lacks.
+        """
+        where = {"value": value, "setting": setting.label}
+        try:
+            pair = self.pair(setting)
+        except OutOfMemory as error:
+            lacks = str(error).partition(":")[0]
+            return pd.DataFrame([where | {"kind": "setting", "lacks": lacks}])
+        axis = [share for share in pair.axis if LOW <= share <= HIGH]
+        near = min(axis, key=lambda share: abs(share - THESIS_SHARE))
+        found = Explored.of(pair, axis, {axis[0], near, axis[-1]}, self.replays)
+        rows = pd.DataFrame(pair.rows).assign(kind="replay", **where)
+        for role, enough in zip(ROLES, found.free.enough):
+            rows[f"{role}_lacks_tokens"] = (enough - rows[f"{role}_kv_tokens"]).clip(lower=0)
+        low, high = pair.feasible
+        ends = {"feasible_low": low, "feasible_high": high}
+        return pd.concat([rows, summary(rows).assign(**where, **ends)], ignore_index=True)
+
+    def swapped(self, taken: pd.DataFrame) -> pd.DataFrame:
+        """The row of swapping blocks to the host in place of computing them again. taken: rows of
+        what is taken.
+
+            seconds' = seconds - again * FLOPs of a token / FLOP/s + again * 2 * its KV / bytes/s
+
+        of both models, out and in, each where that is less. A bound: the bus is never idle, the
+        host has room for all.
+        """
+        pair, taken = self.pair(Setting("taken")), taken[taken["what"] == SHARE]
+        steps = [s for problem in pair.answers.recording.problems for s in problem.steps]
+        tokens = sum(len(step.tokens) for step in steps)
+        seconds = tokens / taken["tokens_per_s"]
+        for role, need in zip(ROLES, pair.needs):
+            compute, move = token_seconds(ModelWork.of(need.engine), self.asked.device)
+            seconds += taken[f"{role}_computed_again"] * (min(compute, move) - compute)
+        where = {"value": SWAP, "setting": "swap (arithmetic)"}
+        return summary(taken.assign(tokens_per_s=tokens / seconds)).assign(**where)
+
+    def rows(self, wanted: Sequence[str] | None = None) -> pd.DataFrame:
+        """Rows of plots.sensitivity: what is taken, then every other setting of the values wanted
+        (default: all). ConfigError for a name of none.
+        """
+        known = {value.name: value for value in values()}
+        require_known(wanted or (), list(known), "The study", "missing value")
+        parts = [self.replayed(TAKEN, Setting(TAKEN))]
+        for name in wanted or known:
+            parts += [self.replayed(name, setting) for setting in known[name].tried]
+            parts += [self.swapped(parts[0])] if name == SWAP else []
+        return pd.concat(parts, ignore_index=True)
+
+    @property
+    def provenance(self) -> str:
+        """What stands below the figure."""
+        a, device = self.asked, load_device(self.asked.device)
+        problems = max(PROBLEMS * a.in_flight, LEAST_PROBLEMS)
+        return (
+            f"LLM {a.llm}, PRM {a.prm} ({REPLAYED}); total memory {a.total}, activations in it.\n"
+            f"The first {self.rounds // 2} steps of {problems} problems, 1 seed, n = {a.n}, beam "
+            f"width {a.beam_width}, {a.in_flight} in flight; simulated {device.name}. "
+            f"{NOTHING_WAS_RUN.format(SEARCHED[REPLAYED])}"
+        )
+
+
+def summary(rows: pd.DataFrame) -> pd.DataFrame:
+    """What the replays of one setting come to, as one row: best and plateau_low to plateau_high
+    (shares), low and high (the ends that were replayed), and tokens/s lost to the best at the ends
+    and nearest to 0.3, as fractions: loss_low, loss_mid, loss_high.
+    """
+    own = rows[rows["what"] == SHARE].sort_values("llm_share")
+    shares, rate = own["llm_share"].to_numpy(float), own["tokens_per_s"].to_numpy(float)
+    first, last = plateau(1 / rate, float(1 / rate.max()))
+    middle, loss = int(np.abs(shares - THESIS_SHARE).argmin()), 1 - rate / rate.max()
+    found = {"low": shares[0], "high": shares[-1], "plateau_low": shares[first]}
+    found |= {"plateau_high": shares[last], "best": shares[rate.argmax()]}
+    found |= {"loss_low": loss[0], "loss_mid": loss[middle], "loss_high": loss[-1]}
+    return pd.DataFrame([{"kind": "setting", "tokens_per_s": rate.max(), "lacks": ""} | found])
+
+
+def token_times(asked: Question) -> pd.DataFrame:
+    """Of every device preset: microseconds to compute a token's KV again and to swap it out and in,
+    a row a model and device.
+    """
+    rows = []
+    for role, device in product(ROLES, PRESETS):
+        work = ModelWork.of(drawn_engine(getattr(asked, role)))
+        compute, move = (1e6 * each for each in token_seconds(work, device))
+        rows.append({"model": role, "device": device, "recompute_us": compute, "swap_us": move})
+    return pd.DataFrame(rows)
+
+
+def token_seconds(work: ModelWork, device: str) -> tuple[float, float]:
+    """Seconds to compute a token's KV again, and to move it to the host and back."""
+    compute = work.flops_of_one[0] / PRESETS[device].flops_per_s
+    return compute, 2 * work.kv_bytes_per_token / PCIE_BYTES_PER_S[device]
+
+
+# -- what the rows say of each value --
+
+
+def stored(folder: Path | None = None) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Rows and record of the figure in a folder, else the committed ones. RunStoreError where
+    neither has any.
+    """
+    for place in (folder, project_root() / "figures"):
+        if place is not None and (file := place / f"{FIGURE}.parquet").is_file():
+            record = file.with_suffix(".json").read_text(encoding="utf-8")
+            return pd.read_parquet(file), json.loads(record)
+    raise RunStoreError(
+        "No rows of the missing values are stored; `workbench figures 09 --profile full` replays "
+        "them."
+    )
+
+
+def missing_values(rows: pd.DataFrame) -> pd.DataFrame:
+    """One row a value: value, thesis, taken, why, tried (other settings), conclusion (SURVIVES, or
+    what it depends on) and told (the numbers). rows: of plots.sensitivity; values of which none was
+    replayed are left out.
+
+    The conclusion: 0.3 lies on the plateau, and both ends of the interval lose more than 2 %.
+    """
+    own, found = rows[rows["kind"] == "setting"], list[dict[str, str]]()
+    taken = own[own["value"] == TAKEN].iloc[0]
+    for value in values():
+        tried = own[own["value"] == value.name]
+        if value.name == WHOSE:
+            first, conclusion, told = "the PRM's part", SURVIVES, _of_the_prm(taken)
+        elif tried.empty:
+            continue
+        else:
+            first, (conclusion, told) = "; ".join(tried["setting"]), _verdict(tried)
+        cells = {"tried": first, "conclusion": conclusion, "told": told}
+        found.append({key: getattr(value, key) for key in ("thesis", "taken", "why")} | cells)
+        found[-1] = {"value": value.name} | found[-1]
+    return pd.DataFrame(found)
+
+
+def _of_the_prm(taken: pd.Series) -> str:
+    """What the other reading of the axis would leave of it."""
+    low, high = 1 - taken["feasible_high"], 1 - taken["feasible_low"]
+    return (
+        f"as the PRM's part only {low:.2f} to {min(high, HIGH):.2f} of {LOW} to {HIGH} would fit "
+        "both models, and neither figure 6.2's 0.3 nor the lower end could have been run"
+    )
+
+
+def _verdict(tried: pd.DataFrame) -> tuple[str, str]:
+    """Whether the conclusion survives the settings of one value, and the numbers."""
+    fits, told = tried[tried["best"].notna()], list[str]()
+    for row in fits.to_dict("records"):
+        few = [
+            f"{loss:.1%} at {row[end]:.2f}" + (" (the last that fits)" if row[end] != usual else "")
+            for end, usual in (("low", LOW), ("high", HIGH))
+            if (loss := row[f"loss_{end}"]) <= NEAR
+        ]
+        said = [f"only {' and '.join(few)} is lost"] if few else []
+        if row["loss_mid"] > NEAR:
+            said.append(f"{row['loss_mid']:.0%} is lost at 0.3")
+        told += [f"with {row['setting']} {' and '.join(said)}"] if said else []
+    without = tried[tried["best"].isna()].to_dict("records")
+    lacks = [f"{row['setting']}: {row['lacks']}" for row in without]
+    if fits.empty:
+        return SURVIVES, "; ".join(lacks)
+    plateaus = f"plateau {_reach(fits['plateau_low'], 2)} to {_reach(fits['plateau_high'], 2)}"
+    ends = f"lost at {_reach(fits['low'], 2)}: {_reach(100 * fits['loss_low'])} %, at "
+    ends += f"{_reach(fits['high'], 2)}: {_reach(100 * fits['loss_high'])} %"
+    conclusion = DEPENDS if told else SURVIVES
+    return conclusion, "; ".join([*told, f"{plateaus}; {ends}", *lacks])
+
+
+def _reach(values: pd.Series, digits: int = 0) -> str:
+    """The least and the greatest, or the one that they are."""
+    ends = [f"{each:.{digits}f}" for each in (values.min(), values.max())]
+    return ends[0] if ends[0] == ends[1] else f"{ends[0]}-{ends[1]}"
