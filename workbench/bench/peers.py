@@ -56,7 +56,7 @@ class PeerProcess:
             )
         try:
             self.version = self.ask(settings, "load")["version"]
-        except PeerError:
+        except BaseException:  # an interrupt, too: no worker is left behind
             self.close()
             raise
 
