@@ -325,7 +325,8 @@ class _Client(asyncio.Protocol):
         whole = self._request.startswith(b"GET") or b"data: [DONE]" in self._last
         if error is not None or (self.answer.status == 200 and not whole):
             self.answer.status = 0  # an error, or the end, in the midst of a stream
-        self.ended.set_result(None)
+        if not self.ended.done():  # its wait may have been cancelled
+            self.ended.set_result(None)
 
 
 async def ask(place: Place, body: dict[str, object]) -> Answer:
