@@ -85,4 +85,4 @@ def test_whatever_is_sent_the_server_answers_or_refuses(service, described, data
         error = json.loads(text)["error"]
         assert error.keys() == {"message", "type", "param", "code"}
         assert error["message"] and "Traceback" not in error["message"]
-        assert error["param"] or status in (409, 503, 504)
+        assert error["param"] is not None or status in (409, 503, 504)

@@ -149,7 +149,7 @@ def test_what_is_no_request_is_refused(service, body, headers, status, param):
 
 def test_what_is_no_http_is_refused(service):
     """By the HTTP library, before there is a body."""
-    assert ask(service, COMPLETIONS, b"{}", [("Content-Length", "-1")])[0] == 400
+    assert ask(service, COMPLETIONS, b"", [("Content-Length", "-1")])[0] == 400  # nothing unread
 
 
 def test_paths_and_the_server_afterwards(service):

@@ -46,7 +46,7 @@ class Refused(WorkbenchError):
         message, where = (t.encode(errors="replace").decode() for t in (message, param or ""))
         super().__init__(message)
         self.status = status
-        told = {"message": message, "param": where or None, "code": code}
+        told = {"message": message, "param": None if param is None else where, "code": code}
         told["type"] = "invalid_request_error" if status < 500 else "server_error"
         self.body = {"error": told}
         self.headers = {"Retry-After": "1"} if status == 503 else {}
