@@ -5,10 +5,12 @@ import math
 import os
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from workbench.bench import serve
+from workbench.bench.peers import PeerError
 from workbench.errors import ConfigError
 
 
@@ -64,3 +66,28 @@ def test_arrivals_and_parts() -> None:
     assert 0.02 < answers[-1].sent - answers[0].sent < 2
     with pytest.raises(ConfigError, match="part"):
         next(serve.run("quick", part="other"))
+
+
+def test_a_peer_s_server_is_started_by_its_own_interpreter(monkeypatch, tmp_path) -> None:
+    """The command line of each: the interpreter once, then its server; a peer that is not installed
+    or reads no such file is left out with the reason.
+    """
+
+    def interpreter(name: str, folder: Path, threads: int) -> tuple[Path, dict[str, str]]:
+        if name == "llama.cpp":
+            raise PeerError("llama.cpp is not installed")
+        return Path(name, "python"), {"OMP_NUM_THREADS": str(threads)}
+
+    monkeypatch.setattr(serve, "interpreter", interpreter)
+    monkeypatch.setattr(serve, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(serve, "searchable", lambda model: (tmp_path, tmp_path / "own.gguf"))
+    with pytest.warns(UserWarning, match="no llama.cpp: llama.cpp is not installed"):
+        found = serve.peer_commands("own", 4, ["llama.cpp", "vllm"])
+    assert [*found] == ["vllm", "vllm-bfloat16"]
+    words = [str(word) for word in found["vllm-bfloat16"].words]
+    assert words[:3] == ["vllm/python", "-m", "vllm.entrypoints.openai.api_server"]
+    assert words[words.index("--dtype") + 1] == "bfloat16" and words[-1] == "--port"
+    assert words[words.index("--model") + 1] == str(tmp_path)
+    monkeypatch.setattr(serve, "searchable", lambda model: (tmp_path, None))
+    with pytest.warns(UserWarning, match="no llama.cpp: own is no .gguf file"):
+        assert serve.peer_commands("own", 4, ["llama.cpp"]) == {}

@@ -21,15 +21,13 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import torch
 
-from workbench.bench.engine import BFLOAT16, PEERS_FOLDER, peer_files
-from workbench.bench.peers import PeerError, PeerProcess, interpreter
+from workbench.bench.engine import PEERS_FOLDER, multiplies_bfloat16
+from workbench.bench.peers import PeerError, PeerProcess
 from workbench.bench.record import Row
-from workbench.bench.serve import Command, served
+from workbench.bench.serve import searchable, served, summed, vllm_command
 from workbench.engine.engine import Engine
 from workbench.engine.remote import RemoteEngine
 from workbench.errors import ConfigError, RemoteError
-from workbench.experiments.provenance import cpu_features
-from workbench.models.gguf import GGUFFile, TokenizerReader
 from workbench.search.answers import check_choice
 
 if TYPE_CHECKING:
@@ -94,7 +92,7 @@ def rows_beside(
             f"--peer got prm {workload.prm!r} and strategy {workload.config.strategy!r}; it takes "
             f"one model in both roles and {', '.join(APPROACHES)}."
         )
-    folder, ours = searchable(workload.llm), measured_here(workload, kv_memory, seed)
+    (folder, _), ours = searchable(workload.llm), measured_here(workload, kv_memory, seed)
     for name, checkout in peers.items():
         try:
             if name == VLLM_BOTH:
@@ -134,17 +132,9 @@ def compared(name: str, problems: int, ours: Measured, theirs: Measured) -> Iter
             yield Row(f"{model}_hits@{name}", here, "fraction", label, there, repeats=1)
 
 
-def searchable(model: str) -> Path:
-    """The model as a folder that other systems read, its tokenizer and chat template in it."""
-    folder, gguf = peer_files(model, PEERS_FOLDER / "models")
-    if gguf is not None and not (folder / "tokenizer_config.json").is_file():
-        TokenizerReader(GGUFFile(gguf)).read().save(folder)
-    return folder
-
-
 def peer_dtype() -> str:
     """What peers compute in."""
-    return "bfloat16" if BFLOAT16.intersection(cpu_features()) else "float32"
+    return "bfloat16" if multiplies_bfloat16() else "float32"
 
 
 def measured_here(workload: Workload, kv_memory: str, seed: int) -> Measured:
@@ -201,17 +191,11 @@ def vllm_server(folder: Path, **limits: Any) -> Iterator[tuple[str, int]]:
 
     limits: of its command line. Raises PeerError where it does not start.
     """
-    python, environment = interpreter("vllm", PEERS_FOLDER, torch.get_num_threads())
-    given: dict[str, Any] = {
-        "model": folder,
-        "served_model_name": folder.name,
-        "dtype": peer_dtype(),
-    }
-    given |= {"host": "127.0.0.1", "max_num_seqs": 256, **limits}
-    words = [word for k, v in given.items() for word in (f"--{k.replace('_', '-')}", str(v))]
-    environment |= {"VLLM_SERVER_DEV_MODE": "1"}  # without which its cache cannot be emptied
-    words = [str(python), "-m", "vllm.entrypoints.openai.api_server", *words, "--port"]
-    with served(Command("vllm", words, environment)) as ((host, port), process):
+    own = {"served_model_name": folder.name, "dtype": peer_dtype(), "max_num_seqs": 256}
+    command = vllm_command("vllm", folder, **own | limits)
+    # without which its cache cannot be emptied
+    command = replace(command, environment={**command.environment, "VLLM_SERVER_DEV_MODE": "1"})
+    with served(command) as ((host, port), process):
         yield f"http://{host}:{port}", process
 
 
@@ -227,11 +211,8 @@ def version_of(url: str) -> str:
 
 def counters(url: str) -> dict[str, float]:
     """Prompt tokens that a server's prefix cache was asked for, and had, since its start."""
-    text, found = httpx.get(f"{url}/metrics").text, dict[str, float]()
-    for name, metric in HITS.items():
-        values = re.findall(rf"^{metric}(?:{{.*}})? (\S+)$", text, re.MULTILINE)
-        found[name] = sum(map(float, values))
-    return found
+    text = httpx.get(f"{url}/metrics").text
+    return {name: summed(text, metric) for name, metric in HITS.items()}
 
 
 def peak_memory(process: str) -> int:

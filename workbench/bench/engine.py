@@ -345,6 +345,11 @@ class Linears:
 Contender = Ours | Transformers | Linears | PeerProcess
 
 
+def multiplies_bfloat16() -> bool:
+    """Whether this processor does, so that a peer in bfloat16 is at its fastest."""
+    return bool(BFLOAT16.intersection(cpu_features()))
+
+
 def peer_files(model: str, written: Path) -> tuple[Path, Path | None]:
     """A model as a Hugging Face folder, and its .gguf file where it is one.
 
@@ -436,7 +441,7 @@ class EngineBench:
         for name in always if self.on_cpu else {TRANSFORMERS}.intersection(peers):
             self._add(name, name, folder, gguf)
             for variant in VARIANTS[name] if self.on_cpu and name in self.contenders else ():
-                if variant != "bfloat16" or BFLOAT16.intersection(cpu_features()):
+                if variant != "bfloat16" or multiplies_bfloat16():
                     self._add(f"{name}-{variant}", name, folder, gguf, variant)
 
     def _add(self, label: str, *peer: Any) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import threading
 import urllib.request
 from collections.abc import Coroutine, Iterator, Sequence
@@ -23,7 +22,17 @@ import numpy as np
 import pandas as pd
 from tqdm.auto import tqdm
 
-from workbench.bench.serve import Answer, Bodies, Place, load, ours, served, summary
+from workbench.bench.serve import (
+    Answer,
+    Bodies,
+    Place,
+    bodies_of,
+    load,
+    ours,
+    served,
+    summary,
+    summed,
+)
 from workbench.config import AtLeastOne, check
 from workbench.experiments.provenance import describe, machine_facts
 from workbench.models.registry import DUMMY, model_spec
@@ -66,9 +75,7 @@ class LoadPlan:
         """Requests of random tokens, others for another stream."""
         random = np.random.default_rng([self.seed, stream])
         prompts = random.integers(0, model_spec(model).vocab, (count, self.prompt_tokens))
-        same = {"model": model, "max_tokens": self.new_tokens, "temperature": 0}
-        same |= {"ignore_eos": True, "stream": True}
-        return [same | {"prompt": prompt} for prompt in prompts.tolist()]
+        return bodies_of(model, prompts, self.new_tokens)
 
     def to_dict(self) -> dict[str, Any]:
         """For the record of a figure."""
@@ -180,8 +187,7 @@ def _sampled(place: Place) -> Iterator[list[float]]:
         while True:
             with urllib.request.urlopen(f"http://{place[0]}:{place[1]}/metrics") as answer:
                 text = answer.read().decode()
-            found = re.findall(r"^vllm:num_requests_\w+\{[^}]*\} (\S+)$", text, re.MULTILINE)
-            samples.append(sum(map(float, found)))
+            samples.append(summed(text, r"vllm:num_requests_\w+"))
             if over.wait(0.05):
                 return
 

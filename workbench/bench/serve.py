@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -29,6 +30,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 from urllib.parse import urlsplit
@@ -37,17 +39,17 @@ import numpy as np
 import torch
 
 from workbench.bench.engine import (
-    BFLOAT16,
     PEERS_FOLDER,
     TRANSFORMERS,
     chosen_peers,
+    multiplies_bfloat16,
     peer_files,
 )
 from workbench.bench.peers import PeerError, interpreter, last_words
 from workbench.bench.record import Row
 from workbench.core import SamplingParams
 from workbench.engine.engine import Engine
-from workbench.experiments.provenance import cpu_features
+from workbench.models.gguf import GGUFFile, TokenizerReader
 from workbench.search.answers import check_choice
 
 ROUNDS = {"quick": 2, "default": 4, "full": 12}  # requests a client
@@ -115,12 +117,10 @@ def run(
     prompts = random.integers(0, vocab, (number, TOKENS))
     if part == "shared":
         prompts[:, :SHARED] = prompts[0, :SHARED]
-    fixed = {"model": model, "max_tokens": NEW, "temperature": 0}
-    fixed |= {"ignore_eos": True, "stream": True}
     parts = np.split(prompts, np.cumsum(counts)[:-1] * rounds)  # no prompt is asked twice
     first = random.integers(0, vocab, (1, TOKENS))
     in_process(engine, first, 1)  # kernels are compiled
-    warm_up: Bodies = [fixed | {"prompt": first[0].tolist()}]
+    warm_up = bodies_of(model, first, NEW)
     sequential: tuple[float, float] | None = None
     with ExitStack() as running:
         own = served(ours([model], most)) if url is None else nullcontext((placed(url), 0))
@@ -132,7 +132,7 @@ def run(
             except PeerError as error:
                 warnings.warn(f"Rows have no {name}: {error}", stacklevel=2)
         for count, asked in zip(counts, parts):
-            bodies: Bodies = [fixed | {"prompt": prompt.tolist()} for prompt in asked]
+            bodies = bodies_of(model, asked, NEW)
             alone, found = in_process(engine, asked, count), dict[str, dict[str, Row]]()
             for name, place in places.items():
                 asyncio.run(load(place, warm_up, 1, None, seed))
@@ -149,6 +149,13 @@ def run(
                 gain, bound = (now / then for now, then in zip(rates, sequential))
                 peer = {"peer": "in process", "peer_value": bound, "ratio": gain / bound}
                 yield Row(f"over_sequential_c{count}", gain, "ratio", **peer)  # type: ignore[arg-type]
+
+
+def bodies_of(model: str, prompts: np.ndarray, new_tokens: int) -> Bodies:
+    """Requests for so many tokens after each prompt: greedy, streamed, whatever ends a text."""
+    same = {"model": model, "max_tokens": new_tokens, "temperature": 0}
+    same |= {"ignore_eos": True, "stream": True}
+    return [same | {"prompt": prompt} for prompt in prompts.tolist()]
 
 
 def in_process(engine: Engine, prompts: np.ndarray, count: int) -> float:
@@ -188,40 +195,48 @@ def peer_commands(model: str, most: int, chosen: Sequence[str]) -> dict[str, Com
     if not chosen:
         return {}
     found = dict[str, Command]()
-    (folder, gguf), threads = peer_files(model, PEERS_FOLDER / "models"), torch.get_num_threads()
+    (folder, gguf), threads = searchable(model), torch.get_num_threads()
     longest, settings = TOKENS + NEW, f"{threads} threads, {most} sequences, 2048 tokens a step"
+    limits = {"max_num_seqs": most, "max_model_len": longest, "max_num_batched_tokens": 2048}
     for name in chosen:
         try:
-            python, environment = interpreter(name, PEERS_FOLDER.absolute(), threads)
+            if name == "llama.cpp":
+                if gguf is None:
+                    raise PeerError(f"{model} is no .gguf file")
+                python, environment = interpreter(name, PEERS_FOLDER.absolute(), threads)
+                given = {"model": str(gguf.absolute()), "threads": threads, "n_parallel": most}
+                given |= {"n_ctx": most * (longest + 16), "n_batch": 2048}
+                told = f"xllamacpp{version(name, 'xllamacpp')} (llama.cpp's server, {gguf.name}, "
+                words = [str(python), "-c", LLAMA_CPP, json.dumps(given)]
+                found[name] = Command(f"{told}{settings})", words, environment)
+                continue
+            for dtype in ("float32", "bfloat16")[: 1 + multiplies_bfloat16()]:
+                told = f"vllm serve{version(name, 'vllm')} ({dtype}, {settings})"
+                label = name if dtype == "float32" else f"{name}-{dtype}"
+                own = {"served_model_name": model, "dtype": dtype, **limits}
+                found[label] = vllm_command(told, folder, "--disable-log-stats", **own)
         except PeerError as error:
             warnings.warn(f"Rows have no {name}: {error}", stacklevel=2)
-            continue
-        if name == "llama.cpp":
-            if gguf is None:
-                warnings.warn(f"Rows have no {name}: {model} is no .gguf file", stacklevel=2)
-                continue
-            given = {"model": str(gguf.absolute()), "threads": threads, "n_parallel": most}
-            given |= {"n_ctx": most * (longest + 16), "n_batch": 2048}
-            told = f"xllamacpp{version(name, 'xllamacpp')} (llama.cpp's server, {gguf.name}, "
-            words = [str(python), "-c", LLAMA_CPP, json.dumps(given)]
-            found[name] = Command(f"{told}{settings})", words, environment)
-            continue
-        if gguf is not None and not (folder / "tokenizer.json").is_file():
-            import transformers  # noqa: PLC0415 - an optional extra
-
-            read = transformers.AutoTokenizer.from_pretrained
-            read(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
-        words = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
-        words += ["--served-model-name", model, "--max-num-seqs", str(most)]
-        words += ["--max-model-len", str(longest), "--max-num-batched-tokens", "2048"]
-        words += ["--disable-log-stats", "--host", "127.0.0.1"]
-        kinds = ("float32", "bfloat16")[: 1 + bool(BFLOAT16.intersection(cpu_features()))]
-        for dtype, label in zip(kinds, (name, f"{name}-bfloat16")):
-            told = f"vllm serve{version(name, 'vllm')} ({dtype}, {settings})"
-            found[label] = Command(
-                told, [str(python), *words, "--dtype", dtype, "--port"], environment
-            )
     return found
+
+
+def searchable(model: str) -> tuple[Path, Path | None]:
+    """`peer_files` with the tokenizer and chat template in the folder, as other systems read it."""
+    folder, gguf = peer_files(model, PEERS_FOLDER / "models")
+    if gguf is not None and not (folder / "tokenizer_config.json").is_file():
+        TokenizerReader(GGUFFile(gguf)).read().save(folder)
+    return folder, gguf
+
+
+def vllm_command(label: str, folder: Path, *flags: str, **options: Any) -> Command:
+    """vLLM's own server of a model's folder; flags, options: of its command line. Raises PeerError
+    where it is not installed.
+    """
+    python, environment = interpreter("vllm", PEERS_FOLDER.absolute(), torch.get_num_threads())
+    given = {"model": folder, "host": "127.0.0.1", **options}
+    words = [word for k, v in given.items() for word in (f"--{k.replace('_', '-')}", str(v))]
+    server = [str(python), "-m", "vllm.entrypoints.openai.api_server"]
+    return Command(label, [*server, *words, *flags, "--port"], environment)
 
 
 def version(peer: str, package: str) -> str:
@@ -259,6 +274,12 @@ def served(command: Command) -> Iterator[tuple[Place, int]]:
             except subprocess.TimeoutExpired:
                 os.killpg(server.pid, signal.SIGKILL)  # and its own processes
                 server.wait()
+
+
+def summed(metrics: str, name: str) -> float:
+    """What /metrics told of a metric, over all its labels. name: a regular expression."""
+    values = re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", metrics, re.MULTILINE)
+    return sum(map(float, values))
 
 
 def is_ready(port: int) -> bool:

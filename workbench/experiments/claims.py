@@ -23,8 +23,8 @@ from workbench.experiments.execute import RECORDED, REPLAYED
 from workbench.experiments.export import tex_escaped
 from workbench.experiments.sensitivity import missing_values, stored
 from workbench.experiments.settings import BATCHED, LAST_TWO, THESIS_SHARE, sweep_config
-from workbench.experiments.statistics import Interval, Rates, upper_bound_of_none
-from workbench.experiments.study import SEARCHED, Study, rung, rung_of
+from workbench.experiments.statistics import Interval, Rates, is_replayed, upper_bound_of_none
+from workbench.experiments.study import Study, rung, rung_of
 
 HOLDS, FAILS, DEPENDS, UNTESTED = "holds", "fails", "depends on", "not testable here"
 HIGH_HIT_RATE = 0.8
@@ -329,7 +329,7 @@ def claims_of_figures(folder: Path) -> list[Claim]:
     }
     found, rungs = [], dict.fromkeys(at for rows in tables.values() for at in rows["rung"])
     for (key, names, judge), at in product(judges, rungs):
-        if key == "C3" and at in SEARCHED:  # its blocks are in the rows of the split alone
+        if key == "C3" and is_replayed(at):  # its blocks are in the rows of the split alone
             names, judge = "memory_split", straight_claim
         claim = Claim(key, CLAIMS[key][0], UNTESTED, UNTESTED_BECAUSE.get((key, at), NO_ROWS), "")
         drawn_in = [tables[name] for name in names.split() if name in tables]
@@ -430,7 +430,7 @@ def _slow_down_claim(split: pd.DataFrame, lost: pd.DataFrame | None = None) -> C
         f"recomputing what was evicted is {again[end] / walls[end]:.0%} of its time there, "
         f"{_reach(low, high, '.0%')} of the slow-down"
     )
-    exact = "rung" in split and split["rung"].iloc[0] in SEARCHED
+    exact = "rung" in split and is_replayed(split["rung"].iloc[0])
     slower = walls[end] > alike.max() and (exact or len(alike) > 1)  # one share tells no noise
     verdict = slower and low > 0.5, slower and high < 0.5
     return _judged("C4", *verdict, number, "the machine's noise")

@@ -23,12 +23,10 @@ from workbench.errors import OutOfMemory, RunStoreError
 from workbench.experiments.execute import REPLAYED
 from workbench.experiments.provenance import project_root
 from workbench.experiments.settings import EVERY_SHARE, THESIS_SHARE, sweep_config
-from workbench.experiments.study import NOTHING_WAS_RUN, SEARCHED
+from workbench.experiments.study import DRAWN, NOTHING_WAS_RUN
 from workbench.models.registry import model_spec
 from workbench.replay.advise import (
-    LEAST_PROBLEMS,
     NEAR,
-    PROBLEMS,
     ROLES,
     SHARE,
     Explored,
@@ -36,10 +34,9 @@ from workbench.replay.advise import (
     Question,
     plateau,
 )
-from workbench.replay.answers import Answers
 from workbench.replay.cost import ModelWork
 from workbench.replay.devices import PRESETS, load_device
-from workbench.replay.workload import Assumptions, drawn_engine, thesis_search
+from workbench.replay.workload import Assumptions, drawn_engine
 
 LOW, HIGH = EVERY_SHARE[0], EVERY_SHARE[-1]
 ASKED = Question(total="40GiB")
@@ -181,11 +178,9 @@ class Base:
         """What a setting is replayed with, its search drawn. Raises as `advise`."""
         asked = replace(self.asked, **setting.asked)
         rounds = setting.rounds or self.rounds
-        problems = max(PROBLEMS * asked.in_flight, LEAST_PROBLEMS)
-        assumed = Assumptions(**setting.assumed)
-        drawn = problems, asked.n, asked.beam_width, rounds // 2, setting.seed, assumed
+        drawn = asked.drawn(rounds // 2, setting.seed, Assumptions(**setting.assumed))
         kind = FixedPRM if setting.prm_is_fixed else Pair
-        pair = kind(asked, Answers(thesis_search(*drawn)), **setting.need)
+        pair = kind(asked, drawn, **setting.need)
         pair.rounds = rounds
         return pair
 
@@ -205,9 +200,7 @@ class Base:
         axis = [share for share in pair.axis if LOW <= share <= HIGH]
         near = min(axis, key=lambda share: abs(share - THESIS_SHARE))
         found = Explored.of(pair, axis, {axis[0], near, axis[-1]}, self.replays)
-        rows = pd.DataFrame(pair.rows).assign(kind="replay", **where)
-        for role, enough in zip(ROLES, found.free.enough):
-            rows[f"{role}_lacks_tokens"] = (enough - rows[f"{role}_kv_tokens"]).clip(lower=0)
+        rows = found.table(pair).assign(kind="replay", **where)
         low, high = pair.feasible
         ends = {"feasible_low": low, "feasible_high": high}
         return pd.concat([rows, summary(rows).assign(**where, **ends)], ignore_index=True)
@@ -247,12 +240,11 @@ class Base:
     def provenance(self) -> str:
         """What stands below the figure."""
         a, device = self.asked, load_device(self.asked.device)
-        problems = max(PROBLEMS * a.in_flight, LEAST_PROBLEMS)
         return (
             f"LLM {a.llm}, PRM {a.prm} ({REPLAYED}); total memory {a.total}, activations in it.\n"
-            f"The first {self.rounds // 2} steps of {problems} problems, 1 seed, n = {a.n}, beam "
+            f"The first {self.rounds // 2} steps of {a.problems} problems, 1 seed, n = {a.n}, beam "
             f"width {a.beam_width}, {a.in_flight} in flight; simulated {device.name}. "
-            f"{NOTHING_WAS_RUN.format(SEARCHED[REPLAYED])}"
+            f"{NOTHING_WAS_RUN.format(DRAWN)}"
         )
 
 

@@ -128,6 +128,13 @@ OTHER_MINUTES = ("depth", "reference")
 """Roles of runs that are carried out apart from those they are like."""
 SIMULATED = "replayed"
 """How the rung of runs begins whose seconds are a cost model's, and so the same each time."""
+
+
+def is_replayed(rung: str) -> bool:
+    """Whether a rung, by its name, was replayed and not measured."""
+    return rung.startswith(SIMULATED)
+
+
 LARGEST = 2.0
 """Of the logarithm of a drawn factor: few repetitions have tails that no machine has."""
 FEWEST_SEEDS = 3

@@ -45,7 +45,7 @@ from workbench.experiments.settings import (
     Plan,
     RunSpec,
 )
-from workbench.experiments.statistics import Noise, Tables, noise_of, sentinel_drift
+from workbench.experiments.statistics import Noise, Tables, is_replayed, noise_of, sentinel_drift
 from workbench.replay.devices import Device, load_device
 from workbench.search.rounds import Progress
 
@@ -436,10 +436,8 @@ def seconds_per_problem(config: SweepConfig, store: RunStore) -> float | None:
 # -- what stands on a figure: models, rung, budget, sample, machine; read from the runs drawn --
 
 NOTHING_WAS_RUN = "Nothing was run: {}, seconds a roofline's, a bound from below."
-SEARCHED = {
-    carry_out.REPLAYED: "tokens are MATH-500's lengths with stated assumptions",
-    carry_out.RECORDED: "tokens and scores are a recorded search's",
-}
+DRAWN = "tokens are MATH-500's lengths with stated assumptions"
+SEARCHED = "tokens and scores are a recorded search's"
 RUNGS = {"tiny": "measured tiny", "smollm2": "measured SmolLM2", "dummy:": "dummy weights"}
 """How the names of LLMs begin, and the rung of the study that they stand on."""
 CARRIES_OVER = "Counts carry over at equal ratios of need to room; seconds do not."
@@ -499,8 +497,8 @@ def provenance_replayed(study: Study) -> str:
     """Of a replayed rung."""
     *lines, _ = provenance(study.runs).splitlines()
     flight = f"{study.config.min_problem_batch} problems in flight"
-    searched = SEARCHED.get(rung(study.runs), SEARCHED[carry_out.REPLAYED])
-    said = NOTHING_WAS_RUN.format(searched)
+    is_recorded = rung(study.runs) == carry_out.RECORDED
+    said = NOTHING_WAS_RUN.format(SEARCHED if is_recorded else DRAWN)
     return "\n".join([*lines, f"{_of_a_sweep(study)}{flight}. {said}"])
 
 
@@ -513,8 +511,8 @@ def provenance_of_rungs(studies: Sequence[Study], seed: int | None = None) -> st
     """Of a figure with a panel for each rung. seed: the only one drawn of the measured ones."""
     lines = []
     for study in studies:
-        is_replayed = rung(study.runs) in SEARCHED
-        text = provenance_replayed(study) if is_replayed else provenance_of(study, seed)
+        simulated = is_replayed(rung(study.runs))
+        text = provenance_replayed(study) if simulated else provenance_of(study, seed)
         lines += [line for line in text.splitlines() if line != CARRIES_OVER]
     return "\n".join([*lines, CARRIES_OVER])
 

@@ -88,10 +88,16 @@ class Question:
         """How many the search is replayed for, two a step (sampled, scored): some seconds."""
         return max(LEAST_ROUNDS, min(MOST_ROUNDS, NODES // (self.n * self.in_flight)))
 
-    def drawn(self, rounds: int) -> Answers:
-        """The search that is replayed; no beam grows deeper in so many rounds."""
-        problems = max(PROBLEMS * self.in_flight, LEAST_PROBLEMS)
-        return Answers(thesis_search(problems, self.n, self.beam_width, rounds))
+    @property
+    def problems(self) -> int:
+        """How many are searched."""
+        return max(PROBLEMS * self.in_flight, LEAST_PROBLEMS)
+
+    def drawn(self, depth: int, *drawn: Any) -> Answers:
+        """The search that is replayed, steps down to a depth. drawn: seed and assumptions, as
+        thesis_search takes them.
+        """
+        return Answers(thesis_search(self.problems, self.n, self.beam_width, depth, *drawn))
 
 
 class Need(NamedTuple):
@@ -304,6 +310,13 @@ class Explored(NamedTuple):
         low, high = plateau([found[share] for share in shares], min(found.values()))
         return cls(free, found, (shares[low], shares[high]))
 
+    def table(self, pair: Pair) -> pd.DataFrame:
+        """The pair's replays, with the tokens that each model lacks."""
+        table = pd.DataFrame(pair.rows)
+        for role, enough in zip(ROLES, self.free.enough):
+            table[f"{role}_lacks_tokens"] = (enough - table[f"{role}_kv_tokens"]).clip(lower=0)
+        return table
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Advice:
@@ -363,16 +376,15 @@ def advise(llm: str, prm: str, **settings: Any) -> Advice:
         if asked.llm_share is not None:
             raise
         axis, notes = pair.axis, [str(error)]
-    free, found, ends = Explored.of(pair, axis, {axis[0], present, axis[-1]} & {*axis})
+    explored = Explored.of(pair, axis, {axis[0], present, axis[-1]} & {*axis})
+    free, found, ends = explored
     best = 1.005 * min(found.values())
     alike = [s for s in sorted(found) if ends[0] <= s <= ends[1] and found[s] <= best]
     recommended = max(alike, key=lambda share: free.spare[axis.index(share)])
     notes += _change_each(pair, recommended)
-    table = pd.DataFrame(pair.rows)
+    table = explored.table(pair)
     rates = table[RATES[0]]
     table["against_best"] = rates / rates[table["what"] == SHARE].max() - 1
-    for role, enough in zip(ROLES, free.enough):
-        table[f"{role}_lacks_tokens"] = (enough - table[f"{role}_kv_tokens"]).clip(lower=0)
     notes += _notes(pair)
     flags = start_up(pair, recommended)
     return Advice(asked, pair.total, pair.feasible, recommended, ends, table, flags, notes)
