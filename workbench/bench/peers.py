@@ -108,7 +108,9 @@ def on_a_cpu(threads: int) -> dict[str, str]:
     return {
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(affinity(0))[:threads])),
         "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-        "VLLM_USE_AOT_COMPILE": "0",  # 0.32 cannot load what it saves: compiles anew
+        # It dies of code that it compiled for other settings, so it compiles anew.
+        "VLLM_USE_AOT_COMPILE": "0",
+        "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
