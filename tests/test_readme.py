@@ -1,7 +1,7 @@
 """The README holds: its code runs, its links lead somewhere, its numbers are those of the records.
 
-`python tests/test_readme.py` writes the tables between the README's markers anew, from the rows of
-the committed figures and the records under reports/bench.
+`python tests/test_readme.py` writes anew the tables between the README's markers, and those of
+every record in reports/bench/RESULTS.md, from the rows of the committed figures and the records.
 """
 
 import io
@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from workbench.experiments.provenance import counted, git
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
+RESULTS = ROOT / "reports" / "bench" / "RESULTS.md"
 MARKERS = ("<!-- results: written by tests/test_readme.py -->", "<!-- end of results -->")
 SHOWN = {
     "engine": {
@@ -126,6 +128,75 @@ SHOWN["replay"] = {
     "block_op_us": "the same, CPU time a block operation",
     "miss_ratio_s": "miss-ratio curves of both models",
 }
+SHOWN["search_systems"] = {
+    f"{row}@{system}": label
+    for system in ("vllm-both", "search-and-learn")
+    for row, label in {
+        "problems_per_min": "problems a minute",
+        "tokens_per_s": "generated tokens a second",
+        "llm_s": "seconds a problem, LLM",
+        "prm_s": "seconds a problem, PRM",
+        "rest_s": "seconds a problem, all else",
+        "prm_over_ideal": "PRM tokens computed over distinct ones",
+        "llm_hits": "prompt tokens found cached, LLM",
+        "prm_hits": "prompt tokens found cached, PRM",
+        "peak_memory": "peak memory of all processes",
+        "tokens": "tokens generated a problem",
+    }.items()
+}
+SHOWN["prm"] = {
+    "f1": "F1 of the next two",
+    "accuracy_correct": "correct solutions told as such",
+    "accuracy_wrong": "wrong solutions whose first wrong step is found",
+    "f1_best_threshold": "F1 at the threshold that is best for these solutions",
+}
+SHOWN["serve_smollm2"] = {
+    f"{row}_c{count}{peer}": f"{label}, {counted(count, 'client')}"
+    for count in (1, 16, 64)
+    for row, label in {
+        "tokens_per_s": "tokens a second",
+        "over_sequential": "the same over one client's",
+        "ttft_p95": "to the first token, 95th percentile",
+        "itl_p95": "between tokens, 95th percentile",
+        "health_p99": "the event loop lets /health wait, 99th percentile",
+        "refused": "refused (503)",
+        "late": "late (504)",
+        "lost": "lost",
+    }.items()
+    for peer in ("", "@vllm", "@vllm-bfloat16", "@llama.cpp")
+    if not peer or row in ("tokens_per_s", "ttft_p95", "itl_p95")
+}
+SHOWN["serve_two_smollm2"] = {
+    f"tokens_per_s_two_c{count}": f"tokens a second, two models, {counted(count, 'client')} each"
+    for count in (1, 16, 64)
+}
+HEADLINES = {
+    "search": ("pass_at_1", "accuracy", "gain_at_equal_tokens", "problems_per_min", "tokens_per_s",
+               "prm_over_ideal"),
+    "search_systems": ("problems_per_min", "prm_over_ideal", "peak_memory"),
+    "serve_smollm2": ("tokens_per_s", "over_sequential"),
+    "serve_two_smollm2": ("tokens_per_s",),
+    "memory": ("elastic_vs_best_static", "elastic_vs_static", "all_vs_baseline",
+               "arena_vs_dedicated", "same_nodes"),
+    "replay": ("events_identical", "throughput_mean_error@repeats", "measured_spread_worst"),
+}  # fmt: skip
+"""What the README shows of a record: the rows whose names begin so."""
+CONTENDERS = {
+    "": "transformers",
+    "@transformers-*": "transformers bf16",
+    "@vllm": "vLLM",
+    "@vllm-*": "vLLM bf16",
+    "@llama.cpp": "llama.cpp, same file",
+    "@llama.cpp-*": "llama.cpp's fastest",
+    "@products": "torch's products",
+}
+"""Columns of the README's engine table, by the end of the row's name."""
+ENGINES = (
+    "SmolLM2-135M in one engine: ours in tokens a second, and how many times as fast it is as "
+    "others on the same threads, the median of paired repeats and half the range of their middle "
+    "half (above 1: ours is faster). Each contender in float32 unless named otherwise; what each "
+    "was given and its rates: [reports/bench/RESULTS.md](reports/bench/RESULTS.md)."
+)
 RATIOS = (
     "A ratio (x) below is the median over repeats, in each of which both sides were measured in "
     "turn; so it need not be the quotient of the two medians that stand beside it. Of searches "
@@ -193,8 +264,8 @@ def beside(row: dict[str, Any]) -> str:
     return f"{row['peer']} {number(row['peer_value'], row['unit'])}: {row['ratio']:.2f}x"
 
 
-def table(name: str, found: dict[str, Any]) -> list[str]:
-    """One record as a heading and a Markdown table; a row per thing that the README shows."""
+def heading(found: dict[str, Any]) -> str:
+    """What was run on which machine, with what, at which commit."""
     machine, software, mode = found["machine"], found["versions"], found["mode"]
     sizes = f"{counted(machine['cores'], 'core')}, {counted(machine['threads'], 'thread')}"
     where = f"{machine['cpu']}, {sizes}"
@@ -203,17 +274,34 @@ def table(name: str, found: dict[str, Any]) -> list[str]:
     model = mode.get("model") or mode.get("llm") or ""
     chosen = "" if not model or model.startswith("tiny-") else f" --model {model}"
     chosen += f" --isa {found['isa']}" if "peers_isa" in mode else ""
+    chosen += f" --peer {mode['peer']}" if mode.get("peer") else ""
+    chosen += f" --part {mode['part']}" if mode.get("part") == "two" else ""
     what = f"`workbench bench {found['bench']}{chosen}`, profile {mode['profile']}{seeds}"
-    lines = [f"{what}, on {where}, {found['isa'].upper()}; {with_}; {mark(found)}.", ""]
-    lines += ["| | value | compared with | spread |", "|---|---|---|---|"]
+    return f"{what}, on {where}, {found['isa'].upper()}; {with_}; {mark(found)}."
+
+
+def found_rows(found: dict[str, Any], keys: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """A record's rows by key; KEY*: the peer's fastest variant. Without those of peers that were
+    not installed and those that a record made earlier has not.
+    """
     rows = {row["name"]: row for row in found["rows"]}
-    for key, label in SHOWN[name].items():
-        variants = [row for other, row in rows.items() if other.startswith(key[:-1])]
-        if key.endswith("*") and variants:
+    for key in (key for key in keys if key.endswith("*")):
+        variants = [row for name, row in rows.items() if name.startswith(key[:-1])]
+        if variants:
             rows[key] = max(variants, key=lambda row: row["peer_value"])
-        if key not in rows and "@" in key:
-            continue  # a peer that was not installed, or a record made before there was the row
-        row = rows[key]
+    return {key: rows[key] for key in keys if key in rows or "@" not in key}
+
+
+def table(name: str, found: dict[str, Any], starts: tuple[str, ...] = ("",)) -> list[str]:
+    """One record as a heading and a Markdown table; a row per thing that is shown of it and whose
+    name begins so.
+    """
+    mode, rows = found["mode"], {row["name"]: row for row in found["rows"]}
+    lines = [heading(found), "", "| | value | compared with | spread |", "|---|---|---|---|"]
+    for key, row in found_rows(found, SHOWN[name]).items():
+        if not key.startswith(starts):
+            continue
+        label = SHOWN[name][key]
         if key == "paged_over_contiguous" and row["peer"] is None:
             label = "decoding time over blocks of 16 (1: the same kernels, a block a sequence)"
         if "{" in label:
@@ -224,6 +312,22 @@ def table(name: str, found: dict[str, Any]) -> list[str]:
         lines.append("| " + " | ".join(cells) + " |")
     told = [left_of_the_gain(rows, mode), ""] if name == "search" else []
     return [*lines, "", *told]
+
+
+def engine_table(found: dict[str, Any]) -> list[str]:
+    """Our rate and the ratio to each contender; a row per work, a column per contender."""
+    name = "engine_smollm2"
+    works = [*PEERED, *(f"{work}+busy" for work in PEERED[1:])]
+    rows = found_rows(found, [work + end for work in works for end in CONTENDERS])
+    columns = {e: label for e, label in CONTENDERS.items() if any(w + e in rows for w in works)}
+    heads = ("", "ours", *columns.values())
+    lines = [heading(found), "", f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    for work in works:
+        ratios = [rows.get(work + end) for end in columns]
+        told = [f"{r['ratio']:.2f}x ±{r['spread']:.2g}" if r else "" for r in ratios]
+        cells = (SHOWN[name][work], number(rows[work]["value"], rows[work]["unit"]), *told)
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, ""]
 
 
 def mark(found: dict[str, Any]) -> str:
@@ -318,13 +422,24 @@ def split() -> list[str]:
 
 
 def results() -> str:
-    """All that stands between the markers."""
+    """All that stands between the README's markers."""
     found = records()
-    lines = [*split(), RATIOS, ""]
-    lines += [line for name in SHOWN if name in found for line in table(name, found[name])]
+    lines = [*split(), ENGINES, ""]
+    for name in ("engine_smollm2", "engine_smollm2.avx2"):
+        lines += engine_table(found[name]) if name in found else []
+    for name, starts in HEADLINES.items():
+        lines += table(name, found[name], starts) if name in found else []
     for name in ("identity", "identity_smollm2"):
         lines += identity(found[name]) if name in found else []
     return "\n".join(["", *lines])
+
+
+def every_result() -> str:
+    """reports/bench/RESULTS.md: every row that is shown of every record."""
+    found = records()
+    lines = ["# Every record", "", "Written by `python tests/test_readme.py`.", "", RATIOS, ""]
+    lines += [line for name in SHOWN if name in found for line in table(name, found[name])]
+    return "\n".join(lines)
 
 
 def parts() -> tuple[str, str, str]:
@@ -339,6 +454,8 @@ def parts() -> tuple[str, str, str]:
 def test_the_numbers_are_those_of_the_records() -> None:
     """No number of the results stands in the README that a committed record does not hold."""
     assert parts()[1].strip() == results().strip(), "run: python tests/test_readme.py"
+    every = committed("reports/bench/RESULTS.md")
+    assert every is not None and every.decode() == every_result()
 
 
 def test_the_fastest_variant_of_a_peer_stands_beside_it() -> None:
@@ -432,3 +549,4 @@ def test_the_tour_runs(tmp_path: Path) -> None:
 if __name__ == "__main__":
     head, _, tail = parts()
     README.write_text(head + MARKERS[0] + "\n" + results() + "\n" + MARKERS[1] + tail)
+    RESULTS.write_text(every_result())
