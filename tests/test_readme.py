@@ -173,7 +173,7 @@ SHOWN["serve_two_smollm2"] = {
 HEADLINES = {
     "search": ("pass_at_1", "accuracy", "gain_at_equal_tokens", "problems_per_min", "tokens_per_s",
                "prm_over_ideal"),
-    "search_systems": ("problems_per_min", "prm_over_ideal", "peak_memory"),
+    "search_systems": ("problems_per_min", "tokens@", "prm_over_ideal", "peak_memory"),
     "serve_smollm2": ("tokens_per_s", "over_sequential"),
     "serve_two_smollm2": ("tokens_per_s",),
     "memory": ("elastic_vs_best_static", "elastic_vs_static", "all_vs_baseline",
@@ -242,6 +242,8 @@ def number(value: float, unit: str) -> str:
     """Three figures and the unit; fractions bare."""
     if unit in ("FLOP/s", "B/s"):
         value, unit = value / 1e9, f"G{unit}"
+    if unit == "bytes" and value >= 2**30:
+        value, unit = value / 2**30, "GiB"
     digits = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
     return digits if unit == "fraction" else f"{digits} {unit}"
 
@@ -261,7 +263,8 @@ def beside(row: dict[str, Any]) -> str:
     """The peer's value and the ratio, where there is a peer."""
     if row["peer"] is None:
         return ""
-    return f"{row['peer']} {number(row['peer_value'], row['unit'])}: {row['ratio']:.2f}x"
+    told = f"{row['peer']} {number(row['peer_value'], row['unit'])}"
+    return told if row["ratio"] is None else f"{told}: {row['ratio']:.2f}x"
 
 
 def heading(found: dict[str, Any]) -> str:
