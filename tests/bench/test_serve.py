@@ -45,6 +45,16 @@ def test_a_load_has_the_fields_of_vllm_bench_serve(monkeypatch) -> None:
     assert rate.value <= 4 * 8 / rows["e2e_p50_c2"].value  # no more than both clients could get
 
 
+def test_two_models_are_asked_at_once(monkeypatch) -> None:
+    """Both models' requests are answered, beside the same engines in this process."""
+    monkeypatch.setattr(serve, "TOKENS", 8)
+    monkeypatch.setattr(serve, "NEW", 8)
+    rows = {row.name: row for row in serve.run("quick", clients="2", part="two")}
+    rate, lost = rows["tokens_per_s_two_c2"], rows["lost_two_c2"]
+    assert rate.ratio == rate.value / rate.peer_value > 0
+    assert lost.value == rows["refused_two_c2"].value == 0 and lost.repeats == 2 * 4
+
+
 def test_what_a_server_refuses_is_counted_and_not_lost() -> None:
     """503, 504 and a broken connection are counted apart; percentiles are of answers alone."""
     answers = [serve.Answer(0.0, 200, [0.5, 0.75], 1.0), serve.Answer(0.0, 503, [], 0.1)]

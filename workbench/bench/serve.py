@@ -2,10 +2,11 @@
 
 Closed loop: each of the clients asks anew once it has its answer. --rate: requests arrive by a
 Poisson process, answered or not. Prompts of 128 random tokens (--part shared: the first 96 are the
-same), 64 new ones, greedy, end of sequence ignored, streamed. The fields are those of `vllm bench
-serve`: ttft, to the first token; itl, between tokens; e2e, to the end; goodput, requests a second
-that keep SLO. The peer of tokens_per_s is the same engine in this process, which generates for as
-many prompts at a time. `@PEER`: the servers of `make bench-peers`, on the same weights, threads and
+same; two: of two models in one memory, so many clients each, the second one's weights random), 64
+new ones, greedy, end of sequence ignored, streamed. The fields are those of `vllm bench serve`:
+ttft, to the first token; itl, between tokens; e2e, to the end; goodput, requests a second that keep
+SLO. The peer of tokens_per_s is the same engine in this process, which generates for as many
+prompts at a time. `@PEER`: the servers of `make bench-peers`, on the same weights, threads and
 prompts, vLLM's in float32 and, where the processor multiplies it, bfloat16. All take the same load
 in turn, one at a time, number after number of clients. over_sequential: tokens_per_s over that of
 one client, beside what decoding and prefill gain in process. health_p99 is what /health takes
@@ -47,9 +48,11 @@ from workbench.bench.engine import (
 )
 from workbench.bench.peers import PeerError, interpreter, last_words
 from workbench.bench.record import Row
+from workbench.config import EngineConfig
 from workbench.core import SamplingParams
 from workbench.engine.engine import Engine
 from workbench.models.gguf import GGUFFile, TokenizerReader
+from workbench.models.registry import DUMMY
 from workbench.search.answers import check_choice
 
 ROUNDS = {"quick": 2, "default": 4, "full": 12}  # requests a client
@@ -108,8 +111,11 @@ def run(
     """The rows of `workbench bench serve`. url: of a server that runs already, to be asked for
     `model`; rate: requests a second, in place of a closed loop; peers: as of `bench engine`.
     """
-    check_choice("part", part, ("distinct", "shared"))
+    check_choice("part", part, ("distinct", "shared", "two"))
     counts, rounds = [int(each) for each in clients.split(",")], ROUNDS[profile]
+    if part == "two":
+        yield from two_models((model, f"{DUMMY}{model}"), counts, rounds, seed)
+        return
     chosen, most = [n for n in chosen_peers(peers) if n != TRANSFORMERS], max(counts)
     engine = Engine(model, max_num_seqs=most, max_num_batched_tokens=2048)
     random = np.random.default_rng(seed)
@@ -119,7 +125,7 @@ def run(
         prompts[:, :SHARED] = prompts[0, :SHARED]
     parts = np.split(prompts, np.cumsum(counts)[:-1] * rounds)  # no prompt is asked twice
     first = random.integers(0, vocab, (1, TOKENS))
-    in_process(engine, first, 1)  # kernels are compiled
+    in_process([engine], [first], 1)  # kernels are compiled
     warm_up = bodies_of(model, first, NEW)
     sequential: tuple[float, float] | None = None
     with ExitStack() as running:
@@ -133,7 +139,7 @@ def run(
                 warnings.warn(f"Rows have no {name}: {error}", stacklevel=2)
         for count, asked in zip(counts, parts):
             bodies = bodies_of(model, asked, NEW)
-            alone, found = in_process(engine, asked, count), dict[str, dict[str, Row]]()
+            alone, found = in_process([engine], [asked], count), dict[str, dict[str, Row]]()
             for name, place in places.items():
                 asyncio.run(load(place, warm_up, 1, None, seed))
                 answers, health = asyncio.run(load(place, bodies, count, rate, seed))
@@ -158,13 +164,46 @@ def bodies_of(model: str, prompts: np.ndarray, new_tokens: int) -> Bodies:
     return [same | {"prompt": prompt} for prompt in prompts.tolist()]
 
 
-def in_process(engine: Engine, prompts: np.ndarray, count: int) -> float:
-    """Tokens a second of the engine alone, so many prompts at a time."""
+def in_process(engines: Sequence[Engine], asked: Sequence[np.ndarray], count: int) -> float:
+    """Tokens a second without a server: so many prompts of each engine at a time, steps in turn."""
     params = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True)
     start = time.perf_counter()
-    for first in range(0, len(prompts), count):
-        engine.generate(prompts[first : first + count].tolist(), params)
-    return len(prompts) * NEW / (time.perf_counter() - start)
+    for first in range(0, len(asked[0]), count):
+        for engine, prompts in zip(engines, asked):
+            for prompt in prompts[first : first + count].tolist():
+                engine.add(prompt, params)
+        while busy := [engine for engine in engines if engine.has_work]:
+            for engine in busy:
+                engine.step()
+    return sum(map(len, asked)) * NEW / (time.perf_counter() - start)
+
+
+def two_models(
+    models: Sequence[str], counts: Sequence[int], rounds: int, seed: int
+) -> Iterator[Row]:
+    """Both at once, so many clients each, beside the same engines in this process."""
+    from workbench.serving.server import ServeConfig, make_arena  # noqa: PLC0415 - an extra
+
+    most = max(counts)
+    arena = make_arena(ServeConfig(tuple(models)), EngineConfig(max_num_seqs=most))
+    engines = [Engine(name, arena=arena, max_num_seqs=most) for name in models]
+    random = np.random.default_rng(seed)
+
+    def prompts(number: int) -> list[np.ndarray]:
+        return [random.integers(0, e.tokenizer.vocab_size, (number, TOKENS)) for e in engines]
+
+    def bodies(asked: Sequence[np.ndarray]) -> list[Bodies]:
+        return [bodies_of(name, own, NEW) for name, own in zip(models, asked)]
+
+    in_process(engines, first := prompts(1), 1)  # kernels are compiled
+    with served(ours(models, most)) as (place, _):
+        asyncio.run(loads(place, bodies(first), [1, 1]))
+        for count in counts:
+            asked = prompts(count * rounds)
+            alone = in_process(engines, asked, count)
+            found = asyncio.run(loads(place, bodies(asked), [count, count]))
+            answers = [answer for own, _ in found for answer in own]
+            yield from rows_of(answers, found[0][1], f"two_c{count}", alone)
 
 
 def compared(
@@ -322,6 +361,14 @@ async def load(
         answers = list(await asyncio.gather(*tasks))
     watch.cancel()
     return answers, health
+
+
+async def loads(
+    place: Place, asked: Sequence[Bodies], clients: Sequence[int]
+) -> list[tuple[list[Answer], list[float]]]:
+    """`load` of several at once, each by its own clients in a closed loop."""
+    each = zip(asked, clients)
+    return await asyncio.gather(*(load(place, bodies, count, None, 0) for bodies, count in each))
 
 
 class _Client(asyncio.Protocol):
