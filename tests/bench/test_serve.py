@@ -71,7 +71,7 @@ def test_arrivals_and_parts() -> None:
     an unknown part is refused.
     """
     place = serve.placed("http://127.0.0.1:9")
-    answers, _ = asyncio.run(serve.load(place, [{"prompt": [1]}] * 20, 1, 200.0, 0))
+    answers = asyncio.run(serve.load(place, [{"prompt": [1]}] * 20, 1, 200.0, 0))
     assert [answer.status for answer in answers] == [0] * 20
     assert 0.02 < answers[-1].sent - answers[0].sent < 2
     with pytest.raises(ConfigError, match="part"):

@@ -26,7 +26,6 @@ from workbench.bench.serve import (
     Bodies,
     Place,
     bodies_of,
-    load,
     loads,
     ours,
     served,
@@ -148,8 +147,8 @@ def split_rows(plan: LoadPlan) -> pd.DataFrame:
                 plan.bodies(m, count * plan.rounds, 10 * step + k)
                 for k, (m, count) in enumerate(zip(models, plan.split_clients))
             ]
-            found = _done(loads(place, asked, plan.split_clients))
-            for model, count, (answers, _) in zip(models, plan.split_clients, found):
+            found, _ = _done(loads(place, asked, plan.split_clients))
+            for model, count, answers in zip(models, plan.split_clients, found):
                 rows.append({"share": share, "model": model, "clients": count} | summary(answers))
     return pd.DataFrame(rows).assign(tokens_per_s=lambda own: own["served"] * plan.new_tokens)
 
@@ -159,7 +158,7 @@ def _asked(
 ) -> dict[str, Any]:
     """What a load comes to, and the requests inside while it lasts."""
     with _sampled(place) as samples:
-        answers, _ = _done(load(place, bodies, clients, rate, seed))
+        (answers,), _ = _done(loads(place, [bodies], [clients], rate, seed))
     return summary(answers) | {"inside": float(np.mean(samples))}
 
 

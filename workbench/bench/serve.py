@@ -30,7 +30,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -112,24 +112,22 @@ def run(
     `model`; rate: requests a second, in place of a closed loop; peers: as of `bench engine`.
     """
     check_choice("part", part, ("distinct", "shared", "two"))
-    counts, rounds = [int(each) for each in clients.split(",")], ROUNDS[profile]
-    if part == "two":
-        yield from two_models((model, f"{DUMMY}{model}"), counts, rounds, seed)
-        return
-    chosen, most = [n for n in chosen_peers(peers) if n != TRANSFORMERS], max(counts)
-    engine = Engine(model, max_num_seqs=most, max_num_batched_tokens=2048)
-    random = np.random.default_rng(seed)
-    vocab, number = engine.tokenizer.vocab_size, sum(counts) * rounds
-    prompts = random.integers(0, vocab, (number, TOKENS))
-    if part == "shared":
-        prompts[:, :SHARED] = prompts[0, :SHARED]
-    parts = np.split(prompts, np.cumsum(counts)[:-1] * rounds)  # no prompt is asked twice
-    first = random.integers(0, vocab, (1, TOKENS))
-    in_process([engine], [first], 1)  # kernels are compiled
-    warm_up = bodies_of(model, first, NEW)
-    sequential: tuple[float, float] | None = None
+    counts, rounds, two = [int(each) for each in clients.split(",")], ROUNDS[profile], part == "two"
+    models, most = (model, f"{DUMMY}{model}") if two else (model,), max(counts)
+    chosen = [] if two else [name for name in chosen_peers(peers) if name != TRANSFORMERS]
+    engines = engines_of(models, most)
+    random, sequential = np.random.default_rng(seed), dict[str, float]()
+    prefix = random.integers(0, engines[0].tokenizer.vocab_size, SHARED)
+
+    def prompts(number: int) -> list[np.ndarray]:  # none is asked twice
+        return [random.integers(0, e.tokenizer.vocab_size, (number, TOKENS)) for e in engines]
+
+    def bodies(asked: Sequence[np.ndarray]) -> list[Bodies]:
+        return [bodies_of(name, own, NEW) for name, own in zip(models, asked)]
+
+    in_process(engines, first := prompts(1), 1)  # kernels are compiled
     with ExitStack() as running:
-        own = served(ours([model], most)) if url is None else nullcontext((placed(url), 0))
+        own = served(ours(models, most)) if url is None else nullcontext((placed(url), 0))
         places = {"": running.enter_context(own)[0]}
         commands = peer_commands(model, most, chosen)
         for name, command in commands.items():
@@ -137,24 +135,38 @@ def run(
                 places[name], _ = running.enter_context(served(command))
             except PeerError as error:
                 warnings.warn(f"Rows have no {name}: {error}", stacklevel=2)
-        for count, asked in zip(counts, parts):
-            bodies = bodies_of(model, asked, NEW)
-            alone, found = in_process([engine], [asked], count), dict[str, dict[str, Row]]()
+        for count in counts:
+            asked, suffix = prompts(count * rounds), f"{'two_' * two}c{count}"
+            if part == "shared":
+                asked[0][:, :SHARED] = prefix
+            alone, found = in_process(engines, asked, count), dict[str, dict[str, Row]]()
             for name, place in places.items():
-                asyncio.run(load(place, warm_up, 1, None, seed))
-                answers, health = asyncio.run(load(place, bodies, count, rate, seed))
-                found[name] = {r.name: r for r in rows_of(answers, health, f"c{count}", alone)}
+                asyncio.run(loads(place, bodies(first), [1] * len(models)))
+                answers, health = asyncio.run(
+                    loads(place, bodies(asked), [count] * len(models), rate, seed)
+                )
+                rows = rows_of([*chain(*answers)], health, suffix, alone)
+                found[name] = {row.name: row for row in rows}
             mine = found.pop("")
             yield from mine.values()
             for name, theirs in found.items():
-                yield from compared(mine, theirs, name, commands[name].label, f"c{count}")
-            rates = mine[f"tokens_per_s_c{count}"].value, alone
+                yield from compared(mine, theirs, name, commands[name].label, suffix)
+            rates = {"served": mine[f"tokens_per_s_{suffix}"].value, "alone": alone}
             if count == 1:
                 sequential = rates
-            elif sequential is not None:
-                gain, bound = (now / then for now, then in zip(rates, sequential))
+            elif sequential and not two:
+                gain, bound = (rates[each] / sequential[each] for each in ("served", "alone"))
                 peer = {"peer": "in process", "peer_value": bound, "ratio": gain / bound}
-                yield Row(f"over_sequential_c{count}", gain, "ratio", **peer)  # type: ignore[arg-type]
+                yield Row(f"over_sequential_{suffix}", gain, "ratio", **peer)  # type: ignore[arg-type]
+
+
+def engines_of(models: Sequence[str], most: int) -> list[Engine]:
+    """As a server has them, in this process; several in one memory."""
+    from workbench.serving.server import ServeConfig, make_arena  # noqa: PLC0415 - an extra
+
+    settings = EngineConfig(max_num_seqs=most)
+    arena = make_arena(ServeConfig(tuple(models)), settings) if len(models) > 1 else None
+    return [Engine(name, arena=arena, max_num_seqs=most) for name in models]
 
 
 def bodies_of(model: str, prompts: np.ndarray, new_tokens: int) -> Bodies:
@@ -176,34 +188,6 @@ def in_process(engines: Sequence[Engine], asked: Sequence[np.ndarray], count: in
             for engine in busy:
                 engine.step()
     return sum(map(len, asked)) * NEW / (time.perf_counter() - start)
-
-
-def two_models(
-    models: Sequence[str], counts: Sequence[int], rounds: int, seed: int
-) -> Iterator[Row]:
-    """Both at once, so many clients each, beside the same engines in this process."""
-    from workbench.serving.server import ServeConfig, make_arena  # noqa: PLC0415 - an extra
-
-    most = max(counts)
-    arena = make_arena(ServeConfig(tuple(models)), EngineConfig(max_num_seqs=most))
-    engines = [Engine(name, arena=arena, max_num_seqs=most) for name in models]
-    random = np.random.default_rng(seed)
-
-    def prompts(number: int) -> list[np.ndarray]:
-        return [random.integers(0, e.tokenizer.vocab_size, (number, TOKENS)) for e in engines]
-
-    def bodies(asked: Sequence[np.ndarray]) -> list[Bodies]:
-        return [bodies_of(name, own, NEW) for name, own in zip(models, asked)]
-
-    in_process(engines, first := prompts(1), 1)  # kernels are compiled
-    with served(ours(models, most)) as (place, _):
-        asyncio.run(loads(place, bodies(first), [1, 1]))
-        for count in counts:
-            asked = prompts(count * rounds)
-            alone = in_process(engines, asked, count)
-            found = asyncio.run(loads(place, bodies(asked), [count, count]))
-            answers = [answer for own, _ in found for answer in own]
-            yield from rows_of(answers, found[0][1], f"two_c{count}", alone)
 
 
 def compared(
@@ -340,11 +324,9 @@ def placed(url: str) -> Place:
 
 
 async def load(
-    place: Place, bodies: Bodies, clients: int, rate: float | None, seed: int
-) -> tuple[list[Answer], list[float]]:
-    """The answers to all requests, and seconds that /health took meanwhile."""
-    health: list[float] = []
-    watch = asyncio.create_task(watched(place, health))
+    place: Place, bodies: Bodies, clients: int, rate: float | None = None, seed: int = 0
+) -> list[Answer]:
+    """The answers to all requests: of so many clients, or at so many requests a second."""
     if rate is None:
         left, answers = iter(bodies), list[Answer]()
 
@@ -353,22 +335,35 @@ async def load(
                 answers.append(await ask(place, body))
 
         await asyncio.gather(*(client() for _ in range(clients)))
-    else:
-        random, tasks = np.random.default_rng(seed), []
-        for body in bodies:
-            tasks.append(asyncio.create_task(ask(place, body)))
-            await asyncio.sleep(random.exponential(1 / rate))
-        answers = list(await asyncio.gather(*tasks))
-    watch.cancel()
-    return answers, health
+        return answers
+    random, tasks = np.random.default_rng(seed), list[asyncio.Task[Answer]]()
+    for body in bodies:
+        tasks.append(asyncio.create_task(ask(place, body)))
+        await asyncio.sleep(random.exponential(1 / rate))
+    return await asyncio.gather(*tasks)
 
 
 async def loads(
-    place: Place, asked: Sequence[Bodies], clients: Sequence[int]
-) -> list[tuple[list[Answer], list[float]]]:
-    """`load` of several at once, each by its own clients in a closed loop."""
-    each = zip(asked, clients)
-    return await asyncio.gather(*(load(place, bodies, count, None, 0) for bodies, count in each))
+    place: Place,
+    asked: Sequence[Bodies],
+    clients: Sequence[int],
+    rate: float | None = None,
+    seed: int = 0,
+) -> tuple[list[list[Answer]], list[float]]:
+    """`load` of several at once, each by its own clients; and seconds that /health took."""
+    health: list[float] = []
+
+    async def watch() -> None:
+        while True:
+            answer = await ask(place, {})
+            health.append(answer.ended - answer.sent)
+            await asyncio.sleep(0.02)
+
+    watching = asyncio.create_task(watch())
+    each = zip(asked, clients, strict=True)
+    answers = await asyncio.gather(*(load(place, *own, rate, seed) for own in each))
+    watching.cancel()
+    return answers, health
 
 
 class _Client(asyncio.Protocol):
@@ -412,14 +407,6 @@ async def ask(place: Place, body: dict[str, object]) -> Answer:
     except OSError:
         answer.ended = time.perf_counter()
     return answer
-
-
-async def watched(place: Place, seconds: list[float]) -> None:
-    """Ask /health again and again."""
-    while True:
-        answer = await ask(place, {})
-        seconds.append(answer.ended - answer.sent)
-        await asyncio.sleep(0.02)
 
 
 def summary(answers: Sequence[Answer]) -> dict[str, float]:
