@@ -19,7 +19,7 @@ def test_a_load_has_the_fields_of_vllm_bench_serve(monkeypatch) -> None:
     what clients waited for fits the wall time, and in process stands beside.
     """
     monkeypatch.setattr(serve, "TOKENS", 8)
-    monkeypatch.setattr(serve, "NEW", 8)
+    monkeypatch.setattr(serve, "NEW", 32)
     broken = serve.Command("", [sys.executable, "-c", "raise SystemExit('no model')"], os.environ)
     twin = replace(serve.ours(["tiny-solver"], 2), label="our twin")
     peers = {"twin": twin, "broken": broken}
@@ -42,7 +42,7 @@ def test_a_load_has_the_fields_of_vllm_bench_serve(monkeypatch) -> None:
         values = [rows[f"{name}_p{share}_c2"].value for share in serve.SHARES]
         assert all(map(math.isfinite, values)) and values == sorted(values)
     assert rows["ttft_p50_c2"].value <= rows["e2e_p99_c2"].value
-    assert rate.value <= 4 * 8 / rows["e2e_p50_c2"].value  # no more than both clients could get
+    assert rate.value <= 4 * 32 / rows["e2e_p50_c2"].value  # no more than both clients could get
 
 
 def test_two_models_are_asked_at_once(monkeypatch) -> None:

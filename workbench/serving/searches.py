@@ -169,7 +169,8 @@ class SearchRun:
             message = "A search takes one user message, the problem; a system message may precede."
             raise Refused(400, message, "messages")
         given: dict[str, Any] = {"strategy": STRATEGIES[body.model]}
-        given |= {"system_prompt": each["content"] for each in chat[:-1]}
+        if len(chat) > 1:
+            given["system_prompt"] = chat[0]["content"]
         sampling = body.model_fields_set & {"temperature", "top_p", "top_k", "min_p"}
         given |= body.model_dump(include=sampling)
         try:
