@@ -19,7 +19,7 @@ def test_a_load_has_the_fields_of_vllm_bench_serve(monkeypatch) -> None:
     what clients waited for fits the wall time, and in process stands beside.
     """
     monkeypatch.setattr(serve, "TOKENS", 8)
-    monkeypatch.setattr(serve, "NEW", 8)
+    monkeypatch.setattr(serve, "NEW", 32)
     broken = serve.Command("", [sys.executable, "-c", "raise SystemExit('no model')"], os.environ)
     twin = replace(serve.ours(["tiny-solver"], 2), label="our twin")
     peers = {"twin": twin, "broken": broken}
@@ -42,7 +42,17 @@ def test_a_load_has_the_fields_of_vllm_bench_serve(monkeypatch) -> None:
         values = [rows[f"{name}_p{share}_c2"].value for share in serve.SHARES]
         assert all(map(math.isfinite, values)) and values == sorted(values)
     assert rows["ttft_p50_c2"].value <= rows["e2e_p99_c2"].value
-    assert rate.value <= 4 * 8 / rows["e2e_p50_c2"].value  # no more than both clients could get
+    assert rate.value <= 4 * 32 / rows["e2e_p50_c2"].value  # no more than both clients could get
+
+
+def test_two_models_are_asked_at_once(monkeypatch) -> None:
+    """Both models' requests are answered, beside the same engines in this process."""
+    monkeypatch.setattr(serve, "TOKENS", 8)
+    monkeypatch.setattr(serve, "NEW", 8)
+    rows = {row.name: row for row in serve.run("quick", clients="2", part="two")}
+    rate, lost = rows["tokens_per_s_two_c2"], rows["lost_two_c2"]
+    assert rate.ratio == rate.value / rate.peer_value > 0
+    assert lost.value == rows["refused_two_c2"].value == 0 and lost.repeats == 2 * 4
 
 
 def test_what_a_server_refuses_is_counted_and_not_lost() -> None:
@@ -61,7 +71,7 @@ def test_arrivals_and_parts() -> None:
     an unknown part is refused.
     """
     place = serve.placed("http://127.0.0.1:9")
-    answers, _ = asyncio.run(serve.load(place, [{"prompt": [1]}] * 20, 1, 200.0, 0))
+    answers = asyncio.run(serve.load(place, [{"prompt": [1]}] * 20, 1, 200.0, 0))
     assert [answer.status for answer in answers] == [0] * 20
     assert 0.02 < answers[-1].sent - answers[0].sent < 2
     with pytest.raises(ConfigError, match="part"):

@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,7 +13,7 @@ import pytest
 
 from tests.serving.conftest import require_idle, running
 from workbench import PRM, BeamSearch, Engine, Problem, SamplingParams, run_search
-from workbench.serving.protocol import Choice
+from workbench.serving.protocol import Choice, CompletionRequest
 
 SOLVER, PROBLEM = "tiny-solver", "Compute 7-3+12."
 CHAT = [{"role": "user", "content": PROBLEM}]
@@ -241,8 +242,11 @@ def test_a_split_moves_pages_and_changes_no_token():
 
 
 def test_heavy_work_is_not_the_event_loop_s(service, monkeypatch):
-    """Texts are tokenised and decoded, and whole answers put together, in worker threads."""
+    """Texts are tokenised and decoded, formats of reward models made, and whole answers put
+    together, in worker threads.
+    """
     seen, tokenizer = dict[str, str](), service.thread.engines[SOLVER].tokenizer
+    judge = service.thread.engines["tiny-prm"].tokenizer
 
     def noted(name, work):
         def call(*given, **more):
@@ -253,9 +257,12 @@ def test_heavy_work_is_not_the_event_loop_s(service, monkeypatch):
 
     for place, name in ((tokenizer, "encode"), (tokenizer, "decode"), (Choice, "add")):
         monkeypatch.setattr(place, name, noted(name, getattr(place, name)))
+    monkeypatch.setattr(judge, "encode", noted("encode of a format", judge.encode))
+    with pytest.raises(urllib.error.HTTPError):
+        post(service, "/pooling", {"model": "tiny-prm", "input": [5]})  # no mark
     post(service, "/tokenize", {"model": SOLVER, "prompt": PROBLEM, "return_token_strs": True})
     post(service, "/v1/completions", {"model": SOLVER, "prompt": PROBLEM, "max_tokens": 3})
-    assert seen.keys() == {"encode", "decode", "add"}
+    assert seen.keys() == {"encode", "encode of a format", "decode", "add"}
     assert all(name.startswith("asyncio_") for name in seen.values()), seen
 
 
@@ -307,6 +314,11 @@ def test_keys_deadlines_and_a_full_queue():
         assert late.value.status_code == 504
         with pytest.raises(openai.APIError, match="No answer within"):
             [*client.completions.create(**asked, stream=True)]
+        tokenizer = service.thread.engines[SOLVER].tokenizer
+        encode = tokenizer.encode
+        tokenizer.encode = lambda *given: time.sleep(0.5) or encode(*given)
+        with pytest.raises(openai.InternalServerError, match="No answer within"):
+            client.completions.create(**asked | {"max_tokens": 1})
         require_idle(service)
 
 
@@ -319,7 +331,28 @@ def test_every_strategy_is_a_model(client):
         found = client.chat.completions.create(model=name, messages=CHAT, seed=0, extra_body=asked)
         assert found.choices[0].message.content is not None, name
     for wrong in ({"n": 6, "beam_width": 4}, {"prm_format": "zzz"}):
-        with pytest.raises(openai.BadRequestError):
-            client.chat.completions.create(
-                model="search/dvts", messages=CHAT, extra_body={"search": wrong}
-            )
+        for stream in (False, True):
+            with pytest.raises(openai.BadRequestError):
+                client.chat.completions.create(
+                    model="search/dvts", messages=CHAT, stream=stream, extra_body={"search": wrong}
+                )
+
+
+def test_a_fault_of_ours_is_told_once_and_leaves_nothing(service, client, monkeypatch):
+    """Before the engine is asked: status 500. In the midst of a stream: its last event."""
+    asked = {"model": SOLVER, "prompt": PROBLEM, "max_tokens": 40}
+    asked["extra_body"] = {"ignore_eos": True}
+    add = Choice.add
+
+    def failing(choice, *given):
+        if choice.num_sampled > 2:
+            raise ZeroDivisionError
+        return add(choice, *given)
+
+    monkeypatch.setattr(Choice, "add", failing)
+    with pytest.raises(openai.APIError, match="ZeroDivisionError"):
+        [*client.completions.create(**asked, stream=True)]
+    monkeypatch.setattr(CompletionRequest, "sampling", None)
+    with pytest.raises(openai.InternalServerError, match="TypeError"):
+        client.completions.create(**asked)
+    require_idle(service)

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import tracemalloc
 from shutil import copytree
 from urllib.parse import urlsplit
 
@@ -11,6 +12,7 @@ from tests.serving.conftest import require_idle, running
 from workbench.models.registry import find_model
 
 LONG = "9" * 90_000
+LONG_CHAT = [{"role": "user", "content": "9" * 3000}]
 CHAT = {"model": "tiny-solver", "messages": [{"role": "user", "content": "Compute 1+1."}]}
 TEXT = {"model": "tiny-solver", "prompt": "Compute 1+1."}
 PRM = {"model": "tiny-prm", "query": [1], "items": [[2]], "label_token_ids": [3, 4]}
@@ -66,6 +68,9 @@ CASES = [
     (CHATS, CHAT | {"search": {"n": 2}}, "search"),
     (CHATS, CHAT | {"model": "search/beam", "search": {"m": 2}}, "search"),
     (CHATS, CHAT | {"model": "search/beam", "search": {"n": 10**6}}, "search"),
+    (CHATS, CHAT | {"model": "search/beam", "search": {"system_prompt": "\ud800"}}, "search"),
+    (CHATS, CHAT | {"model": "search/beam", "search": {"temperature": 10**400}}, "search"),
+    (CHATS, CHAT | {"model": "search/beam", "messages": LONG_CHAT}, "messages"),
     (CHATS, CHAT | {"model": "search/beam", "stop": "x"}, "stop"),
     (CHATS, CHAT | {"model": "search/beam", "messages": CHAT["messages"] * 2}, "messages"),
     ("/generative_scoring", PRM | {"label_token_ids": [10**6]}, "label_token_ids"),
@@ -145,6 +150,16 @@ def test_what_is_no_request_is_refused(service, body, headers, status, param):
     error = json.loads(text)["error"]
     assert found == status and error.keys() == {"message", "type", "param", "code"}
     assert error["param"] == param and error["type"] == "invalid_request_error"
+
+
+def test_what_is_too_long_is_refused_before_it_is_copied(service):
+    """A long query before many items: memory for one of them at a time."""
+    body = PRM | {"query": [1] * 30_000, "items": [[2]] * 128}
+    tracemalloc.start()
+    status, _ = ask(service, "/generative_scoring", body)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert status == 400 and most < 20e6
 
 
 def test_what_is_no_http_is_refused(service):

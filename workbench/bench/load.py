@@ -12,7 +12,7 @@ import asyncio
 import json
 import threading
 import urllib.request
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
@@ -23,11 +23,10 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from workbench.bench.serve import (
-    Answer,
     Bodies,
     Place,
     bodies_of,
-    load,
+    loads,
     ours,
     served,
     summary,
@@ -148,19 +147,10 @@ def split_rows(plan: LoadPlan) -> pd.DataFrame:
                 plan.bodies(m, count * plan.rounds, 10 * step + k)
                 for k, (m, count) in enumerate(zip(models, plan.split_clients))
             ]
-            for model, count, found in zip(
-                models, plan.split_clients, _done(_both(place, asked, plan.split_clients))
-            ):
-                rows.append({"share": share, "model": model, "clients": count} | summary(found))
+            found, _ = _done(loads(place, asked, plan.split_clients))
+            for model, count, answers in zip(models, plan.split_clients, found):
+                rows.append({"share": share, "model": model, "clients": count} | summary(answers))
     return pd.DataFrame(rows).assign(tokens_per_s=lambda own: own["served"] * plan.new_tokens)
-
-
-async def _both(
-    place: Place, asked: Sequence[Bodies], clients: Sequence[int]
-) -> list[list[Answer]]:
-    """Each model's answers, all asked at once."""
-    loads = [load(place, bodies, count, None, 0) for bodies, count in zip(asked, clients)]
-    return [answers for answers, _ in await asyncio.gather(*loads)]
 
 
 def _asked(
@@ -168,7 +158,7 @@ def _asked(
 ) -> dict[str, Any]:
     """What a load comes to, and the requests inside while it lasts."""
     with _sampled(place) as samples:
-        answers, _ = _done(load(place, bodies, clients, rate, seed))
+        (answers,), _ = _done(loads(place, [bodies], [clients], rate, seed))
     return summary(answers) | {"inside": float(np.mean(samples))}
 
 

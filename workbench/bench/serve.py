@@ -2,10 +2,11 @@
 
 Closed loop: each of the clients asks anew once it has its answer. --rate: requests arrive by a
 Poisson process, answered or not. Prompts of 128 random tokens (--part shared: the first 96 are the
-same), 64 new ones, greedy, end of sequence ignored, streamed. The fields are those of `vllm bench
-serve`: ttft, to the first token; itl, between tokens; e2e, to the end; goodput, requests a second
-that keep SLO. The peer of tokens_per_s is the same engine in this process, which generates for as
-many prompts at a time. `@PEER`: the servers of `make bench-peers`, on the same weights, threads and
+same; two: of two models in one memory, so many clients each, the second one's weights random), 64
+new ones, greedy, end of sequence ignored, streamed. The fields are those of `vllm bench serve`:
+ttft, to the first token; itl, between tokens; e2e, to the end; goodput, requests a second that keep
+SLO. The peer of tokens_per_s is the same engine in this process, which generates for as many
+prompts at a time. `@PEER`: the servers of `make bench-peers`, on the same weights, threads and
 prompts, vLLM's in float32 and, where the processor multiplies it, bfloat16. All take the same load
 in turn, one at a time, number after number of clients. over_sequential: tokens_per_s over that of
 one client, beside what decoding and prefill gain in process. health_p99 is what /health takes
@@ -29,7 +30,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -47,9 +48,11 @@ from workbench.bench.engine import (
 )
 from workbench.bench.peers import PeerError, interpreter, last_words
 from workbench.bench.record import Row
+from workbench.config import EngineConfig
 from workbench.core import SamplingParams
 from workbench.engine.engine import Engine
 from workbench.models.gguf import GGUFFile, TokenizerReader
+from workbench.models.registry import DUMMY
 from workbench.search.answers import check_choice
 
 ROUNDS = {"quick": 2, "default": 4, "full": 12}  # requests a client
@@ -108,22 +111,23 @@ def run(
     """The rows of `workbench bench serve`. url: of a server that runs already, to be asked for
     `model`; rate: requests a second, in place of a closed loop; peers: as of `bench engine`.
     """
-    check_choice("part", part, ("distinct", "shared"))
-    counts, rounds = [int(each) for each in clients.split(",")], ROUNDS[profile]
-    chosen, most = [n for n in chosen_peers(peers) if n != TRANSFORMERS], max(counts)
-    engine = Engine(model, max_num_seqs=most, max_num_batched_tokens=2048)
-    random = np.random.default_rng(seed)
-    vocab, number = engine.tokenizer.vocab_size, sum(counts) * rounds
-    prompts = random.integers(0, vocab, (number, TOKENS))
-    if part == "shared":
-        prompts[:, :SHARED] = prompts[0, :SHARED]
-    parts = np.split(prompts, np.cumsum(counts)[:-1] * rounds)  # no prompt is asked twice
-    first = random.integers(0, vocab, (1, TOKENS))
-    in_process(engine, first, 1)  # kernels are compiled
-    warm_up = bodies_of(model, first, NEW)
-    sequential: tuple[float, float] | None = None
+    check_choice("part", part, ("distinct", "shared", "two"))
+    counts, rounds, two = [int(each) for each in clients.split(",")], ROUNDS[profile], part == "two"
+    models, most = (model, f"{DUMMY}{model}") if two else (model,), max(counts)
+    chosen = [] if two else [name for name in chosen_peers(peers) if name != TRANSFORMERS]
+    engines = engines_of(models, most)
+    random, sequential = np.random.default_rng(seed), dict[str, float]()
+    prefix = random.integers(0, engines[0].tokenizer.vocab_size, SHARED)
+
+    def prompts(number: int) -> list[np.ndarray]:  # none is asked twice
+        return [random.integers(0, e.tokenizer.vocab_size, (number, TOKENS)) for e in engines]
+
+    def bodies(asked: Sequence[np.ndarray]) -> list[Bodies]:
+        return [bodies_of(name, own, NEW) for name, own in zip(models, asked)]
+
+    in_process(engines, first := prompts(1), 1)  # kernels are compiled
     with ExitStack() as running:
-        own = served(ours([model], most)) if url is None else nullcontext((placed(url), 0))
+        own = served(ours(models, most)) if url is None else nullcontext((placed(url), 0))
         places = {"": running.enter_context(own)[0]}
         commands = peer_commands(model, most, chosen)
         for name, command in commands.items():
@@ -131,24 +135,38 @@ def run(
                 places[name], _ = running.enter_context(served(command))
             except PeerError as error:
                 warnings.warn(f"Rows have no {name}: {error}", stacklevel=2)
-        for count, asked in zip(counts, parts):
-            bodies = bodies_of(model, asked, NEW)
-            alone, found = in_process(engine, asked, count), dict[str, dict[str, Row]]()
+        for count in counts:
+            asked, suffix = prompts(count * rounds), f"{'two_' * two}c{count}"
+            if part == "shared":
+                asked[0][:, :SHARED] = prefix
+            alone, found = in_process(engines, asked, count), dict[str, dict[str, Row]]()
             for name, place in places.items():
-                asyncio.run(load(place, warm_up, 1, None, seed))
-                answers, health = asyncio.run(load(place, bodies, count, rate, seed))
-                found[name] = {r.name: r for r in rows_of(answers, health, f"c{count}", alone)}
+                asyncio.run(loads(place, bodies(first), [1] * len(models)))
+                answers, health = asyncio.run(
+                    loads(place, bodies(asked), [count] * len(models), rate, seed)
+                )
+                rows = rows_of([*chain(*answers)], health, suffix, alone)
+                found[name] = {row.name: row for row in rows}
             mine = found.pop("")
             yield from mine.values()
             for name, theirs in found.items():
-                yield from compared(mine, theirs, name, commands[name].label, f"c{count}")
-            rates = mine[f"tokens_per_s_c{count}"].value, alone
+                yield from compared(mine, theirs, name, commands[name].label, suffix)
+            rates = {"served": mine[f"tokens_per_s_{suffix}"].value, "alone": alone}
             if count == 1:
                 sequential = rates
-            elif sequential is not None:
-                gain, bound = (now / then for now, then in zip(rates, sequential))
+            elif sequential and not two:
+                gain, bound = (rates[each] / sequential[each] for each in ("served", "alone"))
                 peer = {"peer": "in process", "peer_value": bound, "ratio": gain / bound}
-                yield Row(f"over_sequential_c{count}", gain, "ratio", **peer)  # type: ignore[arg-type]
+                yield Row(f"over_sequential_{suffix}", gain, "ratio", **peer)  # type: ignore[arg-type]
+
+
+def engines_of(models: Sequence[str], most: int) -> list[Engine]:
+    """As a server has them, in this process; several in one memory."""
+    from workbench.serving.server import ServeConfig, make_arena  # noqa: PLC0415 - an extra
+
+    settings = EngineConfig(max_num_seqs=most)
+    arena = make_arena(ServeConfig(tuple(models)), settings) if len(models) > 1 else None
+    return [Engine(name, arena=arena, max_num_seqs=most) for name in models]
 
 
 def bodies_of(model: str, prompts: np.ndarray, new_tokens: int) -> Bodies:
@@ -158,13 +176,18 @@ def bodies_of(model: str, prompts: np.ndarray, new_tokens: int) -> Bodies:
     return [same | {"prompt": prompt} for prompt in prompts.tolist()]
 
 
-def in_process(engine: Engine, prompts: np.ndarray, count: int) -> float:
-    """Tokens a second of the engine alone, so many prompts at a time."""
+def in_process(engines: Sequence[Engine], asked: Sequence[np.ndarray], count: int) -> float:
+    """Tokens a second without a server: so many prompts of each engine at a time, steps in turn."""
     params = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True)
     start = time.perf_counter()
-    for first in range(0, len(prompts), count):
-        engine.generate(prompts[first : first + count].tolist(), params)
-    return len(prompts) * NEW / (time.perf_counter() - start)
+    for first in range(0, len(asked[0]), count):
+        for engine, prompts in zip(engines, asked):
+            for prompt in prompts[first : first + count].tolist():
+                engine.add(prompt, params)
+        while busy := [engine for engine in engines if engine.has_work]:
+            for engine in busy:
+                engine.step()
+    return sum(map(len, asked)) * NEW / (time.perf_counter() - start)
 
 
 def compared(
@@ -301,11 +324,9 @@ def placed(url: str) -> Place:
 
 
 async def load(
-    place: Place, bodies: Bodies, clients: int, rate: float | None, seed: int
-) -> tuple[list[Answer], list[float]]:
-    """The answers to all requests, and seconds that /health took meanwhile."""
-    health: list[float] = []
-    watch = asyncio.create_task(watched(place, health))
+    place: Place, bodies: Bodies, clients: int, rate: float | None = None, seed: int = 0
+) -> list[Answer]:
+    """The answers to all requests: of so many clients, or at so many requests a second."""
     if rate is None:
         left, answers = iter(bodies), list[Answer]()
 
@@ -314,13 +335,34 @@ async def load(
                 answers.append(await ask(place, body))
 
         await asyncio.gather(*(client() for _ in range(clients)))
-    else:
-        random, tasks = np.random.default_rng(seed), []
-        for body in bodies:
-            tasks.append(asyncio.create_task(ask(place, body)))
-            await asyncio.sleep(random.exponential(1 / rate))
-        answers = list(await asyncio.gather(*tasks))
-    watch.cancel()
+        return answers
+    random, tasks = np.random.default_rng(seed), list[asyncio.Task[Answer]]()
+    for body in bodies:
+        tasks.append(asyncio.create_task(ask(place, body)))
+        await asyncio.sleep(random.exponential(1 / rate))
+    return await asyncio.gather(*tasks)
+
+
+async def loads(
+    place: Place,
+    asked: Sequence[Bodies],
+    clients: Sequence[int],
+    rate: float | None = None,
+    seed: int = 0,
+) -> tuple[list[list[Answer]], list[float]]:
+    """`load` of several at once, each by its own clients; and seconds that /health took."""
+    health: list[float] = []
+
+    async def watch() -> None:
+        while True:
+            answer = await ask(place, {})
+            health.append(answer.ended - answer.sent)
+            await asyncio.sleep(0.02)
+
+    watching = asyncio.create_task(watch())
+    each = zip(asked, clients, strict=True)
+    answers = await asyncio.gather(*(load(place, *own, rate, seed) for own in each))
+    watching.cancel()
     return answers, health
 
 
@@ -365,14 +407,6 @@ async def ask(place: Place, body: dict[str, object]) -> Answer:
     except OSError:
         answer.ended = time.perf_counter()
     return answer
-
-
-async def watched(place: Place, seconds: list[float]) -> None:
-    """Ask /health again and again."""
-    while True:
-        answer = await ask(place, {})
-        seconds.append(answer.ended - answer.sent)
-        await asyncio.sleep(0.02)
 
 
 def summary(answers: Sequence[Answer]) -> dict[str, float]:

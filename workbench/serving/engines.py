@@ -3,7 +3,7 @@
 Requests wait in a bounded queue of each model, ordered by priority, until its engine has a place
 for them. What a search asks for waits there too, unbounded but in turn with requests, so that
 neither starves the other. Engines take a step in turn; a lock guards the queues only, so nothing
-that submits or aborts waits for a step. Every job that is not aborted gets exactly one last event.
+that submits or aborts waits for a step. Every job that is not aborted gets exactly one output.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -41,46 +41,52 @@ class ServedEngine(Engine):
         return self._queue(encoded(self.tokenizer, job.token_ids), job.params, job.score)
 
 
-class Event(NamedTuple):
-    """New tokens of a job, and its output once it has ended."""
-
-    job: Job
-    token_ids: Sequence[int] = ()
-    logprobs: Sequence[Logprobs] = ()
-    output: RequestOutput | None = None
-
-    def joined(self, later: Event) -> Event:
-        """Both as one."""
-        tokens, logprobs = [*self.token_ids, *later.token_ids], [*self.logprobs, *later.logprobs]
-        return Event(self.job, tokens, logprobs, later.output)
-
-
 @dataclass(slots=True, eq=False)
 class Job:
-    """One sequence asked of one model. sink: is handed its events.
+    """One sequence asked of one model. sink: is handed the job when there is news of it.
 
-    streams: it is told of tokens as they come; otherwise of its end alone. inner: asked for by a
-    search, which was admitted as a whole.
+    streams: new tokens are news, not its output alone. inner: asked for by a search, which was
+    admitted as a whole. The last four are the engine thread's to write.
     """
 
     model: str
     token_ids: Sequence[int]
-    sink: Callable[[Event], None]
+    sink: Callable[[Job], None]
     params: SamplingParams | None = None  # exactly one of params and score
     score: ScoreParams | None = None
     streams: bool = False
     priority: int = 0
     inner: bool = False
     arrived: float = field(default_factory=time.perf_counter)
+    num_taken: int = 0  # sampled tokens that `take` has returned
     sequence: EngineSequence | None = None  # once its engine has it
-    seen: int = 0  # of its tokens, prompt included: those counted
-    told: int = 0  # and those its sink was handed
+    num_sampled: int = 0  # by the last step
     last_token_s: float = 0.0
+    output: RequestOutput | None = None  # once it has ended; written after num_sampled
+
+    def take(self) -> News:
+        """From one thread, not the engines'."""
+        output, sequence = self.output, self.sequence  # in this order: all tokens are there by then
+        if sequence is None:
+            return News([], [], output)
+        begin, self.num_taken = self.num_taken, self.num_sampled
+        first, end = sequence.num_prompt_tokens, self.num_taken
+        tokens = sequence.token_ids[first + begin : first + end]
+        return News(tokens, sequence.logprobs[begin:end], output)
 
 
-class EngineThread:
-    """make: loads the engines, in the thread. notify: is handed events, soon after each step, and
-    must not block. on_ready: called once they are loaded, and with what ends the thread.
+class News(NamedTuple):
+    """Of a job: tokens not taken yet, their logprobs if asked for, and its output at the end."""
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[Logprobs]
+    output: RequestOutput | None
+
+
+class EngineThread(threading.Thread):
+    """make: loads the engines, in the thread. notify: is handed jobs of which there is news, soon
+    after each step, and must not block. on_ready: called once they are loaded, and with what ends
+    the thread.
     """
 
     def __init__(
@@ -88,9 +94,10 @@ class EngineThread:
         arena: KVArena,
         make: Callable[[], Mapping[str, ServedEngine]],
         max_queue: int,
-        notify: Callable[[list[Event]], None],
+        notify: Callable[[list[Job]], None],
         on_ready: Callable[[BaseException | None], None],
     ) -> None:
+        super().__init__(name="engines", daemon=True)
         self.arena, self.engines = arena, dict[str, ServedEngine]()
         self.metrics = Metrics(self)
         self._make, self._max_queue = make, max_queue
@@ -103,9 +110,7 @@ class EngineThread:
         self._closed = False
         self._numbers = count()
         self._running = {name: dict[Job, None]() for name in arena.models}  # the thread's to change
-        self._events: list[Event] = []
-        self._thread = threading.Thread(target=self._run, name="engines", daemon=True)
-        self.start = self._thread.start
+        self._news: list[Job] = []
 
     # -- from any thread --
 
@@ -140,25 +145,29 @@ class EngineThread:
         with self._changed:
             self._closed = True
             self._changed.notify()
-        self._thread.join(None if self.engines else 0)
+        self.join(None if self.engines else 0)
 
     def state(self, model: str) -> dict[str, int]:
         """Requests, blocks and pages of a model now."""
         jobs, cache = list(self._running[model]), self.engines[model].cache
         sequences = (job.sequence for job in jobs)
         running = sum(s is not None and s.scheduled_s is not None for s in sequences)
-        waiting = len(jobs) - running + len(self._waiting[model])
         pool = self.arena.pools[self.arena.models.index(model)]
         with self.arena.lock:
-            states = {
-                f"blocks_{s}": getattr(cache, f"num_{s}") for s in ("active", "cached", "free")
+            return {
+                "running": running,
+                "waiting": len(jobs) - running + len(self._waiting[model]),
+                "blocks_active": cache.num_active,
+                "blocks_cached": cache.num_cached,
+                "blocks_free": cache.num_free,
+                "pages_held": pool.held,
+                "pages_target": pool.grant.target,
             }
-            pages = {"pages_held": pool.held, "pages_target": pool.grant.target}
-        return {"running": running, "waiting": waiting} | states | pages
 
     # -- the thread --
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Load, then serve until it is closed."""
         try:
             self.engines = dict(self._make())
             self._on_ready(None)
@@ -170,108 +179,91 @@ class EngineThread:
         with self._changed:
             self._closed = True
             for name in self.engines:
-                self._fail(self._running[name], Refused(503, CLOSING))
-                self._fail([entry[-1] for entry in self._waiting[name]], Refused(503, CLOSING))
-        self._tell()
+                left = [*self._running[name], *(entry[-1] for entry in self._waiting[name])]
+                self._fail(left, Refused(503, CLOSING))
+        self._notify(self._news)
 
     def _serve(self) -> None:
         """Until it is closed: take in and out what changed, step, tell."""
+
+        def has_work() -> bool:
+            queues = *self._waiting.values(), *self._running.values()
+            return self._closed or bool(self._unwanted) or any(queues)
+
         while True:
             with self._changed:
-                self._changed.wait_for(self._has_work)
+                self._changed.wait_for(has_work)
                 if self._closed:
                     return
-                for job in self._unwanted:
-                    self._abort(job)
+                self._drop(self._unwanted)
                 self._unwanted = []
-                admitted = [job for name in self.engines for job in self._next(name)]
+                admitted = list[Job]()
+                for name, waiting in self._waiting.items():
+                    for _ in range(min(len(waiting), self._places(name))):
+                        _, turn, _, job = heapq.heappop(waiting)
+                        self._turn[name] = max(turn, self._turn[name])
+                        self._running[name][job] = None
+                        admitted.append(job)
             for job in admitted:
-                self._admit(job)
+                try:
+                    job.sequence = self.engines[job.model].admit(job)
+                except WorkbenchError as error:
+                    self._fail([job], error)
             for name, engine in self.engines.items():
                 if engine.has_work:
                     self._step(name, engine)
-            self._tell()
-
-    def _has_work(self) -> bool:
-        queued = any(self._waiting.values()) or any(self._running.values())
-        return queued or self._closed or bool(self._unwanted)
-
-    def _tell(self) -> None:
-        if self._events:
-            self._notify(self._events)
-            self._events = []
+            if self._news:
+                self._notify(self._news)
+                self._news = []
 
     def _places(self, name: str) -> int:
         """Requests that the engine has room for beside those it has."""
         return self.engines[name].config.max_num_seqs - len(self._running[name])
 
-    def _next(self, name: str) -> list[Job]:
-        """As many of those that wait as the engine has places for; they take them."""
-        waiting, found = self._waiting[name], list[Job]()
-        for _ in range(min(len(waiting), self._places(name))):
-            _, turn, _, job = heapq.heappop(waiting)
-            self._turn[name] = max(turn, self._turn[name])
-            found.append(job)
-        self._running[name] |= dict.fromkeys(found)
-        return found
-
-    def _admit(self, job: Job) -> None:
-        try:
-            job.sequence = self.engines[job.model].admit(job)
-        except WorkbenchError as error:
-            self._fail([job], error)
-            return
-        job.seen = job.told = job.sequence.num_prompt_tokens
-
-    def _abort(self, job: Job) -> None:
-        """Take it from where it is."""
-        if job.sequence is not None:
-            self.engines[job.model].abort(job.sequence.request_id)
+    def _drop(self, jobs: Iterable[Job]) -> None:
+        """Take jobs from where they are."""
+        dropped = {job for job in jobs if job.output is None}
+        for job in dropped:
+            if job.sequence is not None:
+                self.engines[job.model].abort(job.sequence.request_id)
         with self._changed:
-            if job in self._running[job.model]:
-                del self._running[job.model][job]
-            else:
-                waiting = self._waiting[job.model]
-                waiting[:] = (entry for entry in waiting if entry[-1] is not job)
+            for job in dropped:
+                self._running[job.model].pop(job, None)
+            for name in {job.model for job in dropped}:
+                waiting = self._waiting[name]
+                waiting[:] = (entry for entry in waiting if entry[-1] not in dropped)
                 heapq.heapify(waiting)
 
-    def _fail(self, jobs: Iterable[Job], error: Exception) -> None:
+    def _fail(self, jobs: Sequence[Job], error: Exception) -> None:
         """Give jobs up with an error."""
-        for job in list(jobs):
-            self._abort(job)
-            output = RequestOutput(-1, (), "", "error", error=error)
-            self._events.append(Event(job, output=output))
+        self._drop(jobs)
+        for job in jobs:
+            job.output = RequestOutput(-1, (), "", "error", error=error)
+        self._news += jobs
 
     def _step(self, name: str, engine: ServedEngine) -> None:
         """One step of one engine; what is new is to be told."""
-        running, metrics = self._running[name], self.metrics
+        running = self._running[name]
         try:
             outputs = engine.step()
         except Exception as error:  # a fault of ours: its requests fail, the server goes on
             log.exception("a step of %s failed", name)
-            self._fail(running, StepError(f"A step failed: {type(error).__name__}."))
+            self._fail([*running], StepError(f"A step failed: {type(error).__name__}."))
             return
         now, ended = time.perf_counter(), {output.request_id: output for output in outputs}
-        first, further = (metrics.seconds[n].labels(name) for n in (FIRST_TOKEN, INTER_TOKEN))
-        for job in list(running):
-            sequence = job.sequence
-            assert sequence is not None
-            output, is_new = ended.get(sequence.request_id), sequence.num_tokens > job.seen
-            if is_new and job.params is not None:
-                since = job.last_token_s or job.arrived
-                (further if job.last_token_s else first).observe(now - since)
-                job.seen, job.last_token_s = sequence.num_tokens, now
-            if output is not None:
+        for job in [*running]:
+            assert job.sequence is not None
+            is_new = job.sequence.num_output_tokens > job.num_sampled
+            if is_new:
+                job.num_sampled = job.sequence.num_output_tokens
+                self.metrics.sampled(job, now)
+                job.last_token_s = now
+            job.output = ended.get(job.sequence.request_id)
+            if job.output is not None:
                 del running[job]
-                metrics.ended(job, sequence, output, now)
-            if output is not None or (is_new and job.streams):
-                self._report(job, sequence, output)
-
-    def _report(self, job: Job, sequence: EngineSequence, output: RequestOutput | None) -> None:
-        """The tokens that its sink was not handed yet."""
-        told, job.told = job.told, sequence.num_tokens
-        logprobs = sequence.logprobs[told - sequence.num_prompt_tokens :]
-        self._events.append(Event(job, sequence.token_ids[told:], logprobs, output))
+                self.metrics.ended(job, job.sequence, job.output, now)
+            if job.output is not None or (is_new and job.streams):
+                self._news.append(job)
 
 
 # -- metrics: vLLM's names and meanings, and blocks and pages beside --
@@ -281,27 +273,27 @@ BUCKETS = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1, 2.5, 5, 10, 20, 40, 80, 160, 640),
 )
-FIRST_TOKEN, INTER_TOKEN = "time_to_first_token", "inter_token_latency"
 SECONDS = {
-    FIRST_TOKEN: "from arrival to the first token",
-    INTER_TOKEN: "between two tokens of a request",
+    "time_to_first_token": "from arrival to the first token",
+    "inter_token_latency": "between two tokens of a request",
     "e2e_request_latency": "from arrival to the end",
     "request_queue_time": "from arrival to admission",
 }
+FINISHED = ("prompt_tokens", "generation_tokens", "num_preemptions")
 GAUGES = {
-    "vllm:num_requests_running": "requests being computed",
-    "vllm:num_requests_waiting": "requests not admitted yet",
-    "vllm:kv_cache_usage_perc": "blocks in use over all; 1 is all",
-    "workbench:kv_blocks_active": "blocks that requests use",
-    "workbench:kv_blocks_cached": "blocks that can be hit",
-    "workbench:kv_blocks_free": "blocks without content",
-    "workbench:arena_pages_held": "pages of the arena that a model holds",
-    "workbench:arena_pages_target": "pages of the arena that it should come to",
+    "vllm:num_requests_running": ("running", "requests being computed"),
+    "vllm:num_requests_waiting": ("waiting", "requests not admitted yet"),
+    "vllm:kv_cache_usage_perc": ("usage", "blocks in use over all; 1 is all"),
+    "workbench:kv_blocks_active": ("blocks_active", "blocks that requests use"),
+    "workbench:kv_blocks_cached": ("blocks_cached", "blocks that can be hit"),
+    "workbench:kv_blocks_free": ("blocks_free", "blocks without content"),
+    "workbench:arena_pages_held": ("pages_held", "pages of the arena that a model holds"),
+    "workbench:arena_pages_target": ("pages_target", "pages of the arena that it should come to"),
 }
 COUNTERS = {
-    "vllm:prefix_cache_queries": "tokens asked for",
-    "vllm:prefix_cache_hits": "tokens found",
-    "workbench:kv_blocks_thrashed": "blocks evicted and then asked for again",
+    "vllm:prefix_cache_queries": ("queries", "tokens asked for"),
+    "vllm:prefix_cache_hits": ("hits", "tokens found"),
+    "workbench:kv_blocks_thrashed": ("thrashed", "blocks evicted and then asked for again"),
 }
 
 
@@ -312,48 +304,51 @@ class Metrics(Collector):
 
     def __init__(self, thread: EngineThread) -> None:
         self._thread, self.registry = thread, CollectorRegistry()
-
-        def counter(name: str, text: str, labels: Sequence[str]) -> Counter:
-            return Counter(name, text, labels, registry=self.registry)
-
-        self.seconds = {
-            name: Histogram(
-                f"vllm:{name}_seconds", text, LABEL, registry=self.registry, buckets=BUCKETS
-            )
+        own: Any = {"registry": self.registry}
+        self._seconds = {
+            name: Histogram(f"vllm:{name}_seconds", text, LABEL, buckets=BUCKETS, **own)
             for name, text in SECONDS.items()
         }
-        self._prompt = counter("vllm:prompt_tokens", "of finished requests", LABEL)
-        self._generated = counter("vllm:generation_tokens", "of finished requests", LABEL)
-        self._preempted = counter("vllm:num_preemptions", "of finished requests", LABEL)
+        self._finished = {
+            name: Counter(f"vllm:{name}", "of finished requests", LABEL, **own) for name in FINISHED
+        }
         reason = [*LABEL, "finished_reason"]
-        self._success = counter("vllm:request_success", "finished requests", reason)
-        self.refused = counter("workbench:refused", "requests by HTTP status", ["status"])
+        self._success = Counter("vllm:request_success", "finished requests", reason, **own)
+        self.refused = Counter("workbench:refused", "requests by HTTP status", ["status"], **own)
         self.registry.register(self)
 
+    def sampled(self, job: Job, now: float) -> None:
+        """A step brought a request a token."""
+        name = "inter_token_latency" if job.last_token_s else "time_to_first_token"
+        since = job.last_token_s or job.arrived
+        self._seconds[name].labels(job.model).observe(now - since)
+
     def ended(self, job: Job, sequence: EngineSequence, output: RequestOutput, now: float) -> None:
-        """A request that came to its end in a step."""
+        """A request came to its end in a step."""
         model, reason = job.model, output.finish_reason
         if sequence.scheduled_s is not None:
             waited = max(0.0, sequence.scheduled_s - job.arrived)
-            self.seconds["request_queue_time"].labels(model).observe(waited)
-        self.seconds["e2e_request_latency"].labels(model).observe(now - job.arrived)
-        self._prompt.labels(model).inc(sequence.num_prompt_tokens)
-        self._generated.labels(model).inc(len(output.token_ids))
-        self._preempted.labels(model).inc(sequence.preemptions)
+            self._seconds["request_queue_time"].labels(model).observe(waited)
+        self._seconds["e2e_request_latency"].labels(model).observe(now - job.arrived)
+        counts = sequence.num_prompt_tokens, len(output.token_ids), sequence.preemptions
+        for name, number in zip(FINISHED, counts):
+            self._finished[name].labels(model).inc(number)
         self._success.labels(model, "stop" if reason == "eos" else reason).inc()
 
     def collect(self) -> Iterator[Metric]:
         """What is read now."""
-        families: list[GaugeMetricFamily | CounterMetricFamily] = [
-            *(GaugeMetricFamily(*each, labels=LABEL) for each in GAUGES.items()),
-            *(CounterMetricFamily(*each, labels=LABEL) for each in COUNTERS.items()),
-        ]
-        for model, engine in self._thread.engines.items():
-            state, stats = self._thread.state(model), engine.cache.stats
-            running, waiting, active, cached, free, *pages = state.values()
-            usage = active / max(1, active + cached + free)
-            found = [running, waiting, usage, active, cached, free, *pages]
-            found += [stats.query_tokens, stats.hit_tokens, stats.thrashed]
-            for family, value in zip(families, found, strict=True):
-                family.add_metric([model], value)
-        yield from families
+        states = {model: self._state(model) for model in self._thread.engines}
+        kinds: Any = ((GAUGES, GaugeMetricFamily), (COUNTERS, CounterMetricFamily))
+        for table, kind in kinds:
+            for name, (key, text) in table.items():
+                family = kind(name, text, labels=LABEL)
+                for model, state in states.items():
+                    family.add_metric([model], state[key])
+                yield family
+
+    def _state(self, model: str) -> dict[str, float]:
+        state, stats = self._thread.state(model), self._thread.engines[model].cache.stats
+        blocks = sum(state[f"blocks_{kind}"] for kind in ("active", "cached", "free"))
+        usage = state["blocks_active"] / max(1, blocks)
+        cache = {"queries": stats.query_tokens, "hits": stats.hit_tokens}
+        return {**state, **cache, "thrashed": stats.thrashed, "usage": usage}

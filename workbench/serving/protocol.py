@@ -12,9 +12,11 @@ import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from heapq import nlargest
+from operator import itemgetter
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from workbench.core import RequestOutput, SamplingParams
 from workbench.errors import PromptError, WorkbenchError, nearest
@@ -78,12 +80,7 @@ class Refused(WorkbenchError):
 # -- requests --
 
 
-def _whole(text: str) -> str:
-    text.encode()  # ValueError for half of a surrogate pair
-    return text
-
-
-Whole = Annotated[str, AfterValidator(_whole)]
+Whole = Annotated[str, Field(min_length=0)]  # with a bound, half of a surrogate pair is refused
 Id = Annotated[int, Field(ge=0, lt=2**31)]
 Ids = Annotated[list[Id], Field(min_length=1, fail_fast=True)]  # else a mistake in each is told
 Text = Whole | Ids
@@ -133,22 +130,22 @@ class Sampled(Asked):
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] = 1
     temperature: Annotated[float, Field(ge=0, le=1e6)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = 0  # 0 and -1: all
+    # 0 and -1: all
+    top_k: Annotated[int, Field(ge=-1, lt=2**31), AfterValidator(lambda k: max(0, k))] = 0
     min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
     max_tokens: Tokens | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: Annotated[list[StopText], Field(max_length=16, fail_fast=True)] = []
+    stop: Annotated[
+        list[StopText],
+        Field(max_length=16, fail_fast=True),
+        BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
+    ] = []
     stop_token_ids: Annotated[list[Id], Field(max_length=64, fail_fast=True)] = []
     ignore_eos: bool = False
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
     return_token_ids: bool = False
-
-    @field_validator("stop", mode="before")
-    @classmethod
-    def _a_text_is_a_list(cls, given: Any) -> Any:
-        return [given] if isinstance(given, str) else given
 
     @model_validator(mode="after")
     def _options_of_a_stream(self) -> Self:
@@ -158,11 +155,10 @@ class Sampled(Asked):
 
     def sampling(self, choice: int, max_tokens: int, logprobs: int | None) -> SamplingParams:
         """The engine's parameters of one choice."""
-        same = ("temperature", "top_p", "min_p", "stop", "stop_token_ids", "ignore_eos")
         seed = secrets.randbits(63) if self.seed is None else self.seed + choice
-        own: dict[str, Any] = {name: getattr(self, name) for name in same}
-        own |= {"max_tokens": max_tokens, "seed": seed, "logprobs": logprobs}
-        return SamplingParams(top_k=max(0, self.top_k), **own)
+        same = {"temperature", "top_p", "top_k", "min_p", "stop", "stop_token_ids", "ignore_eos"}
+        own = self.model_dump(include=same)
+        return SamplingParams(max_tokens=max_tokens, seed=seed, logprobs=logprobs, **own)
 
 
 class CompletionRequest(Sampled):
@@ -180,11 +176,18 @@ class Part(Strict):
     text: Whole
 
 
+def _joined(content: Any) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
 class Message(Strict):
-    """One turn of a chat."""
+    """One turn of a chat; content: once it is validated, a text."""
 
     role: Literal["system", "user", "assistant"]
-    content: Whole | Annotated[list[Part], Field(max_length=256, fail_fast=True)]
+    content: Annotated[
+        Whole | Annotated[list[Part], Field(max_length=256, fail_fast=True)],
+        AfterValidator(_joined),
+    ]
 
 
 Messages = Annotated[list[Message], Field(min_length=1, max_length=4096, fail_fast=True)]
@@ -216,11 +219,15 @@ class TextRequest(Asked):
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
-        if ("messages" in self.model_fields_set) == bool(
-            {"prompt", "input"} & self.model_fields_set
-        ):
+        if len({"messages", "prompt", "input"} & self.model_fields_set) != 1:
             raise Refused(400, "Give one text (prompt, input), or messages.", "messages")
         return self
+
+    def given(self, field: str) -> tuple[str, list[Any], bool]:
+        """The field that was given, messages or else `field`; its chat or texts; special tokens."""
+        if self.messages is not None:
+            return "messages", [self.messages], self.add_generation_prompt
+        return field, one_by_one(getattr(self, field)), self.add_special_tokens
 
 
 class TokenizeRequest(TextRequest):
@@ -264,23 +271,7 @@ def one_by_one(texts: Any) -> list[str | list[int]]:
     return [texts] if isinstance(texts, str) or isinstance(texts[0], int) else texts
 
 
-def plain(messages: Sequence[Message]) -> list[dict[str, str]]:
-    """Messages as a chat template takes them."""
-    texts = [[m.content] if isinstance(m.content, str) else [p.text for p in m.content]
-             for m in messages]  # fmt: skip
-    return [{"role": m.role, "content": "".join(text)} for m, text in zip(messages, texts)]
-
-
 # -- answers --
-
-
-class _Token(NamedTuple):
-    """A sampled token; begin, offset: of its text, in bytes and in characters."""
-
-    begin: int
-    offset: int
-    id: int
-    logprobs: Logprobs
 
 
 class Choice:
@@ -292,13 +283,13 @@ class Choice:
     def __init__(
         self, index: int, tokenizer: Any, body: Sampled, chat: bool, logprobs: int | None
     ) -> None:
-        self.index, self._chat, self._logprobs = index, chat, logprobs
-        self._tokenizer, self._with_ids = tokenizer, body.return_token_ids
+        self.index, self._tokenizer, self._logprobs = index, tokenizer, logprobs
         self._key = "text" if not chat else "delta" if body.stream else "message"
-        self._stops = [stop.encode() for stop in body.stop]
+        self._with_ids, self._stops = body.return_token_ids, [stop.encode() for stop in body.stop]
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._text, self._sent, self._characters = bytearray(), 0, 0
-        self._pending: list[_Token] = []
+        self._text, self._num_sent, self._num_characters = bytearray(), 0, 0
+        # Of tokens not sent yet: where their bytes and characters begin, and what is shown.
+        self._pending: list[tuple[int, int, dict[str, Any]]] = []
         self.num_sampled = self.num_cached = 0
 
     def add(
@@ -308,58 +299,54 @@ class Choice:
         for place, token in enumerate(token_ids):
             new = self._bytes(token)
             if self._logprobs is not None:
-                found = _Token(len(self._text), self._characters, token, logprobs[place])
-                self._pending.append(found)
-                self._characters += sum(byte & 0xC0 != 0x80 for byte in new)  # that begin one
+                found = logprobs[place]
+                likeliest = nlargest(self._logprobs, found.items(), itemgetter(1))
+                tops = {"top_logprobs": [self._shown(*each) for each in likeliest]}
+                shown = self._shown(token, found[token]) | tops
+                self._pending.append((len(self._text), self._num_characters, shown))
+                self._num_characters += sum(byte & 0xC0 != 0x80 for byte in new)  # begin one
             self._text += new
+        role = {} if self.num_sampled else {"role": "assistant"}  # once
         self.num_sampled += len(token_ids)
+        ended, begin, end = output and output.finish_reason, self._num_sent, len(self._text)
         if output is not None:
             self.num_cached = output.num_cached_tokens or 0
-        ended, end = output and output.finish_reason, len(self._text)
         if ended == "stop":
             end = min((p for stop in self._stops if (p := self._text.find(stop)) >= 0), default=end)
         elif ended is None:
             end -= max((_begun(self._text, stop) for stop in self._stops), default=0)
-        text = self._decoder.decode(bytes(self._text[self._sent : end]), ended is not None)
-        self._sent = end
-        tokens = [each for each in self._pending if each.begin < end]
-        del self._pending[: len(tokens)]
-        shown = self._probabilities(tokens)
-        said: Any = text
-        if self._chat:
-            role = self._key == "message" or self.num_sampled == len(token_ids)  # once
-            said = {"content": text} | ({"role": "assistant"} if role else {})
-        reason = None if ended is None else "length" if ended == "length" else "stop"
-        told = {"index": self.index, self._key: said, "logprobs": shown, "finish_reason": reason}
+        text = self._decoder.decode(bytes(self._text[begin:end]), ended is not None)
+        self._num_sent = end
+        told = {
+            "index": self.index,
+            self._key: text if self._key == "text" else {"content": text} | role,
+            "logprobs": None if self._logprobs is None else self._probabilities(end),
+            "finish_reason": "stop" if ended == "eos" else ended,
+        }
         return told | ({"token_ids": list(token_ids)} if self._with_ids else {})
 
     def _bytes(self, token: int) -> bytes:
-        known = self._tokenizer.token_bytes
-        found: bytes = known[token] if token < len(known) else b""
-        return found
+        known: Sequence[bytes] = self._tokenizer.token_bytes
+        return known[token] if token < len(known) else b""
 
     def _shown(self, token: int, logprob: float) -> dict[str, Any]:
         known = self._bytes(token)  # none: a special token, shown by its name
         text = known.decode(errors="replace") if known else self._tokenizer.decode([token])
         return {"token": text, "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(known)}
 
-    def _likeliest(self, token: _Token) -> list[dict[str, Any]]:
-        ordered = sorted(token.logprobs.items(), key=lambda item: -item[1])
-        return [self._shown(*each) for each in ordered[: self._logprobs]]
-
-    def _probabilities(self, tokens: list[_Token]) -> dict[str, Any] | None:
-        """`logprobs`, in the endpoint's own shape."""
-        if self._logprobs is None:
-            return None
-        shown = [self._shown(token.id, token.logprobs[token.id]) for token in tokens]
-        tops = [self._likeliest(token) for token in tokens]
-        if self._chat:
-            return {"content": [one | {"top_logprobs": top} for one, top in zip(shown, tops)]}
+    def _probabilities(self, end: int) -> dict[str, Any]:
+        """`logprobs` of the tokens that begin before `end`, in the endpoint's own shape."""
+        tokens = [each for each in self._pending if each[0] < end]
+        del self._pending[: len(tokens)]
+        shown = [each for _, _, each in tokens]
+        if self._key != "text":
+            return {"content": shown}
+        tops = [one["top_logprobs"] for one in shown]
         return {
             "tokens": [one["token"] for one in shown],
             "token_logprobs": [one["logprob"] for one in shown],
             "top_logprobs": [{each["token"]: each["logprob"] for each in top} for top in tops],
-            "text_offset": [token.offset for token in tokens],
+            "text_offset": [offset for _, offset, _ in tokens],
         }
 
 

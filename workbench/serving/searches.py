@@ -9,7 +9,8 @@ import multiprocessing
 import secrets
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import fields, replace
 from itertools import count
 from multiprocessing.pool import Pool
@@ -18,7 +19,7 @@ from typing import Any
 
 from workbench.config import SearchConfig, StrategyConfig
 from workbench.core import RequestOutput, SamplingParams, ScoreParams, Tag
-from workbench.errors import ConfigError
+from workbench.errors import ConfigError, PromptError
 from workbench.experiments.execute import make_strategy
 from workbench.search import variants
 from workbench.search.answers import equal_mathematics, same_answer
@@ -28,9 +29,10 @@ from workbench.search.result import SearchResult
 from workbench.search.rounds import Progress
 from workbench.search.search import Search, chat_prompt
 from workbench.serving import protocol
-from workbench.serving.engines import EngineThread, Event, Job, ServedEngine
+from workbench.serving.engines import EngineThread, Job, ServedEngine
 from workbench.serving.protocol import ChatRequest, Refused
 
+Ids = Sequence[int]
 STRATEGIES = {f"search/{name.removesuffix('_search')}": name for name in variants.STRATEGIES}
 MOST_BEAMS = 256
 PROOF_SECONDS = 3.0  # of one comparison
@@ -53,35 +55,29 @@ class EngineClient:
     def __init__(self, thread: EngineThread, engine: ServedEngine, priority: int) -> None:
         self._thread, self._engine, self._priority = thread, engine, priority
         self._numbers, self._jobs = count(), dict[int, Job]()
-        self._inbox: SimpleQueue[tuple[int, RequestOutput] | Refused] = SimpleQueue()
+        self._inbox: SimpleQueue[tuple[int, Job] | Refused] = SimpleQueue()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def add(self, prompt: Sequence[int], params: SamplingParams, *, tag: Tag | None = None) -> int:
+    def add(self, prompt: Ids, params: SamplingParams, *, tag: Tag | None = None) -> int:
         """Queue a prompt; returns its request id."""
         return self._submit(prompt, params=params)
 
     def add_score(
-        self,
-        token_ids: Sequence[int],
-        positions: Sequence[int],
-        columns: Sequence[int],
-        *,
-        tag: Tag | None = None,
+        self, token_ids: Ids, positions: Ids, columns: Ids, *, tag: Tag | None = None
     ) -> int:
         """Queue a request for logits [positions, columns]."""
         return self._submit(token_ids, score=ScoreParams(tuple(positions), tuple(columns)))
 
-    def _submit(self, token_ids: Sequence[int], **how: Any) -> int:
+    def _submit(self, token_ids: Ids, **how: Any) -> int:
         number = next(self._numbers)
 
-        def receive(event: Event) -> None:
-            if event.output is not None:
-                self._inbox.put((number, event.output))
+        def ended(job: Job) -> None:
+            self._inbox.put((number, job))
 
         name, priority = self._engine.name, self._priority
-        job = Job(name, token_ids, receive, priority=priority, inner=True, **how)
+        job = Job(name, token_ids, ended, priority=priority, inner=True, **how)
         self._jobs[number] = job
         self._thread.submit([job])
         return number
@@ -93,9 +89,10 @@ class EngineClient:
             news = self._inbox.get()
             if isinstance(news, Refused):
                 raise news
-            number, output = news
+            number, job = news
             if self._jobs.pop(number, None) is not None:
-                outputs.append(replace(output, request_id=number))
+                assert job.output is not None
+                outputs.append(replace(job.output, request_id=number))
         return outputs
 
     def cancel(self, why: Refused) -> None:
@@ -166,18 +163,20 @@ class SearchRun:
         for name in body.model_fields_set - TAKEN:
             message = f"{name} is no setting of {body.model}; its own are fields of `search`."
             raise Refused(400, message, name)
-        chat = protocol.plain(body.messages)
+        chat = [message.model_dump() for message in body.messages]
         roles, self._question = [each["role"] for each in chat], chat[-1]["content"]
         if roles not in (["user"], ["system", "user"]) or not self._question.strip():
             message = "A search takes one user message, the problem; a system message may precede."
             raise Refused(400, message, "messages")
         given: dict[str, Any] = {"strategy": STRATEGIES[body.model]}
-        given |= {"system_prompt": chat[0]["content"]} if len(chat) > 1 else {}
+        if len(chat) > 1:
+            given["system_prompt"] = chat[0]["content"]
         sampling = body.model_fields_set & {"temperature", "top_p", "top_k", "min_p"}
-        given |= {name: max(0, getattr(body, name)) for name in sampling}
+        given |= body.model_dump(include=sampling)
         try:
+            "".join(v for v in body.search.values() if isinstance(v, str)).encode()  # whole ones
             self._config = StrategyConfig.from_dict(given | body.search)
-        except ConfigError as error:
+        except (ValueError, OverflowError) as error:  # of a whole number beyond any float
             raise Refused(400, str(error), "search") from error
         if self._config.n > MOST_BEAMS or self._config.strategy != given["strategy"]:
             message = f"search.n is {MOST_BEAMS} at most, and the model names the strategy."
@@ -209,6 +208,8 @@ class SearchRun:
             self.state |= {"status": "failed", "error": str(error)}
             if isinstance(error, ConfigError):  # of settings that only the search itself checks
                 raise Refused(400, str(error), "search") from error
+            if isinstance(error, PromptError):
+                raise Refused(400, str(error), "messages") from error
             raise
 
     def cancel(self) -> None:
@@ -238,14 +239,18 @@ class SearchRun:
         used = protocol.usage(asked, counts["tokens"])
         return self.head | {"choices": [choice], "usage": used} | told
 
-    def chunk(self, news: Any) -> dict[str, Any]:
-        """Of a stream: a round as reasoning, or the solution."""
-        choice: dict[str, Any] = {"index": 0, "finish_reason": None}
-        told: dict[str, Any] = {}
-        if isinstance(news, Progress):
-            text = f"round {news.round}: {news.tokens} tokens, {news.seconds:.1f} s\n"
-            choice["delta"] = {"reasoning_content": text}
-        else:
-            (whole,), told["search"] = news["choices"], news["search"]
-            choice |= {"delta": whole["message"], "finish_reason": whole["finish_reason"]}
-        return {"choices": [choice]} | told
+
+async def chunks(
+    news: Callable[[], Awaitable[Any]], with_usage: bool
+) -> AsyncIterator[dict[str, Any]]:
+    """Of a stream: rounds as reasoning, then the solution. news: Progress, at last the Future."""
+    while not isinstance(each := await news(), Future):
+        text = f"round {each.round}: {each.tokens} tokens, {each.seconds:.1f} s\n"
+        delta = {"reasoning_content": text}
+        yield {"choices": [{"index": 0, "finish_reason": None, "delta": delta}]}
+    result = each.result()
+    (whole,) = result["choices"]
+    last = {"index": 0, "finish_reason": whole["finish_reason"], "delta": whole["message"]}
+    yield {"choices": [last], "search": result["search"]}
+    if with_usage:
+        yield {"choices": [], "usage": result["usage"]}

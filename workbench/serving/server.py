@@ -12,18 +12,17 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
 from typing import Annotated, Any
 
 import numpy as np
 import torch
 import uvicorn
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from numpy.typing import NDArray
 from prometheus_client import generate_latest
 from starlette.exceptions import HTTPException
@@ -32,19 +31,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from workbench.config import EngineConfig, Range, check, format_size, parse_size
 from workbench.core import SamplingParams, ScoreParams
 from workbench.engine.memory import block_shape, peak_on, total_of
-from workbench.errors import ConfigError, PromptError
+from workbench.errors import ConfigError, PromptError, WorkbenchError
 from workbench.kvcache.arena import KVArena
 from workbench.kvcache.policies import MarginalValue, StaticSplit
 from workbench.search.prm import FORMATS, known_format
-from workbench.search.rounds import Progress
 from workbench.serving import protocol, searches
-from workbench.serving.engines import CLOSING, EngineThread, Event, Job, ServedEngine
+from workbench.serving.engines import CLOSING, EngineThread, Job, News, ServedEngine
 from workbench.serving.protocol import Choice, Refused
 
 log = logging.getLogger(__name__)
 MOST_SEARCHES = 4  # at a time; others wait
 KEPT_SEARCHES = 64  # of which the tree can be asked for
 Told = dict[str, Any]
+Logits = NDArray[np.float64]
 Chunks = AsyncIterator[Told]
 ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
 
@@ -99,13 +98,15 @@ def make_arena(config: ServeConfig, engine: EngineConfig) -> KVArena:
 class Call:
     """One HTTP request: its news, and the one reason for which it may end before they do.
 
-    A deadline, a client that is gone and a server that ends all call `refuse`, once; undo then
-    takes back the work that was asked for.
+    A deadline, a client that is gone and a server that ends all call `refuse`, once; that takes
+    back the work that was begun.
     """
 
-    def __init__(self, service: Service, request: Request, undo: Callable[[], None]) -> None:
-        self._service, self._undo, self._over = service, undo, False
-        self._news, self._arrived = dict[object, Any](), asyncio.Event()
+    def __init__(self, service: Service, request: Request) -> None:
+        self._service, self._over = service, False
+        self._undo: Callable[[], None] = lambda: None
+        self._news = asyncio.Queue[Any]()
+        self.put = self._news.put_nowait  # in the event loop
         loop, seconds = asyncio.get_running_loop(), service.config.timeout
         late = Refused(504, f"No answer within {seconds:g} s; the request was aborted.")
         self._timer = loop.call_later(seconds, self.refuse, late)
@@ -117,42 +118,43 @@ class Call:
             pass
         self.refuse(Refused(499, "The client closed the connection."))
 
-    def put(self, news: Any) -> None:
-        """In the event loop: what `news` is to yield. Tokens of a job join those not yet taken."""
-        key = news.job if isinstance(news, Event) else object()
-        self._news[key] = self._news[key].joined(news) if key in self._news else news
-        self._arrived.set()
+    def begin(self, work: Callable[[], Any], undo: Callable[[], None]) -> None:
+        """Do what undo takes back, unless it was refused by now."""
+        if not self._over:
+            self._undo = undo
+            work()
 
     def refuse(self, why: Refused | None = None) -> None:
         """End it before its time, for a reason that is told; later calls are ignored."""
         if not self._over:
             self._over = True
             self._undo()
-            if why is not None:
-                self.put(why)
+            self.put(why)
 
-    async def news(self) -> AsyncIterator[Any]:
-        """What was put, without end. Raises what it was refused for, or an error that was put."""
-        while True:
-            while self._news:
-                found = self._news.pop(next(iter(self._news)))
-                if isinstance(found, Exception):
-                    raise Refused.by(found) from found
-                yield found
-            self._arrived.clear()
-            await self._arrived.wait()
+    async def news(self) -> Any:
+        """The next that was put. Raises what it was refused for."""
+        found = await self._news.get()
+        if isinstance(found, Refused):
+            raise found
+        return found
 
-    async def events(self, jobs: int) -> AsyncIterator[Event]:
-        """Until so many jobs have ended. Raises what ended one of them."""
-        async for event in self.news():
-            if event.output is not None:
-                if event.output.error is not None:
-                    raise Refused.by(event.output.error)
-                jobs -= 1
-                self._over |= not jobs
-            yield event
-            if not jobs:
-                return
+    async def run(self, jobs: Sequence[Job]) -> AsyncIterator[tuple[Job, News]]:
+        """Submit jobs whose sink is `put`; what is new of each until all have ended. Raises what
+        ended one of them.
+        """
+        thread, left = self._service.thread, set(jobs)
+        self.begin(partial(thread.submit, jobs), partial(thread.abort, jobs))
+        while left:
+            job: Job = await self.news()
+            tokens, _, output = news = job.take()
+            if job not in left or not (tokens or output):
+                continue  # taken before it was told
+            if output is not None:
+                if output.error is not None:
+                    raise Refused.by(output.error)
+                left.remove(job)
+                self._over |= not left
+            yield job, news
 
     def close(self) -> None:
         """Answered, or refused: nothing of it is left."""
@@ -162,32 +164,26 @@ class Call:
         self._service.calls.discard(self)
 
 
-class EventStream(Response):
-    """Server-sent events, what all chunks begin with and what each adds; what ends them before
-    [DONE] is the last one.
-    """
+class EventStream(StreamingResponse):
+    """Server-sent events; that the client has gone is its call's to see."""
 
-    def __init__(self, service: Service, call: Call, head: Told, chunks: Chunks) -> None:
-        self.background, self._service, self._call, self._chunks = None, service, call, chunks
-        self._head = f"{ENCODE(head)[:-1]},"
+    media_type = "text/event-stream"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI calls it; starlette's own imports another library at the first stream."""
+        """As ASGI calls it."""
+        await self.stream_response(send)
 
-        async def write(data: str, more: bool = True) -> None:
-            body = f"data: {data}\n\n".encode()
-            await send({"type": "http.response.body", "body": body, "more_body": more})
 
-        kind = (b"content-type", b"text/event-stream; charset=utf-8")
-        await send({"type": "http.response.start", "status": 200, "headers": [kind]})
-        try:
-            async for chunk in self._chunks:
-                await write(self._head + ENCODE(chunk)[1:])
-            await write("[DONE]", more=False)
-        except Refused as why:
-            await write(ENCODE(self._service.count(why).body), more=False)
-        finally:
-            self._call.close()
+async def one_call(request: Request) -> AsyncIterator[Call]:
+    """Open until its response is sent, or whatever else happens."""
+    call = Call(request.app.state.service, request)
+    try:
+        yield call
+    finally:
+        call.close()
+
+
+OneCall = Annotated[Call, Depends(one_call)]
 
 
 class Service:
@@ -210,7 +206,6 @@ class Service:
         queue = config.max_queue
         self.thread = EngineThread(arena, make, queue, self._notify, self._on_ready)
         self._searchers = ThreadPoolExecutor(MOST_SEARCHES, "search")
-        self._num_searches = 0
         self._proofs = searches.Proofs()
         self._searches = dict[str, dict[str, Any]]()
 
@@ -242,10 +237,10 @@ class Service:
         with suppress(RuntimeError):  # the loop has ended, and its calls before it
             self._loop.call_soon_threadsafe(do, *arguments)
 
-    def _notify(self, events: list[Event]) -> None:
+    def _notify(self, jobs: list[Job]) -> None:
         def deliver() -> None:
-            for event in events:
-                event.job.sink(event)
+            for job in jobs:
+                job.sink(job)
 
         self._post(deliver)
 
@@ -273,114 +268,99 @@ class Service:
         message = f"The model {model!r:.100} is not served; served are: {', '.join(self._models)}."
         return Refused(404, message, "model", "model_not_found")
 
-    async def _encoded(self, engine: ServedEngine, given: Any, special: bool) -> list[int]:
-        """Token ids of a text, of messages (special: with a generation prompt), or as given."""
-        if isinstance(given, str):
-            return await asyncio.to_thread(engine.tokenizer.encode, given, special)
-        if not given or isinstance(given[0], int):
-            return list(given)
-        chat = protocol.plain(given)
-        try:
-            return await asyncio.to_thread(engine.tokenizer.encode_chat, chat, special)
-        except PromptError as error:
-            raise Refused(400, str(error), "messages") from error
-
-    async def _inputs(
-        self, engine: ServedEngine, body: Any, texts: Any, param: str
-    ) -> list[list[int]]:
-        """Token ids of each text of a field, or of the messages of the body."""
-        if (messages := getattr(body, "messages", None)) is not None:
-            ids = await self._encoded(engine, messages, body.add_generation_prompt)
-            return [_fitting(engine, ids, "messages")]
-        special, given = body.add_special_tokens, protocol.one_by_one(texts)
-        return [_fitting(engine, await self._encoded(engine, t, special), param) for t in given]
-
     # -- generating --
 
-    async def completions(self, body: protocol.CompletionRequest, request: Request) -> Response:
+    async def completions(self, body: protocol.CompletionRequest, call: OneCall) -> Response:
         """POST /v1/completions."""
-        engine, most = self._engine(body.model), body.max_tokens or 16
-        prompts = await self._inputs(engine, body, body.prompt, "prompt")
-        return await self._generate(request, body, engine, prompts, most, body.logprobs)
+        engine, prompts = self._engine(body.model), protocol.one_by_one(body.prompt)
+        inputs = await _inputs(engine, "prompt", prompts, body.add_special_tokens)
+        return await self._generate(
+            call, body, engine, inputs, body.max_tokens or 16, body.logprobs
+        )
 
-    async def chat(self, body: protocol.ChatRequest, request: Request) -> Response:
+    async def chat(self, body: protocol.ChatRequest, call: OneCall) -> Response:
         """POST /v1/chat/completions."""
         if body.model in searches.STRATEGIES:
-            return await self._search(request, body)
+            return await self._search(call, body)
         engine = self._engine(body.model)
         if body.search:
             raise Refused(400, "search is for a model called search/...; leave it out.", "search")
-        prompts = await self._inputs(engine, body, [], "messages")
+        inputs = await _inputs(engine, "messages", [body.messages], body.add_generation_prompt)
         most = body.max_completion_tokens or body.max_tokens or engine.max_model_len
         logprobs = body.top_logprobs if body.logprobs else None
-        return await self._generate(request, body, engine, prompts, most, logprobs)
+        return await self._generate(call, body, engine, inputs, most, logprobs)
 
     async def _generate(
         self,
-        request: Request,
+        call: Call,
         body: protocol.Sampled,
         engine: ServedEngine,
-        prompts: Sequence[Sequence[int]],
+        inputs: Sequence[list[int]],
         most: int,
         logprobs: int | None,
     ) -> Response:
-        """n choices of each prompt, whole or as a stream."""
+        """n choices after each input, whole or as a stream."""
         if engine.value_outputs is not None:
             message = f"{engine.name} has a value head and generates nothing; ask /pooling."
             raise Refused(400, message, "model")
         _known(body.stop_token_ids, engine.spec.vocab, "stop_token_ids")
-        if len(prompts) * body.n > protocol.MOST_CHOICES:
-            message = f"{len(prompts)} prompts times n={body.n}; allowed: {protocol.MOST_CHOICES}."
+        if len(inputs) * body.n > protocol.MOST_CHOICES:
+            message = f"{len(inputs)} prompts times n={body.n}; allowed: {protocol.MOST_CHOICES}."
             raise Refused(400, message, "n")
         is_chat, choices = isinstance(body, protocol.ChatRequest), dict[Job, Choice]()
-        call = Call(self, request, lambda: self.thread.abort([*choices]))
-        for prompt in prompts:
+        for ids in inputs:
             for k in range(body.n):
-                params = body.sampling(k, min(most, engine.max_model_len - len(prompt)), logprobs)
-                job = Job(engine.name, prompt, call.put, params, None, body.stream, body.priority)
+                params = body.sampling(k, min(most, engine.max_model_len - len(ids)), logprobs)
+                job = Job(engine.name, ids, call.put, params, None, body.stream, body.priority)
                 choices[job] = Choice(len(choices), engine.tokenizer, body, is_chat, logprobs)
         kind, prefix = ("chat.completion", "chatcmpl") if is_chat else ("text_completion", "cmpl")
         head = protocol.head(kind + ".chunk" * (is_chat and body.stream), prefix, engine.name)
 
-        def part(event: Event) -> Told:
-            return choices[event.job].add(event.token_ids, event.logprobs, event.output)
-
         def usage() -> Told:
-            asked, every = sum(map(len, prompts)), [*choices.values()]
+            every = [*choices.values()]
             cached = sum(choice.num_cached for choice in every[:: body.n])
-            return protocol.usage(asked, sum(choice.num_sampled for choice in every), cached)
+            sampled = sum(choice.num_sampled for choice in every)
+            return protocol.usage(sum(map(len, inputs)), sampled, cached)
 
-        async def chunks(event: Event | None) -> Chunks:
-            while event is not None:
-                yield {"choices": [part(event)]}
-                event = await anext(events, None)
+        async def chunks() -> Chunks:
+            async for job, news in call.run([*choices]):
+                yield {"choices": [choices[job].add(*news)]}
             if body.stream_options.include_usage:
                 yield {"choices": [], "usage": usage()}
 
-        with ExitStack() as afterwards:
-            afterwards.callback(call.close)
-            self.thread.submit([*choices])
-            events = call.events(len(choices))
-            if body.stream:  # what is refused before the first token is refused with its status
-                stream = EventStream(self, call, head, chunks(await anext(events)))
-                afterwards.pop_all()
-                return stream
-            ended = [event async for event in events]
+        if body.stream:
+            return await self._stream(head, chunks())
+        ended = dict([each async for each in call.run([*choices])])
 
         def whole() -> Told:
-            found = sorted(map(part, ended), key=itemgetter("index"))
+            found = [choice.add(*ended[job]) for job, choice in choices.items()]
             return head | {"choices": found, "usage": usage()}
 
         return await _rendered(whole)
 
+    async def _stream(self, head: Told, chunks: Chunks) -> Response:
+        """Server-sent events, what all chunks begin with and what each adds. An error before the
+        first chunk is raised, one after it is the last event.
+        """
+        begin, chunk = f"{ENCODE(head)[:-1]},", await anext(chunks)
+
+        async def events() -> AsyncIterator[str]:
+            found: Told | None = chunk
+            try:
+                while found is not None:
+                    yield f"data: {begin}{ENCODE(found)[1:]}\n\n"
+                    found = await anext(chunks, None)
+                yield "data: [DONE]\n\n"
+            except Exception as error:
+                yield f"data: {ENCODE(self.count(Refused.by(error)).body)}\n\n"
+
+        return EventStream(events())
+
     async def tokenize(self, body: protocol.TokenizeRequest) -> Response:
         """POST /tokenize."""
         engine = self._engine(body.model)
-        given: Any = body.prompt
-        special = body.add_special_tokens
-        if body.messages is not None:
-            given, special = body.messages, body.add_generation_prompt
-        ids = await self._encoded(engine, given, special)
+        _, (text,), special = body.given("prompt")
+        ids = await _encoded(engine, text, special)
         decode, wanted = engine.tokenizer.decode, body.return_token_strs
         told = {"count": len(ids), "max_model_len": engine.max_model_len, "tokens": ids}
         return await _rendered(
@@ -389,45 +369,31 @@ class Service:
 
     # -- searches --
 
-    async def _search(self, request: Request, body: protocol.ChatRequest) -> Response:
+    async def _search(self, call: Call, body: protocol.ChatRequest) -> Response:
         """A search for the solution of one problem."""
         pair = searches.pair_of([*self.thread.engines.values()])
         if pair is None:
             raise self._unknown(body.model)
         run = searches.SearchRun(body, self.thread, pair, self._proofs)
-        if self._num_searches >= MOST_SEARCHES + self.config.max_queue:
-            raise Refused(503, "Too many searches wait; try again.", code="queue_full")
         over = [k for k, state in self._searches.items() if state["status"] in searches.ENDED]
+        if len(self._searches) - len(over) >= MOST_SEARCHES + self.config.max_queue:
+            raise Refused(503, "Too many searches wait; try again.", code="queue_full")
         for name in over[: max(0, len(over) + 1 - KEPT_SEARCHES)]:
             del self._searches[name]
-        self._searches[run.head["id"]] = run.state
-        call = Call(self, request, run.cancel)
 
-        def ended(done: Future[Any]) -> None:
-            self._num_searches -= 1
-            call.put(done.exception() or done.result())
+        def play() -> None:
+            self._searches[run.head["id"]] = run.state
+            tell = partial(self._post, call.put)
+            self._searchers.submit(run.play, tell).add_done_callback(tell)
 
-        async def chunks() -> Chunks:
-            async for news in call.news():
-                yield run.chunk(news)
-                if not isinstance(news, Progress):
-                    break
-            if body.stream_options.include_usage:
-                yield {"choices": [], "usage": news["usage"]}
-
-        with ExitStack() as afterwards:
-            afterwards.callback(call.close)
-            self._num_searches += 1
-            done = self._searchers.submit(run.play, partial(self._post, call.put))
-            done.add_done_callback(lambda done: self._post(ended, done))
-            if body.stream:
-                afterwards.pop_all()
-                kind = {"object": "chat.completion.chunk"}
-                return EventStream(self, call, run.head | kind, chunks())
-            async for news in call.news():
-                if not isinstance(news, Progress):
-                    break
-        return await _rendered(lambda: news)
+        call.begin(play, run.cancel)
+        if body.stream:
+            kind = {"object": "chat.completion.chunk"}
+            usage = body.stream_options.include_usage
+            return await self._stream(run.head | kind, searches.chunks(call.news, usage))
+        while not isinstance(news := await call.news(), Future):
+            pass  # a round
+        return await _rendered(news.result)
 
     async def tree(self, name: str) -> Response:
         """GET /search/{name}."""
@@ -439,69 +405,68 @@ class Service:
 
     # -- scoring, in vLLM's shapes --
 
-    async def generative_scoring(self, body: protocol.ScoringRequest, request: Request) -> Response:
+    async def generative_scoring(self, body: protocol.ScoringRequest, call: OneCall) -> Response:
         """POST /generative_scoring."""
         engine = self._engine(body.model)
         outputs = engine.spec.outputs
         labels = _known(body.label_token_ids, outputs, "label_token_ids")
         special, first = body.add_special_tokens, body.item_first
-        query = await self._encoded(engine, body.query, special and not first)
-        items = [await self._encoded(engine, item, special and first) for item in body.items]
-        joined = [[*item, *query] if first else [*query, *item] for item in items]
-        inputs = [_fitting(engine, ids, "items") for ids in joined]
+        query = await _encoded(engine, body.query, special and not first)
         columns = tuple(labels if body.apply_softmax else range(outputs))
-        asked = [(ids, [len(ids) - 1]) for ids in inputs]
         place = 0 if body.apply_softmax else labels[0]
-        rows = await self._scored(request, engine, asked, columns)
+        asked = list[tuple[list[int], ScoreParams]]()
+        for each in body.items:
+            item = await _encoded(engine, each, special and first)
+            ids = _fitting(engine, [*item, *query] if first else [*query, *item], "items")
+            asked.append((ids, ScoreParams((len(ids) - 1,), columns)))
 
-        def score(row: NDArray[np.float64]) -> Told:
-            return {"object": "score", "score": _softmax(row[0])[place]}
+        def score(logits: Logits) -> Told:
+            return {"object": "score", "score": _softmax(logits[0])[place]}
 
-        return await _listed("generative-scoring", engine, inputs, rows, score)
+        return await self._scored(call, engine, "generative-scoring", asked, score)
 
-    async def pooling(self, body: protocol.PoolingRequest, request: Request) -> Response:
+    async def pooling(self, body: protocol.PoolingRequest, call: OneCall) -> Response:
         """POST /pooling: of each input [bad, good] after every step, or the lone value there."""
         engine = self._engine(body.model)
         format = known_format(engine.name, engine.architecture)
         if format is None:
             message = f"{engine.name} is no reward model of a known format: {', '.join(FORMATS)}."
             raise Refused(400, message, "model")
-        rules = FORMATS[format](engine.tokenizer)
+        rules = await asyncio.to_thread(FORMATS[format], engine.tokenizer)
         if rules.critique_stop is not None:
             message = f"{engine.name} writes critiques before it judges; /pooling reads marks."
             raise Refused(400, message, "model")
-        inputs = await self._inputs(engine, body, body.input, "input")
-        mark = list(rules.mark)
-        asked = await asyncio.to_thread(lambda: [(ids, _ends_of(mark, ids)) for ids in inputs])
-        if not all(places for _, places in asked):
+        inputs, mark = await _inputs(engine, *body.given("input")), list(rules.mark)
+        ends = await asyncio.to_thread(lambda: [_ends_of(mark, ids) for ids in inputs])
+        if not all(ends):
             message = f"An input has no mark of a step; {format} reads a verdict after each."
             raise Refused(400, message, "input")
-        rows = await self._scored(request, engine, asked, rules.columns)
 
-        def verdicts(each: NDArray[np.float64]) -> Told:
-            return {"object": "pooling", "data": [_verdict(row) for row in each]}
+        def verdicts(logits: Logits) -> Told:
+            return {"object": "pooling", "data": [_verdict(row) for row in logits]}
 
-        return await _listed("pool", engine, inputs, rows, verdicts)
+        asked = [(ids, ScoreParams(each, rules.columns)) for ids, each in zip(inputs, ends)]
+        return await self._scored(call, engine, "pool", asked, verdicts)
 
     async def _scored(
         self,
-        request: Request,
+        call: Call,
         engine: ServedEngine,
-        asked: Sequence[tuple[Sequence[int], Sequence[int]]],
-        columns: tuple[int, ...],
-    ) -> list[NDArray[np.float64]]:
-        """Logits [positions, columns] of each pair of token ids and positions."""
-        jobs: list[Job] = []
-        call = Call(self, request, lambda: self.thread.abort(jobs))
-        for ids, places in asked:
-            score = ScoreParams(tuple(places), columns)
-            jobs.append(Job(engine.name, ids, call.put, score=score))
-        with ExitStack() as afterwards:
-            afterwards.callback(call.close)
-            self.thread.submit(jobs)
-            found = {e.job: e.output async for e in call.events(len(jobs))}
-        outputs = [found[job] for job in jobs]
-        return [np.asarray(each.logits, np.float64) for each in outputs if each is not None]
+        prefix: str,
+        asked: Sequence[tuple[list[int], ScoreParams]],
+        told: Callable[[Logits], Told],
+    ) -> Response:
+        """As vLLM lists it: what is told of the logits [positions, columns] of each input."""
+        jobs = [Job(engine.name, ids, call.put, score=score) for ids, score in asked]
+        found: dict[Job, Any] = {job: news.output async for job, news in call.run(jobs)}
+        head = protocol.head("list", prefix, engine.name)
+        head["usage"] = protocol.usage(sum(len(ids) for ids, _ in asked))
+
+        def whole() -> Told:
+            rows = [told(found[job].logits.astype(np.float64)) for job in jobs]
+            return head | {"data": [{"index": k} | row for k, row in enumerate(rows)]}
+
+        return await _rendered(whole)
 
     # -- states --
 
@@ -545,6 +510,26 @@ class Service:
         return {"outcome": answer.outcome, "reason": answer.reason}
 
 
+async def _encoded(engine: ServedEngine, given: Any, special: bool) -> list[int]:
+    """Token ids of a text, of messages (special: with a generation prompt), or as given."""
+    if isinstance(given, str):
+        return await asyncio.to_thread(engine.tokenizer.encode, given, special)
+    if not given or isinstance(given[0], int):
+        return list(given)
+    chat = [message.model_dump() for message in given]
+    try:
+        return await asyncio.to_thread(engine.tokenizer.encode_chat, chat, special)
+    except PromptError as error:
+        raise Refused(400, str(error), "messages") from error
+
+
+async def _inputs(
+    engine: ServedEngine, field: str, texts: Sequence[Any], special: bool
+) -> list[list[int]]:
+    """Token ids of each text of a field, or of each chat."""
+    return [_fitting(engine, await _encoded(engine, text, special), field) for text in texts]
+
+
 def _fitting(engine: ServedEngine, ids: list[int], param: str) -> list[int]:
     """These ids, if all are known and there is room for one more."""
     most = engine.max_model_len - 1
@@ -566,29 +551,18 @@ async def _rendered(make: Callable[[], Any]) -> Response:
     return await asyncio.to_thread(lambda: JSONResponse(make()))
 
 
-async def _listed(
-    prefix: str, engine: ServedEngine, inputs: Any, rows: list[Any], told: Callable[[Any], Any]
-) -> Response:
-    """A list of scores, as vLLM answers; what is told of each input's logits."""
-    head = protocol.head("list", prefix, engine.name)
-    head["usage"] = protocol.usage(sum(map(len, inputs)))
-    return await _rendered(
-        lambda: head | {"data": [{"index": k} | told(each) for k, each in enumerate(rows)]}
-    )
-
-
-def _ends_of(mark: list[int], ids: list[int]) -> list[int]:
+def _ends_of(mark: list[int], ids: list[int]) -> tuple[int, ...]:
     """The last position of each occurrence of a step's mark."""
     size = len(mark)
-    return [end - 1 for end in range(size, len(ids) + 1) if ids[end - size : end] == mark]
+    return tuple(k - 1 for k in range(size, len(ids) + 1) if ids[k - size : k] == mark)
 
 
-def _softmax(row: NDArray[np.float64]) -> list[float]:
+def _softmax(row: Logits) -> list[float]:
     likely = np.exp(row - row.max())
     return [float(p) for p in likely / likely.sum()]
 
 
-def _verdict(row: NDArray[np.float64]) -> list[float]:
+def _verdict(row: Logits) -> list[float]:
     """[bad, good] of the logits (good, bad); a lone value's sigmoid."""
     return _softmax(row)[::-1] if len(row) > 1 else [float(1 / (1 + np.exp(-row[0])))]
 
@@ -642,27 +616,23 @@ def make_app(service: Service) -> FastAPI:
             return _told(service, why)
         return _told(service, Refused.by(error))
 
-    kinds = (Refused, RequestValidationError, HTTPException, Exception)
+    kinds = (WorkbenchError, RequestValidationError, HTTPException, Exception)
     handlers: Any = dict.fromkeys(kinds, refused)
     app = FastAPI(lifespan=service.lifespan, exception_handlers=handlers)
+    app.state.service = service
     app.add_middleware(Guard, service=service)
-    endpoints: dict[str, Callable[..., Any]] = {
-        "GET /health": service.health,
-        "GET /metrics": service.metrics,
-        "GET /v1/models": service.models,
-        "GET /v1/models/{name:path}": service.model,
-        "POST /v1/completions": service.completions,
-        "POST /v1/chat/completions": service.chat,
-        "POST /tokenize": service.tokenize,
-        "POST /generative_scoring": service.generative_scoring,
-        "POST /pooling": service.pooling,
-        "GET /search/{name}": service.tree,
-        "GET /arena": service.arena,
-        "POST /arena/split": service.split,
-    }
-    for route, endpoint in endpoints.items():
-        method, path = route.split()
-        app.add_api_route(path, endpoint, methods=[method], response_model=None)
+    app.get("/health")(service.health)
+    app.get("/metrics")(service.metrics)
+    app.get("/v1/models")(service.models)
+    app.get("/v1/models/{name:path}")(service.model)
+    app.post("/v1/completions")(service.completions)
+    app.post("/v1/chat/completions")(service.chat)
+    app.post("/tokenize")(service.tokenize)
+    app.post("/generative_scoring")(service.generative_scoring)
+    app.post("/pooling")(service.pooling)
+    app.get("/search/{name}")(service.tree)
+    app.get("/arena")(service.arena)
+    app.post("/arena/split")(service.split)
     return app
 
 
