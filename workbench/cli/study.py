@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from workbench.experiments.runs import RunStore
-    from workbench.experiments.settings import PolicyPlan
+    from workbench.experiments.settings import BatchPlan, PolicyPlan
     from workbench.experiments.study import Preview, Study
 
 SWEEP_COLUMNS = ("llm_share", "seed", "tokens_per_s", "problems_per_min", "accuracy",
@@ -161,6 +161,7 @@ def _replays_left(
     stored. given: as of _print_left.
     """
     from workbench.experiments import settings, study
+    from workbench.experiments.batching import GRID, run_batches_replayed
     from workbench.experiments.execute import RECORDED, REPLAYED, recorded_config, replayed_config
     from workbench.experiments.sensitivity import Base
 
@@ -185,6 +186,11 @@ def _replays_left(
         for name, more in (("a PRM that scores", {}), ("a PRM that writes", writes)):
             found = study.run_replayed(far(SPLIT, **asked, **more), runs, **look)
             yield f"replayed, {name} ({SPLIT[:2]})", *_left(found)
+    if BATCHING in given:
+        plan = _changed(GRID, given[BATCHING])
+        found = run_batches_replayed(far(BATCHING), plan, runs, **look)
+        cells = replace(found.config, num_problems=plan.batch_problems)
+        yield f"{REPLAYED} ({BATCHING[:2]})", _left(found)[0], _seconds(cells, len(found.missing))
     if ABLATION in given:
         config = far(ABLATION)
         plan = settings.replayed_ablation(config)
@@ -206,6 +212,12 @@ def _replays_left(
             profile, own["values"]
         )
         yield MISSING, len(todo), todo
+
+
+def _changed(plan: BatchPlan, parameters: Mapping[str, Any]) -> BatchPlan:
+    """A plan with the parameters of a notebook that are its own, and not None."""
+    names = {field.name for field in fields(plan)}
+    return replace(plan, **{k: v for k, v in parameters.items() if k in names and v is not None})
 
 
 def _left(found: Study) -> tuple[int, list[float]]:
