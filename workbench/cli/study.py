@@ -187,14 +187,14 @@ def _replays_left(
             found = study.run_replayed(far(SPLIT, **asked, **more), runs, **look)
             yield f"replayed, {name} ({SPLIT[:2]})", *_left(found)
     if BATCHING in given:
-        plan = _changed(GRID, given[BATCHING])
-        found = run_batches_replayed(far(BATCHING), plan, runs, **look)
-        cells = replace(found.config, num_problems=plan.batch_problems)
+        grid = _changed(GRID, given[BATCHING])
+        found = run_batches_replayed(far(BATCHING), grid, runs, **look)
+        cells = replace(found.config, num_problems=grid.batch_problems)
         yield f"{REPLAYED} ({BATCHING[:2]})", _left(found)[0], _seconds(cells, len(found.missing))
     if ABLATION in given:
         config = far(ABLATION)
-        plan = settings.replayed_ablation(config)
-        found = study.run_ablation_replayed(config, plan, runs, **look)
+        ablation = settings.replayed_ablation(config)
+        found = study.run_ablation_replayed(config, ablation, runs, **look)
         yield f"{REPLAYED} ({ABLATION[:2]})", *_left(found)
     if OPTIMISATION in given:
         config = far(OPTIMISATION)

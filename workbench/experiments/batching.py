@@ -160,7 +160,10 @@ class ReplayedCells:
             self._engine(Listener, search, role, answers, clock, settings.LIMITS[:2])
             for role in ENGINES
         )
-        sizes = {"min_problem_batch": config.min_problem_batch, "score_cache": config.score_cache}
+        sizes: dict[str, Any] = {
+            "min_problem_batch": config.min_problem_batch,
+            "score_cache": config.score_cache,
+        }
         play(answers, (llm, prm), Recorder("replay", 0.0), clock, **sizes)
         self._asked = dict(zip(ENGINES, (llm.asked, prm.asked)))
 
