@@ -9,11 +9,18 @@ import pytest
 from tests.experiments.fakes import fake_result
 from workbench.cli import main
 from workbench.cli.study import report
-from workbench.experiments.execute import one_by_one
+from workbench.experiments.execute import one_by_one, replayed_config
 from workbench.experiments.notebooks import notebook_files
 from workbench.experiments.provenance import project_root
 from workbench.experiments.settings import PLANS, BatchPlan, RunSpec, sweep_config
-from workbench.experiments.study import Study, completeness, figures_home, provenance_of, run_sweep
+from workbench.experiments.study import (
+    Study,
+    completeness,
+    figures_home,
+    provenance_of,
+    run_replayed,
+    run_sweep,
+)
 
 
 @pytest.fixture
@@ -86,18 +93,44 @@ def test_figures_of_notebooks_that_read_no_sweep_need_none(calls, names):
 @pytest.mark.parametrize(
     ("options", "said", "unsaid"),
     [
-        (["--profile", "full"], ["55 of 55 runs to do", "04_batching: ", "Together: "], "nothing"),
-        (["03"], ["is feasible in"], "batching"),
-        (["07"], ["07_modifications: 13 of 13 runs to do, about"], "feasible"),
+        (
+            ["--profile", "full"],
+            ["55 of 55 runs to do", "04_batching: ", "Together: ", "(02, 03, 05, 06): 30 of 30"],
+            "nothing",
+        ),
+        (["03"], ["is feasible in", "replayed SmolLM2 (03): 7 of 7 replays to do"], "batching"),
+        (
+            ["07"],
+            ["07_modifications: 13 of 13 runs to do, about", "replayed 1B + 8B (07): 7 of 7"],
+            "feasible",
+        ),
+        (["08"], ["replayed 1B + 8B (08): 13 of 13 replays to do, about 1 min (rough)"], "(07)"),
+        (["09"], ["09_missing_values: nothing to replay, the committed rows"], "to do"),
+        (["09", "-p", "values=['n', 'dtype']"], ["09_missing_values: 42 of 42 replays"], "runs"),
     ],
 )
 def test_a_dry_run_says_what_would_take_how_long(options, said, unsaid, calls, tmp_path, capsys):
-    """A notebook with runs beside the sweep's is announced with them; nothing is run."""
+    """A notebook with runs beside the sweep's, or with replays, is announced with them; nothing is
+    run.
+    """
     assert main(["figures", *options, "--dry-run", "--runs", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert all(text in shown for text in said)
     assert unsaid not in shown
     assert calls == []
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_counts_no_replay_that_is_stored(tmp_path, capsys):
+    asked = {"shares": [0.3, 0.5], "num_problems": 2, "n": 4, "max_depth": 3}
+    first = replayed_config("quick", **asked | {"shares": (0.3,)})
+    run_replayed(first, tmp_path, progress=False)
+    words = [word for name, value in asked.items() for word in ("-p", f"{name}={value}")]
+    words += ["--dry-run", "--profile", "quick", "--runs", str(tmp_path)]
+    assert main(["figures", "05", *words]) == 0
+    shown = capsys.readouterr().out
+    assert "replayed 1B + 8B (05): 1 of 2 replays to do" in shown
+    assert "Together: 5 runs and replays to do" in shown  # two shares measured, two of SmolLM2's
 
 
 @pytest.mark.parametrize("how", [[], ["--dry-run"]], ids=["run", "dry"])
@@ -144,7 +177,7 @@ def test_stale_ok_reaches_the_sweep_and_every_notebook(calls, tmp_path):
     assert calls[2][1][2] == {"runs_dir": str(tmp_path), "stale_ok": True}
     for file in notebook_files():
         text = file.read_text()
-        kinds = "sweep|replayed|rungs|batches|strategies|(?:ablation|policies)(?:_replayed)?"
+        kinds = "sweep|replayed|rungs|strategies|(?:ablation|batches|policies)(?:_replayed)?"
         studies = re.findall(rf" \*?run_(?:{kinds})\(", text)
         assert text.count("stale_ok=stale_ok") == len(studies), file.name
 

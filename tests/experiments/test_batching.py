@@ -1,12 +1,15 @@
 """The batching study: what is said of cells that ran, of those that cannot be, and of waste."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from tests.experiments.fake_sweep import FakeSweep
 from workbench.errors import OutOfMemory, RunStoreError
 from workbench.experiments import settings
-from workbench.experiments.execute import one_by_one
+from workbench.experiments.batching import provenance_of_limits, run_batches_replayed
+from workbench.experiments.execute import one_by_one, replayed_config, rung_answers
 from workbench.experiments.rows import balance_rows, batch_rows, cells_provenance
 from workbench.experiments.runs import RunResult, compare
 from workbench.experiments.settings import CONTINUOUS, STATIC_BATCH, UNCACHED
@@ -82,3 +85,47 @@ def test_what_was_asked_stands_on_the_figure(study):
     said = cells_provenance(study.all_runs)
     assert "requests of one search of 2 problems (40 of the LLM and 40 of the PRM" in said
     assert "1 in 2" in said and "each cell 2 times" in said
+
+
+@pytest.fixture(scope="module")
+def replayed(tmp_path_factory):
+    """The thesis's pair over a small grid: two problems' requests."""
+    config = replayed_config("quick", n=4, max_depth=4)
+    plan = settings.BatchPlan((4, 32), (16, 256), (4, 32), 1, (16,), 2)
+    runs = tmp_path_factory.mktemp("replayed")
+    return run_batches_replayed(config, plan, runs, progress=False)
+
+
+@pytest.mark.parametrize("model", ["llm", "prm"])
+def test_replayed_cells_answer_the_same_requests_and_are_faster_the_looser_their_limits(
+    replayed, model
+):
+    """Seconds follow from the batch alone: the same requests, the same tokens, in every cell."""
+    runs = replayed.all_runs.query("model == @model")
+    assert set(runs["status"]) == {"finished"} and set(runs["rung"]) == {"replayed 1B + 8B"}
+    assert runs["requests"].nunique() == 1
+    whole = runs[runs["kind"] == CONTINUOUS].assign(tokens=runs["tokens_per_s"] * runs["engine_s"])
+    assert whole["tokens"].round(6).nunique() == 1 and len(whole) == 3
+    seconds = whole.set_index(["max_num_seqs", "max_num_batched_tokens"])["engine_s"]
+    assert seconds[32, 256] < seconds[4, 256] <= seconds[4, 16]
+    beside = runs[runs["max_num_seqs"] == 32].set_index("kind")
+    assert beside.loc[UNCACHED, "engine_s"] < beside.loc[STATIC_BATCH, "engine_s"]
+    assert beside.loc[STATIC_BATCH, "padding"] > 0.1
+    rows = batch_rows(replayed.all_runs, model)
+    assert "not all could decode" in rows[rows["steps_per_s"].isna()]["error"].iloc[0]
+
+
+def test_what_is_replayed_are_the_requests_of_the_search(replayed):
+    """One request of the LLM for each step that was sampled, and their tokens."""
+    config = dataclasses.replace(replayed.config, num_problems=2)
+    problems = rung_answers(config, 0).recording.problems
+    llm = replayed.all_runs.query("model == 'llm' and kind == @CONTINUOUS").iloc[0]
+    assert llm["requests"] == sum(len(problem.steps) for problem in problems)
+    tokens = sum(len(step.tokens) for problem in problems for step in problem.steps)
+    assert llm["tokens_per_s"] * llm["engine_s"] == pytest.approx(tokens)
+
+
+def test_both_rungs_are_told_below_their_figure(study, replayed):
+    said = provenance_of_limits(study, replayed)
+    assert said.count("Each model alone") == said.count("LLM tiny") + said.count("LLM llama") == 2
+    assert "simulated NVIDIA A100" in said and "Nothing was run" in said

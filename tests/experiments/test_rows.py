@@ -164,9 +164,11 @@ def test_claims_can_fail(sweep):
 def test_shares_of_equal_work_are_not_ranked_and_no_peak_is_claimed_where_none_is_told():
     """One plateau is one; where the interval or the plateau is the whole axis there is no peak."""
 
-    def told(low, high, same):
+    def told(low, high, same, reach=(float("nan"), float("nan"))):
         rows = [(0.08, 90.0), (0.2, 100.0), (0.3, 102.0), (0.5, 80.0)]
         table = pd.DataFrame(rows, columns=["llm_share", "value"]).assign(metric="tokens_per_s")
+        bounds = dict(zip(("ratio_low", "ratio_high"), reach))
+        table = table.assign(ratio=table["value"] / 102.0, **bounds)
         ends = [("peak_share", low, high), ("same_work", *same)]
         found = [
             {"llm_share": 0.3, "value": 0.3, "metric": m, "low": a, "high": b} for m, a, b in ends
@@ -177,7 +179,12 @@ def test_shares_of_equal_work_are_not_ranked_and_no_peak_is_claimed_where_none_i
     words, claim = told(0.2, 0.3, (0.2, 0.3))
     assert words == (
         "Throughput is highest from 0.20 to 0.30, which do the same work (95 %: 0.20 to 0.30): 101 "
-        "generated tokens/s; it is 90 at 0.08 (-10.9%) and 80 at 0.50 (-20.8%)."
+        "generated tokens/s; it is 90 at 0.08 (-11.8% against 0.30) and 80 at 0.50 (-21.6% against "
+        "0.30)."
+    )
+    assert (
+        "90 at 0.08 (-11.8% [-12.0%, -10.0%] against 0.30)"
+        in told(0.2, 0.3, (0.2, 0.3), (0.88, 0.9))[0]
     )
     assert claim.number == "fastest from 0.20 to 0.30, which do the same work [0.20, 0.30]"
     assert "highest at 0.30 (95 %" in told(0.2, 0.5, (0.3, 0.3))[0]
@@ -188,6 +195,23 @@ def test_shares_of_equal_work_are_not_ranked_and_no_peak_is_claimed_where_none_i
     )
     words, _ = told(0.08, 0.5, (0.08, 0.5))
     assert words == "No peak can be told: every share from 0.08 to 0.50 does the same work."
+
+
+def test_the_committed_ratios_are_those_of_their_rates_and_unbounded_nowhere():
+    """At every share and rung; of a replay with an interval, half of which is at most 0.05."""
+    rows = pd.read_parquet(ROOT / "figures" / "memory_split.parquet")
+    for rung, own in rows[rows["metric"] == "tokens_per_s"].groupby("rung"):
+        own = own.set_index("llm_share")
+        (same,) = rows[(rows["rung"] == rung) & (rows["metric"] == "same_work")].itertuples()
+        on_plateau = (own.index >= same.low) & (own.index <= same.high)
+        assert same.low <= 0.3 <= same.high and (
+            own.loc[on_plateau, [*plots.search.RATIO]] == 1
+        ).all(axis=None)
+        off = own[~on_plateau]
+        assert list(off["ratio"]) == pytest.approx(list(off["value"] / own["value"][0.3]))
+        if rung.startswith("replayed"):
+            half = (off["ratio_high"] - off["ratio_low"]) / 2
+            assert (half <= 0.05).all() and (off["ratio_low"] <= off["ratio"]).all()
 
 
 def test_what_thrashing_costs_is_one_sentence(sweep, lost):

@@ -25,7 +25,7 @@ def small() -> pd.DataFrame:
 def test_every_setting_is_asked_the_same_and_its_row_is_what_its_replays_come_to(small) -> None:
     """Both ends and 0.3 are replayed; what is lost is against the best of them."""
     own = small[small["kind"] == "setting"].set_index("setting")
-    assert list(own.index[:3]) == ["taken", "32", "h100, 40 GiB"]
+    assert list(own.index[:4]) == ["taken", "8", "32", "h100, 40 GiB"]
     (none,) = SMALL.replayed("GPU", Setting("16 GiB", {"total": "16GiB"})).to_dict("records")
     assert "lack 2.7 GiB" in none["lacks"] and "best" not in none
     replays = small[small["what"] == sensitivity.SHARE]
@@ -89,6 +89,24 @@ def test_every_missing_value_has_a_conclusion_with_its_numbers_and_none_is_open(
     assert taken["n"] == str(tiny.n)
     assert taken["max_model_len"] == "2,048 (tiny), 4,096 (thesis scale)"
     assert taken["dtype"] == "float32 (tiny), bfloat16 (thesis scale)"
+
+
+def test_the_committed_rows_hold_every_setting_and_a_figure_of_them_replays_nothing() -> None:
+    """Guards rows that lack what the table of values names, and a dry run that tells no time."""
+    rows = sensitivity.stored()[0]
+    own = rows.loc[rows["kind"] == "setting", ["value", "setting"]]
+    tried = [(value.name, each.label) for value in sensitivity.values() for each in value.tried]
+    swap = (sensitivity.SWAP, "swap (arithmetic)")
+    assert list(own.itertuples(index=False, name=None)) == [
+        (sensitivity.TAKEN, sensitivity.TAKEN), *tried, swap,
+    ]  # fmt: skip
+    assert Base().replays_left("default") == []
+    every = Base().replays_left("full")
+    assert len(every) == 7 * (1 + len(tried))
+    took = rows["replay_s"].median()
+    assert took / 4 < sorted(every)[len(every) // 2] < 4 * took, "seconds of one core, roughly"
+    some = Base.of({"n": 4, "in_flight": 2}, rounds=4, replays=3).replays_left("default", ["n"])
+    assert len(some) == 4 * 4 and max(some) == some[-1] > some[0]
 
 
 def test_the_committed_rows_are_what_a_replay_says() -> None:

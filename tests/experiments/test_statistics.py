@@ -216,3 +216,20 @@ def test_a_paired_ratio_is_one_of_equal_work_and_else_of_its_seconds():
     assert tuple(ratios.loc[0.2]) == (1.0, 1.0, 1.0)
     assert ratios.loc[0.5, "value"] == pytest.approx(0.5, rel=0.05)
     assert ratios.loc[0.5, "low"] < ratios.loc[0.5, "value"] < ratios.loc[0.5, "high"] < 0.6
+
+
+def test_every_share_has_its_paired_ratio_to_a_third_of_the_memory():
+    """The split's main number: exactly 1 where both models did the same work, on every row of a
+    share; the nearest share where 0.3 was not run.
+    """
+    sweep = Noisy(noise=0.01, slow_end=2.0)
+    rows = claims.split_rows(sweep)
+    columns = ["ratio", "ratio_low", "ratio_high"]
+    assert rows.drop(columns=columns).equals(views.memory_split_rows(sweep))
+    ratios = rows[["llm_share", *columns]].drop_duplicates().set_index("llm_share")
+    assert list(ratios.index) == list(SHARES)
+    assert ratios.loc[0.2].tolist() == ratios.loc[0.3].tolist() == [1.0, 1.0, 1.0]
+    expected = paired_ratio(sweep, "llm_share", 0.3).set_index("llm_share").loc[0.5]
+    assert ratios.loc[0.5].tolist() == expected.tolist() and expected["high"] < 0.6
+    without = FakeSweep(shares=(0.08, 0.2, 0.5))
+    assert set(claims.split_rows(without).query("llm_share == 0.2")["ratio"]) == {1.0}

@@ -2,12 +2,14 @@
 
 import ast
 import json
+import re
 from pathlib import Path
 
 import nbformat
 import pytest
 
-from workbench.experiments.notebooks import known_parameters, notebook_files, run_notebooks
+from workbench.cli import main
+from workbench.experiments.notebooks import default_parameters, notebook_files, run_notebooks
 from workbench.plots import FIGURES
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
@@ -79,7 +81,7 @@ def test_parameters_come_first_and_are_independent_literals(file):
         assert isinstance(node, ast.Assign)
         ast.literal_eval(node.value)
     assert "check_parameters()" in cells[1].source
-    assert known_parameters(file)
+    assert default_parameters(file)
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +138,19 @@ def test_every_figure_of_the_study_is_written_with_its_rows_and_record(executed,
     what = "2 problems, 1 seed" if searched else "both engines built at 2 shares"
     what = "16 problems, 1 seed" if name == "miss_ratio" else what  # of a recording
     assert what in record["parameters"]["provenance"]
+
+
+@pytest.mark.slow
+def test_a_dry_run_knows_every_replay_that_the_notebooks_make(executed, capsys):
+    """What it would replay is what they replayed: of the same settings nothing is left."""
+    words = [word for name, value in TINY.items() for word in ("-p", f"{name}={json.dumps(value)}")]
+    words += ["--dry-run", "--profile", "quick", "--runs", str(executed / "runs")]
+    names = [name for name in DRAWN if name[:2] not in ("09", "12", "13")]
+    assert main(["figures", *names, *words]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    left = re.findall(r"replayed [^:]*: (\d+) of (\d+) replays to do", shown)
+    assert len(left) == 7
+    assert all(todo == "0" and int(total) > 0 for todo, total in left), left
 
 
 def test_the_runner_finds_notebooks_from_any_folder(tmp_path, monkeypatch):

@@ -42,7 +42,9 @@ def split_rows(shares=SHARES):
         for name, v in heights.items()
     ]
     peak = rooms((0.3,)).assign(metric="peak_share", value=0.3, low=0.2, high=0.4)
-    return pd.concat([*parts, peak], ignore_index=True)
+    ratio = pd.DataFrame({"llm_share": shares, "ratio": hump})
+    ratio = ratio.assign(ratio_low=0.98 * hump, ratio_high=1.01 * hump)
+    return pd.concat([*parts, peak], ignore_index=True).merge(ratio, on="llm_share")
 
 
 def critique_rows(shares=SHARES):

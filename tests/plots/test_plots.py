@@ -44,7 +44,8 @@ FIGURES = {
 UNTITLED = {  # they share another's title
     "optimisation": ("yaxis2", "yaxis6"),
     "sensitivity": ("yaxis2",),
-    **dict.fromkeys(("thrashing", "memory_split", "prm_blocks", "critiques"), ("xaxis",)),
+    **dict.fromkeys(("thrashing", "prm_blocks", "critiques"), ("xaxis",)),
+    "memory_split": ("xaxis", "xaxis2"),
 }
 OVER_SHARES = ("memory_split", "prefix_hits", "thrashing", "lost_time", "balance", "critiques")
 
@@ -89,12 +90,19 @@ def test_lines_draw_values_and_intervals_in_their_models_look():
     The interval of the peak is a band, its numbers in the legend, where they cover no data.
     """
     fig, rows = drawn("memory_split"), synthetic.split_rows().query("metric == 'tokens_per_s'")
-    line = trace(fig, "generated tokens/s")
+    line = trace(fig, "generated tokens/s (left axis)")
     np.testing.assert_allclose(line.y, rows["value"])
     np.testing.assert_allclose(line.error_y.array, rows["high"] - rows["value"])
     np.testing.assert_allclose(line.error_y.arrayminus, rows["value"] - rows["low"])
-    band = fig.layout.shapes[0]
+    ratio = trace(fig, "generated tokens/s over those at 0.30", "y")
+    np.testing.assert_allclose(ratio.y, rows["ratio"])
+    np.testing.assert_allclose(ratio.error_y.array, rows["ratio_high"] - rows["ratio"])
+    plateau, band = fig.layout.shapes[:2]
+    assert (plateau.y0, plateau.y1) == (0.98, 0.98)
     assert (band.x0, band.x1) == pytest.approx((0.2, 0.4), abs=0.01)
+    assert "not kept" not in fig.layout.meta["caption"]
+    lost = synthetic.split_rows().assign(ratio_low=np.nan, ratio_high=np.nan)
+    assert "no bar its interval was not kept" in plots.memory_split(lost).layout.meta["caption"]
     assert trace(fig, "peak 0.30 (95 %: 0.20 to 0.40)").x == (None,)
     rows = synthetic.split_rows()
     peak = rows[rows["metric"] == "peak_share"]
@@ -116,11 +124,12 @@ def test_lines_draw_values_and_intervals_in_their_models_look():
 def test_the_right_axis_reaches_beyond_the_highest_bar_and_bars_without_bounds_are_not_drawn():
     rows = synthetic.split_rows()
     wide = rows.assign(high=rows["high"].where(rows["metric"] == "peak_share", 3 * rows["value"]))
-    top = plots.memory_split(wide).layout.yaxis2.range[1]
+    top = plots.memory_split(wide).layout.yaxis3.range[1]
     assert top > wide.query("metric == 'problems_per_min'")["high"].max()
     endless = rows.assign(high=np.inf, low=-np.inf).query("metric != 'peak_share'")
-    assert np.isfinite(plots.memory_split(endless).layout.yaxis2.range[1])
-    assert pd.isna(plots.memory_split(endless).data[0].error_y.array).all()
+    fig = plots.memory_split(endless)
+    assert np.isfinite(fig.layout.yaxis3.range[1])
+    assert pd.isna(trace(fig, "generated tokens/s (left axis)").error_y.array).all()
 
 
 def test_a_zero_is_drawn_as_zero_with_its_upper_bound():

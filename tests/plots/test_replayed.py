@@ -49,6 +49,21 @@ def test_rungs_are_panels_of_one_figure_side_by_side(name) -> None:
     assert len(names) == len(set(names)), "a legend says each thing once"
 
 
+def test_batch_limits_of_two_rungs_are_two_heat_maps_and_each_line_is_named_once() -> None:
+    """What the measured rung lacks, a line of its own, is named where it first stands."""
+    rows = synthetic.limit_rows()
+    fits = rows[rows["steps_per_s"].notna() | (rows["kind"] == "continuous")]
+    both = pd.concat([fits.assign(rung=RUNGS[0]), rows.assign(rung=RUNGS[2])])
+    fig = plots.FIGURES["llm_batch"](both, synthetic.PROVENANCE)
+    heats = [t for t in fig.data if t.type == "heatmap"]
+    assert [t.xaxis for t in heats] == ["x", f"x{1 + APART}"]
+    assert not any(t.showlegend for t in heats)
+    names = [t.name for t in fig.data if t.showlegend is not False]
+    assert len(names) == len(set(names)) and "static, padded: does not fit" in names
+    assert "generated tokens/s (above)" in fig.layout.title.text
+    assert not any("continuous batching" in (a.text or "") for a in fig.layout.annotations)
+
+
 def test_what_was_replayed_has_another_ground() -> None:
     """A panel by a rectangle behind it, a figure of one rung by its ground and its title."""
     fig = by_rung(plots.prefix_hits)(on_rungs("prefix_hits"), synthetic.PROVENANCE)

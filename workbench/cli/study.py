@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from workbench.experiments.runs import RunStore
+    from workbench.experiments.settings import BatchPlan, PolicyPlan
     from workbench.experiments.study import Preview, Study
 
 SWEEP_COLUMNS = ("llm_share", "seed", "tokens_per_s", "problems_per_min", "accuracy",
@@ -28,10 +29,12 @@ SWEEP_COLUMNS = ("llm_share", "seed", "tokens_per_s", "problems_per_min", "accur
 RUN_COLUMNS = ("run_id", "status", "llm_share", "seed", "num_problems", "tokens_per_s", "accuracy",
                "written_at")  # fmt: skip
 BATCHING, ABLATION, OPTIMISATION = "04_batching", "07_modifications", "08_optimisation"
-COMPARED = "11_strategies"
-OWN_RUNS = ("01_memory_requirements", ABLATION, OPTIMISATION, "09_missing_values", COMPARED,
-            "12_serving", "13_engine")  # fmt: skip
+COMPARED, MISSING, SPLIT = "11_strategies", "09_missing_values", "02_memory_split"
+OWN_RUNS = ("01_memory_requirements", ABLATION, OPTIMISATION, MISSING, COMPARED, "12_serving",
+            "13_engine")  # fmt: skip
 """Notebooks of a profile that build or run what they draw themselves, and read no sweep."""
+ON_RUNGS = (SPLIT, "03_block_occupancy", "05_prefix_cache", "06_cache_thrashing")
+"""Notebooks that draw the same replayed rungs beside the sweep."""
 
 
 def figures(
@@ -65,7 +68,8 @@ def figures(
     stems, of_sweep = [*known], {field.name for field in fields(SweepConfig)} - {"profile"}
     config = sweep_config(profile, **{k: v for k, v in parameters.items() if k in of_sweep})
     if dry_run:
-        _print_left(config, stems, parameters, runs, how)
+        given = {file.stem: notebooks.default_parameters(file) | parameters for file in files}
+        _print_left(config, given, parameters, runs, how)
         return
     if runs:
         parameters["runs_dir"] = str(Path(runs).resolve())
@@ -109,14 +113,17 @@ def redraw(names: list[str] | None, profile: str, parameters: dict[str, Any]) ->
 
 def _print_left(
     config: SweepConfig,
-    stems: list[str],
+    given: Mapping[str, Mapping[str, Any]],
     parameters: Mapping[str, Any],
     runs: str | None,
     how: Mapping[str, Any],
 ) -> None:
-    """What `figures` would run, for the sweep and for each notebook with runs of its own."""
+    """What `figures` would run and replay, for the sweep, for each notebook with runs of its own,
+    and for what is replayed. given: the parameters of each notebook, its own among them.
+    """
     from workbench.experiments import settings, study
 
+    stems = [*given]
     left = [_print_preview(config, runs, how)] if set(stems) - set(OWN_RUNS) else []
     studies: dict[str, tuple[Any, Any]] = {
         BATCHING: (settings.BatchPlan, settings.batch_runs),
@@ -130,11 +137,110 @@ def _print_left(
             plan = settings.plan_of(kind, config.profile, parameters)
             left.append(study.preview(config, runs, specs=runs_of(config, plan), **how))
             terminal().print(f"{stem}: {left[-1]}")
-    if len(left) > 1:
-        minutes = sum(each.runs["expected_s"].sum() for each in left) / 60
-        time = f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} hours"
-        count = sum(each.num_to_run for each in left)
-        terminal().print(f"Together: {count} runs to do, about {time}.")
+    counts = [(each.num_to_run, float(each.runs["expected_s"].sum())) for each in left]
+    for name, total, seconds in _replays_left(config.profile, given, runs, how["stale_ok"]):
+        counts.append((len(seconds), sum(seconds)))
+        text = f"{len(seconds)} of {total} replays to do, about {_time(sum(seconds))} (rough)"
+        text = text if total else "nothing to replay, the committed rows are drawn again"
+        terminal().print(f"{name}: {text}.")
+    if len(counts) > 1:
+        number, all_seconds = map(sum, zip(*counts))
+        text = f"{number} runs and replays to do, about {_time(all_seconds)}"
+        terminal().print(f"Together: {text}.")
+
+
+def _time(seconds: float) -> str:
+    """Minutes, or hours where these are many."""
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
+
+
+def _replays_left(
+    profile: str, given: Mapping[str, Mapping[str, Any]], runs: str | None, stale_ok: bool
+) -> Iterator[tuple[str, int, list[float]]]:
+    """What the notebooks replay: a name, of how many replays, and rough seconds of each that is not
+    stored. given: as of _print_left.
+    """
+    from workbench.experiments import settings, study
+    from workbench.experiments.batching import GRID, run_batches_replayed
+    from workbench.experiments.execute import RECORDED, REPLAYED, recorded_config, replayed_config
+    from workbench.experiments.sensitivity import Base
+
+    def far(stem: str, **more: Any) -> SweepConfig:
+        """The thesis's pair with the sizes that a notebook is given."""
+        own = {name: given[stem].get(name) for name in ("num_problems", "n", "max_depth")}
+        return replayed_config(profile, **own | more)
+
+    look: Any = {"compute": False, "stale_ok": stale_ok}
+    same = [stem for stem in ON_RUNGS if stem in given]
+    if same:
+        shares, notebooks = given[same[0]]["shares"], ", ".join(stem[:2] for stem in same)
+        pairs = {RECORDED: recorded_config(profile, shares=shares)}
+        pairs[REPLAYED] = far(same[0], shares=shares)
+        for rung, config in pairs.items():
+            yield f"{rung} ({notebooks})", *_left(study.run_replayed(config, runs, **look))
+    if SPLIT in given:
+        own = given[SPLIT]
+        asked = {name: own[f"writing_{name}"] for name in ("prm", "shares")}
+        asked |= {"total_memory": own["writing_memory"], "num_problems": own["writing_problems"]}
+        writes = {"prm_format": "thinkprm", "critiques": 1, "critique_tokens": 512}
+        for name, more in (("a PRM that scores", {}), ("a PRM that writes", writes)):
+            found = study.run_replayed(far(SPLIT, **asked, **more), runs, **look)
+            yield f"replayed, {name} ({SPLIT[:2]})", *_left(found)
+    if BATCHING in given:
+        grid = _changed(GRID, given[BATCHING])
+        found = run_batches_replayed(far(BATCHING), grid, runs, **look)
+        cells = replace(found.config, num_problems=grid.batch_problems)
+        yield f"{REPLAYED} ({BATCHING[:2]})", _left(found)[0], _seconds(cells, len(found.missing))
+    if ABLATION in given:
+        config = far(ABLATION)
+        ablation = settings.replayed_ablation(config)
+        found = study.run_ablation_replayed(config, ablation, runs, **look)
+        yield f"{REPLAYED} ({ABLATION[:2]})", *_left(found)
+    if OPTIMISATION in given:
+        config = far(OPTIMISATION)
+        plan = settings.plan_of(settings.PolicyPlan, profile, given[OPTIMISATION])
+        plan = settings.replayed_policies(config, plan)
+        try:
+            total, todo = _left(study.run_policies_replayed(config, plan, runs, **look))
+        except (KeyError, RunStoreError):  # budgets follow from a first search: none is stored
+            total = _policies_to_replay(config, plan)
+            todo = _seconds(config, total)
+        yield f"{REPLAYED} ({OPTIMISATION[:2]})", total, todo
+    if MISSING in given:
+        own = given[MISSING]
+        todo = Base.of(own["asked"], own["rounds"], own["replays"]).replays_left(
+            profile, own["values"]
+        )
+        yield MISSING, len(todo), todo
+
+
+def _changed(plan: BatchPlan, parameters: Mapping[str, Any]) -> BatchPlan:
+    """A plan with the parameters of a notebook that are its own, and not None."""
+    names = {field.name for field in fields(plan)}
+    return replace(plan, **{k: v for k, v in parameters.items() if k in names and v is not None})
+
+
+def _left(found: Study) -> tuple[int, list[float]]:
+    """Of how many replays, and rough seconds of each that is not stored."""
+    count = len(found.missing)
+    return count + len(found.folders), _seconds(found.config, count)
+
+
+def _seconds(config: SweepConfig, count: int) -> list[float]:
+    """Rough seconds of each of so many replays of a search."""
+    from workbench.experiments.sensitivity import replay_seconds
+
+    return [replay_seconds(config.num_problems, config.n, config.max_depth)] * count
+
+
+def _policies_to_replay(config: SweepConfig, plan: PolicyPlan) -> int:
+    """How many replays the study of policies is, whatever its budgets come to."""
+    from workbench.experiments import settings
+
+    need = settings.WorkingSet(1 << 30, 1 << 30, longest=256)
+    specs = settings.policy_runs(config, plan, need)
+    kept = [r for r in specs if not r.config.forget_pruned or r.get("technique") == settings.ALL]
+    return len(settings.reference_runs(config, plan)) + len(kept)
 
 
 def report(sweep: Study, executed: list[Path], parameters: Mapping[str, Any]) -> bool:

@@ -21,9 +21,16 @@ import pandas as pd
 from workbench.experiments import rows as drawn
 from workbench.experiments.execute import RECORDED, REPLAYED
 from workbench.experiments.export import tex_escaped
-from workbench.experiments.sensitivity import missing_values, stored
+from workbench.experiments.sensitivity import missing_values, reach, stored
 from workbench.experiments.settings import BATCHED, LAST_TWO, THESIS_SHARE, sweep_config
-from workbench.experiments.statistics import Interval, Rates, is_replayed, upper_bound_of_none
+from workbench.experiments.statistics import (
+    Interval,
+    Rates,
+    Tables,
+    is_replayed,
+    paired_ratio,
+    upper_bound_of_none,
+)
 from workbench.experiments.study import Study, rung, rung_of
 
 HOLDS, FAILS, DEPENDS, UNTESTED = "holds", "fails", "depends on", "not testable here"
@@ -77,6 +84,17 @@ def claims_table(claims: Sequence[Claim]) -> pd.DataFrame:
     return pd.DataFrame([asdict(claim) for claim in claims])
 
 
+def split_rows(sweep: Tables) -> pd.DataFrame:
+    """Rows of plots.memory_split, with columns ratio, ratio_low, ratio_high: tokens/s of the share
+    over those at 0.3 (the nearest that was run), of the same problems and seeds.
+    """
+    shares = sweep.runs["llm_share"]
+    base = float(shares.iloc[int((shares - THESIS_SHARE).abs().to_numpy().argmin())])
+    names = {"value": "ratio", "low": "ratio_low", "high": "ratio_high"}
+    ratios = paired_ratio(sweep, "llm_share", base).rename(columns=names)
+    return drawn.memory_split_rows(sweep).merge(ratios, on="llm_share", how="left")
+
+
 def peak_claim(rows: pd.DataFrame) -> Claim:
     """C1. Fails where the interval leaves 0.3 out; holds where it reaches no further than the
     measured shares next to 0.3, inside the axis; else it depends on which of its shares is best.
@@ -105,11 +123,12 @@ def _fastest(peak: pd.Series, same: pd.Series) -> str:
 
 
 def split_in_words(rows: pd.DataFrame) -> str:
-    """Where throughput is highest and what the ends of the axis lose, of rows of
+    """Where throughput is highest and what the ends of the axis lose to 0.3, of rows of
     plots.memory_split; where the interval is the whole axis, that no peak can be told.
     """
     peak, same = (rows[rows["metric"] == m].iloc[0] for m in ("peak_share", "same_work"))
-    rate = rows[rows["metric"] == "tokens_per_s"].set_index("llm_share")["value"].sort_index()
+    speed = rows[rows["metric"] == "tokens_per_s"].set_index("llm_share").sort_index()
+    rate, base = speed["value"], min(speed.index, key=lambda share: abs(share - THESIS_SHARE))
     first, last = rate.index[[0, -1]]
     if same["low"] <= first and last <= same["high"]:
         return (
@@ -121,13 +140,16 @@ def split_in_words(rows: pd.DataFrame) -> str:
             f"whole axis: {rate.min():,.0f} to {rate.max():,.0f} generated tokens/s."
         )
     best = rate[(rate.index >= same["low"]) & (rate.index <= same["high"])].mean()
-    reach = f"(95 %: {peak['low']:.2f} to {peak['high']:.2f})"
-    found = f"Throughput is highest {_fastest(peak, same)} {reach}: {best:,.0f} generated tokens/s"
-    ends = [
-        f"{rate[end]:,.0f} at {end:.2f} ({rate[end] / best - 1:+.1%})"
-        for end in (first, last)
-        if not same["low"] <= end <= same["high"]
-    ]
+    bounds = f"(95 %: {peak['low']:.2f} to {peak['high']:.2f})"
+    found = f"Throughput is highest {_fastest(peak, same)} {bounds}: {best:,.0f} generated tokens/s"
+    ends = []
+    for end in (first, last):
+        if not same["low"] <= end <= same["high"]:
+            ratio, low, high = speed.loc[end, ["ratio", "ratio_low", "ratio_high"]].astype(float)
+            bounds = f" [{low - 1:+.1%}, {high - 1:+.1%}]" if math.isfinite(high - low) else ""
+            ends.append(
+                f"{rate[end]:,.0f} at {end:.2f} ({ratio - 1:+.1%}{bounds} against {base:.2f})"
+            )
     return f"{found}; it is {' and '.join(ends)}."
 
 
@@ -425,20 +447,15 @@ def _slow_down_claim(split: pd.DataFrame, lost: pd.DataFrame | None = None) -> C
     low, high = (float(again[end] / (walls[end] - wall)) for wall in (alike.min(), alike.max()))
     more = walls[end] / alike.max() - 1, walls[end] / alike.min() - 1
     number = (
-        f"a search takes {_reach(*more, '+.0%')} at {end:.2f} beside "
+        f"a search takes {reach(*more, '+.0%')} at {end:.2f} beside "
         f"{same['low']:.2f} to {same['high']:.2f}, which do the same work; "
         f"recomputing what was evicted is {again[end] / walls[end]:.0%} of its time there, "
-        f"{_reach(low, high, '.0%')} of the slow-down"
+        f"{reach(low, high, '.0%')} of the slow-down"
     )
     exact = "rung" in split and is_replayed(split["rung"].iloc[0])
     slower = walls[end] > alike.max() and (exact or len(alike) > 1)  # one share tells no noise
     verdict = slower and low > 0.5, slower and high < 0.5
     return _judged("C4", *verdict, number, "the machine's noise")
-
-
-def _reach(low: float, high: float, form: str) -> str:
-    """Both ends, or one where they read the same."""
-    return " to ".join(dict.fromkeys((f"{low:{form}}", f"{high:{form}}")))
 
 
 def _gain_claim(rows: pd.DataFrame) -> Claim:

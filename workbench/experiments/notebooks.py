@@ -49,20 +49,20 @@ def notebook_files(names: Sequence[str] | None = None, folder: Path | None = Non
     return [by_name[name] for name in wanted]
 
 
-def known_parameters(notebook: Path) -> list[str]:
-    """Names that the cell tagged `parameters` assigns; none when there is no such cell."""
+def default_parameters(notebook: Path) -> dict[str, Any]:
+    """What the cell tagged `parameters` assigns, by name; nothing when there is no such cell."""
     import nbformat  # noqa: PLC0415  an optional extra
 
     cells = nbformat.read(notebook, as_version=4).cells
     tagged = [c.source for c in cells if "parameters" in c.metadata.get("tags", ())]
-    return _assigned(tagged[0]) if tagged else []
+    return _assigned(tagged[0]) if tagged else {}
 
 
-def _assigned(source: str) -> list[str]:
-    """The names that a cell assigns."""
-    targets = [e for node in ast.parse(source).body if isinstance(node, ast.Assign)
-               for e in node.targets]  # fmt: skip
-    return [each.id for each in targets if isinstance(each, ast.Name)]
+def _assigned(source: str) -> dict[str, Any]:
+    """The names that a cell assigns, with the literals that they are set to."""
+    nodes = [node for node in ast.parse(source).body if isinstance(node, ast.Assign)]
+    pairs = ((target, node.value) for node in nodes for target in node.targets)
+    return {each.id: ast.literal_eval(to) for each, to in pairs if isinstance(each, ast.Name)}
 
 
 def check_parameters(cells: Sequence[str] | None = None) -> None:
@@ -78,12 +78,13 @@ def check_parameters(cells: Sequence[str] | None = None) -> None:
         cells = () if shell is None else shell.user_ns["In"]
     for before, injected in pairwise(cells):
         if injected.startswith(INJECTED):
-            require_known(_assigned(injected), _assigned(before), "This notebook", "parameter")
+            known = list(_assigned(before))
+            require_known(_assigned(injected), known, "This notebook", "parameter")
 
 
 def known_together(files: Iterable[Path], given: Iterable[str]) -> dict[Path, list[str]]:
     """The parameters of each notebook; ConfigError for a given one that none of them has."""
-    known = {file: known_parameters(file) for file in files}
+    known = {file: list(default_parameters(file)) for file in files}
     names = list(dict.fromkeys(name for each in known.values() for name in each))
     require_known(given, names, " and ".join(file.stem for file in known), "parameter")
     return known

@@ -160,7 +160,9 @@ def split_numbers(drawn: Drawn) -> Named:
     }
     for end, share in (("low", shares[0]), ("high", shares[-1])):
         row = _at(rate, share)
-        found[f"{end}Loss"] = percent(1 - row["value"] / best)
+        lost = 100 * (1 - row[["ratio", "ratio_high", "ratio_low"]].astype(float))
+        reach = f" (95 %: {lost.iloc[1]:.1f} to {lost.iloc[2]:.1f} %)"
+        found[f"{end}Loss"] = f"{lost.iloc[0]:.0f} %" + reach * bool(lost.notna().all())
         found[f"{end}Again"] = percent(_at(again, share)["part"])
         model = "llm" if end == "low" else "prm"  # the one that is short of room there
         found[f"{end}{model.capitalize()}Tokens"] = f"{row[f'{model}_kv_tokens']:,.0f}"

@@ -22,7 +22,7 @@ from workbench.config import require_known
 from workbench.errors import OutOfMemory, RunStoreError
 from workbench.experiments.execute import REPLAYED
 from workbench.experiments.provenance import project_root
-from workbench.experiments.settings import EVERY_SHARE, THESIS_SHARE, sweep_config
+from workbench.experiments.settings import EVERY_SHARE, THESIS_SHARE, overridden, sweep_config
 from workbench.experiments.study import DRAWN, NOTHING_WAS_RUN
 from workbench.models.registry import model_spec
 from workbench.replay.advise import (
@@ -41,6 +41,8 @@ from workbench.replay.workload import Assumptions, drawn_engine
 LOW, HIGH = EVERY_SHARE[0], EVERY_SHARE[-1]
 ASKED = Question(total="40GiB")
 FIGURE, TAKEN = "sensitivity", "taken"
+SECONDS_OF_A_BEAM = 1.5e-4
+"""Roughly what one core takes to replay one step of one beam of a search."""
 SURVIVES, DEPENDS = "survives", "depends on it"
 PCIE_BYTES_PER_S = {"a100-40": 32e9, "a100-80": 32e9, "h100": 64e9, "h200": 64e9, "l40s": 32e9,
                     "rtx-4090": 32e9}  # fmt: skip
@@ -81,6 +83,11 @@ def asks(name: str, *others: Any, of: str = "") -> tuple[Setting, ...]:
     return tuple(Setting(f"{label}{of}", {name: each}) for label, each in zip(labels, others))
 
 
+def assumes(name: str, *others: float, of: str) -> tuple[Setting, ...]:
+    """Settings of one field of Assumptions, each labelled with its value behind `of`."""
+    return tuple(Setting(f"{of}{each:g}", assumed={name: each}) for each in others)
+
+
 SWAP, WHOSE = "preempted requests", "whose share"
 
 
@@ -100,11 +107,12 @@ def values() -> tuple[Value, ...]:
     return (
         Value("problems in flight", "a minimum batch, no number",
               both("min_problem_batch"), "demand over room alike on both scales",
-              asks("in_flight", 12, 24)),
+              asks("in_flight", 12, 24, 96)),
         Value("GPU", "not named", "this machine (tiny), an A100's 40 GiB (thesis scale)",
               "0.08 to 0.5 is feasible in 40 to 48 GiB",
               (*asks("device", "h100", of=", 40 GiB"),
                Setting("l40s, 48 GiB", {"device": "l40s", "total": "48GiB"}),
+               Setting("a100-80, 72 GiB", {"device": "a100-80", "total": "72GiB"}),
                Setting("h100, 72 GiB", {"device": "h100", "total": "72GiB"}),
                Setting("rtx-4090, 24 GiB", {"device": "rtx-4090", "total": "24GiB"}))),
         Value(WHOSE, "gpu_model_utilization", "the LLM's part of total memory",
@@ -113,26 +121,28 @@ def values() -> tuple[Value, ...]:
               "nothing else runs on the device",
               (Setting("always 0.5", prm_is_fixed=True),)),
         Value("n", "beam width of four only", both("n"),
-              "with n = 4 one survivor is left and there is no tree", asks("n", 4)),
-        Value("beam width", "four", both("beam_width"), "the thesis's", asks("beam_width", 2)),
+              "with n = 4 one survivor is left and there is no tree", asks("n", 4, 8, 64)),
+        Value("beam width", "four", both("beam_width"), "the thesis's", asks("beam_width", 2, 8)),
         Value("temperature, top_p", "not stated", f"{tiny.temperature}, {tiny.top_p}",
-              "search-and-learn's defaults; replayed by how far steps differ in length",
-              (Setting("step spread 1", assumed={"step_spread": 1.0}),)),
+              "search-and-learn's; replayed by how steps differ in length and siblings agree",
+              (*assumes("step_spread", 0.34, 1.0, of="step spread "),
+               *assumes("twins", 0.2, of="alike siblings "))),
         Value("tokens per step", "not stated",
               f"at most {both('max_step_tokens')}; median {assumed.step_tokens:g} (thesis scale)",
               "no step may be cut by the limit; SmolLM2's median on MATH-500",
-              (Setting("median 20", assumed={"step_tokens": 20.0}),)),
+              assumes("step_tokens", 20.0, 80.0, of="median ")),
         Value("solution length", "not stated", f"{assumed.length_ratio:g} times the reference's",
               "a small model writes out small steps",
-              (Setting("the reference's", assumed={"length_ratio": 1.0}),)),
+              (Setting("the reference's", assumed={"length_ratio": 1.0}),
+               Setting("3 times", assumed={"length_ratio": 3.0}))),
         Value("max_num_seqs", "not stated", both("max_num_seqs"),
               f"{asked.max_num_seqs // asked.n} problems of n = {asked.n} decode together",
-              asks("max_num_seqs", 64, 512)),
+              asks("max_num_seqs", 64, 128, 512)),
         Value("max_num_batched_tokens", "not stated", both("max_num_batched_tokens"),
               "vLLM's order of magnitude; decodes never wait",
-              asks("max_num_batched_tokens", 2048)),
+              asks("max_num_batched_tokens", 512, 2048, 16384)),
         Value("block size", "16 (vLLM)", both("block_size"), "vLLM's default",
-              asks("block_size", 32)),
+              asks("block_size", 8, 32)),
         Value("max_model_len", "not stated", both("max_model_len"), "the longest solution fits",
               asks("max_model_len", 8192)),
         Value("dtype", "not stated", both("dtype"), "bf16 has no exact kernels on a CPU",
@@ -143,7 +153,7 @@ def values() -> tuple[Value, ...]:
               (Setting("outside the total", need={"activations": False}),)),
         Value("seeds", "not stated", f"{len(tiny.seeds)} (default), {len(full.seeds)} (full)",
               "a run's seed fixes every token",
-              (Setting("seed 1", seed=1),)),
+              tuple(Setting(f"seed {seed}", seed=seed) for seed in (1, 2))),
         Value("depth of the search", "40 steps", "the first 8",
               "a replay of seconds; deeper beams need more cache",
               (Setting("all 40 steps", rounds=80),)),
@@ -224,16 +234,37 @@ class Base:
         where = {"value": SWAP, "setting": "swap (arithmetic)"}
         return summary(taken.assign(tokens_per_s=tokens / seconds)).assign(**where)
 
+    @classmethod
+    def of(
+        cls, asked: Mapping[str, Any], rounds: int | None = None, replays: int | None = None
+    ) -> Base:
+        """What is compared with, with some fields of its question set otherwise; None: as usual."""
+        own = overridden({"rounds": rounds, "replays": replays})
+        return replace(cls(), asked=replace(ASKED, **asked), **own)
+
+    def replays_left(self, profile: str, wanted: Sequence[str] | None = None) -> list[float]:
+        """Rough seconds of each replay that the rows take; none where those that are committed are
+        drawn again: below the full profile, of all values, with nothing set otherwise.
+        """
+        if profile in ("quick", "default") and wanted is None and self == Base():
+            return []
+        tried = [Setting(TAKEN), *(each for value in _values(wanted) for each in value.tried)]
+        seconds = list[float]()
+        for setting in tried:
+            asked, rounds = replace(self.asked, **setting.asked), setting.rounds or self.rounds
+            each = replay_seconds(asked.problems, asked.n, rounds // 2)
+            seconds += [each] * (self.replays + 1)  # of shares, and with memory without limit
+        return seconds
+
     def rows(self, wanted: Sequence[str] | None = None) -> pd.DataFrame:
         """Rows of plots.sensitivity: what is taken, then every other setting of the values wanted
         (default: all). ConfigError for a name of none.
         """
-        known = {value.name: value for value in values()}
-        require_known(wanted or (), list(known), "The study", "missing value")
+        asked = _values(wanted)
         parts = [self.replayed(TAKEN, Setting(TAKEN))]
-        for name in wanted or known:
-            parts += [self.replayed(name, setting) for setting in known[name].tried]
-            parts += [self.swapped(parts[0])] if name == SWAP else []
+        for value in asked:
+            parts += [self.replayed(value.name, setting) for setting in value.tried]
+            parts += [self.swapped(parts[0])] if value.name == SWAP else []
         return pd.concat(parts, ignore_index=True)
 
     @property
@@ -246,6 +277,18 @@ class Base:
             f"width {a.beam_width}, {a.in_flight} in flight; simulated {device.name}. "
             f"{NOTHING_WAS_RUN.format(DRAWN)}"
         )
+
+
+def _values(wanted: Sequence[str] | None) -> list[Value]:
+    """The values of these names, all where none is given. ConfigError for a name of none."""
+    known = {value.name: value for value in values()}
+    require_known(wanted or (), list(known), "The study", "missing value")
+    return [known[name] for name in wanted or known]
+
+
+def replay_seconds(num_problems: int, n: int, max_depth: int) -> float:
+    """Rough seconds of one core for one replay of a search; no promise."""
+    return SECONDS_OF_A_BEAM * num_problems * n * max_depth
 
 
 def summary(rows: pd.DataFrame) -> pd.DataFrame:
@@ -347,14 +390,17 @@ def _verdict(tried: pd.DataFrame) -> tuple[str, str]:
     lacks = [f"{row['setting']}: {row['lacks']}" for row in without]
     if fits.empty:
         return SURVIVES, "; ".join(lacks)
-    plateaus = f"plateau {_reach(fits['plateau_low'], 2)} to {_reach(fits['plateau_high'], 2)}"
-    ends = f"lost at {_reach(fits['low'], 2)}: {_reach(100 * fits['loss_low'])} %, at "
-    ends += f"{_reach(fits['high'], 2)}: {_reach(100 * fits['loss_high'])} %"
+
+    def ends_of(column: str, form: str, times: int = 1) -> str:
+        return reach(times * fits[column].min(), times * fits[column].max(), form, "-")
+
+    plateaus = f"plateau {ends_of('plateau_low', '.2f')} to {ends_of('plateau_high', '.2f')}"
+    ends = f"lost at {ends_of('low', '.2f')}: {ends_of('loss_low', '.0f', 100)} %, at "
+    ends += f"{ends_of('high', '.2f')}: {ends_of('loss_high', '.0f', 100)} %"
     conclusion = DEPENDS if told else SURVIVES
     return conclusion, "; ".join([*told, f"{plateaus}; {ends}", *lacks])
 
 
-def _reach(values: pd.Series, digits: int = 0) -> str:
-    """The least and the greatest, or the one that they are."""
-    ends = [f"{each:.{digits}f}" for each in (values.min(), values.max())]
-    return ends[0] if ends[0] == ends[1] else f"{ends[0]}-{ends[1]}"
+def reach(low: float, high: float, form: str, between: str = " to ") -> str:
+    """Both ends, or one where they read the same."""
+    return between.join(dict.fromkeys((f"{low:{form}}", f"{high:{form}}")))

@@ -41,9 +41,10 @@ def batch_limits(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
 
     rows: model, kind (continuous | continuous, no prefix cache | static, padded), max_num_seqs,
     max_num_batched_tokens, tokens_per_s, steps_per_s with _low and _high, error: why a cell has no
-    rates.
+    rates. A panel of a rung (rows with a column rung) says in the title what the heat map shows.
     """
-    model = str(rows["model"].iloc[0])
+    model, in_panel = str(rows["model"].iloc[0]), "rung" in rows
+    head = _LINES_HEAD - (0.06 if in_panel else 0)  # a panel's legend has one line more
     continuous = rows[rows["kind"] == CONTINUOUS]
     fig = make_subplots(rows=2)
     _heat(fig, continuous, model)
@@ -54,18 +55,20 @@ def batch_limits(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     axis = theme.log_axis(sorted(rows["max_num_seqs"].unique()), 0.08)
     fig.update_xaxes(title_text="max_num_seqs: sequences in one step", **axis, row=2, col=1)
     rates = rows.assign(value=rows["steps_per_s"], high=rows["steps_per_s_high"])
-    axis = {"range": [0, 1.04 * theme.highest(rates)], "domain": [0, _LINES_HEAD]}
+    axis = {"range": [0, 1.04 * theme.highest(rates)], "domain": [0, head]}
     fig.update_yaxes(title_text=STEPS[model], **axis, row=2, col=1)
-    legend_at(fig, "legend", _LINES_HEAD + 0.005)
+    legend_at(fig, "legend", head + 0.005)
     cannot = "; hatched: infeasible" if continuous["tokens_per_s"].isna().any() else ""
-    say(fig, f"<b>{TOKENS[model]}</b>, continuous batching{cannot}", 0, 1, yshift=4)
+    if not in_panel:
+        say(fig, f"<b>{TOKENS[model]}</b>, continuous batching{cannot}", 0, 1, yshift=4)
     reasons = rows.loc[rows["steps_per_s"].isna(), "error"].dropna().unique()
     first = [str(reason).split(". ")[0].rstrip(".") for reason in reasons]
     label, tokens, steps = MODELS[model].label, TOKENS[model], STEPS[model]
     caption = _LIMITS_CAPTION.format(label=label, tokens=tokens, steps=steps)
     caption += f" Infeasible: {'; '.join(first)}." if first else ""
     title = f"Throughput of the {label} over its batch limits"
-    return finish(fig, title, caption, provenance, Frame(panels=560))
+    title += f": {tokens} (above)" if in_panel else ""
+    return finish(fig, title, caption, provenance, Frame(panels=540 if in_panel else 560))
 
 
 def _heat(fig: go.Figure, rows: pd.DataFrame, model: str) -> None:
@@ -81,6 +84,7 @@ def _heat(fig: go.Figure, rows: pd.DataFrame, model: str) -> None:
         zmin=0,
         zmax=float(np.nanmax(rates)),
         showscale=False,
+        showlegend=False,
         xgap=2,
         ygap=2,
         textfont={"size": 12, "color": "#111111"},
@@ -105,18 +109,21 @@ def _heat(fig: go.Figure, rows: pd.DataFrame, model: str) -> None:
     fig.add_trace(bars, row=1, col=1)
     for axis, values in (("xaxis", tokens), ("yaxis", seqs)):
         ticks = {"tickvals": list(range(len(values))), "ticktext": [f"{v:,}" for v in values]}
-        fig.update_layout({axis: {**ticks, "showgrid": False, "range": [-0.5, len(values) - 0.5]}})
+        look = {"tickmode": "array", "showgrid": False, "range": [-0.5, len(values) - 0.5]}
+        fig.update_layout({axis: ticks | look})
 
 
 def _lines(rows: pd.DataFrame, model: str) -> list[go.Scatter]:
-    """Steps/s over max_num_seqs: a line for each limit of tokens, darker for more, and what
-    continuous batching is compared with; a cross on the axis where that does not fit.
+    """Steps/s over max_num_seqs: a line for the least, the middle and the greatest limit of tokens,
+    darker for more, and what continuous batching is compared with; a cross on the axis where that
+    does not fit.
     """
     hover = "%{x} sequences: %{y:,.1f} steps/s"
     names = {"steps_per_s": "value", "steps_per_s_low": "low", "steps_per_s_high": "high"}
     measured = rows[rows["steps_per_s"].notna()].rename(columns=names).sort_values("max_num_seqs")
     continuous = rows[rows["kind"] == CONTINUOUS]
-    limits = sorted(continuous["max_num_batched_tokens"].unique())
+    every = sorted(continuous["max_num_batched_tokens"].unique())
+    limits = [every[at] for at in sorted({0, len(every) // 2, len(every) - 1})]
     lines = []
     for rank, tokens in enumerate(limits):
         has_limit = measured["max_num_batched_tokens"] == tokens

@@ -53,7 +53,7 @@ def _side_by_side(figs: Sequence[go.Figure], rungs: Sequence[str], provenance: s
     """One figure. Axis titles and legends stand once; what a legend says of one panel alone, such
     as where its peak is, stands there with the name of its rung.
     """
-    first, notes = figs[0].layout, 0
+    first, notes, named = figs[0].layout, 0, set[str]()
     width = (1 - GAP * (len(figs) - 1)) / len(figs)
     fig = go.Figure(layout={"barmode": first.barmode or "group"})
     legends = {name: first[name] for name in first if re.fullmatch(r"legend\d*", name)}
@@ -74,11 +74,13 @@ def _side_by_side(figs: Sequence[go.Figure], rungs: Sequence[str], provenance: s
             trace["name"] = f"{rung}: {trace['name']}" if is_note else label
             if not is_note:
                 trace["legendgroup"] = label
-                trace["showlegend"] = trace.get("showlegend", True) and number == 0
+                shown = number == 0 or label not in named
+                trace["showlegend"] = trace.get("showlegend", True) and shown
             if trace.get("stackgroup"):
                 trace["stackgroup"] += f" of {rung}"
             fig.add_trace(_moved(trace, number))
             notes += is_note
+        named |= {trace.name for trace in fig.data if trace.showlegend is not False}
         if is_replayed(rung):  # first, so that bands lie upon it
             ends = {"x0": place[0], "x1": sum(place), "y0": 0, "y1": 1}
             look = {"fillcolor": GROUND, "line_width": 0, "layer": "below"}
@@ -111,7 +113,7 @@ def _axis(
         found |= {"domain": [place[0] + place[1] * end for end in ends], "nticks": 4}
         if axis.get("tickmode") == "array":
             kept = theme.thinned(axis["tickvals"], TICK_GAP)
-            for name in ("tickvals", "ticktext"):
+            for name in {"tickvals", "ticktext"} & set(axis):
                 found[name] = [axis[name][i] for i in kept]
     return found
 

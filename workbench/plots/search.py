@@ -17,12 +17,16 @@ THROUGHPUT = {
     "problems_per_min": Style("problems/min (right axis)", theme.GREEN, "dot", "diamond"),
 }
 BUSY = {"llm_tokens_per_busy_s": "llm", "prm_tokens_per_busy_s": "prm"}
+RATIO = {"ratio": "value", "ratio_low": "low", "ratio_high": "high"}
+HEIGHTS, SPLIT_GAP = (0.52, 0.24, 0.24), 0.1  # of the panels, of the drawing between them
+WORSE = 0.98  # of the best: shares that lose more are off the plateau
 _SPLIT_CAPTION = (
-    "Throughput of the search against the LLM's share of total memory: generated tokens per second"
-    " and problems per minute (above), tokens each model processes per second it is busy (below). "
-    "Bars: 95 % bootstrap intervals over problems and seeds, the machine's noise between runs of "
-    "equal work included; the band is the interval of the share with the highest throughput, where "
-    "shares at which both models do the same work count as one."
+    "Throughput of the search against the LLM's share of total memory, from above: over that at "
+    "{base:.2f}, the same problems and seeds on both sides, exactly 1 where both models do equal "
+    "work; generated tokens per second and problems per minute; tokens each model processes per "
+    "second it is busy. Bars: 95 % bootstrap intervals over problems and seeds, the machine's "
+    "noise between runs of equal work included; the band is the interval of the share with the "
+    "highest throughput, where shares of equal work count as one; dotted, 2 % below the best."
 )
 VERIFIERS = {
     "scores": Style("PRM scores at once", theme.BLACK, "dash", "square"),
@@ -69,43 +73,54 @@ _SCORES = {"colorscale": "Cividis", "cmin": 0, "cmax": 1, "colorbar": _SCORE_BAR
 
 
 def memory_split(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
-    """Throughput of the search, and of each model while busy, over the LLM's share.
+    """Throughput of the search over that at 0.3, in itself, and of each model while busy, over the
+    LLM's share.
 
-    rows: llm_share, llm_kv_tokens, prm_kv_tokens, metric, value, low, high; metrics tokens_per_s,
-    problems_per_min, llm_tokens_per_busy_s, prm_tokens_per_busy_s, and optionally one row
-    peak_share, drawn as a band low .. high, and one same_work, the shares that do equal work there.
-    A panel of a rung (rows with a column rung) leaves the right axis out.
+    rows: llm_share, llm_kv_tokens, prm_kv_tokens, ratio, ratio_low, ratio_high, metric, value, low,
+    high; metrics tokens_per_s, problems_per_min, llm_tokens_per_busy_s, prm_tokens_per_busy_s, and
+    optionally one row peak_share, drawn as a band low .. high, and one same_work, the shares that
+    do equal work there. A panel of a rung (rows with a column rung) leaves the right axis out.
     """
     in_panel = "rung" in rows
-    specs = [[{"secondary_y": not in_panel}], [{}]]
-    fig = make_subplots(rows=2, shared_xaxes=True, vertical_spacing=0.12, specs=specs)
+    specs = [[{}], [{"secondary_y": not in_panel}], [{}]]
+    gaps = {"vertical_spacing": SPLIT_GAP, "row_heights": HEIGHTS}
+    fig = make_subplots(rows=3, shared_xaxes=True, specs=specs, **gaps)
     of = dict(iter(rows.sort_values("llm_share").groupby("metric")))
-    hover = "share %{x:.2f}: %{y:,.1f}"
+    hover, rates = "share %{x:.2f}: %{y:,.1f}", of["tokens_per_s"]
+    base = min(rates["llm_share"], key=lambda share: abs(share - 0.3))
+    ratio = rates.drop(columns=[*RATIO.values()]).rename(columns=RATIO)
+    style = Style(f"generated tokens/s over those at {base:.2f}", theme.BLACK)
+    line = series(ratio, "llm_share", style, "share %{x:.2f}: %{y:.3f}", legend="legend")
+    fig.add_trace(line.update(marker_size=7), row=1, col=1)
     for metric, style in list(THROUGHPUT.items())[: 1 if in_panel else 2]:
-        line = series(of[metric], "llm_share", style, hover, legend="legend", marker_size=7)
+        line = series(of[metric], "llm_share", style, hover, legend="legend2", marker_size=6)
         right = None if in_panel else metric == "problems_per_min"
-        fig.add_trace(line, row=1, col=1, secondary_y=right)
+        fig.add_trace(line.update(showlegend=not in_panel), row=2, col=1, secondary_y=right)
     for metric, model in BUSY.items():
-        line = series(of[metric], "llm_share", MODELS[model], hover, legend="legend2")
-        fig.add_trace(line, row=2, col=1)
-    theme.share_axes(fig, rows, panels=2)
+        line = series(of[metric], "llm_share", MODELS[model], hover, legend="legend3")
+        fig.add_trace(line, row=3, col=1)
+    theme.share_axes(fig, rows, panels=3)
     fig.update_yaxes(rangemode="tozero")
     left = None if in_panel else False
-    fig.update_yaxes(title_text="generated tokens/s", row=1, col=1, secondary_y=left)
-    fig.update_yaxes(title_text="tokens per busy second", row=2, col=1)
+    fig.update_yaxes(title_text=f"over that at {base:.2f}", rangemode="normal", row=1, col=1)
+    fig.update_yaxes(title_text="tokens/s", row=2, col=1, secondary_y=left)
+    fig.update_yaxes(title_text="tokens/busy s", row=3, col=1)
     if not in_panel:
         # both measure the same searches: the right axis reaches higher, or lines would coincide
         rate = of["problems_per_min"]
         reach = max(1.45 * float(rate["value"].max()), 1.25 * theme.highest(rate))
         axis = {"title_text": "problems/min", "showgrid": False, "tickmode": "auto"}
-        fig.update_yaxes(**axis, range=[0, reach], row=1, col=1, secondary_y=True)
-    legend_at(fig, "legend2", 0.445)
+        fig.update_yaxes(**axis, range=[0, reach], row=2, col=1, secondary_y=True)
+    dotted = {"line": {"color": theme.BLACK, "width": 1, "dash": "dot"}}
+    fig.add_hline(WORSE * float(ratio["value"].max()), **dotted, row=1, col=1)
+    for row in (2, 3):
+        legend_at(fig, f"legend{row}", fig.get_subplot(row, 1).yaxis.domain[1])
     if "peak_share" in of:
         value, low, high = of["peak_share"][["value", "low", "high"]].to_numpy(float)[0]
         pad = 0.004  # so that an interval of one share is still seen
         band = {"fillcolor": theme.SKY, "opacity": 0.18, "line_width": 0, "layer": "below"}
-        fig.add_vrect(low - pad, high + pad, **band)  # over both panels; its numbers in the legend
-        first, last = of["tokens_per_s"]["llm_share"].iloc[[0, -1]]
+        fig.add_vrect(low - pad, high + pad, **band)  # over all panels; its numbers in the legend
+        first, last = rates["llm_share"].iloc[[0, -1]]
         same, text = of.get("same_work"), f"peak {value:.2f} (95 %: {low:.2f} to {high:.2f})"
         if low <= first and last <= high:
             text = "no peak can be told"
@@ -114,8 +129,11 @@ def memory_split(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
             text = f"peak {a:.2f}-{b:.2f} (95 %: {low:.2f} to {high:.2f})"
         marker = {"symbol": "square", "size": 12, "color": theme.SKY, "opacity": 0.4}
         fig.add_trace(theme.legend_note("legend", text, marker), row=1, col=1)
-    frame = Frame(panels=470, right=62, **theme.OVER_SHARES)
-    caption = _SPLIT_CAPTION.replace(" and problems per minute", "") if in_panel else _SPLIT_CAPTION
+    frame = Frame(panels=510, right=62, **theme.OVER_SHARES)
+    caption = _SPLIT_CAPTION.format(base=base)
+    caption = caption.replace(" and problems per minute", "") if in_panel else caption
+    if ratio[["low", "high"]].isna().any(axis=None):
+        caption += " Where a ratio has no bar its interval was not kept."
     return finish(fig, "Throughput against the memory split", caption, provenance, frame)
 
 

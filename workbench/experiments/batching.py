@@ -1,0 +1,207 @@
+"""Batch limits of the thesis's pair, replayed: the requests of one search, asked again of one model
+alone under other limits. execute.Cells does so with engines that compute; here schedulers and
+caches are real, tokens are drawn, and seconds are a roofline's.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from workbench.config import SweepConfig
+from workbench.experiments import settings
+from workbench.experiments.execute import (
+    DEVICE,
+    REPLAYED,
+    one_by_one,
+    replay_identity,
+    rung_answers,
+)
+from workbench.experiments.memory import ENGINES, feasibility
+from workbench.experiments.rows import cells_provenance
+from workbench.experiments.runs import RunResult
+from workbench.experiments.settings import BatchPlan, RunSpec
+from workbench.experiments.study import (
+    CARRIES_OVER,
+    DRAWN,
+    NOTHING_WAS_RUN,
+    Folder,
+    Study,
+    provenance,
+    run_study,
+)
+from workbench.kvcache.manager import KVCacheManager
+from workbench.replay.answers import Answers
+from workbench.replay.cost import ModelWork, StepCost, Terms
+from workbench.replay.devices import Device, load_device
+from workbench.replay.simulator import ReplayEngine, SimulatedClock, play, settings_of
+from workbench.search.prm import trie_size
+from workbench.trace import Recorder
+
+GRID = BatchPlan(
+    grid_seqs=tuple(2**k for k in range(3, 10)),
+    grid_tokens=tuple(2**k for k in range(8, 15)),
+    compared_seqs=(8, 16, 32, 64, 128),
+    block_sizes=(16,),
+    batch_problems=8,
+)
+"""What is replayed of the limits, whatever the profile measures."""
+
+
+@dataclass(slots=True)
+class Request:
+    """One request of the search. again: asks an engine once more; rows: of a forward pass that it
+    needs; sampled: tokens, of an LLM; steps: judged, of a PRM, or the one that is sampled.
+    """
+
+    again: Callable[[ReplayEngine], int]
+    rows: int
+    sampled: int = 0
+    steps: int = 1
+    token_ids: Any = ()
+
+
+@dataclass(slots=True)
+class Requests:
+    """What one model was asked, and how many tokens that are: sampled, or to be read once."""
+
+    all: list[Request] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        """Of an LLM those sampled, of a PRM those of the trie of its inputs."""
+        sampled = sum(each.sampled for each in self.all)
+        return sampled or trie_size([array("i", each.token_ids) for each in self.all])
+
+
+class Listener(ReplayEngine):
+    """A replayed engine that keeps what it is asked."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.asked = Requests()
+
+    def add(self, prompt: Any, params: Any, **more: Any) -> int:
+        """As ReplayEngine.add."""
+        number = super().add(prompt, params, **more)
+        sampled = len(self._nodes[number].step.tokens)
+
+        def again(engine: ReplayEngine) -> int:
+            return engine.add(prompt, params, **more)
+
+        self.asked.all.append(Request(again, len(prompt) + sampled - 1, sampled))
+        return number
+
+    def add_score(self, token_ids: Any, positions: Any, columns: Any, **more: Any) -> int:
+        """As ReplayEngine.add_score."""
+
+        def again(engine: ReplayEngine) -> int:
+            return engine.add_score(token_ids, positions, columns, **more)
+
+        rows, steps = positions[-1] + 1, len(positions)
+        self.asked.all.append(Request(again, rows, steps=steps, token_ids=list(token_ids)))
+        return super().add_score(token_ids, positions, columns, **more)
+
+
+class ReplayedCells:
+    """Carries out cells of the batching study on a device that is a table of numbers; the search
+    whose requests they ask again is replayed, with the study's own limits, when the first needs it.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._asked: dict[str, Requests] = {}
+
+    def __call__(self, spec: RunSpec) -> RunResult:
+        """One cell: all requests queued at once, of one engine. OutOfMemory when a padded batch
+        cannot fit.
+        """
+        answers = rung_answers(spec.config, spec.seed)
+        if not self._asked:
+            self._listen(spec, answers)
+        model, clock, recorder = spec.get("model"), SimulatedClock(), Recorder("replay", 0.0)
+        own = ("max_num_seqs", "max_num_batched_tokens", "batching", "enable_prefix_caching")
+        engine = self._engine(ReplayEngine, spec, model, answers, clock, own)
+        engine.trace_as(recorder, model)
+        requests, every = self._asked[model], spec.get("every")
+        asked = requests.all[::every]
+        for each in asked:
+            each.again(engine)
+        while engine.has_work:
+            engine.step()
+        steps, seconds = recorder.steps, clock.now
+        rows = int(steps[["prefill_tokens", "decode_tokens"]].to_numpy().sum())
+        room = steps["blocks_active"].sum() * engine.settings.block_size
+        is_static = spec.get("kind") == settings.STATIC_BATCH
+        measured = {
+            "engine_s": seconds,
+            "tokens_per_s": requests.tokens / seconds if every == 1 else float("nan"),
+            "steps_per_s": sum(each.steps for each in asked) / seconds,
+            "padding": 1 - sum(each.rows for each in asked) / rows if is_static else 0.0,
+            "waste": float(1 - steps["tokens_held"].sum() / room) if room else 0.0,
+            "num_steps": len(steps),
+            "requests": len(asked),
+            "preempted": int(steps["preempted"].sum()),
+            "most_running": int(steps["running"].max()),
+            "kv_blocks": len(engine.cache.pool.blocks),
+            "rung": REPLAYED,
+            "machine": f"simulated {self._device.name}",
+        }
+        return RunResult(measured, {"steps": steps, "requests": recorder.requests})
+
+    def _listen(self, spec: RunSpec, answers: Answers) -> None:
+        """Replay the search that asks, with the limits that the study takes everywhere else."""
+        usual, clock = settings.PROFILES["thesis"], SimulatedClock()
+        config = replace(spec.config, **{name: usual[name] for name in settings.LIMITS[:2]})
+        search = RunSpec(config, spec.llm_share, spec.seed)
+        llm, prm = (
+            self._engine(Listener, search, role, answers, clock, settings.LIMITS[:2])
+            for role in ENGINES
+        )
+        sizes: dict[str, Any] = {
+            "min_problem_batch": config.min_problem_batch,
+            "score_cache": config.score_cache,
+        }
+        play(answers, (llm, prm), Recorder("replay", 0.0), clock, **sizes)
+        self._asked = dict(zip(ENGINES, (llm.asked, prm.asked)))
+
+    def _engine(
+        self,
+        kind: Any,
+        spec: RunSpec,
+        role: str,
+        answers: Answers,
+        clock: SimulatedClock,
+        own: tuple[str, ...],
+    ) -> Any:
+        """One model's engine with its part of the memory. own: settings that are the run's."""
+        model, wanted = getattr(answers.recording, role), spec.engine(role)
+        changes = {name: getattr(wanted, name) for name in (*own, "block_size")}
+        changes["num_blocks"] = feasibility(spec).blocks(role)
+        settings_ = settings_of(model, changes)
+        options = {n: getattr(settings_, n) for n in ("block_size", "enable_prefix_caching")}
+        cache = KVCacheManager(changes["num_blocks"], namespace=role.encode(), **options)
+        cost = StepCost(ModelWork.of(model), self._device, Terms.on(self._device, model.name))
+        return kind(model, settings_, cache, cost, answers, clock)
+
+
+def run_batches_replayed(
+    config: SweepConfig, plan: BatchPlan = GRID, runs_dir: Folder = None, **options: Any
+) -> Study:
+    """Each model alone over its batch limits, replayed; options: of run_study."""
+    device = load_device(DEVICE)
+    specs = [run for run in settings.batch_runs(config, plan) if run.role == settings.TIMED]
+    given: dict[str, Any] = {"execute": one_by_one(ReplayedCells(device))}
+    given["identity"] = replay_identity(device, config)
+    return run_study(config, specs, runs_dir, plan=plan, **given | options)
+
+
+def provenance_of_limits(measured: Study, replayed: Study) -> str:
+    """What stands below a figure of batch limits with a panel for each of both rungs."""
+    lines = list[str]()
+    for study, more in ((measured, ""), (replayed, f" {NOTHING_WAS_RUN.format(DRAWN)}")):
+        said = f"{cells_provenance(study.all_runs)}{more}"
+        lines += provenance(study.runs, None, said).splitlines()[:-1]
+    return "\n".join([*lines, CARRIES_OVER])
