@@ -51,6 +51,9 @@ from workbench.bench.record import Row
 from workbench.config import EngineConfig
 from workbench.core import SamplingParams
 from workbench.engine.engine import Engine
+from workbench.engine.memory import block_shape
+from workbench.kvcache.arena import KVArena
+from workbench.kvcache.policies import MarginalValue
 from workbench.models.gguf import GGUFFile, TokenizerReader
 from workbench.models.registry import DUMMY
 from workbench.search.answers import check_choice
@@ -161,11 +164,13 @@ def run(
 
 
 def engines_of(models: Sequence[str], most: int) -> list[Engine]:
-    """As a server has them, in this process; several in one memory."""
-    from workbench.serving.server import ServeConfig, make_arena  # noqa: PLC0415 - an extra
-
-    settings = EngineConfig(max_num_seqs=most)
-    arena = make_arena(ServeConfig(tuple(models)), settings) if len(models) > 1 else None
+    """As a server has them, in this process; several in one memory that holds all requests."""
+    if len(models) == 1:
+        return [Engine(models[0], max_num_seqs=most)]
+    shapes = [block_shape(name) for name in models]
+    blocks = most * (-(-(TOKENS + NEW) // EngineConfig().block_size) + 1)
+    memory = sum(max(shape.floor_blocks, blocks) * shape.block_bytes for shape in shapes)
+    arena = KVArena(memory, shapes, MarginalValue())
     return [Engine(name, arena=arena, max_num_seqs=most) for name in models]
 
 
