@@ -148,7 +148,7 @@ def test_a_dry_run_knows_every_replay_that_the_notebooks_make(executed, capsys):
     names = [name for name in DRAWN if name[:2] not in ("09", "12", "13")]
     assert main(["figures", *names, *words]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    left = re.findall(r"replayed [^:]*: (\d+) of (\d+) replays to do", shown)
+    left = re.findall(r"replayed[^:]*: (\d+) of (\d+) replays to do", shown)
     assert len(left) == 7
     assert all(todo == "0" and int(total) > 0 for todo, total in left), left
 
