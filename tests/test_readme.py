@@ -165,6 +165,7 @@ SHOWN["serve_smollm2"] = {
     }.items()
     for peer in ("", "@vllm", "@vllm-bfloat16", "@llama.cpp")
     if not peer or row in ("tokens_per_s", "ttft_p95", "itl_p95")
+    if count > 1 or row != "over_sequential"
 }
 SHOWN["serve_two_smollm2"] = {
     f"tokens_per_s_two_c{count}": f"tokens a second, two models, {counted(count, 'client')} each"
