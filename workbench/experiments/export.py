@@ -191,7 +191,7 @@ def tex(fig: go.Figure, name: str) -> str:
     narrower. The list of figures has its title; what was measured is a paragraph of the caption
     that `\\newcommand{\\provenance}[1]{}` leaves out.
     """
-    title = re.sub(r"<[^>]*>", " ", fig.layout.title.text or name).strip()
+    title = " ".join(re.sub(r"<[^>]*>", " ", fig.layout.title.text or name).split())
     caption, measured = (
         tex_escaped(_said(fig, what).replace("\n", " ")) for what in ("caption", "provenance")
     )

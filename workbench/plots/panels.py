@@ -113,8 +113,9 @@ def _axis(
         found |= {"domain": [place[0] + place[1] * end for end in ends], "nticks": 4}
         if axis.get("tickmode") == "array":
             kept = theme.thinned(axis["tickvals"], TICK_GAP)
-            for name in {"tickvals", "ticktext"} & set(axis):
-                found[name] = [axis[name][i] for i in kept]
+            for name in ("tickvals", "ticktext"):
+                if name in axis:
+                    found[name] = [axis[name][i] for i in kept]
     return found
 
 
