@@ -8,10 +8,10 @@ import pytest
 from tests.experiments.fake_sweep import FakeSweep
 from tests.experiments.fakes import fake_result
 from workbench.errors import ConfigError, ModelError, OutOfMemory, RunStoreError
+from workbench.experiments.claims import split_rows
 from workbench.experiments.execute import one_by_one
 from workbench.experiments.export import tex
 from workbench.experiments.provenance import machine_facts, this_code
-from workbench.experiments.rows import memory_split_rows
 from workbench.experiments.settings import split_runs, sweep_config
 from workbench.experiments.statistics import sentinel_drift
 from workbench.experiments.study import (
@@ -201,7 +201,7 @@ def test_a_figure_of_runs_of_several_commits_says_so_on_its_face(tmp_path):
     assert "; runs of 2 commits: aaaaaaaaa, bbbbbbbbb." in provenance(clean, beside=other)
     text = provenance(pd.concat([clean, clean.assign(git_dirty=True)]))
     assert "; runs of 2 commits: aaaaaaaaa, aaaaaaaaa+c0de." in text
-    fig = memory_split(memory_split_rows(one), text)
+    fig = memory_split(split_rows(one), text)
     lines = [each.text for each in fig.layout.annotations if each.name == "provenance"]
     assert "aaaaaaaaa+c0de" in lines[0]
     assert "aaaaaaaaa+c0de" in tex(fig, "memory_split")
