@@ -147,7 +147,7 @@ SHOWN["search_systems"] = {
 SHOWN["prm"] = {
     "f1": "F1 of the next two",
     "accuracy_correct": "correct solutions told as such",
-    "accuracy_wrong": "wrong solutions whose first wrong step is found",
+    "accuracy_erroneous": "wrong solutions whose first wrong step is found",
     "f1_best_threshold": "F1 at the threshold that is best for these solutions",
 }
 SHOWN["serve_smollm2"] = {
@@ -179,6 +179,7 @@ HEADLINES = {
     "serve_two_smollm2": ("tokens_per_s",),
     "memory": ("elastic_vs_best_static", "elastic_vs_static", "all_vs_baseline",
                "arena_vs_dedicated", "same_nodes"),
+    "prm": ("f1", "accuracy"),
     "replay": ("events_identical", "throughput_mean_error@repeats", "measured_spread_worst"),
 }  # fmt: skip
 """What the README shows of a record: the rows whose names begin so."""

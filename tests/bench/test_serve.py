@@ -66,6 +66,14 @@ def test_what_a_server_refuses_is_counted_and_not_lost() -> None:
     assert rows["goodput_c4"] == 0  # its tokens are 0.25 s apart
 
 
+def test_a_peer_that_answered_nothing_has_no_ratio() -> None:
+    """Its rows are there, and say so."""
+    good, none = [serve.Answer(0.0, 200, [0.5, 0.75], 1.0)], [serve.Answer(0.0, 0, [], 0.2)]
+    mine, theirs = ({r.name: r for r in serve.rows_of(a, [0.1], "c1", 9.0)} for a in (good, none))
+    rows = {r.name: r for r in serve.compared(mine, theirs, "peer", "a peer", "c1")}
+    assert math.isnan(rows["tokens_per_s_c1@peer"].ratio) and rows["lost_c1@peer"].peer_value == 1
+
+
 def test_arrivals_and_parts() -> None:
     """Poisson arrivals against a server that is not there: all lost, in about the time they take;
     an unknown part is refused.

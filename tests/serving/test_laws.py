@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,7 +25,7 @@ from workbench.errors import StepError
 from workbench.models.registry import EMBEDDED
 from workbench.serving import searches, server
 from workbench.serving.engines import Job
-from workbench.serving.protocol import Refused
+from workbench.serving.protocol import ChatRequest, Refused
 from workbench.serving.searches import SearchRun
 
 REQUESTS, AT_A_TIME, SECONDS = 500, 40, 20.0
@@ -271,3 +272,41 @@ def test_proofs_have_a_time_limit(monkeypatch):
     assert time.monotonic() - began < 10
     assert proofs("x+1", "1+x+0")
     proofs.close()
+
+
+def test_what_a_client_that_is_gone_did_not_read_is_dropped():
+    """The reason comes first, whatever waits: nothing is rendered for nobody."""
+
+    class Gone:
+        async def receive(self):
+            return {"type": "http.disconnect"}
+
+    async def scenario():
+        service = SimpleNamespace(config=SimpleNamespace(timeout=60.0), calls=set())
+        call = server.Call(service, Gone())
+        for token in range(1000):
+            call.put(token)
+        await asyncio.sleep(0.01)
+        with pytest.raises(Refused, match="closed the connection"):
+            await call.news()
+        call.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_search_given_up_while_it_waits_leaves_its_place(service, monkeypatch):
+    """Its state says so at once, and it is never begun."""
+    held, begun = threading.Event(), list[str]()
+    monkeypatch.setattr(SearchRun, "play", lambda run, told: begun.append("") or held.wait(30))
+    pool, run = service._searchers, None
+    for _ in range(server.MOST_SEARCHES):
+        pool.submit(SearchRun.play, None, None)
+    until(lambda: len(begun) == server.MOST_SEARCHES)
+    pair = searches.pair_of([*service.thread.engines.values()])
+    body = ChatRequest(**(CHAT | {"model": "search/best_of_n"}))
+    run = SearchRun(body, service.thread, pair, service._proofs)
+    run.played = pool.submit(run.play, None)
+    run.cancel()
+    assert run.state["status"] == "failed" and "given up" in run.state["error"]
+    held.set()
+    assert run.played.cancelled() and len(begun) == server.MOST_SEARCHES

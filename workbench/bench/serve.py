@@ -158,7 +158,7 @@ def run(
             if count == 1:
                 sequential = rates
             elif sequential and not two:
-                gain, bound = (rates[each] / sequential[each] for each in ("served", "alone"))
+                gain, bound = (quotient(rates[n], sequential[n]) for n in ("served", "alone"))
                 peer = {"peer": "in process", "peer_value": bound, "ratio": gain / bound}
                 yield Row(f"over_sequential_{suffix}", gain, "ratio", **peer)  # type: ignore[arg-type]
 
@@ -201,12 +201,17 @@ def compared(
     """Our rows against a peer's; and how many of its requests it refused or lost."""
     for each, more in COMPARED.items():
         row, other = mine[f"{each}_{suffix}"], theirs[f"{each}_{suffix}"].value
-        ratio = row.value / other if more else other / row.value
+        ratio = quotient(row.value, other) if more else quotient(other, row.value)
         values = {"peer": label, "peer_value": other, "ratio": ratio, "repeats": row.repeats}
         yield Row(f"{row.name}@{name}", row.value, row.unit, **values)  # type: ignore[arg-type]
     for each in (*REFUSALS, "lost"):
         row, other = mine[f"{each}_{suffix}"], theirs[f"{each}_{suffix}"].value
         yield Row(f"{row.name}@{name}", row.value, row.unit, peer=label, peer_value=other)
+
+
+def quotient(above: float, below: float) -> float:
+    """NaN over nothing: of a server that answered no request."""
+    return above / below if below else float("nan")
 
 
 # -- servers --
@@ -365,8 +370,8 @@ async def loads(
             await asyncio.sleep(0.02)
 
     watching = asyncio.create_task(watch())
-    each = zip(asked, clients, strict=True)
-    answers = await asyncio.gather(*(load(place, *own, rate, seed) for own in each))
+    each = enumerate(zip(asked, clients, strict=True))  # each arrives by its own chance
+    answers = await asyncio.gather(*(load(place, *own, rate, seed + k) for k, own in each))
     watching.cancel()
     return answers, health
 

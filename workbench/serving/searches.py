@@ -187,6 +187,7 @@ class SearchRun:
         self.head = protocol.head("chat.completion", "search", body.model)
         self.state = {"id": self.head["id"], "model": body.model, "status": "waiting"}
         self.state["problem"] = self._question
+        self.played: Future[dict[str, Any]] | None = None  # once it was submitted
 
     def play(self, told: Callable[[Progress], None]) -> dict[str, Any]:
         """Every round, in the thread that calls; what a chat completion says of the solution."""
@@ -217,6 +218,8 @@ class SearchRun:
         self._given_up = True
         for client in self._clients:
             client.cancel(Refused(503, GIVEN_UP))
+        if self.played is not None and self.played.cancel():  # it had not begun
+            self.state |= {"status": "failed", "error": GIVEN_UP}
 
     def _same(self, reference: str, given: str) -> bool:
         if self._given_up:

@@ -129,6 +129,8 @@ class Call:
         if not self._over:
             self._over = True
             self._undo()
+            while not self._news.empty():  # what nobody read in time
+                self._news.get_nowait()
             self.put(why)
 
     async def news(self) -> Any:
@@ -384,7 +386,8 @@ class Service:
         def play() -> None:
             self._searches[run.head["id"]] = run.state
             tell = partial(self._post, call.put)
-            self._searchers.submit(run.play, tell).add_done_callback(tell)
+            run.played = self._searchers.submit(run.play, tell)
+            run.played.add_done_callback(tell)
 
         call.begin(play, run.cancel)
         if body.stream:
