@@ -216,8 +216,10 @@ def _replays_left(
 
 def _changed(plan: BatchPlan, parameters: Mapping[str, Any]) -> BatchPlan:
     """A plan with the parameters of a notebook that are its own, and not None."""
+    from workbench.experiments.settings import overridden
+
     names = {field.name for field in fields(plan)}
-    return replace(plan, **{k: v for k, v in parameters.items() if k in names and v is not None})
+    return replace(plan, **{k: v for k, v in overridden(parameters).items() if k in names})
 
 
 def _left(found: Study) -> tuple[int, list[float]]:

@@ -21,7 +21,7 @@ import pandas as pd
 from workbench.experiments import rows as drawn
 from workbench.experiments.execute import RECORDED, REPLAYED
 from workbench.experiments.export import tex_escaped
-from workbench.experiments.sensitivity import missing_values, reach, stored
+from workbench.experiments.sensitivity import missing_values, nearest, reach, stored
 from workbench.experiments.settings import BATCHED, LAST_TWO, THESIS_SHARE, sweep_config
 from workbench.experiments.statistics import (
     Interval,
@@ -88,8 +88,7 @@ def split_rows(sweep: Tables) -> pd.DataFrame:
     """Rows of plots.memory_split, with columns ratio, ratio_low, ratio_high: tokens/s of the share
     over those at 0.3 (the nearest that was run), of the same problems and seeds.
     """
-    shares = sweep.runs["llm_share"]
-    base = float(shares.iloc[int((shares - THESIS_SHARE).abs().to_numpy().argmin())])
+    base = nearest(sweep.runs["llm_share"])
     names = {"value": "ratio", "low": "ratio_low", "high": "ratio_high"}
     ratios = paired_ratio(sweep, "llm_share", base).rename(columns=names)
     return drawn.memory_split_rows(sweep).merge(ratios, on="llm_share", how="left")
@@ -128,7 +127,7 @@ def split_in_words(rows: pd.DataFrame) -> str:
     """
     peak, same = (rows[rows["metric"] == m].iloc[0] for m in ("peak_share", "same_work"))
     speed = rows[rows["metric"] == "tokens_per_s"].set_index("llm_share").sort_index()
-    rate, base = speed["value"], min(speed.index, key=lambda share: abs(share - THESIS_SHARE))
+    rate, base = speed["value"], nearest(speed.index)
     first, last = rate.index[[0, -1]]
     if same["low"] <= first and last <= same["high"]:
         return (
@@ -207,7 +206,7 @@ def eviction_claim(rates: Rates, lost: pd.DataFrame) -> Claim:
     Depends where the slow-down is not told from the machine's noise, or its part not from a half.
     """
     shares = lost["llm_share"].drop_duplicates()
-    end, base = float(shares.max()), float(shares.iloc[(shares - THESIS_SHARE).abs().argmin()])
+    end, base = float(shares.max()), nearest(shares)
     slower = rates.difference(base, end)
     again = lost[lost["part"] == "recomputed_evicted"].groupby("llm_share")["seconds"].sum()
     parts = again / lost.groupby("llm_share")["wall_s"].first()  # of wall time, on both engines

@@ -9,7 +9,7 @@ replay but arithmetic over those of what is taken.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -208,7 +208,7 @@ class Base:
             lacks = str(error).partition(":")[0]
             return pd.DataFrame([where | {"kind": "setting", "lacks": lacks}])
         axis = [share for share in pair.axis if LOW <= share <= HIGH]
-        near = min(axis, key=lambda share: abs(share - THESIS_SHARE))
+        near = nearest(axis)
         found = Explored.of(pair, axis, {axis[0], near, axis[-1]}, self.replays)
         rows = found.table(pair).assign(kind="replay", **where)
         low, high = pair.feasible
@@ -399,6 +399,11 @@ def _verdict(tried: pd.DataFrame) -> tuple[str, str]:
     ends += f"{ends_of('high', '.2f')}: {ends_of('loss_high', '.0f', 100)} %"
     conclusion = DEPENDS if told else SURVIVES
     return conclusion, "; ".join([*told, f"{plateaus}; {ends}", *lacks])
+
+
+def nearest(shares: Iterable[float]) -> float:
+    """Of these shares the one that is nearest to the thesis's 0.3."""
+    return float(min(shares, key=lambda share: abs(share - THESIS_SHARE)))
 
 
 def reach(low: float, high: float, form: str, between: str = " to ") -> str:
