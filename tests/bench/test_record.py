@@ -159,7 +159,7 @@ def test_every_bench_says_how_it_was_run(name):
         assert quick["uncached_problems"] == 8
     if name == "memory":
         assert (mode["shared_problems"], mode["shared_seeds"]) == (16, 2)
-        assert mode["kv_shares"] == (0.08, 0.2, 0.3, 0.5)
+        assert mode["kv_shares"] == (0.2, 0.3, 0.5, 0.7)
         assert "kv_shares" not in mode_of(module, settings | {"model": "smollm2-135m"})
 
 

@@ -79,7 +79,7 @@ PROFILES = {  # problems of beams and of forks; pairs and prompts of an arena's 
 }
 BLOCK_SIZE = 16
 PARTS = ("starts", "beams", "forks", "arena", "sharing")
-BUDGETS, SHARES = (0.5, 1.0, 2.0), (0.08, 0.2, THESIS_SHARE, 0.5)
+BUDGETS, SHARES = (0.5, 1.0, 2.0), settings.PolicyPlan().kv_shares
 PLANS = {  # of sharing, and how often it is carried out
     "quick": (settings.PolicyPlan(3, 1, BUDGETS, SHARES, 0, repeats=0), 1),
     "default": (settings.PolicyPlan(16, 2, BUDGETS, SHARES, 0, repeats=0), 2),

@@ -312,7 +312,7 @@ class PolicyPlan(Plan):
     num_problems: int = 16
     num_seeds: int = 1
     budgets: tuple[float, ...] = (0.5,)
-    kv_shares: tuple[float, ...] = (0.2, 0.3, 0.5)
+    kv_shares: tuple[float, ...] = (0.2, 0.3, 0.5, 0.7)
     num_alone: int = 1
     alone_shares: tuple[float, ...] = (THESIS_SHARE,)
     repeats: int = 1
@@ -329,8 +329,8 @@ class StrategyPlan(Plan):
 
 _POWERS = tuple(2**k for k in range(15))
 _GRID = BatchPlan(_POWERS[3:10], _POWERS[8:], _POWERS[3:10], 1, _POWERS[:7], 16, cells=3)
-_FIVE = (0.08, 0.2, 0.3, 0.4, 0.5)
-_POLICIES = PolicyPlan(128, 5, (0.5, 1.0, 2.0), _FIVE, 2, _FIVE, 2)
+_OF_KV = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+_POLICIES = PolicyPlan(128, 5, (0.5, 1.0, 2.0), _OF_KV, 2, (0.2, 0.3, 0.5, 0.7), 2)
 PLANS: dict[type[Plan], dict[str, Any]] = {
     BatchPlan: {
         "quick": BatchPlan((8, 64), (256, 2048), (8, 16), 4, (4, 16, 64), 2),
