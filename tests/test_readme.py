@@ -85,7 +85,7 @@ SHOWN["engine"] = {
     "sample_logprobs_128256": "the same with log probabilities, no filter",
 }
 SHOWN["engine_smollm2"] |= LATER
-SHOWN["engine_smollm2.avx2"] = SHOWN["engine_smollm2.avx2_forced"] = SHOWN["engine_smollm2"]
+SHOWN["engine_smollm2.avx2"] = SHOWN["engine_smollm2"]
 SHOWN["search_smollm2"] = {
     "search_smollm2": "problems a minute",
     "search_tokens_smollm2": "generated tokens a second",

@@ -154,7 +154,11 @@ def test_a_callback_stops_a_replay(measured) -> None:
         ({"device": "h100", "llm_share": 0.3}, ConfigError, "give both"),
         ({"device": "h100", "kv_memory": 1, "total_memory": 1}, ConfigError, "give one of them"),
         ({"device": "h100", "kv_share": 1.5}, ConfigError, r"kv_share is 1.5; allowed: a number"),
-        ({"device": "h100", "policy": "Fair"}, ConfigError, "policy is 'Fair'; allowed: StaticSpl"),
+        (
+            {"device": "h100", "policy": "Fair"},
+            ConfigError,
+            "policy is 'Fair'; allowed: static, first",
+        ),
         ({"device": "h100", "total_memory": "1KiB"}, OutOfMemory, "its weights take"),
         ({"device": "h100", "kv_memory": "64KiB"}, OutOfMemory, "cannot hold one request"),
         (
