@@ -25,15 +25,7 @@ from workbench.experiments.provenance import project_root
 from workbench.experiments.settings import EVERY_SHARE, THESIS_SHARE, overridden, sweep_config
 from workbench.experiments.study import DRAWN, NOTHING_WAS_RUN
 from workbench.models.registry import model_spec
-from workbench.replay.advise import (
-    NEAR,
-    ROLES,
-    SHARE,
-    Explored,
-    Pair,
-    Question,
-    plateau,
-)
+from workbench.replay.advise import NEAR, ROLES, SHARE, Explored, Pair, Question, plateau
 from workbench.replay.cost import ModelWork
 from workbench.replay.devices import PRESETS, load_device
 from workbench.replay.workload import Assumptions, drawn_engine
@@ -77,10 +69,14 @@ class Value(NamedTuple):
     tried: tuple[Setting, ...] = ()
 
 
+def written(value: Any) -> str:
+    """`16,384` for a whole number, else the value's own text."""
+    return f"{value:,}" if type(value) is int else str(value)
+
+
 def asks(name: str, *others: Any, of: str = "") -> tuple[Setting, ...]:
     """Settings of one field of Question, each labelled with its value."""
-    labels = (f"{each:,}" if isinstance(each, int) else str(each) for each in others)
-    return tuple(Setting(f"{label}{of}", {name: each}) for label, each in zip(labels, others))
+    return tuple(Setting(f"{written(each)}{of}", {name: each}) for each in others)
 
 
 def assumes(name: str, *others: float, of: str) -> tuple[Setting, ...]:
@@ -100,9 +96,9 @@ def values() -> tuple[Value, ...]:
 
     def both(name: str) -> str:
         """One value where both scales take the same."""
-        ends = [means.get(end, end) for end in (getattr(tiny, name), getattr(thesis, name))]
-        texts = [f"{end:,}" if isinstance(end, int) else str(end) for end in ends]
-        return texts[0] if len(set(texts)) == 1 else f"{texts[0]} (tiny), {texts[1]} (thesis scale)"
+        ends = getattr(tiny, name), getattr(thesis, name)
+        small, large = (written(means.get(end, end)) for end in ends)
+        return small if small == large else f"{small} (tiny), {large} (thesis scale)"
 
     return (
         Value("problems in flight", "a minimum batch, no number",
@@ -240,7 +236,7 @@ class Base:
     ) -> Base:
         """What is compared with, with some fields of its question set otherwise; None: as usual."""
         own = overridden({"rounds": rounds, "replays": replays})
-        return replace(cls(), asked=replace(ASKED, **asked), **own)
+        return cls(replace(ASKED, **asked), **own)
 
     def replays_left(self, profile: str, wanted: Sequence[str] | None = None) -> list[float]:
         """Rough seconds of each replay that the rows take; none where those that are committed are
@@ -348,20 +344,18 @@ def missing_values(rows: pd.DataFrame) -> pd.DataFrame:
 
     The conclusion: 0.3 lies on the plateau, and both ends of the interval lose more than 2 %.
     """
-    own, found = rows[rows["kind"] == "setting"], list[dict[str, str]]()
+    own, found = rows[rows["kind"] == "setting"], list[dict[str, Any]]()
     taken = own[own["value"] == TAKEN].iloc[0]
     for value in values():
         tried = own[own["value"] == value.name]
-        if value.name == WHOSE:
-            first, conclusion, told = "the PRM's part", SURVIVES, _of_the_prm(taken)
-        elif tried.empty:
-            continue
-        else:
-            first, (conclusion, told) = "; ".join(tried["setting"]), _verdict(tried)
-        cells = {"tried": first, "conclusion": conclusion, "told": told}
-        found.append({key: getattr(value, key) for key in ("thesis", "taken", "why")} | cells)
-        found[-1] = {"value": value.name} | found[-1]
-    return pd.DataFrame(found)
+        others, conclusion, told = "the PRM's part", SURVIVES, _of_the_prm(taken)
+        if value.name != WHOSE:
+            if tried.empty:
+                continue
+            others, (conclusion, told) = "; ".join(tried["setting"]), _verdict(tried)
+        cells = {"tried": others, "conclusion": conclusion, "told": told}
+        found.append(value._asdict() | cells)
+    return pd.DataFrame(found).rename(columns={"name": "value"})
 
 
 def _of_the_prm(taken: pd.Series) -> str:
@@ -386,8 +380,7 @@ def _verdict(tried: pd.DataFrame) -> tuple[str, str]:
         if row["loss_mid"] > NEAR:
             said.append(f"{row['loss_mid']:.0%} is lost at 0.3")
         told += [f"with {row['setting']} {' and '.join(said)}"] if said else []
-    without = tried[tried["best"].isna()].to_dict("records")
-    lacks = [f"{row['setting']}: {row['lacks']}" for row in without]
+    lacks = [f"{row.setting}: {row.lacks}" for row in tried[tried["best"].isna()].itertuples()]
     if fits.empty:
         return SURVIVES, "; ".join(lacks)
 
