@@ -223,7 +223,7 @@ def test_every_share_has_its_paired_ratio_to_a_third_of_the_memory():
     share; the nearest share where 0.3 was not run.
     """
     sweep = Noisy(noise=0.01, slow_end=2.0)
-    rows = claims.split_rows(sweep)
+    rows = views.split_rows(sweep)
     columns = ["ratio", "ratio_low", "ratio_high"]
     assert rows.drop(columns=columns).equals(views.memory_split_rows(sweep))
     ratios = rows[["llm_share", *columns]].drop_duplicates().set_index("llm_share")
@@ -232,4 +232,4 @@ def test_every_share_has_its_paired_ratio_to_a_third_of_the_memory():
     expected = paired_ratio(sweep, "llm_share", 0.3).set_index("llm_share").loc[0.5]
     assert ratios.loc[0.5].tolist() == expected.tolist() and expected["high"] < 0.6
     without = FakeSweep(shares=(0.08, 0.2, 0.5))
-    assert set(claims.split_rows(without).query("llm_share == 0.2")["ratio"]) == {1.0}
+    assert set(views.split_rows(without).query("llm_share == 0.2")["ratio"]) == {1.0}

@@ -8,10 +8,10 @@ import pytest
 from tests.experiments.fake_sweep import FakeSweep
 from tests.experiments.fakes import fake_result
 from workbench.errors import ConfigError, ModelError, OutOfMemory, RunStoreError
-from workbench.experiments.claims import split_rows
 from workbench.experiments.execute import one_by_one
 from workbench.experiments.export import tex
 from workbench.experiments.provenance import machine_facts, this_code
+from workbench.experiments.rows import split_rows
 from workbench.experiments.settings import split_runs, sweep_config
 from workbench.experiments.statistics import sentinel_drift
 from workbench.experiments.study import (

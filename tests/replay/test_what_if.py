@@ -122,7 +122,7 @@ def test_other_models_take_other_memory_and_time(measured) -> None:
         measured.answers,
         device="a100-40",
         total_memory="40GiB",
-        policy="FirstCome",
+        policy="first_come",
         **specs,
         **named,
     )
@@ -158,7 +158,7 @@ def test_a_callback_stops_a_replay(measured) -> None:
         ({"device": "h100", "total_memory": "1KiB"}, OutOfMemory, "its weights take"),
         ({"device": "h100", "kv_memory": "64KiB"}, OutOfMemory, "cannot hold one request"),
         (
-            {"device": "h100", "kv_memory": "2MiB", "kv_share": 0.3, "policy": "FirstCome"},
+            {"device": "h100", "kv_memory": "2MiB", "kv_share": 0.3, "policy": "first_come"},
             ConfigError,
             "keeps no split",
         ),

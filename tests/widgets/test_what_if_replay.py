@@ -24,7 +24,7 @@ def test_what_is_not_given_is_as_recorded(info):
     recorded |= {"total_memory": 64 << 20, "llm_share": 0.3, "block_size": 16}
     recorded |= {"max_num_seqs": 64, "max_num_batched_tokens": 2048}
     assert info.position().parameters == recorded
-    assert info.position(policy="FirstCome", block_size=None).policy == "FirstCome"
+    assert info.position(policy="first_come", block_size=None).policy == "first_come"
 
 
 def test_the_thesis_s_pair_comes_first_and_the_tiny_one_second():
@@ -43,11 +43,11 @@ def test_the_thesis_s_pair_comes_first_and_the_tiny_one_second():
     [
         ({"device": "h1000"}, ConfigError, "h100"),
         ({"device": "rtx-4090", "total_memory": "25GiB"}, OutOfMemory, "RTX 4090 has 24"),
-        ({"policy": "FirstComes"}, ConfigError, "FirstCome"),
+        ({"policy": "first_comes"}, ConfigError, "first_come"),
         ({"llm_share": 0.99}, OutOfMemory, "weights take"),
         ({"block_size": 0}, ConfigError, "block_size"),
         ({"total_memory": "lots"}, ConfigError, "lots"),
-        ({"total_memory": "20MiB", "policy": "FirstCome"}, OutOfMemory, "missing"),
+        ({"total_memory": "20MiB", "policy": "first_come"}, OutOfMemory, "missing"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(info, given, error, named):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from workbench.experiments.runs import RunStore
-    from workbench.experiments.settings import BatchPlan, PolicyPlan
+    from workbench.experiments.settings import PolicyPlan
     from workbench.experiments.study import Preview, Study
 
 SWEEP_COLUMNS = ("llm_share", "seed", "tokens_per_s", "problems_per_min", "accuracy",
@@ -187,7 +187,7 @@ def _replays_left(
             found = study.run_replayed(far(SPLIT, **asked, **more), runs, **look)
             yield f"replayed, {name} ({SPLIT[:2]})", *_left(found)
     if BATCHING in given:
-        grid = _changed(GRID, given[BATCHING])
+        grid = settings.changed(GRID, given[BATCHING])
         found = run_batches_replayed(far(BATCHING), grid, runs, **look)
         cells = replace(found.config, num_problems=grid.batch_problems)
         yield f"{REPLAYED} ({BATCHING[:2]})", _left(found)[0], _seconds(cells, len(found.missing))
@@ -212,14 +212,6 @@ def _replays_left(
             profile, own["values"]
         )
         yield MISSING, len(todo), todo
-
-
-def _changed(plan: BatchPlan, parameters: Mapping[str, Any]) -> BatchPlan:
-    """A plan with the parameters of a notebook that are its own, and not None."""
-    from workbench.experiments.settings import overridden
-
-    names = {field.name for field in fields(plan)}
-    return replace(plan, **{k: v for k, v in overridden(parameters).items() if k in names})
 
 
 def _left(found: Study) -> tuple[int, list[float]]:

@@ -15,7 +15,9 @@ from workbench.experiments import settings
 from workbench.experiments.execute import (
     DEVICE,
     REPLAYED,
+    counts_of_cell,
     one_by_one,
+    padding,
     replay_identity,
     rung_answers,
 )
@@ -132,24 +134,17 @@ class ReplayedCells:
         while engine.has_work:
             engine.step()
         steps, seconds = recorder.steps, clock.now
-        rows = int(steps[["prefill_tokens", "decode_tokens"]].to_numpy().sum())
-        room = steps["blocks_active"].sum() * engine.settings.block_size
-        is_static = spec.get("kind") == settings.STATIC_BATCH
         measured = {
             "engine_s": seconds,
             "tokens_per_s": requests.tokens / seconds if every == 1 else float("nan"),
             "steps_per_s": sum(each.steps for each in asked) / seconds,
-            "padding": 1 - sum(each.rows for each in asked) / rows if is_static else 0.0,
-            "waste": float(1 - steps["tokens_held"].sum() / room) if room else 0.0,
-            "num_steps": len(steps),
-            "requests": len(asked),
-            "preempted": int(steps["preempted"].sum()),
-            "most_running": int(steps["running"].max()),
+            "padding": padding(spec, steps, sum(each.rows for each in asked)),
             "kv_blocks": len(engine.cache.pool.blocks),
             "rung": REPLAYED,
             "machine": f"simulated {self._device.name}",
         }
-        return RunResult(measured, {"steps": steps, "requests": recorder.requests})
+        counts = counts_of_cell(steps, engine.settings.block_size, len(asked))
+        return RunResult(measured | counts, {"steps": steps, "requests": recorder.requests})
 
     def _listen(self, spec: RunSpec, answers: Answers) -> None:
         """Replay the search that asks, with the limits that the study takes everywhere else."""

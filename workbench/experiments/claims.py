@@ -20,16 +20,15 @@ import pandas as pd
 
 from workbench.experiments import rows as drawn
 from workbench.experiments.execute import RECORDED, REPLAYED
-from workbench.experiments.sensitivity import missing_values, nearest, reach, stored
-from workbench.experiments.settings import BATCHED, LAST_TWO, THESIS_SHARE, sweep_config
-from workbench.experiments.statistics import (
-    Interval,
-    Rates,
-    Tables,
-    is_replayed,
-    paired_ratio,
-    upper_bound_of_none,
+from workbench.experiments.sensitivity import missing_values, reach, stored
+from workbench.experiments.settings import (
+    BATCHED,
+    LAST_TWO,
+    THESIS_SHARE,
+    nearest_to_thesis,
+    sweep_config,
 )
+from workbench.experiments.statistics import Interval, Rates, is_replayed, upper_bound_of_none
 from workbench.experiments.study import Study, rung, rung_of
 
 HOLDS, FAILS, DEPENDS, UNTESTED = "holds", "fails", "depends on", "not testable here"
@@ -87,16 +86,6 @@ def part_again(lost: pd.DataFrame, *parts: str) -> pd.Series:
     return (seconds / lost.groupby("llm_share")["wall_s"].first()).fillna(0.0)
 
 
-def split_rows(sweep: Tables) -> pd.DataFrame:
-    """Rows of plots.memory_split, with columns ratio, ratio_low, ratio_high: tokens/s of the share
-    over those at 0.3 (the nearest that was run), of the same problems and seeds.
-    """
-    base = nearest(sweep.runs["llm_share"])
-    names = {"value": "ratio", "low": "ratio_low", "high": "ratio_high"}
-    ratios = paired_ratio(sweep, "llm_share", base).rename(columns=names)
-    return drawn.memory_split_rows(sweep).merge(ratios, on="llm_share", how="left")
-
-
 def peak_claim(rows: pd.DataFrame) -> Claim:
     """C1. Fails where the interval leaves 0.3 out; holds where it reaches no further than the
     measured shares next to 0.3, inside the axis; else it depends on which of its shares is best.
@@ -130,7 +119,7 @@ def split_in_words(rows: pd.DataFrame) -> str:
     """
     peak, same = peak_and_plateau(rows)
     speed = rows[rows["metric"] == "tokens_per_s"].set_index("llm_share").sort_index()
-    rate, base = speed["value"], nearest(speed.index)
+    rate, base = speed["value"], nearest_to_thesis(speed.index)
     first, last = rate.index[[0, -1]]
     if same["low"] <= first and last <= same["high"]:
         return (
@@ -207,7 +196,7 @@ def eviction_claim(rates: Rates, lost: pd.DataFrame) -> Claim:
     Depends where the slow-down is not told from the machine's noise, or its part not from a half.
     """
     shares = lost["llm_share"].drop_duplicates()
-    end, base = float(shares.max()), nearest(shares)
+    end, base = float(shares.max()), nearest_to_thesis(shares)
     slower = rates.difference(base, end)
     before, after = part_again(lost)[[base, end]].astype(float)
     part = rates.part_of_slow_down(base, end, (before, after))

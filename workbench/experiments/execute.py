@@ -39,6 +39,7 @@ from workbench.models.registry import model_spec
 from workbench.replay import workload
 from workbench.replay.answers import Answers
 from workbench.replay.devices import Device
+from workbench.replay.simulator import POLICIES
 from workbench.replay.what_if import what_if
 from workbench.replay.workload import load_recording, recording_names, recording_path
 from workbench.search.prm import PRM, Critiques, trie_size
@@ -176,7 +177,7 @@ def make_arena(spec: RunSpec) -> KVArena:
         own = spec.engine(role)
         given = {name: getattr(own, name) for name in names}
         shapes.append(block_shape(own.model, name=role, **given))
-    policy = settings.POLICIES[str(spec.config.policy)]()
+    policy = POLICIES[str(spec.config.policy)]()
     kv_bytes, kv_share = spec.get("kv_bytes"), spec.get("kv_share")
     if kv_bytes is None:
         (llm, llm_bytes), (prm, _) = map(feasibility(spec).of, ENGINES)
@@ -389,15 +390,10 @@ class Cells:
         while engine.has_work:
             outputs |= {output.request_id: output for output in engine.step()}
         engine_s, steps = time.perf_counter() - start, recorder.steps
-        room = steps["blocks_active"].sum() * config.block_size
-        waste = float(1 - steps["tokens_held"].sum() / room) if room else 0.0
-        counts = {"waste": waste, "num_steps": len(steps), "requests": len(asked)}
-        counts |= {"preempted": int(steps["preempted"].sum())}
-        counts |= {"most_running": int(steps["running"].max())}
+        counts = counts_of_cell(steps, config.block_size, len(asked))
         if not is_timed:
             return RunResult(counts)
-        rows = int(steps[["prefill_tokens", "decode_tokens"]].to_numpy().sum())
-        needed = sum(each.num_rows for each in asked)  # static batches neither cache nor preempt
+        needed = sum(each.num_rows for each in asked)
         sampled = sum(len(each.sampled) for each in asked)
         tokens = sampled or trie_size([array("i", each.token_ids) for each in asked])
         pairs = zip(numbers, asked, strict=True)
@@ -407,9 +403,30 @@ class Cells:
             "steps_per_s": sum(len(each.positions) or 1 for each in asked) / engine_s,
             "same_answers": all(each.is_same(outputs[number]) for number, each in pairs),
             "kv_blocks": engine.memory.num_blocks,
-            "padding": 1 - needed / rows if spec.get("kind") == settings.STATIC_BATCH else 0.0,
+            "padding": padding(spec, steps, needed),
         }
         return RunResult(measured | counts, {"steps": steps, "requests": recorder.requests})
+
+
+def counts_of_cell(steps: pd.DataFrame, block_size: int, requests: int) -> dict[str, Any]:
+    """Counts of an engine's `steps`; waste: the part of its active blocks' tokens never held."""
+    room = steps["blocks_active"].sum() * block_size
+    return {
+        "waste": float(1 - steps["tokens_held"].sum() / room) if room else 0.0,
+        "num_steps": len(steps),
+        "requests": requests,
+        "preempted": int(steps["preempted"].sum()),
+        "most_running": int(steps["running"].max()),
+    }
+
+
+def padding(spec: RunSpec, steps: pd.DataFrame, needed: int) -> float:
+    """The part of a cell's rows that static batches compute for nothing, where so many are needed:
+    they neither cache nor preempt. Other batches have none.
+    """
+    if spec.get("kind") != settings.STATIC_BATCH:
+        return 0.0
+    return 1 - needed / int(steps[["prefill_tokens", "decode_tokens"]].to_numpy().sum())
 
 
 # -- the other rungs: a recorded search of real text, and the thesis's pair at its own size --
@@ -516,7 +533,7 @@ def replayed_run(device: Device, spec: RunSpec) -> RunResult:
         own = ((n.removeprefix(f"{role}_"), v) for n, v in spec.own if n.startswith(f"{role}_"))
         asked[role] = dict(own)
     if config.policy:
-        asked["policy"] = settings.POLICIES[config.policy].__name__
+        asked["policy"] = config.policy
     if spec.get("kv_bytes"):
         asked |= {"kv_memory": spec.get("kv_bytes"), "kv_share": spec.get("kv_share")}
     else:

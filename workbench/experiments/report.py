@@ -134,7 +134,7 @@ def split_numbers(drawn: Drawn) -> Named:
     peak, same = judged.peak_and_plateau(rows)
     rate = rows[rows["metric"] == "tokens_per_s"].set_index("llm_share").sort_index()
     alike = rate.loc[same["low"] : same["high"], "value"]
-    best, middle = float(alike.mean()), sensitivity.nearest(rate.index)
+    best, middle = float(alike.mean()), settings.nearest_to_thesis(rate.index)
     again = judged.part_again(lost, "recomputed_evicted", "recomputed_preempted")
     found = {
         "plateauLow": f"{same['low']:.2f}",
@@ -372,7 +372,7 @@ def setting_table(drawn: Drawn) -> pd.DataFrame:
 def memory_table(drawn: Drawn) -> pd.DataFrame:
     """Parts of the memory of each model at the thesis's share."""
     rows = drawn.rows("memory_parts")
-    own = rows[rows["llm_share"] == sensitivity.nearest(rows["llm_share"])]
+    own = rows[rows["llm_share"] == settings.nearest_to_thesis(rows["llm_share"])]
     names = own["name"].str.removeprefix("dummy:")
     own = own.assign(size=own["bytes"].map(format_size), name=names)
     wide = own.pivot(index=["how", "model", "name"], columns="part", values="size")

@@ -29,6 +29,7 @@ from workbench.experiments.statistics import (
     bootstrap_ratio,
     draw_rates,
     noise_of,
+    paired_ratio,
     upper_bound_of_none,
     wilson,
 )
@@ -72,6 +73,16 @@ def memory_split_rows(sweep: Tables) -> pd.DataFrame:
     for metric, each in (("peak_share", peak), ("same_work", same)):
         parts.append({"llm_share": peak.estimate, "metric": metric, **each.cells})
     return with_rooms(parts, sweep)
+
+
+def split_rows(sweep: Tables) -> pd.DataFrame:
+    """memory_split_rows with columns ratio, ratio_low, ratio_high: tokens/s of the share over those
+    at 0.3 (the nearest that was run), of the same problems and seeds.
+    """
+    base = settings.nearest_to_thesis(sweep.runs["llm_share"])
+    names = {"value": "ratio", "low": "ratio_low", "high": "ratio_high"}
+    ratios = paired_ratio(sweep, "llm_share", base).rename(columns=names)
+    return memory_split_rows(sweep).merge(ratios, on="llm_share", how="left")
 
 
 def critique_rows(plain: Tables, critiques: Tables) -> pd.DataFrame:

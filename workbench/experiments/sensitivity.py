@@ -9,7 +9,7 @@ replay but arithmetic over those of what is taken.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -22,7 +22,13 @@ from workbench.config import require_known
 from workbench.errors import OutOfMemory, RunStoreError
 from workbench.experiments.execute import REPLAYED
 from workbench.experiments.provenance import project_root
-from workbench.experiments.settings import EVERY_SHARE, THESIS_SHARE, overridden, sweep_config
+from workbench.experiments.settings import (
+    EVERY_SHARE,
+    THESIS_SHARE,
+    nearest_to_thesis,
+    overridden,
+    sweep_config,
+)
 from workbench.experiments.study import DRAWN, NOTHING_WAS_RUN
 from workbench.models.registry import model_spec
 from workbench.replay.advise import NEAR, ROLES, SHARE, Explored, Pair, Question, plateau
@@ -204,7 +210,7 @@ class Base:
             lacks = str(error).partition(":")[0]
             return pd.DataFrame([where | {"kind": "setting", "lacks": lacks}])
         axis = [share for share in pair.axis if LOW <= share <= HIGH]
-        near = nearest(axis)
+        near = nearest_to_thesis(axis)
         found = Explored.of(pair, axis, {axis[0], near, axis[-1]}, self.replays)
         rows = found.table(pair).assign(kind="replay", **where)
         low, high = pair.feasible
@@ -392,11 +398,6 @@ def _verdict(tried: pd.DataFrame) -> tuple[str, str]:
     ends += f"{ends_of('high', '.2f')}: {ends_of('loss_high', '.0f', 100)} %"
     conclusion = DEPENDS if told else SURVIVES
     return conclusion, "; ".join([*told, f"{plateaus}; {ends}", *lacks])
-
-
-def nearest(shares: Iterable[float]) -> float:
-    """Of these shares the one that is nearest to the thesis's 0.3."""
-    return float(min(shares, key=lambda share: abs(share - THESIS_SHARE)))
 
 
 def reach(low: float, high: float, form: str, between: str = " to ") -> str:

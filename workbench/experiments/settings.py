@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
 from typing import Any, NamedTuple
 
-from workbench.config import POLICIES as POLICY_NAMES
 from workbench.config import (
+    POLICIES,
     STRATEGIES,
     EngineConfig,
     SweepConfig,
@@ -26,7 +26,6 @@ from workbench.config import (
     require_known,
 )
 from workbench.experiments.memory import ENGINES, feasibility, shares_of, starting_share
-from workbench.kvcache.policies import FirstCome, MarginalValue, PhaseAware, Policy, StaticSplit
 from workbench.replay.workload import IN_FLIGHT
 
 HOW_IT_IS_CARRIED_OUT = frozenset(("profile", "shares", "seeds", "order_seed", "warmup_problems",
@@ -46,6 +45,12 @@ longer queue. REFERENCE, TIGHT: memory uncapped, or a budget of the study of pol
 SENTINELS_FROM = 10
 """Sweeps of so few runs have no room for drift to show, and no sentinel."""
 THESIS_SHARE = 0.3
+
+
+def nearest_to_thesis(shares: Iterable[float]) -> float:
+    """Of these shares the one nearest to THESIS_SHARE."""
+    return float(min(shares, key=lambda share: abs(share - THESIS_SHARE)))
+
 
 # -- profiles --
 
@@ -369,12 +374,14 @@ def replayed_policies(config: SweepConfig, plan: PolicyPlan) -> PolicyPlan:
 
 
 def plan_of(kind: type[Plan], profile: str, parameters: Mapping[str, Any] | None = None) -> Any:
-    """A profile's plan with a notebook's parameters; those that are None or not of the plan are
-    ignored.
-    """
-    names = {field.name for field in fields(kind)}
-    changed = {k: v for k, v in overridden(parameters or {}).items() if k in names}
-    return replace(PLANS[kind][profile], **changed)
+    """A profile's plan, `changed` by a notebook's parameters."""
+    return changed(PLANS[kind][profile], parameters or {})
+
+
+def changed(plan: Plan, parameters: Mapping[str, Any]) -> Any:
+    """The plan with those of a notebook's parameters that are its own and not None."""
+    names = {field.name for field in fields(plan)}
+    return replace(plan, **{k: v for k, v in overridden(parameters).items() if k in names})
 
 
 # -- strategies --
@@ -505,8 +512,6 @@ def ablation_runs(config: SweepConfig, plan: AblationPlan) -> list[RunSpec]:
 UNCAPPED = 4
 """Times the sweep's total memory: KV that no search fills."""
 STATIC, ELASTIC = "static", "marginal_value"
-KINDS_OF_POLICY = (StaticSplit, FirstCome, PhaseAware, MarginalValue)
-POLICIES: dict[str, type[Policy]] = dict(zip(POLICY_NAMES, KINDS_OF_POLICY, strict=True))
 NONE, ALL = "none", "all"
 _ALONE = {
     "partial_blocks": Named("partial blocks reused", "reuse of partial blocks",

@@ -15,6 +15,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from workbench.config import POLICIES as POLICY_NAMES
 from workbench.config import EngineConfig, SearchSwitches, check, require_known
 from workbench.core import CacheRoom, RequestOutput, SamplingParams, ScoreParams, Sequence, Tag
 from workbench.engine.static_batch import scheduler_of
@@ -53,9 +54,9 @@ from workbench.search.strategies import Strategy
 from workbench.search.variants import STRATEGIES
 from workbench.trace import Recorder, Trace
 
-POLICIES: dict[str, type[Policy]] = {
-    kind.__name__: kind for kind in (StaticSplit, FirstCome, PhaseAware, MarginalValue)
-}
+POLICIES: dict[str, type[Policy]] = dict(
+    zip(POLICY_NAMES, (StaticSplit, FirstCome, PhaseAware, MarginalValue), strict=True)
+)
 Changes = Mapping[str, Any]
 Cost = Callable[[StepWork], float]
 Models = tuple[RecordedEngine, RecordedEngine]  # LLM, PRM
@@ -88,7 +89,7 @@ class SharedMemory:
     """One arena for both models, as KVArena takes it. policy: a name in POLICIES."""
 
     memory: int | str
-    policy: Annotated[str, tuple(POLICIES)] = MarginalValue.__name__
+    policy: Annotated[str, POLICY_NAMES] = "marginal_value"
     kv_share: float | None = None
 
     def __post_init__(self) -> None:

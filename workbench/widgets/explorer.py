@@ -22,7 +22,6 @@ from workbench.config import SweepConfig, format_size
 from workbench.errors import ConfigError, RunStoreError, nearest
 from workbench.experiments import rows as study_rows
 from workbench.experiments import settings
-from workbench.experiments.claims import split_rows
 from workbench.experiments.runs import FINISHED, compare, load_runs, load_table
 from workbench.experiments.settings import COUNTED, MEASURE, REPLAY, SENTINEL, TIMED
 from workbench.experiments.study import provenance
@@ -167,7 +166,7 @@ def _groups(runs: pd.DataFrame, varying: set[str]) -> dict[str, pd.DataFrame]:
 
 Figure = tuple[Callable[[Pick, float], pd.DataFrame], Callable[[pd.DataFrame, str], go.Figure]]
 OF_SEARCHES: dict[str, Figure] = {
-    "memory_split": (lambda pick, _: split_rows(pick), plots.memory_split),
+    "memory_split": (lambda pick, _: study_rows.split_rows(pick), plots.memory_split),
     "prm_blocks": (study_rows.block_rows, plots.prm_blocks),
     "prefix_hits": (lambda pick, _: study_rows.prefix_hit_rows(pick), plots.prefix_hits),
     "thrashing": (lambda pick, _: study_rows.thrashing_rows(pick), plots.thrashing),

@@ -31,10 +31,10 @@ from workbench.core import RequestOutput, TokenEngine
 from workbench.engine.engine import Engine
 from workbench.engine.memory import block_shape
 from workbench.errors import ConfigError, WorkbenchError, nearest
-from workbench.experiments.settings import POLICIES
 from workbench.kvcache.arena import KVArena
 from workbench.kvcache.policies import KVShare
 from workbench.kvcache.pool import ResizeAnswer
+from workbench.replay.simulator import POLICIES
 from workbench.search.prm import PRM
 from workbench.search.problems import Problem
 from workbench.search.result import SearchResult
@@ -87,7 +87,7 @@ def shared_pair(
 
     kv_share: the LLM's, of the arena's pages, where the policy keeps a split. max_model_len: what
     the arena guarantees each model. settings: further fields of EngineConfig, of both. Raises
-    ConfigError for a policy that is none of experiments.settings.POLICIES, and what KVArena and
+    ConfigError for a policy that is none of replay.simulator.POLICIES, and what KVArena and
     Engine raise.
     """
     if policy not in POLICIES:
