@@ -164,15 +164,15 @@ def replayed_numbers(drawn: Drawn) -> Named:
     in its place.
     """
     rows = drawn.rows(sensitivity.FIGURE)
-    own = rows[rows["kind"] == "setting"]
+    own = rows[rows["kind"] == "setting"].set_index("value")
     base = drawn.parameters(sensitivity.FIGURE)
     found = {
         "farInFlight": f"{base['asked']['in_flight']}",
         "farSteps": f"{base['rounds'] // 2}",
         "farMemory": format_size(parse_size(base["asked"]["total"])),
     }
-    for name, row in (("far", own[own["value"] == sensitivity.TAKEN].iloc[0]),
-                      ("deep", own[own["value"] == "depth of the search"].iloc[0])):  # fmt: skip
+    for name, value in (("far", sensitivity.TAKEN), ("deep", "depth of the search")):
+        row = own.loc[[value]].iloc[0]
         found[f"{name}PlateauLow"] = f"{row['plateau_low']:.2f}"
         found[f"{name}PlateauHigh"] = f"{row['plateau_high']:.2f}"
         found[f"{name}LowLoss"] = percent(row["loss_low"])
@@ -207,9 +207,8 @@ def cache_numbers(drawn: Drawn) -> Named:
         found[f"most{name}ThrashInterval"] = _interval(most, 0)
         found[f"most{name}ThrashShare"] = f"{most['llm_share']:.2f}"
     sizes = drawn.rows("miss_ratio")
-    lru, best = (sizes[sizes["kind"] == kind] for kind in ("lru", "optimum"))
-    both = lru.merge(best, on=["engine", "num_blocks"], suffixes=("", "_best"))
-    gap = both["hit_ratio_best"] - both["hit_ratio"]
+    cached = sizes.pivot_table("hit_ratio", ["engine", "num_blocks"], "kind")
+    gap = cached["optimum"] - cached["lru"]
     found["policyGap"] = f"{100 * gap.max():.1f}"
     return found
 
@@ -254,11 +253,9 @@ def policy_numbers(drawn: Drawn) -> Named:
     rows = drawn.rows("optimisation")
     again = rows[rows["metric"] == "recomputed"]
     again = again[again["budget"] == again["budget"].min()].sort_values("value")
-    pairs = (settings.STATIC, settings.NONE), (settings.ELASTIC, settings.ALL)
-    best, everything = (
-        again[(again["policy"] == policy) & (again["technique"] == technique)].iloc[0]
-        for policy, technique in pairs
-    )
+    by_policy = again.set_index(["policy", "technique"])
+    best = by_policy.loc[[(settings.STATIC, settings.NONE)]].iloc[0]
+    everything = by_policy.loc[[(settings.ELASTIC, settings.ALL)]].iloc[0]
     same = rows.loc[rows["metric"] == "same", "value"]
     return {
         "budget": f"{best['budget']:g}",

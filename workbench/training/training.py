@@ -24,6 +24,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
 from workbench.errors import ConfigError
@@ -154,8 +155,7 @@ def batches(
 
 def _padded(rows: Sequence[list[int]], filler: int) -> torch.Tensor:
     """[rows, longest] int64."""
-    longest = max(map(len, rows))
-    return torch.tensor([row + [filler] * (longest - len(row)) for row in rows])
+    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=filler)
 
 
 def float32_attention(
