@@ -8,6 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from operator import methodcaller
 from typing import Any
 
 from workbench.config import SweepConfig
@@ -81,20 +82,14 @@ class Listener(ReplayEngine):
     def add(self, prompt: Any, params: Any, **more: Any) -> int:
         """As ReplayEngine.add."""
         number = super().add(prompt, params, **more)
+        again = methodcaller("add", prompt, params, **more)
         sampled = len(self._nodes[number].step.tokens)
-
-        def again(engine: ReplayEngine) -> int:
-            return engine.add(prompt, params, **more)
-
         self.asked.append(Request(again, len(prompt) + sampled - 1, sampled))
         return number
 
     def add_score(self, token_ids: Any, positions: Any, columns: Any, **more: Any) -> int:
         """As ReplayEngine.add_score."""
-
-        def again(engine: ReplayEngine) -> int:
-            return engine.add_score(token_ids, positions, columns, **more)
-
+        again = methodcaller("add_score", token_ids, positions, columns, **more)
         rows, steps = positions[-1] + 1, len(positions)
         self.asked.append(Request(again, rows, steps=steps, token_ids=list(token_ids)))
         return super().add_score(token_ids, positions, columns, **more)

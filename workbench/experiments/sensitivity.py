@@ -213,8 +213,7 @@ class Base:
         near = nearest_to_thesis(axis)
         found = Explored.of(pair, axis, {axis[0], near, axis[-1]}, self.replays)
         rows = found.table(pair).assign(kind="replay", **where)
-        low, high = pair.feasible
-        ends = {"feasible_low": low, "feasible_high": high}
+        ends = dict(zip(("feasible_low", "feasible_high"), pair.feasible))
         return pd.concat([rows, summary(rows).assign(**where, **ends)], ignore_index=True)
 
     def swapped(self, taken: pd.DataFrame) -> pd.DataFrame:
