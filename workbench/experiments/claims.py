@@ -148,22 +148,21 @@ def thrashing_in_words(rows: pd.DataFrame, lost: pd.DataFrame) -> str:
     """Is thrashing rare, and what does it cost? rows: of plots.thrashing; lost: of lost_time."""
     events = rows[rows["metric"] == "events_per_1000"]
     most = events.loc[events.groupby("llm_share")["value"].idxmax()].set_index("llm_share")
-    cost = part_again(lost).reindex(most.index)
-    often = [
-        f"{share:.2f} ({row['engine'].upper()} {row['value']:.0f} in 1,000 look-ups, "
-        f"{part:.0%} of the time)"
-        for (share, row), part in zip(most.iterrows(), cost)
-        if row["value"] >= RARE_EVENTS
-    ]
-    rare = most.index[most["value"] < RARE_EVENTS]
+    most = most.assign(cost=part_again(lost))
+    rare, common = most[most["value"] < RARE_EVENTS], most[most["value"] >= RARE_EVENTS]
     found = "Thrashing is rare at no LLM share"
     if len(rare):
-        shares = ", ".join(f"{share:.2f}" for share in rare)
+        shares = ", ".join(f"{share:.2f}" for share in rare.index)
         found = (
-            f"Thrashing is rare at LLM shares of {shares}, with at most "
-            f"{most['value'][rare].max():.1f} events in 1,000 look-ups and {cost[rare].max():.0%} "
-            "of the time spent on computing again what was evicted"
+            f"Thrashing is rare at LLM shares of {shares}, with at most {rare['value'].max():.1f} "
+            f"events in 1,000 look-ups and {rare['cost'].max():.0%} of the time spent on computing "
+            "again what was evicted"
         )
+    often = [
+        f"{row.Index:.2f} ({row.engine.upper()} {row.value:.0f} in 1,000 look-ups, {row.cost:.0%} "
+        "of the time)"
+        for row in common.itertuples()
+    ]
     return f"{found}; it is not at {', '.join(often)}." if often else f"{found}."
 
 

@@ -11,7 +11,6 @@ import atexit
 import hashlib
 import html
 import json
-import os
 import re
 import tempfile
 import threading
@@ -227,7 +226,7 @@ def write_together(folder: Path, contents: Mapping[str, bytes]) -> None:
         for name, content in contents.items():
             (Path(aside) / name).write_bytes(content)
         for name in contents:
-            os.replace(Path(aside) / name, folder / name)
+            (Path(aside) / name).replace(folder / name)
 
 
 # -- SVG and PDF through a browser without a window (kaleido), byte-stable --

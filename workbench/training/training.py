@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -297,7 +296,7 @@ def export(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
     unfinished = folder / "model.partial"
     save_file(weights, str(unfinished), metadata={"format": "pt"})
     unfinished.chmod(0o644)
-    os.replace(unfinished, folder / "model.safetensors")
+    unfinished.replace(folder / "model.safetensors")
     log.info("written: %s", folder)
 
 
