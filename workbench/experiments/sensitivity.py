@@ -210,8 +210,8 @@ class Base:
             lacks = str(error).partition(":")[0]
             return pd.DataFrame([where | {"kind": "setting", "lacks": lacks}])
         axis = [share for share in pair.axis if LOW <= share <= HIGH]
-        near = nearest_to_thesis(axis)
-        found = Explored.of(pair, axis, {axis[0], near, axis[-1]}, self.replays)
+        first = {axis[0], nearest_to_thesis(axis), axis[-1]}
+        found = Explored.of(pair, axis, first, self.replays)
         rows = found.table(pair).assign(kind="replay", **where)
         ends = dict(zip(("feasible_low", "feasible_high"), pair.feasible))
         return pd.concat([rows, summary(rows).assign(**where, **ends)], ignore_index=True)
@@ -249,9 +249,8 @@ class Base:
         """
         if profile in ("quick", "default") and wanted is None and self == Base():
             return []
-        tried = [Setting(TAKEN), *(each for value in _values(wanted) for each in value.tried)]
         seconds = list[float]()
-        for setting in tried:
+        for _, setting in _tried(wanted):
             asked, rounds = replace(self.asked, **setting.asked), setting.rounds or self.rounds
             each = replay_seconds(asked.problems, asked.n, rounds // 2)
             seconds += [each] * (self.replays + 1)  # of shares, and with memory without limit
@@ -261,11 +260,9 @@ class Base:
         """Rows of plots.sensitivity: what is taken, then every other setting of the values wanted
         (default: all). ConfigError for a name of none.
         """
-        asked = _values(wanted)
-        parts = [self.replayed(TAKEN, Setting(TAKEN))]
-        for value in asked:
-            parts += [self.replayed(value.name, setting) for setting in value.tried]
-            parts += [self.swapped(parts[0])] if value.name == SWAP else []
+        parts = [self.replayed(*each) for each in _tried(wanted)]
+        if not wanted or SWAP in wanted:
+            parts.append(self.swapped(parts[0]))
         return pd.concat(parts, ignore_index=True)
 
     @property
@@ -280,11 +277,14 @@ class Base:
         )
 
 
-def _values(wanted: Sequence[str] | None) -> list[Value]:
-    """The values of these names, all where none is given. ConfigError for a name of none."""
-    known = {value.name: value for value in values()}
+def _tried(wanted: Sequence[str] | None) -> list[tuple[str, Setting]]:
+    """What is taken, then the other settings of the values of these names, all where none is given;
+    each with its value's name. ConfigError for a name of none.
+    """
+    known = {value.name: value.tried for value in values()}
     require_known(wanted or (), list(known), "The study", "missing value")
-    return [known[name] for name in wanted or known]
+    others = [(name, setting) for name in wanted or known for setting in known[name]]
+    return [(TAKEN, Setting(TAKEN)), *others]
 
 
 def replay_seconds(num_problems: int, n: int, max_depth: int) -> float:
