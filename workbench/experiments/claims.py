@@ -410,7 +410,7 @@ def claims_of_figures(folder: Path) -> list[Claim]:
         if key == "C3" and is_replayed(at):  # its blocks are in the rows of the split alone
             judge, figures = straight_claim, "memory_split"
         claim = Claim(key, text, UNTESTED, UNTESTED_BECAUSE.get((key, at), NO_ROWS), "")
-        own = [tables[name].query("rung == @at") for name in figures.split()]
+        own = [rows[rows["rung"] == at] for rows in (tables[name] for name in figures.split())]
         if (key, at) not in UNTESTED_BECAUSE and all(map(len, own)):
             with suppress(LookupError):  # what did not run has no rows in a figure
                 claim = judge(*own)
