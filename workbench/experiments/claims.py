@@ -476,35 +476,32 @@ def claims_page(folder: Path, link: str) -> str:
     how the page's own folder names it.
     """
 
-    def table(rows: pd.DataFrame) -> list[str]:
-        head, *lines = (f"| {' | '.join(row)} |" for row in (rows.columns, *rows.to_numpy()))
-        return [head, "|---" * len(rows.columns) + "|", *lines, ""]
+    def table(rows: pd.DataFrame) -> str:
+        head, *lines = (f"| {' | '.join(row)} |\n" for row in (rows.columns, *rows.to_numpy()))
+        return "".join([head, "|---" * len(rows.columns) + "|\n", *lines])
 
     judged = claims_table(claims_of_figures(folder)).rename(columns=HEADS)
     judged["verdict"] = "**" + judged["verdict"] + "**"
     judged["figure"] = [f"[{name}]({link}/{name}.svg)" if name else "" for name in judged["figure"]]
     record = json.loads((folder / "memory_split.json").read_text(encoding="utf-8"))
+    provenance = record["parameters"]["provenance"].replace("\n", " ")
     split = pd.read_parquet(folder / "memory_split.parquet")
-    lines = [
-        "# What the thesis claims, and what was found",
-        "",
-        "Written by `workbench figures` (and `--replot`) from the rows beside each figure; the "
-        "rules stand in",
-        "`workbench/experiments/claims.py`. *Depends on* means that the numbers tell neither: the "
-        "interval reaches to both sides",
-        "of the rule, or the shares compared do the same work.",
-        "",
-        record["parameters"]["provenance"].replace("\n", " "),
-        "",
-        *table(judged),
-        *(["## Do the rungs agree?", "", rungs_in_words(split), ""] if "rung" in split else []),
-        "## What the thesis leaves open, and what is taken instead",
-        "",
-        "*Survives*: at every setting tried a share of 0.3 loses at most 2 % to the best, and both "
-        "ends of the interval more than",
-        "2 %; ranges are over the settings (replays of 1B + 8B, see "
-        f"[sensitivity]({link}/sensitivity.svg)).",
-        "",
-        *table(missing_values(stored(folder)[0])),
-    ]
-    return "\n".join(lines)
+    agree = f"## Do the rungs agree?\n\n{rungs_in_words(split)}\n\n" if "rung" in split else ""
+    return f"""\
+# What the thesis claims, and what was found
+
+Written by `workbench figures` (and `--replot`) from the rows beside each figure; the rules stand in
+`workbench/experiments/claims.py`. *Depends on* means that the numbers tell neither: the interval \
+reaches to both sides
+of the rule, or the shares compared do the same work.
+
+{provenance}
+
+{table(judged)}
+{agree}## What the thesis leaves open, and what is taken instead
+
+*Survives*: at every setting tried a share of 0.3 loses at most 2 % to the best, and both ends of \
+the interval more than
+2 %; ranges are over the settings (replays of 1B + 8B, see [sensitivity]({link}/sensitivity.svg)).
+
+{table(missing_values(stored(folder)[0]))}"""
