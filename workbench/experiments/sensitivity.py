@@ -353,13 +353,13 @@ def missing_values(rows: pd.DataFrame) -> pd.DataFrame:
     taken = own[own["value"] == TAKEN].iloc[0]
     for value in values():
         tried = own[own["value"] == value.name]
-        others, conclusion, told = "the PRM's part", SURVIVES, _of_the_prm(taken)
-        if value.name != WHOSE:
-            if tried.empty:
-                continue
-            others, (conclusion, told) = "; ".join(tried["setting"]), _verdict(tried)
-        cells = {"tried": others, "conclusion": conclusion, "told": told}
-        found.append(value._asdict() | cells)
+        if value.name == WHOSE:
+            cells = "the PRM's part", SURVIVES, _of_the_prm(taken)
+        elif len(tried):
+            cells = "; ".join(tried["setting"]), *_verdict(tried)
+        else:
+            continue
+        found.append(value._asdict() | dict(zip(("tried", "conclusion", "told"), cells)))
     return pd.DataFrame(found).rename(columns={"name": "value"})
 
 
