@@ -77,7 +77,7 @@ def peak_and_plateau(split: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
     return peak, same
 
 
-def part_again(lost: pd.DataFrame, *parts: str) -> pd.Series:
+def recomputed_part(lost: pd.DataFrame, *parts: str) -> pd.Series:
     """What part of its wall time each share spends, on both engines, on these parts of the rows of
     plots.lost_time; default: on computing again what was evicted.
     """
@@ -148,7 +148,7 @@ def thrashing_in_words(rows: pd.DataFrame, lost: pd.DataFrame) -> str:
     """Is thrashing rare, and what does it cost? rows: of plots.thrashing; lost: of lost_time."""
     events = rows[rows["metric"] == "events_per_1000"]
     most = events.loc[events.groupby("llm_share")["value"].idxmax()].set_index("llm_share")
-    most = most.assign(cost=part_again(lost))
+    most = most.assign(cost=recomputed_part(lost))
     rare, common = most[most["value"] < RARE_EVENTS], most[most["value"] >= RARE_EVENTS]
     found = "Thrashing is rare at no LLM share"
     if len(rare):
@@ -197,7 +197,7 @@ def eviction_claim(rates: Rates, lost: pd.DataFrame) -> Claim:
     shares = lost["llm_share"].drop_duplicates()
     end, base = float(shares.max()), nearest_to_thesis(shares)
     slower = rates.difference(base, end)
-    before, after = part_again(lost)[[base, end]].astype(float)
+    before, after = recomputed_part(lost)[[base, end]].astype(float)
     part = rates.part_of_slow_down(base, end, (before, after))
     on, told = "the machine's noise", "and the slow-down is not told from the machine's noise"
     if rates.plateau(end)[0] <= base:
@@ -323,7 +323,7 @@ def _slow_down_claim(lost: pd.DataFrame, split: pd.DataFrame) -> Claim:
             f"down at {end:.2f}"
         )
         return _judged("C4", False, False, number, f"the PRM's room at {end:.2f}")
-    walls, part = lost.groupby("llm_share")["wall_s"].first(), part_again(lost)[end]
+    walls, part = lost.groupby("llm_share")["wall_s"].first(), recomputed_part(lost)[end]
     alike = walls.loc[same["low"] : same["high"]]
     low, high = (part * walls[end] / (walls[end] - wall) for wall in (alike.min(), alike.max()))
     more = walls[end] / alike.max() - 1, walls[end] / alike.min() - 1
@@ -404,7 +404,7 @@ def claims_of_figures(folder: Path) -> list[Claim]:
     do not, that it was not tested, and why.
     """
     names = " ".join(figures for _, _, figures in CLAIMS.values()).split()
-    tables = {name: _told_apart(folder / f"{name}.parquet") for name in dict.fromkeys(names)}
+    tables = {name: _rows_with_rung(folder / f"{name}.parquet") for name in dict.fromkeys(names)}
     found, rungs = [], dict.fromkeys(at for rows in tables.values() for at in rows["rung"])
     for (key, (text, judge, figures)), at in product(CLAIMS.items(), rungs):
         if key == "C3" and is_replayed(at):  # its blocks are in the rows of the split alone
@@ -418,7 +418,7 @@ def claims_of_figures(folder: Path) -> list[Claim]:
     return found
 
 
-def _told_apart(file: Path) -> pd.DataFrame:
+def _rows_with_rung(file: Path) -> pd.DataFrame:
     """Rows of a figure, none where it is not drawn, with the rung of each: those without one are of
     the models measured; what memory_parts and kv_blocks compute is the thesis's pair. Of an
     ablation also num_problems.

@@ -135,7 +135,7 @@ def split_numbers(drawn: Drawn) -> Named:
     rate = rows[rows["metric"] == "tokens_per_s"].set_index("llm_share").sort_index()
     alike = rate.loc[same["low"] : same["high"], "value"]
     best, middle = float(alike.mean()), settings.nearest_to_thesis(rate.index)
-    again = judged.part_again(lost, "recomputed_evicted", "recomputed_preempted")
+    again = judged.recomputed_part(lost, "recomputed_evicted", "recomputed_preempted")
     found = {
         "plateauLow": f"{same['low']:.2f}",
         "plateauHigh": f"{same['high']:.2f}",
@@ -362,7 +362,7 @@ def setting_table(drawn: Drawn) -> pd.DataFrame:
     """What was drawn beside the thesis profile."""
     thesis = sweep_config("thesis").to_dict()
     pairs = [(label, drawn.sweep.get(name), thesis[name]) for name, label in SETTINGS.items()]
-    cells = [[label, *map(sensitivity.written, own)] for label, *own in pairs]
+    cells = [[label, *map(sensitivity.as_text, own)] for label, *own in pairs]
     return pd.DataFrame(cells, columns=["setting", "measured", "thesis profile"])
 
 

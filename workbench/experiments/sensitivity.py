@@ -75,14 +75,14 @@ class Value(NamedTuple):
     tried: tuple[Setting, ...] = ()
 
 
-def written(value: Any) -> str:
+def as_text(value: Any) -> str:
     """`16,384` for a whole number, else the value's own text."""
     return f"{value:,}" if type(value) is int else str(value)
 
 
 def asks(name: str, *others: Any, of: str = "") -> tuple[Setting, ...]:
     """Settings of one field of Question, each labelled with its value."""
-    return tuple(Setting(f"{written(each)}{of}", {name: each}) for each in others)
+    return tuple(Setting(f"{as_text(each)}{of}", {name: each}) for each in others)
 
 
 def assumes(name: str, *others: float, of: str) -> tuple[Setting, ...]:
@@ -103,7 +103,7 @@ def values() -> tuple[Value, ...]:
     def both(name: str) -> str:
         """One value where both scales take the same."""
         ends = getattr(tiny, name), getattr(thesis, name)
-        small, large = (written(means.get(end, end)) for end in ends)
+        small, large = (as_text(means.get(end, end)) for end in ends)
         return small if small == large else f"{small} (tiny), {large} (thesis scale)"
 
     return (
