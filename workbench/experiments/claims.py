@@ -159,9 +159,9 @@ def thrashing_in_words(rows: pd.DataFrame, lost: pd.DataFrame) -> str:
             "again what was evicted"
         )
     often = [
-        f"{row.Index:.2f} ({row.engine.upper()} {row.value:.0f} in 1,000 look-ups, {row.cost:.0%} "
-        "of the time)"
-        for row in common.itertuples()
+        f"{share:.2f} ({row['engine'].upper()} {row['value']:.0f} in 1,000 look-ups, "
+        f"{row['cost']:.0%} of the time)"
+        for share, row in common.iterrows()
     ]
     return f"{found}; it is not at {', '.join(often)}." if often else f"{found}."
 

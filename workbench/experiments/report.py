@@ -147,14 +147,14 @@ def split_numbers(drawn: Drawn) -> Named:
     }
     # at each end one model is short of room
     for end, model, share in (("low", "llm", rate.index[0]), ("high", "prm", rate.index[-1])):
-        ratios = rate.loc[share, ["ratio", "ratio_high", "ratio_low"]].astype(float)
+        ratios = rate.loc[share][["ratio", "ratio_high", "ratio_low"]].astype(float)
         loss, least, most = 100 * (1 - ratios)
         bounds = "" if ratios.isna().any() else f" (95 %: {least:.1f} to {most:.1f} %)"
         found[f"{end}Loss"] = f"{loss:.0f} %{bounds}"
         found[f"{end}Again"] = percent(again[share])
-        tokens = rate.loc[share, f"{model}_kv_tokens"]
+        tokens = rate[f"{model}_kv_tokens"][share]
         found[f"{end}{model.capitalize()}Tokens"] = f"{tokens:,.0f}"
-    found["midPrmTokens"] = f"{rate.loc[middle, 'prm_kv_tokens']:,.0f}"
+    found["midPrmTokens"] = f"{rate['prm_kv_tokens'][middle]:,.0f}"
     found["midAgain"] = percent(again[middle])
     return found
 
