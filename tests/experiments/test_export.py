@@ -56,10 +56,8 @@ def test_all_six_files_are_written_and_equal_for_equal_figures(tmp_path):
 @pytest.mark.browser
 def test_an_equal_figure_keeps_its_images_and_another_is_drawn_anew(tmp_path, monkeypatch):
     """A notebook that is run again starts no browser; a file that was changed is made again."""
-    rows, files = (
-        synthetic.split_rows(),
-        [tmp_path / f"memory_split.{end}" for end in ("svg", "pdf")],
-    )
+    rows = synthetic.split_rows()
+    files = [tmp_path / f"memory_split.{end}" for end in ("svg", "pdf")]
     save_figure(drawn(), rows, "memory_split", tmp_path, PARAMETERS)
     before = [file.read_bytes() for file in files]
     with monkeypatch.context() as patch:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from operator import methodcaller
 from typing import Any
 
 from workbench.config import SweepConfig
@@ -65,17 +66,10 @@ class Request:
     token_ids: Any = ()
 
 
-@dataclass(slots=True)
-class Requests:
-    """What one model was asked, and how many tokens that are: sampled, or to be read once."""
-
-    all: list[Request] = field(default_factory=list)
-
-    @property
-    def tokens(self) -> int:
-        """Of an LLM those sampled, of a PRM those of the trie of its inputs."""
-        sampled = sum(each.sampled for each in self.all)
-        return sampled or trie_size([array("i", each.token_ids) for each in self.all])
+def _tokens(requests: list[Request]) -> int:
+    """Those an LLM samples, or those a PRM reads once: of the trie of its inputs."""
+    sampled = sum(each.sampled for each in requests)
+    return sampled or trie_size(array("i", each.token_ids) for each in requests)
 
 
 class Listener(ReplayEngine):
@@ -83,27 +77,21 @@ class Listener(ReplayEngine):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self.asked = Requests()
+        self.asked: list[Request] = []
 
     def add(self, prompt: Any, params: Any, **more: Any) -> int:
         """As ReplayEngine.add."""
         number = super().add(prompt, params, **more)
+        again = methodcaller("add", prompt, params, **more)
         sampled = len(self._nodes[number].step.tokens)
-
-        def again(engine: ReplayEngine) -> int:
-            return engine.add(prompt, params, **more)
-
-        self.asked.all.append(Request(again, len(prompt) + sampled - 1, sampled))
+        self.asked.append(Request(again, len(prompt) + sampled - 1, sampled))
         return number
 
     def add_score(self, token_ids: Any, positions: Any, columns: Any, **more: Any) -> int:
         """As ReplayEngine.add_score."""
-
-        def again(engine: ReplayEngine) -> int:
-            return engine.add_score(token_ids, positions, columns, **more)
-
+        again = methodcaller("add_score", token_ids, positions, columns, **more)
         rows, steps = positions[-1] + 1, len(positions)
-        self.asked.all.append(Request(again, rows, steps=steps, token_ids=list(token_ids)))
+        self.asked.append(Request(again, rows, steps=steps, token_ids=list(token_ids)))
         return super().add_score(token_ids, positions, columns, **more)
 
 
@@ -114,7 +102,7 @@ class ReplayedCells:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._asked: dict[str, Requests] = {}
+        self._asked: dict[str, list[Request]] = {}
 
     def __call__(self, spec: RunSpec) -> RunResult:
         """One cell: all requests queued at once, of one engine. OutOfMemory when a padded batch
@@ -124,11 +112,10 @@ class ReplayedCells:
         if not self._asked:
             self._listen(spec, answers)
         model, clock, recorder = spec.get("model"), SimulatedClock(), Recorder("replay", 0.0)
-        own = ("max_num_seqs", "max_num_batched_tokens", "batching", "enable_prefix_caching")
-        engine = self._engine(ReplayEngine, spec, model, answers, clock, own)
+        engine = self._engine(ReplayEngine, spec, model, answers, clock)
         engine.trace_as(recorder, model)
-        requests, every = self._asked[model], spec.get("every")
-        asked = requests.all[::every]
+        every = spec.get("every")
+        asked = self._asked[model][::every]
         for each in asked:
             each.again(engine)
         while engine.has_work:
@@ -136,7 +123,7 @@ class ReplayedCells:
         steps, seconds = recorder.steps, clock.now
         measured = {
             "engine_s": seconds,
-            "tokens_per_s": requests.tokens / seconds if every == 1 else float("nan"),
+            "tokens_per_s": _tokens(asked) / seconds if every == 1 else float("nan"),
             "steps_per_s": sum(each.steps for each in asked) / seconds,
             "padding": padding(spec, steps, sum(each.rows for each in asked)),
             "kv_blocks": len(engine.cache.pool.blocks),
@@ -151,29 +138,18 @@ class ReplayedCells:
         usual, clock = settings.PROFILES["thesis"], SimulatedClock()
         config = replace(spec.config, **{name: usual[name] for name in settings.LIMITS[:2]})
         search = RunSpec(config, spec.llm_share, spec.seed)
-        llm, prm = (
-            self._engine(Listener, search, role, answers, clock, settings.LIMITS[:2])
-            for role in ENGINES
-        )
-        sizes: dict[str, Any] = {
-            "min_problem_batch": config.min_problem_batch,
-            "score_cache": config.score_cache,
-        }
-        play(answers, (llm, prm), Recorder("replay", 0.0), clock, **sizes)
+        llm, prm = (self._engine(Listener, search, role, answers, clock) for role in ENGINES)
+        own: dict[str, Any] = {n: getattr(config, n) for n in ("min_problem_batch", "score_cache")}
+        play(answers, (llm, prm), Recorder("replay", 0.0), clock, **own)
         self._asked = dict(zip(ENGINES, (llm.asked, prm.asked)))
 
     def _engine(
-        self,
-        kind: Any,
-        spec: RunSpec,
-        role: str,
-        answers: Answers,
-        clock: SimulatedClock,
-        own: tuple[str, ...],
+        self, kind: Any, spec: RunSpec, role: str, answers: Answers, clock: SimulatedClock
     ) -> Any:
-        """One model's engine with its part of the memory. own: settings that are the run's."""
+        """One model's engine with the run's settings and its part of the memory."""
         model, wanted = getattr(answers.recording, role), spec.engine(role)
-        changes = {name: getattr(wanted, name) for name in (*own, "block_size")}
+        own = (*settings.LIMITS, "batching", "enable_prefix_caching")
+        changes = {name: getattr(wanted, name) for name in own}
         changes["num_blocks"] = feasibility(spec).blocks(role)
         settings_ = settings_of(model, changes)
         options = {n: getattr(settings_, n) for n in ("block_size", "enable_prefix_caching")}

@@ -20,7 +20,6 @@ import pandas as pd
 
 from workbench.experiments import rows as drawn
 from workbench.experiments.execute import RECORDED, REPLAYED
-from workbench.experiments.export import tex_escaped
 from workbench.experiments.sensitivity import missing_values, reach, stored
 from workbench.experiments.settings import (
     BATCHED,
@@ -29,12 +28,7 @@ from workbench.experiments.settings import (
     nearest_to_thesis,
     sweep_config,
 )
-from workbench.experiments.statistics import (
-    Interval,
-    Rates,
-    is_replayed,
-    upper_bound_of_none,
-)
+from workbench.experiments.statistics import Interval, Rates, is_replayed, upper_bound_of_none
 from workbench.experiments.study import Study, rung, rung_of
 
 HOLDS, FAILS, DEPENDS, UNTESTED = "holds", "fails", "depends on", "not testable here"
@@ -46,6 +40,8 @@ DRAMATIC = 1.5
 """Times the problems/min from which on a modification is called dramatic."""
 HARDLY = 0.05
 """Accuracy below which a gain is hardly one."""
+AGREE = 0.8
+"""Rank correlation from which on two rungs are said to order the shares alike."""
 FINISHING_DEPENDS = "the depth limit, and on more problems than were searched"
 
 
@@ -61,38 +57,40 @@ class Claim:
     rung: str = "measured tiny"
 
 
-CLAIMS = {
-    "C1": ("Throughput peaks inside the interval, at a share of 0.3", "memory_split"),
-    "C2": ("Only the KV cache changes with the share", "memory_parts"),
-    "C3": ("Blocks are linear in the share", "kv_blocks"),
-    "C4": ("The PRM-starved end slows down through eviction", "lost_time"),
-    "C5": ("Hit rates are high everywhere for both models", "prefix_hits"),
-    "C6": ("Thrashing is rare", "thrashing"),
-    "C7": ("Continuous problem batching helps dramatically", "modifications"),
-    "C8": ("Sampling to the end hardly helps accuracy", "modifications"),
-    "C9": ("The optimisations leave the output alone", "optimisation"),
-}
-"""The claims in words, and the figure where each is seen."""
-
-
 def _judged(key: str, holds: Any, fails: Any, number: str, on: str = "") -> Claim:
     """on: what it depends on where it neither holds nor fails."""
-    (text, figure), verdict = CLAIMS[key], HOLDS if holds else FAILS if fails else DEPENDS
+    text, _, figures = CLAIMS[key]
+    verdict = HOLDS if holds else FAILS if fails else DEPENDS
     if verdict == DEPENDS and on:
         number = f"{number}; it depends on {on}"
-    return Claim(key, text, verdict, number, figure)
+    return Claim(key, text, verdict, number, figures.split()[0])
 
 
 def claims_table(claims: Sequence[Claim]) -> pd.DataFrame:
-    """One row a claim."""
+    """One row a claim: key, text, verdict, number, figure, rung."""
     return pd.DataFrame([asdict(claim) for claim in claims])
+
+
+def peak_and_plateau(split: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    """Two of the rows of plots.memory_split: the peak, and the shares that do the same work."""
+    peak, same = (split[split["metric"] == m].iloc[0] for m in ("peak_share", "same_work"))
+    return peak, same
+
+
+def recomputed_part(lost: pd.DataFrame, *parts: str) -> pd.Series:
+    """What part of its wall time each share spends, on both engines, on these parts of the rows of
+    plots.lost_time; default: on computing again what was evicted.
+    """
+    own = lost[lost["part"].isin(parts or ["recomputed_evicted"])]
+    seconds = own.groupby("llm_share")["seconds"].sum()
+    return (seconds / lost.groupby("llm_share")["wall_s"].first()).fillna(0.0)
 
 
 def peak_claim(rows: pd.DataFrame) -> Claim:
     """C1. Fails where the interval leaves 0.3 out; holds where it reaches no further than the
     measured shares next to 0.3, inside the axis; else it depends on which of its shares is best.
     """
-    peak, same = (rows[rows["metric"] == m].iloc[0] for m in ("peak_share", "same_work"))
+    peak, same = peak_and_plateau(rows)
     shares = rows.loc[rows["metric"] == "tokens_per_s", "llm_share"]
     below, above = shares[shares < THESIS_SHARE - 1e-9], shares[shares > THESIS_SHARE + 1e-9]
     narrow = below.max() <= peak["low"] and peak["high"] <= above.min()
@@ -119,7 +117,7 @@ def split_in_words(rows: pd.DataFrame) -> str:
     """Where throughput is highest and what the ends of the axis lose to 0.3, of rows of
     plots.memory_split; where the interval is the whole axis, that no peak can be told.
     """
-    peak, same = (rows[rows["metric"] == m].iloc[0] for m in ("peak_share", "same_work"))
+    peak, same = peak_and_plateau(rows)
     speed = rows[rows["metric"] == "tokens_per_s"].set_index("llm_share").sort_index()
     rate, base = speed["value"], nearest_to_thesis(speed.index)
     first, last = rate.index[[0, -1]]
@@ -132,7 +130,7 @@ def split_in_words(rows: pd.DataFrame) -> str:
             f"No peak can be told between {first:.2f} and {last:.2f}, for its interval is the "
             f"whole axis: {rate.min():,.0f} to {rate.max():,.0f} generated tokens/s."
         )
-    best = rate[(rate.index >= same["low"]) & (rate.index <= same["high"])].mean()
+    best = rate.loc[same["low"] : same["high"]].mean()
     bounds = f"(95 %: {peak['low']:.2f} to {peak['high']:.2f})"
     found = f"Throughput is highest {_fastest(peak, same)} {bounds}: {best:,.0f} generated tokens/s"
     ends = []
@@ -150,24 +148,21 @@ def thrashing_in_words(rows: pd.DataFrame, lost: pd.DataFrame) -> str:
     """Is thrashing rare, and what does it cost? rows: of plots.thrashing; lost: of lost_time."""
     events = rows[rows["metric"] == "events_per_1000"]
     most = events.loc[events.groupby("llm_share")["value"].idxmax()].set_index("llm_share")
-    again = lost[lost["part"] == "recomputed_evicted"].groupby("llm_share")["seconds"].sum()
-    walls = lost.groupby("llm_share")["wall_s"].first()
-    cost = (again.reindex(walls.index).fillna(0.0) / walls).reindex(most.index)
-    often = [
-        f"{share:.2f} ({row['engine'].upper()} {row['value']:.0f} in 1,000 look-ups, "
-        f"{part:.0%} of the time)"
-        for (share, row), part in zip(most.iterrows(), cost)
-        if row["value"] >= RARE_EVENTS
-    ]
-    rare = most.index[most["value"] < RARE_EVENTS]
+    most = most.assign(cost=recomputed_part(lost))
+    rare, common = most[most["value"] < RARE_EVENTS], most[most["value"] >= RARE_EVENTS]
     found = "Thrashing is rare at no LLM share"
     if len(rare):
-        shares = ", ".join(f"{share:.2f}" for share in rare)
+        shares = ", ".join(f"{share:.2f}" for share in rare.index)
         found = (
-            f"Thrashing is rare at LLM shares of {shares}, with at most "
-            f"{most['value'][rare].max():.1f} events in 1,000 look-ups and {cost[rare].max():.0%} "
-            "of the time spent on computing again what was evicted"
+            f"Thrashing is rare at LLM shares of {shares}, with at most {rare['value'].max():.1f} "
+            f"events in 1,000 look-ups and {rare['cost'].max():.0%} of the time spent on computing "
+            "again what was evicted"
         )
+    often = [
+        f"{share:.2f} ({row['engine'].upper()} {row['value']:.0f} in 1,000 look-ups, "
+        f"{row['cost']:.0%} of the time)"
+        for share, row in common.iterrows()
+    ]
     return f"{found}; it is not at {', '.join(often)}." if often else f"{found}."
 
 
@@ -202,24 +197,20 @@ def eviction_claim(rates: Rates, lost: pd.DataFrame) -> Claim:
     shares = lost["llm_share"].drop_duplicates()
     end, base = float(shares.max()), nearest_to_thesis(shares)
     slower = rates.difference(base, end)
-    again = lost[lost["part"] == "recomputed_evicted"].groupby("llm_share")["seconds"].sum()
-    parts = again / lost.groupby("llm_share")["wall_s"].first()  # of wall time, on both engines
-    before, after = (float(parts.fillna(0.0)[share]) for share in (base, end))
+    before, after = recomputed_part(lost)[[base, end]].astype(float)
     part = rates.part_of_slow_down(base, end, (before, after))
-    told = f"{part.estimate:.0%} [{part.low:.0%}, {part.high:.0%}] of the slow-down"
+    on, told = "the machine's noise", "and the slow-down is not told from the machine's noise"
     if rates.plateau(end)[0] <= base:
-        told = "and both shares do the same work"
-    elif math.isnan(part.estimate):
-        told = "and the slow-down is not told from the machine's noise"
+        on, told = f"the PRM's room at {end:.2f}", "and both shares do the same work"
+    elif not math.isnan(part.estimate):
+        told = f"{part.estimate:.0%} [{part.low:.0%}, {part.high:.0%}] of the slow-down"
     number = (
         f"tokens/s at {end:.2f} minus at {base:.2f}: {slower.estimate:.0f} [{slower.low:.0f}, "
         f"{slower.high:.0f}]; recomputing what was evicted is {after:.0%} of the time at "
         f"{end:.2f}, {told}"
     )
     is_slower = slower.high < 0
-    on = "the machine's noise" if rates.plateau(end)[0] > base else f"the PRM's room at {end:.2f}"
-    verdict = is_slower and part.low > 0.5, is_slower and part.high < 0.5
-    return _judged("C4", *verdict, number, on)
+    return _judged("C4", is_slower and part.low > 0.5, is_slower and part.high < 0.5, number, on)
 
 
 def hits_claim(rows: pd.DataFrame) -> Claim:
@@ -254,7 +245,7 @@ def sameness_claim(nodes: pd.DataFrame) -> Claim:
     wanted = tokens.groupby("run_seed")["llm_share"].nunique()
     by_node = tokens.groupby(["run_seed", "problem_id", "node_id"])
     found = by_node[["text", "llm_share"]].nunique()
-    lacks = found["llm_share"] < found.index.get_level_values("run_seed").map(wanted.to_dict())
+    lacks = found["llm_share"].lt(wanted, level="run_seed")
     differ = int(((found["text"] > 1) | lacks).sum())
     number = f"{differ:,} of {len(found):,} nodes differ between the shares"
     text = "The memory split leaves the output alone"
@@ -304,148 +295,45 @@ def finishing_claim(pairs: pd.DataFrame, max_depth: int) -> Claim:
     return _judged("C8", holds, fails, f"{number}; hardly means {HARDLY:g}", FINISHING_DEPENDS)
 
 
-# -- the same from the rows of figures that are kept, for every rung, and the page made of them --
-
-UNTESTED_BECAUSE = {
-    ("C2", RECORDED): "a replay builds no engine: weights are as recorded, at every share",
-    ("C7", RECORDED): "all 8 problems that were recorded are in flight at once, and none waits",
-    ("C8", RECORDED): "its PRM is no trained one: scores mean nothing, and so does accuracy",
-    ("C8", "measured SmolLM2"): "its PRM is no trained one: scores mean nothing",
-    ("C8", REPLAYED): "a replay samples nothing",
-    ("C9", RECORDED): "a replay samples nothing",
-    ("C9", REPLAYED): "a replay samples nothing",
-}
-NO_ROWS = "the figure has no rows of this rung"
-STRAIGHT = 1.0
-"""Blocks by which a count may lie off a straight line: it is rounded down to whole ones."""
-AGREE = 0.8
-"""Rank correlation from which on two rungs are said to order the shares alike."""
-
-
-def claims_of_figures(folder: Path) -> list[Claim]:
-    """Every claim for each rung, as far as the rows of the figures in a folder tell it; where they
-    do not, that it was not tested, and why.
-    """
-    judges: tuple[tuple[str, str, Callable[..., Claim]], ...] = (
-        ("C1", "memory_split", peak_claim),
-        ("C2", "memory_parts", constant_claim),
-        ("C3", "kv_blocks", linear_claim),
-        ("C4", "memory_split lost_time", _slow_down_claim),
-        ("C5", "prefix_hits", hits_claim),
-        ("C6", "thrashing", thrash_claim),
-        ("C7", "modifications", _gain_claim),
-        ("C8", "modifications", _accuracy_claim),
-        ("C9", "optimisation modifications", _same_nodes_claim),
-    )
-    tables = {
-        name: _told_apart(pd.read_parquet(file), file)
-        for name in dict.fromkeys(name for _, names, _ in judges for name in names.split())
-        if (file := folder / f"{name}.parquet").is_file()
-    }
-    found, rungs = [], dict.fromkeys(at for rows in tables.values() for at in rows["rung"])
-    for (key, names, judge), at in product(judges, rungs):
-        if key == "C3" and is_replayed(at):  # its blocks are in the rows of the split alone
-            names, judge = "memory_split", straight_claim
-        claim = Claim(key, CLAIMS[key][0], UNTESTED, UNTESTED_BECAUSE.get((key, at), NO_ROWS), "")
-        drawn_in = [tables[name] for name in names.split() if name in tables]
-        own = [rows[rows["rung"] == at] for rows in drawn_in]
-        told = len(own) == len(names.split()) and all(map(len, own))
-        if told and (key, at) not in UNTESTED_BECAUSE:
-            more = [_problems_of(folder / f"{names}.json")] if key == "C8" else []
-            with suppress(LookupError):  # what did not run has no rows in a figure
-                claim = judge(*own, *more)
-        found.append(replace(claim, rung=at))
-    return found
-
-
-def _told_apart(rows: pd.DataFrame, file: Path) -> pd.DataFrame:
-    """Rows of a figure with the rung of each: those without one are of the models measured; what
-    memory_parts and kv_blocks compute is the thesis's pair.
-    """
-    if "rung" in rows:
-        return rows
-    measured = rung_of(json.loads(file.with_suffix(".json").read_text())["parameters"]["llm"])
-    computed = rows["how"] == "computed" if "how" in rows else pd.Series(False, rows.index)
-    return rows.assign(rung=computed.map({True: REPLAYED, False: measured}))
-
-
-def _problems_of(record: Path) -> int:
-    return int(json.loads(record.read_text())["parameters"]["plan"]["num_problems"])
+# -- the same of the rows of figures alone --
 
 
 def straight_claim(split: pd.DataFrame) -> Claim:
     """C3, of rows of plots.memory_split. Holds where the blocks at every share are within one block
-    of a straight line.
+    of a straight line, since counts are rounded down to whole ones.
     """
-    rooms, most = split.drop_duplicates("llm_share").sort_values("llm_share"), 0.0
+    rooms = split.drop_duplicates("llm_share")
     shares = rooms["llm_share"].to_numpy(float)
-    for name in ("llm_kv_tokens", "prm_kv_tokens"):
-        blocks = rooms[name].to_numpy(float) / sweep_config("default").block_size
-        line = np.polyval(np.polyfit(shares, blocks, 1), shares)
-        most = max(most, float(np.abs(blocks - line).max()))
+    tokens = rooms[["llm_kv_tokens", "prm_kv_tokens"]].to_numpy(float)
+    blocks = tokens / sweep_config("default").block_size
+    slope, start = np.polyfit(shares, blocks, 1)
+    most = float(np.abs(blocks - np.outer(shares, slope) - start).max())
     number = f"blocks at {len(shares)} shares lie at most {most:.2f} off a straight line"
-    claim = _judged("C3", most <= STRAIGHT, True, number)
-    return replace(claim, figure="memory_split")
+    return replace(_judged("C3", most <= 1, True, number), figure="memory_split")
 
 
-def rungs_in_words(split: pd.DataFrame) -> str:
-    """Whether the peak and the order of shares agree between the first rung and each other, of rows
-    of plots.memory_split. Shares that do the work of the fastest are of one rank.
-    """
-    rungs, told = list(dict.fromkeys(split["rung"])), []
-    peaks = {r: _ends(split[split["rung"] == r], "peak_share") for r in rungs}
-    for other in rungs[1:]:
-        (a, b), (c, d) = peaks[rungs[0]], peaks[other]
-        order = order_correlation(*(split[split["rung"] == r] for r in (rungs[0], other)))
-        meet = "meet" if max(a, c) <= min(b, d) else "do not meet"
-        alike = "agrees" if order >= AGREE else "does not agree"
-        told.append(
-            f"{other}: the intervals of the peak, {a:.2f} to {b:.2f} and {c:.2f} to {d:.2f}, {meet}"
-            f"; the order of shares {alike} (Spearman's rank correlation {order:.2f})"
-        )
-    return f"Beside {rungs[0]}, {'. '.join(told)}." if told else "There is one rung alone."
-
-
-def order_correlation(one: pd.DataFrame, other: pd.DataFrame) -> float:
-    """Spearman's rank correlation of throughput over the shares that both have; nan where all are
-    of one rank.
-    """
-    ranks = []
-    for rows in (one, other):
-        rate = rows[rows["metric"] == "tokens_per_s"].set_index("llm_share")["value"]
-        low, high = _ends(rows, "same_work")
-        alike = (rate.index >= low) & (rate.index <= high)
-        ranks.append(rate.where(~alike, rate[alike].mean()))
-    both = pd.concat(ranks, axis=1, join="inner").round(6)
-    return float(both.rank().corr().to_numpy()[0, 1])
-
-
-def _ends(rows: pd.DataFrame, metric: str) -> tuple[float, float]:
-    low, high = rows.loc[rows["metric"] == metric, ["low", "high"]].to_numpy(float)[0]
-    return float(low), float(high)
-
-
-def _slow_down_claim(split: pd.DataFrame, lost: pd.DataFrame | None = None) -> Claim:
+def _slow_down_claim(lost: pd.DataFrame, split: pd.DataFrame) -> Claim:
     """C4 without the problems: beside every share that does the work of the fastest, so that the
     range over them is the noise; a replay has none.
     """
-    same, end = split[split["metric"] == "same_work"].iloc[0], float(split["llm_share"].max())
-    if lost is None or end <= same["high"]:
-        number = f"from {same['low']:.2f} to {same['high']:.2f} the work is the same"
-        number += f", so nothing slows down at {end:.2f}" if end <= same["high"] else ""
+    same, end = peak_and_plateau(split)[1], float(split["llm_share"].max())
+    if end <= same["high"]:
+        number = (
+            f"from {same['low']:.2f} to {same['high']:.2f} the work is the same, so nothing slows "
+            f"down at {end:.2f}"
+        )
         return _judged("C4", False, False, number, f"the PRM's room at {end:.2f}")
-    walls = lost.groupby("llm_share")["wall_s"].first()
-    again = lost[lost["part"] == "recomputed_evicted"].groupby("llm_share")["seconds"].sum()
-    alike = walls[(walls.index >= same["low"]) & (walls.index <= same["high"])]
-    low, high = (float(again[end] / (walls[end] - wall)) for wall in (alike.min(), alike.max()))
+    walls, part = lost.groupby("llm_share")["wall_s"].first(), recomputed_part(lost)[end]
+    alike = walls.loc[same["low"] : same["high"]]
+    low, high = (part * walls[end] / (walls[end] - wall) for wall in (alike.min(), alike.max()))
     more = walls[end] / alike.max() - 1, walls[end] / alike.min() - 1
     number = (
         f"a search takes {reach(*more, '+.0%')} at {end:.2f} beside "
         f"{same['low']:.2f} to {same['high']:.2f}, which do the same work; "
-        f"recomputing what was evicted is {again[end] / walls[end]:.0%} of its time there, "
+        f"recomputing what was evicted is {part:.0%} of its time there, "
         f"{reach(low, high, '.0%')} of the slow-down"
     )
-    exact = "rung" in split and is_replayed(split["rung"].iloc[0])
+    exact = is_replayed(split["rung"].iloc[0])
     slower = walls[end] > alike.max() and (exact or len(alike) > 1)  # one share tells no noise
     verdict = slower and low > 0.5, slower and high < 0.5
     return _judged("C4", *verdict, number, "the machine's noise")
@@ -457,12 +345,13 @@ def _gain_claim(rows: pd.DataFrame) -> Claim:
     return batching_claim(Interval(gain["value"], gain["low"], gain["high"]))
 
 
-def _accuracy_claim(rows: pd.DataFrame, num_problems: int) -> Claim:
+def _accuracy_claim(rows: pd.DataFrame) -> Claim:
     """C8 without the problems, at each depth limit; the greatest is the search's own. Which beams
     came to it is not told, so it cannot hold; where no answer changed the bound is exact.
     """
     wide = rows.pivot_table(index="max_depth", columns="metric", values="value")
     gains = (wide["finishes"] - wide["stops"]).dropna()
+    num_problems = int(rows["num_problems"].iloc[0])
     bound = upper_bound_of_none(num_problems)
     told = [f"{gain:+.2f} at a limit of {at} steps" for at, gain in gains.items()]
     if gains.iloc[-1] == 0:
@@ -482,53 +371,137 @@ def _same_nodes_claim(*tables: pd.DataFrame) -> Claim:
     return _judged("C9", same.min() == 1, True, f"{number} of {told}")
 
 
+# -- every claim on every rung, and the page made of them --
+
+CLAIMS: dict[str, tuple[str, Callable[..., Claim], str]] = {
+    "C1": ("Throughput peaks inside the interval, at a share of 0.3", peak_claim, "memory_split"),
+    "C2": ("Only the KV cache changes with the share", constant_claim, "memory_parts"),
+    "C3": ("Blocks are linear in the share", linear_claim, "kv_blocks"),
+    "C4": ("The PRM-starved end slows down through eviction",
+           _slow_down_claim, "lost_time memory_split"),
+    "C5": ("Hit rates are high everywhere for both models", hits_claim, "prefix_hits"),
+    "C6": ("Thrashing is rare", thrash_claim, "thrashing"),
+    "C7": ("Continuous problem batching helps dramatically", _gain_claim, "modifications"),
+    "C8": ("Sampling to the end hardly helps accuracy", _accuracy_claim, "modifications"),
+    "C9": ("The optimisations leave the output alone",
+           _same_nodes_claim, "optimisation modifications"),
+}  # fmt: skip
+"""The claims in words, what judges each, and by the rows of which figures: the first shows it."""
+UNTESTED_BECAUSE = {
+    ("C2", RECORDED): "a replay builds no engine: weights are as recorded, at every share",
+    ("C7", RECORDED): "all 8 problems that were recorded are in flight at once, and none waits",
+    ("C8", RECORDED): "its PRM is no trained one: scores mean nothing, and so does accuracy",
+    ("C8", "measured SmolLM2"): "its PRM is no trained one: scores mean nothing",
+    ("C8", REPLAYED): "a replay samples nothing",
+    ("C9", RECORDED): "a replay samples nothing",
+    ("C9", REPLAYED): "a replay samples nothing",
+}
+NO_ROWS = "the figure has no rows of this rung"
+
+
+def claims_of_figures(folder: Path) -> list[Claim]:
+    """Every claim for each rung, as far as the rows of the figures in a folder tell it; where they
+    do not, that it was not tested, and why.
+    """
+    names = " ".join(figures for _, _, figures in CLAIMS.values()).split()
+    tables = {name: _rows_with_rung(folder / f"{name}.parquet") for name in dict.fromkeys(names)}
+    found, rungs = [], dict.fromkeys(at for rows in tables.values() for at in rows["rung"])
+    for (key, (text, judge, figures)), at in product(CLAIMS.items(), rungs):
+        if key == "C3" and is_replayed(at):  # its blocks are in the rows of the split alone
+            judge, figures = straight_claim, "memory_split"
+        claim = Claim(key, text, UNTESTED, UNTESTED_BECAUSE.get((key, at), NO_ROWS), "")
+        own = [rows[rows["rung"] == at] for rows in (tables[name] for name in figures.split())]
+        if (key, at) not in UNTESTED_BECAUSE and all(map(len, own)):
+            with suppress(LookupError):  # what did not run has no rows in a figure
+                claim = judge(*own)
+        found.append(replace(claim, rung=at))
+    return found
+
+
+def _rows_with_rung(file: Path) -> pd.DataFrame:
+    """Rows of a figure, none where it is not drawn, with the rung of each: those without one are of
+    the models measured; what memory_parts and kv_blocks compute is the thesis's pair. Of an
+    ablation also num_problems.
+    """
+    if not file.is_file():
+        return pd.DataFrame({"rung": []})
+    rows = pd.read_parquet(file)
+    told = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))["parameters"]
+    if "rung" not in rows:
+        computed = rows["how"] == "computed" if "how" in rows else False
+        rows = rows.assign(rung=np.where(computed, REPLAYED, rung_of(told["llm"])))
+    return rows.assign(num_problems=(told.get("plan") or told).get("num_problems"))
+
+
+def rungs_in_words(split: pd.DataFrame) -> str:
+    """Whether the peak and the order of shares agree between the first rung and each other, of rows
+    of plots.memory_split. Shares that do the work of the fastest are of one rank.
+    """
+    if "rung" not in split or split["rung"].nunique() < 2:
+        return "There is one rung alone."
+    (first, base), *others = split.groupby("rung", sort=False)
+    told = []
+    for other, rows in others:
+        (a, b), (c, d) = (peak_and_plateau(r)[0][["low", "high"]] for r in (base, rows))
+        order = _order_correlation(base, rows)
+        meet = "meet" if max(a, c) <= min(b, d) else "do not meet"
+        alike = "agrees" if order >= AGREE else "does not agree"
+        told.append(
+            f"{other}: the intervals of the peak, {a:.2f} to {b:.2f} and {c:.2f} to {d:.2f}, {meet}"
+            f"; the order of shares {alike} (Spearman's rank correlation {order:.2f})"
+        )
+    return f"Beside {first}, {'. '.join(told)}."
+
+
+def _order_correlation(*rungs: pd.DataFrame) -> float:
+    """Spearman's rank correlation of throughput over the shares that two rungs have; nan where all
+    are of one rank.
+    """
+    rates = []
+    for rows in rungs:
+        rate = rows[rows["metric"] == "tokens_per_s"].set_index("llm_share")["value"].sort_index()
+        same = peak_and_plateau(rows)[1]
+        alike = rate.loc[same["low"] : same["high"]]
+        rates.append(rate.where(~rate.index.isin(alike.index), alike.mean()))
+    both = pd.concat(rates, axis=1, join="inner").round(6)
+    return float(both.corr("spearman").to_numpy()[0, 1])
+
+
+HEADS = {"key": "", "text": "claim", "number": "number and interval"}
+"""How a report heads columns of claims_table, where otherwise than by their names."""
+
+
 def claims_page(folder: Path, link: str) -> str:
     """The claims as Markdown, and what was taken for missing values. folder: of the figures; link:
     how the page's own folder names it.
     """
 
-    def table(head: str, rows: Sequence[Sequence[str]]) -> list[str]:
-        lines = [f"| {' | '.join(row)} |" for row in rows]
-        return [f"| {head} |", "|---" * (head.count("|") + 1) + "|", *lines, ""]
+    def table(rows: pd.DataFrame) -> str:
+        head, *lines = (f"| {' | '.join(row)} |\n" for row in (rows.columns, *rows.to_numpy()))
+        return "".join([head, "|---" * len(rows.columns) + "|\n", *lines])
 
-    judged, values = [], missing_values(stored(folder)[0])
-    for claim in claims_of_figures(folder):
-        figure = f"[{claim.figure}]({link}/{claim.figure}.svg)" if claim.figure else ""
-        cells = (claim.key, claim.text, f"**{claim.verdict}**", claim.number, figure, claim.rung)
-        judged.append(cells)
+    judged = claims_table(claims_of_figures(folder)).rename(columns=HEADS)
+    judged["verdict"] = "**" + judged["verdict"] + "**"
+    judged["figure"] = [f"[{name}]({link}/{name}.svg)" if name else "" for name in judged["figure"]]
     record = json.loads((folder / "memory_split.json").read_text(encoding="utf-8"))
+    provenance = record["parameters"]["provenance"].replace("\n", " ")
     split = pd.read_parquet(folder / "memory_split.parquet")
-    lines = [
-        "# What the thesis claims, and what was found",
-        "",
-        "Written by `workbench figures` (and `--replot`) from the rows beside each figure; the "
-        "rules stand in",
-        "`workbench/experiments/claims.py`. *Depends on* means that the numbers tell neither: the "
-        "interval reaches to both sides",
-        "of the rule, or the shares compared do the same work.",
-        "",
-        record["parameters"]["provenance"].replace("\n", " "),
-        "",
-        *table(" | claim | verdict | number and interval | figure | rung", judged),
-        *(["## Do the rungs agree?", "", rungs_in_words(split), ""] if "rung" in split else []),
-        "## What the thesis leaves open, and what is taken instead",
-        "",
-        "*Survives*: at every setting tried a share of 0.3 loses at most 2 % to the best, and both "
-        "ends of the interval more than",
-        "2 %; ranges are over the settings (replays of 1B + 8B, see "
-        f"[sensitivity]({link}/sensitivity.svg)).",
-        "",
-        *table(" | ".join(map(str, values.columns)), values.to_numpy().tolist()),
-    ]
-    return "\n".join(lines)
+    agree = f"## Do the rungs agree?\n\n{rungs_in_words(split)}\n\n" if "rung" in split else ""
+    return f"""\
+# What the thesis claims, and what was found
 
+Written by `workbench figures` (and `--replot`) from the rows beside each figure; the rules stand in
+`workbench/experiments/claims.py`. *Depends on* means that the numbers tell neither: the interval \
+reaches to both sides
+of the rule, or the shares compared do the same work.
 
-def claims_tex(claims: Sequence[Claim]) -> str:
-    """The claims as a table of LaTeX, with booktabs."""
-    rows = [
-        " & ".join(map(tex_escaped, (c.key, c.text, c.verdict, c.number, c.rung))) + r" \\"
-        for c in claims
-    ]
-    head = [r"\begin{tabular}{@{}lp{.22\linewidth}lp{.34\linewidth}l@{}}", r"\toprule"]
-    head += [r" & claim & verdict & number and interval & rung \\", r"\midrule"]
-    return "\n".join([*head, *rows, r"\bottomrule", r"\end{tabular}", ""])
+{provenance}
+
+{table(judged)}
+{agree}## What the thesis leaves open, and what is taken instead
+
+*Survives*: at every setting tried a share of 0.3 loses at most 2 % to the best, and both ends of \
+the interval more than
+2 %; ranges are over the settings (replays of 1B + 8B, see [sensitivity]({link}/sensitivity.svg)).
+
+{table(missing_values(stored(folder)[0]))}"""

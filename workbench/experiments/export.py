@@ -11,7 +11,6 @@ import atexit
 import hashlib
 import html
 import json
-import os
 import re
 import tempfile
 import threading
@@ -33,11 +32,6 @@ from workbench.experiments.provenance import git_state, machine_facts, versions
 
 PRINT_WIDTH_MM, PX_PER_MM = 150.0, 96 / 25.4
 PLOTLY_JS = "plotly.min.js"
-PAGE_HEAD = f"""<script src="{PLOTLY_JS}"></script>
-<style>
-body {{ font-family: Arial, sans-serif; max-width: 1000px; margin: 1em auto; padding: 0 1em; }}
-figure {{ margin: 0; }} figcaption {{ font-size: .85em; color: #333; padding: 0 1em; }}
-</style>"""
 Draw = Callable[[pd.DataFrame, str], go.Figure]
 
 
@@ -84,7 +78,7 @@ def save_figure(
     record["parameters"] = {**parameters, "provenance": _said(fig, "provenance")}
     contents = {
         ".parquet": rows.to_parquet(index=False, compression="zstd"),
-        ".html": document(name, PAGE_HEAD, drawing(fixed, name)).encode(),
+        ".html": document(name, drawing(fixed, name)).encode(),
     }
     # to draw one takes longer than a notebook of stored runs: an equal figure keeps its images
     asked = f"{fixed.to_json()}{paper.layout.width}{plotly.__version__}".encode()
@@ -110,9 +104,9 @@ def save_figure(
 def _kept_images(stem: Path, asked: bytes) -> tuple[bytes, bytes] | None:
     """SVG and PDF beside the record that says they are of this very figure."""
     with suppress(OSError, ValueError):
-        svg, pdf = (stem.with_name(f"{stem.name}{end}").read_bytes() for end in (".svg", ".pdf"))
-        record = json.loads(stem.with_name(f"{stem.name}.json").read_text(encoding="utf-8"))
-        if record.get("images") == _digest(asked, svg, pdf):
+        files = (stem.with_name(f"{stem.name}.{end}") for end in ("svg", "pdf", "json"))
+        svg, pdf, record = (file.read_bytes() for file in files)
+        if json.loads(record).get("images") == _digest(asked, svg, pdf):
             return svg, pdf
     return None
 
@@ -162,14 +156,18 @@ def _said(fig: go.Figure, what: str) -> str:
     return str((fig.layout.meta or {}).get(what, ""))
 
 
-def document(title: str, head: str, body: str) -> str:
-    """An HTML page. head: scripts and style."""
+def document(title: str, body: str) -> str:
+    """An HTML page that loads the plotly.js beside it."""
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <title>{html.escape(title)}</title>
-{head}
+<script src="{PLOTLY_JS}"></script>
+<style>
+body {{ font-family: Arial, sans-serif; max-width: 1000px; margin: 1em auto; padding: 0 1em; }}
+figure {{ margin: 0; }} figcaption {{ font-size: .85em; color: #333; padding: 0 1em; }}
+</style>
 </head>
 <body>
 {body}
@@ -228,7 +226,7 @@ def write_together(folder: Path, contents: Mapping[str, bytes]) -> None:
         for name, content in contents.items():
             (Path(aside) / name).write_bytes(content)
         for name in contents:
-            os.replace(Path(aside) / name, folder / name)
+            (Path(aside) / name).replace(folder / name)
 
 
 # -- SVG and PDF through a browser without a window (kaleido), byte-stable --

@@ -12,40 +12,25 @@ import html
 import json
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import jinja2
-import jinja2.meta
 import pandas as pd
 
 from workbench.config import format_size, parse_size
 from workbench.experiments import claims as judged
-from workbench.experiments import sensitivity
+from workbench.experiments import sensitivity, settings
 from workbench.experiments.export import tex_escaped, write_together
 from workbench.experiments.provenance import counted, project_root
-from workbench.experiments.settings import (
-    ALL,
-    BATCHED,
-    BESIDE,
-    CONTINUOUS,
-    ELASTIC,
-    NONE,
-    STATIC,
-    STATIC_BATCH,
-    THESIS_SHARE,
-    UNCACHED,
-    sweep_config,
-)
+from workbench.experiments.settings import THESIS_SHARE, sweep_config
 from workbench.models.registry import model_spec
 
 TEMPLATE = Path(__file__).with_name("report.html")
-BENCH = "reports/bench/memory.json"
-MACRO = "wb"  # how every macro of numbers.tex begins
 TINY = "measured tiny"
-GIVEN = {"told", "figure", "table", "verdict", "provenance"}  # of the template, beside numbers
 Named = dict[str, str]
 
 
@@ -74,6 +59,11 @@ class Drawn:
     def sweep(self) -> dict[str, Any]:
         """The settings of the memory split."""
         return self.parameters("memory_split")
+
+    @cached_property
+    def claims(self) -> list[judged.Claim]:
+        """Each as judged for each rung."""
+        return judged.claims_of_figures(self.folder)
 
     def image(self, name: str) -> str:
         """A figure as a piece of the page, with its caption; empty where it has no image."""
@@ -141,33 +131,31 @@ def memory_numbers(drawn: Drawn) -> Named:
 def split_numbers(drawn: Drawn) -> Named:
     """Where throughput is highest on the measured rung, how sure that is, what the ends lose."""
     rows, lost = drawn.rows("memory_split"), drawn.rows("lost_time")
-    peak, same = (rows[rows["metric"] == m].iloc[0] for m in ("peak_share", "same_work"))
-    rate = rows[rows["metric"] == "tokens_per_s"].sort_values("llm_share")
-    alike = rate[(rate["llm_share"] >= same["low"]) & (rate["llm_share"] <= same["high"])]
-    best, shares = float(alike["value"].mean()), list(rate["llm_share"])
-    walls = lost.groupby("llm_share")["wall_s"].first()
-    again = lost[lost["part"].isin(["recomputed_evicted", "recomputed_preempted"])]
-    part = (again.groupby("llm_share")["seconds"].sum() / walls).fillna(0.0)
-    again = part.rename("part").reset_index()
+    peak, same = judged.peak_and_plateau(rows)
+    rate = rows[rows["metric"] == "tokens_per_s"].set_index("llm_share").sort_index()
+    alike = rate.loc[same["low"] : same["high"], "value"]
+    best, middle = float(alike.mean()), settings.nearest_to_thesis(rate.index)
+    again = judged.recomputed_part(lost, "recomputed_evicted", "recomputed_preempted")
     found = {
         "plateauLow": f"{same['low']:.2f}",
         "plateauHigh": f"{same['high']:.2f}",
         "peakLow": f"{peak['low']:.2f}",
         "peakHigh": f"{peak['high']:.2f}",
         "bestRate": f"{best:,.0f}",
-        "machineNoise": percent(float(alike["value"].max() / alike["value"].min()) - 1, 1),
+        "machineNoise": percent(float(alike.max() / alike.min()) - 1, 1),
         "spread": percent((rate["high"] - rate["low"]).mean() / 2 / best),
     }
-    for end, share in (("low", shares[0]), ("high", shares[-1])):
-        row = _at(rate, share)
-        lost = 100 * (1 - row[["ratio", "ratio_high", "ratio_low"]].astype(float))
-        reach = f" (95 %: {lost.iloc[1]:.1f} to {lost.iloc[2]:.1f} %)"
-        found[f"{end}Loss"] = f"{lost.iloc[0]:.0f} %" + reach * bool(lost.notna().all())
-        found[f"{end}Again"] = percent(_at(again, share)["part"])
-        model = "llm" if end == "low" else "prm"  # the one that is short of room there
-        found[f"{end}{model.capitalize()}Tokens"] = f"{row[f'{model}_kv_tokens']:,.0f}"
-    found["midPrmTokens"] = f"{_at(rate, THESIS_SHARE)['prm_kv_tokens']:,.0f}"
-    found["midAgain"] = percent(_at(again, THESIS_SHARE)["part"])
+    # at each end one model is short of room
+    for end, model, share in (("low", "llm", rate.index[0]), ("high", "prm", rate.index[-1])):
+        ratios = rate.loc[share][["ratio", "ratio_high", "ratio_low"]].astype(float)
+        loss, least, most = 100 * (1 - ratios)
+        bounds = "" if ratios.isna().any() else f" (95 %: {least:.1f} to {most:.1f} %)"
+        found[f"{end}Loss"] = f"{loss:.0f} %{bounds}"
+        found[f"{end}Again"] = percent(again[share])
+        tokens = rate[f"{model}_kv_tokens"][share]
+        found[f"{end}{model.capitalize()}Tokens"] = f"{tokens:,.0f}"
+    found["midPrmTokens"] = f"{rate['prm_kv_tokens'][middle]:,.0f}"
+    found["midAgain"] = percent(again[middle])
     return found
 
 
@@ -176,15 +164,15 @@ def replayed_numbers(drawn: Drawn) -> Named:
     in its place.
     """
     rows = drawn.rows(sensitivity.FIGURE)
-    own = rows[rows["kind"] == "setting"]
+    own = rows[rows["kind"] == "setting"].set_index("value")
     base = drawn.parameters(sensitivity.FIGURE)
     found = {
         "farInFlight": f"{base['asked']['in_flight']}",
         "farSteps": f"{base['rounds'] // 2}",
         "farMemory": format_size(parse_size(base["asked"]["total"])),
     }
-    for name, row in (("far", own[own["value"] == sensitivity.TAKEN].iloc[0]),
-                      ("deep", own[own["value"] == "depth of the search"].iloc[0])):  # fmt: skip
+    for name, value in (("far", sensitivity.TAKEN), ("deep", "depth of the search")):
+        row = own.loc[[value]].iloc[0]
         found[f"{name}PlateauLow"] = f"{row['plateau_low']:.2f}"
         found[f"{name}PlateauHigh"] = f"{row['plateau_high']:.2f}"
         found[f"{name}LowLoss"] = percent(row["loss_low"])
@@ -219,9 +207,8 @@ def cache_numbers(drawn: Drawn) -> Named:
         found[f"most{name}ThrashInterval"] = _interval(most, 0)
         found[f"most{name}ThrashShare"] = f"{most['llm_share']:.2f}"
     sizes = drawn.rows("miss_ratio")
-    lru, best = (sizes[sizes["kind"] == kind] for kind in ("lru", "optimum"))
-    both = lru.merge(best, on=["engine", "num_blocks"], suffixes=("", "_best"))
-    gap = both["hit_ratio_best"] - both["hit_ratio"]
+    cached = sizes.pivot_table("hit_ratio", ["engine", "num_blocks"], "kind")
+    gap = cached["optimum"] - cached["lru"]
     found["policyGap"] = f"{100 * gap.max():.1f}"
     return found
 
@@ -232,13 +219,11 @@ def batch_numbers(drawn: Drawn) -> Named:
     for model in ("llm", "prm"):
         rows = drawn.rows(f"{model}_batch")
         done = rows[rows["status"] == "finished"]
-        whole = done[done["kind"] == CONTINUOUS]
-        ends = whole.groupby("max_num_seqs")["steps_per_s"].max()
+        rates = done.pivot_table("steps_per_s", "max_num_seqs", "kind", aggfunc="max")
+        ends = rates[settings.CONTINUOUS].dropna()
         found[f"{model}SeqsGain"] = f"{ends.iloc[-1] / ends.iloc[0]:.1f}"
         found[f"{model}FewSeqs"], found[f"{model}ManySeqs"] = map(str, ends.index[[0, -1]])
-        kinds = {kind: done[done["kind"] == kind] for kind in (UNCACHED, STATIC_BATCH)}
-        pair = kinds[UNCACHED].merge(kinds[STATIC_BATCH], on="max_num_seqs", suffixes=("", "_pad"))
-        gain = pair["steps_per_s"] / pair["steps_per_s_pad"]
+        gain = rates[settings.UNCACHED] / rates[settings.STATIC_BATCH]
         found[f"{model}PaddedLeast"] = f"{gain.min():.2f}"
         found[f"{model}PaddedMost"] = f"{gain.max():.2f}"
     rows = drawn.rows("balance")
@@ -253,14 +238,12 @@ def ablation_numbers(drawn: Drawn) -> Named:
     """What each of the thesis's modifications gains."""
     rows, plan = drawn.rows("modifications"), drawn.parameters("modifications")["plan"]
     found = {"ablationProblems": f"{plan['num_problems']}"}
-    gains = rows[rows["metric"].isin(["gain", "whole"])]
-    gains = gains.set_index("setting")
     for name, key, metric in (("oneRuntime", "one_runtime", "gain"),
-                              ("scoreCache", BATCHED[0], "gain"),
-                              ("problemBatching", BATCHED[1], "gain"),
-                              ("padded", BESIDE, "gain"),
+                              ("scoreCache", settings.BATCHED[0], "gain"),
+                              ("problemBatching", settings.BATCHED[1], "gain"),
+                              ("padded", settings.BESIDE, "gain"),
                               ("whole", "stop_at_limit", "whole")):  # fmt: skip
-        row = gains[gains["metric"] == metric].loc[key]
+        row = rows[(rows["setting"] == key) & (rows["metric"] == metric)].iloc[0]
         found[f"{name}Gain"], found[f"{name}Interval"] = f"{row['value']:.2f}", _interval(row)
     return found
 
@@ -270,8 +253,9 @@ def policy_numbers(drawn: Drawn) -> Named:
     rows = drawn.rows("optimisation")
     again = rows[rows["metric"] == "recomputed"]
     again = again[again["budget"] == again["budget"].min()].sort_values("value")
-    best = again[(again["policy"] == STATIC) & (again["technique"] == NONE)].iloc[0]
-    everything = again[(again["policy"] == ELASTIC) & (again["technique"] == ALL)].iloc[0]
+    by_policy = again.set_index(["policy", "technique"])
+    best = by_policy.loc[[(settings.STATIC, settings.NONE)]].iloc[0]
+    everything = by_policy.loc[[(settings.ELASTIC, settings.ALL)]].iloc[0]
     same = rows.loc[rows["metric"] == "same", "value"]
     return {
         "budget": f"{best['budget']:g}",
@@ -287,7 +271,7 @@ def gain_numbers(drawn: Drawn) -> Named:
     """What they gain, of `workbench bench memory`, in which both sides take turns: the mean ratio,
     and the least and the most over seeds.
     """
-    record = json.loads((project_root() / BENCH).read_text(encoding="utf-8"))
+    record = json.loads((project_root() / "reports/bench/memory.json").read_text(encoding="utf-8"))
     rows, found = {row["name"]: row for row in record["rows"]}, Named()
     for name, row in (("elastic", "elastic_vs_best_static"), ("all", "all_vs_baseline")):
         for budget, said in (("0.5", "Half"), ("1", "One"), ("2", "Two")):
@@ -310,12 +294,11 @@ def missing_numbers(drawn: Drawn) -> Named:
 
 def claim_numbers(drawn: Drawn) -> Named:
     """How the claims of the measured rung were judged, and whether the others agree."""
-    own = [c.verdict for c in judged.claims_of_figures(drawn.folder) if c.rung == TINY]
-    names = {"Holds": judged.HOLDS, "Fails": judged.FAILS, "Depends": judged.DEPENDS}
-    found = {name: f"{sum(v.startswith(start) for v in own)}" for name, start in names.items()}
+    own = [claim.verdict for claim in drawn.claims if claim.rung == TINY]
+    verdicts = {"Holds": judged.HOLDS, "Fails": judged.FAILS, "Depends": judged.DEPENDS}
+    found = {f"claims{name}": f"{own.count(verdict)}" for name, verdict in verdicts.items()}
     split = pd.read_parquet(drawn.folder / "memory_split.parquet")
-    agree = judged.rungs_in_words(split) if "rung" in split else "There is one rung alone."
-    return {f"claims{name}": count for name, count in found.items()} | {"rungsAgree": agree}
+    return found | {"rungsAgree": judged.rungs_in_words(split)}
 
 
 PARTS: dict[str, tuple[Callable[[Drawn], Named], tuple[str, ...]]] = {
@@ -341,10 +324,8 @@ def named_numbers(drawn: Drawn) -> dict[str, Named]:
     found = {}
     for part, (read, figures) in PARTS.items():
         if drawn.has(*figures):
-            try:
+            with suppress(LookupError, FileNotFoundError):  # what did not run has no rows
                 found[part] = read(drawn)
-            except (LookupError, FileNotFoundError):  # what did not run has no rows in a figure
-                continue
     return found
 
 
@@ -381,37 +362,34 @@ def setting_table(drawn: Drawn) -> pd.DataFrame:
     """What was drawn beside the thesis profile."""
     thesis = sweep_config("thesis").to_dict()
     pairs = [(label, drawn.sweep.get(name), thesis[name]) for name, label in SETTINGS.items()]
-    cells = [
-        [label, *(f"{v:,}" if type(v) is int else str(v) for v in own)] for label, *own in pairs
-    ]
+    cells = [[label, *map(sensitivity.as_text, own)] for label, *own in pairs]
     return pd.DataFrame(cells, columns=["setting", "measured", "thesis profile"])
 
 
 def memory_table(drawn: Drawn) -> pd.DataFrame:
     """Parts of the memory of each model at the thesis's share."""
     rows = drawn.rows("memory_parts")
-    near = _at(rows, THESIS_SHARE)["llm_share"]
-    own = rows[rows["llm_share"] == near].assign(size=rows["bytes"].map(format_size))
-    own = own.assign(name=own["name"].str.removeprefix("dummy:"))
+    own = rows[rows["llm_share"] == settings.nearest_to_thesis(rows["llm_share"])]
+    names = own["name"].str.removeprefix("dummy:")
+    own = own.assign(size=own["bytes"].map(format_size), name=names)
     wide = own.pivot(index=["how", "model", "name"], columns="part", values="size")
-    names = {"weights": "weights", "activations_longest": "activations, longest request",
+    heads = {"weights": "weights", "activations_longest": "activations, longest request",
              "activations_limits": "activations, batch limits", "kv": "KV"}  # fmt: skip
-    wide = wide[list(names)].rename(columns=names).rename_axis(columns=None).reset_index()
-    wide = wide.drop(columns="model")
-    return wide.sort_values("how", ascending=False, kind="stable").rename(columns={"name": "model"})
+    wide = wide[list(heads)].rename(columns=heads).rename_axis(columns=None).reset_index()
+    wide = wide.drop(columns="model").rename(columns={"name": "model"})
+    return wide.sort_values("how", ascending=False, kind="stable")
 
 
 def ablation_table(drawn: Drawn) -> pd.DataFrame:
     """What each modification gains over the setting before."""
     rows = drawn.rows("modifications")
     gains = rows[rows["metric"] == "gain"]
-    labels = gains["label"].str.replace("<br>", " ")
-    low, high = (gains[name].map("{:.2f}".format) for name in ("low", "high"))
     columns = {
-        "modification": labels,
+        "modification": gains["label"].str.replace("<br>", " "),
         "times the problems/min": gains["value"].map("{:.2f}".format),
+        "95 % interval": [_interval(row) for _, row in gains.iterrows()],
     }
-    return pd.DataFrame(columns | {"95 % interval": low + " to " + high})
+    return pd.DataFrame(columns)
 
 
 def missing_table(drawn: Drawn) -> pd.DataFrame:
@@ -421,7 +399,7 @@ def missing_table(drawn: Drawn) -> pd.DataFrame:
 
 
 def tables(drawn: Drawn) -> dict[str, pd.DataFrame]:
-    """Those whose figures are drawn, by the names of their files."""
+    """Those whose figures are drawn, by the names of their files; models and claims always."""
     makers: dict[str, tuple[Callable[[Drawn], pd.DataFrame], str]] = {
         "setting": (setting_table, "memory_split"),
         "memory_parts": (memory_table, "memory_parts"),
@@ -429,16 +407,21 @@ def tables(drawn: Drawn) -> dict[str, pd.DataFrame]:
         "missing_values": (missing_table, "memory_split"),
     }
     found = {name: make(drawn) for name, (make, of) in makers.items() if drawn.has(of)}
-    return {"models": models_table(), **found}
+    claims = judged.claims_table(drawn.claims).rename(columns=judged.HEADS)
+    return {"models": models_table(), "claims": claims, **found}
 
 
-WIDE = {"missing_values": "@{}p{.13\\linewidth}*{3}{p{.12\\linewidth}}p{.13\\linewidth}"
-                          "p{.09\\linewidth}p{.25\\linewidth}@{}"}  # fmt: skip
+WIDE = {
+    "claims": r"@{}lp{.22\linewidth}lp{.34\linewidth}l@{}",
+    "missing_values": r"@{}p{.13\linewidth}*{3}{p{.12\linewidth}}p{.13\linewidth}"
+    r"p{.09\linewidth}p{.25\linewidth}@{}",
+}
 """Columns of tables whose texts are longer than a line."""
 
 
 def booktabs(name: str, table: pd.DataFrame) -> str:
-    """A table for LaTeX, which needs the package booktabs."""
+    """A table for LaTeX, which needs the package booktabs; without the column of figures."""
+    table = table.drop(columns="figure", errors="ignore")
     escaped = table.rename(columns=tex_escaped).map(tex_escaped)
     columns = WIDE.get(name, f"@{{}}{'l' * len(table.columns)}@{{}}")
     text: str = escaped.to_latex(index=False, escape=False, column_format=columns)
@@ -450,15 +433,16 @@ def booktabs(name: str, table: pd.DataFrame) -> str:
 
 def numbers_tex(numbers: Mapping[str, Named]) -> str:
     """One macro for every number of the prose: \\wbBestRate, ..."""
-    lines = [f"% {part}\n" + "\n".join(
-        f"\\newcommand{{\\{macro(name)}}}{{{tex_escaped(text)}}}" for name, text in own.items()
-    ) for part, own in numbers.items()]  # fmt: skip
+    lines = []
+    for part, own in numbers.items():
+        lines.append(f"% {part}")
+        lines += [f"\\newcommand{{\\{macro(n)}}}{{{tex_escaped(text)}}}" for n, text in own.items()]
     return "\n".join(lines) + "\n"
 
 
 def macro(name: str) -> str:
     """What a number is called in LaTeX."""
-    return f"{MACRO}{name[0].upper()}{name[1:]}"
+    return f"wb{name[0].upper()}{name[1:]}"
 
 
 def page(drawn: Drawn, numbers: Mapping[str, Named]) -> str:
@@ -468,25 +452,14 @@ def page(drawn: Drawn, numbers: Mapping[str, Named]) -> str:
         name: table.to_html(index=False, border=0, classes="data")
         for name, table in tables(drawn).items()
     }
-    told = judged.claims_of_figures(drawn.folder)
-    cells = [(c.key, c.text, c.verdict, c.number, c.figure, c.rung) for c in told]
-    columns = ["", "claim", "verdict", "number and interval", "figure", "rung"]
-    claims = pd.DataFrame(cells, columns=columns)
-    shown["claims"] = claims.to_html(index=False, border=0, classes="data")
     quoted = {n: html.escape(text) for own in numbers.values() for n, text in own.items()}
     said = drawn.sweep["provenance"] if drawn.has("memory_split") else ""
     provenance = html.escape(said).splitlines()
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     verdict = dict.fromkeys(judged.CLAIMS, "")
-    verdict |= {c.key: c.verdict for c in reversed(told)}  # of the first rung
+    verdict |= {c.key: c.verdict for c in reversed(drawn.claims)}  # of the first rung
     more = {"told": numbers, "figure": drawn.image, "table": shown, "verdict": verdict}
     return template.render(quoted, provenance=provenance, **more)
-
-
-def quoted_names() -> set[str]:
-    """The names of numbers that the prose quotes."""
-    parsed = jinja2.Environment().parse(TEMPLATE.read_text(encoding="utf-8"))
-    return jinja2.meta.find_undeclared_variables(parsed) - GIVEN
 
 
 def write_report(figures: Path) -> Path:
@@ -501,7 +474,6 @@ def write_report(figures: Path) -> Path:
         return figures / "study.html"
     texts = {f"{name}.tex": booktabs(name, table) for name, table in tables(drawn).items()}
     texts["claims.md"] = judged.claims_page(figures, "../figures")
-    texts["claims.tex"] = judged.claims_tex(judged.claims_of_figures(figures))
     texts["numbers.tex"] = numbers_tex(numbers)
     write_together(root / "reports", content | {n: text.encode() for n, text in texts.items()})
     return root / "reports" / "study.html"

@@ -147,15 +147,14 @@ def _by_formula(pair: Pair, share: float) -> list[Row]:
     """Both models at a share, as the formula has it."""
     ends, at, size = pair.shares, pair.shares.at(share), pair.config.block_size
     rows = []
-    for place, model in enumerate(ENGINES):
+    for model, longest, limits in zip(ENGINES, pair.longest, pair.limits):
         need, budget = at.of(model)
         row: Row = {"how": pair.how, "model": model, "name": need.model, "llm_share": share}
         row |= {"budget_bytes": budget, "lacks_bytes": at.lacks(model), "fits": at.fits}
         row |= {"in_total": pair.config.activations_in_total, "token": need.block_bytes // size}
         row |= {"low_end": ends.low, "high_end": ends.high, "block_size": size}
         row |= {"weights": need.weights, "other": 0, "kv": max(0, budget - need.fixed)}
-        dry = {"longest": pair.longest[place], "limits": pair.limits[place]}
-        row |= {f"activations_{name}": bytes_ for name, bytes_ in dry.items()}
+        row |= {"activations_longest": longest, "activations_limits": limits}
         rows.append(row | {"blocks": at.blocks(model)})
     return rows
 

@@ -31,15 +31,7 @@ from workbench.experiments.settings import (
 )
 from workbench.experiments.study import DRAWN, NOTHING_WAS_RUN
 from workbench.models.registry import model_spec
-from workbench.replay.advise import (
-    NEAR,
-    ROLES,
-    SHARE,
-    Explored,
-    Pair,
-    Question,
-    plateau,
-)
+from workbench.replay.advise import NEAR, ROLES, SHARE, Explored, Pair, Question, plateau
 from workbench.replay.cost import ModelWork
 from workbench.replay.devices import PRESETS, load_device
 from workbench.replay.workload import Assumptions, drawn_engine
@@ -83,10 +75,14 @@ class Value(NamedTuple):
     tried: tuple[Setting, ...] = ()
 
 
+def as_text(value: Any) -> str:
+    """`16,384` for a whole number, else the value's own text."""
+    return f"{value:,}" if type(value) is int else str(value)
+
+
 def asks(name: str, *others: Any, of: str = "") -> tuple[Setting, ...]:
     """Settings of one field of Question, each labelled with its value."""
-    labels = (f"{each:,}" if isinstance(each, int) else str(each) for each in others)
-    return tuple(Setting(f"{label}{of}", {name: each}) for label, each in zip(labels, others))
+    return tuple(Setting(f"{as_text(each)}{of}", {name: each}) for each in others)
 
 
 def assumes(name: str, *others: float, of: str) -> tuple[Setting, ...]:
@@ -106,9 +102,9 @@ def values() -> tuple[Value, ...]:
 
     def both(name: str) -> str:
         """One value where both scales take the same."""
-        ends = [means.get(end, end) for end in (getattr(tiny, name), getattr(thesis, name))]
-        texts = [f"{end:,}" if isinstance(end, int) else str(end) for end in ends]
-        return texts[0] if len(set(texts)) == 1 else f"{texts[0]} (tiny), {texts[1]} (thesis scale)"
+        ends = getattr(tiny, name), getattr(thesis, name)
+        small, large = (as_text(means.get(end, end)) for end in ends)
+        return small if small == large else f"{small} (tiny), {large} (thesis scale)"
 
     return (
         Value("problems in flight", "a minimum batch, no number",
@@ -214,11 +210,10 @@ class Base:
             lacks = str(error).partition(":")[0]
             return pd.DataFrame([where | {"kind": "setting", "lacks": lacks}])
         axis = [share for share in pair.axis if LOW <= share <= HIGH]
-        near = nearest_to_thesis(axis)
-        found = Explored.of(pair, axis, {axis[0], near, axis[-1]}, self.replays)
+        first = {axis[0], nearest_to_thesis(axis), axis[-1]}
+        found = Explored.of(pair, axis, first, self.replays)
         rows = found.table(pair).assign(kind="replay", **where)
-        low, high = pair.feasible
-        ends = {"feasible_low": low, "feasible_high": high}
+        ends = dict(zip(("feasible_low", "feasible_high"), pair.feasible))
         return pd.concat([rows, summary(rows).assign(**where, **ends)], ignore_index=True)
 
     def swapped(self, taken: pd.DataFrame) -> pd.DataFrame:
@@ -246,7 +241,7 @@ class Base:
     ) -> Base:
         """What is compared with, with some fields of its question set otherwise; None: as usual."""
         own = overridden({"rounds": rounds, "replays": replays})
-        return replace(cls(), asked=replace(ASKED, **asked), **own)
+        return cls(replace(ASKED, **asked), **own)
 
     def replays_left(self, profile: str, wanted: Sequence[str] | None = None) -> list[float]:
         """Rough seconds of each replay that the rows take; none where those that are committed are
@@ -254,9 +249,8 @@ class Base:
         """
         if profile in ("quick", "default") and wanted is None and self == Base():
             return []
-        tried = [Setting(TAKEN), *(each for value in _values(wanted) for each in value.tried)]
         seconds = list[float]()
-        for setting in tried:
+        for _, setting in _tried(wanted):
             asked, rounds = replace(self.asked, **setting.asked), setting.rounds or self.rounds
             each = replay_seconds(asked.problems, asked.n, rounds // 2)
             seconds += [each] * (self.replays + 1)  # of shares, and with memory without limit
@@ -266,11 +260,9 @@ class Base:
         """Rows of plots.sensitivity: what is taken, then every other setting of the values wanted
         (default: all). ConfigError for a name of none.
         """
-        asked = _values(wanted)
-        parts = [self.replayed(TAKEN, Setting(TAKEN))]
-        for value in asked:
-            parts += [self.replayed(value.name, setting) for setting in value.tried]
-            parts += [self.swapped(parts[0])] if value.name == SWAP else []
+        parts = [self.replayed(*each) for each in _tried(wanted)]
+        if not wanted or SWAP in wanted:
+            parts.append(self.swapped(parts[0]))
         return pd.concat(parts, ignore_index=True)
 
     @property
@@ -285,11 +277,14 @@ class Base:
         )
 
 
-def _values(wanted: Sequence[str] | None) -> list[Value]:
-    """The values of these names, all where none is given. ConfigError for a name of none."""
-    known = {value.name: value for value in values()}
+def _tried(wanted: Sequence[str] | None) -> list[tuple[str, Setting]]:
+    """What is taken, then the other settings of the values of these names, all where none is given;
+    each with its value's name. ConfigError for a name of none.
+    """
+    known = {value.name: value.tried for value in values()}
     require_known(wanted or (), list(known), "The study", "missing value")
-    return [known[name] for name in wanted or known]
+    others = [(name, setting) for name in wanted or known for setting in known[name]]
+    return [(TAKEN, Setting(TAKEN)), *others]
 
 
 def replay_seconds(num_problems: int, n: int, max_depth: int) -> float:
@@ -354,20 +349,18 @@ def missing_values(rows: pd.DataFrame) -> pd.DataFrame:
 
     The conclusion: 0.3 lies on the plateau, and both ends of the interval lose more than 2 %.
     """
-    own, found = rows[rows["kind"] == "setting"], list[dict[str, str]]()
+    own, found = rows[rows["kind"] == "setting"], list[dict[str, Any]]()
     taken = own[own["value"] == TAKEN].iloc[0]
     for value in values():
         tried = own[own["value"] == value.name]
         if value.name == WHOSE:
-            first, conclusion, told = "the PRM's part", SURVIVES, _of_the_prm(taken)
-        elif tried.empty:
-            continue
+            cells = "the PRM's part", SURVIVES, _of_the_prm(taken)
+        elif len(tried):
+            cells = "; ".join(tried["setting"]), *_verdict(tried)
         else:
-            first, (conclusion, told) = "; ".join(tried["setting"]), _verdict(tried)
-        cells = {"tried": first, "conclusion": conclusion, "told": told}
-        found.append({key: getattr(value, key) for key in ("thesis", "taken", "why")} | cells)
-        found[-1] = {"value": value.name} | found[-1]
-    return pd.DataFrame(found)
+            continue
+        found.append(value._asdict() | dict(zip(("tried", "conclusion", "told"), cells)))
+    return pd.DataFrame(found).rename(columns={"name": "value"})
 
 
 def _of_the_prm(taken: pd.Series) -> str:
@@ -392,8 +385,7 @@ def _verdict(tried: pd.DataFrame) -> tuple[str, str]:
         if row["loss_mid"] > NEAR:
             said.append(f"{row['loss_mid']:.0%} is lost at 0.3")
         told += [f"with {row['setting']} {' and '.join(said)}"] if said else []
-    without = tried[tried["best"].isna()].to_dict("records")
-    lacks = [f"{row['setting']}: {row['lacks']}" for row in without]
+    lacks = [f"{row.setting}: {row.lacks}" for row in tried[tried["best"].isna()].itertuples()]
     if fits.empty:
         return SURVIVES, "; ".join(lacks)
 

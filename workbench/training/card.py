@@ -52,9 +52,9 @@ def embedded_card(num_problems: int = 128, seed: int = 0) -> pd.DataFrame:
         found = bootstrap_mean(values.to_numpy(float), list(values.index))
         return f"{found.estimate:.3f} [{found.low:.3f}, {found.high:.3f}]"
 
-    def by_level(values: pd.Series) -> str:
+    def by_level(values: pd.Series, form: str = ".2f") -> str:
         means = values.groupby(level.loc[values.index].to_numpy()).mean()
-        return ", ".join(f"{value:.2f}" for value in means.sort_index())
+        return ", ".join(f"{value:{form}}" for value in means.sort_index())
 
     # texts of the children of one node, where it has several: the share that is distinct
     children = beams.tree.groupby(["problem_id", "parent_id"])["text"].agg(["nunique", "size"])
@@ -82,11 +82,10 @@ def embedded_card(num_problems: int = 128, seed: int = 0) -> pd.DataFrame:
         rows.append((f"tokens a step, {model}", demanded, told))
     longest = max(longest_input(result, prm) for result in (samples, beams))
     rows.append(("longest PRM input, tokens", "< 2,048", f"{longest:,}"))
-    depths = pd.Series([len(split_steps(text)) for text in beams.candidates["text"]])
-    groups = depths.groupby(level.loc[beams.candidates["problem_id"]].to_numpy())
-    means = ", ".join(f"{depth:.1f}" for depth in groups.mean().sort_index())
-    rows.append(("steps of a beam by level", "level 5: >= 20", means))
-    deep = groups.agg(lambda found: (found >= DEPTH).mean()).get(5, float("nan"))
+    texts = beams.candidates.set_index("problem_id")["text"]
+    depths = texts.map(lambda text: len(split_steps(text)))
+    rows.append(("steps of a beam by level", "level 5: >= 20", by_level(depths, ".1f")))
+    deep = (depths[level.loc[depths.index].to_numpy() == 5] >= DEPTH).mean()
     rows.append(("level 5 beams at depth 40", "0.02-0.10", f"{deep:.3f}"))
     return pd.DataFrame(rows, columns=["figure", "demanded", "measured"])
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -24,6 +23,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
 from workbench.errors import ConfigError
@@ -154,8 +154,7 @@ def batches(
 
 def _padded(rows: Sequence[list[int]], filler: int) -> torch.Tensor:
     """[rows, longest] int64."""
-    longest = max(map(len, rows))
-    return torch.tensor([row + [filler] * (longest - len(row)) for row in rows])
+    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=filler)
 
 
 def float32_attention(
@@ -297,7 +296,7 @@ def export(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
     unfinished = folder / "model.partial"
     save_file(weights, str(unfinished), metadata={"format": "pt"})
     unfinished.chmod(0o644)
-    os.replace(unfinished, folder / "model.safetensors")
+    unfinished.replace(folder / "model.safetensors")
     log.info("written: %s", folder)
 
 
