@@ -102,7 +102,9 @@ SHOWN["memory"] |= {
     for row, label in {
         "elastic_vs_best_static": "two models, default policy, against the best static split",
         "elastic_vs_static_0.3": "the same against the static split 0.3",
-        "all_vs_baseline": "all techniques that gain, against the static split 0.3",
+        "all_vs_baseline": "all techniques that gain, against the static split 0.3 without any",
+        "all_vs_best_static": "the same against the best static split without any",
+        "all_vs_static_0.3_all": "the same against the static split 0.3 with all of them",
     }.items()
 }
 SHOWN["memory"] |= {
@@ -111,7 +113,7 @@ SHOWN["memory"] |= {
     "no bound for techniques that save steps)",
     "same_nodes": "nodes equal under every policy and technique",
     "resplit_p95_ms": "re-split that moves a tenth of 10,000 blocks or more, 95th percentile",
-    "arena_vs_dedicated": "one model in an arena against memory of its own",
+    "arena_vs_dedicated": "two models in an arena against memory of their own",
     "arena_vs_dedicated_low": "the same, lower end of its 95 % interval",
     "fork_prm_over_ideal": "PRM tokens over distinct ones of each problem, partial blocks reused",
 }
@@ -177,10 +179,11 @@ HEADLINES = {
     "search_systems": ("problems_per_min", "tokens@", "prm_over_ideal", "peak_memory"),
     "serve_smollm2": ("tokens_per_s", "over_sequential"),
     "serve_two_smollm2": ("tokens_per_s",),
-    "memory": ("elastic_vs_best_static", "elastic_vs_static", "all_vs_baseline",
+    "memory": ("elastic_vs_best_static", "elastic_vs_static", "all_vs_",
                "arena_vs_dedicated", "same_nodes"),
     "prm": ("f1", "accuracy"),
-    "replay": ("events_identical", "throughput_mean_error@repeats", "measured_spread_worst"),
+    "replay": ("events_identical", "throughput_mean_error", "throughput_worst_error@repeats",
+               "measured_spread_worst"),
 }  # fmt: skip
 """What the README shows of a record: the rows whose names begin so."""
 CONTENDERS = {
@@ -196,16 +199,16 @@ CONTENDERS = {
 ENGINES = (
     "SmolLM2-135M in one engine: ours in tokens a second, and how many times as fast it is as "
     "others on the same threads, the median of paired repeats and half the range of their middle "
-    "half (above 1: ours is faster). Each contender in float32 unless named otherwise; what each "
-    "was given and its rates: [reports/bench/RESULTS.md](reports/bench/RESULTS.md)."
+    "half, if there are five or more (above 1: ours is faster). Each contender in float32 unless "
+    "named otherwise; what each was given and its rates: "
+    "[reports/bench/RESULTS.md](reports/bench/RESULTS.md)."
 )
 RATIOS = (
     "A ratio (x) below is the median over repeats, in each of which both sides were measured in "
     "turn; so it need not be the quotient of the two medians that stand beside it. Of searches "
     "that share one memory (KV memory 0.5, 1, 2 W) it is the mean over seeds of all turns, the "
-    "rates are of the first. On the AMD processor torch's own products are slow, which flatters "
-    "ratios to transformers (reports/bench/NOTES.md). Spread: ± is half the range of the middle "
-    "half of the repeats; the rest say what they are."
+    "rates are of all. Spread: ± is half the range of the middle half of five or more repeats; the "
+    "rest say what they are."
 )
 
 
@@ -228,6 +231,8 @@ def records() -> dict[str, dict[str, Any]]:
 
 
 MEASURED = "measured tiny"
+FEWEST = 5
+"""Repeats from which on their range is shown."""
 
 
 def figure_rows(name: str, rung: str = MEASURED, **wanted: str) -> pd.DataFrame:
@@ -258,7 +263,13 @@ def between(row: dict[str, Any]) -> str:
         kind = "least, most" if extremes else "95 %"
         return f"{spread[0]:.3g} to {spread[1]:.3g} ({kind})"
     of = "ratio" if row["ratio"] is not None else row["unit"]
-    return "" if spread is None else f"±{spread:.3g} ({of})"
+    return f"{told} ({of})" if (told := within(row)) else ""
+
+
+def within(row: dict[str, Any]) -> str:
+    """Half the range of the middle half of the repeats; of too few nothing."""
+    repeats, spread = row["repeats"], row["spread"]
+    return "" if spread is None or (repeats and repeats < FEWEST) else f"±{spread:.2g}"
 
 
 def beside(row: dict[str, Any]) -> str:
@@ -329,7 +340,7 @@ def engine_table(found: dict[str, Any]) -> list[str]:
     lines = [heading(found), "", f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for work in works:
         ratios = [rows.get(work + end) for end in columns]
-        told = [f"{r['ratio']:.2f}x ±{r['spread']:.2g}" if r else "" for r in ratios]
+        told = [f"{r['ratio']:.2f}x {within(r)}".strip() if r else "" for r in ratios]
         cells = (SHOWN[name][work], number(rows[work]["value"], rows[work]["unit"]), *told)
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]

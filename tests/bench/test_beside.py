@@ -1,7 +1,8 @@
 """Whole systems beside ours: who is named, what is counted in a peer's own code, what rows say."""
 
-import os
+import subprocess
 import sys
+import time
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -178,7 +179,7 @@ def test_our_rounds_over_servers_are_measured(monkeypatch):
     """Our own server in vLLM's place: rates, hits from the names of its metrics, and PRM tokens."""
     workload = make_workload("tiny-solver", "tiny-solver", limit=1, n=4, max_depth=3)
     with running(("tiny-solver",)) as service:
-        served = nullcontext((service.url, os.getpid()))
+        served = nullcontext(service.url)
         monkeypatch.setattr(beside, "vllm_server", lambda folder: served)
         monkeypatch.setattr(beside, "emptied", lambda url: None)
         monkeypatch.setattr(beside, "version_of", lambda url: "9")
@@ -188,6 +189,27 @@ def test_our_rounds_over_servers_are_measured(monkeypatch):
     assert found.version.startswith("vllm 9, ")
     assert found.tokens > 0 and found.wall_s > found.llm_s + found.prm_s > 0
     assert 0 < found.hits[0] < 1 and found.prm_distinct > 0
+
+
+def test_memory_at_its_peak_is_that_of_the_processes_asked_about(monkeypatch):
+    """Guards that what this process holds is not taken for a peer's, and that its own is counted
+    while it is held, not what it held before.
+    """
+    monkeypatch.setattr(beside, "LOOK_S", 0.02)
+    child = "held = b'1' * (200 << 20); print(); input()"
+    held = b"1" * (300 << 20)
+    with subprocess.Popen(
+        [sys.executable, "-c", child], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        with beside.peak_memory(own=False) as below, beside.peak_memory() as every:
+            time.sleep(0.5)
+        assert 200 << 20 < below() < 300 << 20 < 500 << 20 < every()
+        del held
+        with beside.peak_memory() as now:
+            time.sleep(0.5)
+        assert 200 << 20 < now() < every() - (250 << 20)
+        process.communicate(b"\n")
 
 
 def test_a_peer_that_is_missing_is_a_failed_row(monkeypatch, tmp_path):

@@ -193,7 +193,7 @@ def test_policies_are_paired_and_techniques_stand_where_asked():
         own = [run for run in runs if run.get("budget") == budget]
         assert {run.get("policy") for run in own} == set(settings.POLICIES)
         alone = {run.get("technique") for run in own if run.get("policy") == settings.STATIC}
-        assert alone == (set(TECHNIQUES) if budget == 0.5 else {settings.NONE})
+        assert alone == (set(TECHNIQUES) if budget == 0.5 else {settings.NONE, settings.ALL})
         beside = [run for run in runs if run.get("beside") == budget]
         assert {run.group for run in own} == {run.group for run in beside}
     names = [[run.setting for run in runs if run.seed == seed] for seed in (0, 1)]

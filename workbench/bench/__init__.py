@@ -19,18 +19,19 @@ _ENGINE = ("core.py", "config.py", "host.py", "kernels", "kvcache", "models", "e
            "bench/record.py")  # fmt: skip
 _SEARCH = (*_ENGINE, "tokenizer.py", "trace.py", "search", "experiments/execute.py",
            "experiments/memory.py", "experiments/settings.py", "bench/search.py")  # fmt: skip
+_BESIDE = ("beside", "engine", "peers", "serve")
 _STUDY = ("experiments/study.py", "experiments/rows.py", "experiments/statistics.py")
 SOURCES = {
     "engine": (*_ENGINE, *(f"bench/{n}.py" for n in ("engine", "kernels", "ceilings", "peers"))),
     "kernels": (*_ENGINE, "bench/kernels.py"),
-    "search": (*_SEARCH, "experiments/statistics.py", "bench/beside.py", "bench/peers.py"),
+    "search": (*_SEARCH, "experiments/statistics.py", *(f"bench/{n}.py" for n in _BESIDE)),
     "identity": (*_SEARCH, "bench/identity.py"),
-    "prm": (*_ENGINE, "tokenizer.py", "search", "training/corpus.py", "bench/prm.py"),
-    "serve": (*_SEARCH, "serving", "bench/serve.py"),
+    "prm": (*_SEARCH, "experiments/statistics.py", "training/corpus.py", "bench/prm.py"),
+    "serve": (*_SEARCH, "serving", *(f"bench/{n}.py" for n in ("serve", "engine", "peers"))),
     "soak": (*_SEARCH, "bench/identity.py", "bench/soak.py"),
     "memory": (*_SEARCH, *_STUDY, "bench/memory.py"),
-    "replay": (*_SEARCH, "replay", "bench/replay.py"),
-    "reenact": (*_SEARCH, "replay", "bench/reenact.py"),
+    "replay": (*_SEARCH, "replay", "bench/kernels.py", "bench/replay.py"),
+    "reenact": (*_SEARCH, "replay", *(f"bench/{n}.py" for n in ("kernels", "replay", "reenact"))),
 }
 """What bears on each benchmark's numbers."""
 

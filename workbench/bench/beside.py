@@ -4,18 +4,22 @@ vllm-both: our rounds over two servers of vLLM, prefix caches on, so that engine
 told apart. search-and-learn: huggingface/search-and-learn's own code (bench/peers.py). A peer has
 the values of our file as bfloat16 where the processor multiplies it, its own choice and its
 fastest, else as float32. Each begins with empty caches, after one short search that is not counted.
-What a system holds at its peak is resident memory of its processes, weights, libraries and
-interpreters included. search-and-learn's beam search takes a step that used up its tokens for the
-end of a solution, ours goes on from there: so problems a minute stand beside tokens a problem.
+What a system holds at its peak is memory of all its processes at one time, weights, libraries and
+interpreters included, pages that they share counted once; ours is measured last, so that nothing
+of it is left while a peer is. search-and-learn's beam search takes a step that used up its tokens
+for the end of a solution, ours goes on from there: so problems a minute stand beside tokens a
+problem.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -37,6 +41,9 @@ VLLM_BOTH, SEARCH_AND_LEARN = SYSTEMS = ("vllm-both", "search-and-learn")
 APPROACHES = ("beam_search", "best_of_n", "dvts")
 WARM_UP: dict[str, Any] = {"max_depth": 1, "max_step_tokens": 4}
 ANSWER_S = 600.0  # that a server may take to one request
+SEQUENCES = 256  # that a server of vLLM may have in a step
+LOOK_S = 0.5  # between two looks at memory
+PSS = re.compile(r"^Pss: +(\d+) kB", re.MULTILINE)
 RATES = ("problems_per_min", "tokens_per_s")  # of which more is better; of the rest less
 UNITS = dict(zip(RATES, ("problems/min", "tokens/s")))
 UNITS |= dict.fromkeys(("llm_s", "prm_s", "rest_s"), "s/problem")
@@ -86,23 +93,27 @@ def chosen_systems(peer: str) -> dict[str, str | None]:
 def rows_beside(
     workload: Workload, peers: Mapping[str, str | None], kv_memory: str, seed: int = 0
 ) -> Iterator[Row]:
-    """Each peer's rows, ours first in every one; a peer that fails is one row that says so."""
+    """Each peer's rows, ours beside them; a peer that fails is one row that says so."""
     if workload.prm != workload.llm or workload.config.strategy not in APPROACHES:
         raise ConfigError(
             f"--peer got prm {workload.prm!r} and strategy {workload.config.strategy!r}; it takes "
             f"one model in both roles and {', '.join(APPROACHES)}."
         )
-    (folder, _), ours = searchable(workload.llm), measured_here(workload, kv_memory, seed)
+    (folder, _), found = searchable(workload.llm), dict[str, Measured | Exception]()
     for name, checkout in peers.items():
         try:
             if name == VLLM_BOTH:
-                theirs = over_servers(workload, folder, seed)
+                found[name] = over_servers(workload, folder, seed)
             else:
-                theirs = by_search_and_learn(workload, folder, checkout, seed)
+                found[name] = by_search_and_learn(workload, folder, checkout, seed)
         except (PeerError, RemoteError, httpx.HTTPError) as error:
-            yield Row(f"problems_per_min@{name}", float("nan"), f"failed: {error}")
-            continue
-        yield from compared(name, len(workload.problems), ours, theirs)
+            found[name] = error
+    ours = measured_here(workload, kv_memory, seed)
+    for name, theirs in found.items():
+        if isinstance(theirs, Measured):
+            yield from compared(name, len(workload.problems), ours, theirs)
+        else:
+            yield Row(f"problems_per_min@{name}", float("nan"), f"failed: {theirs}")
 
 
 def compared(name: str, problems: int, ours: Measured, theirs: Measured) -> Iterator[Row]:
@@ -144,13 +155,14 @@ def measured_here(workload: Workload, kv_memory: str, seed: int) -> Measured:
     replace(workload, problems=workload.problems[:1]).search(llm, prm, seed, **WARM_UP)
     for engine in (llm, prm):
         engine.cache.reset()
-    found = workload.search(llm, prm, seed)
+    with peak_memory() as peak:
+        found = workload.search(llm, prm, seed)
     sums = found.trace.steps.groupby("engine")[["hit_tokens", "query_tokens"]].sum()
     hits = sums["hit_tokens"] / sums["query_tokens"]
     speed, prm_tokens = found.throughput, found.problems["prm_tokens_computed"].sum()
     return Measured(
         "", speed.wall_s, speed.llm_busy_s, speed.prm_busy_s, speed.tokens, float(prm_tokens),
-        float(found.problems["prm_tokens_distinct"].sum()), peak_memory("self"),
+        float(found.problems["prm_tokens_distinct"].sum()), peak(),
         (hits["llm"], hits["prm"]),
     )  # fmt: skip
 
@@ -164,40 +176,40 @@ def over_servers(workload: Workload, folder: Path, seed: int) -> Measured:
     with ExitStack() as stack:
         servers = [stack.enter_context(vllm_server(folder)) for _ in range(2)]
         llm, prm = (
-            stack.enter_context(closing(RemoteEngine(url, folder.name, **how)))
-            for url, _ in servers
+            stack.enter_context(closing(RemoteEngine(url, folder.name, **how))) for url in servers
         )
         replace(workload, problems=workload.problems[:1]).search(llm, prm, seed, **WARM_UP)
-        for url, _ in servers:
+        for url in servers:
             emptied(url)
-        before = [counters(url) for url, _ in servers]
-        found = workload.search(llm, prm, seed)
-        after = [counters(url) for url, _ in servers]
-        version = version_of(servers[0][0])
-        peak = sum(peak_memory(str(process)) for _, process in servers) + peak_memory("self")
+        before = [counters(url) for url in servers]
+        with peak_memory() as peak:
+            found = workload.search(llm, prm, seed)
+        after = [counters(url) for url in servers]
+        version = version_of(servers[0])
     counted = [{name: new[name] - old[name] for name in new} for old, new in zip(before, after)]
-    speed, told = found.throughput, f"vllm {version}, {peer_dtype()}, prefix cache on"
+    told = f"vllm {version}, {peer_dtype()}, prefix cache on, {SEQUENCES} sequences, prompts whole"
+    speed = found.throughput
     return Measured(
         told, speed.wall_s, speed.llm_busy_s, speed.prm_busy_s, speed.tokens,
         counted[1]["queries"] - counted[1]["hits"],
-        float(found.problems["prm_tokens_distinct"].sum()), peak,
+        float(found.problems["prm_tokens_distinct"].sum()), peak(),
         (counted[0]["hits"] / counted[0]["queries"], counted[1]["hits"] / counted[1]["queries"]),
     )  # fmt: skip
 
 
 @contextmanager
-def vllm_server(folder: Path, **limits: Any) -> Iterator[tuple[str, int]]:
-    """vLLM's own server of a model's folder, by the folder's name; its url and process id.
+def vllm_server(folder: Path, **limits: Any) -> Iterator[str]:
+    """vLLM's own server of a model's folder, by the folder's name; its url.
 
     limits: of its command line. Raises PeerError where it does not start.
     """
-    own = {"served_model_name": folder.name, "dtype": peer_dtype(), "max_num_seqs": 256}
+    own = {"served_model_name": folder.name, "dtype": peer_dtype(), "max_num_seqs": SEQUENCES}
     # 0.32 dies of a seeded request whose prompt is cut: no CPU generator can go back
     command = vllm_command("vllm", folder, "--no-enable-chunked-prefill", **own | limits)
     # without which its cache cannot be emptied
     command = replace(command, environment={**command.environment, "VLLM_SERVER_DEV_MODE": "1"})
-    with served(command) as ((host, port), process):
-        yield f"http://{host}:{port}", process
+    with served(command) as ((host, port), _):
+        yield f"http://{host}:{port}"
 
 
 def emptied(url: str) -> None:
@@ -216,14 +228,40 @@ def counters(url: str) -> dict[str, float]:
     return {name: summed(text, metric) for name, metric in HITS.items()}
 
 
-def peak_memory(process: str) -> int:
-    """Bytes that a process and its children held at most, each at its own time ("self": this one,
-    without children).
-    """
-    own = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())
-    children = [] if process == "self" else Path(f"/proc/{process}/task").glob("*/children")
-    below = [child for each in children for child in each.read_text().split()]
-    return 1024 * int(own[1] if own else 0) + sum(map(peak_memory, below))
+@contextmanager
+def peak_memory(own: bool = True) -> Iterator[Callable[[], int]]:
+    """The most bytes that processes below this one, and itself if `own`, held at one time."""
+    found, ended = [0], Event()
+
+    def look() -> None:
+        while not ended.wait(LOOK_S):
+            found.append(sum(map(memory_of, [str(os.getpid())] if own else below(os.getpid()))))
+
+    watch = Thread(target=look, daemon=True)
+    watch.start()
+    try:
+        yield lambda: max(found)
+    finally:
+        ended.set()
+        watch.join()
+
+
+def memory_of(process: str) -> int:
+    """Bytes of a process and of those below it; a page that several share is divided among them."""
+    try:
+        told = PSS.search(Path(f"/proc/{process}/smaps_rollup").read_text())
+    except OSError:  # it has ended
+        return 0
+    return 1024 * int(told[1] if told else 0) + sum(map(memory_of, below(process)))
+
+
+def below(process: str | int) -> list[str]:
+    """Numbers of the processes that one has started."""
+    found = Path(f"/proc/{process}/task").glob("*/children")
+    try:
+        return [child for each in found for child in each.read_text().split()]
+    except OSError:
+        return []
 
 
 # -- the system that the thesis starts from --
@@ -252,9 +290,11 @@ def by_search_and_learn(
         "config": sizes,
     }
     settings |= {"model": str(folder), "prm": str(folder), "dtype": peer_dtype()}
-    settings |= {"threads": torch.get_num_threads(), "max_num_seqs": 256}
+    settings |= {"threads": torch.get_num_threads(), "max_num_seqs": SEQUENCES}
     texts = [problem.problem for problem in workload.problems]
     with closing(PeerProcess(SEARCH_AND_LEARN, PEERS_FOLDER, settings)) as peer:
         short = {"num_iterations": WARM_UP["max_depth"], "max_tokens": WARM_UP["max_step_tokens"]}
         peer.ask({"problems": texts[:1], **short}, "search")
-        return Measured(peer.version, **peer.ask({"problems": texts}, "search"))
+        with peak_memory(own=False) as peak:
+            found = peer.ask({"problems": texts}, "search")
+        return Measured(peer.version, **found | {"peak_bytes": peak()})

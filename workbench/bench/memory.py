@@ -16,8 +16,8 @@ partly filled blocks reused; the beginning that all problems share can make it l
 
 arena: re-splits of 10,000 blocks of the tiny pair, all pages held, a quarter of the blocks live and
 scattered, until pages and bytes lie where the split wants them (not the zeroing of pages, done when
-they are first taken); arena_vs_dedicated: the same requests by an engine in an arena and by one
-with a pool of its own of as many blocks, step by step in turns.
+they are first taken); arena_vs_dedicated: the same requests by engines in an arena and by such with
+pools of their own of as many blocks, step by step in turns.
 
 sharing: every policy and static share at KV budgets of 0.5, 1 and 2 W, all settings of a budget and
 seed interleaved by rounds with the uncapped search that bounds them. Ratios are as measured;
@@ -66,7 +66,7 @@ from workbench.experiments.statistics import WORK, median_interval
 from workbench.experiments.study import Study, run_policies
 from workbench.kvcache.arena import KVArena
 from workbench.kvcache.manager import KVCacheManager
-from workbench.kvcache.policies import StaticSplit
+from workbench.kvcache.policies import MarginalValue, StaticSplit
 from workbench.models.registry import find_model
 from workbench.search.answers import check_choice
 from workbench.search.prm import trie_size
@@ -340,24 +340,31 @@ def resplit_row(repeats: int, seed: int = 0, num_pages: int = PAGES) -> Row:
 def overhead_rows(model: str, pairs: int, prompts: int, seed: int = 0) -> Iterator[Row]:
     """arena_vs_dedicated: median of the paired ratios; _low: lower end of its 95 % interval.
 
-    Both engines take turns, step by step: the machine's pace varies.
+    Both sides take turns, step by step: the machine's pace varies. Of the tiny pair the LLM samples
+    while the PRM scores, in one arena of the default policy or with a pool each.
     """
-    shape, draw = block_shape(model), random.Random(seed)
-    arena = KVArena(BLOCKS * shape.block_bytes, [shape], StaticSplit())
-    engines = Engine(model, arena=arena), Engine(model, num_blocks=BLOCKS)
+    models, draw = ((TINY, TINY_PRM) if model == TINY else (model,)), random.Random(seed)
+    shapes = [block_shape(each) for each in models]
+    arena = KVArena(sum(BLOCKS * shape.block_bytes for shape in shapes), shapes, MarginalValue())
+    sides = [Engine(m, arena=arena) for m in models], [Engine(m, num_blocks=BLOCKS) for m in models]
     asked = [[draw.randrange(3, 300) for _ in range(128)] for _ in range(prompts)]
     params = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
-    every = []  # [seconds of each engine], the first a warm-up
+    every = []  # [seconds of each side], the first a warm-up
     for number in range(pairs + 1):
-        for engine in engines:
-            engine.cache.reset()
+        for engines in sides:
+            for engine in engines:
+                engine.cache.reset()
             for prompt in asked:
-                engine.add(prompt, params)
+                engines[0].add(prompt, params)
+                for scoring in engines[1:]:
+                    scoring.add_score(prompt, range(7, len(prompt), 8), (0, 1))
         seconds, first = [0.0, 0.0], number % 2
-        while engines[0].has_work:
+        while any(engine.has_work for engine in sides[0]):
             for which in (first, 1 - first):
                 start = perf_counter()
-                engines[which].step()
+                for engine in sides[which]:
+                    if engine.has_work:
+                        engine.step()
                 seconds[which] += perf_counter() - start
             first = 1 - first
         every.append(seconds)
@@ -437,6 +444,9 @@ def budget_rows(runs: pd.DataFrame) -> Iterator[Row]:
     yield row(f"elastic_vs_best_static{at}", ours, fastest)
     yield row(f"elastic_vs_static_{THESIS_SHARE:g}{at}", ours, thesis)
     yield row(f"all_vs_baseline{at}", everything, thesis)
+    yield row(f"all_vs_best_static{at}", everything, fastest)
+    split = settings.setting_of(budget, STATIC, THESIS_SHARE, ALL)
+    yield row(f"all_vs_static_{THESIS_SHARE:g}_all{at}", everything, split)
     seconds = runs[runs["status"] == FINISHED].groupby(["time", "seed", *WORK])["wall_s"]
     alike = seconds.agg(["min", "max", "size"]).query("size > 1")
     if len(alike):

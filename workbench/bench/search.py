@@ -142,6 +142,7 @@ def mode_of(settings: dict[str, Any]) -> dict[str, Any]:
     if settings["peer"] is not None:
         workload = make_workload(llm, prm, strategy=settings["strategy"])
         told = {"peer": ",".join(chosen_systems(settings["peer"])), "kv_memory": KV_MEMORY}
+        told["reuse_partial_blocks"] = True
         return told | workload.mode | {"problems": PEER_PROBLEMS[settings["profile"]]}
     if llm != TINY:
         return {"batch_invariant": True, "kv_memory": KV_MEMORY} | make_workload(llm, prm).mode

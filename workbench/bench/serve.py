@@ -65,6 +65,7 @@ MODE = {"prompt_tokens": TOKENS, "new_tokens": NEW, "slo_s": SLO, "batch_invaria
 SHARES = (50, 95, 99)  # percentiles
 REFUSALS = {"refused": 503, "late": 504}
 COMPARED = {"tokens_per_s": True, "ttft_p95": False, "itl_p95": False}  # with peers: more is better
+FAST = "Q4_0"  # of its formats the one that llama.cpp decodes fastest
 START_SECONDS = 900.0  # until a server is ready: vLLM compiles
 OURS = "import sys; from workbench.cli import main; sys.exit(main())"
 LLAMA_CPP = """
@@ -239,7 +240,10 @@ def peer_commands(model: str, most: int, chosen: Sequence[str]) -> dict[str, Com
                 python, environment = interpreter(name, PEERS_FOLDER.absolute(), threads)
                 given = {"model": str(gguf.absolute()), "threads": threads, "n_parallel": most}
                 given |= {"n_ctx": most * (longest + 16), "n_batch": 2048}
-                told = f"xllamacpp{version(name, 'xllamacpp')} (llama.cpp's server, {gguf.name}, "
+                fast = folder.with_name(f"{folder.name}-{FAST}.gguf")  # of `bench engine`
+                gguf = fast if fast.is_file() else gguf
+                told = f"xllamacpp{version(name, 'xllamacpp')} (llama.cpp's server as released, "
+                told += f"without AVX-512, {gguf.name.rsplit('-')[-1]}, "
                 words = [str(python), "-c", LLAMA_CPP, json.dumps(given)]
                 found[name] = Command(f"{told}{settings})", words, environment)
                 continue

@@ -306,7 +306,8 @@ class PolicyPlan(Plan):
 
     num_seeds: of the profile's, the first so many. budgets: KV in multiples of the working set W.
     num_alone, alone_shares: how many of them, the smallest first, and static shares at which every
-    technique is measured alone. repeats: of the default policy at the smallest, for the noise.
+    technique is measured alone; at other budgets all of them together. repeats: of the default
+    policy at the smallest, for the noise.
     """
 
     num_problems: int = 16
@@ -574,10 +575,9 @@ def policy_runs(config: SweepConfig, plan: PolicyPlan, working_set: WorkingSet) 
         settings: list[tuple[str, float | None, str]]
         settings = [(STATIC, share, NONE) for share in plan.kv_shares]
         settings += [(policy, None, NONE) for policy in POLICIES if policy != STATIC]
-        if budget in sorted(plan.budgets)[: plan.num_alone]:
-            near = [min(plan.kv_shares, key=lambda s: abs(s - at)) for at in plan.alone_shares]
-            keys = (*_ALONE, ALL)
-            settings += [(STATIC, share, key) for share in dict.fromkeys(near) for key in keys]
+        near = [min(plan.kv_shares, key=lambda s: abs(s - at)) for at in plan.alone_shares]
+        keys = (*_ALONE, ALL) if budget in sorted(plan.budgets)[: plan.num_alone] else (ALL,)
+        settings += [(STATIC, share, key) for share in dict.fromkeys(near) for key in keys]
         settings.append((ELASTIC, None, ALL))
         at: dict[str, Any] = {"kv_bytes": round(budget * working_set.total), "budget": budget}
         runs += [_policy_run(tight, plan, seed, *each, **at) for each in settings]
