@@ -1,7 +1,7 @@
 """Whatever is raised wherever, in a step or beside it: the engine goes on, and nothing is lost.
 
-A fault is raised at a line of the engine, its scheduler, its cache or its arena, one line after
-the other, as an interrupt of the user is: between two of them.
+A fault is raised at a line of the engine, its scheduler, its cache or its arena, or of a search
+over two engines, one line after the other, as an interrupt of the user is: between two of them.
 """
 
 import gc
@@ -19,6 +19,10 @@ from workbench.engine.engine import Engine
 from workbench.engine.memory import block_shape
 from workbench.errors import PromptError, StepError
 from workbench.kvcache.arena import KVArena
+from workbench.search.prm import PRM
+from workbench.search.problems import load_problems
+from workbench.search.search import Search
+from workbench.search.strategies import BeamSearch
 
 FILES = tuple(
     f"workbench/{name}.py"
@@ -27,28 +31,39 @@ FILES = tuple(
         *("kvcache/manager", "kvcache/pool", "kvcache/arena", "kvcache/storage"),
     )
 )
+SEARCH = tuple(
+    f"workbench/{name}.py" for name in ("search/search", "search/rounds", "search/prm", "trace")
+)
+ENDED = ("return outputs", "return sequence", "try:")
 PROMPTS = [[7, 3, number, *range(2, 22)] for number in (1, 1, 2, 3)]
 
 
 @contextmanager
-def fault_after(lines: int) -> Iterator[list[str]]:
-    """KeyboardInterrupt at the line of FILES that comes after so many; where, if it was reached.
+def fault_after(
+    lines: int, files: tuple[str, ...] = FILES, *, once: bool = False
+) -> Iterator[list[str]]:
+    """KeyboardInterrupt at the line of these files that comes after so many; where, if reached.
+
+    once: a line counts the first time only.
 
     Not where nothing is called, at the return of what has ended and at `try`: there CPython never
     raises what a signal asks for.
     """
-    left, where = count(lines, -1), []
+    left, where, seen = count(lines, -1), list[str](), set[tuple[str, int]]()
 
     def at_line(frame: FrameType, event: str, _: object) -> object:
-        if event == "line" and not where and next(left) <= 0:
-            place = frame.f_code.co_filename, frame.f_lineno
-            if getline(*place).strip() not in ("return outputs", "return sequence", "try:"):
+        place = frame.f_code.co_filename, frame.f_lineno
+        if event != "line" or where or (once and place in seen):
+            return at_line
+        seen.add(place)
+        if next(left) <= 0:
+            if getline(*place).strip() not in ENDED:
                 where.append("{}:{}".format(*place))
                 raise KeyboardInterrupt
         return at_line
 
     def at_call(frame: FrameType, *_: object) -> object:
-        return at_line if frame.f_code.co_filename.endswith(FILES) else None
+        return at_line if frame.f_code.co_filename.endswith(files) else None
 
     before = sys.gettrace()
     sys.settrace(at_call)
@@ -276,3 +291,58 @@ def test_a_stream_that_garbage_collection_closes_within_a_step(
     assert gone[0] and not first.has_work
     assert first.cache.num_active == 0
     first.cache.check()
+
+
+# -- searches: whatever is raised in a round, both engines are as they were before it --
+
+
+def searched(llm: Engine, prm: Engine) -> Search:
+    strategy, problems = BeamSearch(n=2, beam_width=2, max_depth=2), load_problems("tiny", limit=1)
+    return Search(problems, llm=llm, prm=PRM(prm), strategy=strategy, max_step_tokens=6)
+
+
+@pytest.fixture(scope="module")
+def pair() -> list[Engine]:
+    return [Engine(name, num_blocks=200, max_model_len=384) for name in ("tiny-solver", "tiny-prm")]
+
+
+def recorders(engines: list[Engine]) -> list[tuple[object, str]]:
+    return [(engine._recorder, engine._trace_name) for engine in engines]
+
+
+def test_a_fault_at_any_line_of_a_search_leaves_nothing_in_its_engines(pair) -> None:
+    """No request, no block in use, and each engine records to what it did before."""
+    own = recorders(pair)
+    expected = searched(*pair).play().tree["token_ids"].tolist()
+    for fault in count():
+        search = searched(*pair)
+        with suppress(KeyboardInterrupt), fault_after(fault, SEARCH, once=True) as where:
+            search.play()
+        assert recorders(pair) == own, where
+        for engine in pair:
+            assert not engine.has_work and engine.cache.num_active == 0, where
+            engine.cache.check()
+        if not where:
+            break
+    assert fault > 200
+    assert searched(*pair).play().tree["token_ids"].tolist() == expected
+
+
+@pytest.mark.parametrize("another", [False, True])
+def test_what_two_interrupts_leave_the_next_search_sets_right(pair, another, monkeypatch) -> None:
+    """The second comes as the engines are set back; the same search goes on, or another begins."""
+    own, search, calls = recorders(pair), searched(*pair), count()
+    give = pair[0].trace_as
+
+    def trace_as(*given: object) -> object:
+        if next(calls):  # the first one takes the engine
+            raise KeyboardInterrupt
+        return give(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pair[0], "trace_as", trace_as)
+        with pytest.raises(KeyboardInterrupt):
+            search.round()
+    assert recorders(pair) != own
+    (searched(*pair) if another else search).round()
+    assert recorders(pair) == own

@@ -164,6 +164,31 @@ def test_what_ends_a_search_is_told(pair):
     assert "ConfigError" in live.snapshot().problem
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_fault_in_some_step_is_told_and_leaves_the_engines_free(
+    pair, undisturbed, seed, monkeypatch
+):
+    """Of either engine, where it plans the step; the same search can then be started anew."""
+    live, draw = small(pair), random.Random(seed)
+    scheduler, left = draw.choice(pair.engines).scheduler, iter(range(draw.randrange(2, 12)))
+    plan = scheduler.schedule
+
+    def schedule():
+        if next(left, None) is None:
+            raise OSError("no more steps")
+        return plan()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scheduler, "schedule", schedule)
+        live.start()
+        with pytest.raises(OSError, match="no more steps"):
+            live.wait()
+    assert live.state == "failed" and "no more steps" in live.snapshot().problem
+    assert_at_rest(live)
+    live.start()
+    assert ls.different_nodes(undisturbed, live.wait()) == 0
+
+
 def test_what_cannot_be_is_refused_while_it_runs(pair):
     """A second start, on this search or another of the pair, is refused by name; a split below a
     floor too, and marked: the answer says whose request would not fit.

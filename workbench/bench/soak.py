@@ -88,9 +88,8 @@ def soak(workload: Workload, least_s: float, seed: int = 0) -> Iterator[Row]:
                 except Interrupt:
                     done["interrupts"] += 1
                 for engine in (llm, prm):
-                    while engine.has_work:  # asked just before the interrupt
-                        engine.step()
-                    assert engine.cache.num_active == 0, f"{engine.name}: a block that nothing uses"
+                    used = engine.has_work or engine.cache.num_active
+                    assert not used, f"{engine.name}: a request or block that nothing uses"
                 arena.check()
             except (AssertionError, WorkbenchError) as error:
                 broken.append(f"search {number}: {error!r}")

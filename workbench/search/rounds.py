@@ -336,8 +336,8 @@ class Rounds:
                 )
                 prompt = [*search.prompt, *beam.token_ids]
                 tag = Tag(search.problem.id, node_id(beam.path))
-                number = self.llm.add(prompt, params, tag=tag)
-                self._sampling[number] = (search, slot, room)
+                # On one line: no interrupt comes between a request and the note of its number.
+                self._sampling[self.llm.add(prompt, params, tag=tag)] = (search, slot, room)
 
     def _take_samples(self, outputs: Iterable[RequestOutput]) -> None:
         for output in outputs:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -42,6 +41,12 @@ SYSTEM_PROMPTS = {
 }
 """As their authors publish them, for runs to be compared with theirs. search-and-learn: Beeching,
 Tunstall and Rush 2024 (github.com/huggingface/search-and-learn)."""
+
+
+class SearchRecorder(Recorder):
+    """before: engines taken for a round, with what each recorded to, and under which name."""
+
+    before: dict[str, tuple[TokenEngine, tuple[Recorder, str]]]
 
 
 class Search:
@@ -105,7 +110,8 @@ class Search:
                     "False to record a search."
                 )
         self._strategy, self._record, self._on_round, self._same = strategy, record, on_round, same
-        self._recorder = Recorder("search")
+        self._recorder = SearchRecorder("search")
+        self._recorder.before = {}
         names = ("temperature", "top_p", "top_k", "min_p")
         sampling = {name: getattr(config, name) for name in names}
         self._rounds = Rounds(
@@ -139,18 +145,29 @@ class Search:
         What an engine or on_round raises ends the search: its requests are aborted, and both
         engines stay usable.
         """
-        rounds = self._rounds
-        with ExitStack() as afterwards:
+        rounds, recorder = self._rounds, self._recorder
+        try:
             for name, engine in (("llm", rounds.llm), ("prm", rounds.prm.engine)):
                 if "trace" in engine.capabilities:
-                    before = engine.trace_as(self._recorder, name)
-                    afterwards.callback(engine.trace_as, *before)
-            if rounds.play_round(self._on_round):
-                return True
+                    recorder.before.setdefault(name, (engine, engine.trace_as(recorder, name)))
+            more = rounds.play_round(self._on_round)
+        finally:
+            try:
+                self._set_back()
+            finally:
+                self._set_back()  # whatever an interrupt of the first left
         if self._record is not None and rounds.answered == len(self._searches):
             record_search(self._record, self._searches, rounds, self._strategy, self.config)
             self._record = None
-        return False
+        return more
+
+    def _set_back(self) -> None:
+        """Let engines record to what they did before this search, or before one that left them."""
+        for engine, (recorder, name) in self._recorder.before.values():
+            while isinstance(recorder, SearchRecorder) and name in recorder.before:
+                recorder, name = recorder.before[name][1]
+            engine.trace_as(recorder, name)
+        self._recorder.before.clear()
 
     @property
     def progress(self) -> Progress:
