@@ -24,7 +24,7 @@ PARTS = {
     "other": ("rest of the step", theme.GREY, ""),
 }
 _DASHES = ("solid", "dash", "dot", "dashdot")
-_FOOT = 0.58  # of the drawing: above it the wide panel, below half of its height two small ones
+_HEIGHTS = [0.58, 1 - 0.58]
 _CACHE_CAPTION = (
     "One request alone, greedy. Above: seconds until so many tokens are generated, with a KV cache "
     "and where every token computes its whole sequence again, for each length of the prompt. "
@@ -84,7 +84,8 @@ def engine_batch(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     rows: batch, kind (continuous | static), metric (tokens_per_s | mfu | share), part, value, low,
     high; error: why a batch has no value.
     """
-    fig, axis = _three_panels(), theme.log_axis(sorted(rows["batch"].unique()), 0.08)
+    fig = theme.one_above_two(vertical_spacing=0.2, row_heights=_HEIGHTS)
+    axis = theme.log_axis(sorted(rows["batch"].unique()), 0.08)
     for kind in ("continuous", "static"):
         own, style = rows[rows["kind"] == kind].sort_values("batch"), KINDS[kind]
         rates = own[(own["metric"] == "tokens_per_s") & own["value"].notna()]
@@ -128,7 +129,8 @@ def engine_memory(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     rows: metric (bytes | most | waste | seconds | ratio), kind (paged | contiguous), batch,
     block_size, value, low, high.
     """
-    fig, metric = _three_panels(), rows["metric"]
+    fig = theme.one_above_two(vertical_spacing=0.2, row_heights=_HEIGHTS)
+    metric = rows["metric"]
     room = rows[metric == "most"].set_index("kind")
     unit, name = (2**30, "GiB") if room["value"].max() >= 2**30 else (2**20, "MiB")
     batches = sorted(rows.loc[metric == "bytes", "batch"].unique())
@@ -163,10 +165,3 @@ def engine_memory(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     fig.update_yaxes(title_text="time over contiguous", rangemode="tozero", row=2, col=2)
     frame = Frame(panels=560, top=84, legend=22)
     return finish(fig, "What blocks gain, and cost", _MEMORY_CAPTION, provenance, frame)
-
-
-def _three_panels() -> go.Figure:
-    """A wide panel above two small ones."""
-    specs = [[{"colspan": 2}, None], [{}, {}]]
-    shape = {"row_heights": [_FOOT, 1 - _FOOT], "vertical_spacing": 0.2, "horizontal_spacing": 0.14}
-    return make_subplots(rows=2, cols=2, specs=specs, **shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -76,26 +77,22 @@ def sensitivity(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
 
 
 def by_effect(rows: pd.DataFrame) -> pd.DataFrame:
-    """The settings: taken first, then value by value, that with the largest change of a loss
-    first.
-    """
-    own = rows[rows["kind"] == "setting"].copy()
-    taken = own[own["value"] == "taken"].iloc[0]
-    change = own[LOSSES] - taken[LOSSES].astype(float)
-    own["effect"] = change.abs().max(axis=1).fillna(0.0)
-    effect = own.groupby("value")["effect"].transform("max").where(own["value"] != "taken", 9.0)
-    own["rank"] = list(zip(-effect, own["value"]))
-    return own.sort_values("rank", kind="stable").drop(columns="rank").reset_index(drop=True)
+    """The settings: taken first, then value by value, that whose losses change most first."""
+    own = rows[rows["kind"] == "setting"]
+    is_taken = own["value"] == "taken"
+    change = own[LOSSES] - own.loc[is_taken, LOSSES].iloc[0].astype(float)
+    effect = change.abs().max(axis=1).fillna(0.0).groupby(own["value"]).transform("max")
+    own = own.assign(effect=-effect.mask(is_taken, np.inf))
+    return own.sort_values(["effect", "value"], ignore_index=True)  # stable, of two columns
 
 
 def _plateaus(fig: go.Figure, rows: pd.DataFrame) -> None:
     """A bar from end to end of each plateau, its best share as a diamond."""
-    line = {"color": theme.GREEN, "width": 6}
     bars = go.Scatter(
         x=[x for a, b in rows[["plateau_low", "plateau_high"]].to_numpy() for x in (a, b, None)],
         y=[y for place in rows["place"] for y in (place, place, None)],
         mode="lines",
-        line=line,
+        line={"color": theme.GREEN, "width": 6},
         name="plateau: within 2 % of the best",
         hoverinfo="skip",
     )

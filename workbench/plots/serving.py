@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -15,7 +17,6 @@ ARRIVALS = {
     "closed": Style("clients that ask anew", theme.BLACK),
     "poisson": Style("arriving by chance", theme.ORANGE, symbol="diamond"),
 }
-MODELS = (Style("", theme.BLUE), Style("", theme.VERMILION, "dash", "square"))
 _LOAD_CAPTION = (
     "One served model. Above: generated tokens/s over the clients that ask at a time, each anew "
     "once it has its answer. Below left: what they wait for. Below right: requests inside the "
@@ -35,9 +36,7 @@ def serving_load(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     rows: arrivals (closed | poisson), clients, tokens_per_s, ttft_p50, ttft_p95, e2e_p50, e2e_p95,
     inside, little.
     """
-    specs = [[{"colspan": 2}, None], [{}, {}]]
-    shape = {"row_heights": [0.45, 0.55], "vertical_spacing": 0.25, "horizontal_spacing": 0.14}
-    fig = make_subplots(rows=2, cols=2, specs=specs, **shape)
+    fig = theme.one_above_two(vertical_spacing=0.25, row_heights=[0.45, 0.55])
     closed = rows[rows["arrivals"] == "closed"].sort_values("clients")
     rate, style = closed.assign(value=closed["tokens_per_s"]), ARRIVALS["closed"]
     line = series(rate, "clients", style, "%{x} clients: %{y:,.0f} tokens/s", showlegend=False)
@@ -79,11 +78,10 @@ def serving_split(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     fig = make_subplots(cols=2, horizontal_spacing=0.16)
     panels = {"tokens_per_s": "generated tokens/s", "ttft_p95": "first token, 95th percentile (s)"}
     for column, (name, title) in enumerate(panels.items(), 1):
-        for model, style in zip(map(str, rows["model"].unique()), MODELS):
+        for model, style in zip(map(str, rows["model"].unique()), theme.MODELS.values()):
             own = rows[rows["model"] == model]
             told = f"{model.removeprefix('dummy:')}{', random weights' * ('dummy:' in model)}"
-            named = Style(f"{told}: {own['clients'].iloc[0]} clients", style.colour, style.dash,
-                          style.symbol)  # fmt: skip
+            named = replace(style, label=f"{told}: {own['clients'].iloc[0]} clients")
             own = own.assign(value=own[name], share=100 * own["share"]).sort_values("share")
             line = series(own, "share", named, "%{x:.0f} %: %{y:.3g}", showlegend=column == 1)
             fig.add_trace(line, row=1, col=column)
