@@ -64,7 +64,7 @@ def test_a_nodes_text_is_its_path_and_its_own_step(tables):
 
 
 def test_an_unknown_problem_or_node_is_named(tables):
-    with pytest.raises(ConfigError, match=r"no problem 'r'.*Problems: p, q"):
+    with pytest.raises(ConfigError, match=r"no problem 'r'.*Known: p, q"):
         problem_tree(*tables, "r")
     with pytest.raises(ConfigError, match="no node '0/9'"):
         node_text(problem_tree(*tables), "0/9")

@@ -18,8 +18,8 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from workbench import plots
-from workbench.config import SweepConfig, format_size
-from workbench.errors import ConfigError, RunStoreError, nearest
+from workbench.config import SweepConfig, format_size, require_known
+from workbench.errors import RunStoreError, nearest
 from workbench.experiments import rows as study_rows
 from workbench.experiments import settings
 from workbench.experiments.claims import split_rows
@@ -193,10 +193,8 @@ def explore(name: str, a: Pick, b: Pick | None = None, llm_share: float | None =
     llm_share: of figures at one share, the nearest measured one (default 0.3). ConfigError for a
     figure that is unknown or not of such runs.
     """
-    chosen, known = [a] if b is None else [a, b], figures_of(a, b)
-    if name not in known:
-        hint = f"{nearest(name, known)} Figures: {', '.join(known)}."
-        raise ConfigError(f"There is no figure {name!r} of {a.name}.{hint}")
+    require_known([name], figures_of(a, b), f"The pick {a.name!r}", "figure")
+    chosen = [a] if b is None else [a, b]
     if b is not None and name == "balance":
         searches, cells = sorted(chosen, key=lambda pick: pick.is_batches)
         rows = study_rows.balance_rows(searches, cells.all_runs)

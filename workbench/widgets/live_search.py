@@ -27,10 +27,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from workbench.config import require_known
 from workbench.core import RequestOutput, TokenEngine
 from workbench.engine.engine import Engine
 from workbench.engine.memory import block_shape
-from workbench.errors import ConfigError, WorkbenchError, nearest
+from workbench.errors import ConfigError, WorkbenchError
 from workbench.experiments.settings import POLICIES
 from workbench.kvcache.arena import KVArena
 from workbench.kvcache.policies import KVShare
@@ -90,9 +91,7 @@ def shared_pair(
     ConfigError for a policy that is none of experiments.settings.POLICIES, and what KVArena and
     Engine raise.
     """
-    if policy not in POLICIES:
-        allowed = f"allowed: {', '.join(POLICIES)}.{nearest(policy, list(POLICIES))}"
-        raise ConfigError(f"policy is {policy!r}; {allowed}")
+    require_known([policy], list(POLICIES), "The arena", "policy")
     shapes = [block_shape(name, max_model_len=max_model_len) for name in (llm, prm)]
     chosen = POLICIES[policy]()
     arena = KVArena(memory, shapes, chosen, kv_share if chosen.keeps_split else None)
@@ -260,15 +259,15 @@ class LiveSearch:
         self._is_stopped = False
         self._rows, self._moves = array("d"), list[Move]()
         self._phase, self._steps, self._tokens, self._answered = "", 0, 0, 0
-        self._evicted_before = self._evicted()
+        self._evicted_before = [pool.stats.evicted for pool in self.pair.arena.pools]
         self._ended_s: float | None = None
         self.result: SearchResult | None = None
         self.error: Exception | None = None
 
-    def _evicted(self, *since: int) -> list[int]:
-        """Blocks that the LLM's and the PRM's cache have evicted, less so many."""
-        now = (pool.stats.evicted for pool in self.pair.arena.pools)
-        return [count - before for count, before in zip(now, since or (0, 0), strict=True)]
+    def _evicted(self) -> list[int]:
+        """Blocks that the LLM's and the PRM's cache have evicted since the start."""
+        pools = zip(self.pair.arena.pools, self._evicted_before, strict=True)
+        return [pool.stats.evicted - before for pool, before in pools]
 
     def start(self) -> None:
         """Begin, or begin anew after an end; paused if `pause` came first.
@@ -389,7 +388,7 @@ class LiveSearch:
             steps_seen=rows.reshape(-1, len(StepSeen._fields)),
             moves=tuple(self._moves),
             blocks=blocks,
-            evicted=dict(zip(ROLES, self._evicted(*self._evicted_before))),
+            evicted=dict(zip(ROLES, self._evicted())),
             problem="" if self.error is None else f"{type(self.error).__name__}: {self.error}",
         )
 
@@ -430,7 +429,7 @@ class LiveSearch:
         with arena.lock:
             llm = arena.models[0]
             pages = (arena.target[llm], arena.actual[llm], *(pool.held for pool in arena.pools))
-            evicted = self._evicted(*self._evicted_before)
+            evicted = self._evicted()
         levels = (each / arena.num_pages for each in pages)
         with self._changed:
             step = StepSeen(float(role == "prm"), start_s, end_s, tokens, *evicted, *levels)

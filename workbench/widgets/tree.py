@@ -14,6 +14,7 @@ import ipywidgets
 import pandas as pd
 import plotly.graph_objects as go
 
+from workbench.config import require_known
 from workbench.errors import ConfigError, nearest
 from workbench.plots.search import ROLES, search_tree, tree_places
 from workbench.search.answers import extract_answer
@@ -60,9 +61,7 @@ def problem_tree(
     """
     ids = list(problems["problem_id"])
     wanted = ids[0] if problem_id is None else problem_id
-    if wanted not in ids:
-        hint = nearest(wanted, ids)
-        raise ConfigError(f"There is no problem {wanted!r}.{hint} Problems: {', '.join(ids)}.")
+    require_known([wanted], ids, "The search", "problem")
     row = problems[problems["problem_id"] == wanted].iloc[0]
     own = nodes[nodes["problem_id"] == wanted]
     own = own.assign(**{name: "" for name in ("text", "finish_reason") if name not in own})

@@ -151,14 +151,11 @@ def find_recordings(given: Sequence[str | PathLike[str]] | None = None) -> dict[
     ConfigError where there is none.
     """
     found = {}
-    for name in map(
-        str, dict.fromkeys((THESIS, TINY, *recording_names())) if given is None else given
-    ):
-        if name == THESIS:
-            found[name] = RecordingInfo(name, Path(name), thesis())
-            continue
-        path = Path(name) if Path(name).suffix == ".parquet" else recording_path(name)
-        found[name] = RecordingInfo(name, path, read_header(path))
+    for name in map(str, (THESIS, TINY, *recording_names()) if given is None else given):
+        path = Path(name)
+        if name != THESIS and path.suffix != ".parquet":
+            path = recording_path(name)
+        found[name] = RecordingInfo(name, path, thesis() if name == THESIS else read_header(path))
     if not found:
         raise ConfigError("There is no recording; make one with `workbench record` and name it.")
     return found
