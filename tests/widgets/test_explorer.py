@@ -111,7 +111,7 @@ def test_a_search_of_a_pick_is_the_one_nearest_to_a_share(found, tmp_path):
 
 def test_the_widget_draws_what_is_picked_and_writes_the_command(runs_dir, is_shown):
     """Another pick, figure and share are drawn; what is pinned is laid over the next pick."""
-    view = explorer.ExplorerView(runs_dir, {"problem": None})
+    view = explorer.ExplorerView(runs_dir, problem=None)
     single = next(name for name in view.picks if name.startswith("split-0.500"))
     view.name.value = "prm_blocks"
     view.second.value = single
@@ -122,6 +122,6 @@ def test_the_widget_draws_what_is_picked_and_writes_the_command(runs_dir, is_sho
     assert "llm_share" not in view.copy.value
     assert view.first.value in view.pin()
     assert view.second.value == view.first.value
-    assert explorer.explorer_widget(runs_dir) == NOT_LIVE
+    assert explorer.ExplorerView.shown(runs_dir) == NOT_LIVE
     is_shown(True)
-    assert explorer.explorer_widget(runs_dir).children
+    assert explorer.ExplorerView.shown(runs_dir).children

@@ -32,14 +32,14 @@ def traces(fig):
 
 
 def test_a_front_end_is_needed(searched, is_shown):
-    assert live.live_widget(searched) == NOT_LIVE
+    assert live.LiveView.shown(searched) == NOT_LIVE
     is_shown(True)
-    assert live.live_widget(searched, **GIVEN).children
+    assert live.LiveView.shown(searched, **GIVEN).children
 
 
 def test_the_widget_moves_the_split_says_so_and_writes_the_command(searched):
     """Slider, typed twin, sentence and command agree with the arena."""
-    view = live.LiveView(searched, "", GIVEN)
+    view = live.LiveView(searched, **GIVEN)
     view.share.slider.value = 0.55
     assert view.share.typed.value == 0.55
     assert "0.55" in view.answer.value and "reached" in view.answer.value
@@ -58,7 +58,7 @@ def test_the_widget_watches_a_search_to_its_end(searched):
     """Start, pause, resume, pin: figure and words follow, from the event loop alone."""
 
     async def by_hand():
-        view = live.LiveView(searched, "", GIVEN)
+        view = live.LiveView(searched, **GIVEN)
         view.start()
         view.toggle()
         assert "paused" in view.words.value and view.pause.description == "resume"
@@ -105,7 +105,7 @@ def test_a_view_that_cannot_be_drawn_any_more_says_why(searched, monkeypatch):
     """The task that watches is awaited by no caller; its end is not silent."""
 
     async def by_hand():
-        view = live.LiveView(searched, "", GIVEN)
+        view = live.LiveView(searched, **GIVEN)
         monkeypatch.setattr(view, "show", lambda: {}[HOSTILE])
         view.start()
         with pytest.raises(KeyError):

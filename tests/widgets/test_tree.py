@@ -84,7 +84,7 @@ def test_the_figure_tells_roles_apart_and_names_its_colours(tables):
 
 def test_menus_show_a_node_and_its_text(tables, is_shown):
     """Ring, text and command are the chosen node's; a pinned text stays beside another problem."""
-    view = tree.TreeView(*tables, "", {"n": 3})
+    view = tree.TreeView(*tables, n=3)
     assert "node 0/1/1" in view.text.value
     view.node.value = "1"
     assert "&lt;img" in view.text.value and "<img" not in view.text.value
@@ -96,6 +96,6 @@ def test_menus_show_a_node_and_its_text(tables, is_shown):
     assert "no box" in view.text.value
     assert "2+2=5" in view.pinned.value
     assert 'problem: "q"' in view.copy.value
-    assert tree.tree_widget(*tables) == NOT_LIVE
+    assert tree.TreeView.shown(*tables) == NOT_LIVE
     is_shown(True)
-    assert tree.tree_widget(*tables).children
+    assert tree.TreeView.shown(*tables).children

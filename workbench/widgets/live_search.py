@@ -64,14 +64,12 @@ class SharedPair:
         return type(self.arena.policy).__name__
 
     @property
-    def lowest_share(self) -> float:
-        """The LLM's, below which one request of it would not fit."""
-        return self.arena.pools[0].floor_pages / self.arena.num_pages
-
-    @property
-    def highest_share(self) -> float:
-        """The LLM's, above which one request of the PRM would not fit."""
-        return 1 - self.arena.pools[1].floor_pages / self.arena.num_pages
+    def share_limits(self) -> tuple[float, float]:
+        """The LLM's shares below which one request of it, above which one of the PRM's would not
+        fit.
+        """
+        llm, prm = (pool.floor_pages / self.arena.num_pages for pool in self.arena.pools)
+        return llm, 1 - prm
 
 
 def shared_pair(
@@ -182,9 +180,10 @@ class Snapshot:
     """A search at one moment. Shares are of the arena's pages; seconds leave pauses out.
 
     state: of LiveSearch. phase: the model that stepped last, "" while none steps. tokens: of
-    finished requests. steps_seen: [steps, fields of StepSeen]. blocks: those of every page as
-    numbers of BLOCK_STATES, none where no model holds it. evicted: blocks, since the start.
-    problem: what ended a failed search.
+    finished requests. target, actual: what the LLM should have, and holds or could have.
+    steps_seen: [steps, fields of StepSeen]. blocks: those of every page as numbers of BLOCK_STATES,
+    none where no model holds it. evicted: blocks, since the start. problem: what ended a failed
+    search.
     """
 
     state: str
@@ -194,8 +193,8 @@ class Snapshot:
     tokens: int
     answered: int
     problems: int
-    target: dict[str, float]
-    actual: dict[str, float]
+    target: float
+    actual: float
     steps_seen: NDArray[np.float64]
     moves: tuple[Move, ...]
     blocks: list[list[int]]
@@ -358,13 +357,10 @@ class LiveSearch:
 
     def snapshot(self) -> Snapshot:
         """What it does now; a few milliseconds, whatever the search does meanwhile."""
-        arena = self.pair.arena
+        arena, llm = self.pair.arena, self.pair.arena.models[0]
         blocks: list[list[int]] = [[] for _ in range(arena.num_pages)]
         with arena.lock:
-            target, actual = (
-                {role: levels[name] / arena.num_pages for role, name in zip(ROLES, arena.models)}
-                for levels in (arena.target, arena.actual)
-            )
+            target, actual = arena.target[llm], arena.actual[llm]
             for active, pool in zip((1, 3), arena.pools, strict=True):
                 for page in pool.pages:
                     held = pool.blocks[page * pool.per_page : (page + 1) * pool.per_page]
@@ -383,8 +379,8 @@ class LiveSearch:
             tokens=tokens,
             answered=self._answered,
             problems=len(self.problems),
-            target=target,
-            actual=actual,
+            target=target / arena.num_pages,
+            actual=actual / arena.num_pages,
             steps_seen=rows.reshape(-1, len(StepSeen._fields)),
             moves=tuple(self._moves),
             blocks=blocks,

@@ -200,6 +200,11 @@ class FigureView:
         self.box = ipywidgets.VBox(rows)
         self.show()
 
+    @classmethod
+    def shown(cls, *given: Any, **parameters: Any) -> Any:
+        """The widget of a view made so; where none can be shown, a sentence, and no view is made."""
+        return cls(*given, **parameters).box if is_live() else NOT_LIVE
+
     @property
     def figures(self) -> list[go.FigureWidget]:
         """The figures on the screen."""
