@@ -72,10 +72,8 @@ def engine_cache(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         fig.add_trace(theme.legend_note("legend", style.label, marker), row=1, col=1)
     fig.update_yaxes(type="log", dtick="D2", title_text="seconds until there", row=1, col=1)
     fig.update_yaxes(rangemode="tozero", title_text="time without over with", row=2, col=1)
-    for row in (1, 2):
-        fig.update_xaxes(title_text="tokens generated", rangemode="tozero", row=row, col=1)
-    frame = Frame(panels=520, top=84)
-    return finish(fig, "What a KV cache gains", _CACHE_CAPTION, provenance, frame)
+    fig.update_xaxes(title_text="tokens generated", rangemode="tozero")
+    return finish(fig, "What a KV cache gains", _CACHE_CAPTION, provenance, Frame(520, top=84))
 
 
 def engine_batch(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
@@ -119,8 +117,7 @@ def engine_batch(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     fig.update_yaxes(title_text="of the ceiling (%)", rangemode="tozero", row=2, col=2)
     fig.update_layout(barmode="stack", bargap=0.3)
     legend_at(fig, "legend2", 0.385)
-    frame = Frame(panels=560)
-    return finish(fig, "What batches gain", _BATCH_CAPTION, provenance, frame)
+    return finish(fig, "What batches gain", _BATCH_CAPTION, provenance, Frame(panels=560))
 
 
 def engine_memory(rows: pd.DataFrame, provenance: str = "") -> go.Figure:

@@ -57,8 +57,7 @@ def serving_load(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         dots = series(own, "little", style, hover, mode="markers", legend="legend2")
         fig.add_trace(dots, row=2, col=2)
     counts = theme.log_axis(closed["clients"].tolist(), 0.1)
-    for place in ({"row": 1, "col": 1}, {"row": 2, "col": 1}):
-        fig.update_xaxes(title_text="clients at a time", **counts, **place)
+    fig.update_xaxes(title_text="clients at a time", **counts, col=1)
     fig.update_yaxes(title_text="generated tokens/s", rangemode="tozero", row=1, col=1)
     fig.update_yaxes(type="log", dtick="D2", title_text="seconds", row=2, col=1)
     fig.update_xaxes(type="log", dtick=1, title_text="rate times time inside", row=2, col=2)
@@ -66,8 +65,7 @@ def serving_load(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     for name, x in (("legend", 0), ("legend2", 0.57)):
         legend_at(fig, name, 0.42)
         fig.update_layout({name: {"orientation": "v", "x": x, "font": {"size": 10}}})
-    frame = Frame(panels=560, top=40)
-    return finish(fig, "What clients wait for", _LOAD_CAPTION, provenance, frame)
+    return finish(fig, "What clients wait for", _LOAD_CAPTION, provenance, Frame(560, top=40))
 
 
 def serving_split(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
@@ -86,7 +84,6 @@ def serving_split(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
             line = series(own, "share", named, "%{x:.0f} %: %{y:.3g}", showlegend=column == 1)
             fig.add_trace(line, row=1, col=column)
         fig.update_yaxes(title_text=title, rangemode="tozero", row=1, col=column)
-        axis = {"tickvals": sorted(100 * rows["share"].unique())}
-        fig.update_xaxes(title_text="first model's share of memory (%)", **axis, row=1, col=column)
-    frame = Frame(panels=300)
-    return finish(fig, "Two models in one memory", _SPLIT_CAPTION, provenance, frame)
+    shares = sorted(100 * rows["share"].unique())
+    fig.update_xaxes(title_text="first model's share of memory (%)", tickvals=shares)
+    return finish(fig, "Two models in one memory", _SPLIT_CAPTION, provenance, Frame(panels=300))

@@ -202,7 +202,7 @@ class FigureView:
 
     @classmethod
     def shown(cls, *given: Any, **parameters: Any) -> Any:
-        """The widget of a view made so; where none can be shown, a sentence, and no view is made."""
+        """The widget of a view made so; a sentence, and no view, where none can be shown."""
         return cls(*given, **parameters).box if is_live() else NOT_LIVE
 
     @property

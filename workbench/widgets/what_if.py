@@ -68,8 +68,6 @@ RING = {"symbol": "circle-open", "size": 17, "color": theme.BLACK, "line": {"wid
 SHADES = ("#4D4D4D", "#8C8C8C", "#B8B8B8")  # of pinned curves, the latest first
 _SHARE_FRAME = Frame(panels=480, top=146, left=80, legend=58)
 _BLOCKS_FRAME = Frame(panels=480, top=88, left=92)
-
-
 TITLES = (
     "generated tokens/s",
     "prompt tokens<br>found cached (%)",
