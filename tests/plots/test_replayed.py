@@ -6,31 +6,23 @@ import pandas as pd
 import pytest
 
 from tests.plots import synthetic
+from tests.plots.test_plots import FIGURES
 from workbench import plots
 from workbench.plots.panels import APART, GROUND, by_rung
-
-PAIRS = {
-    "memory_split": synthetic.split_rows,
-    "prm_blocks": synthetic.block_rows,
-    "prefix_hits": synthetic.hit_rows,
-    "thrashing": synthetic.thrash_rows,
-}
-
 
 RUNGS = ("measured tiny", "replayed SmolLM2", "replayed 1B + 8B")
 
 
 def on_rungs(name) -> pd.DataFrame:
     """The same rows for three rungs, each twice as high as the one before."""
-    rows = PAIRS[name]().copy()
-    parts = []
+    rows, parts = FIGURES[name][1](), []
     for number, rung in enumerate(RUNGS):
         higher = {c: rows[c] * 2**number for c in ("value", "low", "high") if c in rows}
         parts.append(rows.assign(**higher, rung=rung))
     return pd.concat(parts, ignore_index=True)
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", ["memory_split", "prm_blocks", "prefix_hits", "thrashing"])
 def test_rungs_are_panels_of_one_figure_side_by_side(name) -> None:
     """Guards that no panel covers another, and that each draws its own rows on its own axes."""
     draw, rows = by_rung(getattr(plots, name)), on_rungs(name)
