@@ -7,16 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.plots import (
-    synthetic,
-    test_generation,
-    test_optimisation,
-    test_requirements,
-    test_serving,
-)
+from tests.plots import synthetic, test_generation, test_optimisation, test_requirements
 from workbench import plots
 from workbench.plots import theme
-from workbench.plots.timeline import BLOCK_COLUMNS, LOST_TIME, decimated
+from workbench.plots.caching import BLOCK_COLUMNS, LOST_TIME, decimated
 
 ROOT = Path(__file__).parents[2]
 FIGURES = {
@@ -38,8 +32,8 @@ FIGURES = {
     "engine_cache": (plots.engine_cache, test_generation.cache_rows),
     "engine_batch": (plots.engine_batch, test_generation.batch_rows),
     "engine_memory": (plots.engine_memory, test_generation.memory_rows),
-    "serving_load": (plots.serving_load, test_serving.load_rows),
-    "serving_split": (plots.serving_split, test_serving.split_rows),
+    "serving_load": (plots.serving_load, test_generation.load_rows),
+    "serving_split": (plots.serving_split, test_generation.split_rows),
 }
 UNTITLED = {  # they share another's title
     "optimisation": ("yaxis2", "yaxis6"),

@@ -28,7 +28,7 @@ from workbench.config import parse_size
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.experiments.memory import FeasibleShares, Need
 from workbench.experiments.provenance import project_root
-from workbench.plots.timeline import decimated
+from workbench.plots.caching import decimated
 from workbench.replay.answers import Answers
 from workbench.replay.devices import PRESETS, load_device
 from workbench.replay.what_if import what_if
