@@ -1,5 +1,5 @@
-"""What one change does: the thesis's modifications one after the other (section 5.3), sampling to the
-end at the depth limit, and each value that the thesis leaves open set otherwise.
+"""What one change does: the thesis's modifications one after the other (section 5.3), sampling to
+the end at the depth limit, and each value that the thesis leaves open set otherwise.
 """
 
 from __future__ import annotations
