@@ -65,9 +65,8 @@ def engine_cache(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         for cached, style in CACHED.items():
             line = own[(own["metric"] == "seconds") & (own["kv_cache"] == cached)]
             named = Style(f"{style.label}, prompt of {prompt}", style.colour, **look)
-            fig.add_trace(
-                series(line, "new_tokens", named, hover + " s", showlegend=False), row=1, col=1
-            )
+            line = series(line, "new_tokens", named, hover + " s", showlegend=False)
+            fig.add_trace(line, row=1, col=1)
         named = Style(f"prompt of {prompt}", theme.BLACK, **look)
         line = series(own[own["metric"] == "ratio"], "new_tokens", named, hover + " times")
         fig.add_trace(line, row=2, col=1)
@@ -143,13 +142,11 @@ def engine_memory(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         fig.add_trace(series(own, "batch", style, hover), row=1, col=1)
         waste = theme.in_percent(rows[(metric == "waste") & (rows["kind"] == kind)])
         waste = waste.sort_values("block_size")
-        fig.add_trace(
-            series(waste, "block_size", style, "blocks of %{x:,.0f}: %{y:.1f} %", showlegend=False),
-            row=2, col=1,
-        )  # fmt: skip
         times = rows[(metric == "ratio") & (rows["kind"] == kind)].sort_values("block_size")
-        line = series(times, "block_size", style, "blocks of %{x:,.0f}: %{y:.3f} times")
-        fig.add_trace(line.update(showlegend=False), row=2, col=2)
+        for column, sizes, told in ((1, waste, "%{y:.1f} %"), (2, times, "%{y:.3f} times")):
+            hover = f"blocks of %{{x:,.0f}}: {told}"
+            line = series(sizes, "block_size", style, hover, showlegend=False)
+            fig.add_trace(line, row=2, col=column)
     given = float(room["value"].iloc[0]) / unit
     line = theme.capacity(batches[:: len(batches) - 1], [given] * 2, f"memory: {given:,.3g} {name}")
     fig.add_trace(line, row=1, col=1)

@@ -154,9 +154,8 @@ def timeline(steps: Sequence[StepSeen] | NDArray[np.float64]) -> pd.DataFrame:
     done = np.concatenate([[0.0], table["tokens"].cumsum()])
 
     since = np.maximum(ends - window, 0.0)
-    by_end, before = (
-        np.searchsorted(table["end_s"], times, side="right") for times in (ends, since)
-    )
+    by_end = np.searchsorted(table["end_s"], ends, side="right")
+    before = np.searchsorted(table["end_s"], since, side="right")
     columns = {
         "time_s": (starts + ends) / 2,
         "tokens_per_s": (done[by_end] - done[before]) / np.maximum(ends - since, 1e-9),

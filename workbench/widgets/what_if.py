@@ -30,14 +30,7 @@ from workbench.replay.devices import load_device
 from workbench.replay.simulator import POLICIES
 from workbench.widgets import parts, what_if_replay
 from workbench.widgets.parts import Drawing, HtmlText, NumberSlider
-from workbench.widgets.what_if_replay import (
-    GIB,
-    MIB,
-    Position,
-    RecordingInfo,
-    Replay,
-    replay_rows,
-)
+from workbench.widgets.what_if_replay import GIB, MIB, Position, RecordingInfo, Replay, replay_rows
 
 Replayer = Callable[[RecordingInfo, Position], Awaitable[Replay]]
 

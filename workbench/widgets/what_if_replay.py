@@ -172,9 +172,9 @@ class Replay:
     """What a search would be like at a position.
 
     row: kv_share, tokens_per_s, seconds_per_problem, outside_s (of them neither model's), and of
-    each model, with its role before: num_blocks, kv_tokens, seconds (of a problem), hit_rate,
-    thrash (events in 1,000 look-ups). blocks: start_s, engine, blocks_active, blocks_cached,
-    blocks_total. took_s: to replay, None where it is interpolated.
+    each model, with its role before: kv_tokens, seconds (of a problem), hit_rate, thrash (events in
+    1,000 look-ups). blocks: start_s, engine, blocks_active, blocks_cached, blocks_total. took_s: to
+    replay, None where it is interpolated.
     """
 
     position: Position
@@ -209,14 +209,11 @@ def replay(info: RecordingInfo, position: Position) -> Replay:
         "tokens_per_s": found.throughput.tokens_per_s,
         "seconds_per_problem": found.throughput.wall_s / num_problems,
     }
-    parts = []
+    parts, tables = [], (found.trace.steps, found.trace.requests)
     for name, memory in zip(("llm", "prm"), found.memory, strict=True):
-        steps, requests = (
-            t[t["engine"] == name] for t in (found.trace.steps, found.trace.requests)
-        )
+        steps, requests = (table[table["engine"] == name] for table in tables)
         admitted = requests[requests["scheduled_s"].notna()]
         look_ups = len(admitted) + int(admitted["preemptions"].sum())
-        row[f"{name}_num_blocks"] = memory.num_blocks
         row[f"{name}_kv_tokens"] = memory.num_blocks * position.block_size
         row[f"{name}_seconds"] = float(steps["duration_s"].sum()) / num_problems
         row[f"{name}_hit_rate"] = steps["hit_tokens"].sum() / max(steps["query_tokens"].sum(), 1)
