@@ -108,10 +108,10 @@ def test_a_figure_its_words_and_its_command_follow_the_controls(view):
     assert [trace.type for trace in after.data] == ["scatter", "bar"] and len(before.data) == 1
 
 
-def test_where_no_widget_can_be_shown_a_sentence_stands_in(is_shown):
+def test_where_no_widget_can_be_shown_a_sentence_stands_in(open_front_end):
     made = "02_memory_split", [], lambda: {"name": drawing(1)}
     assert parts.FigureView.shown(*made, {}) == parts.NOT_LIVE
-    is_shown(True)
+    open_front_end()
     assert parts.FigureView.shown(*made, parameters={}).children
 
 

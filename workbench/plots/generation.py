@@ -1,6 +1,4 @@
-"""What generating text costs one engine: a KV cache over length, batches, bytes of blocks; and what
-the clients of a server wait for.
-"""
+"""What generating text costs an engine (a KV cache, batches, blocks), and a server's clients."""
 
 from __future__ import annotations
 

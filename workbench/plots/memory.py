@@ -171,9 +171,7 @@ def kv_blocks(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
 
 
 def _counts(fig: go.Figure, rows: pd.DataFrame, model: Style, row: int) -> None:
-    """One model's formula as a line, engines that were built on it; a cross where it does not fit,
-    and what it lacks there.
-    """
+    """One model's formula as a line, engines built on it; crosses, and what it lacks, elsewhere."""
     looks = {
         "formula": (f"{model.label}, formula", model.dash, "circle", "lines", 8),
         "built": (f"{model.label}, engine built", "solid", model.symbol, "markers", 9),

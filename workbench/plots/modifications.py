@@ -84,9 +84,7 @@ def modifications(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
 
 
 def _gains(fig: go.Figure, rows: pd.DataFrame) -> None:
-    """The paired factor of every setting on a logarithmic axis, 1 as an upright; those of the first
-    rung with their numbers above, those of others below them.
-    """
+    """Paired factors of the settings on a logarithmic axis; the first rung's with their numbers."""
     several = rows.get("rung", pd.Series("", rows.index))
     for number, (rung, own) in enumerate(rows.groupby(several, sort=False)):
         colour = (PANELS[GAIN][1], theme.BLUE, theme.PURPLE)[number % 3]

@@ -65,9 +65,7 @@ class SharedPair:
 
     @property
     def share_limits(self) -> tuple[float, float]:
-        """The LLM's shares below which one request of it, above which one of the PRM's would not
-        fit.
-        """
+        """The LLM's, between which a request of either model fits."""
         llm, prm = (pool.floor_pages / self.arena.num_pages for pool in self.arena.pools)
         return llm, 1 - prm
 
@@ -252,7 +250,7 @@ class LiveSearch:
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        self._origin, self._waited_s = time.perf_counter(), 0.0
+        self._origin = time.perf_counter()  # moved on by every wait
         self._waits_since: float | None = None
         self._is_stopped = False
         self._rows, self._moves = array("d"), list[Move]()
@@ -319,7 +317,7 @@ class LiveSearch:
             if self._ended_s is not None:
                 return self._ended_s
             now = time.perf_counter() if self._waits_since is None else self._waits_since
-            return now - self._origin - self._waited_s
+            return now - self._origin
 
     @property
     def is_alive(self) -> bool:
@@ -413,7 +411,7 @@ class LiveSearch:
             if self.is_paused and not self._is_stopped:
                 self._waits_since = time.perf_counter()
                 self._changed.wait_for(lambda: not self.is_paused or self._is_stopped)
-                self._waited_s += time.perf_counter() - self._waits_since
+                self._origin += time.perf_counter() - self._waits_since
                 self._waits_since = None
             if self._is_stopped:
                 raise SearchStopped("The search was stopped before this step.")

@@ -360,14 +360,12 @@ class WhatIfWidget(parts.FigureView):
         }
         self.menus["recording"].layout = ipywidgets.Layout(flex="1 1 300px", width="auto")
         text = "LLM share of total memory (llm_share)"
-        self.sliders = {
-            "llm_share": NumberSlider(text, (0.01, 0.99), at.llm_share, "{:.2f}", step=0.01)
-        }
+        share = NumberSlider(text, (0.01, 0.99), at.llm_share, "{:.2f}", step=0.01)
         ends = info.memories(at)
         self._unit, unit, step = (GIB, "GiB", 0.1) if ends[-1] >= GIB else (MIB, "MiB", 1.0)
         sizes, size = [each / self._unit for each in ends], at.total_memory / self._unit
         memory = NumberSlider("total memory of both models", sizes, size, "{:,.1f}", unit, step)
-        self.sliders["total_memory"] = memory
+        self.sliders = {"llm_share": share, "total_memory": memory}
         for name, (text, usual) in OFFERED.items():
             options = {*usual, given[name]}
             self.sliders[name] = NumberSlider(text, options, given[name], "{:,.0f}")
