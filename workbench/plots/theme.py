@@ -244,7 +244,7 @@ def mixed(model: str, strength: float) -> str:
 
 
 def thinned(values: Sequence[float], gap: float = 0.06) -> list[int]:
-    """Indices of the sorted `values` whose labels fit: the ends, and what is `gap` of it apart."""
+    """Indices of sorted `values` whose labels fit: the ends, and those `gap` of the axis apart."""
     span = (values[-1] - values[0]) or 1.0
     kept = [0]
     for i in range(1, len(values) - 1):

@@ -110,7 +110,7 @@ class NumberSlider(ipywidgets.HBox):
         self._is_free = step is not None
         start, wide = self.nearest(value), ipywidgets.Layout(flex="1 1 240px", width="auto")
         look = {"description": "slide", "layout": wide}
-        if step:
+        if self._is_free:
             ends = {"min": self.options[0], "max": self.options[-1], "step": step}
             read = form.strip("{:}")
             self.slider = ipywidgets.FloatSlider(start, readout_format=read, **ends, **look)
