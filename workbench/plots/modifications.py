@@ -154,7 +154,7 @@ def sensitivity(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     """Plateau and losses at the ends of the interval for each setting of each value.
 
     rows: kind (only `setting` is drawn), value, setting, best, plateau_low, plateau_high, low, high
-    (shares), loss_low, loss_mid, loss_high (fractions); the pair does not fit where best is missing.
+    (shares), loss_low, loss_mid, loss_high (fractions); no pair that does not fit has a best.
     """
     own = by_effect(rows)
     places = [-number for number in range(len(own))]
