@@ -308,6 +308,8 @@ def test_rungs_are_panels_of_one_figure_side_by_side(name):
         assert list(own.y) == pytest.approx(list(single.y), nan_ok=True)
     names = [t.name for t in fig.data if t.showlegend is not False]
     assert len(names) == len(set(names)), "a legend says each thing once"
+    legends = [name for name in fig.layout.to_plotly_json() if name.startswith("legend")]
+    assert legends == sorted(legends), "equal figures have equal bytes, whatever a set's order"
 
 
 def test_batch_limits_of_two_rungs_are_two_heat_maps_and_each_line_is_named_once():

@@ -150,7 +150,7 @@ def test_a_policy_without_a_split_says_so():
     live.start()
     live.wait()
     assert (live.state, live.snapshot().moves) == ("finished", ())
-    with pytest.raises(ConfigError, match="no policy 'statics'.*Known: static, first_come"):
+    with pytest.raises(ConfigError, match=r"no policy 'statics'.*Known: static, first_come"):
         ls.shared_pair(policy="statics")
 
 

@@ -52,7 +52,7 @@ def _side_by_side(figs: Sequence[go.Figure], rungs: Sequence[str], provenance: s
     first, notes, named = figs[0].layout, 0, set[str]()
     width = (1 - GAP * (len(figs) - 1)) / len(figs)
     fig = go.Figure(layout={"barmode": first.barmode or "group"})
-    legends = {name: first[name] for name in first if re.fullmatch(r"legend\d*", name)}
+    names = sorted(name for name in first if re.fullmatch(r"legend\d*", name))  # a Layout has a set's order
     panels = int(first.height - first.margin.t - first.margin.b)
     has_room_axis = any("xaxis9" in each.layout for each in figs)
     for number, (own, rung) in enumerate(zip(figs, rungs, strict=True)):
@@ -88,8 +88,8 @@ def _side_by_side(figs: Sequence[go.Figure], rungs: Sequence[str], provenance: s
             fig.add_shape(_placed(shape, number, place))
         middle = {"xanchor": "center", "yshift": 54 if has_room_axis else 6}
         say(fig, f"<b>{rung}</b>", place[0] + width / 2, 1, **middle)
-    for name, legend in legends.items():
-        fig.layout[name] = legend
+    for name in names:
+        fig.layout[name] = first[name]
     fig.layout.legend.y += LINE_PX / panels
     bottom, top = int(first.margin.b) - 10, int(first.margin.t) + LINE_PX * (1 + notes)
     frame = Frame(panels, top, bottom, int(first.margin.l), RIGHT_PX)
