@@ -52,7 +52,7 @@ def _side_by_side(figs: Sequence[go.Figure], rungs: Sequence[str], provenance: s
     first, notes, named = figs[0].layout, 0, set[str]()
     width = (1 - GAP * (len(figs) - 1)) / len(figs)
     fig = go.Figure(layout={"barmode": first.barmode or "group"})
-    names = sorted(name for name in first if re.fullmatch(r"legend\d*", name))  # a Layout has a set's order
+    names = sorted(name for name in first if re.fullmatch(r"legend\d*", name))  # of a set: sorted
     panels = int(first.height - first.margin.t - first.margin.b)
     has_room_axis = any("xaxis9" in each.layout for each in figs)
     for number, (own, rung) in enumerate(zip(figs, rungs, strict=True)):
