@@ -141,9 +141,9 @@ def engine_memory(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         waste = theme.in_percent(rows[(metric == "waste") & (rows["kind"] == kind)])
         waste = waste.sort_values("block_size")
         times = rows[(metric == "ratio") & (rows["kind"] == kind)].sort_values("block_size")
-        for column, sizes, told in ((1, waste, "%{y:.1f} %"), (2, times, "%{y:.3f} times")):
+        for column, found, told in ((1, waste, "%{y:.1f} %"), (2, times, "%{y:.3f} times")):
             hover = f"blocks of %{{x:,.0f}}: {told}"
-            line = series(sizes, "block_size", style, hover, showlegend=False)
+            line = series(found, "block_size", style, hover, showlegend=False)
             fig.add_trace(line, row=2, col=column)
     given = float(room["value"].iloc[0]) / unit
     line = theme.capacity(batches[:: len(batches) - 1], [given] * 2, f"memory: {given:,.3g} {name}")
