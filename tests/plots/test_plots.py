@@ -7,16 +7,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.plots import (
-    synthetic,
-    test_generation,
-    test_optimisation,
-    test_requirements,
-    test_serving,
-)
+from tests.plots import synthetic, test_generation, test_optimisation, test_requirements
 from workbench import plots
 from workbench.plots import theme
-from workbench.plots.timeline import BLOCK_COLUMNS, LOST_TIME, decimated
+from workbench.plots.caching import BLOCK_COLUMNS, LOST_TIME, decimated
+from workbench.plots.panels import APART, GROUND, by_rung
 
 ROOT = Path(__file__).parents[2]
 FIGURES = {
@@ -38,8 +33,8 @@ FIGURES = {
     "engine_cache": (plots.engine_cache, test_generation.cache_rows),
     "engine_batch": (plots.engine_batch, test_generation.batch_rows),
     "engine_memory": (plots.engine_memory, test_generation.memory_rows),
-    "serving_load": (plots.serving_load, test_serving.load_rows),
-    "serving_split": (plots.serving_split, test_serving.split_rows),
+    "serving_load": (plots.serving_load, test_generation.load_rows),
+    "serving_split": (plots.serving_split, test_generation.split_rows),
 }
 UNTITLED = {  # they share another's title
     "optimisation": ("yaxis2", "yaxis6"),
@@ -282,3 +277,93 @@ def test_settings_stand_by_effect_below_what_is_taken_and_one_that_does_not_fit_
     upper = trace(fig, "loss at the upper end")
     assert list(upper.x) == pytest.approx([29, 0, 40, 30])
     assert [a.text for a in fig.layout.annotations if a.y == -4] == ["does not fit"]
+
+
+RUNGS = ("measured tiny", "replayed SmolLM2", "replayed 1B + 8B")
+
+
+def on_rungs(name):
+    """The same rows for three rungs, each twice as high as the one before."""
+    rows, parts = FIGURES[name][1](), []
+    for number, rung in enumerate(RUNGS):
+        higher = {c: rows[c] * 2**number for c in ("value", "low", "high") if c in rows}
+        parts.append(rows.assign(**higher, rung=rung))
+    return pd.concat(parts, ignore_index=True)
+
+
+@pytest.mark.parametrize("name", ["memory_split", "prm_blocks", "prefix_hits", "thrashing"])
+def test_rungs_are_panels_of_one_figure_side_by_side(name):
+    """Guards that no panel covers another, and that each draws its own rows on its own axes."""
+    draw, rows = by_rung(getattr(plots, name)), on_rungs(name)
+    fig = draw(rows, synthetic.PROVENANCE)
+    titles = [a for a in fig.layout.annotations if (a.text or "").strip("</b>") in RUNGS]
+    assert [a.text.strip("</b>") for a in titles] == list(RUNGS)
+    axes = {n: fig.layout[n] for n in fig.layout if n.startswith("xaxis")}
+    reaches = sorted({tuple(axis.domain) for axis in axes.values() if axis.domain})
+    assert len(reaches) == len(RUNGS)
+    assert all(a[1] < b[0] for a, b in pairwise(reaches))
+    alone = draw(rows[rows["rung"] == RUNGS[2]], synthetic.PROVENANCE)
+    drawn = [t for t in fig.data if int(t.xaxis.removeprefix("x") or 1) > 2 * APART]
+    for own, single in zip(drawn, alone.data, strict=True):
+        assert list(own.y) == pytest.approx(list(single.y), nan_ok=True)
+    names = [t.name for t in fig.data if t.showlegend is not False]
+    assert len(names) == len(set(names)), "a legend says each thing once"
+    legends = [name for name in fig.layout.to_plotly_json() if name.startswith("legend")]
+    assert legends == sorted(legends), "equal figures have equal bytes, whatever a set's order"
+
+
+def test_batch_limits_of_two_rungs_are_two_heat_maps_and_each_line_is_named_once():
+    """What the measured rung lacks, a line of its own, is named where it first stands."""
+    rows = synthetic.limit_rows()
+    fits = rows[rows["steps_per_s"].notna() | (rows["kind"] == "continuous")]
+    both = pd.concat([fits.assign(rung=RUNGS[0]), rows.assign(rung=RUNGS[2])])
+    fig = plots.FIGURES["llm_batch"](both, synthetic.PROVENANCE)
+    heats = [t for t in fig.data if t.type == "heatmap"]
+    assert [t.xaxis for t in heats] == ["x", f"x{1 + APART}"]
+    assert not any(t.showlegend for t in heats)
+    names = [t.name for t in fig.data if t.showlegend is not False]
+    assert len(names) == len(set(names)) and "static, padded: does not fit" in names
+    assert "generated tokens/s (above)" in fig.layout.title.text
+    assert not any("continuous batching" in (a.text or "") for a in fig.layout.annotations)
+
+
+def test_what_was_replayed_has_another_ground():
+    """A panel by a rectangle behind it, a figure of one rung by its ground and its title."""
+    fig = by_rung(plots.prefix_hits)(on_rungs("prefix_hits"), synthetic.PROVENANCE)
+    tinted = [s for s in fig.layout.shapes if s.fillcolor == GROUND]
+    assert len(tinted) == 2 and min(s.x0 for s in tinted) > 0.3
+    assert "tinted: replayed" in fig.layout.meta["caption"]
+    rows = on_rungs("prefix_hits")
+    for rung, ground in ((RUNGS[0], None), (RUNGS[2], GROUND)):
+        fig = by_rung(plots.prefix_hits)(rows[rows["rung"] == rung], synthetic.PROVENANCE)
+        assert fig.layout.plot_bgcolor == ground
+        assert (rung in fig.layout.title.text) is (ground is not None)
+
+
+def size_rows():
+    """Two models, sizes from below the order's peak on; the optimum at one of them."""
+    columns = ["kind", "tokens", "fits", "hit_ratio", "thrashed_per_1000", "llm_share"]
+    cells = [
+        ("replay", 1000, True, 0.4, 90.0, None),
+        ("lru", 2000, True, 0.6, 50.0, None),
+        ("lru", 4000, True, 0.8, 0.0, None),
+        ("optimum", 2000, True, 0.7, None, None),
+        ("replay", 2000, True, 0.61, 48.0, None),
+        ("share", 3000, None, None, None, 0.3),
+    ]
+    parts = [pd.DataFrame(cells, columns=columns).assign(engine=e) for e in ("llm", "prm")]
+    return pd.concat(parts, ignore_index=True)
+
+
+def test_sizes_that_change_the_order_are_dashed():
+    """Where the order fits the line is solid, from replays below it dashed; the optimum beside."""
+    fig = plots.miss_ratio(size_rows(), synthetic.PROVENANCE)
+    hits = [t for t in fig.data if t.xaxis == "x" and t.yaxis == "y"]
+    solid, dashed, best, crosses = hits
+    assert list(solid.x) == [2000, 4000]
+    assert list(dashed.x) == [1000, 2000]
+    assert (solid.line.dash, dashed.line.dash) == ("solid", "dash")
+    assert list(best.y) == [70]
+    assert list(crosses.y) == [40, 61]
+    assert any(a.text == "0.30" for a in fig.layout.annotations)
+    assert "no bound where sequences fill equal blocks" in fig.layout.meta["caption"]

@@ -1,5 +1,7 @@
 """Where a widget is shown, and where none is; replays that several files look at."""
 
+from functools import partial
+
 import pytest
 
 from workbench.widgets import what_if_replay
@@ -26,14 +28,8 @@ def replays(infos, position):
 
 
 @pytest.fixture
-def is_shown(monkeypatch):
-    """Says whether a front end holds this kernel; none does at first."""
-
-    def say(shown):
-        for name in LIVE:
-            monkeypatch.delenv(name, raising=False)
-        if shown:
-            monkeypatch.setenv(LIVE[0], "a.ipynb")
-
-    say(False)
-    return say
+def open_front_end(monkeypatch):
+    """No front end holds this kernel until this is called."""
+    for name in LIVE:
+        monkeypatch.delenv(name, raising=False)
+    return partial(monkeypatch.setenv, LIVE[0], "a.ipynb")

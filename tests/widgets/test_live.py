@@ -9,10 +9,8 @@ import pytest
 from tests.widgets.conftest import HOSTILE
 from workbench.search.problems import load_problems
 from workbench.search.strategies import BeamSearch
-from workbench.widgets import live
-from workbench.widgets.live import figure_rows, live_figure
+from workbench.widgets.live import LiveView, figure_rows, in_words, live_figure
 from workbench.widgets.live_search import LiveSearch, move_while_it_runs, shared_pair
-from workbench.widgets.parts import NOT_LIVE
 
 GIVEN = {"n": 4, "seed": 0}
 
@@ -31,15 +29,9 @@ def traces(fig):
     return {trace.meta: trace for trace in fig.data if trace.meta}
 
 
-def test_a_front_end_is_needed(searched, is_shown):
-    assert live.live_widget(searched) == NOT_LIVE
-    is_shown(True)
-    assert live.live_widget(searched, **GIVEN).children
-
-
 def test_the_widget_moves_the_split_says_so_and_writes_the_command(searched):
     """Slider, typed twin, sentence and command agree with the arena."""
-    view = live.LiveView(searched, "", GIVEN)
+    view = LiveView(searched, **GIVEN)
     view.share.slider.value = 0.55
     assert view.share.typed.value == 0.55
     assert "0.55" in view.answer.value and "reached" in view.answer.value
@@ -58,7 +50,7 @@ def test_the_widget_watches_a_search_to_its_end(searched):
     """Start, pause, resume, pin: figure and words follow, from the event loop alone."""
 
     async def by_hand():
-        view = live.LiveView(searched, "", GIVEN)
+        view = LiveView(searched, **GIVEN)
         view.start()
         view.toggle()
         assert "paused" in view.words.value and view.pause.description == "resume"
@@ -80,9 +72,8 @@ def test_the_figure_draws_the_snapshot(searched):
     fig, rows = live_figure(snapshot, "what was measured"), figure_rows(snapshot)
     drawn = traces(fig)
     evicted = {model: rows[f"{model}_evicted"].sum() for model in ("llm", "prm")}
-    assert evicted == snapshot.evicted and f"evicted {evicted['llm']:,.0f} and" in live.in_words(
-        snapshot
-    )
+    assert evicted == snapshot.evicted
+    assert f"evicted {evicted['llm']:,.0f} and" in in_words(snapshot)
     for name in ("tokens_per_s", "llm_busy", "prm_held", "llm_target", "llm_evicted"):
         np.testing.assert_array_equal(drawn[name].y, rows[name])
     assert (rows[["llm_held", "unheld", "prm_held"]].sum(axis=1) - 100).abs().max() < 1e-9
@@ -105,7 +96,7 @@ def test_a_view_that_cannot_be_drawn_any_more_says_why(searched, monkeypatch):
     """The task that watches is awaited by no caller; its end is not silent."""
 
     async def by_hand():
-        view = live.LiveView(searched, "", GIVEN)
+        view = LiveView(searched, **GIVEN)
         monkeypatch.setattr(view, "show", lambda: {}[HOSTILE])
         view.start()
         with pytest.raises(KeyError):

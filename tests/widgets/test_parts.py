@@ -69,7 +69,10 @@ def view():
     def draw():
         if slider.value == 9:
             raise ConfigError("nine cannot be drawn")
-        return drawing(slider.value)
+        found = drawing(slider.value, (slider.value, 6))
+        if slider.value == 8:
+            found.figure.add_bar(y=[1])
+        return found
 
     view = parts.FigureView("02_memory_split", [slider], lambda: {"name": draw()}, {"n": 4})
     slider.observe(view.show, names="value")
@@ -91,15 +94,25 @@ def press(view, name):
 
 
 def test_a_figure_its_words_and_its_command_follow_the_controls(view):
-    """The same figure is changed, not another shown; pinned words stay."""
+    """The same figure is changed; another is shown where traces differ; pinned words stay."""
     (before,) = view.figures
     assert press(view, "pin for comparison") == "pinned"
     view.box.children[0].value = 5
     assert view.figures == [before]
-    assert before.layout.title.text == "at 5"
+    assert before.layout.title.text == "at 5" and list(before.data[0].x) == [5, 6]
     assert view.words.text == "it stands on 5"
     assert view.pinned.text == "Pinned: it stands on 1"
     assert view.copy.value.endswith("-y 'n: 4' -y 'at: 5'")
+    view.box.children[0].value = 8
+    (after,) = view.figures
+    assert [trace.type for trace in after.data] == ["scatter", "bar"] and len(before.data) == 1
+
+
+def test_where_no_widget_can_be_shown_a_sentence_stands_in(open_front_end):
+    made = "02_memory_split", [], lambda: {"name": drawing(1)}
+    assert parts.FigureView.shown(*made, {}) == parts.NOT_LIVE
+    open_front_end()
+    assert parts.FigureView.shown(*made, parameters={}).children
 
 
 def test_what_cannot_be_drawn_is_said_and_the_next_move_draws_again(view):
@@ -130,16 +143,6 @@ def test_text_that_looks_like_html_is_shown_as_text(view):
         assert "&lt;img" in each.value and "<img" not in each.value
     page = markdown2html(parts.as_markdown(f"{HOSTILE} *a* [b](javascript:c) `d` $e$"))
     assert f"{escape(HOSTILE)} *a* [b](javascript:c) `d` $e$" in page
-
-
-def test_one_figure_becomes_another_that_is_alike():
-    """Data, layout and traces are the other's; figures of other traces are not alike."""
-    one, other = drawing(1).figure, drawing(2, (5, 6)).figure
-    widget = go.FigureWidget(one)
-    assert not parts.redraw(widget, go.Figure(go.Bar(x=[1])))
-    assert parts.redraw(widget, other)
-    assert list(widget.data[0].x) == [5, 6]
-    assert widget.layout.title.text == "at 2"
 
 
 def test_figures_are_saved_where_the_user_says_and_the_place_is_told(tmp_path, monkeypatch):

@@ -81,9 +81,9 @@ def test_a_step_is_read_as_it_was_recorded(sweep):
         sliders.occupancy_drawing(rows.iloc[:0], 0.5, 0)
 
 
-def test_a_moved_slider_moves_figure_words_and_command(sweep, readings, rows, lost, is_shown):
+def test_a_moved_slider_moves_figure_words_and_command(sweep, readings, rows, lost, open_front_end):
     """All three widgets: the share is the nearest measured one, the command runs the notebook."""
-    is_shown(True)
+    open_front_end()
     given = {"profile": "quick", "shares": [0.3, 0.5], "prm": None}
     share, words, *_, copy = sliders.split_slider(readings, share=0.3, **given).children
     share.typed.value = 0.21
@@ -100,7 +100,7 @@ def test_a_moved_slider_moves_figure_words_and_command(sweep, readings, rows, lo
     assert copy.value.endswith("-y 'upper_share: 0.5'")
 
 
-def test_no_slider_where_it_cannot_be_moved(sweep, readings, rows, lost, is_shown):
+def test_no_slider_where_it_cannot_be_moved(sweep, readings, rows, lost, open_front_end):
     """Under papermill the sentence stands in its place."""
     assert sliders.split_slider(readings).startswith("At a share of 0.30")
     assert sliders.thrash_slider(rows, lost).endswith(f"(10.0%). {NOT_LIVE}")

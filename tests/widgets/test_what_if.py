@@ -198,12 +198,12 @@ def test_pinned_curves_stay_up_to_three(by_hand):
     by_hand(moves)
 
 
-def test_without_a_front_end_a_sentence_stands_in(is_shown, position):
+def test_without_a_front_end_a_sentence_stands_in(open_front_end, position):
     """Under papermill no widget is built, and no process started."""
     assert w.what_if() == NOT_LIVE
 
     async def shown():
         return w.what_if([SMALL], position).children
 
-    is_shown(True)
+    open_front_end()
     assert asyncio.run(shown())

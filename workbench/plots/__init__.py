@@ -9,17 +9,20 @@ from collections.abc import Callable
 import plotly.graph_objects as go
 
 from workbench.plots.batching import balance, batch_limits
-from workbench.plots.caching import miss_ratio, prefix_hits, thrashing
-from workbench.plots.generation import engine_batch, engine_cache, engine_memory
+from workbench.plots.caching import lost_time, miss_ratio, prefix_hits, prm_blocks, thrashing
+from workbench.plots.generation import (
+    engine_batch,
+    engine_cache,
+    engine_memory,
+    serving_load,
+    serving_split,
+)
 from workbench.plots.memory import kv_blocks, memory_parts
-from workbench.plots.modifications import modifications
+from workbench.plots.modifications import modifications, sensitivity
 from workbench.plots.optimisation import optimisation
 from workbench.plots.panels import by_rung
 from workbench.plots.search import critiques, memory_split, search_strategies
 from workbench.plots.search import search_tree as search_tree
-from workbench.plots.sensitivity import sensitivity
-from workbench.plots.serving import serving_load, serving_split
-from workbench.plots.timeline import lost_time, prm_blocks
 
 FIGURES: dict[str, Callable[..., go.Figure]] = {
     "memory_parts": memory_parts,

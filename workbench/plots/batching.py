@@ -148,8 +148,7 @@ def balance(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     rows: metric steps_per_busy_s with llm_share, llm_kv_tokens, prm_kv_tokens, model, value, low,
     high; metric waste with model, kind, block_size, max_num_seqs, value (a fraction).
     """
-    specs = [[{"colspan": 2}, None], [{}, {}]]
-    fig = make_subplots(rows=2, cols=2, specs=specs, vertical_spacing=0.24, horizontal_spacing=0.14)
+    fig = theme.one_above_two(vertical_spacing=0.24)
     busy = rows[rows["metric"] == "steps_per_busy_s"].sort_values("llm_share")
     for model, style in MODELS.items():
         hover = "share %{x:.2f}: %{y:,.1f} steps/s"

@@ -1,6 +1,8 @@
-"""What generating text costs one engine: a KV cache over length, batches, bytes of blocks."""
+"""What generating text costs an engine (a KV cache, batches, blocks), and a server's clients."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -24,7 +26,7 @@ PARTS = {
     "other": ("rest of the step", theme.GREY, ""),
 }
 _DASHES = ("solid", "dash", "dot", "dashdot")
-_FOOT = 0.58  # of the drawing: above it the wide panel, below half of its height two small ones
+_HEIGHTS = [0.58, 1 - 0.58]
 _CACHE_CAPTION = (
     "One request alone, greedy. Above: seconds until so many tokens are generated, with a KV cache "
     "and where every token computes its whole sequence again, for each length of the prompt. "
@@ -61,9 +63,8 @@ def engine_cache(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         for cached, style in CACHED.items():
             line = own[(own["metric"] == "seconds") & (own["kv_cache"] == cached)]
             named = Style(f"{style.label}, prompt of {prompt}", style.colour, **look)
-            fig.add_trace(
-                series(line, "new_tokens", named, hover + " s", showlegend=False), row=1, col=1
-            )
+            line = series(line, "new_tokens", named, hover + " s", showlegend=False)
+            fig.add_trace(line, row=1, col=1)
         named = Style(f"prompt of {prompt}", theme.BLACK, **look)
         line = series(own[own["metric"] == "ratio"], "new_tokens", named, hover + " times")
         fig.add_trace(line, row=2, col=1)
@@ -72,10 +73,8 @@ def engine_cache(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         fig.add_trace(theme.legend_note("legend", style.label, marker), row=1, col=1)
     fig.update_yaxes(type="log", dtick="D2", title_text="seconds until there", row=1, col=1)
     fig.update_yaxes(rangemode="tozero", title_text="time without over with", row=2, col=1)
-    for row in (1, 2):
-        fig.update_xaxes(title_text="tokens generated", rangemode="tozero", row=row, col=1)
-    frame = Frame(panels=520, top=84)
-    return finish(fig, "What a KV cache gains", _CACHE_CAPTION, provenance, frame)
+    fig.update_xaxes(title_text="tokens generated", rangemode="tozero")
+    return finish(fig, "What a KV cache gains", _CACHE_CAPTION, provenance, Frame(520, top=84))
 
 
 def engine_batch(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
@@ -84,7 +83,8 @@ def engine_batch(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     rows: batch, kind (continuous | static), metric (tokens_per_s | mfu | share), part, value, low,
     high; error: why a batch has no value.
     """
-    fig, axis = _three_panels(), theme.log_axis(sorted(rows["batch"].unique()), 0.08)
+    fig = theme.one_above_two(vertical_spacing=0.2, row_heights=_HEIGHTS)
+    axis = theme.log_axis(sorted(rows["batch"].unique()), 0.08)
     for kind in ("continuous", "static"):
         own, style = rows[rows["kind"] == kind].sort_values("batch"), KINDS[kind]
         rates = own[(own["metric"] == "tokens_per_s") & own["value"].notna()]
@@ -118,8 +118,7 @@ def engine_batch(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     fig.update_yaxes(title_text="of the ceiling (%)", rangemode="tozero", row=2, col=2)
     fig.update_layout(barmode="stack", bargap=0.3)
     legend_at(fig, "legend2", 0.385)
-    frame = Frame(panels=560)
-    return finish(fig, "What batches gain", _BATCH_CAPTION, provenance, frame)
+    return finish(fig, "What batches gain", _BATCH_CAPTION, provenance, Frame(panels=560))
 
 
 def engine_memory(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
@@ -128,7 +127,8 @@ def engine_memory(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     rows: metric (bytes | most | waste | seconds | ratio), kind (paged | contiguous), batch,
     block_size, value, low, high.
     """
-    fig, metric = _three_panels(), rows["metric"]
+    fig = theme.one_above_two(vertical_spacing=0.2, row_heights=_HEIGHTS)
+    metric = rows["metric"]
     room = rows[metric == "most"].set_index("kind")
     unit, name = (2**30, "GiB") if room["value"].max() >= 2**30 else (2**20, "MiB")
     batches = sorted(rows.loc[metric == "bytes", "batch"].unique())
@@ -140,13 +140,11 @@ def engine_memory(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         fig.add_trace(series(own, "batch", style, hover), row=1, col=1)
         waste = theme.in_percent(rows[(metric == "waste") & (rows["kind"] == kind)])
         waste = waste.sort_values("block_size")
-        fig.add_trace(
-            series(waste, "block_size", style, "blocks of %{x:,.0f}: %{y:.1f} %", showlegend=False),
-            row=2, col=1,
-        )  # fmt: skip
         times = rows[(metric == "ratio") & (rows["kind"] == kind)].sort_values("block_size")
-        line = series(times, "block_size", style, "blocks of %{x:,.0f}: %{y:.3f} times")
-        fig.add_trace(line.update(showlegend=False), row=2, col=2)
+        for column, found, told in ((1, waste, "%{y:.1f} %"), (2, times, "%{y:.3f} times")):
+            hover = f"blocks of %{{x:,.0f}}: {told}"
+            line = series(found, "block_size", style, hover, showlegend=False)
+            fig.add_trace(line, row=2, col=column)
     given = float(room["value"].iloc[0]) / unit
     line = theme.capacity(batches[:: len(batches) - 1], [given] * 2, f"memory: {given:,.3g} {name}")
     fig.add_trace(line, row=1, col=1)
@@ -165,8 +163,81 @@ def engine_memory(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     return finish(fig, "What blocks gain, and cost", _MEMORY_CAPTION, provenance, frame)
 
 
-def _three_panels() -> go.Figure:
-    """A wide panel above two small ones."""
-    specs = [[{"colspan": 2}, None], [{}, {}]]
-    shape = {"row_heights": [_FOOT, 1 - _FOOT], "vertical_spacing": 0.2, "horizontal_spacing": 0.14}
-    return make_subplots(rows=2, cols=2, specs=specs, **shape)
+# -- clients of a server --
+
+SECONDS = {"ttft": ("first token", theme.BLUE), "e2e": ("whole answer", theme.PURPLE)}
+PERCENTILES = {"p50": ("median", "solid", "circle"), "p95": ("95th percentile", "dash", "square")}
+ARRIVALS = {
+    "closed": Style("clients that ask anew", theme.BLACK),
+    "poisson": Style("arriving by chance", theme.ORANGE, symbol="diamond"),
+}
+_LOAD_CAPTION = (
+    "One served model. Above: generated tokens/s over the clients that ask at a time, each anew "
+    "once it has its answer. Below left: what they wait for. Below right: requests inside the "
+    "server, running or waiting, as its own metrics count them, against the rate at which they are "
+    "served times the seconds that each is inside as its client sees it; by Little's law both are "
+    "equal, and points lie on the line."
+)
+_SPLIT_CAPTION = (
+    "Two served models that share one memory, both asked at once, the same load under each split. "
+    "Left: generated tokens/s. Right: 95th percentile of the seconds until the first token."
+)
+
+
+def serving_load(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
+    """Throughput, latency and Little's law over load.
+
+    rows: arrivals (closed | poisson), clients, tokens_per_s, ttft_p50, ttft_p95, e2e_p50, e2e_p95,
+    inside, little.
+    """
+    fig = theme.one_above_two(vertical_spacing=0.25, row_heights=[0.45, 0.55])
+    closed = rows[rows["arrivals"] == "closed"].sort_values("clients")
+    rate, style = closed.assign(value=closed["tokens_per_s"]), ARRIVALS["closed"]
+    line = series(rate, "clients", style, "%{x} clients: %{y:,.0f} tokens/s", showlegend=False)
+    fig.add_trace(line, row=1, col=1)
+    for name, (label, colour) in SECONDS.items():
+        for share, (kind, dash, symbol) in PERCENTILES.items():
+            own = closed.assign(value=closed[f"{name}_{share}"])
+            style = Style(f"{label}, {kind}", colour, dash, symbol)
+            line = series(own, "clients", style, "%{x} clients: %{y:.3g} s", legend="legend")
+            fig.add_trace(line, row=2, col=1)
+    both = rows[["inside", "little"]].to_numpy()
+    ends = [both.min() / 1.3, both.max() * 1.3]
+    line = theme.capacity(ends, ends, "Little's law", legend="legend2", hoverinfo="skip")
+    fig.add_trace(line, row=2, col=2)
+    for name, style in ARRIVALS.items():
+        own = rows[rows["arrivals"] == name]
+        own, hover = own.assign(value=own["inside"]), "%{x:.1f} expected: %{y:.1f} inside"
+        dots = series(own, "little", style, hover, mode="markers", legend="legend2")
+        fig.add_trace(dots, row=2, col=2)
+    counts = theme.log_axis(closed["clients"].tolist(), 0.1)
+    fig.update_xaxes(title_text="clients at a time", **counts, col=1)
+    fig.update_yaxes(title_text="generated tokens/s", rangemode="tozero", row=1, col=1)
+    fig.update_yaxes(type="log", dtick="D2", title_text="seconds", row=2, col=1)
+    fig.update_xaxes(type="log", dtick=1, title_text="rate times time inside", row=2, col=2)
+    fig.update_yaxes(type="log", dtick=1, title_text="requests inside", row=2, col=2)
+    for name, x in (("legend", 0), ("legend2", 0.57)):
+        legend_at(fig, name, 0.42)
+        fig.update_layout({name: {"orientation": "v", "x": x, "font": {"size": 10}}})
+    return finish(fig, "What clients wait for", _LOAD_CAPTION, provenance, Frame(560, top=40))
+
+
+def serving_split(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
+    """Two models' throughput and waiting over the first one's share of the KV memory.
+
+    rows: share, model, clients, tokens_per_s, ttft_p95.
+    """
+    fig = make_subplots(cols=2, horizontal_spacing=0.16)
+    panels = {"tokens_per_s": "generated tokens/s", "ttft_p95": "first token, 95th percentile (s)"}
+    for column, (name, title) in enumerate(panels.items(), 1):
+        for model, style in zip(map(str, rows["model"].unique()), theme.MODELS.values()):
+            own = rows[rows["model"] == model]
+            told = f"{model.removeprefix('dummy:')}{', random weights' * ('dummy:' in model)}"
+            named = replace(style, label=f"{told}: {own['clients'].iloc[0]} clients")
+            own = own.assign(value=own[name], share=100 * own["share"]).sort_values("share")
+            line = series(own, "share", named, "%{x:.0f} %: %{y:.3g}", showlegend=column == 1)
+            fig.add_trace(line, row=1, col=column)
+        fig.update_yaxes(title_text=title, rangemode="tozero", row=1, col=column)
+    shares = sorted(100 * rows["share"].unique())
+    fig.update_xaxes(title_text="first model's share of memory (%)", tickvals=shares)
+    return finish(fig, "Two models in one memory", _SPLIT_CAPTION, provenance, Frame(panels=300))

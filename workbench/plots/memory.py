@@ -17,7 +17,6 @@ from workbench.plots.theme import MODELS, Frame, Style, finish, say, series
 HOWS = ("measured", "computed")
 KV, MORE = "kv", "activations_more"
 BAND = {"fillcolor": theme.GREY, "opacity": 0.2, "line_width": 0, "layer": "below"}
-ENDS = ["low_end", "high_end", "block_size"]
 SIZES = ["budget", "lacks", "size"]  # columns in the unit of a panel
 PARTS = {  # part: (label, colour, pattern); the KV cache has its model's colour
     "weights": ("weights", "#595959", ""),
@@ -151,7 +150,8 @@ def kv_blocks(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         own, at = rows[rows["how"] == how], {"row": row, "col": 1}
         for model, style in MODELS.items():
             _counts(fig, own[own["model"] == model], style, row)
-        (low, high, block_size), last = own[ENDS].iloc[0], own["llm_share"].max()
+        low, high, block_size = own[["low_end", "high_end", "block_size"]].iloc[0]
+        last = own["llm_share"].max()
         for start, end in ((0.0, low), (high, last)):  # in grey what is not feasible
             if start < end:  # after the lines: plotly leaves bands out where nothing is drawn yet
                 fig.add_vrect(start, end, **BAND, **at)
@@ -166,15 +166,12 @@ def kv_blocks(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
         text = f"<b>{how}</b>: {_pair(own)}, feasible {low:.3f} to {high:.3f}"
         say(fig, text, 0, 1, xref="x domain", yref="y domain", yshift=3, **at)
     frame = Frame(panels=520, top=112, left=74, right=66, legend=22)
-    return finish(
-        fig, "KV blocks of both models over the split", _BLOCKS_CAPTION, provenance, frame
-    )
+    title = "KV blocks of both models over the split"
+    return finish(fig, title, _BLOCKS_CAPTION, provenance, frame)
 
 
 def _counts(fig: go.Figure, rows: pd.DataFrame, model: Style, row: int) -> None:
-    """One model's formula as a line, engines that were built on it; a cross where it does not fit,
-    and what it lacks there.
-    """
+    """One model's formula as a line, engines built on it; crosses, and what it lacks, elsewhere."""
     looks = {
         "formula": (f"{model.label}, formula", model.dash, "circle", "lines", 8),
         "built": (f"{model.label}, engine built", "solid", model.symbol, "markers", 9),

@@ -17,7 +17,8 @@ from workbench.plots import theme
 from workbench.plots.theme import Frame, finish, say
 
 Draw = Callable[..., go.Figure]
-GROUND = "#F3EFE4"  # of what was replayed and not measured
+GROUND = "#F3EFE4"  # of what was replayed and not measured: rungs whose names begin so
+REPLAYED = "replayed"
 GAP, TICK_GAP = 0.1, 0.3  # between panels, of the width; between two ticks, of a panel's axis
 LINE_PX, RIGHT_PX = 18, 18
 APART = 20  # numbers of axes from one panel to the next: more than a figure has
@@ -36,17 +37,12 @@ def by_rung(draw: Draw) -> Draw:
             figs = [draw(rows[rows["rung"] == rung]) for rung in rungs]
             return _side_by_side(figs, rungs, provenance)
         fig = draw(rows, provenance)
-        if rungs and is_replayed(rungs[0]):
+        if rungs and rungs[0].startswith(REPLAYED):
             title = fig.layout.title.text.replace("</b>", f"</b> ({rungs[0]})")
             fig.update_layout(plot_bgcolor=GROUND, title_text=title)
         return fig
 
     return drawn
-
-
-def is_replayed(rung: str) -> bool:
-    """Whether a rung, by its name, was replayed and not measured."""
-    return rung.startswith("replayed")
 
 
 def _side_by_side(figs: Sequence[go.Figure], rungs: Sequence[str], provenance: str) -> go.Figure:
@@ -56,7 +52,7 @@ def _side_by_side(figs: Sequence[go.Figure], rungs: Sequence[str], provenance: s
     first, notes, named = figs[0].layout, 0, set[str]()
     width = (1 - GAP * (len(figs) - 1)) / len(figs)
     fig = go.Figure(layout={"barmode": first.barmode or "group"})
-    legends = {name: first[name] for name in first if re.fullmatch(r"legend\d*", name)}
+    names = sorted(name for name in first if re.fullmatch(r"legend\d*", name))  # of a set: sorted
     panels = int(first.height - first.margin.t - first.margin.b)
     has_room_axis = any("xaxis9" in each.layout for each in figs)
     for number, (own, rung) in enumerate(zip(figs, rungs, strict=True)):
@@ -81,19 +77,19 @@ def _side_by_side(figs: Sequence[go.Figure], rungs: Sequence[str], provenance: s
             fig.add_trace(_moved(trace, number))
             notes += is_note
         named |= {trace.name for trace in fig.data if trace.showlegend is not False}
-        if is_replayed(rung):  # first, so that bands lie upon it
+        if rung.startswith(REPLAYED):  # first, so that bands lie upon it
             ends = {"x0": place[0], "x1": sum(place), "y0": 0, "y1": 1}
             look = {"fillcolor": GROUND, "line_width": 0, "layer": "below"}
             fig.add_shape(type="rect", xref="paper", yref="paper", **ends, **look)
         for note in layout.get("annotations", ()):
             if note.get("name") != theme.PROVENANCE:
-                fig.add_annotation(_placed(note, ("x",), number, place))
+                fig.add_annotation(_placed(note, number, place))
         for shape in layout.get("shapes", ()):
-            fig.add_shape(_placed(shape, ("x0", "x1"), number, place))
+            fig.add_shape(_placed(shape, number, place))
         middle = {"xanchor": "center", "yshift": 54 if has_room_axis else 6}
         say(fig, f"<b>{rung}</b>", place[0] + width / 2, 1, **middle)
-    for name, legend in legends.items():
-        fig.layout[name] = legend
+    for name in names:
+        fig.layout[name] = first[name]
     fig.layout.legend.y += LINE_PX / panels
     bottom, top = int(first.margin.b) - 10, int(first.margin.t) + LINE_PX * (1 + notes)
     frame = Frame(panels, top, bottom, int(first.margin.l), RIGHT_PX)
@@ -131,11 +127,10 @@ def _moved(part: dict[str, Any], number: int) -> dict[str, Any]:
     return part | {name: renamed(part[name]) for name in REFERENCES if name in part}
 
 
-def _placed(
-    part: dict[str, Any], names: Sequence[str], number: int, place: tuple[float, float]
-) -> dict[str, Any]:
+def _placed(part: dict[str, Any], number: int, place: tuple[float, float]) -> dict[str, Any]:
     """A note or a shape in its panel; on the paper, its x is of the panel's width."""
     found = _moved(part, number)
     if part.get("xref", "paper") == "paper":
+        names = {"x", "x0", "x1"} & part.keys()
         found |= {name: place[0] + place[1] * part[name] for name in names}
     return found

@@ -17,7 +17,6 @@ THROUGHPUT = {
     "problems_per_min": Style("problems/min (right axis)", theme.GREEN, "dot", "diamond"),
 }
 BUSY = {"llm_tokens_per_busy_s": "llm", "prm_tokens_per_busy_s": "prm"}
-RATIO = {"ratio": "value", "ratio_low": "low", "ratio_high": "high"}
 HEIGHTS, SPLIT_GAP = (0.52, 0.24, 0.24), 0.1  # of the panels, of the drawing between them
 WORSE = 0.98  # of the best: shares that lose more are off the plateau
 _SPLIT_CAPTION = (
@@ -88,7 +87,7 @@ def memory_split(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     of = dict(iter(rows.sort_values("llm_share").groupby("metric")))
     hover, rates = "share %{x:.2f}: %{y:,.1f}", of["tokens_per_s"]
     base = min(rates["llm_share"], key=lambda share: abs(share - 0.3))
-    ratio = rates.drop(columns=[*RATIO.values()]).rename(columns=RATIO)
+    ratio = rates.assign(value=rates["ratio"], low=rates["ratio_low"], high=rates["ratio_high"])
     style = Style(f"generated tokens/s over those at {base:.2f}", theme.BLACK)
     line = series(ratio, "llm_share", style, "share %{x:.2f}: %{y:.3f}", legend="legend")
     fig.add_trace(line.update(marker_size=7), row=1, col=1)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
+from plotly.subplots import make_subplots
 
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, VERMILION, YELLOW, BLACK = "#56B4E9", "#D55E00", "#F0E442", "#000000"
@@ -26,7 +27,6 @@ PRINT_WIDTH_PX = 567  # 150 mm at 96 px an inch
 PROVENANCE = "provenance"  # the name of the annotation that says what was measured
 _LINE_PX = 15  # height of one line of the provenance
 _PROVENANCE_CHARACTERS = 135  # of one line, 11 px high, on a screen 800 px wide
-_SMALLEST_TICK_GAP = 0.06  # of the axis: two labels nearer than this would touch
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +118,12 @@ def finish(fig: go.Figure, title: str, caption: str, provenance: str, frame: Fra
     font = {"size": 11, "color": "#444444"}
     say(fig, "<br>".join(lines), 0, 0, name=PROVENANCE, align="left", font=font, **shift)
     return fig
+
+
+def one_above_two(**shape: object) -> go.Figure:
+    """An empty figure: a wide panel, and two below it. shape: of make_subplots."""
+    specs = [[{"colspan": 2}, None], [{}, {}]]
+    return make_subplots(rows=2, cols=2, specs=specs, horizontal_spacing=0.14, **shape)
 
 
 def legend_at(fig: go.Figure, name: str, y: float) -> None:
@@ -237,13 +243,13 @@ def mixed(model: str, strength: float) -> str:
     return "#" + "".join(f"{round(255 - strength * (255 - part)):02X}" for part in parts)
 
 
-def thinned(values: Sequence[float], smallest_gap: float = _SMALLEST_TICK_GAP) -> list[int]:
-    """Indices of the sorted `values` whose labels fit: the ends, and what is far enough."""
+def thinned(values: Sequence[float], gap: float = 0.06) -> list[int]:
+    """Indices of sorted `values` whose labels fit: the ends, and those `gap` of the axis apart."""
     span = (values[-1] - values[0]) or 1.0
     kept = [0]
     for i in range(1, len(values) - 1):
         room = min(values[i] - values[kept[-1]], values[-1] - values[i])
-        kept += [i] if room >= smallest_gap * span else []
+        kept += [i] if room >= gap * span else []
     return kept + ([len(values) - 1] if len(values) > 1 else [])
 
 

@@ -18,15 +18,14 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from workbench import plots
-from workbench.config import SweepConfig, format_size
-from workbench.errors import ConfigError, RunStoreError, nearest
+from workbench.config import SweepConfig, format_size, require_known
+from workbench.errors import RunStoreError, nearest
 from workbench.experiments import rows as study_rows
 from workbench.experiments import settings
 from workbench.experiments.runs import FINISHED, compare, load_runs, load_table
 from workbench.experiments.settings import COUNTED, MEASURE, REPLAY, SENTINEL, TIMED
 from workbench.experiments.study import provenance
-from workbench.widgets import parts
-from workbench.widgets.parts import NOT_LIVE, Drawing, NumberSlider, is_live, labelled
+from workbench.widgets.parts import Drawing, FigureView, HtmlText, NumberSlider, labelled
 
 CELLS = (TIMED, COUNTED)
 KINDS = {MEASURE: "sweep", TIMED: "batching cells", REPLAY: "replayed sweep"}  # of groups, by role
@@ -192,10 +191,8 @@ def explore(name: str, a: Pick, b: Pick | None = None, llm_share: float | None =
     llm_share: of figures at one share, the nearest measured one (default 0.3). ConfigError for a
     figure that is unknown or not of such runs.
     """
-    chosen, known = [a] if b is None else [a, b], figures_of(a, b)
-    if name not in known:
-        hint = f"{nearest(name, known)} Figures: {', '.join(known)}."
-        raise ConfigError(f"There is no figure {name!r} of {a.name}.{hint}")
+    require_known([name], figures_of(a, b), f"The pick {a.name!r}", "figure")
+    chosen = [a] if b is None else [a, b]
     if b is not None and name == "balance":
         searches, cells = sorted(chosen, key=lambda pick: pick.is_batches)
         rows = study_rows.balance_rows(searches, cells.all_runs)
@@ -289,18 +286,13 @@ def _as_second(trace: Any) -> Any:
     return trace
 
 
-def explorer_widget(runs_dir: str | Path, **parameters: Any) -> Any:
-    """The widget over the runs of a folder; where none is shown, a sentence.
+class ExplorerView(FigureView):
+    """Table, menus and figure of the runs of a folder.
 
     parameters: of notebooks/10_explore.ipynb beside those that are picked here.
     """
-    return ExplorerView(runs_dir, parameters).box if is_live() else NOT_LIVE
 
-
-class ExplorerView(parts.FigureView):
-    """Table, menus and figure; `box` is shown."""
-
-    def __init__(self, runs_dir: str | Path, parameters: dict[str, Any]) -> None:
+    def __init__(self, runs_dir: str | Path, **parameters: Any) -> None:
         runs = load_runs(runs_dir)
         self.picks = picks(runs)
         wide, names = ipywidgets.Layout(width="560px"), list(self.picks)
@@ -309,11 +301,11 @@ class ExplorerView(parts.FigureView):
         self.name = ipywidgets.Dropdown(options=figures_of(self._a))
         self._share_row = ipywidgets.VBox()
         self._offer_shares()
-        table = parts.HtmlText(layout=ipywidgets.Layout(max_height="220px", overflow="auto"))
+        table = HtmlText(layout=ipywidgets.Layout(max_height="220px", overflow="auto"))
         table.show_table(runs_table(runs))
         menus = {"A": self.first, "B, laid over A": self.second, "figure": self.name}
         rows = [table, *(labelled(*each) for each in menus.items()), self._share_row]
-        parameters = {**parameters, "runs_dir": str(runs_dir)}
+        parameters["runs_dir"] = str(runs_dir)
         super().__init__("10_explore", rows, self._drawings, parameters)
         for menu in (self.first, self.second):
             menu.observe(self._other_pick, names="value")

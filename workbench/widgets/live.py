@@ -18,9 +18,8 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.plots.theme import BLACK, GREY, MODELS, Frame, area, finish, legend_at, legend_note
-from workbench.widgets import parts
 from workbench.widgets.live_search import LiveSearch, Snapshot, timeline, window_s
-from workbench.widgets.parts import Drawing, HtmlText, NumberSlider, button
+from workbench.widgets.parts import Drawing, FigureView, HtmlText, NumberSlider, button
 
 REPAINT_S = 0.25  # between two snapshots
 ENDED = ("stopped", "finished", "failed")
@@ -54,8 +53,8 @@ def in_words(snapshot: Snapshot) -> str:
         f"{snapshot.state} after {snapshot.seconds:.1f} s: {snapshot.answered} of "
         f"{snapshot.problems} problems answered, {snapshot.tokens:,} tokens generated "
         f"({snapshot.tokens_per_s:,.0f} tokens/s since the start), {snapshot.steps:,} steps. "
-        f"The LLM should have {snapshot.target['llm']:.0%} of the pages and holds or could have "
-        f"{snapshot.actual['llm']:.0%}. Blocks in use: {counts['llm_active']} of the LLM, "
+        f"The LLM should have {snapshot.target:.0%} of the pages and holds or could have "
+        f"{snapshot.actual:.0%}. Blocks in use: {counts['llm_active']} of the LLM, "
         f"{counts['prm_active']} of the PRM; evicted {snapshot.evicted['llm']:,} and "
         f"{snapshot.evicted['prm']:,}."
     )
@@ -78,7 +77,8 @@ def live_figure(
     rows = figure_rows(snapshot)
     specs = [[{}], [{"secondary_y": True}], [{}], [{}], [{}]]
     heights = (0.33, 0.19, 0.09, 0.13, 0.26)
-    fig = make_subplots(rows=5, row_heights=heights, vertical_spacing=0.064, specs=specs)
+    shape = {"row_heights": heights, "vertical_spacing": 0.064, "specs": specs}
+    fig = make_subplots(rows=5, shared_xaxes=True, **shape)
     fig.add_trace(_map(snapshot.blocks), row=1, col=1)
     for state, colour in COLOURS.items():
         label = state.replace("llm_", "LLM ").replace("prm_", "PRM ")
@@ -92,8 +92,11 @@ def live_figure(
         fig.add_trace(busy.update(meta=name, legend="legend2"), row=3, col=1)
         gone = _line(rows, f"{name[:3]}_evicted", "", style.colour)
         fig.add_trace(gone, row=4, col=1)
-    holders = (("llm_held", "LLM holds", LLM.soft), ("unheld", "", "rgba(0,0,0,0)"))
-    for name, label, colour in (*holders, ("prm_held", "PRM holds", PRM.soft)):  # from above
+    for name, label, colour in (  # from below
+        ("llm_held", "LLM holds", LLM.soft),
+        ("unheld", "", "rgba(0,0,0,0)"),
+        ("prm_held", "PRM holds", PRM.soft),
+    ):
         look = {"meta": name, "legend": "legend3", "showlegend": bool(label)}
         look["hoverinfo"] = None if label else "skip"
         part = area(rows["time_s"], rows[name], label, colour, "held", **look)
@@ -120,12 +123,9 @@ def live_figure(
     hidden = {"visible": False, "fixedrange": True}
     bare = {"showticklabels": False, "ticks": "", "showline": False, "showgrid": False}
     percent = {"range": [0, 100], "tickvals": [0, 50, 100]}
-    fig.update_xaxes(**hidden, row=1, col=1)
-    fig.update_xaxes(rangemode="tozero", showticklabels=False, row=2, col=1)
-    fig.update_xaxes(matches="x2", showticklabels=False, row=3, col=1)
-    title = "time since the start, s (pauses left out)"
-    fig.update_xaxes(matches="x2", showticklabels=False, row=4, col=1)
-    fig.update_xaxes(matches="x2", title_text=title, row=5, col=1)
+    fig.update_xaxes(rangemode="tozero")
+    fig.update_xaxes(**hidden, matches=None, row=1, col=1)
+    fig.update_xaxes(title_text="time since the start, s (pauses left out)", row=5, col=1)
     fig.update_yaxes(title_text="pages", autorange="reversed", **bare, row=1, col=1)
     fig.update_yaxes(title_text="tokens/s", rangemode="tozero", row=2, col=1, secondary_y=False)
     fig.update_yaxes(**hidden, range=[0, 1], row=2, col=1, secondary_y=True)
@@ -183,28 +183,23 @@ def _line(
     return go.Scatter(x=rows["time_s"], y=rows[name], mode="lines", line=line, **look)
 
 
-def live_widget(live: LiveSearch, provenance: str = "", **parameters: Any) -> Any:
-    """The widget; where none is shown, a sentence.
+class LiveView(FigureView):
+    """The controls and the figure of one LiveSearch. task: what watches it run.
 
     parameters: of notebooks/live_memory_split.ipynb, as this search was made with them; the split
     is the slider's.
     """
-    return LiveView(live, provenance, parameters).box if parts.is_live() else parts.NOT_LIVE
 
-
-class LiveView(parts.FigureView):
-    """The controls and the figure of one LiveSearch; `box` is shown. task: what watches it run."""
-
-    def __init__(self, live: LiveSearch, provenance: str, parameters: dict[str, Any]) -> None:
+    def __init__(self, live: LiveSearch, provenance: str = "", **parameters: Any) -> None:
         self.live, self._provenance = live, provenance
         self._pinned_rows: pd.DataFrame | None = None
         self._awaited: float | None = None  # a share that is to be reached later
         self.task: asyncio.Task[None] | None = None
         self.answer, pair = HtmlText(), live.pair
         shares = [s / 100 for s in range(1, 100)]
-        fitting = [s for s in shares if pair.lowest_share <= s <= pair.highest_share]
-        start, name = live.snapshot().target["llm"], "LLM share of the arena's pages"
-        self.share = NumberSlider(name, fitting, start, "{:.2f}")
+        low, high = pair.share_limits
+        fitting, name = [s for s in shares if low <= s <= high], "LLM share of the arena's pages"
+        self.share = NumberSlider(name, fitting, live.snapshot().target, "{:.2f}")
         if pair.arena.policy.keeps_split:
             self.share.slider.observe(lambda change: self.resplit(change["new"]), names="value")
         else:
@@ -237,7 +232,7 @@ class LiveView(parts.FigureView):
     def pin(self) -> str:
         """Keep the throughput of this search in the figure; returns what was pinned."""
         snapshot = self.live.snapshot()
-        self._pinned_rows, share = figure_rows(snapshot), snapshot.target["llm"]
+        self._pinned_rows, share = figure_rows(snapshot), snapshot.target
         self.show()
         return f"pinned: {snapshot.tokens_per_s:,.0f} tokens/s, LLM share {share:.2f} at the end"
 

@@ -27,10 +27,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from workbench.config import require_known
 from workbench.core import RequestOutput, TokenEngine
 from workbench.engine.engine import Engine
 from workbench.engine.memory import block_shape
-from workbench.errors import ConfigError, WorkbenchError, nearest
+from workbench.errors import ConfigError, WorkbenchError
 from workbench.kvcache.arena import KVArena
 from workbench.kvcache.policies import KVShare
 from workbench.kvcache.pool import ResizeAnswer
@@ -63,14 +64,10 @@ class SharedPair:
         return type(self.arena.policy).__name__
 
     @property
-    def lowest_share(self) -> float:
-        """The LLM's, below which one request of it would not fit."""
-        return self.arena.pools[0].floor_pages / self.arena.num_pages
-
-    @property
-    def highest_share(self) -> float:
-        """The LLM's, above which one request of the PRM would not fit."""
-        return 1 - self.arena.pools[1].floor_pages / self.arena.num_pages
+    def share_limits(self) -> tuple[float, float]:
+        """The LLM's, between which a request of either model fits."""
+        llm, prm = (pool.floor_pages / self.arena.num_pages for pool in self.arena.pools)
+        return llm, 1 - prm
 
 
 def shared_pair(
@@ -90,9 +87,7 @@ def shared_pair(
     ConfigError for a policy that is none of replay.simulator.POLICIES, and what KVArena and
     Engine raise.
     """
-    if policy not in POLICIES:
-        allowed = f"allowed: {', '.join(POLICIES)}.{nearest(policy, list(POLICIES))}"
-        raise ConfigError(f"policy is {policy!r}; {allowed}")
+    require_known([policy], list(POLICIES), "The arena", "policy")
     shapes = [block_shape(name, max_model_len=max_model_len) for name in (llm, prm)]
     chosen = POLICIES[policy]()
     arena = KVArena(memory, shapes, chosen, kv_share if chosen.keeps_split else None)
@@ -157,9 +152,8 @@ def timeline(steps: Sequence[StepSeen] | NDArray[np.float64]) -> pd.DataFrame:
     done = np.concatenate([[0.0], table["tokens"].cumsum()])
 
     since = np.maximum(ends - window, 0.0)
-    by_end, before = (
-        np.searchsorted(table["end_s"], times, side="right") for times in (ends, since)
-    )
+    by_end = np.searchsorted(table["end_s"], ends, side="right")
+    before = np.searchsorted(table["end_s"], since, side="right")
     columns = {
         "time_s": (starts + ends) / 2,
         "tokens_per_s": (done[by_end] - done[before]) / np.maximum(ends - since, 1e-9),
@@ -183,9 +177,10 @@ class Snapshot:
     """A search at one moment. Shares are of the arena's pages; seconds leave pauses out.
 
     state: of LiveSearch. phase: the model that stepped last, "" while none steps. tokens: of
-    finished requests. steps_seen: [steps, fields of StepSeen]. blocks: those of every page as
-    numbers of BLOCK_STATES, none where no model holds it. evicted: blocks, since the start.
-    problem: what ended a failed search.
+    finished requests. target, actual: what the LLM should have, and holds or could have.
+    steps_seen: [steps, fields of StepSeen]. blocks: those of every page as numbers of BLOCK_STATES,
+    none where no model holds it. evicted: blocks, since the start. problem: what ended a failed
+    search.
     """
 
     state: str
@@ -195,8 +190,8 @@ class Snapshot:
     tokens: int
     answered: int
     problems: int
-    target: dict[str, float]
-    actual: dict[str, float]
+    target: float
+    actual: float
     steps_seen: NDArray[np.float64]
     moves: tuple[Move, ...]
     blocks: list[list[int]]
@@ -255,20 +250,20 @@ class LiveSearch:
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        self._origin, self._waited_s = time.perf_counter(), 0.0
+        self._origin = time.perf_counter()  # moved on by every wait
         self._waits_since: float | None = None
         self._is_stopped = False
         self._rows, self._moves = array("d"), list[Move]()
         self._phase, self._steps, self._tokens, self._answered = "", 0, 0, 0
-        self._evicted_before = self._evicted()
+        self._evicted_before = [pool.stats.evicted for pool in self.pair.arena.pools]
         self._ended_s: float | None = None
         self.result: SearchResult | None = None
         self.error: Exception | None = None
 
-    def _evicted(self, *since: int) -> list[int]:
-        """Blocks that the LLM's and the PRM's cache have evicted, less so many."""
-        now = (pool.stats.evicted for pool in self.pair.arena.pools)
-        return [count - before for count, before in zip(now, since or (0, 0), strict=True)]
+    def _evicted(self) -> list[int]:
+        """Blocks that the LLM's and the PRM's cache have evicted since the start."""
+        pools = zip(self.pair.arena.pools, self._evicted_before, strict=True)
+        return [pool.stats.evicted - before for pool, before in pools]
 
     def start(self) -> None:
         """Begin, or begin anew after an end; paused if `pause` came first.
@@ -322,7 +317,7 @@ class LiveSearch:
             if self._ended_s is not None:
                 return self._ended_s
             now = time.perf_counter() if self._waits_since is None else self._waits_since
-            return now - self._origin - self._waited_s
+            return now - self._origin
 
     @property
     def is_alive(self) -> bool:
@@ -359,13 +354,10 @@ class LiveSearch:
 
     def snapshot(self) -> Snapshot:
         """What it does now; a few milliseconds, whatever the search does meanwhile."""
-        arena = self.pair.arena
+        arena, llm = self.pair.arena, self.pair.arena.models[0]
         blocks: list[list[int]] = [[] for _ in range(arena.num_pages)]
         with arena.lock:
-            target, actual = (
-                {role: levels[name] / arena.num_pages for role, name in zip(ROLES, arena.models)}
-                for levels in (arena.target, arena.actual)
-            )
+            target, actual = arena.target[llm], arena.actual[llm]
             for active, pool in zip((1, 3), arena.pools, strict=True):
                 for page in pool.pages:
                     held = pool.blocks[page * pool.per_page : (page + 1) * pool.per_page]
@@ -384,12 +376,12 @@ class LiveSearch:
             tokens=tokens,
             answered=self._answered,
             problems=len(self.problems),
-            target=target,
-            actual=actual,
+            target=target / arena.num_pages,
+            actual=actual / arena.num_pages,
             steps_seen=rows.reshape(-1, len(StepSeen._fields)),
             moves=tuple(self._moves),
             blocks=blocks,
-            evicted=dict(zip(ROLES, self._evicted(*self._evicted_before))),
+            evicted=dict(zip(ROLES, self._evicted())),
             problem="" if self.error is None else f"{type(self.error).__name__}: {self.error}",
         )
 
@@ -419,7 +411,7 @@ class LiveSearch:
             if self.is_paused and not self._is_stopped:
                 self._waits_since = time.perf_counter()
                 self._changed.wait_for(lambda: not self.is_paused or self._is_stopped)
-                self._waited_s += time.perf_counter() - self._waits_since
+                self._origin += time.perf_counter() - self._waits_since
                 self._waits_since = None
             if self._is_stopped:
                 raise SearchStopped("The search was stopped before this step.")
@@ -430,7 +422,7 @@ class LiveSearch:
         with arena.lock:
             llm = arena.models[0]
             pages = (arena.target[llm], arena.actual[llm], *(pool.held for pool in arena.pools))
-            evicted = self._evicted(*self._evicted_before)
+            evicted = self._evicted()
         levels = (each / arena.num_pages for each in pages)
         with self._changed:
             step = StepSeen(float(role == "prm"), start_s, end_s, tokens, *evicted, *levels)

@@ -106,29 +106,21 @@ class NumberSlider(ipywidgets.HBox):
         unit: str = "",
         step: float | None = None,
     ) -> None:
-        self.options, self._form, self._unit, self._is_free = (
-            sorted(options),
-            form,
-            unit,
-            bool(step),
-        )
+        self.options, self._form, self._unit = sorted(options), form, unit
+        self._is_free = step is not None
         start, wide = self.nearest(value), ipywidgets.Layout(flex="1 1 240px", width="auto")
-        if step:
+        look = {"description": "slide", "layout": wide}
+        if self._is_free:
             ends = {"min": self.options[0], "max": self.options[-1], "step": step}
-            look = {"readout_format": form.strip("{:}"), "description": "slide", "layout": wide}
-            self.slider = ipywidgets.FloatSlider(start, **ends, **look)
+            read = form.strip("{:}")
+            self.slider = ipywidgets.FloatSlider(start, readout_format=read, **ends, **look)
         else:
             texts = [(form.format(each), each) for each in self.options]
-            look = {"description": "slide", "layout": wide}
             self.slider = ipywidgets.SelectionSlider(options=texts, value=start, **look)
-        gaps = [after - before for before, after in pairwise(self.options)]
-        self.typed = ipywidgets.FloatText(
-            start, description="or type", step=step or min(gaps, default=1.0)
-        )
-        self.typed.layout.width, self.said = (
-            "190px",
-            HtmlText(layout=ipywidgets.Layout(display="none")),
-        )
+            step = min((b - a for a, b in pairwise(self.options)), default=1.0)
+        self.typed = ipywidgets.FloatText(start, description="or type", step=step)
+        self.typed.layout.width = "190px"
+        self.said = HtmlText(layout=ipywidgets.Layout(display="none"))
         ipywidgets.dlink((self.slider, "value"), (self.typed, "value"), lambda _: self.value)
         self.typed.observe(self._typed, names="value")
         self.slider.observe(lambda _: self.say(""), names="value")
@@ -207,6 +199,11 @@ class FigureView:
         rows = [*controls, self.words, self.pinned, self._places, pin, *tools, save, self.copy]
         self.box = ipywidgets.VBox(rows)
         self.show()
+
+    @classmethod
+    def shown(cls, *given: Any, **parameters: Any) -> Any:
+        """The widget of a view made so; a sentence, and no view, where none can be shown."""
+        return cls(*given, **parameters).box if is_live() else NOT_LIVE
 
     @property
     def figures(self) -> list[go.FigureWidget]:

@@ -29,7 +29,6 @@ PANELS = {
     "blocks in use (%)": ("llm_occupancy", "prm_occupancy"),
     "prefix hits (%)": ("llm_hit_rate", "prm_hit_rate"),
 }
-_FRAME = Frame(panels=420)
 
 
 def nearest_row(readings: pd.DataFrame, share: float) -> pd.Series:
@@ -66,7 +65,7 @@ def split_drawing(readings: pd.DataFrame, share: float, provenance: str = "") ->
         fig.update_yaxes(title_text=title, rangemode="tozero", row=panel, col=1)
     fig.update_xaxes(title_text=SHARE, row=3, col=1)
     caption = "Measured shares; the ringed point is the one the slider stands on."
-    finish(fig, "Move the memory between the models", caption, provenance, _FRAME)
+    finish(fig, "Move the memory between the models", caption, provenance, Frame(panels=420))
     words = (
         f"At a share of {row['llm_share']:.2f}: {row['tokens_per_s']:,.0f} tokens/s; at most "
         f"{row['llm_occupancy']:.0%} of the LLM's and {row['prm_occupancy']:.0%} of the PRM's "

@@ -1,7 +1,7 @@
 """A search tree to click through: depth to the right, scores as colours, pruned branches faint.
 
 Made of the `problems` and `nodes` tables, so a search of this moment and a stored run are alike.
-`problem_tree`, `node_text`, `in_words` and `tree_figure` are plain functions; `tree_widget` shows
+`problem_tree`, `node_text`, `in_words` and `tree_figure` are plain functions; a `TreeView` shows
 the figure, and the text of the node that is clicked or chosen by name.
 """
 
@@ -14,10 +14,11 @@ import ipywidgets
 import pandas as pd
 import plotly.graph_objects as go
 
+from workbench.config import require_known
 from workbench.errors import ConfigError, nearest
 from workbench.plots.search import ROLES, search_tree, tree_places
 from workbench.search.answers import extract_answer
-from workbench.widgets.parts import NOT_LIVE, Drawing, FigureView, HtmlText, is_live, labelled
+from workbench.widgets.parts import Drawing, FigureView, HtmlText, labelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +61,7 @@ def problem_tree(
     """
     ids = list(problems["problem_id"])
     wanted = ids[0] if problem_id is None else problem_id
-    if wanted not in ids:
-        hint = nearest(wanted, ids)
-        raise ConfigError(f"There is no problem {wanted!r}.{hint} Problems: {', '.join(ids)}.")
+    require_known([wanted], ids, "The search", "problem")
     row = problems[problems["problem_id"] == wanted].iloc[0]
     own = nodes[nodes["problem_id"] == wanted]
     own = own.assign(**{name: "" for name in ("text", "finish_reason") if name not in own})
@@ -134,26 +133,15 @@ def tree_figure(tree: ProblemTree, selected: str | None = None, provenance: str 
     return figure.update_layout(uirevision=tree.problem_id)
 
 
-def tree_widget(
-    problems: pd.DataFrame, nodes: pd.DataFrame, provenance: str = "", **parameters: Any
-) -> Any:
-    """The widget over the problems of a result or a run; where none is shown, a sentence.
-
-    problems, nodes: tables of one search. parameters: of notebooks/10_explore.ipynb; `problem` and
-    `node` are what is chosen.
-    """
-    return TreeView(problems, nodes, provenance, parameters).box if is_live() else NOT_LIVE
-
-
 class TreeView(FigureView):
-    """Menus, figure and texts of one search's trees; `box` is shown."""
+    """Menus, figure and texts of one search's trees.
+
+    problems, nodes: tables of a result or a run. parameters: of notebooks/10_explore.ipynb beside
+    `problem` and `node`, which are what is chosen.
+    """
 
     def __init__(
-        self,
-        problems: pd.DataFrame,
-        nodes: pd.DataFrame,
-        provenance: str,
-        parameters: dict[str, Any],
+        self, problems: pd.DataFrame, nodes: pd.DataFrame, provenance: str = "", **parameters: Any
     ) -> None:
         self._tables, self._provenance = (problems, nodes), provenance
         self.problem = ipywidgets.Dropdown(options=list(problems["problem_id"]))

@@ -30,14 +30,7 @@ from workbench.replay.devices import load_device
 from workbench.replay.simulator import POLICIES
 from workbench.widgets import parts, what_if_replay
 from workbench.widgets.parts import Drawing, HtmlText, NumberSlider
-from workbench.widgets.what_if_replay import (
-    GIB,
-    MIB,
-    Position,
-    RecordingInfo,
-    Replay,
-    replay_rows,
-)
+from workbench.widgets.what_if_replay import GIB, MIB, Position, RecordingInfo, Replay, replay_rows
 
 Replayer = Callable[[RecordingInfo, Position], Awaitable[Replay]]
 
@@ -68,8 +61,6 @@ RING = {"symbol": "circle-open", "size": 17, "color": theme.BLACK, "line": {"wid
 SHADES = ("#4D4D4D", "#8C8C8C", "#B8B8B8")  # of pinned curves, the latest first
 _SHARE_FRAME = Frame(panels=480, top=146, left=80, legend=58)
 _BLOCKS_FRAME = Frame(panels=480, top=88, left=92)
-
-
 TITLES = (
     "generated tokens/s",
     "prompt tokens<br>found cached (%)",
@@ -369,14 +360,12 @@ class WhatIfWidget(parts.FigureView):
         }
         self.menus["recording"].layout = ipywidgets.Layout(flex="1 1 300px", width="auto")
         text = "LLM share of total memory (llm_share)"
-        self.sliders = {
-            "llm_share": NumberSlider(text, (0.01, 0.99), at.llm_share, "{:.2f}", step=0.01)
-        }
+        share = NumberSlider(text, (0.01, 0.99), at.llm_share, "{:.2f}", step=0.01)
         ends = info.memories(at)
         self._unit, unit, step = (GIB, "GiB", 0.1) if ends[-1] >= GIB else (MIB, "MiB", 1.0)
         sizes, size = [each / self._unit for each in ends], at.total_memory / self._unit
         memory = NumberSlider("total memory of both models", sizes, size, "{:,.1f}", unit, step)
-        self.sliders["total_memory"] = memory
+        self.sliders = {"llm_share": share, "total_memory": memory}
         for name, (text, usual) in OFFERED.items():
             options = {*usual, given[name]}
             self.sliders[name] = NumberSlider(text, options, given[name], "{:,.0f}")

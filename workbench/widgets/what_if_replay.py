@@ -28,7 +28,7 @@ from workbench.config import parse_size
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.experiments.memory import FeasibleShares, Need
 from workbench.experiments.provenance import project_root
-from workbench.plots.timeline import decimated
+from workbench.plots.caching import decimated
 from workbench.replay.answers import Answers
 from workbench.replay.devices import PRESETS, load_device
 from workbench.replay.what_if import what_if
@@ -151,14 +151,11 @@ def find_recordings(given: Sequence[str | PathLike[str]] | None = None) -> dict[
     ConfigError where there is none.
     """
     found = {}
-    for name in map(
-        str, dict.fromkeys((THESIS, TINY, *recording_names())) if given is None else given
-    ):
-        if name == THESIS:
-            found[name] = RecordingInfo(name, Path(name), thesis())
-            continue
-        path = Path(name) if Path(name).suffix == ".parquet" else recording_path(name)
-        found[name] = RecordingInfo(name, path, read_header(path))
+    for name in map(str, (THESIS, TINY, *recording_names()) if given is None else given):
+        path = Path(name)
+        if name != THESIS and path.suffix != ".parquet":
+            path = recording_path(name)
+        found[name] = RecordingInfo(name, path, thesis() if name == THESIS else read_header(path))
     if not found:
         raise ConfigError("There is no recording; make one with `workbench record` and name it.")
     return found
@@ -175,9 +172,9 @@ class Replay:
     """What a search would be like at a position.
 
     row: kv_share, tokens_per_s, seconds_per_problem, outside_s (of them neither model's), and of
-    each model, with its role before: num_blocks, kv_tokens, seconds (of a problem), hit_rate,
-    thrash (events in 1,000 look-ups). blocks: start_s, engine, blocks_active, blocks_cached,
-    blocks_total. took_s: to replay, None where it is interpolated.
+    each model, with its role before: kv_tokens, seconds (of a problem), hit_rate, thrash (events in
+    1,000 look-ups). blocks: start_s, engine, blocks_active, blocks_cached, blocks_total. took_s: to
+    replay, None where it is interpolated.
     """
 
     position: Position
@@ -212,14 +209,11 @@ def replay(info: RecordingInfo, position: Position) -> Replay:
         "tokens_per_s": found.throughput.tokens_per_s,
         "seconds_per_problem": found.throughput.wall_s / num_problems,
     }
-    parts = []
+    parts, tables = [], (found.trace.steps, found.trace.requests)
     for name, memory in zip(("llm", "prm"), found.memory, strict=True):
-        steps, requests = (
-            t[t["engine"] == name] for t in (found.trace.steps, found.trace.requests)
-        )
+        steps, requests = (table[table["engine"] == name] for table in tables)
         admitted = requests[requests["scheduled_s"].notna()]
         look_ups = len(admitted) + int(admitted["preemptions"].sum())
-        row[f"{name}_num_blocks"] = memory.num_blocks
         row[f"{name}_kv_tokens"] = memory.num_blocks * position.block_size
         row[f"{name}_seconds"] = float(steps["duration_s"].sum()) / num_problems
         row[f"{name}_hit_rate"] = steps["hit_tokens"].sum() / max(steps["query_tokens"].sum(), 1)
