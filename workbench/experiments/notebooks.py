@@ -98,27 +98,30 @@ def run_notebooks(
     *,
     folder: Path | None = None,
     progress: bool = True,
+    environment: Mapping[str, str] | None = None,
 ) -> list[Path]:
     """Execute notebooks in order; returns the executed files. Raises NotebookError.
 
     out_dir: default reports/notebooks/PROFILE. parameters: each goes to every notebook that has it;
     one that none has is a ConfigError before the first starts. progress: their bars are shown.
+    environment: variables of the notebooks' processes.
     """
     files = notebook_files(names, folder)
     given = dict(parameters or {}) | ({"profile": profile} if profile else {})
     known = known_together(files, given)
     place = Path(out_dir or project_root() / "reports" / "notebooks" / (profile or "default"))
     place.mkdir(parents=True, exist_ok=True)
-    ours = {name: value for name, value in BATCH.items() if name not in os.environ}
-    os.environ.update(ours)  # for the kernels started within
+    before = dict(os.environ)
+    os.environ.update(BATCH | before | dict(environment or {}))  # for the kernels started within
     try:
         return [
             _run(file, {k: v for k, v in given.items() if k in known[file]}, place, progress)
             for file in files
         ]
     finally:
-        for name in ours:
-            os.environ.pop(name, None)
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def _run(notebook: Path, parameters: dict[str, Any], place: Path, progress: bool) -> Path:

@@ -20,6 +20,7 @@ import pandas as pd
 
 from workbench.config import require_known
 from workbench.errors import OutOfMemory, RunStoreError
+from workbench.experiments.backends import Backend
 from workbench.experiments.execute import REPLAYED
 from workbench.experiments.provenance import project_root
 from workbench.experiments.settings import (
@@ -262,14 +263,18 @@ class Base:
             seconds += [each] * (self.replays + 1)  # of shares, and with memory without limit
         return seconds
 
-    def rows(self, wanted: Sequence[str] | None = None) -> pd.DataFrame:
+    def rows(
+        self, wanted: Sequence[str] | None = None, backend: Backend | None = None
+    ) -> pd.DataFrame:
         """Rows of plots.sensitivity: what is taken, then every other setting of the values wanted
-        (default: all). ConfigError for a name of none.
+        (default: all). backend: of the replays; None: the usual. ConfigError for a name of none.
         """
-        asked = _values(wanted)
-        parts = [self.replayed(TAKEN, Setting(TAKEN))]
+        asked = [Value(TAKEN, "", "", "", (Setting(TAKEN),)), *_values(wanted)]
+        calls = [(self, value.name, each) for value in asked for each in value.tried]
+        found = iter((backend or Backend.usual()).map(Base.replayed, calls))
+        parts = list[pd.DataFrame]()
         for value in asked:
-            parts += [self.replayed(value.name, setting) for setting in value.tried]
+            parts += [next(found) for _ in value.tried]
             parts += [self.swapped(parts[0])] if value.name == SWAP else []
         return pd.concat(parts, ignore_index=True)
 
