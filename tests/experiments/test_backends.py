@@ -106,7 +106,7 @@ def test_measured_groups_stay_whole_and_replays_are_dealt(tmp_path) -> None:
 
     def dealt(backend: Backend, llm: str) -> list[list[tuple[int, float]]]:
         runs = dict.fromkeys(split_runs(FAKE), replace(IDENTITY, llm=llm))
-        groups = backend.groups(RunStore(tmp_path), Dying(tmp_path), runs, [])
+        groups = backend.groups(RunStore(tmp_path), Dying(tmp_path), runs, {})
         return sorted(sorted((s.seed, s.llm_share) for s in group.runs) for group in groups)
 
     whole = [[(seed, share) for share in FAKE.shares] for seed in FAKE.seeds]

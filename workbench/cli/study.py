@@ -12,18 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Argument, Exit, Option
 
 from workbench.cli import options
-from workbench.cli.options import (
-    DryRun,
-    On,
-    Profile,
-    RetryFailed,
-    Runs,
-    Set,
-    Stale,
-    Workers,
-    table,
-    terminal,
-)
+from workbench.cli.options import DryRun, Profile, RetryFailed, Runs, Set, Stale, table, terminal
 from workbench.config import SweepConfig, format_size
 from workbench.errors import ConfigError, RunStoreError, nearest
 
@@ -58,8 +47,8 @@ def figures(
     retry_failed: RetryFailed = False,
     stale: Stale = None,
     dry_run: DryRun = False,
-    backend: On = "here",
-    workers: Workers = None,
+    backend: options.On = "here",
+    workers: options.Workers = None,
     parameter: list[str] = Option(
         None, "--parameter", "-p", metavar="NAME=VALUE", help="of the notebooks (repeatable)"
     ),
@@ -299,8 +288,8 @@ def sweep(
     retry_failed: RetryFailed = False,
     stale: Stale = None,
     dry_run: DryRun = False,
-    backend: On = "here",
-    workers: Workers = None,
+    backend: options.On = "here",
+    workers: options.Workers = None,
     runs: Runs = None,
 ) -> None:
     """Measure the memory split over its shares.

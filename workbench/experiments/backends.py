@@ -19,8 +19,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from itertools import accumulate
-from multiprocessing import get_context, parent_process
+from itertools import repeat
+from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
 from threading import Thread
 from typing import Annotated, Any, NamedTuple
@@ -41,7 +41,7 @@ BACKENDS = HERE, PROCESSES, RAY, SLURM = "here", "processes", "ray", "slurm"
 PACKAGES = {RAY: "ray", SLURM: "submitit"}
 ATTEMPTS = 3  # at a group whose workers die
 POLL_S = 0.1
-OWN_BYTES = 2 << 30  # of a worker beside its runs: Python, kernels, a recording
+OWN_BYTES = 1 << 30  # of a worker beside its runs: Python, kernels, a recording
 DAY = 24 * 60  # minutes; submitit's own limit is five, and SBATCH_TIMELIMIT goes before both
 NAME, WORKERS = "WORKBENCH_BACKEND", "WORKBENCH_WORKERS"
 
@@ -55,7 +55,7 @@ def one_by_one(function: Callable[[RunSpec], RunResult], specs: Sequence[RunSpec
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Runs that one worker carries out and stores. beside: those stored that they stand beside."""
+    """Runs that one worker carries out and stores. beside: stored ones that they stand beside."""
 
     store: RunStore
     execute: Execute
@@ -63,44 +63,29 @@ class Group:
     beside: Sequence[Path] = ()
 
     @property
-    def left(self) -> list[RunSpec]:
-        """The runs that are not stored."""
-        return [s for s, own in self.runs.items() if not held(self.store.stored(s, own))]
+    def identity(self) -> Identity:
+        """Of the first run; all are of one code, and all replayed or none."""
+        return next(iter(self.runs.values()))
 
-    def carry_out(self, most: float = math.inf) -> Iterator[tuple[RunSpec, int]]:
-        """Carry out what is left; each run with how many of its problems are answered by now.
+    def carry_out(self, problem: Exception | None = None) -> Iterator[tuple[RunSpec, int]]:
+        """Carry out what is not stored; each run with how many of its problems are answered by now.
 
-        most: bytes of the runs that are carried out together, where it is more than one.
+        problem: stored of all these runs in place of a result.
         """
-        if problem := self._mixture():
-            yield from self.give_up(problem)
-        left = self.left
-        while left:
-            sizes = accumulate(spec.total_bytes for spec in left)
-            count = max(1, sum(size <= most for size in sizes))
-            together, left = left[:count], left[count:]
-            for spec, outcome in self.execute(together):
-                now = spec.config.num_problems
-                if isinstance(outcome, Progress):
-                    now = outcome.answered
-                else:
-                    self.store.write(spec, self.runs[spec], outcome)
-                yield spec, now
-
-    def give_up(self, problem: Exception) -> Iterator[tuple[RunSpec, int]]:
-        """Store a failed row of each run that is left."""
-        for spec in self.left:
-            self.store.write(spec, self.runs[spec], problem)
-            yield spec, spec.config.num_problems
+        left = [spec for spec, own in self.runs.items() if not held(self.store.stored(spec, own))]
+        problem = problem or self._mixture()
+        for spec, outcome in zip(left, repeat(problem)) if problem else self.execute(left):
+            if isinstance(outcome, Progress):
+                yield spec, outcome.answered
+            else:
+                self.store.write(spec, self.runs[spec], outcome)
+                yield spec, spec.config.num_problems
 
     def _mixture(self) -> RunStoreError | None:
-        """What stands against comparing seconds of this machine with those of the runs beside and
-        of the group's own, which another worker may have begun.
-        """
-        spec, identity = next(iter(self.runs.items()))
-        if spec.role == COUNTED or _is_replayed(identity):
+        """Why seconds of this machine must not be compared with those stored; None if they may."""
+        if _is_replayed(self.identity) or next(iter(self.runs)).role == COUNTED:
             return None
-        own = (self.store.stored(*run) for run in self.runs.items())
+        own = [self.store.stored(*run) for run in self.runs.items()]  # by a worker that died
         here = describe(machine_facts())
         for row in map(read_run, (*self.beside, *filter(None, own))):
             if row["status"] == FINISHED and row["machine"] != here:
@@ -159,14 +144,14 @@ class Backend:
         store: RunStore,
         execute: Execute,
         runs: Mapping[RunSpec, Identity],
-        stored: Iterable[tuple[RunSpec, Path]],
+        stored: Mapping[RunSpec, Path],
     ) -> list[Group]:
-        """The runs by whose seconds are compared; replays, which no machine tells apart, dealt to
-        as many workers as there may be.
+        """The runs by whose seconds are compared. Replays are dealt to as many workers as there may
+        be: no machine has a part in their seconds.
         """
         hands = 1 if self.name == HERE else self.workers or usable_cores()
         dealt, beside = dict[Any, dict[RunSpec, Identity]](), dict[Any, list[Path]]()
-        for spec, folder in stored:
+        for spec, folder in stored.items():
             beside.setdefault(spec.group, []).append(folder)
         for number, (spec, own) in enumerate(runs.items()):
             hand = number % hands if _is_replayed(own) else 0
@@ -176,42 +161,38 @@ class Backend:
     def carry_out(self, groups: Sequence[Group]) -> Iterator[tuple[RunSpec, int]]:
         """Carry out all groups; each run with how many of its problems are answered by now.
 
-        A replay has one thread, a measured group all that a process here has, or its part of this
-        machine's. Runs of a group whose workers die are stored as failed.
+        A worker has its part of this machine's cores; on a cluster one for replays, else as many as
+        this process has threads. Runs of a group whose workers die are stored as failed.
         """
         if self.name == HERE:
             for group in groups:
                 yield from group.carry_out()
             return
         left = {g.store.folder(s, own): s for g in groups for s, own in g.runs.items()}
-        specs = [spec for group in groups for spec in group.runs]
-        most, needs = max((spec.total_bytes for spec in specs), default=0), Needs()
-        workers = self._workers(len(groups), OWN_BYTES)
-        if not all(_is_replayed(own) for group in groups for own in group.runs.values()):
-            on_gpu = any(spec.config.device != "cpu" for spec in specs)
-            alone = on_gpu and self.name == PROCESSES  # the others tell workers their GPUs
-            workers = self._workers(1 if alone else len(groups), OWN_BYTES + most)
-            sharing = workers if self.name == PROCESSES else 1
-            whole = max(sum(spec.total_bytes for spec in group.runs) for group in groups)
-            most = max(most, min(whole, total_memory() // 2 // sharing))
-            threads = torch.get_num_threads() if sharing == 1 else usable_cores() // sharing
-            needs = Needs(max(1, threads), OWN_BYTES + most * (not on_gpu), int(on_gpu))
-        calls = [(group, needs.threads, most) for group in groups]
-        for ended in self.each(_carry_out, calls, needs, workers):
+        memory, gpus, threads = OWN_BYTES, 0, 1
+        measured = [group for group in groups if not _is_replayed(group.identity)]
+        if measured:
+            gpus = int(any(spec.config.device != "cpu" for spec in left.values()))
+            sizes = (sum(spec.total_bytes for spec in group.runs) for group in measured)
+            memory += 0 if gpus else min(max(sizes), total_memory() // 2)  # as Searches
+            threads = torch.get_num_threads()
+        workers = self._workers(len(groups), memory, gpus)
+        if self.name == PROCESSES:
+            threads = max(1, usable_cores() // workers)
+        calls = [(group, threads) for group in groups]
+        for ended in self.each(_carry_out, calls, Needs(threads, memory, gpus), workers):
             if ended and ended[1]:
-                deque(groups[ended[0]].give_up(ended[1]), maxlen=0)
+                deque(groups[ended[0]].carry_out(ended[1]), maxlen=0)
             for folder in [folder for folder in left if folder.exists()]:
                 spec = left.pop(folder)
                 yield spec, spec.config.num_problems
 
     def map(self, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
         """What a function returns of each tuple of arguments. WorkerError where workers die."""
-        found = dict[int, Any]()
-        for ended in self.each(function, calls, Needs(), self._workers(len(calls), OWN_BYTES)):
-            if ended and isinstance(ended[1], WorkerError):
-                raise ended[1]
-            if ended:
-                found[ended[0]] = ended[1]
+        workers = self._workers(len(calls), OWN_BYTES)
+        found = dict(filter(None, self.each(function, calls, Needs(), workers)))
+        for problem in (each for each in found.values() if isinstance(each, WorkerError)):
+            raise problem
         return [found[number] for number in range(len(calls))]
 
     def each(
@@ -229,15 +210,15 @@ class Backend:
             return
         waiting, running = deque((number, 1) for number in range(len(calls))), dict[Any, Any]()
         with ExitStack() as stack:  # on an interrupt, what still runs is ended
-            begin = {PROCESSES: _on_processes, RAY: _on_ray, SLURM: partial(_on_slurm, self.cluster)}
-            submit = begin[self.name](needs, stack)
+            slurm = partial(_on_slurm, self.cluster)
+            submit = {PROCESSES: _on_processes, RAY: _on_ray, SLURM: slurm}[self.name](needs, stack)
             while waiting or running:
                 while waiting and len(running) < workers:
                     number, attempt = waiting.popleft()
                     running[submit(function, *calls[number])] = number, attempt
                 yield None
                 time.sleep(POLL_S)
-                for future in [each for each in running if each.done()]:
+                for future in [future for future in running if future.done()]:
                     number, attempt = running.pop(future)
                     try:
                         yield number, future.result()
@@ -250,18 +231,18 @@ class Backend:
                         else:
                             yield number, WorkerError(f"{ATTEMPTS} workers died of it. {told}")
 
-    def _workers(self, count: int, memory: int) -> int:
+    def _workers(self, count: int, memory: int, gpus: int = 0) -> int:
         """How many are at once for so many calls; a cluster has a queue of its own."""
         if self.workers or self.name in PACKAGES:
             return self.workers or count
-        return max(1, min(count, usable_cores(), total_memory() // 2 // memory))
+        return max(1, min(count, 1 if gpus else usable_cores(), total_memory() // 2 // memory))
 
 
 def _on_processes(needs: Needs, stack: ExitStack) -> Submit:
     """A process for each call: one that dies takes no other with it."""
 
     def submit(function: Callable[..., Any], *given: Any) -> Any:
-        pool = ProcessPoolExecutor(1, get_context("spawn"), _begin)
+        pool = ProcessPoolExecutor(1, get_context("spawn"), _follow_parent)
         future = pool.submit(function, *given)
         for process in pool._processes.values():
             stack.callback(process.kill)
@@ -311,26 +292,22 @@ def _is_replayed(identity: Identity) -> bool:
 # -- in a worker --
 
 
-def _carry_out(group: Group, threads: int, most: int) -> None:
-    """Carry out what is left of a group. RunStoreError where this is other code than was asked."""
+def _carry_out(group: Group, threads: int) -> None:
+    """Carry out what is left of a group; its runs fail where this is other code than was asked."""
     torch.set_num_threads(threads)
-    asked = next(iter(group.runs.values()))
-    if (code := this_code(_is_replayed(asked))["code"]) != asked.code:
-        raise RunStoreError(
-            f"A worker has other code ({code}) than the study was begun with ({asked.code}); have "
-            "every machine use the same commit."
-        )
-    deque(group.carry_out(most), maxlen=0)
+    asked, own = group.identity.code, this_code(_is_replayed(group.identity))["code"]
+    told = f"A worker has other code ({own}) than was asked for ({asked}); give all one commit."
+    deque(group.carry_out(None if own == asked else RunStoreError(told)), maxlen=0)
 
 
-def _begin() -> None:
+def _follow_parent() -> None:
     """An interrupt is for the parent to handle; where that is gone, so is its worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
     parent = parent_process()
     assert parent is not None
-
-    def follow() -> None:
-        parent.join()
-        os._exit(1)
-
-    Thread(target=follow, daemon=True).start()
+    connection.wait([parent.sentinel])
+    os._exit(1)

@@ -111,17 +111,17 @@ def run_notebooks(
     known = known_together(files, given)
     place = Path(out_dir or project_root() / "reports" / "notebooks" / (profile or "default"))
     place.mkdir(parents=True, exist_ok=True)
-    before = dict(os.environ)
-    os.environ.update(BATCH | before | dict(environment or {}))  # for the kernels started within
+    ours = {name: value for name, value in BATCH.items() if name not in os.environ}
+    ours |= environment or {}
+    os.environ.update(ours)  # for the kernels started within
     try:
         return [
             _run(file, {k: v for k, v in given.items() if k in known[file]}, place, progress)
             for file in files
         ]
     finally:
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
-        os.environ.update(before)
+        for name in ours:
+            os.environ.pop(name, None)
 
 
 def _run(notebook: Path, parameters: dict[str, Any], place: Path, progress: bool) -> Path:

@@ -180,19 +180,14 @@ def run_study(
     found = [store.stored(spec, known(spec), stale_ok) for spec in specs]
     if compute:
         store.clear_leftovers()
-        todo, there = list[RunSpec](), list[tuple[RunSpec, Path]]()
-        for spec, folder in zip(specs, found):
-            if folder is not None and held(folder, retry_failed):
-                there.append((spec, folder))
-                continue
-            if folder is not None:  # from here on, what is stored is done
-                shutil.rmtree(folder, ignore_errors=True)
-            if (fits := feasibility(spec)).fits:
-                todo.append(spec)
-            else:
-                store.write(spec, known(spec), OutOfMemory(str(fits)))
-        backend, identities = backend or Backend.usual(), {spec: known(spec) for spec in todo}
-        groups = backend.groups(store, execute or carry_out.Searches(), identities, there)
+        there = {s: at for s, at in zip(specs, found) if at is not None and held(at, retry_failed)}
+        todo = {spec: known(spec) for spec in specs if spec not in there}
+        for folder in {at for at in found if at is not None}.difference(there.values()):
+            shutil.rmtree(folder, ignore_errors=True)  # from here on, what is stored is done
+        for spec in [spec for spec in todo if not feasibility(spec).fits]:
+            store.write(spec, todo.pop(spec), OutOfMemory(str(feasibility(spec))))
+        backend = backend or Backend.usual()
+        groups = backend.groups(store, execute or carry_out.Searches(), todo, there)
         answered = Counter[RunSpec]()
         total, silent = sum(s.config.num_problems for s in todo), not progress or not todo
         with tqdm(total=total, desc=f"{len(todo)} runs", unit="problem", disable=silent) as bar:
