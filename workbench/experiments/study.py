@@ -172,8 +172,8 @@ def run_study(
     compute=False only looks; retry_failed repeats runs whose row says failed; stale_ok takes
     finished runs of other code where there are none of this. execute: None is execute.Searches.
     identity: what runs depend on; None: both models' files and the problems' texts. backend: where
-    they are carried out; None: where the environment says, else here. Raises ConfigError, ModelError
-    and ProblemFileError before the first run; whatever one run raises becomes its row.
+    they are carried out; None: the usual. Raises ConfigError, ModelError and ProblemFileError
+    before the first run; whatever one run raises becomes its row.
     """
     store = RunStore(Path(runs_folder() if runs_dir is None else runs_dir).absolute())
     known = _identities(specs, identity)
