@@ -175,9 +175,9 @@ def test_a_failed_run_is_on_the_figures_and_on_the_terminal(broken, monkeypatch,
 def test_stale_ok_reaches_the_sweep_and_every_notebook(calls, tmp_path):
     words = ["--profile", "quick", "--runs", str(tmp_path), "--stale", "ok"]
     assert main(["sweep", *words, "--retry-failed"]) == 0
-    assert calls[0][1][1:] == (str(tmp_path), True, True)
+    assert calls[0][1][1:4] == (str(tmp_path), True, True)
     assert main(["figures", *words]) == 0
-    assert calls[1][1][1:] == (str(tmp_path), False, True)
+    assert calls[1][1][1:4] == (str(tmp_path), False, True)
     assert calls[2][1][2] == {"runs_dir": str(tmp_path), "stale_ok": True}
     for file in notebook_files():
         text = file.read_text()

@@ -210,8 +210,8 @@ class Backend:
             return
         waiting, running = deque((number, 1) for number in range(len(calls))), dict[Any, Any]()
         with ExitStack() as stack:  # on an interrupt, what still runs is ended
-            slurm = partial(_on_slurm, self.cluster)
-            submit = {PROCESSES: _on_processes, RAY: _on_ray, SLURM: slurm}[self.name](needs, stack)
+            starts: dict[str, Callable[..., Submit]] = {PROCESSES: _on_processes, RAY: _on_ray}
+            submit = starts.get(self.name, partial(_on_slurm, self.cluster))(needs, stack)
             while waiting or running:
                 while waiting and len(running) < workers:
                     number, attempt = waiting.popleft()
