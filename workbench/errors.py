@@ -58,6 +58,10 @@ class RemoteError(StepError):
     """
 
 
+class WorkerError(WorkbenchError, RuntimeError):
+    """Workers ended in the middle of a group of runs, as often as it was tried."""
+
+
 class NotebookError(WorkbenchError, RuntimeError):
     """A notebook stopped at a cell that failed; the cell is named, and what was written by then."""
 

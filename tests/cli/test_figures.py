@@ -9,6 +9,7 @@ import pytest
 from tests.experiments.fakes import fake_result
 from workbench.cli import main
 from workbench.cli.study import report
+from workbench.experiments.backends import Backend
 from workbench.experiments.execute import one_by_one, replayed_config
 from workbench.experiments.notebooks import notebook_files
 from workbench.experiments.provenance import project_root
@@ -65,6 +66,7 @@ def broken(tmp_path):
 
 def test_figures_sweeps_executes_and_reports(calls, tmp_path, capsys):
     options = ["--profile", "quick", "-p", "num_problems=2", "--runs", str(tmp_path)]
+    options += ["--backend", "processes", "--workers", "2"]
     assert main(["figures", *options]) == 0
     assert [name for name, _ in calls if name[:4] in ("run_", "writ")] == [
         "run_sweep", "run_notebooks", "write_page", "write_report",
@@ -72,6 +74,8 @@ def test_figures_sweeps_executes_and_reports(calls, tmp_path, capsys):
     swept, executed = calls[0][1], calls[1][1]
     assert (swept[0].profile, swept[0].num_problems, swept[1]) == ("quick", 2, str(tmp_path))
     assert executed[:3] == (None, "quick", {"num_problems": 2, "runs_dir": str(tmp_path)})
+    assert swept[-1] == Backend("processes", 2)
+    assert executed[-1] == {"WORKBENCH_BACKEND": "processes", "WORKBENCH_WORKERS": "2"}
     assert "4 of 4 runs to do, about" in capsys.readouterr().out
 
 
@@ -171,9 +175,9 @@ def test_a_failed_run_is_on_the_figures_and_on_the_terminal(broken, monkeypatch,
 def test_stale_ok_reaches_the_sweep_and_every_notebook(calls, tmp_path):
     words = ["--profile", "quick", "--runs", str(tmp_path), "--stale", "ok"]
     assert main(["sweep", *words, "--retry-failed"]) == 0
-    assert calls[0][1][1:] == (str(tmp_path), True, True)
+    assert calls[0][1][1:4] == (str(tmp_path), True, True)
     assert main(["figures", *words]) == 0
-    assert calls[1][1][1:] == (str(tmp_path), False, True)
+    assert calls[1][1][1:4] == (str(tmp_path), False, True)
     assert calls[2][1][2] == {"runs_dir": str(tmp_path), "stale_ok": True}
     for file in notebook_files():
         text = file.read_text()

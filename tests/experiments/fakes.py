@@ -1,6 +1,9 @@
 """Runs without models: tables of the real shape, made of the run's settings alone."""
 
 import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
 
 import pandas as pd
 
@@ -64,3 +67,22 @@ def _step(spec, engine, k):
     row |= {"start_s": 0.1 * k, "duration_s": 0.05, "schedule_s": 0.001, "decode_tokens": 10}
     row |= {"blocks_total": total, "blocks_active": total // 2, "blocks_free": total - total // 2}
     return row | {"prefill_tokens": 20, "query_tokens": 100, "hit_tokens": 80, "evicted": k}
+
+
+@dataclass
+class Dying:
+    """Carries out fake runs and notes each as it begins. Its process ends, of seed 0 in the second
+    run the first time, of seed 1 in the last run every time.
+    """
+
+    notes: Path
+
+    def __call__(self, specs):
+        for spec in specs:
+            begun = (self.notes / "begun").read_text().split()
+            with (self.notes / "begun").open("a") as file:
+                file.write(f"{spec.name}\n")
+            before = [name for name in begun if name.endswith(f"seed{spec.seed}")]
+            if (spec.seed, len(before)) == (0, 1) or (spec.seed == 1 and spec == specs[-1]):
+                os._exit(1)
+            yield spec, fake_result(spec)

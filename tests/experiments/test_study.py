@@ -19,6 +19,7 @@ from workbench.experiments.study import (
     provenance,
     provenance_here,
     provenance_of,
+    provenance_of_rungs,
     remarks,
     run_sweep,
 )
@@ -190,6 +191,18 @@ def test_mixed_machines_and_other_code_are_said():
     assert "4 stored runs of other code, made at commit 0123456789ab;" in " ".join(remarks(old))
 
 
+class OfCommit(FakeSweep):
+    """A sweep whose runs are of one commit."""
+
+    def __init__(self, commit):
+        super().__init__()
+        self.commit = commit
+
+    @property
+    def runs(self):
+        return super().runs.assign(git_commit=self.commit, git_dirty=False, code="c0de")
+
+
 def test_a_figure_of_runs_of_several_commits_says_so_on_its_face(tmp_path):
     """Of one study or of two; a commit with changes is told from the commit itself."""
     one = FakeSweep()
@@ -201,6 +214,11 @@ def test_a_figure_of_runs_of_several_commits_says_so_on_its_face(tmp_path):
     assert "; runs of 2 commits: aaaaaaaaa, bbbbbbbbb." in provenance(clean, beside=other)
     text = provenance(pd.concat([clean, clean.assign(git_dirty=True)]))
     assert "; runs of 2 commits: aaaaaaaaa, aaaaaaaaa+c0de." in text
+    first, second = OfCommit("a" * 40), OfCommit("b" * 40)
+    assert "commits" not in provenance_of_rungs([first, first])
+    assert "All panels: runs of 2 commits: aaaaaaaaa, bbbbbbbbb." in provenance_of_rungs(
+        [first, second]
+    )
     fig = memory_split(split_rows(one), text)
     lines = [each.text for each in fig.layout.annotations if each.name == "provenance"]
     assert "aaaaaaaaa+c0de" in lines[0]

@@ -50,6 +50,18 @@ Stale = Annotated[
     Literal["ok"] | None,
     Option("--stale", help="ok: take stored runs of other code where there are none of this"),
 ]
+On = Annotated[
+    Literal["here", "processes", "ray", "slurm"],
+    Option(
+        "--backend",
+        envvar="WORKBENCH_BACKEND",
+        help="where runs are carried out: here, by worker processes, a Ray cluster, Slurm's jobs",
+    ),
+]
+Workers = Annotated[
+    int | None,
+    Option(min=1, envvar="WORKBENCH_WORKERS", help="workers at once (default: as many as fit)"),
+]
 At = Annotated[
     str | None,
     Option("--at", metavar="COMMIT", help="go on with the code of that commit, in a git worktree"),

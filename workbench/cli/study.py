@@ -19,6 +19,7 @@ from workbench.errors import ConfigError, RunStoreError, nearest
 if TYPE_CHECKING:
     import pandas as pd
 
+    from workbench.experiments.backends import Backend
     from workbench.experiments.runs import RunStore
     from workbench.experiments.settings import PolicyPlan
     from workbench.experiments.study import Preview, Study
@@ -46,6 +47,8 @@ def figures(
     retry_failed: RetryFailed = False,
     stale: Stale = None,
     dry_run: DryRun = False,
+    backend: options.On = "here",
+    workers: options.Workers = None,
     parameter: list[str] = Option(
         None, "--parameter", "-p", metavar="NAME=VALUE", help="of the notebooks (repeatable)"
     ),
@@ -54,12 +57,14 @@ def figures(
 ) -> None:
     """Run what is missing, draw all figures, report."""
     from workbench.experiments import notebooks
+    from workbench.experiments.backends import Backend
     from workbench.experiments.settings import sweep_config
 
     parameters = options.key_values(parameter, "-p")
     if replot:
         redraw(names, profile, parameters)
         return
+    on = Backend(backend, workers)
     files = notebooks.notebook_files(names or None)
     known = {
         file.stem: names for file, names in notebooks.known_together(files, parameters).items()
@@ -77,11 +82,13 @@ def figures(
         parameters["stale_ok"] = True
     # first the sweep, so that its progress is seen here; the notebooks then find its runs
     reads = any("profile" in known[stem] for stem in stems if stem not in OWN_RUNS)
-    sweep = _sweep(config, runs, how) if reads else None
+    sweep = _sweep(config, runs, how, on) if reads else None
     if sweep is not None and sweep.runs.empty:
         reasons = "; ".join(sweep.all_runs["error"].dropna().astype(str).unique())
         raise RunStoreError(f"No run of the sweep finished: {reasons}. There is nothing to draw.")
-    executed = notebooks.run_notebooks(names or None, profile, parameters, out)
+    executed = notebooks.run_notebooks(
+        names or None, profile, parameters, out, environment=on.environment
+    )
     if sweep is not None:
         if report(sweep, executed, parameters):
             raise Exit(options.FAILED)
@@ -256,12 +263,12 @@ def report(sweep: Study, executed: list[Path], parameters: Mapping[str, Any]) ->
     return failed
 
 
-def _sweep(config: SweepConfig, runs: str | None, how: Mapping[str, Any]) -> Study:
+def _sweep(config: SweepConfig, runs: str | None, how: Mapping[str, Any], on: Backend) -> Study:
     from workbench.experiments.study import preview, run_sweep
 
     if (found := preview(config, runs, **how)).num_to_run:
         terminal().print(str(found))
-    return run_sweep(config, runs, **how)
+    return run_sweep(config, runs, **how, backend=on)
 
 
 OfProfile = Annotated[dict[str, Any], options.options_of(SweepConfig, {
@@ -281,6 +288,8 @@ def sweep(
     retry_failed: RetryFailed = False,
     stale: Stale = None,
     dry_run: DryRun = False,
+    backend: options.On = "here",
+    workers: options.Workers = None,
     runs: Runs = None,
 ) -> None:
     """Measure the memory split over its shares.
@@ -288,6 +297,7 @@ def sweep(
     Finished runs are kept and not repeated. Settings: the profile, then --config, then options,
     then --set.
     """
+    from workbench.experiments.backends import Backend
     from workbench.experiments.settings import sweep_config
 
     given: Any = {"profile": profile}
@@ -304,7 +314,7 @@ def sweep(
     if dry_run:
         _print_preview(wanted, runs, how)
         return
-    found = _sweep(wanted, runs, how)
+    found = _sweep(wanted, runs, how, Backend(backend, workers))
     shown = found.runs[[name for name in SWEEP_COLUMNS if name in found.runs]]
     _print_frame(shown.rename(columns=lambda name: name.replace("_", " ")))
     if _print_problems(found.all_runs):

@@ -98,11 +98,13 @@ def run_notebooks(
     *,
     folder: Path | None = None,
     progress: bool = True,
+    environment: Mapping[str, str] | None = None,
 ) -> list[Path]:
     """Execute notebooks in order; returns the executed files. Raises NotebookError.
 
     out_dir: default reports/notebooks/PROFILE. parameters: each goes to every notebook that has it;
     one that none has is a ConfigError before the first starts. progress: their bars are shown.
+    environment: variables of the notebooks' processes.
     """
     files = notebook_files(names, folder)
     given = dict(parameters or {}) | ({"profile": profile} if profile else {})
@@ -110,6 +112,7 @@ def run_notebooks(
     place = Path(out_dir or project_root() / "reports" / "notebooks" / (profile or "default"))
     place.mkdir(parents=True, exist_ok=True)
     ours = {name: value for name, value in BATCH.items() if name not in os.environ}
+    ours |= environment or {}
     os.environ.update(ours)  # for the kernels started within
     try:
         return [

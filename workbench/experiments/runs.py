@@ -166,6 +166,10 @@ class RunStore:
 
     root: Path
 
+    def folder(self, spec: RunSpec, identity: Identity) -> Path:
+        """Where a run is written."""
+        return self.root / f"{spec.name}-{spec.fingerprint(identity)}"
+
     def stored(self, spec: RunSpec, identity: Identity, stale_ok: bool = False) -> Path | None:
         """The folder of a run; stale_ok: where there is none, that of its like of other code."""
         own = sorted(self.root.glob(f"[!.]*-{spec.fingerprint(identity)}"))
@@ -197,7 +201,7 @@ class RunStore:
         fingerprint = spec.fingerprint(identity)
         config: Row = {"name": spec.name, "role": spec.role, "fingerprint": fingerprint}
         config |= {"parameters": spec.parameters, "identity": asdict(identity)}
-        target = self.root / f"{spec.name}-{fingerprint}"
+        target = self.folder(spec, identity)
         temporary = self._temporary(target.name)
         temporary.mkdir(parents=True)
         for table, frame in _tables(spec, identity, outcome).items():

@@ -20,6 +20,7 @@ import pandas as pd
 
 from workbench.config import require_known
 from workbench.errors import OutOfMemory, RunStoreError
+from workbench.experiments.backends import Backend
 from workbench.experiments.execute import REPLAYED
 from workbench.experiments.provenance import project_root
 from workbench.experiments.settings import (
@@ -256,11 +257,14 @@ class Base:
             seconds += [each] * (self.replays + 1)  # of shares, and with memory without limit
         return seconds
 
-    def rows(self, wanted: Sequence[str] | None = None) -> pd.DataFrame:
+    def rows(
+        self, wanted: Sequence[str] | None = None, backend: Backend | None = None
+    ) -> pd.DataFrame:
         """Rows of plots.sensitivity: what is taken, then every other setting of the values wanted
-        (default: all). ConfigError for a name of none.
+        (default: all). backend: of the replays; None: the usual. ConfigError for a name of none.
         """
-        parts = [self.replayed(*each) for each in _tried(wanted)]
+        calls = [(self, *each) for each in _tried(wanted)]
+        parts = (backend or Backend.usual()).map(Base.replayed, calls)
         if not wanted or SWAP in wanted:
             parts.append(self.swapped(parts[0]))
         return pd.concat(parts, ignore_index=True)

@@ -7,11 +7,12 @@ read. Interrupted at any moment a study resumes. A run that fails becomes a row 
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
-from itertools import chain, product
+from itertools import product
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from workbench.errors import OutOfMemory, RunStoreError
 from workbench.experiments import execute as carry_out
 from workbench.experiments import runs as stored
 from workbench.experiments import settings
+from workbench.experiments.backends import Backend, one_by_one
 from workbench.experiments.export import SavedFigure, save_figure
 from workbench.experiments.memory import ENGINES, FeasibleShares, feasibility, shares_of
 from workbench.experiments.provenance import (
@@ -47,7 +49,6 @@ from workbench.experiments.settings import (
 )
 from workbench.experiments.statistics import Noise, Tables, is_replayed, noise_of, sentinel_drift
 from workbench.replay.devices import Device, load_device
-from workbench.search.rounds import Progress
 
 Folder = str | Path | None
 TO_RUN = "to run"
@@ -164,39 +165,37 @@ def run_study(
     progress: bool = True,
     execute: carry_out.Execute | None = None,
     identity: Identity | None = None,
+    backend: Backend | None = None,
 ) -> Study:
     """Carry out every run that is not stored yet, and return all of them.
 
     compute=False only looks; retry_failed repeats runs whose row says failed; stale_ok takes
     finished runs of other code where there are none of this. execute: None is execute.Searches.
-    identity: what runs depend on; None: both models' files and the problems' texts. Raises
-    ConfigError, ModelError and ProblemFileError before the first run; whatever one run raises
-    becomes its row.
+    identity: what runs depend on; None: both models' files and the problems' texts. backend: where
+    they are carried out; None: the usual. Raises ConfigError, ModelError and ProblemFileError
+    before the first run; whatever one run raises becomes its row.
     """
-    store = RunStore(Path(runs_dir) if runs_dir is not None else runs_folder())
+    store = RunStore(Path(runs_folder() if runs_dir is None else runs_dir).absolute())
     known = _identities(specs, identity)
     found = [store.stored(spec, known(spec), stale_ok) for spec in specs]
     if compute:
         store.clear_leftovers()
-        todo = [s for s, folder in zip(specs, found) if not held(folder, retry_failed)]
-        execute, groups = execute or carry_out.Searches(), dict[Any, list[RunSpec]]()
-        bad = {spec: OutOfMemory(str(at)) for spec in todo if not (at := feasibility(spec)).fits}
-        for spec in todo:
-            if spec not in bad:
-                groups.setdefault(spec.group, []).append(spec)
-        outcomes = chain(bad.items(), chain.from_iterable(map(execute, groups.values())))
+        there = {s: at for s, at in zip(specs, found) if at is not None and held(at, retry_failed)}
+        todo = {spec: known(spec) for spec in specs if spec not in there}
+        for folder in {at for at in found if at is not None}.difference(there.values()):
+            shutil.rmtree(folder, ignore_errors=True)  # from here on, what is stored is done
+        for spec in [spec for spec in todo if not feasibility(spec).fits]:
+            store.write(spec, todo.pop(spec), OutOfMemory(str(feasibility(spec))))
+        backend = backend or Backend.usual()
+        groups = backend.groups(store, execute or carry_out.Searches(), todo, there)
         answered = Counter[RunSpec]()
         total, silent = sum(s.config.num_problems for s in todo), not progress or not todo
         with tqdm(total=total, desc=f"{len(todo)} runs", unit="problem", disable=silent) as bar:
-            for spec, outcome in outcomes:
-                if isinstance(outcome, Progress):
-                    now = outcome.answered
-                else:
-                    now = spec.config.num_problems
-                    store.write(spec, known(spec), outcome)
-                    bar.set_postfix_str(spec.name)
+            for spec, now in backend.carry_out(groups):
                 bar.update(now - answered[spec])
                 answered[spec] = now
+                if now == spec.config.num_problems:
+                    bar.set_postfix_str(spec.name)
         found = [store.stored(spec, known(spec), stale_ok) for spec in specs]
     return Study(
         config,
@@ -229,7 +228,7 @@ def run_batches(
     config: SweepConfig, plan: settings.BatchPlan, runs_dir: Folder = None, **options: Any
 ) -> Study:
     """Each model alone over its batch limits."""
-    given: dict[str, Any] = {"execute": carry_out.one_by_one(carry_out.Cells(config))} | options
+    given: dict[str, Any] = {"execute": partial(one_by_one, carry_out.Cells(config))} | options
     return run_study(config, settings.batch_runs(config, plan), runs_dir, plan=plan, **given)
 
 
@@ -282,7 +281,7 @@ def run_replayed(
 
 def _replays(config: SweepConfig, device: Device) -> dict[str, Any]:
     """Options of run_study that have its runs replayed."""
-    execute = carry_out.one_by_one(partial(carry_out.replayed_run, device))
+    execute = partial(one_by_one, partial(carry_out.replayed_run, device))
     return {"execute": execute, "identity": carry_out.replay_identity(device, config)}
 
 
@@ -514,6 +513,8 @@ def provenance_of_rungs(studies: Sequence[Study], seed: int | None = None) -> st
         simulated = is_replayed(rung(study.runs))
         text = provenance_replayed(study) if simulated else provenance_of(study, seed)
         lines += [line for line in text.splitlines() if line != CARRIES_OVER]
+    if together := commits_of(pd.concat([study.runs for study in studies])):
+        lines.append(f"All panels: {together[2:]}.")
     return "\n".join([*lines, CARRIES_OVER])
 
 

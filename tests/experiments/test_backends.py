@@ -1,0 +1,174 @@
+"""Backends: the same rows wherever runs are carried out; of a dead worker nothing lost or twice."""
+
+from collections import Counter
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.experiments.fakes import IDENTITY, Dying, fake_result
+from workbench.cli import main
+from workbench.errors import ConfigError
+from workbench.experiments import backends
+from workbench.experiments.backends import Backend
+from workbench.experiments.execute import one_by_one
+from workbench.experiments.runs import TABLES, RunStore, compare
+from workbench.experiments.settings import split_runs, sweep_config
+from workbench.experiments.study import run_replayed, run_sweep
+from workbench.trace import read_table, write_table
+
+TWO = Backend("processes", 2)
+SMALL = sweep_config(
+    "quick", num_problems=2, levels=(1,), n=4, beam_width=2, max_depth=3, shares=(0.08, 0.3),
+    seeds=(0, 1), warmup_problems=0, max_num_seqs=8, max_step_tokens=48,
+)  # fmt: skip
+FAKE = sweep_config("quick", num_problems=2, shares=(0.1, 0.2, 0.3), seeds=(0, 1))
+ITS_OWN = ["written_at", "folder", "machine_threads", "git_commit", "git_dirty"]
+"""Columns of the rows of a replay that tell where and when it was made."""
+
+
+def recorded(count: int):
+    """A replay of the tiny recording at so many shares."""
+    shares = tuple(0.1 + 0.4 * k / count for k in range(count))
+    own = {"n": 4, "beam_width": 2, "max_depth": 6, "finish_at_limit": False}
+    return sweep_config("quick", problems="tiny-16-n4", shares=shares, **own)
+
+
+def assert_same_replays(one, other) -> None:
+    """Every table of both studies is the same, simulated seconds among them."""
+    assert one.missing == other.missing == () and len(one.runs) == len(other.runs) > 0
+    rows = [study.runs.drop(columns=ITS_OWN) for study in (one, other)]
+    pd.testing.assert_frame_equal(*rows)
+    for name in set(TABLES) - {"runs"}:
+        tables = [study.table(name) for study in (one, other)]
+        pd.testing.assert_frame_equal(*tables)
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    return run_replayed(recorded(6), tmp_path_factory.mktemp("here"), progress=False)
+
+
+def test_replays_on_two_processes_are_those_of_here(here, tmp_path) -> None:
+    found = run_replayed(here.config, tmp_path, progress=False, backend=TWO)
+    assert_same_replays(here, found)
+
+
+def test_a_sweep_on_two_processes_is_that_of_here_but_for_seconds(tmp_path) -> None:
+    """Each seed on one of them; every node and count is the same."""
+    one = run_sweep(SMALL, tmp_path / "here", progress=False)
+    other = run_sweep(SMALL, tmp_path / "processes", progress=False, backend=TWO)
+    assert len(one.runs) == len(other.runs) == 4
+    found = compare(list(one.runs["folder"]), list(other.runs["folder"]))
+    assert found.identical, found.first_difference
+
+
+def assert_nothing_lost_or_twice(tmp_path, monkeypatch, backend) -> str:
+    """Of one seed a worker dies once: all is stored. Of the other all die: the run says so, and
+    what was finished by then is kept. Returns the error.
+    """
+    monkeypatch.setattr(backends, "ATTEMPTS", 2)
+    (tmp_path / "begun").touch()
+    given = {"execute": Dying(tmp_path), "progress": False, "backend": backend}
+    found = run_sweep(FAKE, tmp_path / "runs", **given)
+    begun = Counter((tmp_path / "begun").read_text().split())
+    assert found.missing == ()
+    again = {name for name, times in begun.items() if times == 2}
+    assert sum(begun.values()) == 8 and len(again) == 2, begun
+    failed = found.all_runs[found.all_runs["status"] != "finished"]
+    assert list(failed["status"]) == ["failed"] and set(failed["name"]) < again
+    assert list(failed["seed"]) == [1]
+    return failed["error"].iloc[0]
+
+
+def test_a_dead_worker_s_runs_are_done_again_and_no_other(tmp_path, monkeypatch) -> None:
+    error = assert_nothing_lost_or_twice(tmp_path, monkeypatch, TWO)
+    assert error.startswith("WorkerError: 2 workers died of it. BrokenProcessPool")
+
+
+def test_seconds_of_two_machines_are_never_compared(tmp_path) -> None:
+    """A group that another machine began is refused by name; other groups and replays go on."""
+    run = {"runs_dir": tmp_path, "execute": one_by_one(fake_result), "progress": False}
+    begun = sweep_config("quick", num_problems=2, shares=(0.1,), seeds=(0,))
+    (folder,) = run_sweep(begun, **run).folders
+    rows = read_table(folder / "runs.parquet")
+    write_table(rows.assign(machine="An H200"), folder / "runs.parquet")
+    found = run_sweep(FAKE, **run).all_runs.set_index(["seed", "llm_share"])["error"]
+    assert found.loc[1].isna().all() and pd.isna(found[0, 0.1])
+    for share in (0.2, 0.3):
+        assert "would be compared with those of split-0.100-seed0" in found[0, share]
+        assert "measured on An H200. Go on there" in found[0, share]
+
+
+def test_measured_groups_stay_whole_and_replays_are_dealt(tmp_path) -> None:
+    """Runs of one seed go to one worker, replays in turn to each of so many as there are."""
+
+    def dealt(backend: Backend, llm: str) -> list[list[tuple[int, float]]]:
+        runs = dict.fromkeys(split_runs(FAKE), replace(IDENTITY, llm=llm))
+        groups = backend.groups(RunStore(tmp_path), Dying(tmp_path), runs, {})
+        return sorted(sorted((s.seed, s.llm_share) for s in group.runs) for group in groups)
+
+    whole = [[(seed, share) for share in FAKE.shares] for seed in FAKE.seeds]
+    assert dealt(TWO, "tiny") == dealt(Backend(), "replayed") == whole
+    parts = dealt(TWO, "replayed")
+    assert sorted(map(len, parts)) == [1, 1, 2, 2]
+    assert sorted(chain(*parts)) == sorted(chain(*whole))
+
+
+def test_a_backend_that_cannot_be_is_refused_by_name(monkeypatch, tmp_path, capsys) -> None:
+    with pytest.raises(ConfigError, match=r"'rya'; allowed: .*Did you mean 'ray'"):
+        Backend("rya")
+    with pytest.raises(ConfigError, match=r"Backend\.workers is 0"):
+        Backend("processes", 0)
+    monkeypatch.setenv("WORKBENCH_BACKEND", "processes")
+    monkeypatch.setenv("WORKBENCH_WORKERS", "3")
+    assert Backend.usual() == Backend("processes", 3)
+    monkeypatch.setattr(backends, "find_spec", lambda name: None)
+    assert main(["sweep", "--backend", "ray", "--runs", str(tmp_path)]) == 2
+    assert "needs ray: pip install 'workbench[ray]'" in capsys.readouterr().err
+    monkeypatch.setattr(backends, "find_spec", lambda name: name)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="slurm needs srun"):
+        Backend("slurm")
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.fixture
+def importable(monkeypatch, tmp_path) -> None:
+    """Processes that others start find this project, and keep their notes out of it."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.setenv("WORKBENCH_HOME", str(tmp_path / "home"))
+
+
+@pytest.mark.slow
+def test_replays_on_a_ray_cluster_of_two_nodes_are_those_of_here(
+    here, tmp_path, monkeypatch, importable
+) -> None:
+    """Also where workers die in the middle."""
+    ray = pytest.importorskip("ray", reason="Ray is an extra: pip install 'workbench[ray]'")
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        cluster.add_node(num_cpus=1)
+        cluster.wait_for_nodes()
+        ray.init(cluster.address, log_to_driver=False)
+        assert sum(node["Alive"] for node in ray.nodes()) == 2
+        on = Backend("ray", 2)
+        found = run_replayed(here.config, tmp_path / "replays", progress=False, backend=on)
+        assert_same_replays(here, found)
+        assert "WorkerCrashedError" in assert_nothing_lost_or_twice(tmp_path, monkeypatch, on)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+@pytest.mark.slow
+def test_replays_by_submitit_are_those_of_here(here, tmp_path, importable) -> None:
+    """As jobs of this machine, in Slurm's place."""
+    pytest.importorskip("submitit", reason="submitit is an extra: pip install 'workbench[slurm]'")
+    on = Backend("slurm", 2, cluster="local")
+    found = run_replayed(here.config, tmp_path / "runs", progress=False, backend=on)
+    assert_same_replays(here, found)

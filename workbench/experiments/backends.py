@@ -1,0 +1,313 @@
+"""Where runs and replays are carried out: here, by processes of this machine, by Ray or by Slurm.
+
+A worker is sent a group of runs and stores each as it ends. The run folder is the only state, so
+that a worker may die, and a study may end elsewhere than where it began. Runs whose seconds are
+compared are of one group, and so of one machine.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from itertools import repeat
+from multiprocessing import connection, get_context, parent_process
+from pathlib import Path
+from threading import Thread
+from typing import Annotated, Any, NamedTuple
+
+import torch
+
+from workbench.config import Range, check
+from workbench.errors import ConfigError, RunStoreError, WorkbenchError, WorkerError
+from workbench.experiments import execute
+from workbench.experiments.execute import Execute
+from workbench.experiments.provenance import describe, machine_facts, runs_folder, this_code
+from workbench.experiments.runs import FINISHED, RunResult, RunStore, held, read_run
+from workbench.experiments.settings import COUNTED, Identity, RunSpec
+from workbench.host import total_memory, usable_cores
+from workbench.search.rounds import Progress
+
+BACKENDS = HERE, PROCESSES, RAY, SLURM = "here", "processes", "ray", "slurm"
+PACKAGES = {RAY: "ray", SLURM: "submitit"}
+ATTEMPTS = 3  # at a group whose workers die
+POLL_S = 0.1
+OWN_BYTES = 1 << 30  # of a worker beside its runs: Python, kernels, a recording
+DAY = 24 * 60  # minutes; submitit's own limit is five, and SBATCH_TIMELIMIT goes before both
+NAME, WORKERS = "WORKBENCH_BACKEND", "WORKBENCH_WORKERS"
+
+Submit = Callable[..., Any]  # a function and its arguments; returns what has done() and result()
+
+
+def one_by_one(function: Callable[[RunSpec], RunResult], specs: Sequence[RunSpec]) -> Iterable[Any]:
+    """execute.one_by_one as a worker can be sent it: partial(one_by_one, function)."""
+    return execute.one_by_one(function)(specs)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Runs that one worker carries out and stores. beside: stored ones that they stand beside."""
+
+    store: RunStore
+    execute: Execute
+    runs: Mapping[RunSpec, Identity]
+    beside: Sequence[Path] = ()
+
+    @property
+    def identity(self) -> Identity:
+        """Of the first run; all are of one code, and all replayed or none."""
+        return next(iter(self.runs.values()))
+
+    def carry_out(self, problem: Exception | None = None) -> Iterator[tuple[RunSpec, int]]:
+        """Carry out what is not stored; each run with how many of its problems are answered by now.
+
+        problem: stored of all these runs in place of a result.
+        """
+        left = [spec for spec, own in self.runs.items() if not held(self.store.stored(spec, own))]
+        problem = problem or self._mixture()
+        for spec, outcome in zip(left, repeat(problem)) if problem else self.execute(left):
+            if isinstance(outcome, Progress):
+                yield spec, outcome.answered
+            else:
+                self.store.write(spec, self.runs[spec], outcome)
+                yield spec, spec.config.num_problems
+
+    def _mixture(self) -> RunStoreError | None:
+        """Why seconds of this machine must not be compared with those stored; None if they may."""
+        if _is_replayed(self.identity) or next(iter(self.runs)).role == COUNTED:
+            return None
+        own = [self.store.stored(*run) for run in self.runs.items()]  # by a worker that died
+        here = describe(machine_facts())
+        for row in map(read_run, (*self.beside, *filter(None, own))):
+            if row["status"] == FINISHED and row["machine"] != here:
+                return RunStoreError(
+                    f"Seconds of {here} would be compared with those of {row['run_id']}, measured "
+                    f"on {row['machine']}. Go on there, or begin anew here in another folder "
+                    "(--runs DIR); --retry-failed repeats this run."
+                )
+        return None
+
+
+class Needs(NamedTuple):
+    """What one worker has: threads to compute with, bytes, GPUs."""
+
+    threads: int = 1
+    memory: int = OWN_BYTES
+    gpus: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """Where work is carried out, and by how many workers at once; None: as many as fit.
+
+    cluster: what submitit submits to; "local" starts processes in Slurm's place. ConfigError for an
+    unknown name, or one whose package is not installed.
+    """
+
+    name: Annotated[str, BACKENDS] = HERE
+    workers: Annotated[int | None, Range(1)] = None
+    cluster: str = SLURM
+
+    def __post_init__(self) -> None:
+        check(self)
+        package = PACKAGES.get(self.name)
+        if package and find_spec(package) is None:
+            raise ConfigError(
+                f"The backend {self.name} needs {package}: pip install 'workbench[{self.name}]'."
+            )
+        if self.name == self.cluster and not shutil.which("srun"):
+            raise ConfigError("The backend slurm needs srun; start it where sbatch is called.")
+
+    @classmethod
+    def usual(cls) -> Backend:
+        """What WORKBENCH_BACKEND and WORKBENCH_WORKERS say."""
+        workers: Any = os.environ.get(WORKERS) or None
+        workers = int(workers) if workers and workers.isdigit() else workers
+        return cls(os.environ.get(NAME) or HERE, workers)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What makes this the usual one, as in a notebook's process."""
+        return {NAME: self.name, WORKERS: str(self.workers or "")}
+
+    def groups(
+        self,
+        store: RunStore,
+        execute: Execute,
+        runs: Mapping[RunSpec, Identity],
+        stored: Mapping[RunSpec, Path],
+    ) -> list[Group]:
+        """The runs by whose seconds are compared. Replays are dealt to as many workers as there may
+        be: no machine has a part in their seconds.
+        """
+        hands = 1 if self.name == HERE else self.workers or usable_cores()
+        dealt, beside = dict[Any, dict[RunSpec, Identity]](), dict[Any, list[Path]]()
+        for spec, folder in stored.items():
+            beside.setdefault(spec.group, []).append(folder)
+        for number, (spec, own) in enumerate(runs.items()):
+            hand = number % hands if _is_replayed(own) else 0
+            dealt.setdefault((spec.group, hand), {})[spec] = own
+        return [Group(store, execute, own, beside.get(at, ())) for (at, _), own in dealt.items()]
+
+    def carry_out(self, groups: Sequence[Group]) -> Iterator[tuple[RunSpec, int]]:
+        """Carry out all groups; each run with how many of its problems are answered by now.
+
+        A worker has its part of this machine's cores; on a cluster one for replays, else as many as
+        this process has threads. Runs of a group whose workers die are stored as failed.
+        """
+        if self.name == HERE:
+            for group in groups:
+                yield from group.carry_out()
+            return
+        left = {g.store.folder(s, own): s for g in groups for s, own in g.runs.items()}
+        memory, gpus, threads = OWN_BYTES, 0, 1
+        measured = [group for group in groups if not _is_replayed(group.identity)]
+        if measured:
+            gpus = int(any(spec.config.device != "cpu" for spec in left.values()))
+            sizes = (sum(spec.total_bytes for spec in group.runs) for group in measured)
+            memory += 0 if gpus else min(max(sizes), total_memory() // 2)  # as Searches
+            threads = torch.get_num_threads()
+        workers = self._workers(len(groups), memory, gpus)
+        if self.name == PROCESSES:
+            threads = max(1, usable_cores() // workers)
+        calls = [(group, threads) for group in groups]
+        for ended in self.each(_carry_out, calls, Needs(threads, memory, gpus), workers):
+            if ended and ended[1]:
+                deque(groups[ended[0]].carry_out(ended[1]), maxlen=0)
+            for folder in [folder for folder in left if folder.exists()]:
+                spec = left.pop(folder)
+                yield spec, spec.config.num_problems
+
+    def map(self, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """What a function returns of each tuple of arguments. WorkerError where workers die."""
+        workers = self._workers(len(calls), OWN_BYTES)
+        found = dict(filter(None, self.each(function, calls, Needs(), workers)))
+        for problem in (each for each in found.values() if isinstance(each, WorkerError)):
+            raise problem
+        return [found[number] for number in range(len(calls))]
+
+    def each(
+        self,
+        function: Callable[..., Any],
+        calls: Sequence[tuple[Any, ...]],
+        needs: Needs,
+        workers: int,
+    ) -> Iterator[tuple[int, Any] | None]:
+        """Number and result of each call as it ends, and None now and then. The result is a
+        WorkerError where ATTEMPTS workers died; what the workbench raises in one is raised.
+        """
+        if self.name == HERE:
+            yield from ((number, function(*call)) for number, call in enumerate(calls))
+            return
+        waiting, running = deque((number, 1) for number in range(len(calls))), dict[Any, Any]()
+        with ExitStack() as stack:  # on an interrupt, what still runs is ended
+            starts: dict[str, Callable[..., Submit]] = {PROCESSES: _on_processes, RAY: _on_ray}
+            submit = starts.get(self.name, partial(_on_slurm, self.cluster))(needs, stack)
+            while waiting or running:
+                while waiting and len(running) < workers:
+                    number, attempt = waiting.popleft()
+                    running[submit(function, *calls[number])] = number, attempt
+                yield None
+                time.sleep(POLL_S)
+                for future in [future for future in running if future.done()]:
+                    number, attempt = running.pop(future)
+                    try:
+                        yield number, future.result()
+                    except WorkbenchError:
+                        raise
+                    except Exception as problem:
+                        told = f"{type(problem).__name__}: {problem}"
+                        if attempt < ATTEMPTS:
+                            waiting.append((number, attempt + 1))
+                        else:
+                            yield number, WorkerError(f"{ATTEMPTS} workers died of it. {told}")
+
+    def _workers(self, count: int, memory: int, gpus: int = 0) -> int:
+        """How many are at once for so many calls; a cluster has a queue of its own."""
+        if self.workers or self.name in PACKAGES:
+            return self.workers or count
+        return max(1, min(count, 1 if gpus else usable_cores(), total_memory() // 2 // memory))
+
+
+def _on_processes(needs: Needs, stack: ExitStack) -> Submit:
+    """A process for each call: one that dies takes no other with it."""
+
+    def submit(function: Callable[..., Any], *given: Any) -> Any:
+        pool = ProcessPoolExecutor(1, get_context("spawn"), _follow_parent)
+        future = pool.submit(function, *given)
+        for process in pool._processes.values():
+            stack.callback(process.kill)
+        pool.shutdown(wait=False)  # when the call has ended
+        return future
+
+    return submit
+
+
+def _on_ray(needs: Needs, stack: ExitStack) -> Submit:
+    """Tasks of the cluster that RAY_ADDRESS names or that runs here, else of one made here."""
+    import ray  # noqa: PLC0415  an optional extra
+
+    if not ray.is_initialized():
+        ray.init()
+    how = {"num_cpus": needs.threads, "memory": needs.memory, "num_gpus": needs.gpus}
+
+    def submit(function: Callable[..., Any], *given: Any) -> Any:
+        sent = ray.remote(max_retries=0, **how)(function).remote(*given)
+        stack.callback(ray.cancel, sent, force=True)
+        return sent.future()
+
+    return submit
+
+
+def _on_slurm(cluster: str, needs: Needs, stack: ExitStack) -> Submit:
+    """Jobs; SBATCH_PARTITION, SBATCH_TIMELIMIT and others of sbatch's own say more of them."""
+    import submitit  # noqa: PLC0415  an optional extra
+
+    executor = submitit.AutoExecutor(runs_folder() / ".slurm", cluster=cluster)
+    size = {"mem_gb": math.ceil(needs.memory / 2**30), "timeout_min": DAY}
+    size |= {"cpus_per_task": needs.threads, "gpus_per_node": needs.gpus}
+    executor.update_parameters(name="workbench", **size)
+
+    def submit(*given: Any) -> Any:
+        job = executor.submit(*given)
+        stack.callback(job.cancel, check=False)
+        return job
+
+    return submit
+
+
+def _is_replayed(identity: Identity) -> bool:
+    return identity.llm == "replayed"
+
+
+# -- in a worker --
+
+
+def _carry_out(group: Group, threads: int) -> None:
+    """Carry out what is left of a group; its runs fail where this is other code than was asked."""
+    torch.set_num_threads(threads)
+    asked, own = group.identity.code, this_code(_is_replayed(group.identity))["code"]
+    told = f"A worker has other code ({own}) than was asked for ({asked}); give all one commit."
+    deque(group.carry_out(None if own == asked else RunStoreError(told)), maxlen=0)
+
+
+def _follow_parent() -> None:
+    """An interrupt is for the parent to handle; where that is gone, so is its worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    connection.wait([parent.sentinel])
+    os._exit(1)
