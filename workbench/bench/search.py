@@ -141,8 +141,8 @@ def mode_of(settings: dict[str, Any]) -> dict[str, Any]:
     llm, prm = settings["llm"], settings["prm"]
     if settings["peer"] is not None:
         workload = make_workload(llm, prm, strategy=settings["strategy"])
-        told = {"peer": ",".join(chosen_systems(settings["peer"])), "kv_memory": KV_MEMORY}
-        told["reuse_partial_blocks"] = True
+        told: dict[str, Any] = {"peer": ",".join(chosen_systems(settings["peer"]))}
+        told |= {"kv_memory": KV_MEMORY, "reuse_partial_blocks": True}
         return told | workload.mode | {"problems": PEER_PROBLEMS[settings["profile"]]}
     if llm != TINY:
         return {"batch_invariant": True, "kv_memory": KV_MEMORY} | make_workload(llm, prm).mode
