@@ -61,17 +61,19 @@ def test_parameters_reach_the_notebook_its_progress_is_text_and_an_old_failure_g
     monkeypatch.delenv("TQDM_MININTERVAL", raising=False)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "01_a.failed.ipynb").write_text("of an earlier run")
-    shown = "import os\nprint(os.environ['PLOTLY_RENDERER'], os.environ['TQDM_MININTERVAL'])"
+    names = "PLOTLY_RENDERER", "TQDM_MININTERVAL", "WORKBENCH_BACKEND"
+    shown = f"import os\nprint(*map(os.environ.get, {names}))"
     cells = "print(shares)", "from tqdm.auto import tqdm\nprint(tqdm)", shown
     notebook(tmp_path / "nb", "01_a", CHECK, *cells)
-    (done,) = run(tmp_path, ["01_a"], {"shares": [0.1, 0.2]})
+    given = {"environment": {"WORKBENCH_BACKEND": "ray"}}
+    (done,) = run(tmp_path, ["01_a"], {"shares": [0.1, 0.2]}, **given)
     texts = [
         o.text for c in nbformat.read(done, 4).cells for o in c.get("outputs", ()) if "text" in o
     ]
     assert texts[0].strip() == "[0.1, 0.2]"
     assert "tqdm.asyncio" in texts[1] or "tqdm.std" in texts[1]
-    assert texts[2].split() == ["browser", "5"], "the user's choice wins"
-    assert "TQDM_MININTERVAL" not in os.environ
+    assert texts[2].split() == ["browser", "5", "ray"], "the user's choice wins"
+    assert not {"TQDM_MININTERVAL", "WORKBENCH_BACKEND"} & os.environ.keys()
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["01_a.ipynb"]
 
 

@@ -14,7 +14,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -239,17 +239,25 @@ class Backend:
 
 
 def _on_processes(needs: Needs, stack: ExitStack) -> Submit:
-    """A process for each call: one that dies takes no other with it."""
+    """Processes, each the only one of its pool: one that dies takes no other with it."""
+    last = dict[ProcessPoolExecutor, Future[Any]]()
 
     def submit(function: Callable[..., Any], *given: Any) -> Any:
-        pool = ProcessPoolExecutor(1, get_context("spawn"), _follow_parent)
-        future = pool.submit(function, *given)
-        for process in pool._processes.values():
-            stack.callback(process.kill)
-        pool.shutdown(wait=False)  # when the call has ended
-        return future
+        idle = (pool for pool, call in last.items() if call.done() and not call.exception())
+        pool = next(idle, None)
+        if pool is None:
+            pool = ProcessPoolExecutor(1, get_context("spawn"), _follow_parent)
+            stack.callback(_end, pool)
+        last[pool] = pool.submit(function, *given)
+        return last[pool]
 
     return submit
+
+
+def _end(pool: ProcessPoolExecutor) -> None:
+    for process in [*pool._processes.values()]:
+        process.kill()
+    pool.shutdown()
 
 
 def _on_ray(needs: Needs, stack: ExitStack) -> Submit:
