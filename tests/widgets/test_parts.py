@@ -10,6 +10,7 @@ import pytest
 import yaml
 from nbconvert.filters import markdown2html
 
+from tests.notebooks.lab import find_browser
 from tests.widgets.conftest import HOSTILE
 from workbench.errors import ConfigError
 from workbench.widgets import parts
@@ -143,6 +144,32 @@ def test_text_that_looks_like_html_is_shown_as_text(view):
         assert "&lt;img" in each.value and "<img" not in each.value
     page = markdown2html(parts.as_markdown(f"{HOSTILE} *a* [b](javascript:c) `d` $e$"))
     assert f"{escape(HOSTILE)} *a* [b](javascript:c) `d` $e$" in page
+
+
+@pytest.mark.browser
+def test_no_text_is_run_by_a_browser():
+    """Words, tables, Markdown, and every text of a figure; the text itself, bare, is run."""
+    sync = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    said, failed, table = parts.HtmlText(), parts.HtmlText(), parts.HtmlText()
+    said.say(HOSTILE, HOSTILE)
+    failed.say_error(ConfigError(HOSTILE), HOSTILE)
+    table.show_table(pd.DataFrame({HOSTILE: [HOSTILE]}))
+    fig = go.Figure(go.Bar(x=[HOSTILE], y=[1], name=HOSTILE, text=HOSTILE, hovertext=HOSTILE))
+    fig.update_layout(title=HOSTILE, xaxis_title=HOSTILE, legend_title=HOSTILE, showlegend=True)
+    fig.add_annotation(text=HOSTILE, hovertext=HOSTILE)
+    pages = [each.value for each in (said, failed, table)]
+    pages += [markdown2html(parts.as_markdown(HOSTILE)), fig.to_html(), HOSTILE]
+    heard, found = [], []
+    with sync.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=find_browser())
+        page = browser.new_page()
+        page.on("dialog", lambda dialog: (heard.append(dialog.message), dialog.dismiss()))
+        for content in pages:
+            page.set_content(content, wait_until="load")
+            page.wait_for_timeout(200)
+            found.append(len(heard))
+        browser.close()
+    assert found == [*[0] * (len(pages) - 1), 1]
 
 
 def test_figures_are_saved_where_the_user_says_and_the_place_is_told(tmp_path, monkeypatch):

@@ -15,9 +15,9 @@ from typing import Any
 
 from workbench.experiments.provenance import PACKAGE, code_digest, git, git_state, project_root
 
-_ENGINE = ("core.py", "config.py", "host.py", "kernels", "kvcache", "models", "engine",
-           "bench/record.py")  # fmt: skip
-_SEARCH = (*_ENGINE, "tokenizer.py", "trace.py", "search", "experiments/execute.py",
+_ENGINE = ("core.py", "config.py", "host.py", "kernels", *(f"kvcache/{n}.py" for n in (
+           "manager", "pool", "storage")), "models", "engine", "bench/record.py")  # fmt: skip
+_SEARCH = (*_ENGINE, "kvcache", "tokenizer.py", "trace.py", "search", "experiments/execute.py",
            "experiments/memory.py", "experiments/settings.py", "bench/search.py")  # fmt: skip
 _BESIDE = ("beside", "engine", "peers", "serve")
 _STUDY = (
@@ -73,9 +73,10 @@ def doubts(record: Mapping[str, Any], commit: str | None = None) -> list[str]:
     measured from changed files, rows of several commits. Empty: it stands.
     """
     bench, made, dirty = record["bench"], record["git"]["commit"], record["git"]["dirty"]
-    known = record.get("code") or (made and digest(bench, made))
+    there = made and digest(bench, made)  # of what counts as its sources today
+    known = there or record.get("code")
     if dirty is None:  # outside git, where WORKBENCH_COMMIT names the commit
-        dirty = not made or known != digest(bench, made)
+        dirty = not there or record.get("code", there) != there
     commits = {made, *(each for times in record.get("again", {}).values() for each in times)}
     found = {
         "stale: its sources have changed since": known != digest(bench, commit),

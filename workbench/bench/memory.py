@@ -341,20 +341,19 @@ def overhead_rows(model: str, pairs: int, prompts: int, seed: int = 0) -> Iterat
     """arena_vs_dedicated: median of the paired ratios; _low: lower end of its 95 % interval.
 
     Both sides take turns, step by step: the machine's pace varies. Of the tiny pair the LLM samples
-    while the PRM scores, in one arena of the default policy or with a pool each.
+    while the PRM scores, in one arena of the default policy or with a pool each. Prompts are new
+    each time and nothing is emptied, as a search or a server goes on.
     """
     models, draw = ((TINY, TINY_PRM) if model == TINY else (model,)), random.Random(seed)
     shapes = [block_shape(each) for each in models]
     arena = KVArena(sum(BLOCKS * shape.block_bytes for shape in shapes), shapes, MarginalValue())
     sides = [Engine(m, arena=arena) for m in models], [Engine(m, num_blocks=BLOCKS) for m in models]
-    asked = [[draw.randrange(3, 300) for _ in range(128)] for _ in range(prompts)]
     params = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
     every = []  # [seconds of each side], the first a warm-up
     for number in range(pairs + 1):
-        for engines in sides:
-            for engine in engines:
-                engine.cache.reset()
-            for prompt in asked:
+        for _ in range(prompts):
+            prompt = [draw.randrange(3, 300) for _ in range(128)]
+            for engines in sides:
                 engines[0].add(prompt, params)
                 for scoring in engines[1:]:
                     scoring.add_score(prompt, range(7, len(prompt), 8), (0, 1))

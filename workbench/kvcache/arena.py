@@ -184,7 +184,7 @@ class GhostList:
         self._digests: OrderedDict[bytes, None] = OrderedDict()
         self.hits = 0  # watched hashes that were asked for again
         self.cold_hits = 0  # on cached blocks in the pages that the model would give up first
-        self.cold_until = 0  # a tick: pages used last up to then are those
+        self.cold_until: int | None = 0  # a tick: pages used last up to then are those; None: look
 
     def evicted(self, digests: Iterable[bytes]) -> None:
         """These contents were evicted, in this order."""
@@ -305,7 +305,10 @@ class LeasedPool(BlockPool):
 
     def _reused(self, block: Block) -> None:
         page = block.id // self.per_page
-        self.ghosts.cold_hits += self._last_used[page] <= self.ghosts.cold_until
+        cold_until = self.ghosts.cold_until
+        if cold_until is None:
+            cold_until = self.ghosts.cold_until = self._coldest()
+        self.ghosts.cold_hits += self._last_used[page] <= cold_until
         super()._reused(block)
         self._occupy(page)
         self._num_live += 1
@@ -433,10 +436,16 @@ class LeasedPool(BlockPool):
         self.wanted = -(-num_blocks // self.per_page)
 
     def mark_cold(self) -> None:
-        """Marks the idle pages it would lose first; later hits in them estimate what that costs."""
+        """From the step's first hit on, hits in the idle pages that it would lose first count: they
+        estimate what losing those costs.
+        """
+        self.ghosts.cold_until = None
+
+    def _coldest(self) -> int:
+        """The last tick at which one of the idle pages that it would lose first was used."""
         cold = self.ghost_pages - max(0, self.grant.keep - self.held)
         ticks = islice(self.idle.values(), max(cold, 1) - 1, None)
-        self.ghosts.cold_until = next(ticks, maxsize) if cold > 0 else 0
+        return next(ticks, maxsize) if cold > 0 else 0
 
     def state(self, running: bool) -> ModelState:
         """The model as a policy sees it."""
