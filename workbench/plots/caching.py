@@ -29,8 +29,8 @@ _SIZES_CAPTION = (
     "Thin line: Belady's optimum, which knows the future; no bound where sequences fill equal "
     "blocks at once, since the victim decides whose block others share. Crosses: the whole search "
     "replayed at that size; between those below the order's own peak of active blocks, where a "
-    "scheduler changes the order, the line is dashed. Uprights: sizes that some shares of the "
-    "memory give."
+    "scheduler changes the order, the line is dashed. Dotted: sizes that some shares of the memory "
+    "give."
 )
 
 
