@@ -6,13 +6,16 @@ import subprocess
 from pathlib import Path
 
 import jinja2.meta
+import pandas as pd
 import pytest
 
-from workbench.experiments import report
+from workbench.experiments import report, sensitivity
 from workbench.plots import FIGURES
 
 ROOT = Path(__file__).parents[2]
 FOLDER, REPORTS = ROOT / "figures", ROOT / "reports"
+PLAIN, FLOWING = ("static", "none"), ("marginal_value", "none")
+EVERYTHING = ("marginal_value", "all")
 ENGINES = ("tectonic", "pdflatex", "lualatex", "xelatex")
 
 
@@ -27,7 +30,7 @@ def test_what_is_committed_is_what_the_rows_say(drawn) -> None:
     assert (REPORTS / "study.html").read_text() == report.page(drawn, numbers)
     assert (REPORTS / "numbers.tex").read_text() == report.numbers_tex(numbers)
     tables = report.tables(drawn)
-    others = {"setting", "memory_parts", "ablation", "missing_values"}
+    others = {"setting", "memory_parts", "ablation", "techniques", "missing_values"}
     assert set(tables) == {"models", "claims", *others}
     for name, table in tables.items():
         assert (REPORTS / f"{name}.tex").read_text() == report.booktabs(name, table)
@@ -55,6 +58,8 @@ def test_the_page_needs_nothing_beside_it_and_shows_every_figure_it_names(drawn)
     shown = re.findall(r'<figure id="(\w+)">', page)
     asked = re.findall(r'figure\("(\w+)"\)', report.TEMPLATE.read_text())
     assert shown == asked and set(shown) <= set(FIGURES)
+    numbered = re.findall(r"<b>Figure (\d+), (\w+)\.</b> <span class=\"finding\">(.{20})", page)
+    assert [(int(n), name) for n, name, _ in numbered] == list(enumerate(asked, 1))
     for target in re.findall(r'href="#(\w+)"', page):
         assert f'id="{target}"' in page
 
@@ -78,8 +83,63 @@ def test_a_part_whose_figures_are_not_drawn_is_left_out(tmp_path) -> None:
     page = report.write_report(tmp_path)
     assert page == tmp_path / "study.html"
     text = page.read_text()
-    assert "There is a plateau from" in text and "a study of its own, notebook 08" in text
+    assert "do exactly the same" in text and "a study of its own, notebook 08" in text
     assert "<figure" not in text, "there are no images: no browser was there"
+    assert '<p class="finding">Several shares do equal work' in text
+
+
+def test_what_shares_lose_has_its_interval_where_the_rows_have_it_and_says_so_where_not() -> None:
+    """Three shares, of which two do equal work; the third takes 4 s more, 3 of them again."""
+    split = pd.DataFrame({"llm_share": [0.08, 0.3, 0.4], "metric": "tokens_per_s", "value": 1.0})
+    split["ratio"] = split["ratio_low"] = split["ratio_high"] = [0.8, 1.0, 1.0]
+    ends = pd.DataFrame({"metric": ["peak_share", "same_work"], "low": 0.3, "high": 0.4})
+    spent = {"recomputed_evicted": (2.0, 0.0), "recomputed_preempted": (1.0, 0.0),
+             "llm_decode": (7.0, 6.0)}  # fmt: skip
+    lost = pd.DataFrame([
+        {"llm_share": share, "part": part, "seconds": seconds}
+        for part, both in spent.items() for share, seconds in zip((0.08, 0.3), both)
+    ])  # fmt: skip
+
+    def told(low: float, high: float) -> str:
+        rows = split.assign(ratio_low=[low, 1.0, 1.0], ratio_high=[high, 1.0, 1.0])
+        equal, losses = report._losses(pd.concat([rows, ends]), lost)
+        assert equal == "0.30 and 0.40"
+        return losses
+
+    why = "computing again: 75 % of the extra time, slower decoding: 25 %)"
+    assert told(0.78, 0.81) == f"20.0 % at 0.08 (95 %: 19.0 to 22.0 %; {why}"
+    assert told(float("nan"), 0.81) == f"20.0 % at 0.08 (no interval kept; {why}"
+
+
+def test_gains_are_the_figures_own_and_name_the_technique_that_makes_them(tmp_path) -> None:
+    """Counted again from the rows, at the smallest budget; one share there does not fit."""
+    for name in ("optimisation.json", "optimisation_replayed.parquet", "memory_parts.parquet"):
+        shutil.copy(FOLDER / name, tmp_path)
+    rows = pd.read_parquet(FOLDER / "optimisation.parquet")
+    rows = rows[rows["budget"] == rows["budget"].min()]
+    bad = rows.iloc[[0]].assign(metric="infeasible", kv_share=0.9, value=float("nan"))
+    pd.concat([rows, bad]).to_parquet(tmp_path / "optimisation.parquet")
+    rate = rows[rows["metric"] == "tokens_per_s"].set_index(["policy", "technique", "kv_share"])
+    speed = rate["value"].to_dict()
+    base, named = speed["static", "none", 0.3], report.policy_numbers(report.Drawn(tmp_path))
+    assert named["tinyOne"] == f"{speed['static', 'adaptive', 0.3] / base:.2f}"
+    assert named["tinyOneName"] == "adaptive problem batching"
+    (every,) = (v for (policy, what, _), v in speed.items() if (policy, what) == EVERYTHING)
+    assert named["tinyAll"] == f"{every / base:.2f}"
+    best = max((v, share) for (p, what, share), v in speed.items() if (p, what) == PLAIN)
+    (flow,) = (v for (policy, what, _), v in speed.items() if (policy, what) == FLOWING)
+    assert named["tinyFlow"] == f"{flow / best[0]:.2f}"
+    assert named["bestTried"].startswith(f"{best[1]:g}")
+    assert named["bestTried"].endswith("; 0.9 leaves a model less than one request")
+
+
+def test_values_that_the_thesis_gives_are_not_counted_as_open(drawn) -> None:
+    named = report.missing_numbers(drawn)
+    rows = sensitivity.missing_values(sensitivity.stored()[0]).set_index("value")
+    assert rows.loc["beam width", "thesis"] == "four"
+    untried = (rows["conclusion"] == sensitivity.UNTRIED).sum()
+    assert int(named["missingCount"]) == len(rows) - untried - int(named["givenCount"])
+    assert untried and int(named["givenCount"]) == 4
 
 
 def test_a_small_article_of_all_numbers_and_tables_compiles(tmp_path, drawn) -> None:

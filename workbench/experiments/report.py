@@ -11,10 +11,11 @@ import base64
 import html
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import pandas as pd
 from workbench.config import format_size, parse_size
 from workbench.experiments import claims as judged
 from workbench.experiments import sensitivity, settings
+from workbench.experiments.execute import RECORDED, REPLAYED
 from workbench.experiments.export import tex_escaped, write_together
 from workbench.experiments.provenance import counted, project_root
 from workbench.experiments.settings import THESIS_SHARE, sweep_config
@@ -31,7 +33,11 @@ from workbench.models.registry import model_spec
 
 TEMPLATE = Path(__file__).with_name("report.html")
 TINY = "measured tiny"
+PAIRS = {TINY: "tiny", RECORDED: "smol", REPLAYED: "far"}
+"""The pairs of models by their rungs, and how the names of their numbers begin."""
+MEASURED_AND_THESIS = [pair for pair in PAIRS.items() if pair[0] != RECORDED]
 Named = dict[str, str]
+FORM, BOUNDS = "{:.2f} ({:.2f} to {:.2f})", ["value", "low", "high"]
 
 
 @dataclass(frozen=True)
@@ -44,38 +50,42 @@ class Drawn:
         """Whether the rows of these figures are there."""
         return all((self.folder / f"{name}.parquet").is_file() for name in names)
 
-    def rows(self, name: str) -> pd.DataFrame:
-        """Of a figure; where it has panels of several rungs, of the measured embedded pair."""
+    def rows(self, name: str, rung: str = TINY) -> pd.DataFrame:
+        """Of a figure; where it has panels of several rungs, of one, LookupError if of none."""
         rows = pd.read_parquet(self.folder / f"{name}.parquet")
-        return rows[rows["rung"] == TINY] if TINY in set(rows.get("rung", ())) else rows
+        rows = rows[rows["rung"] == rung] if "rung" in rows else rows
+        if rows.empty:
+            raise LookupError(f"{name} has no rows of {rung}")
+        return rows
 
     def parameters(self, name: str) -> dict[str, Any]:
         """What a figure was made with."""
         record = json.loads((self.folder / f"{name}.json").read_text(encoding="utf-8"))
-        found: dict[str, Any] = record["parameters"]
-        return found
+        return dict(record["parameters"])
 
-    @cached_property
-    def sweep(self) -> dict[str, Any]:
-        """The settings of the memory split."""
-        return self.parameters("memory_split")
+    def said(self, name: str, pattern: str) -> str:
+        """What a pattern's group finds in the note below a figure. LookupError where nothing."""
+        return str(re.findall(pattern, self.parameters(name)["provenance"])[0])
 
     @cached_property
     def claims(self) -> list[judged.Claim]:
         """Each as judged for each rung."""
         return judged.claims_of_figures(self.folder)
 
-    def image(self, name: str) -> str:
-        """A figure as a piece of the page, with its caption; empty where it has no image."""
+    def image(self, name: str, numbers: Iterator[int], caller: Callable[[], str]) -> str:
+        """A figure as a piece of the page: numbered, its finding in the template's words, and its
+        caption folded; the words alone where it has no image.
+        """
+        finding = " ".join(caller().split())
         picture, page = (self.folder / f"{name}{ending}" for ending in (".svg", ".html"))
         if not picture.is_file():
-            return ""
-        found = re.search(r"<figcaption>(.*?)</figcaption>", page.read_text(encoding="utf-8"))
-        caption, code = found[1] if found else name, base64.b64encode(picture.read_bytes()).decode()
-        return (
-            f'<figure id="{name}"><img alt="{caption}" src="data:image/svg+xml;base64,{code}">\n'
-            f"<figcaption><b>{name}</b>. {caption}</figcaption></figure>"
-        )
+            return f'<p class="finding">{finding}</p>'
+        (caption,) = re.findall(r"<figcaption>(.*?)</figcaption>", page.read_text(encoding="utf-8"))
+        code = base64.b64encode(picture.read_bytes()).decode()
+        return f"""\
+<figure id="{name}"><img alt="{finding}" src="data:image/svg+xml;base64,{code}">
+<figcaption><b>Figure {next(numbers)}, {name}.</b> <span class="finding">{finding}</span>
+<details><summary>How to read it</summary>{caption}</details></figcaption></figure>"""
 
 
 # -- numbers, by name: each function's are told in one part of the page --
@@ -86,26 +96,25 @@ def percent(value: float, digits: int = 0) -> str:
     return f"{100 * value:.{digits}f} %"
 
 
-def _at(rows: pd.DataFrame, share: float) -> Any:
-    """The row at a share, the nearest one."""
-    return rows.iloc[int((rows["llm_share"] - share).abs().to_numpy().argmin())]
+def _at_thesis(rows: pd.DataFrame) -> pd.DataFrame:
+    """All rows at the share that is nearest to the thesis's."""
+    return rows[rows["llm_share"] == settings.nearest_to_thesis(rows["llm_share"])]
 
 
-def _interval(row: Any, digits: int = 2, scale: float = 1.0) -> str:
-    low, high = scale * row["low"], scale * row["high"]
-    return f"{low:,.{digits}f} to {high:,.{digits}f}"
+def _listed(shares: Any, form: str = ".2f") -> str:
+    """`0.15, 0.20 and 0.30`."""
+    *first, last = [f"{share:{form}}" for share in shares] or ["none"]
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def setting_numbers(drawn: Drawn) -> Named:
     """What was searched, from the record of the memory split."""
-    told, split = drawn.sweep, drawn.rows("memory_split")
+    told, split = drawn.parameters("memory_split"), drawn.rows("memory_split")
     return {
-        "profile": told["profile"],
         "problems": f"{told['num_problems']}",
         "seeds": counted(len(told["seeds"]), "seed"),
         "beams": f"{told['n']}",
         "width": f"{told['beam_width']}",
-        "inFlight": f"{told['min_problem_batch']}",
         "totalMemory": format_size(parse_size(told["total_memory"])),
         "lowEnd": f"{split['llm_share'].min():.2f}",
         "highEnd": f"{split['llm_share'].max():.2f}",
@@ -117,203 +126,251 @@ def memory_numbers(drawn: Drawn) -> Named:
     blocks, parts, found = drawn.rows("kv_blocks"), drawn.rows("memory_parts"), Named()
     for how, name in (("measured", "tiny"), ("computed", "thesis")):
         first = blocks[blocks["how"] == how].iloc[0]
-        found[f"{name}FeasibleLow"] = f"{first['low_end']:.3f}"
-        found[f"{name}FeasibleHigh"] = f"{first['high_end']:.3f}"
-        own = parts[(parts["how"] == how) & (parts["part"] == "weights")]
-        for model, rows in own.groupby("model"):
-            found[f"{name}{str(model).capitalize()}Weights"] = format_size(rows["bytes"].iloc[0])
-    room = _at(parts[parts["how"] == "computed"], THESIS_SHARE)
-    for model in ("llm", "prm"):
-        found[f"thesis{model.capitalize()}Tokens"] = f"{room[f'{model}_kv_tokens']:,.0f}"
-    return found
+        found[f"{name}Feasible"] = f"{first['low_end']:.3f} to {first['high_end']:.3f}"
+    parts = parts[parts["how"] == "computed"]
+    for name, own in (("thesis", parts), ("far", drawn.rows("memory_split", REPLAYED))):
+        room = _at_thesis(own)[["llm_kv_tokens", "prm_kv_tokens"]].iloc[0]
+        found[f"{name}Tokens"] = _listed(room, ",.0f")
+    weights = parts[(parts["part"] == "weights") & (parts["model"] == "prm")]["bytes"].iloc[0]
+    found["leastTotal"] = format_size(weights / sensitivity.LOW)
+    return found | {"prmWeights": format_size(weights)}
 
 
 def split_numbers(drawn: Drawn) -> Named:
-    """Where throughput is highest on the measured rung, how sure that is, what the ends lose."""
-    rows, lost = drawn.rows("memory_split"), drawn.rows("lost_time")
+    """Where throughput is highest and how sure that is; of each pair, what its shares lose."""
+    rows, lost, found = drawn.rows("memory_split"), drawn.rows("lost_time"), Named()
     peak, same = judged.peak_and_plateau(rows)
     rate = rows[rows["metric"] == "tokens_per_s"].set_index("llm_share").sort_index()
     alike = rate.loc[same["low"] : same["high"], "value"]
-    best, middle = float(alike.mean()), settings.nearest_to_thesis(rate.index)
-    again = judged.recomputed_part(lost, "recomputed_evicted", "recomputed_preempted")
-    found = {
-        "plateauLow": f"{same['low']:.2f}",
-        "plateauHigh": f"{same['high']:.2f}",
+    middle = settings.nearest_to_thesis(rate.index)
+    for rung, name in PAIRS.items():
+        told = _losses(drawn.rows("memory_split", rung), drawn.rows("lost_time", rung))
+        found[f"{name}Equal"], found[f"{name}Losses"] = told
+    for part in ("recomputed_evicted", "recomputed_partial", "bookkeeping"):
+        spent = judged.recomputed_part(lost, part)[middle]
+        found[f"mid{part.removeprefix('recomputed_').capitalize()}"] = percent(spent)
+    return found | {
         "peakLow": f"{peak['low']:.2f}",
         "peakHigh": f"{peak['high']:.2f}",
-        "bestRate": f"{best:,.0f}",
         "machineNoise": percent(float(alike.max() / alike.min()) - 1, 1),
-        "spread": percent((rate["high"] - rate["low"]).mean() / 2 / best),
+        "runNoise": drawn.said("memory_split", r"differ by up to ([\d.]+) times"),
     }
-    # at each end one model is short of room
-    for end, model, share in (("low", "llm", rate.index[0]), ("high", "prm", rate.index[-1])):
-        ratios = rate.loc[share][["ratio", "ratio_high", "ratio_low"]].astype(float)
-        loss, least, most = 100 * (1 - ratios)
-        bounds = "" if ratios.isna().any() else f" (95 %: {least:.1f} to {most:.1f} %)"
-        found[f"{end}Loss"] = f"{loss:.0f} %{bounds}"
-        found[f"{end}Again"] = percent(again[share])
-        tokens = rate[f"{model}_kv_tokens"][share]
-        found[f"{end}{model.capitalize()}Tokens"] = f"{tokens:,.0f}"
-    found["midPrmTokens"] = f"{rate['prm_kv_tokens'][middle]:,.0f}"
-    found["midAgain"] = percent(again[middle])
-    return found
 
 
-def replayed_numbers(drawn: Drawn) -> Named:
-    """The split of the thesis's own pair: what is taken for the missing values, and a whole search
-    in its place.
-    """
-    rows = drawn.rows(sensitivity.FIGURE)
-    own = rows[rows["kind"] == "setting"].set_index("value")
-    base = drawn.parameters(sensitivity.FIGURE)
-    found = {
-        "farInFlight": f"{base['asked']['in_flight']}",
-        "farSteps": f"{base['rounds'] // 2}",
-        "farMemory": format_size(parse_size(base["asked"]["total"])),
-    }
-    for name, value in (("far", sensitivity.TAKEN), ("deep", "depth of the search")):
-        row = own.loc[[value]].iloc[0]
-        found[f"{name}PlateauLow"] = f"{row['plateau_low']:.2f}"
-        found[f"{name}PlateauHigh"] = f"{row['plateau_high']:.2f}"
-        found[f"{name}LowLoss"] = percent(row["loss_low"])
-        found[f"{name}HighLoss"] = percent(row["loss_high"])
-    taken = rows[(rows["value"] == sensitivity.TAKEN) & (rows["kind"] == "replay")]
-    taken = taken[taken["what"] == "share"]
-    for end, model, share in (("Low", "llm", 0.08), ("High", "prm", 0.5)):
-        row = _at(taken, share)
-        found[f"far{end}Lacks"] = f"{row[f'{model}_lacks_tokens']:,.0f}"
-        found[f"far{end}Again"] = f"{row[f'{model}_computed_again']:,.0f}"
-    return found
+def _losses(split: pd.DataFrame, lost: pd.DataFrame) -> tuple[str, str]:
+    """Of one pair the shares of equal work, and what each other loses to the thesis's, and why."""
+    rate: Any = split[split["metric"] == "tokens_per_s"].set_index("llm_share").sort_index()
+    same, told = judged.peak_and_plateau(split)[1], list[str]()
+    alike = rate.loc[same["low"] : same["high"]].index
+    more: Any = lost.pivot_table("seconds", "llm_share", "part", aggfunc="sum").fillna(0.0)
+    base = settings.nearest_to_thesis(rate.index)
+    more -= more.loc[base]
+    for share in map(float, rate.index.drop(alike.union([base]))):
+        loss, low, high = 100 - 100 * rate.loc[share, ["ratio", "ratio_high", "ratio_low"]]
+        bounds = "no interval kept" if pd.isna(low + high) else f"95 %: {low:.1f} to {high:.1f} %"
+        own = more.loc[share] / more.loc[share].sum()
+        again = own.reindex(["recomputed_evicted", "recomputed_preempted"]).sum()
+        text = f"{loss:.1f} % at {share:.2f} ({bounds}; computing again: "
+        text += f"{percent(again) if again < 0.995 else 'all'} of the extra time"
+        slower = (
+            f", slower decoding: {percent(own['llm_decode'])}" if own["llm_decode"] > 0.1 else ""
+        )
+        told.append(f"{text}{slower})")
+    return _listed(alike), ", ".join(told) or "nothing"
 
 
 def cache_numbers(drawn: Drawn) -> Named:
-    """Hits, thrashing and its cost, and whether the policy is to blame."""
-    hits, rows = drawn.rows("prefix_hits"), drawn.rows("thrashing")
-    events = rows[rows["metric"] == "events_per_1000"]
-    rare = events.groupby("llm_share")["value"].max() < judged.RARE_EVENTS
-    found = {
-        "rareCount": f"{rare.sum()}",
-        "shareCount": f"{len(rare)}",
-        "rareShares": ", ".join(f"{share:.2f}" for share in rare.index[rare]) or "none",
-    }
-    for model, own in hits.groupby("engine"):
-        worst = own.sort_values("value").iloc[0]
-        name = str(model).capitalize()
-        found[f"least{name}Hits"] = percent(worst["value"], 1)
-        found[f"least{name}HitsInterval"] = _interval(worst, 1, 100) + " %"
-        found[f"least{name}HitsShare"] = f"{worst['llm_share']:.2f}"
-        most = events[events["engine"] == model].sort_values("value").iloc[-1]
-        found[f"most{name}Thrash"] = f"{most['value']:,.0f}"
-        found[f"most{name}ThrashInterval"] = _interval(most, 0)
-        found[f"most{name}ThrashShare"] = f"{most['llm_share']:.2f}"
-    sizes = drawn.rows("miss_ratio")
-    cached = sizes.pivot_table("hit_ratio", ["engine", "num_blocks"], "kind")
-    gap = cached["optimum"] - cached["lru"]
-    found["policyGap"] = f"{100 * gap.max():.1f}"
+    """Of each pair misses, thrashing and its cost, and whether the policy is to blame."""
+    found = Named()
+    for rung, name in PAIRS.items():
+        misses = 1 - drawn.rows("prefix_hits", rung).groupby("engine")["value"].agg(["max", "min"])
+        told = [f"the {str(model).upper()} {sensitivity.reach(low, high, '.1%')}"
+                for model, low, high in misses.itertuples()]  # fmt: skip
+        found[f"{name}Misses"] = " and ".join(told)
+        events = drawn.rows("thrashing", rung), drawn.rows("lost_time", rung)
+        found[f"{name}Thrash"] = judged.thrashing_in_words(*events)
+    for figure, name in (("miss_ratio", "tiny"), ("miss_ratio_replayed", "far")):
+        sizes = drawn.rows(figure, REPLAYED).pivot_table("hit_ratio", ["engine", "tokens"], "kind")
+        misses = 1 - sizes[["lru", "optimum"]].dropna()
+        worst = (misses["lru"] - misses["optimum"]).nlargest(1).index
+        lru, best = (percent(part, 1) for part in misses.loc[worst].iloc[0])
+        engine, tokens = worst[0]
+        least = percent(1 - sizes.loc[engine].max().max(), 1)
+        found[f"{name}Policy"] = (
+            f"at {tokens:,.0f} tokens the {engine.upper()} misses {lru}, under an optimal policy "
+            f"{best}, in a cache without limit {least}"
+        )
+    return found
+
+
+def block_numbers(drawn: Drawn) -> Named:
+    """What the PRM evicts at 0.3 and at the upper end, and how short of room it is there."""
+    found = Named()
+    for rung, name in PAIRS.items():
+        ends = [drawn.rows(figure, rung) for figure in ("prm_blocks_030", "prm_blocks_050")]
+        for end, own in zip(("Mid", "High"), ends):
+            took, gave, again = own[["allocated", "evicted", "thrashed"]].sum()
+            found[f"{name}{end}Blocks"] = f"{gave:,} of {took:,}, {again:,} asked for again"
+        need, room = ends[0]["blocks_active"].max(), ends[1]["blocks_total"].max()
+        found[f"{name}Need"] = f"{need / room:.2f}"
     return found
 
 
 def batch_numbers(drawn: Drawn) -> Named:
-    """What the limits of a batch gain each model, and batching that never waits."""
+    """What the limits of a batch gain each model, and what part of its blocks holds no token."""
     found = Named()
-    for model in ("llm", "prm"):
-        rows = drawn.rows(f"{model}_batch")
+    for (rung, name), model in product(MEASURED_AND_THESIS, ("llm", "prm")):
+        rows = drawn.rows(f"{model}_batch", rung)
         done = rows[rows["status"] == "finished"]
         rates = done.pivot_table("steps_per_s", "max_num_seqs", "kind", aggfunc="max")
-        ends = rates[settings.CONTINUOUS].dropna()
-        found[f"{model}SeqsGain"] = f"{ends.iloc[-1] / ends.iloc[0]:.1f}"
-        found[f"{model}FewSeqs"], found[f"{model}ManySeqs"] = map(str, ends.index[[0, -1]])
-        gain = rates[settings.UNCACHED] / rates[settings.STATIC_BATCH]
-        found[f"{model}PaddedLeast"] = f"{gain.min():.2f}"
-        found[f"{model}PaddedMost"] = f"{gain.max():.2f}"
+        ends, own = rates[settings.CONTINUOUS].dropna(), f"{name}{model.capitalize()}"
+        few, many = ends.index[[0, -1]]
+        found[f"{own}Seqs"] = f"{ends.iloc[-1] / ends.iloc[0]:.1f} times from {few} to {many}"
     rows = drawn.rows("balance")
     busy = rows[rows["metric"] == "steps_per_busy_s"]
-    for name, share in (("mid", THESIS_SHARE), ("high", float(busy["llm_share"].max()))):
-        for role, own in busy.groupby("model"):
-            found[f"{name}{str(role).capitalize()}Steps"] = f"{_at(own, share)['value']:,.0f}"
-    return found
+    last = busy[busy["llm_share"] == busy["llm_share"].max()]
+    for name, at in (("mid", _at_thesis(busy)), ("high", last)):
+        for role, value in at[["model", "value"]].itertuples(index=False):
+            found[f"{name}{role.capitalize()}Steps"] = f"{value:,.0f}"
+    waste = rows[(rows["metric"] == "waste") & (rows["model"] == "llm")]
+    most = waste.groupby(["kind", "block_size"])["value"].max()
+    found["paddedWaste"] = percent(most[settings.STATIC_BATCH].max())
+    told = [f"{percent(v)} in blocks of {size:g}" for size, v in most[settings.CONTINUOUS].items()]
+    return found | {"waste": _listed(told, "")}
 
 
 def ablation_numbers(drawn: Drawn) -> Named:
-    """What each of the thesis's modifications gains."""
-    rows, plan = drawn.rows("modifications"), drawn.parameters("modifications")["plan"]
-    found = {"ablationProblems": f"{plan['num_problems']}"}
-    for name, key, metric in (("oneRuntime", "one_runtime", "gain"),
-                              ("scoreCache", settings.BATCHED[0], "gain"),
-                              ("problemBatching", settings.BATCHED[1], "gain"),
-                              ("padded", settings.BESIDE, "gain"),
-                              ("whole", "stop_at_limit", "whole")):  # fmt: skip
-        row = rows[(rows["setting"] == key) & (rows["metric"] == metric)].iloc[0]
-        found[f"{name}Gain"], found[f"{name}Interval"] = f"{row['value']:.2f}", _interval(row)
-    return found
+    """What the thesis's modifications gain; each of them stands in a table."""
+    told, found = drawn.parameters("modifications"), Named()
+    for rung, pair in MEASURED_AND_THESIS:
+        rows: Any = drawn.rows("modifications", rung).set_index(["metric", "setting"])
+        scores, whole = rows.loc[("gain", settings.BATCHED[0])], rows.loc["whole"].iloc[0]
+        for name, row in (("ScoreCache", scores), ("Whole", whole)):
+            found[f"{pair}{name}"] = FORM.format(*row[BOUNDS])
+    gains = drawn.rows("modifications").query("metric == 'gain' and low > 1")["setting"]
+    (depth,) = (c.number for c in drawn.claims if (c.key, c.rung) == ("C8", TINY))
+    return found | {
+        "helping": _listed([settings.MODIFICATIONS[key].said for key in gains], ""),
+        "ablationProblems": f"{told['plan']['num_problems']}",
+        "ablationInFlight": f"{told['plan'].get('in_flight', told['min_problem_batch'])}",
+        "depthTold": depth.partition("; hardly")[0],
+    }
+
+
+def techniques_of(drawn: Drawn, name: str) -> pd.DataFrame:
+    """Settings of plots.optimisation at the smallest budget, techniques at the thesis's split or
+    without one (kv_share 0); times: tokens/s over those of that split without a technique.
+    """
+    rows = pd.read_parquet(drawn.folder / f"{name}.parquet").fillna({"kv_share": 0.0})
+    plain, near = rows["technique"] == settings.NONE, rows["kv_share"].isin([0.0, THESIS_SHARE])
+    rows = rows[(rows["budget"] == rows["budget"].min()) & (plain | near)]
+    keys = ["policy", "kv_share", "technique", "label"]
+    wide = rows.pivot_table("value", keys, "metric", sort=False).reset_index()
+    base = wide[(wide["technique"] == settings.NONE) & (wide["kv_share"] == THESIS_SHARE)].iloc[0]
+    return wide.assign(times=wide["tokens_per_s"] / base["tokens_per_s"])
 
 
 def policy_numbers(drawn: Drawn) -> Named:
-    """What the policies and techniques compute again at the smallest budget, of the figure."""
-    rows = drawn.rows("optimisation")
-    again = rows[rows["metric"] == "recomputed"]
-    again = again[again["budget"] == again["budget"].min()].sort_values("value")
-    by_policy = again.set_index(["policy", "technique"])
-    best = by_policy.loc[[(settings.STATIC, settings.NONE)]].iloc[0]
-    everything = by_policy.loc[[(settings.ELASTIC, settings.ALL)]].iloc[0]
-    same = rows.loc[rows["metric"] == "same", "value"]
-    return {
-        "budget": f"{best['budget']:g}",
-        "leastStaticShare": f"{best['kv_share']:g}",
-        "againBefore": f"{best['value']:,.0f}",
-        "againAfter": f"{everything['value']:,.0f}",
-        "sameSettings": f"{int((same == 1).sum())}",
-        "allSettings": f"{len(same)}",
+    """What the policies and techniques gain at the smallest budget, of the figures' rows."""
+    rows, found = drawn.rows("optimisation"), Named()
+    for figure, name in (("optimisation_replayed", "far"), ("optimisation", "tiny")):
+        table = techniques_of(drawn, figure)
+        times = table.set_index(["policy", "technique"])["times"].sort_index()
+        static, flows = times[settings.STATIC], times[settings.ELASTIC]
+        alone, together = static.drop([settings.NONE, settings.ALL]), static[settings.ALL]
+        told = {"One": alone.max(), "Together": together, "Rest": together / alone.max(),
+                "All": flows[settings.ALL], "OnTop": flows[settings.ALL] / together,
+                "Flow": flows[settings.NONE] / static[settings.NONE].max()}  # fmt: skip
+        found |= {f"{name}{key}": f"{value:.2f}" for key, value in told.items()}
+        found[f"{name}OneName"] = settings.TECHNIQUES[alone.idxmax()].said
+    tried = table[(table["policy"] == settings.STATIC) & (table["technique"] == settings.NONE)]
+    shares = tried.set_index("kv_share")["times"].sort_index()
+    edge = ", the highest of them" if shares.idxmax() == shares.index[-1] else ""
+    for share in rows.loc[rows["metric"] == "infeasible", "kv_share"].drop_duplicates():
+        edge += f"; {share:g} leaves a model less than one request"
+    parts = drawn.rows("memory_parts").query("how == 'measured' and part == 'kv'")
+    held, size = _at_thesis(parts)["bytes"].sum(), drawn.said("optimisation", r"W = ([\d.]+ \w+)")
+    same = rows.loc[rows["metric"] == "same", "value"] == 1
+    return found | {
+        "tried": _listed(shares.index, "g"),
+        "bestTried": f"{shares.idxmax():g}{edge}",
+        "budget": f"{rows['budget'].min():g}",
+        "workingSet": size,
+        "splitInW": f"{held / parse_size(size):.1f}",
+        "policyNoise": drawn.said("optimisation", r"differ by up to ([\d.]+) times"),
+        "sameSettings": f"{same.sum()} of {len(same)}",
     }
 
 
 def gain_numbers(drawn: Drawn) -> Named:
-    """What they gain, of `workbench bench memory`, in which both sides take turns: the mean ratio,
-    and the least and the most over seeds.
-    """
+    """All of them, of `workbench bench memory`: mean ratio, least and most over its repetitions."""
     record = json.loads((project_root() / "reports/bench/memory.json").read_text(encoding="utf-8"))
-    rows, found = {row["name"]: row for row in record["rows"]}, Named()
-    for name, row in (("elastic", "elastic_vs_best_static"), ("all", "all_vs_baseline")):
-        for budget, said in (("0.5", "Half"), ("1", "One"), ("2", "Two")):
-            own = rows[f"{row}@{budget}W"]
-            low, high = own["spread"]
-            found[f"{name}{said}"] = f"{own['ratio']:.2f}"
-            found[f"{name}{said}Range"] = f"{low:.2f} to {high:.2f}"
-    return found
+    rows = {row["name"]: row for row in record["rows"]}
+    budgets = {"Half": "0.5", "One": "1", "Two": "2"}
+    own = {name: rows[f"all_vs_baseline@{budget}W"] for name, budget in budgets.items()}
+    return {f"bench{name}": FORM.format(row["ratio"], *row["spread"]) for name, row in own.items()}
 
 
 def missing_numbers(drawn: Drawn) -> Named:
-    """How many of the missing values leave the conclusion standing."""
-    table = sensitivity.missing_values(drawn.rows(sensitivity.FIGURE))
-    kept = table["conclusion"] == sensitivity.SURVIVES
-    others = table[~kept]
-    first = others["value"] + " (" + others["told"].str.partition(";")[0] + ")"
-    return {"missingCount": f"{len(table)}", "missingKept": f"{kept.sum()}",
-            "missingNames": "; ".join(first) or "none"}  # fmt: skip
+    """What is replayed, and how many of the open values leave the conclusion standing."""
+    rows, base = drawn.rows(sensitivity.FIGURE), drawn.parameters(sensitivity.FIGURE)
+    table = sensitivity.missing_values(rows).set_index("value")
+    given = table.index.isin(sensitivity.GIVEN)
+    kept, breaks = (table["conclusion"] == w for w in (sensitivity.SURVIVES, sensitivity.DEPENDS))
+    own = rows[rows["kind"] == "setting"].set_index("value")
+    losses = own.filter(like="loss_")
+    most = str((losses - losses.loc[sensitivity.TAKEN]).abs().max(axis=1).idxmax())
+    told = table["told"].str.partition("; plateau")[0]
+    return {
+        "farInFlight": f"{base['asked']['in_flight']}",
+        "farSteps": f"{base['rounds'] // 2}",
+        "farProblems": drawn.said(sensitivity.FIGURE, r"of (\d+) problems"),
+        "splitProblems": drawn.said("memory_split", r"replayed 1B.*\n.*?: (\d+) problems"),
+        "takenTold": sensitivity.verdict(own.loc[[sensitivity.TAKEN]])[1],
+        "deepTold": str(table.at["depth of the search", "told"]),
+        "missingCount": f"{((kept | breaks) & ~given).sum()}",
+        "missingKept": f"{(kept & ~given).sum()}",
+        "givenCount": f"{given.sum()}",
+        "givenKept": f"{(kept & given).sum()}",
+        "missingMost": most,
+        "missingMostTold": told[most],
+        "missingNames": _listed(table.index[breaks & (table.index != most)], ""),
+    }
 
 
 def claim_numbers(drawn: Drawn) -> Named:
-    """How the claims of the measured rung were judged, and whether the others agree."""
-    own = [claim.verdict for claim in drawn.claims if claim.rung == TINY]
-    verdicts = {"Holds": judged.HOLDS, "Fails": judged.FAILS, "Depends": judged.DEPENDS}
-    found = {f"claims{name}": f"{own.count(verdict)}" for name, verdict in verdicts.items()}
+    """How the claims of the measured pair were judged, and whether the others agree."""
+    rung = [claim for claim in drawn.claims if claim.rung == TINY]
+    own = {f"{judged.CLAIMS[c.key][0]} ({c.key})": spoken(c) for c in rung}
+    depend = [f"{name} {text}" for name, text in own.items() if text.startswith(judged.DEPENDS)]
+    found = {"claimsDepend": "; ".join(depend) or "none"}
+    for word in (judged.HOLDS, judged.FAILS):
+        names = "; ".join(name for name, text in own.items() if text == word)
+        found[f"claims{word.capitalize()}"] = names or "none"
     split = pd.read_parquet(drawn.folder / "memory_split.parquet")
     return found | {"rungsAgree": judged.rungs_in_words(split)}
 
 
+def spoken(claim: judged.Claim) -> str:
+    """The verdict as a sentence goes on: holds, fails, depends on the share."""
+    found = {judged.DEPENDS: claim.number.partition("; it ")[2], judged.UNTESTED: "was not tested"}
+    return found.get(claim.verdict, claim.verdict)
+
+
 PARTS: dict[str, tuple[Callable[[Drawn], Named], tuple[str, ...]]] = {
     "setting": (setting_numbers, ("memory_split",)),
-    "memory": (memory_numbers, ("kv_blocks", "memory_parts")),
+    "memory": (memory_numbers, ("kv_blocks", "memory_parts", "memory_split")),
     "split": (split_numbers, ("memory_split", "lost_time")),
-    "replayed": (replayed_numbers, ("sensitivity",)),
-    "caches": (cache_numbers, ("prefix_hits", "thrashing", "miss_ratio")),
+    "caches": (cache_numbers, ("thrashing", "lost_time", "prefix_hits", "miss_ratio",
+                               "miss_ratio_replayed")),
+    "blocks": (block_numbers, ("prm_blocks_030", "prm_blocks_050")),
     "batches": (batch_numbers, ("llm_batch", "prm_batch", "balance")),
     "ablation": (ablation_numbers, ("modifications",)),
-    "policies": (policy_numbers, ("optimisation",)),
+    "policies": (policy_numbers, ("optimisation", "optimisation_replayed", "memory_parts")),
     "gains": (gain_numbers, ("optimisation",)),
-    "missing": (missing_numbers, ("sensitivity",)),
+    "missing": (missing_numbers, ("sensitivity", "memory_split")),
     "claims": (claim_numbers, ("memory_split",)),
-}
+}  # fmt: skip
 """Parts of the page: what reads the numbers that are told there, and of which figures."""
 
 
@@ -338,38 +395,28 @@ def models_table() -> pd.DataFrame:
     for config, width in ((tiny, 4), (thesis, 2)):
         for role, name in (("LLM", config.llm), ("PRM", config.prm)):
             spec = model_spec(name)
-            rows.append({
-                "model": name, "role": role, "layers": f"{spec.layers}",
-                "hidden": f"{spec.hidden:,}", "KV heads": f"{spec.kv_heads}",
-                "weights": format_size(spec.weight_bytes(width)),
-                "KV a token": format_size(spec.block_bytes(1, width)),
-            })  # fmt: skip
-    return pd.DataFrame(rows)
+            sizes = f"{spec.layers}", f"{spec.hidden:,}", f"{spec.kv_heads}"
+            rows.append([name, role, *sizes, format_size(spec.block_bytes(1, width))])
+    heads = ["model", "role", "layers", "hidden", "KV heads", "KV a token"]
+    return pd.DataFrame(rows, columns=heads)
 
 
-SETTINGS = {
-    "total_memory": "total memory", "activations_in_total": "activations in the total",
-    "problems": "problems", "num_problems": "number of problems", "n": "n",
-    "beam_width": "beam width", "max_depth": "steps at most", "temperature": "temperature",
-    "top_p": "top_p", "max_step_tokens": "tokens per step at most",
-    "min_problem_batch": "problems in flight", "max_num_seqs": "max_num_seqs",
-    "max_num_batched_tokens": "max_num_batched_tokens", "block_size": "block size",
-    "voting": "voting",
-}  # fmt: skip
+SETTINGS = ("total_memory", "activations_in_total", "problems", "num_problems", "n", "beam_width",
+            "max_depth", "temperature", "top_p", "max_step_tokens", "min_problem_batch",
+            "max_num_seqs", "max_num_batched_tokens", "block_size", "voting")  # fmt: skip
 
 
 def setting_table(drawn: Drawn) -> pd.DataFrame:
-    """What was drawn beside the thesis profile."""
-    thesis = sweep_config("thesis").to_dict()
-    pairs = [(label, drawn.sweep.get(name), thesis[name]) for name, label in SETTINGS.items()]
-    cells = [[label, *map(sensitivity.as_text, own)] for label, *own in pairs]
+    """What was drawn beside the thesis profile, by the names that settings have in the code."""
+    sweep, thesis = drawn.parameters("memory_split"), sweep_config("thesis").to_dict()
+    pairs = [(name, sweep.get(name), thesis[name]) for name in SETTINGS]
+    cells = [[name, *map(sensitivity.as_text, own)] for name, *own in pairs]
     return pd.DataFrame(cells, columns=["setting", "measured", "thesis profile"])
 
 
 def memory_table(drawn: Drawn) -> pd.DataFrame:
     """Parts of the memory of each model at the thesis's share."""
-    rows = drawn.rows("memory_parts")
-    own = rows[rows["llm_share"] == settings.nearest_to_thesis(rows["llm_share"])]
+    own = _at_thesis(drawn.rows("memory_parts"))
     names = own["name"].str.removeprefix("dummy:")
     own = own.assign(size=own["bytes"].map(format_size), name=names)
     wide = own.pivot(index=["how", "model", "name"], columns="part", values="size")
@@ -381,15 +428,25 @@ def memory_table(drawn: Drawn) -> pd.DataFrame:
 
 
 def ablation_table(drawn: Drawn) -> pd.DataFrame:
-    """What each modification gains over the setting before."""
-    rows = drawn.rows("modifications")
-    gains = rows[rows["metric"] == "gain"]
-    columns = {
-        "modification": gains["label"].str.replace("<br>", " "),
-        "times the problems/min": gains["value"].map("{:.2f}".format),
-        "95 % interval": [_interval(row) for _, row in gains.iterrows()],
-    }
-    return pd.DataFrame(columns)
+    """What each modification gains over the setting before, on each pair."""
+    rows = pd.read_parquet(drawn.folder / "modifications.parquet").query("metric == 'gain'")
+    cells = pd.Series([FORM.format(*row) for row in rows[BOUNDS].to_numpy()], rows.index)
+    cells = cells.mask(rows["low"] == rows["high"], "the same work")
+    rows = rows.assign(cell=cells, modification=rows["label"].str.replace("<br>", " "))
+    wide = rows.pivot_table("cell", "modification", "rung", aggfunc="first", sort=False)
+    return wide.fillna("").rename(columns=judged.PAIRS).rename_axis(columns=None).reset_index()
+
+
+def technique_table(drawn: Drawn) -> pd.DataFrame:
+    """Tokens/s of each policy and technique over the thesis's split, and tokens computed again."""
+    columns = []
+    for figure, rung in (("optimisation", TINY), ("optimisation_replayed", REPLAYED)):
+        own = techniques_of(drawn, figure)
+        share = own["kv_share"].map(lambda share: f" {share:g}" if share else "")
+        names = own["policy"].str.replace("_", " ") + share, own["label"].rename("technique")
+        cells = own["times"].map("{:.2f}".format) + own["recomputed"].map(" ({:,.0f})".format)
+        columns.append(cells.set_axis(pd.MultiIndex.from_arrays(names)).rename(judged.PAIRS[rung]))
+    return pd.concat(columns, axis=1).fillna("not replayed").reset_index()
 
 
 def missing_table(drawn: Drawn) -> pd.DataFrame:
@@ -404,10 +461,11 @@ def tables(drawn: Drawn) -> dict[str, pd.DataFrame]:
         "setting": (setting_table, "memory_split"),
         "memory_parts": (memory_table, "memory_parts"),
         "ablation": (ablation_table, "modifications"),
+        "techniques": (technique_table, "optimisation_replayed"),
         "missing_values": (missing_table, "memory_split"),
     }
     found = {name: make(drawn) for name, (make, of) in makers.items() if drawn.has(of)}
-    claims = judged.claims_table(drawn.claims).rename(columns=judged.HEADS)
+    claims = judged.claims_table(drawn.claims).replace(judged.PAIRS).rename(columns=judged.HEADS)
     return {"models": models_table(), "claims": claims, **found}
 
 
@@ -453,12 +511,17 @@ def page(drawn: Drawn, numbers: Mapping[str, Named]) -> str:
         for name, table in tables(drawn).items()
     }
     quoted = {n: html.escape(text) for own in numbers.values() for n, text in own.items()}
-    said = drawn.sweep["provenance"] if drawn.has("memory_split") else ""
-    provenance = html.escape(said).splitlines()
+    split = drawn.parameters("memory_split") if drawn.has("memory_split") else {}
+    provenance = html.escape(split.get("provenance", "")).splitlines()
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     verdict = dict.fromkeys(judged.CLAIMS, "")
-    verdict |= {c.key: c.verdict for c in reversed(drawn.claims)}  # of the first rung
-    more = {"told": numbers, "figure": drawn.image, "table": shown, "verdict": verdict}
+    verdict |= {c.key: spoken(c) for c in reversed(drawn.claims)}  # of the first rung
+    more = {
+        "told": numbers,
+        "figure": partial(drawn.image, numbers=count(1)),
+        "table": shown,
+        "verdict": verdict,
+    }
     return template.render(quoted, provenance=provenance, **more)
 
 

@@ -42,7 +42,7 @@ ASKED = Question(total="40GiB")
 FIGURE, TAKEN = "sensitivity", "taken"
 SECONDS_OF_A_BEAM = 1.5e-4
 """Roughly what one core takes to replay one step of one beam of a search."""
-SURVIVES, DEPENDS = "survives", "depends on it"
+SURVIVES, DEPENDS, UNTRIED = "survives", "depends on it", "not replayed: it does not fit"
 PCIE_BYTES_PER_S = {"a100-40": 32e9, "a100-80": 32e9, "h100": 64e9, "h200": 64e9, "l40s": 32e9,
                     "rtx-4090": 32e9}  # fmt: skip
 """To the host, one way, nominal: PCIe 4.0 or 5.0 with 16 lanes, as NVIDIA's data sheets have it."""
@@ -92,6 +92,8 @@ def assumes(name: str, *others: float, of: str) -> tuple[Setting, ...]:
 
 
 SWAP, WHOSE = "preempted requests", "whose share"
+GIVEN = ("beam width", "block size", "activations", "depth of the search")
+"""Values that the thesis gives, and that are set otherwise as well."""
 
 
 def values() -> tuple[Value, ...]:
@@ -152,7 +154,7 @@ def values() -> tuple[Value, ...]:
               (Setting("8 bit, products in 16", need={"width": 1}),
                Setting("float32", need={"width": 4}))),
         Value("activations", "in the total", "outside it (tiny), in it (thesis scale)",
-              "they do not shrink as the embedded weights do",
+              "they do not shrink as the tiny pair's weights do",
               (Setting("outside the total", need={"activations": False}),)),
         Value("seeds", "not stated", f"{len(tiny.seeds)} (default), {len(full.seeds)} (full)",
               "a run's seed fixes every token",
@@ -347,8 +349,8 @@ def stored(folder: Path | None = None) -> tuple[pd.DataFrame, dict[str, Any]]:
 
 
 def missing_values(rows: pd.DataFrame) -> pd.DataFrame:
-    """One row a value: value, thesis, taken, why, tried (other settings), conclusion (SURVIVES, or
-    what it depends on) and told (the numbers). rows: of plots.sensitivity; values of which none was
+    """One row a value: value, thesis, taken, why, tried (other settings), conclusion (SURVIVES,
+    DEPENDS or UNTRIED) and told (the numbers). rows: of plots.sensitivity; values of which none was
     replayed are left out.
 
     The conclusion: 0.3 lies on the plateau, and both ends of the interval lose more than 2 %.
@@ -358,9 +360,9 @@ def missing_values(rows: pd.DataFrame) -> pd.DataFrame:
     for value in values():
         tried = own[own["value"] == value.name]
         if value.name == WHOSE:
-            cells = "the PRM's part", SURVIVES, _of_the_prm(taken)
+            cells = "the PRM's part", UNTRIED, _of_the_prm(taken)
         elif len(tried):
-            cells = "; ".join(tried["setting"]), *_verdict(tried)
+            cells = "; ".join(tried["setting"]), *verdict(tried)
         else:
             continue
         found.append(value._asdict() | dict(zip(("tried", "conclusion", "told"), cells)))
@@ -376,22 +378,24 @@ def _of_the_prm(taken: pd.Series) -> str:
     )
 
 
-def _verdict(tried: pd.DataFrame) -> tuple[str, str]:
-    """Whether the conclusion survives the settings of one value, and the numbers."""
+def verdict(tried: pd.DataFrame) -> tuple[str, str]:
+    """SURVIVES, DEPENDS or UNTRIED of the settings of one value, and the numbers."""
     fits, told = tried[tried["best"].notna()], list[str]()
     for row in fits.to_dict("records"):
-        few = [
-            f"{loss:.1%} at {row[end]:.2f}" + (" (the last that fits)" if row[end] != usual else "")
+        few = {
+            f"{row[end]:.2f}" + ("" if row[end] == usual else " (the last that fits)"): loss
             for end, usual in (("low", LOW), ("high", HIGH))
             if (loss := row[f"loss_{end}"]) <= NEAR
-        ]
-        said = [f"only {' and '.join(few)} is lost"] if few else []
+        }
+        none = [end for end, loss in few.items() if f"{loss:.2%}" == "0.00%"]
+        said = [f"only {loss:.2%} is lost at {end}" for end, loss in few.items() if end not in none]
+        said += [f"nothing is lost at {' or '.join(none)}"] if none else []
         if row["loss_mid"] > NEAR:
             said.append(f"{row['loss_mid']:.0%} is lost at 0.3")
         told += [f"with {row['setting']} {' and '.join(said)}"] if said else []
     lacks = [f"{row.setting}: {row.lacks}" for row in tried[tried["best"].isna()].itertuples()]
     if fits.empty:
-        return SURVIVES, "; ".join(lacks)
+        return UNTRIED, "; ".join(lacks)
 
     def ends_of(column: str, form: str, times: int = 1) -> str:
         return reach(times * fits[column].min(), times * fits[column].max(), form, "-")

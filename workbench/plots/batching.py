@@ -23,8 +23,7 @@ _HEAT_FOOT, _LINES_HEAD = 0.66, 0.46  # of the drawing: the heat map above, the 
 _LIMITS_CAPTION = (
     "Throughput of the {label} over the limits of one step, all requests of a recorded search "
     "queued at once, memory as at an LLM share of 0.3. Above: {tokens}. Below: {steps}, and the "
-    "same requests without a prefix cache in continuous and in static, padded batches; bars reach "
-    "from the slowest to the fastest repetition."
+    "same requests without a prefix cache in continuous and in static, padded batches."
 )
 _BALANCE_CAPTION = (
     "Above: reasoning steps of the search over the seconds each model was busy with them, against "
@@ -65,6 +64,8 @@ def batch_limits(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     first = [str(reason).split(". ")[0].rstrip(".") for reason in reasons]
     label, tokens, steps = MODELS[model].label, TOKENS[model], STEPS[model]
     caption = _LIMITS_CAPTION.format(label=label, tokens=tokens, steps=steps)
+    if (rows["steps_per_s_low"] < rows["steps_per_s_high"]).any():
+        caption += " Bars reach from the slowest to the fastest repetition."
     caption += f" Infeasible: {'; '.join(first)}." if first else ""
     title = f"Throughput of the {label} over its batch limits"
     title += f": {tokens} (above)" if in_panel else ""

@@ -31,8 +31,8 @@ _SIZES_CAPTION = (
     "Thin line: Belady's optimum, which knows the future; no bound where sequences fill equal "
     "blocks at once, since the victim decides whose block others share. Crosses: the whole search "
     "replayed at that size; between those below the order's own peak of active blocks, where a "
-    "scheduler changes the order, the line is dashed. Uprights: sizes that some shares of the "
-    "memory give."
+    "scheduler changes the order, the line is dashed. Dotted: sizes that some shares of the memory "
+    "give."
 )
 
 
@@ -168,7 +168,7 @@ LOST_TIME = {  # part: (label, colour), from the foot of a column; neighbours di
 }
 _LOST_CAPTION = (
     "Wall time of a search against the LLM's share of total memory, divided among what it was "
-    "spent on; the stroke across each column is wall time measured apart. Recomputed: prompt "
+    "spent on; the line across each column is wall time measured apart. Recomputed: prompt "
     "tokens computed before and lost because their block was evicted, their request preempted, or "
     "their block never full. A step that mixes kinds of work is divided by its floating-point "
     "operations. Seconds of models of this size do not carry over to larger ones."
@@ -243,12 +243,10 @@ def prm_blocks(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     legend_at(fig, "legend2", 0.37)
     at = f" at an LLM share of {rows['llm_share'].iloc[0]:.2f}" if "llm_share" in rows else ""
     title = f"{style.label} blocks step by step{at}"
-    taken, evicted = int(rows["allocated"].sum()), int(rows["evicted"].sum())
     caption = (
         f"KV blocks of the {style.label} at each of its scheduling steps{at}, after scheduling, "
         "before the forward: active and cached blocks stacked, what is missing is free. "
-        "Below, blocks allocated (up) and evicted (down) in each step. One run: "
-        f"{taken:,} blocks allocated, {evicted:,} evicted."
+        "Below, blocks allocated (up) and evicted (down) in each step of one run."
     )
     return finish(fig, title, caption, provenance, Frame(panels=430))
 

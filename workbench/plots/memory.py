@@ -35,7 +35,7 @@ _BLOCKS_CAPTION = (
 )
 _PARTS_CAPTION = (
     "What the memory of each model is used for, over the LLM's share of total memory. Left: "
-    "measured, engines built at each share; right: computed from the models' shapes. Strokes: the "
+    "measured, engines built at each share; right: computed from the models' shapes. Black: the "
     "model's part of the total; what stands above one is paid for outside it. Activations are "
     "those of one step over the longest request (thesis), and what a step at the batch limits, for "
     "which is reserved here, takes more. Grey: one of the models does not fit; what it lacks."

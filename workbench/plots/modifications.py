@@ -28,15 +28,13 @@ FINISHING = {
 _HATCHED = {"fillmode": "overlay", "fgcolor": "white", "size": 7, "solidity": 0.35}
 _FOOT, _HEAD = 0.46, 0.25  # of the drawing: the ablation above, the depth limits below
 _LADDER_CAPTION = (
-    "The thesis's modifications (section 5.3), each rung the one before with one more switch, and "
-    "hatched the last rung with the LLM's requests in static, padded batches. Left: how many times "
-    "the problems/min of the rung before a rung has (hatched: of the last), compared problem by "
-    "problem with a 95 % interval; exactly 1 where both did the same work, so that their bars "
-    "differ by the machine's noise alone. Open: problem batching, compared in runs of its own over "
-    "a longer queue, since of few problems the last ones drain; the bars are of the short queue. "
-    "Bars reach over 95 % intervals, bootstrap over problems with the machine's noise. Tokens/s "
-    "counts tokens sampled to the end too, so rungs that differ in it compare by problems/min. "
-    "Below: accuracy of the last two rungs at several depth limits, the same problems and seeds."
+    "The thesis's modifications (section 5.3), each setting the one before with one more switch, "
+    "and hatched the last with the LLM's requests in static, padded batches. Left: times the "
+    "problems/min of the setting before (hatched: of the last), problem by problem; exactly 1 "
+    "where both did the same work. Open: problem batching over a longer queue, in runs of its own. "
+    "Tokens/s counts tokens sampled to the end too, so settings that differ in it compare by "
+    "problems/min. Below: accuracy of the last two at several depth limits, the same problems and "
+    "seeds. Bars: 95 % bootstrap intervals over problems, with the machine's noise."
 )
 
 

@@ -26,7 +26,7 @@ TECHNIQUES = {
     "none": Style("none", theme.BLACK),
     "partial_blocks": Style("partial blocks", theme.SKY, "dash", "square"),
     "forget_pruned": Style("pruned forgotten", theme.GREY, "dash", "triangle-down"),
-    "adaptive": Style("adaptive batching", theme.BLACK, "dot", "cross"),
+    "adaptive": Style("adaptive batching", theme.PURPLE, "dot", "cross"),
     "prefix_order": Style("prefix-aware order", theme.ORANGE, "dot", "diamond"),
     "all": Style("all that gain", theme.VERMILION, "solid", "hexagon"),
 }
@@ -37,13 +37,13 @@ _ROWS = ((1.0, 0.75), (0.58, 0.37), (0.2, 0.0))
 """Head and foot of each row of panels; its legend stands above, its axis title below."""
 _CAPTION = (
     "Two models in one memory. Top: generated tokens per second over the LLM's share of the KV "
-    "budget where the split is static, as horizontal lines under policies that need no share, at "
-    "budgets in multiples of the working set W; crosses: shares that leave a model less than one "
-    "request. Middle: each technique alone, and those that gain together, at the smallest budget: "
-    "tokens that both models computed again because memory was short, which are exact, and "
-    "throughput, which is this machine's (ratios are in the text). Bottom: what each model holds "
-    "(line), uses (area) and should come to (thin) at its own steps of one search. Bars: 95 % "
-    "intervals of the ratio to marginal value's on the same problems."
+    "where the split is static, as horizontal lines under policies that need no share. KV memory "
+    "in multiples of W, the most that the search holds at once; crosses: shares that leave a model "
+    "less than one request. Middle: each technique alone, and those that gain together, at the "
+    "smallest budget: tokens that both models computed again because memory was short, which are "
+    "exact, and throughput, which is this machine's. Bottom: what each model holds (line), uses "
+    "(area) and should come to (thin) at its own steps of one search. Bars: 95 % intervals of the "
+    "ratio to marginal value's on the same problems."
 )
 
 

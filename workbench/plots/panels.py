@@ -93,7 +93,7 @@ def _side_by_side(figs: Sequence[go.Figure], rungs: Sequence[str], provenance: s
     fig.layout.legend.y += LINE_PX / panels
     bottom, top = int(first.margin.b) - 10, int(first.margin.t) + LINE_PX * (1 + notes)
     frame = Frame(panels, top, bottom, int(first.margin.l), RIGHT_PX)
-    caption = f"{first.meta['caption']} One panel a rung; tinted: replayed, not measured."
+    caption = f"{first.meta['caption']} One panel for each pair; tinted: replayed, not measured."
     return finish(fig, re.sub(r"</?b>", "", first.title.text), caption, provenance, frame)
 
 
