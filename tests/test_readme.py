@@ -180,7 +180,7 @@ HEADLINES = {
     "serve_smollm2": ("tokens_per_s", "over_sequential"),
     "serve_two_smollm2": ("tokens_per_s",),
     "memory": ("elastic_vs_best_static", "elastic_vs_static", "all_vs_",
-               "arena_vs_dedicated", "same_nodes"),
+               "equal_work", "arena_vs_dedicated", "same_nodes"),
     "prm": ("f1", "accuracy"),
     "replay": ("events_identical", "throughput_mean_error", "throughput_worst_error@repeats",
                "measured_spread_worst"),

@@ -172,3 +172,18 @@ def test_replays_by_submitit_are_those_of_here(here, tmp_path, importable) -> No
     on = Backend("slurm", 2, cluster="local")
     found = run_replayed(here.config, tmp_path / "runs", progress=False, backend=on)
     assert_same_replays(here, found)
+
+
+def test_a_worker_has_as_many_threads_however_few_groups_are_left(tmp_path, monkeypatch) -> None:
+    """Else the seconds of a study that goes on would not be comparable with those it has."""
+    threads: list[int] = []
+    monkeypatch.setattr(backends, "usable_cores", lambda: 4)
+    monkeypatch.setattr(
+        Backend, "each", lambda *given: threads.append(given[3].threads) or iter(())
+    )
+    for seeds in ((0, 1), (0,)):
+        run_sweep(
+            replace(FAKE, seeds=seeds), tmp_path, progress=False, backend=Backend("processes")
+        )
+    run_sweep(replace(FAKE, seeds=(0,)), tmp_path, progress=False, backend=TWO)
+    assert threads == [1, 1, 2]

@@ -20,12 +20,7 @@ _ENGINE = ("core.py", "config.py", "host.py", "kernels", *(f"kvcache/{n}.py" for
 _SEARCH = (*_ENGINE, "kvcache", "tokenizer.py", "trace.py", "search", "experiments/execute.py",
            "experiments/memory.py", "experiments/settings.py", "bench/search.py")  # fmt: skip
 _BESIDE = ("beside", "engine", "peers", "serve")
-_STUDY = (
-    "experiments/backends.py",
-    "experiments/study.py",
-    "experiments/rows.py",
-    "experiments/statistics.py",
-)
+_STUDY = ("experiments/study.py", "experiments/rows.py", "experiments/statistics.py")
 SOURCES = {
     "engine": (*_ENGINE, *(f"bench/{n}.py" for n in ("engine", "kernels", "ceilings", "peers"))),
     "kernels": (*_ENGINE, "bench/kernels.py"),

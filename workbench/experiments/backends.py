@@ -14,7 +14,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -164,7 +164,7 @@ class Backend:
         A worker has its part of this machine's cores; on a cluster one for replays, else as many as
         this process has threads. Runs of a group whose workers die are stored as failed.
         """
-        if self.name == HERE:
+        if self.name == HERE or not groups:
             for group in groups:
                 yield from group.carry_out()
             return
@@ -178,7 +178,9 @@ class Backend:
             threads = torch.get_num_threads()
         workers = self._workers(len(groups), memory, gpus)
         if self.name == PROCESSES:
-            threads = max(1, usable_cores() // workers)
+            # as many with few groups left: seconds are compared with those of full strength
+            most = self.workers or self._workers(usable_cores(), memory, gpus)
+            threads = max(1, usable_cores() // most)
         calls = [(group, threads) for group in groups]
         for ended in self.each(_carry_out, calls, Needs(threads, memory, gpus), workers):
             if ended and ended[1]:
@@ -205,7 +207,7 @@ class Backend:
         """Number and result of each call as it ends, and None now and then. The result is a
         WorkerError where ATTEMPTS workers died; what the workbench raises in one is raised.
         """
-        if self.name == HERE:
+        if self.name == HERE or not calls:
             yield from ((number, function(*call)) for number, call in enumerate(calls))
             return
         waiting, running = deque((number, 1) for number in range(len(calls))), dict[Any, Any]()
@@ -243,7 +245,8 @@ def _on_processes(needs: Needs, stack: ExitStack) -> Submit:
     last = dict[ProcessPoolExecutor, Future[Any]]()
 
     def submit(function: Callable[..., Any], *given: Any) -> Any:
-        idle = (pool for pool, call in last.items() if call.done() and not call.exception())
+        done = ((pool, call) for pool, call in last.items() if call.done())
+        idle = (pool for pool, call in done if not isinstance(call.exception(), BrokenExecutor))
         pool = next(idle, None)
         if pool is None:
             pool = ProcessPoolExecutor(1, get_context("spawn"), _follow_parent)

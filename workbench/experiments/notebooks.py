@@ -113,6 +113,7 @@ def run_notebooks(
     place.mkdir(parents=True, exist_ok=True)
     ours = {name: value for name, value in BATCH.items() if name not in os.environ}
     ours |= environment or {}
+    before = {name: os.environ[name] for name in ours if name in os.environ}
     os.environ.update(ours)  # for the kernels started within
     try:
         return [
@@ -122,6 +123,7 @@ def run_notebooks(
     finally:
         for name in ours:
             os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 def _run(notebook: Path, parameters: dict[str, Any], place: Path, progress: bool) -> Path:

@@ -278,6 +278,8 @@ def policy_numbers(drawn: Drawn) -> Named:
         times = table.set_index(["policy", "technique"])["times"].sort_index()
         static, flows = times[settings.STATIC], times[settings.ELASTIC]
         alone, together = static.drop([settings.NONE, settings.ALL]), static[settings.ALL]
+        if alone.empty:
+            raise LookupError(f"{name}: no technique alone was tried")
         told = {"One": alone.max(), "Together": together, "Rest": together / alone.max(),
                 "All": flows[settings.ALL], "OnTop": flows[settings.ALL] / together,
                 "Flow": flows[settings.NONE] / static[settings.NONE].max()}  # fmt: skip
@@ -364,7 +366,7 @@ PARTS: dict[str, tuple[Callable[[Drawn], Named], tuple[str, ...]]] = {
     "caches": (cache_numbers, ("thrashing", "lost_time", "prefix_hits", "miss_ratio",
                                "miss_ratio_replayed")),
     "blocks": (block_numbers, ("prm_blocks_030", "prm_blocks_050")),
-    "batches": (batch_numbers, ("llm_batch", "prm_batch", "balance")),
+    "batches": (batch_numbers, ("llm_batch", "prm_batch", "balance", "memory_split")),
     "ablation": (ablation_numbers, ("modifications",)),
     "policies": (policy_numbers, ("optimisation", "optimisation_replayed", "memory_parts")),
     "gains": (gain_numbers, ("optimisation",)),
