@@ -108,7 +108,7 @@ def test_figures_of_notebooks_that_read_no_sweep_need_none(calls, names):
             ["07_modifications: 13 of 13 runs to do, about", "replayed 1B + 8B (07): 7 of 7"],
             "feasible",
         ),
-        (["08"], ["replayed 1B + 8B (08): 13 of 13 replays to do, about 1 min (rough)"], "(07)"),
+        (["08"], ["replayed 1B + 8B (08): 14 of 14 replays to do, about 1 min (rough)"], "(07)"),
         (["09"], ["09_missing_values: nothing to replay, the committed rows"], "to do"),
         (["09", "-p", "values=['n', 'dtype']"], ["09_missing_values: 42 of 42 replays"], "runs"),
     ],

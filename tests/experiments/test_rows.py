@@ -206,7 +206,7 @@ def test_the_committed_ratios_are_those_of_their_rates_and_unbounded_nowhere():
         (same,) = rows[(rows["rung"] == rung) & (rows["metric"] == "same_work")].itertuples()
         on_plateau = (own.index >= same.low) & (own.index <= same.high)
         assert same.low <= 0.3 <= same.high and (
-            own.loc[on_plateau, [*plots.search.RATIO]] == 1
+            own.loc[on_plateau, ["ratio", "ratio_low", "ratio_high"]] == 1
         ).all(axis=None)
         off = own[~on_plateau]
         assert list(off["ratio"]) == pytest.approx(list(off["value"] / own["value"][0.3]))
