@@ -164,7 +164,7 @@ class Backend:
         A worker has its part of this machine's cores; on a cluster one for replays, else as many as
         this process has threads. Runs of a group whose workers die are stored as failed.
         """
-        if self.name == HERE or not groups:
+        if self.name == HERE:
             for group in groups:
                 yield from group.carry_out()
             return
