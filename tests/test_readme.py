@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pandas as pd
 import pytest
 
 from workbench.bench import doubts
+from workbench.bench.record import median_row
 from workbench.experiments.claims import split_in_words
 from workbench.experiments.provenance import counted, git
 
@@ -199,16 +201,16 @@ CONTENDERS = {
 ENGINES = (
     "SmolLM2-135M in one engine: ours in tokens a second, and how many times as fast it is as "
     "others on the same threads, the median of paired repeats and half the range of their middle "
-    "half, if there are five or more (above 1: ours is faster). Each contender in float32 unless "
-    "named otherwise; what each was given and its rates: "
+    "half, if there are five or more, or both of two (above 1: ours is faster). Each contender in "
+    "float32 unless named otherwise; what each was given and its rates: "
     "[reports/bench/RESULTS.md](reports/bench/RESULTS.md)."
 )
 RATIOS = (
     "A ratio (x) below is the median over repeats, in each of which both sides were measured in "
-    "turn; so it need not be the quotient of the two medians that stand beside it. Of searches "
-    "that share one memory (KV memory 0.5, 1, 2 W) it is the mean over seeds of all turns, the "
-    "rates are of all. Spread: ± is half the range of the middle half of five or more repeats; the "
-    "rest say what they are."
+    "turn (of whole systems: with one seed); so it need not be the quotient of the two values that "
+    "stand beside it. Of searches that share one memory (KV memory 0.5, 1, 2 W) it is the mean "
+    "over seeds of all turns, the rates are of all. Spread: ± is half the range of the middle half "
+    "of five or more repeats; of two both are named; the rest say what they are."
 )
 
 
@@ -233,6 +235,8 @@ def records() -> dict[str, dict[str, Any]]:
 MEASURED = "measured tiny"
 FEWEST = 5
 """Repeats from which on their range is shown."""
+EXTREMES = ("elastic_", "all_", "resplit_", "serve_", "search_systems")
+"""Beginnings of rows, and of records, whose spreads are the least and the most."""
 
 
 def figure_rows(name: str, rung: str = MEASURED, **wanted: str) -> pd.DataFrame:
@@ -255,20 +259,25 @@ def number(value: float, unit: str) -> str:
     return digits if unit == "fraction" else f"{digits} {unit}"
 
 
-def between(row: dict[str, Any]) -> str:
-    """The interval or spread of a row as text."""
+def between(row: dict[str, Any], record: str) -> str:
+    """The interval or spread of a row of a record as text."""
     spread = row["spread"]
     if isinstance(spread, list):
-        extremes = row["name"].startswith(("elastic_", "all_", "resplit_"))
+        extremes = row["name"].startswith(EXTREMES) or record.startswith(EXTREMES)
         kind = "least, most" if extremes else "95 %"
         return f"{spread[0]:.3g} to {spread[1]:.3g} ({kind})"
     of = "ratio" if row["ratio"] is not None else row["unit"]
-    return f"{told} ({of})" if (told := within(row)) else ""
+    return f"{told.strip('()')} ({of})" if (told := within(row)) else ""
 
 
 def within(row: dict[str, Any]) -> str:
-    """Half the range of the middle half of the repeats; of too few nothing."""
+    """Half the range of the middle half of the repeats; of too few nothing, but of two both: the
+    spread that is stored of them is a quarter of their distance, and they lie about the median.
+    """
     repeats, spread = row["repeats"], row["spread"]
+    if spread is not None and repeats == 2:
+        middle, form = (row["ratio"], ".2f") if row["ratio"] is not None else (row["value"], ".3g")
+        return f"({middle - 2 * spread:{form}}-{middle + 2 * spread:{form}})"
     return "" if spread is None or (repeats and repeats < FEWEST) else f"±{spread:.2g}"
 
 
@@ -324,7 +333,7 @@ def table(name: str, found: dict[str, Any], starts: tuple[str, ...] = ("",)) -> 
             label = label.format(N=f"{rows['equal_tokens_n']['value']:.0f}")
         if key == "prm_tokens_saved" and "uncached_problems" in mode:
             label += f", first {mode['uncached_problems']} problems, seed 0"
-        cells = (label, number(row["value"], row["unit"]), beside(row), between(row))
+        cells = (label, number(row["value"], row["unit"]), beside(row), between(row, name))
         lines.append("| " + " | ".join(cells) + " |")
     told = [left_of_the_gain(rows, mode), ""] if name == "search" else []
     return [*lines, "", *told]
@@ -510,6 +519,26 @@ def test_replay_tells_its_error_against_whole_repeats_first() -> None:
     """Guards the headline: what ran comes before the composite of each step's fastest repeat."""
     text = "\n".join(table("replay", records()["replay"]))
     assert text.index("whole repeats") < text.index("a composite")
+
+
+def test_spreads_are_told_as_what_they_are() -> None:
+    """Least and most of what was paired in turns, both ends of two repeats, an interval, ± of many;
+    nothing of one repeat, of three, or of a record made before there were turns.
+    """
+    two = asdict(median_row("decode_b1", [11.8, 12.2], "tokens/s", peer="a", peers=[10.0, 10.0]))
+    assert within(two) == "(1.18-1.22)" and between(two, "engine_smollm2") == "1.18-1.22 (ratio)"
+    alone = asdict(median_row("share", [0.01, 0.03], "fraction"))
+    assert between(alone, "engine") == "0.01-0.03 (fraction)"
+    many = asdict(median_row("decode_b1", [1.0, 2, 3, 4, 5], "tokens/s"))
+    assert within(many) == "±1" and between(many, "engine") == "±1 (tokens/s)"
+    three = asdict(median_row("decode_b1", [1.0, 2, 3], "tokens/s"))
+    once = asdict(median_row("decode_b1", [1.0], "tokens/s"))
+    assert within(three) == within(once) == ""
+    served = json.loads(json.dumps(two | {"name": "tokens_per_s_c1", "spread": (0.9, 1.1)}))
+    for record in ("serve_smollm2", "serve_two_smollm2", "search_systems"):
+        assert between(served, record) == "0.9 to 1.1 (least, most)"
+        assert between(served | {"spread": None}, record) == ""
+    assert between(served, "search") == "0.9 to 1.1 (95 %)"
 
 
 def test_links_lead_somewhere() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.serving.conftest import running
-from workbench.bench import beside
+from workbench.bench import beside, search
 from workbench.bench.beside import Measured, chosen_systems, compared, counters, rows_beside
 from workbench.bench.peers import PeerError, PeerProcess
 from workbench.bench.search import make_workload
@@ -161,7 +161,7 @@ def test_rows_say_where_the_time_went_and_who_is_better():
     """Guards the direction of every ratio: above 1 ours is better, of rates and of costs."""
     ours = Measured("", 10.0, 6.0, 3.0, 1000, 110.0, 100.0, 10**9, (0.9, 0.8))
     theirs = Measured("v1", 40.0, 10.0, 29.0, 2000, 900.0, 100.0, 4 * 10**9, (0.5, 0.4))
-    rows = {row.name: row for row in compared("vllm-both", 2, ours, theirs)}
+    rows = {row.name: row for row in compared("vllm-both", 2, [ours], [theirs])}
     told = {
         name.split("@")[0]: (row.value, row.peer_value, row.ratio) for name, row in rows.items()
     }
@@ -173,22 +173,99 @@ def test_rows_say_where_the_time_went_and_who_is_better():
     assert told["peak_memory"][2] == 4.0
     assert told["prm_hits"] == (0.8, 0.4, None)
     assert all(row.peer == "vllm-both (v1)" for row in rows.values())
+    assert all(row.repeats == 1 and row.spread is None for row in rows.values())
+
+
+def test_repeats_are_paired_by_their_seed():
+    """Medians of all repeats, the ratio's least and most, and the most memory of any."""
+    ours = [Measured("", wall, 1.0, 1.0, 100, 1.0, 1.0, peak) for wall, peak in (
+        (10.0, 3), (20.0, 5), (5.0, 4))]  # fmt: skip
+    theirs = [Measured("v1", wall, 1.0, 1.0, 300, 2.0, 1.0, 10) for wall in (20.0, 20.0, 30.0)]
+    rows = {row.name.split("@")[0]: row for row in compared("vllm-both", 1, ours, theirs)}
+    pace, memory = rows["problems_per_min"], rows["peak_memory"]
+    assert (pace.value, pace.peer_value) == (6.0, 3.0)
+    assert pace.ratio == 2.0 and pace.spread == (1.0, 6.0) and pace.repeats == 3
+    assert (memory.value, memory.peer_value) == (5, 10)
+    assert memory.ratio == 2.5 and memory.spread == (2.0, pytest.approx(10 / 3))
+    assert rows["tokens"].value == 100 and rows["tokens"].ratio is None
+    assert rows["tokens"].repeats == 3 and "llm_hits" not in rows
 
 
 def test_our_rounds_over_servers_are_measured(monkeypatch):
-    """Our own server in vLLM's place: rates, hits from the names of its metrics, and PRM tokens."""
+    """Our own server in vLLM's place: rates, hits from the names of its metrics, and PRM tokens, of
+    a search a seed, each from emptied caches.
+    """
     workload = make_workload("tiny-solver", "tiny-solver", limit=1, n=4, max_depth=3)
     with running(("tiny-solver",)) as service:
-        served = nullcontext(service.url)
-        monkeypatch.setattr(beside, "vllm_server", lambda folder: served)
-        monkeypatch.setattr(beside, "emptied", lambda url: None)
+        started, emptied = list[Path](), list[str]()
+        monkeypatch.setattr(beside, "vllm_server",
+                            lambda f: started.append(f) or nullcontext(service.url))  # fmt: skip
+        monkeypatch.setattr(beside, "emptied", emptied.append)
         monkeypatch.setattr(beside, "version_of", lambda url: "9")
         before = counters(service.url)
-        found = beside.over_servers(workload, Path("tiny-solver"), 0)
+        measured = beside.over_servers(workload, Path("tiny-solver"), (3, 4, 3))
         assert counters(service.url)["queries"] > before["queries"] >= 0
-    assert found.version.startswith("vllm 9, ")
-    assert found.tokens > 0 and found.wall_s > found.llm_s + found.prm_s > 0
-    assert 0 < found.hits[0] < 1 and found.prm_distinct > 0
+    assert len(started) == 2 and len(emptied) == 2 * 3
+    assert measured[0].tokens == measured[2].tokens != measured[1].tokens  # as their seeds
+    for found in measured:
+        assert found.version.startswith("vllm 9, ")
+        assert found.tokens > 0 and found.wall_s > found.llm_s + found.prm_s > 0
+        assert 0 < found.hits[0] < 1 and found.prm_distinct > 0 and found.peak_bytes > 0
+    ours = beside.measured_here(workload, "16MiB", (3, 4, 3))
+    assert ours[0].tokens == ours[2].tokens != ours[1].tokens and ours[0].hits == ours[2].hits
+
+
+def test_a_peer_searches_again_in_the_same_process(monkeypatch, tmp_path):
+    """One start, a short search that is not counted, then one a seed."""
+    asked, started = list[dict](), list[dict]()
+
+    class Peer:
+        version = "v1"
+
+        def __init__(self, name, folder, settings):
+            started.append(settings)
+
+        def ask(self, request, doing):
+            asked.append(request)
+            counts = {"prm_computed": 1, "prm_distinct": 1, "peak_bytes": 0}
+            return dict.fromkeys(("wall_s", "llm_s", "prm_s", "tokens"), len(asked)) | counts
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(beside, "PeerProcess", Peer)
+    (tmp_path / "src" / "sal").mkdir(parents=True)
+    workload = make_workload("tiny-solver", "tiny-solver", limit=1, n=4, max_depth=2)
+    measured = beside.by_search_and_learn(workload, tmp_path, str(tmp_path), (5, 6))
+    assert [settings["config"]["seed"] for settings in started] == [5]
+    assert [request.get("seed") for request in asked] == [None, 5, 6]
+    assert [each.wall_s for each in measured] == [2, 3]
+
+
+def test_a_short_look_at_memory_sees_its_ends(monkeypatch):
+    """Guards that what is over before the first look between is told: what was held before it, and
+    what is held after it.
+    """
+    monkeypatch.setattr(beside, "LOOK_S", 60.0)
+    with beside.peak_memory() as none:
+        pass
+    with beside.peak_memory() as after:
+        held = b"1" * (300 << 20)
+    with beside.peak_memory() as before:
+        del held
+    assert none() > 0 and min(after(), before()) > none() + (250 << 20)
+
+
+def test_repeats_are_of_peers(monkeypatch):
+    """Guards --repeats: the profile's number, or what is given, refused where it is not used."""
+    given = list[list[int]]()
+    monkeypatch.setattr(search, "make_workload", lambda *_, **__: None)
+    monkeypatch.setattr(search, "rows_beside", lambda *_, seeds: given.append([*seeds]) or ())
+    for profile, repeats in (("quick", None), ("default", None), ("quick", 4)):
+        assert not [*search.run(profile, peer="vllm-both", repeats=repeats)]
+    assert given == [[0], [0, 1, 2], [0, 1, 2, 3]]
+    with pytest.raises(ConfigError, match="repeats is 2; it is of --peer"):
+        next(search.run(repeats=2))
 
 
 def test_memory_at_its_peak_is_that_of_the_processes_asked_about(monkeypatch):

@@ -1,6 +1,7 @@
 """The load client against a real server: its fields, both ways of arrival, nothing lost."""
 
 import asyncio
+import json
 import math
 import os
 import sys
@@ -15,8 +16,8 @@ from workbench.errors import ConfigError
 
 
 def test_a_load_has_the_fields_of_vllm_bench_serve(monkeypatch) -> None:
-    """A closed loop of two clients: every request is answered, percentiles are in order, the sum of
-    what clients waited for fits the wall time, and in process stands beside.
+    """A closed loop of two clients in two turns: every request is answered, percentiles are in
+    order, the sum of what clients waited for fits the wall time, and in process stands beside.
     """
     monkeypatch.setattr(serve, "TOKENS", 8)
     monkeypatch.setattr(serve, "NEW", 32)
@@ -24,25 +25,85 @@ def test_a_load_has_the_fields_of_vllm_bench_serve(monkeypatch) -> None:
     twin = replace(serve.ours(["tiny-solver"], 2), label="our twin")
     peers = {"twin": twin, "broken": broken}
     monkeypatch.setattr(serve, "peer_commands", lambda *_: peers)
+    asked, sides = list[tuple[str, str]](), dict[str, list]()  # warm-ups are left out
+    loads, alone, paired_row = serve.loads, serve.in_process, serve.paired_row
+
+    def watched(place, bodies, *how):
+        if len(bodies[0]) > 1:
+            asked.append((str(place[1]), json.dumps([body["prompt"] for body in bodies[0]])))
+        return loads(place, bodies, *how)
+
+    def watched_alone(engines, prompts, count):
+        if len(prompts[0]) > 1:
+            asked.append(("alone", json.dumps(prompts[0].tolist())))
+        return alone(engines, prompts, count)
+
+    def kept(name, unit, peer, both, *how):
+        sides[name] = both
+        return paired_row(name, unit, peer, both, *how)
+
+    monkeypatch.setattr(serve, "paired_row", kept)
+    monkeypatch.setattr(serve, "loads", watched)
+    monkeypatch.setattr(serve, "in_process", watched_alone)
     with pytest.warns(UserWarning, match="no broken: .*no model"):
-        found = [*serve.run("quick", clients="1,2", part="distinct")]
+        found = [*serve.run("quick", clients="1,2", part="distinct", repeats=2)]
+    order, prompts = zip(*asked)
+    assert order[:6] == order[:3] * 2 and order[6:] == order[2::-1] * 2 and len({*order}) == 3
+    assert len({*prompts}) == 4 and all(prompts[k] == prompts[3 * (k // 3)] for k in range(12))
     rows = {row.name: row for row in found}
-    assert len(rows) == len(found)
+    assert len(rows) == len(found) and {row.repeats for row in found} == {2}
     beside = rows["tokens_per_s_c2@twin"]
-    assert beside.peer == "our twin" and beside.ratio == beside.value / beside.peer_value
+    assert beside.peer == "our twin" and beside.value == rows["tokens_per_s_c2"].value
     assert rows["ttft_p95_c2@twin"].peer_value > 0 == rows["lost_c2@twin"].peer_value
-    gain = rows["over_sequential_c2"]
-    assert gain.value == rows["tokens_per_s_c2"].value / rows["tokens_per_s_c1"].value
+    for name, row in rows.items():
+        assert (row.spread is None) is (row.ratio is None) is (name not in sides)
+        if name in sides:
+            assert row.ratio == pytest.approx(sum(row.spread) / 2)
+            assert row.spread[0] < row.ratio < row.spread[1]
+    one, two = (sides[f"tokens_per_s_c{count}"] for count in (1, 2))
+    assert sides["over_sequential_c2"] == [
+        [many / single for many, single in zip(*both)] for both in zip(two, one)
+    ]
     assert rows["lost_c2"].value == rows["refused_c2"].value == rows["late_c2"].value == 0
-    assert rows["lost_c2"].repeats == 4
     rate = rows["tokens_per_s_c2"]
-    assert rate.value > 0 and rate.peer == "in process"
-    assert rate.ratio == pytest.approx(rate.value / rate.peer_value)
+    assert rate.value == pytest.approx(sum(two[0]) / 2) and rate.value > 0
+    assert rate.peer_value == pytest.approx(sum(two[1]) / 2) and rate.peer == "in process"
+    assert rate.ratio == pytest.approx((two[0][0] / two[1][0] + two[0][1] / two[1][1]) / 2)
     for name in ("ttft", "itl", "e2e", "health"):
         values = [rows[f"{name}_p{share}_c2"].value for share in serve.SHARES]
         assert all(map(math.isfinite, values)) and values == sorted(values)
     assert rows["ttft_p50_c2"].value <= rows["e2e_p99_c2"].value
     assert rate.value <= 4 * 32 / rows["e2e_p50_c2"].value  # no more than both clients could get
+
+
+def test_turns_are_paired_and_put_together() -> None:
+    """Rates and ratios are medians of turns, with the least and the most; percentiles are of all
+    turns' requests, counts their sums. A peer's percentile is set against ours turn by turn.
+    """
+
+    def turn(begin: float, seconds: float, *more: serve.Answer) -> list[serve.Answer]:
+        times = [begin + seconds / 4, begin + seconds / 2]
+        return [serve.Answer(begin, 200, times, begin + seconds), *more]
+
+    ours = serve.Turns([turn(0, 1.0), turn(50, 4.0, serve.Answer(50, 503, [], 50.1)), turn(90, 2)])
+    ours.health += [0.1, 0.2, 0.3]
+    other = serve.Turns([turn(10, 3.0), turn(60, 4.0), turn(70, 4, serve.Answer(70, 0, [], 71))])
+    rows = {row.name: row for row in serve.rows_of(ours, other, "c1")}
+    rate, new = rows["tokens_per_s_c1"], serve.NEW
+    assert (rate.value, rate.peer_value) == (new / 2, new / 4)
+    assert rate.ratio == 2.0 and rate.spread == (1.0, 3.0) and rate.repeats == 3
+    assert (rows["refused_c1"].value, rows["lost_c1"].value) == (1, 0)
+    assert rows["ttft_p50_c1"].value == 0.5 and rows["health_p50_c1"].value == 0.2
+    assert rows["ttft_p99_c1"].value == pytest.approx(1.0, rel=0.02)
+    assert "served_c1" not in rows and "little_c1" not in rows
+    beside = {row.name: row for row in serve.compared(ours, other, "peer", "a peer", "c1")}
+    first = beside["ttft_p95_c1@peer"]
+    assert first.ratio == 2.0 and first.spread == (1.0, 3.0)
+    assert first.value == rows["ttft_p95_c1"].value and first.peer_value == pytest.approx(1.0)
+    assert beside["lost_c1@peer"].peer_value == 1 and beside["lost_c1@peer"].ratio is None
+    single = serve.Turns([turn(0, 1.0)], [0.1])
+    once = next(serve.rows_of(single, single, "c1"))
+    assert once.ratio == 1.0 and once.spread is None
 
 
 def test_two_models_are_asked_at_once(monkeypatch) -> None:
@@ -51,15 +112,16 @@ def test_two_models_are_asked_at_once(monkeypatch) -> None:
     monkeypatch.setattr(serve, "NEW", 8)
     rows = {row.name: row for row in serve.run("quick", clients="2", part="two")}
     rate, lost = rows["tokens_per_s_two_c2"], rows["lost_two_c2"]
-    assert rate.ratio == rate.value / rate.peer_value > 0
-    assert lost.value == rows["refused_two_c2"].value == 0 and lost.repeats == 2 * 4
+    assert rate.ratio == rate.value / rate.peer_value > 0 and rate.spread is None
+    assert lost.value == rows["refused_two_c2"].value == 0 and lost.repeats == 1
 
 
 def test_what_a_server_refuses_is_counted_and_not_lost() -> None:
     """503, 504 and a broken connection are counted apart; percentiles are of answers alone."""
     answers = [serve.Answer(0.0, 200, [0.5, 0.75], 1.0), serve.Answer(0.0, 503, [], 0.1)]
     answers += [serve.Answer(0.0, 504, [], 4.0), serve.Answer(0.0, 0, [], 0.2)]
-    rows = {row.name: row.value for row in serve.rows_of(answers, [0.01], "c4", 100.0)}
+    alone = serve.Turns([[serve.Answer(0.0, 200, [1.0], 1.0)]])
+    rows = {r.name: r.value for r in serve.rows_of(serve.Turns([answers], [0.01]), alone, "c4")}
     assert (rows["refused_c4"], rows["late_c4"], rows["lost_c4"]) == (1, 1, 1)
     assert rows["tokens_per_s_c4"] == serve.NEW / 4.0
     assert rows["ttft_p99_c4"] == 0.5 and rows["itl_p50_c4"] == 0.25 and rows["e2e_p50_c4"] == 1
@@ -69,9 +131,11 @@ def test_what_a_server_refuses_is_counted_and_not_lost() -> None:
 def test_a_peer_that_answered_nothing_has_no_ratio() -> None:
     """Its rows are there, and say so."""
     good, none = [serve.Answer(0.0, 200, [0.5, 0.75], 1.0)], [serve.Answer(0.0, 0, [], 0.2)]
-    mine, theirs = ({r.name: r for r in serve.rows_of(a, [0.1], "c1", 9.0)} for a in (good, none))
+    mine, theirs = serve.Turns([good, good]), serve.Turns([good, none])
     rows = {r.name: r for r in serve.compared(mine, theirs, "peer", "a peer", "c1")}
-    assert math.isnan(rows["tokens_per_s_c1@peer"].ratio) and rows["lost_c1@peer"].peer_value == 1
+    for name in ("tokens_per_s_c1@peer", "ttft_p95_c1@peer"):
+        assert math.isnan(rows[name].ratio) and rows[name].spread is None
+    assert rows["lost_c1@peer"].peer_value == 1
 
 
 def test_arrivals_and_parts() -> None:

@@ -197,6 +197,41 @@ def test_when_the_engine_thread_dies_nothing_hangs():
         assert isinstance(service.failure, TypeError)
 
 
+def test_a_request_that_cannot_be_admitted_fails_alone(service):
+    """Memory that lacks while a request is admitted, also while that is taken back, once or twice:
+    its 500 says so, those beside it and after it are served.
+    """
+    port, engine = int(service.url.rpartition(":")[2]), service.thread.engines["tiny-solver"]
+    for count, *names in ((3, "add"), (3, "add", "recover"), (1, "add", "recover", "recover")):
+        lacks = [*names]
+
+        def failing(*given, name, do, lacks=lacks):
+            if name in lacks:
+                lacks.remove(name)
+                raise MemoryError
+            return do(*given)
+
+        for name in {*names}:
+            do = getattr(engine.scheduler, name)
+            setattr(engine.scheduler, name, partial(failing, name=name, do=do))
+
+        async def several(count=count):
+            return await asyncio.gather(*(_one_more(port) for _ in range(count)))
+
+        assert sorted(asyncio.run(several())) == [[200]] * (count - 1) + [[500]]
+        until(lambda lacks=lacks: not lacks)
+        for name in {*names}:
+            delattr(engine.scheduler, name)
+        assert asyncio.run(_one_more(port)) == [200]
+    engine.scheduler.add = None  # another fault, and what is told of it
+    status, text = ask(service, "/v1/completions", {"model": "tiny-solver", "prompt": "1"})
+    del engine.scheduler.add
+    error = json.loads(text)["error"]
+    assert status == 500 and error["message"].startswith("The request could not be admitted: Type")
+    assert service.failure is None
+    require_idle(service)
+
+
 def test_the_queue_goes_by_priority(service):
     """What waits is served by priority, equals in order of arrival."""
     ended = []

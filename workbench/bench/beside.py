@@ -3,7 +3,10 @@
 vllm-both: our rounds over two servers of vLLM, prefix caches on, so that engine and algorithm are
 told apart. search-and-learn: huggingface/search-and-learn's own code (bench/peers.py). A peer has
 the values of our file as bfloat16 where the processor multiplies it, its own choice and its
-fastest, else as float32. Each begins with empty caches, after one short search that is not counted.
+fastest, else as float32. Each searches several times while its processes stay up, from empty
+caches, after one short search that is not counted. Repeat k has the same seed in all systems, and
+is paired with repeat k of the others; search-and-learn's vLLM takes the first seed and draws on.
+
 What a system holds at its peak is memory of all its processes at one time, weights, libraries and
 interpreters included, pages that they share counted once; ours is measured last, so that nothing
 of it is left while a peer is. search-and-learn's beam search takes a step that used up its tokens
@@ -15,10 +18,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +32,7 @@ import torch
 from workbench.bench.engine import PEERS_FOLDER, multiplies_bfloat16
 from workbench.bench.peers import PeerError, PeerProcess
 from workbench.bench.record import Row
-from workbench.bench.serve import searchable, served, summed, vllm_command
+from workbench.bench.serve import paired_row, searchable, served, summed, vllm_command
 from workbench.engine.engine import Engine
 from workbench.engine.remote import RemoteEngine
 from workbench.errors import ConfigError, RemoteError
@@ -71,6 +75,20 @@ class Measured:
     peak_bytes: int
     hits: tuple[float, float] | None = None
 
+    def values(self, problems: int) -> dict[str, float]:
+        """As the rows have them, hits where there is a cache."""
+        found = {
+            "problems_per_min": 60 * problems / self.wall_s,
+            "tokens_per_s": self.tokens / self.wall_s,
+            "llm_s": self.llm_s / problems,
+            "prm_s": self.prm_s / problems,
+            "rest_s": (self.wall_s - self.llm_s - self.prm_s) / problems,
+            "prm_over_ideal": self.prm_computed / self.prm_distinct,
+            "peak_memory": float(self.peak_bytes),
+            "tokens": self.tokens / problems,
+        }
+        return found | dict(zip(("llm_hits", "prm_hits"), self.hits or ()))
+
 
 def chosen_systems(peer: str) -> dict[str, str | None]:
     """Peers by name, each with the checkout that was given: "vllm-both,search-and-learn=PATH".
@@ -91,56 +109,51 @@ def chosen_systems(peer: str) -> dict[str, str | None]:
 
 
 def rows_beside(
-    workload: Workload, peers: Mapping[str, str | None], kv_memory: str, seed: int = 0
+    workload: Workload, peers: Mapping[str, str | None], kv_memory: str, seeds: Sequence[int] = (0,)
 ) -> Iterator[Row]:
-    """Each peer's rows, ours beside them; a peer that fails is one row that says so."""
+    """Each peer's rows, ours beside them, of a search a seed; a peer that fails is one row that
+    says so.
+    """
     if workload.prm != workload.llm or workload.config.strategy not in APPROACHES:
         raise ConfigError(
             f"--peer got prm {workload.prm!r} and strategy {workload.config.strategy!r}; it takes "
             f"one model in both roles and {', '.join(APPROACHES)}."
         )
-    (folder, _), found = searchable(workload.llm), dict[str, Measured | Exception]()
+    (folder, _), found = searchable(workload.llm), dict[str, list[Measured] | Exception]()
     for name, checkout in peers.items():
         try:
             if name == VLLM_BOTH:
-                found[name] = over_servers(workload, folder, seed)
+                found[name] = over_servers(workload, folder, seeds)
             else:
-                found[name] = by_search_and_learn(workload, folder, checkout, seed)
+                found[name] = by_search_and_learn(workload, folder, checkout, seeds)
         except (PeerError, RemoteError, httpx.HTTPError) as error:
             found[name] = error
-    ours = measured_here(workload, kv_memory, seed)
+    ours = measured_here(workload, kv_memory, seeds)
     for name, theirs in found.items():
-        if isinstance(theirs, Measured):
-            yield from compared(name, len(workload.problems), ours, theirs)
-        else:
+        if isinstance(theirs, Exception):
             yield Row(f"problems_per_min@{name}", float("nan"), f"failed: {theirs}")
+        else:
+            yield from compared(name, len(workload.problems), ours, theirs)
 
 
-def compared(name: str, problems: int, ours: Measured, theirs: Measured) -> Iterator[Row]:
+def compared(
+    name: str, problems: int, ours: Sequence[Measured], theirs: Sequence[Measured]
+) -> Iterator[Row]:
     """Rates, seconds a problem by where they went, PRM work and memory; a ratio above 1: ours is
     better.
     """
-    mine, other = (
-        {
-            "problems_per_min": 60 * problems / each.wall_s,
-            "tokens_per_s": each.tokens / each.wall_s,
-            "llm_s": each.llm_s / problems,
-            "prm_s": each.prm_s / problems,
-            "rest_s": (each.wall_s - each.llm_s - each.prm_s) / problems,
-            "prm_over_ideal": each.prm_computed / each.prm_distinct,
-            "peak_memory": float(each.peak_bytes),
-        }
-        for each in (ours, theirs)
-    )
-    label = f"{name} ({theirs.version})"
-    for row, unit in UNITS.items():
-        ratio = mine[row] / other[row] if row in RATES else other[row] / mine[row]
-        yield Row(f"{row}@{name}", mine[row], unit, label, other[row], ratio, repeats=1)
-    used = (ours.tokens / problems, theirs.tokens / problems)
-    yield Row(f"tokens@{name}", used[0], "tokens/problem", label, used[1], repeats=1)
-    if ours.hits and theirs.hits:
-        for model, here, there in zip(("llm", "prm"), ours.hits, theirs.hits, strict=True):
-            yield Row(f"{model}_hits@{name}", here, "fraction", label, there, repeats=1)
+    label = f"{name} ({theirs[0].version})"
+    values = [[each.values(problems) for each in system] for system in (ours, theirs)]
+    for row in values[0][0]:
+        if row not in values[1][0]:
+            continue
+        sides = [[each[row] for each in system] for system in values]
+        whole = [max(side) if row == "peak_memory" else median(side) for side in sides]
+        if row in UNITS:
+            yield paired_row(f"{row}@{name}", UNITS[row], label, sides, row in RATES, whole)
+        else:
+            unit = "tokens/problem" if row == "tokens" else "fraction"
+            yield Row(f"{row}@{name}", whole[0], unit, label, whole[1], repeats=len(ours))
 
 
 def peer_dtype() -> str:
@@ -148,53 +161,58 @@ def peer_dtype() -> str:
     return "bfloat16" if multiplies_bfloat16() else "float32"
 
 
-def measured_here(workload: Workload, kv_memory: str, seed: int) -> Measured:
+def measured_here(workload: Workload, kv_memory: str, seeds: Sequence[int]) -> list[Measured]:
     """Our engines, partly filled blocks reused."""
     how: dict[str, Any] = {"kv_memory": kv_memory, "reuse_partial_blocks": True}
     llm, prm = Engine(workload.llm, **how), Engine(workload.prm, **how)
-    replace(workload, problems=workload.problems[:1]).search(llm, prm, seed, **WARM_UP)
-    for engine in (llm, prm):
-        engine.cache.reset()
-    with peak_memory() as peak:
-        found = workload.search(llm, prm, seed)
-    sums = found.trace.steps.groupby("engine")[["hit_tokens", "query_tokens"]].sum()
-    hits = sums["hit_tokens"] / sums["query_tokens"]
-    speed, prm_tokens = found.throughput, found.problems["prm_tokens_computed"].sum()
-    return Measured(
-        "", speed.wall_s, speed.llm_busy_s, speed.prm_busy_s, speed.tokens, float(prm_tokens),
-        float(found.problems["prm_tokens_distinct"].sum()), peak(),
-        (hits["llm"], hits["prm"]),
-    )  # fmt: skip
+    replace(workload, problems=workload.problems[:1]).search(llm, prm, seeds[0], **WARM_UP)
+    measured = list[Measured]()
+    for seed in seeds:
+        for engine in (llm, prm):
+            engine.cache.reset()
+        with peak_memory() as peak:
+            found = workload.search(llm, prm, seed)
+        sums = found.trace.steps.groupby("engine")[["hit_tokens", "query_tokens"]].sum()
+        hits = sums["hit_tokens"] / sums["query_tokens"]
+        speed, prm_tokens = found.throughput, found.problems["prm_tokens_computed"].sum()
+        measured.append(Measured(
+            "", speed.wall_s, speed.llm_busy_s, speed.prm_busy_s, speed.tokens, float(prm_tokens),
+            float(found.problems["prm_tokens_distinct"].sum()), peak(),
+            (hits["llm"], hits["prm"]),
+        ))  # fmt: skip
+    return measured
 
 
 # -- our rounds over two servers --
 
 
-def over_servers(workload: Workload, folder: Path, seed: int) -> Measured:
+def over_servers(workload: Workload, folder: Path, seeds: Sequence[int]) -> list[Measured]:
     """Both models from vLLM, each in a server of its own on all cores."""
     how: dict[str, Any] = {"files": workload.llm, "timeout": ANSWER_S}
+    told = f"{peer_dtype()}, prefix cache on, {SEQUENCES} sequences, prompts whole"
+    measured = list[Measured]()
     with ExitStack() as stack:
         servers = [stack.enter_context(vllm_server(folder)) for _ in range(2)]
         llm, prm = (
             stack.enter_context(closing(RemoteEngine(url, folder.name, **how))) for url in servers
         )
-        replace(workload, problems=workload.problems[:1]).search(llm, prm, seed, **WARM_UP)
-        for url in servers:
-            emptied(url)
-        before = [counters(url) for url in servers]
-        with peak_memory() as peak:
-            found = workload.search(llm, prm, seed)
-        after = [counters(url) for url in servers]
-        version = version_of(servers[0])
-    counted = [{name: new[name] - old[name] for name in new} for old, new in zip(before, after)]
-    told = f"vllm {version}, {peer_dtype()}, prefix cache on, {SEQUENCES} sequences, prompts whole"
-    speed = found.throughput
-    return Measured(
-        told, speed.wall_s, speed.llm_busy_s, speed.prm_busy_s, speed.tokens,
-        counted[1]["queries"] - counted[1]["hits"],
-        float(found.problems["prm_tokens_distinct"].sum()), peak(),
-        (counted[0]["hits"] / counted[0]["queries"], counted[1]["hits"] / counted[1]["queries"]),
-    )  # fmt: skip
+        replace(workload, problems=workload.problems[:1]).search(llm, prm, seeds[0], **WARM_UP)
+        told = f"vllm {version_of(servers[0])}, {told}"
+        for seed in seeds:
+            for url in servers:
+                emptied(url)
+            before = [counters(url) for url in servers]
+            with peak_memory() as peak:
+                found = workload.search(llm, prm, seed)
+            both = [*zip(map(counters, servers), before)]
+            hits, queries = ([new[name] - old[name] for new, old in both] for name in HITS)
+            speed = found.throughput
+            measured.append(Measured(
+                told, speed.wall_s, speed.llm_busy_s, speed.prm_busy_s, speed.tokens,
+                queries[1] - hits[1], float(found.problems["prm_tokens_distinct"].sum()), peak(),
+                (hits[0] / queries[0], hits[1] / queries[1]),
+            ))  # fmt: skip
+    return measured
 
 
 @contextmanager
@@ -230,20 +248,27 @@ def counters(url: str) -> dict[str, float]:
 
 @contextmanager
 def peak_memory(own: bool = True) -> Iterator[Callable[[], int]]:
-    """The most bytes that processes below this one, and itself if `own`, held at one time."""
-    found, ended = [0], Event()
+    """The most bytes that processes below this one, and itself if `own`, held at one time: before,
+    after, or at a look between.
+    """
+    found, ended = list[int](), Event()
 
     def look() -> None:
-        while not ended.wait(LOOK_S):
-            found.append(sum(map(memory_of, [str(os.getpid())] if own else below(os.getpid()))))
+        found.append(sum(map(memory_of, [str(os.getpid())] if own else below(os.getpid()))))
 
-    watch = Thread(target=look, daemon=True)
-    watch.start()
+    def watch() -> None:
+        while not ended.wait(LOOK_S):
+            look()
+
+    look()
+    watching = Thread(target=watch, daemon=True)
+    watching.start()
     try:
         yield lambda: max(found)
     finally:
         ended.set()
-        watch.join()
+        watching.join()
+        look()
 
 
 def memory_of(process: str) -> int:
@@ -268,8 +293,8 @@ def below(process: str | int) -> list[str]:
 
 
 def by_search_and_learn(
-    workload: Workload, folder: Path, checkout: str | None, seed: int
-) -> Measured:
+    workload: Workload, folder: Path, checkout: str | None, seeds: Sequence[int]
+) -> list[Measured]:
     """Its own code on the same problems and sizes; its beam search takes one problem at a time."""
     home, config = PEERS_FOLDER / SEARCH_AND_LEARN, workload.config
     source = Path(checkout or home / "source")
@@ -280,7 +305,7 @@ def by_search_and_learn(
         "beam_width": config.beam_width,
         "temperature": config.temperature,
     }
-    sizes |= {"top_p": config.top_p, "approach": config.strategy, "seed": seed}
+    sizes |= {"top_p": config.top_p, "approach": config.strategy, "seed": seeds[0]}
     sizes |= {"num_iterations": config.max_depth, "max_tokens": config.max_step_tokens}
     sizes |= {"search_batch_size": 1} if config.strategy == "beam_search" else {}
     sizes |= {"system_prompt": config.system_prompt} if config.system_prompt else {}
@@ -291,10 +316,12 @@ def by_search_and_learn(
     }
     settings |= {"model": str(folder), "prm": str(folder), "dtype": peer_dtype()}
     settings |= {"threads": torch.get_num_threads(), "max_num_seqs": SEQUENCES}
-    texts = [problem.problem for problem in workload.problems]
+    texts, measured = [problem.problem for problem in workload.problems], list[Measured]()
     with closing(PeerProcess(SEARCH_AND_LEARN, PEERS_FOLDER, settings)) as peer:
         short = {"num_iterations": WARM_UP["max_depth"], "max_tokens": WARM_UP["max_step_tokens"]}
         peer.ask({"problems": texts[:1], **short}, "search")
-        with peak_memory(own=False) as peak:
-            found = peer.ask({"problems": texts}, "search")
-        return Measured(peer.version, **found | {"peak_bytes": peak()})
+        for seed in seeds:
+            with peak_memory(own=False) as peak:
+                found = peer.ask({"problems": texts, "seed": seed}, "search")
+            measured.append(Measured(peer.version, **found | {"peak_bytes": peak()}))
+    return measured

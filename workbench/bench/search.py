@@ -28,7 +28,7 @@ from workbench.bench.record import Row
 from workbench.config import StrategyConfig
 from workbench.core import TokenEngine
 from workbench.engine.engine import Engine
-from workbench.errors import RecordingError, nearest
+from workbench.errors import ConfigError, RecordingError, nearest
 from workbench.experiments.execute import make_search, with_wall_part
 from workbench.experiments.settings import RunSpec, sweep_config
 from workbench.experiments.statistics import bootstrap_ratio
@@ -40,6 +40,7 @@ from workbench.search.search import SYSTEM_PROMPTS
 PROFILES = {"quick": (8, 1), "default": (32, 2), "full": (128, 5)}  # problems, seeds
 REAL_PROBLEMS = {"quick": 2, "default": 8, "full": 8}  # of a generator of true size
 PEER_PROBLEMS, EASY = {"quick": 1, "default": 3, "full": 3}, (1, 2)  # levels
+PEER_REPEATS = {"quick": 1, "default": 3, "full": 3}  # a seed each
 UNCACHED_PROBLEMS = 16  # searched without caches: the slowest search of all
 TINY, TINY_PRM = "tiny-solver", "tiny-prm"
 BATCH = 32  # problems in flight on the tiny pair
@@ -116,18 +117,23 @@ def run(
     problems: str | None = None,
     peer: str | None = None,
     strategy: str = "beam_search",
+    repeats: int | None = None,
 ) -> Iterator[Row]:
     """The rows of `workbench bench search`.
 
     prm: None is tiny-prm beside tiny-solver, else the generator itself. seeds: as many as these
     instead of the profile's, on the tiny pair. problems: a file of them. peer: whole systems beside
-    ours (bench/beside.py) on easy MATH problems, and nothing else; strategy: what all of them play.
+    ours (bench/beside.py) on easy MATH problems, and nothing else; strategy: what all of them play;
+    repeats: searches of each, instead of the profile's.
     """
     if peer is not None:
         systems, limit = chosen_systems(peer), PEER_PROBLEMS[profile]
         workload = make_workload(llm, prm, problems, limit, EASY, strategy=strategy)
-        yield from rows_beside(workload, systems, KV_MEMORY)
+        times = range(repeats or PEER_REPEATS[profile])
+        yield from rows_beside(workload, systems, KV_MEMORY, seeds=times)
         return
+    if repeats is not None:
+        raise ConfigError(f"repeats is {repeats}; it is of --peer alone: give both, or --seeds.")
     if llm != TINY:
         yield from real_rows(make_workload(llm, prm, problems, REAL_PROBLEMS[profile]))
         return
@@ -143,7 +149,9 @@ def mode_of(settings: dict[str, Any]) -> dict[str, Any]:
         workload = make_workload(llm, prm, strategy=settings["strategy"])
         told: dict[str, Any] = {"peer": ",".join(chosen_systems(settings["peer"]))}
         told |= {"kv_memory": KV_MEMORY, "reuse_partial_blocks": True}
-        return told | workload.mode | {"problems": PEER_PROBLEMS[settings["profile"]]}
+        profile = settings["profile"]
+        told |= {"problems": PEER_PROBLEMS[profile]}
+        return told | workload.mode | {"repeats": settings["repeats"] or PEER_REPEATS[profile]}
     if llm != TINY:
         return {"batch_invariant": True, "kv_memory": KV_MEMORY} | make_workload(llm, prm).mode
     limit, seeds = PROFILES[settings["profile"]]

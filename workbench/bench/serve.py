@@ -7,10 +7,14 @@ new ones, greedy, end of sequence ignored, streamed. The fields are those of `vl
 ttft, to the first token; itl, between tokens; e2e, to the end; goodput, requests a second that keep
 SLO. The peer of tokens_per_s is the same engine in this process, which generates for as many
 prompts at a time. `@PEER`: the servers of `make bench-peers`, on the same weights, threads and
-prompts, vLLM's in float32 and, where the processor multiplies it, bfloat16. All take the same load
-in turn, one at a time, number after number of clients. over_sequential: tokens_per_s over that of
-one client, beside what decoding and prefill gain in process. health_p99 is what /health takes
-meanwhile: how long the event loop lets a request wait. The client shares the servers' cores.
+prompts, vLLM's in float32 and, where the processor multiplies it, bfloat16. over_sequential:
+tokens_per_s over that of one client, beside what decoding and prefill gain in process. health_p99
+is what /health takes meanwhile: how long the event loop lets a request wait. The client shares the
+servers' cores.
+
+Servers stay up. In a turn all take the same fresh prompts, one after the other, number after number
+of clients, in an order that alternates from turn to turn. Rates are medians of turns, ratios those
+of paired turns, with the least and the most; percentiles and counts are of all turns' requests.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from itertools import chain, pairwise, product
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -38,6 +42,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import torch
+from tqdm.auto import tqdm
 
 from workbench.bench.engine import (
     PEERS_FOLDER,
@@ -58,13 +63,16 @@ from workbench.models.gguf import GGUFFile, TokenizerReader
 from workbench.models.registry import DUMMY
 from workbench.search.answers import check_choice
 
-ROUNDS = {"quick": 2, "default": 4, "full": 12}  # requests a client
+REPEATS = {"quick": 1, "default": 3, "full": 5}  # turns
+ROUNDS = 3  # requests a client a turn
 TOKENS, SHARED, NEW = 128, 96, 64
 SLO = {"ttft": 1.0, "itl": 0.1}  # seconds; of a request's mean itl
-MODE = {"prompt_tokens": TOKENS, "new_tokens": NEW, "slo_s": SLO, "batch_invariant": True}
+MODE: dict[str, Any] = {"prompt_tokens": TOKENS, "new_tokens": NEW, "rounds": ROUNDS}
+MODE |= {"slo_s": SLO, "batch_invariant": True}
 SHARES = (50, 95, 99)  # percentiles
 REFUSALS = {"refused": 503, "late": 504}
-COMPARED = {"tokens_per_s": True, "ttft_p95": False, "itl_p95": False}  # with peers: more is better
+RATE, ALONE = "tokens_per_s", "in process"
+COMPARED = {RATE: "tokens/s", "ttft_p95": "s", "itl_p95": "s"}  # with peers
 FAST = "Q4_0"  # of its formats the one that llama.cpp decodes fastest
 START_SECONDS = 900.0  # until a server is ready: vLLM compiles
 OURS = "import sys; from workbench.cli import main; sys.exit(main())"
@@ -81,6 +89,7 @@ time.sleep(1e9)
 """
 Bodies = list[dict[str, object]]
 Place = tuple[str, int]  # host and port
+Sides = Sequence[Sequence[float]]  # ours and a peer's, by turn
 
 
 @dataclass(slots=True)
@@ -91,6 +100,26 @@ class Answer:
     status: int = 0
     chunks: list[float] = field(default_factory=list)
     ended: float = 0.0
+
+
+@dataclass(slots=True)
+class Turns:
+    """What came of a load, turn by turn; health: seconds, of all turns."""
+
+    answers: list[list[Answer]] = field(default_factory=list)
+    health: list[float] = field(default_factory=list)
+
+    def each(self, name: str) -> list[float]:
+        """Of each turn tokens_per_s, or a value of `summary`."""
+        own, tokens = ("served", NEW) if name == RATE else (name, 1)
+        return [tokens * summary(answers)[own] for answers in self.answers]
+
+    def whole(self) -> dict[str, float]:
+        """Of all turns: rates are medians, all else is of all requests."""
+        found = {RATE: 0.0} | summary([*chain(*self.answers)])
+        found |= percentiles({"health": self.health})
+        del found["served"], found["little"]
+        return found | {name: float(np.median(self.each(name))) for name in (RATE, "goodput")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +140,18 @@ def run(
     part: str = "distinct",
     peers: str = "none",
     seed: int = 0,
+    repeats: int | None = None,
 ) -> Iterator[Row]:
-    """The rows of `workbench bench serve`. url: of a server that runs already, to be asked for
-    `model`; rate: requests a second, in place of a closed loop; peers: as of `bench engine`.
+    """The rows of `workbench bench serve`, after the last turn. url: of a server that runs already,
+    to be asked for `model`; rate: requests a second, in place of a closed loop; peers: as of `bench
+    engine`; repeats: turns, instead of the profile's.
     """
     check_choice("part", part, ("distinct", "shared", "two"))
-    counts, rounds, two = [int(each) for each in clients.split(",")], ROUNDS[profile], part == "two"
+    counts, two = [int(each) for each in clients.split(",")], part == "two"
     models, most = (model, f"{DUMMY}{model}") if two else (model,), max(counts)
     chosen = [] if two else [name for name in chosen_peers(peers) if name != TRANSFORMERS]
     engines = engines_of(models, most)
-    random, sequential = np.random.default_rng(seed), dict[str, float]()
+    random = np.random.default_rng(seed)
     prefix = random.integers(0, engines[0].tokenizer.vocab_size, SHARED)
 
     def prompts(number: int) -> list[np.ndarray]:  # none is asked twice
@@ -131,37 +162,39 @@ def run(
 
     in_process(engines, first := prompts(1), 1)  # kernels are compiled
     with ExitStack() as running:
-        own = served(ours(models, most)) if url is None else nullcontext((placed(url), 0))
-        places = {"": running.enter_context(own)[0]}
+        up = served(ours(models, most)) if url is None else nullcontext((placed(url), 0))
+        places: dict[str, Place | None] = {ALONE: None, "": running.enter_context(up)[0]}
         commands = peer_commands(model, most, chosen)
         for name, command in commands.items():
             try:
                 places[name], _ = running.enter_context(served(command))
             except PeerError as error:
                 warnings.warn(f"Rows have no {name}: {error}", stacklevel=2)
-        for count in counts:
-            asked, suffix = prompts(count * rounds), f"{'two_' * two}c{count}"
+        found = {count: {name: Turns() for name in places} for count in counts}
+        turns = range(repeats or REPEATS[profile])
+        for turn, count in tqdm([*product(turns, counts)], desc="loads", leave=False):
+            asked = prompts(count * ROUNDS)
             if part == "shared":
                 asked[0][:, :SHARED] = prefix
-            alone, found = in_process(engines, asked, count), dict[str, dict[str, Row]]()
-            for name, place in places.items():
+            for name, place in [*places.items()][:: -1 if turn % 2 else 1]:
+                own = found[count][name]
+                if place is None:
+                    own.answers.append(in_process(engines, asked, count))
+                    continue
                 asyncio.run(loads(place, bodies(first), [1] * len(models)))
-                answers, health = asyncio.run(
-                    loads(place, bodies(asked), [count] * len(models), rate, seed)
-                )
-                rows = rows_of([*chain(*answers)], health, suffix, alone)
-                found[name] = {row.name: row for row in rows}
-            mine = found.pop("")
-            yield from mine.values()
-            for name, theirs in found.items():
-                yield from compared(mine, theirs, name, commands[name].label, suffix)
-            rates = {"served": mine[f"tokens_per_s_{suffix}"].value, "alone": alone}
-            if count == 1:
-                sequential = rates
-            elif sequential and not two:
-                gain, bound = (quotient(rates[n], sequential[n]) for n in ("served", "alone"))
-                peer = {"peer": "in process", "peer_value": bound, "ratio": gain / bound}
-                yield Row(f"over_sequential_{suffix}", gain, "ratio", **peer)  # type: ignore[arg-type]
+                how = [count] * len(models), rate, seed + turn * len(models)
+                answers, health = asyncio.run(loads(place, bodies(asked), *how))
+                own.answers.append([*chain(*answers)])
+                own.health += health
+    for count, each in found.items():
+        suffix = f"{'two_' * two}c{count}"
+        yield from rows_of(each[""], each[ALONE], suffix)
+        for name in [*places][2:]:
+            yield from compared(each[""], each[name], name, commands[name].label, suffix)
+        if count > 1 and 1 in found and not two:
+            one = found[1]
+            gains = [[*map(quotient, each[n].each(RATE), one[n].each(RATE))] for n in ("", ALONE)]
+            yield paired_row(f"over_sequential_{suffix}", "ratio", ALONE, gains)
 
 
 def engines_of(models: Sequence[str], most: int) -> list[Engine]:
@@ -182,8 +215,8 @@ def bodies_of(model: str, prompts: np.ndarray, new_tokens: int) -> Bodies:
     return [same | {"prompt": prompt} for prompt in prompts.tolist()]
 
 
-def in_process(engines: Sequence[Engine], asked: Sequence[np.ndarray], count: int) -> float:
-    """Tokens a second without a server: so many prompts of each engine at a time, steps in turn."""
+def in_process(engines: Sequence[Engine], asked: Sequence[np.ndarray], count: int) -> list[Answer]:
+    """Without a server, steps in turn; told as answers that all come at the end."""
     params = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True)
     start = time.perf_counter()
     for first in range(0, len(asked[0]), count):
@@ -193,21 +226,43 @@ def in_process(engines: Sequence[Engine], asked: Sequence[np.ndarray], count: in
         while busy := [engine for engine in engines if engine.has_work]:
             for engine in busy:
                 engine.step()
-    return sum(map(len, asked)) * NEW / (time.perf_counter() - start)
+    end = time.perf_counter()
+    return [Answer(start, 200, [end], end)] * sum(map(len, asked))
 
 
-def compared(
-    mine: Mapping[str, Row], theirs: Mapping[str, Row], name: str, label: str, suffix: str
-) -> Iterator[Row]:
-    """Our rows against a peer's; and how many of its requests it refused or lost."""
-    for each, more in COMPARED.items():
-        row, other = mine[f"{each}_{suffix}"], theirs[f"{each}_{suffix}"].value
-        ratio = quotient(row.value, other) if more else quotient(other, row.value)
-        values = {"peer": label, "peer_value": other, "ratio": ratio, "repeats": row.repeats}
-        yield Row(f"{row.name}@{name}", row.value, row.unit, **values)  # type: ignore[arg-type]
+def rows_of(ours: Turns, alone: Turns, suffix: str) -> Iterator[Row]:
+    """What a load comes to; alone: the same in process."""
+    for name, value in ours.whole().items():
+        row = f"{name}_{suffix}"
+        if name == RATE:
+            yield paired_row(row, "tokens/s", ALONE, (ours.each(name), alone.each(name)))
+            continue
+        unit = "s" if "_p" in name else "requests/s" if name == "goodput" else "requests"
+        yield Row(row, value, unit, repeats=len(ours.answers))
+
+
+def compared(ours: Turns, theirs: Turns, name: str, label: str, suffix: str) -> Iterator[Row]:
+    """Our load against a peer's; and how many of its requests it refused or lost."""
+    mine, other = ours.whole(), theirs.whole()
+    for each, unit in COMPARED.items():
+        row, sides = f"{each}_{suffix}@{name}", (ours.each(each), theirs.each(each))
+        yield paired_row(row, unit, label, sides, each == RATE, (mine[each], other[each]))
     for each in (*REFUSALS, "lost"):
-        row, other = mine[f"{each}_{suffix}"], theirs[f"{each}_{suffix}"].value
-        yield Row(f"{row.name}@{name}", row.value, row.unit, peer=label, peer_value=other)
+        row, both = f"{each}_{suffix}@{name}", (mine[each], "requests", label, other[each])
+        yield Row(row, *both, repeats=len(ours.answers))
+
+
+def paired_row(
+    name: str, unit: str, peer: str, sides: Sides, more: bool = True, whole: Any = None
+) -> Row:
+    """Turns of ours and of a peer, paired: the median ratio, above 1 where ours is better, and the
+    least and the most of two or more. Values are medians, or the two of `whole`; more: is better.
+    """
+    ratios = [*map(quotient, *(sides if more else sides[::-1]))]
+    ratio, *values = (float(np.median(each)) for each in (ratios, *sides))
+    value, other = whole or values
+    spread = (min(ratios), max(ratios)) if len(ratios) > 1 and np.isfinite(ratio) else None
+    return Row(name, value, unit, peer, other, ratio, repeats=len(ratios), spread=spread)
 
 
 def quotient(above: float, below: float) -> float:
@@ -454,17 +509,3 @@ def percentiles(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
         for name, values in seconds.items()
         for share in SHARES
     }
-
-
-def rows_of(
-    answers: Sequence[Answer], health: Sequence[float], suffix: str, alone: float
-) -> Iterator[Row]:
-    """What a load comes to; the peer is `alone`, tokens a second in process."""
-    found, number = summary(answers) | percentiles({"health": health}), len(answers)
-    tokens = found.pop("served") * NEW
-    peer = {"peer": "in process", "peer_value": alone, "ratio": tokens / alone}
-    yield Row(f"tokens_per_s_{suffix}", tokens, "tokens/s", **peer, repeats=number)  # type: ignore[arg-type]
-    del found["little"]
-    for name, value in found.items():
-        unit = "s" if "_p" in name else "requests/s" if name == "goodput" else "requests"
-        yield Row(f"{name}_{suffix}", value, unit, repeats=number)

@@ -310,7 +310,7 @@ Measured = Annotated[dict[str, Any], [
     option("problems", str, "search, identity, memory: file (default: by the models)"),
     option("seed", int, "where the bench takes one (default: 0)"),
     option("seeds", int, "search, memory: how many, not the profile's number", min=1),
-    option("repeats", int, "engine, memory, kernels, replay: how many", min=1),
+    option("repeats", int, "engine, kernels, memory, replay, serve, search --peer", min=1),
     option("minutes", float, "soak: how long (default: the profile's, 20)", min=0),
     option("peers", str, "installed (engine's default), none (serve's), or names and commas"),
     option("peer", str, "search: vllm-both, search-and-learn[=CHECKOUT], or both and a comma"),

@@ -209,9 +209,12 @@ class EngineThread(threading.Thread):
                     job.sequence = self.engines[job.model].admit(job)
                 except WorkbenchError as error:
                     self._fail([job], error)
+                except Exception as error:  # of memory, or a fault of ours: it fails alone
+                    log.exception("%s could not admit a request", job.model)
+                    told = f"The request could not be admitted: {type(error).__name__}."
+                    self._fail([job], Refused(500, told, code="not_admitted"))
             for name, engine in self.engines.items():
-                if engine.has_work:
-                    self._step(name, engine)
+                self._step(name, engine)
             if self._news:
                 self._notify(self._news)
                 self._news = []
@@ -242,10 +245,10 @@ class EngineThread(threading.Thread):
         self._news += jobs
 
     def _step(self, name: str, engine: ServedEngine) -> None:
-        """One step of one engine; what is new is to be told."""
+        """One step of one engine that has work; what is new is to be told."""
         running = self._running[name]
         try:
-            outputs = engine.step()
+            outputs = engine.step() if engine.has_work else []
         except Exception as error:  # a fault of ours: its requests fail, the server goes on
             log.exception("a step of %s failed", name)
             self._fail([*running], StepError(f"A step failed: {type(error).__name__}."))
