@@ -1,7 +1,7 @@
 """The README holds: its code runs, its links lead somewhere, its numbers are those of the records.
 
-`python tests/test_readme.py` writes anew the tables between the README's markers, and those of
-every record in reports/bench/RESULTS.md, from the rows of the committed figures and the records.
+`python tests/test_readme.py` writes anew what stands between the README's markers, and those tables
+of every record in reports/bench/RESULTS.md, from the rows of the committed figures and the records.
 """
 
 import io
@@ -20,13 +20,15 @@ import pytest
 
 from workbench.bench import doubts
 from workbench.bench.record import median_row
-from workbench.experiments.claims import split_in_words
+from workbench.experiments.claims import recomputed_part, split_in_words
+from workbench.experiments.execute import RECORDED, REPLAYED
 from workbench.experiments.provenance import counted, git
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 RESULTS = ROOT / "reports" / "bench" / "RESULTS.md"
 MARKERS = ("<!-- results: written by tests/test_readme.py -->", "<!-- end of results -->")
+IN_SHORT = ("<!-- in short: written by tests/test_readme.py -->", "<!-- end of in short -->")
 SHOWN = {
     "engine": {
         "decode_b1": "decode, 1 sequence",
@@ -440,14 +442,35 @@ def split() -> list[str]:
             " / ".join(f"{found[share]:.3g}" for found in thrash),
         )
         lines.append("| " + " | ".join(cells) + " |")
-    for rung in (MEASURED, "replayed SmolLM2", "replayed 1B + 8B"):
+    for rung in (MEASURED, RECORDED, REPLAYED):
         name = "" if rung == MEASURED else f"{rung[0].upper()}{rung[1:]}. "
         lines += ["", name + split_in_words(figure_rows("memory_split", rung).reset_index())]
     return [*lines, ""]
 
 
+def in_short() -> str:
+    """What the main figure says: where throughput is highest, what both ends lose, and why."""
+    speed = figure_rows("memory_split", metric="tokens_per_s")
+    lost = figure_rows("lost_time").reset_index()
+    again = recomputed_part(lost, "recomputed_evicted", "recomputed_preempted")
+    best = {r: figure_rows("memory_split", r, metric="peak_share") for r in (MEASURED, REPLAYED)}
+    own, far = (f"{p['low'].item():.2f} to {p['high'].item():.2f}" for p in best.values())
+    ends = []
+    for share, short in zip(speed.index[[0, -1]], ("LLM", "PRM"), strict=True):
+        bounds = speed.loc[share, ["ratio", "ratio_high", "ratio_low"]]
+        less, least, most = 100 * (1 - bounds.astype(float))
+        ends.append(
+            f"{share:.2f} brings {less:.0f} % less than 0.30 ({least:.0f} to {most:.0f}), since the "
+            f"{short}'s cache is short: {again[share]:.0%} of the time goes into computing again"
+        )
+    return (
+        f"On the embedded pair throughput is highest at an LLM share of {own} (95 %). {ends[0]}. "
+        f"{ends[1]}. The thesis's pair, replayed, is fastest from {far}."
+    )
+
+
 def results() -> str:
-    """All that stands between the README's markers."""
+    """All that stands between the README's markers of results."""
     found = records()
     lines = [*split(), ENGINES, ""]
     for name in ("engine_smollm2", "engine_smollm2.avx2"):
@@ -467,18 +490,19 @@ def every_result() -> str:
     return "\n".join(lines)
 
 
-def parts() -> tuple[str, str, str]:
-    """The README before, between and after the markers."""
+def parts(markers: tuple[str, str] = MARKERS) -> tuple[str, str, str]:
+    """The README before, between and after two markers."""
     content = committed("README.md")
     assert content is not None
-    before, rest = content.decode().split(MARKERS[0])
-    between_, after = rest.split(MARKERS[1])
+    before, rest = content.decode().split(markers[0])
+    between_, after = rest.split(markers[1])
     return before, between_, after
 
 
 def test_the_numbers_are_those_of_the_records() -> None:
     """No number of the results stands in the README that a committed record does not hold."""
     assert parts()[1].strip() == results().strip(), "run: python tests/test_readme.py"
+    assert parts(IN_SHORT)[1].strip() == in_short()
     every = committed("reports/bench/RESULTS.md")
     assert every is not None and every.decode() == every_result()
 
@@ -592,6 +616,7 @@ def test_the_tour_runs(tmp_path: Path) -> None:
 
 
 if __name__ == "__main__":
-    head, _, tail = parts()
-    README.write_text(head + MARKERS[0] + "\n" + results() + "\n" + MARKERS[1] + tail)
+    for (first, last), text in ((MARKERS, results()), (IN_SHORT, in_short())):
+        head, _, tail = parts((first, last))
+        README.write_text(f"{head}{first}\n{text}\n{last}{tail}")
     RESULTS.write_text(every_result())
