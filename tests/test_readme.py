@@ -460,8 +460,9 @@ def in_short() -> str:
         bounds = speed.loc[share, ["ratio", "ratio_high", "ratio_low"]]
         less, least, most = 100 * (1 - bounds.astype(float))
         ends.append(
-            f"{share:.2f} brings {less:.0f} % less than 0.30 ({least:.0f} to {most:.0f}), since the "
-            f"{short}'s cache is short: {again[share]:.0%} of the time goes into computing again"
+            f"{share:.2f} brings {less:.0f} % less than 0.30 ({least:.0f} to {most:.0f}), since "
+            f"the {short}'s cache is short: {100 * again[share]:.0f} % of the time goes into "
+            "computing again"
         )
     return (
         f"On the embedded pair throughput is highest at an LLM share of {own} (95 %). {ends[0]}. "
