@@ -42,8 +42,7 @@ HARDLY = 0.05
 """Accuracy below which a gain is hardly one."""
 AGREE = 0.8
 """Rank correlation from which on two rungs are said to order the shares alike."""
-MATTERS = 0.01
-"""Part of the prompt tokens from which on those that are not found cached matter."""
+MATTERS = 0.01  # of prompt tokens not found cached
 FINISHING_DEPENDS = "the depth limit, and on more problems than were searched"
 PAIRS = {"measured tiny": "measured tiny pair", RECORDED: "SmolLM2, replayed",
          REPLAYED: "1B + 8B, replayed"}  # fmt: skip
@@ -174,9 +173,8 @@ def thrashing_in_words(rows: pd.DataFrame, lost: pd.DataFrame) -> str:
 def policy_or_size(sizes: pd.DataFrame) -> tuple[str, str]:
     """What costs hits, the policy or the size of a cache; and what where the policy costs most.
 
-    sizes: of plots.miss_ratio. The policy's misses are LRU's beyond the optimum's at a size. The
-    size's are those beyond a cache's without limit that the optimum has, too, or, at sizes below
-    the order's own peak, a whole search.
+    sizes: of plots.miss_ratio. The policy's misses are LRU's beyond the optimum's; the size's the
+    optimum's, or where the order does not fit a whole search's, beyond those without limit.
     """
     hits: Any = sizes.pivot_table("hit_ratio", ["engine", "tokens"], "kind")
     misses = 1 - hits[["lru", "optimum"]].dropna()

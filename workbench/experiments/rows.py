@@ -381,11 +381,10 @@ EASIER, HARDER = f"levels to {HARD - 1}", f"levels from {HARD}"
 def strategy_rows(study: Study) -> pd.DataFrame:
     """Rows of plots.search_strategies, and what else there is to tell a strategy by.
 
-    value, low, high: accuracy, in Wilson's interval of as many trials as there are problems: seeds
-    repeat them. best: the most accurate strategy of this n; gap, gap_low, gap_high: its accuracy
-    less this one's, on the problems of both. tokens, prm_tokens, seconds: of a problem. Of the
-    whole run, for each model: *_peak, the part of its blocks that are active at most; *_hits, the
-    part of prompt tokens found cached; *_thrash, events per 1,000 look-ups, as in thrashing_rows.
+    value, low, high: accuracy, in Wilson's interval of as many trials as problems: seeds repeat
+    them. gap, gap_low, gap_high: accuracy of `best`, the most accurate of this n, less this one's,
+    problem by problem. Of whole runs, by model: *_peak, the part of its blocks active at most;
+    *_hits, of prompt tokens found cached; *_thrash, events per 1,000 look-ups (thrashing_rows).
     """
     caches = {key: _cache_cells(own) for key, own in study.runs.groupby(["n", "strategy"])}
     sums = {"tokens": "tokens", "prm_tokens": "prm_tokens_computed", "seconds": "wall_part_s"}
@@ -418,11 +417,10 @@ def _cache_cells(runs: pd.DataFrame) -> Row:
     cells: Row = {}
     for engine in ENGINES:
         own, its = (table[table["engine"] == engine] for table in (steps, asked))
-        sums = own[["hit_tokens", "query_tokens", "thrash_events"]].sum()
         look_ups = its["scheduled_s"].notna().sum() + its["preemptions"].sum()
         cells[f"{engine}_peak"] = float((own["blocks_active"] / own["blocks_total"]).max())
-        cells[f"{engine}_hits"] = sums["hit_tokens"] / max(sums["query_tokens"], 1)
-        cells[f"{engine}_thrash"] = 1000 * sums["thrash_events"] / max(look_ups, 1)
+        cells[f"{engine}_hits"] = own["hit_tokens"].sum() / max(own["query_tokens"].sum(), 1)
+        cells[f"{engine}_thrash"] = 1000 * own["thrash_events"].sum() / max(look_ups, 1)
     return cells
 
 
@@ -434,7 +432,7 @@ def gains_by_level(study: Study) -> dict[str, Interval]:
     right = problems.pivot_table("correct", "problem_id", ["n", "strategy"])
     gain = (right[problems["n"].max()] - right[problems["n"].min()]).mean(axis=1).dropna()
     level = problems.groupby("problem_id")["level"].first()[gain.index]
-    easy, hard = (side.astype(float) for side in (level < HARD, level >= HARD))
+    easy, hard = level < HARD, level >= HARD
     parts: dict[str, Callable[..., Any]] = {
         EASIER: lambda a, easy, b, hard: a / easy,
         HARDER: lambda a, easy, b, hard: b / hard,

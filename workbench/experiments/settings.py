@@ -322,9 +322,8 @@ class PolicyPlan(Plan):
 
 @dataclass(frozen=True, slots=True)
 class StrategyPlan(Plan):
-    """Every strategy with each of the numbers of beams. num_seeds: the profile's first so many.
-
-    num_problems: one number, or one for each of `beam_counts`, of a list that begins alike.
+    """Every strategy with each of the numbers of beams. num_problems: one for all of these, or one
+    for each, of a list that begins alike. num_seeds: the profile's first so many.
     """
 
     num_problems: int | tuple[int, ...] = 16

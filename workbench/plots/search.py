@@ -53,9 +53,8 @@ _STRATEGIES_CAPTION = (
     "Accuracy of each search strategy against the tokens that it samples for a problem (left) and "
     "against seconds (right), those of the one machine named with the runs; a line leads from few "
     "beams to many, a grey one without a search. Bars: 95 % intervals (Wilson) of as many trials "
-    "as there are problems; with equal numbers of beams all strategies search the same ones, so "
-    "differences are surer than bars tell. Many sample nearly the same number of tokens, so there "
-    "each is drawn to the side, by up to a quarter of them."
+    "as there are problems; differences between strategies, on the same ones, are surer. Many "
+    "sample about as many tokens, so there each is drawn aside, by up to a quarter of them."
 )
 _ASIDE = 1.06  # from one strategy to the next, times
 _TREE_CAPTION = (
@@ -169,8 +168,7 @@ def critiques(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
 
 
 def search_strategies(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
-    """Accuracy over what a problem costs: a row of panels for each kind of levels, over the tokens
-    sampled and over seconds.
+    """Accuracy over tokens sampled and over seconds, a row of panels for each kind of levels.
 
     rows: strategy, n, levels, tokens, seconds, value, low, high.
     """
@@ -191,8 +189,7 @@ def search_strategies(rows: pd.DataFrame, provenance: str = "") -> go.Figure:
     ticks = [k * 10.0**power for power in range(-2, 8) for k in (1, 2, 5)]
     for column, (x, title) in enumerate(axes.items(), 1):
         ends = np.log10([0.85 * rows[x].min(), 1.18 * rows[x].max()]).tolist()
-        texts = [theme.tokens_text(tick) if x == "place" else f"{tick:g}" for tick in ticks]
-        axis = {"type": "log", "range": ends, "tickvals": ticks, "ticktext": texts}
+        axis = {"type": "log", "range": ends, "tickvals": ticks}
         fig.update_xaxes(**axis, col=column)
         fig.update_xaxes(title_text=title, row=len(kinds), col=column)
     for row, levels in enumerate(kinds, 1):
